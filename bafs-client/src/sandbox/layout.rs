@@ -1,0 +1,140 @@
+//! Where each volume goes in the new root and which host directories need a stand-in for
+//! that. Pure: asks the host only through [`HostTree`], mounts nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// What a path is, as far as mounting cares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Directory,
+    File,
+}
+
+/// The little that the layout must know of the host.
+pub(super) trait HostTree {
+    /// The path without symbolic links and what is there; `None` if there is nothing.
+    fn resolve(&self, path: &Path) -> Option<(PathBuf, Kind)>;
+}
+
+/// One volume's place: `existing` is a real host path, `missing` the names to add below it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) existing: PathBuf,
+    pub(super) missing: Vec<OsString>,
+}
+
+impl Place {
+    /// The mount point, free of symbolic links.
+    pub(super) fn target(&self) -> PathBuf {
+        self.missing.iter().fold(self.existing.clone(), |path, name| path.join(name))
+    }
+}
+
+/// The stand-ins: for each host directory the names that it must not show, because
+/// something new takes their place. Parents come before their children.
+pub(super) type Shadows = BTreeMap<PathBuf, BTreeSet<OsString>>;
+
+/// Finds the deepest host directory on the way to `path`.
+///
+/// When all of `path` exists and is of the volume's own kind, nothing is missing and the
+/// volume simply covers it. A file, or a link to nowhere, in place of a needed directory
+/// counts as missing: a stand-in of the directory above it hides it.
+pub(super) fn place(host: &impl HostTree, path: &Path, kind: Kind) -> Place {
+    if let Some((existing, found)) = host.resolve(path)
+        && found == kind
+    {
+        return Place { existing, missing: Vec::new() };
+    }
+    let mut missing = Vec::new();
+    let mut at = path;
+    while let (Some(parent), Some(name)) = (at.parent(), at.file_name()) {
+        missing.insert(0, name.to_owned());
+        at = parent;
+        if let Some((existing, Kind::Directory)) = host.resolve(at) {
+            return Place { existing, missing };
+        }
+    }
+    Place { existing: PathBuf::from("/"), missing }
+}
+
+/// Collects the host directories that need a stand-in; `/` always has one.
+pub(super) fn shadows(places: &[Place]) -> Shadows {
+    let mut shadows = Shadows::from([(PathBuf::from("/"), BTreeSet::new())]);
+    for place in places {
+        if let Some(first) = place.missing.first() {
+            shadows.entry(place.existing.clone()).or_default().insert(first.clone());
+        }
+    }
+    shadows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Host paths with their kind; a target makes it a symbolic link.
+    struct Drawn(&'static [(&'static str, Kind)], &'static [(&'static str, &'static str)]);
+
+    impl HostTree for Drawn {
+        fn resolve(&self, path: &Path) -> Option<(PathBuf, Kind)> {
+            let mut real = path.to_owned();
+            for (link, target) in self.1 {
+                if let Ok(rest) = path.strip_prefix(link) {
+                    // Joining an empty rest would leave a trailing slash.
+                    real = Path::new(target).components().chain(rest.components()).collect();
+                }
+            }
+            let found = self.0.iter().find(|(known, _)| Path::new(known) == real)?;
+            Some((real, found.1))
+        }
+    }
+
+    const HOST: Drawn = Drawn(
+        &[
+            ("/", Kind::Directory),
+            ("/tmp", Kind::Directory),
+            ("/usr", Kind::Directory),
+            ("/usr/share", Kind::Directory),
+            ("/usr/lib", Kind::Directory),
+            ("/etc", Kind::Directory),
+            ("/etc/passwd", Kind::File),
+        ],
+        &[("/lib", "/usr/lib"), ("/nowhere", "/gone")],
+    );
+
+    #[track_caller]
+    fn check(path: &str, existing: &str, missing: &[&str]) {
+        let expected = Place {
+            existing: existing.into(),
+            missing: missing.iter().map(OsString::from).collect(),
+        };
+        assert_eq!(place(&HOST, Path::new(path), Kind::Directory), expected);
+    }
+
+    #[test]
+    fn places() {
+        check("/mydata", "/", &["mydata"]);
+        check("/data/in", "/", &["data", "in"]);
+        check("/tmp", "/tmp", &[]);
+        check("/usr/share/xyz/db", "/usr/share", &["xyz", "db"]);
+        check("/lib", "/usr/lib", &[]);
+        check("/lib/xyz", "/usr/lib", &["xyz"]);
+        check("/nowhere/in", "/", &["nowhere", "in"]);
+        check("/etc/passwd", "/etc", &["passwd"]);
+        check("/etc/passwd/in", "/etc", &["passwd", "in"]);
+    }
+
+    #[test]
+    fn shadows_come_parents_first_and_merge() {
+        let paths = ["/usr/share/a", "/usr/b", "/data/in", "/data/out", "/tmp"];
+        let places: Vec<_> =
+            paths.iter().map(|path| place(&HOST, Path::new(path), Kind::Directory)).collect();
+        let drawn: Vec<_> = shadows(&places)
+            .into_iter()
+            .map(|(path, names)| format!("{} {names:?}", path.display()))
+            .collect();
+        assert_eq!(drawn, [r#"/ {"data"}"#, r#"/usr {"b"}"#, r#"/usr/share {"a"}"#]);
+    }
+}

@@ -1,0 +1,256 @@
+//! The cluster's authority and the identities it gives out; the only user of rcgen.
+//!
+//! An identity is a directory: `ca.pem`, `cert.pem`, `key.pem`, `token.pub` and perhaps `token`,
+//! a capability. The authority's directory holds the secret keys and stays with its owner.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use crate::error::{Error, ErrorCode, Result};
+use crate::hash::Digest;
+use crate::message::Role;
+use crate::token::{Signer, Token, Verifier};
+
+/// Name in every server's certificate; what clients ask for.
+pub const SERVER_NAME: &str = "server.bafs.internal";
+
+const CA: &str = "ca.pem";
+const CA_KEY: &str = "ca.key";
+const CERTIFICATE: &str = "cert.pem";
+const KEY: &str = "key.pem";
+const TOKEN: &str = "token";
+const TOKEN_KEY: &str = "token.key";
+const TOKEN_PUBLIC: &str = "token.pub";
+
+/// What a process needs to prove that it belongs to a cluster, and to check others.
+#[derive(Clone)]
+pub struct Identity {
+    /// What the process is.
+    pub role: Role,
+    /// The cluster, derived from its authority's certificate.
+    pub cluster: u64,
+    /// Certificate of the authority (DER).
+    pub authority_der: Vec<u8>,
+    /// Certificate of the process (DER).
+    pub certificate_der: Vec<u8>,
+    /// Secret key of the process (PKCS#8 DER).
+    pub key_der: Vec<u8>,
+    /// Checks capability tokens.
+    pub verifier: Verifier,
+    /// The capability that the process holds by itself; may be none.
+    pub token: Token,
+}
+
+impl std::fmt::Debug for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Identity({:?}, cluster {:016x})", self.role, self.cluster)
+    }
+}
+
+/// The authority of a cluster: signs certificates and tokens.
+pub struct Authority {
+    certificate_pem: String,
+    certificate_der: Vec<u8>,
+    key: KeyPair,
+    signer: Signer,
+}
+
+impl std::fmt::Debug for Authority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Authority")
+    }
+}
+
+impl Authority {
+    /// A new authority with new keys.
+    ///
+    /// # Errors
+    /// `ServerFault` when keys cannot be made.
+    pub fn generate() -> Result<Self> {
+        let key = KeyPair::generate().map_err(|e| fault(&e))?;
+        let mut params = CertificateParams::new(Vec::new()).map_err(|e| fault(&e))?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.distinguished_name.push(DnType::CommonName, "BAFS cluster authority");
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let certificate = params.self_signed(&key).map_err(|e| fault(&e))?;
+        Ok(Self {
+            certificate_pem: certificate.pem(),
+            certificate_der: certificate.der().to_vec(),
+            key,
+            signer: Signer::generate(),
+        })
+    }
+
+    /// Reads the authority kept in `directory`.
+    ///
+    /// # Errors
+    /// `NotFound` or `Malformed`, with the file named.
+    pub fn load(directory: &Path) -> Result<Self> {
+        let certificate_pem = read_text(&directory.join(CA))?;
+        let key = KeyPair::from_pem(&read_text(&directory.join(CA_KEY))?)
+            .map_err(|e| malformed(&directory.join(CA_KEY), &e))?;
+        Ok(Self {
+            certificate_der: parse_certificate(&directory.join(CA), &certificate_pem)?,
+            certificate_pem,
+            key,
+            signer: Signer::from_text(&read_text(&directory.join(TOKEN_KEY))?)?,
+        })
+    }
+
+    /// Keeps the authority in `directory`, readable by the owner only.
+    ///
+    /// # Errors
+    /// `ServerFault` when a file cannot be written.
+    pub fn save(&self, directory: &Path) -> Result<()> {
+        make_directory(directory)?;
+        write(&directory.join(CA), self.certificate_pem.as_bytes())?;
+        write(&directory.join(CA_KEY), self.key.serialize_pem().as_bytes())?;
+        write(&directory.join(TOKEN_KEY), self.signer.to_text().as_bytes())
+    }
+
+    /// Signs capability tokens.
+    pub fn signer(&self) -> &Signer {
+        &self.signer
+    }
+
+    /// Makes an identity for a process of this cluster that holds `token`.
+    ///
+    /// # Errors
+    /// `ServerFault` when keys cannot be made.
+    pub fn issue(&self, role: Role, token: Token) -> Result<Identity> {
+        let key = KeyPair::generate().map_err(|e| fault(&e))?;
+        let name = match role {
+            Role::Server => SERVER_NAME,
+            Role::Scheduler => "scheduler.bafs.internal",
+            Role::Agent => "agent.bafs.internal",
+        };
+        let mut params =
+            CertificateParams::new(vec![name.to_owned()]).map_err(|e| fault(&e))?;
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.use_authority_key_identifier_extension = true;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        if role == Role::Server {
+            params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
+        }
+        let issuer = Issuer::from_ca_cert_pem(&self.certificate_pem, &self.key)
+            .map_err(|e| fault(&e))?;
+        let certificate = params.signed_by(&key, &issuer).map_err(|e| fault(&e))?;
+        Ok(Identity {
+            role,
+            cluster: cluster_of(&self.certificate_der),
+            authority_der: self.certificate_der.clone(),
+            certificate_der: certificate.der().to_vec(),
+            key_der: key.serialize_der(),
+            verifier: self.signer.verifier(),
+            token,
+        })
+    }
+}
+
+impl Identity {
+    /// Reads the identity kept in `directory`.
+    ///
+    /// # Errors
+    /// `NotFound` or `Malformed`, with the file named.
+    pub fn load(directory: &Path, role: Role) -> Result<Self> {
+        let path = directory.join(CA);
+        let authority_der = parse_certificate(&path, &read_text(&path)?)?;
+        let path = directory.join(CERTIFICATE);
+        let certificate_der = parse_certificate(&path, &read_text(&path)?)?;
+        let path = directory.join(KEY);
+        let key = PrivateKeyDer::from_pem_slice(read_text(&path)?.as_bytes())
+            .map_err(|e| malformed(&path, &e))?;
+        let path = directory.join(TOKEN);
+        let token = if path.exists() { Token::from_bytes(read(&path)?) } else { Token::none() };
+        Ok(Self {
+            role,
+            cluster: cluster_of(&authority_der),
+            authority_der,
+            certificate_der,
+            key_der: key.secret_der().to_vec(),
+            verifier: Verifier::from_text(&read_text(&directory.join(TOKEN_PUBLIC))?)?,
+            token,
+        })
+    }
+
+    /// Keeps the identity in `directory`, readable by the owner only.
+    ///
+    /// # Errors
+    /// `ServerFault` when a file cannot be written.
+    pub fn save(&self, directory: &Path) -> Result<()> {
+        make_directory(directory)?;
+        write(&directory.join(CA), pem("CERTIFICATE", &self.authority_der).as_bytes())?;
+        write(&directory.join(CERTIFICATE), pem("CERTIFICATE", &self.certificate_der).as_bytes())?;
+        write(&directory.join(KEY), pem("PRIVATE KEY", &self.key_der).as_bytes())?;
+        write(&directory.join(TOKEN_PUBLIC), self.verifier.to_text().as_bytes())?;
+        if self.token == Token::none() {
+            return Ok(());
+        }
+        write(&directory.join(TOKEN), self.token.as_bytes())
+    }
+}
+
+fn cluster_of(authority_der: &[u8]) -> u64 {
+    let digest = Digest::of(authority_der);
+    let mut first = [0; 8];
+    first.copy_from_slice(&digest.0[..8]);
+    u64::from_le_bytes(first)
+}
+
+fn pem(label: &str, der: &[u8]) -> String {
+    pem::encode(&pem::Pem::new(label, der))
+}
+
+fn parse_certificate(path: &Path, text: &str) -> Result<Vec<u8>> {
+    CertificateDer::from_pem_slice(text.as_bytes())
+        .map(|der| der.to_vec())
+        .map_err(|e| malformed(path, &e))
+}
+
+fn make_directory(directory: &Path) -> Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(|e| {
+        Error::new(ErrorCode::ServerFault, format!("cannot create {}: {e}", directory.display()))
+    })
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)
+        .and_then(|mut file| file.write_all(bytes))
+        .map_err(|e| {
+            Error::new(ErrorCode::ServerFault, format!("cannot write {}: {e}", path.display()))
+        })
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).map_err(|e| {
+        let text = format!("cannot read {}: {e}; `bafs init` makes identities", path.display());
+        Error::new(ErrorCode::NotFound, text)
+    })
+}
+
+fn read_text(path: &Path) -> Result<String> {
+    String::from_utf8(read(path)?).map_err(|e| malformed(path, &e))
+}
+
+fn malformed(path: &Path, error: &dyn std::fmt::Display) -> Error {
+    Error::new(ErrorCode::Malformed, format!("{} is damaged: {error}", path.display()))
+}
+
+fn fault(error: &dyn std::fmt::Display) -> Error {
+    Error::new(ErrorCode::ServerFault, format!("cannot make an identity: {error}"))
+}

@@ -1,0 +1,28 @@
+//! What BAFS says on the wire: ids, volumes, messages, errors, identity and transports.
+//!
+//! This crate takes no decisions. Servers, agents and schedulers depend on it and never on each
+//! other. Reading order: [`ids`], [`volume`], [`message`], [`file_op`], [`error`], [`net`].
+
+pub mod codec;
+pub mod error;
+pub mod file_op;
+pub mod hash;
+pub mod identity;
+pub mod ids;
+pub mod limits;
+pub mod message;
+pub mod net;
+pub mod path;
+pub mod time;
+pub mod token;
+pub mod volume;
+
+pub use error::{Error, ErrorClass, ErrorCode, Result};
+
+/// Version of the protocol; part of the ALPN and of [`message::Hello`].
+///
+/// Ledger: 1 = first form (2026-11).
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Application-layer protocol name that both ends of a QUIC connection must offer.
+pub const ALPN: &[u8] = b"bafs/1";

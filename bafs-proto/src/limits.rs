@@ -1,0 +1,62 @@
+//! Every bound of the protocol, with the reason; nothing is unbounded.
+
+/// Largest encoded request or reply header, in bytes. A manifest page or a directory page is the
+/// largest legitimate header.
+pub const HEAD_BYTES_MAX: u32 = 1 << 20;
+
+/// Largest raw body of one request or reply, in bytes: longer data goes in several requests, so
+/// that memory stays bounded and a cut loses little.
+pub const BODY_BYTES_MAX: u32 = 4 << 20;
+
+/// Largest single read or write of a file operation, in bytes; the kernel asks for no more
+/// (`max_write` of the FUSE session).
+pub const IO_BYTES_MAX: u32 = 1 << 20;
+
+/// Smallest block of a cache volume, in bytes.
+pub const BLOCK_BYTES_MIN: u32 = 4 << 10;
+
+/// Largest block of a cache volume, in bytes.
+pub const BLOCK_BYTES_MAX: u32 = 4 << 20;
+
+/// Block of a cache volume when nobody says otherwise, in bytes. Small enough that programs which
+/// touch little fetch little (`docs/decisions`), large enough to fill a wide-area link.
+pub const BLOCK_BYTES_DEFAULT: u32 = 64 << 10;
+
+/// Longest file name, in bytes (`NAME_MAX`).
+pub const NAME_BYTES_MAX: usize = 255;
+
+/// Longest path, in bytes, without the final zero (`PATH_MAX`).
+pub const PATH_BYTES_MAX: usize = 4095;
+
+/// Longest value of an extended attribute, in bytes (`XATTR_SIZE_MAX`).
+pub const XATTR_BYTES_MAX: usize = 64 << 10;
+
+/// Longest text that travels in an error, in bytes.
+pub const ERROR_DETAIL_BYTES_MAX: usize = 1024;
+
+/// Most file operations in one batch.
+pub const OPS_MAX: usize = 4096;
+
+/// Largest capability token, in bytes.
+pub const TOKEN_BYTES_MAX: usize = 8 << 10;
+
+/// Most entries in one page of a listing.
+pub const PAGE_ENTRIES_MAX: usize = 2048;
+
+/// Most files of one cache volume.
+pub const MANIFEST_ENTRIES_MAX: usize = 4_000_000;
+
+/// Most concurrent streams that one peer may open, and so most requests in flight per connection.
+pub const STREAMS_MAX: u32 = 1024;
+
+/// Longest time a request may ask for, in milliseconds.
+pub const DEADLINE_MS_MAX: u32 = 24 * 3600 * 1000;
+
+/// Deadline of a remote operation when nobody says otherwise, in milliseconds.
+pub const OP_DEADLINE_MS_DEFAULT: u64 = 30_000;
+
+const _: () = assert!(IO_BYTES_MAX <= BODY_BYTES_MAX);
+const _: () = assert!(BLOCK_BYTES_MAX <= BODY_BYTES_MAX);
+const _: () = assert!(BLOCK_BYTES_MIN <= BLOCK_BYTES_DEFAULT);
+const _: () = assert!(BLOCK_BYTES_DEFAULT <= BLOCK_BYTES_MAX);
+const _: () = assert!(PAGE_ENTRIES_MAX * NAME_BYTES_MAX < HEAD_BYTES_MAX as usize);

@@ -1,0 +1,805 @@
+//! Every call: what is asked and what is answered. Takes no decision, moves no byte.
+//!
+//! A call is one struct with an imperative name, tied to its reply by [`Call`]. Requests are safe
+//! to repeat: the caller chooses the ids. Bulk data travels as the raw body beside the header.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, ErrorCode, Result};
+use crate::file_op::{Caller, FileOp, FileResult};
+use crate::hash::Digest;
+use crate::ids::{
+    AgentId, BlockIndex, Epoch, ExecutionId, ExtractId, FileIndex, ServerId, VolumeId,
+};
+use crate::token::Token;
+use crate::volume::{VolumeSpec, VolumeStatus};
+
+/// What a process is, as its certificate says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// A home, storage or catalog server.
+    Server,
+    /// A scheduler or a person's command line.
+    Scheduler,
+    /// An agent of a job.
+    Agent,
+}
+
+/// First words on every connection; its bytes are frozen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`crate::PROTOCOL_VERSION`] of the speaker.
+    pub version: u32,
+    /// Cluster of the speaker: a rehearsal must not talk to production.
+    pub cluster: u64,
+    /// What the speaker is.
+    pub role: Role,
+}
+
+/// Header of a request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestHead {
+    /// Time left until the caller's deadline, in milliseconds.
+    pub time_left_ms: u32,
+    /// Capability for what is asked.
+    pub token: Token,
+    /// What is asked.
+    pub request: Request,
+}
+
+/// Header of a reply.
+pub type ReplyHead = Result<Reply, Error>;
+
+/// A call with its reply.
+pub trait Call: Into<Request> + Send {
+    /// What a server answers.
+    type Reply: Send;
+
+    /// Takes the reply out of the closed set.
+    ///
+    /// # Errors
+    /// `Malformed` when the server answered another call.
+    fn reply(reply: Reply) -> Result<Self::Reply>;
+}
+
+macro_rules! calls {
+    ($($call:ident => $reply:ident,)*) => {
+        /// Every request, as a closed set.
+        #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+        #[allow(missing_docs)] // each variant is the struct of that name
+        pub enum Request {
+            $($call($call),)*
+        }
+
+        /// Every reply, as a closed set; named after its call.
+        #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+        #[allow(missing_docs)] // each variant is the reply to the call of that name
+        pub enum Reply {
+            $($call($reply),)*
+        }
+
+        impl Request {
+            /// Name of the call, for messages and counters.
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $(Self::$call(_) => stringify!($call),)*
+                }
+            }
+        }
+
+        $(
+            impl From<$call> for Request {
+                fn from(call: $call) -> Self {
+                    Self::$call(call)
+                }
+            }
+
+            impl Call for $call {
+                type Reply = $reply;
+
+                fn reply(reply: Reply) -> Result<$reply> {
+                    match reply {
+                        Reply::$call(reply) => Ok(reply),
+                        other => Err(wrong_reply(stringify!($call), &other)),
+                    }
+                }
+            }
+        )*
+    };
+}
+
+fn wrong_reply(call: &str, reply: &Reply) -> Error {
+    let text = format!("{reply:?}");
+    let head: String = text.chars().take(40).collect();
+    Error::new(ErrorCode::Malformed, format!("answer to {call} is of another kind: {head}"))
+}
+
+calls! {
+    // catalog
+    Advertise => Advertised,
+    QueryServers => ServerList,
+    // home
+    ListSource => SourcePage,
+    StatSource => SourceEntry,
+    ReadSource => SourceData,
+    BeginPut => PutProgress,
+    PutRange => PutProgress,
+    CommitPut => PutReceipt,
+    // volumes of a storage server
+    CreateVolume => VolumeStatus,
+    ListVolumes => VolumeList,
+    ShowVolume => VolumeStatus,
+    DeleteVolume => Done,
+    RenewVolumes => RenewedVolumes,
+    InvalidateVolume => VolumeStatus,
+    ListVolumeTree => SourcePage,
+    ReadVolumeFile => SourceData,
+    ExtractFile => PutReceipt,
+    // trees: file operations on a scratch volume or a home path
+    OpenTree => TreeSession,
+    RunFileOps => FileResults,
+    CloseTree => Done,
+    // blocks of a cache volume
+    ReadManifest => ManifestPage,
+    ReadBlocks => Blocks,
+    // jobs on a node
+    StartJob => Done,
+    WatchJobs => JobReports,
+    KillJob => Done,
+    // every server
+    ReadCounters => Counters,
+}
+
+/// Done, nothing to say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done;
+
+// ---------------------------------------------------------------------------------- catalog
+
+/// What a server is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ServerKind {
+    /// Holds the user's own data.
+    Home,
+    /// Holds volumes, and runs jobs if it has slots.
+    Node,
+}
+
+/// What a server says of itself to the catalog.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Advert {
+    /// The server.
+    pub id: ServerId,
+    /// What it is for.
+    pub kind: ServerKind,
+    /// Name for people; a home is found by it (`bafs://NAME/…`).
+    pub name: String,
+    /// Where it listens, `host:port`.
+    pub address: String,
+    /// Servers of one group share cooperative caches.
+    pub group: String,
+    /// The advert is forgotten this long after it arrived, in milliseconds.
+    pub ttl_ms: u64,
+    /// Space for volumes, in bytes.
+    pub capacity_bytes: u64,
+    /// Space for volumes, in files.
+    pub capacity_files: u64,
+    /// Unreserved space, in bytes.
+    pub free_bytes: u64,
+    /// Unreserved space, in files.
+    pub free_files: u64,
+    /// Jobs it can run at once.
+    pub slots: u32,
+    /// Jobs it runs now.
+    pub jobs: u32,
+    /// Cooperative caches it takes part in.
+    pub caches: Vec<CacheAdvert>,
+}
+
+/// A cooperative cache, as one server holds it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheAdvert {
+    /// Name of the cooperative cache.
+    pub cooperative: String,
+    /// The volume here.
+    pub volume: VolumeId,
+    /// State of the source that it shows: only equal ones share blocks.
+    pub manifest: Digest,
+    /// Most bytes it keeps.
+    pub capacity_bytes: u64,
+    /// Bytes it keeps now.
+    pub used_bytes: u64,
+}
+
+/// Tells the catalog that a server is alive.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Advertise {
+    /// What it says of itself.
+    pub advert: Advert,
+}
+
+/// The catalog heard it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Advertised {
+    /// Servers known now.
+    pub servers: u32,
+}
+
+/// Asks for live servers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueryServers {
+    /// Only this kind.
+    pub kind: Option<ServerKind>,
+    /// Only this group.
+    pub group: Option<String>,
+    /// Only servers that take part in this cooperative cache.
+    pub cooperative: Option<String>,
+}
+
+/// Live servers, ordered by id.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerList {
+    /// What each last said of itself.
+    pub servers: Vec<Advert>,
+}
+
+// ------------------------------------------------------------------------------------- home
+
+/// What a source file is; a change of any part makes it another file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceIdentity {
+    /// Size in bytes.
+    pub size: u64,
+    /// Modification time in nanoseconds since the Unix epoch.
+    pub mtime_ns: i64,
+}
+
+/// Kind of a source entry.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SourceKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link with its target.
+    Symlink(Vec<u8>),
+}
+
+/// A file, directory or link of a source tree.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceEntry {
+    /// Path below what was listed, without a leading slash; empty for that itself.
+    pub path: String,
+    /// What it is.
+    pub kind: SourceKind,
+    /// Size and time.
+    pub identity: SourceIdentity,
+    /// Permission bits.
+    pub mode: u32,
+}
+
+/// Lists a home path with everything below it, in path order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListSource {
+    /// Path below the export; may be a single file.
+    pub path: String,
+    /// Goes on after this entry's path; `None` starts.
+    pub after: Option<String>,
+}
+
+/// A page of a listing. The listing ends with the first page whose `more` is false.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourcePage {
+    /// Entries, in path order (bytewise, components compared one by one).
+    pub entries: Vec<SourceEntry>,
+    /// Whether entries follow.
+    pub more: bool,
+}
+
+/// Looks at one home path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StatSource {
+    /// Path below the export.
+    pub path: String,
+}
+
+/// Reads a range of a home file; the data are the body of the reply.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadSource {
+    /// Path below the export.
+    pub path: String,
+    /// What the file must still be; otherwise `SourceChanged`.
+    pub identity: SourceIdentity,
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes, cut at the end of the file.
+    pub length: u32,
+    /// The digests of the reply cover pieces of this many bytes.
+    pub block_bytes: u32,
+}
+
+/// Data of a source file, in the body.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceData {
+    /// Digest of each piece of `block_bytes`, the last one shorter.
+    pub digests: Vec<Digest>,
+}
+
+/// Starts or resumes an upload. Nothing is visible at the target before the commit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BeginPut {
+    /// The upload; repeating it resumes or shows that it is done.
+    pub extract: ExtractId,
+    /// Where the file shall be, below the export.
+    pub path: String,
+    /// Permission bits.
+    pub mode: u32,
+}
+
+/// Adds bytes (the body) to an upload.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PutRange {
+    /// The upload.
+    pub extract: ExtractId,
+    /// Where the bytes go; must equal what was received so far.
+    pub offset: u64,
+}
+
+/// Where an upload is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PutProgress {
+    /// Bytes received so far.
+    pub received_bytes: u64,
+    /// Set when the file is already in place.
+    pub receipt: Option<PutReceipt>,
+}
+
+/// Puts an upload in place: digest checked, durable, renamed to its path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CommitPut {
+    /// The upload.
+    pub extract: ExtractId,
+    /// Size that it must have.
+    pub size: u64,
+    /// Digest that it must have.
+    pub digest: Digest,
+}
+
+/// Proof that a file is durable at home.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PutReceipt {
+    /// The upload.
+    pub extract: ExtractId,
+    /// Where the file is, below the export.
+    pub path: String,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Its digest.
+    pub digest: Digest,
+}
+
+// ---------------------------------------------------------------------------------- volumes
+
+/// Creates a volume and waits until it is ready (or the deadline passes: ask again).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CreateVolume {
+    /// What is wanted.
+    pub spec: VolumeSpec,
+    /// Capability for the source that fills it; empty when there is none.
+    pub source_token: Token,
+}
+
+/// Lists volumes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListVolumes;
+
+/// Volumes, ordered by id.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeList {
+    /// Each volume of the server that the token may see.
+    pub volumes: Vec<VolumeStatus>,
+}
+
+/// Shows a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShowVolume {
+    /// Which.
+    pub volume: VolumeId,
+}
+
+/// Deletes a volume; deleting it again is harmless.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeleteVolume {
+    /// Which.
+    pub volume: VolumeId,
+}
+
+/// Sign of interest: puts off the end of life of volumes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RenewVolumes {
+    /// Which.
+    pub volumes: Vec<VolumeId>,
+}
+
+/// Which of the asked volumes are not there (any more).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RenewedVolumes {
+    /// Lost volumes.
+    pub lost: Vec<VolumeId>,
+}
+
+/// Starts a new generation of a cache volume: lists the source again and drops changed files.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InvalidateVolume {
+    /// Which.
+    pub volume: VolumeId,
+    /// Capability for the source.
+    pub source_token: Token,
+}
+
+/// Lists a scratch volume with everything in it, in path order; how replicas are filled.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListVolumeTree {
+    /// Which.
+    pub volume: VolumeId,
+    /// Goes on after this entry's path; `None` starts.
+    pub after: Option<String>,
+}
+
+/// Reads a range of a file of a scratch volume; the data are the body of the reply.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadVolumeFile {
+    /// Which volume.
+    pub volume: VolumeId,
+    /// Path in it.
+    pub path: String,
+    /// What the file must still be; otherwise `SourceChanged`.
+    pub identity: SourceIdentity,
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes, cut at the end of the file.
+    pub length: u32,
+}
+
+/// Sends a file of a scratch volume home, exactly once, and answers with the receipt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExtractFile {
+    /// From this volume,
+    pub volume: VolumeId,
+    /// this file,
+    pub path: String,
+    /// as this upload,
+    pub extract: ExtractId,
+    /// to this home server,
+    pub home: String,
+    /// to this path,
+    pub target: String,
+    /// with this capability.
+    pub home_token: Token,
+}
+
+// ------------------------------------------------------------------------------------ trees
+
+/// A tree that takes file operations.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum TreeRef {
+    /// A scratch volume of a storage server.
+    Volume(VolumeId),
+    /// A directory of a home server (remote I/O).
+    Home(String),
+}
+
+/// Opens a tree for an agent. A writer fences all earlier writers of a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenTree {
+    /// Which tree.
+    pub tree: TreeRef,
+    /// The agent.
+    pub agent: AgentId,
+    /// Whether it will write.
+    pub writable: bool,
+}
+
+/// A session of an agent with a tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TreeSession {
+    /// Names the session in later calls.
+    pub epoch: Epoch,
+    /// The session ends when it is silent for so long, in milliseconds.
+    pub lease_ms: u64,
+}
+
+/// Runs operations in order; each answers for itself. Also renews the lease (no operations).
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunFileOps {
+    /// Which tree.
+    pub tree: TreeRef,
+    /// The session.
+    pub epoch: Epoch,
+    /// Number of this batch within the session, from 1. A number that the server has answered
+    /// before is answered again from memory, so that a lost reply never runs an operation twice.
+    pub sequence: u64,
+    /// On whose behalf.
+    pub caller: Caller,
+    /// What to do.
+    pub ops: Vec<FileOp>,
+}
+
+impl fmt::Debug for RunFileOps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RunFileOps({:?}, epoch {}, {} ops)", self.tree, self.epoch, self.ops.len())
+    }
+}
+
+/// Results, one for each operation, in order; read data follow each other in the body.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileResults {
+    /// One result for each operation.
+    pub results: Vec<FileResult>,
+}
+
+/// Ends a session; its open files are closed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CloseTree {
+    /// Which tree.
+    pub tree: TreeRef,
+    /// The session.
+    pub epoch: Epoch,
+}
+
+// ------------------------------------------------------------------------------ cache blocks
+
+/// Reads the list of files of a cache volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadManifest {
+    /// Which.
+    pub volume: VolumeId,
+    /// First entry wanted.
+    pub first: FileIndex,
+}
+
+/// A page of a manifest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManifestPage {
+    /// Digest of the whole manifest: all pages must agree.
+    pub manifest: Digest,
+    /// Block size in bytes.
+    pub block_bytes: u32,
+    /// Entries from `first` on, in path order; the place in the whole is the [`FileIndex`].
+    pub entries: Vec<SourceEntry>,
+    /// Whether entries follow.
+    pub more: bool,
+}
+
+/// Who asks for blocks. It decides where the server may look: a peer must never be sent on to
+/// another peer, or stale beliefs could chase each other in circles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reader {
+    /// An agent: local copy, else the primary peer, else home.
+    Agent,
+    /// Another server: local copy, else home.
+    Peer,
+}
+
+/// Reads blocks of a cache volume; they follow each other in the body of the reply.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadBlocks {
+    /// The cache: an agent names the volume, a peer the cooperative cache.
+    pub cache: CacheRef,
+    /// State of the source that the reader works with; otherwise `SourceChanged`.
+    pub manifest: Digest,
+    /// Which file.
+    pub file: FileIndex,
+    /// First block.
+    pub first: BlockIndex,
+    /// Number of blocks; the reply must fit a body.
+    pub count: u32,
+    /// Who asks.
+    pub reader: Reader,
+}
+
+/// Names a cache to a server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CacheRef {
+    /// The volume of this id.
+    Volume(VolumeId),
+    /// This server's volume of the cooperative cache of this name.
+    Cooperative(String),
+}
+
+/// Blocks, in the body, each of the block size but the last of the file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blocks {
+    /// Digest of each, made at the origin.
+    pub digests: Vec<Digest>,
+}
+
+// ------------------------------------------------------------------------------------- jobs
+
+/// A program to run, with the job's own view of paths.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobCommand {
+    /// Path of the program in the job's name space, or a name to find on `PATH`.
+    pub executable: String,
+    /// Arguments, without the program's name.
+    pub arguments: Vec<String>,
+    /// Added to the environment.
+    pub environment: BTreeMap<String, String>,
+    /// Working directory in the job's name space.
+    pub directory: String,
+    /// File in the job's name space that takes standard output; `None` keeps only its end.
+    pub stdout: Option<String>,
+    /// File in the job's name space that takes standard error; `None` keeps only its end.
+    pub stderr: Option<String>,
+}
+
+/// A volume in a job's name space.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountSpec {
+    /// Name of the volume, for messages and the job's environment.
+    pub name: String,
+    /// Absolute path in the job's name space.
+    pub path: String,
+    /// What is mounted.
+    pub target: MountTarget,
+    /// Whether the job may write.
+    pub writable: bool,
+    /// Capability for it.
+    pub token: Token,
+}
+
+/// What a mount shows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MountTarget {
+    /// A scratch volume.
+    Scratch {
+        /// Storage server that holds it, `host:port`.
+        server: String,
+        /// The volume.
+        volume: VolumeId,
+    },
+    /// A cache volume, through the storage server next to the job.
+    Cache {
+        /// Storage server to ask, `host:port`.
+        server: String,
+        /// The volume there.
+        volume: VolumeId,
+    },
+    /// A directory of a home server, nothing cached (remote I/O).
+    Home {
+        /// Home server, `host:port`.
+        server: String,
+        /// Directory below the export.
+        path: String,
+    },
+}
+
+/// What an agent needs to run one job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobSpec {
+    /// Name of the job, for people.
+    pub name: String,
+    /// The program.
+    pub command: JobCommand,
+    /// Its volumes.
+    pub mounts: Vec<MountSpec>,
+    /// Deadline of each remote operation, in milliseconds.
+    pub op_deadline_ms: u64,
+}
+
+/// Starts a job on a node; starting the same execution again is harmless.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartJob {
+    /// This execution of the job.
+    pub execution: ExecutionId,
+    /// The job.
+    pub job: JobSpec,
+}
+
+/// Asks for reports of executions; waits until there is news or the deadline comes near.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WatchJobs {
+    /// Executions of interest.
+    pub executions: Vec<ExecutionId>,
+    /// Waits at most so long for one of them to end, in milliseconds.
+    pub wait_ms: u32,
+}
+
+/// State of executions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobReports {
+    /// One entry for each execution asked for, in order; `None` for one that is not known here.
+    pub reports: Vec<Option<JobState>>,
+}
+
+/// State of one execution.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum JobState {
+    /// Under way.
+    Running,
+    /// Over.
+    Ended(JobReport),
+}
+
+/// How an execution ended and what it used.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobReport {
+    /// How it ended.
+    pub outcome: JobOutcome,
+    /// Wall time in milliseconds.
+    pub wall_ms: u64,
+    /// CPU time in milliseconds.
+    pub cpu_ms: u64,
+    /// End of standard output and error, for messages.
+    pub output_tail: String,
+    /// What it did to each of its volumes.
+    pub volumes: Vec<VolumeUse>,
+}
+
+/// How an execution ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum JobOutcome {
+    /// The program ended by itself with this exit code.
+    Exited(i32),
+    /// The program was ended by this signal.
+    Signaled(i32),
+    /// The program could not be started: missing, not executable, wrong format.
+    NotStarted(String),
+    /// The environment failed (exit code 75 of `bafs exec`).
+    Environment(Error),
+    /// It was killed by request.
+    Killed,
+}
+
+/// What a job did to one of its volumes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeUse {
+    /// Name of the mount.
+    pub name: String,
+    /// Bytes that the kernel asked the agent for.
+    pub read_bytes: u64,
+    /// Bytes that the kernel gave the agent.
+    pub written_bytes: u64,
+    /// For a cache volume and for a home mount: the distinct 4 KiB pages that were read.
+    pub pages: Vec<TouchedPages>,
+    /// Longest time a call waited, in milliseconds.
+    pub longest_call_ms: u64,
+}
+
+/// Pages of a file that were read: pairs of first page and number of pages, ascending.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TouchedPages {
+    /// Path in the volume.
+    pub path: String,
+    /// Size of the file in bytes (the last page may be short).
+    pub size: u64,
+    /// Runs of pages of 4096 bytes.
+    pub runs: Vec<(u64, u64)>,
+}
+
+/// Kills a job with all its processes; killing it again is harmless.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KillJob {
+    /// This execution.
+    pub execution: ExecutionId,
+}
+
+// --------------------------------------------------------------------------------- counters
+
+/// Reads a server's counters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadCounters;
+
+/// Counters by name; they only grow while the server lives.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counters {
+    /// The server.
+    pub server: ServerId,
+    /// Value of each counter.
+    pub values: BTreeMap<String, u64>,
+}

@@ -1,0 +1,176 @@
+//! Calls over connections, whatever carries them; no retry policy (callers decide that).
+//!
+//! A request is one exchange: a bounded header and a raw body go out, a header and a body come
+//! back. [`quic`] carries exchanges between processes, [`mem`] within one, for tests.
+
+pub mod mem;
+pub mod pool;
+pub mod quic;
+mod tls;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::codec;
+use crate::error::{Error, ErrorCode, Result};
+use crate::limits::{BODY_BYTES_MAX, DEADLINE_MS_MAX};
+use crate::message::{Call, Reply, ReplyHead, Request, RequestHead, Role};
+use crate::time::Deadline;
+use crate::token::Token;
+
+/// A future that can be stored.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Header and body of a message in encoded form.
+pub type Frame = (Bytes, Bytes);
+
+/// Who is at the other end of a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// What it says it is; its certificate only proves that it belongs to the cluster.
+    pub role: Role,
+    /// Where it is, for messages.
+    pub address: String,
+}
+
+/// A request as a service receives it.
+#[derive(Debug)]
+pub struct Incoming {
+    /// Who asks.
+    pub peer: Peer,
+    /// Capability that came with it.
+    pub token: Token,
+    /// What is asked.
+    pub request: Request,
+    /// Raw data of the request.
+    pub body: Bytes,
+    /// When the caller stops waiting.
+    pub deadline: Deadline,
+}
+
+/// What a server does with requests.
+pub trait Service: Send + Sync + 'static {
+    /// Answers one request, with raw data if the call returns some.
+    fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>>;
+}
+
+/// One way to carry an exchange.
+pub trait Exchange: Send + Sync {
+    /// Sends a frame and waits for the frame that answers it, at most until the deadline.
+    fn exchange(&self, frame: Frame, deadline: Deadline) -> BoxFuture<'_, Result<Frame>>;
+
+    /// Whether it is known to be unusable.
+    fn is_closed(&self) -> bool;
+}
+
+/// One way to make connections.
+pub trait Dial: Send + Sync {
+    /// Connects to `address` (`host:port`).
+    fn dial<'a>(
+        &'a self,
+        address: &'a str,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<Connection>>;
+}
+
+/// A connection to one server. Cheap to clone; calls on it run concurrently.
+#[derive(Clone)]
+pub struct Connection(Arc<dyn Exchange>);
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Connection")
+    }
+}
+
+impl Connection {
+    /// A connection over the given carrier.
+    pub fn new(carrier: Arc<dyn Exchange>) -> Self {
+        Self(carrier)
+    }
+
+    /// Whether it is known to be broken.
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+
+    /// Makes a call without raw data in either direction.
+    ///
+    /// # Errors
+    /// What the server answered, or `Unreachable` and `DeadlineExceeded` from the connection.
+    pub async fn call<C: Call>(
+        &self,
+        token: &Token,
+        call: C,
+        deadline: Deadline,
+    ) -> Result<C::Reply> {
+        Ok(self.call_with_body(token, call, Bytes::new(), deadline).await?.0)
+    }
+
+    /// Makes a call with raw data, and returns the raw data of the reply.
+    ///
+    /// # Errors
+    /// What the server answered, or `Unreachable` and `DeadlineExceeded` from the connection.
+    pub async fn call_with_body<C: Call>(
+        &self,
+        token: &Token,
+        call: C,
+        body: Bytes,
+        deadline: Deadline,
+    ) -> Result<(C::Reply, Bytes)> {
+        let request: Request = call.into();
+        let name = request.name();
+        if body.len() > BODY_BYTES_MAX as usize {
+            return Err(Error::new(ErrorCode::Malformed, format!("{name}: body too long")));
+        }
+        let time_left_ms = deadline.left_ms();
+        if time_left_ms == 0 {
+            return Err(Error::new(ErrorCode::DeadlineExceeded, format!("{name}: no time left")));
+        }
+        let head = codec::encode(&RequestHead { time_left_ms, token: token.clone(), request })?;
+        let (head, body) = self
+            .0
+            .exchange((head.into(), body), deadline)
+            .await
+            .map_err(|e| e.context(name))?;
+        let reply = codec::decode::<ReplyHead>(&head)??;
+        Ok((C::reply(reply)?, body))
+    }
+}
+
+/// Decodes a request frame, has it served within its deadline, and encodes the answer.
+pub(crate) async fn answer(service: Arc<dyn Service>, peer: Peer, frame: Frame) -> Frame {
+    let (result, body) = match answer_decoded(service, peer, frame).await {
+        Ok((reply, body)) => (Ok(reply), body),
+        Err(error) => (Err(error), Bytes::new()),
+    };
+    match codec::encode(&result) {
+        Ok(head) => (head.into(), body),
+        Err(error) => {
+            let head = codec::encode::<ReplyHead>(&Err(error)).unwrap_or_default();
+            (head.into(), Bytes::new())
+        }
+    }
+}
+
+async fn answer_decoded(
+    service: Arc<dyn Service>,
+    peer: Peer,
+    (head, body): Frame,
+) -> Result<(Reply, Bytes)> {
+    let head: RequestHead = codec::decode(&head)?;
+    let deadline = Deadline::after_ms(u64::from(head.time_left_ms.min(DEADLINE_MS_MAX)));
+    let name = head.request.name();
+    let incoming = Incoming { peer, token: head.token, request: head.request, body, deadline };
+    let served = tokio::time::timeout_at(deadline.instant().into(), service.serve(incoming));
+    let (reply, body) = served.await.unwrap_or_else(|_| {
+        Err(Error::new(ErrorCode::DeadlineExceeded, format!("{name} took too long")))
+    })?;
+    if body.len() > BODY_BYTES_MAX as usize {
+        return Err(Error::new(ErrorCode::Malformed, format!("{name}: reply body too long")));
+    }
+    Ok((reply, body))
+}

@@ -1,0 +1,126 @@
+//! One connection per server, made when needed and made again when broken.
+//!
+//! Two layers, as in Chirp: [`Pool::call`] tries once; [`Pool::call_until`] repeats transient
+//! failures with growing pauses until the deadline. Only calls that are safe to repeat may use
+//! the second; all of the volume API is.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::Mutex;
+
+use super::{Connection, Dial};
+use crate::error::{ErrorCode, Result};
+use crate::message::Call;
+use crate::time::Deadline;
+use crate::token::Token;
+
+/// Longest time to wait for a connection before trying afresh.
+const DIAL_MS_MAX: u64 = 3_000;
+
+/// First pause of [`Pool::call_until`] after a transient failure; doubles up to the maximum.
+const PAUSE_MS_MIN: u64 = 20;
+const PAUSE_MS_MAX: u64 = 1_000;
+
+type Slot = Arc<Mutex<Option<Connection>>>;
+
+/// Connections by address. Cheap to clone.
+#[derive(Clone)]
+pub struct Pool {
+    dialer: Arc<dyn Dial>,
+    slots: Arc<std::sync::Mutex<BTreeMap<String, Slot>>>,
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Pool")
+    }
+}
+
+impl Pool {
+    /// A pool without connections.
+    pub fn new(dialer: Arc<dyn Dial>) -> Self {
+        Self { dialer, slots: Arc::default() }
+    }
+
+    /// The connection to `address`, made if there is none.
+    ///
+    /// # Errors
+    /// `Unreachable` or `DeadlineExceeded`.
+    pub async fn connection(&self, address: &str, deadline: Deadline) -> Result<Connection> {
+        let slot = {
+            let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+            slots.entry(address.to_owned()).or_default().clone()
+        };
+        let mut slot = slot.lock().await;
+        if let Some(connection) = slot.as_ref().filter(|c| !c.is_closed()) {
+            return Ok(connection.clone());
+        }
+        let connection =
+            self.dialer.dial(address, deadline.earlier(Deadline::after_ms(DIAL_MS_MAX))).await?;
+        *slot = Some(connection.clone());
+        Ok(connection)
+    }
+
+    /// Makes a call once.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub async fn call<C: Call>(
+        &self,
+        address: &str,
+        token: &Token,
+        call: C,
+        deadline: Deadline,
+    ) -> Result<C::Reply> {
+        self.connection(address, deadline).await?.call(token, call, deadline).await
+    }
+
+    /// Makes a call with raw data once.
+    ///
+    /// # Errors
+    /// As [`Connection::call_with_body`].
+    pub async fn call_with_body<C: Call>(
+        &self,
+        address: &str,
+        token: &Token,
+        call: C,
+        body: Bytes,
+        deadline: Deadline,
+    ) -> Result<(C::Reply, Bytes)> {
+        let connection = self.connection(address, deadline).await?;
+        connection.call_with_body(token, call, body, deadline).await
+    }
+
+    /// Makes a call, again and again while it fails transiently, until the deadline.
+    ///
+    /// # Errors
+    /// The first error that is not transient, or the last transient one.
+    pub async fn call_until<C: Call + Clone>(
+        &self,
+        address: &str,
+        token: &Token,
+        call: C,
+        body: Bytes,
+        deadline: Deadline,
+    ) -> Result<(C::Reply, Bytes)> {
+        let mut pause_ms = PAUSE_MS_MIN;
+        loop {
+            let body = body.clone();
+            match self.call_with_body(address, token, call.clone(), body, deadline).await {
+                Err(error)
+                    if error.is_transient()
+                        && error.code != ErrorCode::SessionUnknown
+                        && deadline.left() > Duration::from_millis(pause_ms) =>
+                {
+                    tracing::debug!(address, %error, "call will be repeated");
+                }
+                result => return result,
+            }
+            tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+            pause_ms = (pause_ms * 2).min(PAUSE_MS_MAX);
+        }
+    }
+}

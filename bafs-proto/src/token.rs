@@ -1,0 +1,351 @@
+//! Capability tokens: what the bearer may do, until when. The only user of biscuit-auth.
+//!
+//! A token grants rights on resources that start with a prefix. Whoever holds one can narrow it
+//! without asking anyone; servers verify with the authority's public key alone. Keeps no clock:
+//! `now` is an argument.
+
+use std::fmt;
+
+use biscuit_auth::builder::{Algorithm, AuthorizerBuilder, BlockBuilder};
+use biscuit_auth::{AuthorizerLimits, Biscuit, KeyPair, PrivateKey, PublicKey};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, ErrorCode, Result};
+use crate::ids::VolumeId;
+use crate::limits::TOKEN_BYTES_MAX;
+use crate::time::Time;
+
+/// What may be done to a resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Right {
+    /// Read data and attributes.
+    Read,
+    /// Change data and attributes.
+    Write,
+    /// Create, delete, list, extract, replicate; start and kill jobs.
+    Manage,
+}
+
+impl Right {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Manage => "manage",
+        }
+    }
+}
+
+/// What a right is asked or given for.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Resource {
+    /// Everything in the cluster.
+    Cluster,
+    /// One volume.
+    Volume(VolumeId),
+    /// The cooperative cache of this name, as its peers share it.
+    Cooperative(String),
+    /// A path of a home server and everything below it.
+    Home(String),
+    /// The jobs of a node.
+    Jobs,
+    /// The list of servers.
+    Catalog,
+}
+
+impl Resource {
+    /// Text form; every resource starts with the cluster's empty prefix, and a home path ends
+    /// with a slash so that `a` does not cover `ab`.
+    fn text(&self) -> String {
+        match self {
+            Self::Cluster => String::new(),
+            Self::Volume(id) => format!("volume/{id}/"),
+            Self::Cooperative(name) => format!("cooperative/{name}/"),
+            Self::Home(path) if path.is_empty() => "home/".to_owned(),
+            Self::Home(path) => format!("home/{path}/"),
+            Self::Jobs => "jobs/".to_owned(),
+            Self::Catalog => "catalog/".to_owned(),
+        }
+    }
+}
+
+/// A signed capability, opaque to its bearer. `Debug` does not show it.
+#[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Token(Vec<u8>);
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Token({} bytes)", self.0.len())
+    }
+}
+
+impl Token {
+    /// The token of a call that needs none.
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// The token from the bytes of a file.
+    pub fn from_bytes(bytes: Vec<u8>) -> Self {
+        Self(bytes)
+    }
+
+    /// The bytes, to keep in a file.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Signs tokens; held by the cluster's authority only.
+pub struct Signer(KeyPair);
+
+impl fmt::Debug for Signer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Signer")
+    }
+}
+
+impl Signer {
+    /// A new signer with a new key.
+    pub fn generate() -> Self {
+        Self(KeyPair::new())
+    }
+
+    /// The signer whose key was kept as `text`.
+    ///
+    /// # Errors
+    /// `Malformed` when the text is no key.
+    pub fn from_text(text: &str) -> Result<Self> {
+        PrivateKey::from_bytes_hex(text.trim(), Algorithm::Ed25519)
+            .map(|key| Self(KeyPair::from(&key)))
+            .map_err(|e| Error::new(ErrorCode::Malformed, format!("token key: {e}")))
+    }
+
+    /// The secret key, to keep in a file.
+    pub fn to_text(&self) -> String {
+        self.0.private().to_bytes_hex()
+    }
+
+    /// The verifier that belongs to it.
+    pub fn verifier(&self) -> Verifier {
+        Verifier(self.0.public())
+    }
+
+    /// Grants `rights` on each of `resources` until `expires`.
+    ///
+    /// # Errors
+    /// `Malformed` when a resource name cannot be expressed.
+    pub fn grant(&self, resources: &[Resource], rights: &[Right], expires: Time) -> Result<Token> {
+        let mut builder = Biscuit::builder();
+        for resource in resources {
+            for right in rights {
+                let source =
+                    format!("grant({}, {})", quote(&resource.text()), quote(right.name()));
+                builder = builder.fact(source.as_str()).map_err(malformed)?;
+            }
+        }
+        let check = format!("check if time($t), $t < {}", expires.0);
+        let token = builder
+            .check(check.as_str())
+            .and_then(|builder| builder.build(&self.0))
+            .and_then(|token| token.to_vec())
+            .map_err(malformed)?;
+        Ok(Token(token))
+    }
+}
+
+/// Checks tokens; every process has one.
+#[derive(Debug, Clone)]
+pub struct Verifier(PublicKey);
+
+impl Verifier {
+    /// The verifier whose public key was kept as `text`.
+    ///
+    /// # Errors
+    /// `Malformed` when the text is no key.
+    pub fn from_text(text: &str) -> Result<Self> {
+        PublicKey::from_bytes_hex(text.trim(), Algorithm::Ed25519)
+            .map(Self)
+            .map_err(|e| Error::new(ErrorCode::Malformed, format!("token key: {e}")))
+    }
+
+    /// The public key, to keep in a file.
+    pub fn to_text(&self) -> String {
+        self.0.to_bytes_hex()
+    }
+
+    /// Narrows a token: the result grants at most `rights` on `resources` until `expires`.
+    ///
+    /// # Errors
+    /// `TokenInvalid` when the token is not of this cluster.
+    pub fn narrow(
+        &self,
+        token: &Token,
+        resources: &[Resource],
+        rights: &[Right],
+        expires: Time,
+    ) -> Result<Token> {
+        let prefixes: Vec<_> =
+            resources.iter().map(|r| format!("$r.starts_with({})", quote(&r.text()))).collect();
+        let names: Vec<_> = rights.iter().map(|r| quote(r.name())).collect();
+        let check = format!(
+            "check if resource($r), operation($o), time($t), $t < {}, {{{}}}.contains($o), ({})",
+            expires.0,
+            names.join(", "),
+            prefixes.join(" || ")
+        );
+        self.parse(token)?
+            .append(BlockBuilder::new().check(check.as_str()).map_err(malformed)?)
+            .and_then(|token| token.to_vec())
+            .map(Token)
+            .map_err(malformed)
+    }
+
+    /// Checks that `token` grants `right` on `resource` at the time `now`.
+    ///
+    /// # Errors
+    /// `TokenInvalid`, `TokenExpired` or `RightMissing`, with the resource named.
+    pub fn verify(
+        &self,
+        token: &Token,
+        resource: &Resource,
+        right: Right,
+        now: Time,
+    ) -> Result<()> {
+        let parsed = self.parse(token)?;
+        if authorize(&parsed, resource, right, now) {
+            return Ok(());
+        }
+        let wanted = format!("'{}' on '{}'", right.name(), resource.text());
+        // The same question at the beginning of time tells expiry from a missing right.
+        if authorize(&parsed, resource, right, Time(0)) {
+            let text = format!("the token for {wanted} has expired");
+            return Err(Error::new(ErrorCode::TokenExpired, text));
+        }
+        Err(Error::new(ErrorCode::RightMissing, format!("the token does not grant {wanted}")))
+    }
+
+    fn parse(&self, token: &Token) -> Result<Biscuit> {
+        let invalid = |why: String| Error::new(ErrorCode::TokenInvalid, why);
+        if token.0.is_empty() {
+            return Err(invalid("a token is needed and none was given".to_owned()));
+        }
+        if token.0.len() > TOKEN_BYTES_MAX {
+            return Err(invalid("the token is too large".to_owned()));
+        }
+        Biscuit::from(&token.0, self.0)
+            .map_err(|e| invalid(format!("the token is not signed by this cluster: {e}")))
+    }
+}
+
+fn authorize(token: &Biscuit, resource: &Resource, right: Right, now: Time) -> bool {
+    let facts = format!(
+        "resource({}); operation({}); time({}); \
+         allow if grant($p, $o), operation($o), resource($r), $r.starts_with($p);",
+        quote(&resource.text()),
+        quote(right.name()),
+        now.0
+    );
+    // The library's default of 1 ms is shorter than a pre-emption on a busy machine.
+    let limits = AuthorizerLimits {
+        max_time: std::time::Duration::from_secs(1),
+        ..AuthorizerLimits::default()
+    };
+    AuthorizerBuilder::new()
+        .set_limits(limits)
+        .code(facts)
+        .and_then(|builder| builder.build(token))
+        .is_ok_and(|mut authorizer| authorizer.authorize().is_ok())
+}
+
+fn quote(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
+}
+
+fn malformed(error: biscuit_auth::error::Token) -> Error {
+    Error::new(ErrorCode::Malformed, format!("token: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: Time = Time(1_000);
+
+    fn code(result: Result<()>) -> Option<ErrorCode> {
+        result.err().map(|e| e.code)
+    }
+
+    #[test]
+    fn a_token_grants_what_it_says_and_no_more() {
+        let signer = Signer::generate();
+        let verifier = signer.verifier();
+        let one = Resource::Volume(VolumeId(1));
+        let token = signer.grant(std::slice::from_ref(&one), &[Right::Read], DAY).expect("grant");
+        assert_eq!(verifier.verify(&token, &one, Right::Read, Time(5)), Ok(()));
+        let missing = Some(ErrorCode::RightMissing);
+        assert_eq!(code(verifier.verify(&token, &one, Right::Write, Time(5))), missing);
+        let two = Resource::Volume(VolumeId(2));
+        assert_eq!(code(verifier.verify(&token, &two, Right::Read, Time(5))), missing);
+        let late = verifier.verify(&token, &one, Right::Read, Time(1_000));
+        assert_eq!(code(late), Some(ErrorCode::TokenExpired));
+    }
+
+    #[test]
+    fn a_narrowed_token_never_grants_more() {
+        let signer = Signer::generate();
+        let verifier = signer.verifier();
+        let all = signer
+            .grant(&[Resource::Cluster], &[Right::Read, Right::Write, Right::Manage], DAY)
+            .expect("grant");
+        let home = Resource::Home("a".to_owned());
+        let narrow = verifier
+            .narrow(&all, &[home, Resource::Jobs], &[Right::Read], Time(500))
+            .expect("narrow");
+        let inside = Resource::Home("a/b".to_owned());
+        let beside = Resource::Home("ab".to_owned());
+        assert_eq!(verifier.verify(&all, &beside, Right::Write, Time(5)), Ok(()));
+        assert_eq!(verifier.verify(&narrow, &inside, Right::Read, Time(5)), Ok(()));
+        assert_eq!(verifier.verify(&narrow, &Resource::Jobs, Right::Read, Time(5)), Ok(()));
+        for (resource, right) in [(&beside, Right::Read), (&inside, Right::Write)] {
+            assert!(verifier.verify(&narrow, resource, right, Time(5)).is_err());
+        }
+        let wider = verifier
+            .narrow(&narrow, &[Resource::Cluster], &[Right::Write], DAY)
+            .expect("narrow");
+        assert!(verifier.verify(&wider, &inside, Right::Write, Time(5)).is_err());
+        assert!(verifier.verify(&narrow, &inside, Right::Read, Time(600)).is_err());
+    }
+
+    #[test]
+    fn strangers_and_garbage_are_refused() {
+        let token = Signer::generate()
+            .grant(&[Resource::Cluster], &[Right::Read], DAY)
+            .expect("grant");
+        let verifier = Signer::generate().verifier();
+        let invalid = Some(ErrorCode::TokenInvalid);
+        let ask = |t: &Token| code(verifier.verify(t, &Resource::Jobs, Right::Read, Time(1)));
+        assert_eq!(ask(&token), invalid);
+        assert_eq!(ask(&Token::none()), invalid);
+        assert_eq!(ask(&Token::from_bytes(vec![7; 300])), invalid);
+    }
+
+    #[test]
+    fn names_with_quotes_do_not_inject() {
+        let signer = Signer::generate();
+        let odd = Resource::Home("a\"), grant(\"\", \"manage".to_owned());
+        let token = signer.grant(std::slice::from_ref(&odd), &[Right::Read], DAY).expect("grant");
+        let verifier = signer.verifier();
+        assert_eq!(verifier.verify(&token, &odd, Right::Read, Time(1)), Ok(()));
+        assert!(verifier.verify(&token, &Resource::Cluster, Right::Manage, Time(1)).is_err());
+    }
+
+    #[test]
+    fn keys_round_trip_as_text() {
+        let signer = Signer::generate();
+        let again = Signer::from_text(&signer.to_text()).expect("key");
+        let verifier = Verifier::from_text(&signer.verifier().to_text()).expect("key");
+        let token = again.grant(&[Resource::Jobs], &[Right::Manage], DAY).expect("grant");
+        assert_eq!(verifier.verify(&token, &Resource::Jobs, Right::Manage, Time(1)), Ok(()));
+    }
+}

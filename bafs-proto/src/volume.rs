@@ -1,0 +1,110 @@
+//! Volumes as the volume API describes them; holds no volume and decides nothing.
+
+use serde::{Deserialize, Serialize};
+
+use crate::hash::Digest;
+use crate::ids::VolumeId;
+use crate::time::Time;
+
+/// What a volume is made of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VolumeKind {
+    /// A read-write tree on one server.
+    Scratch {
+        /// What it contains at first; `None` for an empty tree.
+        fill: Option<Source>,
+    },
+    /// A read-only view of a home path, fetched block by block.
+    Cache {
+        /// What it shows.
+        source: Source,
+        /// The cooperative cache it belongs to: servers of one group that hold a cache volume of
+        /// this name share its blocks.
+        cooperative: String,
+        /// Which block goes when space is short.
+        replacement: Replacement,
+        /// Block size in bytes, a power of two within the limits.
+        block_bytes: u32,
+    },
+}
+
+/// Where the bytes of a volume come from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Source {
+    /// A path of a home server.
+    Home {
+        /// Address of the home server, `host:port`.
+        address: String,
+        /// Path below the exported directory, without a leading slash; empty for all of it.
+        path: String,
+    },
+    /// A scratch volume of another storage server: this makes the new volume a replica.
+    Volume {
+        /// Address of the storage server that holds it, `host:port`.
+        address: String,
+        /// The volume there.
+        volume: VolumeId,
+    },
+}
+
+/// Replacement policy of a cache volume.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Replacement {
+    /// The block unused for longest goes first.
+    #[default]
+    Lru,
+    /// The block used last goes first: right for repeated scans of more than fits.
+    Mru,
+}
+
+/// A request for a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeSpec {
+    /// Chosen by the caller; creating the same id with the same specification again is harmless.
+    pub id: VolumeId,
+    /// A name for people.
+    pub name: String,
+    /// Who asked for it, for people and for accounting.
+    pub owner: String,
+    /// What it is made of.
+    pub kind: VolumeKind,
+    /// Reserved space in bytes: for scratch the most it can hold, for cache the most it keeps.
+    pub size_bytes: u64,
+    /// Reserved number of files and directories (inodes), the root not counted.
+    pub size_files: u64,
+    /// The volume is deleted this long after the last sign of interest, in milliseconds.
+    pub lifetime_ms: u64,
+}
+
+/// Where a volume is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum VolumeState {
+    /// Space is reserved, the content is on its way.
+    Creating,
+    /// In use.
+    Ready,
+    /// Filling it failed; the text is in [`VolumeStatus::fault`].
+    Failed,
+}
+
+/// What a server knows of one of its volumes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeStatus {
+    /// As it was asked for.
+    pub spec: VolumeSpec,
+    /// Where it is in its life.
+    pub state: VolumeState,
+    /// Why it failed, empty otherwise.
+    pub fault: String,
+    /// Bytes in use now.
+    pub used_bytes: u64,
+    /// Files and directories in use now.
+    pub used_files: u64,
+    /// For a cache volume: digest of the list of source files with sizes and times, equal on all
+    /// servers that show the same state of the source.
+    pub manifest: Option<Digest>,
+    /// When the volume is deleted unless someone shows interest.
+    pub expires: Time,
+}

@@ -1,0 +1,82 @@
+//! `cargo xtask bench NAME`: builds with optimisation and runs one benchmark of package bafs-tests.
+//! Knows no benchmark: the program `bafs-bench --list` prints their names, one per line.
+
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use crate::{setup, shell};
+
+const PACKAGE: &str = "bafs-tests";
+const PROGRAM: &str = "bafs-bench";
+
+/// Runs the benchmark of this name, or lists all names.
+pub(crate) fn run(name: Option<&str>, arguments: &[String]) -> Result<()> {
+    if !has_program(&shell::metadata()?) {
+        bail!("there are no benchmarks yet: package {PACKAGE} has no program {PROGRAM}");
+    }
+    setup::ensure(setup::Purpose::Test)?;
+    shell::run(&mut shell::cargo(&[
+        "build",
+        "--release",
+        "--package",
+        "bafs",
+        "--bin",
+        "bafs",
+    ]))?;
+    shell::run(&mut shell::cargo(&[
+        "build",
+        "--release",
+        "--package",
+        PACKAGE,
+        "--bin",
+        PROGRAM,
+    ]))?;
+    let release = shell::target_dir()?.join("release");
+    let program = release.join(PROGRAM);
+    let listed = shell::output(Command::new(&program).arg("--list"))?;
+    let names: Vec<&str> = listed.split_whitespace().collect();
+    let list = names.join("\n  ");
+    let Some(name) = name else {
+        println!("benchmarks:\n  {list}");
+        return Ok(());
+    };
+    if !names.contains(&name) {
+        bail!("there is no benchmark `{name}`; there are:\n  {list}");
+    }
+    let mut command = Command::new(&program);
+    command
+        .arg(name)
+        .args(arguments)
+        .env("BAFS_BIN", release.join("bafs"));
+    shell::run(command.current_dir(shell::root()))
+}
+
+fn has_program(metadata: &serde_json::Value) -> bool {
+    let packages = metadata["packages"].as_array();
+    let package = packages
+        .into_iter()
+        .flatten()
+        .find(|package| package["name"] == PACKAGE);
+    let targets = package.and_then(|package| package["targets"].as_array());
+    targets
+        .into_iter()
+        .flatten()
+        .any(|target| target["name"] == PROGRAM)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_program_is_found_in_its_package_only() {
+        let with = |package: &str, program: &str| json!({"packages": [{"name": package, "targets": [{"name": program}]}]});
+        assert!(has_program(&with(PACKAGE, PROGRAM)));
+        assert!(!has_program(&with(PACKAGE, "other")));
+        assert!(!has_program(&with("other", PROGRAM)));
+        assert!(!has_program(&json!({})));
+    }
+}

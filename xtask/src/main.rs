@@ -1,0 +1,87 @@
+//! The developer commands of BAFS: `cargo xtask COMMAND`. Parses arguments; the modules do the work.
+#![allow(
+    clippy::print_stdout,
+    reason = "a developer command talks to the person who started it"
+)]
+
+mod bench;
+mod ci;
+mod demo;
+mod setup;
+mod shell;
+mod skips;
+mod soak;
+mod test;
+mod tidy;
+mod totals;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Developer commands of BAFS.
+#[derive(Parser)]
+#[command(bin_name = "cargo xtask", disable_help_subcommand = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Install what is missing, build, and run the main job on this machine.
+    Demo {
+        /// Handed to `bafs demo` as they are.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Install what is missing, build, and run all tests.
+    Test {
+        /// Handed to the test runner as they are: filters, `--no-capture`, …
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Run everything that must pass before a change lands.
+    Ci,
+    /// Check the rules that the compiler does not know.
+    Tidy,
+    /// Install the system packages, or say how.
+    Setup {
+        /// What they are needed for.
+        #[arg(value_enum, default_value = "test")]
+        purpose: setup::Purpose,
+    },
+    /// Run a benchmark; without a name, list them.
+    Bench {
+        /// The benchmark.
+        name: Option<String>,
+        /// Handed to the benchmark as they are; `--json` is understood by all.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Run the long tests, which `cargo xtask test` leaves out.
+    Soak {
+        /// Handed to the test runner as they are.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Demo { arguments } => demo::replace_this_process(&arguments),
+        Command::Test { arguments } => test::command(&arguments),
+        Command::Ci => ci::run(),
+        Command::Tidy => tidy::run(),
+        Command::Setup { purpose } => setup::ensure(purpose),
+        Command::Bench { name, arguments } => bench::run(name.as_deref(), &arguments),
+        Command::Soak { arguments } => soak::run(&arguments),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

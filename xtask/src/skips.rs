@@ -1,0 +1,147 @@
+//! Tests that could not run for real here: reads what they announced and judges it.
+//!
+//! A test that skips itself prints `SKIPPED: <name>: <reason>` to standard error and appends the
+//! same line to the file that `BAFS_SKIP_LOG` names, because runners hide the output of a test
+//! that passes.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::{env, fs};
+
+use anyhow::{Context, Result, bail};
+
+use crate::shell;
+
+/// The environment variable by which a test finds the log.
+pub(crate) const LOG_VARIABLE: &str = "BAFS_SKIP_LOG";
+const ALLOWED_FILE: &str = "xtask/allowed-skips.txt";
+
+/// One test that announced that it did not run.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Skip {
+    /// The test.
+    pub(crate) name: String,
+    /// What the machine lacks.
+    pub(crate) reason: String,
+}
+
+/// Reads the log; a log that nobody wrote is empty.
+pub(crate) fn read(log: &Path) -> Result<Vec<Skip>> {
+    if !log.exists() {
+        return Ok(Vec::new());
+    }
+    let text = fs::read_to_string(log).with_context(|| format!("read {}", log.display()))?;
+    Ok(parse_log(&text))
+}
+
+fn parse_log(text: &str) -> Vec<Skip> {
+    let announced = text
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("SKIPPED: "));
+    // The order of parallel tests means nothing; a set also drops what a retry repeats.
+    announced
+        .map(parse_entry)
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .collect()
+}
+
+/// `name: reason`; a name may contain `::`, so the space belongs to the separator.
+fn parse_entry(entry: &str) -> Skip {
+    let (name, reason) = entry.split_once(": ").unwrap_or((entry, "no reason given"));
+    Skip {
+        name: name.trim().to_owned(),
+        reason: reason.trim().to_owned(),
+    }
+}
+
+/// Prints the skips so that nobody overlooks them.
+pub(crate) fn show(skips: &[Skip]) {
+    if skips.is_empty() {
+        return;
+    }
+    let rule = "!".repeat(100);
+    println!(
+        "\n{rule}\n{} tests did NOT run for real on this machine:",
+        skips.len()
+    );
+    for skip in skips {
+        println!("  {}: {}", skip.name, skip.reason);
+    }
+    println!(
+        "The runner counts them as passed; the last line below counts them as skipped.\n{rule}"
+    );
+}
+
+/// Fails when this machine could have run a skipped test: in CI, as root, with FUSE.
+pub(crate) fn judge(skips: &[Skip]) -> Result<()> {
+    let able = shell::is_root() && Path::new("/dev/fuse").exists();
+    if env::var_os("CI").is_none() || !able {
+        return Ok(());
+    }
+    let path = shell::root().join(ALLOWED_FILE);
+    let text = fs::read_to_string(&path).with_context(|| format!("read {ALLOWED_FILE}"))?;
+    let unexpected = unexpected(skips, &parse_allowed(&text)?);
+    if !unexpected.is_empty() {
+        bail!(
+            "skipped on a machine that has root and /dev/fuse, and not listed in {ALLOWED_FILE}: {}",
+            unexpected.join(", ")
+        );
+    }
+    Ok(())
+}
+
+fn parse_allowed(text: &str) -> Result<BTreeSet<String>> {
+    let lines = text.lines().map(str::trim);
+    let entries = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+    entries
+        .map(|entry| match entry.split_once(": ") {
+            Some((name, reason)) if !reason.trim().is_empty() => Ok(name.trim().to_owned()),
+            _ => bail!("{ALLOWED_FILE}: `{entry}` must be `<name>: <reason>`"),
+        })
+        .collect()
+}
+
+fn unexpected<'a>(skips: &'a [Skip], allowed: &BTreeSet<String>) -> Vec<&'a str> {
+    let names = skips.iter().map(|skip| skip.name.as_str());
+    names.filter(|name| !allowed.contains(*name)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn skip(name: &str, reason: &str) -> Skip {
+        Skip {
+            name: name.to_owned(),
+            reason: reason.to_owned(),
+        }
+    }
+
+    #[test]
+    fn the_log_is_read_once_per_test_and_in_order() {
+        let log = "SKIPPED: mount::rename: no /dev/fuse\nnoise\n\
+                   SKIPPED: cluster: no root: none at all\nSKIPPED: mount::rename: no /dev/fuse\n";
+        let expected = [
+            skip("cluster", "no root: none at all"),
+            skip("mount::rename", "no /dev/fuse"),
+        ];
+        assert_eq!(parse_log(log), expected);
+    }
+
+    #[test]
+    fn an_allowed_skip_needs_a_reason() {
+        let allowed = parse_allowed("# why\n\nmount::quota: needs a store on XFS\n").unwrap();
+        assert!(allowed.contains("mount::quota"));
+        assert!(parse_allowed("mount::quota\n").is_err());
+        assert!(parse_allowed("mount::quota: \n").is_err());
+    }
+
+    #[test]
+    fn what_is_not_allowed_is_unexpected() {
+        let skips = [skip("a", "x"), skip("b", "y")];
+        let allowed = BTreeSet::from(["a".to_owned()]);
+        assert_eq!(unexpected(&skips, &allowed), ["b"]);
+        assert!(unexpected(&skips[..1], &allowed).is_empty());
+    }
+}

@@ -1,0 +1,155 @@
+//! `cargo xtask test`: packages, build, every test, and an honest account of what did not run.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::totals::{self, Totals};
+use crate::{setup, shell, skips};
+
+/// What is left to say when the tests have run.
+pub(crate) struct Account {
+    /// The last lines of the runners, as they printed them.
+    closing: Vec<String>,
+    totals: Totals,
+    /// Why the whole is a failure.
+    fault: Option<String>,
+}
+
+impl Account {
+    /// Prints the runners' closing lines and the sum.
+    pub(crate) fn show(&self) {
+        println!();
+        for line in &self.closing {
+            println!("{line}");
+        }
+        println!("{}", self.totals);
+    }
+
+    /// Fails if a test failed or was skipped where it must not be.
+    pub(crate) fn check(&self) -> Result<()> {
+        match &self.fault {
+            Some(fault) => bail!("{fault}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The command: runs and shows.
+pub(crate) fn command(arguments: &[String]) -> Result<()> {
+    let account = run(arguments)?;
+    // The verdict first: the output ends with the runner's lines and the sum.
+    let result = account.check();
+    if let Err(error) = &result {
+        println!("\ntest: FAILED: {error:#}");
+    }
+    account.show();
+    if result.is_err() {
+        std::process::exit(1);
+    }
+    Ok(())
+}
+
+/// Runs the tests; the caller shows the account, last.
+pub(crate) fn run(arguments: &[String]) -> Result<Account> {
+    setup::ensure(setup::Purpose::Test)?;
+    // Tests start the real program, which cargo builds for no test of another package.
+    shell::run(&mut shell::cargo(&[
+        "build",
+        "--package",
+        "bafs",
+        "--bin",
+        "bafs",
+    ]))?;
+    let target = shell::target_dir()?;
+    let log = fresh_skip_log(&target)?;
+    let program = target.join("debug/bafs");
+
+    let mut closing = Vec::new();
+    let mut fault = None;
+    let mut commands = vec![runner(arguments)];
+    if arguments.is_empty() {
+        // Arguments choose among the tests of the runner; doc tests have no say in that.
+        commands.push(shell::cargo(&["test", "--doc", "--workspace"]));
+    }
+    for mut command in commands {
+        command
+            .env(skips::LOG_VARIABLE, &log)
+            .env("BAFS_BIN", &program);
+        let (status, lines) = shell::run_and_keep(&mut command, totals::closing_lines)?;
+        closing.extend(lines);
+        if !status.success() && fault.is_none() {
+            fault = Some(format!("a test runner ended with {status}"));
+        }
+    }
+
+    let skipped = skips::read(&log)?;
+    skips::show(&skipped);
+    let mut totals = Totals::of(&closing);
+    totals.move_to_skipped(skipped.len() as u64);
+    if totals.skipped > skipped.len() as u64 {
+        let long = totals.skipped - skipped.len() as u64;
+        println!(
+            "\n{long} tests are ignored here or not selected; `cargo xtask soak` runs long ones"
+        );
+    }
+    if let Err(error) = skips::judge(&skipped) {
+        fault.get_or_insert(format!("{error:#}"));
+    }
+    Ok(Account {
+        closing,
+        totals,
+        fault,
+    })
+}
+
+/// The best runner of this machine: nextest (limits and groups of `.config/nextest.toml`) or cargo.
+fn runner(arguments: &[String]) -> Command {
+    let mut command = if has_nextest() {
+        let profile = if std::env::var_os("CI").is_some() {
+            "ci"
+        } else {
+            "default"
+        };
+        let mut command = shell::cargo(&["nextest", "run", "--workspace", "--profile", profile]);
+        if shell::on_terminal() {
+            command.args(["--color", "always"]);
+        }
+        command
+    } else {
+        println!("test: without cargo-nextest a test that hangs is not stopped");
+        shell::cargo(&[
+            "test",
+            "--workspace",
+            "--lib",
+            "--bins",
+            "--tests",
+            "--no-fail-fast",
+        ])
+    };
+    command.args(arguments);
+    command
+}
+
+/// Whether nextest is there, after an attempt to install it.
+pub(crate) fn has_nextest() -> bool {
+    let is_there = || shell::succeeds(&mut shell::cargo(&["nextest", "--version"]));
+    if is_there() {
+        return true;
+    }
+    println!("test: cargo-nextest is missing; building it takes some minutes, once");
+    if let Err(error) = shell::run(&mut shell::cargo(&["install", "cargo-nextest", "--locked"])) {
+        println!("test: {error:#}");
+    }
+    is_there()
+}
+
+fn fresh_skip_log(target: &std::path::Path) -> Result<PathBuf> {
+    let directory = target.join("xtask");
+    fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
+    let log = directory.join("skipped.log");
+    fs::write(&log, "").with_context(|| format!("empty {}", log.display()))?;
+    Ok(log)
+}

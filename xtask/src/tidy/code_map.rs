@@ -1,0 +1,247 @@
+//! The code map of ARCHITECTURE.md and the code name the same modules.
+//!
+//! The map is the section whose heading holds "Code map". Each line that names a crate's directory
+//! (`bafs-proto`) makes it the current one; words that end in `.rs` or `/` name files and
+//! directories, seen from the root or from the current crate's `src/`; a name alone in back quotes
+//! counts as a module too. How the map looks beyond that (tree, table, list) is free.
+
+use std::collections::BTreeSet;
+
+use super::Finding;
+use super::files::File;
+
+const DOCUMENT: &str = "ARCHITECTURE.md";
+
+/// Checks both directions: what the map names exists, and what exists is named.
+pub(super) fn check(files: &[File]) -> Vec<Finding> {
+    let Some(document) = files.iter().find(|file| file.path == DOCUMENT) else {
+        return Vec::new();
+    };
+    let Some((first_line, section)) = section(&document.text) else {
+        return vec![Finding::new(DOCUMENT, 0, "no section `Code map`")];
+    };
+    let crates = crate_dirs(files);
+    let mut findings = Vec::new();
+    let mut named = BTreeSet::new();
+    let mut current = None;
+    for (index, line) in section.lines().enumerate() {
+        for word in words(line) {
+            if let Some(found) = crate_of(word, &crates) {
+                current = Some(found);
+            }
+            match lookup(word, current, files) {
+                Lookup::Module(path) => {
+                    named.insert(path);
+                }
+                Lookup::Missing => {
+                    let what = format!("the code map names `{word}`, which does not exist");
+                    findings.push(Finding::new(DOCUMENT, first_line + index, what));
+                }
+                Lookup::NoName => {}
+            }
+        }
+    }
+    let modules = modules(files, &crates);
+    let forgotten = modules.iter().filter(|module| !is_named(module, &named));
+    findings.extend(forgotten.map(|module| {
+        Finding::new(
+            DOCUMENT,
+            0,
+            format!("the code map does not name the module `{module}`"),
+        )
+    }));
+    findings
+}
+
+/// The section and the number of its first line.
+fn section(text: &str) -> Option<(usize, &str)> {
+    let is_heading = |line: &str| line.starts_with('#');
+    let level = |line: &str| line.chars().take_while(|&c| c == '#').count();
+    let mut offset = 0;
+    let mut found: Option<(usize, usize, usize)> = None;
+    let mut in_fence = false;
+    for (index, line) in text.split_inclusive('\n').enumerate() {
+        in_fence ^= line.trim_start().starts_with("```");
+        if is_heading(line) && !in_fence {
+            if let Some((start_line, start, depth)) = found {
+                if level(line) <= depth {
+                    return Some((start_line, &text[start..offset]));
+                }
+            } else if line.to_lowercase().contains("code map") {
+                found = Some((index + 2, offset + line.len(), level(line)));
+            }
+        }
+        offset += line.len();
+    }
+    found.map(|(start_line, start, _)| (start_line, &text[start..]))
+}
+
+/// Directories at the root that hold a crate with sources.
+fn crate_dirs(files: &[File]) -> BTreeSet<&str> {
+    let manifests = files
+        .iter()
+        .filter_map(|file| file.path.strip_suffix("/Cargo.toml"));
+    manifests
+        .filter(|directory| !directory.contains('/'))
+        .collect()
+}
+
+/// Words with the marks of a path; the `│├└─` of a tree and Markdown's own marks separate them.
+fn words(line: &str) -> Vec<&str> {
+    let belongs = |c: char| c.is_alphanumeric() || "_-./`*".contains(c);
+    let words = line.split(|c| !belongs(c)).filter(|word| !word.is_empty());
+    words
+        .filter(|word| !word.trim_matches('`').contains('*'))
+        .collect()
+}
+
+fn crate_of<'a>(word: &str, crates: &BTreeSet<&'a str>) -> Option<&'a str> {
+    let word = word.trim_matches('`');
+    let first = word.split('/').next()?;
+    // `tests` and `bafs` are ordinary words too: they count as crates when written as a directory
+    // or in back quotes' stead with a hyphen.
+    let found = crates.get(first)?;
+    (word.contains('/') || first.contains('-')).then_some(*found)
+}
+
+enum Lookup {
+    /// A file or directory of the project, seen from the root.
+    Module(String),
+    Missing,
+    /// An ordinary word.
+    NoName,
+}
+
+fn lookup(word: &str, current: Option<&str>, files: &[File]) -> Lookup {
+    let quoted = word.len() > 2 && word.starts_with('`') && word.ends_with('`');
+    let name = word.trim_matches('`').trim_end_matches('.');
+    let looks_like_path = name.ends_with(".rs") || name.ends_with('/') && name.len() > 1;
+    let bare = quoted && name.chars().all(|c| c.is_alphanumeric() || c == '_');
+    if !looks_like_path && !bare {
+        return Lookup::NoName;
+    }
+    let mut candidates = vec![name.to_owned()];
+    if let Some(current) = current {
+        let forms = if bare {
+            vec![format!("{name}.rs"), format!("{name}/")]
+        } else {
+            vec![name.into()]
+        };
+        candidates.extend(forms.iter().map(|form| format!("{current}/src/{form}")));
+        candidates.extend(forms.iter().map(|form| format!("{current}/{form}")));
+    }
+    let found = candidates.into_iter().find(|path| exists(path, files));
+    match found {
+        Some(path) => Lookup::Module(path),
+        None if bare => Lookup::NoName,
+        None => Lookup::Missing,
+    }
+}
+
+fn exists(path: &str, files: &[File]) -> bool {
+    files
+        .iter()
+        .any(|file| file.path == path || path.ends_with('/') && file.path.starts_with(path))
+}
+
+/// Top-level modules of every crate: files and directories in `src/`, but for its roots.
+fn modules(files: &[File], crates: &BTreeSet<&str>) -> BTreeSet<String> {
+    let mut modules = BTreeSet::new();
+    for file in files.iter().filter(|file| file.is("rs")) {
+        let Some((directory, rest)) = file.path.split_once("/src/") else {
+            continue;
+        };
+        if !crates.contains(directory) || ["lib.rs", "main.rs"].contains(&rest) {
+            continue;
+        }
+        match rest.split_once('/') {
+            // Programs of their own are no modules.
+            Some(("bin", _)) => {}
+            Some((module, _)) => {
+                modules.insert(format!("{directory}/src/{module}/"));
+            }
+            None => {
+                modules.insert(file.path.clone());
+            }
+        }
+    }
+    modules
+}
+
+/// Whether the map names the module, something in it, or the file or directory of the same name.
+fn is_named(module: &str, named: &BTreeSet<String>) -> bool {
+    let stem = module.trim_end_matches('/').trim_end_matches(".rs");
+    let directory = format!("{stem}/");
+    let file = format!("{stem}.rs");
+    named
+        .iter()
+        .any(|path| *path == file || path.starts_with(&directory))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TREE: &str = "# A\n## Code map\n```\nbafs-proto/src/   what is said\n  codec.rs   bytes\n  \
+                        net/quic.rs   wire\n```\n## Next\nnot-here.rs\n";
+
+    fn check_map(text: &str) -> Vec<String> {
+        let paths = [
+            "bafs-proto/Cargo.toml",
+            "bafs-proto/src/lib.rs",
+            "bafs-proto/src/codec.rs",
+            "bafs-proto/src/net/mod.rs",
+            "bafs-proto/src/net/quic.rs",
+            "docs/STYLE.md",
+        ];
+        let mut files: Vec<File> = paths
+            .iter()
+            .map(|&path| File {
+                path: path.to_owned(),
+                text: String::new(),
+            })
+            .collect();
+        files.push(File {
+            path: DOCUMENT.to_owned(),
+            text: text.to_owned(),
+        });
+        check(&files)
+            .into_iter()
+            .map(|finding| finding.to_string())
+            .collect()
+    }
+
+    #[test]
+    fn trees_tables_and_lists_are_maps() {
+        assert!(check_map(TREE).is_empty(), "{:?}", check_map(TREE));
+        let table = "## The code map\n### `bafs-proto`\n| `codec` | bytes |\n| `net` | wires |\n";
+        assert!(check_map(table).is_empty(), "{:?}", check_map(table));
+        let list =
+            "## Code map\n- `bafs-proto/src/codec.rs`: bytes.\n- `bafs-proto/src/net/`: wire\n";
+        assert!(check_map(list).is_empty(), "{:?}", check_map(list));
+    }
+
+    #[test]
+    fn a_module_that_is_not_named_is_found() {
+        let found = check_map(&TREE.replace("codec.rs", "(nothing)"));
+        assert_eq!(found.len(), 1);
+        assert!(found[0].contains("bafs-proto/src/codec.rs"), "{found:?}");
+    }
+
+    #[test]
+    fn a_name_without_a_module_is_found_with_its_line() {
+        let found = check_map(&TREE.replace("codec.rs", "codec.rs gone.rs"));
+        assert_eq!(
+            found,
+            ["ARCHITECTURE.md:5: the code map names `gone.rs`, which does not exist"]
+        );
+    }
+
+    #[test]
+    fn without_a_map_there_is_one_finding() {
+        assert_eq!(
+            check_map("# Nothing\n"),
+            ["ARCHITECTURE.md: no section `Code map`"]
+        );
+    }
+}
