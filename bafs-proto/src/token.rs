@@ -43,7 +43,7 @@ pub enum Resource {
     Cluster,
     /// One volume.
     Volume(VolumeId),
-    /// The cooperative cache of this name, as its peers share it.
+    /// The cooperative cache of this name, as its peers share it; the empty name means all.
     Cooperative(String),
     /// A path of a home server and everything below it.
     Home(String),
@@ -60,6 +60,7 @@ impl Resource {
         match self {
             Self::Cluster => String::new(),
             Self::Volume(id) => format!("volume/{id}/"),
+            Self::Cooperative(name) if name.is_empty() => "cooperative/".to_owned(),
             Self::Cooperative(name) => format!("cooperative/{name}/"),
             Self::Home(path) if path.is_empty() => "home/".to_owned(),
             Self::Home(path) => format!("home/{path}/"),

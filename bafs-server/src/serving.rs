@@ -1,0 +1,87 @@
+//! What all servers share: listening, telling the catalog, stopping.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bafs_proto::Result;
+use bafs_proto::identity::Identity;
+use bafs_proto::message::{Advert, Advertise};
+use bafs_proto::net::Service;
+use bafs_proto::net::pool::Pool;
+use bafs_proto::net::quic::{QuicDialer, QuicListener};
+use bafs_proto::time::Deadline;
+use bafs_proto::token::Token;
+use tokio::task::JoinHandle;
+
+/// How often a server tells the catalog that it is alive.
+pub const ADVERTISE_MS: u64 = 1_000;
+
+/// How long the catalog believes an advert: three may be lost.
+pub const ADVERT_TTL_MS: u64 = 4 * ADVERTISE_MS;
+
+/// A server that is running.
+#[derive(Debug)]
+pub struct Running {
+    address: SocketAddr,
+    listener: Arc<QuicListener>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Running {
+    /// Starts to serve at a listener that is already bound.
+    ///
+    /// # Errors
+    /// `ServerFault` when the system does not tell the address.
+    pub fn start(listener: QuicListener, service: Arc<dyn Service>) -> Result<Self> {
+        let address = listener.local_address()?;
+        let listener = Arc::new(listener);
+        let serving = listener.clone();
+        let task = tokio::spawn(async move { serving.serve(service).await });
+        Ok(Self { address, listener, tasks: vec![task] })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Ties a background task to the server: it ends when the server stops.
+    pub fn add_task(&mut self, task: JoinHandle<()>) {
+        self.tasks.push(task);
+    }
+
+    /// Stops serving and closes connections politely.
+    pub async fn stop(self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+        self.listener.close().await;
+    }
+}
+
+/// A pool of QUIC connections for a process with this identity.
+///
+/// # Errors
+/// `ServerFault` or `Malformed` when the identity or the network is not usable.
+pub fn pool(identity: &Identity) -> Result<Pool> {
+    Ok(Pool::new(Arc::new(QuicDialer::new(identity.clone())?)))
+}
+
+/// Tells the catalog again and again what `describe` says, for ever. A catalog that is away is no
+/// harm: it learns everything again when it returns.
+pub async fn advertise(
+    pool: Pool,
+    token: Token,
+    catalog: String,
+    describe: impl Fn() -> Advert + Send,
+) {
+    loop {
+        let call = Advertise { advert: describe() };
+        let deadline = Deadline::after_ms(ADVERTISE_MS);
+        if let Err(error) = pool.call(&catalog, &token, call, deadline).await {
+            tracing::debug!(%catalog, %error, "catalog not told");
+        }
+        tokio::time::sleep(Duration::from_millis(ADVERTISE_MS)).await;
+    }
+}
