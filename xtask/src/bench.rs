@@ -73,7 +73,10 @@ mod tests {
 
     #[test]
     fn a_program_is_found_in_its_package_only() {
-        let with = |package: &str, program: &str| json!({"packages": [{"name": package, "targets": [{"name": program}]}]});
+        let with = |package: &str, program: &str| {
+            let targets = json!([{"name": program}]);
+            json!({"packages": [{"name": package, "targets": targets}]})
+        };
         assert!(has_program(&with(PACKAGE, PROGRAM)));
         assert!(!has_program(&with(PACKAGE, "other")));
         assert!(!has_program(&with("other", PROGRAM)));

@@ -1,8 +1,6 @@
 //! `cargo xtask ci`: every check of the project in order, cheap ones first, ending at the first
 //! that fails.
 
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -121,13 +119,7 @@ fn deny() -> Result<Outcome> {
         "deny", "check", "bans", "licenses", "sources",
     ]))?;
     if fetch_advisories() {
-        return cargo(&["deny", "check", "--disable-fetch", "advisories"]);
-    }
-    if has_old_advisories() {
-        cargo(&["deny", "check", "--disable-fetch", "advisories"])?;
-        return Ok(Outcome::Incomplete(
-            "advisories are those of an earlier day".into(),
-        ));
+        return cargo(&["deny", "check", "advisories"]);
     }
     println!(
         "deny: !!! ADVISORIES WERE NOT CHECKED: their database cannot be fetched from here !!!"
@@ -150,21 +142,6 @@ fn fetch_advisories() -> bool {
             .current_dir(shell::root())
             .env("GIT_TERMINAL_PROMPT", "0"),
     )
-}
-
-/// Whether an earlier run has left a database; a failed fetch leaves an empty directory.
-fn has_old_advisories() -> bool {
-    let homes = [
-        std::env::var_os("CARGO_HOME").map(PathBuf::from),
-        std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo")),
-    ];
-    let found = homes.into_iter().flatten().find(|home| home.is_dir());
-    let databases = found.and_then(|home| fs::read_dir(home.join("advisory-dbs")).ok());
-    databases
-        .into_iter()
-        .flatten()
-        .flatten()
-        .any(|database| database.path().join("crates").is_dir())
 }
 
 #[cfg(test)]

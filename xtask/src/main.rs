@@ -1,4 +1,4 @@
-//! The developer commands of BAFS: `cargo xtask COMMAND`. Parses arguments; the modules do the work.
+//! The developer commands of BAFS: `cargo xtask COMMAND`. Parses arguments; does no work itself.
 #![allow(
     clippy::print_stdout,
     reason = "a developer command talks to the person who started it"

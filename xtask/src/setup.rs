@@ -215,7 +215,7 @@ fn apt_arguments(names: &[&str]) -> Vec<String> {
 fn apt_get(arguments: &[String]) -> Command {
     let mut command = Command::new("apt-get");
     command
-        .args(["--option", "DPkg::Lock::Timeout=120"])
+        .args(["--quiet", "--quiet", "--option", "DPkg::Lock::Timeout=120"])
         .args(arguments)
         .env("DEBIAN_FRONTEND", "noninteractive")
         .stdin(Stdio::null());

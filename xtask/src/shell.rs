@@ -12,6 +12,9 @@ use anyhow::{Context, Result, bail};
 /// Where programs of the system live when the caller's `PATH` leaves them out.
 const SYSTEM_DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
+/// Says of each line of a stream, in order, whether it is wanted.
+pub(crate) type LineFilter = Box<dyn FnMut(&str) -> bool + Send>;
+
 /// The root of this checkout.
 pub(crate) fn root() -> PathBuf {
     // Cargo says at run time where the package is; the compiled-in path would be wrong in a copy.
@@ -59,7 +62,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 /// Lines reach the terminal as they come; the kept ones are without colour.
 pub(crate) fn run_and_keep(
     command: &mut Command,
-    keep: fn() -> Box<dyn FnMut(&str) -> bool + Send>,
+    keep: fn() -> LineFilter,
 ) -> Result<(ExitStatus, Vec<String>)> {
     announce(command);
     let mut child = command
@@ -87,11 +90,7 @@ pub(crate) fn run_and_keep(
     Ok((status, kept))
 }
 
-fn forward(
-    source: impl Read,
-    mut target: impl Write,
-    mut keep: Box<dyn FnMut(&str) -> bool + Send>,
-) -> Vec<String> {
+fn forward(source: impl Read, mut target: impl Write, mut keep: LineFilter) -> Vec<String> {
     let mut reader = BufReader::new(source);
     let mut kept = Vec::new();
     let mut line = Vec::new();

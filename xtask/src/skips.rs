@@ -62,7 +62,7 @@ pub(crate) fn show(skips: &[Skip]) {
     }
     let rule = "!".repeat(100);
     println!(
-        "\n{rule}\n{} tests did NOT run for real on this machine:",
+        "\n{rule}\nNOT RUN for real on this machine: {} of the tests",
         skips.len()
     );
     for skip in skips {
@@ -84,7 +84,7 @@ pub(crate) fn judge(skips: &[Skip]) -> Result<()> {
     let unexpected = unexpected(skips, &parse_allowed(&text)?);
     if !unexpected.is_empty() {
         bail!(
-            "skipped on a machine that has root and /dev/fuse, and not listed in {ALLOWED_FILE}: {}",
+            "skipped although this is root with /dev/fuse, and not listed in {ALLOWED_FILE}: {}",
             unexpected.join(", ")
         );
     }

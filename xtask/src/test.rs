@@ -1,7 +1,7 @@
 //! `cargo xtask test`: packages, build, every test, and an honest account of what did not run.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -89,14 +89,12 @@ pub(crate) fn run(arguments: &[String]) -> Result<Account> {
     skips::show(&skipped);
     let mut totals = Totals::of(&closing);
     totals.move_to_skipped(skipped.len() as u64);
-    if totals.skipped > skipped.len() as u64 {
-        let long = totals.skipped - skipped.len() as u64;
-        println!(
-            "\n{long} tests are ignored here or not selected; `cargo xtask soak` runs long ones"
-        );
+    let other = totals.skipped - skipped.len() as u64;
+    if other > 0 {
+        println!("\nignored or not selected: {other} (`cargo xtask soak` runs the long tests)");
     }
     if let Err(error) = skips::judge(&skipped) {
-        fault.get_or_insert(format!("{error:#}"));
+        fault = fault.or_else(|| Some(format!("{error:#}")));
     }
     Ok(Account {
         closing,
@@ -113,24 +111,27 @@ fn runner(arguments: &[String]) -> Command {
         } else {
             "default"
         };
-        let mut command = shell::cargo(&["nextest", "run", "--workspace", "--profile", profile]);
+        let mut command = shell::cargo(&["nextest", "run", "--profile", profile]);
         if shell::on_terminal() {
             command.args(["--color", "always"]);
         }
         command
     } else {
         println!("test: without cargo-nextest a test that hangs is not stopped");
-        shell::cargo(&[
-            "test",
-            "--workspace",
-            "--lib",
-            "--bins",
-            "--tests",
-            "--no-fail-fast",
-        ])
+        shell::cargo(&["test", "--lib", "--bins", "--tests", "--no-fail-fast"])
     };
+    if !selects_package(arguments) {
+        command.arg("--workspace");
+    }
     command.args(arguments);
     command
+}
+
+/// Whether the caller asks for certain crates; `--workspace` would overrule that.
+fn selects_package(arguments: &[String]) -> bool {
+    let own = arguments.iter().take_while(|argument| *argument != "--");
+    own.into_iter()
+        .any(|argument| argument.starts_with("-p") || argument.starts_with("--package"))
 }
 
 /// Whether nextest is there, after an attempt to install it.
@@ -146,10 +147,29 @@ pub(crate) fn has_nextest() -> bool {
     is_there()
 }
 
-fn fresh_skip_log(target: &std::path::Path) -> Result<PathBuf> {
+fn fresh_skip_log(target: &Path) -> Result<PathBuf> {
     let directory = target.join("xtask");
     fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
     let log = directory.join("skipped.log");
     fs::write(&log, "").with_context(|| format!("empty {}", log.display()))?;
     Ok(log)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_of_crates_is_recognised() {
+        let check = |line: &str| {
+            selects_package(
+                &line
+                    .split_whitespace()
+                    .map(str::to_owned)
+                    .collect::<Vec<_>>(),
+            )
+        };
+        assert!(check("-p bafs-sched") && check("--package=bafs-sched") && check("-pbafs"));
+        assert!(!check("rename --no-capture") && !check("rename -- -p"));
+    }
 }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::ops::AddAssign;
 
+use crate::shell::LineFilter;
+
 /// How many tests ended how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
@@ -27,8 +29,7 @@ impl Totals {
     /// Reads nextest's `Summary [ 1.0s] 3 tests run: 2 passed (1 slow), 1 failed, 0 skipped` and
     /// libtest's `test result: ok. 1 passed; 0 failed; 2 ignored; …`; other lines count nothing.
     fn of_line(line: &str) -> Self {
-        let line = line.trim();
-        let counts = if line.starts_with("Summary [") {
+        let counts = if line.trim_start().starts_with("Summary [") {
             line.split_once("run:").map_or("", |(_, counts)| counts)
         } else if let Some(result) = line.strip_prefix("test result:") {
             result.split_once('.').map_or("", |(_, counts)| counts)
@@ -82,11 +83,11 @@ impl fmt::Display for Totals {
 
 /// A filter for one stream: the closing lines of nextest (from its summary to the end) and of
 /// libtest (one line per program).
-pub(crate) fn closing_lines() -> Box<dyn FnMut(&str) -> bool + Send> {
+pub(crate) fn closing_lines() -> LineFilter {
     let mut after_summary = false;
     Box::new(move |line| {
-        let line = line.trim();
-        after_summary |= line.starts_with("Summary [");
+        after_summary |= line.trim_start().starts_with("Summary [");
+        // Without the margin: nextest indents what a failed test printed, and that may look alike.
         after_summary && !line.is_empty() || line.starts_with("test result:")
     })
 }
@@ -189,6 +190,6 @@ mod tests {
             "",
             "FAIL b",
         ];
-        assert_eq!(kept.map(|line| keep(line)), [false, true, false, true]);
+        assert_eq!(kept.map(&mut keep), [false, true, false, true]);
     }
 }

@@ -1,9 +1,9 @@
 //! The code map of ARCHITECTURE.md and the code name the same modules.
 //!
-//! The map is the section whose heading holds "Code map". Each line that names a crate's directory
-//! (`bafs-proto`) makes it the current one; words that end in `.rs` or `/` name files and
-//! directories, seen from the root or from the current crate's `src/`; a name alone in back quotes
-//! counts as a module too. How the map looks beyond that (tree, table, list) is free.
+//! The map is the section whose heading holds "Code map". A heading that names a crate's directory
+//! (`bafs-proto`), or a line that starts with it, makes it the current one; words that end in `.rs`
+//! or `/` name files and directories, seen from the root or from the current crate's `src/`; a name
+//! alone in back quotes counts as a module too. A tree, a table and a list are equally good maps.
 
 use std::collections::BTreeSet;
 
@@ -25,8 +25,10 @@ pub(super) fn check(files: &[File]) -> Vec<Finding> {
     let mut named = BTreeSet::new();
     let mut current = None;
     for (index, line) in section.lines().enumerate() {
-        for word in words(line) {
-            if let Some(found) = crate_of(word, &crates) {
+        let heading = line.starts_with('#');
+        for (position, word) in words(line).into_iter().enumerate() {
+            // Deeper in a line, a crate's name is part of what is said about something else.
+            if let Some(found) = crate_of(word, &crates).filter(|_| heading || position == 0) {
                 current = Some(found);
             }
             match lookup(word, current, files) {
@@ -96,12 +98,10 @@ fn words(line: &str) -> Vec<&str> {
 }
 
 fn crate_of<'a>(word: &str, crates: &BTreeSet<&'a str>) -> Option<&'a str> {
-    let word = word.trim_matches('`');
-    let first = word.split('/').next()?;
-    // `tests` and `bafs` are ordinary words too: they count as crates when written as a directory
-    // or in back quotes' stead with a hyphen.
-    let found = crates.get(first)?;
-    (word.contains('/') || first.contains('-')).then_some(*found)
+    // `tests` and `bafs` are ordinary words too: they count when written as a directory or as code.
+    let as_name = word.contains(['/', '-', '`']);
+    let first = word.trim_matches('`').split('/').next()?;
+    crates.get(first).copied().filter(|_| as_name)
 }
 
 enum Lookup {
@@ -182,8 +182,8 @@ fn is_named(module: &str, named: &BTreeSet<String>) -> bool {
 mod tests {
     use super::*;
 
-    const TREE: &str = "# A\n## Code map\n```\nbafs-proto/src/   what is said\n  codec.rs   bytes\n  \
-                        net/quic.rs   wire\n```\n## Next\nnot-here.rs\n";
+    const TREE: &str = "# A\n## Code map\n```\nbafs-proto/src/   what is said\n\
+                        codec.rs   bytes\nnet/quic.rs   wire\n```\n## Next\nnot-here.rs\n";
 
     fn check_map(text: &str) -> Vec<String> {
         let paths = [
@@ -231,10 +231,8 @@ mod tests {
     #[test]
     fn a_name_without_a_module_is_found_with_its_line() {
         let found = check_map(&TREE.replace("codec.rs", "codec.rs gone.rs"));
-        assert_eq!(
-            found,
-            ["ARCHITECTURE.md:5: the code map names `gone.rs`, which does not exist"]
-        );
+        let what = "the code map names `gone.rs`, which does not exist";
+        assert_eq!(found, [format!("ARCHITECTURE.md:5: {what}")]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The text files of the checkout, and the names that must not be in any of them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
@@ -29,7 +29,10 @@ impl File {
 /// Reads what belongs to the project: what git tracks and what it would track.
 pub(super) fn read_all(root: &Path) -> Result<Vec<File>> {
     let mut git = Command::new("git");
+    // Root may well build in a user's checkout; listing names is safe there.
     git.current_dir(root).args([
+        "-c",
+        "safe.directory=*",
         "ls-files",
         "-z",
         "--cached",
@@ -65,9 +68,6 @@ const REGISTRY_HOSTS: [&str; 5] = [
 /// Directories of the machine that we run on: this checkout, its neighbours, and home.
 pub(super) fn machine_paths(root: &Path) -> Vec<String> {
     let mut paths = vec![root.to_path_buf()];
-    if let Some(home) = env::var_os("HOME") {
-        paths.push(home.into());
-    }
     if let Some(parent) = root.parent() {
         let entries = fs::read_dir(parent).into_iter().flatten().flatten();
         paths.extend(
@@ -76,10 +76,10 @@ pub(super) fn machine_paths(root: &Path) -> Vec<String> {
                 .filter(|path| path.is_dir()),
         );
     }
-    let two_deep = |path: &Path| path.components().count() > 2 && !path.starts_with("/tmp");
-    let is_home = |path: &Path| env::var_os("HOME").is_some_and(|home| path == Path::new(&home));
-    // `/usr` beside a checkout in `/src`, or a name in /tmp, is no one machine's secret.
-    paths.retain(|path| two_deep(path) || path == Path::new("/root") && is_home(path));
+    // `/usr` beside a checkout in `/src`, or any name in /tmp, is no one machine's secret.
+    paths.retain(|path| path.components().count() > 2 && !path.starts_with("/tmp"));
+    let home = env::var_os("HOME").map(PathBuf::from);
+    paths.extend(home.filter(|home| home.parent().is_some()));
     paths
         .iter()
         .map(|path| path.to_string_lossy().into_owned())

@@ -1,4 +1,4 @@
-//! Looks at Rust text: what is code, what is a word. A lexer for exactly these questions, no parser.
+//! Looks at Rust text: what is code, what is a word. A lexer for these two questions, no parser.
 
 /// The text with comments and the contents of literals blanked out; lines stay where they were.
 pub(super) fn code_only(text: &str) -> String {
@@ -156,7 +156,7 @@ mod tests {
             ("a // unsafe\nb", "a          \nb"),
             ("a /* x /* y */ z */ b", "a                   b"),
             (r#"f("un\"safe") + 1"#, "f(          ) + 1"),
-            ("r#\"a\"b\"# + r", "          + r"),
+            ("r#\"a\"b\"# + r", "         + r"),
             ("br\"x\"; bar", "     ; bar"),
             ("'a' '\\'' &'a str", "         &'a str"),
             ("for\"x\"", "for   "),
