@@ -584,6 +584,17 @@ pub enum Reader {
     Agent,
     /// Another server: local copy, else home.
     Peer,
+    /// A server that may have become primary lately and wants to spare home: local copy or a read
+    /// from home that is under way, else `NotFound`.
+    Heir,
+    /// A server that has just made its volume of the cooperative cache and wants to be counted as
+    /// a peer before the catalog says so; it reads no blocks (`count` is 0).
+    Newcomer {
+        /// The server.
+        server: ServerId,
+        /// Most bytes its volume keeps.
+        capacity_bytes: u64,
+    },
 }
 
 /// Reads blocks of a cache volume; they follow each other in the body of the reply.
