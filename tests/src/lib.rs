@@ -1,1 +1,189 @@
-//! Skeleton.
+//! What whole-system tests share: clusters of real processes, the program, skips said aloud.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use bafs::cluster::{Cluster, ClusterSpec};
+use tempfile::TempDir;
+
+/// The `bafs` program: what `BAFS_BIN` names, else the one built beside this test.
+///
+/// # Panics
+/// When it has not been built.
+pub fn program() -> PathBuf {
+    let beside = || {
+        let test = std::env::current_exe().expect("a test knows its own path");
+        let target = test.ancestors().nth(2).expect("tests are two levels below the target");
+        target.join("bafs")
+    };
+    let path = std::env::var_os("BAFS_BIN").map_or_else(beside, PathBuf::from);
+    assert!(path.exists(), "{} is missing: cargo build --bin bafs", path.display());
+    path
+}
+
+/// Says aloud that a test was skipped; a skipped test is not a passed one.
+pub fn skip(test: &str, reason: &str) {
+    let line = format!("SKIPPED: {test}: {reason}");
+    eprintln!("{line}");
+    if let Some(log) = std::env::var_os("BAFS_SKIP_LOG") {
+        let file = OpenOptions::new().create(true).append(true).open(log);
+        let written = file.and_then(|mut file| writeln!(file, "{line}"));
+        written.expect("the log of skipped tests can be written");
+    }
+}
+
+/// Why jobs with mounts cannot run here, if they cannot.
+pub fn cannot_mount() -> Option<String> {
+    let doctor = Command::new(program()).arg("doctor").output().expect("the program runs");
+    (!doctor.status.success()).then(|| String::from_utf8_lossy(&doctor.stdout).into_owned())
+}
+
+/// A cluster of real processes with a home directory of its own.
+#[derive(Debug)]
+pub struct World {
+    /// The processes. Dropped first: servers end before their files go.
+    pub cluster: Cluster,
+    /// What `bafs://home/` shows.
+    pub home: TempDir,
+}
+
+impl World {
+    /// Starts a cluster with nodes of the given sizes (such as `100MB`), two slots each.
+    ///
+    /// # Errors
+    /// A process that does not start.
+    pub fn start(node_sizes: &[&str]) -> Result<Self> {
+        Self::start_with(node_sizes, None)
+    }
+
+    /// Starts a cluster whose home is behind a link of the given rate (such as `1MB/s`).
+    ///
+    /// # Errors
+    /// A process that does not start.
+    pub fn start_with(node_sizes: &[&str], limit: Option<&str>) -> Result<Self> {
+        let home = tempfile::tempdir()?;
+        let spec = ClusterSpec {
+            program: program(),
+            export: home.path().to_owned(),
+            limit: limit.map(str::to_owned),
+            node_sizes: node_sizes.iter().map(|&size| size.to_owned()).collect(),
+            slots: 2,
+            keep: false,
+        };
+        Ok(Self { cluster: Cluster::start(&spec)?, home })
+    }
+
+    /// Writes a file at home.
+    ///
+    /// # Errors
+    /// An I/O error.
+    pub fn put(&self, path: &str, content: &[u8]) -> Result<()> {
+        let path = self.home.path().join(path);
+        std::fs::create_dir_all(path.parent().context("a file has a directory")?)?;
+        Ok(std::fs::write(path, content)?)
+    }
+
+    /// Reads a file at home.
+    ///
+    /// # Errors
+    /// An I/O error, with the path.
+    pub fn get(&self, path: &str) -> Result<Vec<u8>> {
+        let path = self.home.path().join(path);
+        std::fs::read(&path).with_context(|| path.display().to_string())
+    }
+
+    /// A `bafs` command that talks to this cluster.
+    pub fn bafs(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(program());
+        command
+            .args(args)
+            .env("BAFS_IDENTITY", self.cluster.identity())
+            .env("BAFS_CATALOG", self.cluster.catalog())
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a command that must succeed, and returns its JSON.
+    ///
+    /// # Errors
+    /// What the command said when it failed.
+    pub fn json(&self, args: &[&str]) -> Result<serde_json::Value> {
+        let output = self.bafs(args).arg("--json").output()?;
+        anyhow::ensure!(output.status.success(), "bafs {args:?}: {}", said(&output));
+        serde_json::from_slice(&output.stdout).with_context(|| said(&output))
+    }
+
+    /// Waits until the catalog lists so many servers.
+    ///
+    /// # Errors
+    /// When it does not within 20 seconds.
+    pub fn wait_for_servers(&self, count: usize) -> Result<()> {
+        for _ in 0..200 {
+            let listed = self.json(&["servers"])?;
+            if listed.as_array().is_some_and(|servers| servers.len() == count) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        anyhow::bail!("the catalog does not list {count} servers")
+    }
+
+    /// Writes a workflow file and returns its path.
+    ///
+    /// # Errors
+    /// An I/O error.
+    pub fn workflow(&self, text: &str) -> Result<PathBuf> {
+        let path = self.home.path().join("test.bafs");
+        std::fs::write(&path, text)?;
+        Ok(path)
+    }
+}
+
+/// Everything that a command printed.
+pub fn said(output: &Output) -> String {
+    format!(
+        "{}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// Processes whose command line contains a text, as `pid command line`.
+///
+/// # Panics
+/// When /proc cannot be read.
+pub fn processes_with(text: &str) -> Vec<String> {
+    let own = std::process::id().to_string();
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").expect("/proc is readable").flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name == own || !name.bytes().all(|b| b.is_ascii_digit()) {
+            continue;
+        }
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        if line.contains(text) {
+            found.push(format!("{name} {line}"));
+        }
+    }
+    found
+}
+
+/// Mount points of this name space whose line in the mount table contains a text.
+///
+/// # Panics
+/// When the mount table cannot be read.
+pub fn mounts_with(text: &str) -> Vec<String> {
+    let table = std::fs::read_to_string("/proc/self/mounts").expect("the mount table is readable");
+    table.lines().filter(|line| line.contains(text)).map(str::to_owned).collect()
+}
+
+/// Whether a directory is gone or empty.
+pub fn is_empty(directory: &Path) -> bool {
+    std::fs::read_dir(directory).map_or(true, |mut entries| entries.next().is_none())
+}

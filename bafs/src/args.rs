@@ -1,0 +1,338 @@
+//! The command line: what can be said. Decides nothing.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// A user-space, batch-aware distributed file system.
+///
+/// BAFS gives each job of a workflow a private name space of volumes: scratch volumes for what
+/// jobs pass to each other, cooperative caches for the inputs that all jobs read. Only first
+/// inputs and last outputs cross the wide-area link.
+#[derive(Debug, Parser)]
+#[command(name = "bafs", version, max_term_width = 100)]
+#[command(after_help = "Exit codes: 0 done; 1 failed; 2 wrong usage; 75 the environment failed \
+(bafs exec: the reason is on standard error, as JSON); otherwise that of the job.\n\n\
+Every long option can be set by an environment variable, for example BAFS_CATALOG.")]
+pub(crate) struct Cli {
+    /// Print results for machines, as JSON.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a real workload on a throw-away cluster on this machine, beside remote I/O.
+    Demo(DemoArgs),
+    /// Create the authority of a new cluster and the identities of its parts.
+    Init(InitArgs),
+    /// Serve a directory of yours as a home.
+    Home(HomeArgs),
+    /// Serve the list of live servers.
+    Catalog(CatalogArgs),
+    /// Serve volumes from this machine's disk and run jobs on it.
+    Node(NodeArgs),
+    /// List live servers.
+    Servers(ClientArgs),
+    /// Create, list, show, copy and delete volumes.
+    #[command(subcommand)]
+    Volume(VolumeCommand),
+    /// Mount a volume on a directory, until it is unmounted or the command is ended.
+    Mount(MountArgs),
+    /// Run a program with volumes at paths of its own name space.
+    Exec(ExecArgs),
+    /// Run a workflow.
+    Run(RunArgs),
+    /// Check a workflow file without running it.
+    Check(CheckArgs),
+    /// Say what this machine has and lacks for BAFS.
+    Doctor,
+    /// The agent of one job; started by nodes.
+    #[command(hide = true)]
+    Agent(AgentArgs),
+}
+
+/// How to reach a cluster.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ClientArgs {
+    /// Directory that `bafs init` made.
+    #[arg(long, env = "BAFS_IDENTITY", value_name = "DIR")]
+    pub(crate) identity: PathBuf,
+    /// Address of the catalog.
+    #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
+    pub(crate) catalog: String,
+}
+
+/// What all servers share.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ServerArgs {
+    /// Directory that `bafs init` made.
+    #[arg(long, env = "BAFS_IDENTITY", value_name = "DIR")]
+    pub(crate) identity: PathBuf,
+    /// Address to listen at, as others reach it; port 0 takes any.
+    #[arg(long, env = "BAFS_LISTEN", value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
+    pub(crate) listen: String,
+    /// End when standard input ends: the server goes with the program that started it.
+    #[arg(long)]
+    pub(crate) until_stdin_closes: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  bafs demo\n  bafs demo --limit 10MB/s --nodes 8\n  \
+bafs demo --kill-node 6     # kill -9 a node after six jobs")]
+pub(crate) struct DemoArgs {
+    /// Nodes to start.
+    #[arg(long, default_value_t = 4)]
+    pub(crate) nodes: u32,
+    /// Pipelines to run over BAFS.
+    #[arg(long, default_value_t = 16)]
+    pub(crate) pipelines: u32,
+    /// Pipelines to run with remote I/O for comparison; 0 leaves it out.
+    #[arg(long, default_value_t = 3)]
+    pub(crate) remote_pipelines: u32,
+    /// Size of the protein database in MiB of residues.
+    #[arg(long, default_value_t = 25)]
+    pub(crate) database_mib: u32,
+    /// Rate of the link to home.
+    #[arg(long, default_value = "1MB/s")]
+    pub(crate) limit: String,
+    /// Seed of the synthetic sequences: the same seed gives the same bytes.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Kill one node (SIGKILL) when this many jobs are done.
+    #[arg(long, value_name = "JOBS")]
+    pub(crate) kill_node: Option<u32>,
+    /// Keep the cluster's directory for inspection and say where it is.
+    #[arg(long)]
+    pub(crate) keep: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  bafs init ~/bafs-cluster\n  \
+bafs catalog --identity ~/bafs-cluster --listen 10.0.0.1:7000")]
+pub(crate) struct InitArgs {
+    /// Directory to create.
+    pub(crate) directory: PathBuf,
+    /// Capability tokens expire after so many days.
+    #[arg(long, default_value_t = 365)]
+    pub(crate) days: u64,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  bafs home --export ~/data --listen 10.0.0.1:7001 \
+--catalog 10.0.0.1:7000 --limit 1MB/s")]
+pub(crate) struct HomeArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    /// Directory to export.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) export: PathBuf,
+    /// Name in URLs: `bafs://NAME/path`.
+    #[arg(long, default_value = "home")]
+    pub(crate) name: String,
+    /// Address of the catalog to advertise to.
+    #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
+    pub(crate) catalog: Option<String>,
+    /// Most bytes per second over this server's link, both directions together.
+    #[arg(long, value_name = "RATE")]
+    pub(crate) limit: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  bafs catalog --listen 10.0.0.1:7000")]
+pub(crate) struct CatalogArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  bafs node --store /var/tmp/bafs --size 100GB \
+--listen 10.0.0.2:7002 --catalog 10.0.0.1:7000")]
+pub(crate) struct NodeArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    /// Directory for volumes.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) store: PathBuf,
+    /// Space to offer for volumes.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) size: String,
+    /// Files to offer for volumes.
+    #[arg(long, default_value_t = 1_000_000)]
+    pub(crate) files: u64,
+    /// Name for people; the host name when not given.
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// Nodes of one group share cooperative caches.
+    #[arg(long, default_value = "default")]
+    pub(crate) group: String,
+    /// Jobs to run at once; the number of processors when not given, 0 for storage only.
+    #[arg(long)]
+    pub(crate) slots: Option<u32>,
+    /// Address of the catalog to advertise to.
+    #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
+    pub(crate) catalog: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum VolumeCommand {
+    /// Create a volume on a node.
+    #[command(after_help = "Example:\n  bafs volume create work --node n1 --size 10GB\n  \
+bafs volume create data --node n1 --size 10GB --cache bafs://home/db")]
+    Create(VolumeCreateArgs),
+    /// List the volumes of all nodes.
+    List(ClientArgs),
+    /// Show a volume.
+    Show(VolumeArgs),
+    /// Delete a volume.
+    Delete(VolumeArgs),
+    /// Copy a scratch volume to another node.
+    Replicate(VolumeReplicateArgs),
+    /// Send a file of a scratch volume home.
+    Extract(VolumeExtractArgs),
+    /// Start a new generation of a cache volume: its source is listed again.
+    Invalidate(VolumeArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VolumeArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Id or name of the volume.
+    pub(crate) volume: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VolumeCreateArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Name of the volume.
+    pub(crate) name: String,
+    /// Node to create it on, by name or address.
+    #[arg(long)]
+    pub(crate) node: String,
+    /// Space to reserve.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) size: String,
+    /// Files to reserve.
+    #[arg(long, default_value_t = 10_000)]
+    pub(crate) files: u64,
+    /// Fill the scratch volume from this home path.
+    #[arg(long, value_name = "URL", conflicts_with = "cache")]
+    pub(crate) from: Option<String>,
+    /// Make a cache volume of this home path.
+    #[arg(long, value_name = "URL")]
+    pub(crate) cache: Option<String>,
+    /// Cooperative cache to take part in; the volume's name when not given.
+    #[arg(long, requires = "cache")]
+    pub(crate) cooperative: Option<String>,
+    /// Delete the volume when nobody shows interest for so many hours.
+    #[arg(long, default_value_t = 24)]
+    pub(crate) hours: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VolumeReplicateArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Id or name of the volume.
+    pub(crate) volume: String,
+    /// Node that shall hold the copy, by name or address.
+    #[arg(long)]
+    pub(crate) to: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VolumeExtractArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Id or name of the volume.
+    pub(crate) volume: String,
+    /// Path of the file in the volume.
+    pub(crate) path: String,
+    /// Where it shall be at home.
+    pub(crate) target: String,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  bafs mount work /mnt/work")]
+pub(crate) struct MountArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Id or name of the volume.
+    pub(crate) volume: String,
+    /// Directory to mount on.
+    pub(crate) directory: PathBuf,
+    /// Mount read-only.
+    #[arg(long)]
+    pub(crate) read_only: bool,
+    /// Deadline of each remote operation in seconds; past it the volume is lost.
+    #[arg(long, env = "BAFS_OP_DEADLINE", default_value_t = 30)]
+    pub(crate) op_deadline: u64,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  bafs exec --mount work:/work --mount data:/data:ro -- \
+blastp -db /data/nr -query q.fa -out /work/raw")]
+pub(crate) struct ExecArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// A volume and its path in the program's name space; `:ro` for read-only.
+    #[arg(long = "mount", value_name = "VOLUME:/PATH[:ro]")]
+    pub(crate) mounts: Vec<String>,
+    /// Deadline of each remote operation in seconds; past it the volume is lost.
+    #[arg(long, env = "BAFS_OP_DEADLINE", default_value_t = 30)]
+    pub(crate) op_deadline: u64,
+    /// The program and its arguments.
+    #[arg(last = true, required = true)]
+    pub(crate) program: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  bafs run blast.bafs --local 4\n  \
+bafs run blast.bafs --identity ~/bafs-cluster --catalog 10.0.0.1:7000\n\n\
+After a crash of this command, run it again with the same journal: it goes on where it was.")]
+pub(crate) struct RunArgs {
+    /// The workflow file.
+    pub(crate) workflow: PathBuf,
+    /// Start a throw-away cluster of so many nodes on this machine.
+    #[arg(long, value_name = "NODES", conflicts_with_all = ["identity", "catalog"])]
+    pub(crate) local: Option<u32>,
+    /// With --local: directory to export as `bafs://home/`; the workflow's own when not given.
+    #[arg(long, value_name = "DIR", requires = "local")]
+    pub(crate) export: Option<PathBuf>,
+    /// With --local: space of each node.
+    #[arg(long, value_name = "SIZE", requires = "local")]
+    pub(crate) node_size: Option<String>,
+    /// With --local: rate of the link to home.
+    #[arg(long, value_name = "RATE", requires = "local")]
+    pub(crate) limit: Option<String>,
+    /// Directory that `bafs init` made.
+    #[arg(long, env = "BAFS_IDENTITY", value_name = "DIR")]
+    pub(crate) identity: Option<PathBuf>,
+    /// Address of the catalog.
+    #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
+    pub(crate) catalog: Option<String>,
+    /// Journal of the run; `WORKFLOW.journal` when not given. Delete it to start afresh.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) journal: Option<PathBuf>,
+    /// Access home directly, with nothing cached and no volumes: the way without BAFS.
+    #[arg(long)]
+    pub(crate) remote_io: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// The workflow file.
+    pub(crate) workflow: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AgentArgs {
+    /// Directory of the agent's identity.
+    #[arg(long)]
+    pub(crate) identity: PathBuf,
+}

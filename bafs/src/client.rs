@@ -1,0 +1,140 @@
+//! What commands share that talk to a cluster: identity, connections, finding things by name.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use bafs_proto::identity::Identity;
+use bafs_proto::ids::VolumeId;
+use bafs_proto::message::{
+    Advert, Call, ListVolumes, QueryServers, Role, ServerKind,
+};
+use bafs_proto::net::pool::Pool;
+use bafs_proto::net::quic::QuicDialer;
+use bafs_proto::time::Deadline;
+use bafs_proto::token::Token;
+use bafs_proto::volume::{Source, VolumeStatus};
+use bafs_sched::workflow::Url;
+
+use crate::args::ClientArgs;
+use crate::init;
+
+/// Time for a command's single calls, in milliseconds.
+const CALL_MS: u64 = 10_000;
+
+/// A connection to a cluster with a person's rights.
+#[derive(Debug, Clone)]
+pub(crate) struct Client {
+    pub(crate) identity: Identity,
+    pub(crate) pool: Pool,
+    pub(crate) catalog: String,
+}
+
+impl Client {
+    /// Connects as the command line says.
+    pub(crate) fn new(args: &ClientArgs) -> Result<Self> {
+        Self::with(&args.identity, &args.catalog)
+    }
+
+    /// Connects with the identities in `cluster` to the catalog at an address.
+    pub(crate) fn with(cluster: &Path, catalog: &str) -> Result<Self> {
+        let identity = init::load(cluster, Role::Scheduler)?;
+        let pool = Pool::new(std::sync::Arc::new(QuicDialer::new(identity.clone())?));
+        Ok(Self { identity, pool, catalog: catalog.to_owned() })
+    }
+
+    /// The capability of this person.
+    pub(crate) fn token(&self) -> &Token {
+        &self.identity.token
+    }
+
+    /// Makes a call that ends soon.
+    pub(crate) async fn call<C: Call>(&self, address: &str, call: C) -> Result<C::Reply> {
+        self.call_within(address, call, CALL_MS).await
+    }
+
+    /// Makes a call that may take `ms` milliseconds.
+    pub(crate) async fn call_within<C: Call>(
+        &self,
+        address: &str,
+        call: C,
+        ms: u64,
+    ) -> Result<C::Reply> {
+        Ok(self.pool.call(address, self.token(), call, Deadline::after_ms(ms)).await?)
+    }
+
+    /// Live servers of a kind, or all.
+    pub(crate) async fn servers(&self, kind: Option<ServerKind>) -> Result<Vec<Advert>> {
+        let query = QueryServers { kind, ..QueryServers::default() };
+        let list = self
+            .call(&self.catalog, query)
+            .await
+            .with_context(|| format!("cannot ask the catalog at {}", self.catalog))?;
+        Ok(list.servers)
+    }
+
+    /// The node of this name or address.
+    pub(crate) async fn node(&self, name: &str) -> Result<Advert> {
+        let nodes = self.servers(Some(ServerKind::Node)).await?;
+        let known: Vec<_> = nodes.iter().map(|n| n.name.clone()).collect();
+        nodes
+            .into_iter()
+            .find(|node| node.name == name || node.address == name)
+            .with_context(|| format!("no live node '{name}'; live are: {}", known.join(", ")))
+    }
+
+    /// Every volume with the node that holds it. Nodes that do not answer are passed over and
+    /// named in the second list.
+    pub(crate) async fn volumes(&self) -> Result<(Vec<(Advert, VolumeStatus)>, Vec<String>)> {
+        let mut found = Vec::new();
+        let mut silent = Vec::new();
+        for node in self.servers(Some(ServerKind::Node)).await? {
+            match self.call(&node.address, ListVolumes).await {
+                Ok(list) => found.extend(list.volumes.into_iter().map(|v| (node.clone(), v))),
+                Err(_) => silent.push(node.name),
+            }
+        }
+        Ok((found, silent))
+    }
+
+    /// The volume of this id or name, and its node.
+    pub(crate) async fn volume(&self, wanted: &str) -> Result<(Advert, VolumeStatus)> {
+        let (volumes, silent) = self.volumes().await?;
+        let id = wanted.parse::<VolumeId>().ok();
+        let mut matching: Vec<_> = volumes
+            .into_iter()
+            .filter(|(_, v)| Some(v.spec.id) == id || v.spec.name == wanted)
+            .collect();
+        if matching.len() > 1 {
+            let ids: Vec<_> = matching.iter().map(|(_, v)| v.spec.id.to_string()).collect();
+            bail!("several volumes are named '{wanted}'; say which: {}", ids.join(", "));
+        }
+        matching.pop().with_context(|| {
+            let asleep = match silent.as_slice() {
+                [] => String::new(),
+                names => format!(" (nodes that did not answer: {})", names.join(", ")),
+            };
+            format!("no volume '{wanted}' on any live node{asleep}; see `bafs volume list`")
+        })
+    }
+
+    /// A home URL as the wire knows it.
+    pub(crate) async fn home_source(&self, text: &str) -> Result<Source> {
+        let url: Url = text.parse().map_err(|e| anyhow::anyhow!("'{text}': {e}"))?;
+        let address = self.home_address(&url).await?;
+        Ok(Source::Home { address, path: url.path.trim_matches('/').to_owned() })
+    }
+
+    async fn home_address(&self, url: &Url) -> Result<String> {
+        if url.host.contains(':') {
+            return Ok(url.host.clone());
+        }
+        self.servers(Some(ServerKind::Home))
+            .await?
+            .into_iter()
+            .find(|home| home.name == url.host)
+            .map(|home| home.address)
+            .with_context(|| {
+                format!("no live home '{}'; start one with `bafs home --name {0}`", url.host)
+            })
+    }
+}

@@ -1,0 +1,228 @@
+//! A throw-away cluster on this machine: separate processes on loopback, gone with this one.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use crate::clock;
+use crate::init;
+
+/// Tokens of a throw-away cluster are good for a week: longer than any demo.
+const TOKENS_MS: u64 = 7 * 24 * 3600 * 1000;
+
+/// Time for a process to end when it is asked to.
+const STOP_MS: u64 = 3_000;
+
+/// What the cluster shall be.
+#[derive(Debug, Clone)]
+pub struct ClusterSpec {
+    /// The `bafs` program.
+    pub program: PathBuf,
+    /// Directory that the home exports.
+    pub export: PathBuf,
+    /// Rate of the link to home, as on the command line.
+    pub limit: Option<String>,
+    /// Size of each node, as on the command line.
+    pub node_sizes: Vec<String>,
+    /// Jobs that each node runs at once.
+    pub slots: u32,
+    /// Keep the directory at the end.
+    pub keep: bool,
+}
+
+/// A running cluster. Dropping it ends every process and removes every file.
+#[derive(Debug)]
+pub struct Cluster {
+    program: PathBuf,
+    processes: Vec<Process>,
+    directory: TempDir,
+}
+
+#[derive(Debug)]
+struct Process {
+    name: String,
+    args: Vec<String>,
+    address: String,
+    child: Child,
+}
+
+impl Cluster {
+    /// Starts home, catalog and nodes `n1`, `n2`, …, and waits until each listens.
+    ///
+    /// # Errors
+    /// A process that does not start, with what it said.
+    pub fn start(spec: &ClusterSpec) -> Result<Self> {
+        let mut directory = tempfile::Builder::new()
+            .prefix(&format!("bafs-cluster-{}-", std::process::id()))
+            .tempdir()
+            .context("cannot create a directory for the cluster")?;
+        directory.disable_cleanup(spec.keep);
+        init::create(
+            &directory.path().join("identity"),
+            clock::now().plus_ms(TOKENS_MS),
+        )?;
+        let mut cluster = Self {
+            program: spec.program.clone(),
+            processes: Vec::new(),
+            directory,
+        };
+        cluster.spawn("catalog", vec!["catalog".to_owned()])?;
+        let catalog = cluster.catalog().to_owned();
+        let export = path_text(&spec.export)?;
+        let mut home = words(&["home", "--export", &export, "--catalog", &catalog]);
+        if let Some(limit) = &spec.limit {
+            home.extend(words(&["--limit", limit]));
+        }
+        cluster.spawn("home", home)?;
+        let slots = spec.slots.to_string();
+        for (index, size) in spec.node_sizes.iter().enumerate() {
+            let name = format!("n{}", index + 1);
+            let store = path_text(&cluster.directory.path().join(&name))?;
+            let mut args = words(&["node", "--store", &store, "--size", size, "--name", &name]);
+            args.extend(words(&["--slots", &slots, "--catalog", &catalog]));
+            cluster.spawn(&name, args)?;
+        }
+        Ok(cluster)
+    }
+
+    /// Address of the catalog.
+    pub fn catalog(&self) -> &str {
+        self.address("catalog")
+    }
+
+    /// Address of the home server.
+    pub fn home(&self) -> &str {
+        self.address("home")
+    }
+
+    /// Address of a process; empty when there is none of that name.
+    pub fn address(&self, name: &str) -> &str {
+        self.processes.iter().find(|p| p.name == name).map_or("", |p| &p.address)
+    }
+
+    /// Process id of a process.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn pid(&self, name: &str) -> Result<u32> {
+        let process = self.processes.iter().find(|p| p.name == name);
+        Ok(process.with_context(|| format!("no process '{name}'"))?.child.id())
+    }
+
+    /// Directory of the identities.
+    pub fn identity(&self) -> PathBuf {
+        self.directory.path().join("identity")
+    }
+
+    /// The cluster's directory: stores (`n1`, …), logs (`n1.log`, …) and identities are in it.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Sends a signal to a process.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn signal(&self, name: &str, signal: Signal) -> Result<()> {
+        Ok(kill(Pid::from_raw(i32::try_from(self.pid(name)?)?), signal)?)
+    }
+
+    /// Kills a process as a power cut would; its address and directory stay for a restart.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn kill(&mut self, name: &str) -> Result<()> {
+        let process = self.processes.iter_mut().find(|p| p.name == name);
+        let process = process.with_context(|| format!("no process '{name}'"))?;
+        process.child.kill()?;
+        process.child.wait()?;
+        Ok(())
+    }
+
+    /// Starts a killed process again at its address.
+    ///
+    /// # Errors
+    /// When there is none of that name, or it does not start.
+    pub fn restart(&mut self, name: &str) -> Result<()> {
+        let index = self.processes.iter().position(|p| p.name == name);
+        let old = self.processes.remove(index.with_context(|| format!("no process '{name}'"))?);
+        let mut args = old.args;
+        if !args.iter().any(|arg| arg == "--listen") {
+            args.extend(words(&["--listen", &old.address]));
+        }
+        self.spawn(name, args)
+    }
+
+    fn spawn(&mut self, name: &str, args: Vec<String>) -> Result<()> {
+        let log = self.directory.path().join(format!("{name}.log"));
+        let identity = path_text(&self.identity())?;
+        let mut child = Command::new(&self.program)
+            .arg("--json")
+            .args(&args)
+            .args(["--identity", &identity, "--until-stdin-closes"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(File::options().create(true).append(true).open(&log)?)
+            // Ctrl-C is for the command that owns the cluster; it ends the servers in order.
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot start {}", self.program.display()))?;
+        let stdout = child.stdout.take().context("standard output is piped")?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        let said: Option<serde_json::Value> = serde_json::from_str(&line).ok();
+        let address = said.as_ref().and_then(|said| said["listening"].as_str()).map(str::to_owned);
+        let process = Process {
+            name: name.to_owned(),
+            args,
+            address: address.clone().unwrap_or_default(),
+            child,
+        };
+        self.processes.push(process);
+        if address.is_none() {
+            let why = std::fs::read_to_string(&log).unwrap_or_default();
+            bail!("{name} did not start: {}", why.trim());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for process in &mut self.processes {
+            // Closing standard input asks as well, and is what a crash of this process does.
+            drop(process.child.stdin.take());
+            if let Ok(pid) = i32::try_from(process.child.id()) {
+                let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
+                let _ = kill(Pid::from_raw(pid), Signal::SIGCONT);
+            }
+        }
+        for process in &mut self.processes {
+            let mut waited_ms = 0;
+            while matches!(process.child.try_wait(), Ok(None)) && waited_ms < STOP_MS {
+                std::thread::sleep(Duration::from_millis(20));
+                waited_ms += 20;
+            }
+            let _ = process.child.kill();
+            let _ = process.child.wait();
+        }
+    }
+}
+
+fn words(text: &[&str]) -> Vec<String> {
+    text.iter().map(|word| (*word).to_owned()).collect()
+}
+
+fn path_text(path: &Path) -> Result<String> {
+    path.to_str()
+        .map(str::to_owned)
+        .with_context(|| format!("{} is not valid text (UTF-8)", path.display()))
+}

@@ -1,0 +1,114 @@
+//! `bafs mount` and `bafs exec`: an agent for a person. They run before any thread exists,
+//! because a process that has threads may not enter a user name space.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use bafs_proto::message::{
+    Advert, JobCommand, JobSpec, MountSpec, MountTarget, Role,
+};
+use bafs_proto::volume::{VolumeKind, VolumeStatus};
+
+use crate::args::{ClientArgs, ExecArgs, MountArgs};
+use crate::client::Client;
+use crate::init;
+
+const SECOND_MS: u64 = 1000;
+
+/// Runs `bafs exec`.
+pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
+    let wanted = args.mounts.iter().map(|text| parse_mount(text)).collect::<Result<Vec<_>>>()?;
+    let mounts = find_apart(&args.client, &wanted)?;
+    let (executable, arguments) = args.program.split_first().context("a program is needed")?;
+    let directory = std::env::current_dir().context("the working directory is gone")?;
+    let spec = JobSpec {
+        name: executable.clone(),
+        command: JobCommand {
+            executable: executable.clone(),
+            arguments: arguments.to_vec(),
+            environment: BTreeMap::new(),
+            directory: directory.to_string_lossy().into_owned(),
+            stdout: None,
+            stderr: None,
+        },
+        mounts,
+        op_deadline_ms: args.op_deadline.saturating_mul(SECOND_MS),
+    };
+    let identity = init::load(&args.client.identity, Role::Agent)?;
+    Ok(bafs_client::exec_main(spec, identity))
+}
+
+/// Runs `bafs mount`.
+pub(crate) fn mount(args: &MountArgs) -> Result<ExitCode> {
+    let wanted = Wanted {
+        volume: args.volume.clone(),
+        path: args.directory.to_string_lossy().into_owned(),
+        writable: !args.read_only,
+    };
+    let mounts = find_apart(&args.client, &[wanted])?;
+    let mount = mounts.into_iter().next().context("one volume was asked for")?;
+    let identity = init::load(&args.client.identity, Role::Agent)?;
+    let op_deadline_ms = args.op_deadline.saturating_mul(SECOND_MS);
+    Ok(bafs_client::mount_main(mount, &args.directory, identity, op_deadline_ms))
+}
+
+/// A volume as the command line names it.
+#[derive(Debug, Clone)]
+struct Wanted {
+    volume: String,
+    path: String,
+    writable: bool,
+}
+
+fn parse_mount(text: &str) -> Result<Wanted> {
+    let (rest, writable) = match text.strip_suffix(":ro") {
+        Some(rest) => (rest, false),
+        None => (text, true),
+    };
+    match rest.split_once(":/") {
+        Some((volume, path)) if !volume.is_empty() => {
+            Ok(Wanted { volume: volume.to_owned(), path: format!("/{path}"), writable })
+        }
+        _ => bail!("--mount {text}: write VOLUME:/absolute/path or VOLUME:/absolute/path:ro"),
+    }
+}
+
+/// Finds volumes through the catalog on a thread of its own whose runtime is gone on return, so
+/// that this process has one thread again.
+fn find_apart(args: &ClientArgs, wanted: &[Wanted]) -> Result<Vec<MountSpec>> {
+    std::thread::scope(|scope| {
+        let finding = scope.spawn(|| -> Result<Vec<MountSpec>> {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let found = runtime.block_on(find(args, wanted));
+            runtime.shutdown_background();
+            found
+        });
+        finding.join().unwrap_or_else(|_| bail!("the search for volumes failed"))
+    })
+}
+
+async fn find(args: &ClientArgs, wanted: &[Wanted]) -> Result<Vec<MountSpec>> {
+    let client = Client::new(args)?;
+    let mut mounts = Vec::with_capacity(wanted.len());
+    for want in wanted {
+        let (node, status) = client.volume(&want.volume).await?;
+        mounts.push(mount_spec(&client, &node, &status, want));
+    }
+    Ok(mounts)
+}
+
+fn mount_spec(client: &Client, node: &Advert, status: &VolumeStatus, want: &Wanted) -> MountSpec {
+    let (server, volume) = (node.address.clone(), status.spec.id);
+    let (target, writable) = match status.spec.kind {
+        VolumeKind::Scratch { .. } => (MountTarget::Scratch { server, volume }, want.writable),
+        VolumeKind::Cache { .. } => (MountTarget::Cache { server, volume }, false),
+    };
+    MountSpec {
+        name: status.spec.name.clone(),
+        path: want.path.clone(),
+        target,
+        writable,
+        token: client.token().clone(),
+    }
+}

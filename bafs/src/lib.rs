@@ -1,0 +1,102 @@
+//! The one program that a user installs: parses arguments and calls the libraries.
+//!
+//! A library as well, so that tests start the same throw-away clusters as the demo does.
+
+mod args;
+mod client;
+mod clock;
+pub mod cluster;
+mod demo;
+mod init;
+mod job;
+mod output;
+mod rate;
+mod run;
+mod serve;
+mod volume;
+mod workflow_file;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use bafs_client::sandbox::Standing;
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+use args::{Cli, Command};
+use output::Output;
+
+/// Exit code of a command that failed.
+const FAILED: u8 = 1;
+
+/// Runs the program as the command line says, and returns its exit code.
+pub fn main() -> ExitCode {
+    // A job's first process is this program, too, re-executed; it must not parse anything.
+    bafs_client::sandbox::dispatch_job_init();
+    let cli = Cli::parse();
+    let filter = EnvFilter::try_from_env("BAFS_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match dispatch(cli) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("bafs: {error:#}");
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+fn dispatch(cli: Cli) -> Result<ExitCode> {
+    let output = Output::new(cli.json);
+    match cli.command {
+        // These three enter a private name space, which a process with threads may not.
+        Command::Agent(args) => return Ok(bafs_client::agent_main(&args.identity)),
+        Command::Exec(args) => return job::exec(&args),
+        Command::Mount(args) => return job::mount(&args),
+        Command::Init(args) => init::init(&args, output)?,
+        Command::Check(args) => workflow_file::check(&args.workflow, output)?,
+        Command::Doctor => return doctor(output),
+        command => return run_async(command, output),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_async(command: Command, output: Output) -> Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let result = runtime.block_on(async {
+        match command {
+            Command::Home(args) => serve::home(args, output).await,
+            Command::Catalog(args) => serve::catalog(args, output).await,
+            Command::Node(args) => serve::node(args, output).await,
+            Command::Servers(args) => volume::servers(args, output).await,
+            Command::Volume(command) => volume::run(command, output).await,
+            Command::Run(args) => return run::run(args, output).await,
+            Command::Demo(args) => return demo::demo(args, output).await,
+            _ => Ok(()),
+        }
+        .map(|()| ExitCode::SUCCESS)
+    });
+    // A thread that reads standard input for ever must not keep the program.
+    runtime.shutdown_background();
+    result
+}
+
+/// `bafs doctor`: what this machine has and lacks.
+fn doctor(output: Output) -> Result<ExitCode> {
+    let checks = bafs_client::sandbox::check();
+    for check in &checks {
+        let mark = match check.standing {
+            Standing::Fine => "ok     ",
+            Standing::Lacking => "lacking",
+            Standing::Missing => "MISSING",
+        };
+        output.remark(&format!("{mark} {}: {}", check.subject, check.found))?;
+        if !check.remedy.is_empty() {
+            output.remark(&format!("        to do: {}", check.remedy))?;
+        }
+    }
+    if output.is_json() {
+        output.say("", &checks)?;
+    }
+    let missing = checks.iter().any(|check| check.standing == Standing::Missing);
+    Ok(if missing { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
+}

@@ -1,0 +1,104 @@
+//! `bafs home`, `bafs catalog`, `bafs node`: a server until it is told to stop.
+
+use std::net::ToSocketAddrs;
+
+use anyhow::{Context, Result, bail};
+use bafs_proto::message::Role;
+use bafs_server::catalog::{self, CatalogConfig};
+use bafs_server::home::{self, HomeConfig};
+use bafs_server::node::{self, NodeConfig};
+use bafs_server::serving::Running;
+use tokio::io::AsyncReadExt;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
+use crate::init;
+use crate::output::Output;
+use crate::rate::{parse_bytes, parse_rate};
+
+/// Runs a home server.
+pub(crate) async fn home(args: HomeArgs, output: Output) -> Result<()> {
+    check_listen(&args.server.listen)?;
+    let root = args
+        .export
+        .canonicalize()
+        .with_context(|| format!("cannot export {}", args.export.display()))?;
+    let config = HomeConfig {
+        listen: args.server.listen.clone(),
+        identity: init::load(&args.server.identity, Role::Server)?,
+        root,
+        name: args.name,
+        catalog: args.catalog,
+        group: String::new(),
+        limit_bytes_per_s: args.limit.as_deref().map(parse_rate).transpose()?,
+    };
+    until_stopped(home::start(config).await?, &args.server, output).await
+}
+
+/// Runs a catalog.
+pub(crate) async fn catalog(args: CatalogArgs, output: Output) -> Result<()> {
+    check_listen(&args.server.listen)?;
+    let config = CatalogConfig {
+        listen: args.server.listen.clone(),
+        identity: init::load(&args.server.identity, Role::Server)?,
+    };
+    until_stopped(catalog::start(config).await?, &args.server, output).await
+}
+
+/// Runs a node.
+pub(crate) async fn node(args: NodeArgs, output: Output) -> Result<()> {
+    check_listen(&args.server.listen)?;
+    let slots = match args.slots {
+        Some(slots) => slots,
+        None => u32::try_from(std::thread::available_parallelism()?.get())?,
+    };
+    let name = match args.name {
+        Some(name) => name,
+        None => nix::unistd::gethostname()?.to_string_lossy().into_owned(),
+    };
+    let config = NodeConfig {
+        listen: args.server.listen.clone(),
+        identity: init::load(&args.server.identity, Role::Server)?,
+        store: args.store,
+        capacity_bytes: parse_bytes(&args.size)?,
+        capacity_files: args.files,
+        catalog: args.catalog,
+        group: args.group,
+        name,
+        slots,
+        agent_program: std::env::current_exe().context("cannot find the bafs program")?,
+        agent_identity: init::directory_of(&args.server.identity, Role::Agent),
+    };
+    until_stopped(node::start(config).await?, &args.server, output).await
+}
+
+/// Others must be able to reach the address that a server advertises.
+fn check_listen(listen: &str) -> Result<()> {
+    let mut addresses = listen
+        .to_socket_addrs()
+        .with_context(|| format!("--listen {listen} is no address such as 10.0.0.1:7000"))?;
+    if addresses.any(|address| address.ip().is_unspecified()) {
+        bail!("--listen {listen}: name the address by which others reach this machine");
+    }
+    Ok(())
+}
+
+async fn until_stopped(server: Running, args: &ServerArgs, output: Output) -> Result<()> {
+    let address = server.address().to_string();
+    output.say(&format!("listening at {address}"), &serde_json::json!({ "listening": address }))?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+        () = stdin_closed(), if args.until_stdin_closes => {}
+    }
+    server.stop().await;
+    Ok(())
+}
+
+async fn stdin_closed() {
+    let mut stdin = tokio::io::stdin();
+    let mut ignored = [0; 256];
+    while stdin.read(&mut ignored).await.is_ok_and(|count| count > 0) {}
+}

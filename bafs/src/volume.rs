@@ -1,0 +1,244 @@
+//! `bafs volume …` and `bafs servers`: the volume API by hand.
+
+use anyhow::{Result, bail};
+use bafs_proto::ids::{ExtractId, VolumeId};
+use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
+use bafs_proto::message::{
+    Advert, CreateVolume, DeleteVolume, ExtractFile, InvalidateVolume, PutReceipt,
+};
+use bafs_proto::volume::{
+    Replacement, Source, VolumeKind, VolumeSpec, VolumeState, VolumeStatus,
+};
+use serde_json::json;
+
+use crate::args::{
+    ClientArgs, VolumeArgs, VolumeCommand, VolumeCreateArgs, VolumeExtractArgs,
+    VolumeReplicateArgs,
+};
+use crate::client::Client;
+use crate::output::Output;
+use crate::rate::parse_bytes;
+
+const HOUR_MS: u64 = 3600 * 1000;
+
+/// Time for calls that move the bytes of a volume, in milliseconds.
+const TRANSFER_MS: u64 = 24 * HOUR_MS;
+
+/// Runs a volume command.
+pub(crate) async fn run(command: VolumeCommand, output: Output) -> Result<()> {
+    match command {
+        VolumeCommand::Create(args) => create(args, output).await,
+        VolumeCommand::List(args) => list(args, output).await,
+        VolumeCommand::Show(args) => show(args, output).await,
+        VolumeCommand::Delete(args) => delete(args, output).await,
+        VolumeCommand::Replicate(args) => replicate(args, output).await,
+        VolumeCommand::Extract(args) => extract(args, output).await,
+        VolumeCommand::Invalidate(args) => invalidate(args, output).await,
+    }
+}
+
+async fn create(args: VolumeCreateArgs, output: Output) -> Result<()> {
+    let client = Client::new(&args.client)?;
+    let node = client.node(&args.node).await?;
+    let kind = match &args.cache {
+        Some(url) => VolumeKind::Cache {
+            source: client.home_source(url).await?,
+            cooperative: args.cooperative.clone().unwrap_or_else(|| args.name.clone()),
+            replacement: Replacement::default(),
+            block_bytes: BLOCK_BYTES_DEFAULT,
+        },
+        None => VolumeKind::Scratch {
+            fill: match &args.from {
+                Some(url) => Some(client.home_source(url).await?),
+                None => None,
+            },
+        },
+    };
+    let spec = VolumeSpec {
+        id: VolumeId::random(),
+        name: args.name.clone(),
+        owner: owner(),
+        kind,
+        size_bytes: parse_bytes(&args.size)?,
+        size_files: args.files,
+        lifetime_ms: args.hours.saturating_mul(HOUR_MS),
+    };
+    let status = create_at(&client, &node, spec).await?;
+    say_status(&node, &status, output)
+}
+
+async fn create_at(client: &Client, node: &Advert, spec: VolumeSpec) -> Result<VolumeStatus> {
+    let call = CreateVolume { spec, source_token: client.token().clone() };
+    let status = client.call_within(&node.address, call, TRANSFER_MS).await?;
+    if status.state == VolumeState::Failed {
+        bail!("volume {} could not be filled: {}", status.spec.name, status.fault);
+    }
+    Ok(status)
+}
+
+async fn list(args: ClientArgs, output: Output) -> Result<()> {
+    let (volumes, silent) = Client::new(&args)?.volumes().await?;
+    for name in silent {
+        eprintln!("node {name} did not answer; its volumes are not listed");
+    }
+    if output.is_json() {
+        let all: Vec<_> = volumes.iter().map(|(node, v)| describe(node, v)).collect();
+        return output.say("", &all);
+    }
+    output.remark(&format!(
+        "{:<32}  {:<16} {:<10} {:<8} {:<9} {:>14} {:>14}",
+        "ID", "NAME", "NODE", "KIND", "STATE", "USED BYTES", "SIZE BYTES"
+    ))?;
+    for (node, v) in volumes {
+        output.remark(&format!(
+            "{:<32}  {:<16} {:<10} {:<8} {:<9} {:>14} {:>14}",
+            v.spec.id,
+            v.spec.name,
+            node.name,
+            kind_name(&v.spec.kind),
+            format!("{:?}", v.state).to_lowercase(),
+            v.used_bytes,
+            v.spec.size_bytes
+        ))?;
+    }
+    Ok(())
+}
+
+async fn show(args: VolumeArgs, output: Output) -> Result<()> {
+    let (node, status) = Client::new(&args.client)?.volume(&args.volume).await?;
+    say_status(&node, &status, output)
+}
+
+async fn delete(args: VolumeArgs, output: Output) -> Result<()> {
+    let client = Client::new(&args.client)?;
+    let (node, status) = client.volume(&args.volume).await?;
+    client.call(&node.address, DeleteVolume { volume: status.spec.id }).await?;
+    output.say(
+        &format!("deleted {} ({})", status.spec.name, status.spec.id),
+        &json!({ "deleted": status.spec.id.to_string() }),
+    )
+}
+
+async fn replicate(args: VolumeReplicateArgs, output: Output) -> Result<()> {
+    let client = Client::new(&args.client)?;
+    let (holder, status) = client.volume(&args.volume).await?;
+    let target = client.node(&args.to).await?;
+    if !matches!(status.spec.kind, VolumeKind::Scratch { .. }) {
+        bail!("{} is a cache volume; create one on the other node instead", status.spec.name);
+    }
+    let source = Source::Volume { address: holder.address, volume: status.spec.id };
+    let spec = VolumeSpec {
+        id: VolumeId::random(),
+        owner: owner(),
+        kind: VolumeKind::Scratch { fill: Some(source) },
+        ..status.spec
+    };
+    let copy = create_at(&client, &target, spec).await?;
+    say_status(&target, &copy, output)
+}
+
+async fn extract(args: VolumeExtractArgs, output: Output) -> Result<()> {
+    let client = Client::new(&args.client)?;
+    let (node, status) = client.volume(&args.volume).await?;
+    let Source::Home { address: home, path: target } = client.home_source(&args.target).await?
+    else {
+        bail!("'{}' is no place at a home", args.target);
+    };
+    let call = ExtractFile {
+        volume: status.spec.id,
+        path: args.path,
+        extract: ExtractId::random(),
+        home,
+        target,
+        home_token: client.token().clone(),
+    };
+    let receipt: PutReceipt = client.call_within(&node.address, call, TRANSFER_MS).await?;
+    output.say(
+        &format!("{} bytes are at {} ({})", receipt.size, receipt.path, receipt.digest),
+        &json!({
+            "path": receipt.path,
+            "size": receipt.size,
+            "blake3": receipt.digest.to_string(),
+        }),
+    )
+}
+
+async fn invalidate(args: VolumeArgs, output: Output) -> Result<()> {
+    let client = Client::new(&args.client)?;
+    let (node, status) = client.volume(&args.volume).await?;
+    let call =
+        InvalidateVolume { volume: status.spec.id, source_token: client.token().clone() };
+    let status = client.call(&node.address, call).await?;
+    say_status(&node, &status, output)
+}
+
+/// `bafs servers`.
+pub(crate) async fn servers(args: ClientArgs, output: Output) -> Result<()> {
+    let servers = Client::new(&args)?.servers(None).await?;
+    if output.is_json() {
+        return output.say("", &servers);
+    }
+    output.remark(&format!(
+        "{:<16} {:<6} {:<22} {:<10} {:>16} {:>16} {:>7}",
+        "NAME", "KIND", "ADDRESS", "GROUP", "FREE BYTES", "CAPACITY", "JOBS"
+    ))?;
+    for s in servers {
+        output.remark(&format!(
+            "{:<16} {:<6} {:<22} {:<10} {:>16} {:>16} {:>7}",
+            s.name,
+            format!("{:?}", s.kind).to_lowercase(),
+            s.address,
+            s.group,
+            s.free_bytes,
+            s.capacity_bytes,
+            format!("{}/{}", s.jobs, s.slots)
+        ))?;
+    }
+    Ok(())
+}
+
+fn say_status(node: &Advert, status: &VolumeStatus, output: Output) -> Result<()> {
+    let text = format!(
+        "{} {} on {}: {} volume, {:?}, {} of {} bytes and {} of {} files used{}",
+        status.spec.id,
+        status.spec.name,
+        node.name,
+        kind_name(&status.spec.kind),
+        status.state,
+        status.used_bytes,
+        status.spec.size_bytes,
+        status.used_files,
+        status.spec.size_files,
+        if status.fault.is_empty() { String::new() } else { format!("; {}", status.fault) }
+    );
+    output.say(&text, &describe(node, status))
+}
+
+fn describe(node: &Advert, status: &VolumeStatus) -> serde_json::Value {
+    json!({
+        "id": status.spec.id.to_string(),
+        "name": status.spec.name,
+        "owner": status.spec.owner,
+        "node": node.name,
+        "address": node.address,
+        "kind": kind_name(&status.spec.kind),
+        "state": status.state,
+        "fault": status.fault,
+        "used_bytes": status.used_bytes,
+        "size_bytes": status.spec.size_bytes,
+        "used_files": status.used_files,
+        "size_files": status.spec.size_files,
+        "manifest": status.manifest.map(|digest| digest.to_string()),
+    })
+}
+
+fn kind_name(kind: &VolumeKind) -> &'static str {
+    match kind {
+        VolumeKind::Scratch { .. } => "scratch",
+        VolumeKind::Cache { .. } => "cache",
+    }
+}
+
+fn owner() -> String {
+    std::env::var("USER").unwrap_or_else(|_| format!("uid {}", nix::unistd::getuid()))
+}
