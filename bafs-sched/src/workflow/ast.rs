@@ -1,0 +1,148 @@
+//! The forms between text and workflow: nodes as they are written, declarations as they are meant.
+//! Data only; nothing in it is checked against anything else.
+
+use std::rc::Rc;
+
+use super::checked::VolumeKind;
+use super::diagnostic::Place;
+use super::submit::Key;
+use super::url::Url;
+
+/// A word of the text, without its quotes.
+#[derive(Debug, Clone)]
+pub(super) struct Word {
+    pub(super) text: String,
+    pub(super) place: Place,
+    /// The quote that the word begins with.
+    pub(super) quote: Option<char>,
+}
+
+/// What a statement begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Keyword {
+    Job,
+    Parent,
+    Volume,
+    Mount,
+    Extract,
+    Retry,
+    For,
+    End,
+}
+
+/// One statement, or a loop around some.
+#[derive(Debug)]
+pub(super) enum Node {
+    Statement(Statement),
+    Loop(Loop),
+}
+
+/// A statement as it is written.
+#[derive(Debug)]
+pub(super) struct Statement {
+    pub(super) keyword: Keyword,
+    /// All words with the keyword; never empty.
+    pub(super) words: Vec<Word>,
+    /// What stands between the braces of an inline job.
+    pub(super) inline: Option<Rc<Description>>,
+}
+
+/// A loop as it is written.
+#[derive(Debug)]
+pub(super) struct Loop {
+    pub(super) place: Place,
+    pub(super) variable: Word,
+    /// Words and ranges that the variable goes through.
+    pub(super) items: Vec<Word>,
+    pub(super) body: Vec<Node>,
+}
+
+/// A job description before loop variables are substituted: each key at most once.
+#[derive(Debug, Default)]
+pub(super) struct Description {
+    pub(super) entries: Vec<Entry>,
+    /// Whether a line was refused, so that a key that is missing may have been meant by it.
+    pub(super) has_refused: bool,
+}
+
+/// A line `key = words` of a job description.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) key: Key,
+    pub(super) place: Place,
+    pub(super) values: Vec<Word>,
+}
+
+/// Everything that a workflow file declares, by kind, each in the order of the text.
+#[derive(Debug, Default)]
+pub(super) struct Declarations {
+    pub(super) jobs: Vec<JobDeclaration>,
+    pub(super) volumes: Vec<VolumeDeclaration>,
+    pub(super) parents: Vec<ParentDeclaration>,
+    pub(super) mounts: Vec<MountDeclaration>,
+    pub(super) extracts: Vec<ExtractDeclaration>,
+    pub(super) retries: Vec<RetryDeclaration>,
+    /// Whether an error kept some declarations out, so that a name may be missing for that reason.
+    pub(super) partial: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct JobDeclaration {
+    pub(super) name: Word,
+    pub(super) settings: Settings,
+    /// Whether a description was read and does not mention an executable.
+    pub(super) lacks_executable: bool,
+}
+
+/// What a job description says, once loop variables are substituted.
+#[derive(Debug, Default)]
+pub(super) struct Settings {
+    pub(super) executable: Option<Word>,
+    pub(super) arguments: Vec<String>,
+    pub(super) environment: Vec<(String, String)>,
+    pub(super) directory: Option<Word>,
+    pub(super) stdout: Option<Word>,
+    pub(super) stderr: Option<Word>,
+    pub(super) cpus: Option<u32>,
+    pub(super) memory_bytes: Option<u64>,
+    pub(super) runtime_s: Option<u64>,
+    pub(super) retries: Option<(u32, Place)>,
+}
+
+#[derive(Debug)]
+pub(super) struct VolumeDeclaration {
+    pub(super) name: Word,
+    pub(super) kind: VolumeKind,
+    pub(super) size_bytes: u64,
+    pub(super) size_place: Place,
+    pub(super) size_files: Option<u64>,
+}
+
+#[derive(Debug)]
+pub(super) struct ParentDeclaration {
+    pub(super) parents: Vec<Word>,
+    pub(super) children: Vec<Word>,
+}
+
+#[derive(Debug)]
+pub(super) struct MountDeclaration {
+    pub(super) volume: Word,
+    pub(super) job: Word,
+    pub(super) path: Word,
+    /// Whether `rw` or `ro` is written, and where.
+    pub(super) writable: Option<(bool, Place)>,
+}
+
+#[derive(Debug)]
+pub(super) struct ExtractDeclaration {
+    pub(super) volume: Word,
+    pub(super) path: Word,
+    pub(super) target: Url,
+    pub(super) target_place: Place,
+}
+
+#[derive(Debug)]
+pub(super) struct RetryDeclaration {
+    pub(super) job: Word,
+    pub(super) retries: u32,
+}

@@ -1,0 +1,478 @@
+//! Declarations to a workflow: resolves names and refuses what does not fit together. Where each
+//! kind of job or volume ends up is not its business, nor whether a cluster is large enough.
+
+use std::collections::BTreeMap;
+
+use super::access::{Use, check_access};
+use super::ast::{
+    Declarations, ExtractDeclaration, JobDeclaration, MountDeclaration, ParentDeclaration,
+    RetryDeclaration, Settings, VolumeDeclaration, Word,
+};
+use super::checked::{
+    Command, Extract, Job, JobIndex, Mount, Volume, VolumeIndex, VolumeKind, Workflow,
+};
+use super::command::{CommandPaths, complete_command};
+use super::diagnostic::{Diagnostics, Place};
+use super::limits::{BYTES_PER_FILE_DEFAULT, CYCLE_JOBS_SHOWN_MAX, EDGES_MAX, FILES_DEFAULT_MIN};
+use super::names::Names;
+use super::order::cycles;
+use super::path::{self, PathError};
+use super::url::Url;
+
+/// Makes the workflow. It is valid only if `diagnostics` has no error afterwards.
+///
+/// Every stage goes on after an error. Only what would then report echoes of earlier errors (an
+/// order that lacks an edge, a volume that lacks its writer) waits until the names are right.
+pub(super) fn check(
+    name: String,
+    declarations: Declarations,
+    diagnostics: &mut Diagnostics,
+) -> Workflow {
+    let complete = !declarations.partial;
+    let mut checker = Checker {
+        workflow: Workflow {
+            name,
+            jobs: vec![],
+            volumes: vec![],
+            extracts: vec![],
+        },
+        jobs: Names::new("job"),
+        volumes: Names::new("volume"),
+        notes: vec![],
+        complete,
+        partial: declarations.partial,
+        diagnostics,
+    };
+    let Declarations {
+        jobs,
+        volumes,
+        parents,
+        mounts,
+        extracts,
+        retries,
+        ..
+    } = declarations;
+    checker.declare_jobs(jobs);
+    checker.declare_volumes(volumes);
+    checker.set_retries(&retries);
+    let edges = checker.connect(&parents);
+    checker.mount(mounts);
+    checker.check_mounts();
+    checker.complete_commands();
+    checker.check_order(&edges);
+    checker.extract(extracts);
+    checker.check_presence();
+    let mut workflow = checker.workflow;
+    for job in &mut workflow.jobs {
+        job.mounts.sort_by(|a, b| a.path.cmp(&b.path));
+    }
+    workflow
+}
+
+/// An edge of the graph and where it is declared.
+struct Edge {
+    parent: JobIndex,
+    child: JobIndex,
+    place: Place,
+}
+
+/// What is known of a job and not part of the workflow.
+struct JobNotes {
+    paths: CommandPaths,
+    /// Where the retries are given, if they are.
+    retries: Option<Place>,
+    /// Where each mount is declared, as long as the mounts are in the order of declaration.
+    mounts: Vec<Place>,
+}
+
+struct Checker<'d> {
+    workflow: Workflow,
+    jobs: Names,
+    volumes: Names,
+    /// One for each job.
+    notes: Vec<JobNotes>,
+    /// Whether every declaration is in the workflow.
+    complete: bool,
+    /// Whether a name may be unknown because of an error that was reported.
+    partial: bool,
+    diagnostics: &'d mut Diagnostics,
+}
+
+impl Checker<'_> {
+    fn declare_jobs(&mut self, declarations: Vec<JobDeclaration>) {
+        for JobDeclaration {
+            name,
+            settings,
+            lacks_executable,
+        } in declarations
+        {
+            if lacks_executable {
+                let message = format!("job '{}' has no executable", name.text);
+                let hint = "add a line 'executable = PROGRAM' to its description";
+                self.diagnostics.error_hint(name.place, message, hint);
+            }
+            if !self.jobs.declare(&name, self.diagnostics) {
+                self.complete = false;
+                continue;
+            }
+            let Settings {
+                executable,
+                arguments,
+                environment,
+                ..
+            } = settings;
+            let command = Command {
+                executable: executable.map_or_else(String::new, |word| word.text),
+                arguments,
+                environment,
+                directory: String::new(),
+                stdout: None,
+                stderr: None,
+            };
+            self.workflow.jobs.push(Job {
+                name: name.text,
+                command,
+                cpus: settings.cpus.unwrap_or(1),
+                memory_bytes: settings.memory_bytes.unwrap_or(0),
+                runtime_s: settings.runtime_s,
+                retries: settings.retries.map_or(0, |(retries, _)| retries),
+                mounts: vec![],
+                parents: vec![],
+                children: vec![],
+            });
+            let Settings {
+                directory,
+                stdout,
+                stderr,
+                ..
+            } = settings;
+            let paths = CommandPaths {
+                directory,
+                stdout,
+                stderr,
+            };
+            let retries = settings.retries.map(|(_, place)| place);
+            self.notes.push(JobNotes {
+                paths,
+                retries,
+                mounts: vec![],
+            });
+        }
+    }
+
+    fn declare_volumes(&mut self, declarations: Vec<VolumeDeclaration>) {
+        for VolumeDeclaration {
+            name,
+            kind,
+            size_bytes,
+            size_place,
+            size_files,
+        } in declarations
+        {
+            if !self.volumes.declare(&name, self.diagnostics) {
+                self.complete = false;
+                continue;
+            }
+            if size_bytes == 0 {
+                let message = format!("volume '{}' has no space", name.text);
+                let hint = "a size counts everything that is in the volume at one time";
+                self.diagnostics.error_hint(size_place, message, hint);
+            }
+            let size_files = size_files
+                .unwrap_or_else(|| (size_bytes / BYTES_PER_FILE_DEFAULT).max(FILES_DEFAULT_MIN));
+            let users = vec![];
+            self.workflow.volumes.push(Volume {
+                name: name.text,
+                kind,
+                size_bytes,
+                size_files,
+                users,
+            });
+        }
+    }
+
+    fn set_retries(&mut self, declarations: &[RetryDeclaration]) {
+        for RetryDeclaration { job, retries } in declarations {
+            let Some(index) = self.job(job) else { continue };
+            if let Some(before) = self.notes[index.as_usize()].retries {
+                let before = self.diagnostics.name(before);
+                let message = format!(
+                    "retries of job '{}' are given twice, first in {before}",
+                    job.text
+                );
+                self.diagnostics.error(job.place, message);
+            }
+            self.notes[index.as_usize()].retries = Some(job.place);
+            self.workflow.jobs[index.as_usize()].retries = *retries;
+        }
+    }
+
+    fn connect(&mut self, declarations: &[ParentDeclaration]) -> Vec<Edge> {
+        let mut edges = Vec::new();
+        for ParentDeclaration { parents, children } in declarations {
+            if edges.len() as u64 + parents.len() as u64 * children.len() as u64 > EDGES_MAX {
+                let message = format!("more than {EDGES_MAX} pairs of parent and child");
+                let hint = "put a job in between: all parents before it, all children after it";
+                self.diagnostics.error_hint(parents[0].place, message, hint);
+                self.complete = false;
+                break;
+            }
+            let parents: Vec<JobIndex> = parents.iter().filter_map(|word| self.job(word)).collect();
+            for word in children {
+                let Some(child) = self.job(word) else {
+                    continue;
+                };
+                let place = word.place;
+                edges.extend(parents.iter().map(|&parent| Edge {
+                    parent,
+                    child,
+                    place,
+                }));
+            }
+        }
+        // Sorted edges give sorted lists of neighbours, whatever the order of the text.
+        edges.sort_by_key(|edge| (edge.parent, edge.child, edge.place));
+        edges.dedup_by_key(|edge| (edge.parent, edge.child));
+        for &Edge { parent, child, .. } in &edges {
+            self.workflow.jobs[parent.as_usize()].children.push(child);
+            self.workflow.jobs[child.as_usize()].parents.push(parent);
+        }
+        edges
+    }
+
+    fn mount(&mut self, declarations: Vec<MountDeclaration>) {
+        for MountDeclaration {
+            volume,
+            job,
+            path,
+            writable,
+        } in declarations
+        {
+            let (volume_index, job_index) = (self.volume(&volume), self.job(&job));
+            let mount_path = path::mount_point(&path.text).unwrap_or_else(|error| {
+                let hint = match error {
+                    PathError::NotAbsolute => format!("write '/{}'", path.text),
+                    _ => "a mount path is absolute and names a directory, such as /data".to_owned(),
+                };
+                let message = format!("the mount path '{}' {}", path.text, error.text());
+                self.diagnostics.error_hint(path.place, message, hint);
+                String::new()
+            });
+            let (Some(volume_index), Some(job_index)) = (volume_index, job_index) else {
+                continue;
+            };
+            let kind = &self.workflow.volume(volume_index).kind;
+            let is_cache = matches!(kind, VolumeKind::Cache { .. });
+            if let Some((true, rw_place)) = writable
+                && is_cache
+            {
+                let message = format!("volume '{}' is a cache and cannot be written", volume.text);
+                let hint = "mount it 'ro', or declare a scratch volume with 'from'";
+                self.diagnostics.error_hint(rw_place, message, hint);
+            }
+            let writable = !is_cache && writable.is_none_or(|(writable, _)| writable);
+            let mount = Mount {
+                volume: volume_index,
+                path: mount_path,
+                writable,
+            };
+            self.workflow.jobs[job_index.as_usize()].mounts.push(mount);
+            self.notes[job_index.as_usize()].mounts.push(path.place);
+            self.workflow.volumes[volume_index.as_usize()]
+                .users
+                .push(job_index);
+        }
+        for volume in &mut self.workflow.volumes {
+            volume.users.sort_unstable();
+            volume.users.dedup();
+        }
+    }
+
+    /// Refuses mounts of one job that cover each other.
+    fn check_mounts(&mut self) {
+        let volumes = &self.workflow.volumes;
+        for (job, notes) in self.workflow.jobs.iter().zip(&self.notes) {
+            let mut mounts: Vec<(&Mount, Place)> = job
+                .mounts
+                .iter()
+                .zip(notes.mounts.iter().copied())
+                .collect();
+            mounts.retain(|(mount, _)| !mount.path.is_empty());
+            // By components, so that a directory stands right before what is inside it.
+            mounts.sort_by(|(a, at), (b, other)| {
+                a.path.split('/').cmp(b.path.split('/')).then(at.cmp(other))
+            });
+            for pair in mounts.windows(2) {
+                let [(outer, outer_place), (inner, inner_place)] = [pair[0], pair[1]];
+                if !path::is_inside(&inner.path, &outer.path) {
+                    continue;
+                }
+                let (first, second) = (outer_place.min(inner_place), outer_place.max(inner_place));
+                let before = self.diagnostics.name(first);
+                let names = [inner, outer].map(|mount| &volumes[mount.volume.as_usize()].name);
+                let message = if inner.path == outer.path {
+                    format!("job '{}' mounts two volumes at '{}'", job.name, inner.path)
+                } else {
+                    let (inside, outside) = (&inner.path, &outer.path);
+                    format!("job '{}' mounts '{inside}' inside '{outside}'", job.name)
+                };
+                let hint = format!(
+                    "give '{}' and '{}' paths apart (see {before})",
+                    names[0], names[1]
+                );
+                self.diagnostics.error_hint(second, message, hint);
+            }
+        }
+    }
+
+    /// What is missing. Asked last and only without errors, as it may be missing because of one.
+    fn check_presence(&mut self) {
+        if self.diagnostics.has_errors() {
+            return;
+        }
+        if self.workflow.jobs.is_empty() {
+            let hint = "declare one with 'job NAME FILE'";
+            self.diagnostics
+                .error_hint(Place::START, "this workflow has no jobs", hint);
+        }
+        for (volume, &place) in self.workflow.volumes.iter().zip(self.volumes.places()) {
+            if volume.users.is_empty() {
+                let message = format!("volume '{}' is never mounted", volume.name);
+                let hint = format!(
+                    "mount it with 'mount {} JOB PATH', or remove it",
+                    volume.name
+                );
+                self.diagnostics.warn(place, message, hint);
+            }
+        }
+    }
+
+    /// Completes each job's paths, now that its mounts are known.
+    fn complete_commands(&mut self) {
+        for (job, notes) in self.workflow.jobs.iter_mut().zip(&self.notes) {
+            let volumes = &self.workflow.volumes;
+            complete_command(job, &notes.paths, volumes, self.complete, self.diagnostics);
+        }
+    }
+
+    fn check_order(&mut self, edges: &[Edge]) {
+        let found = cycles(&self.workflow.jobs);
+        for cycle in &found {
+            let (last, first) = (cycle[cycle.len() - 1], cycle[0]);
+            let closing = edges.binary_search_by_key(&(last, first), |e| (e.parent, e.child));
+            let place = closing.map_or(Place::START, |position| edges[position].place);
+            let name = |job: &JobIndex| self.workflow.job(*job).name.as_str();
+            let mut names: Vec<&str> = cycle.iter().take(CYCLE_JOBS_SHOWN_MAX).map(name).collect();
+            let hidden = format!(
+                "({} more)",
+                cycle.len().saturating_sub(CYCLE_JOBS_SHOWN_MAX)
+            );
+            if cycle.len() > CYCLE_JOBS_SHOWN_MAX {
+                names.push(&hidden);
+            }
+            names.push(name(&first));
+            let message = format!("jobs wait for each other: {}", names.join(" -> "));
+            let hint = "remove one of these 'parent' relations";
+            self.diagnostics.error_hint(place, message, hint);
+        }
+        if found.is_empty() && self.complete {
+            let uses = self.uses();
+            check_access(&self.workflow, uses, self.diagnostics);
+        }
+    }
+
+    /// Who uses each volume, with several mounts by one job taken together.
+    fn uses(&self) -> Vec<Vec<Use>> {
+        let mut uses: Vec<Vec<Use>> = self.workflow.volumes.iter().map(|_| vec![]).collect();
+        for (position, (job, notes)) in self.workflow.jobs.iter().zip(&self.notes).enumerate() {
+            let job_index = JobIndex(position as u32);
+            for (mount, &place) in job.mounts.iter().zip(&notes.mounts) {
+                let uses = &mut uses[mount.volume.as_usize()];
+                match uses.last_mut().filter(|last| last.job == job_index) {
+                    Some(last) => last.writable |= mount.writable,
+                    None => uses.push(Use {
+                        job: job_index,
+                        writable: mount.writable,
+                        place,
+                    }),
+                }
+            }
+        }
+        uses
+    }
+
+    fn extract(&mut self, declarations: Vec<ExtractDeclaration>) {
+        let mut targets: BTreeMap<Url, Place> = BTreeMap::new();
+        for ExtractDeclaration {
+            volume,
+            path,
+            target,
+            target_place,
+        } in declarations
+        {
+            self.check_target(&target, target_place, &mut targets);
+            let file = path::relative(&path.text).unwrap_or_else(|error| {
+                let message = format!("the path '{}' {}", path.text, error.text());
+                let hint = "write the file's path inside the volume, such as out/result.txt";
+                self.diagnostics.error_hint(path.place, message, hint);
+                String::new()
+            });
+            let Some(index) = self.volume(&volume) else {
+                continue;
+            };
+            let declared = self.workflow.volume(index);
+            let is_written = |job: &JobIndex| {
+                let mounts = &self.workflow.job(*job).mounts;
+                mounts
+                    .iter()
+                    .any(|mount| mount.volume == index && mount.writable)
+            };
+            if matches!(declared.kind, VolumeKind::Cache { .. }) {
+                let message = format!("volume '{}' is a cache: nothing new is in it", volume.text);
+                let hint = "extract from the scratch volume that a job writes to";
+                self.diagnostics.error_hint(volume.place, message, hint);
+            } else if self.complete && !declared.users.iter().any(is_written) {
+                let message = format!("no job writes to volume '{}'", volume.text);
+                let hint = format!("mount it 'rw' in the job that makes '{}'", path.text);
+                self.diagnostics.error_hint(volume.place, message, hint);
+            }
+            self.workflow.extracts.push(Extract {
+                volume: index,
+                path: file,
+                target,
+            });
+        }
+    }
+
+    fn check_target(&mut self, target: &Url, at: Place, targets: &mut BTreeMap<Url, Place>) {
+        if !target.scheme.is_writable() {
+            let message = format!("'{target}' cannot be written: the scheme is read-only");
+            self.diagnostics
+                .error_hint(at, message, "use bafs, ftp, file, s3 or sftp");
+        } else if target.path == "/" {
+            let message = format!("'{target}' names no file");
+            self.diagnostics
+                .error_hint(at, message, "name the file that is to be made");
+        }
+        if let Some(first) = targets.get(target) {
+            let first = self.diagnostics.name(*first);
+            let message = format!("two files are extracted to '{target}', one in {first}");
+            self.diagnostics
+                .error_hint(at, message, "give each its own name");
+        } else {
+            targets.insert(target.clone(), at);
+        }
+    }
+
+    fn job(&mut self, word: &Word) -> Option<JobIndex> {
+        let index = self.jobs.find(word, self.partial, self.diagnostics);
+        self.complete &= index.is_some();
+        index.map(JobIndex)
+    }
+
+    fn volume(&mut self, word: &Word) -> Option<VolumeIndex> {
+        let index = self.volumes.find(word, self.partial, self.diagnostics);
+        self.complete &= index.is_some();
+        index.map(VolumeIndex)
+    }
+}

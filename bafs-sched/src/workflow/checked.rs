@@ -1,0 +1,194 @@
+//! The checked workflow: what the planner, the scheduler and the journal work with. Values only;
+//! that they are consistent is the promise of `check.rs`.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use serde::{Deserialize, Serialize};
+
+use super::url::Url;
+
+/// The position of a job in [`Workflow::jobs`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct JobIndex(pub u32);
+
+/// The position of a volume in [`Workflow::volumes`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct VolumeIndex(pub u32);
+
+impl JobIndex {
+    /// The position as an index into a slice of jobs.
+    pub fn as_usize(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl VolumeIndex {
+    /// The position as an index into a slice of volumes.
+    pub fn as_usize(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A whole workflow. Every index in it is valid, the jobs' order has no cycle, and each scratch
+/// volume is written before it is read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Workflow {
+    /// The name of the workflow file without directory and ending.
+    pub name: String,
+    /// The jobs in the order of their declaration.
+    pub jobs: Vec<Job>,
+    /// The volumes in the order of their declaration.
+    pub volumes: Vec<Volume>,
+    /// The files that are committed to a home, in the order of their declaration.
+    pub extracts: Vec<Extract>,
+}
+
+/// One run of one program.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    /// The name, unique among jobs.
+    pub name: String,
+    /// What is run.
+    pub command: Command,
+    /// Processors that the job occupies, at least one.
+    pub cpus: u32,
+    /// Memory that the job asks for; 0 when the workflow does not say.
+    pub memory_bytes: u64,
+    /// The user's estimate of the run time, when there is one.
+    pub runtime_s: Option<u64>,
+    /// How often the job is run again after it failed by its own fault.
+    pub retries: u32,
+    /// The volumes that the job sees, ordered by path; no path lies inside another.
+    pub mounts: Vec<Mount>,
+    /// The jobs that must be done before this one starts, ascending, each once.
+    pub parents: Vec<JobIndex>,
+    /// The jobs that wait for this one, ascending, each once.
+    pub children: Vec<JobIndex>,
+}
+
+/// A program with its surroundings, all paths as the job sees them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Command {
+    /// A path, or a bare name that is looked up in the job's `PATH`.
+    pub executable: String,
+    /// The arguments, without the program's own name; nothing in them is expanded any more.
+    pub arguments: Vec<String>,
+    /// Variables and their values in the order of their declaration, each variable once.
+    pub environment: Vec<(String, String)>,
+    /// The absolute working directory.
+    pub directory: String,
+    /// The absolute path of the file that takes standard output, when the user wants one.
+    pub stdout: Option<String>,
+    /// The absolute path of the file that takes standard error, when the user wants one.
+    pub stderr: Option<String>,
+}
+
+/// A volume at a path of a job's private name space.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mount {
+    /// Which volume.
+    pub volume: VolumeIndex,
+    /// The absolute, normalised path; never `/`.
+    pub path: String,
+    /// Whether the job may write; never true for a cache volume.
+    pub writable: bool,
+}
+
+/// Space with a name, a size and a kind.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Volume {
+    /// The name, unique among volumes.
+    pub name: String,
+    /// What the volume is for.
+    pub kind: VolumeKind,
+    /// The bytes to reserve, at least one.
+    pub size_bytes: u64,
+    /// The files to reserve, at least one.
+    pub size_files: u64,
+    /// The jobs that mount it, ascending, each once; empty when none does.
+    pub users: Vec<JobIndex>,
+}
+
+/// What a volume is for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VolumeKind {
+    /// A read-write tree that lives as long as its users.
+    Scratch {
+        /// The home path that the tree is a copy of at first; empty at first when there is none.
+        fill: Option<Url>,
+    },
+    /// A read-only view of a home path.
+    Cache {
+        /// The path that is viewed.
+        source: Url,
+        /// Which block leaves first when space is short.
+        policy: CachePolicy,
+    },
+}
+
+/// Which block a cache volume gives up first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CachePolicy {
+    /// The one whose last use is the longest ago.
+    Lru,
+    /// The one used last: better when a scan is longer than the cache.
+    Mru,
+}
+
+/// A file that is committed to a home when the volume's last writer is done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Extract {
+    /// The scratch volume that holds the file; some job mounts it writable.
+    pub volume: VolumeIndex,
+    /// The file's normalised path inside the volume, without a leading `/`.
+    pub path: String,
+    /// Where it goes; no two extracts have the same target.
+    pub target: Url,
+}
+
+impl Workflow {
+    /// The job at `index`.
+    pub fn job(&self, index: JobIndex) -> &Job {
+        &self.jobs[index.as_usize()]
+    }
+
+    /// The volume at `index`.
+    pub fn volume(&self, index: VolumeIndex) -> &Volume {
+        &self.volumes[index.as_usize()]
+    }
+
+    /// Every job once, parents before children; among jobs that are free to run, the one that was
+    /// declared first comes first.
+    pub fn topological_order(&self) -> Vec<JobIndex> {
+        let order = ready_first(&self.jobs);
+        assert_eq!(
+            order.len(),
+            self.jobs.len(),
+            "a checked workflow has no cycle"
+        );
+        order
+    }
+}
+
+/// Kahn's algorithm over a heap. Jobs on a cycle, and those behind one, are missing in the result.
+pub(super) fn ready_first(jobs: &[Job]) -> Vec<JobIndex> {
+    let mut waiting_for: Vec<usize> = jobs.iter().map(|job| job.parents.len()).collect();
+    let mut ready: BinaryHeap<Reverse<u32>> = (0..jobs.len() as u32)
+        .filter(|&job| waiting_for[job as usize] == 0)
+        .map(Reverse)
+        .collect();
+    let mut order = Vec::with_capacity(jobs.len());
+    while let Some(Reverse(job)) = ready.pop() {
+        order.push(JobIndex(job));
+        for &child in &jobs[job as usize].children {
+            waiting_for[child.as_usize()] -= 1;
+            if waiting_for[child.as_usize()] == 0 {
+                ready.push(Reverse(child.0));
+            }
+        }
+    }
+    order
+}

@@ -1,0 +1,432 @@
+//! Statements to declarations: which word is a name, a size, a URL. Whether a name exists, and
+//! whether declarations agree, is `check.rs`.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use super::ast::{
+    Declarations, Description, ExtractDeclaration, JobDeclaration, Keyword, MountDeclaration,
+    ParentDeclaration, RetryDeclaration, Settings, VolumeDeclaration, Word,
+};
+use super::checked::{CachePolicy, VolumeKind};
+use super::diagnostic::{Diagnostics, Place};
+use super::expand::Scope;
+use super::limits::{DESCRIPTION_BYTES_MAX, FILES_MAX, NAME_BYTES_MAX, RETRIES_MAX};
+use super::nearest::nearest;
+use super::size::parse_size;
+use super::submit::{Key, integer, parse_description, settings};
+use super::url::Url;
+
+/// Options of a `volume` statement; a word that is one of them is no unit of size.
+const VOLUME_OPTIONS: [&str; 4] = ["files", "from", "lru", "mru"];
+
+/// Turns statements into declarations and reads the description files that they name.
+pub(super) struct Declarer<'r> {
+    pub(super) declarations: Declarations,
+    read: &'r dyn Fn(&str) -> Result<String, String>,
+    /// The directory of the workflow file with a trailing slash, or nothing.
+    directory: &'r str,
+    /// Description files read so far; none for one that cannot be read, which is told once.
+    descriptions: BTreeMap<String, Option<Rc<Description>>>,
+}
+
+/// An error was found and reported.
+struct Reported;
+
+type Parsed<T> = Result<T, Reported>;
+
+/// The words of one statement from left to right.
+struct Cursor<'w, 'd> {
+    keyword: Keyword,
+    words: &'w [Word],
+    next: usize,
+    diagnostics: &'d mut Diagnostics,
+}
+
+impl<'r> Declarer<'r> {
+    pub(super) fn new(file: &'r str, read: &'r dyn Fn(&str) -> Result<String, String>) -> Self {
+        let directory = &file[..file.rfind('/').map_or(0, |slash| slash + 1)];
+        let declarations = Declarations::default();
+        Self {
+            declarations,
+            read,
+            directory,
+            descriptions: BTreeMap::new(),
+        }
+    }
+
+    /// Takes one statement. One with an error is declared as far as it goes when its name is
+    /// known, so that uses of the name are not errors too.
+    pub(super) fn statement(
+        &mut self,
+        keyword: Keyword,
+        words: &[Word],
+        inline: Option<&Description>,
+        scope: &Scope,
+        diagnostics: &mut Diagnostics,
+    ) {
+        let mut cursor = Cursor {
+            keyword,
+            words,
+            next: 1,
+            diagnostics,
+        };
+        let parsed = match keyword {
+            Keyword::Job => self.job(&mut cursor, inline, scope),
+            Keyword::Volume => self.volume(&mut cursor),
+            Keyword::Parent => cursor.parent().map(|d| self.declarations.parents.push(d)),
+            Keyword::Mount => cursor.mount().map(|d| self.declarations.mounts.push(d)),
+            Keyword::Extract => cursor.extract().map(|d| self.declarations.extracts.push(d)),
+            Keyword::Retry => cursor.retry().map(|d| self.declarations.retries.push(d)),
+            Keyword::For | Keyword::End => unreachable!("the parser makes loops of these"),
+        };
+        if parsed.is_err() {
+            self.declarations.partial = true;
+        }
+    }
+
+    fn job(
+        &mut self,
+        cursor: &mut Cursor<'_, '_>,
+        inline: Option<&Description>,
+        scope: &Scope,
+    ) -> Parsed<()> {
+        let name = cursor.name("a job's name")?;
+        let file = match inline {
+            Some(_) => None,
+            None => cursor.description_file().ok(),
+        };
+        let end = if inline.is_some() {
+            cursor.words.len() - 1
+        } else {
+            cursor.words.len()
+        };
+        cursor.end_at(end);
+        let diagnostics = &mut *cursor.diagnostics;
+        let read = file.and_then(|file| self.description(&file, diagnostics));
+        let description = inline.or(read.as_deref());
+        let lacks_executable = description.is_some_and(|known| {
+            !known.has_refused
+                && known
+                    .entries
+                    .iter()
+                    .all(|entry| entry.key != Key::Executable)
+        });
+        let settings = match description {
+            Some(description) => settings(description, scope, diagnostics),
+            None => Settings::default(),
+        };
+        self.declarations.jobs.push(JobDeclaration {
+            name,
+            settings,
+            lacks_executable,
+        });
+        Ok(())
+    }
+
+    fn description(
+        &mut self,
+        file: &Word,
+        diagnostics: &mut Diagnostics,
+    ) -> Option<Rc<Description>> {
+        if let Some(known) = self.descriptions.get(&file.text) {
+            return known.clone();
+        }
+        let directory = if file.text.starts_with('/') {
+            ""
+        } else {
+            self.directory
+        };
+        let path = format!("{directory}{}", file.text);
+        let description = match (self.read)(&path) {
+            Ok(text) if text.len() <= DESCRIPTION_BYTES_MAX => {
+                let index = diagnostics.add_file(&path);
+                Some(Rc::new(parse_description(index, &text, diagnostics)))
+            }
+            Ok(_) => {
+                let message = format!("the job description '{path}' is larger than 1 MiB");
+                diagnostics.error(file.place, message);
+                None
+            }
+            Err(reason) => {
+                let message = format!("cannot read the job description '{path}': {reason}");
+                let hint = "paths of descriptions are relative to the workflow file";
+                diagnostics.error_hint(file.place, message, hint);
+                None
+            }
+        };
+        self.descriptions
+            .insert(file.text.clone(), description.clone());
+        description
+    }
+
+    fn volume(&mut self, cursor: &mut Cursor<'_, '_>) -> Parsed<()> {
+        let name = cursor.name("a volume's name")?;
+        let name_place = name.place;
+        let declared = cursor.volume_rest(name);
+        // A stand-in for what could not be read; the errors reported keep it from being used.
+        self.declarations
+            .volumes
+            .push(
+                declared.unwrap_or_else(|(name, Reported)| VolumeDeclaration {
+                    name,
+                    kind: VolumeKind::Scratch { fill: None },
+                    size_bytes: 1,
+                    size_place: name_place,
+                    size_files: None,
+                }),
+            );
+        Ok(())
+    }
+}
+
+impl Cursor<'_, '_> {
+    fn description_file(&mut self) -> Parsed<Word> {
+        let file = self.word("a description file or '{'")?;
+        if file.text == "{" && file.quote.is_none() {
+            self.next = self.words.len();
+            let message = "expected the end of the line after '{'".to_owned();
+            return self.refuse(file.place, message);
+        }
+        Ok(file)
+    }
+
+    fn parent(&mut self) -> Parsed<ParentDeclaration> {
+        let is_child = |word: &Word| word.text.eq_ignore_ascii_case("child");
+        let Some(middle) = self.words.iter().position(is_child) else {
+            let last = self.words[self.words.len() - 1].place;
+            return self.refuse(
+                last,
+                "expected 'child' and the jobs that come after".to_owned(),
+            );
+        };
+        let (parents, children) = (&self.words[1..middle], &self.words[middle + 1..]);
+        if parents.is_empty() || children.is_empty() {
+            let side = if parents.is_empty() {
+                "before"
+            } else {
+                "after"
+            };
+            let place = self.words[middle].place;
+            return self.refuse(place, format!("expected a job {side} 'child'"));
+        }
+        Ok(ParentDeclaration {
+            parents: parents.to_vec(),
+            children: children.to_vec(),
+        })
+    }
+
+    fn mount(&mut self) -> Parsed<MountDeclaration> {
+        let volume = self.name("a volume")?;
+        let job = self.name("a job")?;
+        let path = self.word("a path")?;
+        let option = self.words.get(self.next);
+        let writable = option.and_then(|word| match word.text.to_ascii_lowercase().as_str() {
+            "ro" => Some((false, word.place)),
+            "rw" => Some((true, word.place)),
+            _ => None,
+        });
+        self.next += usize::from(writable.is_some());
+        self.end();
+        Ok(MountDeclaration {
+            volume,
+            job,
+            path,
+            writable,
+        })
+    }
+
+    fn extract(&mut self) -> Parsed<ExtractDeclaration> {
+        let volume = self.name("a volume")?;
+        let path = self.word("a file of the volume")?;
+        let target_place = self.next_place();
+        let target = self.url()?;
+        self.end();
+        Ok(ExtractDeclaration {
+            volume,
+            path,
+            target,
+            target_place,
+        })
+    }
+
+    fn retry(&mut self) -> Parsed<RetryDeclaration> {
+        let job = self.name("a job")?;
+        let count = self.word("a number")?;
+        let retries = integer(&count, 0, RETRIES_MAX, "'retry'", self.diagnostics);
+        self.end();
+        retries
+            .map(|value| RetryDeclaration {
+                job,
+                retries: value as u32,
+            })
+            .ok_or(Reported)
+    }
+
+    /// What follows the name of a volume. The name comes back when there is an error.
+    fn volume_rest(&mut self, name: Word) -> Result<VolumeDeclaration, (Word, Reported)> {
+        match self.volume_kind() {
+            Ok((mut kind, size_bytes, size_place)) => {
+                let size_files = self.volume_options(&mut kind);
+                Ok(VolumeDeclaration {
+                    name,
+                    kind,
+                    size_bytes,
+                    size_place,
+                    size_files,
+                })
+            }
+            Err(reported) => Err((name, reported)),
+        }
+    }
+
+    fn volume_kind(&mut self) -> Parsed<(VolumeKind, u64, Place)> {
+        let word = self.word("'scratch', 'cache' or a URL")?;
+        let kind = if word.text.eq_ignore_ascii_case("scratch") {
+            VolumeKind::Scratch { fill: None }
+        } else {
+            if word.text.contains("://") {
+                self.next -= 1;
+            } else if !word.text.eq_ignore_ascii_case("cache") {
+                let message = format!("'{}' is no kind of volume", word.text);
+                return match nearest(&word.text, ["scratch", "cache"]) {
+                    Some(near) => {
+                        let hint = format!("did you mean '{near}'?");
+                        self.diagnostics.error_hint(word.place, message, hint);
+                        Err(Reported)
+                    }
+                    None => self.refuse(word.place, message),
+                };
+            }
+            VolumeKind::Cache {
+                source: self.url()?,
+                policy: CachePolicy::Lru,
+            }
+        };
+        let size_place = self.next_place();
+        Ok((kind, self.size()?, size_place))
+    }
+
+    /// Options in any order. One with an error is reported and left out.
+    fn volume_options(&mut self, kind: &mut VolumeKind) -> Option<u64> {
+        let mut files = None;
+        while let Some(word) = self.words.get(self.next).cloned() {
+            self.next += 1;
+            let option = word.text.to_ascii_lowercase();
+            match (option.as_str(), &mut *kind) {
+                ("files", _) if files.is_none() => {
+                    let Ok(count) = self.word("a number of files") else {
+                        break;
+                    };
+                    files = integer(&count, 1, FILES_MAX, "'files'", self.diagnostics);
+                }
+                ("from", VolumeKind::Scratch { fill: fill @ None }) => match self.url() {
+                    Ok(url) => *fill = Some(url),
+                    Err(Reported) => break,
+                },
+                ("lru", VolumeKind::Cache { policy, .. }) => *policy = CachePolicy::Lru,
+                ("mru", VolumeKind::Cache { policy, .. }) => *policy = CachePolicy::Mru,
+                ("from", VolumeKind::Cache { .. }) => {
+                    let hint = "a cache volume names its source before the size";
+                    let message = "'from' belongs to scratch volumes only";
+                    self.diagnostics.error_hint(word.place, message, hint);
+                    break;
+                }
+                ("lru" | "mru", VolumeKind::Scratch { .. }) => {
+                    let hint = "a scratch volume keeps everything that is written to it";
+                    let message = format!("'{option}' belongs to cache volumes only");
+                    self.diagnostics.error_hint(word.place, message, hint);
+                }
+                _ => {
+                    let _ = self.refuse::<()>(word.place, format!("unexpected '{}'", word.text));
+                    break;
+                }
+            }
+        }
+        files
+    }
+
+    /// A size of one word or two.
+    fn size(&mut self) -> Parsed<u64> {
+        let number = self.word("a size such as 10 MB")?;
+        let is_number = number
+            .text
+            .bytes()
+            .all(|byte| byte.is_ascii_digit() || byte == b'.');
+        let option = |word: &Word| {
+            VOLUME_OPTIONS
+                .iter()
+                .any(|o| word.text.eq_ignore_ascii_case(o))
+        };
+        let unit = self
+            .words
+            .get(self.next)
+            .filter(|word| is_number && !option(word));
+        let text = match unit {
+            Some(unit) => format!("{} {}", number.text, unit.text),
+            None => number.text,
+        };
+        self.next += usize::from(unit.is_some());
+        parse_size(&text).map_err(|error| {
+            error.report(number.place, self.diagnostics);
+            Reported
+        })
+    }
+
+    fn url(&mut self) -> Parsed<Url> {
+        let word = self.word("a URL")?;
+        word.text.parse().map_err(|error: super::url::UrlError| {
+            match error.hint {
+                Some(hint) => self.diagnostics.error_hint(word.place, error.message, hint),
+                None => self.diagnostics.error(word.place, error.message),
+            }
+            Reported
+        })
+    }
+
+    /// A job's or volume's name. It becomes part of paths and messages, so its letters are few.
+    fn name(&mut self, expected: &str) -> Parsed<Word> {
+        let word = self.word(expected)?;
+        let text = &word.text;
+        let is_letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+        let begins = text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
+        if begins && text.chars().all(is_letter) && text.len() <= NAME_BYTES_MAX {
+            return Ok(word);
+        }
+        let message = format!("expected {expected}, but '{text}' cannot be a name");
+        let hint = "names are letters, digits, '_', '-' and '.', and begin with a letter or digit";
+        self.diagnostics.error_hint(word.place, message, hint);
+        Err(Reported)
+    }
+
+    fn word(&mut self, expected: &str) -> Parsed<Word> {
+        let Some(word) = self.words.get(self.next) else {
+            let last = self.words[self.words.len() - 1].place;
+            return self.refuse(last, format!("expected {expected} after this"));
+        };
+        self.next += 1;
+        Ok(word.clone())
+    }
+
+    fn next_place(&self) -> Place {
+        let last = self.words.len() - 1;
+        self.words[self.next.min(last)].place
+    }
+
+    fn end(&mut self) {
+        self.end_at(self.words.len());
+    }
+
+    /// Reports a word between the next one and `end`. What came before it is still declared.
+    fn end_at(&mut self, end: usize) {
+        if let Some(extra) = self.words[..end].get(self.next) {
+            let _ = self.refuse::<()>(extra.place, format!("unexpected '{}'", extra.text));
+        }
+    }
+
+    fn refuse<T>(&mut self, at: Place, message: String) -> Parsed<T> {
+        self.diagnostics
+            .error_hint(at, message, self.keyword.form());
+        Err(Reported)
+    }
+}

@@ -1,0 +1,310 @@
+//! What the reader of a workflow file is told: errors and warnings with their place, and the
+//! bounded list that collects them. It does not decide what is wrong.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::limits::DIAGNOSTICS_MAX;
+
+/// Columns of a source line that are shown around the caret.
+const EXCERPT_COLUMNS_MAX: usize = 100;
+
+/// Characters of a message; words of the text are quoted in it, and they may be of any length.
+const MESSAGE_CHARS_MAX: usize = 500;
+
+/// How bad it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Severity {
+    /// The workflow is refused.
+    Error,
+    /// The workflow runs; the user probably meant something else.
+    Warning,
+}
+
+/// One thing to tell, with its place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Diagnostic {
+    /// The workflow file or job description file, as the caller and the workflow name it.
+    pub file: String,
+    /// The line, from 1.
+    pub line: u32,
+    /// The column in characters, from 1.
+    pub column: u32,
+    /// Whether the workflow is refused for it.
+    pub severity: Severity,
+    /// What is wrong, in one line.
+    pub message: String,
+    /// What to do about it.
+    pub hint: Option<String>,
+}
+
+/// Why a workflow was refused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rejected {
+    /// Errors and warnings ordered by file (the workflow first), line and column; at least one is
+    /// an error.
+    pub diagnostics: Vec<Diagnostic>,
+    /// Errors found beyond the ones listed.
+    pub errors_omitted: u64,
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Error => "error",
+            Self::Warning => "warning",
+        })
+    }
+}
+
+impl fmt::Display for Diagnostic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write_head(f)?;
+        self.write_hint(f)
+    }
+}
+
+impl Diagnostic {
+    /// The same as `Display`, with the line of `text` that it is about and a caret below; `text`
+    /// is the content of [`Diagnostic::file`].
+    pub fn with_source(&self, text: &str) -> String {
+        WithSource {
+            diagnostic: self,
+            text,
+        }
+        .to_string()
+    }
+
+    fn write_head(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            file,
+            line,
+            column,
+            severity,
+            message,
+            ..
+        } = self;
+        write!(f, "{file}:{line}:{column}: {severity}: {message}")
+    }
+
+    fn write_hint(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.hint {
+            Some(hint) => write!(f, "\n  hint: {hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
+struct WithSource<'a> {
+    diagnostic: &'a Diagnostic,
+    text: &'a str,
+}
+
+impl fmt::Display for WithSource<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Diagnostic { line, column, .. } = *self.diagnostic;
+        self.diagnostic.write_head(f)?;
+        if let Some(source) = self.text.lines().nth(line.saturating_sub(1) as usize) {
+            let before = (column as usize).saturating_sub(1);
+            let skipped = before.saturating_sub(EXCERPT_COLUMNS_MAX / 2);
+            let shown = source.trim_start_matches('\u{feff}').chars().skip(skipped);
+            let shown: String = shown.take(EXCERPT_COLUMNS_MAX).map(visible).collect();
+            // Tabs stay tabs, so that the caret stands below its character in any terminal.
+            let blank = |c| if c == '\t' { '\t' } else { ' ' };
+            let margin: String = shown.chars().take(before - skipped).map(blank).collect();
+            let number = line.to_string();
+            let gutter = " ".repeat(number.len());
+            write!(
+                f,
+                "\n {number} | {}\n {gutter} | {margin}^",
+                shown.trim_end()
+            )?;
+        }
+        self.diagnostic.write_hint(f)
+    }
+}
+
+impl fmt::Display for Rejected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, diagnostic) in self.diagnostics.iter().enumerate() {
+            let gap = if number == 0 { "" } else { "\n" };
+            write!(f, "{gap}{diagnostic}")?;
+        }
+        match self.errors_omitted {
+            0 => Ok(()),
+            1 => write!(f, "\nand 1 more error"),
+            more => write!(f, "\nand {more} more errors"),
+        }
+    }
+}
+
+impl std::error::Error for Rejected {}
+
+/// Where a word stands. The order is the order in which diagnostics are listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    /// Index of the file in [`Diagnostics`]; 0 is the workflow file.
+    pub(super) file: u32,
+    pub(super) line: u32,
+    pub(super) column: u32,
+    /// Whether a loop repeats this word, so that one error there stands for all turns.
+    pub(super) looped: bool,
+}
+
+impl Place {
+    /// The beginning of the workflow file, for what is about the whole of it.
+    pub(super) const START: Self = Self {
+        file: 0,
+        line: 1,
+        column: 1,
+        looped: false,
+    };
+}
+
+/// Collects diagnostics and keeps the first ones by place, however many arrive.
+pub(super) struct Diagnostics {
+    files: Vec<String>,
+    errors: Shelf,
+    warnings: Shelf,
+}
+
+#[derive(Default)]
+struct Shelf {
+    /// The second part of the key tells apart two messages at one place; it is empty in a loop.
+    kept: BTreeMap<(Place, String), (String, Option<String>)>,
+    omitted: u64,
+}
+
+impl Diagnostics {
+    pub(super) fn new(file: &str) -> Self {
+        Self {
+            files: vec![printable(file)],
+            errors: Shelf::default(),
+            warnings: Shelf::default(),
+        }
+    }
+
+    /// Adds a file that places can be in.
+    pub(super) fn add_file(&mut self, file: &str) -> u32 {
+        self.files.push(printable(file));
+        (self.files.len() - 1) as u32
+    }
+
+    pub(super) fn error(&mut self, at: Place, message: impl Into<String>) {
+        self.errors.put(at, message.into(), None);
+    }
+
+    pub(super) fn error_hint(
+        &mut self,
+        at: Place,
+        message: impl Into<String>,
+        hint: impl Into<String>,
+    ) {
+        self.errors.put(at, message.into(), Some(hint.into()));
+    }
+
+    pub(super) fn warn(&mut self, at: Place, message: impl Into<String>, hint: impl Into<String>) {
+        self.warnings.put(at, message.into(), Some(hint.into()));
+    }
+
+    /// Whether an error at this place would be listed, asked before a costly hint is made.
+    pub(super) fn wants_error(&self, at: Place) -> bool {
+        let repeated = at.looped && self.errors.kept.contains_key(&(at, String::new()));
+        let last = self
+            .errors
+            .kept
+            .last_key_value()
+            .map(|((place, _), _)| *place);
+        !repeated && (self.errors.kept.len() < DIAGNOSTICS_MAX || last.is_none_or(|l| at < l))
+    }
+
+    pub(super) fn has_errors(&self) -> bool {
+        !self.errors.kept.is_empty()
+    }
+
+    /// How a message names a place that it does not stand at.
+    pub(super) fn name(&self, at: Place) -> String {
+        match at.file {
+            0 => format!("line {}", at.line),
+            file => format!("{}:{}", self.files[file as usize], at.line),
+        }
+    }
+
+    /// The warnings when there is no error, else everything.
+    pub(super) fn finish(self) -> Result<Vec<Diagnostic>, Rejected> {
+        let Self {
+            files,
+            errors,
+            warnings,
+        } = self;
+        let refused = !errors.kept.is_empty();
+        let errors_omitted = errors.omitted;
+        let all = [(Severity::Error, errors), (Severity::Warning, warnings)];
+        let mut placed: Vec<(Place, Diagnostic)> = Vec::new();
+        for (severity, shelf) in all {
+            placed.extend(shelf.kept.into_iter().map(|((at, _), (message, hint))| {
+                let file = files[at.file as usize].clone();
+                let Place { line, column, .. } = at;
+                (
+                    at,
+                    Diagnostic {
+                        file,
+                        line,
+                        column,
+                        severity,
+                        message,
+                        hint,
+                    },
+                )
+            }));
+        }
+        placed.sort_by_key(|(at, diagnostic)| (*at, diagnostic.severity));
+        let diagnostics = placed
+            .into_iter()
+            .map(|(_, diagnostic)| diagnostic)
+            .collect();
+        if refused {
+            Err(Rejected {
+                diagnostics,
+                errors_omitted,
+            })
+        } else {
+            Ok(diagnostics)
+        }
+    }
+}
+
+impl Shelf {
+    fn put(&mut self, at: Place, message: String, hint: Option<String>) {
+        let (message, hint) = (printable(&message), hint.as_deref().map(printable));
+        let apart = if at.looped {
+            String::new()
+        } else {
+            message.clone()
+        };
+        self.kept.entry((at, apart)).or_insert((message, hint));
+        if self.kept.len() > DIAGNOSTICS_MAX {
+            self.kept.pop_last();
+            self.omitted += 1;
+        }
+    }
+}
+
+/// Text that a terminal shows and does not obey: a workflow may come from a stranger.
+fn printable(text: &str) -> String {
+    let mut shown: String = text.chars().take(MESSAGE_CHARS_MAX).map(visible).collect();
+    if text.chars().nth(MESSAGE_CHARS_MAX).is_some() {
+        shown.push_str("...");
+    }
+    shown
+}
+
+fn visible(c: char) -> char {
+    if c.is_control() && c != '\t' {
+        char::REPLACEMENT_CHARACTER
+    } else {
+        c
+    }
+}

@@ -1,0 +1,276 @@
+//! Runs the loops: substitutes their variables and hands every statement on, turn by turn. It does
+//! not know what a statement means.
+
+use super::ast::{Loop, Node, Statement, Word};
+use super::declare::Declarer;
+use super::diagnostic::{Diagnostics, Place};
+use super::limits::{PAD_WIDTH_MAX, STATEMENTS_MAX};
+use super::parse::Parser;
+
+/// The loop variables with their values, outermost first.
+#[derive(Default)]
+pub(super) struct Scope {
+    bindings: Vec<(String, String)>,
+}
+
+/// There are too many statements; an error tells so.
+struct TooMany;
+
+/// Takes every statement of a text to `declarer`, loops unrolled.
+pub(super) fn expand(text: &str, declarer: &mut Declarer<'_>, diagnostics: &mut Diagnostics) {
+    let mut parser = Parser::new(text);
+    let mut expander = Expander {
+        declarer,
+        diagnostics,
+        scope: Scope::default(),
+        statements_left: STATEMENTS_MAX,
+    };
+    while let Some(node) = parser.next_node(expander.diagnostics) {
+        if expander.node(&node).is_err() {
+            expander.declarer.declarations.partial = true;
+            return;
+        }
+    }
+}
+
+struct Expander<'e, 'r> {
+    declarer: &'e mut Declarer<'r>,
+    diagnostics: &'e mut Diagnostics,
+    scope: Scope,
+    statements_left: u64,
+}
+
+impl Expander<'_, '_> {
+    fn node(&mut self, node: &Node) -> Result<(), TooMany> {
+        match node {
+            Node::Statement(statement) => self.statement(statement),
+            Node::Loop(repeated) => self.turns(repeated),
+        }
+    }
+
+    fn statement(&mut self, statement: &Statement) -> Result<(), TooMany> {
+        self.spend(statement.words[0].place)?;
+        let words = self
+            .scope
+            .substitute_all(&statement.words, self.diagnostics);
+        let Some(words) = words else {
+            self.declarer.declarations.partial = true;
+            return Ok(());
+        };
+        let inline = statement.inline.as_deref();
+        self.declarer.statement(
+            statement.keyword,
+            &words,
+            inline,
+            &self.scope,
+            self.diagnostics,
+        );
+        Ok(())
+    }
+
+    fn turns(&mut self, repeated: &Loop) -> Result<(), TooMany> {
+        let items = self.scope.substitute_all(&repeated.items, self.diagnostics);
+        if items.is_none() || repeated.items.is_empty() || repeated.variable.text.is_empty() {
+            self.declarer.declarations.partial = true;
+            return Ok(());
+        }
+        self.scope
+            .bindings
+            .push((repeated.variable.text.clone(), String::new()));
+        for item in items.iter().flatten() {
+            match range(item, self.diagnostics) {
+                Ok(None) => self.turn(repeated, item.text.clone())?,
+                Ok(Some((first, last))) => {
+                    for number in first..=last {
+                        self.turn(repeated, number.to_string())?;
+                    }
+                }
+                Err(Reported) => self.declarer.declarations.partial = true,
+            }
+        }
+        self.scope.bindings.pop();
+        Ok(())
+    }
+
+    fn turn(&mut self, repeated: &Loop, value: String) -> Result<(), TooMany> {
+        // Turns count too, or a long loop around nothing would run for ever.
+        self.spend(repeated.place)?;
+        if let Some(innermost) = self.scope.bindings.last_mut() {
+            innermost.1 = value;
+        }
+        repeated.body.iter().try_for_each(|node| self.node(node))
+    }
+
+    fn spend(&mut self, at: Place) -> Result<(), TooMany> {
+        if self.statements_left == 0 {
+            let message = format!("loops make more than {STATEMENTS_MAX} statements of this file");
+            self.diagnostics
+                .error_hint(at, message, "split the workflow into several");
+            return Err(TooMany);
+        }
+        self.statements_left -= 1;
+        Ok(())
+    }
+}
+
+/// An error was found and reported.
+struct Reported;
+
+/// The bounds, both included, when an item of a loop is a range. A quoted item never is one.
+fn range(item: &Word, diagnostics: &mut Diagnostics) -> Result<Option<(u64, u64)>, Reported> {
+    let text = item.text.as_str();
+    let Some((first, last)) = text.split_once("..").filter(|_| item.quote.is_none()) else {
+        return Ok(None);
+    };
+    let bounds = (bound(first), bound(last));
+    let (message, hint) = match bounds {
+        (Some(first), Some(last)) if first <= last => return Ok(Some((first, last))),
+        (Some(first), Some(last)) => (
+            format!("the range '{text}' is empty: it ends before it begins"),
+            format!("write {last}..{first}; the order of jobs comes from 'parent'"),
+        ),
+        _ if first.is_empty() || last.is_empty() => (
+            format!("the range '{text}' lacks a bound"),
+            "write both bounds, without blanks: 1..64".to_owned(),
+        ),
+        _ if last.starts_with('=') => (
+            format!("'{text}' is not a range"),
+            format!("ranges include both bounds: write {first}..{}", &last[1..]),
+        ),
+        _ if is_padded(first) || is_padded(last) => (
+            format!("the bounds of '{text}' begin with zeros"),
+            format!(
+                "write plain numbers, and $(name:0{}) where zeros belong",
+                last.len()
+            ),
+        ),
+        _ => (
+            format!("'{text}' is not a range of whole numbers"),
+            format!("write FIRST..LAST, or quote a word that contains dots: '{text}'"),
+        ),
+    };
+    diagnostics.error_hint(item.place, message, hint);
+    Err(Reported)
+}
+
+fn bound(text: &str) -> Option<u64> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if digits && !is_padded(text) {
+        text.parse().ok()
+    } else {
+        None
+    }
+}
+
+fn is_padded(text: &str) -> bool {
+    text.len() > 1 && text.starts_with('0') && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+impl Scope {
+    /// The place, marked when it is inside a loop.
+    pub(super) fn place(&self, at: Place) -> Place {
+        Place {
+            looped: !self.bindings.is_empty(),
+            ..at
+        }
+    }
+
+    /// All words with their variables substituted; none when one of them has an error.
+    pub(super) fn substitute_all(
+        &self,
+        words: &[Word],
+        diagnostics: &mut Diagnostics,
+    ) -> Option<Vec<Word>> {
+        let mut results = Vec::with_capacity(words.len());
+        for word in words {
+            results.push(self.substitute(word, diagnostics));
+        }
+        results.into_iter().collect()
+    }
+
+    fn substitute(&self, word: &Word, diagnostics: &mut Diagnostics) -> Option<Word> {
+        let place = self.place(word.place);
+        if !word.text.contains('$') {
+            return Some(Word {
+                place,
+                ..word.clone()
+            });
+        }
+        let mut text = String::with_capacity(word.text.len());
+        let mut rest = word.text.as_str();
+        while let Some(start) = rest.find("$(") {
+            let (before, reference) = rest.split_at(start);
+            if let Some(before) = before.strip_suffix('$') {
+                text.push_str(before);
+                text.push_str("$(");
+                rest = &reference[2..];
+                continue;
+            }
+            text.push_str(before);
+            let Some(end) = reference.find(')') else {
+                let hint = "write $$( for a '$(' that is no variable";
+                diagnostics.error_hint(place, "this '$(' is never closed", hint);
+                return None;
+            };
+            match self.value(&reference[2..end]) {
+                Ok(value) => text.push_str(&value),
+                Err((message, hint)) => {
+                    diagnostics.error_hint(place, message, hint);
+                    return None;
+                }
+            }
+            rest = &reference[end + 1..];
+        }
+        text.push_str(rest);
+        Some(Word {
+            text,
+            place,
+            quote: word.quote,
+        })
+    }
+
+    /// The value of what stands between `$(` and `)`, or a message with a hint.
+    fn value(&self, reference: &str) -> Result<String, (String, String)> {
+        let (name, format) = match reference.split_once(':') {
+            Some((name, format)) => (name, Some(format)),
+            None => (reference, None),
+        };
+        let Some((_, value)) = self.bindings.iter().rev().find(|(known, _)| known == name) else {
+            let known: Vec<String> = self
+                .bindings
+                .iter()
+                .map(|(known, _)| format!("$({known})"))
+                .collect();
+            let hint = match known.as_slice() {
+                [] => "no loop is open here; write $$( for a '$(' that is no variable".to_owned(),
+                _ => format!("the variables here are {}", known.join(", ")),
+            };
+            return Err((format!("unknown variable '$({reference})'"), hint));
+        };
+        let Some(format) = format else {
+            return Ok(value.clone());
+        };
+        let width = format
+            .strip_prefix('0')
+            .and_then(|digits| digits.parse::<usize>().ok());
+        match width {
+            Some(width) if (1..=PAD_WIDTH_MAX).contains(&width) => {
+                if value.bytes().all(|byte| byte.is_ascii_digit()) {
+                    return Ok(format!("{value:0>width$}"));
+                }
+                let hint = format!("write $({name})");
+                Err((
+                    format!("'{value}' is not a number that zeros can be put before"),
+                    hint,
+                ))
+            }
+            _ => {
+                let hint = format!("write $({name}:03) for three digits; at most {PAD_WIDTH_MAX}");
+                Err((
+                    format!("unknown format ':{format}' in '$({reference})'"),
+                    hint,
+                ))
+            }
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Every bound of the workflow language. It holds no logic; whoever checks a bound names it.
+
+/// Errors (and, apart from them, warnings) that are reported; the rest is only counted.
+pub(super) const DIAGNOSTICS_MAX: usize = 20;
+
+/// Bytes of a workflow file. A generated file with a million inline jobs has some 300 MB.
+pub(super) const FILE_BYTES_MAX: usize = 512 << 20;
+
+/// Bytes of a job description file, which a person writes.
+pub(super) const DESCRIPTION_BYTES_MAX: usize = 1 << 20;
+
+/// Statements and loop turns after expansion: a million jobs with nine statements for each.
+pub(super) const STATEMENTS_MAX: u64 = 10_000_000;
+
+/// Loops inside loops.
+pub(super) const LOOP_DEPTH_MAX: usize = 8;
+
+/// Parent-child pairs; one `parent` line with m parents and n children makes m * n of them.
+pub(super) const EDGES_MAX: u64 = 20_000_000;
+
+/// Bytes of a job's or volume's name: what a file name may have, as stores use names so.
+pub(super) const NAME_BYTES_MAX: usize = 255;
+
+/// Bytes of a path or URL: the kernel's `PATH_MAX`.
+pub(super) const PATH_BYTES_MAX: usize = 4096;
+
+/// Bytes of one volume or of one job's memory: 1000 PB, so that eighteen of them still fit a u64.
+pub(super) const SIZE_BYTES_MAX: u64 = 1_000_000_000_000_000_000;
+
+/// Files of one volume, far from where sums over a workflow overflow.
+pub(super) const FILES_MAX: u64 = 1_000_000_000_000;
+
+/// Seconds of a job's declared run time: ten years.
+pub(super) const RUNTIME_S_MAX: u64 = 10 * 365 * 86_400;
+
+/// CPUs of one job.
+pub(super) const CPUS_MAX: u64 = 65_536;
+
+/// Re-runs of one job.
+pub(super) const RETRIES_MAX: u64 = 1_000;
+
+/// Width of a zero-padded loop variable: the digits of a u64.
+pub(super) const PAD_WIDTH_MAX: usize = 20;
+
+/// A volume without `files N` may hold one file per 16 KiB, the inode ratio of a default ext4.
+pub(super) const BYTES_PER_FILE_DEFAULT: u64 = 16 << 10;
+
+/// No volume is given fewer files than this by default.
+pub(super) const FILES_DEFAULT_MIN: u64 = 1_024;
+
+/// Names that are compared for a "did you mean": seconds spent on a hint are not worth it.
+pub(super) const NEAREST_CANDIDATES_MAX: usize = 20_000;
+
+/// Edges that all searches for an order between users of volumes may look at together.
+pub(super) const SEARCH_EDGES_MAX: u64 = 100_000_000;
+
+/// Jobs of a cycle that are printed before the rest is only counted.
+pub(super) const CYCLE_JOBS_SHOWN_MAX: usize = 12;

@@ -1,0 +1,52 @@
+//! The way from a workflow's text to a checked workflow, stage after stage. The stages are in the
+//! files beside this one.
+
+use super::check::check;
+use super::checked::Workflow;
+use super::declare::Declarer;
+use super::diagnostic::{Diagnostic, Diagnostics, Place, Rejected};
+use super::expand::expand;
+use super::limits::FILE_BYTES_MAX;
+
+/// A workflow that may run, and what its author should know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Checked {
+    /// The workflow.
+    pub workflow: Workflow,
+    /// Warnings ordered by place; never errors.
+    pub warnings: Vec<Diagnostic>,
+}
+
+/// Parses and checks a workflow.
+///
+/// `file` is the path of the workflow file: it names diagnostics and the workflow. `read` returns
+/// the text of a job description file, or why it cannot; it is given the path as the workflow
+/// writes it, with the directory of `file` in front unless it is absolute, and at most once for
+/// each path. Nothing else leaves this function: the same arguments give the same result.
+pub fn parse_workflow(
+    file: &str,
+    text: &str,
+    read: &dyn Fn(&str) -> Result<String, String>,
+) -> Result<Checked, Rejected> {
+    let mut diagnostics = Diagnostics::new(file);
+    let mut declarer = Declarer::new(file, read);
+    if text.len() > FILE_BYTES_MAX {
+        let message = format!("the file is larger than {} MiB", FILE_BYTES_MAX >> 20);
+        let hint = "use loops, or split the workflow into several";
+        diagnostics.error_hint(Place::START, message, hint);
+    } else {
+        expand(text, &mut declarer, &mut diagnostics);
+    }
+    let workflow = check(name_of(file), declarer.declarations, &mut diagnostics);
+    let warnings = diagnostics.finish()?;
+    Ok(Checked { workflow, warnings })
+}
+
+/// The name of a file without directory and ending.
+fn name_of(file: &str) -> String {
+    let name = file.rsplit('/').next().unwrap_or(file);
+    match name.rsplit_once('.') {
+        Some((stem, _)) if !stem.is_empty() => stem.to_owned(),
+        _ => name.to_owned(),
+    }
+}

@@ -1,0 +1,34 @@
+//! The workflow language: text in, a checked [`Workflow`] or a list of errors out. Table of
+//! contents only; nothing here plans, places or runs a job.
+//!
+//! ```text
+//! text --lex, parse--> nodes --expand, declare--> declarations --check--> Workflow
+//! ```
+
+mod access;
+mod ast;
+mod check;
+mod checked;
+mod command;
+mod declare;
+mod diagnostic;
+mod expand;
+mod lex;
+mod limits;
+mod load;
+mod names;
+mod nearest;
+mod order;
+mod parse;
+mod path;
+mod size;
+mod submit;
+mod url;
+
+pub use checked::{
+    CachePolicy, Command, Extract, Job, JobIndex, Mount, Volume, VolumeIndex, VolumeKind, Workflow,
+};
+pub use diagnostic::{Diagnostic, Rejected, Severity};
+pub use load::{Checked, parse_workflow};
+pub use size::{QuantityError, parse_duration, parse_size};
+pub use url::{Scheme, Url, UrlError};

@@ -1,0 +1,281 @@
+//! Text to nodes: statements, inline job bodies and loops, recovered after each error so that the
+//! rest of the file is read too. What the words of a statement mean is `declare.rs`.
+
+use std::rc::Rc;
+
+use super::ast::{Keyword, Loop, Node, Statement, Word};
+use super::diagnostic::{Diagnostics, Place};
+use super::lex::Lexer;
+use super::limits::LOOP_DEPTH_MAX;
+use super::nearest::nearest;
+use super::submit::{DescriptionReader, Line};
+
+const KEYWORDS: [(&str, Keyword); 8] = [
+    ("job", Keyword::Job),
+    ("parent", Keyword::Parent),
+    ("volume", Keyword::Volume),
+    ("mount", Keyword::Mount),
+    ("extract", Keyword::Extract),
+    ("retry", Keyword::Retry),
+    ("for", Keyword::For),
+    ("end", Keyword::End),
+];
+
+impl Keyword {
+    /// The keyword that a word is, in any case: files of HTCondor's DAGMan shout.
+    fn of(word: &str) -> Option<Self> {
+        let known = KEYWORDS
+            .iter()
+            .find(|(name, _)| name.eq_ignore_ascii_case(word));
+        known.map(|(_, keyword)| *keyword)
+    }
+
+    /// How the statement is written.
+    pub(super) fn form(self) -> &'static str {
+        match self {
+            Self::Job => "write 'job NAME FILE', or 'job NAME {' and 'key = value' lines up to '}'",
+            Self::Parent => "write 'parent JOB ... child JOB ...'",
+            Self::Volume => {
+                "write 'volume NAME scratch SIZE [files N] [from URL]' \
+                 or 'volume NAME [cache] URL SIZE [lru|mru] [files N]'"
+            }
+            Self::Mount => "write 'mount VOLUME JOB PATH [ro|rw]'",
+            Self::Extract => "write 'extract VOLUME FILE URL'",
+            Self::Retry => "write 'retry JOB N'",
+            Self::For => "write 'for NAME in FIRST..LAST' or 'for NAME in WORD ...'",
+            Self::End => "write 'end' on a line of its own",
+        }
+    }
+}
+
+/// Reads a workflow text node by node, so that a large file is never held as nodes.
+pub(super) struct Parser<'t> {
+    lexer: Lexer<'t>,
+    /// Loops that are open, outermost first. A stack on the heap, as a text may nest at will.
+    open: Vec<Loop>,
+}
+
+impl<'t> Parser<'t> {
+    pub(super) fn new(text: &'t str) -> Self {
+        Self {
+            lexer: Lexer::new(0, text),
+            open: Vec::new(),
+        }
+    }
+
+    /// The next statement or whole loop of the outermost level; none at the end of the text.
+    pub(super) fn next_node(&mut self, diagnostics: &mut Diagnostics) -> Option<Node> {
+        while self.lexer.skip_to_content() {
+            let words = self.lexer.words(diagnostics);
+            let Some(keyword) = keyword(&words, diagnostics) else {
+                continue;
+            };
+            let node = match keyword {
+                Keyword::For => {
+                    self.open_loop(words, diagnostics);
+                    None
+                }
+                Keyword::End => self.close_loop(&words, diagnostics),
+                _ => self.statement(keyword, words, diagnostics),
+            };
+            if let Some(node) = node.and_then(|node| self.attach(node)) {
+                return Some(node);
+            }
+        }
+        self.close_at_end(diagnostics)
+    }
+
+    /// Puts a node into the innermost open loop, or returns it when there is none.
+    fn attach(&mut self, node: Node) -> Option<Node> {
+        match self.open.last_mut() {
+            Some(outer) => {
+                outer.body.push(node);
+                None
+            }
+            None => Some(node),
+        }
+    }
+
+    fn open_loop(&mut self, words: Vec<Word>, diagnostics: &mut Diagnostics) {
+        let place = words[0].place;
+        let mut words = words.into_iter().skip(1);
+        let variable = words.next();
+        let is_in = words
+            .next()
+            .is_some_and(|word| word.text.eq_ignore_ascii_case("in"));
+        let form = Keyword::For.form();
+        let variable = match variable {
+            Some(variable) if is_in => variable,
+            _ => {
+                diagnostics.error_hint(place, "expected a variable and 'in' after 'for'", form);
+                Word {
+                    text: String::new(),
+                    place,
+                    quote: None,
+                }
+            }
+        };
+        self.check_variable(&variable, diagnostics);
+        let items: Vec<Word> = words.collect();
+        if is_in && items.is_empty() {
+            diagnostics.error_hint(place, "this loop has nothing to go through", form);
+        }
+        if self.open.len() == LOOP_DEPTH_MAX {
+            diagnostics.error(
+                place,
+                format!("more than {LOOP_DEPTH_MAX} loops inside each other"),
+            );
+        }
+        self.open.push(Loop {
+            place,
+            variable,
+            items,
+            body: Vec::new(),
+        });
+    }
+
+    fn check_variable(&self, variable: &Word, diagnostics: &mut Diagnostics) {
+        let name = &variable.text;
+        let is_letter = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        if name.starts_with(|c: char| c.is_ascii_digit()) || !name.chars().all(is_letter) {
+            let hint = "use letters, digits and '_', not beginning with a digit";
+            let message = format!("'{name}' cannot be the name of a loop variable");
+            diagnostics.error_hint(variable.place, message, hint);
+        }
+        let taken = |outer: &&Loop| !name.is_empty() && outer.variable.text == *name;
+        if let Some(outer) = self.open.iter().take(LOOP_DEPTH_MAX).find(taken) {
+            let of = diagnostics.name(outer.place);
+            let message = format!("'{name}' is already the variable of the loop in {of}");
+            diagnostics.error(variable.place, message);
+        }
+    }
+
+    fn close_loop(&mut self, words: &[Word], diagnostics: &mut Diagnostics) -> Option<Node> {
+        if let Some(extra) = words.get(1) {
+            let message = format!("unexpected '{}' after 'end'", extra.text);
+            diagnostics.error_hint(extra.place, message, Keyword::End.form());
+        }
+        if self.open.is_empty() {
+            diagnostics.error(words[0].place, "'end' without 'for'");
+        }
+        self.pop_loop()
+    }
+
+    /// The innermost loop, unless it is nested too deep to be walked by recursion.
+    fn pop_loop(&mut self) -> Option<Node> {
+        let closed = self.open.pop()?;
+        (self.open.len() < LOOP_DEPTH_MAX).then_some(Node::Loop(closed))
+    }
+
+    fn close_at_end(&mut self, diagnostics: &mut Diagnostics) -> Option<Node> {
+        while let Some(unclosed) = self.open.last() {
+            let hint = "close the loop with a line 'end'";
+            diagnostics.error_hint(unclosed.place, "'for' without 'end'", hint);
+            if let Some(node) = self.pop_loop().and_then(|node| self.attach(node)) {
+                return Some(node);
+            }
+        }
+        None
+    }
+
+    fn statement(
+        &mut self,
+        keyword: Keyword,
+        mut words: Vec<Word>,
+        diagnostics: &mut Diagnostics,
+    ) -> Option<Node> {
+        let is_brace = |word: &Word| word.text == "{" && word.quote.is_none();
+        if keyword == Keyword::Job && words.len() == 2 {
+            self.brace_on_next_line(&mut words, diagnostics);
+        }
+        let inline = match words.last() {
+            Some(last) if keyword == Keyword::Job && is_brace(last) => {
+                Some(Rc::new(self.inline_body(last.place, diagnostics)))
+            }
+            _ => None,
+        };
+        Some(Node::Statement(Statement {
+            keyword,
+            words,
+            inline,
+        }))
+    }
+
+    /// Some people write the brace so; there is nothing else that it could mean.
+    fn brace_on_next_line(&mut self, words: &mut Vec<Word>, diagnostics: &mut Diagnostics) {
+        let line_start = self.lexer.clone();
+        if self.lexer.skip_to_content() && self.lexer.peek() == Some('{') {
+            words.extend(self.lexer.words(diagnostics));
+        } else {
+            self.lexer = line_start;
+        }
+    }
+
+    fn inline_body(
+        &mut self,
+        open: Place,
+        diagnostics: &mut Diagnostics,
+    ) -> super::ast::Description {
+        let mut reader = DescriptionReader::default();
+        loop {
+            if !self.lexer.skip_to_content() {
+                let hint = "close the job with a line '}'";
+                diagnostics.error_hint(open, "this '{' is never closed", hint);
+                break;
+            }
+            let line_start = self.lexer.clone();
+            let Line::Other(words) = reader.line(&mut self.lexer, diagnostics) else {
+                continue;
+            };
+            let Some(first) = words.first() else { continue };
+            if first.text == "}" {
+                if let Some(extra) = words.get(1) {
+                    let message = format!("unexpected '{}' after '}}'", extra.text);
+                    diagnostics.error(extra.place, message);
+                }
+                break;
+            }
+            if Keyword::of(&first.text).is_some() {
+                let job = diagnostics.name(open);
+                let message = format!("a statement inside the job that is opened in {job}");
+                diagnostics.error_hint(
+                    first.place,
+                    message,
+                    "close the job with a line '}' before",
+                );
+                self.lexer = line_start;
+                break;
+            }
+            reader.refuse(first, diagnostics);
+        }
+        reader.finish()
+    }
+}
+
+/// What a statement is. A keyword with a slip of the pen is reported and then taken as what it
+/// was meant to be, so that one slip does not make every later use of a name an error.
+fn keyword(words: &[Word], diagnostics: &mut Diagnostics) -> Option<Keyword> {
+    let first = words.first()?;
+    if let Some(keyword) = Keyword::of(&first.text) {
+        return Some(keyword);
+    }
+    let message = format!("unknown statement '{}'", first.text);
+    let has_equals = words.get(1).is_some_and(|word| word.text.starts_with('='));
+    let hint = match first.text.as_str() {
+        "{" => "'{' belongs at the end of the 'job' line".to_owned(),
+        "}" => "there is no '{' that this closes".to_owned(),
+        text if has_equals || text.contains('=') => {
+            "'key = value' lines belong between 'job NAME {' and '}'".to_owned()
+        }
+        text => match nearest(text, KEYWORDS.iter().map(|(name, _)| *name)) {
+            Some(name) => {
+                diagnostics.error_hint(first.place, message, format!("did you mean '{name}'?"));
+                return Keyword::of(name);
+            }
+            None => "a line begins with job, parent, volume, mount, extract, retry, for or end"
+                .to_owned(),
+        },
+    };
+    diagnostics.error_hint(first.place, message, hint);
+    None
+}
