@@ -84,10 +84,7 @@ fn the_published_sample_is_unchanged() {
     assert_eq!(extract.target.to_string(), "ftp://home/out.1");
 }
 
-#[test]
-fn every_key_and_option() {
-    let workflow = workflow(
-        r#"
+const EVERYTHING: &str = r#"
 volume in scratch 10MB files 7 from bafs://home:9000/in//x/   # filled
 volume db cache s3://bucket/db 3.5TB mru files 9
 volume db2 https://h/db?v=1 1.5 GiB lru
@@ -110,8 +107,11 @@ mount db a "/the data"
 mount db2 a /db2 RO
 mount out a /out rw
 extract out w/log/stdout FILE:///results/./a
-"#,
-    );
+"#;
+
+#[test]
+fn every_key_and_option() {
+    let workflow = workflow(EVERYTHING);
     let job = &workflow.jobs[0];
     assert_eq!(job.command.executable, "./blastp");
     let arguments = [

@@ -34,8 +34,8 @@ fn cases(text: &str) -> Vec<Case<'_>> {
         match line {
             "----" if !in_expected => in_expected = true,
             "" if in_expected => {}
-            _ if in_expected => writeln!(case.expected, "{line}").unwrap(),
-            _ => writeln!(case.input, "{line}").unwrap(),
+            _ if in_expected => case.expected += &format!("{line}\n"),
+            _ => case.input += &format!("{line}\n"),
         }
     }
     cases
