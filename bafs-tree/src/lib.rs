@@ -1,1 +1,22 @@
-//! Skeleton.
+//! A volume's directory tree: POSIX operations on a local directory, with an exact limit.
+//!
+//! Knows no network, no token and no lease. Reading order: [`Tree`], [`Session`].
+
+mod kernel;
+
+mod account;
+mod anchor;
+mod attributes;
+mod data;
+mod directory;
+mod errno;
+mod handles;
+mod inodes;
+mod names;
+mod room;
+mod session;
+mod tree;
+
+pub use account::Limit;
+pub use session::Session;
+pub use tree::Tree;

@@ -1,0 +1,211 @@
+//! Exact accounting of a tree's use against its limit. Touches no file.
+//!
+//! A file is charged what `st_blocks` says. Whoever is about to take space reserves the worst
+//! case first and settles afterwards with what was really taken, under the file's own lock; so
+//! the sum of charges and reservations never passes the limit.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Space that a tree may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit {
+    /// Bytes on disk, counted in allocated blocks.
+    pub bytes: u64,
+    /// Files, directories and all other inodes, the root not counted.
+    pub files: u64,
+}
+
+/// Device and inode number on the host.
+pub(crate) type Identity = (u64, u64);
+
+/// Locks that the table of files is spread over.
+const SHARDS: usize = 16;
+
+/// What one file is charged, shared by all who have it open.
+#[derive(Debug)]
+pub(crate) struct FileState {
+    pub(crate) identity: Identity,
+    charged: Mutex<u64>,
+    anchors: AtomicUsize,
+    unlinked: AtomicBool,
+}
+
+impl FileState {
+    /// Locks the file against other changes of its space, and gives its charge in bytes.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, u64> {
+        lock(&self.charged)
+    }
+
+    /// Takes note that no name leads to the file any more.
+    pub(crate) fn set_unlinked(&self) {
+        self.unlinked.store(true, SeqCst);
+    }
+}
+
+/// The use of one tree.
+#[derive(Debug)]
+pub(crate) struct Account {
+    limit: Limit,
+    bytes: AtomicU64,
+    files: AtomicU64,
+    known: [Mutex<HashMap<Identity, Arc<FileState>>>; SHARDS],
+}
+
+impl Account {
+    pub(crate) fn new(limit: Limit) -> Self {
+        Self {
+            limit,
+            bytes: AtomicU64::new(0),
+            files: AtomicU64::new(0),
+            known: Default::default(),
+        }
+    }
+
+    pub(crate) fn limit(&self) -> Limit {
+        self.limit
+    }
+
+    /// Bytes and files in use, reservations included.
+    pub(crate) fn used(&self) -> (u64, u64) {
+        (self.bytes.load(SeqCst), self.files.load(SeqCst))
+    }
+
+    pub(crate) fn free_bytes(&self) -> u64 {
+        self.limit.bytes.saturating_sub(self.bytes.load(SeqCst))
+    }
+
+    /// Takes `amount` bytes if they fit.
+    pub(crate) fn reserve(&self, amount: u64) -> bool {
+        take(&self.bytes, amount, self.limit.bytes)
+    }
+
+    /// Takes one file if it fits.
+    pub(crate) fn reserve_file(&self) -> bool {
+        take(&self.files, 1, self.limit.files)
+    }
+
+    pub(crate) fn give_back_file(&self) {
+        self.files.fetch_sub(1, SeqCst);
+    }
+
+    /// Turns a reservation into the charge that the file has now.
+    pub(crate) fn settle(&self, charged: &mut u64, now: u64, reserved: u64) {
+        let (more, less) = (now, *charged + reserved);
+        if more >= less {
+            self.bytes.fetch_add(more - less, SeqCst);
+        } else {
+            self.bytes.fetch_sub(less - more, SeqCst);
+        }
+        *charged = now;
+    }
+
+    /// The state of a file, with one more anchor; and whether it was not known before. A file
+    /// that was not known is charged by the caller's `bytes` and as one file.
+    pub(crate) fn anchor(&self, identity: Identity, bytes: u64) -> (Arc<FileState>, bool) {
+        let mut shard = self.shard(identity);
+        if let Some(file) = shard.get(&identity) {
+            file.anchors.fetch_add(1, SeqCst);
+            return (file.clone(), false);
+        }
+        self.bytes.fetch_add(bytes, SeqCst);
+        self.files.fetch_add(1, SeqCst);
+        let file = Self::state(identity, bytes, 1);
+        shard.insert(identity, file.clone());
+        (file, true)
+    }
+
+    /// Registers a file that was just made and has been reserved: one anchor, no charge yet.
+    pub(crate) fn anchor_new(&self, identity: Identity) -> Arc<FileState> {
+        let file = Self::state(identity, 0, 1);
+        self.shard(identity).insert(identity, file.clone());
+        file
+    }
+
+    /// Counts a file that is there when the tree is opened; again when it has several names.
+    pub(crate) fn count(&self, identity: Identity, bytes: u64) {
+        let mut shard = self.shard(identity);
+        shard.entry(identity).or_insert_with(|| {
+            self.bytes.fetch_add(bytes, SeqCst);
+            self.files.fetch_add(1, SeqCst);
+            Self::state(identity, bytes, 0)
+        });
+    }
+
+    /// Lets an anchor go. With the last one of a file without names its space is free.
+    pub(crate) fn release(&self, file: &FileState) {
+        let mut shard = self.shard(file.identity);
+        if file.anchors.fetch_sub(1, SeqCst) == 1 && file.unlinked.load(SeqCst) {
+            shard.remove(&file.identity);
+            drop(shard);
+            self.settle(&mut file.lock(), 0, 0);
+            self.give_back_file();
+        }
+    }
+
+    fn state(identity: Identity, bytes: u64, anchors: usize) -> Arc<FileState> {
+        Arc::new(FileState {
+            identity,
+            charged: Mutex::new(bytes),
+            anchors: AtomicUsize::new(anchors),
+            unlinked: AtomicBool::new(false),
+        })
+    }
+
+    fn shard(&self, identity: Identity) -> MutexGuard<'_, HashMap<Identity, Arc<FileState>>> {
+        lock(&self.known[identity.1 as usize % SHARDS])
+    }
+}
+
+fn take(counter: &AtomicU64, amount: u64, limit: u64) -> bool {
+    let add = |used: u64| used.checked_add(amount).filter(|sum| *sum <= limit);
+    counter.fetch_update(SeqCst, SeqCst, add).is_ok()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn account() -> Account {
+        Account::new(Limit { bytes: 100, files: 2 })
+    }
+
+    #[test]
+    fn reservations_stop_at_the_limit() {
+        let account = account();
+        assert!(account.reserve(60));
+        assert!(!account.reserve(41));
+        assert!(account.reserve(40));
+        assert!(!account.reserve(u64::MAX));
+        assert!(account.reserve_file() && account.reserve_file() && !account.reserve_file());
+    }
+
+    #[test]
+    fn settling_replaces_the_reservation() {
+        let account = account();
+        let mut charged = 0;
+        assert!(account.reserve(80));
+        account.settle(&mut charged, 50, 80);
+        assert_eq!((account.used().0, charged), (50, 50));
+        account.settle(&mut charged, 10, 0);
+        assert_eq!(account.used().0, 10);
+    }
+
+    #[test]
+    fn an_unlinked_file_counts_until_its_last_anchor_goes() {
+        let account = account();
+        let (file, new) = account.anchor((1, 7), 30);
+        assert!(new);
+        assert!(!account.anchor((1, 7), 99).1);
+        file.set_unlinked();
+        account.release(&file);
+        assert_eq!(account.used(), (30, 1));
+        account.release(&file);
+        assert_eq!(account.used(), (0, 0));
+    }
+}

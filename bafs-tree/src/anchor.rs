@@ -1,0 +1,141 @@
+//! A file of the tree held by a descriptor that opens nothing (`O_PATH`); no names, no numbers.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, openat};
+
+use crate::account::{Account, FileState, Identity};
+use crate::errno::{self, Outcome};
+use crate::tree::Tree;
+
+/// Holds a file wherever its names go, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Anchor {
+    fd: Arc<OwnedFd>,
+    kind: FileType,
+    state: Option<Arc<FileState>>,
+    tree: Arc<Tree>,
+}
+
+impl Anchor {
+    /// Holds the file that `fd` shows.
+    pub(crate) fn new(tree: &Arc<Tree>, fd: OwnedFd) -> Outcome<(Self, Stat)> {
+        let stat = fstat(&fd).map_err(errno::of)?;
+        let mut state = None;
+        if let Some(account) = tree.account() {
+            let (file, new) = account.anchor(identity(&stat), tree.charge(&stat));
+            // The last name may have gone before the file was registered (again).
+            if new && fstat(&fd).is_ok_and(|stat| stat.st_nlink == 0) {
+                file.set_unlinked();
+            }
+            state = Some(file);
+        }
+        Ok((Self { fd: Arc::new(fd), kind: kind(&stat), state, tree: tree.clone() }, stat))
+    }
+
+    /// Holds a file that was just made and whose place in the account is reserved.
+    pub(crate) fn new_made(tree: &Arc<Tree>, fd: OwnedFd) -> Outcome<(Self, Stat)> {
+        let stat = fstat(&fd).map_err(errno::of)?;
+        let state = tree.account().map(|account| account.anchor_new(identity(&stat)));
+        Ok((Self { fd: Arc::new(fd), kind: kind(&stat), state, tree: tree.clone() }, stat))
+    }
+
+    /// Holds the root of a tree.
+    pub(crate) fn root(tree: &Arc<Tree>) -> Self {
+        let state = tree.account().map(|account| account.anchor(tree.identity(), 0).0);
+        Self { fd: tree.root().clone(), kind: FileType::Directory, state, tree: tree.clone() }
+    }
+
+    /// Finds a name in the directory that `parent` holds; follows no link.
+    pub(crate) fn find(parent: &Self, name: &CStr) -> Outcome<(Self, Stat)> {
+        Self::new(&parent.tree, open_path(parent, name)?)
+    }
+
+    pub(crate) fn tree(&self) -> &Arc<Tree> {
+        &self.tree
+    }
+
+    pub(crate) fn kind(&self) -> FileType {
+        self.kind
+    }
+
+    pub(crate) fn stat(&self) -> Outcome<Stat> {
+        fstat(&self.fd).map_err(errno::of)
+    }
+
+    /// The account and the file's place in it, if the tree has a limit.
+    pub(crate) fn charged(&self) -> Option<(&Account, &FileState)> {
+        Some((self.tree.account()?, self.state.as_deref()?))
+    }
+
+    /// A path that leads to the file, for calls that do not take this kind of descriptor.
+    pub(crate) fn proc_path(&self) -> String {
+        proc_path(&self.fd)
+    }
+
+    /// Opens the file itself for reading or writing. Only regular files and directories: to open
+    /// a FIFO or a device could block for ever or act on hardware.
+    pub(crate) fn open(&self, flags: OFlags) -> Outcome<OwnedFd> {
+        match self.kind {
+            FileType::RegularFile | FileType::Directory => {}
+            FileType::Symlink => return Err(errno::LOOP),
+            _ => return Err(errno::NXIO),
+        }
+        rustix::fs::open(self.proc_path(), flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
+            .map_err(errno::of)
+    }
+
+    /// Takes note if no name leads to the file any more, and says so.
+    pub(crate) fn note_unlinked(&self) -> bool {
+        let gone = fstat(&self.fd).is_ok_and(|stat| stat.st_nlink == 0);
+        if gone && let Some(state) = &self.state {
+            state.set_unlinked();
+        }
+        gone
+    }
+
+    /// Brings the file's charge up to date.
+    pub(crate) fn settle(&self) {
+        if let Some((account, state)) = self.charged() {
+            let mut charged = state.lock();
+            if let Ok(stat) = fstat(&self.fd) {
+                account.settle(&mut charged, self.tree.charge(&stat), 0);
+            }
+        }
+    }
+}
+
+impl AsFd for Anchor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for Anchor {
+    fn drop(&mut self) {
+        if let (Some(account), Some(state)) = (self.tree.account(), &self.state) {
+            account.release(state);
+        }
+    }
+}
+
+/// Opens a name as a path only.
+pub(crate) fn open_path(parent: impl AsFd, name: &CStr) -> Outcome<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(parent, name, flags, Mode::empty()).map_err(errno::of)
+}
+
+/// A path that leads to what a descriptor shows.
+pub(crate) fn proc_path(fd: impl AsFd) -> String {
+    format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
+}
+
+pub(crate) fn identity(stat: &Stat) -> Identity {
+    (stat.st_dev, stat.st_ino)
+}
+
+pub(crate) fn kind(stat: &Stat) -> FileType {
+    FileType::from_raw_mode(stat.st_mode)
+}

@@ -1,0 +1,211 @@
+//! Operations on attributes, links' targets and extended attributes.
+
+use std::ffi::{CStr, CString};
+use std::os::fd::AsFd;
+
+use bafs_proto::file_op::{Attr, AttrChange, FileReply, FileResult, FileTime, SetTime};
+use bafs_proto::ids::{HandleId, InodeNo};
+use bafs_proto::limits::{NAME_BYTES_MAX, XATTR_BYTES_MAX};
+use rustix::fs::{
+    AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
+    XattrFlags, chmod, chownat, fstat, ftruncate, getxattr, listxattr, readlinkat, removexattr,
+    setxattr, utimensat,
+};
+
+use crate::anchor::Anchor;
+use crate::errno::{self, Outcome};
+use crate::session::Session;
+
+impl Session {
+    pub(crate) fn get_attr(&self, ino: InodeNo, handle: Option<HandleId>) -> FileResult {
+        if let Some(file) = handle.and_then(|handle| self.file(handle).ok())
+            && file.ino == ino
+        {
+            let stat = fstat(&file.fd).map_err(errno::of)?;
+            return Ok(FileReply::Attr(attr(ino, &stat)));
+        }
+        match self.anchor(ino) {
+            Ok(anchor) => Ok(FileReply::Attr(attr(ino, &anchor.stat()?))),
+            Err(error) => self.last_attr(ino).map(FileReply::Attr).ok_or(error),
+        }
+    }
+
+    pub(crate) fn set_attr(
+        &self,
+        ino: InodeNo,
+        handle: Option<HandleId>,
+        change: &AttrChange,
+    ) -> FileResult {
+        let anchor = self.anchor(ino)?;
+        if change.uid.is_some() || change.gid.is_some() {
+            let (uid, gid) = (change.uid.map(Uid::from_raw), change.gid.map(Gid::from_raw));
+            let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
+            chownat(anchor.as_fd(), c"", uid, gid, flags).map_err(errno::of)?;
+        }
+        // After the owner: a change of owner clears bits of the mode.
+        if let Some(mode) = change.mode {
+            if anchor.kind() == FileType::Symlink {
+                return Err(errno::OPNOTSUPP);
+            }
+            chmod(anchor.proc_path(), Mode::from_raw_mode(mode & 0o7777)).map_err(errno::of)?;
+        }
+        if let Some(size) = change.size {
+            self.truncate(&anchor, handle, size)?;
+        }
+        // Last, as a change of size sets the time.
+        if change.atime.is_some() || change.mtime.is_some() {
+            let times = Timestamps {
+                last_access: timespec(change.atime)?,
+                last_modification: timespec(change.mtime)?,
+            };
+            let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
+            utimensat(anchor.as_fd(), c"", &times, flags).map_err(errno::of)?;
+        }
+        Ok(FileReply::Attr(attr(ino, &anchor.stat()?)))
+    }
+
+    fn truncate(&self, anchor: &Anchor, handle: Option<HandleId>, size: u64) -> Outcome<()> {
+        match anchor.kind() {
+            FileType::RegularFile => {}
+            FileType::Directory => return Err(errno::ISDIR),
+            _ => return Err(errno::INVAL),
+        }
+        let open = handle.and_then(|handle| self.file(handle).ok());
+        let cut = || match &open {
+            Some(file) => ftruncate(&file.fd, size).map_err(errno::of),
+            None => ftruncate(anchor.open(OFlags::WRONLY)?, size).map_err(errno::of),
+        };
+        let Some((account, state)) = anchor.charged() else { return cut() };
+        let mut charged = state.lock();
+        let done = cut();
+        if let Ok(stat) = anchor.stat() {
+            account.settle(&mut charged, anchor.tree().charge(&stat), 0);
+        }
+        done
+    }
+
+    pub(crate) fn read_link(&self, ino: InodeNo) -> FileResult {
+        let anchor = self.anchor(ino)?;
+        if anchor.kind() != FileType::Symlink {
+            return Err(errno::INVAL);
+        }
+        let target = readlinkat(anchor.as_fd(), c"", Vec::new()).map_err(errno::of)?;
+        Ok(FileReply::Bytes(target.into_bytes()))
+    }
+
+    pub(crate) fn set_xattr(
+        &self,
+        ino: InodeNo,
+        name: &[u8],
+        value: &[u8],
+        flags: i32,
+    ) -> FileResult {
+        let name = attribute_name(name)?;
+        let flags = XattrFlags::from_bits(flags.cast_unsigned()).ok_or(errno::INVAL)?;
+        if value.len() > XATTR_BYTES_MAX {
+            return Err(errno::E2BIG);
+        }
+        self.change_xattr(ino, value.len(), |path| setxattr(path, &*name, value, flags))
+    }
+
+    pub(crate) fn remove_xattr(&self, ino: InodeNo, name: &[u8]) -> FileResult {
+        let name = attribute_name(name)?;
+        self.change_xattr(ino, 0, |path| removexattr(path, &*name))
+    }
+
+    fn change_xattr(
+        &self,
+        ino: InodeNo,
+        bytes: usize,
+        call: impl FnOnce(&str) -> rustix::io::Result<()>,
+    ) -> FileResult {
+        let anchor = self.anchor(ino)?;
+        let Some((account, state)) = anchor.charged() else {
+            call(&anchor.proc_path()).map_err(errno::of)?;
+            return Ok(FileReply::Done);
+        };
+        let mut charged = state.lock();
+        // All attributes of a file share one block of ext4 beside the inode.
+        let reserved = if bytes == 0 { 0 } else { self.tree().block_bytes() };
+        if !account.reserve(reserved) {
+            return Err(errno::NOSPC);
+        }
+        let done = call(&anchor.proc_path()).map_err(errno::of);
+        let now = anchor.stat().map_or(*charged, |stat| anchor.tree().charge(&stat));
+        account.settle(&mut charged, now, reserved);
+        done.map(|()| FileReply::Done)
+    }
+
+    pub(crate) fn get_xattr(&self, ino: InodeNo, name: &[u8]) -> FileResult {
+        let name = attribute_name(name)?;
+        let path = self.anchor(ino)?.proc_path();
+        whole(|buffer| getxattr(&*path, &*name, buffer))
+    }
+
+    pub(crate) fn list_xattr(&self, ino: InodeNo) -> FileResult {
+        let path = self.anchor(ino)?.proc_path();
+        whole(|buffer| listxattr(&*path, buffer))
+    }
+}
+
+/// Reads something whose length is not known before; most are short.
+fn whole(read: impl Fn(&mut [u8]) -> rustix::io::Result<usize>) -> FileResult {
+    let mut buffer = vec![0; 256];
+    loop {
+        match read(&mut buffer) {
+            Ok(length) => {
+                buffer.truncate(length);
+                return Ok(FileReply::Bytes(buffer));
+            }
+            Err(rustix::io::Errno::RANGE) if buffer.len() < XATTR_BYTES_MAX => {
+                buffer.resize(XATTR_BYTES_MAX, 0);
+            }
+            Err(error) => return Err(errno::of(error)),
+        }
+    }
+}
+
+/// The name of an extended attribute. `trusted.` belongs to the host's administrator.
+fn attribute_name(name: &[u8]) -> Outcome<CString> {
+    if name.is_empty() || name.len() > NAME_BYTES_MAX {
+        return Err(errno::RANGE);
+    }
+    if name.starts_with(b"trusted.") {
+        return Err(errno::OPNOTSUPP);
+    }
+    CStr::from_bytes_with_nul(&[name, b"\0"].concat())
+        .map(CStr::to_owned)
+        .map_err(|_| errno::INVAL)
+}
+
+fn timespec(time: Option<SetTime>) -> Outcome<Timespec> {
+    let spec = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
+    match time {
+        None => Ok(spec(0, UTIME_OMIT)),
+        Some(SetTime::Now) => Ok(spec(0, UTIME_NOW)),
+        Some(SetTime::At(FileTime { nanoseconds: 1_000_000_000.., .. })) => Err(errno::INVAL),
+        Some(SetTime::At(time)) => Ok(spec(time.seconds, i64::from(time.nanoseconds))),
+    }
+}
+
+/// Attributes as they travel.
+pub(crate) fn attr(ino: InodeNo, stat: &Stat) -> Attr {
+    let time = |seconds: i64, nanoseconds| FileTime {
+        seconds,
+        nanoseconds: u32::try_from(nanoseconds).unwrap_or(0),
+    };
+    Attr {
+        ino,
+        size: u64::try_from(stat.st_size).unwrap_or(0),
+        blocks: u64::try_from(stat.st_blocks).unwrap_or(0),
+        atime: time(stat.st_atime, stat.st_atime_nsec),
+        mtime: time(stat.st_mtime, stat.st_mtime_nsec),
+        ctime: time(stat.st_ctime, stat.st_ctime_nsec),
+        mode: stat.st_mode,
+        nlink: u32::try_from(stat.st_nlink).unwrap_or(u32::MAX),
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        rdev: u32::try_from(stat.st_rdev).unwrap_or(0),
+        block_size: u32::try_from(stat.st_blksize).unwrap_or(4096),
+    }
+}

@@ -1,0 +1,306 @@
+//! Operations on the content of open files, within the limit.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use bafs_proto::file_op::{BodyRange, FileReply, FileResult};
+use bafs_proto::ids::HandleId;
+use bafs_proto::limits::IO_BYTES_MAX;
+use rustix::buffer::spare_capacity;
+use rustix::fs::{FallocateFlags, SeekFrom, copy_file_range, fallocate, fdatasync, fstat, fsync, seek};
+use rustix::io::{ReadWriteFlags, pread, pwrite, pwritev2};
+
+use crate::account::Account;
+use crate::errno::{self, Outcome};
+use crate::handles::OpenFile;
+use crate::kernel;
+use crate::session::Session;
+
+/// Most that one copy moves before it answers, in bytes: a short copy is no error, and nobody
+/// waits for long.
+const COPY_BYTES_MAX: u64 = 64 << 20;
+
+/// Rounds of asking again when others take space at the same time.
+const GRANT_ROUNDS: usize = 16;
+
+/// Space that was reserved for a change of a file.
+struct Grant {
+    /// Bytes of the wanted range that fit, from its start.
+    length: u64,
+    reserved: u64,
+}
+
+impl Session {
+    pub(crate) fn read(
+        &self,
+        handle: HandleId,
+        offset: u64,
+        length: u32,
+        out: &mut Vec<u8>,
+    ) -> FileResult {
+        if length > IO_BYTES_MAX {
+            return Err(errno::INVAL);
+        }
+        let file = self.file(handle)?;
+        let (start, length) = (out.len(), length as usize);
+        // The buffer may be reserved with more room than was asked for: read into a slice.
+        out.resize(start + length, 0);
+        let mut done = 0;
+        while done < length {
+            let room = &mut out[start + done..start + length];
+            match pread(&file.fd, room, offset.saturating_add(done as u64)) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) if done > 0 => break,
+                Err(error) => {
+                    out.truncate(start);
+                    return Err(errno::of(error));
+                }
+            }
+        }
+        out.truncate(start + done);
+        Ok(FileReply::Read { length: done as u32 })
+    }
+
+    pub(crate) fn write(
+        &self,
+        handle: HandleId,
+        offset: u64,
+        range: BodyRange,
+        append: bool,
+        data: &[u8],
+    ) -> FileResult {
+        let (start, length) = (range.start as usize, range.length as usize);
+        let data = start.checked_add(length).and_then(|end| data.get(start..end));
+        let data = data.ok_or(errno::INVAL)?;
+        let file = self.file(handle)?;
+        let Some((account, state)) = file.anchor.charged() else {
+            let length = write_all(file.fd.as_fd(), data, (!append).then_some(offset))?;
+            return Ok(FileReply::Written { length });
+        };
+        let mut charged = state.lock();
+        let offset = if append {
+            let stat = fstat(&file.fd).map_err(errno::of)?;
+            u64::try_from(stat.st_size).map_err(|_| errno::FBIG)?
+        } else {
+            offset
+        };
+        let grant = grant(account, &file, offset, data.len() as u64)?;
+        let fits = &data[..usize::try_from(grant.length).unwrap_or(data.len())];
+        let done = write_all(file.fd.as_fd(), fits, Some(offset));
+        settle(account, &file, &mut charged, grant.reserved);
+        Ok(FileReply::Written { length: done? })
+    }
+
+    pub(crate) fn allocate(
+        &self,
+        handle: HandleId,
+        mode: i32,
+        offset: u64,
+        length: u64,
+    ) -> FileResult {
+        let file = self.file(handle)?;
+        let flags = FallocateFlags::from_bits_retain(mode.cast_unsigned());
+        let call = || fallocate(&file.fd, flags, offset, length).map_err(errno::of);
+        let Some((account, state)) = file.anchor.charged() else {
+            return call().map(|()| FileReply::Done);
+        };
+        let mut charged = state.lock();
+        let takes_none = FallocateFlags::PUNCH_HOLE
+            | FallocateFlags::COLLAPSE_RANGE
+            | FallocateFlags::INSERT_RANGE;
+        let mut reserved = 0;
+        if !flags.intersects(takes_none) && length > 0 {
+            let grant = grant(account, &file, offset, length)?;
+            reserved = grant.reserved;
+            if grant.length < length {
+                account.settle(&mut 0, 0, reserved);
+                return Err(errno::NOSPC);
+            }
+        }
+        let done = call();
+        settle(account, &file, &mut charged, reserved);
+        done.map(|()| FileReply::Done)
+    }
+
+    pub(crate) fn seek(&self, handle: HandleId, offset: i64, whence: i32) -> FileResult {
+        let file = self.file(handle)?;
+        let offset = u64::try_from(offset).map_err(|_| errno::NXIO)?;
+        let place = match whence {
+            nix::libc::SEEK_DATA => SeekFrom::Data(offset),
+            nix::libc::SEEK_HOLE => SeekFrom::Hole(offset),
+            _ => return Err(errno::INVAL),
+        };
+        seek(&file.fd, place).map(FileReply::Position).map_err(errno::of)
+    }
+
+    pub(crate) fn copy_range(
+        &self,
+        (source, source_offset): (HandleId, u64),
+        (target, target_offset): (HandleId, u64),
+        length: u64,
+    ) -> FileResult {
+        let (source, target) = (self.file(source)?, self.file(target)?);
+        let size = fstat(&source.fd).map_err(errno::of)?.st_size;
+        let left = u64::try_from(size).unwrap_or(0).saturating_sub(source_offset);
+        let length = length.min(left).min(COPY_BYTES_MAX);
+        let copy = |length| copy((&source, source_offset), (&target, target_offset), length);
+        let Some((account, state)) = target.anchor.charged() else {
+            return copy(length).map(|length| FileReply::Written { length });
+        };
+        let mut charged = state.lock();
+        let grant = grant(account, &target, target_offset, length)?;
+        let done = copy(grant.length);
+        settle(account, &target, &mut charged, grant.reserved);
+        done.map(|length| FileReply::Written { length })
+    }
+
+    pub(crate) fn sync(&self, handle: HandleId, data_only: bool) -> FileResult {
+        let file = self.file(handle)?;
+        let done = if data_only { fdatasync(&file.fd) } else { fsync(&file.fd) };
+        // Writing out may have added blocks of the file's own index.
+        file.anchor.settle();
+        done.map_err(errno::of)?;
+        Ok(FileReply::Done)
+    }
+}
+
+/// Writes as much as the host takes; at the end of the file, whereever that is, without an offset.
+fn write_all(fd: BorrowedFd<'_>, data: &[u8], offset: Option<u64>) -> Outcome<u64> {
+    let mut done = 0;
+    while done < data.len() {
+        let rest = &data[done..];
+        let wrote = match offset {
+            Some(offset) => {
+                let place = offset.checked_add(done as u64).ok_or(errno::FBIG)?;
+                pwrite(fd, rest, place)
+            }
+            None => pwritev2(fd, &[std::io::IoSlice::new(rest)], 0, ReadWriteFlags::APPEND),
+        };
+        match wrote {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(errno::of(error)),
+        }
+    }
+    Ok(done as u64)
+}
+
+/// Copies by the kernel, or by hand between file systems that do not know each other.
+fn copy(
+    (source, source_offset): (&OpenFile, u64),
+    (target, target_offset): (&OpenFile, u64),
+    length: u64,
+) -> Outcome<u64> {
+    use rustix::io::Errno as Host;
+    let (mut from, mut to) = (source_offset, target_offset);
+    let mut done = 0;
+    while done < length {
+        let rest = usize::try_from(length - done).unwrap_or(usize::MAX);
+        match copy_file_range(&source.fd, Some(&mut from), &target.fd, Some(&mut to), rest) {
+            Ok(0) => break,
+            Ok(count) => done += count as u64,
+            Err(Host::INTR) => {}
+            Err(Host::XDEV | Host::OPNOTSUPP | Host::NOSYS) if done == 0 => {
+                return copy_by_hand((source, source_offset), (target, target_offset), length);
+            }
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(errno::of(error)),
+        }
+    }
+    Ok(done)
+}
+
+fn copy_by_hand(
+    (source, source_offset): (&OpenFile, u64),
+    (target, target_offset): (&OpenFile, u64),
+    length: u64,
+) -> Outcome<u64> {
+    let mut buffer = Vec::with_capacity(IO_BYTES_MAX as usize);
+    let mut done = 0;
+    while done < length {
+        buffer.clear();
+        let place = source_offset + done;
+        if pread(&source.fd, spare_capacity(&mut buffer), place).map_err(errno::of)? == 0 {
+            break;
+        }
+        buffer.truncate(usize::try_from(length - done).unwrap_or(usize::MAX));
+        let wrote = write_all(target.fd.as_fd(), &buffer, Some(target_offset + done))?;
+        done += wrote;
+        if wrote < buffer.len() as u64 {
+            break;
+        }
+    }
+    Ok(done)
+}
+
+/// Charges a file what it has now, in place of what was reserved.
+fn settle(account: &Account, file: &OpenFile, charged: &mut u64, reserved: u64) {
+    let now = fstat(&file.fd).map_or(*charged, |stat| file.anchor.tree().charge(&stat));
+    account.settle(charged, now, reserved);
+}
+
+/// Reserves space for bytes that are to be written: for all of them as if none had space yet,
+/// or, when that does not fit, exactly for those that have none, as far as it goes.
+fn grant(account: &Account, file: &OpenFile, offset: u64, length: u64) -> Outcome<Grant> {
+    let block_bytes = file.anchor.tree().block_bytes();
+    let end = offset.checked_add(length).filter(|end| i64::try_from(*end).is_ok());
+    let end = end.ok_or(errno::FBIG)?;
+    if length == 0 {
+        return Ok(Grant { length: 0, reserved: 0 });
+    }
+    let start = offset - offset % block_bytes;
+    let blocks = start..end.next_multiple_of(block_bytes);
+    let worst = blocks.end - blocks.start;
+    if account.reserve(worst) {
+        return Ok(Grant { length, reserved: worst });
+    }
+    let present = kernel::allocated(&file.fd, blocks.clone()).unwrap_or_default();
+    for _ in 0..GRANT_ROUNDS {
+        let (fits_to, needed) = prefix(&blocks, &present, account.free_bytes(), block_bytes);
+        if fits_to <= offset {
+            return Err(errno::NOSPC);
+        }
+        if account.reserve(needed) {
+            return Ok(Grant { length: fits_to.min(end) - offset, reserved: needed });
+        }
+    }
+    Err(errno::NOSPC)
+}
+
+/// How far whole blocks from the start of `blocks` can be written when parts of them are `present`
+/// and only `free` bytes can be added: the end, and the bytes that this adds.
+fn prefix(blocks: &Range<u64>, present: &[Range<u64>], free: u64, block_bytes: u64) -> (u64, u64) {
+    let free = free - free % block_bytes;
+    let (mut at, mut needed) = (blocks.start, 0);
+    let ends = blocks.end..blocks.end;
+    for part in present.iter().chain([&ends]) {
+        let hole = part.start.saturating_sub(at);
+        if needed + hole > free {
+            return (at + (free - needed), free);
+        }
+        needed += hole;
+        at = at.max(part.end);
+    }
+    (at, needed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_takes_what_is_free_and_passes_what_is_present() {
+        let blocks = 0..40;
+        assert_eq!(prefix(&blocks, &[], 20, 10), (20, 20));
+        assert_eq!(prefix(&blocks, &[], 100, 10), (40, 40));
+        assert_eq!(prefix(&blocks, &[0..40], 0, 10), (40, 0));
+        assert_eq!(prefix(&blocks, &[10..20], 10, 10), (20, 10));
+        assert_eq!(prefix(&blocks, &[10..20], 29, 10), (30, 20));
+        assert_eq!(prefix(&blocks, std::slice::from_ref(&(0..10)), 9, 10), (10, 0));
+        assert_eq!(prefix(&blocks, &[10..30], 9, 10), (0, 0));
+    }
+}

@@ -1,0 +1,76 @@
+//! Open files and directory streams of a session, by number.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+
+use bafs_proto::ids::{HandleId, InodeNo};
+
+use crate::anchor::Anchor;
+use crate::directory::Stream;
+use crate::errno::{self, Outcome};
+
+/// An open file.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    pub(crate) ino: InodeNo,
+    /// Closed before the anchor is let go: the anchor's end frees the space.
+    pub(crate) fd: OwnedFd,
+    pub(crate) anchor: Arc<Anchor>,
+}
+
+/// An open directory.
+#[derive(Debug)]
+pub(crate) struct OpenDirectory {
+    pub(crate) ino: InodeNo,
+    pub(crate) stream: Mutex<Stream>,
+    pub(crate) anchor: Arc<Anchor>,
+}
+
+/// Something open.
+#[derive(Debug, Clone)]
+pub(crate) enum Handle {
+    File(Arc<OpenFile>),
+    Directory(Arc<OpenDirectory>),
+}
+
+/// Open things by number.
+#[derive(Debug, Default)]
+pub(crate) struct Handles {
+    open: HashMap<u64, Handle>,
+    last: u64,
+}
+
+impl Handles {
+    pub(crate) fn insert(&mut self, handle: Handle) -> HandleId {
+        self.last += 1;
+        self.open.insert(self.last, handle);
+        HandleId(self.last)
+    }
+
+    pub(crate) fn file(&self, handle: HandleId) -> Outcome<Arc<OpenFile>> {
+        match self.open.get(&handle.0) {
+            Some(Handle::File(file)) => Ok(file.clone()),
+            _ => Err(errno::BADF),
+        }
+    }
+
+    pub(crate) fn directory(&self, handle: HandleId) -> Outcome<Arc<OpenDirectory>> {
+        match self.open.get(&handle.0) {
+            Some(Handle::Directory(directory)) => Ok(directory.clone()),
+            _ => Err(errno::BADF),
+        }
+    }
+
+    pub(crate) fn remove_file(&mut self, handle: HandleId) -> Outcome<Arc<OpenFile>> {
+        let file = self.file(handle)?;
+        self.open.remove(&handle.0);
+        Ok(file)
+    }
+
+    pub(crate) fn remove_directory(&mut self, handle: HandleId) -> Outcome<Arc<OpenDirectory>> {
+        let directory = self.directory(handle)?;
+        self.open.remove(&handle.0);
+        Ok(directory)
+    }
+}

@@ -1,0 +1,253 @@
+//! Operations on names: look up, make, link, rename, remove.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use bafs_proto::file_op::{Attr, Caller, Errno, FileReply, FileResult};
+use bafs_proto::ids::InodeNo;
+use rustix::fs::{
+    AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Uid, chownat, linkat, mkdirat,
+    mknodat, openat, renameat_with, symlinkat, unlinkat,
+};
+
+use crate::anchor::{Anchor, open_path, proc_path};
+use crate::attributes::attr;
+use crate::errno::{self, Outcome};
+use crate::room::Change;
+use crate::session::Session;
+
+/// A shorter link target is kept in the inode of ext4.
+const INLINE_TARGET_BYTES: usize = 60;
+
+const SETGID: u32 = 0o2000;
+
+/// What is to be made.
+pub(crate) struct Making<'a> {
+    pub(crate) caller: Caller,
+    pub(crate) parent: InodeNo,
+    pub(crate) name: &'a [u8],
+    /// Permission bits, the umask applied; `None` for a symbolic link, which has none.
+    pub(crate) mode: Option<u32>,
+}
+
+impl Session {
+    pub(crate) fn lookup(&self, parent: InodeNo, name: &[u8]) -> FileResult {
+        let name = errno::component(name)?;
+        let parent = self.visible(parent, &name, errno::NOENT)?;
+        let (anchor, stat) = Anchor::find(&parent, &name)?;
+        Ok(FileReply::Attr(self.admit(anchor, &stat)))
+    }
+
+    pub(crate) fn make_node(&self, making: &Making<'_>, mode: u32, rdev: u32) -> FileResult {
+        let kind = match FileType::from_raw_mode(mode) {
+            FileType::Unknown => FileType::RegularFile,
+            kind => kind,
+        };
+        match kind {
+            FileType::RegularFile | FileType::Fifo | FileType::Socket => {}
+            FileType::CharacterDevice | FileType::BlockDevice if self.tree().privileged() => {}
+            FileType::CharacterDevice | FileType::BlockDevice => return Err(errno::PERM),
+            _ => return Err(errno::INVAL),
+        }
+        let bits = Mode::from_raw_mode(mode & 0o7777);
+        self.make(making, 0, |parent, name| mknodat(parent, name, kind, bits, u64::from(rdev)))
+    }
+
+    pub(crate) fn make_directory(&self, making: &Making<'_>) -> FileResult {
+        let bits = Mode::from_raw_mode(making.mode.unwrap_or(0) & 0o1777);
+        self.make(making, 1, |parent, name| mkdirat(parent, name, bits))
+    }
+
+    pub(crate) fn make_symlink(&self, making: &Making<'_>, target: &[u8]) -> FileResult {
+        let blocks = u64::from(target.len() >= INLINE_TARGET_BYTES);
+        self.make(making, blocks, |parent, name| symlinkat(target, parent, name))
+    }
+
+    pub(crate) fn make_link(&self, ino: InodeNo, parent: InodeNo, name: &[u8]) -> FileResult {
+        let name = errno::component(name)?;
+        let anchor = self.anchor(ino)?;
+        let parent = self.visible(parent, &name, errno::ACCESS)?;
+        let mut change = Change::begin(&[&*parent]);
+        if open_path(parent.as_fd(), &name).is_ok() {
+            return Err(errno::EXIST);
+        }
+        change.reserve(&parent, name.to_bytes(), 0)?;
+        // `AT_EMPTY_PATH` needs a privilege; the way through /proc does not.
+        let flags = AtFlags::SYMLINK_FOLLOW;
+        linkat(rustix::fs::CWD, anchor.proc_path(), parent.as_fd(), &*name, flags)
+            .map_err(errno::of)?;
+        let found = Anchor::find(&parent, &name);
+        drop(change);
+        let (anchor, stat) = found?;
+        Ok(FileReply::Attr(self.admit(anchor, &stat)))
+    }
+
+    pub(crate) fn create(&self, making: &Making<'_>, flags: i32) -> FileResult {
+        let name = errno::component(making.name)?;
+        let parent = self.visible(making.parent, &name, errno::ACCESS)?;
+        let opening = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+        let bits = Mode::from_raw_mode(making.mode.unwrap_or(0) & 0o7777);
+        let mut opened = None;
+        let made = self.make_in(making, 0, &parent, &name, |parent, name| {
+            opened = Some(openat(parent, name, opening | OFlags::NOFOLLOW, bits)?);
+            Ok(())
+        });
+        match made {
+            Ok((anchor, stat)) => {
+                let fd = opened.ok_or(errno::STALE)?;
+                let attr = self.admit(anchor, &stat);
+                self.opened(attr, fd)
+            }
+            Err(errno::EXIST) if flags & OFlags::EXCL.bits().cast_signed() == 0 => {
+                let (anchor, stat) = Anchor::find(&parent, &name)?;
+                let attr = self.admit(anchor, &stat);
+                self.open(attr.ino, flags).inspect_err(|_| self.forget(attr.ino, 1))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(crate) fn unlink(&self, parent: InodeNo, name: &[u8], flags: AtFlags) -> FileResult {
+        let name = errno::component(name)?;
+        let parent = self.visible(parent, &name, errno::NOENT)?;
+        let change = Change::begin(&[&*parent]);
+        let (victim, _) = Anchor::find(&parent, &name)?;
+        unlinkat(parent.as_fd(), &*name, flags).map_err(errno::of)?;
+        drop(change);
+        self.bury(&victim);
+        Ok(FileReply::Done)
+    }
+
+    pub(crate) fn rename(
+        &self,
+        (parent, name): (InodeNo, &[u8]),
+        (new_parent, new_name): (InodeNo, &[u8]),
+        flags: u32,
+    ) -> FileResult {
+        let flags = RenameFlags::from_bits(flags).ok_or(errno::INVAL)?;
+        if flags.contains(RenameFlags::WHITEOUT) {
+            return Err(errno::INVAL);
+        }
+        let (name, new_name) = (errno::component(name)?, errno::component(new_name)?);
+        let parent = self.visible(parent, &name, errno::NOENT)?;
+        let new_parent = self.visible(new_parent, &new_name, errno::ACCESS)?;
+        let mut change = Change::begin(&[&*parent, &*new_parent]);
+        open_path(parent.as_fd(), &name)?;
+        let victim = Anchor::find(&new_parent, &new_name).ok();
+        if victim.is_none() {
+            change.reserve(&new_parent, new_name.to_bytes(), 0)?;
+        }
+        renameat_with(parent.as_fd(), &*name, new_parent.as_fd(), &*new_name, flags)
+            .map_err(errno::of)?;
+        drop(change);
+        if let Some((victim, _)) = victim {
+            self.bury(&victim);
+        }
+        Ok(FileReply::Done)
+    }
+
+    /// Makes something that surely takes `blocks` itself, and refers to it.
+    fn make(
+        &self,
+        making: &Making<'_>,
+        blocks: u64,
+        call: impl FnOnce(BorrowedFd<'_>, &CStr) -> rustix::io::Result<()>,
+    ) -> FileResult {
+        let name = errno::component(making.name)?;
+        let parent = self.visible(making.parent, &name, errno::ACCESS)?;
+        let (anchor, stat) = self.make_in(making, blocks, &parent, &name, call)?;
+        Ok(FileReply::Attr(self.admit(anchor, &stat)))
+    }
+
+    /// Makes something within the limit, and gives it to the caller.
+    fn make_in(
+        &self,
+        making: &Making<'_>,
+        blocks: u64,
+        parent: &Anchor,
+        name: &CStr,
+        call: impl FnOnce(BorrowedFd<'_>, &CStr) -> rustix::io::Result<()>,
+    ) -> Outcome<(Anchor, Stat)> {
+        let mut change = Change::begin(&[parent]);
+        // A name that is taken says so, even when there is no space.
+        if open_path(parent.as_fd(), name).is_ok() {
+            return Err(errno::EXIST);
+        }
+        change.reserve(parent, name.to_bytes(), blocks)?;
+        let account = self.tree().account();
+        if account.is_some_and(|account| !account.reserve_file()) {
+            return Err(errno::NOSPC);
+        }
+        let made = call(parent.as_fd(), name)
+            .map_err(errno::of)
+            .and_then(|()| Anchor::new_made(self.tree(), open_path(parent.as_fd(), name)?));
+        let (anchor, stat) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                if let Some(account) = account {
+                    account.give_back_file();
+                }
+                return Err(error);
+            }
+        };
+        change.charge_new(&anchor, self.tree().charge(&stat));
+        let stat = give_to_caller(making, parent, &anchor, stat)?;
+        Ok((anchor, stat))
+    }
+
+    /// The directory `parent`, if it may show `name`.
+    fn visible(&self, parent: InodeNo, name: &CStr, otherwise: Errno) -> Outcome<Arc<Anchor>> {
+        if parent == InodeNo::ROOT && self.tree().hidden() == Some(name.to_bytes()) {
+            return Err(otherwise);
+        }
+        self.anchor(parent)
+    }
+
+    /// Lets a file go if it has lost its last name.
+    fn bury(&self, victim: &Anchor) {
+        if victim.note_unlinked()
+            && let Ok(stat) = victim.stat()
+        {
+            self.let_go(&stat);
+        }
+    }
+
+    /// Counts a reference to what `anchor` holds, and describes it.
+    pub(crate) fn admit(&self, anchor: Anchor, stat: &Stat) -> Attr {
+        attr(self.refer(anchor, stat), stat)
+    }
+}
+
+/// Sets owner, group and mode of a new file as the host's file system would for the caller.
+fn give_to_caller(
+    making: &Making<'_>,
+    parent: &Anchor,
+    made: &Anchor,
+    stat: Stat,
+) -> Outcome<Stat> {
+    let parent_stat = parent.stat()?;
+    let inherits = parent_stat.st_mode & SETGID != 0;
+    let mut changed = false;
+    if made.tree().privileged() {
+        let caller = making.caller;
+        let gid = if inherits { parent_stat.st_gid } else { caller.gid };
+        if (stat.st_uid, stat.st_gid) != (caller.uid, gid) {
+            let (uid, gid) = (Some(Uid::from_raw(caller.uid)), Some(Gid::from_raw(gid)));
+            let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
+            // In a user name space an owner may be out of reach: then it stays as it is.
+            changed = chownat(made.as_fd(), c"", uid, gid, flags).is_ok();
+        }
+    }
+    if let Some(mode) = making.mode {
+        let directory = made.kind() == FileType::Directory;
+        let inherited = if directory && inherits { SETGID } else { 0 };
+        let wanted = (mode & 0o7777) | inherited;
+        if changed || stat.st_mode & 0o7777 != wanted {
+            let mode = Mode::from_raw_mode(wanted);
+            rustix::fs::chmod(proc_path(made), mode).map_err(errno::of)?;
+            changed = true;
+        }
+    }
+    if changed { made.stat() } else { Ok(stat) }
+}

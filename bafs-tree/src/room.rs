@@ -1,0 +1,108 @@
+//! Changes of directories under the limit: room for a name is sure before the name is made.
+
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+use std::sync::MutexGuard;
+
+use rustix::fs::{Mode, OFlags, RawDir, fstatfs, openat};
+
+use crate::account::Account;
+use crate::anchor::Anchor;
+use crate::errno::{self, Outcome};
+
+/// Most that one new name adds to a directory of ext4: a leaf, and two blocks when the directory
+/// becomes or deepens a tree.
+const NAME_BLOCKS: u64 = 3;
+
+const EXT4_MAGIC: i64 = 0xef53;
+
+/// Directories under change, locked; settles their charges when dropped.
+pub(crate) struct Change<'a> {
+    account: Option<&'a Account>,
+    locked: Vec<(MutexGuard<'a, u64>, &'a Anchor)>,
+    reserved: u64,
+}
+
+impl<'a> Change<'a> {
+    /// Locks the directories against other changes of their names, in an order that cannot block
+    /// for ever.
+    pub(crate) fn begin(directories: &[&'a Anchor]) -> Self {
+        let mut states: Vec<_> = directories
+            .iter()
+            .filter_map(|anchor| anchor.charged().map(|(_, state)| (state, *anchor)))
+            .collect();
+        states.sort_by_key(|(state, _)| state.identity);
+        states.dedup_by_key(|(state, _)| state.identity);
+        let locked = states.into_iter().map(|(state, anchor)| (state.lock(), anchor)).collect();
+        let account = directories.first().and_then(|anchor| anchor.tree().account());
+        Self { account, locked, reserved: 0 }
+    }
+
+    /// Makes sure of space for one more name in `directory`, and for `blocks` more.
+    pub(crate) fn reserve(&mut self, directory: &Anchor, name: &[u8], blocks: u64) -> Outcome<()> {
+        let Some(account) = self.account else { return Ok(()) };
+        let block_bytes = directory.tree().block_bytes();
+        let sure = (blocks + NAME_BLOCKS) * block_bytes;
+        if account.reserve(sure) {
+            self.reserved += sure;
+            return Ok(());
+        }
+        let least = blocks * block_bytes;
+        if fits_without_growth(directory, name.len()) && account.reserve(least) {
+            self.reserved += least;
+            return Ok(());
+        }
+        Err(errno::NOSPC)
+    }
+
+    /// Charges a file that was just made from what is reserved.
+    pub(crate) fn charge_new(&mut self, made: &Anchor, bytes: u64) {
+        if let Some((account, state)) = made.charged() {
+            let part = bytes.min(self.reserved);
+            account.settle(&mut state.lock(), bytes, part);
+            self.reserved -= part;
+        }
+    }
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        let Some(account) = self.account else { return };
+        for (charged, anchor) in &mut self.locked {
+            if let Ok(stat) = anchor.stat() {
+                let now = anchor.tree().charge(&stat);
+                let part = self.reserved.min(now.saturating_sub(**charged));
+                account.settle(charged, now, part);
+                self.reserved -= part;
+            }
+        }
+        account.settle(&mut 0, 0, std::mem::take(&mut self.reserved));
+    }
+}
+
+/// Whether one more name surely fits the blocks that a directory has. Only small directories of
+/// ext4 give a sure answer: one block, entries of `8 + name` bytes rounded up to 4, each followed
+/// by unused space. If the unused space of all `n` entries is more than `n` times what would
+/// still be too little, then one of them has enough.
+fn fits_without_growth(directory: &Anchor, name_length: usize) -> bool {
+    const CHECKSUM_BYTES: usize = 12;
+    let record = |length: usize| (8 + length).next_multiple_of(4);
+    let is_ext4 = fstatfs(directory.as_fd()).is_ok_and(|stat| stat.f_type == EXT4_MAGIC);
+    let size = directory.stat().map_or(0, |stat| stat.st_size);
+    let block_bytes = directory.tree().block_bytes();
+    if !is_ext4 || u64::try_from(size).ok() != Some(block_bytes) {
+        return false;
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(fd) = openat(directory.as_fd(), c".", flags, Mode::empty()) else { return false };
+    let mut buffer = [MaybeUninit::<u8>::uninit(); 8 << 10];
+    let mut entries = RawDir::new(&fd, &mut buffer);
+    let (mut used, mut count) = (CHECKSUM_BYTES, 0);
+    while let Some(entry) = entries.next() {
+        let Ok(entry) = entry else { return false };
+        used += record(entry.file_name().to_bytes().len());
+        count += 1;
+    }
+    let unused = usize::try_from(block_bytes).unwrap_or(0).saturating_sub(used);
+    unused > count * (record(name_length) - 4)
+}

@@ -1,0 +1,339 @@
+//! An agent's view of a tree: which files it refers to, what it has open; runs its operations.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bafs_proto::file_op::{
+    Attr, Caller, DirectoryEntry, FileOp, FileReply, FileResult,
+};
+use bafs_proto::ids::{HandleId, InodeNo};
+use rustix::fs::{AtFlags, FileType, OFlags, Stat, fstat, fsync};
+
+use crate::anchor::{Anchor, identity};
+use crate::attributes::attr;
+use crate::directory::Stream;
+use crate::errno::{self, Outcome};
+use crate::handles::{Handle, Handles, OpenDirectory, OpenFile};
+use crate::inodes::Inodes;
+use crate::names::Making;
+use crate::tree::Tree;
+
+/// About the encoded size of a directory entry without its name and attributes, in bytes; the
+/// kernel's own form has the same.
+const ENTRY_BYTES: usize = 24;
+
+/// About the encoded size of the attributes of an entry, in bytes.
+const ENTRY_ATTR_BYTES: usize = 128;
+
+/// An agent's inode references and open handles. Dropping it closes everything.
+#[derive(Debug)]
+pub struct Session {
+    // Before `tree`: their files are released into its account.
+    handles: Mutex<Handles>,
+    inodes: Mutex<Inodes>,
+    tree: Arc<Tree>,
+    writable: bool,
+}
+
+impl Session {
+    pub(crate) fn new(tree: Arc<Tree>, writable: bool) -> Self {
+        let inodes = Mutex::new(Inodes::new(Anchor::root(&tree), tree.identity()));
+        Self { handles: Mutex::default(), inodes, tree, writable }
+    }
+
+    /// Runs one operation for `caller`. What it reads is appended to `out`; what it writes is a
+    /// part of `data`.
+    ///
+    /// # Errors
+    /// The errno that the same system call gives on the host; `ESTALE` for a number that the
+    /// session does not know, `EROFS` for a change in a session that is not writable, `ENOSPC`
+    /// at the tree's limit, `ENFILE` when the process has no descriptor left.
+    pub fn run(&self, caller: Caller, op: &FileOp, data: &[u8], out: &mut Vec<u8>) -> FileResult {
+        if !self.writable && changes(op) {
+            return Err(errno::ROFS);
+        }
+        match op {
+            FileOp::Read { handle, offset, length } => self.read(*handle, *offset, *length, out),
+            FileOp::Write { handle, offset, data: range, append } => {
+                self.write(*handle, *offset, *range, *append, data)
+            }
+            FileOp::Lookup { parent, name } => self.lookup(*parent, name),
+            FileOp::Forget { ino, count } => {
+                self.forget(*ino, *count);
+                Ok(FileReply::Done)
+            }
+            FileOp::GetAttr { ino, handle } => self.get_attr(*ino, *handle),
+            FileOp::SetAttr { ino, handle, change } => self.set_attr(*ino, *handle, change),
+            FileOp::ReadLink { ino } => self.read_link(*ino),
+            FileOp::StatFs => Ok(FileReply::StatFs(self.tree.stat())),
+            FileOp::SetXattr { ino, name, value, flags } => {
+                self.set_xattr(*ino, name, value, *flags)
+            }
+            FileOp::GetXattr { ino, name } => self.get_xattr(*ino, name),
+            FileOp::ListXattr { ino } => self.list_xattr(*ino),
+            FileOp::RemoveXattr { ino, name } => self.remove_xattr(*ino, name),
+            FileOp::Fsync { handle, data_only } => self.sync(*handle, *data_only),
+            FileOp::Allocate { handle, mode, offset, length } => {
+                self.allocate(*handle, *mode, *offset, *length)
+            }
+            FileOp::Seek { handle, offset, whence } => self.seek(*handle, *offset, *whence),
+            FileOp::CopyRange { source, source_offset, target, target_offset, length } => {
+                self.copy_range((*source, *source_offset), (*target, *target_offset), *length)
+            }
+            FileOp::Open { ino, flags } => self.open(*ino, *flags),
+            FileOp::Release { handle } => self.release(*handle),
+            FileOp::OpenDirectory { ino } => self.open_directory(*ino),
+            FileOp::ReadDirectory { handle, cookie, bytes_max, plus } => {
+                self.read_directory(*handle, *cookie, *bytes_max, *plus)
+            }
+            FileOp::ReleaseDirectory { handle } => self.release_directory(*handle),
+            FileOp::FsyncDirectory { ino } => self.sync_directory(*ino),
+            _ => self.run_on_names(caller, op),
+        }
+    }
+
+    fn run_on_names(&self, caller: Caller, op: &FileOp) -> FileResult {
+        match op {
+            FileOp::MakeNode { parent, name, mode, rdev } => {
+                let making = Making { caller, parent: *parent, name, mode: Some(*mode) };
+                self.make_node(&making, *mode, *rdev)
+            }
+            FileOp::MakeDirectory { parent, name, mode } => {
+                let mode = Some(*mode & 0o1777);
+                self.make_directory(&Making { caller, parent: *parent, name, mode })
+            }
+            FileOp::MakeSymlink { parent, name, target } => {
+                let making = Making { caller, parent: *parent, name, mode: None };
+                self.make_symlink(&making, target)
+            }
+            FileOp::Create { parent, name, mode, flags } => {
+                let making = Making { caller, parent: *parent, name, mode: Some(*mode) };
+                self.create(&making, *flags)
+            }
+            FileOp::MakeLink { ino, parent, name } => self.make_link(*ino, *parent, name),
+            FileOp::Unlink { parent, name } => self.unlink(*parent, name, AtFlags::empty()),
+            FileOp::RemoveDirectory { parent, name } => {
+                self.unlink(*parent, name, AtFlags::REMOVEDIR)
+            }
+            FileOp::Rename { parent, name, new_parent, new_name, flags } => {
+                self.rename((*parent, name), (*new_parent, new_name), *flags)
+            }
+            _ => Err(errno::INVAL),
+        }
+    }
+
+    pub(crate) fn open(&self, ino: InodeNo, flags: i32) -> FileResult {
+        let anchor = self.anchor(ino)?;
+        if anchor.kind() == FileType::Directory {
+            return Err(errno::ISDIR);
+        }
+        let wanted = OFlags::from_bits_retain(flags.cast_unsigned());
+        let kept = OFlags::TRUNC | OFlags::NOATIME;
+        let writes = wanted.intersects(OFlags::WRONLY | OFlags::RDWR);
+        // A cache that collects writes reads what surrounds them, also where the program only
+        // writes.
+        let access = if writes { OFlags::RDWR } else { OFlags::RDONLY };
+        let open = || match anchor.open(access | (wanted & kept)) {
+            Err(errno::ACCESS) if writes => anchor.open(OFlags::WRONLY | (wanted & kept)),
+            Err(errno::PERM) => anchor.open(access | (wanted & OFlags::TRUNC)),
+            other => other,
+        };
+        let fd = match anchor.charged() {
+            Some((account, state)) if wanted.contains(OFlags::TRUNC) => {
+                let mut charged = state.lock();
+                let fd = open()?;
+                let now = fstat(&fd).map_or(*charged, |stat| self.tree.charge(&stat));
+                account.settle(&mut charged, now, 0);
+                fd
+            }
+            _ => open()?,
+        };
+        let stat = fstat(&fd).map_err(errno::of)?;
+        self.opened(attr(ino, &stat), fd)
+    }
+
+    /// Keeps an open file.
+    pub(crate) fn opened(&self, attr: Attr, fd: OwnedFd) -> FileResult {
+        let anchor = {
+            let mut inodes = self.inodes();
+            let anchor = inodes.get(attr.ino)?;
+            inodes.handle_opened(attr.ino);
+            anchor
+        };
+        let file = Arc::new(OpenFile { ino: attr.ino, fd, anchor });
+        let handle = self.handles().insert(Handle::File(file));
+        Ok(FileReply::Opened { handle, attr })
+    }
+
+    fn release(&self, handle: HandleId) -> FileResult {
+        let file = self.handles().remove_file(handle)?;
+        file.anchor.settle();
+        self.closed(file.ino, &file.anchor);
+        Ok(FileReply::Done)
+    }
+
+    /// Takes note that a handle is gone, and lets the file go if that was all that held it.
+    fn closed(&self, ino: InodeNo, anchor: &Anchor) {
+        self.inodes().handle_closed(ino);
+        if let Ok(stat) = anchor.stat()
+            && stat.st_nlink == 0
+        {
+            self.let_go(&stat);
+        }
+    }
+
+    fn open_directory(&self, ino: InodeNo) -> FileResult {
+        let anchor = self.anchor(ino)?;
+        let fd = anchor.open(OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let stat = fstat(&fd).map_err(errno::of)?;
+        self.inodes().handle_opened(ino);
+        let stream = Mutex::new(Stream::new(fd));
+        let directory = Arc::new(OpenDirectory { ino, stream, anchor });
+        let handle = self.handles().insert(Handle::Directory(directory));
+        Ok(FileReply::Opened { handle, attr: attr(ino, &stat) })
+    }
+
+    fn read_directory(
+        &self,
+        handle: HandleId,
+        cookie: u64,
+        bytes_max: u32,
+        plus: bool,
+    ) -> FileResult {
+        let directory = self.handles().directory(handle)?;
+        let mut stream = lock(&directory.stream);
+        stream.go(cookie)?;
+        let is_root = directory.ino == InodeNo::ROOT;
+        let hidden = self.tree.hidden().filter(|_| is_root);
+        let (mut entries, mut bytes) = (Vec::new(), 0);
+        while let Some(raw) = stream.peek()? {
+            let attr_bytes = if plus { ENTRY_ATTR_BYTES } else { 0 };
+            let size = ENTRY_BYTES + raw.name.len().next_multiple_of(8) + attr_bytes;
+            if !entries.is_empty() && bytes + size > bytes_max as usize {
+                break;
+            }
+            if hidden != Some(&raw.name[..]) {
+                bytes += size;
+                let dots = matches!(&raw.name[..], b"." | b"..");
+                // What is above the root is nobody's business.
+                let ino = match &raw.name[..] {
+                    b".." if is_root => InodeNo::ROOT,
+                    b"." => directory.ino,
+                    _ => self.inodes().number((self.tree.identity().0, raw.ino)),
+                };
+                let mut entry = DirectoryEntry {
+                    name: raw.name.clone(),
+                    ino,
+                    mode: raw.kind.as_raw_mode(),
+                    cookie: raw.cookie,
+                    attr: None,
+                };
+                if plus && !dots {
+                    self.describe(&directory.anchor, &mut entry)?;
+                }
+                entries.push(entry);
+            }
+            stream.advance();
+        }
+        Ok(FileReply::Entries(entries))
+    }
+
+    /// Looks an entry up; one that is gone by now stays without attributes.
+    fn describe(&self, directory: &Anchor, entry: &mut DirectoryEntry) -> Outcome<()> {
+        let name = errno::component(&entry.name)?;
+        match Anchor::find(directory, &name) {
+            Ok((anchor, stat)) => {
+                let attr = self.admit(anchor, &stat);
+                (entry.ino, entry.mode) = (attr.ino, attr.mode & 0o170_000);
+                entry.attr = Some(attr);
+                Ok(())
+            }
+            // The entries before it hold references already: the reply must tell of them.
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn release_directory(&self, handle: HandleId) -> FileResult {
+        let directory = self.handles().remove_directory(handle)?;
+        self.closed(directory.ino, &directory.anchor);
+        Ok(FileReply::Done)
+    }
+
+    fn sync_directory(&self, ino: InodeNo) -> FileResult {
+        let fd = self.anchor(ino)?.open(OFlags::RDONLY | OFlags::DIRECTORY)?;
+        fsync(fd).map_err(errno::of)?;
+        Ok(FileReply::Done)
+    }
+
+    pub(crate) fn tree(&self) -> &Arc<Tree> {
+        &self.tree
+    }
+
+    pub(crate) fn anchor(&self, ino: InodeNo) -> Outcome<Arc<Anchor>> {
+        self.inodes().get(ino)
+    }
+
+    pub(crate) fn file(&self, handle: HandleId) -> Outcome<Arc<OpenFile>> {
+        self.handles().file(handle)
+    }
+
+    /// Counts a reference to what `anchor` holds.
+    pub(crate) fn refer(&self, anchor: Anchor, stat: &Stat) -> InodeNo {
+        let (ino, unneeded) = self.inodes().refer(identity(stat), anchor);
+        drop(unneeded);
+        ino
+    }
+
+    pub(crate) fn forget(&self, ino: InodeNo, count: u64) {
+        let released = self.inodes().forget(ino, count);
+        drop(released);
+    }
+
+    /// Lets a file without names go, unless it is open.
+    pub(crate) fn let_go(&self, stat: &Stat) {
+        let released = self.inodes().bury(identity(stat), attr(InodeNo(0), stat));
+        drop(released);
+    }
+
+    pub(crate) fn last_attr(&self, ino: InodeNo) -> Option<Attr> {
+        self.inodes().last(ino)
+    }
+
+    fn inodes(&self) -> MutexGuard<'_, Inodes> {
+        lock(&self.inodes)
+    }
+
+    fn handles(&self) -> MutexGuard<'_, Handles> {
+        lock(&self.handles)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether an operation changes the tree.
+fn changes(op: &FileOp) -> bool {
+    match op {
+        FileOp::Open { flags, .. } => {
+            let flags = OFlags::from_bits_retain(flags.cast_unsigned());
+            flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC)
+        }
+        FileOp::Lookup { .. }
+        | FileOp::Forget { .. }
+        | FileOp::GetAttr { .. }
+        | FileOp::ReadLink { .. }
+        | FileOp::Read { .. }
+        | FileOp::Fsync { .. }
+        | FileOp::Release { .. }
+        | FileOp::OpenDirectory { .. }
+        | FileOp::ReadDirectory { .. }
+        | FileOp::ReleaseDirectory { .. }
+        | FileOp::FsyncDirectory { .. }
+        | FileOp::StatFs
+        | FileOp::GetXattr { .. }
+        | FileOp::ListXattr { .. }
+        | FileOp::Seek { .. } => false,
+        _ => true,
+    }
+}

@@ -1,0 +1,180 @@
+//! One directory tree: where it is, what it may take, what it takes. Runs no operation.
+
+use std::ffi::CString;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use bafs_proto::file_op::TreeStat;
+use rustix::fs::{FileType, Mode, OFlags, RawDir, Stat, fstat, fstatvfs, open, openat};
+use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
+
+use crate::account::{Account, Identity, Limit};
+use crate::anchor::{identity, kind, open_path};
+use crate::session::Session;
+
+/// The root's own blocks up to so many bytes are not charged: an empty tree uses nothing.
+const ROOT_FREE_BYTES: u64 = 4096;
+
+/// A directory tree with its accounting, shared by all sessions.
+#[derive(Debug)]
+pub struct Tree {
+    root: Arc<OwnedFd>,
+    identity: Identity,
+    account: Option<Account>,
+    hidden: Option<Vec<u8>>,
+    privileged: bool,
+    block_bytes: u64,
+}
+
+impl Tree {
+    /// Opens the tree below the directory `root`. With a limit the tree is walked once to count
+    /// what it uses, and nothing but this value may change it from then on; without one nothing
+    /// is counted.
+    ///
+    /// # Errors
+    /// As the system says when the directory cannot be opened or walked.
+    pub fn open(root: &Path, limit: Option<Limit>) -> std::io::Result<Arc<Self>> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Self::open_at(open(root, flags, Mode::empty())?, limit, None)
+    }
+
+    /// Opens the tree below the directory that `root` shows. Sessions do not see the name
+    /// `hidden` in the root and cannot make or remove it.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_at(
+        root: OwnedFd,
+        limit: Option<Limit>,
+        hidden: Option<&[u8]>,
+    ) -> std::io::Result<Arc<Self>> {
+        raise_descriptor_limit();
+        let stat = fstat(&root)?;
+        if kind(&stat) != FileType::Directory {
+            return Err(rustix::io::Errno::NOTDIR.into());
+        }
+        let tree = Self {
+            identity: identity(&stat),
+            account: limit.map(Account::new),
+            hidden: hidden.map(<[u8]>::to_vec),
+            privileged: geteuid().is_root(),
+            block_bytes: fstatvfs(&root)?.f_frsize.max(512),
+            root: Arc::new(root),
+        };
+        if let Some(account) = &tree.account {
+            tree.count_all(account)?;
+        }
+        Ok(Arc::new(tree))
+    }
+
+    /// Starts a session of an agent.
+    pub fn session(self: &Arc<Self>, writable: bool) -> Session {
+        Session::new(self.clone(), writable)
+    }
+
+    /// Limit and use; without a limit those of the host's file system.
+    pub fn stat(&self) -> TreeStat {
+        if let Some(account) = &self.account {
+            let (limit, (bytes, files)) = (account.limit(), account.used());
+            return TreeStat {
+                size_bytes: limit.bytes,
+                free_bytes: limit.bytes.saturating_sub(bytes),
+                size_files: limit.files,
+                free_files: limit.files.saturating_sub(files),
+            };
+        }
+        match fstatvfs(&self.root) {
+            Ok(stat) => TreeStat {
+                size_bytes: stat.f_blocks * stat.f_frsize,
+                free_bytes: stat.f_bavail * stat.f_frsize,
+                size_files: stat.f_files,
+                free_files: stat.f_favail,
+            },
+            Err(_) => TreeStat { size_bytes: 0, free_bytes: 0, size_files: 0, free_files: 0 },
+        }
+    }
+
+    /// Bytes and files in use; zeros for a tree without a limit, where nothing is counted.
+    pub fn used(&self) -> (u64, u64) {
+        let (bytes, files) = self.account.as_ref().map_or((0, 1), Account::used);
+        (bytes, files.saturating_sub(1))
+    }
+
+    pub(crate) fn account(&self) -> Option<&Account> {
+        self.account.as_ref()
+    }
+
+    pub(crate) fn root(&self) -> &Arc<OwnedFd> {
+        &self.root
+    }
+
+    pub(crate) fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    pub(crate) fn hidden(&self) -> Option<&[u8]> {
+        self.hidden.as_deref()
+    }
+
+    /// Whether new files can be given to the caller's user.
+    pub(crate) fn privileged(&self) -> bool {
+        self.privileged
+    }
+
+    /// Block of the host's file system, in bytes.
+    pub(crate) fn block_bytes(&self) -> u64 {
+        self.block_bytes
+    }
+
+    /// What a file with these attributes is charged, in bytes.
+    pub(crate) fn charge(&self, stat: &Stat) -> u64 {
+        let bytes = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+        if identity(stat) == self.identity { bytes.saturating_sub(ROOT_FREE_BYTES) } else { bytes }
+    }
+
+    /// Counts everything that is there. Descends by descriptors, so depth has no limit but theirs.
+    fn count_all(&self, account: &Account) -> std::io::Result<()> {
+        let stat = fstat(&self.root)?;
+        account.count(self.identity, self.charge(&stat));
+        let here = CString::from(c".");
+        let mut pending = vec![(self.root.clone(), here)];
+        while let Some((parent, name)) = pending.pop() {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let directory = Arc::new(openat(&*parent, &*name, flags, Mode::empty())?);
+            drop(parent);
+            let mut buffer = [MaybeUninit::<u8>::uninit(); 32 << 10];
+            let mut entries = RawDir::new(&*directory, &mut buffer);
+            while let Some(entry) = entries.next() {
+                let entry = entry?;
+                let name = entry.file_name();
+                if name == c"." || name == c".." {
+                    continue;
+                }
+                let fd = open_path(&*directory, name)
+                    .map_err(|error| std::io::Error::from_raw_os_error(error.0))?;
+                let stat = fstat(&fd)?;
+                if stat.st_dev != self.identity.0 {
+                    continue;
+                }
+                account.count(identity(&stat), self.charge(&stat));
+                if kind(&stat) == FileType::Directory {
+                    pending.push((directory.clone(), name.to_owned()));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Every file that an agent refers to keeps a descriptor: allow as many as the system lets us.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+        if let Err(error) = setrlimit(Resource::Nofile, raised) {
+            tracing::warn!(%error, "cannot raise the number of open files");
+        }
+    }
+}
