@@ -2,6 +2,9 @@
 //! are told and report what happened; every policy is the scheduler's.
 
 pub mod access;
+pub mod catalog;
 pub mod clock;
 pub mod counters;
+pub mod logic;
 pub mod serving;
+pub mod trees;

@@ -1,0 +1,336 @@
+//! Tree sessions behind a server: epochs, leases, fencing, answers that are remembered.
+//!
+//! Executes no file operation itself (that is `bafs-tree`) and checks no right (the servers do).
+
+mod replay;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use bafs_proto::file_op::{Errno, FileOp, FileReply, FileResult};
+use bafs_proto::ids::Epoch;
+use bafs_proto::limits::{BODY_BYTES_MAX, OPS_MAX};
+use bafs_proto::message::{CloseTree, FileResults, OpenTree, RunFileOps, TreeRef, TreeSession};
+use bafs_proto::time::Time;
+use bafs_proto::{Error, ErrorCode, Result};
+use bafs_tree::{Session, Tree};
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use crate::clock;
+use crate::counters::Counters;
+use replay::{Answer, Begin, Replay};
+
+/// A session ends when it is silent for so long, in milliseconds.
+pub const LEASE_MS: u64 = 60_000;
+
+/// Most sessions at once; each may hold many open files.
+const SESSIONS_MAX: usize = 4096;
+
+/// Most fenced epochs and deleted trees that are remembered, to answer late callers precisely.
+const REMEMBERED_MAX: usize = 4096;
+
+/// Sessions of agents with trees. Cheap to clone; clones share the sessions.
+#[derive(Clone)]
+pub struct TreeSessions(Arc<Shared>);
+
+struct Shared {
+    counters: Counters,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    last_epoch: u64,
+    sessions: BTreeMap<(TreeRef, Epoch), Arc<Open>>,
+    fenced: Remembered<(TreeRef, Epoch)>,
+    dropped: Remembered<TreeRef>,
+}
+
+/// One agent's session.
+struct Open {
+    writable: bool,
+    last_seen: Mutex<Time>,
+    replay: Mutex<Replay>,
+    /// Taken out when the session ends. Every operation runs under the read lock, so whoever has
+    /// the write lock knows that nothing of the session runs any more.
+    session: RwLock<Option<Session>>,
+}
+
+impl std::fmt::Debug for TreeSessions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "TreeSessions({} open)", self.lock().sessions.len())
+    }
+}
+
+impl TreeSessions {
+    /// No sessions yet. Counts `tree_ops`, `tree_read_bytes`, `tree_written_bytes` in `counters`.
+    pub fn new(counters: Counters) -> Self {
+        // Epochs start at the clock, so that they grow over restarts without being stored.
+        let state = State { last_epoch: clock::now().0 << 16, ..State::default() };
+        Self(Arc::new(Shared { counters, state: Mutex::new(state) }))
+    }
+
+    /// Opens `tree`, which `open.tree` names, for an agent. A writer of a volume fences all
+    /// earlier writers of it: when this returns, none of their operations runs any more.
+    ///
+    /// # Errors
+    /// `VolumeLost` after [`Self::drop_tree`], `Busy` when there are too many sessions.
+    pub async fn open(&self, tree: Arc<Tree>, open: OpenTree) -> Result<TreeSession> {
+        let OpenTree { tree: name, agent: _, writable } = open;
+        let session = Arc::new(Open {
+            writable,
+            last_seen: Mutex::new(clock::now()),
+            replay: Mutex::default(),
+            session: RwLock::new(Some(tree.session(writable))),
+        });
+        let (epoch, earlier) = self.lock().insert(name, session)?;
+        end(earlier).await;
+        Ok(TreeSession { epoch, lease_ms: LEASE_MS })
+    }
+
+    /// Runs a batch of operations, or finds the answer of a batch that ran before.
+    ///
+    /// # Errors
+    /// `SessionUnknown`, `Fenced`, `VolumeLost` for a session that is no more; `Malformed` for a
+    /// batch that is too large; `Conflict` for one that ran so long ago that its answer is gone.
+    pub async fn run(&self, call: RunFileOps, body: Bytes) -> Result<(FileResults, Bytes)> {
+        let RunFileOps { tree, epoch, sequence, caller, ops } = call;
+        let session = self.lock().find(&tree, epoch)?;
+        *lock(&session.last_seen) = clock::now();
+        if ops.is_empty() {
+            return Ok((FileResults { results: Vec::new() }, Bytes::new()));
+        }
+        if ops.len() > OPS_MAX {
+            let text = format!("{} operations in one batch; at most {OPS_MAX} go", ops.len());
+            return Err(Error::new(ErrorCode::Malformed, text));
+        }
+        let begun = lock(&session.replay).begin(sequence);
+        let mut answer = match begun {
+            Begin::Known(answer) => answer,
+            Begin::Forgotten => {
+                let text = format!("batch {sequence} ran, but its answer is no longer kept");
+                return Err(Error::new(ErrorCode::Conflict, text));
+            }
+            Begin::New(sender) => {
+                let answer = sender.subscribe();
+                let (shared, session) = (self.0.clone(), session.clone());
+                // Not tied to this call: a caller that gives up may ask again for the answer.
+                tokio::task::spawn_blocking(move || {
+                    let ran = session.run_batch(caller, &ops, &body);
+                    let answer = ran.map_err(|()| shared.why_ended(&tree, epoch));
+                    shared.count(&answer);
+                    lock(&session.replay).finish(sequence, &ops, &answer);
+                    sender.send_replace(Some(answer));
+                });
+                answer
+            }
+        };
+        let done = answer.wait_for(Option::is_some).await.map_err(|_| interrupted())?;
+        let (results, body) = done.as_ref().ok_or_else(interrupted)?.clone()?;
+        Ok((FileResults { results }, body))
+    }
+
+    /// Ends a session; ending it again is harmless.
+    pub async fn close(&self, call: &CloseTree) {
+        let session = self.lock().sessions.remove(&(call.tree.clone(), call.epoch));
+        end(session.into_iter().collect()).await;
+    }
+
+    /// The volume was deleted: all its sessions end, and answer `VolumeLost` from now on.
+    pub async fn drop_tree(&self, tree: &TreeRef) {
+        let ended = {
+            let mut state = self.lock();
+            state.dropped.insert(tree.clone());
+            state.take_where(|(name, _), _| name == tree)
+        };
+        end(ended).await;
+    }
+
+    /// Ends the sessions that were silent for longer than their lease.
+    pub async fn sweep(&self, now: Time) {
+        let silent = |open: &Open| now.ms_since(*lock(&open.last_seen)) > LEASE_MS;
+        let ended = self.lock().take_where(|_, open| silent(open));
+        if !ended.is_empty() {
+            tracing::info!(sessions = ended.len(), "silent tree sessions ended");
+        }
+        end(ended).await;
+    }
+
+    /// Number of open sessions.
+    pub fn len(&self) -> usize {
+        self.lock().sessions.len()
+    }
+
+    /// Whether no session is open.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.0.state)
+    }
+}
+
+impl Shared {
+    fn count(&self, answer: &Answer) {
+        let Ok((results, body)) = answer else { return };
+        let written = results.iter().map(|result| match result {
+            Ok(FileReply::Written { length }) => *length,
+            _ => 0,
+        });
+        self.counters.add("tree_ops", results.len() as u64);
+        self.counters.add("tree_read_bytes", body.len() as u64);
+        self.counters.add("tree_written_bytes", written.sum());
+    }
+
+    fn why_ended(&self, tree: &TreeRef, epoch: Epoch) -> Error {
+        lock(&self.state).why_ended(tree, epoch)
+    }
+}
+
+impl State {
+    /// Adds a session and takes out those that it fences.
+    fn insert(&mut self, name: TreeRef, session: Arc<Open>) -> Result<(Epoch, Vec<Arc<Open>>)> {
+        if self.dropped.contains(&name) {
+            return Err(lost(&name));
+        }
+        if self.sessions.len() >= SESSIONS_MAX {
+            let text = format!("{SESSIONS_MAX} tree sessions are open; try again later");
+            return Err(Error::new(ErrorCode::Busy, text));
+        }
+        let mut earlier = Vec::new();
+        if session.writable && matches!(name, TreeRef::Volume(_)) {
+            let writers = |key: &(TreeRef, Epoch), open: &Open| key.0 == name && open.writable;
+            for key in self.keys_where(writers) {
+                earlier.extend(self.sessions.remove(&key));
+                self.fenced.insert(key);
+            }
+        }
+        self.last_epoch = (self.last_epoch + 1).max(clock::now().0 << 16);
+        let epoch = Epoch(self.last_epoch);
+        self.sessions.insert((name, epoch), session);
+        Ok((epoch, earlier))
+    }
+
+    fn find(&self, tree: &TreeRef, epoch: Epoch) -> Result<Arc<Open>> {
+        let found = self.sessions.get(&(tree.clone(), epoch)).cloned();
+        found.ok_or_else(|| self.why_ended(tree, epoch))
+    }
+
+    fn why_ended(&self, tree: &TreeRef, epoch: Epoch) -> Error {
+        if self.dropped.contains(tree) {
+            return lost(tree);
+        }
+        if self.fenced.contains(&(tree.clone(), epoch)) {
+            let text = format!("another agent writes {tree:?} now; epoch {epoch} is over");
+            return Error::new(ErrorCode::Fenced, text);
+        }
+        let text = format!("no session of epoch {epoch} with {tree:?}; open the tree again");
+        Error::new(ErrorCode::SessionUnknown, text)
+    }
+
+    fn keys_where(
+        &self,
+        wanted: impl Fn(&(TreeRef, Epoch), &Open) -> bool,
+    ) -> Vec<(TreeRef, Epoch)> {
+        let all = self.sessions.iter();
+        all.filter(|(key, open)| wanted(key, open)).map(|(key, _)| key.clone()).collect()
+    }
+
+    fn take_where(
+        &mut self,
+        wanted: impl Fn(&(TreeRef, Epoch), &Open) -> bool,
+    ) -> Vec<Arc<Open>> {
+        let keys = self.keys_where(wanted);
+        keys.iter().filter_map(|key| self.sessions.remove(key)).collect()
+    }
+}
+
+impl Open {
+    /// Runs each operation; `Err` when the session ended before all ran.
+    fn run_batch(
+        &self,
+        caller: bafs_proto::file_op::Caller,
+        ops: &[FileOp],
+        data: &[u8],
+    ) -> Result<(Vec<FileResult>, Bytes), ()> {
+        let mut results = Vec::with_capacity(ops.len());
+        let mut out = Vec::new();
+        for op in ops {
+            let guard = self.session.read().unwrap_or_else(PoisonError::into_inner);
+            let session = guard.as_ref().ok_or(())?;
+            results.push(if fits(op, out.len()) {
+                session.run(caller, op, data, &mut out)
+            } else {
+                Err(Errno(nix::errno::Errno::E2BIG as i32))
+            });
+        }
+        Ok((results, out.into()))
+    }
+
+    /// Closes everything, after what runs at this moment.
+    fn end(&self) {
+        drop(self.session.write().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
+
+/// Whether what `op` reads still fits the body of the reply.
+fn fits(op: &FileOp, body_bytes: usize) -> bool {
+    match op {
+        FileOp::Read { length, .. } => body_bytes + *length as usize <= BODY_BYTES_MAX as usize,
+        _ => true,
+    }
+}
+
+/// Ends sessions off the async threads: closing may wait for an operation that runs.
+async fn end(sessions: Vec<Arc<Open>>) {
+    if sessions.is_empty() {
+        return;
+    }
+    let closing = move || sessions.iter().for_each(|session| session.end());
+    if let Err(error) = tokio::task::spawn_blocking(closing).await {
+        tracing::error!(%error, "closing tree sessions failed");
+    }
+}
+
+fn lost(tree: &TreeRef) -> Error {
+    Error::new(ErrorCode::VolumeLost, format!("{tree:?} was deleted"))
+}
+
+fn interrupted() -> Error {
+    Error::new(ErrorCode::ServerFault, "the server stopped while the batch ran")
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The last few of something, oldest forgotten first.
+struct Remembered<T> {
+    set: BTreeSet<T>,
+    order: VecDeque<T>,
+}
+
+impl<T> Default for Remembered<T> {
+    fn default() -> Self {
+        Self { set: BTreeSet::new(), order: VecDeque::new() }
+    }
+}
+
+impl<T: Clone + Ord> Remembered<T> {
+    fn insert(&mut self, item: T) {
+        if self.set.insert(item.clone()) {
+            self.order.push_back(item);
+        }
+        if self.order.len() > REMEMBERED_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.set.remove(&oldest);
+        }
+    }
+
+    fn contains(&self, item: &T) -> bool {
+        self.set.contains(item)
+    }
+}

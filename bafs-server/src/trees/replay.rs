@@ -1,0 +1,204 @@
+//! Memory of answered batches of one session, so that a lost reply never runs a batch twice.
+//! Runs nothing.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use bafs_proto::Error;
+use bafs_proto::file_op::{FileOp, FileReply, FileResult};
+use bytes::Bytes;
+
+use super::watch;
+
+/// Answers that are kept per session.
+const ANSWERS_MAX: usize = 256;
+
+/// Bytes of answers that are kept per session, about.
+const ANSWER_BYTES_MAX: usize = 8 << 20;
+
+/// A longer body of a batch that only reads is not kept: reading again gives it again.
+const BODY_KEPT_BYTES_MAX: usize = 64 << 10;
+
+/// Gaps in the numbering that are remembered; a well-behaved agent leaves as many as it has
+/// batches on the way.
+const GAPS_MAX: u64 = 1 << 16;
+
+/// What a batch answered: the results and the body.
+pub(super) type Answer = Result<(Vec<FileResult>, Bytes), Error>;
+
+/// Tells those who wait for a batch.
+pub(super) type Sender = watch::Sender<Option<Answer>>;
+
+/// Waits for a batch.
+pub(super) type Receiver = watch::Receiver<Option<Answer>>;
+
+/// What is known of a batch that a caller asks for.
+pub(super) enum Begin {
+    /// Nobody has asked before: run it, then call [`Replay::finish`], then send the answer.
+    New(Sender),
+    /// It runs, or has run.
+    Known(Receiver),
+    /// It has run, and its answer is no longer kept.
+    Forgotten,
+}
+
+/// Answers by sequence number.
+#[derive(Default)]
+pub(super) struct Replay {
+    /// Every batch up to this number has begun,
+    begun_up_to: u64,
+    /// and these beyond it.
+    begun_beyond: BTreeSet<u64>,
+    answers: BTreeMap<u64, Receiver>,
+    /// Batches that have run and may simply run again.
+    repeatable: BTreeSet<u64>,
+    /// Finished batches with the size of what is kept, oldest first.
+    finished: VecDeque<(u64, usize)>,
+    finished_bytes: usize,
+}
+
+impl Replay {
+    /// Looks a batch up and takes note that it begins if it is new.
+    pub(super) fn begin(&mut self, sequence: u64) -> Begin {
+        if let Some(answer) = self.answers.get(&sequence) {
+            return Begin::Known(answer.clone());
+        }
+        if !self.repeatable.remove(&sequence) {
+            if sequence <= self.begun_up_to || self.begun_beyond.contains(&sequence) {
+                return Begin::Forgotten;
+            }
+            self.take_note(sequence);
+        }
+        let (sender, receiver) = watch::channel(None);
+        self.answers.insert(sequence, receiver);
+        Begin::New(sender)
+    }
+
+    fn take_note(&mut self, sequence: u64) {
+        self.begun_beyond.insert(sequence);
+        while self.begun_beyond.remove(&(self.begun_up_to + 1)) {
+            self.begun_up_to += 1;
+        }
+        if self.begun_beyond.len() as u64 > GAPS_MAX
+            && let Some(first) = self.begun_beyond.pop_first()
+        {
+            self.begun_up_to = first;
+        }
+    }
+
+    /// Takes note of the answer and forgets the oldest ones beyond the limits.
+    pub(super) fn finish(&mut self, sequence: u64, ops: &[FileOp], answer: &Answer) {
+        let bytes = answer_bytes(answer);
+        if bytes > BODY_KEPT_BYTES_MAX && ops.iter().all(only_reads) {
+            self.answers.remove(&sequence);
+            self.repeatable.insert(sequence);
+            if self.repeatable.len() > ANSWERS_MAX {
+                self.repeatable.pop_first();
+            }
+            return;
+        }
+        self.finished.push_back((sequence, bytes));
+        self.finished_bytes += bytes;
+        while self.finished.len() > ANSWERS_MAX || self.finished_bytes > ANSWER_BYTES_MAX {
+            let Some((oldest, bytes)) = self.finished.pop_front() else { break };
+            self.answers.remove(&oldest);
+            self.finished_bytes -= bytes;
+        }
+    }
+}
+
+/// Whether running it once more changes nothing and answers the same or something newer.
+fn only_reads(op: &FileOp) -> bool {
+    matches!(
+        op,
+        FileOp::GetAttr { .. }
+            | FileOp::ReadLink { .. }
+            | FileOp::Read { .. }
+            | FileOp::StatFs
+            | FileOp::GetXattr { .. }
+            | FileOp::ListXattr { .. }
+            | FileOp::Seek { .. }
+    )
+}
+
+/// About how much memory an answer takes, in bytes.
+fn answer_bytes(answer: &Answer) -> usize {
+    let Ok((results, body)) = answer else { return size_of::<Error>() };
+    let more = results.iter().map(|result| match result {
+        Ok(FileReply::Bytes(bytes)) => bytes.len(),
+        Ok(FileReply::Entries(entries)) => entries.iter().map(|e| 192 + e.name.len()).sum(),
+        _ => 0,
+    });
+    body.len() + more.sum::<usize>() + results.len() * size_of::<FileResult>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bafs_proto::ids::HandleId;
+
+    const READ: FileOp = FileOp::Read { handle: HandleId(1), offset: 0, length: 1 };
+    const WRITE: FileOp = FileOp::Release { handle: HandleId(1) };
+
+    fn answer(body_bytes: usize) -> Answer {
+        Ok((vec![Ok(FileReply::Done)], Bytes::from(vec![0; body_bytes])))
+    }
+
+    fn run(replay: &mut Replay, sequence: u64, op: &FileOp, body_bytes: usize) {
+        let Begin::New(sender) = replay.begin(sequence) else { panic!("{sequence} is not new") };
+        let answer = answer(body_bytes);
+        replay.finish(sequence, std::slice::from_ref(op), &answer);
+        sender.send_replace(Some(answer));
+    }
+
+    #[test]
+    fn an_answer_is_found_while_it_is_kept_and_never_run_twice() {
+        let mut replay = Replay::default();
+        for sequence in 1..=300 {
+            run(&mut replay, sequence, &WRITE, 10);
+        }
+        assert!(matches!(replay.begin(300), Begin::Known(_)));
+        assert!(matches!(replay.begin(45), Begin::Known(_)));
+        assert!(matches!(replay.begin(44), Begin::Forgotten));
+        assert!(replay.begun_beyond.is_empty());
+    }
+
+    #[test]
+    fn batches_may_come_out_of_order() {
+        let mut replay = Replay::default();
+        for sequence in (2..=400).rev() {
+            run(&mut replay, sequence, &WRITE, 0);
+        }
+        assert!(matches!(replay.begin(400), Begin::Forgotten));
+        run(&mut replay, 1, &WRITE, 0);
+        assert_eq!(replay.begun_up_to, 400);
+    }
+
+    #[test]
+    fn large_reads_run_again_and_large_mixtures_are_kept() {
+        let mut replay = Replay::default();
+        run(&mut replay, 1, &READ, BODY_KEPT_BYTES_MAX + 1);
+        run(&mut replay, 1, &READ, BODY_KEPT_BYTES_MAX + 1);
+        run(&mut replay, 2, &WRITE, BODY_KEPT_BYTES_MAX + 1);
+        assert!(matches!(replay.begin(2), Begin::Known(_)));
+    }
+
+    #[test]
+    fn memory_is_bounded_in_bytes() {
+        let mut replay = Replay::default();
+        for sequence in 1..=20 {
+            run(&mut replay, sequence, &WRITE, 1 << 20);
+        }
+        assert!(replay.finished_bytes <= ANSWER_BYTES_MAX);
+        assert!(matches!(replay.begin(1), Begin::Forgotten));
+        assert!(matches!(replay.begin(20), Begin::Known(_)));
+    }
+
+    #[test]
+    fn a_gapped_numbering_cannot_grow_without_bound() {
+        let mut replay = Replay::default();
+        for step in 0..GAPS_MAX + 100 {
+            replay.take_note(2 + 2 * step);
+        }
+        assert!(replay.begun_beyond.len() as u64 <= GAPS_MAX);
+    }
+}
