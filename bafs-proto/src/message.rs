@@ -585,7 +585,8 @@ pub enum Reader {
     /// Another server: local copy, else home.
     Peer,
     /// A server that may have become primary lately and wants to spare home: local copy or a read
-    /// from home that is under way, else `NotFound`.
+    /// from home that is under way. The digest of a block that is not to be had so is all zeros,
+    /// and it has no bytes in the body.
     Heir,
     /// A server that has just made its volume of the cooperative cache and wants to be counted as
     /// a peer before the catalog says so; it reads no blocks (`count` is 0).
