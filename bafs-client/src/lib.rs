@@ -1,1 +1,20 @@
-//! Skeleton.
+//! The BAFS agent: shows a job its volumes as files, runs the job, and reports how it ended.
+//! Takes no policy decision: what is mounted where, and what a loss means, others decide.
+//!
+//! Reading order: [`volume`], [`tree`], [`fuse`], [`sandbox`], [`job`], [`entry`].
+
+pub mod agent;
+mod clock;
+pub mod entry;
+pub mod errno;
+pub mod fate;
+pub mod fuse;
+pub mod job;
+mod kernel;
+mod limits;
+pub mod logic;
+mod output;
+pub mod sandbox;
+pub mod tree;
+pub mod usage;
+pub mod volume;

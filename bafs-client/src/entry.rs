@@ -1,0 +1,251 @@
+//! What the program's subcommands call: `bafs agent`, `bafs exec`, `bafs mount`. Parses no
+//! arguments; each function is the rest of `main`.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use bafs_proto::identity::Identity;
+use bafs_proto::message::{JobOutcome, JobSpec, MountSpec, Role};
+use bafs_proto::net::pool::Pool;
+use bafs_proto::net::quic::QuicDialer;
+use bafs_proto::{Error, ErrorCode, Result};
+use nix::unistd::geteuid;
+use serde_json::json;
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, watch};
+
+use crate::agent::Agent;
+use crate::fuse::{Mounted, Place};
+use crate::job::{JobEnd, JobIo, run_job};
+use crate::limits::SPEC_BYTES_MAX;
+use crate::sandbox::{NotStartedReason, Privilege, Sandbox, enter_private};
+
+/// Exit code when the environment of a job failed, `EX_TEMPFAIL`: running it again may help.
+pub const EXIT_ENVIRONMENT: u8 = 75;
+
+/// Exit codes of a program that could not be started, as shells use them.
+const EXIT_NOT_EXECUTABLE: u8 = 126;
+const EXIT_NOT_FOUND: u8 = 127;
+
+/// How often a mount is looked at for an unmount by somebody else.
+const MOUNT_LOOK: Duration = Duration::from_millis(200);
+
+/// Threads of the runtime: calls are short, and more threads than processors do not help.
+const WORKERS: usize = 2;
+
+/// `bafs agent`: runs the job that one line of JSON on standard input describes, and reports on
+/// standard output in one line. The end of standard input kills the job.
+///
+/// Call it with one thread, after `sandbox::dispatch_job_init`.
+pub fn agent_main(identity_dir: &Path) -> ExitCode {
+    let entered = enter_private();
+    let mut input = BufReader::new(io::stdin());
+    let end = read_spec(&mut input).and_then(|spec| {
+        let privilege = entered.map_err(|error| unsupported(&error))?;
+        let identity = Identity::load(identity_dir, Role::Agent)?;
+        let runtime = runtime()?;
+        let (kill, killed) = watch::channel(false);
+        // A thread, as a read of standard input cannot be cancelled.
+        let watching = thread::Builder::new()
+            .name("bafs-stdin".to_owned())
+            .spawn(move || {
+                let _ = io::copy(&mut input, &mut io::sink());
+                kill.send_replace(true);
+                // Dropping the sender means the same; it must not happen earlier.
+                drop(kill);
+            });
+        watching.map_err(|error| unsupported(&error))?;
+        Ok(runtime.block_on(serve_job(
+            spec,
+            &identity,
+            privilege,
+            JobIo::Captured,
+            killed,
+        )))
+    });
+    let end = end.unwrap_or_else(|error| JobEnd::environment(error, None));
+    let mut output = io::stdout().lock();
+    let written = serde_json::to_writer(&mut output, &end.report)
+        .map_err(io::Error::from)
+        .and_then(|()| output.write_all(b"\n"))
+        .and_then(|()| output.flush());
+    match written {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!(%error, "cannot report");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// `bafs exec`: runs a job on this terminal and ends as the job ended.
+///
+/// Exit codes: the job's own; 128 and the signal's number; 127 or 126 when the program is missing
+/// or cannot be executed; 75 when the environment failed, with a line of JSON on standard error.
+/// Call it with one thread, after `sandbox::dispatch_job_init`.
+pub fn exec_main(spec: JobSpec, identity: Identity) -> ExitCode {
+    let end = enter_private()
+        .map_err(|error| unsupported(&error))
+        .and_then(|privilege| {
+            let runtime = runtime()?;
+            runtime.block_on(async {
+                let killed = kill_on_signals()?;
+                Ok(serve_job(spec, &identity, privilege, JobIo::Inherited, killed).await)
+            })
+        });
+    let end = end.unwrap_or_else(|error| JobEnd::environment(error, None));
+    match end.report.outcome {
+        JobOutcome::Exited(code) => ExitCode::from(code as u8),
+        JobOutcome::Signaled(signal) => ExitCode::from(128u8.wrapping_add(signal as u8)),
+        JobOutcome::Killed => ExitCode::from(128 + nix::libc::SIGTERM as u8),
+        JobOutcome::NotStarted(message) => {
+            complain(&format!("bafs: {message}"));
+            ExitCode::from(match end.not_started {
+                Some(NotStartedReason::ExecutableMissing) => EXIT_NOT_FOUND,
+                _ => EXIT_NOT_EXECUTABLE,
+            })
+        }
+        JobOutcome::Environment(error) => environment_failed(&error, end.lost_volume.as_deref()),
+    }
+}
+
+/// `bafs mount`: shows a volume on a directory of this host until somebody unmounts it, this
+/// process gets SIGINT or SIGTERM, or the volume is lost (exit code 75).
+pub fn mount_main(
+    mount: MountSpec,
+    directory: &Path,
+    identity: Identity,
+    op_deadline_ms: u64,
+) -> ExitCode {
+    let name = mount.name.clone();
+    let shown = runtime()
+        .and_then(|runtime| runtime.block_on(show(mount, directory, &identity, op_deadline_ms)));
+    match shown {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => environment_failed(&error, Some(&name)),
+    }
+}
+
+async fn serve_job(
+    spec: JobSpec,
+    identity: &Identity,
+    privilege: Privilege,
+    io: JobIo,
+    killed: watch::Receiver<bool>,
+) -> JobEnd {
+    let prepared = pool(identity).and_then(|pool| {
+        let sandbox = Sandbox::prepare(privilege).map_err(|error| unsupported(&error))?;
+        Ok((Agent::new(pool, privilege, spec.op_deadline_ms), sandbox))
+    });
+    match prepared {
+        Ok((agent, sandbox)) => run_job(&agent, &sandbox, spec, io, killed).await,
+        Err(error) => JobEnd::environment(error, None),
+    }
+}
+
+async fn show(
+    mount: MountSpec,
+    directory: &Path,
+    identity: &Identity,
+    op_deadline_ms: u64,
+) -> Result<()> {
+    let mut killed = kill_on_signals()?;
+    let (losses, mut lost) = mpsc::unbounded_channel();
+    // On the host numbers of users are what they are, whoever mounts.
+    let agent = Agent::new(pool(identity)?, Privilege::Root, op_deadline_ms);
+    let volume = Arc::new(agent.open(&mount, losses).await?);
+    let place = if geteuid().is_root() {
+        Place::Own
+    } else {
+        Place::Fusermount
+    };
+    let directory = directory.to_owned();
+    let shown = Arc::clone(&volume);
+    let mounted = tokio::task::spawn_blocking(move || Mounted::mount(shown, &directory, place))
+        .await
+        .map_err(|error| unsupported(&error))?
+        .map_err(|error| unsupported(&error))?;
+    let result = loop {
+        tokio::select! {
+            _ = killed.wait_for(|killed| *killed) => break Ok(()),
+            Some(loss) = lost.recv() => break Err(loss.error),
+            () = tokio::time::sleep(MOUNT_LOOK) => if mounted.is_over() { break Ok(()) },
+        }
+    };
+    if let Err(error) = tokio::task::spawn_blocking(move || mounted.unmount()).await {
+        tracing::error!(%error, "unmounting failed");
+    }
+    volume.close().await;
+    result
+}
+
+fn read_spec(input: &mut impl BufRead) -> Result<JobSpec> {
+    let malformed = |error: &dyn std::fmt::Display| {
+        Error::new(
+            ErrorCode::Malformed,
+            format!("no job specification on standard input: {error}"),
+        )
+    };
+    let mut line = Vec::new();
+    input
+        .take(SPEC_BYTES_MAX)
+        .read_until(b'\n', &mut line)
+        .map_err(|error| malformed(&error))?;
+    serde_json::from_slice(&line).map_err(|error| malformed(&error))
+}
+
+fn runtime() -> Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .enable_all()
+        .build()
+        .map_err(|error| unsupported(&error))
+}
+
+fn pool(identity: &Identity) -> Result<Pool> {
+    Ok(Pool::new(Arc::new(QuicDialer::new(identity.clone())?)))
+}
+
+/// Becomes true at the first SIGINT or SIGTERM.
+fn kill_on_signals() -> Result<watch::Receiver<bool>> {
+    let hear = |kind| signal(kind).map_err(|error| unsupported(&error));
+    let mut interrupt = hear(SignalKind::interrupt())?;
+    let mut terminate = hear(SignalKind::terminate())?;
+    let (kill, killed) = watch::channel(false);
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        kill.send_replace(true);
+        // The receiver must not take the end of this task for a second request.
+        kill.closed().await;
+    });
+    Ok(killed)
+}
+
+fn unsupported(error: &dyn std::fmt::Display) -> Error {
+    Error::new(ErrorCode::Unsupported, error.to_string())
+}
+
+fn environment_failed(error: &Error, volume: Option<&str>) -> ExitCode {
+    let code = error.code as u16;
+    let line = json!({
+        "reason": format!("{:?}", error.code),
+        "code": code,
+        "volume": volume,
+        "detail": error.detail,
+    });
+    complain(&line.to_string());
+    ExitCode::from(EXIT_ENVIRONMENT)
+}
+
+fn complain(line: &str) {
+    // Without a standard error there is nobody to tell; the exit code still does.
+    let _ = writeln!(io::stderr(), "{line}");
+}

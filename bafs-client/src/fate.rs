@@ -1,0 +1,114 @@
+//! Whether a volume is still there: the first loss is recorded, everybody hears of it, and it is
+//! final. Decides nothing about jobs.
+
+use std::future::Future;
+use std::sync::{Arc, OnceLock};
+
+use bafs_proto::{Error, ErrorClass};
+use tokio::sync::{mpsc, watch};
+
+/// A volume that is lost, with the reason.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loss {
+    /// Name of the mount.
+    pub volume: String,
+    /// What ended it; the text names the volume as well.
+    pub error: Error,
+}
+
+/// The fate of one volume. Cheap to clone; clones share it.
+#[derive(Debug, Clone)]
+pub struct Fate(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    volume: String,
+    loss: OnceLock<Error>,
+    signal: watch::Sender<bool>,
+    losses: mpsc::UnboundedSender<Loss>,
+}
+
+impl Fate {
+    /// The fate of the volume of this name. A loss is sent to `losses`, at most once.
+    pub fn new(volume: &str, losses: mpsc::UnboundedSender<Loss>) -> Self {
+        Self(Arc::new(Shared {
+            volume: volume.to_owned(),
+            loss: OnceLock::new(),
+            signal: watch::Sender::new(false),
+            losses,
+        }))
+    }
+
+    /// Records that the volume is lost, unless it was lost before.
+    pub fn lose(&self, error: Error) {
+        let error = error.context(format_args!("volume {}", self.0.volume));
+        if self.0.loss.set(error.clone()).is_ok() {
+            tracing::warn!(volume = %self.0.volume, %error, "volume lost");
+            self.0.signal.send_replace(true);
+            // Nobody listens when the job is over already.
+            let _ = self.0.losses.send(Loss {
+                volume: self.0.volume.clone(),
+                error,
+            });
+        }
+    }
+
+    /// Why the volume is lost; `None` while it is there.
+    pub fn loss(&self) -> Option<&Error> {
+        self.0.loss.get()
+    }
+
+    /// Does `work` while the volume is there; `None` as soon as it is lost.
+    pub async fn while_there<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let mut signal = self.0.signal.subscribe();
+        tokio::select! {
+            biased;
+            _ = signal.wait_for(|lost| *lost) => None,
+            done = work => Some(done),
+        }
+    }
+}
+
+/// Whether a call that failed with this error for good leaves its volume unusable.
+///
+/// What concerns one file travels as an errno within a successful call. So an error of the call
+/// itself concerns the session; only a lack of space is something that a job can live with.
+pub fn is_fatal(error: &Error) -> bool {
+    match error.class() {
+        ErrorClass::NoSpace => false,
+        ErrorClass::Transient
+        | ErrorClass::VolumeLost
+        | ErrorClass::Denied
+        | ErrorClass::Invalid => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::ErrorCode;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_first_loss_is_the_one_that_counts() {
+        let (losses, mut heard) = mpsc::unbounded_channel();
+        let fate = Fate::new("raw", losses);
+        assert_eq!(fate.while_there(async { 7 }).await, Some(7));
+        let waiting = tokio::spawn({
+            let fate = fate.clone();
+            async move { fate.while_there(std::future::pending::<()>()).await }
+        });
+        fate.lose(Error::new(ErrorCode::Fenced, "first"));
+        fate.lose(Error::new(ErrorCode::VolumeLost, "second"));
+        assert_eq!(waiting.await.unwrap(), None);
+        assert_eq!(fate.while_there(async { 7 }).await, None);
+        let loss = heard.recv().await.unwrap();
+        assert_eq!(
+            (loss.volume.as_str(), loss.error.code),
+            ("raw", ErrorCode::Fenced)
+        );
+        assert!(loss.error.detail.contains("raw"));
+        assert_eq!(fate.loss(), Some(&loss.error));
+        assert!(heard.try_recv().is_err());
+    }
+}

@@ -1,0 +1,158 @@
+//! Kernel forms to protocol forms and back. Decides nothing, answers nobody.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bafs_proto::file_op::{Attr, Caller, Errno, FileTime, Name, SetTime};
+use fuser::{FileAttr, FileType, INodeNo, Request, TimeOrNow};
+use nix::libc;
+
+pub(super) fn caller(request: &Request) -> Caller {
+    Caller {
+        uid: request.uid(),
+        gid: request.gid(),
+        pid: request.pid(),
+    }
+}
+
+pub(super) fn name(name: &OsStr) -> Name {
+    name.as_bytes().to_vec()
+}
+
+pub(super) fn errno(errno: Errno) -> fuser::Errno {
+    fuser::Errno::from_i32(errno.0)
+}
+
+pub(super) fn attr(attr: &Attr) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(attr.ino.0),
+        size: attr.size,
+        blocks: attr.blocks,
+        atime: time(attr.atime),
+        mtime: time(attr.mtime),
+        ctime: time(attr.ctime),
+        crtime: UNIX_EPOCH,
+        kind: kind(attr.mode),
+        perm: (attr.mode & 0o7777) as u16,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: attr.rdev,
+        blksize: attr.block_size,
+        flags: 0,
+    }
+}
+
+/// Number 0 tells the kernel that a name is not there and that it may believe so.
+pub(super) fn absence() -> FileAttr {
+    FileAttr {
+        ino: INodeNo(0),
+        size: 0,
+        blocks: 0,
+        atime: UNIX_EPOCH,
+        mtime: UNIX_EPOCH,
+        ctime: UNIX_EPOCH,
+        crtime: UNIX_EPOCH,
+        kind: FileType::RegularFile,
+        perm: 0,
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 0,
+        flags: 0,
+    }
+}
+
+pub(super) fn kind(mode: u32) -> FileType {
+    match mode & libc::S_IFMT {
+        libc::S_IFDIR => FileType::Directory,
+        libc::S_IFLNK => FileType::Symlink,
+        libc::S_IFIFO => FileType::NamedPipe,
+        libc::S_IFSOCK => FileType::Socket,
+        libc::S_IFCHR => FileType::CharDevice,
+        libc::S_IFBLK => FileType::BlockDevice,
+        _ => FileType::RegularFile,
+    }
+}
+
+fn time(time: FileTime) -> SystemTime {
+    let nanoseconds = Duration::from_nanos(u64::from(time.nanoseconds));
+    let seconds = Duration::from_secs(time.seconds.unsigned_abs());
+    let whole = if time.seconds < 0 {
+        UNIX_EPOCH.checked_sub(seconds)
+    } else {
+        UNIX_EPOCH.checked_add(seconds)
+    };
+    whole
+        .and_then(|whole| whole.checked_add(nanoseconds))
+        .unwrap_or(UNIX_EPOCH)
+}
+
+pub(super) fn set_time(time: TimeOrNow) -> SetTime {
+    match time {
+        TimeOrNow::Now => SetTime::Now,
+        TimeOrNow::SpecificTime(time) => SetTime::At(file_time(time)),
+    }
+}
+
+fn file_time(time: SystemTime) -> FileTime {
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(since) => FileTime {
+            seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+            nanoseconds: since.subsec_nanos(),
+        },
+        Err(before) => {
+            let before = before.duration();
+            let seconds = -i64::try_from(before.as_secs()).unwrap_or(i64::MAX);
+            match before.subsec_nanos() {
+                0 => FileTime {
+                    seconds,
+                    nanoseconds: 0,
+                },
+                part => FileTime {
+                    seconds: seconds - 1,
+                    nanoseconds: 1_000_000_000 - part,
+                },
+            }
+        }
+    }
+}
+
+/// The part of the flags of `open(2)` that concerns the tree.
+///
+/// Appending is said with each write instead: the kernel also writes mapped pages through any
+/// handle, and at their own place. Direct I/O has no meaning beyond this kernel.
+pub(super) fn open_flags(flags: i32) -> i32 {
+    flags & (libc::O_ACCMODE | libc::O_TRUNC | libc::O_SYNC | libc::O_DSYNC)
+}
+
+/// As [`open_flags`], for a file that is made at the same time.
+pub(super) fn create_flags(flags: i32) -> i32 {
+    open_flags(flags) | flags & libc::O_EXCL
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_before_the_epoch_survive() {
+        for (seconds, nanoseconds) in [(0, 0), (5, 7), (-1, 999_999_999), (-3, 0), (-3, 1)] {
+            let given = FileTime {
+                seconds,
+                nanoseconds,
+            };
+            assert_eq!(file_time(time(given)), given);
+        }
+    }
+
+    #[test]
+    fn flags_of_the_local_kernel_do_not_travel() {
+        let flags = libc::O_RDWR | libc::O_APPEND | libc::O_DIRECT | libc::O_CREAT | libc::O_EXCL;
+        assert_eq!(open_flags(flags), libc::O_RDWR);
+        let made = libc::O_RDWR | libc::O_TRUNC | libc::O_EXCL;
+        assert_eq!(create_flags(flags | libc::O_TRUNC), made);
+    }
+}

@@ -1,0 +1,298 @@
+//! Mounts a volume and serves it until it is unmounted; nothing of the kernel's requests is
+//! looked at here.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use bafs_proto::limits::IO_BYTES_MAX;
+use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
+use nix::errno::Errno;
+use nix::libc;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::unistd::{getegid, geteuid};
+use thiserror::Error;
+
+use super::Bridge;
+use crate::clock;
+use crate::limits::{DETACH, READ_AHEAD_KIB, SESSION_THREADS};
+use crate::volume::Volume;
+
+const DEVICE: &str = "/dev/fuse";
+
+/// How a mount comes about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// By `mount(2)`: as root, or in a user name space of our own.
+    Own,
+    /// On the host, for an ordinary user: by the set-user-id program `fusermount3`.
+    Fusermount,
+}
+
+/// Why a volume could not be shown.
+#[derive(Debug, Error)]
+pub enum MountError {
+    /// There is no FUSE on this machine.
+    #[error(
+        "/dev/fuse is missing: load the kernel module (`modprobe fuse`), and in a container \
+         start it with `--device /dev/fuse`"
+    )]
+    NoDevice,
+    /// There is FUSE, but not for us.
+    #[error("/dev/fuse may not be opened ({0}): ask root for `chmod 666 /dev/fuse`, or be root")]
+    DeviceRefused(Errno),
+    /// The kernel did not take the mount.
+    #[error("cannot mount on {}: {source}; {remedy}", directory.display())]
+    Refused {
+        /// Where.
+        directory: PathBuf,
+        /// What the kernel or `fusermount3` answered.
+        source: io::Error,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+    /// The kernel mounted but did not begin to talk.
+    #[error("the kernel did not begin the FUSE session: {0}")]
+    Handshake(io::Error),
+}
+
+/// A volume that is mounted and served.
+#[derive(Debug)]
+pub struct Mounted {
+    directory: PathBuf,
+    volume: Arc<Volume>,
+    /// Number of the kernel's connection, by which it can be aborted.
+    connection: Option<u32>,
+    fusermount: Option<SessionUnmounter>,
+    server: Option<JoinHandle<()>>,
+}
+
+impl Mounted {
+    /// Mounts a volume on an existing directory and serves it in threads of its own. Blocks for
+    /// the kernel's answer.
+    ///
+    /// # Errors
+    /// [`MountError`], with what is missing and what to do.
+    pub fn mount(volume: Arc<Volume>, directory: &Path, place: Place) -> Result<Self, MountError> {
+        let (session, fusermount) = match place {
+            Place::Own => (mount_own(&volume, directory)?, None),
+            Place::Fusermount => {
+                let mut session = mount_by_fusermount(&volume, directory)?;
+                let unmounter = session.unmount_callable();
+                (session, Some(unmounter))
+            }
+        };
+        let serving = thread::Builder::new()
+            .name("bafs-volume".to_owned())
+            .spawn(move || {
+                if let Err(error) = session.run() {
+                    tracing::debug!(%error, "FUSE session ended");
+                }
+            });
+        let mut mounted = Self {
+            directory: directory.to_owned(),
+            volume,
+            connection: None,
+            fusermount,
+            server: None,
+        };
+        mounted.server = Some(serving.map_err(MountError::Handshake)?);
+        mounted.tune();
+        Ok(mounted)
+    }
+
+    /// What is mounted.
+    pub fn volume(&self) -> &Arc<Volume> {
+        &self.volume
+    }
+
+    /// Where it is mounted.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Takes the mount away, at once even if it is in use, and waits until nothing of it is left.
+    /// Blocks for two seconds at most.
+    pub fn unmount(mut self) {
+        self.detach();
+    }
+
+    /// Whether the mount is gone, by our doing or somebody else's.
+    pub fn is_over(&self) -> bool {
+        self.server.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    fn detach(&mut self) {
+        let Some(server) = self.server.take() else {
+            return;
+        };
+        match &mut self.fusermount {
+            Some(unmounter) => {
+                if let Err(error) = unmounter.unmount() {
+                    tracing::debug!(%error, "fusermount3 did not unmount");
+                }
+            }
+            // EINVAL: somebody else was faster.
+            None => match umount2(&self.directory, MntFlags::MNT_DETACH) {
+                Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
+                Err(errno) => tracing::warn!(%errno, "cannot detach {}", self.directory.display()),
+            },
+        }
+        if !finishes(&server, DETACH / 2) {
+            // Somebody still holds a file of it. Whoever waits for an answer gets an error.
+            self.abort();
+            if !finishes(&server, DETACH / 2) {
+                tracing::warn!(
+                    "the kernel keeps the connection of {}",
+                    self.directory.display()
+                );
+                return;
+            }
+        }
+        // A panic of the serving thread was reported when it happened.
+        let _ = server.join();
+    }
+
+    /// Makes the kernel give up: every call on the volume fails at once, for good. Needs root.
+    pub fn abort(&self) {
+        let Some(connection) = self.connection else {
+            return;
+        };
+        let path = format!("/sys/fs/fuse/connections/{connection}/abort");
+        if let Err(error) = fs::write(&path, "1") {
+            tracing::debug!(%error, path, "cannot abort");
+        }
+    }
+
+    /// Raises the kernel's read-ahead where we may. Without it everything works, only slower.
+    fn tune(&mut self) {
+        let Ok(metadata) = fs::metadata(&self.directory) else {
+            return;
+        };
+        let (major, minor) = (libc::major(metadata.dev()), libc::minor(metadata.dev()));
+        self.connection = Some(minor);
+        let path = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+        if let Err(error) = fs::write(&path, READ_AHEAD_KIB.to_string()) {
+            tracing::debug!(%error, path, "read-ahead stays as it is");
+        }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        self.detach();
+    }
+}
+
+fn finishes(thread: &JoinHandle<()>, longest: Duration) -> bool {
+    let start = clock::now();
+    let mut pause = Duration::from_micros(100);
+    while !thread.is_finished() {
+        if start.elapsed() >= longest {
+            return false;
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+    true
+}
+
+fn config() -> Config {
+    let mut config = Config::default();
+    config.acl = SessionACL::All;
+    config.n_threads = Some(SESSION_THREADS);
+    config
+}
+
+fn mount_own(volume: &Arc<Volume>, directory: &Path) -> Result<Session<Bridge>, MountError> {
+    let device = open_device()?;
+    let options = format!(
+        "fd={},rootmode=40000,user_id={},group_id={},default_permissions,allow_other,max_read={}",
+        device.as_raw_fd(),
+        geteuid(),
+        getegid(),
+        IO_BYTES_MAX
+    );
+    let mut flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    if volume.mode().read_only {
+        flags |= MsFlags::MS_RDONLY;
+    }
+    let source = format!("bafs:{}", volume.name());
+    mount(
+        Some(source.as_str()),
+        directory,
+        Some("fuse.bafs"),
+        flags,
+        Some(options.as_str()),
+    )
+    .map_err(|errno| refused(directory, errno.into()))?;
+    Session::from_fd(
+        Bridge::new(Arc::clone(volume)),
+        device,
+        SessionACL::All,
+        config(),
+    )
+    .map_err(|error| {
+        // The half-made mount would answer nobody.
+        let _ = umount2(directory, MntFlags::MNT_DETACH);
+        MountError::Handshake(error)
+    })
+}
+
+fn open_device() -> Result<OwnedFd, MountError> {
+    match File::options().read(true).write(true).open(DEVICE) {
+        Ok(device) => Ok(device.into()),
+        Err(error) => match error.raw_os_error().map(Errno::from_raw) {
+            Some(errno @ (Errno::EACCES | Errno::EPERM)) => Err(MountError::DeviceRefused(errno)),
+            _ => Err(MountError::NoDevice),
+        },
+    }
+}
+
+/// Asks for other users' access and for an automatic end first, as far as `/etc/fuse.conf` lets.
+fn mount_by_fusermount(
+    volume: &Arc<Volume>,
+    directory: &Path,
+) -> Result<Session<Bridge>, MountError> {
+    drop(open_device()?);
+    let mut options = vec![
+        MountOption::FSName(format!("bafs:{}", volume.name())),
+        MountOption::Subtype("bafs".to_owned()),
+        MountOption::DefaultPermissions,
+        MountOption::NoSuid,
+        MountOption::NoDev,
+    ];
+    if volume.mode().read_only {
+        options.push(MountOption::RO);
+    }
+    let mut first = config();
+    first.mount_options = options.clone();
+    first.mount_options.push(MountOption::AutoUnmount);
+    let mut second = config();
+    second.mount_options = options;
+    second.acl = SessionACL::Owner;
+    Session::new(Bridge::new(Arc::clone(volume)), directory, &first)
+        .or_else(|_| Session::new(Bridge::new(Arc::clone(volume)), directory, &second))
+        .map_err(|error| refused(directory, error))
+}
+
+fn refused(directory: &Path, source: io::Error) -> MountError {
+    let remedy = match source.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::EPERM | Errno::EACCES) => {
+            "run as root, or let user name spaces be used (`bafs doctor` tells what is missing)"
+        }
+        Some(Errno::ENODEV) => "the kernel has no FUSE: `modprobe fuse`",
+        Some(Errno::ENOENT | Errno::ENOTDIR) => "give an existing directory",
+        _ => "as an ordinary user install fusermount3 (package fuse3)",
+    };
+    MountError::Refused {
+        directory: directory.to_owned(),
+        source,
+        remedy,
+    }
+}

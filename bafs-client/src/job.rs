@@ -1,0 +1,378 @@
+//! Runs one job: its volumes mounted at its paths, its end told apart from a failure of its
+//! environment. Decides nothing about what happens next.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use bafs_proto::message::{JobCommand, JobOutcome, JobReport, JobSpec, VolumeUse};
+use bafs_proto::{Error, ErrorCode};
+use tokio::sync::{mpsc, watch};
+
+use crate::agent::Agent;
+use crate::fate::Loss;
+use crate::fuse::{Mounted, Place};
+use crate::limits::REPORT_RUNS_MAX;
+use crate::logic::directory::SINGLE_FILE_NAME;
+use crate::logic::pages::joined;
+use crate::output::Tail;
+use crate::sandbox::{
+    self, Access, Identity, JobControl, JobPlan, JobStreams, NotStarted, NotStartedReason, Output,
+    RunningJob, Sandbox, Session, VolumeBind, job_environment,
+};
+
+/// Where a job's input and output go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JobIo {
+    /// No input; the end of the output becomes part of the report.
+    Captured,
+    /// Those of this process, its terminal included.
+    Inherited,
+}
+
+/// A job's end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobEnd {
+    /// What is reported.
+    pub report: JobReport,
+    /// The volume whose loss ended the job.
+    pub lost_volume: Option<String>,
+    /// Why the program never ran, when it did not.
+    pub not_started: Option<NotStartedReason>,
+}
+
+impl JobEnd {
+    /// The end of a job whose environment failed before it could start.
+    pub fn environment(error: Error, volume: Option<String>) -> Self {
+        let report = JobReport {
+            outcome: JobOutcome::Environment(error),
+            wall_ms: 0,
+            cpu_ms: 0,
+            output_tail: String::new(),
+            volumes: Vec::new(),
+        };
+        Self {
+            report,
+            lost_volume: volume,
+            not_started: None,
+        }
+    }
+}
+
+/// Runs a job to its end. Afterwards none of its processes and none of its mounts is left.
+///
+/// The process must have entered its private name space before it had threads. When `kill`
+/// becomes true, or its sender is gone, the job is killed.
+pub async fn run_job(
+    agent: &Agent,
+    sandbox: &Sandbox,
+    spec: JobSpec,
+    io: JobIo,
+    mut kill: watch::Receiver<bool>,
+) -> JobEnd {
+    let (losses, mut lost) = mpsc::unbounded_channel();
+    let opened = tokio::select! {
+        opened = mount_all(agent, sandbox, &spec, losses) => opened,
+        _ = kill.wait_for(|kill| *kill) => {
+            let mut end = JobEnd::environment(interrupted(), None);
+            end.report.outcome = JobOutcome::Killed;
+            return end;
+        }
+    };
+    let mounts = match opened {
+        Ok(mounts) => mounts,
+        Err(loss) => return JobEnd::environment(loss.error, Some(loss.volume)),
+    };
+    let (ended, tail) = match start(sandbox, &spec, &mounts, io) {
+        Ok((running, tail)) => {
+            let ended = accompany(running, &mut lost, kill, &mounts).await;
+            (ended, tail)
+        }
+        Err(error) => (Err(Stop::Environment(error)), None),
+    };
+    let volumes = release(mounts).await;
+    let loss = lost.try_recv().ok();
+    let mut end = judge(ended, loss);
+    end.report.volumes = volumes;
+    bound_runs(&mut end.report.volumes);
+    end.report.output_tail = tail.map(|tail| tail.text()).unwrap_or_default();
+    end
+}
+
+/// Why a job did not come to its own end.
+enum Stop {
+    Lost(Loss),
+    Environment(Error),
+}
+
+/// A volume that the job will see: the mount, and the file system path to bind.
+struct Bound {
+    mounted: Mounted,
+    bind: VolumeBind,
+}
+
+async fn mount_all(
+    agent: &Agent,
+    sandbox: &Sandbox,
+    spec: &JobSpec,
+    losses: mpsc::UnboundedSender<Loss>,
+) -> Result<Vec<Bound>, Loss> {
+    let mut bound = Vec::new();
+    for mount in &spec.mounts {
+        let failed = |error| Loss {
+            volume: mount.name.clone(),
+            error,
+        };
+        let unable = |error: &dyn std::fmt::Display| {
+            let text = format!("volume {}: {error}", mount.name);
+            failed(Error::new(ErrorCode::Unsupported, text))
+        };
+        let volume = Arc::new(agent.open(mount, losses.clone()).await.map_err(failed)?);
+        let directory = sandbox.mount_point().map_err(|error| unable(&error))?;
+        let is_single_file = volume.is_single_file();
+        let source = if is_single_file {
+            directory.join(SINGLE_FILE_NAME)
+        } else {
+            directory.clone()
+        };
+        // Mounting waits for the kernel, which may already ask the volume something.
+        let mounting =
+            tokio::task::spawn_blocking(move || Mounted::mount(volume, &directory, Place::Own));
+        let mounted = mounting
+            .await
+            .map_err(|error| unable(&error))?
+            .map_err(|error| unable(&error))?;
+        let access = if mounted.volume().mode().read_only {
+            Access::ReadOnly
+        } else {
+            Access::ReadWrite
+        };
+        let path = mount.path.clone().into();
+        let bind = VolumeBind {
+            name: mount.name.clone(),
+            source,
+            path,
+            access,
+        };
+        bound.push(Bound { mounted, bind });
+    }
+    Ok(bound)
+}
+
+fn start(
+    sandbox: &Sandbox,
+    spec: &JobSpec,
+    mounts: &[Bound],
+    io: JobIo,
+) -> Result<(RunningJob, Option<Tail>), Error> {
+    let unable = |error: &dyn std::fmt::Display| {
+        Error::new(
+            ErrorCode::Unsupported,
+            format!("cannot start job {}: {error}", spec.name),
+        )
+    };
+    let command = &spec.command;
+    let volumes: Vec<_> = mounts.iter().map(|bound| bound.bind.clone()).collect();
+    let session = match io {
+        JobIo::Captured => Session::Own,
+        JobIo::Inherited => Session::Terminal,
+    };
+    let plan = JobPlan {
+        job: spec.name.clone(),
+        environment: environment(command, &spec.name, &volumes),
+        volumes,
+        program: command.executable.clone().into(),
+        arguments: command.arguments.iter().map(OsString::from).collect(),
+        directory: if command.directory.is_empty() {
+            "/"
+        } else {
+            &command.directory
+        }
+        .into(),
+        identity: Identity::Caller,
+        session,
+    };
+    let (streams, tail) = streams(command, io).map_err(|error| unable(&error))?;
+    let running = sandbox
+        .start(plan, streams)
+        .map_err(|error| unable(&error))?;
+    Ok((running, tail))
+}
+
+/// What the job asks for wins over what it inherits, and over what we add.
+fn environment(
+    command: &JobCommand,
+    job: &str,
+    volumes: &[VolumeBind],
+) -> Vec<(OsString, OsString)> {
+    let mut environment = job_environment(std::env::vars_os(), job, volumes);
+    environment.retain(|(name, _)| {
+        name.to_str()
+            .is_none_or(|name| !command.environment.contains_key(name))
+    });
+    let own = command.environment.iter();
+    environment.extend(own.map(|(name, value)| (name.into(), value.into())));
+    environment
+}
+
+fn streams(command: &JobCommand, io: JobIo) -> std::io::Result<(JobStreams, Option<Tail>)> {
+    let file = |path: &Option<String>| path.as_ref().map(|path| Output::Path(path.into()));
+    let (stdout, stderr) = (file(&command.stdout), file(&command.stderr));
+    Ok(match io {
+        JobIo::Captured => {
+            let (tail, to) = Tail::collect()?;
+            let streams = JobStreams {
+                stdout: match stdout {
+                    Some(stdout) => stdout,
+                    None => Output::Descriptor(to.try_clone()?),
+                },
+                stderr: stderr.unwrap_or(Output::Descriptor(to)),
+                ..JobStreams::batch()
+            };
+            (streams, Some(tail))
+        }
+        JobIo::Inherited => {
+            let streams = JobStreams {
+                stdout: stdout.unwrap_or(Output::Inherit),
+                stderr: stderr.unwrap_or(Output::Inherit),
+                ..JobStreams::interactive()
+            };
+            (streams, None)
+        }
+    })
+}
+
+/// Waits for the job's end, and brings it about when a volume is lost or somebody asks for it.
+async fn accompany(
+    running: RunningJob,
+    lost: &mut mpsc::UnboundedReceiver<Loss>,
+    mut kill: watch::Receiver<bool>,
+    mounts: &[Bound],
+) -> Result<sandbox::JobReport, Stop> {
+    let control = running.control();
+    let finished = running.finished();
+    tokio::pin!(finished);
+    let loss = tokio::select! {
+        report = &mut finished => return Ok(report),
+        Some(loss) = lost.recv() => Some(loss),
+        // An error means that nobody is left who could ask: the same as a request.
+        _ = kill.wait_for(|kill| *kill) => None,
+    };
+    let reason = match &loss {
+        Some(loss) => format!("{}", loss.error),
+        None => "killed by request".to_owned(),
+    };
+    end_job(control, reason, mounts).await;
+    let report = finished.await;
+    match loss {
+        Some(loss) => Err(Stop::Lost(loss)),
+        None => Ok(report),
+    }
+}
+
+async fn end_job(control: JobControl, reason: String, mounts: &[Bound]) {
+    let again = control.clone();
+    let text = reason.clone();
+    let killed = tokio::task::spawn_blocking(move || control.kill(&text)).await;
+    if matches!(killed, Ok(Ok(()))) {
+        return;
+    }
+    tracing::warn!("job does not die; aborting the connections of its volumes");
+    for bound in mounts {
+        bound.mounted.abort();
+    }
+    if let Ok(Err(error)) = tokio::task::spawn_blocking(move || again.kill(&reason)).await {
+        tracing::error!(%error, "job does not die");
+    }
+}
+
+/// Takes all mounts away, ends the sessions, and tells what the job did to its volumes.
+async fn release(mounts: Vec<Bound>) -> Vec<VolumeUse> {
+    let mut volumes = Vec::new();
+    for Bound { mounted, .. } in mounts {
+        let volume = Arc::clone(mounted.volume());
+        // What is still unwritten in mapped pages is written by this.
+        let unmounted = tokio::task::spawn_blocking(move || mounted.unmount()).await;
+        if let Err(error) = unmounted {
+            tracing::error!(%error, volume = volume.name(), "unmounting failed");
+        }
+        volume.close().await;
+        volumes.push(volume.usage());
+    }
+    volumes
+}
+
+fn judge(ended: Result<sandbox::JobReport, Stop>, late_loss: Option<Loss>) -> JobEnd {
+    let (ended, loss) = match ended {
+        Ok(report) => (report, late_loss),
+        Err(Stop::Lost(loss)) => return JobEnd::environment(loss.error, Some(loss.volume)),
+        Err(Stop::Environment(error)) => return JobEnd::environment(error, None),
+    };
+    let usage = ended.usage.unwrap_or_default();
+    let mut not_started = None;
+    // A job that stumbled over a lost volume ended by itself, but not for its own reasons.
+    if let Some(Loss { volume, error }) = loss {
+        return with_times(JobEnd::environment(error, Some(volume)), ended.wall, usage);
+    }
+    let outcome = match ended.outcome {
+        sandbox::JobOutcome::Exited(code) => JobOutcome::Exited(code),
+        sandbox::JobOutcome::Signaled(signal) => JobOutcome::Signaled(signal),
+        sandbox::JobOutcome::Killed(_) => JobOutcome::Killed,
+        sandbox::JobOutcome::NotStarted(refusal) => {
+            not_started = Some(refusal.reason);
+            not_started_outcome(refusal)
+        }
+        sandbox::JobOutcome::Interrupted(why) => {
+            JobOutcome::Environment(Error::new(ErrorCode::ServerFault, why))
+        }
+    };
+    let mut end = JobEnd::environment(interrupted(), None);
+    end.report.outcome = outcome;
+    end.not_started = not_started;
+    with_times(end, ended.wall, usage)
+}
+
+fn with_times(mut end: JobEnd, wall: std::time::Duration, usage: sandbox::JobUsage) -> JobEnd {
+    end.report.wall_ms = u64::try_from(wall.as_millis()).unwrap_or(u64::MAX);
+    end.report.cpu_ms = (usage.user_us + usage.system_us) / 1000;
+    end
+}
+
+/// A program that cannot start is the job's fault; a machine that cannot start it is not.
+fn not_started_outcome(refusal: NotStarted) -> JobOutcome {
+    use NotStartedReason as Reason;
+    match refusal.reason {
+        Reason::ExecutableMissing
+        | Reason::ExecutableNotExecutable
+        | Reason::InterpreterMissing
+        | Reason::ExecutableBadFormat
+        | Reason::DirectoryUnusable
+        | Reason::StreamUnusable
+        | Reason::PathUnusable
+        | Reason::CommandTooLong
+        | Reason::Refused => JobOutcome::NotStarted(refusal.message),
+        Reason::VolumeUnusable | Reason::NameSpaceRefused | Reason::IdentityRefused => {
+            JobOutcome::Environment(Error::new(ErrorCode::Unsupported, refusal.message))
+        }
+    }
+}
+
+fn interrupted() -> Error {
+    Error::new(ErrorCode::ServerFault, "the job was interrupted")
+}
+
+/// Keeps the report within the size of a message: the most scattered files lose detail.
+fn bound_runs(volumes: &mut [VolumeUse]) {
+    let files: usize = volumes.iter().map(|volume| volume.pages.len()).sum();
+    let runs: usize = volumes
+        .iter()
+        .flat_map(|volume| &volume.pages)
+        .map(|pages| pages.runs.len())
+        .sum();
+    if runs <= REPORT_RUNS_MAX {
+        return;
+    }
+    let share = (REPORT_RUNS_MAX / files.max(1)).max(1);
+    for pages in volumes.iter_mut().flat_map(|volume| &mut volume.pages) {
+        pages.runs = joined(std::mem::take(&mut pages.runs), share);
+    }
+}

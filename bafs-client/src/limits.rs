@@ -1,0 +1,53 @@
+//! Every bound of the agent, with its reason; the sandbox and the protocol have their own.
+
+use std::time::Duration;
+
+/// How long the kernel may believe names and attributes of a volume that changes through this
+/// kernel only.
+pub(crate) const BELIEVE: Duration = Duration::from_secs(24 * 3600);
+
+/// Threads that serve one volume. Two are enough on two processors, and four make metadata
+/// slower: each wakes up in vain.
+pub(crate) const SESSION_THREADS: usize = 2;
+
+/// Bytes that the kernel reads ahead, in KiB: 128 (its default) costs a fifth of the rate of
+/// sequential reads, and more than 1024 brings nothing.
+pub(crate) const READ_AHEAD_KIB: u32 = 1024;
+
+/// Encoded bytes of one directory page. The kernel asks for 32 KiB of its own form, in which an
+/// entry with attributes takes about a third more than in ours.
+pub(crate) const DIRECTORY_PAGE_BYTES: u32 = 24 << 10;
+
+/// Most bytes that one `copy_file_range` moves: a short copy is allowed, a missed deadline not.
+pub(crate) const COPY_BYTES_MAX: u64 = 64 << 20;
+
+/// Blocks of one cache volume that the agent keeps, in bytes: enough for read-ahead of several
+/// files at once, while the page cache of the kernel does the real caching.
+pub(crate) const BLOCK_BUFFER_BYTES: usize = 16 << 20;
+
+/// Times that a block with a wrong digest is asked for again before the volume is given up.
+pub(crate) const DIGEST_RETRIES: u32 = 3;
+
+/// Longest pause between two signs of life of a session, in milliseconds.
+pub(crate) const RENEW_MS_MAX: u64 = 1_000;
+
+/// Time for the polite end of a session, in milliseconds; the lease ends it otherwise.
+pub(crate) const CLOSE_MS: u64 = 2_000;
+
+/// Forgotten references that are sent in one batch.
+pub(crate) const FORGETS_MAX: usize = 1_024;
+
+/// Files of one volume whose touched pages are counted.
+pub(crate) const TOUCHED_FILES_MAX: usize = 100_000;
+
+/// Runs of pages in one report, over all volumes: 16 bytes each, and a report must fit a header.
+pub(crate) const REPORT_RUNS_MAX: usize = 20_000;
+
+/// Bytes of a job's standard output and error that a report keeps.
+pub(crate) const OUTPUT_TAIL_BYTES: usize = 64 << 10;
+
+/// Longest job specification that an agent reads, in bytes.
+pub(crate) const SPEC_BYTES_MAX: u64 = 64 << 20;
+
+/// How long a detached volume may take until the kernel lets it go.
+pub(crate) const DETACH: Duration = Duration::from_secs(2);

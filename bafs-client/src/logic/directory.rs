@@ -1,0 +1,449 @@
+//! The tree of names of a cache volume, built once from its manifest. Reads no data.
+
+use std::collections::BTreeMap;
+
+use bafs_proto::file_op::{Attr, DirectoryEntry, FileTime, Name, TreeStat};
+use bafs_proto::ids::{FileIndex, InodeNo};
+use bafs_proto::message::{SourceEntry, SourceKind};
+use bafs_proto::path::check_relative;
+use bafs_proto::{Error, ErrorCode, Result};
+
+const S_IFDIR: u32 = 0o040_000;
+const S_IFREG: u32 = 0o100_000;
+const S_IFLNK: u32 = 0o120_000;
+const NANOSECONDS: i64 = 1_000_000_000;
+
+/// Name under which a volume that is one single file appears in its tree.
+pub const SINGLE_FILE_NAME: &str = "file";
+
+/// Who owns all files of the tree.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Owner {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+}
+
+/// A tree of names in memory that never changes.
+#[derive(Debug)]
+pub struct Directory {
+    /// In order of inode numbers, from the root's on.
+    nodes: Vec<Node>,
+    owner: Owner,
+    block_bytes: u32,
+    total_bytes: u64,
+    is_single_file: bool,
+}
+
+#[derive(Debug)]
+struct Node {
+    parent: usize,
+    path: String,
+    mode: u32,
+    size: u64,
+    mtime_ns: i64,
+    links: u32,
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    Directory(BTreeMap<Name, usize>),
+    File(FileIndex),
+    Symlink(Vec<u8>),
+}
+
+/// A regular file of the tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct File {
+    /// Its place in the manifest.
+    pub index: FileIndex,
+    /// Its size in bytes.
+    pub size: u64,
+}
+
+impl Directory {
+    /// Builds the tree from the manifest's entries in order. Directories that the manifest leaves
+    /// out are added.
+    ///
+    /// # Errors
+    /// `BadPath` or `Malformed` when the entries are no tree.
+    pub fn build(entries: Vec<SourceEntry>, owner: Owner, block_bytes: u32) -> Result<Self> {
+        let root = Node {
+            parent: 0,
+            path: String::new(),
+            mode: S_IFDIR | 0o555,
+            size: 0,
+            mtime_ns: 0,
+            links: 2,
+            content: Content::Directory(BTreeMap::new()),
+        };
+        let mut tree = Self {
+            nodes: vec![root],
+            owner,
+            block_bytes,
+            total_bytes: 0,
+            is_single_file: false,
+        };
+        for (index, entry) in entries.into_iter().enumerate() {
+            let index = u32::try_from(index)
+                .map_err(|_| Error::new(ErrorCode::Malformed, "the manifest is too long"))?;
+            tree.insert(FileIndex(index), entry)?;
+        }
+        Ok(tree)
+    }
+
+    /// Whether the source is one file instead of a directory; it appears as
+    /// [`SINGLE_FILE_NAME`].
+    pub fn is_single_file(&self) -> bool {
+        self.is_single_file
+    }
+
+    /// Finds a name in a directory; `None` when `parent` is none or the name is not there.
+    pub fn lookup(&self, parent: InodeNo, name: &[u8]) -> Option<Attr> {
+        let parent_at = self.place(parent)?;
+        let Content::Directory(children) = &self.nodes[parent_at].content else {
+            return None;
+        };
+        let found = match name {
+            b"." => parent_at,
+            b".." => self.nodes[parent_at].parent,
+            _ => *children.get(name)?,
+        };
+        Some(self.attr_at(found))
+    }
+
+    /// Attributes of a file.
+    pub fn attr(&self, ino: InodeNo) -> Option<Attr> {
+        self.place(ino).map(|at| self.attr_at(at))
+    }
+
+    /// The regular file of this number.
+    pub fn file(&self, ino: InodeNo) -> Option<File> {
+        let node = &self.nodes[self.place(ino)?];
+        match node.content {
+            Content::File(index) => Some(File {
+                index,
+                size: node.size,
+            }),
+            _ => None,
+        }
+    }
+
+    /// Target of a symbolic link.
+    pub fn symlink(&self, ino: InodeNo) -> Option<&[u8]> {
+        match &self.nodes[self.place(ino)?].content {
+            Content::Symlink(target) => Some(target),
+            _ => None,
+        }
+    }
+
+    /// Path of a file within the volume.
+    pub fn path(&self, ino: InodeNo) -> Option<&str> {
+        self.place(ino).map(|at| self.nodes[at].path.as_str())
+    }
+
+    /// Entries of a directory after `cookie` (0 = from the start), with attributes, for as long as
+    /// `take` wants more; `None` when `ino` is no directory. Cookies count entries.
+    pub fn read(
+        &self,
+        ino: InodeNo,
+        cookie: u64,
+        mut take: impl FnMut(DirectoryEntry) -> bool,
+    ) -> Option<()> {
+        let at = self.place(ino)?;
+        let Content::Directory(children) = &self.nodes[at].content else {
+            return None;
+        };
+        let dots = [(&b"."[..], at), (&b".."[..], self.nodes[at].parent)];
+        let named = children
+            .iter()
+            .map(|(name, child)| (name.as_slice(), *child));
+        let skip = usize::try_from(cookie).unwrap_or(usize::MAX);
+        for (number, (name, child)) in dots.into_iter().chain(named).enumerate().skip(skip) {
+            let attr = self.attr_at(child);
+            let entry = DirectoryEntry {
+                name: name.to_vec(),
+                ino: attr.ino,
+                mode: attr.mode,
+                cookie: number as u64 + 1,
+                attr: Some(attr),
+            };
+            if !take(entry) {
+                break;
+            }
+        }
+        Some(())
+    }
+
+    /// Size of the whole tree; nothing is free, as nothing can be added.
+    pub fn stat(&self) -> TreeStat {
+        TreeStat {
+            size_bytes: self.total_bytes,
+            free_bytes: 0,
+            size_files: self.nodes.len() as u64,
+            free_files: 0,
+        }
+    }
+
+    fn insert(&mut self, index: FileIndex, entry: SourceEntry) -> Result<()> {
+        check_relative(&entry.path)?;
+        let SourceEntry {
+            path,
+            kind,
+            identity,
+            mode,
+        } = entry;
+        let (kind_bits, content) = match kind {
+            SourceKind::Directory => (S_IFDIR, Content::Directory(BTreeMap::new())),
+            SourceKind::File => (S_IFREG, Content::File(index)),
+            SourceKind::Symlink(target) => (S_IFLNK, Content::Symlink(target)),
+        };
+        // Whoever holds the volume's token may read it: the owner's bits must not say otherwise.
+        let readable = if kind_bits == S_IFDIR { 0o500 } else { 0o400 };
+        let mode = kind_bits | (mode & 0o777) | readable;
+        let path = match (path.is_empty(), &content) {
+            (true, Content::Directory(_)) => {
+                (self.nodes[0].mode, self.nodes[0].mtime_ns) = (mode, identity.mtime_ns);
+                return Ok(());
+            }
+            (true, _) => {
+                self.is_single_file = true;
+                SINGLE_FILE_NAME.to_owned()
+            }
+            (false, _) => path,
+        };
+        let size = match &content {
+            Content::Directory(_) => 0,
+            Content::File(_) => identity.size,
+            Content::Symlink(target) => target.len() as u64,
+        };
+        self.total_bytes = self.total_bytes.saturating_add(size);
+        self.add(path, mode, size, identity.mtime_ns, content)
+    }
+
+    fn add(
+        &mut self,
+        path: String,
+        mode: u32,
+        size: u64,
+        mtime_ns: i64,
+        content: Content,
+    ) -> Result<()> {
+        let (parent_path, name) = path.rsplit_once('/').unwrap_or(("", &path));
+        let parent = self.directory_at(parent_path)?;
+        let name = name.as_bytes().to_vec();
+        let number = self.nodes.len();
+        let is_directory = matches!(content, Content::Directory(_));
+        let Content::Directory(children) = &mut self.nodes[parent].content else {
+            return Err(no_tree(&path));
+        };
+        if let Some(&there) = children.get(&name) {
+            // A directory that was added for its first child is described later; nothing else
+            // may come twice.
+            if is_directory && matches!(self.nodes[there].content, Content::Directory(_)) {
+                (self.nodes[there].mode, self.nodes[there].mtime_ns) = (mode, mtime_ns);
+                return Ok(());
+            }
+            return Err(no_tree(&path));
+        }
+        children.insert(name, number);
+        if is_directory {
+            self.nodes[parent].links += 1;
+        }
+        let links = if is_directory { 2 } else { 1 };
+        self.nodes.push(Node {
+            parent,
+            path,
+            mode,
+            size,
+            mtime_ns,
+            links,
+            content,
+        });
+        Ok(())
+    }
+
+    /// The directory at `path`, made when the manifest left it out.
+    fn directory_at(&mut self, path: &str) -> Result<usize> {
+        let mut at = 0;
+        let mut done = 0;
+        for name in path.split('/').filter(|name| !name.is_empty()) {
+            done += name.len() + 1;
+            let Content::Directory(children) = &self.nodes[at].content else {
+                return Err(no_tree(path));
+            };
+            let found = children.get(name.as_bytes()).copied();
+            at = match found {
+                Some(child) => child,
+                None => {
+                    let made = self.nodes.len();
+                    let content = Content::Directory(BTreeMap::new());
+                    self.add(path[..done - 1].to_owned(), S_IFDIR | 0o755, 0, 0, content)?;
+                    made
+                }
+            };
+        }
+        Ok(at)
+    }
+
+    fn place(&self, ino: InodeNo) -> Option<usize> {
+        let at = usize::try_from(ino.0.checked_sub(InodeNo::ROOT.0)?).ok()?;
+        (at < self.nodes.len()).then_some(at)
+    }
+
+    fn attr_at(&self, at: usize) -> Attr {
+        let node = &self.nodes[at];
+        let time = FileTime {
+            seconds: node.mtime_ns.div_euclid(NANOSECONDS),
+            nanoseconds: u32::try_from(node.mtime_ns.rem_euclid(NANOSECONDS)).unwrap_or(0),
+        };
+        Attr {
+            ino: InodeNo(InodeNo::ROOT.0 + at as u64),
+            size: node.size,
+            blocks: node.size.div_ceil(512),
+            atime: time,
+            mtime: time,
+            ctime: time,
+            mode: node.mode,
+            nlink: node.links,
+            uid: self.owner.uid,
+            gid: self.owner.gid,
+            rdev: 0,
+            block_size: self.block_bytes,
+        }
+    }
+}
+
+fn no_tree(path: &str) -> Error {
+    Error::new(
+        ErrorCode::Malformed,
+        format!("the manifest has '{path}' twice or below a file"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::message::SourceIdentity;
+
+    use super::*;
+
+    fn entry(path: &str, kind: SourceKind, size: u64) -> SourceEntry {
+        let identity = SourceIdentity { size, mtime_ns: -1 };
+        SourceEntry {
+            path: path.into(),
+            kind,
+            identity,
+            mode: 0o644,
+        }
+    }
+
+    fn build(entries: Vec<SourceEntry>) -> Result<Directory> {
+        Directory::build(entries, Owner { uid: 7, gid: 8 }, 65_536)
+    }
+
+    fn names(tree: &Directory, ino: InodeNo, cookie: u64) -> Vec<String> {
+        let mut names = Vec::new();
+        tree.read(ino, cookie, |entry| {
+            names.push(String::from_utf8(entry.name).unwrap());
+            true
+        })
+        .unwrap();
+        names
+    }
+
+    #[test]
+    fn a_manifest_becomes_a_tree() {
+        let tree = build(vec![
+            entry("", SourceKind::Directory, 4096),
+            entry("db", SourceKind::Directory, 4096),
+            entry("db/a.phr", SourceKind::File, 10),
+            entry("db/link", SourceKind::Symlink(b"a.phr".to_vec()), 5),
+            entry("q/deep/1.fa", SourceKind::File, 5000),
+        ])
+        .unwrap();
+        assert_eq!(names(&tree, InodeNo::ROOT, 0), [".", "..", "db", "q"]);
+        assert_eq!(names(&tree, InodeNo::ROOT, 3), ["q"]);
+        assert_eq!(names(&tree, InodeNo::ROOT, 4), Vec::<String>::new());
+        let db = tree.lookup(InodeNo::ROOT, b"db").unwrap();
+        assert_eq!(
+            (db.mode, db.nlink, db.uid, db.gid),
+            (S_IFDIR | 0o744, 2, 7, 8)
+        );
+        let file = tree.lookup(db.ino, b"a.phr").unwrap();
+        assert_eq!((file.mode, file.size, file.nlink), (S_IFREG | 0o644, 10, 1));
+        assert_eq!(
+            file.mtime,
+            FileTime {
+                seconds: -1,
+                nanoseconds: 999_999_999
+            }
+        );
+        assert_eq!(
+            tree.file(file.ino),
+            Some(File {
+                index: FileIndex(2),
+                size: 10
+            })
+        );
+        assert_eq!(tree.path(file.ino), Some("db/a.phr"));
+        let link = tree.lookup(db.ino, b"link").unwrap();
+        assert_eq!(tree.symlink(link.ino), Some(&b"a.phr"[..]));
+        let deep = tree
+            .lookup(tree.lookup(InodeNo::ROOT, b"q").unwrap().ino, b"deep")
+            .unwrap();
+        assert_eq!(tree.lookup(deep.ino, b"..").unwrap().nlink, 3);
+        assert_eq!(tree.lookup(InodeNo::ROOT, b"none"), None);
+        assert_eq!(tree.lookup(file.ino, b"x"), None);
+        assert_eq!(tree.attr(InodeNo(0)), None);
+        assert_eq!(tree.attr(InodeNo(99)), None);
+        assert_eq!(tree.attr(InodeNo::ROOT).unwrap().nlink, 4);
+        assert_eq!(tree.stat().size_bytes, 5015);
+    }
+
+    #[test]
+    fn one_file_is_a_tree_too() {
+        let tree = build(vec![entry("", SourceKind::File, 3)]).unwrap();
+        assert!(tree.is_single_file());
+        let file = tree
+            .lookup(InodeNo::ROOT, SINGLE_FILE_NAME.as_bytes())
+            .unwrap();
+        assert_eq!(
+            tree.file(file.ino),
+            Some(File {
+                index: FileIndex(0),
+                size: 3
+            })
+        );
+    }
+
+    #[test]
+    fn what_is_no_tree_is_refused() {
+        for bad in ["/a", "a/../b", "a//b", "."] {
+            let error = build(vec![entry(bad, SourceKind::File, 1)]).unwrap_err();
+            assert_eq!(error.code, ErrorCode::BadPath, "{bad}");
+        }
+        let twice = vec![
+            entry("a", SourceKind::File, 1),
+            entry("a", SourceKind::File, 1),
+        ];
+        let below = vec![
+            entry("a", SourceKind::File, 1),
+            entry("a/b", SourceKind::File, 1),
+        ];
+        let both = vec![
+            entry("a/b", SourceKind::File, 1),
+            entry("a", SourceKind::File, 1),
+        ];
+        for bad in [twice, below, both] {
+            assert_eq!(build(bad).unwrap_err().code, ErrorCode::Malformed);
+        }
+        // A directory may be described after its first child.
+        let late = vec![
+            entry("a/b", SourceKind::File, 1),
+            entry("a", SourceKind::Directory, 1),
+        ];
+        assert!(build(late).is_ok());
+    }
+}

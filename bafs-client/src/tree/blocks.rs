@@ -1,0 +1,310 @@
+//! Blocks of a cache volume on their way to the kernel: fetched once however many ask at once,
+//! verified, and kept for a short while. The page cache of the kernel does the real caching.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bafs_proto::hash::Digest;
+use bafs_proto::ids::{BlockIndex, VolumeId};
+use bafs_proto::limits::IO_BYTES_MAX;
+use bafs_proto::message::{CacheRef, ReadBlocks, Reader};
+use bafs_proto::{Error, ErrorCode, Result};
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use super::remote::Server;
+use crate::limits::{BLOCK_BUFFER_BYTES, DIGEST_RETRIES};
+use crate::logic::directory::File;
+
+/// File and block.
+type Key = (u32, u64);
+
+/// Fetches blocks of one cache volume.
+#[derive(Debug)]
+pub(super) struct Blocks {
+    server: Server,
+    volume: VolumeId,
+    manifest: Digest,
+    block_bytes: u32,
+    buffer: Mutex<Buffer>,
+}
+
+#[derive(Debug, Default)]
+struct Buffer {
+    blocks: BTreeMap<Key, Entry>,
+    /// When each kept block was used last, oldest first.
+    order: BTreeMap<u64, Key>,
+    uses: u64,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+enum Entry {
+    /// Somebody fetches it; the channel closes when that is over, for good or bad.
+    Pending(watch::Receiver<()>),
+    Kept {
+        data: Bytes,
+        used: u64,
+    },
+}
+
+/// What to do about one wanted block.
+enum Step {
+    Have(Bytes),
+    Wait(watch::Receiver<()>),
+    Fetch,
+}
+
+impl Blocks {
+    pub(super) fn new(
+        server: Server,
+        volume: VolumeId,
+        manifest: Digest,
+        block_bytes: u32,
+    ) -> Self {
+        Self {
+            server,
+            volume,
+            manifest,
+            block_bytes,
+            buffer: Mutex::default(),
+        }
+    }
+
+    /// Bytes of `range` (within the file) if all of its blocks are at hand.
+    pub(super) fn at_hand(&self, file: File, range: &Range<u64>) -> Option<Vec<u8>> {
+        let mut buffer = self.lock();
+        let mut blocks = Vec::new();
+        for block in self.blocks_of(range) {
+            blocks.push(buffer.get((file.index.0, block))?);
+        }
+        drop(buffer);
+        Some(self.assemble(range, &blocks))
+    }
+
+    /// Bytes of `range` (within the file), fetched where necessary.
+    ///
+    /// # Errors
+    /// The server's, or `DigestMismatch` when damaged data come again and again.
+    pub(super) async fn read(&self, file: File, range: &Range<u64>) -> Result<Vec<u8>> {
+        let wanted = self.blocks_of(range);
+        let mut blocks = Vec::new();
+        let mut next = wanted.start;
+        while next < wanted.end {
+            let (step, claim) = self.plan(file, next..wanted.end);
+            match step {
+                Step::Have(data) => {
+                    blocks.push(data);
+                    next += 1;
+                }
+                // Nothing is ever sent: what we wait for is the end of the channel.
+                Step::Wait(mut pending) => while pending.changed().await.is_ok() {},
+                Step::Fetch => {
+                    let fetched = self.fetch(file, claim.blocks.clone()).await?;
+                    next = claim.blocks.end;
+                    claim.keep(&fetched);
+                    blocks.extend(fetched);
+                }
+            }
+        }
+        Ok(self.assemble(range, &blocks))
+    }
+
+    /// Decides about the first of the wanted blocks. To fetch claims it, with as many of the
+    /// following ones as nobody has or fetches and one call may carry.
+    fn plan(&self, file: File, wanted: Range<u64>) -> (Step, Claim<'_>) {
+        let mut buffer = self.lock();
+        let first = (file.index.0, wanted.start);
+        let nothing = Claim {
+            owner: self,
+            file: file.index.0,
+            blocks: 0..0,
+            end: None,
+        };
+        if let Some(data) = buffer.get(first) {
+            return (Step::Have(data), nothing);
+        }
+        if let Some(Entry::Pending(pending)) = buffer.blocks.get(&first) {
+            return (Step::Wait(pending.clone()), nothing);
+        }
+        let call_blocks = u64::from((IO_BYTES_MAX / self.block_bytes).max(1));
+        let (end, pending) = watch::channel(());
+        let mut last = wanted.start;
+        while last < wanted.end.min(wanted.start + call_blocks)
+            && !buffer.blocks.contains_key(&(file.index.0, last))
+        {
+            buffer
+                .blocks
+                .insert((file.index.0, last), Entry::Pending(pending.clone()));
+            last += 1;
+        }
+        let blocks = wanted.start..last;
+        (
+            Step::Fetch,
+            Claim {
+                owner: self,
+                file: file.index.0,
+                blocks,
+                end: Some(end),
+            },
+        )
+    }
+
+    async fn fetch(&self, file: File, blocks: Range<u64>) -> Result<Vec<Bytes>> {
+        let deadline = self.server.deadline();
+        let call = ReadBlocks {
+            cache: CacheRef::Volume(self.volume),
+            manifest: self.manifest,
+            file: file.index,
+            first: BlockIndex(blocks.start),
+            count: u32::try_from(blocks.end - blocks.start)
+                .map_err(|_| Error::new(ErrorCode::Malformed, "too many blocks in one read"))?,
+            reader: Reader::Agent,
+        };
+        let Server {
+            pool,
+            address,
+            token,
+            ..
+        } = &self.server;
+        let mut damaged = 0;
+        loop {
+            let (reply, body) = pool
+                .call_until(address, token, call.clone(), Bytes::new(), deadline)
+                .await?;
+            match self.verify(file, blocks.clone(), &reply.digests, &body) {
+                Err(error) if error.code == ErrorCode::DigestMismatch => {
+                    damaged += 1;
+                    tracing::warn!(%error, damaged, "damaged block");
+                    if damaged > DIGEST_RETRIES {
+                        return Err(error);
+                    }
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Cuts the body into blocks and checks each.
+    fn verify(
+        &self,
+        file: File,
+        blocks: Range<u64>,
+        digests: &[Digest],
+        body: &Bytes,
+    ) -> Result<Vec<Bytes>> {
+        let block_bytes = u64::from(self.block_bytes);
+        let start = blocks.start * block_bytes;
+        let length = file.size.min(blocks.end * block_bytes) - start;
+        if digests.len() as u64 != blocks.end - blocks.start || body.len() as u64 != length {
+            let text = format!(
+                "asked for {} blocks ({length} bytes), got {} ({} bytes)",
+                blocks.end - blocks.start,
+                digests.len(),
+                body.len()
+            );
+            return Err(Error::new(ErrorCode::Malformed, text));
+        }
+        let step = self.block_bytes as usize;
+        let mut cut = Vec::with_capacity(digests.len());
+        for (number, digest) in digests.iter().enumerate() {
+            let data = body.slice(number * step..body.len().min((number + 1) * step));
+            if Digest::of(&data) != *digest {
+                let block = blocks.start + number as u64;
+                let text = format!("block {block} of file {} arrived damaged", file.index);
+                return Err(Error::new(ErrorCode::DigestMismatch, text));
+            }
+            cut.push(data);
+        }
+        Ok(cut)
+    }
+
+    fn blocks_of(&self, range: &Range<u64>) -> Range<u64> {
+        let block_bytes = u64::from(self.block_bytes);
+        range.start / block_bytes..range.end.div_ceil(block_bytes)
+    }
+
+    fn assemble(&self, range: &Range<u64>, blocks: &[Bytes]) -> Vec<u8> {
+        let length = usize::try_from(range.end - range.start).unwrap_or(0);
+        let mut data = Vec::with_capacity(length);
+        let mut skip = (range.start % u64::from(self.block_bytes)) as usize;
+        for block in blocks {
+            let take = (block.len() - skip).min(length - data.len());
+            data.extend_from_slice(&block[skip..skip + take]);
+            skip = 0;
+        }
+        data
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Buffer> {
+        // No holder leaves the buffer half-changed.
+        self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Buffer {
+    fn get(&mut self, key: Key) -> Option<Bytes> {
+        let Some(Entry::Kept { data, used }) = self.blocks.get_mut(&key) else {
+            return None;
+        };
+        self.order.remove(used);
+        self.uses += 1;
+        *used = self.uses;
+        self.order.insert(self.uses, key);
+        Some(data.clone())
+    }
+
+    fn keep(&mut self, key: Key, data: Bytes) {
+        self.uses += 1;
+        self.bytes += data.len();
+        self.order.insert(self.uses, key);
+        self.blocks.insert(
+            key,
+            Entry::Kept {
+                data,
+                used: self.uses,
+            },
+        );
+        while self.bytes > BLOCK_BUFFER_BYTES {
+            let Some((_, oldest)) = self.order.pop_first() else {
+                break;
+            };
+            if let Some(Entry::Kept { data, .. }) = self.blocks.remove(&oldest) {
+                self.bytes -= data.len();
+            }
+        }
+    }
+}
+
+/// Blocks that this reader fetches. Dropped without success, others may try.
+struct Claim<'a> {
+    owner: &'a Blocks,
+    file: u32,
+    blocks: Range<u64>,
+    end: Option<watch::Sender<()>>,
+}
+
+impl Claim<'_> {
+    fn keep(mut self, fetched: &[Bytes]) {
+        let mut buffer = self.owner.lock();
+        for (block, data) in self.blocks.clone().zip(fetched) {
+            // A copy of its own: a slice would keep the whole reply alive.
+            buffer.keep((self.file, block), Bytes::copy_from_slice(data));
+        }
+        drop(buffer);
+        self.blocks = 0..0;
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        let mut buffer = self.owner.lock();
+        for block in self.blocks.clone() {
+            buffer.blocks.remove(&(self.file, block));
+        }
+        drop(buffer);
+        // Only now may those who wait look again.
+        self.end.take();
+    }
+}

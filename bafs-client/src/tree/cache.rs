@@ -1,0 +1,215 @@
+//! A cache volume: names and attributes from memory, data block by block from the storage server
+//! next to the job. Read-only; what is not a read is refused.
+
+use std::sync::Arc;
+
+use bafs_proto::file_op::{Errno, FileOp, FileReply, FileResult};
+use bafs_proto::hash::Digest;
+use bafs_proto::ids::{FileIndex, HandleId, InodeNo, VolumeId};
+use bafs_proto::limits::{IO_BYTES_MAX, MANIFEST_ENTRIES_MAX};
+use bafs_proto::message::{ManifestPage, ReadManifest, SourceEntry};
+use bafs_proto::{Error, ErrorCode, Result};
+use bytes::Bytes;
+use nix::libc;
+use tokio::runtime::Handle;
+
+use super::Done;
+use super::blocks::Blocks;
+use super::remote::Server;
+use crate::errno::errno_of;
+use crate::fate::{Fate, is_fatal};
+use crate::logic::directory::{Directory, File, Owner};
+
+/// Bytes that an entry takes in the kernel's form beside its name.
+const ENTRY_BYTES: u32 = 152;
+
+/// A cache volume with its names in memory.
+#[derive(Debug)]
+pub struct CacheTree {
+    directory: Directory,
+    blocks: Arc<Blocks>,
+    fate: Fate,
+    runtime: Handle,
+}
+
+impl CacheTree {
+    /// Reads the manifest of a cache volume. Must be called within a tokio runtime, which then
+    /// fetches the blocks. All files belong to `owner`.
+    ///
+    /// # Errors
+    /// What the server answers; `SourceChanged` when the manifest changed while it was read;
+    /// `Malformed` when it is no tree.
+    pub async fn open(server: Server, volume: VolumeId, owner: Owner, fate: Fate) -> Result<Self> {
+        let (manifest, block_bytes, entries) = read_manifest(&server, volume).await?;
+        let directory = Directory::build(entries, owner, block_bytes)?;
+        let blocks = Arc::new(Blocks::new(server, volume, manifest, block_bytes));
+        Ok(Self {
+            directory,
+            blocks,
+            fate,
+            runtime: Handle::current(),
+        })
+    }
+
+    /// Whether the source is one file instead of a directory.
+    pub fn is_single_file(&self) -> bool {
+        self.directory.is_single_file()
+    }
+
+    pub(super) fn describe(&self, ino: InodeNo) -> Option<(String, u64)> {
+        Some((
+            self.directory.path(ino)?.to_owned(),
+            self.directory.file(ino)?.size,
+        ))
+    }
+
+    /// Handles are inode numbers: the kernel may leave out opening and closing.
+    pub(super) fn run(&self, op: FileOp, done: Done) {
+        match op {
+            FileOp::Read {
+                handle,
+                offset,
+                length,
+            } => self.read(handle, offset, length, done),
+            other => done(self.answer(&other), &[]),
+        }
+    }
+
+    fn answer(&self, op: &FileOp) -> FileResult {
+        let directory = &self.directory;
+        let attr = |ino| directory.attr(ino).ok_or(Errno(libc::ENOENT));
+        match op {
+            FileOp::Lookup { parent, name } => directory
+                .lookup(*parent, name)
+                .map(FileReply::Attr)
+                .ok_or(Errno(libc::ENOENT)),
+            FileOp::GetAttr { ino, .. } => attr(*ino).map(FileReply::Attr),
+            FileOp::ReadLink { ino } => directory
+                .symlink(*ino)
+                .map(|target| FileReply::Bytes(target.to_vec()))
+                .ok_or(Errno(libc::EINVAL)),
+            FileOp::Open { ino, .. } | FileOp::OpenDirectory { ino } => Ok(FileReply::Opened {
+                handle: HandleId(ino.0),
+                attr: attr(*ino)?,
+            }),
+            FileOp::ReadDirectory {
+                handle,
+                cookie,
+                bytes_max,
+                ..
+            } => self.list(InodeNo(handle.0), *cookie, *bytes_max),
+            FileOp::StatFs => Ok(FileReply::StatFs(directory.stat())),
+            FileOp::Forget { .. }
+            | FileOp::Release { .. }
+            | FileOp::ReleaseDirectory { .. }
+            | FileOp::Fsync { .. }
+            | FileOp::FsyncDirectory { .. } => Ok(FileReply::Done),
+            FileOp::GetXattr { .. } => Err(Errno(libc::ENODATA)),
+            FileOp::ListXattr { .. } => Ok(FileReply::Bytes(Vec::new())),
+            FileOp::Seek { .. } => Err(Errno(libc::EOPNOTSUPP)),
+            FileOp::Read { .. }
+            | FileOp::SetAttr { .. }
+            | FileOp::MakeNode { .. }
+            | FileOp::MakeDirectory { .. }
+            | FileOp::MakeSymlink { .. }
+            | FileOp::MakeLink { .. }
+            | FileOp::Unlink { .. }
+            | FileOp::RemoveDirectory { .. }
+            | FileOp::Rename { .. }
+            | FileOp::Create { .. }
+            | FileOp::Write { .. }
+            | FileOp::SetXattr { .. }
+            | FileOp::RemoveXattr { .. }
+            | FileOp::Allocate { .. }
+            | FileOp::CopyRange { .. } => Err(Errno(libc::EROFS)),
+        }
+    }
+
+    fn list(&self, ino: InodeNo, cookie: u64, bytes_max: u32) -> FileResult {
+        let mut entries = Vec::new();
+        let mut left = bytes_max;
+        let listed = self.directory.read(ino, cookie, |entry| {
+            left = left.saturating_sub(ENTRY_BYTES + entry.name.len() as u32);
+            entries.push(entry);
+            left > 0
+        });
+        listed
+            .map(|()| FileReply::Entries(entries))
+            .ok_or(Errno(libc::ENOTDIR))
+    }
+
+    fn read(&self, handle: HandleId, offset: u64, length: u32, done: Done) {
+        let Some(file) = self.directory.file(InodeNo(handle.0)) else {
+            return done(Err(Errno(libc::EISDIR)), &[]);
+        };
+        let length = u64::from(length.min(IO_BYTES_MAX));
+        let range = offset.min(file.size)..offset.saturating_add(length).min(file.size);
+        if range.is_empty() {
+            return done(Ok(FileReply::Read { length: 0 }), &[]);
+        }
+        if let Some(data) = self.blocks.at_hand(file, &range) {
+            return answer_read(done, &data);
+        }
+        let (blocks, fate) = (Arc::clone(&self.blocks), self.fate.clone());
+        self.runtime
+            .spawn(async move { fetch(&blocks, &fate, file, range, done).await });
+    }
+}
+
+async fn fetch(blocks: &Blocks, fate: &Fate, file: File, range: std::ops::Range<u64>, done: Done) {
+    match fate.while_there(blocks.read(file, &range)).await {
+        Some(Ok(data)) => answer_read(done, &data),
+        Some(Err(error)) => {
+            let errno = errno_of(error.code);
+            if is_fatal(&error) {
+                fate.lose(error);
+            }
+            done(Err(errno), &[]);
+        }
+        None => done(Err(errno_of(ErrorCode::VolumeLost)), &[]),
+    }
+}
+
+fn answer_read(done: Done, data: &[u8]) {
+    // At most IO_BYTES_MAX were asked for.
+    let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
+    done(Ok(FileReply::Read { length }), data);
+}
+
+async fn read_manifest(
+    server: &Server,
+    volume: VolumeId,
+) -> Result<(Digest, u32, Vec<SourceEntry>)> {
+    let mut entries: Vec<SourceEntry> = Vec::new();
+    let mut digest = None;
+    loop {
+        let first = FileIndex(u32::try_from(entries.len()).unwrap_or(u32::MAX));
+        let call = ReadManifest { volume, first };
+        let deadline = server.deadline();
+        let (page, _) = server
+            .pool
+            .call_until(&server.address, &server.token, call, Bytes::new(), deadline)
+            .await?;
+        let ManifestPage {
+            manifest,
+            block_bytes,
+            entries: more_entries,
+            more,
+        } = page;
+        if *digest.get_or_insert(manifest) != manifest {
+            let text = "the source was listed again while the volume was being mounted";
+            return Err(Error::new(ErrorCode::SourceChanged, text));
+        }
+        let stuck = more && more_entries.is_empty();
+        entries.extend(more_entries);
+        if stuck || block_bytes == 0 || entries.len() > MANIFEST_ENTRIES_MAX {
+            return Err(Error::new(
+                ErrorCode::Malformed,
+                "the manifest is not usable",
+            ));
+        }
+        if !more {
+            return Ok((manifest, block_bytes, entries));
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! The trees that a volume can show, behind one way to run an operation. Knows no kernel
+//! interface; where a volume comes from decides which tree it is.
+
+mod blocks;
+mod cache;
+mod local;
+mod remote;
+
+use bafs_proto::file_op::{Caller, FileOp, FileResult};
+use bafs_proto::ids::InodeNo;
+
+pub use cache::CacheTree;
+pub use local::LocalTree;
+pub use remote::{RemoteTree, Server};
+
+/// Takes the answer to one operation, with the data of a read. Called once.
+pub type Done = Box<dyn FnOnce(FileResult, &[u8]) + Send>;
+
+/// A tree of files.
+#[derive(Debug)]
+pub enum Tree {
+    /// Behind a server: each operation is a call.
+    Remote(RemoteTree),
+    /// A read-only view: names are in memory, data come in blocks.
+    Cache(CacheTree),
+    /// In this process.
+    Local(LocalTree),
+}
+
+impl Tree {
+    /// Runs an operation; `data` is what a write writes. What needs no waiting is answered before
+    /// this returns, by the calling thread: handing it over would cost more than doing it.
+    pub fn run(&self, caller: Caller, op: FileOp, data: &[u8], done: Done) {
+        match self {
+            Self::Remote(tree) => tree.run(caller, op, data, done),
+            Self::Cache(tree) => tree.run(op, done),
+            Self::Local(tree) => tree.run(caller, &op, data, done),
+        }
+    }
+
+    /// Path and size of a file, if the tree knows them by itself.
+    pub fn describe(&self, ino: InodeNo) -> Option<(String, u64)> {
+        match self {
+            Self::Cache(tree) => tree.describe(ino),
+            Self::Remote(_) | Self::Local(_) => None,
+        }
+    }
+
+    /// Whether the tree holds one single file instead of being a directory that somebody listed.
+    pub fn is_single_file(&self) -> bool {
+        match self {
+            Self::Cache(tree) => tree.is_single_file(),
+            Self::Remote(_) | Self::Local(_) => false,
+        }
+    }
+
+    /// Ends the session with the server, if there is one.
+    pub async fn close(&self) {
+        match self {
+            Self::Remote(tree) => tree.close().await,
+            Self::Cache(_) | Self::Local(_) => {}
+        }
+    }
+}

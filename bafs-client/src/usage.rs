@@ -1,0 +1,197 @@
+//! What a job did to one of its volumes: bytes, touched pages, the longest wait.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bafs_proto::file_op::Name;
+use bafs_proto::ids::InodeNo;
+use bafs_proto::message::{TouchedPages, VolumeUse};
+
+use crate::limits::TOUCHED_FILES_MAX;
+use crate::logic::pages::PageSet;
+
+/// Counts what happens on one volume. All methods may be called from any thread.
+#[derive(Debug, Default)]
+pub struct Usage {
+    read_bytes: AtomicU64,
+    written_bytes: AtomicU64,
+    longest_call_ms: AtomicU64,
+    /// `None` when touched pages are not counted.
+    touched: Option<Mutex<Touched>>,
+}
+
+#[derive(Debug, Default)]
+struct Touched {
+    files: BTreeMap<InodeNo, File>,
+    /// Where files were seen last; only the files of `files` are worth a path.
+    names: BTreeMap<InodeNo, (InodeNo, Name)>,
+}
+
+#[derive(Debug, Default)]
+struct File {
+    size: u64,
+    pages: PageSet,
+}
+
+impl Usage {
+    /// Counts bytes and waits only.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Counts touched pages as well.
+    pub fn with_pages() -> Self {
+        Self {
+            touched: Some(Mutex::default()),
+            ..Self::default()
+        }
+    }
+
+    /// A call took so long.
+    pub fn waited(&self, ms: u64) {
+        self.longest_call_ms.fetch_max(ms, Ordering::Relaxed);
+    }
+
+    /// Bytes were written.
+    pub fn wrote(&self, bytes: u64) {
+        self.written_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes were read.
+    pub fn read(&self, ino: InodeNo, offset: u64, bytes: u64) {
+        self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let Some(mut touched) = self.touched() else {
+            return;
+        };
+        if touched.files.len() < TOUCHED_FILES_MAX || touched.files.contains_key(&ino) {
+            let file = touched.files.entry(ino).or_default();
+            file.pages.touch(offset, bytes);
+            file.size = file.size.max(offset.saturating_add(bytes));
+        }
+    }
+
+    /// A file was seen at a name, with this size.
+    pub fn saw(&self, ino: InodeNo, parent: InodeNo, name: &Name, size: u64) {
+        let Some(mut touched) = self.touched() else {
+            return;
+        };
+        if touched.names.len() < TOUCHED_FILES_MAX || touched.names.contains_key(&ino) {
+            touched.names.insert(ino, (parent, name.clone()));
+        }
+        if let Some(file) = touched.files.get_mut(&ino) {
+            file.size = file.size.max(size);
+        }
+    }
+
+    /// A file has this size.
+    pub fn sized(&self, ino: InodeNo, size: u64) {
+        let Some(mut touched) = self.touched() else {
+            return;
+        };
+        if touched.files.len() < TOUCHED_FILES_MAX || touched.files.contains_key(&ino) {
+            touched.files.entry(ino).or_default().size = size;
+        }
+    }
+
+    /// The report on the volume of this name. `describe` gives path and size of a file; without
+    /// an answer what was seen at lookups and reads is taken.
+    pub fn report(
+        &self,
+        name: &str,
+        describe: impl Fn(InodeNo) -> Option<(String, u64)>,
+    ) -> VolumeUse {
+        let mut pages = Vec::new();
+        if let Some(touched) = self.touched() {
+            for (ino, file) in &touched.files {
+                let runs = file.pages.runs();
+                if runs.is_empty() {
+                    continue;
+                }
+                let (path, size) =
+                    describe(*ino).unwrap_or_else(|| (path_of(&touched.names, *ino), file.size));
+                pages.push(TouchedPages { path, size, runs });
+            }
+        }
+        VolumeUse {
+            name: name.to_owned(),
+            read_bytes: self.read_bytes.load(Ordering::Relaxed),
+            written_bytes: self.written_bytes.load(Ordering::Relaxed),
+            pages,
+            longest_call_ms: self.longest_call_ms.load(Ordering::Relaxed),
+        }
+    }
+
+    fn touched(&self) -> Option<MutexGuard<'_, Touched>> {
+        // No holder leaves the counts half-changed.
+        self.touched
+            .as_ref()
+            .map(|touched| touched.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The path that the seen names give; a file whose way to the root is unknown is named by number.
+fn path_of(names: &BTreeMap<InodeNo, (InodeNo, Name)>, ino: InodeNo) -> String {
+    let mut path = Vec::new();
+    let mut at = ino;
+    // A rename may have made a circle of stale names: no path is deeper than there are names.
+    for _ in 0..=names.len() {
+        if at == InodeNo::ROOT {
+            return path.join("/");
+        }
+        let Some((parent, name)) = names.get(&at) else {
+            break;
+        };
+        path.insert(0, String::from_utf8_lossy(name).into_owned());
+        at = *parent;
+    }
+    format!("inode {ino}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_reported_by_path() {
+        let usage = Usage::with_pages();
+        usage.saw(InodeNo(5), InodeNo::ROOT, &b"db".to_vec(), 0);
+        usage.saw(InodeNo(6), InodeNo(5), &b"a.phr".to_vec(), 10_000);
+        usage.sized(InodeNo(6), 10_000);
+        usage.read(InodeNo(6), 0, 5_000);
+        usage.read(InodeNo(6), 4_096, 1);
+        usage.read(InodeNo(9), 4_096, 1);
+        usage.wrote(3);
+        usage.waited(4);
+        usage.waited(2);
+        let report = usage.report("v", |_| None);
+        assert_eq!((report.read_bytes, report.written_bytes), (5_002, 3));
+        assert_eq!(report.longest_call_ms, 4);
+        assert_eq!(report.pages.len(), 2);
+        assert_eq!(report.pages[0].path, "db/a.phr");
+        assert_eq!(
+            (report.pages[0].size, &*report.pages[0].runs),
+            (10_000, &[(0, 2)][..])
+        );
+        assert_eq!(report.pages[1].path, "inode 9");
+        let described = usage.report("v", |_| Some(("known".into(), 1)));
+        assert_eq!(described.pages[1].path, "known");
+    }
+
+    #[test]
+    fn stale_names_make_no_endless_path() {
+        let usage = Usage::with_pages();
+        usage.saw(InodeNo(2), InodeNo(3), &b"a".to_vec(), 0);
+        usage.saw(InodeNo(3), InodeNo(2), &b"b".to_vec(), 0);
+        usage.read(InodeNo(2), 0, 1);
+        assert_eq!(usage.report("v", |_| None).pages[0].path, "inode 2");
+    }
+
+    #[test]
+    fn without_pages_only_bytes_count() {
+        let usage = Usage::new();
+        usage.read(InodeNo(2), 0, 10);
+        let report = usage.report("v", |_| None);
+        assert_eq!((report.read_bytes, report.pages.len()), (10, 0));
+    }
+}

@@ -1,0 +1,382 @@
+//! One volume of a job as the kernel's requests see it: counts, applies ownership, and fails
+//! everything once the volume is lost. Free of kernel types; the tree does the work.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bafs_proto::file_op::{Attr, AttrChange, Caller, Errno, FileOp, FileReply, FileResult};
+use bafs_proto::ids::{HandleId, InodeNo};
+use bafs_proto::message::VolumeUse;
+use nix::libc;
+
+use crate::clock;
+use crate::errno::passed_through;
+use crate::fate::Fate;
+use crate::limits::BELIEVE;
+use crate::logic::directory::Owner;
+use crate::tree::{Done, Tree};
+use crate::usage::Usage;
+
+const SET_UID: u32 = 0o4000;
+const SET_GID: u32 = 0o2000;
+const GROUP_EXECUTE: u32 = 0o0010;
+const TYPE_BITS: u32 = 0o170_000;
+const REGULAR: u32 = 0o100_000;
+
+/// What the kernel may believe, and for how long: the volume's kind decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mode {
+    /// How long names and attributes may be believed.
+    pub believe: Duration,
+    /// Whether the absence of a name may be believed as long.
+    pub believe_absence: bool,
+    /// Whether the page cache keeps data; without it every read and write is an operation.
+    pub cached: bool,
+    /// Whether writing is impossible.
+    pub read_only: bool,
+    /// Whether files need not be opened: handles are inode numbers.
+    pub stateless: bool,
+}
+
+impl Mode {
+    /// A scratch volume: all changes come through this kernel, because it has one writer.
+    pub fn scratch(writable: bool) -> Self {
+        Self {
+            believe: BELIEVE,
+            believe_absence: true,
+            cached: true,
+            read_only: !writable,
+            stateless: false,
+        }
+    }
+
+    /// A cache volume: nothing ever changes.
+    pub fn cache() -> Self {
+        Self {
+            believe: BELIEVE,
+            believe_absence: true,
+            cached: true,
+            read_only: true,
+            stateless: true,
+        }
+    }
+
+    /// Remote I/O: others change the tree too, and nothing is kept.
+    pub fn home(writable: bool) -> Self {
+        Self {
+            believe: Duration::ZERO,
+            believe_absence: false,
+            cached: false,
+            read_only: !writable,
+            stateless: false,
+        }
+    }
+}
+
+/// Who owns files as the job sees them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ownership {
+    /// As the tree says.
+    AsStored,
+    /// One user owns everything: in a user name space no other number has a meaning.
+    One {
+        /// The owner in the kernel's eyes.
+        shown: Owner,
+        /// The owner that new files get.
+        stored: Owner,
+    },
+}
+
+/// A volume that is being shown.
+#[derive(Debug)]
+pub struct Volume {
+    name: String,
+    tree: Tree,
+    mode: Mode,
+    ownership: Ownership,
+    fate: Fate,
+    usage: Usage,
+    /// Permission bits of files that change their user or group when executed: a write by an
+    /// ordinary user takes that away, and the kernel leaves this to us.
+    privileged: Mutex<BTreeMap<InodeNo, u32>>,
+    any_privileged: AtomicBool,
+}
+
+impl Volume {
+    /// A volume that shows `tree`.
+    pub fn new(
+        name: &str,
+        tree: Tree,
+        mode: Mode,
+        ownership: Ownership,
+        fate: Fate,
+        usage: Usage,
+    ) -> Self {
+        Self {
+            name: name.to_owned(),
+            tree,
+            mode,
+            ownership,
+            fate,
+            usage,
+            privileged: Mutex::default(),
+            any_privileged: AtomicBool::new(false),
+        }
+    }
+
+    /// Name of the mount.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the kernel may believe.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Whether it is lost, and how it becomes so.
+    pub fn fate(&self) -> &Fate {
+        &self.fate
+    }
+
+    /// What the job did to it so far.
+    pub fn usage(&self) -> VolumeUse {
+        self.usage.report(&self.name, |ino| self.tree.describe(ino))
+    }
+
+    /// Whether the volume is one file instead of a directory.
+    pub fn is_single_file(&self) -> bool {
+        self.tree.is_single_file()
+    }
+
+    /// Ends the session with the server.
+    pub async fn close(&self) {
+        self.tree.close().await;
+    }
+
+    /// Runs an operation; `data` is what a write writes. `done` is called once, here or later.
+    pub fn run(self: &Arc<Self>, caller: Caller, op: FileOp, data: &[u8], done: Done) {
+        if self.fate.loss().is_some() {
+            return done(Err(Errno(libc::EIO)), &[]);
+        }
+        let op = match self.own(op, caller) {
+            Ok(op) => op,
+            Err(errno) => return done(Err(errno), &[]),
+        };
+        let start = clock::now();
+        let volume = Arc::clone(self);
+        let seen = Seen::of(&op, &self.mode);
+        let finish = move |result: FileResult, data: &[u8]| {
+            let result = match result {
+                Ok(reply) => Ok(volume.observe(reply, seen)),
+                Err(errno) => Err(passed_through(errno)),
+            };
+            volume.usage.waited(clock::ms_since(start));
+            done(result, data);
+        };
+        self.tree
+            .run(self.stored(caller), op, data, Box::new(finish));
+    }
+
+    /// Reads from an open file.
+    pub fn read(
+        self: &Arc<Self>,
+        caller: Caller,
+        ino: InodeNo,
+        handle: HandleId,
+        offset: u64,
+        length: u32,
+        done: Done,
+    ) {
+        let volume = Arc::clone(self);
+        let counted = move |result: FileResult, data: &[u8]| {
+            if result.is_ok() {
+                volume.usage.read(ino, offset, data.len() as u64);
+            }
+            done(result, data);
+        };
+        self.run(
+            caller,
+            FileOp::Read {
+                handle,
+                offset,
+                length,
+            },
+            &[],
+            Box::new(counted),
+        );
+    }
+
+    /// Changes the bits that [`Self::loses_privilege`] names, then runs `op`.
+    pub fn run_without_privilege(
+        self: &Arc<Self>,
+        caller: Caller,
+        (ino, mode): (InodeNo, u32),
+        op: FileOp,
+        data: &[u8],
+        done: Done,
+    ) {
+        let change = AttrChange {
+            mode: Some(mode),
+            ..AttrChange::default()
+        };
+        let volume = Arc::clone(self);
+        let data = data.to_vec();
+        let then = move |result: FileResult, _: &[u8]| match result {
+            Ok(_) => volume.run(caller, op, &data, done),
+            Err(errno) => done(Err(errno), &[]),
+        };
+        self.run(
+            caller,
+            FileOp::SetAttr {
+                ino,
+                handle: None,
+                change,
+            },
+            &[],
+            Box::new(then),
+        );
+    }
+
+    /// The permission bits that a file must get before an ordinary user changes its content;
+    /// `None` if nothing changes.
+    pub fn loses_privilege(&self, ino: InodeNo) -> Option<u32> {
+        if !self.any_privileged.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.privileged().get(&ino).map(|mode| {
+            let group = if mode & GROUP_EXECUTE != 0 {
+                SET_GID
+            } else {
+                0
+            };
+            mode & 0o7777 & !(SET_UID | group)
+        })
+    }
+
+    fn stored(&self, caller: Caller) -> Caller {
+        match self.ownership {
+            Ownership::AsStored => caller,
+            Ownership::One { stored, .. } => Caller {
+                uid: stored.uid,
+                gid: stored.gid,
+                ..caller
+            },
+        }
+    }
+
+    /// Adapts a change of ownership, and of content, to who may change what.
+    fn own(&self, op: FileOp, caller: Caller) -> Result<FileOp, Errno> {
+        let FileOp::SetAttr {
+            ino,
+            handle,
+            mut change,
+        } = op
+        else {
+            return Ok(op);
+        };
+        if let Ownership::One { shown, .. } = self.ownership {
+            let own = |wanted: Option<u32>, own| wanted.is_none_or(|wanted| wanted == own);
+            if !own(change.uid, shown.uid) || !own(change.gid, shown.gid) {
+                return Err(Errno(libc::EPERM));
+            }
+            (change.uid, change.gid) = (None, None);
+        }
+        if change.size.is_some() && change.mode.is_none() && caller.uid != 0 {
+            change.mode = self.loses_privilege(ino);
+        }
+        if change == AttrChange::default() {
+            return Ok(FileOp::GetAttr { ino, handle });
+        }
+        Ok(FileOp::SetAttr {
+            ino,
+            handle,
+            change,
+        })
+    }
+
+    fn observe(&self, reply: FileReply, seen: Seen) -> FileReply {
+        match reply {
+            FileReply::Attr(attr) => {
+                let attr = self.observe_attr(attr);
+                seen.note(&self.usage, &attr);
+                FileReply::Attr(attr)
+            }
+            FileReply::Opened { handle, attr } => {
+                let attr = self.observe_attr(attr);
+                seen.note(&self.usage, &attr);
+                if !self.mode.cached {
+                    self.usage.sized(attr.ino, attr.size);
+                }
+                FileReply::Opened { handle, attr }
+            }
+            FileReply::Entries(mut entries) => {
+                for entry in &mut entries {
+                    entry.attr = entry.attr.map(|attr| self.observe_attr(attr));
+                }
+                FileReply::Entries(entries)
+            }
+            FileReply::Written { length } => {
+                self.usage.wrote(length);
+                FileReply::Written { length }
+            }
+            reply @ (FileReply::Done
+            | FileReply::Bytes(_)
+            | FileReply::Read { .. }
+            | FileReply::StatFs(_)
+            | FileReply::Position(_)) => reply,
+        }
+    }
+
+    fn observe_attr(&self, mut attr: Attr) -> Attr {
+        let is_privileged =
+            attr.mode & TYPE_BITS == REGULAR && attr.mode & (SET_UID | SET_GID) != 0;
+        if is_privileged {
+            self.any_privileged.store(true, Ordering::Relaxed);
+            self.privileged().insert(attr.ino, attr.mode);
+        } else if self.any_privileged.load(Ordering::Relaxed) {
+            self.privileged().remove(&attr.ino);
+        }
+        if let Ownership::One { shown, .. } = self.ownership {
+            (attr.uid, attr.gid) = (shown.uid, shown.gid);
+        }
+        attr
+    }
+
+    fn privileged(&self) -> MutexGuard<'_, BTreeMap<InodeNo, u32>> {
+        // No holder leaves the map half-changed.
+        self.privileged
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where an answer tells the name of a file, for the report on touched pages. Only trees without
+/// any caching need it: a cache volume knows its names, and scratch volumes are not reported.
+enum Seen {
+    Nothing,
+    Name(InodeNo, Vec<u8>),
+}
+
+impl Seen {
+    fn of(op: &FileOp, mode: &Mode) -> Self {
+        if mode.cached {
+            return Self::Nothing;
+        }
+        match op {
+            FileOp::Lookup { parent, name }
+            | FileOp::Create { parent, name, .. }
+            | FileOp::MakeDirectory { parent, name, .. }
+            | FileOp::MakeLink { parent, name, .. } => Self::Name(*parent, name.clone()),
+            _ => Self::Nothing,
+        }
+    }
+
+    fn note(&self, usage: &Usage, attr: &Attr) {
+        if let Self::Name(parent, name) = self {
+            usage.saw(attr.ino, *parent, name, attr.size);
+        }
+    }
+}
