@@ -2,9 +2,11 @@
 //! are told and report what happened; every policy is the scheduler's.
 
 pub mod access;
+pub mod cache;
 pub mod catalog;
 pub mod clock;
 pub mod counters;
+pub mod executor;
 pub mod logic;
 pub mod serving;
 pub mod trees;

@@ -1,0 +1,108 @@
+//! The catalog: which servers live. Soft state only; it may crash and return, and running jobs do
+//! not notice. What it decides is in `logic/adverts.rs`.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bafs_proto::identity::Identity;
+use bafs_proto::ids::ServerId;
+use bafs_proto::message::{Advertised, Counters as CounterValues, Reply, Request, ServerList};
+use bafs_proto::net::quic::QuicListener;
+use bafs_proto::net::{BoxFuture, Incoming, Service};
+use bafs_proto::token::{Resource, Right, Verifier};
+use bafs_proto::{Error, ErrorCode, Result};
+use bytes::Bytes;
+
+use crate::access::Access;
+use crate::clock;
+use crate::counters::Counters;
+use crate::logic::adverts::{ADVERTS_MAX, Adverts, Refusal};
+use crate::serving::Running;
+
+/// What a catalog needs to start.
+#[derive(Debug, Clone)]
+pub struct CatalogConfig {
+    /// Where to listen, `host:port`; port 0 takes a free one.
+    pub listen: String,
+    /// Proves that the catalog belongs to the cluster.
+    pub identity: Identity,
+}
+
+/// Starts a catalog.
+///
+/// # Errors
+/// `Conflict` when the port is in use, `Malformed` when the identity is not usable.
+pub async fn start(config: CatalogConfig) -> Result<Running> {
+    let service = Arc::new(Catalog::new(config.identity.verifier.clone()));
+    let listener = QuicListener::bind(&config.listen, config.identity)?;
+    Running::start(listener, service)
+}
+
+/// Answers calls about servers.
+#[derive(Debug)]
+pub struct Catalog {
+    id: ServerId,
+    access: Access,
+    adverts: Mutex<Adverts>,
+    counters: Counters,
+}
+
+impl Catalog {
+    /// A catalog that knows nobody yet and believes tokens of this verifier's authority.
+    pub fn new(verifier: Verifier) -> Self {
+        Self {
+            id: ServerId::random(),
+            access: Access::new(verifier),
+            adverts: Mutex::default(),
+            counters: Counters::default(),
+        }
+    }
+
+    fn adverts(&self) -> MutexGuard<'_, Adverts> {
+        self.adverts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn answer(&self, incoming: Incoming) -> Result<Reply> {
+        let (token, now) = (&incoming.token, clock::now());
+        self.counters.add(&format!("calls.{}", incoming.request.name()), 1);
+        match incoming.request {
+            Request::Advertise(call) => {
+                self.access.require(token, Resource::Catalog, Right::Write)?;
+                let servers = self.adverts().advertise(now, call.advert).map_err(refuse)?;
+                let servers = u32::try_from(servers).unwrap_or(u32::MAX);
+                Ok(Reply::Advertise(Advertised { servers }))
+            }
+            Request::QueryServers(call) => {
+                self.access.require(token, Resource::Catalog, Right::Read)?;
+                Ok(Reply::QueryServers(ServerList { servers: self.adverts().query(now, &call) }))
+            }
+            Request::ReadCounters(_) => {
+                self.access.require(token, Resource::Catalog, Right::Read)?;
+                let values = self.counters.snapshot();
+                Ok(Reply::ReadCounters(CounterValues { server: self.id, values }))
+            }
+            other => {
+                let text = format!("a catalog does not answer {}; ask a node or home", other.name());
+                Err(Error::new(ErrorCode::Unsupported, text))
+            }
+        }
+    }
+}
+
+impl Service for Catalog {
+    fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+        Box::pin(async move { Ok((self.answer(incoming)?, Bytes::new())) })
+    }
+}
+
+fn refuse(refusal: Refusal) -> Error {
+    match refusal {
+        Refusal::Full => {
+            let text = format!("the catalog knows {ADVERTS_MAX} servers and takes no more");
+            Error::new(ErrorCode::Busy, text)
+        }
+        Refusal::TooLong => {
+            let text = "a name, address, group or list of caches in the advert is too long";
+            Error::new(ErrorCode::Malformed, text)
+        }
+    }
+}

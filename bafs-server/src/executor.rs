@@ -1,0 +1,256 @@
+//! Runs jobs of this node, each in an agent process of its own; obeys. Which job runs where, and
+//! how many at once, is the scheduler's policy: here is only a hard limit.
+
+mod agent;
+mod log;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bafs_proto::ids::ExecutionId;
+use bafs_proto::message::{
+    Done, JobOutcome, JobReport, JobReports, JobState, KillJob, StartJob, WatchJobs,
+};
+use bafs_proto::time::Deadline;
+use bafs_proto::{Error, ErrorCode, Result, codec};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+use crate::counters::Counters;
+
+/// Jobs that may run at once, per slot: a scheduler that overlaps the end of one job with the start
+/// of the next stays well below.
+const JOBS_PER_SLOT: usize = 4;
+
+/// Most reports kept of jobs that ended, and most bytes of them.
+const REPORTS_MAX: usize = 10_000;
+const REPORT_BYTES_MAX: usize = 128 << 20;
+
+/// Most bytes of the reports in one answer, to fit a header; the others are told the next time.
+const ANSWER_BYTES_MAX: usize = 768 << 10;
+
+/// Most executions that one call asks for.
+const WATCHED_MAX: usize = 16_384;
+
+/// An answer is on its way so long before the deadline, in milliseconds, to arrive in time.
+const MARGIN_MS: u64 = 200;
+
+/// What an executor needs.
+#[derive(Debug, Clone)]
+pub struct ExecutorConfig {
+    /// Jobs that the node is meant to run at once; 0 for a node that runs none.
+    pub slots: u32,
+    /// The program whose hidden command `agent` runs a job.
+    pub program: PathBuf,
+    /// Directory with the identity that agents show.
+    pub identity: PathBuf,
+    /// Where the agents' standard error goes.
+    pub logs: PathBuf,
+}
+
+/// Jobs of this node.
+#[derive(Debug)]
+pub struct Executor {
+    config: ExecutorConfig,
+    state: Mutex<State>,
+    changed: watch::Sender<u64>,
+    counters: Counters,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    executions: BTreeMap<ExecutionId, Execution>,
+    running: usize,
+    ended: VecDeque<ExecutionId>,
+    ended_bytes: usize,
+    stopped: bool,
+}
+
+#[derive(Debug)]
+enum Execution {
+    Running { job: StartJob, kill: watch::Sender<bool>, task: Option<AbortHandle> },
+    Ended { job: Option<StartJob>, report: JobReport, bytes: usize },
+}
+
+impl Executor {
+    /// An executor without jobs.
+    pub fn new(config: ExecutorConfig, counters: Counters) -> Arc<Self> {
+        let changed = watch::Sender::new(0);
+        Arc::new(Self { config, state: Mutex::default(), changed, counters })
+    }
+
+    /// Wakes whenever a job starts or ends.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// Jobs that run now.
+    pub fn running(&self) -> u32 {
+        u32::try_from(self.state().running).unwrap_or(u32::MAX)
+    }
+
+    /// Starts a job; harmless to repeat, also after it has ended. Returns when the agent is about
+    /// to be started: a failure to start it is a report like any other.
+    ///
+    /// # Errors
+    /// `Conflict` when the execution is another job, `Unsupported` on a node without slots, `Busy`
+    /// when too many jobs run or the node is about to stop.
+    pub fn start(self: &Arc<Self>, call: StartJob) -> Result<Done> {
+        let id = call.execution;
+        let (kill, killed) = watch::channel(false);
+        let mut state = self.state();
+        let known = match state.executions.get(&id) {
+            Some(Execution::Running { job, .. }) => Some(*job == call),
+            Some(Execution::Ended { job, .. }) => Some(job.as_ref().is_none_or(|j| *j == call)),
+            None => None,
+        };
+        match known {
+            Some(true) => return Ok(Done),
+            Some(false) => {
+                let text = format!("execution {id} is another job; choose a new id");
+                return Err(Error::new(ErrorCode::Conflict, text));
+            }
+            None => self.admit(&state)?,
+        }
+        let running = Execution::Running { job: call.clone(), kill, task: None };
+        state.executions.insert(id, running);
+        state.running += 1;
+        let this = self.clone();
+        let task = tokio::spawn(async move {
+            let report = agent::run(&this.config, &call, killed).await;
+            this.finish(id, report);
+        });
+        // The task cannot have ended yet: its last act needs the lock that is held here.
+        if let Some(Execution::Running { task: slot, .. }) = state.executions.get_mut(&id) {
+            *slot = Some(task.abort_handle());
+        }
+        drop(state);
+        self.counters.add("jobs.started", 1);
+        self.notify();
+        Ok(Done)
+    }
+
+    /// Kills a job; harmless to repeat. An execution that is not known yet is dead from now on, so
+    /// that a delayed start cannot revive it.
+    pub fn kill(&self, call: KillJob) -> Done {
+        let mut state = self.state();
+        match state.executions.get(&call.execution) {
+            Some(Execution::Running { kill, .. }) => {
+                kill.send_replace(true);
+            }
+            Some(Execution::Ended { .. }) => {}
+            None => {
+                state.keep(call.execution, None, bare(JobOutcome::Killed));
+                drop(state);
+                self.notify();
+            }
+        }
+        Done
+    }
+
+    /// States of executions, as soon as one of them has ended, or after the asked time.
+    ///
+    /// # Errors
+    /// `Malformed` when too many are asked for.
+    pub async fn watch(&self, call: WatchJobs, deadline: Deadline) -> Result<JobReports> {
+        if call.executions.len() > WATCHED_MAX {
+            let text = format!("{} executions are too many to ask for", call.executions.len());
+            return Err(Error::new(ErrorCode::Malformed, text));
+        }
+        let near = deadline.left().saturating_sub(Duration::from_millis(MARGIN_MS));
+        let wait = near.min(Duration::from_millis(u64::from(call.wait_ms)));
+        let until = Deadline::after(wait);
+        let mut changes = self.changes();
+        loop {
+            let reports = self.state().reports(&call.executions);
+            let news = |report: &Option<JobState>| !matches!(report, Some(JobState::Running));
+            let over = reports.iter().any(news) || reports.is_empty();
+            let waited = tokio::time::timeout_at(until.instant().into(), changes.changed());
+            if over || waited.await.is_err() {
+                return Ok(JobReports { reports });
+            }
+        }
+    }
+
+    /// Kills all agents at once, and takes no more jobs.
+    pub fn stop(&self) {
+        let mut state = self.state();
+        state.stopped = true;
+        for execution in state.executions.values() {
+            if let Execution::Running { task: Some(task), .. } = execution {
+                task.abort();
+            }
+        }
+    }
+
+    fn admit(&self, state: &State) -> Result<()> {
+        let slots = self.config.slots as usize;
+        if slots == 0 {
+            let text = "this node runs no jobs; it only holds volumes";
+            return Err(Error::new(ErrorCode::Unsupported, text));
+        }
+        if state.stopped {
+            return Err(Error::new(ErrorCode::Busy, "the node is about to stop"));
+        }
+        if state.running >= slots * JOBS_PER_SLOT {
+            let text = format!("{} jobs run on {slots} slots; wait for one to end", state.running);
+            return Err(Error::new(ErrorCode::Busy, text));
+        }
+        Ok(())
+    }
+
+    fn finish(&self, id: ExecutionId, report: JobReport) {
+        let mut state = self.state();
+        if let Some(Execution::Running { job, .. }) = state.executions.remove(&id) {
+            state.running -= 1;
+            state.keep(id, Some(job), report);
+        }
+        drop(state);
+        self.counters.add("jobs.ended", 1);
+        self.notify();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn notify(&self) {
+        self.changed.send_modify(|version| *version += 1);
+    }
+}
+
+impl State {
+    fn keep(&mut self, id: ExecutionId, job: Option<StartJob>, report: JobReport) {
+        let bytes = codec::encode(&report).map_or(0, |encoded| encoded.len());
+        self.ended_bytes += bytes;
+        self.ended.push_back(id);
+        self.executions.insert(id, Execution::Ended { job, report, bytes });
+        while self.ended.len() > REPORTS_MAX || self.ended_bytes > REPORT_BYTES_MAX {
+            let Some(oldest) = self.ended.pop_front() else { return };
+            if let Some(Execution::Ended { bytes, .. }) = self.executions.remove(&oldest) {
+                self.ended_bytes -= bytes;
+            }
+        }
+    }
+
+    /// One state for each execution. A report that does not fit the answer any more is told the
+    /// next time: until then the execution counts as running.
+    fn reports(&self, executions: &[ExecutionId]) -> Vec<Option<JobState>> {
+        let mut left = ANSWER_BYTES_MAX;
+        let state = |id: &ExecutionId| match self.executions.get(id)? {
+            Execution::Ended { report, bytes, .. } if *bytes <= left => {
+                left -= bytes;
+                Some(JobState::Ended(report.clone()))
+            }
+            Execution::Ended { .. } | Execution::Running { .. } => Some(JobState::Running),
+        };
+        executions.iter().map(state).collect()
+    }
+}
+
+/// A report that says how it ended and nothing else.
+fn bare(outcome: JobOutcome) -> JobReport {
+    JobReport { outcome, wall_ms: 0, cpu_ms: 0, output_tail: String::new(), volumes: Vec::new() }
+}

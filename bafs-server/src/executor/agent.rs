@@ -1,0 +1,237 @@
+//! One agent process: starts it, hands it the job, waits for its report, kills it when told. The
+//! agent's standard input stays open as long as this node lives: its end tells the agent to kill
+//! the job, so that no job outlives its node, even after `kill -9`.
+
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use bafs_proto::message::{JobOutcome, JobReport, StartJob};
+use bafs_proto::{Error, ErrorCode, codec};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::sync::watch;
+
+use super::{ExecutorConfig, bare, log};
+
+/// Longest report line, in bytes.
+const REPORT_LINE_BYTES_MAX: u64 = 16 << 20;
+
+/// Largest report that is kept, encoded, in bytes: it must fit a reply with others.
+const REPORT_BYTES_MAX: usize = 256 << 10;
+
+/// Longest end of the output that is kept, in bytes.
+const TAIL_BYTES_MAX: usize = 64 << 10;
+
+/// Time for a killed agent to clean up and report, in milliseconds.
+const KILL_MS: u64 = 2_000;
+
+/// Time for an agent that has reported to exit, and for the rest of its output to arrive after it
+/// has exited, in milliseconds.
+const EXIT_MS: u64 = 2_000;
+
+/// Time for an agent to take its job, in milliseconds.
+const HAND_OVER_MS: u64 = 10_000;
+
+/// Runs a job in an agent to its end. Dropping the future kills the agent.
+pub(super) async fn run(
+    config: &ExecutorConfig,
+    call: &StartJob,
+    mut killed: watch::Receiver<bool>,
+) -> JobReport {
+    let result = run_agent(config, call, &mut killed).await;
+    result.unwrap_or_else(|error| bare(JobOutcome::Environment(error)))
+}
+
+async fn run_agent(
+    config: &ExecutorConfig,
+    call: &StartJob,
+    killed: &mut watch::Receiver<bool>,
+) -> Result<JobReport, Error> {
+    let (mut child, input, output) = spawn(config)?;
+    if let Some(errors) = child.stderr.take() {
+        let path = config.logs.join(format!("{}.log", call.execution));
+        tokio::spawn(log::keep(errors, path));
+    }
+    let mut reading = tokio::spawn(read_report(output));
+    let ending = supervise(&mut child, input, call, killed, &mut reading).await;
+    let report = match ending {
+        Ending::Reported(report) => {
+            let exit = child.wait();
+            if tokio::time::timeout(Duration::from_millis(EXIT_MS), exit).await.is_err() {
+                end(&mut child).await;
+            }
+            return report.map(bounded);
+        }
+        Ending::Exited(status) => {
+            let rest = tokio::time::timeout(Duration::from_millis(EXIT_MS), &mut reading).await;
+            match rest {
+                Ok(Ok(Ok(report))) => return Ok(bounded(report)),
+                _ => Err(died(call, &format!("it ended with {status}, and gave no report"))),
+            }
+        }
+        Ending::Killed => {
+            end(&mut child).await;
+            Ok(bare(JobOutcome::Killed))
+        }
+        Ending::Fault(why) => {
+            end(&mut child).await;
+            Err(died(call, &why))
+        }
+    };
+    reading.abort();
+    if *killed.borrow() { Ok(bare(JobOutcome::Killed)) } else { report }
+}
+
+/// How the supervision of an agent ended.
+enum Ending {
+    Reported(Result<JobReport, Error>),
+    Exited(ExitStatus),
+    Killed,
+    Fault(String),
+}
+
+type Reading = tokio::task::JoinHandle<Result<JobReport, String>>;
+
+async fn supervise(
+    child: &mut Child,
+    input: ChildStdin,
+    call: &StartJob,
+    killed: &mut watch::Receiver<bool>,
+    reading: &mut Reading,
+) -> Ending {
+    let mut input = Some(input);
+    let handed = tokio::select! {
+        handed = hand_over(&mut input, call) => handed,
+        () = told(killed) => Ok(()),
+    };
+    if let Err(why) = handed {
+        // It may have died on the way and say why by its exit status.
+        tracing::debug!(execution = %call.execution, %why, "job not taken by its agent");
+    }
+    let ended = tokio::select! {
+        ended = until_end(child, reading) => ended,
+        () = told(killed) => {
+            drop(input.take()); // the agent kills its job at the end of its input
+            let grace = Duration::from_millis(KILL_MS);
+            tokio::time::timeout(grace, until_end(child, reading)).await.unwrap_or(Ending::Killed)
+        }
+    };
+    drop(input);
+    ended
+}
+
+async fn until_end(child: &mut Child, reading: &mut Reading) -> Ending {
+    tokio::select! {
+        biased;
+        read = &mut *reading => match read {
+            Ok(Ok(report)) => Ending::Reported(Ok(report)),
+            Ok(Err(why)) => match tokio::time::timeout(
+                Duration::from_millis(EXIT_MS),
+                child.wait(),
+            ).await {
+                Ok(Ok(status)) => Ending::Fault(format!("it ended with {status}; {why}")),
+                _ => Ending::Fault(why),
+            },
+            Err(e) => Ending::Fault(e.to_string()),
+        },
+        status = child.wait() => match status {
+            Ok(status) => Ending::Exited(status),
+            Err(e) => Ending::Fault(e.to_string()),
+        },
+    }
+}
+
+fn spawn(config: &ExecutorConfig) -> Result<(Child, ChildStdin, ChildStdout), Error> {
+    let failed = |why: &dyn std::fmt::Display| {
+        let text = format!(
+            "cannot start the agent program {}: {why}; check the node's installation",
+            config.program.display()
+        );
+        Error::new(ErrorCode::ServerFault, text)
+    };
+    let mut child = Command::new(&config.program)
+        .arg("agent")
+        .arg("--identity")
+        .arg(&config.identity)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        // Ctrl-C on the node's terminal is for the node, which ends its agents itself.
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|e| failed(&e))?;
+    match (child.stdin.take(), child.stdout.take()) {
+        (Some(input), Some(output)) => Ok((child, input, output)),
+        _ => Err(failed(&"it has no pipes")),
+    }
+}
+
+/// Writes the job as one line; the pipe stays open.
+async fn hand_over(input: &mut Option<ChildStdin>, call: &StartJob) -> Result<(), String> {
+    let Some(input) = input else { return Ok(()) };
+    let mut line = serde_json::to_vec(&call.job).map_err(|e| e.to_string())?;
+    line.push(b'\n');
+    let writing = async {
+        input.write_all(&line).await?;
+        input.flush().await
+    };
+    match tokio::time::timeout(Duration::from_millis(HAND_OVER_MS), writing).await {
+        Ok(written) => written.map_err(|e| e.to_string()),
+        Err(_) => Err("it does not read its job".to_owned()),
+    }
+}
+
+async fn read_report(output: ChildStdout) -> Result<JobReport, String> {
+    let mut line = Vec::new();
+    let mut output = BufReader::new(output.take(REPORT_LINE_BYTES_MAX));
+    output.read_until(b'\n', &mut line).await.map_err(|e| e.to_string())?;
+    if line.is_empty() {
+        return Err("it gave no report".to_owned());
+    }
+    serde_json::from_slice(&line).map_err(|e| format!("its report is not readable: {e}"))
+}
+
+async fn told(killed: &mut watch::Receiver<bool>) {
+    if killed.wait_for(|killed| *killed).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+async fn end(child: &mut Child) {
+    if let Err(error) = child.kill().await {
+        tracing::warn!(%error, "agent not killed");
+    }
+}
+
+fn died(call: &StartJob, why: &str) -> Error {
+    let text = format!(
+        "the agent of job '{}' died: {why}; its last words are in the node's logs, {}.log",
+        call.job.name, call.execution
+    );
+    Error::new(ErrorCode::ServerFault, text)
+}
+
+/// Cuts a report to what one reply carries: the pages first, they are statistics.
+fn bounded(mut report: JobReport) -> JobReport {
+    if report.output_tail.len() > TAIL_BYTES_MAX {
+        let start = report.output_tail.len() - TAIL_BYTES_MAX;
+        let start = (start..).find(|&at| report.output_tail.is_char_boundary(at)).unwrap_or(0);
+        report.output_tail.drain(..start);
+    }
+    let size = |report: &JobReport| codec::encode(report).map_or(usize::MAX, |bytes| bytes.len());
+    if size(&report) > REPORT_BYTES_MAX {
+        tracing::warn!("a report is too large; its list of touched pages is dropped");
+        report.volumes.iter_mut().for_each(|volume| volume.pages.clear());
+    }
+    if size(&report) > REPORT_BYTES_MAX {
+        report.volumes.clear();
+        report.outcome = match report.outcome {
+            JobOutcome::NotStarted(why) => {
+                JobOutcome::NotStarted(why.chars().take(1024).collect())
+            }
+            outcome => outcome,
+        };
+    }
+    report
+}

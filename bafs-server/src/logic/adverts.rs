@@ -1,0 +1,163 @@
+//! What servers last said of themselves, until their time is up. Reads no clock, keeps no promise:
+//! everything here may be forgotten and is learned again.
+
+use std::collections::BTreeMap;
+
+use bafs_proto::ids::ServerId;
+use bafs_proto::message::{Advert, QueryServers};
+use bafs_proto::time::Time;
+
+/// Most servers that one catalog knows: all of them must fit the header of one reply.
+pub const ADVERTS_MAX: usize = 2_000;
+
+/// Longest time that an advert may ask to be remembered, in milliseconds.
+pub const TTL_MS_MAX: u64 = 60_000;
+
+/// Longest name, address, group or cache name in an advert, in bytes.
+const TEXT_BYTES_MAX: usize = 255;
+
+/// Most cooperative caches in one advert.
+const CACHES_MAX: usize = 1024;
+
+/// Why an advert is not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// The catalog knows [`ADVERTS_MAX`] live servers already.
+    Full,
+    /// A text or a list in it is too long.
+    TooLong,
+}
+
+/// Live adverts by server.
+#[derive(Debug, Default)]
+pub struct Adverts {
+    live: BTreeMap<ServerId, (Advert, Time)>,
+}
+
+impl Adverts {
+    /// Takes an advert in place of the server's earlier one, and returns how many servers live.
+    ///
+    /// # Errors
+    /// [`Refusal`], the earlier advert stays.
+    pub fn advertise(&mut self, now: Time, advert: Advert) -> Result<usize, Refusal> {
+        self.expire(now);
+        let texts = [&advert.name, &advert.address, &advert.group];
+        let long = |text: &&String| text.len() > TEXT_BYTES_MAX;
+        if texts.iter().any(|text| long(text))
+            || advert.caches.len() > CACHES_MAX
+            || advert.caches.iter().any(|cache| long(&&cache.cooperative))
+        {
+            return Err(Refusal::TooLong);
+        }
+        if self.live.len() >= ADVERTS_MAX && !self.live.contains_key(&advert.id) {
+            return Err(Refusal::Full);
+        }
+        let until = now.plus_ms(advert.ttl_ms.min(TTL_MS_MAX));
+        self.live.insert(advert.id, (advert, until));
+        Ok(self.live.len())
+    }
+
+    /// Live servers that fit the query, ordered by id.
+    pub fn query(&mut self, now: Time, query: &QueryServers) -> Vec<Advert> {
+        self.expire(now);
+        let fits = |advert: &&Advert| {
+            let cooperates = |name: &String| advert.caches.iter().any(|c| c.cooperative == *name);
+            query.kind.is_none_or(|kind| advert.kind == kind)
+                && query.group.as_ref().is_none_or(|group| advert.group == *group)
+                && query.cooperative.as_ref().is_none_or(cooperates)
+        };
+        self.live.values().map(|(advert, _)| advert).filter(fits).cloned().collect()
+    }
+
+    fn expire(&mut self, now: Time) {
+        self.live.retain(|_, (_, until)| *until > now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bafs_proto::hash::Digest;
+    use bafs_proto::ids::VolumeId;
+    use bafs_proto::message::{CacheAdvert, ServerKind};
+
+    fn advert(id: u64) -> Advert {
+        Advert {
+            id: ServerId(id),
+            kind: ServerKind::Node,
+            name: format!("n{id}"),
+            address: format!("10.0.0.{id}:1"),
+            group: "g".to_owned(),
+            ttl_ms: 4_000,
+            capacity_bytes: 10,
+            capacity_files: 10,
+            free_bytes: 10,
+            free_files: 10,
+            slots: 1,
+            jobs: 0,
+            caches: Vec::new(),
+        }
+    }
+
+    fn ids(found: &[Advert]) -> Vec<u64> {
+        found.iter().map(|advert| advert.id.0).collect()
+    }
+
+    #[test]
+    fn an_advert_lives_exactly_as_long_as_it_says() {
+        let mut adverts = Adverts::default();
+        assert_eq!(adverts.advertise(Time(1_000), advert(2)), Ok(1));
+        assert_eq!(adverts.advertise(Time(2_000), advert(1)), Ok(2));
+        let all = QueryServers::default();
+        assert_eq!(ids(&adverts.query(Time(4_999), &all)), [1, 2]);
+        assert_eq!(ids(&adverts.query(Time(5_000), &all)), [1]);
+        assert_eq!(adverts.advertise(Time(5_500), advert(1)), Ok(1));
+        assert_eq!(ids(&adverts.query(Time(9_499), &all)), [1]);
+        assert!(adverts.query(Time(9_500), &all).is_empty());
+    }
+
+    #[test]
+    fn nobody_is_remembered_for_ever() {
+        let mut adverts = Adverts::default();
+        let eternal = Advert { ttl_ms: u64::MAX, ..advert(1) };
+        adverts.advertise(Time(0), eternal).expect("room");
+        assert!(adverts.query(Time(TTL_MS_MAX), &QueryServers::default()).is_empty());
+    }
+
+    #[test]
+    fn queries_filter_by_kind_group_and_cache() {
+        let mut adverts = Adverts::default();
+        let cache = CacheAdvert {
+            cooperative: "db".to_owned(),
+            volume: VolumeId(1),
+            manifest: Digest::of(b"m"),
+            capacity_bytes: 1,
+            used_bytes: 0,
+        };
+        let home = Advert { kind: ServerKind::Home, ..advert(1) };
+        let other = Advert { group: "h".to_owned(), ..advert(2) };
+        let caching = Advert { caches: vec![cache], ..advert(3) };
+        for advert in [home, other, caching] {
+            adverts.advertise(Time(0), advert).expect("room");
+        }
+        let mut ask = |query: QueryServers| ids(&adverts.query(Time(1), &query));
+        let none = QueryServers::default();
+        assert_eq!(ask(QueryServers { kind: Some(ServerKind::Home), ..none.clone() }), [1]);
+        assert_eq!(ask(QueryServers { group: Some("h".to_owned()), ..none.clone() }), [2]);
+        assert_eq!(ask(QueryServers { cooperative: Some("db".to_owned()), ..none.clone() }), [3]);
+        assert!(ask(QueryServers { cooperative: Some("no".to_owned()), ..none }).is_empty());
+    }
+
+    #[test]
+    fn a_full_catalog_refuses_strangers_only_and_long_texts_always() {
+        let mut adverts = Adverts::default();
+        for id in 0..ADVERTS_MAX as u64 {
+            adverts.advertise(Time(0), advert(id)).expect("room");
+        }
+        assert_eq!(adverts.advertise(Time(1), advert(u64::MAX)), Err(Refusal::Full));
+        assert_eq!(adverts.advertise(Time(1), advert(7)), Ok(ADVERTS_MAX));
+        let long = Advert { name: "x".repeat(256), ..advert(7) };
+        assert_eq!(adverts.advertise(Time(1), long), Err(Refusal::TooLong));
+        assert_eq!(adverts.advertise(Time(5_000), advert(u64::MAX)), Ok(1));
+    }
+}

@@ -1,0 +1,352 @@
+//! The life of volumes: create, ready, failed, renew, expire, delete, removed. Pure: makes no
+//! directory and writes no table; the driver persists and acts on what is decided here.
+//!
+//! Space stays reserved until the bytes are really gone ([`VolumeTable::removed`]), so that a full
+//! server is impossible by construction.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bafs_proto::hash::Digest;
+use bafs_proto::ids::VolumeId;
+use bafs_proto::time::Time;
+use bafs_proto::volume::{VolumeSpec, VolumeState};
+
+use super::space::{Amount, Short, Space};
+
+/// Most volumes of one server.
+pub const VOLUMES_MAX: usize = 16_384;
+
+/// Most ids of former volumes that are remembered; beyond it the oldest is forgotten.
+pub const TOMBSTONES_MAX: usize = 200_000;
+
+/// A volume as the table knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// As it was asked for.
+    pub spec: VolumeSpec,
+    /// Where it is in its life.
+    pub state: VolumeState,
+    /// Why it failed, empty otherwise.
+    pub fault: String,
+    /// For a cache volume that is ready: digest of its manifest.
+    pub manifest: Option<Digest>,
+    /// When its life ends unless someone shows interest.
+    pub expires: Time,
+}
+
+/// Verdict on a request to create.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Creation {
+    /// Space is reserved; the driver must make the volume now.
+    Start,
+    /// The volume is there already, in whatever state.
+    Present,
+}
+
+/// Why a volume is not created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// The id names another volume.
+    Conflict,
+    /// The id was deleted or has expired, and is never used again.
+    Gone,
+    /// Too little space. With `soon` some of it is about to become free: asking again may help.
+    Short {
+        /// How much is free.
+        short: Short,
+        /// Whether the bytes of a deleted volume are still being removed.
+        soon: bool,
+    },
+    /// The server has [`VOLUMES_MAX`] volumes.
+    TooMany,
+}
+
+/// All volumes of a server, those that were, and the ledger of their space.
+#[derive(Debug)]
+pub struct VolumeTable {
+    space: Space,
+    rows: BTreeMap<VolumeId, Row>,
+    leaving: BTreeMap<VolumeId, Amount>,
+    gone: BTreeMap<VolumeId, Time>,
+    gone_order: BTreeSet<(Time, VolumeId)>,
+}
+
+impl VolumeTable {
+    /// An empty table over `capacity`.
+    pub fn new(capacity: Amount) -> Self {
+        Self {
+            space: Space::new(capacity),
+            rows: BTreeMap::new(),
+            leaving: BTreeMap::new(),
+            gone: BTreeMap::new(),
+            gone_order: BTreeSet::new(),
+        }
+    }
+
+    /// Takes up a ready volume of an earlier life of the server. Its lifetime starts anew: nobody
+    /// could show interest while the server was away.
+    pub fn restore(&mut self, now: Time, spec: VolumeSpec, manifest: Option<Digest>) {
+        self.space.keep(amount(&spec));
+        let expires = now.plus_ms(spec.lifetime_ms);
+        let (state, fault) = (VolumeState::Ready, String::new());
+        let id = spec.id;
+        let before = self.rows.insert(id, Row { spec, state, fault, manifest, expires });
+        assert!(before.is_none(), "volume {id} restored twice");
+    }
+
+    /// Takes up the id of a former volume; returns the id that is forgotten for it, if any.
+    pub fn bury(&mut self, when: Time, id: VolumeId) -> Option<VolumeId> {
+        if let Some(before) = self.gone.insert(id, when) {
+            self.gone_order.remove(&(before, id));
+        }
+        self.gone_order.insert((when, id));
+        if self.gone.len() <= TOMBSTONES_MAX {
+            return None;
+        }
+        let (_, oldest) = self.gone_order.pop_first()?;
+        self.gone.remove(&oldest);
+        Some(oldest)
+    }
+
+    /// Decides on a new volume and reserves its space.
+    ///
+    /// # Errors
+    /// [`Refusal`]; nothing is changed then.
+    pub fn create(&mut self, now: Time, spec: &VolumeSpec) -> Result<Creation, Refusal> {
+        if let Some(row) = self.rows.get_mut(&spec.id) {
+            if row.spec != *spec {
+                return Err(Refusal::Conflict);
+            }
+            row.expires = now.plus_ms(spec.lifetime_ms);
+            return Ok(Creation::Present);
+        }
+        if self.gone.contains_key(&spec.id) {
+            return Err(Refusal::Gone);
+        }
+        if self.rows.len() >= VOLUMES_MAX {
+            return Err(Refusal::TooMany);
+        }
+        let soon = !self.leaving.is_empty();
+        self.space.reserve(amount(spec)).map_err(|short| Refusal::Short { short, soon })?;
+        let row = Row {
+            spec: spec.clone(),
+            state: VolumeState::Creating,
+            fault: String::new(),
+            manifest: None,
+            expires: now.plus_ms(spec.lifetime_ms),
+        };
+        self.rows.insert(spec.id, row);
+        Ok(Creation::Start)
+    }
+
+    /// The content is in place. False when nobody wants the volume any more.
+    #[must_use]
+    pub fn ready(&mut self, now: Time, id: VolumeId, manifest: Option<Digest>) -> bool {
+        let Some(row) = self.rows.get_mut(&id) else { return false };
+        assert_eq!(row.state, VolumeState::Creating, "volume {id} is made twice");
+        row.state = VolumeState::Ready;
+        row.manifest = manifest;
+        row.expires = now.plus_ms(row.spec.lifetime_ms);
+        true
+    }
+
+    /// Making the volume failed. Its space stays reserved until it is deleted or expires.
+    pub fn failed(&mut self, now: Time, id: VolumeId, fault: String) {
+        let Some(row) = self.rows.get_mut(&id) else { return };
+        assert_eq!(row.state, VolumeState::Creating, "volume {id} fails after it was made");
+        row.state = VolumeState::Failed;
+        row.fault = fault;
+        row.expires = now.plus_ms(row.spec.lifetime_ms);
+    }
+
+    /// A cache volume shows another state of its source now.
+    pub fn refreshed(&mut self, id: VolumeId, manifest: Digest) {
+        if let Some(row) = self.rows.get_mut(&id) {
+            row.manifest = Some(manifest);
+        }
+    }
+
+    /// Someone shows interest. False when the volume does not exist.
+    pub fn renew(&mut self, now: Time, id: VolumeId) -> bool {
+        let Some(row) = self.rows.get_mut(&id) else { return false };
+        row.expires = row.expires.max(now.plus_ms(row.spec.lifetime_ms));
+        true
+    }
+
+    /// Ends a volume. Its bytes are still there: see [`Self::removed`]. Harmless to repeat, and
+    /// an id that never was is dead from now on, so that a delayed create cannot revive it.
+    pub fn delete(&mut self, now: Time, id: VolumeId) -> Deletion {
+        let row = self.rows.remove(&id);
+        let repeated = self.gone.contains_key(&id);
+        if let Some(row) = &row {
+            self.leaving.insert(id, amount(&row.spec));
+        }
+        let forgotten = if repeated { None } else { self.bury(now, id) };
+        Deletion { row, forgotten }
+    }
+
+    /// The bytes of a deleted volume are gone: its space is free again.
+    pub fn removed(&mut self, id: VolumeId) {
+        if let Some(amount) = self.leaving.remove(&id) {
+            self.space.release(amount);
+        }
+    }
+
+    /// Volumes whose time is up; the driver deletes them. A volume that is being made is not among
+    /// them: making it has its own deadlines.
+    pub fn expired(&self, now: Time) -> Vec<VolumeId> {
+        let over = |row: &&Row| row.expires <= now && row.state != VolumeState::Creating;
+        self.rows.values().filter(over).map(|row| row.spec.id).collect()
+    }
+
+    /// A volume.
+    pub fn get(&self, id: VolumeId) -> Option<&Row> {
+        self.rows.get(&id)
+    }
+
+    /// All volumes, by id.
+    pub fn rows(&self) -> impl Iterator<Item = &Row> {
+        self.rows.values()
+    }
+
+    /// The ledger.
+    pub fn space(&self) -> &Space {
+        &self.space
+    }
+}
+
+/// What a deletion found.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Deletion {
+    /// The volume, if it was there.
+    pub row: Option<Row>,
+    /// An old id that is forgotten to make room for the memory of this one.
+    pub forgotten: Option<VolumeId>,
+}
+
+fn amount(spec: &VolumeSpec) -> Amount {
+    Amount { bytes: spec.size_bytes, files: spec.size_files }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bafs_proto::volume::VolumeKind;
+    use proptest::prelude::*;
+
+    fn spec(id: u128, bytes: u64) -> VolumeSpec {
+        VolumeSpec {
+            id: VolumeId(id),
+            name: "v".to_owned(),
+            owner: "o".to_owned(),
+            kind: VolumeKind::Scratch { fill: None },
+            size_bytes: bytes,
+            size_files: 1,
+            lifetime_ms: 1_000,
+        }
+    }
+
+    fn table() -> VolumeTable {
+        VolumeTable::new(Amount { bytes: 100, files: 10 })
+    }
+
+    #[test]
+    fn creating_again_is_harmless_and_another_meaning_is_a_conflict() {
+        let mut table = table();
+        assert_eq!(table.create(Time(0), &spec(1, 60)), Ok(Creation::Start));
+        assert_eq!(table.create(Time(1), &spec(1, 60)), Ok(Creation::Present));
+        assert_eq!(table.create(Time(1), &spec(1, 61)), Err(Refusal::Conflict));
+        assert_eq!(table.space().free().bytes, 40);
+        assert!(table.ready(Time(2), VolumeId(1), None));
+        assert_eq!(table.create(Time(3), &spec(1, 60)), Ok(Creation::Present));
+    }
+
+    #[test]
+    fn a_dead_id_stays_dead() {
+        let mut table = table();
+        table.create(Time(0), &spec(1, 1)).expect("room");
+        assert!(table.delete(Time(1), VolumeId(1)).row.is_some());
+        assert!(table.delete(Time(2), VolumeId(1)).row.is_none());
+        assert!(!table.ready(Time(3), VolumeId(1), None), "the maker comes too late");
+        table.removed(VolumeId(1));
+        assert_eq!(table.create(Time(4), &spec(1, 1)), Err(Refusal::Gone));
+        assert!(table.delete(Time(5), VolumeId(2)).row.is_none());
+        assert_eq!(table.create(Time(6), &spec(2, 1)), Err(Refusal::Gone));
+    }
+
+    #[test]
+    fn space_is_free_only_when_the_bytes_are_gone() {
+        let mut table = table();
+        table.create(Time(0), &spec(1, 100)).expect("room");
+        let short = Short::Bytes(0);
+        let refusal = |soon| Err(Refusal::Short { short, soon });
+        assert_eq!(table.create(Time(0), &spec(2, 1)), refusal(false));
+        table.delete(Time(1), VolumeId(1));
+        assert_eq!(table.create(Time(1), &spec(2, 1)), refusal(true));
+        table.removed(VolumeId(1));
+        table.removed(VolumeId(1));
+        assert_eq!(table.create(Time(1), &spec(2, 100)), Ok(Creation::Start));
+    }
+
+    #[test]
+    fn volumes_expire_unless_someone_shows_interest() {
+        let mut table = table();
+        table.create(Time(0), &spec(1, 1)).expect("room");
+        assert!(table.expired(Time(5_000)).is_empty(), "it is still being made");
+        assert!(table.ready(Time(5_000), VolumeId(1), None));
+        assert!(table.expired(Time(5_999)).is_empty());
+        assert!(table.renew(Time(5_999), VolumeId(1)));
+        assert!(table.expired(Time(6_998)).is_empty());
+        assert_eq!(table.expired(Time(6_999)), [VolumeId(1)]);
+        assert!(!table.renew(Time(7_000), VolumeId(9)));
+        table.create(Time(7_000), &spec(2, 1)).expect("room");
+        table.failed(Time(7_000), VolumeId(2), "why".to_owned());
+        assert_eq!(table.expired(Time(8_000)), [VolumeId(1), VolumeId(2)]);
+    }
+
+    #[test]
+    fn a_restored_volume_lives_a_full_lifetime() {
+        let mut table = table();
+        table.restore(Time(9_000), spec(1, 150), None);
+        assert_eq!(table.space().free().bytes, 0);
+        assert!(table.expired(Time(9_999)).is_empty());
+        assert_eq!(table.expired(Time(10_000)), [VolumeId(1)]);
+        table.delete(Time(10_000), VolumeId(1));
+        table.removed(VolumeId(1));
+        assert_eq!(table.space().free().bytes, 100);
+    }
+
+    #[test]
+    fn the_memory_of_the_dead_is_bounded() {
+        let mut table = table();
+        for id in 0..TOMBSTONES_MAX as u128 {
+            assert_eq!(table.delete(Time(id as u64), VolumeId(id)).forgotten, None);
+        }
+        let next = VolumeId(TOMBSTONES_MAX as u128);
+        let deletion = table.delete(Time(TOMBSTONES_MAX as u64), next);
+        assert_eq!(deletion.forgotten, Some(VolumeId(0)));
+    }
+
+    proptest! {
+        #[test]
+        fn reserved_is_what_lives_and_leaves(steps in prop::collection::vec(
+            (0u8..5, 0u128..8, 0u64..60), 0..200,
+        )) {
+            let mut table = table();
+            for (at, (what, id, bytes)) in steps.into_iter().enumerate() {
+                let (now, key) = (Time(at as u64), VolumeId(id));
+                let creating = table.get(key).is_some_and(|r| r.state == VolumeState::Creating);
+                match what {
+                    0 | 1 => drop(table.create(now, &spec(id + 8 * bytes as u128, bytes))),
+                    2 if creating => assert!(table.ready(now, key, None)),
+                    3 => drop(table.delete(now, key)),
+                    _ => table.removed(key),
+                }
+                let living: u64 = table.rows().map(|row| row.spec.size_bytes).sum();
+                let leaving: u64 = table.leaving.values().map(|amount| amount.bytes).sum();
+                prop_assert!(living + leaving <= 100);
+                prop_assert_eq!(table.space().free().bytes, 100 - living - leaving);
+            }
+        }
+    }
+}

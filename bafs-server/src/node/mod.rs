@@ -1,0 +1,179 @@
+//! A node: volumes, caches and jobs of one machine behind one address. Wires the parts together;
+//! each of them decides and acts for itself.
+
+mod presence;
+mod service;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bafs_proto::identity::Identity;
+use bafs_proto::message::{Advert, ServerKind};
+use bafs_proto::net::pool::Pool;
+use bafs_proto::net::quic::QuicListener;
+use bafs_proto::{Error, ErrorCode, Result};
+use tokio::task::JoinHandle;
+
+use crate::access::Access;
+use crate::cache::Caches;
+use crate::counters::Counters;
+use crate::executor::{Executor, ExecutorConfig};
+use crate::logic::space::Amount;
+use crate::serving::{ADVERT_TTL_MS, Running, pool};
+use crate::storage::{Storage, Store};
+
+/// How often expired volumes and silent sessions are looked for.
+const SWEEP_MS: u64 = 1_000;
+
+/// What a node needs to start.
+#[derive(Debug, Clone)]
+pub struct NodeConfig {
+    /// Where to listen, `host:port`; port 0 takes a free one.
+    pub listen: String,
+    /// Proves that the node belongs to the cluster; its token speaks to catalog and peers.
+    pub identity: Identity,
+    /// Directory that keeps everything; one node at a time serves it.
+    pub store: PathBuf,
+    /// Space for volumes, in bytes.
+    pub capacity_bytes: u64,
+    /// Space for volumes, in files.
+    pub capacity_files: u64,
+    /// Catalog to tell, `host:port`.
+    pub catalog: Option<String>,
+    /// Nodes of one group share cooperative caches.
+    pub group: String,
+    /// Name for people.
+    pub name: String,
+    /// Jobs that it is meant to run at once; 0 for none.
+    pub slots: u32,
+    /// The program whose hidden command `agent` runs a job.
+    pub agent_program: PathBuf,
+    /// Directory with the identity that agents show.
+    pub agent_identity: PathBuf,
+}
+
+/// Starts a node. Stopping it kills its jobs and keeps its volumes.
+///
+/// # Errors
+/// `Conflict` when the port or the store is in use, `Malformed` when the identity is not usable,
+/// `ServerFault` when the store cannot be read.
+pub async fn start(config: NodeConfig) -> Result<Running> {
+    let listener = QuicListener::bind(&config.listen, config.identity.clone())?;
+    let address = presence::reachable(listener.local_address()?);
+    let pool = pool(&config.identity)?;
+    let node = Node::open(config, address, pool).await?;
+    let tasks = node.background();
+    let mut running = Running::start(listener, node)?;
+    tasks.into_iter().for_each(|task| running.add_task(task));
+    Ok(running)
+}
+
+/// The parts of a node, ready to answer requests from any transport.
+#[derive(Debug)]
+pub struct Node {
+    config: NodeConfig,
+    address: String,
+    pool: Pool,
+    store: Arc<Store>,
+    storage: Arc<Storage>,
+    caches: Arc<Caches>,
+    executor: Arc<Executor>,
+    access: Access,
+    counters: Counters,
+}
+
+impl Node {
+    /// Opens the store of a node that others reach at `address`, and takes up its volumes. Does
+    /// nothing by itself before [`Self::background`].
+    ///
+    /// # Errors
+    /// As [`start`], but for the network.
+    pub async fn open(config: NodeConfig, address: String, pool: Pool) -> Result<Arc<Self>> {
+        let counters = Counters::default();
+        let path = config.store.clone();
+        let (opened, used, id_pool) = (counters.clone(), config.identity.token.clone(), pool.clone());
+        let (store, caches) = tokio::task::spawn_blocking(move || {
+            let store = Arc::new(Store::open(&path)?);
+            let caches = Caches::open(store.cache(), id_pool, used, store.id(), opened)?;
+            Ok::<_, Error>((store, caches))
+        })
+        .await
+        .map_err(|e| Error::new(ErrorCode::ServerFault, format!("store: {e}")))??;
+        let capacity = Amount { bytes: config.capacity_bytes, files: config.capacity_files };
+        let (opened, cached) = (store.clone(), caches.clone());
+        let storage =
+            Storage::open(opened, capacity, pool.clone(), cached, counters.clone()).await?;
+        let executor = ExecutorConfig {
+            slots: config.slots,
+            program: config.agent_program.clone(),
+            identity: config.agent_identity.clone(),
+            logs: store.logs(),
+        };
+        let executor = Executor::new(executor, counters.clone());
+        let access = Access::new(config.identity.verifier.clone());
+        Ok(Arc::new(Self {
+            config,
+            address,
+            pool,
+            store,
+            storage,
+            caches,
+            executor,
+            access,
+            counters,
+        }))
+    }
+
+    /// Starts what a node does by itself: tells the catalog, learns its peers, ends what has
+    /// expired. Aborting the tasks stops it; the last one kills the jobs when it is aborted.
+    pub fn background(self: &Arc<Self>) -> Vec<JoinHandle<()>> {
+        let mut tasks = Vec::new();
+        if let Some(catalog) = self.config.catalog.clone() {
+            tasks.push(tokio::spawn(presence::tell(self.clone(), catalog.clone())));
+            tasks.push(tokio::spawn(presence::learn_peers(self.clone(), catalog)));
+        }
+        let storage = self.storage.clone();
+        tasks.push(tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(Duration::from_millis(SWEEP_MS)).await;
+                storage.sweep().await;
+            }
+        }));
+        let jobs = StopJobs(self.executor.clone());
+        tasks.push(tokio::spawn(async move {
+            let _jobs = jobs;
+            std::future::pending::<()>().await;
+        }));
+        tasks
+    }
+
+    /// What the node says of itself.
+    pub fn advert(&self) -> Advert {
+        let (capacity, free) = self.storage.space();
+        Advert {
+            id: self.store.id(),
+            kind: ServerKind::Node,
+            name: self.config.name.clone(),
+            address: self.address.clone(),
+            group: self.config.group.clone(),
+            ttl_ms: ADVERT_TTL_MS,
+            capacity_bytes: capacity.bytes,
+            capacity_files: capacity.files,
+            free_bytes: free.bytes,
+            free_files: free.files,
+            slots: self.config.slots,
+            jobs: self.executor.running(),
+            caches: self.caches.adverts(),
+        }
+    }
+}
+
+/// Kills the jobs of a node when the node stops.
+struct StopJobs(Arc<Executor>);
+
+impl Drop for StopJobs {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}

@@ -1,0 +1,67 @@
+//! A node among others: tells the catalog what it is, at once when that changes, and learns its
+//! peers. A catalog that is away is no harm.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bafs_proto::message::{Advertise, QueryServers, ServerKind};
+use bafs_proto::time::Deadline;
+
+use super::Node;
+use crate::serving::ADVERTISE_MS;
+
+/// Shortest time between two adverts, in milliseconds: many changes at once are told together.
+const ADVERTISE_MS_MIN: u64 = 50;
+
+/// Tells the catalog, again and again, for ever.
+pub(super) async fn tell(node: Arc<Node>, catalog: String) {
+    let mut volumes = node.storage.changes();
+    let mut jobs = node.executor.changes();
+    loop {
+        volumes.mark_unchanged();
+        jobs.mark_unchanged();
+        let call = Advertise { advert: node.advert() };
+        let deadline = Deadline::after_ms(ADVERTISE_MS);
+        let token = &node.config.identity.token;
+        if let Err(error) = node.pool.call(&catalog, token, call, deadline).await {
+            tracing::debug!(%catalog, %error, "catalog not told");
+        }
+        tokio::time::sleep(Duration::from_millis(ADVERTISE_MS_MIN)).await;
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_millis(ADVERTISE_MS - ADVERTISE_MS_MIN)) => {}
+            _ = volumes.changed() => {}
+            _ = jobs.changed() => {}
+        }
+    }
+}
+
+/// Tells the caches, again and again, which nodes of the group live.
+pub(super) async fn learn_peers(node: Arc<Node>, catalog: String) {
+    let group = node.config.group.clone();
+    let query = QueryServers {
+        kind: Some(ServerKind::Node),
+        group: Some(group),
+        cooperative: None,
+    };
+    loop {
+        let deadline = Deadline::after_ms(ADVERTISE_MS);
+        let token = &node.config.identity.token;
+        match node.pool.call(&catalog, token, query.clone(), deadline).await {
+            Ok(list) => node.caches.set_peers(list.servers),
+            // The peers of a moment ago are the best guess; one that is gone shows by itself.
+            Err(error) => tracing::debug!(%catalog, %error, "peers not learned"),
+        }
+        tokio::time::sleep(Duration::from_millis(ADVERTISE_MS)).await;
+    }
+}
+
+/// The address that others use for what listens at `local`: a server that listens everywhere is
+/// reached under the machine's name.
+pub(super) fn reachable(local: SocketAddr) -> String {
+    if !local.ip().is_unspecified() {
+        return local.to_string();
+    }
+    let system = rustix::system::uname();
+    format!("{}:{}", system.nodename().to_string_lossy(), local.port())
+}

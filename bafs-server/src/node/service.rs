@@ -1,0 +1,190 @@
+//! Requests to a node: which right each needs, and which part answers it.
+
+use std::sync::Arc;
+
+use bafs_proto::ids::VolumeId;
+use bafs_proto::message::{
+    CacheRef, CloseTree, Counters as CounterValues, OpenTree, Reply, Request, RunFileOps, TreeRef,
+};
+use bafs_proto::net::{BoxFuture, Incoming, Service};
+use bafs_proto::token::{Resource, Right, Token};
+use bafs_proto::{Error, ErrorCode, Result};
+use bytes::Bytes;
+
+use super::Node;
+
+/// Most volumes in one renewal, each of which costs the check of a right.
+const RENEWED_MAX: usize = 4096;
+
+type Answer = Result<(Reply, Bytes)>;
+
+impl Service for Node {
+    fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Answer> {
+        Box::pin(async move {
+            self.counters.add(&format!("calls.{}", incoming.request.name()), 1);
+            self.admit(&incoming.token, &incoming.request)?;
+            self.answer(incoming).await
+        })
+    }
+}
+
+impl Node {
+    /// Demands the rights that a request needs; nothing is done before.
+    fn admit(&self, token: &Token, request: &Request) -> Result<()> {
+        let volume = |id: VolumeId, right| self.access.require(token, Resource::Volume(id), right);
+        match request {
+            Request::CreateVolume(call) => volume(call.spec.id, Right::Manage),
+            // The answer holds only what the token may see.
+            Request::ListVolumes(_) => Ok(()),
+            Request::ShowVolume(call) => volume(call.volume, Right::Manage),
+            Request::DeleteVolume(call) => volume(call.volume, Right::Manage),
+            Request::InvalidateVolume(call) => volume(call.volume, Right::Manage),
+            Request::ExtractFile(call) => volume(call.volume, Right::Manage),
+            Request::RenewVolumes(call) => {
+                if call.volumes.len() > RENEWED_MAX {
+                    let text = format!("{} volumes are too many at once", call.volumes.len());
+                    return Err(Error::new(ErrorCode::Malformed, text));
+                }
+                call.volumes.iter().try_for_each(|id| volume(*id, Right::Manage))
+            }
+            Request::ListVolumeTree(call) => volume(call.volume, Right::Read),
+            Request::ReadVolumeFile(call) => volume(call.volume, Right::Read),
+            Request::ReadManifest(call) => volume(call.volume, Right::Read),
+            Request::ReadBlocks(call) => match &call.cache {
+                CacheRef::Volume(id) => volume(*id, Right::Read),
+                CacheRef::Cooperative(name) => {
+                    let resource = Resource::Cooperative(name.clone());
+                    self.access.require(token, resource, Right::Read)
+                }
+            },
+            Request::OpenTree(OpenTree { tree, writable, .. }) => {
+                volume(tree_volume(tree)?, if *writable { Right::Write } else { Right::Read })
+            }
+            Request::RunFileOps(RunFileOps { tree, epoch, .. })
+            | Request::CloseTree(CloseTree { tree, epoch }) => {
+                let id = tree_volume(tree)?;
+                // A session that is not known does nothing: the answer says so.
+                let right = self.storage.session_right(id, *epoch).unwrap_or(Right::Read);
+                volume(id, right)
+            }
+            Request::StartJob(_) | Request::WatchJobs(_) | Request::KillJob(_) => {
+                self.access.require(token, Resource::Jobs, Right::Manage)
+            }
+            Request::ReadCounters(_) => {
+                self.access.require(token, Resource::Catalog, Right::Read)
+            }
+            Request::Advertise(_)
+            | Request::QueryServers(_)
+            | Request::ListSource(_)
+            | Request::StatSource(_)
+            | Request::ReadSource(_)
+            | Request::BeginPut(_)
+            | Request::PutRange(_)
+            | Request::CommitPut(_) => Err(unsupported(request)),
+        }
+    }
+
+    async fn answer(&self, incoming: Incoming) -> Answer {
+        match incoming.request {
+            Request::OpenTree(_)
+            | Request::RunFileOps(_)
+            | Request::CloseTree(_)
+            | Request::ListVolumeTree(_)
+            | Request::ReadVolumeFile(_)
+            | Request::ReadManifest(_)
+            | Request::ReadBlocks(_) => self.answer_data(incoming).await,
+            Request::StartJob(call) => plain(Reply::StartJob(self.executor.start(call)?)),
+            Request::WatchJobs(call) => {
+                plain(Reply::WatchJobs(self.executor.watch(call, incoming.deadline).await?))
+            }
+            Request::KillJob(call) => plain(Reply::KillJob(self.executor.kill(call))),
+            Request::ReadCounters(_) => {
+                let (server, values) = (self.store.id(), self.counters.snapshot());
+                plain(Reply::ReadCounters(CounterValues { server, values }))
+            }
+            _ => self.answer_volumes(incoming).await,
+        }
+    }
+
+    async fn answer_volumes(&self, incoming: Incoming) -> Answer {
+        let Incoming { token, request, deadline, .. } = incoming;
+        let reply = match request {
+            Request::CreateVolume(call) => {
+                Reply::CreateVolume(self.storage.create(call, deadline).await?)
+            }
+            Request::ListVolumes(_) => {
+                let visible = |id| {
+                    self.access.require(&token, Resource::Volume(id), Right::Manage).is_ok()
+                };
+                Reply::ListVolumes(self.storage.list(visible).await?)
+            }
+            Request::ShowVolume(call) => Reply::ShowVolume(self.storage.show(call.volume).await?),
+            Request::DeleteVolume(call) => {
+                Reply::DeleteVolume(self.storage.delete(call.volume).await?)
+            }
+            Request::RenewVolumes(call) => Reply::RenewVolumes(self.storage.renew(call)),
+            Request::InvalidateVolume(call) => {
+                Reply::InvalidateVolume(self.storage.invalidate(call, deadline).await?)
+            }
+            Request::ExtractFile(call) => {
+                Reply::ExtractFile(self.storage.extract(call, deadline).await?)
+            }
+            other => return Err(unsupported(&other)),
+        };
+        plain(reply)
+    }
+
+    async fn answer_data(&self, incoming: Incoming) -> Answer {
+        let Incoming { request, body, deadline, .. } = incoming;
+        match request {
+            Request::OpenTree(call) => {
+                plain(Reply::OpenTree(self.storage.open_tree(call).await?))
+            }
+            Request::RunFileOps(call) => {
+                let (results, data) = self.storage.run_file_ops(call, body).await?;
+                Ok((Reply::RunFileOps(results), data))
+            }
+            Request::CloseTree(call) => {
+                plain(Reply::CloseTree(self.storage.close_tree(&call).await?))
+            }
+            Request::ListVolumeTree(call) => {
+                plain(Reply::ListVolumeTree(self.storage.list_tree(call).await?))
+            }
+            Request::ReadVolumeFile(call) => {
+                let (digests, data) = self.storage.read_file(call).await?;
+                Ok((Reply::ReadVolumeFile(digests), data))
+            }
+            Request::ReadManifest(call) => {
+                self.storage.touch(call.volume)?;
+                plain(Reply::ReadManifest(self.caches.read_manifest(call).await?))
+            }
+            Request::ReadBlocks(call) => {
+                if let CacheRef::Volume(id) = &call.cache {
+                    self.storage.touch(*id)?;
+                }
+                let (digests, data) = self.caches.read_blocks(call, deadline).await?;
+                Ok((Reply::ReadBlocks(digests), data))
+            }
+            other => Err(unsupported(&other)),
+        }
+    }
+}
+
+fn plain(reply: Reply) -> Answer {
+    Ok((reply, Bytes::new()))
+}
+
+fn tree_volume(tree: &TreeRef) -> Result<VolumeId> {
+    match tree {
+        TreeRef::Volume(id) => Ok(*id),
+        TreeRef::Home(path) => {
+            let text = format!("a node has no home; ask the home server for '{path}'");
+            Err(Error::new(ErrorCode::Unsupported, text))
+        }
+    }
+}
+
+fn unsupported(request: &Request) -> Error {
+    let text = format!("a node does not answer {}; ask home or the catalog", request.name());
+    Error::new(ErrorCode::Unsupported, text)
+}

@@ -1,0 +1,155 @@
+//! Files below a directory, reached without ever leaving it: a job owns what is in its volume and
+//! may put symbolic links there, or swap a directory for a link at any moment. Knows no volumes.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use bafs_proto::message::{SourceEntry, SourceIdentity, SourceKind};
+use rustix::fs::{
+    AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps,
+};
+
+/// A directory whose inside is reached through it only.
+#[derive(Debug)]
+pub(super) struct Beneath(OwnedFd);
+
+impl Beneath {
+    /// Takes `directory` as the root.
+    pub(super) fn open(directory: &Path) -> io::Result<Self> {
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        Ok(Self(rustix::fs::open(directory, flags, Mode::empty())?))
+    }
+
+    /// Opens a regular file for reading, through symbolic links as long as they stay inside.
+    ///
+    /// # Errors
+    /// `InvalidInput` for anything but a regular file; what the system says otherwise.
+    pub(super) fn open_file(&self, path: &str) -> io::Result<File> {
+        // Without NONBLOCK a FIFO that the job made would block us for ever.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let path = if path.is_empty() { "." } else { path };
+        let file = File::from(rustix::fs::openat2(&self.0, path, flags, Mode::empty(), resolve)?);
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+        }
+        Ok(file)
+    }
+
+    /// Makes a new regular file for writing. Its directory must exist.
+    pub(super) fn create_file(&self, path: &str) -> io::Result<File> {
+        let (parent, name) = self.parent(path)?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        Ok(File::from(rustix::fs::openat(parent, name, flags, mode)?))
+    }
+
+    /// Makes a directory. Its parent must exist.
+    pub(super) fn create_directory(&self, path: &str) -> io::Result<()> {
+        let (parent, name) = self.parent(path)?;
+        Ok(rustix::fs::mkdirat(parent, name, Mode::RWXU)?)
+    }
+
+    /// Makes a symbolic link, whatever it points at, with its modification time.
+    pub(super) fn create_symlink(&self, path: &str, target: &[u8], mtime_ns: i64) -> io::Result<()> {
+        let (parent, name) = self.parent(path)?;
+        rustix::fs::symlinkat(target, &parent, name)?;
+        let times = timestamps(mtime_ns);
+        Ok(rustix::fs::utimensat(&parent, name, &times, AtFlags::SYMLINK_NOFOLLOW)?)
+    }
+
+    /// Sets permission bits and modification time of a directory, the root for the empty path.
+    pub(super) fn finish_directory(&self, path: &str, mode: u32, mtime_ns: i64) -> io::Result<()> {
+        let directory = self.directory(path)?;
+        finish(&directory, mode, mtime_ns)?;
+        Ok(rustix::fs::fsync(&directory)?)
+    }
+
+    /// Opens a directory inside, not through symbolic links.
+    pub(super) fn directory(&self, path: &str) -> io::Result<OwnedFd> {
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let path = if path.is_empty() { "." } else { path };
+        Ok(rustix::fs::openat2(&self.0, path, flags, Mode::empty(), resolve)?)
+    }
+
+    /// What is at `path`, itself and not what it points at; `None` for a socket, FIFO or device,
+    /// which have no content to copy.
+    pub(super) fn look(&self, path: &str) -> io::Result<Option<SourceEntry>> {
+        if path.is_empty() {
+            let stat = rustix::fs::fstat(&self.0)?;
+            return Ok(Some(entry(path, SourceKind::Directory, &stat)));
+        }
+        let (parent, name) = self.parent(path)?;
+        let stat = rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        let kind = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => SourceKind::File,
+            FileType::Directory => SourceKind::Directory,
+            FileType::Symlink => {
+                let target = rustix::fs::readlinkat(&parent, name, Vec::new())?;
+                SourceKind::Symlink(target.into_bytes())
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some(entry(path, kind, &stat)))
+    }
+
+    /// Names in a directory, sorted bytewise.
+    ///
+    /// # Errors
+    /// `InvalidData` for a name that is not UTF-8, which the protocol cannot carry.
+    pub(super) fn names(&self, path: &str) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for found in Dir::read_from(self.directory(path)?.as_fd())? {
+            let found = found?;
+            let name = found.file_name().to_str().map_err(|_| {
+                let name = found.file_name().to_string_lossy();
+                let text = format!("the name '{name}' in '{path}' is not UTF-8; rename it");
+                io::Error::new(io::ErrorKind::InvalidData, text)
+            })?;
+            if name != "." && name != ".." {
+                names.push(name.to_owned());
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn parent<'a>(&self, path: &'a str) -> io::Result<(OwnedFd, &'a str)> {
+        match path.rsplit_once('/') {
+            Some((parent, name)) => Ok((self.directory(parent)?, name)),
+            None => Ok((self.directory("")?, path)),
+        }
+    }
+}
+
+/// Sets permission bits and modification time of an open file or directory. The bits that change
+/// the identity of who runs a file are not carried over: they belong to the machine of origin.
+pub(super) fn finish(file: impl AsFd, mode: u32, mtime_ns: i64) -> io::Result<()> {
+    rustix::fs::fchmod(&file, Mode::from_raw_mode(mode & 0o1777))?;
+    Ok(rustix::fs::futimens(&file, &timestamps(mtime_ns))?)
+}
+
+/// What identifies the content of an open file.
+pub(super) fn identity(file: &File) -> io::Result<SourceIdentity> {
+    let stat = rustix::fs::fstat(file)?;
+    Ok(entry("", SourceKind::File, &stat).identity)
+}
+
+fn entry(path: &str, kind: SourceKind, stat: &Stat) -> SourceEntry {
+    let mtime_ns = stat.st_mtime.saturating_mul(1_000_000_000);
+    let mtime_ns = mtime_ns.saturating_add(i64::try_from(stat.st_mtime_nsec).unwrap_or(0));
+    let size = if matches!(kind, SourceKind::File) { stat.st_size } else { 0 };
+    let identity = SourceIdentity { size: u64::try_from(size).unwrap_or(0), mtime_ns };
+    SourceEntry { path: path.to_owned(), kind, identity, mode: stat.st_mode & 0o7777 }
+}
+
+fn timestamps(mtime_ns: i64) -> Timestamps {
+    let time = Timespec {
+        tv_sec: mtime_ns.div_euclid(1_000_000_000),
+        tv_nsec: mtime_ns.rem_euclid(1_000_000_000),
+    };
+    Timestamps { last_access: time, last_modification: time }
+}

@@ -1,0 +1,118 @@
+//! Exactly-once extraction: joins callers that ask for the same, remembers what is proven. The
+//! sending itself is in `extract.rs`.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bafs_proto::ids::ExtractId;
+use bafs_proto::message::{ExtractFile, PutReceipt};
+use bafs_proto::path::check_relative;
+use bafs_proto::time::Deadline;
+use bafs_proto::token::Token;
+use bafs_proto::{Error, ErrorCode, Result};
+use tokio::sync::watch;
+
+use super::extract::Upload;
+use super::table::{Change, ReceiptRecord};
+use super::{Storage, blocking};
+
+/// Most extractions at once; home is the bottleneck long before.
+const EXTRACTS_MAX: usize = 256;
+
+type Answer = watch::Receiver<Option<Result<PutReceipt>>>;
+
+/// Extractions under way.
+#[derive(Debug, Default)]
+pub(super) struct Extracts(Mutex<BTreeMap<ExtractId, (ExtractFile, Answer)>>);
+
+impl Storage {
+    /// Sends a file home, once however often it is asked for, and answers with the receipt.
+    ///
+    /// # Errors
+    /// `NotFound` naming volume and path, `VolumeLost`, `Conflict` when the id was used for another
+    /// file, `Busy` when too many are under way, what home answered.
+    pub async fn extract(
+        self: &Arc<Self>,
+        call: ExtractFile,
+        deadline: Deadline,
+    ) -> Result<PutReceipt> {
+        check_relative(&call.path)?;
+        check_relative(&call.target)?;
+        let stopped = || Error::new(ErrorCode::ServerFault, "the extraction was interrupted");
+        let mut answer = self.join(&call, deadline)?;
+        let done = answer.wait_for(Option::is_some).await.map_err(|_| stopped())?;
+        done.clone().ok_or_else(stopped)?
+    }
+
+    /// The answer of an extraction under way, started if it is not. It goes on when the caller
+    /// gives up, at most until the caller's deadline.
+    fn join(self: &Arc<Self>, call: &ExtractFile, deadline: Deadline) -> Result<Answer> {
+        let extract = call.extract;
+        let mut under_way = self.extracts.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((other, answer)) = under_way.get(&extract) {
+            let tokenless = |call: &ExtractFile| ExtractFile {
+                home_token: Token::none(),
+                ..call.clone()
+            };
+            if tokenless(other) != tokenless(call) {
+                return Err(reused(extract, &other.path));
+            }
+            return Ok(answer.clone());
+        }
+        if under_way.len() >= EXTRACTS_MAX {
+            let text = format!("{EXTRACTS_MAX} extractions are under way; try again later");
+            return Err(Error::new(ErrorCode::Busy, text));
+        }
+        let (sender, answer) = watch::channel(None);
+        under_way.insert(extract, (call.clone(), answer.clone()));
+        let entry = Entry { storage: self.clone(), extract };
+        let call = call.clone();
+        tokio::spawn(async move {
+            let result = entry.storage.extract_once(call, deadline).await;
+            sender.send_replace(Some(result));
+            drop(entry);
+        });
+        Ok(answer)
+    }
+
+    async fn extract_once(&self, call: ExtractFile, deadline: Deadline) -> Result<PutReceipt> {
+        let extract = call.extract;
+        // Before anything else: the volume may be gone after its result is safe.
+        if let Some(record) = self.table.receipt(extract).await? {
+            if record.answers(&call) {
+                return Ok(record.receipt);
+            }
+            return Err(reused(extract, &record.path));
+        }
+        let root = self.scratch(call.volume)?;
+        let (pool, asked, volume) = (self.pool.clone(), call.clone(), call.volume);
+        let sending = async move {
+            blocking(move || Upload::open(&root, asked, pool, deadline)).await?.run().await
+        };
+        let receipt = self.if_lives(volume, sending).await?;
+        let ExtractFile { volume, path, home, target, .. } = call;
+        let record = ReceiptRecord { volume, path, home, target, receipt: receipt.clone() };
+        self.table.write(Change::Receipt(extract, record)).await?;
+        self.counters.add("extract.files", 1);
+        self.counters.add("extract.bytes", receipt.size);
+        Ok(receipt)
+    }
+}
+
+/// Takes an extraction off the list however its task ends.
+struct Entry {
+    storage: Arc<Storage>,
+    extract: ExtractId,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let list = &self.storage.extracts.0;
+        list.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.extract);
+    }
+}
+
+fn reused(extract: ExtractId, path: &str) -> Error {
+    let text = format!("extract id {extract} was used for '{path}' already; choose a new id");
+    Error::new(ErrorCode::Conflict, text)
+}

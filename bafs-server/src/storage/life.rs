@@ -1,0 +1,317 @@
+//! Makes and ends volumes as the table decides. Work goes on when the caller gives up: a volume
+//! is made, or deleted, whole.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bafs_proto::hash::Digest;
+use bafs_proto::ids::VolumeId;
+use bafs_proto::message::{CreateVolume, Done, InvalidateVolume};
+use bafs_proto::path::check_relative;
+use bafs_proto::time::Deadline;
+use bafs_proto::volume::{Source, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
+use bafs_proto::{Error, ErrorCode, Result};
+
+use super::fill::Fill;
+use super::table::{Change, VolumeRecord};
+use super::{Storage, blocking, lost};
+use crate::clock;
+use crate::logic::space::{Amount, Short};
+use crate::logic::volumes::{Creation, Refusal, VOLUMES_MAX};
+
+/// An answer is on its way so long before the deadline, in milliseconds, to arrive in time.
+const MARGIN_MS: u64 = 200;
+
+/// Longest name, owner, address or name of a cooperative cache, in bytes.
+const TEXT_BYTES_MAX: usize = 255;
+
+/// Longest lifetime: ten years, in milliseconds.
+const LIFETIME_MS_MAX: u64 = 10 * 366 * 24 * 3_600_000;
+
+/// Time to list the source of a cache volume, in milliseconds.
+const LIST_MS: u64 = 600_000;
+
+impl Storage {
+    /// Creates a volume and waits until it is ready, or has failed, or the deadline is near; the
+    /// status tells which. Harmless to repeat.
+    ///
+    /// # Errors
+    /// `Malformed` and `BadPath` for a specification that makes no sense, `Conflict` when the id
+    /// names another volume, `VolumeLost` when it was deleted before, `NoSpaceBytes` and
+    /// `NoSpaceFiles` with what is free, `Busy` when there are too many volumes.
+    pub async fn create(
+        self: &Arc<Self>,
+        call: CreateVolume,
+        deadline: Deadline,
+    ) -> Result<VolumeStatus> {
+        check(&call.spec)?;
+        let wait = deadline.left().saturating_sub(Duration::from_millis(MARGIN_MS));
+        let near = Deadline::after(wait);
+        let mut changes = self.changes();
+        loop {
+            let verdict = self.volumes().create(clock::now(), &call.spec);
+            let waits = match verdict {
+                Ok(Creation::Start) => {
+                    self.notify();
+                    tokio::spawn(self.clone().make(call.clone()));
+                    true
+                }
+                Ok(Creation::Present) => {
+                    let volumes = self.volumes();
+                    volumes.get(call.spec.id).is_some_and(|r| r.state == VolumeState::Creating)
+                }
+                Err(Refusal::Short { soon, .. }) => soon,
+                Err(_) => false,
+            };
+            let in_time = waits
+                && tokio::time::timeout_at(near.instant().into(), changes.changed()).await.is_ok();
+            if !in_time {
+                verdict.map_err(|refusal| refuse(&call.spec, refusal))?;
+                return self.show(call.spec.id).await;
+            }
+        }
+    }
+
+    /// Deletes a volume; harmless to repeat. When this returns, it is gone for good.
+    ///
+    /// # Errors
+    /// `ServerFault` when that cannot be made durable; repeat it then.
+    pub async fn delete(self: &Arc<Self>, id: VolumeId) -> Result<Done> {
+        let deleting = tokio::spawn(self.clone().end(id));
+        deleting
+            .await
+            .unwrap_or_else(|e| Err(Error::new(ErrorCode::ServerFault, format!("delete: {e}"))))
+    }
+
+    /// Deletes volumes whose time is up, and ends tree sessions that are silent.
+    pub async fn sweep(self: &Arc<Self>) {
+        let expired = self.volumes().expired(clock::now());
+        for id in expired {
+            tracing::info!(volume = %id, "volume expired");
+            self.counters.add("volumes.expired", 1);
+            if let Err(error) = self.delete(id).await {
+                tracing::warn!(volume = %id, %error, "expired volume is not deleted yet");
+            }
+        }
+        self.trees.sweep(clock::now()).await;
+    }
+
+    /// Has a cache volume show the present state of its source.
+    ///
+    /// # Errors
+    /// `VolumeLost`, `WrongState` for a scratch volume, what the source answers.
+    pub async fn invalidate(
+        self: &Arc<Self>,
+        call: InvalidateVolume,
+        deadline: Deadline,
+    ) -> Result<VolumeStatus> {
+        let id = call.volume;
+        self.touch(id)?;
+        let spec = self.volumes().get(id).map(|row| row.spec.clone()).ok_or_else(|| lost(id))?;
+        if matches!(spec.kind, VolumeKind::Scratch { .. }) {
+            let text = format!("volume {id} is a scratch volume; only a cache is invalidated");
+            return Err(Error::new(ErrorCode::WrongState, text));
+        }
+        let manifest = self.caches.invalidate(id, call.source_token, deadline).await?;
+        let this = self.clone();
+        // Not tied to the caller: the cache shows the new state already.
+        let kept = tokio::spawn(async move {
+            let _turn = this.turn(id).await;
+            if this.volumes().get(id).is_none() {
+                return Err(lost(id));
+            }
+            this.table.write(Change::Keep(VolumeRecord { spec, manifest: Some(manifest) })).await?;
+            this.volumes().refreshed(id, manifest);
+            this.notify();
+            Ok(())
+        });
+        kept.await.unwrap_or_else(|e| {
+            Err(Error::new(ErrorCode::ServerFault, format!("invalidate: {e}")))
+        })?;
+        self.show(id).await
+    }
+
+    async fn make(self: Arc<Self>, call: CreateVolume) {
+        let (id, kind) = (call.spec.id, call.spec.kind.clone());
+        let scratch = matches!(kind, VolumeKind::Scratch { .. });
+        let made = match self.begin(id, scratch).await {
+            Ok(()) => tokio::select! {
+                made = self.prepare(&call) => made,
+                () = self.until_deleted(id) => Err(lost(id)),
+            },
+            Err(error) => Err(error),
+        };
+        let placed = match made {
+            Ok(manifest) => self.place(&call.spec, manifest).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = placed {
+            let _turn = self.turn(id).await;
+            self.discard(id, scratch).await;
+            let mut volumes = self.volumes();
+            if volumes.get(id).is_some() {
+                tracing::warn!(volume = %id, %error, "volume not made");
+                self.counters.add("volumes.failed", 1);
+            }
+            volumes.failed(clock::now(), id, error.to_string());
+        }
+        self.notify();
+    }
+
+    async fn begin(&self, id: VolumeId, scratch: bool) -> Result<()> {
+        if !scratch {
+            return Ok(());
+        }
+        let store = self.store.clone();
+        blocking(move || store.begin(id).map(drop).map_err(|e| disk(id, &e))).await
+    }
+
+    /// Makes the content, out of sight.
+    async fn prepare(&self, call: &CreateVolume) -> Result<Option<Digest>> {
+        let (spec, token) = (&call.spec, call.source_token.clone());
+        match &spec.kind {
+            VolumeKind::Scratch { fill: None } => Ok(None),
+            VolumeKind::Scratch { fill: Some(source) } => {
+                let fill = Fill {
+                    pool: self.pool.clone(),
+                    token,
+                    source: source.clone(),
+                    limit: Amount { bytes: spec.size_bytes, files: spec.size_files },
+                    counters: self.counters.clone(),
+                };
+                fill.run(&self.store.tree_in_making(spec.id)).await.map(|()| None)
+            }
+            VolumeKind::Cache { .. } => {
+                let deadline = Deadline::after_ms(LIST_MS);
+                self.caches.create(spec, token, deadline).await.map(Some)
+            }
+        }
+    }
+
+    /// Puts a volume in place: durable first, visible then.
+    async fn place(&self, spec: &VolumeSpec, manifest: Option<Digest>) -> Result<()> {
+        let id = spec.id;
+        let _turn = self.turn(id).await;
+        if self.volumes().get(id).is_none() {
+            return Err(lost(id));
+        }
+        if matches!(spec.kind, VolumeKind::Scratch { .. }) {
+            let store = self.store.clone();
+            blocking(move || store.commit(id).map_err(|e| disk(id, &e))).await?;
+        }
+        self.table.write(Change::Keep(VolumeRecord { spec: spec.clone(), manifest })).await?;
+        let wanted = self.volumes().ready(clock::now(), id, manifest);
+        assert!(wanted, "volume {id} was deleted out of turn");
+        self.counters.add("volumes.made", 1);
+        Ok(())
+    }
+
+    async fn end(self: Arc<Self>, id: VolumeId) -> Result<Done> {
+        let turn = self.turn(id).await;
+        let when = clock::now();
+        let deletion = self.volumes().delete(when, id);
+        self.notify();
+        self.trees.drop_volume(id).await;
+        let cache = deletion
+            .row
+            .as_ref()
+            .is_some_and(|row| matches!(row.spec.kind, VolumeKind::Cache { .. }));
+        if cache {
+            self.caches.remove(id);
+        }
+        let store = self.store.clone();
+        blocking(move || store.trash(id).map_err(|e| disk(id, &e))).await?;
+        self.table.write(Change::Bury { id, when, forgotten: deletion.forgotten }).await?;
+        drop(turn);
+        let this = self.clone();
+        tokio::spawn(async move {
+            let store = this.store.clone();
+            let emptied = blocking(move || store.empty_trash(id).map_err(|e| disk(id, &e))).await;
+            match emptied {
+                Ok(()) => this.volumes().removed(id),
+                // The space stays reserved, as it is not free.
+                Err(error) => tracing::warn!(volume = %id, %error, "trash not emptied"),
+            }
+            this.notify();
+        });
+        Ok(Done)
+    }
+
+    async fn discard(&self, id: VolumeId, scratch: bool) {
+        if !scratch {
+            self.caches.remove(id);
+            return;
+        }
+        let store = self.store.clone();
+        let gone = blocking(move || {
+            store.trash(id).and_then(|()| store.empty_trash(id)).map_err(|e| disk(id, &e))
+        });
+        if let Err(error) = gone.await {
+            tracing::warn!(volume = %id, %error, "half-made volume not removed");
+        }
+    }
+
+    async fn until_deleted(&self, id: VolumeId) {
+        let mut changes = self.changes();
+        while self.volumes().get(id).is_some() {
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn check(spec: &VolumeSpec) -> Result<()> {
+    let bad = |text: String| Err(Error::new(ErrorCode::Malformed, text));
+    let (source, cooperative) = match &spec.kind {
+        VolumeKind::Scratch { fill } => (fill.as_ref(), ""),
+        VolumeKind::Cache { source, cooperative, .. } => (Some(source), cooperative.as_str()),
+    };
+    let address = match source {
+        Some(Source::Home { address, path }) => {
+            check_relative(path)?;
+            address.as_str()
+        }
+        Some(Source::Volume { address, .. }) => address.as_str(),
+        None => "",
+    };
+    for text in [spec.name.as_str(), spec.owner.as_str(), address, cooperative] {
+        if text.len() > TEXT_BYTES_MAX {
+            return bad(format!("a text of volume {} is over {TEXT_BYTES_MAX} bytes", spec.id));
+        }
+    }
+    if spec.lifetime_ms == 0 || spec.lifetime_ms > LIFETIME_MS_MAX {
+        return bad(format!("the lifetime of volume {} must be 1 ms to ten years", spec.id));
+    }
+    Ok(())
+}
+
+fn refuse(spec: &VolumeSpec, refusal: Refusal) -> Error {
+    let id = spec.id;
+    match refusal {
+        Refusal::Conflict => {
+            let text = format!("volume {id} exists with another specification; choose a new id");
+            Error::new(ErrorCode::Conflict, text)
+        }
+        Refusal::Gone => {
+            let text = format!("volume {id} was deleted or has expired; choose a new id");
+            Error::new(ErrorCode::VolumeLost, text)
+        }
+        Refusal::Short { short: Short::Bytes(free), .. } => {
+            let text = format!("volume {id} needs {} bytes, {free} are free", spec.size_bytes);
+            Error::new(ErrorCode::NoSpaceBytes, text)
+        }
+        Refusal::Short { short: Short::Files(free), .. } => {
+            let text = format!("volume {id} needs {} files, {free} are free", spec.size_files);
+            Error::new(ErrorCode::NoSpaceFiles, text)
+        }
+        Refusal::TooMany => {
+            let text = format!("there are {VOLUMES_MAX} volumes; delete some first");
+            Error::new(ErrorCode::Busy, text)
+        }
+    }
+}
+
+fn disk(id: VolumeId, error: &std::io::Error) -> Error {
+    Error::new(ErrorCode::ServerFault, format!("store of volume {id}: {error}"))
+}

@@ -1,0 +1,222 @@
+//! A volume as a source for replicas: its tree in path order, page by page, and ranges of its
+//! files with digests. Reads only; follows no symbolic link out of the volume.
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use bafs_proto::hash::Digest;
+use bafs_proto::limits::{BLOCK_BYTES_DEFAULT, BODY_BYTES_MAX, PAGE_ENTRIES_MAX, PATH_BYTES_MAX};
+use bafs_proto::message::{ReadVolumeFile, SourceData, SourceKind, SourcePage};
+use bafs_proto::path::check_relative;
+use bafs_proto::{Error, ErrorCode, Result};
+use bytes::Bytes;
+
+use super::beneath::{self, Beneath};
+
+/// The digests of [`ReadVolumeFile`] cover pieces of this many bytes.
+pub(super) const PIECE_BYTES: u32 = BLOCK_BYTES_DEFAULT;
+
+/// A page ends when its paths and link targets have so many bytes, to fit a header.
+const PAGE_BYTES_MAX: usize = 512 << 10;
+
+/// A directory on the way down: its path and the names in it that are still to come, last first.
+struct Level {
+    path: String,
+    names: Vec<String>,
+}
+
+/// A page of the listing of the tree at `root`, after the path `after`. Blocks.
+pub(super) fn list(root: &Path, after: Option<&str>) -> Result<SourcePage> {
+    check_relative(after.unwrap_or_default())?;
+    let beneath = Beneath::open(root).map_err(|e| fault("the volume's root", &e))?;
+    let mut entries = Vec::new();
+    if after.is_none() {
+        entries.extend(beneath.look("").map_err(|e| fault("the volume's root", &e))?);
+    }
+    let mut levels = Vec::new();
+    descend(&beneath, "", after.unwrap_or_default(), &mut levels)?;
+    let mut bytes = 0;
+    while let Some(level) = levels.last_mut() {
+        let Some(name) = level.names.pop() else {
+            levels.pop();
+            continue;
+        };
+        if entries.len() >= PAGE_ENTRIES_MAX || bytes >= PAGE_BYTES_MAX {
+            return Ok(SourcePage { entries, more: true });
+        }
+        let path = join(&level.path, &name);
+        if path.len() > PATH_BYTES_MAX {
+            let text = format!("a path below '{}' is too long to be copied", level.path);
+            return Err(Error::new(ErrorCode::BadPath, text));
+        }
+        let found = match beneath.look(&path) {
+            // It vanished meanwhile: a volume in use may change under a listing.
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
+            found => found.map_err(|e| fault(&path, &e))?,
+        };
+        let Some(entry) = found else { continue };
+        bytes += path.len() + 64;
+        match &entry.kind {
+            SourceKind::Directory => {
+                let names = beneath.names(&path).map_err(|e| fault(&path, &e))?;
+                levels.push(Level { path, names: names.into_iter().rev().collect() });
+            }
+            SourceKind::Symlink(target) => bytes += target.len(),
+            SourceKind::File => {}
+        }
+        entries.push(entry);
+    }
+    Ok(SourcePage { entries, more: false })
+}
+
+/// Opens the directories on the way to `after`, with the names in them that come after it. What
+/// is inside of `after` comes after it too.
+fn descend(beneath: &Beneath, path: &str, after: &str, levels: &mut Vec<Level>) -> Result<()> {
+    let mut path = path.to_owned();
+    let mut components = after.split('/').filter(|component| !component.is_empty());
+    loop {
+        let names = match beneath.names(&path) {
+            Ok(names) => names,
+            Err(_) if !path.is_empty() => return Ok(()), // no directory, or gone: nothing inside
+            Err(e) => return Err(fault("the volume's root", &e)),
+        };
+        let next = components.next();
+        let later = |name: &String| next.is_none_or(|next| name.as_str() > next);
+        let names = names.into_iter().rev().filter(later).collect();
+        levels.push(Level { path: path.clone(), names });
+        let Some(next) = next else { return Ok(()) };
+        path = join(&path, next);
+    }
+}
+
+/// A range of a file of the tree at `root`. Blocks.
+pub(super) fn read(root: &Path, call: &ReadVolumeFile) -> Result<(SourceData, Bytes)> {
+    check_relative(&call.path)?;
+    if call.length > BODY_BYTES_MAX {
+        let text = format!("{} bytes are more than one reply carries", call.length);
+        return Err(Error::new(ErrorCode::Malformed, text));
+    }
+    let what = |e: &std::io::Error| match e.kind() {
+        std::io::ErrorKind::NotFound => {
+            let text = format!("volume {} has no file '{}'", call.volume, call.path);
+            Error::new(ErrorCode::NotFound, text)
+        }
+        _ => fault(&call.path, e),
+    };
+    let beneath = Beneath::open(root).map_err(|e| fault("the volume's root", &e))?;
+    let file = beneath.open_file(&call.path).map_err(|e| what(&e))?;
+    let unchanged = || -> Result<()> {
+        if beneath::identity(&file).map_err(|e| what(&e))? == call.identity {
+            return Ok(());
+        }
+        let text = format!("'{}' of volume {} has changed", call.path, call.volume);
+        Err(Error::new(ErrorCode::SourceChanged, text))
+    };
+    unchanged()?;
+    let left = call.identity.size.saturating_sub(call.offset);
+    let length = left.min(u64::from(call.length));
+    let mut data = vec![0; usize::try_from(length).unwrap_or(0)];
+    file.read_exact_at(&mut data, call.offset).map_err(|e| what(&e))?;
+    unchanged()?;
+    let digests = data.chunks(PIECE_BYTES as usize).map(Digest::of).collect();
+    Ok((SourceData { digests }, data.into()))
+}
+
+fn join(parent: &str, name: &str) -> String {
+    if parent.is_empty() { name.to_owned() } else { format!("{parent}/{name}") }
+}
+
+fn fault(what: &str, error: &std::io::Error) -> Error {
+    let code = match error.kind() {
+        std::io::ErrorKind::InvalidInput | std::io::ErrorKind::InvalidData => ErrorCode::BadPath,
+        _ if error.raw_os_error() == Some(rustix::io::Errno::XDEV.raw_os_error()) => {
+            ErrorCode::BadPath
+        }
+        _ => ErrorCode::ServerFault,
+    };
+    Error::new(code, format!("{what}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bafs_proto::ids::VolumeId;
+    use std::fs;
+
+    fn tree() -> tempfile::TempDir {
+        let root = tempfile::tempdir().expect("directory");
+        for directory in ["a", "a/b", "a-b", "empty"] {
+            fs::create_dir(root.path().join(directory)).expect("directory");
+        }
+        for file in ["a/b/1", "a/c", "a-b/x", "b", "a.b"] {
+            fs::write(root.path().join(file), file).expect("write");
+        }
+        std::os::unix::fs::symlink("/etc/passwd", root.path().join("out")).expect("link");
+        root
+    }
+
+    const ORDER: [&str; 11] =
+        ["", "a", "a/b", "a/b/1", "a/c", "a-b", "a-b/x", "a.b", "b", "empty", "out"];
+
+    #[test]
+    fn the_order_is_by_component_and_every_place_resumes() {
+        let root = tree();
+        let paths = |after: Option<&str>| -> Vec<String> {
+            let page = list(root.path(), after).expect("list");
+            assert!(!page.more);
+            page.entries.into_iter().map(|entry| entry.path).collect()
+        };
+        assert_eq!(paths(None), ORDER);
+        for (at, after) in ORDER.iter().enumerate() {
+            assert_eq!(paths(Some(after)), ORDER[at + 1..], "after '{after}'");
+        }
+        assert_eq!(paths(Some("a/bb")), ORDER[4..], "a name that is not there (any more)");
+        assert!(list(root.path(), Some("../x")).is_err());
+    }
+
+    #[test]
+    fn long_listings_come_in_pages() {
+        let root = tempfile::tempdir().expect("directory");
+        for number in 0..PAGE_ENTRIES_MAX + 10 {
+            fs::write(root.path().join(format!("{number:05}")), b"").expect("write");
+        }
+        let first = list(root.path(), None).expect("list");
+        assert!(first.more && first.entries.len() == PAGE_ENTRIES_MAX);
+        let after = first.entries.last().map(|entry| entry.path.clone());
+        let second = list(root.path(), after.as_deref()).expect("list");
+        assert!(!second.more);
+        assert_eq!(first.entries.len() + second.entries.len(), PAGE_ENTRIES_MAX + 11);
+    }
+
+    #[test]
+    fn ranges_carry_digests_and_notice_change() {
+        let root = tree();
+        let content: Vec<u8> = (0..200_000u32).map(|i| (i % 251) as u8).collect();
+        fs::write(root.path().join("big"), &content).expect("write");
+        let file = fs::File::open(root.path().join("big")).expect("open");
+        let identity = beneath::identity(&file).expect("identity");
+        let call = |offset, length| ReadVolumeFile {
+            volume: VolumeId(1),
+            path: "big".to_owned(),
+            identity,
+            offset,
+            length,
+        };
+        let (data, body) = read(root.path(), &call(100, 150_000)).expect("read");
+        assert_eq!(body, content[100..150_100]);
+        let pieces: Vec<_> = body.chunks(PIECE_BYTES as usize).map(Digest::of).collect();
+        assert_eq!(data.digests, pieces);
+        assert_eq!(read(root.path(), &call(199_999, 9)).expect("read").1.len(), 1);
+        assert!(read(root.path(), &call(u64::MAX, 9)).expect("read").1.is_empty());
+        let code = |result: Result<(SourceData, Bytes)>| result.expect_err("refused").code;
+        let other = ReadVolumeFile { path: "a/c".to_owned(), ..call(0, 1) };
+        assert_eq!(code(read(root.path(), &other)), ErrorCode::SourceChanged);
+        let missing = ReadVolumeFile { path: "no".to_owned(), ..call(0, 1) };
+        assert_eq!(code(read(root.path(), &missing)), ErrorCode::NotFound);
+        for path in ["out", "a", "../x"] {
+            let outside = ReadVolumeFile { path: path.to_owned(), ..call(0, 1) };
+            assert_eq!(code(read(root.path(), &outside)), ErrorCode::BadPath, "{path}");
+        }
+        assert_eq!(code(read(root.path(), &call(0, u32::MAX))), ErrorCode::Malformed);
+    }
+}

@@ -1,0 +1,264 @@
+//! The volumes of a storage server: what is there, what it uses, how long it lives. What may be
+//! done is decided in `logic/volumes.rs`; rights are checked by the node before it calls.
+
+mod beneath;
+mod extract;
+mod extracts;
+mod fill;
+mod life;
+mod listing;
+mod store;
+mod table;
+mod trees;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bafs_proto::ids::VolumeId;
+use bafs_proto::message::{
+    ListVolumeTree, ReadVolumeFile, RenewVolumes, RenewedVolumes, SourceData, SourcePage,
+    VolumeList,
+};
+use bafs_proto::net::pool::Pool;
+use bafs_proto::volume::{VolumeKind, VolumeState, VolumeStatus};
+use bafs_proto::{Error, ErrorCode, Result};
+use bytes::Bytes;
+use tokio::sync::watch;
+
+pub use store::Store;
+
+use crate::cache::Caches;
+use crate::clock;
+use crate::counters::Counters;
+use crate::logic::space::Amount;
+use crate::logic::volumes::{Row, VolumeTable};
+use extracts::Extracts;
+use table::{Change, Table, VolumeRecord};
+use trees::OpenTrees;
+
+/// Changes of volumes take turns by these many keys: one volume never changes twice at once.
+const TURNS: usize = 64;
+
+/// The volumes of one server.
+#[derive(Debug)]
+pub struct Storage {
+    store: Arc<Store>,
+    table: Table,
+    volumes: Mutex<VolumeTable>,
+    turns: Vec<tokio::sync::Mutex<()>>,
+    changed: watch::Sender<u64>,
+    extracts: Extracts,
+    trees: OpenTrees,
+    caches: Arc<Caches>,
+    pool: Pool,
+    counters: Counters,
+}
+
+impl Storage {
+    /// Takes up the volumes of a store. What was half made is removed; what was ready is served.
+    ///
+    /// # Errors
+    /// `ServerFault` when the store cannot be read, `VersionMismatch` when another program wrote
+    /// it.
+    pub async fn open(
+        store: Arc<Store>,
+        capacity: Amount,
+        pool: Pool,
+        caches: Arc<Caches>,
+        counters: Counters,
+    ) -> Result<Arc<Self>> {
+        let opened = store.clone();
+        let (table, loaded) = blocking(move || Table::open(&opened.table())).await?;
+        let now = clock::now();
+        let mut volumes = VolumeTable::new(capacity);
+        for (id, when) in loaded.gone {
+            volumes.bury(when, id);
+        }
+        for VolumeRecord { spec, manifest } in loaded.volumes {
+            let there = match spec.kind {
+                VolumeKind::Scratch { .. } => store.tree(spec.id).is_dir(),
+                VolumeKind::Cache { .. } => caches.used(spec.id).is_some(),
+            };
+            if there {
+                volumes.restore(now, spec, manifest);
+            } else {
+                tracing::warn!(volume = %spec.id, "the store lost a volume; its row is dropped");
+                table.write(Change::Drop(spec.id)).await?;
+            }
+        }
+        for advert in caches.adverts() {
+            if volumes.get(advert.volume).is_none() {
+                caches.remove(advert.volume);
+            }
+        }
+        let known: std::collections::BTreeSet<_> = volumes.rows().map(|row| row.spec.id).collect();
+        let swept = store.clone();
+        blocking(move || {
+            swept
+                .sweep(|id| known.contains(&id))
+                .map_err(|e| Error::new(ErrorCode::ServerFault, format!("sweep of the store: {e}")))
+        })
+        .await?;
+        Ok(Arc::new(Self {
+            store,
+            table,
+            volumes: Mutex::new(volumes),
+            turns: (0..TURNS).map(|_| tokio::sync::Mutex::default()).collect(),
+            changed: watch::Sender::new(0),
+            extracts: Extracts::default(),
+            trees: OpenTrees::new(counters.clone()),
+            caches,
+            pool,
+            counters,
+        }))
+    }
+
+    /// Wakes whenever a volume or the free space changes.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// Space for volumes: all of it, and what is not reserved.
+    pub fn space(&self) -> (Amount, Amount) {
+        let volumes = self.volumes();
+        (volumes.space().capacity(), volumes.space().free())
+    }
+
+    /// Volumes that `visible` admits, by id.
+    ///
+    /// # Errors
+    /// `ServerFault` when the use of a volume cannot be measured.
+    pub async fn list(&self, visible: impl Fn(VolumeId) -> bool) -> Result<VolumeList> {
+        let rows: Vec<Row> =
+            self.volumes().rows().filter(|row| visible(row.spec.id)).cloned().collect();
+        let mut volumes = Vec::with_capacity(rows.len());
+        for row in rows {
+            volumes.push(self.status(row).await?);
+        }
+        Ok(VolumeList { volumes })
+    }
+
+    /// One volume.
+    ///
+    /// # Errors
+    /// `VolumeLost` when it does not exist (any more).
+    pub async fn show(&self, id: VolumeId) -> Result<VolumeStatus> {
+        let row = self.volumes().get(id).cloned().ok_or_else(|| lost(id))?;
+        self.status(row).await
+    }
+
+    /// Puts off the end of life of volumes, and names those that are gone.
+    pub fn renew(&self, call: RenewVolumes) -> RenewedVolumes {
+        let (now, mut volumes) = (clock::now(), self.volumes());
+        let lost = call.volumes.into_iter().filter(|id| !volumes.renew(now, *id)).collect();
+        RenewedVolumes { lost }
+    }
+
+    /// A page of the tree of a scratch volume.
+    ///
+    /// # Errors
+    /// `VolumeLost`, `Busy` while it is being filled, `WrongState` for another kind, `BadPath`.
+    pub async fn list_tree(&self, call: ListVolumeTree) -> Result<SourcePage> {
+        let tree = self.scratch(call.volume)?;
+        self.if_lives(call.volume, blocking(move || listing::list(&tree, call.after.as_deref())))
+            .await
+    }
+
+    /// A range of a file of a scratch volume.
+    ///
+    /// # Errors
+    /// As [`Self::list_tree`], and `NotFound` or `SourceChanged` for the file.
+    pub async fn read_file(&self, call: ReadVolumeFile) -> Result<(SourceData, Bytes)> {
+        let tree = self.scratch(call.volume)?;
+        self.if_lives(call.volume, blocking(move || listing::read(&tree, &call))).await
+    }
+
+    /// Someone uses a volume of any kind, which counts as interest.
+    ///
+    /// # Errors
+    /// `VolumeLost`, `Busy` while it is being made, `WrongState` when making it failed.
+    pub fn touch(&self, id: VolumeId) -> Result<()> {
+        let mut volumes = self.volumes();
+        volumes.renew(clock::now(), id);
+        let row = volumes.get(id).ok_or_else(|| lost(id))?;
+        match row.state {
+            VolumeState::Ready => Ok(()),
+            VolumeState::Creating => {
+                Err(Error::new(ErrorCode::Busy, format!("volume {id} is still being made")))
+            }
+            VolumeState::Failed => {
+                let text = format!("volume {id} could not be made: {}", row.fault);
+                Err(Error::new(ErrorCode::WrongState, text))
+            }
+        }
+    }
+
+    /// The tree of a scratch volume that is in use.
+    fn scratch(&self, id: VolumeId) -> Result<PathBuf> {
+        self.touch(id)?;
+        let volumes = self.volumes();
+        let row = volumes.get(id).ok_or_else(|| lost(id))?;
+        match row.spec.kind {
+            VolumeKind::Scratch { .. } => Ok(self.store.tree(id)),
+            VolumeKind::Cache { .. } => {
+                let text = format!("volume {id} is a cache volume; this call needs a scratch one");
+                Err(Error::new(ErrorCode::WrongState, text))
+            }
+        }
+    }
+
+    /// A failure of work on a volume that was deleted meanwhile means that the volume is lost.
+    async fn if_lives<T>(
+        &self,
+        id: VolumeId,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let result = work.await;
+        if result.is_err() && self.volumes().get(id).is_none() {
+            return Err(lost(id));
+        }
+        result
+    }
+
+    async fn status(&self, row: Row) -> Result<VolumeStatus> {
+        let id = row.spec.id;
+        let (used_bytes, used_files) = match (row.state, &row.spec.kind) {
+            (VolumeState::Ready, VolumeKind::Scratch { .. }) => {
+                let tree = self.trees.tree(&row.spec, self.store.tree(id));
+                self.if_lives(id, tree).await?.used()
+            }
+            (VolumeState::Ready, VolumeKind::Cache { .. }) => {
+                self.caches.used(id).unwrap_or_default()
+            }
+            _ => (0, 0),
+        };
+        let Row { spec, state, fault, manifest, expires } = row;
+        Ok(VolumeStatus { spec, state, fault, used_bytes, used_files, manifest, expires })
+    }
+
+    fn volumes(&self) -> MutexGuard<'_, VolumeTable> {
+        self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn notify(&self) {
+        self.changed.send_modify(|version| *version += 1);
+    }
+
+    async fn turn(&self, id: VolumeId) -> tokio::sync::MutexGuard<'_, ()> {
+        let key = (id.0 ^ (id.0 >> 64)) % TURNS as u128;
+        self.turns[usize::try_from(key).unwrap_or(0)].lock().await
+    }
+}
+
+fn lost(id: VolumeId) -> Error {
+    let text = format!("volume {id} does not exist here (any more)");
+    Error::new(ErrorCode::VolumeLost, text)
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|e| Err(Error::new(ErrorCode::ServerFault, format!("store: {e}"))))
+}

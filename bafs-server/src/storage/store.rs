@@ -1,0 +1,267 @@
+//! Directories of a store and the moves between them; knows nothing of states and reservations.
+//!
+//! ```text
+//! lock          held while a node serves the store
+//! server-id     the id of the server, made once
+//! table.redb    the durable table
+//! making/ID     a volume on its way: its content is in `tree`
+//! volumes/ID    a volume in place
+//! trash/        what is being removed
+//! cache/        blocks of cache volumes
+//! logs/         what agents of jobs said
+//! ```
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_proto::{Error, ErrorCode, Result};
+use rustix::fs::{FlockOperation, flock};
+
+/// Attempts to empty a directory in which a call that was given up may still make files.
+const REMOVE_ATTEMPTS: u32 = 5;
+
+/// Pause between the attempts.
+const REMOVE_PAUSE: Duration = Duration::from_millis(50);
+
+/// The directories of one store. While it lives, no other process can open the store.
+#[derive(Debug)]
+pub struct Store {
+    root: PathBuf,
+    id: ServerId,
+    trashed: AtomicU64,
+    _lock: File,
+}
+
+impl Store {
+    /// Opens the store at `root`, made if it is not there. Blocks.
+    ///
+    /// # Errors
+    /// `Conflict` when another node serves it, `ServerFault` when the disk refuses.
+    pub fn open(root: &Path) -> Result<Self> {
+        let fault = |e: &dyn std::fmt::Display| {
+            Error::new(ErrorCode::ServerFault, format!("store {}: {e}", root.display()))
+        };
+        for part in ["volumes", "making", "trash", "cache", "logs"] {
+            fs::create_dir_all(root.join(part)).map_err(|e| fault(&e))?;
+        }
+        // What users keep in volumes is nobody else's business on this machine.
+        fs::set_permissions(root, fs::Permissions::from_mode(0o700)).map_err(|e| fault(&e))?;
+        let mut options = OpenOptions::new();
+        let lock = options.create(true).truncate(false).write(true).open(root.join("lock"));
+        let lock = lock.map_err(|e| fault(&e))?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|e| match e {
+            rustix::io::Errno::WOULDBLOCK => {
+                let text = format!(
+                    "store {} is in use by another node; stop it or choose another directory",
+                    root.display()
+                );
+                Error::new(ErrorCode::Conflict, text)
+            }
+            other => fault(&other),
+        })?;
+        let id = load_id(root).map_err(|e| fault(&e))?;
+        Ok(Self { root: root.to_owned(), id, trashed: AtomicU64::new(0), _lock: lock })
+    }
+
+    /// The id of the server, the same in every life of the store.
+    pub fn id(&self) -> ServerId {
+        self.id
+    }
+
+    /// Where the cache keeps its blocks.
+    pub fn cache(&self) -> PathBuf {
+        self.root.join("cache")
+    }
+
+    /// Where the agents' logs are.
+    pub fn logs(&self) -> PathBuf {
+        self.root.join("logs")
+    }
+
+    pub(super) fn table(&self) -> PathBuf {
+        self.root.join("table.redb")
+    }
+
+    /// The tree of a volume in place.
+    pub(super) fn tree(&self, id: VolumeId) -> PathBuf {
+        self.root.join("volumes").join(id.to_string()).join("tree")
+    }
+
+    /// The tree of a volume on its way.
+    pub(super) fn tree_in_making(&self, id: VolumeId) -> PathBuf {
+        self.making(id).join("tree")
+    }
+
+    /// Makes the empty tree of a volume on its way, in place of an earlier attempt.
+    pub(super) fn begin(&self, id: VolumeId) -> io::Result<PathBuf> {
+        self.trash(id)?;
+        let tree = self.tree_in_making(id);
+        fs::create_dir_all(&tree)?;
+        Ok(tree)
+    }
+
+    /// Puts a volume that was on its way in place; when this returns, it is durable (the content
+    /// must have been made so before).
+    pub(super) fn commit(&self, id: VolumeId) -> io::Result<()> {
+        let volumes = self.root.join("volumes");
+        File::open(self.making(id))?.sync_all()?;
+        fs::rename(self.making(id), volumes.join(id.to_string()))?;
+        File::open(volumes)?.sync_all()
+    }
+
+    /// Moves whatever there is of a volume out of the way, at once.
+    pub(super) fn trash(&self, id: VolumeId) -> io::Result<()> {
+        for place in [self.making(id), self.root.join("volumes").join(id.to_string())] {
+            let number = self.trashed.fetch_add(1, Ordering::Relaxed);
+            let target = self.root.join("trash").join(format!("{id}-{number}"));
+            match fs::rename(&place, &target) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                result => result?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what was trashed of a volume. May take long.
+    pub(super) fn empty_trash(&self, id: VolumeId) -> io::Result<()> {
+        let prefix = format!("{id}-");
+        for entry in fs::read_dir(self.root.join("trash"))? {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().starts_with(&prefix) {
+                remove_tree(&entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what earlier lives of the server left: half-made volumes, trash, and volumes that
+    /// `known` does not know.
+    pub(super) fn sweep(&self, known: impl Fn(VolumeId) -> bool) -> io::Result<()> {
+        for entry in fs::read_dir(self.root.join("volumes"))? {
+            let entry = entry?;
+            let id = entry.file_name().to_string_lossy().parse::<VolumeId>();
+            if !id.is_ok_and(&known) {
+                remove_tree(&entry.path())?;
+            }
+        }
+        for part in ["making", "trash"] {
+            for entry in fs::read_dir(self.root.join(part))? {
+                remove_tree(&entry?.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn making(&self, id: VolumeId) -> PathBuf {
+        self.root.join("making").join(id.to_string())
+    }
+}
+
+fn load_id(root: &Path) -> io::Result<ServerId> {
+    let path = root.join("server-id");
+    match fs::read_to_string(&path) {
+        Ok(text) => text.trim().parse().map_err(|e| {
+            let text = format!("server-id: {e}; restore it, or remove it with the whole store");
+            io::Error::new(io::ErrorKind::InvalidData, text)
+        }),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            let id = ServerId::random();
+            let fresh = root.join("server-id.new");
+            let mut file = File::create(&fresh)?;
+            writeln!(file, "{id}")?;
+            file.sync_all()?;
+            fs::rename(fresh, path)?;
+            File::open(root)?.sync_all()?;
+            Ok(id)
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// Removes a tree, also directories that their owner made read-only and, after a pause, what was
+/// made in it meanwhile.
+fn remove_tree(path: &Path) -> io::Result<()> {
+    let mut attempts = 0;
+    loop {
+        match fs::remove_dir_all(path) {
+            Ok(()) => return Ok(()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(e) if e.kind() == io::ErrorKind::NotADirectory => return fs::remove_file(path),
+            Err(e) if attempts == REMOVE_ATTEMPTS => return Err(e),
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => unlock_directories(path)?,
+            Err(_) => std::thread::sleep(REMOVE_PAUSE),
+        }
+        attempts += 1;
+    }
+}
+
+fn unlock_directories(root: &Path) -> io::Result<()> {
+    let mut waiting = vec![root.to_owned()];
+    while let Some(directory) = waiting.pop() {
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o700))?;
+        for entry in fs::read_dir(&directory)? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                waiting.push(entry.path());
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_store_has_one_node_and_keeps_its_id() {
+        let directory = tempfile::tempdir().expect("directory");
+        let store = Store::open(directory.path()).expect("open");
+        let id = store.id();
+        let second = Store::open(directory.path()).expect_err("in use");
+        assert_eq!(second.code, ErrorCode::Conflict);
+        assert!(second.detail.contains("another node"), "{second}");
+        drop(store);
+        assert_eq!(Store::open(directory.path()).expect("open").id(), id);
+    }
+
+    #[test]
+    fn volumes_come_into_place_whole_and_leave_whole() {
+        let directory = tempfile::tempdir().expect("directory");
+        let store = Store::open(directory.path()).expect("open");
+        let id = VolumeId(7);
+        let tree = store.begin(id).expect("begin");
+        fs::write(tree.join("a"), b"x").expect("write");
+        assert!(!store.tree(id).exists());
+        store.commit(id).expect("commit");
+        assert_eq!(fs::read(store.tree(id).join("a")).expect("read"), b"x");
+        store.trash(id).expect("trash");
+        assert!(!store.tree(id).exists());
+        store.empty_trash(id).expect("empty");
+        assert_eq!(fs::read_dir(directory.path().join("trash")).expect("trash").count(), 0);
+    }
+
+    #[test]
+    fn the_sweep_keeps_known_volumes_only() {
+        let directory = tempfile::tempdir().expect("directory");
+        let store = Store::open(directory.path()).expect("open");
+        for id in [VolumeId(1), VolumeId(2)] {
+            let tree = store.begin(id).expect("begin");
+            let locked = tree.join("locked");
+            fs::create_dir(&locked).expect("directory");
+            fs::write(locked.join("f"), b"x").expect("write");
+            fs::set_permissions(&locked, fs::Permissions::from_mode(0o500)).expect("chmod");
+            store.commit(id).expect("commit");
+        }
+        store.begin(VolumeId(3)).expect("begin");
+        store.sweep(|id| id == VolumeId(1)).expect("sweep");
+        assert!(store.tree(VolumeId(1)).join("locked/f").exists());
+        assert!(!store.tree(VolumeId(2)).exists());
+        assert_eq!(fs::read_dir(directory.path().join("making")).expect("making").count(), 0);
+    }
+}

@@ -1,0 +1,325 @@
+//! The durable table of a store: ready volumes, dead ids, receipts. The only user of redb; decides
+//! nothing. One thread writes: whatever waits is committed (and synced) together.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bafs_proto::hash::Digest;
+use bafs_proto::ids::{ExtractId, VolumeId};
+use bafs_proto::message::{ExtractFile, PutReceipt};
+use bafs_proto::time::Time;
+use bafs_proto::volume::VolumeSpec;
+use bafs_proto::{Error, ErrorCode, Result, codec};
+use redb::{
+    Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition,
+    WriteTransaction,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot};
+
+/// Form of the records, first byte of each.
+const RECORD_VERSION: u8 = 1;
+
+/// Most receipts kept; beyond it the oldest goes.
+const RECEIPTS_MAX: u64 = 200_000;
+
+/// Most changes that wait for the writer, and most that one commit takes.
+const CHANGES_MAX: usize = 256;
+
+const VOLUMES: TableDefinition<'_, u128, &[u8]> = TableDefinition::new("volumes");
+const GONE: TableDefinition<'_, u128, u64> = TableDefinition::new("gone");
+const RECEIPTS: TableDefinition<'_, u128, &[u8]> = TableDefinition::new("receipts");
+const RECEIPT_ORDER: TableDefinition<'_, u64, u128> = TableDefinition::new("receipt-order");
+
+/// A ready volume as the table keeps it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct VolumeRecord {
+    pub(super) spec: VolumeSpec,
+    pub(super) manifest: Option<Digest>,
+}
+
+/// A finished extraction as the table keeps it: what was asked (without the capability) and the
+/// proof.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ReceiptRecord {
+    pub(super) volume: VolumeId,
+    pub(super) path: String,
+    pub(super) home: String,
+    pub(super) target: String,
+    pub(super) receipt: PutReceipt,
+}
+
+impl ReceiptRecord {
+    /// Whether `call` asks for exactly what this record proves.
+    pub(super) fn answers(&self, call: &ExtractFile) -> bool {
+        self.volume == call.volume
+            && self.path == call.path
+            && self.home == call.home
+            && self.target == call.target
+    }
+}
+
+/// A change of the table.
+#[derive(Debug)]
+pub(super) enum Change {
+    /// The volume is ready, or shows another state of its source.
+    Keep(VolumeRecord),
+    /// The id is dead; an older one may be forgotten for it.
+    Bury { id: VolumeId, when: Time, forgotten: Option<VolumeId> },
+    /// The volume was lost by the store itself: its row goes, its id may be used again.
+    Drop(VolumeId),
+    /// The extraction is done.
+    Receipt(ExtractId, ReceiptRecord),
+}
+
+/// Everything that the table knew of volumes when it was opened.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    pub(super) volumes: Vec<VolumeRecord>,
+    pub(super) gone: Vec<(VolumeId, Time)>,
+}
+
+type Waiting = (Change, oneshot::Sender<Result<()>>);
+
+/// The table of one store. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(super) struct Table {
+    database: Arc<Database>,
+    writer: mpsc::Sender<Waiting>,
+}
+
+impl Table {
+    /// Opens or makes the table at `path`, with its writing thread. Blocks.
+    ///
+    /// # Errors
+    /// `ServerFault` when the file is not usable or held by another process.
+    pub(super) fn open(path: &Path) -> Result<(Self, Loaded)> {
+        let doing = format!("volume table {}", path.display());
+        let broken = |error: Error| error.context(&doing);
+        let database = Arc::new(Database::create(path).map_err(|e| broken(fault(&e)))?);
+        let loaded = make_and_load(&database).map_err(broken)?;
+        let (writer, changes) = mpsc::channel(CHANGES_MAX);
+        let written = database.clone();
+        std::thread::Builder::new()
+            .name("bafs-table".to_owned())
+            .spawn(move || write_all(&written, changes))
+            .map_err(|e| broken(fault(&e)))?;
+        Ok((Self { database, writer }, loaded))
+    }
+
+    /// Makes a change; when this returns, it is durable.
+    ///
+    /// # Errors
+    /// `ServerFault`; the change may then be there after a restart or not.
+    pub(super) async fn write(&self, change: Change) -> Result<()> {
+        let stopped = || Error::new(ErrorCode::ServerFault, "the volume table has stopped");
+        let (sender, answer) = oneshot::channel();
+        self.writer.send((change, sender)).await.map_err(|_| stopped())?;
+        answer.await.map_err(|_| stopped())?
+    }
+
+    /// The receipt of a finished extraction.
+    ///
+    /// # Errors
+    /// `ServerFault` when the table cannot be read.
+    pub(super) async fn receipt(&self, id: ExtractId) -> Result<Option<ReceiptRecord>> {
+        let database = self.database.clone();
+        tokio::task::spawn_blocking(move || {
+            let reading = database.begin_read().map_err(|e| fault(&e))?;
+            let receipts = reading.open_table(RECEIPTS).map_err(|e| fault(&e))?;
+            let found = receipts.get(id.0).map_err(|e| fault(&e))?;
+            found.map(|record| decode(record.value())).transpose()
+        })
+        .await
+        .map_err(|e| fault(&e))?
+    }
+}
+
+/// Commits what waits, together, until nobody can ask any more.
+fn write_all(database: &Database, mut changes: mpsc::Receiver<Waiting>) {
+    while let Some(first) = changes.blocking_recv() {
+        let mut batch = vec![first];
+        while batch.len() < CHANGES_MAX
+            && let Ok(next) = changes.try_recv()
+        {
+            batch.push(next);
+        }
+        let result = commit(database, batch.iter().map(|(change, _)| change));
+        for (_, sender) in batch {
+            // Who asked may have given up; the change is made all the same.
+            let _ = sender.send(result.clone());
+        }
+    }
+}
+
+fn commit<'a>(database: &Database, changes: impl Iterator<Item = &'a Change>) -> Result<()> {
+    let writing = database.begin_write().map_err(|e| fault(&e))?;
+    for change in changes {
+        apply(&writing, change)?;
+    }
+    writing.commit().map_err(|e| fault(&e))
+}
+
+fn apply(writing: &WriteTransaction, change: &Change) -> Result<()> {
+    let mut volumes = writing.open_table(VOLUMES).map_err(|e| fault(&e))?;
+    match change {
+        Change::Keep(record) => {
+            volumes.insert(record.spec.id.0, &*encode(record)?).map_err(|e| fault(&e))?;
+        }
+        Change::Drop(id) => {
+            volumes.remove(id.0).map_err(|e| fault(&e))?;
+        }
+        Change::Bury { id, when, forgotten } => {
+            volumes.remove(id.0).map_err(|e| fault(&e))?;
+            let mut gone = writing.open_table(GONE).map_err(|e| fault(&e))?;
+            gone.insert(id.0, when.0).map_err(|e| fault(&e))?;
+            if let Some(forgotten) = forgotten {
+                gone.remove(forgotten.0).map_err(|e| fault(&e))?;
+            }
+        }
+        Change::Receipt(id, record) => keep_receipt(writing, *id, record)?,
+    }
+    Ok(())
+}
+
+fn keep_receipt(writing: &WriteTransaction, id: ExtractId, record: &ReceiptRecord) -> Result<()> {
+    let mut receipts = writing.open_table(RECEIPTS).map_err(|e| fault(&e))?;
+    let mut order = writing.open_table(RECEIPT_ORDER).map_err(|e| fault(&e))?;
+    let known = receipts.insert(id.0, &*encode(record)?).map_err(|e| fault(&e))?.is_some();
+    if known {
+        return Ok(());
+    }
+    let last = order.last().map_err(|e| fault(&e))?.map_or(0, |(number, _)| number.value());
+    order.insert(last + 1, id.0).map_err(|e| fault(&e))?;
+    if receipts.len().map_err(|e| fault(&e))? > RECEIPTS_MAX {
+        let oldest = order.pop_first().map_err(|e| fault(&e))?.map(|(_, id)| id.value());
+        if let Some(oldest) = oldest {
+            receipts.remove(oldest).map_err(|e| fault(&e))?;
+        }
+    }
+    Ok(())
+}
+
+fn make_and_load(database: &Database) -> Result<Loaded> {
+    let writing = database.begin_write().map_err(|e| fault(&e))?;
+    for table in [VOLUMES, RECEIPTS] {
+        writing.open_table(table).map_err(|e| fault(&e))?;
+    }
+    writing.open_table(GONE).map_err(|e| fault(&e))?;
+    writing.open_table(RECEIPT_ORDER).map_err(|e| fault(&e))?;
+    writing.commit().map_err(|e| fault(&e))?;
+
+    let reading = database.begin_read().map_err(|e| fault(&e))?;
+    let mut loaded = Loaded { volumes: Vec::new(), gone: Vec::new() };
+    for row in reading.open_table(VOLUMES).map_err(|e| fault(&e))?.iter().map_err(|e| fault(&e))? {
+        loaded.volumes.push(decode(row.map_err(|e| fault(&e))?.1.value())?);
+    }
+    for row in reading.open_table(GONE).map_err(|e| fault(&e))?.iter().map_err(|e| fault(&e))? {
+        let (id, when) = row.map_err(|e| fault(&e))?;
+        loaded.gone.push((VolumeId(id.value()), Time(when.value())));
+    }
+    Ok(loaded)
+}
+
+fn encode<T: Serialize>(record: &T) -> Result<Vec<u8>> {
+    let mut bytes = vec![RECORD_VERSION];
+    bytes.extend(codec::encode(record)?);
+    Ok(bytes)
+}
+
+fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
+    match bytes.split_first() {
+        Some((&RECORD_VERSION, record)) => codec::decode(record),
+        _ => {
+            let text = "a record is of a version that this program does not know; use the program \
+                        that wrote the store, or an empty store";
+            Err(Error::new(ErrorCode::VersionMismatch, text))
+        }
+    }
+}
+
+fn fault(error: &dyn std::fmt::Display) -> Error {
+    Error::new(ErrorCode::ServerFault, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bafs_proto::volume::VolumeKind;
+
+    fn record(id: u128) -> VolumeRecord {
+        let spec = VolumeSpec {
+            id: VolumeId(id),
+            name: "v".to_owned(),
+            owner: "o".to_owned(),
+            kind: VolumeKind::Scratch { fill: None },
+            size_bytes: 1,
+            size_files: 1,
+            lifetime_ms: 1,
+        };
+        VolumeRecord { spec, manifest: Some(Digest::of(b"m")) }
+    }
+
+    fn receipt(id: u128) -> (ExtractId, ReceiptRecord) {
+        let extract = ExtractId(id);
+        let proof =
+            PutReceipt { extract, path: "t".to_owned(), size: 3, digest: Digest::of(b"abc") };
+        let record = ReceiptRecord {
+            volume: VolumeId(1),
+            path: "p".to_owned(),
+            home: "h:1".to_owned(),
+            target: "t".to_owned(),
+            receipt: proof,
+        };
+        (extract, record)
+    }
+
+    #[tokio::test]
+    async fn what_was_written_is_there_after_opening_again() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = directory.path().join("table.redb");
+        let (extract, proof) = receipt(5);
+        {
+            let (table, loaded) = Table::open(&path).expect("open");
+            assert!(loaded.volumes.is_empty() && loaded.gone.is_empty());
+            let writes = (1..=40).map(|id| table.write(Change::Keep(record(id))));
+            for write in writes {
+                write.await.expect("write");
+            }
+            let bury = Change::Bury { id: VolumeId(2), when: Time(7), forgotten: None };
+            table.write(bury).await.expect("write");
+            table.write(Change::Drop(VolumeId(3))).await.expect("write");
+            table.write(Change::Receipt(extract, proof.clone())).await.expect("write");
+            table.write(Change::Receipt(extract, proof.clone())).await.expect("write");
+        }
+        let (table, loaded) = open_again(&path).await;
+        let ids: Vec<u128> = loaded.volumes.iter().map(|r| r.spec.id.0).collect();
+        assert_eq!(ids, std::iter::once(1).chain(4..=40).collect::<Vec<_>>());
+        assert_eq!(loaded.volumes[0], record(1));
+        assert_eq!(loaded.gone, [(VolumeId(2), Time(7))]);
+        assert_eq!(table.receipt(extract).await, Ok(Some(proof)));
+        assert_eq!(table.receipt(ExtractId(6)).await, Ok(None));
+    }
+
+    /// The writing thread lets go of the file a moment after the last handle is dropped.
+    async fn open_again(path: &Path) -> (Table, Loaded) {
+        for _ in 0..100 {
+            if let Ok(opened) = Table::open(path) {
+                return opened;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        panic!("the table stays locked");
+    }
+
+    #[test]
+    fn records_of_another_version_are_refused() {
+        let mut bytes = encode(&record(1)).expect("encode");
+        assert!(decode::<VolumeRecord>(&bytes).is_ok());
+        bytes[0] = 9;
+        let error = decode::<VolumeRecord>(&bytes).expect_err("refused");
+        assert_eq!(error.code, ErrorCode::VersionMismatch);
+        assert!(decode::<VolumeRecord>(&[]).is_err());
+    }
+}
