@@ -7,6 +7,7 @@ pub mod catalog;
 pub mod clock;
 pub mod counters;
 pub mod executor;
+pub mod home;
 pub mod logic;
 pub mod serving;
 pub mod trees;

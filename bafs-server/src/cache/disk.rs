@@ -1,0 +1,460 @@
+//! The blocks of a cache volume on disk: one sparse file for each source file. Fetches nothing.
+//!
+//! Order of writing: data, then journal, then table; of dropping: table, then journal, then data.
+//! So the table never names bytes that are not there, and the journal may promise too much (the
+//! digest tells) but what it forgot is swept at the next start.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+
+use bafs_proto::Result;
+use bafs_proto::hash::Digest;
+use bafs_proto::ids::{BlockIndex, FileIndex};
+use rustix::fs::{FallocateFlags, fallocate};
+
+use super::fault;
+use super::journal::{self, Entry, Journal};
+use crate::counters::Counters;
+use crate::logic::blocks::{BlockKey, BlockTable, CopyClass, Held, Victim, charge};
+
+/// Blocks of one file that follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// The file.
+    pub(crate) file: FileIndex,
+    /// The first block.
+    pub(crate) first: u64,
+    /// Number of blocks.
+    pub(crate) count: usize,
+    /// Length of the last one in bytes; all others have the block size.
+    pub(crate) last_bytes: u32,
+    /// Block size in bytes.
+    pub(crate) block_bytes: u32,
+}
+
+/// Blocks that were read from disk.
+#[derive(Debug)]
+pub(crate) struct Local {
+    /// Bytes of the whole run; anything where a block is not here.
+    pub(crate) bytes: Vec<u8>,
+    /// Digest of each block that is here.
+    pub(crate) digests: Vec<Option<Digest>>,
+}
+
+/// What became of a block that was given to [`Disk::keep`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// It is on disk.
+    Kept,
+    /// It is not: no room, a full disk, or the generation is over.
+    PassedThrough,
+}
+
+/// The blocks of one generation of a cache volume.
+pub(crate) struct Disk {
+    directory: PathBuf,
+    block_bytes: u32,
+    table: Mutex<BlockTable>,
+    journal: Journal,
+    /// True when the generation is over. Whoever changes the disk holds it for reading.
+    retired: RwLock<bool>,
+    counters: Counters,
+}
+
+impl Disk {
+    /// Opens the blocks in `directory`, made if it is not there; `table` must be empty.
+    ///
+    /// # Errors
+    /// `ServerFault` when the disk does not do it.
+    pub(crate) fn open(
+        directory: PathBuf,
+        block_bytes: u32,
+        mut table: BlockTable,
+        counters: Counters,
+    ) -> Result<Self> {
+        let blocks = directory.join("blocks");
+        std::fs::create_dir_all(&blocks).map_err(|e| fault("make the directory", &blocks, e))?;
+        let (journal, entries) = Journal::open(directory.join("journal"))?;
+        let mut live: BTreeMap<BlockKey, (usize, u32, Digest, CopyClass)> = BTreeMap::new();
+        for (age, entry) in entries.into_iter().enumerate() {
+            match entry {
+                Entry::Keep {
+                    key,
+                    length,
+                    digest,
+                    class,
+                } if length <= block_bytes => {
+                    live.insert(key, (age, length, digest, class));
+                }
+                Entry::Keep { key, .. } | Entry::Drop { key } => drop(live.remove(&key)),
+            }
+        }
+        let mut by_age: Vec<_> = live.into_iter().collect();
+        by_age.sort_by_key(|(_, (age, ..))| *age);
+        for (key, (_, length, digest, class)) in by_age {
+            // What finds no room any more is swept below.
+            let _ = table.restore(key, length, digest, class);
+        }
+        let table = Mutex::new(table);
+        let retired = RwLock::new(false);
+        let disk = Self {
+            directory,
+            block_bytes,
+            table,
+            journal,
+            retired,
+            counters,
+        };
+        disk.sweep()?;
+        Ok(disk)
+    }
+
+    /// The table of blocks. Hold it shortly: every read needs it.
+    pub(crate) fn table(&self) -> MutexGuard<'_, BlockTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads the blocks of a run that are here (waits for the disk). Bytes that do not match
+    /// their digest are dropped and counted.
+    pub(crate) fn read(&self, run: &Run) -> Local {
+        let found: Vec<Option<Held>> = {
+            let mut table = self.table();
+            (0..run.count).map(|n| table.find(run.key(n))).collect()
+        };
+        let digests = vec![None; run.count];
+        let mut local = Local {
+            bytes: vec![0; run.bytes()],
+            digests,
+        };
+        if found.iter().all(Option::is_none) {
+            return local;
+        }
+        let mut bad = vec![false; run.count];
+        let file = File::open(self.path_of(run.file));
+        let mut start = 0;
+        while start < run.count {
+            let here = found[start..]
+                .iter()
+                .take_while(|held| held.is_some())
+                .count();
+            if here == 0 {
+                start += 1;
+                continue;
+            }
+            let target = &mut local.bytes[run.range(start, here)];
+            let read = file
+                .as_ref()
+                .is_ok_and(|f| f.read_exact_at(target, run.at(start)).is_ok());
+            bad[start..start + here].fill(!read);
+            start += here;
+        }
+        self.check(run, &found, &mut bad, &mut local);
+        local
+    }
+
+    /// Compares what is read for the first time with its digest, and leaves out what was dropped
+    /// while it was read.
+    fn check(&self, run: &Run, found: &[Option<Held>], bad: &mut [bool], local: &mut Local) {
+        let mut checked = Vec::new();
+        for (n, held) in found.iter().enumerate() {
+            if let Some(held) = held.filter(|held| !held.verified && !bad[n]) {
+                bad[n] = Digest::of(&local.bytes[run.range(n, 1)]) != held.digest;
+                checked.push((run.key(n), held.stamp));
+            }
+        }
+        if bad.contains(&true) {
+            self.drop_bad(run, found, bad);
+        }
+        let mut table = self.table();
+        for (key, stamp) in checked {
+            table.mark_verified(key, stamp);
+        }
+        for (n, held) in found.iter().enumerate() {
+            // A block that was dropped meanwhile may have been read as a hole.
+            let same = held.filter(|held| table.is_same(run.key(n), held.stamp));
+            local.digests[n] = same.filter(|_| !bad[n]).map(|held| held.digest);
+        }
+    }
+
+    fn drop_bad(&self, run: &Run, found: &[Option<Held>], bad: &[bool]) {
+        let retired = self.retired.read().unwrap_or_else(PoisonError::into_inner);
+        for (n, held) in found.iter().enumerate() {
+            let Some(held) = held.filter(|_| bad[n]) else {
+                continue;
+            };
+            let key = run.key(n);
+            if self.table().remove(key, held.stamp).is_none() {
+                continue;
+            }
+            self.counters.add("cache_digest_failures", 1);
+            tracing::warn!(file = %key.file, block = %key.block,
+                directory = %self.directory.display(),
+                "a cached block is damaged on disk; it is fetched again");
+            if !*retired && self.punch(&[(key, held.length)]).is_ok() {
+                self.table().freed(key);
+            }
+        }
+    }
+
+    /// Writes a block whose digest was verified, if there is room for it (waits for the disk).
+    pub(crate) fn keep(
+        &self,
+        key: BlockKey,
+        bytes: &[u8],
+        digest: Digest,
+        class: CopyClass,
+    ) -> Kept {
+        let retired = self.retired.read().unwrap_or_else(PoisonError::into_inner);
+        if *retired {
+            return Kept::PassedThrough;
+        }
+        let length = bytes.len() as u32;
+        let reserved = self.table().reserve(key, length, class);
+        let Ok(victims) = reserved else {
+            return Kept::PassedThrough;
+        };
+        let entry = Entry::Keep {
+            key,
+            length,
+            digest,
+            class,
+        };
+        let written = self
+            .free_victims(&victims)
+            .and_then(|()| self.write(key, bytes))
+            .and_then(|()| self.journal.append(&[entry]));
+        if let Err(error) = written {
+            tracing::warn!(%error, "a block is passed through instead of kept");
+            if self.punch(&[(key, length)]).is_ok() {
+                self.table().cancel(key);
+            }
+            return Kept::PassedThrough;
+        }
+        self.table().put(key, length, digest, class, true);
+        let blocks = self.table().len();
+        if let Err(error) = self.journal.compact(blocks, || self.live()) {
+            tracing::warn!(%error, "the cache journal stays long");
+        }
+        Kept::Kept
+    }
+
+    /// Ends the generation: from here on nothing changes on disk. Waits for changes under way.
+    pub(crate) fn retire(&self) {
+        *self.retired.write().unwrap_or_else(PoisonError::into_inner) = true;
+    }
+
+    /// Undoes [`Disk::retire`]: its successor could not be made.
+    pub(crate) fn resume(&self) {
+        *self.retired.write().unwrap_or_else(PoisonError::into_inner) = false;
+    }
+
+    /// Lets a new generation in `target` begin with the blocks of the files in `same`, which maps
+    /// old places in the manifest to new ones. This generation must be retired.
+    ///
+    /// # Errors
+    /// `ServerFault` when the disk does not do it.
+    pub(crate) fn bequeath(
+        &self,
+        target: &Path,
+        same: &BTreeMap<FileIndex, FileIndex>,
+    ) -> Result<()> {
+        let blocks = target.join("blocks");
+        std::fs::create_dir_all(&blocks).map_err(|e| fault("make the directory", &blocks, e))?;
+        let mut entries = Vec::new();
+        let mut files = BTreeMap::new();
+        for entry in self.live() {
+            if let Entry::Keep {
+                key,
+                length,
+                digest,
+                class,
+            } = entry
+                && let Some(&file) = same.get(&key.file)
+            {
+                files.insert(key.file, file);
+                let key = BlockKey { file, ..key };
+                entries.push(Entry::Keep {
+                    key,
+                    length,
+                    digest,
+                    class,
+                });
+            }
+        }
+        for (old, new) in files {
+            let (old, new) = (self.path_of(old), blocks.join(new.to_string()));
+            std::fs::hard_link(&old, &new).map_err(|e| fault("link the blocks", &new, e))?;
+        }
+        journal::write_whole(&target.join("journal"), &entries)
+    }
+
+    /// What the journal must say at least, oldest use first.
+    fn live(&self) -> Vec<Entry> {
+        let table = self.table();
+        let kept = table.iter().map(|(key, held, class)| {
+            let Held { length, digest, .. } = held;
+            Entry::Keep {
+                key,
+                length,
+                digest,
+                class,
+            }
+        });
+        let mut entries: Vec<_> = kept.collect();
+        entries.reverse();
+        entries
+    }
+
+    fn free_victims(&self, victims: &[Victim]) -> Result<()> {
+        if victims.is_empty() {
+            return Ok(());
+        }
+        let pieces: Vec<_> = victims
+            .iter()
+            .map(|victim| (victim.key, victim.length))
+            .collect();
+        let freed = self.punch(&pieces);
+        let mut table = self.table();
+        for victim in victims {
+            match &freed {
+                Ok(()) => table.freed(victim.key),
+                Err(_) => table.stuck(victim.key, victim.length),
+            }
+            let counter = match victim.class {
+                CopyClass::Primary => "cache_evicted_primary",
+                CopyClass::Secondary => "cache_evicted_secondary",
+            };
+            self.counters.add(counter, 1);
+        }
+        freed
+    }
+
+    fn write(&self, key: BlockKey, bytes: &[u8]) -> Result<()> {
+        let path = self.path_of(key.file);
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false);
+        let offset = key.block.0 * u64::from(self.block_bytes);
+        let file = options
+            .open(&path)
+            .map_err(|e| fault("open the blocks", &path, e))?;
+        file.write_all_at(bytes, offset)
+            .map_err(|e| fault("write a block", &path, e))
+    }
+
+    /// Journals that the blocks go, and gives their space back to the file system.
+    fn punch(&self, pieces: &[(BlockKey, u32)]) -> Result<()> {
+        let drops: Vec<_> = pieces
+            .iter()
+            .map(|(key, _)| Entry::Drop { key: *key })
+            .collect();
+        self.journal.append(&drops)?;
+        for (key, length) in pieces {
+            let path = self.path_of(key.file);
+            let file = match OpenOptions::new().write(true).open(&path) {
+                Ok(file) => file,
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
+                Err(e) => return Err(fault("free a block", &path, e)),
+            };
+            let start = key.block.0 * u64::from(self.block_bytes);
+            punch_hole(&file, start, charge(*length))
+                .map_err(|e| fault("free a block", &path, e))?;
+        }
+        Ok(())
+    }
+
+    /// Frees everything on disk that the table does not know: what a crash left half-made.
+    fn sweep(&self) -> Result<()> {
+        let blocks = self.directory.join("blocks");
+        let broken = |e| fault("sweep the cache", &blocks, e);
+        let mut known: BTreeMap<String, Vec<(u64, u64)>> = BTreeMap::new();
+        for (key, held, _) in self.table().iter() {
+            let start = key.block.0 * u64::from(self.block_bytes);
+            let range = (start, start + u64::from(held.length));
+            known.entry(key.file.to_string()).or_default().push(range);
+        }
+        for entry in std::fs::read_dir(&blocks).map_err(broken)? {
+            let entry = entry.map_err(broken)?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let Some(mut ranges) = known.remove(&name) else {
+                std::fs::remove_file(entry.path()).map_err(broken)?;
+                continue;
+            };
+            ranges.sort_unstable();
+            let file = OpenOptions::new()
+                .write(true)
+                .open(entry.path())
+                .map_err(broken)?;
+            let mut end = 0;
+            for (start, next) in ranges {
+                if start > end {
+                    punch_hole(&file, end, start - end).map_err(broken)?;
+                }
+                end = next;
+            }
+            // A file that is too short shows when its last block is read.
+            if file.metadata().map_err(broken)?.len() > end {
+                file.set_len(end).map_err(broken)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn path_of(&self, file: FileIndex) -> PathBuf {
+        self.directory.join("blocks").join(file.to_string())
+    }
+}
+
+fn punch_hole(file: &File, start: u64, length: u64) -> std::io::Result<()> {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    Ok(fallocate(file, flags, start, length)?)
+}
+
+impl Run {
+    /// The block at place `n` of the run.
+    pub(crate) fn key(&self, n: usize) -> BlockKey {
+        BlockKey {
+            file: self.file,
+            block: BlockIndex(self.first + n as u64),
+        }
+    }
+
+    /// Where the block at place `n` begins in its file, in bytes.
+    pub(crate) fn at(&self, n: usize) -> u64 {
+        (self.first + n as u64) * u64::from(self.block_bytes)
+    }
+
+    /// Length of the whole run in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.range(0, self.count).end
+    }
+
+    /// Length of the block at place `n`, in bytes.
+    pub(crate) fn length(&self, n: usize) -> usize {
+        self.range(n, 1).len()
+    }
+
+    /// Where `count` blocks from place `n` on are in the bytes of the run.
+    pub(crate) fn range(&self, n: usize, count: usize) -> std::ops::Range<usize> {
+        let block_bytes = self.block_bytes as usize;
+        let short = if n + count == self.count && count > 0 {
+            block_bytes - self.last_bytes as usize
+        } else {
+            0
+        };
+        n * block_bytes..(n + count) * block_bytes - short
+    }
+
+    /// The part of the run that begins at place `n` and has `count` blocks.
+    pub(crate) fn part(&self, n: usize, count: usize) -> Self {
+        let last_bytes = self.length(n + count - 1) as u32;
+        Self {
+            first: self.first + n as u64,
+            count,
+            last_bytes,
+            ..*self
+        }
+    }
+}

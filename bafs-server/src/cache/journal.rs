@@ -1,0 +1,323 @@
+//! The journal of the blocks that a cache volume holds: what came, what went. Knows no policy.
+//!
+//! Records have one length and a check sum, so that a torn tail is found and cut. Nothing is
+//! synced: a block that the journal promises is compared with its digest before it is believed,
+//! and a block that the journal forgot is swept off the disk.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bafs_proto::hash::{self, Digest};
+use bafs_proto::ids::{BlockIndex, FileIndex};
+use bafs_proto::{Result, codec};
+use serde::{Deserialize, Serialize};
+
+use super::fault;
+use crate::logic::blocks::{BlockKey, CopyClass};
+
+/// Bytes of an encoded record: kind, class, file, block, length, digest, check sum.
+const RECORD_BYTES: usize = 1 + 1 + 4 + 8 + 4 + 32 + 8;
+
+/// The journal is written anew when it has so many more records than there are blocks.
+const SURPLUS_RECORDS_MAX: usize = 4096;
+
+/// One fact.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// The block is on disk.
+    Keep {
+        key: BlockKey,
+        length: u32,
+        digest: Digest,
+        class: CopyClass,
+    },
+    /// The block is no longer on disk, or will be swept.
+    Drop { key: BlockKey },
+}
+
+#[derive(Serialize, Deserialize)]
+struct Record {
+    /// 0 drops a block, 1 keeps a primary copy, 2 keeps a secondary copy.
+    kind: u8,
+    /// Version of the record's form.
+    version: u8,
+    file: u32,
+    block: u64,
+    length: u32,
+    digest: Digest,
+    check: u64,
+}
+
+const VERSION: u8 = 1;
+
+impl Record {
+    fn of(entry: Entry) -> Self {
+        let (kind, key, length, digest) = match entry {
+            Entry::Keep {
+                key,
+                length,
+                digest,
+                class: CopyClass::Primary,
+            } => (1, key, length, digest),
+            Entry::Keep {
+                key,
+                length,
+                digest,
+                class: CopyClass::Secondary,
+            } => (2, key, length, digest),
+            Entry::Drop { key } => (0, key, 0, Digest([0; 32])),
+        };
+        let (file, block) = (key.file.0, key.block.0);
+        let mut record = Self {
+            kind,
+            version: VERSION,
+            file,
+            block,
+            length,
+            digest,
+            check: 0,
+        };
+        record.check = record.sum();
+        record
+    }
+
+    fn sum(&self) -> u64 {
+        hash::score(&[
+            &[self.kind, self.version],
+            &self.file.to_le_bytes(),
+            &self.block.to_le_bytes(),
+            &self.length.to_le_bytes(),
+            &self.digest.0,
+        ])
+    }
+
+    fn entry(&self) -> Option<Entry> {
+        if self.version != VERSION || self.check != self.sum() {
+            return None;
+        }
+        let key = BlockKey {
+            file: FileIndex(self.file),
+            block: BlockIndex(self.block),
+        };
+        let class = match self.kind {
+            0 => return Some(Entry::Drop { key }),
+            1 => CopyClass::Primary,
+            2 => CopyClass::Secondary,
+            _ => return None,
+        };
+        Some(Entry::Keep {
+            key,
+            length: self.length,
+            digest: self.digest,
+            class,
+        })
+    }
+}
+
+fn encode(entries: &[Entry]) -> Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(entries.len() * RECORD_BYTES);
+    for &entry in entries {
+        bytes.extend(codec::encode(&Record::of(entry))?);
+    }
+    debug_assert_eq!(bytes.len(), entries.len() * RECORD_BYTES);
+    Ok(bytes)
+}
+
+/// A journal that takes entries.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    path: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    file: File,
+    records: usize,
+}
+
+impl Journal {
+    /// Opens the journal at `path`, made if it is not there, cuts a torn tail, and returns it with
+    /// its entries in order.
+    ///
+    /// # Errors
+    /// `ServerFault` when the disk does not do it.
+    pub(crate) fn open(path: PathBuf) -> Result<(Self, Vec<Entry>)> {
+        let mut file = append_to(&path)?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)
+            .map_err(|e| fault("read the cache journal", &path, e))?;
+        let mut entries = Vec::new();
+        for piece in bytes.chunks_exact(RECORD_BYTES) {
+            let entry = codec::decode::<Record>(piece)
+                .ok()
+                .and_then(|record| record.entry());
+            let Some(entry) = entry else { break };
+            entries.push(entry);
+        }
+        let good = entries.len() * RECORD_BYTES;
+        if good < bytes.len() {
+            tracing::warn!(path = %path.display(), lost_bytes = bytes.len() - good,
+                "cut a torn cache journal; its blocks are fetched again when they are needed");
+            file.set_len(good as u64)
+                .map_err(|e| fault("cut the cache journal", &path, e))?;
+        }
+        let state = Mutex::new(State {
+            file,
+            records: entries.len(),
+        });
+        Ok((Self { path, state }, entries))
+    }
+
+    /// Adds entries with one write.
+    ///
+    /// # Errors
+    /// `ServerFault` when the disk does not take them; then none of them counts.
+    pub(crate) fn append(&self, entries: &[Entry]) -> Result<()> {
+        let bytes = encode(entries)?;
+        let mut state = self.lock();
+        let before = (state.records * RECORD_BYTES) as u64;
+        if let Err(error) = state.file.write_all(&bytes) {
+            // A part of a record would hide every later one from the next life.
+            state
+                .file
+                .set_len(before)
+                .map_err(|e| fault("mend the cache journal", &self.path, e))?;
+            return Err(fault("write the cache journal", &self.path, error));
+        }
+        state.records += entries.len();
+        Ok(())
+    }
+
+    /// Writes the journal anew when it is much longer than it must be. `live` gives the entries
+    /// that matter, oldest use first; it is called while nobody can append.
+    ///
+    /// # Errors
+    /// `ServerFault` when the disk does not do it; the old journal stays.
+    pub(crate) fn compact(&self, blocks: usize, live: impl FnOnce() -> Vec<Entry>) -> Result<()> {
+        let mut state = self.lock();
+        if state.records <= 2 * blocks + SURPLUS_RECORDS_MAX {
+            return Ok(());
+        }
+        let entries = live();
+        write_whole(&self.path, &entries)?;
+        *state = State {
+            file: append_to(&self.path)?,
+            records: entries.len(),
+        };
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Puts a journal of exactly these entries at `path`, in place of what was there.
+///
+/// # Errors
+/// `ServerFault` when the disk does not do it.
+pub(crate) fn write_whole(path: &Path, entries: &[Entry]) -> Result<()> {
+    let temporary = path.with_extension("new");
+    std::fs::write(&temporary, encode(entries)?)
+        .and_then(|()| std::fs::rename(&temporary, path))
+        .map_err(|e| fault("write the cache journal anew", path, e))
+}
+
+fn append_to(path: &Path) -> Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).append(true).create(true);
+    options
+        .open(path)
+        .map_err(|e| fault("open the cache journal", path, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keep(block: u64) -> Entry {
+        let key = BlockKey {
+            file: FileIndex(3),
+            block: BlockIndex(block),
+        };
+        let class = if block.is_multiple_of(2) {
+            CopyClass::Primary
+        } else {
+            CopyClass::Secondary
+        };
+        Entry::Keep {
+            key,
+            length: 9,
+            digest: Digest::of(&[block as u8]),
+            class,
+        }
+    }
+
+    #[test]
+    fn entries_come_back_in_order() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = directory.path().join("journal");
+        let (journal, entries) = Journal::open(path.clone()).expect("open");
+        assert_eq!(entries, []);
+        let drop = Entry::Drop {
+            key: BlockKey {
+                file: FileIndex(3),
+                block: BlockIndex(1),
+            },
+        };
+        journal.append(&[keep(1), keep(2)]).expect("append");
+        journal.append(&[drop]).expect("append");
+        assert_eq!(
+            Journal::open(path).expect("open").1,
+            [keep(1), keep(2), drop]
+        );
+    }
+
+    #[test]
+    fn a_tail_torn_at_any_byte_is_cut() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = directory.path().join("journal");
+        let whole = encode(&[keep(1), keep(2), keep(3)]).expect("encode");
+        for end in 0..whole.len() {
+            std::fs::write(&path, &whole[..end]).expect("write");
+            let (journal, entries) = Journal::open(path.clone()).expect("open");
+            assert_eq!(entries.len(), end / RECORD_BYTES, "torn at {end}");
+            journal.append(&[keep(9)]).expect("append");
+            let (_, entries) = Journal::open(path.clone()).expect("open");
+            assert_eq!(entries.last(), Some(&keep(9)), "torn at {end}");
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_is_never_believed() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = directory.path().join("journal");
+        let whole = encode(&[keep(1), keep(2)]).expect("encode");
+        for bit in 0..RECORD_BYTES * 8 {
+            let mut bytes = whole.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            std::fs::write(&path, &bytes).expect("write");
+            assert_eq!(
+                Journal::open(path.clone()).expect("open").1,
+                [],
+                "bit {bit}"
+            );
+        }
+    }
+
+    #[test]
+    fn compaction_keeps_what_matters_and_goes_on() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = directory.path().join("journal");
+        let (journal, _) = Journal::open(path.clone()).expect("open");
+        for _ in 0..SURPLUS_RECORDS_MAX / 64 + 1 {
+            journal.append(&[keep(1); 64]).expect("append");
+        }
+        journal.compact(1, || vec![keep(1)]).expect("compact");
+        journal.append(&[keep(2)]).expect("append");
+        assert_eq!(Journal::open(path).expect("open").1, [keep(1), keep(2)]);
+    }
+}

@@ -1,0 +1,425 @@
+//! The manifest of a cache volume: every entry of its source, as it was when it was listed.
+//! Fetches no data of files.
+
+use std::path::Path;
+
+use bafs_proto::hash::{Digest, Hasher};
+use bafs_proto::ids::{BlockIndex, FileIndex};
+use bafs_proto::limits::{HEAD_BYTES_MAX, MANIFEST_ENTRIES_MAX, PAGE_ENTRIES_MAX};
+use bafs_proto::message::{ListSource, ManifestPage, SourceEntry, SourceKind};
+use bafs_proto::net::pool::Pool;
+use bafs_proto::path::check_relative;
+use bafs_proto::time::Deadline;
+use bafs_proto::token::Token;
+use bafs_proto::{Error, ErrorCode, Result, codec};
+use bytes::Bytes;
+
+use super::fault;
+
+/// Most bytes of entries in one page: a page must fit a header together with what is around it.
+const PAGE_BYTES_MAX: usize = HEAD_BYTES_MAX as usize * 3 / 4;
+
+/// Bytes of an encoded entry beside its path and its link target, rounded up.
+const ENTRY_BYTES: usize = 64;
+
+/// Where a cache volume's bytes come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HomeSource {
+    /// Address of the home server.
+    pub(crate) address: String,
+    /// Path below its export.
+    pub(crate) path: String,
+}
+
+/// A source as it was when it was listed.
+#[derive(Debug)]
+pub(crate) struct Manifest {
+    source: HomeSource,
+    block_bytes: u32,
+    entries: Vec<SourceEntry>,
+    /// The source is itself a file, which is shown under its base name.
+    is_file: bool,
+    digest: Digest,
+}
+
+impl Manifest {
+    /// Lists a source.
+    ///
+    /// # Errors
+    /// What home answers; `Malformed` when its listing is out of order or too long.
+    pub(crate) async fn list(
+        pool: &Pool,
+        source: HomeSource,
+        block_bytes: u32,
+        token: &Token,
+        deadline: Deadline,
+    ) -> Result<Self> {
+        let mut listed: Vec<SourceEntry> = Vec::new();
+        loop {
+            let after = listed.last().map(|entry| entry.path.clone());
+            let call = ListSource {
+                path: source.path.clone(),
+                after,
+            };
+            let (page, _) = pool
+                .call_until(&source.address, token, call, Bytes::new(), deadline)
+                .await?;
+            if page.more && page.entries.is_empty() {
+                return Err(bad_listing(&source, "has an empty page in the middle"));
+            }
+            for entry in page.entries {
+                check_relative(&entry.path)?;
+                if listed
+                    .last()
+                    .is_some_and(|last| !comes_after(&entry.path, &last.path))
+                {
+                    return Err(bad_listing(&source, "is not in path order"));
+                }
+                listed.push(entry);
+            }
+            if listed.len() > MANIFEST_ENTRIES_MAX {
+                return Err(bad_listing(
+                    &source,
+                    "has more files than a cache volume can show",
+                ));
+            }
+            if !page.more {
+                break;
+            }
+        }
+        Self::of(source, block_bytes, listed)
+    }
+
+    fn of(source: HomeSource, block_bytes: u32, listed: Vec<SourceEntry>) -> Result<Self> {
+        let is_file = matches!(&listed[..], [only] if only.path.is_empty()
+            && only.kind == SourceKind::File);
+        let mut entries = listed;
+        if is_file {
+            let name = source.path.rsplit('/').next().unwrap_or_default();
+            entries[0].path = name.to_owned();
+        }
+        // The source itself is the root of the volume, not an entry in it.
+        entries.retain(|entry| !entry.path.is_empty());
+        for entry in &mut entries {
+            if entry.kind == SourceKind::Directory {
+                // A directory's size differs between file systems and says nothing.
+                entry.identity.size = 0;
+            }
+        }
+        let digest = digest_of(&source, block_bytes, is_file, &entries)?;
+        Ok(Self {
+            source,
+            block_bytes,
+            entries,
+            is_file,
+            digest,
+        })
+    }
+
+    /// Digest of everything in it: equal on all servers that show the same state of the source.
+    pub(crate) fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    /// Block size in bytes.
+    pub(crate) fn block_bytes(&self) -> u32 {
+        self.block_bytes
+    }
+
+    /// All entries in path order.
+    pub(crate) fn entries(&self) -> &[SourceEntry] {
+        &self.entries
+    }
+
+    /// Whether the source is itself a file.
+    pub(crate) fn is_file(&self) -> bool {
+        self.is_file
+    }
+
+    /// Address of the home server.
+    pub(crate) fn home(&self) -> &str {
+        &self.source.address
+    }
+
+    /// A regular file of the manifest.
+    ///
+    /// # Errors
+    /// `Malformed` when there is none at this place.
+    pub(crate) fn file(&self, file: FileIndex) -> Result<&SourceEntry> {
+        let entry = self.entries.get(file.0 as usize);
+        entry
+            .filter(|entry| entry.kind == SourceKind::File)
+            .ok_or_else(|| {
+                Error::new(
+                    ErrorCode::Malformed,
+                    format!("the manifest has no file {file}"),
+                )
+            })
+    }
+
+    /// Path of a file below the export of its home.
+    pub(crate) fn home_path(&self, entry: &SourceEntry) -> String {
+        match &self.source.path {
+            path if self.is_file => path.clone(),
+            path if path.is_empty() => entry.path.clone(),
+            path => format!("{path}/{}", entry.path),
+        }
+    }
+
+    /// Number of blocks of a file.
+    pub(crate) fn blocks_of(&self, entry: &SourceEntry) -> u64 {
+        entry.identity.size.div_ceil(u64::from(self.block_bytes))
+    }
+
+    /// Length of a block of a file, in bytes; 0 behind its end.
+    pub(crate) fn length_of(&self, entry: &SourceEntry, block: BlockIndex) -> u32 {
+        let start = block.0.saturating_mul(u64::from(self.block_bytes));
+        let left = entry.identity.size.saturating_sub(start);
+        u32::try_from(left)
+            .unwrap_or(u32::MAX)
+            .min(self.block_bytes)
+    }
+
+    /// The entries from `first` on, as many as fit a header.
+    pub(crate) fn page(&self, first: FileIndex) -> ManifestPage {
+        let start = (first.0 as usize).min(self.entries.len());
+        let length = page_length(&self.entries[start..]);
+        ManifestPage {
+            manifest: self.digest,
+            block_bytes: self.block_bytes,
+            entries: self.entries[start..start + length].to_vec(),
+            more: start + length < self.entries.len(),
+        }
+    }
+
+    /// Writes it to a file and makes that durable.
+    ///
+    /// # Errors
+    /// `ServerFault` when the disk does not do it.
+    pub(crate) fn save(&self, path: &Path) -> Result<()> {
+        let mut bytes = Vec::new();
+        for page in pages(&self.entries) {
+            let encoded = codec::encode(&page.to_vec())?;
+            bytes.extend((encoded.len() as u32).to_le_bytes());
+            bytes.extend(encoded);
+        }
+        let written = std::fs::File::create(path).and_then(|mut file| {
+            std::io::Write::write_all(&mut file, &bytes)?;
+            file.sync_all()
+        });
+        written.map_err(|e| fault("write the manifest", path, e))
+    }
+
+    /// Reads what [`Manifest::save`] wrote and compares it with its digest.
+    ///
+    /// # Errors
+    /// `ServerFault` when it cannot be read, `DigestMismatch` or `Malformed` when it is damaged.
+    pub(crate) fn load(
+        path: &Path,
+        source: HomeSource,
+        block_bytes: u32,
+        is_file: bool,
+        digest: Digest,
+    ) -> Result<Self> {
+        let bytes = std::fs::read(path).map_err(|e| fault("read the manifest", path, e))?;
+        let damaged = || Error::new(ErrorCode::Malformed, "the manifest on disk is damaged");
+        let mut entries = Vec::new();
+        let mut rest = &bytes[..];
+        while let Some((length, behind)) = rest.split_first_chunk::<4>() {
+            let length = u32::from_le_bytes(*length) as usize;
+            let (page, behind) = behind.split_at_checked(length).ok_or_else(damaged)?;
+            entries.extend(codec::decode::<Vec<SourceEntry>>(page)?);
+            rest = behind;
+        }
+        if !rest.is_empty() {
+            return Err(damaged());
+        }
+        if digest_of(&source, block_bytes, is_file, &entries)? != digest {
+            let text = "the manifest on disk does not match its digest";
+            return Err(Error::new(ErrorCode::DigestMismatch, text));
+        }
+        Ok(Self {
+            source,
+            block_bytes,
+            entries,
+            is_file,
+            digest,
+        })
+    }
+}
+
+/// Whether `path` follows `before` in path order: components compared one by one.
+fn comes_after(path: &str, before: &str) -> bool {
+    // The source itself, the empty path, has no component and comes first.
+    !path.is_empty() && (before.is_empty() || path.split('/').gt(before.split('/')))
+}
+
+fn page_length(entries: &[SourceEntry]) -> usize {
+    let mut bytes = 0;
+    let fitting = entries.iter().take(PAGE_ENTRIES_MAX).take_while(|entry| {
+        let target = match &entry.kind {
+            SourceKind::Symlink(target) => target.len(),
+            SourceKind::File | SourceKind::Directory => 0,
+        };
+        bytes += ENTRY_BYTES + entry.path.len() + target;
+        bytes <= PAGE_BYTES_MAX
+    });
+    fitting.count()
+}
+
+fn pages(entries: &[SourceEntry]) -> impl Iterator<Item = &[SourceEntry]> {
+    let mut rest = entries;
+    std::iter::from_fn(move || {
+        let (page, behind) = rest.split_at(page_length(rest));
+        rest = behind;
+        (!page.is_empty()).then_some(page)
+    })
+}
+
+fn digest_of(
+    source: &HomeSource,
+    block_bytes: u32,
+    is_file: bool,
+    entries: &[SourceEntry],
+) -> Result<Digest> {
+    let mut hasher = Hasher::new();
+    // What the blocks depend on beside the entries: shares of one cache must agree on it too.
+    hasher.update(&codec::encode(&(
+        &source.address,
+        &source.path,
+        block_bytes,
+        is_file,
+    ))?);
+    for page in pages(entries) {
+        hasher.update(&codec::encode(&page.to_vec())?);
+    }
+    Ok(hasher.digest())
+}
+
+fn bad_listing(source: &HomeSource, why: &str) -> Error {
+    let text = format!(
+        "the listing of '{}' from home {} {why}",
+        source.path, source.address
+    );
+    Error::new(ErrorCode::Malformed, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::message::{Reply, ReplyHead, SourceIdentity};
+
+    use super::*;
+
+    fn entry(path: &str, kind: SourceKind, size: u64) -> SourceEntry {
+        let identity = SourceIdentity { size, mtime_ns: 5 };
+        SourceEntry {
+            path: path.to_owned(),
+            kind,
+            identity,
+            mode: 0o644,
+        }
+    }
+
+    fn source(path: &str) -> HomeSource {
+        HomeSource {
+            address: "home:1".to_owned(),
+            path: path.to_owned(),
+        }
+    }
+
+    #[test]
+    fn pages_of_the_longest_entries_fit_a_header_and_join_to_the_whole() {
+        let kind = SourceKind::Symlink(vec![b'x'; 4000]);
+        let path = |n: u32| format!("{n:05}{}", "y".repeat(4000));
+        let entries: Vec<_> = (0..1_000)
+            .map(|n| entry(&path(n), kind.clone(), 0))
+            .collect();
+        let manifest = Manifest::of(source("a"), 65_536, entries.clone()).expect("manifest");
+        let mut joined = Vec::new();
+        loop {
+            let page = manifest.page(FileIndex(joined.len() as u32));
+            let more = page.more;
+            assert!(!page.entries.is_empty());
+            joined.extend(page.entries.clone());
+            let head: ReplyHead = Ok(Reply::ReadManifest(page));
+            assert!(codec::encode(&head).is_ok());
+            if !more {
+                break;
+            }
+        }
+        assert_eq!(joined, entries);
+        assert_eq!(manifest.page(FileIndex(u32::MAX)).entries, []);
+    }
+
+    #[test]
+    fn a_damaged_file_is_not_loaded() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = directory.path().join("manifest");
+        let entries = vec![
+            entry("a", SourceKind::File, 9),
+            entry("b", SourceKind::Directory, 7),
+        ];
+        let manifest = Manifest::of(source("s"), 4096, entries).expect("manifest");
+        manifest.save(&path).expect("save");
+        let load = || Manifest::load(&path, source("s"), 4096, false, manifest.digest());
+        assert_eq!(load().expect("load").entries(), manifest.entries());
+        let bytes = std::fs::read(&path).expect("read");
+        for place in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[place] ^= 1;
+            std::fs::write(&path, &damaged).expect("write");
+            assert!(load().is_err(), "byte {place}");
+            std::fs::write(&path, &bytes[..place]).expect("write");
+            assert!(load().is_err(), "cut at {place}");
+        }
+    }
+
+    #[test]
+    fn the_digest_covers_all_that_blocks_depend_on() {
+        let entries = vec![entry("a", SourceKind::File, 9)];
+        let digest = |source: HomeSource, block_bytes, entries: &[SourceEntry]| {
+            Manifest::of(source, block_bytes, entries.to_vec())
+                .expect("manifest")
+                .digest()
+        };
+        let base = digest(source("s"), 4096, &entries);
+        assert_ne!(base, digest(source("t"), 4096, &entries));
+        assert_ne!(base, digest(source("s"), 8192, &entries));
+        assert_ne!(
+            base,
+            digest(source("s"), 4096, &[entry("a", SourceKind::File, 8)])
+        );
+    }
+
+    #[test]
+    fn a_single_file_has_its_base_name() {
+        let listed = vec![entry("", SourceKind::File, 9)];
+        let manifest = Manifest::of(source("db/nr.psq"), 4096, listed).expect("manifest");
+        assert_eq!(manifest.entries()[0].path, "nr.psq");
+        assert_eq!(manifest.home_path(&manifest.entries()[0]), "db/nr.psq");
+    }
+
+    #[test]
+    fn lengths_at_the_end_are_right() {
+        for (size, blocks, last) in [(0, 0, 0), (1, 1, 1), (4096, 1, 4096), (4097, 2, 1)] {
+            let listed = vec![entry("f", SourceKind::File, size)];
+            let manifest = Manifest::of(source(""), 4096, listed).expect("manifest");
+            let file = &manifest.entries()[0];
+            assert_eq!(manifest.blocks_of(file), blocks);
+            assert_eq!(
+                manifest.length_of(file, BlockIndex(blocks.saturating_sub(1))),
+                last
+            );
+            assert_eq!(manifest.length_of(file, BlockIndex(blocks)), 0);
+            assert_eq!(manifest.length_of(file, BlockIndex(u64::MAX)), 0);
+        }
+    }
+
+    #[test]
+    fn path_order_compares_components() {
+        assert!(comes_after("a/b", "a"));
+        assert!(comes_after("a.b", "a/b"));
+        assert!(comes_after("\u{1}", ""));
+        assert!(!comes_after("a", "a"));
+    }
+}

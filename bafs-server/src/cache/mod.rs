@@ -1,0 +1,360 @@
+//! The cache volumes of a node, and its part in cooperative caches. Checks no right and knows no
+//! reservation: the node does.
+//!
+//! Reading order: `manifest` (what the source is), `disk` and `journal` (which blocks are here),
+//! `flights` (which are coming), `peers` and `fetch` (from where), `read` (all together),
+//! `volume` (one volume and its generations).
+
+mod disk;
+mod fetch;
+mod flights;
+mod journal;
+mod manifest;
+mod peers;
+mod read;
+mod volume;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bafs_proto::hash::Digest;
+use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_proto::limits::BODY_BYTES_MAX;
+use bafs_proto::message::{
+    Advert, Blocks, CacheAdvert, CacheRef, ManifestPage, ReadBlocks, ReadManifest, Reader,
+};
+use bafs_proto::net::pool::Pool;
+use bafs_proto::time::Deadline;
+use bafs_proto::token::Token;
+use bafs_proto::volume::VolumeSpec;
+use bafs_proto::{Error, ErrorCode, Result};
+use bytes::Bytes;
+
+use self::disk::Run;
+use self::fetch::{Fetcher, Generation};
+use self::manifest::Manifest;
+use self::volume::{CacheKind, CacheVolume};
+use crate::clock;
+use crate::counters::Counters;
+
+/// Names of directories that are being removed begin so.
+const REMOVED_PREFIX: &str = "removed-";
+
+/// All cache volumes of a node.
+pub struct Caches {
+    directory: PathBuf,
+    fetcher: Arc<Fetcher>,
+    volumes: Mutex<BTreeMap<VolumeId, Arc<CacheVolume>>>,
+    /// Held while a volume is made or renewed: each id by one call at a time.
+    changing: Mutex<BTreeMap<VolumeId, Arc<tokio::sync::Mutex<()>>>>,
+}
+
+impl std::fmt::Debug for Caches {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Caches({} volumes)", self.lock().len())
+    }
+}
+
+impl Caches {
+    /// Opens the cache volumes in `directory`, made if it is not there. Volumes keep the blocks of
+    /// an earlier life; what is damaged beyond use is removed and told in the log.
+    ///
+    /// `token` is the server's own capability: it shows it to its peers.
+    ///
+    /// # Errors
+    /// `ServerFault` when the disk does not do it.
+    pub fn open(
+        directory: PathBuf,
+        pool: Pool,
+        token: Token,
+        server: ServerId,
+        counters: Counters,
+    ) -> Result<Arc<Self>> {
+        let broken = |e| fault("open the cache volumes", &directory, e);
+        std::fs::create_dir_all(&directory).map_err(broken)?;
+        let mut volumes = BTreeMap::new();
+        for entry in std::fs::read_dir(&directory).map_err(broken)? {
+            let path = entry.map_err(broken)?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let Ok(id) = name.parse::<VolumeId>() else {
+                if name.starts_with(REMOVED_PREFIX) {
+                    std::fs::remove_dir_all(&path).map_err(broken)?;
+                }
+                continue;
+            };
+            match CacheVolume::load(path.clone(), counters.clone()) {
+                Ok(volume) => drop(volumes.insert(id, Arc::new(volume))),
+                Err(error) => {
+                    tracing::warn!(%id, %error, "a cache volume is damaged and removed");
+                    std::fs::remove_dir_all(&path).map_err(broken)?;
+                }
+            }
+        }
+        let fetcher = Arc::new(Fetcher::new(pool, token, server, counters));
+        let (volumes, changing) = (Mutex::new(volumes), Mutex::default());
+        Ok(Arc::new(Self { directory, fetcher, volumes, changing }))
+    }
+
+    /// Makes a cache volume: lists its source at home. Repeating it is harmless and brings a
+    /// fresher `source_token`. Returns the digest of the manifest.
+    ///
+    /// # Errors
+    /// `Conflict` when the id is in use with another specification; what home answers; the errors
+    /// of a wrong specification; `ServerFault`.
+    pub async fn create(
+        &self,
+        spec: &VolumeSpec,
+        source_token: Token,
+        deadline: Deadline,
+    ) -> Result<Digest> {
+        let kind = CacheKind::of(spec)?;
+        let changing = self.changing(spec.id);
+        let _one_at_a_time = changing.lock().await;
+        if let Ok(volume) = self.volume(spec.id) {
+            if volume.spec() != *spec {
+                let text = format!("volume {} exists with another specification", spec.id);
+                return Err(Error::new(ErrorCode::Conflict, text));
+            }
+            let digest = volume.generation().manifest.digest();
+            blocking(move || volume.refresh_token(source_token)).await??;
+            return Ok(digest);
+        }
+        let pool = self.fetcher.pool();
+        let block_bytes = kind.block_bytes;
+        let manifest =
+            Manifest::list(pool, kind.source, block_bytes, &source_token, deadline).await?;
+        let digest = manifest.digest();
+        let (directory, spec, id) = (self.place(spec.id), spec.clone(), spec.id);
+        let counters = self.fetcher.counters.clone();
+        let volume = blocking(move || {
+            // What a failed attempt left; the id is not in use.
+            let _ = std::fs::remove_dir_all(&directory);
+            CacheVolume::create(directory, &spec, source_token, manifest, counters)
+        })
+        .await??;
+        let volume = Arc::new(volume);
+        self.lock().insert(id, volume.clone());
+        self.introduce(&volume.generation()).await;
+        Ok(digest)
+    }
+
+    /// Lists the source again. If it changed, a new generation begins: files that did not change
+    /// keep their blocks, and readers of the old manifest get `SourceChanged`. Returns the digest
+    /// of the present manifest.
+    ///
+    /// # Errors
+    /// `VolumeLost`; what home answers; `ServerFault`. After an error the old generation goes on.
+    pub async fn invalidate(
+        &self,
+        id: VolumeId,
+        source_token: Token,
+        deadline: Deadline,
+    ) -> Result<Digest> {
+        let changing = self.changing(id);
+        let _one_at_a_time = changing.lock().await;
+        let volume = self.volume(id)?;
+        let kind = CacheKind::of(&volume.spec())?;
+        let pool = self.fetcher.pool();
+        let block_bytes = kind.block_bytes;
+        let manifest =
+            Manifest::list(pool, kind.source, block_bytes, &source_token, deadline).await?;
+        let digest = manifest.digest();
+        let renewed = volume.clone();
+        blocking(move || {
+            renewed.refresh_token(source_token)?;
+            if renewed.generation().manifest.digest() == digest {
+                return Ok(());
+            }
+            renewed.renew(manifest)
+        })
+        .await??;
+        self.introduce(&volume.generation()).await;
+        Ok(digest)
+    }
+
+    /// Removes a volume with its blocks. Reads that are under way end by themselves.
+    pub fn remove(&self, id: VolumeId) {
+        let Some(volume) = self.lock().remove(&id) else {
+            return;
+        };
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        volume.generation().disk.retire();
+        let gone = self.directory.join(format!("{REMOVED_PREFIX}{}", VolumeId::random()));
+        let removed = std::fs::rename(self.place(id), &gone);
+        let removed = removed.and_then(|()| std::fs::remove_dir_all(&gone));
+        if let Err(error) = removed {
+            tracing::warn!(%id, %error, "blocks of a removed cache volume are still on disk");
+        }
+    }
+
+    /// Bytes and files that a volume keeps now.
+    pub fn used(&self, id: VolumeId) -> Option<(u64, u64)> {
+        let generation = self.volume(id).ok()?.generation();
+        let table = generation.disk.table();
+        Some((table.used_bytes(), table.used_files()))
+    }
+
+    /// The cooperative caches that this server shares, for its advert.
+    pub fn adverts(&self) -> Vec<CacheAdvert> {
+        let shared = |(volume, cache): (&VolumeId, &Arc<CacheVolume>)| {
+            let generation = cache.generation();
+            let used_bytes = generation.disk.table().used_bytes();
+            (!generation.cooperative.is_empty()).then(|| CacheAdvert {
+                cooperative: generation.cooperative.clone(),
+                volume: *volume,
+                manifest: generation.manifest.digest(),
+                capacity_bytes: generation.capacity_bytes,
+                used_bytes,
+            })
+        };
+        self.lock().iter().filter_map(shared).collect()
+    }
+
+    /// Takes the live nodes of the group, this one included or not.
+    pub fn set_peers(&self, adverts: Vec<Advert>) {
+        self.fetcher.peers().set(adverts, clock::now());
+    }
+
+    /// A page of a volume's manifest.
+    ///
+    /// # Errors
+    /// `VolumeLost`.
+    pub async fn read_manifest(&self, call: ReadManifest) -> Result<ManifestPage> {
+        Ok(self.volume(call.volume)?.generation().manifest.page(call.first))
+    }
+
+    /// Reads blocks from here, from a peer or from home, as the kind of reader permits. Blocks
+    /// past the end of the file are left out.
+    ///
+    /// # Errors
+    /// `VolumeLost` when the cache is not here; `SourceChanged` when the reader works with another
+    /// state of the source, or home says that the file changed; `Malformed`; `DeadlineExceeded`;
+    /// what home answers.
+    pub async fn read_blocks(
+        &self,
+        call: ReadBlocks,
+        deadline: Deadline,
+    ) -> Result<(Blocks, Bytes)> {
+        let generation = self.find(&call.cache, call.manifest)?;
+        if let Reader::Newcomer { server, capacity_bytes } = call.reader {
+            self.welcome(&generation, server, capacity_bytes).await;
+        }
+        let Some(run) = run_of(&generation, &call)? else {
+            return Ok((Blocks { digests: Vec::new() }, Bytes::new()));
+        };
+        let (digests, bytes) = match call.reader {
+            Reader::Heir => read::read_for_heir(generation, run, deadline).await?,
+            Reader::Agent | Reader::Peer | Reader::Newcomer { .. } => {
+                let fetcher = self.fetcher.clone();
+                read::read(fetcher, generation, run, call.reader, deadline).await?
+            }
+        };
+        if call.reader != Reader::Agent {
+            self.fetcher.counters.add("cache_served_bytes", bytes.len() as u64);
+        }
+        Ok((Blocks { digests }, bytes))
+    }
+
+    /// A server says that it shares a cache. If that is news, it hears the same from this one.
+    async fn welcome(&self, generation: &Arc<Generation>, server: ServerId, capacity_bytes: u64) {
+        let name = generation.name();
+        let address = {
+            let mut peers = self.fetcher.peers();
+            let is_news = peers.introduce(&name, server, capacity_bytes, clock::now());
+            peers.nodes().into_iter().find(|(id, _)| is_news && *id == server)
+        };
+        if let Some((_, address)) = address {
+            self.fetcher.introduce(generation, vec![address]).await;
+        }
+    }
+
+    async fn introduce(&self, generation: &Arc<Generation>) {
+        let addresses = self.fetcher.peers().nodes().into_iter().map(|(_, address)| address);
+        let addresses = addresses.collect();
+        self.fetcher.introduce(generation, addresses).await;
+    }
+
+    fn find(&self, cache: &CacheRef, manifest: Digest) -> Result<Arc<Generation>> {
+        let generation = match cache {
+            CacheRef::Volume(id) => self.volume(*id)?.generation(),
+            CacheRef::Cooperative(name) => {
+                let volumes = self.lock();
+                let named = volumes.values().map(|volume| volume.generation());
+                let mut named: Vec<_> = named.filter(|g| g.cooperative == *name).collect();
+                let same = named.iter().position(|g| g.manifest.digest() == manifest);
+                if name.is_empty() || named.is_empty() {
+                    let text = format!("this server shares no cooperative cache '{name}'");
+                    return Err(Error::new(ErrorCode::VolumeLost, text));
+                }
+                named.swap_remove(same.unwrap_or(0))
+            }
+        };
+        if generation.manifest.digest() != manifest {
+            let text = "the source changed: the cache volume was invalidated, or shows another \
+                        state of it than the reader works with; start the job again";
+            return Err(Error::new(ErrorCode::SourceChanged, text));
+        }
+        Ok(generation)
+    }
+
+    fn volume(&self, id: VolumeId) -> Result<Arc<CacheVolume>> {
+        self.lock().get(&id).cloned().ok_or_else(|| {
+            let text = format!("cache volume {id} is not on this server (any more)");
+            Error::new(ErrorCode::VolumeLost, text)
+        })
+    }
+
+    fn changing(&self, id: VolumeId) -> Arc<tokio::sync::Mutex<()>> {
+        let mut changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        changing.entry(id).or_default().clone()
+    }
+
+    fn place(&self, id: VolumeId) -> PathBuf {
+        self.directory.join(id.to_string())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Arc<CacheVolume>>> {
+        self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The blocks that a call asks for, as far as the file goes; `None` when these are none.
+fn run_of(generation: &Generation, call: &ReadBlocks) -> Result<Option<Run>> {
+    if call.count == 0 {
+        return Ok(None);
+    }
+    let manifest = &generation.manifest;
+    let block_bytes = manifest.block_bytes();
+    if u64::from(call.count) * u64::from(block_bytes) > u64::from(BODY_BYTES_MAX) {
+        let text = format!("{} blocks of {block_bytes} bytes do not fit a reply", call.count);
+        return Err(Error::new(ErrorCode::Malformed, text));
+    }
+    let entry = manifest.file(call.file)?;
+    let blocks = manifest.blocks_of(entry);
+    let count = blocks.saturating_sub(call.first.0).min(u64::from(call.count));
+    if count == 0 {
+        return Ok(None);
+    }
+    let last = bafs_proto::ids::BlockIndex(call.first.0 + count - 1);
+    Ok(Some(Run {
+        file: call.file,
+        first: call.first.0,
+        count: count as usize,
+        last_bytes: manifest.length_of(entry, last),
+        block_bytes,
+    }))
+}
+
+/// Runs what waits for the disk where it may wait.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| {
+        Error::new(ErrorCode::ServerFault, format!("work on a cache volume broke off: {error}"))
+    })
+}
+
+/// The error of a disk that does not do what it should.
+fn fault(doing: &str, path: &Path, error: std::io::Error) -> Error {
+    let text = format!("cannot {doing} ({}): {error}", path.display());
+    Error::new(ErrorCode::ServerFault, text)
+}

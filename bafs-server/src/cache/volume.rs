@@ -1,0 +1,352 @@
+//! One cache volume in its directory: its record, its present generation, the next one. Knows no
+//! other volume and reads no block.
+//!
+//! A directory holds `record` (replaced by renaming, so it is the old one or the new one) and one
+//! directory for the generation that the record names; any other is left over and removed.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use bafs_proto::hash::Digest;
+use bafs_proto::ids::FileIndex;
+use bafs_proto::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
+use bafs_proto::message::SourceKind;
+use bafs_proto::token::Token;
+use bafs_proto::volume::{Replacement, Source, VolumeKind, VolumeSpec};
+use bafs_proto::{Error, ErrorCode, Result, codec};
+use serde::{Deserialize, Serialize};
+
+use super::disk::Disk;
+use super::fault;
+use super::fetch::Generation;
+use super::flights::Flights;
+use super::manifest::{HomeSource, Manifest};
+use crate::counters::Counters;
+use crate::logic::blocks::BlockTable;
+
+const RECORD_VERSION: u32 = 1;
+
+/// What outlives the process, beside manifest and blocks.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Record {
+    version: u32,
+    spec: VolumeSpec,
+    source_token: Token,
+    generation: u64,
+    manifest: Digest,
+    is_file: bool,
+}
+
+/// A cache volume.
+pub(crate) struct CacheVolume {
+    directory: PathBuf,
+    record: RwLock<Record>,
+    generation: RwLock<Arc<Generation>>,
+    source_token: Arc<RwLock<Token>>,
+    counters: Counters,
+}
+
+/// The fields of a cache volume's specification.
+pub(crate) struct CacheKind {
+    pub(crate) source: HomeSource,
+    pub(crate) cooperative: String,
+    pub(crate) replacement: Replacement,
+    pub(crate) block_bytes: u32,
+}
+
+impl CacheKind {
+    /// Takes them out of a specification.
+    ///
+    /// # Errors
+    /// `WrongState` when it is of another kind, `Unsupported` for a source that is no home,
+    /// `Malformed` for a block size out of its range.
+    pub(crate) fn of(spec: &VolumeSpec) -> Result<Self> {
+        let VolumeKind::Cache {
+            source,
+            cooperative,
+            replacement,
+            block_bytes,
+        } = &spec.kind
+        else {
+            let text = format!("volume '{}' is no cache volume", spec.name);
+            return Err(Error::new(ErrorCode::WrongState, text));
+        };
+        let Source::Home { address, path } = source else {
+            let text = "a cache volume shows a path of a home server, not a volume";
+            return Err(Error::new(ErrorCode::Unsupported, text));
+        };
+        bafs_proto::path::check_relative(path)?;
+        let range = BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX;
+        if !range.contains(block_bytes) || !block_bytes.is_power_of_two() {
+            let text = format!(
+                "a block size of {block_bytes} bytes: it must be a power of two from \
+                 {BLOCK_BYTES_MIN} to {BLOCK_BYTES_MAX}"
+            );
+            return Err(Error::new(ErrorCode::Malformed, text));
+        }
+        Ok(Self {
+            source: HomeSource {
+                address: address.clone(),
+                path: path.clone(),
+            },
+            cooperative: cooperative.clone(),
+            replacement: *replacement,
+            block_bytes: *block_bytes,
+        })
+    }
+}
+
+impl CacheVolume {
+    /// Makes a volume in `directory`, which must not exist (waits for the disk).
+    ///
+    /// # Errors
+    /// `ServerFault` when the disk does not do it; then nothing is left.
+    pub(crate) fn create(
+        directory: PathBuf,
+        spec: &VolumeSpec,
+        source_token: Token,
+        manifest: Manifest,
+        counters: Counters,
+    ) -> Result<Self> {
+        let record = Record {
+            version: RECORD_VERSION,
+            spec: spec.clone(),
+            source_token: source_token.clone(),
+            generation: 1,
+            manifest: manifest.digest(),
+            is_file: manifest.is_file(),
+        };
+        let place = directory.join("1");
+        std::fs::create_dir_all(&place).map_err(|e| fault("make the directory", &place, e))?;
+        manifest.save(&place.join("manifest"))?;
+        let source_token = Arc::new(RwLock::new(source_token));
+        let generation = start(
+            place,
+            spec,
+            manifest,
+            source_token.clone(),
+            counters.clone(),
+        )?;
+        write_record(&directory, &record)?;
+        Ok(Self {
+            directory,
+            record: RwLock::new(record),
+            generation: RwLock::new(Arc::new(generation)),
+            source_token,
+            counters,
+        })
+    }
+
+    /// Loads the volume in `directory` (waits for the disk).
+    ///
+    /// # Errors
+    /// `ServerFault`, `Malformed` or `DigestMismatch` when it cannot be used any more.
+    pub(crate) fn load(directory: PathBuf, counters: Counters) -> Result<Self> {
+        let path = directory.join("record");
+        let bytes = std::fs::read(&path).map_err(|e| fault("read the record", &path, e))?;
+        let record: Record = codec::decode(&bytes)?;
+        if record.version != RECORD_VERSION {
+            let text = format!("a cache volume of version {}", record.version);
+            return Err(Error::new(ErrorCode::VersionMismatch, text));
+        }
+        let present = record.generation.to_string();
+        remove_others(&directory, &["record", &present])?;
+        let kind = CacheKind::of(&record.spec)?;
+        let place = directory.join(present);
+        let manifest = Manifest::load(
+            &place.join("manifest"),
+            kind.source,
+            kind.block_bytes,
+            record.is_file,
+            record.manifest,
+        )?;
+        let source_token = Arc::new(RwLock::new(record.source_token.clone()));
+        let generation = start(
+            place,
+            &record.spec,
+            manifest,
+            source_token.clone(),
+            counters.clone(),
+        )?;
+        Ok(Self {
+            directory,
+            record: RwLock::new(record),
+            generation: RwLock::new(Arc::new(generation)),
+            source_token,
+            counters,
+        })
+    }
+
+    /// As it was asked for.
+    pub(crate) fn spec(&self) -> VolumeSpec {
+        self.record
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .spec
+            .clone()
+    }
+
+    /// The present state of the source.
+    pub(crate) fn generation(&self) -> Arc<Generation> {
+        self.generation
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Takes a fresher capability for the source (waits for the disk).
+    ///
+    /// # Errors
+    /// `ServerFault` when the disk does not do it.
+    pub(crate) fn refresh_token(&self, source_token: Token) -> Result<()> {
+        let mut record = self.record.write().unwrap_or_else(PoisonError::into_inner);
+        if record.source_token == source_token {
+            return Ok(());
+        }
+        let fresh = Record {
+            source_token: source_token.clone(),
+            ..record.clone()
+        };
+        write_record(&self.directory, &fresh)?;
+        *record = fresh;
+        *self
+            .source_token
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = source_token;
+        Ok(())
+    }
+
+    /// Replaces the present generation by one with this manifest; files that did not change keep
+    /// their blocks (waits for the disk). Not to be called twice at once.
+    ///
+    /// # Errors
+    /// `ServerFault` when the disk does not do it; then the old generation goes on.
+    pub(crate) fn renew(&self, manifest: Manifest) -> Result<()> {
+        let old = self.generation();
+        let mut record = self.record.write().unwrap_or_else(PoisonError::into_inner);
+        let fresh = Record {
+            generation: record.generation + 1,
+            manifest: manifest.digest(),
+            is_file: manifest.is_file(),
+            ..record.clone()
+        };
+        let old_place = self.directory.join(record.generation.to_string());
+        let place = self.directory.join(fresh.generation.to_string());
+        old.disk.retire();
+        let made = || {
+            std::fs::create_dir_all(&place).map_err(|e| fault("make the directory", &place, e))?;
+            manifest.save(&place.join("manifest"))?;
+            old.disk
+                .bequeath(&place, &unchanged(&old.manifest, &manifest))?;
+            let token = self.source_token.clone();
+            let generation = start(
+                place.clone(),
+                &fresh.spec,
+                manifest,
+                token,
+                self.counters.clone(),
+            )?;
+            write_record(&self.directory, &fresh)?;
+            Ok(generation)
+        };
+        let generation = made().inspect_err(|_| {
+            let _ = std::fs::remove_dir_all(&place);
+            old.disk.resume();
+        })?;
+        *record = fresh;
+        // The old files go before the new generation grows, or both together could be too large.
+        if let Err(error) = std::fs::remove_dir_all(&old_place) {
+            tracing::warn!(%error, "an old cache generation stays until the next start");
+        }
+        *self
+            .generation
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = Arc::new(generation);
+        Ok(())
+    }
+}
+
+fn start(
+    place: PathBuf,
+    spec: &VolumeSpec,
+    manifest: Manifest,
+    source_token: Arc<RwLock<Token>>,
+    counters: Counters,
+) -> Result<Generation> {
+    let kind = CacheKind::of(spec)?;
+    let table = BlockTable::new(spec.size_bytes, spec.size_files, kind.replacement);
+    let disk = Disk::open(place, kind.block_bytes, table, counters)?;
+    Ok(Generation {
+        manifest,
+        disk,
+        cooperative: kind.cooperative,
+        capacity_bytes: spec.size_bytes,
+        source_token,
+        from_home: Flights::default(),
+        from_peers: Flights::default(),
+    })
+}
+
+/// Places in the old manifest of files that did not change, with their places in the new one.
+fn unchanged(old: &Manifest, new: &Manifest) -> BTreeMap<FileIndex, FileIndex> {
+    let files = |manifest: &Manifest| -> BTreeMap<_, _> {
+        let numbered = (0..).map(FileIndex).zip(manifest.entries());
+        numbered
+            .filter(|(_, entry)| entry.kind == SourceKind::File)
+            .map(|(n, entry)| {
+                let identity = (entry.identity.size, entry.identity.mtime_ns);
+                ((manifest.home_path(entry), identity), n)
+            })
+            .collect()
+    };
+    let new = files(new);
+    let kept = files(old)
+        .into_iter()
+        .filter_map(|(file, n)| Some((n, *new.get(&file)?)));
+    kept.collect()
+}
+
+fn write_record(directory: &Path, record: &Record) -> Result<()> {
+    let path = directory.join("record");
+    let temporary = directory.join("record.new");
+    let bytes = codec::encode(record)?;
+    let written = private_file(&temporary)
+        .and_then(|mut file| {
+            std::io::Write::write_all(&mut file, &bytes)?;
+            file.sync_all()
+        })
+        .and_then(|()| std::fs::rename(&temporary, &path))
+        .and_then(|()| std::fs::File::open(directory)?.sync_all());
+    written.map_err(|e| fault("write the record", &path, e))
+}
+
+/// The record holds a capability: nobody else may read it.
+fn private_file(path: &Path) -> std::io::Result<std::fs::File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut options = std::fs::OpenOptions::new();
+    options
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)
+}
+
+fn remove_others(directory: &Path, keep: &[&str]) -> Result<()> {
+    let broken = |e| fault("tidy the directory", directory, e);
+    for entry in std::fs::read_dir(directory).map_err(broken)? {
+        let entry = entry.map_err(broken)?;
+        if keep.iter().any(|name| entry.file_name() == *name) {
+            continue;
+        }
+        let path = entry.path();
+        let removed = if path.is_dir() {
+            std::fs::remove_dir_all(&path)
+        } else {
+            std::fs::remove_file(&path)
+        };
+        removed.map_err(broken)?;
+    }
+    Ok(())
+}
