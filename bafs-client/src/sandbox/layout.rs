@@ -28,7 +28,9 @@ pub(super) struct Place {
 impl Place {
     /// The mount point, free of symbolic links.
     pub(super) fn target(&self) -> PathBuf {
-        self.missing.iter().fold(self.existing.clone(), |path, name| path.join(name))
+        self.missing
+            .iter()
+            .fold(self.existing.clone(), |path, name| path.join(name))
     }
 }
 
@@ -45,7 +47,10 @@ pub(super) fn place(host: &impl HostTree, path: &Path, kind: Kind) -> Place {
     if let Some((existing, found)) = host.resolve(path)
         && found == kind
     {
-        return Place { existing, missing: Vec::new() };
+        return Place {
+            existing,
+            missing: Vec::new(),
+        };
     }
     let mut missing = Vec::new();
     let mut at = path;
@@ -56,7 +61,10 @@ pub(super) fn place(host: &impl HostTree, path: &Path, kind: Kind) -> Place {
             return Place { existing, missing };
         }
     }
-    Place { existing: PathBuf::from("/"), missing }
+    Place {
+        existing: PathBuf::from("/"),
+        missing,
+    }
 }
 
 /// Collects the host directories that need a stand-in; `/` always has one.
@@ -64,7 +72,10 @@ pub(super) fn shadows(places: &[Place]) -> Shadows {
     let mut shadows = Shadows::from([(PathBuf::from("/"), BTreeSet::new())]);
     for place in places {
         if let Some(first) = place.missing.first() {
-            shadows.entry(place.existing.clone()).or_default().insert(first.clone());
+            shadows
+                .entry(place.existing.clone())
+                .or_default()
+                .insert(first.clone());
         }
     }
     shadows
@@ -75,7 +86,10 @@ mod tests {
     use super::*;
 
     /// Host paths with their kind; a target makes it a symbolic link.
-    struct Drawn(&'static [(&'static str, Kind)], &'static [(&'static str, &'static str)]);
+    struct Drawn(
+        &'static [(&'static str, Kind)],
+        &'static [(&'static str, &'static str)],
+    );
 
     impl HostTree for Drawn {
         fn resolve(&self, path: &Path) -> Option<(PathBuf, Kind)> {
@@ -83,7 +97,10 @@ mod tests {
             for (link, target) in self.1 {
                 if let Ok(rest) = path.strip_prefix(link) {
                     // Joining an empty rest would leave a trailing slash.
-                    real = Path::new(target).components().chain(rest.components()).collect();
+                    real = Path::new(target)
+                        .components()
+                        .chain(rest.components())
+                        .collect();
                 }
             }
             let found = self.0.iter().find(|(known, _)| Path::new(known) == real)?;
@@ -129,12 +146,17 @@ mod tests {
     #[test]
     fn shadows_come_parents_first_and_merge() {
         let paths = ["/usr/share/a", "/usr/b", "/data/in", "/data/out", "/tmp"];
-        let places: Vec<_> =
-            paths.iter().map(|path| place(&HOST, Path::new(path), Kind::Directory)).collect();
+        let places: Vec<_> = paths
+            .iter()
+            .map(|path| place(&HOST, Path::new(path), Kind::Directory))
+            .collect();
         let drawn: Vec<_> = shadows(&places)
             .into_iter()
             .map(|(path, names)| format!("{} {names:?}", path.display()))
             .collect();
-        assert_eq!(drawn, [r#"/ {"data"}"#, r#"/usr {"b"}"#, r#"/usr/share {"a"}"#]);
+        assert_eq!(
+            drawn,
+            [r#"/ {"data"}"#, r#"/usr {"b"}"#, r#"/usr/share {"a"}"#]
+        );
     }
 }

@@ -25,4 +25,5 @@ pub(super) const KILL_ASKED: Duration = Duration::from_millis(500);
 /// The longest that a kill may take until every process of the job is dead.
 pub const KILL_MAX: Duration = Duration::from_secs(2);
 
-const _: () = assert!(KILL_ASKED.as_millis() * 2 < KILL_MAX.as_millis());
+// Asked, then forced, then the outer stage as well.
+const _: () = assert!(KILL_ASKED.as_millis() * 3 < KILL_MAX.as_millis());

@@ -122,12 +122,20 @@ pub struct JobStreams {
 impl JobStreams {
     /// Batch style: empty input, outputs shared with the agent.
     pub fn batch() -> Self {
-        Self { stdin: Input::Null, stdout: Output::Inherit, stderr: Output::Inherit }
+        Self {
+            stdin: Input::Null,
+            stdout: Output::Inherit,
+            stderr: Output::Inherit,
+        }
     }
 
     /// Interactive style: all three streams shared with the agent.
     pub fn interactive() -> Self {
-        Self { stdin: Input::Inherit, stdout: Output::Inherit, stderr: Output::Inherit }
+        Self {
+            stdin: Input::Inherit,
+            stdout: Output::Inherit,
+            stderr: Output::Inherit,
+        }
     }
 }
 
@@ -189,12 +197,18 @@ impl JobPlan {
     /// Checks what can be checked without looking at this host.
     pub fn check(&self) -> Result<(), PlanError> {
         if self.volumes.len() > VOLUMES_MAX {
-            return Err(PlanError::TooManyVolumes { count: self.volumes.len() });
+            return Err(PlanError::TooManyVolumes {
+                count: self.volumes.len(),
+            });
         }
         for volume in &self.volumes {
             check_path(volume)?;
         }
-        check_overlaps(self.volumes.iter().map(|v| (v.name.as_str(), v.path.as_path())))?;
+        check_overlaps(
+            self.volumes
+                .iter()
+                .map(|v| (v.name.as_str(), v.path.as_path())),
+        )?;
         let nul = |text: &OsString| text.as_encoded_bytes().contains(&0);
         if self.program.is_empty() || nul(&self.program) || self.arguments.iter().any(nul) {
             return Err(PlanError::BadCommand);
@@ -213,13 +227,24 @@ fn check_path(volume: &VolumeBind) -> Result<(), PlanError> {
     let path = volume.path.clone();
     let text = path.as_os_str().as_encoded_bytes();
     // `components()` silently drops inner `.`, so the text is looked at as well.
-    let dots = text.split(|&byte| byte == b'/').any(|part| part == b"." || part == b"..");
-    let names = path.components().filter(|part| matches!(part, Component::Normal(_))).count();
+    let dots = text
+        .split(|&byte| byte == b'/')
+        .any(|part| part == b"." || part == b"..");
+    let names = path
+        .components()
+        .filter(|part| matches!(part, Component::Normal(_)))
+        .count();
     if !path.is_absolute() || names == 0 || dots || text.contains(&0) {
-        return Err(PlanError::BadPath { volume: volume.name.clone(), path });
+        return Err(PlanError::BadPath {
+            volume: volume.name.clone(),
+            path,
+        });
     }
     if path.starts_with("/proc") {
-        return Err(PlanError::KernelPath { volume: volume.name.clone(), path });
+        return Err(PlanError::KernelPath {
+            volume: volume.name.clone(),
+            path,
+        });
     }
     Ok(())
 }
@@ -256,8 +281,10 @@ pub fn job_environment(
     volumes: &[VolumeBind],
 ) -> Vec<(OsString, OsString)> {
     let ours = |name: &OsStr| name.as_encoded_bytes().starts_with(b"BAFS_");
-    let mut environment: Vec<_> =
-        inherited.into_iter().filter(|(name, _)| !ours(name)).collect();
+    let mut environment: Vec<_> = inherited
+        .into_iter()
+        .filter(|(name, _)| !ours(name))
+        .collect();
     for volume in volumes {
         let name = variable_of(&volume.name);
         if name != "BAFS_JOB" {
@@ -270,10 +297,12 @@ pub fn job_environment(
 
 /// `my-data.1` becomes `BAFS_MY_DATA_1`.
 fn variable_of(volume: &str) -> String {
-    let tail = volume.chars().map(|letter| match letter.to_ascii_uppercase() {
-        upper if upper.is_ascii_alphanumeric() => upper,
-        _ => '_',
-    });
+    let tail = volume
+        .chars()
+        .map(|letter| match letter.to_ascii_uppercase() {
+            upper if upper.is_ascii_alphanumeric() => upper,
+            _ => '_',
+        });
     "BAFS_".chars().chain(tail).collect()
 }
 
@@ -320,7 +349,12 @@ mod tests {
 
     #[test]
     fn good_paths_pass() {
-        for paths in [&["/mydata"][..], &["/tmp"], &["/data/in", "/data/out"], &["/a", "/ab"]] {
+        for paths in [
+            &["/mydata"][..],
+            &["/tmp"],
+            &["/data/in", "/data/out"],
+            &["/a", "/ab"],
+        ] {
             assert_eq!(plan(paths).check(), Ok(()), "{paths:?}");
         }
     }
@@ -329,18 +363,32 @@ mod tests {
     fn bad_paths_fail() {
         for path in ["", "/", "//", "data", "/a/../b", "/a/./b", "/a/..", "/a\0b"] {
             let answer = plan(&[path]).check();
-            assert!(matches!(answer, Err(PlanError::BadPath { .. })), "{path:?}: {answer:?}");
+            assert!(
+                matches!(answer, Err(PlanError::BadPath { .. })),
+                "{path:?}: {answer:?}"
+            );
         }
         for path in ["/proc", "/proc/x"] {
-            assert!(matches!(plan(&[path]).check(), Err(PlanError::KernelPath { .. })));
+            assert!(matches!(
+                plan(&[path]).check(),
+                Err(PlanError::KernelPath { .. })
+            ));
         }
     }
 
     #[test]
     fn overlaps_fail_in_any_order() {
-        for paths in [["/a", "/a"], ["/a", "/a/b/c"], ["/a/b", "/a/"], ["/a/b", "/a//b/c"]] {
+        for paths in [
+            ["/a", "/a"],
+            ["/a", "/a/b/c"],
+            ["/a/b", "/a/"],
+            ["/a/b", "/a//b/c"],
+        ] {
             let answer = plan(&paths).check();
-            assert!(matches!(answer, Err(PlanError::Overlap { .. })), "{paths:?}: {answer:?}");
+            assert!(
+                matches!(answer, Err(PlanError::Overlap { .. })),
+                "{paths:?}: {answer:?}"
+            );
         }
         // `/a-b` sorts between `/a` and `/a/b` as text, not as a path.
         assert!(plan(&["/a", "/a-b", "/a/b"]).check().is_err());
@@ -348,15 +396,21 @@ mod tests {
 
     #[test]
     fn environment_loses_secrets_and_gains_mount_paths() {
-        let inherited =
-            [("PATH", "/bin"), ("BAFS_TOKEN", "s3cret"), ("BAFS_JOB", "outer")].map(|(n, v)| {
-                (OsString::from(n), OsString::from(v))
-            });
+        let inherited = [
+            ("PATH", "/bin"),
+            ("BAFS_TOKEN", "s3cret"),
+            ("BAFS_JOB", "outer"),
+        ]
+        .map(|(n, v)| (OsString::from(n), OsString::from(v)));
         let mut plan = plan(&["/in"]);
         plan.volumes[0].name = "my-data.1".into();
         let made = job_environment(inherited, "inner", &plan.volumes);
-        let expected = [("PATH", "/bin"), ("BAFS_MY_DATA_1", "/in"), ("BAFS_JOB", "inner")]
-            .map(|(n, v)| (OsString::from(n), OsString::from(v)));
+        let expected = [
+            ("PATH", "/bin"),
+            ("BAFS_MY_DATA_1", "/in"),
+            ("BAFS_JOB", "inner"),
+        ]
+        .map(|(n, v)| (OsString::from(n), OsString::from(v)));
         assert_eq!(made, expected);
     }
 

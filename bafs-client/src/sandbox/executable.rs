@@ -1,0 +1,202 @@
+//! Finds a job's program and explains precisely why one does not start. Starts nothing.
+
+use std::env::split_paths;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::unistd::{AccessFlags, access};
+
+use super::outcome::{NotStarted, NotStartedReason as Reason};
+
+/// Where programs are looked up when the job has no `PATH`; the same as in `execvp`'s manual,
+/// less the working directory.
+const PATH_DEFAULT: &str = "/usr/local/bin:/usr/bin:/bin";
+
+/// Finds `program` as a shell would, with the rights of this process.
+pub(super) fn find(program: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, NotStarted> {
+    if program.as_bytes().contains(&b'/') {
+        return Ok(program.into());
+    }
+    let path = path.unwrap_or_else(|| OsStr::new(PATH_DEFAULT));
+    let mut unusable = None;
+    for directory in split_paths(path) {
+        // An empty entry means the working directory.
+        let candidate = if directory.as_os_str().is_empty() {
+            Path::new(".").join(program)
+        } else {
+            directory.join(program)
+        };
+        if candidate.is_file() {
+            match access(&candidate, AccessFlags::X_OK) {
+                Ok(()) => return Ok(candidate),
+                Err(_) => unusable = unusable.or(Some(candidate)),
+            }
+        }
+    }
+    Err(unusable.map_or_else(
+        || NotStarted {
+            reason: Reason::ExecutableMissing,
+            errno: Some(Errno::ENOENT as i32),
+            message: format!(
+                "no program {} in the job's PATH ({})",
+                program.display(),
+                path.display()
+            ),
+        },
+        |found| explain(&found, &Errno::EACCES.into()),
+    ))
+}
+
+/// Says why the kernel refused to execute `program`.
+pub(super) fn explain(program: &Path, error: &io::Error) -> NotStarted {
+    let shown = program.display();
+    let (reason, message) = match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::ENOENT) if program.exists() => match interpreter(program) {
+            Some(name) => (
+                Reason::InterpreterMissing,
+                missing_interpreter(program, &name),
+            ),
+            None => (
+                Reason::InterpreterMissing,
+                format!("{shown} exists, but the loader that it names does not"),
+            ),
+        },
+        Some(Errno::ENOENT) if program.is_symlink() => (
+            Reason::ExecutableMissing,
+            format!("{shown} is a symbolic link to nowhere"),
+        ),
+        Some(Errno::ENOENT | Errno::ENOTDIR) => {
+            (Reason::ExecutableMissing, format!("{shown} does not exist"))
+        }
+        Some(Errno::EACCES | Errno::EPERM) => {
+            (Reason::ExecutableNotExecutable, not_executable(program))
+        }
+        Some(Errno::ENOEXEC) => (
+            Reason::ExecutableBadFormat,
+            format!("{shown} is no program of this machine; a script begins with a #! line"),
+        ),
+        Some(Errno::E2BIG) => (
+            Reason::CommandTooLong,
+            format!("the arguments and the environment of {shown} are too long"),
+        ),
+        _ => (Reason::Refused, format!("{shown} does not start: {error}")),
+    };
+    NotStarted {
+        reason,
+        errno: error.raw_os_error(),
+        message,
+    }
+}
+
+fn missing_interpreter(program: &Path, name: &OsStr) -> String {
+    let hint = if name.as_bytes().ends_with(b"\r") {
+        "; its lines end as on Windows: convert them with dos2unix"
+    } else {
+        ""
+    };
+    format!(
+        "{} exists, but its interpreter {name:?} does not{hint}",
+        program.display()
+    )
+}
+
+fn not_executable(program: &Path) -> String {
+    let shown = program.display();
+    if program.is_dir() {
+        return format!("{shown} is a directory");
+    }
+    if program.exists() && access(program, AccessFlags::X_OK).is_err() {
+        return format!(
+            "{shown} may not be executed: chmod +x it, or mount its file system without noexec"
+        );
+    }
+    match interpreter(program) {
+        Some(name) => format!("{shown}: its interpreter {name:?} may not be executed"),
+        None => format!("{shown} may not be executed, or not be reached"),
+    }
+}
+
+/// What the first line after `#!` names.
+fn interpreter(program: &Path) -> Option<OsString> {
+    // The kernel reads 256 bytes as well (BINPRM_BUF_SIZE).
+    let mut head = Vec::new();
+    File::open(program)
+        .ok()?
+        .take(256)
+        .read_to_end(&mut head)
+        .ok()?;
+    let line = head
+        .strip_prefix(b"#!")?
+        .split(|&byte| byte == b'\n')
+        .next()?;
+    let blank = |byte: &u8| matches!(byte, b' ' | b'\t');
+    let name = line.split(blank).find(|word| !word.is_empty())?;
+    Some(OsStr::from_bytes(name).to_owned())
+}
+
+/// Whether two names are the same file, so that two streams must share one position.
+pub(super) fn same_file(one: &Path, other: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let identity = |path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
+    one == other || matches!((identity(one), identity(other)), (Ok(a), Ok(b)) if a == b)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::process::Command;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(content: Option<&str>, mode: u32, reason: Reason, says: &str) {
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("program");
+        if let Some(content) = content {
+            fs::write(&program, content).unwrap();
+            fs::set_permissions(&program, fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let error = Command::new(&program).spawn().unwrap_err();
+        let explained = explain(&program, &error);
+        assert_eq!(explained.reason, reason, "{explained}");
+        assert!(explained.message.contains(says), "{explained}");
+        assert_eq!(explained.errno, error.raw_os_error());
+    }
+
+    #[test]
+    fn refusals_are_told_apart() {
+        check(None, 0, Reason::ExecutableMissing, "does not exist");
+        check(
+            Some("#!/bin/sh\n"),
+            0o644,
+            Reason::ExecutableNotExecutable,
+            "chmod +x",
+        );
+        check(
+            Some("#! /no/sh -e\n"),
+            0o755,
+            Reason::InterpreterMissing,
+            "/no/sh",
+        );
+        check(
+            Some("#!/bin/sh\r\n"),
+            0o755,
+            Reason::InterpreterMissing,
+            "dos2unix",
+        );
+    }
+
+    #[test]
+    fn names_are_looked_up() {
+        assert_eq!(find(OsStr::new("./x"), None).unwrap(), Path::new("./x"));
+        let found = find(OsStr::new("sh"), Some(OsStr::new("/none:/bin"))).unwrap();
+        assert_eq!(found, Path::new("/bin/sh"));
+        let lost = find(OsStr::new("no-such-program"), None).unwrap_err();
+        assert_eq!(lost.reason, Reason::ExecutableMissing);
+        assert!(lost.message.contains(PATH_DEFAULT));
+    }
+}

@@ -1,0 +1,49 @@
+//! Runs a job in a name space of its own where each volume is at the job's path. Knows nothing
+//! of volumes beyond a directory each, and serves no file system.
+//!
+//! ```text
+//! bafs exec   enter_private()     own mounts; FUSE sessions go on Sandbox::mount_point()
+//!   │ one socket pair: order, requests, reports; its end is the agent's death
+//!   └ bafs job-init outer         makes mount, process and IPC name spaces; waits
+//!       └ bafs job-init inner     process 1: builds the root, gives up rights, reaps
+//!           └ the job
+//! ```
+//!
+//! What holds, however a process ends:
+//!
+//! * No mount outlives the agent and its jobs, and none is visible on the host.
+//! * No process of a job outlives its init, the outer stage, or the agent: the kernel kills
+//!   the rest of a process name space together with its process 1.
+//! * Nothing is created on the host, neither for the root nor for a path that does not exist
+//!   there. A host directory in which such a path is made appears read-only to the job, except
+//!   for its entries, which are the host's own; a sticky directory such as `/tmp` stays
+//!   writable, and new entries in it vanish with the job.
+//!
+//! The order of calls: [`dispatch_job_init`] first in `main`, then [`enter_private`], both
+//! with one thread; [`Sandbox::prepare`]; mount; [`Sandbox::start`].
+
+mod check;
+mod control;
+mod executable;
+mod identity;
+mod layout;
+mod limits;
+mod mounts;
+mod outcome;
+mod plan;
+mod privilege;
+mod probe;
+mod root;
+mod running;
+mod stages;
+
+pub use check::{Check, Standing, check};
+pub use limits::{KILL_MAX, SHADOWED_ENTRIES_MAX, VOLUMES_MAX};
+pub use outcome::{JobOutcome, JobReport, JobUsage, NotStarted, NotStartedReason};
+pub use plan::{
+    Access, Identity, Input, JobPlan, JobStreams, Output, PlanError, Session, VolumeBind,
+    job_environment,
+};
+pub use privilege::{EnterError, Privilege, enter_private};
+pub use running::{JobControl, RunningJob, Sandbox, StartError, StillAlive};
+pub use stages::{dispatch_job_init, job_init_main};

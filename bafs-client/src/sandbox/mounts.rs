@@ -1,0 +1,158 @@
+//! The few mount calls of the sandbox, by name. Knows nothing of jobs or volumes.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use nix::Result;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+const NOTHING: Option<&str> = None;
+
+/// Lets mounts of the host arrive in this name space, and none of ours reach the host.
+pub(super) fn receive_only() -> Result<()> {
+    mount(
+        NOTHING,
+        "/",
+        NOTHING,
+        MsFlags::MS_SLAVE | MsFlags::MS_REC,
+        NOTHING,
+    )
+}
+
+/// Shows `source`, with everything mounted below it, at `target` too.
+pub(super) fn bind(source: &Path, target: &Path) -> Result<()> {
+    // In a user name space a bind must be recursive: what the host covered stays covered.
+    mount(
+        Some(source),
+        target,
+        NOTHING,
+        MsFlags::MS_BIND | MsFlags::MS_REC,
+        NOTHING,
+    )
+}
+
+/// Moves the mount at `source` to `target`.
+pub(super) fn move_to(source: &Path, target: &Path) -> Result<()> {
+    mount(Some(source), target, NOTHING, MsFlags::MS_MOVE, NOTHING)
+}
+
+/// Mounts an empty tree in memory.
+pub(super) fn memory(target: &Path, mode: u32) -> Result<()> {
+    let options = format!("mode={mode:o}");
+    mount(
+        Some("bafs"),
+        target,
+        Some("tmpfs"),
+        memory_flags(),
+        Some(options.as_str()),
+    )
+}
+
+/// Forbids further changes of a tree that [`memory`] made, though not of mounts below it.
+pub(super) fn seal_memory(target: &Path) -> Result<()> {
+    remount_read_only(target, memory_flags())
+}
+
+fn memory_flags() -> MsFlags {
+    MsFlags::MS_NOSUID | MsFlags::MS_NODEV
+}
+
+/// Mounts the process list of the current process name space.
+pub(super) fn processes(target: &Path) -> Result<()> {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("proc"), target, Some("proc"), flags, NOTHING)
+}
+
+/// Takes a mount and everything below it out of the tree at once; users keep what they hold.
+pub(super) fn detach(target: &Path) -> Result<()> {
+    umount2(target, MntFlags::MNT_DETACH)
+}
+
+/// Forbids writes through the mount at `target` and all mounts below it.
+///
+/// `proc` is where the process list is mounted at this moment.
+pub(super) fn read_only(target: &Path, proc: &Path) -> Result<()> {
+    let table = fs::read(proc.join("self/mountinfo"))
+        .map_err(|error| super::privilege::errno_of(&error))?;
+    for (at, flags) in mounts_below(&table, target) {
+        remount_read_only(&at, flags)?;
+    }
+    Ok(())
+}
+
+fn remount_read_only(target: &Path, keep: MsFlags) -> Result<()> {
+    let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | keep;
+    mount(NOTHING, target, NOTHING, flags, NOTHING)
+}
+
+/// The mounts at and below `target` with the flags that a remount has to repeat: leaving one
+/// out means to clear it, which a user name space may not.
+fn mounts_below(table: &[u8], target: &Path) -> BTreeMap<PathBuf, MsFlags> {
+    let mut found = BTreeMap::new();
+    for line in table.split(|&byte| byte == b'\n') {
+        // man 5 proc_pid_mountinfo: id, parent, device, root, mount point, options, …
+        let mut fields = line.split(|&byte| byte == b' ').skip(4);
+        let (Some(point), Some(options)) = (fields.next(), fields.next()) else {
+            continue;
+        };
+        let point = PathBuf::from(OsString::from_vec(unescape(point)));
+        if point.starts_with(target) {
+            found.insert(point, flags_of(options));
+        }
+    }
+    found
+}
+
+fn flags_of(options: &[u8]) -> MsFlags {
+    let flag = |option: &[u8]| match option {
+        b"nosuid" => MsFlags::MS_NOSUID,
+        b"nodev" => MsFlags::MS_NODEV,
+        b"noexec" => MsFlags::MS_NOEXEC,
+        b"noatime" => MsFlags::MS_NOATIME,
+        b"nodiratime" => MsFlags::MS_NODIRATIME,
+        b"relatime" => MsFlags::MS_RELATIME,
+        _ => MsFlags::empty(),
+    };
+    options.split(|&byte| byte == b',').map(flag).collect()
+}
+
+/// Undoes the kernel's `\040` for blank, tab, newline and backslash.
+fn unescape(text: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((&first, tail)) = rest.split_first() {
+        let code = tail.get(..3).filter(|_| first == b'\\');
+        let byte = code
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        plain.push(byte.unwrap_or(first));
+        rest = if byte.is_some() { &tail[3..] } else { tail };
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mount_table_is_understood() {
+        let table = b"1 0 0:1 / / rw,relatime shared:1 - ext4 /dev/vda rw\n\
+            2 1 0:2 / /a\\040b rw,nosuid,nodev,noexec,noatime - fuse x rw\n\
+            3 2 0:3 / /a\\040b/c ro - tmpfs x rw\n\
+            4 1 0:4 / /a\\040bc rw - tmpfs x rw\n";
+        let found = mounts_below(table, Path::new("/a b"));
+        let all = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
+        let expected = BTreeMap::from([("/a b".into(), all), ("/a b/c".into(), MsFlags::empty())]);
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_lone_backslash_stays() {
+        assert_eq!(unescape(b"a\\04"), b"a\\04");
+        assert_eq!(unescape(b"\\134\\"), b"\\\\");
+    }
+}

@@ -1,0 +1,268 @@
+//! Puts the agent into a mount name space of its own, as root or through a user name space,
+//! and explains a refusal. Mounts no file system and starts no process.
+
+use std::fs;
+use std::path::PathBuf;
+
+use nix::errno::Errno;
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::{getegid, geteuid};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::mounts;
+
+/// By what right the agent may mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Privilege {
+    /// The agent is root and may mount.
+    Root,
+    /// The agent is an ordinary user and appears as root in its own user name space.
+    UserNamespace {
+        /// The user's id outside, which the job shows again.
+        uid: u32,
+        /// The user's primary group id outside.
+        gid: u32,
+    },
+}
+
+/// Why the agent could not get a mount name space of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum EnterError {
+    /// A name space is entered by one thread; the others would stay outside.
+    #[error(
+        "the private name space was asked for when {count} threads were running; \
+         call enter_private first thing in main"
+    )]
+    Threads {
+        /// How many threads there were.
+        count: usize,
+    },
+    /// The agent finds its own program and its threads in `/proc`.
+    #[error("/proc cannot be read ({errno}); mount it: mount -t proc proc /proc")]
+    NoProc {
+        /// The kernel's answer.
+        errno: Errno,
+    },
+    /// Neither root nor user name spaces.
+    #[error("not root, and user name spaces are unavailable: {missing} ({errno}); {remedy}")]
+    NoUserNamespace {
+        /// What is missing.
+        missing: String,
+        /// What to do about it.
+        remedy: String,
+        /// The kernel's answer.
+        errno: Errno,
+    },
+    /// There is a name space, but mounting in it was refused.
+    #[error("cannot {step} in the private name space: {errno}; {remedy}")]
+    MountRefused {
+        /// What was attempted.
+        step: &'static str,
+        /// What to do about it.
+        remedy: String,
+        /// The kernel's answer.
+        errno: Errno,
+    },
+    /// No directory of the host can carry the private mount points.
+    #[error("none of {candidates:?} is a directory that can carry the private mount points")]
+    NoBase {
+        /// The directories that were tried.
+        candidates: Vec<PathBuf>,
+    },
+}
+
+/// Moves this process into a private mount name space.
+///
+/// Must be called while the process has one thread. Afterwards a mount that this process makes
+/// is visible to nobody else and vanishes with the last process that can see it. Mounts of the
+/// host keep arriving here, as automounted home directories would fail otherwise.
+pub fn enter_private() -> Result<Privilege, EnterError> {
+    check_single_thread()?;
+    let (uid, gid) = (geteuid(), getegid());
+    if uid.is_root() {
+        match unshare(CloneFlags::CLONE_NEWNS) {
+            Ok(()) => {
+                receive_only()?;
+                return Ok(Privilege::Root);
+            }
+            // Root of a container without CAP_SYS_ADMIN goes the way of ordinary users.
+            Err(Errno::EPERM) => {}
+            Err(errno) => return Err(refused("unshare the mounts", errno)),
+        }
+    }
+    unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS).map_err(no_user_namespace)?;
+    let (uid, gid) = (uid.as_raw(), gid.as_raw());
+    map_ids((0, uid), (0, gid)).map_err(no_user_namespace)?;
+    receive_only()?;
+    Ok(Privilege::UserNamespace { uid, gid })
+}
+
+fn check_single_thread() -> Result<(), EnterError> {
+    let threads = fs::read_dir("/proc/self/task").map_err(|error| EnterError::NoProc {
+        errno: errno_of(&error),
+    })?;
+    match threads.count() {
+        1 => Ok(()),
+        count => Err(EnterError::Threads { count }),
+    }
+}
+
+fn receive_only() -> Result<(), EnterError> {
+    mounts::receive_only().map_err(|errno| refused("separate the mounts from the host's", errno))
+}
+
+/// Writes the id maps of the user name space just entered, each as (inside, outside).
+pub(super) fn map_ids(uid: (u32, u32), gid: (u32, u32)) -> Result<(), Errno> {
+    let write = |file: &str, text: String| {
+        fs::write(format!("/proc/self/{file}"), text).map_err(|error| errno_of(&error))
+    };
+    write("uid_map", format!("{} {} 1", uid.0, uid.1))?;
+    // Without this the kernel lets no ordinary user map a group: giving up a group could
+    // open files that deny that very group.
+    write("setgroups", "deny".to_owned())?;
+    write("gid_map", format!("{} {} 1", gid.0, gid.1))
+}
+
+pub(super) fn errno_of(error: &std::io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+}
+
+/// The switches by which a host turns user name spaces off; `None` where there is no switch.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Switches {
+    namespaces_max: Option<u64>,
+    debian_clone: Option<u64>,
+    apparmor_restrict: Option<u64>,
+}
+
+impl Switches {
+    pub(super) fn read() -> Self {
+        let value = |name: &str| {
+            fs::read_to_string(format!("/proc/sys/{name}"))
+                .ok()?
+                .trim()
+                .parse()
+                .ok()
+        };
+        Self {
+            namespaces_max: value("user/max_user_namespaces"),
+            debian_clone: value("kernel/unprivileged_userns_clone"),
+            apparmor_restrict: value("kernel/apparmor_restrict_unprivileged_userns"),
+        }
+    }
+
+    /// What is missing, and what to do.
+    pub(super) fn explain(self, errno: Errno) -> (&'static str, &'static str) {
+        if self.namespaces_max == Some(0) {
+            (
+                "user.max_user_namespaces is 0",
+                "ask root for: sysctl user.max_user_namespaces=15000",
+            )
+        } else if self.debian_clone == Some(0) {
+            (
+                "kernel.unprivileged_userns_clone is 0",
+                "ask root for: sysctl kernel.unprivileged_userns_clone=1",
+            )
+        } else if matches!(self.apparmor_restrict, Some(1..)) {
+            (
+                "kernel.apparmor_restrict_unprivileged_userns is 1",
+                "ask root for an AppArmor profile that allows this program `userns`, or for: \
+                 sysctl kernel.apparmor_restrict_unprivileged_userns=0",
+            )
+        } else if matches!(errno, Errno::ENOSPC | Errno::EUSERS) {
+            (
+                "all user name spaces are taken, or they are nested too deeply",
+                "end other containers or raise user.max_user_namespaces",
+            )
+        } else if matches!(errno, Errno::EINVAL | Errno::ENOSYS) {
+            (
+                "the kernel was built without them",
+                "use a kernel with CONFIG_USER_NS=y, or be root",
+            )
+        } else {
+            (
+                "a security filter forbids them",
+                "in a container start it with `--security-opt seccomp=unconfined` or \
+                 `--cap-add SYS_ADMIN`; in a chroot leave it; or be root",
+            )
+        }
+    }
+}
+
+fn no_user_namespace(errno: Errno) -> EnterError {
+    let (missing, remedy) = Switches::read().explain(errno);
+    EnterError::NoUserNamespace {
+        missing: missing.into(),
+        remedy: remedy.into(),
+        errno,
+    }
+}
+
+/// Ubuntu grants the name space and then refuses every use of it; hence the same explanation.
+pub(super) fn refused(step: &'static str, errno: Errno) -> EnterError {
+    let (missing, remedy) = Switches::read().explain(errno);
+    EnterError::MountRefused {
+        step,
+        remedy: format!("perhaps {missing}: {remedy}"),
+        errno,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(switches: Switches, errno: Errno, missing: &str) {
+        let (what, remedy) = switches.explain(errno);
+        assert!(what.contains(missing), "{what}");
+        assert!(!remedy.is_empty());
+    }
+
+    #[test]
+    fn the_switch_that_is_off_is_named() {
+        let on = Switches {
+            namespaces_max: Some(9),
+            debian_clone: Some(1),
+            apparmor_restrict: Some(0),
+        };
+        check(
+            Switches {
+                namespaces_max: Some(0),
+                ..on
+            },
+            Errno::ENOSPC,
+            "max_user_namespaces",
+        );
+        check(
+            Switches {
+                debian_clone: Some(0),
+                ..on
+            },
+            Errno::EPERM,
+            "unprivileged_userns_clone",
+        );
+        check(
+            Switches {
+                apparmor_restrict: Some(1),
+                ..on
+            },
+            Errno::EACCES,
+            "apparmor",
+        );
+        check(on, Errno::ENOSPC, "taken");
+        check(on, Errno::EINVAL, "built without");
+        check(on, Errno::EPERM, "security filter");
+        check(Switches::default(), Errno::EPERM, "security filter");
+    }
+
+    #[test]
+    fn a_process_with_threads_is_refused() {
+        // The test harness itself is the second thread.
+        assert!(matches!(
+            enter_private(),
+            Err(EnterError::Threads { count: 2.. })
+        ));
+    }
+}

@@ -1,0 +1,307 @@
+//! Builds the job's root directory and makes it this process's root. The host's file systems
+//! are only bound, never written to; identities and processes are other files' business.
+
+use std::collections::BTreeSet;
+use std::env::set_current_dir;
+use std::ffi::OsString;
+use std::fmt::Display;
+use std::fs::{self, FileType, Permissions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::unistd::pivot_root;
+
+use super::layout::{self, HostTree, Kind, Place};
+use super::limits::{NOTES_MAX, SHADOWED_ENTRIES_MAX};
+use super::mounts;
+use super::outcome::{NotStarted, NotStartedReason};
+use super::plan::{Access, VolumeBind, check_overlaps};
+use super::privilege::errno_of;
+
+/// While the root is being built, a tree in memory is `/` and holds these three.
+const HOST: &str = "/host";
+const STAGE: &str = "/stage";
+const NEW: &str = "/new";
+
+/// Directories that can carry the tree in memory until it is `/`; one exists everywhere.
+const CARRIERS: [&str; 2] = ["/tmp", "/proc"];
+
+/// Builds a root where each volume is at its path and all else is as on the host, enters it,
+/// and leaves the host's root behind.
+///
+/// `base` carries the agent's own mount points; the job sees what lies under it instead.
+/// Returns the host entries that could not be shown, with reasons.
+pub(super) fn enter(volumes: &[VolumeBind], base: &Path) -> Result<Vec<String>, NotStarted> {
+    let sources = volumes
+        .iter()
+        .map(find_source)
+        .collect::<Result<Vec<_>, _>>()?;
+    let places: Vec<_> = volumes
+        .iter()
+        .zip(&sources)
+        .map(|(volume, (_, kind))| layout::place(&Host, &volume.path, *kind))
+        .collect();
+    // Symbolic links of the host can make two different paths one.
+    let targets: Vec<_> = places.iter().map(Place::target).collect();
+    check_overlaps(
+        volumes
+            .iter()
+            .map(|v| v.name.as_str())
+            .zip(targets.iter().map(|t| &**t)),
+    )
+    .map_err(|error| NotStarted {
+        reason: NotStartedReason::PathUnusable,
+        errno: None,
+        message: error.to_string(),
+    })?;
+
+    step_into_memory()?;
+    for (index, (source, kind)) in sources.iter().enumerate() {
+        let staged = staged(index);
+        make_mount_point(&staged, *kind).map_err(refused_io("prepare a volume"))?;
+        mounts::bind(&below(HOST, source), &staged).map_err(refused_at("bind", source))?;
+    }
+    mounts::detach(&below(HOST, base)).map_err(refused_at("uncover", base))?;
+
+    let mut notes = Notes::default();
+    let shadows = layout::shadows(&places);
+    for (directory, hidden) in &shadows {
+        stand_in(directory, hidden, &mut notes)?;
+    }
+    for (index, (volume, place)) in volumes.iter().zip(&places).enumerate() {
+        install(volume, place, sources[index].1, &staged(index))?;
+    }
+    show_processes(&mut notes)?;
+    for directory in shadows.keys() {
+        seal(directory)?;
+    }
+    leave_memory()?;
+    Ok(notes.0)
+}
+
+/// The host as this process sees it before it steps away.
+struct Host;
+
+impl HostTree for Host {
+    fn resolve(&self, path: &Path) -> Option<(PathBuf, Kind)> {
+        let real = fs::canonicalize(path).ok()?;
+        let kind = kind_of(fs::symlink_metadata(&real).ok()?.file_type());
+        Some((real, kind))
+    }
+}
+
+fn kind_of(file: FileType) -> Kind {
+    if file.is_dir() {
+        Kind::Directory
+    } else {
+        Kind::File
+    }
+}
+
+fn find_source(volume: &VolumeBind) -> Result<(PathBuf, Kind), NotStarted> {
+    let find = || {
+        let real = fs::canonicalize(&volume.source)?;
+        let kind = kind_of(fs::symlink_metadata(&real)?.file_type());
+        Ok((real, kind))
+    };
+    find().map_err(|error: io::Error| NotStarted {
+        reason: NotStartedReason::VolumeUnusable,
+        errno: error.raw_os_error(),
+        message: format!(
+            "volume {} at {}: {error}",
+            volume.name,
+            volume.source.display()
+        ),
+    })
+}
+
+/// Makes a tree in memory the root; the host's root is below it afterwards.
+fn step_into_memory() -> Result<(), NotStarted> {
+    let carrier = CARRIERS
+        .into_iter()
+        .map(Path::new)
+        .find(|path| path.is_dir());
+    let carrier = carrier.ok_or_else(|| refused("find /tmp or /proc", Errno::ENOENT))?;
+    mounts::memory(carrier, 0o700).map_err(|errno| refused("mount a tree in memory", errno))?;
+    for name in [HOST, STAGE, NEW] {
+        fs::create_dir(below(carrier, name)).map_err(refused_io("prepare the new root"))?;
+    }
+    pivot_root(carrier, &below(carrier, HOST)).map_err(refused_at("pivot_root to", carrier))?;
+    set_current_dir("/").map_err(refused_io("enter the new root"))?;
+    mounts::memory(Path::new(NEW), 0o755).map_err(|errno| refused("mount the new root", errno))
+}
+
+fn leave_memory() -> Result<(), NotStarted> {
+    set_current_dir(NEW).map_err(refused_io("enter the new root"))?;
+    // With both paths the same, the old root ends up on top of the new one: no directory is
+    // needed to put it, and the next call takes it off.
+    pivot_root(".", ".").map_err(|errno| refused("pivot_root to the new root", errno))?;
+    mounts::detach(Path::new(".")).map_err(|errno| refused("leave the host's root", errno))?;
+    set_current_dir("/").map_err(refused_io("enter the new root"))
+}
+
+/// Replaces a host directory by one in memory with the same entries, except `hidden`.
+fn stand_in(
+    directory: &Path,
+    hidden: &BTreeSet<OsString>,
+    notes: &mut Notes,
+) -> Result<(), NotStarted> {
+    let (from, to) = (below(HOST, directory), below(NEW, directory));
+    let make_room = |error: io::Error| NotStarted {
+        reason: NotStartedReason::PathUnusable,
+        errno: error.raw_os_error(),
+        message: format!(
+            "cannot make room for {hidden:?} in {}: {error}; create the directories there, \
+             or choose a path that exists or whose parent you may list",
+            directory.display()
+        ),
+    };
+    let metadata = fs::metadata(&from).map_err(make_room)?;
+    let entries = fs::read_dir(&from).map_err(make_room)?;
+    if directory != Path::new("/") {
+        mounts::memory(&to, 0o755).map_err(refused_at("cover", directory))?;
+    }
+    for (count, entry) in entries.enumerate() {
+        if count >= SHADOWED_ENTRIES_MAX {
+            let crowd = format!("it has more than {SHADOWED_ENTRIES_MAX} entries");
+            return Err(make_room(io::Error::other(crowd)));
+        }
+        let entry = entry.map_err(make_room)?;
+        let name = entry.file_name();
+        let is_proc = directory == Path::new("/") && name == "proc";
+        if is_proc || hidden.contains(&name) {
+            continue;
+        }
+        let shown = entry
+            .file_type()
+            .and_then(|file| show(&entry.path(), &to.join(&name), file));
+        if let Err(error) = shown {
+            notes.add(&directory.join(&name), &error);
+        }
+    }
+    // In a user name space most owners have no number, and then ours is as good as any.
+    let _ = chown(&to, Some(metadata.uid()), Some(metadata.gid()));
+    fs::set_permissions(&to, Permissions::from_mode(metadata.mode() & 0o7777)).map_err(make_room)
+}
+
+fn show(from: &Path, to: &Path, file: FileType) -> io::Result<()> {
+    if file.is_symlink() {
+        return symlink(fs::read_link(from)?, to);
+    }
+    make_mount_point(to, kind_of(file))?;
+    mounts::bind(from, to).map_err(|errno| {
+        // An empty file in place of the real one would lie to the job.
+        let _ = if file.is_dir() {
+            fs::remove_dir(to)
+        } else {
+            fs::remove_file(to)
+        };
+        io::Error::from(errno)
+    })
+}
+
+fn make_mount_point(at: &Path, kind: Kind) -> io::Result<()> {
+    match kind {
+        Kind::Directory => fs::create_dir(at),
+        Kind::File => fs::File::create_new(at).map(drop),
+    }
+}
+
+fn install(
+    volume: &VolumeBind,
+    place: &Place,
+    kind: Kind,
+    staged: &Path,
+) -> Result<(), NotStarted> {
+    let target = below(NEW, place.target());
+    let unusable = |error: io::Error| NotStarted {
+        reason: NotStartedReason::PathUnusable,
+        errno: error.raw_os_error(),
+        message: format!(
+            "cannot show volume {} at {}: {error}",
+            volume.name,
+            volume.path.display()
+        ),
+    };
+    if !place.missing.is_empty() {
+        // All of this happens in memory: the first missing name lies in a stand-in.
+        if let Some(parent) = target.parent() {
+            fs::create_dir_all(parent).map_err(unusable)?;
+        }
+        make_mount_point(&target, kind).map_err(unusable)?;
+    }
+    mounts::move_to(staged, &target).map_err(|errno| unusable(errno.into()))?;
+    if volume.access == Access::ReadOnly {
+        mounts::read_only(&target, &below(HOST, Path::new("/proc")))
+            .map_err(|errno| unusable(errno.into()))?;
+    }
+    Ok(())
+}
+
+fn show_processes(notes: &mut Notes) -> Result<(), NotStarted> {
+    let proc = below(NEW, Path::new("/proc"));
+    fs::create_dir(&proc).map_err(refused_io("prepare /proc"))?;
+    if let Err(errno) = mounts::processes(&proc) {
+        // Containers hide parts of /proc, and then the kernel grants no fresh one. Through the
+        // host's the job sees its own /proc/self all the same, only under other numbers.
+        notes.add(Path::new("/proc"), &errno.into());
+        let host = below(HOST, Path::new("/proc"));
+        mounts::bind(&host, &proc).map_err(|errno| refused("show /proc", errno))?;
+    }
+    Ok(())
+}
+
+/// Makes a stand-in read-only: a file that the job creates there would silently be lost at its
+/// end. Directories for temporary files are the exception, as losing those is their use.
+fn seal(directory: &Path) -> Result<(), NotStarted> {
+    let at = below(NEW, directory);
+    let mode = fs::metadata(&at)
+        .map_err(refused_io("inspect the new root"))?
+        .mode();
+    let temporary = mode & 0o1002 == 0o1002;
+    if temporary {
+        return Ok(());
+    }
+    mounts::seal_memory(&at).map_err(refused_at("seal", directory))
+}
+
+/// Host entries that could not be shown; the list is for people and therefore short.
+#[derive(Default)]
+struct Notes(Vec<String>);
+
+impl Notes {
+    fn add(&mut self, path: &Path, error: &io::Error) {
+        // What vanished while we looked was nobody's loss.
+        if error.kind() != io::ErrorKind::NotFound && self.0.len() < NOTES_MAX {
+            self.0.push(format!("{}: {error}", path.display()));
+        }
+    }
+}
+
+fn staged(index: usize) -> PathBuf {
+    Path::new(STAGE).join(index.to_string())
+}
+
+/// An absolute path as it is called when its root lies at `root`.
+fn below(root: impl AsRef<Path>, path: impl AsRef<Path>) -> PathBuf {
+    let path = path.as_ref();
+    root.as_ref().join(path.strip_prefix("/").unwrap_or(path))
+}
+
+pub(super) fn refused(step: impl Display, errno: Errno) -> NotStarted {
+    NotStarted {
+        reason: NotStartedReason::NameSpaceRefused,
+        errno: Some(errno as i32),
+        message: format!("cannot {step} for the job's private name space: {errno}"),
+    }
+}
+
+fn refused_at(step: &'static str, path: &Path) -> impl FnOnce(Errno) -> NotStarted {
+    move |errno| refused(format_args!("{step} {}", path.display()), errno)
+}
+
+fn refused_io(step: &'static str) -> impl FnOnce(io::Error) -> NotStarted {
+    move |error| refused(step, errno_of(&error))
+}

@@ -1,0 +1,301 @@
+//! The two processes between agent and job. The outer one only makes the name spaces and
+//! waits; the inner one is their init: it builds the root, starts the job, and its death is
+//! the job's death. Neither decides how an end is judged.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufReader};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio, exit};
+use std::{env, thread};
+
+use nix::errno::Errno;
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::signal::{SigSet, Signal, kill, killpg};
+use nix::unistd::{Pid, setsid};
+use rustix::process::{WaitOptions, wait};
+
+use super::control::{self, Order, ProcessEnd, Report, Request, Stream};
+use super::executable::{explain, find, same_file};
+use super::limits::REPORT_BYTES_MAX;
+use super::outcome::{JobUsage, NotStarted, NotStartedReason};
+use super::plan::{JobPlan, Session};
+use super::root::refused;
+use super::{identity, probe, root};
+use crate::kernel;
+
+/// The hidden first argument that makes the program a stage of a job.
+pub(super) const SUBCOMMAND: &str = "job-init";
+pub(super) const OUTER: &str = "outer";
+pub(super) const PROBE: &str = "probe";
+const INNER: &str = "inner";
+
+/// The program itself, even if its file was replaced since it started.
+pub(super) const SELF: &str = "/proc/self/exe";
+
+/// Turns this process into a stage of a job if its arguments say so, and then never returns.
+///
+/// Every program that starts jobs calls this first thing in `main`, before any thread.
+pub fn dispatch_job_init() {
+    let mut arguments = env::args_os().skip(1);
+    if arguments.next().as_deref() == Some(OsStr::new(SUBCOMMAND)) {
+        job_init_main(arguments);
+    }
+}
+
+/// Runs a stage of a job; `arguments` are those after `job-init`.
+pub fn job_init_main(arguments: impl IntoIterator<Item = OsString>) -> ! {
+    let mut arguments = arguments.into_iter();
+    let stage = arguments.next().unwrap_or_default();
+    let job = arguments.next().unwrap_or_default();
+    let ended = match stage.to_str() {
+        Some(OUTER) => outer(&job),
+        Some(INNER) => inner(),
+        Some(PROBE) => probe::answer(),
+        _ => Err(io::Error::other("job-init is for the agent's own use")),
+    };
+    exit(i32::from(ended.is_err()));
+}
+
+/// Makes the name spaces, starts their init, and stays only as its parent.
+fn outer(job: &OsStr) -> io::Result<()> {
+    // A signal to the whole process group is for agent and job to judge.
+    SigSet::all().thread_block()?;
+    let socket = stage_socket()?;
+    let flags = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWIPC;
+    let made = unshare(flags).map_err(|errno| refused("unshare mounts, processes, IPC", errno));
+    let started = made.and_then(|()| {
+        Command::new(SELF)
+            .arg0("bafs")
+            .args([OsStr::new(SUBCOMMAND), OsStr::new(INNER), job])
+            .env_clear()
+            .spawn()
+            .map_err(|error| refused(format_args!("start init ({error})"), errno_of(&error)))
+    });
+    match started {
+        Ok(mut child) => {
+            // Fits, as the kernel's process ids have 22 bits.
+            control::send(&socket, &Report::Init(child.id() as i32))?;
+            child.wait().map(drop)
+        }
+        Err(refusal) => control::send(&socket, &Report::NotStarted(refusal)),
+    }
+}
+
+/// Is process 1 of the job's name space, from the empty root to the last process.
+fn inner() -> io::Result<()> {
+    if !is_init() {
+        return Err(io::Error::other("this stage runs as process 1 only"));
+    }
+    let socket = stage_socket()?;
+    let descriptors = control::receive_descriptors(&socket)?;
+    let mut requests = BufReader::new(socket.try_clone()?);
+    let order = control::receive_order(&mut requests)?;
+    let (job, notes) = match start(&order, descriptors) {
+        Ok(started) => started,
+        Err(refusal) => return control::send(&socket, &Report::NotStarted(refusal)),
+    };
+    let session = order.plan.session;
+    drop(order);
+    thread::Builder::new()
+        .name("lifeline".to_owned())
+        .spawn(move || obey(&mut requests, job, session))?;
+    control::send(&socket, &Report::Started(notes))?;
+    control::send(&socket, &Report::Ended(reap_until(job)?))?;
+    kill_everything();
+    while wait(WaitOptions::empty()).is_ok() {}
+    control::send(&socket, &Report::Used(usage()?))
+}
+
+/// What both stages do first; returns the socket, which arrives as standard input.
+fn stage_socket() -> io::Result<UnixStream> {
+    // The parent is one thread that lives as long as the job, so its death is the agent's or
+    // the outer stage's. The socket says the same, but not to a process that is stopped.
+    set_pdeathsig(Signal::SIGKILL)?;
+    kernel::close_on_exec_from(3)?;
+    io::stdin()
+        .as_fd()
+        .try_clone_to_owned()
+        .map(UnixStream::from)
+}
+
+fn start(order: &Order, passed: Vec<OwnedFd>) -> Result<(Pid, Vec<String>), NotStarted> {
+    let plan = &order.plan;
+    // Directories of the new root get the modes we say, and the job gets the agent's mask.
+    let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    let notes = root::enter(&plan.volumes, Path::new(&order.base))?;
+    rustix::process::umask(mask);
+    identity::take_on(&plan.identity, order.privilege)?;
+    // A change of user clears the death signal.
+    set_pdeathsig(Signal::SIGKILL).map_err(|errno| refused("protect init", errno))?;
+    if plan.session == Session::Own {
+        setsid().map_err(|errno| refused("start a session", errno))?;
+    }
+    env::set_current_dir(&plan.directory).map_err(|error| NotStarted {
+        reason: NotStartedReason::DirectoryUnusable,
+        errno: error.raw_os_error(),
+        message: format!(
+            "cannot enter working directory {}: {error}",
+            plan.directory.display()
+        ),
+    })?;
+    let streams = open_streams(&order.streams, passed)?;
+    // Blocked signals would be inherited; init itself gets none that it does not handle.
+    SigSet::empty()
+        .thread_set_mask()
+        .map_err(|errno| refused("unblock signals", errno))?;
+    spawn(plan, streams).map(|job| (job, notes))
+}
+
+fn spawn(plan: &JobPlan, [stdin, stdout, stderr]: [Stdio; 3]) -> Result<Pid, NotStarted> {
+    // The last one counts, as when a program looks for it.
+    let path = plan
+        .environment
+        .iter()
+        .rev()
+        .find(|(name, _)| name == "PATH");
+    let program = find(&plan.program, path.map(|(_, value)| value.as_os_str()))?;
+    let mut command = Command::new(&program);
+    command
+        .arg0(&plan.program)
+        .args(&plan.arguments)
+        .env_clear()
+        .envs(plan.environment.iter().map(|(name, value)| (name, value)))
+        .env("PWD", &plan.directory)
+        .stdin(stdin)
+        .stdout(stdout)
+        .stderr(stderr);
+    if plan.session == Session::Own {
+        command.process_group(0);
+    }
+    let child = command.spawn().map_err(|error| explain(&program, &error))?;
+    // Dropping the child leaves the process alone; `reap_until` collects it with the others.
+    Ok(Pid::from_raw(child.id() as i32))
+}
+
+fn open_streams(streams: &[Stream; 3], passed: Vec<OwnedFd>) -> Result<[Stdio; 3], NotStarted> {
+    let mut passed = passed.into_iter();
+    let mut next = || passed.next().map_or_else(Stdio::null, Stdio::from);
+    let [input, output, error] = streams;
+    let stdin = match input {
+        Stream::Null => Stdio::null(),
+        Stream::Passed => next(),
+        Stream::Path(path) => open(OpenOptions::new().read(true), path)?.into(),
+    };
+    let create = |path| {
+        open(
+            OpenOptions::new().write(true).create(true).truncate(true),
+            path,
+        )
+    };
+    let mut shared = None;
+    let stdout = match output {
+        Stream::Null => Stdio::null(),
+        Stream::Passed => next(),
+        Stream::Path(path) => {
+            let file = create(path)?;
+            shared = Some((
+                path,
+                file.try_clone().map_err(|error| unusable(path, &error))?,
+            ));
+            file.into()
+        }
+    };
+    let stderr = match (error, shared) {
+        (Stream::Null, _) => Stdio::null(),
+        (Stream::Passed, _) => next(),
+        (Stream::Path(path), Some((first, file)))
+            if same_file(Path::new(path), Path::new(first)) =>
+        {
+            file.into()
+        }
+        (Stream::Path(path), _) => create(path)?.into(),
+    };
+    Ok([stdin, stdout, stderr])
+}
+
+fn open(options: &OpenOptions, path: &OsString) -> Result<File, NotStarted> {
+    options.open(path).map_err(|error| unusable(path, &error))
+}
+
+fn unusable(path: &OsStr, error: &io::Error) -> NotStarted {
+    NotStarted {
+        reason: NotStartedReason::StreamUnusable,
+        errno: error.raw_os_error(),
+        message: format!("cannot open {} for the job: {error}", path.display()),
+    }
+}
+
+/// Does what the agent asks until the agent is gone; then this process ends, and with it, by
+/// the kernel's hand, every process of the job.
+fn obey(requests: &mut BufReader<UnixStream>, job: Pid, session: Session) -> ! {
+    while let Ok(Some(request)) = control::receive(requests, REPORT_BYTES_MAX) {
+        match request {
+            Request::Kill => kill_everything(),
+            Request::Signal(number) => {
+                if let Ok(signal) = Signal::try_from(number) {
+                    // A job that ended meanwhile needs no signal.
+                    let _ = match session {
+                        Session::Own => killpg(job, signal),
+                        Session::Terminal => kill(job, signal),
+                    };
+                }
+            }
+        }
+    }
+    exit(0)
+}
+
+fn is_init() -> bool {
+    std::process::id() == 1
+}
+
+/// Kills every process of this name space but this one.
+fn kill_everything() {
+    // Anywhere else the same call would end every process of the machine.
+    assert!(is_init(), "only the job's init may kill everything");
+    // It fails when there is none, which is what we want.
+    let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
+}
+
+/// Collects dead processes, also those that the job abandoned, until the job is among them.
+fn reap_until(job: Pid) -> io::Result<ProcessEnd> {
+    loop {
+        let Some((pid, status)) = wait(WaitOptions::empty())? else {
+            continue;
+        };
+        if pid.as_raw_nonzero().get() != job.as_raw() {
+            continue;
+        }
+        if let Some(code) = status.exit_status() {
+            return Ok(ProcessEnd::Exited(code));
+        }
+        if let Some(signal) = status.terminating_signal() {
+            return Ok(ProcessEnd::Signaled(signal));
+        }
+    }
+}
+
+fn usage() -> io::Result<JobUsage> {
+    let used = getrusage(UsageWho::RUSAGE_CHILDREN)?;
+    let micros = |time: nix::sys::time::TimeVal| {
+        (time.tv_sec() as u64)
+            .saturating_mul(1_000_000)
+            .saturating_add(time.tv_usec() as u64)
+    };
+    Ok(JobUsage {
+        // The kernel counts in KiB.
+        resident_bytes_max: (used.max_rss() as u64).saturating_mul(1_024),
+        user_us: micros(used.user_time()),
+        system_us: micros(used.system_time()),
+    })
+}
+
+fn errno_of(error: &io::Error) -> Errno {
+    super::privilege::errno_of(error)
+}

@@ -1,0 +1,166 @@
+//! The agent's role in the tests: enters the private name space, mounts stand-ins for volumes,
+//! runs one job, does to it what the test asks, and writes the report. Judges nothing.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use std::{env, thread};
+
+use bafs_client::sandbox::{
+    Input, JobControl, JobPlan, JobReport, JobStreams, Output, Privilege, Sandbox, check,
+    enter_private,
+};
+use nix::mount::{MsFlags, mount};
+use nix::sys::signal::{SigSet, Signal};
+use serde::{Deserialize, Serialize};
+
+/// The first argument that makes this program an agent.
+pub(crate) const ROLE: &str = "agent";
+
+/// What the test wants.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Task {
+    /// The job; a source `@N` is the N-th stand-in volume.
+    pub(crate) plan: JobPlan,
+    /// How many stand-in volumes to mount; each holds a file `name`.
+    pub(crate) mounts: usize,
+    /// What to do once the file `ready` exists in the agent's directory.
+    pub(crate) then: Then,
+    /// The job's output; by default files `out` and `err` in the agent's directory.
+    pub(crate) outputs: Option<(PathBuf, PathBuf)>,
+    /// The job's standard input.
+    pub(crate) input: Option<PathBuf>,
+}
+
+/// What to do to a job that runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Then {
+    Wait,
+    Signal(i32),
+    /// Send it before the job can have started.
+    SignalAtOnce(i32),
+    Kill,
+    /// Kill it before it can have started.
+    KillAtOnce,
+}
+
+/// What came of it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Answer {
+    pub(crate) privilege: Privilege,
+    pub(crate) report: JobReport,
+    /// How long the kill took.
+    pub(crate) kill: Option<Duration>,
+}
+
+pub(crate) fn main() -> ExitCode {
+    let directory = PathBuf::from(env::args_os().nth(2).expect("the agent's directory"));
+    let result = match env::args().nth(3).as_deref() {
+        Some("check") => Ok(serde_json::to_vec(&check()).unwrap()),
+        _ => run(&directory).map(|answer| serde_json::to_vec(&answer).unwrap()),
+    };
+    match result {
+        Ok(answer) => {
+            // Renamed into place, so that the test never reads half of it.
+            fs::write(directory.join("answer.part"), answer).unwrap();
+            fs::rename(directory.join("answer.part"), directory.join("answer")).unwrap();
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(directory: &Path) -> Result<Answer, String> {
+    let text = fs::read(directory.join("task")).unwrap();
+    let mut task: Task = serde_json::from_slice(&text).unwrap();
+    // As an interactive agent does: Ctrl-C is the job's to judge.
+    let mut interrupt = SigSet::empty();
+    interrupt.add(Signal::SIGINT);
+    interrupt.thread_block().unwrap();
+    let privilege = enter_private().map_err(|error| error.to_string())?;
+    let sandbox = Sandbox::prepare(privilege).map_err(|error| error.to_string())?;
+    let mounted: Vec<_> = (0..task.mounts)
+        .map(|number| mount_one(&sandbox, number))
+        .collect();
+    for volume in &mut task.plan.volumes {
+        if let Some(number) = volume
+            .source
+            .to_str()
+            .and_then(|text| text.strip_prefix('@'))
+        {
+            volume.source = mounted[number.parse::<usize>().unwrap()].clone();
+        }
+    }
+    // A descriptor that survives `exec`, as careless libraries make them.
+    let _leaky = nix::unistd::dup(File::open("/etc/passwd").unwrap()).unwrap();
+
+    let streams = streams(&task, directory);
+    let job = sandbox
+        .start(task.plan, streams)
+        .map_err(|error| error.to_string())?;
+    let kill = act(task.then, &job.control(), &directory.join("ready"));
+    Ok(Answer {
+        privilege,
+        report: job.wait(),
+        kill,
+    })
+}
+
+fn mount_one(sandbox: &Sandbox, number: usize) -> PathBuf {
+    let at = sandbox.mount_point().unwrap();
+    mount(
+        Some("volume"),
+        &at,
+        Some("tmpfs"),
+        MsFlags::empty(),
+        Some("mode=1777"),
+    )
+    .unwrap();
+    fs::write(at.join("name"), format!("volume {number}\n")).unwrap();
+    at
+}
+
+fn streams(task: &Task, directory: &Path) -> JobStreams {
+    let create = |name| Output::Descriptor(File::create(directory.join(name)).unwrap().into());
+    let (stdout, stderr) = match &task.outputs {
+        Some((out, err)) => (Output::Path(out.clone()), Output::Path(err.clone())),
+        None => (create("out"), create("err")),
+    };
+    let stdin = task.input.as_ref().map_or(Input::Null, |path| {
+        Input::Descriptor(File::open(path).unwrap().into())
+    });
+    JobStreams {
+        stdin,
+        stdout,
+        stderr,
+    }
+}
+
+fn act(then: Then, control: &JobControl, ready: &Path) -> Option<Duration> {
+    if matches!(then, Then::Signal(_) | Then::Kill) {
+        while !ready.exists() {
+            thread::sleep(Duration::from_millis(5));
+        }
+        if then == Then::Kill {
+            // The job can be faster than the news of its start.
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+    let started = clock();
+    match then {
+        Then::SignalAtOnce(number) => control.signal(Signal::try_from(number).unwrap()).unwrap(),
+        Then::Wait => return None,
+        Then::Signal(number) => control.signal(Signal::try_from(number).unwrap()).unwrap(),
+        Then::Kill | Then::KillAtOnce => control.kill("the test says so").unwrap(),
+    }
+    Some(clock() - started)
+}
+
+#[allow(clippy::disallowed_methods, reason = "kills are measured for real")]
+pub(crate) fn clock() -> Instant {
+    Instant::now()
+}

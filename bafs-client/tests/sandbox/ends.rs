@@ -1,0 +1,243 @@
+//! Cases: how a job ends by itself, what it used, and where its streams go.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use bafs_client::sandbox::{JobOutcome, NotStarted, NotStartedReason as Reason};
+use nix::errno::Errno;
+use nix::sys::signal::Signal;
+
+use crate::Case;
+use crate::agent::Then;
+use crate::world::{Who, World};
+
+pub(crate) const CASES: &[Case] = &[
+    ("exit_codes_are_the_jobs_own", exit_codes_are_the_jobs_own),
+    ("a_signal_is_told", a_signal_is_told),
+    (
+        "signals_are_at_their_defaults",
+        signals_are_at_their_defaults,
+    ),
+    (
+        "a_forwarded_signal_reaches_the_job",
+        a_forwarded_signal_reaches_the_job,
+    ),
+    ("missing_executables_are_told", missing_executables_are_told),
+    (
+        "unusable_executables_are_told",
+        unusable_executables_are_told,
+    ),
+    (
+        "what_the_job_leaves_running_is_ended",
+        what_the_job_leaves_running_is_ended,
+    ),
+    ("use_is_measured", use_is_measured),
+    ("streams_go_where_they_should", streams_go_where_they_should),
+    (
+        "a_stream_that_cannot_be_opened_is_told",
+        a_stream_that_cannot_be_opened_is_told,
+    ),
+    ("long_commands_arrive_whole", long_commands_arrive_whole),
+];
+
+pub(crate) const ROOT_CASES: &[Case] = &[("foreign_programs_are_told", foreign_programs_are_told)];
+
+fn exit_codes_are_the_jobs_own(who: Who) {
+    for code in [0, 3, 75, 126, 127, 255] {
+        let answer = World::new(who, &format!("exit {code}")).run();
+        assert_eq!(answer.report.outcome, JobOutcome::Exited(code));
+    }
+    let answer = World::new(who, "/no/such/program").run();
+    assert_eq!(answer.report.outcome, JobOutcome::Exited(127));
+}
+
+fn a_signal_is_told(who: Who) {
+    for signal in [6, 9, 11, 15] {
+        let answer = World::new(who, &format!("ulimit -c 0; kill -{signal} $$; sleep 9")).run();
+        assert_eq!(answer.report.outcome, JobOutcome::Signaled(signal));
+    }
+}
+
+fn signals_are_at_their_defaults(who: Who) {
+    let mut world = World::new(who, "");
+    world.task.plan.program = "grep".into();
+    world.task.plan.arguments = ["-E", "Sig(Blk|Ign)", "/proc/self/status"]
+        .map(Into::into)
+        .to_vec();
+    let output = world.output();
+    let masks: Vec<_> = output
+        .lines()
+        .map(|line| u64::from_str_radix(line.split_whitespace().last().unwrap(), 16).unwrap())
+        .collect();
+    assert_eq!(masks[0], 0, "{output}");
+    // Rust programs ignore this one; a job that writes into a closed pipe must end.
+    let broken_pipe = 1 << (Signal::SIGPIPE as u64 - 1);
+    assert_eq!(masks[1] & broken_pipe, 0, "{output}");
+}
+
+fn a_forwarded_signal_reaches_the_job(who: Who) {
+    let script =
+        "trap 'echo got it; exit 5' TERM; touch /bafs-t/ready; while :; do sleep 0.01; done";
+    let world = World::new(who, script).meeting().then(Then::Signal(15));
+    assert_eq!(world.run().report.outcome, JobOutcome::Exited(5));
+    assert_eq!(world.read("out"), "got it\n");
+
+    let world = World::new(who, "sleep 600").then(Then::SignalAtOnce(15));
+    assert_eq!(world.run().report.outcome, JobOutcome::Signaled(15));
+
+    let world = World::new(who, "touch /bafs-t/ready; sleep 600")
+        .meeting()
+        .then(Then::Signal(15));
+    assert_eq!(world.run().report.outcome, JobOutcome::Signaled(15));
+}
+
+#[track_caller]
+fn refusal(world: &World) -> NotStarted {
+    match world.run().report.outcome {
+        JobOutcome::NotStarted(refusal) => refusal,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn missing_executables_are_told(who: Who) {
+    for program in [
+        "no-such-program",
+        "/no/such/program",
+        "./program",
+        "/etc/passwd/x",
+    ] {
+        let mut world = World::new(who, "");
+        world.task.plan.program = program.into();
+        let refusal = refusal(&world);
+        assert_eq!(refusal.reason, Reason::ExecutableMissing, "{refusal}");
+        assert!(refusal.message.contains(program), "{refusal}");
+    }
+}
+
+#[track_caller]
+fn check_unusable(who: Who, content: &[u8], mode: u32, reason: Reason, errno: Errno) {
+    let mut world = World::new(who, "");
+    let program = world.path("program");
+    fs::write(&program, content).unwrap();
+    fs::set_permissions(&program, Permissions::from_mode(mode)).unwrap();
+    world.task.plan.program = program.into();
+    let refusal = refusal(&world);
+    assert_eq!(
+        (refusal.reason, refusal.errno),
+        (reason, Some(errno as i32)),
+        "{refusal}"
+    );
+}
+
+fn unusable_executables_are_told(who: Who) {
+    let script = b"#!/bin/sh\n";
+    check_unusable(
+        who,
+        script,
+        0o644,
+        Reason::ExecutableNotExecutable,
+        Errno::EACCES,
+    );
+    check_unusable(
+        who,
+        b"#!/no/sh\n",
+        0o755,
+        Reason::InterpreterMissing,
+        Errno::ENOENT,
+    );
+    check_unusable(
+        who,
+        b"\0\0\0\0",
+        0o755,
+        Reason::ExecutableBadFormat,
+        Errno::ENOEXEC,
+    );
+
+    let mut world = World::new(who, "");
+    world.task.plan.program = "/usr".into();
+    assert_eq!(refusal(&world).reason, Reason::ExecutableNotExecutable);
+
+    let mut world = World::new(who, "");
+    world.task.plan.arguments = vec!["x".repeat(200_000).into()];
+    assert_eq!(refusal(&world).reason, Reason::CommandTooLong);
+}
+
+fn foreign_programs_are_told(who: Who) {
+    // The header of a program for another machine: EM_S390.
+    let mut head = *b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x16\0\x01\0\0\0";
+    check_unusable(
+        who,
+        &head,
+        0o755,
+        Reason::ExecutableBadFormat,
+        Errno::ENOEXEC,
+    );
+    head[0] = 0;
+    check_unusable(
+        who,
+        &head,
+        0o755,
+        Reason::ExecutableBadFormat,
+        Errno::ENOEXEC,
+    );
+}
+
+fn what_the_job_leaves_running_is_ended(who: Who) {
+    // `run` itself checks that no process is left.
+    let script = "setsid sleep 600 & (setsid sh -c 'trap \"\" TERM; sleep 600' &) ; exit 4";
+    assert_eq!(
+        World::new(who, script).run().report.outcome,
+        JobOutcome::Exited(4)
+    );
+}
+
+fn use_is_measured(who: Who) {
+    // 64 MiB in one piece, half a second of computing, a fifth of sleeping.
+    let script = "dd if=/dev/zero of=/dev/null bs=64M count=1 2>/dev/null; sleep 0.2; \
+                  timeout 0.5 sh -c 'while :; do :; done'; true";
+    let report = World::new(who, script).run().report;
+    let usage = report.usage.unwrap();
+    assert!(usage.resident_bytes_max >= 64 << 20, "{report:?}");
+    assert!(usage.resident_bytes_max < 512 << 20, "{report:?}");
+    assert!(usage.user_us + usage.system_us >= 100_000, "{report:?}");
+    assert!(report.wall >= Duration::from_millis(700), "{report:?}");
+    assert!(report.notes.is_empty(), "{report:?}");
+}
+
+fn streams_go_where_they_should(who: Who) {
+    let mut world = World::new(who, "cat; echo more; echo oops >&2; echo last").meeting();
+    fs::write(world.path("input"), "from the file\n").unwrap();
+    world.task.input = Some(world.path("input"));
+    world.task.outputs = Some(("/bafs-t/both".into(), "/bafs-t//both".into()));
+    assert_eq!(world.run().report.outcome, JobOutcome::Exited(0));
+    assert_eq!(world.read("both"), "from the file\nmore\noops\nlast\n");
+
+    // Without an input the job reads an empty file and does not wait.
+    assert_eq!(World::new(who, "wc -c").output().trim(), "0");
+}
+
+fn a_stream_that_cannot_be_opened_is_told(who: Who) {
+    let mut world = World::new(who, "true");
+    world.task.outputs = Some(("/no/such/out".into(), "/dev/null".into()));
+    let refusal = refusal(&world);
+    assert_eq!(refusal.reason, Reason::StreamUnusable, "{refusal}");
+    assert!(refusal.message.contains("/no/such/out"));
+}
+
+fn long_commands_arrive_whole(who: Who) {
+    let mut world = World::new(
+        who,
+        "printf '%s' \"$@\" | wc -c; printf %s \"$LONG\" | wc -c",
+    );
+    world.task.plan.arguments.push("sh".into());
+    for _ in 0..9 {
+        world.task.plan.arguments.push("x".repeat(100_000).into());
+    }
+    world
+        .task
+        .plan
+        .environment
+        .push(("LONG".into(), "y".repeat(120_000).into()));
+    assert_eq!(world.output(), "900000\n120000\n");
+}

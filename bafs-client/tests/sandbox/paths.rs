@@ -1,0 +1,391 @@
+//! Cases: what the job sees, where, and under which user.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use bafs_client::sandbox::{
+    Access, Identity, JobOutcome, NotStartedReason, Privilege, job_environment,
+};
+
+use crate::Case;
+use crate::agent::ROLE;
+use crate::world::{Host, USER, Who, World};
+
+pub(crate) const CASES: &[Case] = &[
+    (
+        "volumes_appear_at_their_paths",
+        volumes_appear_at_their_paths,
+    ),
+    ("tmp_can_be_a_volume", tmp_can_be_a_volume),
+    (
+        "a_path_inside_tmp_leaves_tmp_usable",
+        a_path_inside_tmp_leaves_tmp_usable,
+    ),
+    (
+        "a_path_below_a_host_directory",
+        a_path_below_a_host_directory,
+    ),
+    ("a_file_can_be_a_volume", a_file_can_be_a_volume),
+    (
+        "a_read_only_volume_refuses_writes",
+        a_read_only_volume_refuses_writes,
+    ),
+    ("the_rest_is_the_host", the_rest_is_the_host),
+    ("nothing_is_lost_silently", nothing_is_lost_silently),
+    (
+        "the_agents_mount_points_are_hidden",
+        the_agents_mount_points_are_hidden,
+    ),
+    ("many_volumes", many_volumes),
+    (
+        "one_place_under_two_names_is_refused",
+        one_place_under_two_names_is_refused,
+    ),
+    (
+        "a_source_that_is_missing_is_reported",
+        a_source_that_is_missing_is_reported,
+    ),
+    (
+        "the_job_has_the_users_identity",
+        the_job_has_the_users_identity,
+    ),
+    (
+        "the_job_sees_only_its_processes",
+        the_job_sees_only_its_processes,
+    ),
+    (
+        "the_environment_is_what_was_planned",
+        the_environment_is_what_was_planned,
+    ),
+    ("no_descriptor_leaks", no_descriptor_leaks),
+    ("odd_working_directories", odd_working_directories),
+    ("the_check_is_content", the_check_is_content),
+];
+
+pub(crate) const ROOT_CASES: &[Case] = &[
+    ("root_becomes_another_user", root_becomes_another_user),
+    (
+        "no_rights_at_all_are_explained",
+        no_rights_at_all_are_explained,
+    ),
+];
+
+fn volumes_appear_at_their_paths(who: Who) {
+    let output = World::new(
+        who,
+        "cat /mydata/name /data/in/name /usr/share/xyz/db/name /opt/name",
+    )
+    .volume("/mydata")
+    .volume("/data/in")
+    .volume("/usr/share/xyz/db")
+    .volume("/opt")
+    .output();
+    assert_eq!(output, "volume 0\nvolume 1\nvolume 2\nvolume 3\n");
+}
+
+fn tmp_can_be_a_volume(who: Who) {
+    let output = World::new(who, "cat /tmp/name && ls -A /tmp && echo x >/tmp/made").volume("/tmp");
+    assert_eq!(output.output(), "volume 0\nname\n");
+    assert!(!Path::new("/tmp/made").exists());
+}
+
+fn a_path_inside_tmp_leaves_tmp_usable(who: Who) {
+    let world = World::new(
+        who,
+        "cat /tmp/bafs-inner/work/name; echo hi >/tmp/bafs-note && cat /tmp/bafs-note",
+    )
+    .volume("/tmp/bafs-inner/work");
+    assert_eq!(world.output(), "volume 0\nhi\n");
+    assert!(!Path::new("/tmp/bafs-inner").exists());
+    assert!(!Path::new("/tmp/bafs-note").exists());
+}
+
+fn a_path_below_a_host_directory(who: Who) {
+    let world = World::new(
+        who,
+        "cat data/name sub/deep/file plain; cat link; echo new >sub/new",
+    );
+    let run = world.path("run");
+    fs::create_dir_all(run.join("sub/deep")).unwrap();
+    fs::write(run.join("sub/deep/file"), "deep\n").unwrap();
+    fs::write(run.join("plain"), "plain\n").unwrap();
+    std::os::unix::fs::symlink("plain", run.join("link")).unwrap();
+    std::os::unix::fs::symlink("/nowhere", run.join("dangling")).unwrap();
+    std::os::unix::fs::chown(run.join("sub"), Some(who.uid()), None).unwrap();
+    let mut world = world
+        .volume(run.join("data"))
+        .volume(run.join("dangling/below"));
+    world.task.plan.directory = run.clone();
+    assert_eq!(world.output(), "volume 0\ndeep\nplain\nplain\n");
+    assert!(!run.join("data").exists());
+    assert_eq!(
+        fs::read_link(run.join("dangling")).unwrap(),
+        Path::new("/nowhere")
+    );
+    // The entries are the host's own: what the job does in them lasts.
+    assert_eq!(fs::read_to_string(run.join("sub/new")).unwrap(), "new\n");
+}
+
+fn a_file_can_be_a_volume(who: Who) {
+    let mut world = World::new(who, "cat /config/settings /etc/hostname");
+    for name in ["one", "two"] {
+        fs::write(world.path(name), format!("{name}\n")).unwrap();
+    }
+    world.bind(world.path("one"), "/config/settings", Access::ReadOnly);
+    world.bind(world.path("two"), "/etc/hostname", Access::ReadWrite);
+    assert_eq!(world.output(), "one\ntwo\n");
+}
+
+fn a_read_only_volume_refuses_writes(who: Who) {
+    let mut world = World::new(who, "echo x >/w/made && cat /r/name && ! echo x >/r/made");
+    world.task.mounts = 2;
+    world.bind("@0", "/w", Access::ReadWrite);
+    world.bind("@1", "/r", Access::ReadOnly);
+    assert_eq!(world.output(), "volume 1\n");
+    assert!(
+        world.read("err").contains("Read-only file system"),
+        "{}",
+        world.read("err")
+    );
+}
+
+fn the_rest_is_the_host(who: Who) {
+    let list = "ls -A / && ls -A /usr && ls -A /etc | wc -l && readlink -f /bin/sh";
+    let world = World::new(who, list);
+    let here = Command::new("sh").args(["-c", list]).output().unwrap();
+    assert_eq!(world.output(), String::from_utf8_lossy(&here.stdout));
+}
+
+fn nothing_is_lost_silently(who: Who) {
+    let script = "! mkdir /made && ! mkdir /data/made && ! touch /usr/share/made";
+    World::new(who, script)
+        .volume("/data/in")
+        .volume("/usr/share/xyz")
+        .output();
+}
+
+fn the_agents_mount_points_are_hidden(who: Who) {
+    let script = "cat /v/name; grep -c '\\.bafs' /proc/mounts; ls -A /boot /media /srv /mnt";
+    let world = World::new(who, script).volume("/v");
+    let here = Command::new("sh")
+        .args(["-c", "ls -A /boot /media /srv /mnt"])
+        .output()
+        .unwrap();
+    assert_eq!(
+        world.output(),
+        format!("volume 0\n0\n{}", String::from_utf8_lossy(&here.stdout))
+    );
+}
+
+fn many_volumes(who: Who) {
+    let paths = (0..32).map(|number| format!("/many/{}/v{number}", number % 5));
+    let script = "cat /many/*/*/name | sort -u | wc -l";
+    let world = paths.fold(World::new(who, script), World::volume);
+    assert_eq!(world.output().trim(), "32");
+}
+
+fn one_place_under_two_names_is_refused(who: Who) {
+    let mut world = World::new(who, "true");
+    fs::create_dir(world.path("real")).unwrap();
+    std::os::unix::fs::symlink("real", world.path("link")).unwrap();
+    let (real, link) = (world.path("real/in"), world.path("link/in"));
+    world = world.volume(real).volume(link);
+    let JobOutcome::NotStarted(refusal) = world.run().report.outcome else {
+        panic!()
+    };
+    assert_eq!(refusal.reason, NotStartedReason::PathUnusable);
+    assert!(refusal.message.contains("real/in"), "{refusal}");
+}
+
+fn a_source_that_is_missing_is_reported(who: Who) {
+    let mut world = World::new(who, "true");
+    world.bind("/no/such/source", "/in", Access::ReadWrite);
+    let JobOutcome::NotStarted(refusal) = world.run().report.outcome else {
+        panic!()
+    };
+    assert_eq!(refusal.reason, NotStartedReason::VolumeUnusable);
+    assert!(refusal.message.contains("/no/such/source"), "{refusal}");
+}
+
+fn the_job_has_the_users_identity(who: Who) {
+    let world = World::new(
+        who,
+        "id -u; id -g; echo x >/v/made; stat -c %u /v/made; umask",
+    )
+    .volume("/v");
+    let answer = world.run();
+    let uid = who.uid();
+    assert_eq!(world.read("out"), format!("{uid}\n{uid}\n{uid}\n0022\n"));
+    let expected = match who {
+        Who::Root => Privilege::Root,
+        Who::User => Privilege::UserNamespace { uid, gid: uid },
+    };
+    assert_eq!(answer.privilege, expected);
+}
+
+fn the_job_sees_only_its_processes(who: Who) {
+    // The shell must not be replaced by its last command, hence the final echo.
+    let script = "ls /proc | grep -c '^[0-9]'; tr '\\0' ' ' </proc/1/cmdline; echo; \
+                  readlink /proc/self/exe; ls -l /proc/1/fd 2>&1; echo";
+    let output = World::new(who, script).output();
+    let lines: Vec<_> = output.lines().collect();
+    assert!(lines[0].parse::<u32>().unwrap() <= 4, "{output}");
+    assert!(lines[1].starts_with("bafs job-init inner"), "{output}");
+    assert!(
+        lines[2].contains("readlink") || lines[2].contains("coreutils"),
+        "{output}"
+    );
+    if who == Who::User {
+        assert!(
+            lines[3].contains("denied") || lines[3].contains("cannot open"),
+            "{output}"
+        );
+    }
+}
+
+fn the_environment_is_what_was_planned(who: Who) {
+    let mut world = World::new(who, "env | grep -v '^_=\\|SHLVL'").volume("/my data");
+    world.task.plan.environment = job_environment(
+        [
+            ("PATH".into(), "/usr/bin:/bin".into()),
+            ("BAFS_TOKEN".into(), "secret".into()),
+        ],
+        &world.task.plan.job,
+        &world.task.plan.volumes,
+    );
+    let output = world.output();
+    let mut lines: Vec<_> = output.lines().collect();
+    lines.sort_unstable();
+    let job = format!("BAFS_JOB={}", world.task.plan.job);
+    assert_eq!(
+        lines,
+        [&*job, "BAFS_V0=/my data", "PATH=/usr/bin:/bin", "PWD=/"]
+    );
+}
+
+fn no_descriptor_leaks(who: Who) {
+    let output = World::new(who, "ls -l /proc/self/fd | awk 'NF > 8 {print $9}'").output();
+    // The fourth is the one with which `ls` reads the directory.
+    assert_eq!(output, "0\n1\n2\n3\n");
+}
+
+fn odd_working_directories(who: Who) {
+    let mut world = World::new(who, "pwd").volume("/data/in");
+    world.task.plan.directory = "/data/in".into();
+    assert_eq!(world.output(), "/data/in\n");
+
+    // The agent's own directory was removed under its feet.
+    let mut world = World::new(who, "pwd").volume("/data/in");
+    let gone = world.path("gone");
+    fs::create_dir(&gone).unwrap();
+    world.agent_cwd = PathBuf::from(format!("/proc/self/fd/{}", {
+        let open = fs::File::open(&gone).unwrap();
+        fs::remove_dir(&gone).unwrap();
+        use std::os::fd::IntoRawFd;
+        open.into_raw_fd()
+    }));
+    assert_eq!(world.output(), "/\n");
+
+    let mut world = World::new(who, "pwd");
+    world.task.plan.directory = "/no/such/directory".into();
+    let JobOutcome::NotStarted(refusal) = world.run().report.outcome else {
+        panic!()
+    };
+    assert_eq!(refusal.reason, NotStartedReason::DirectoryUnusable);
+    assert_eq!(refusal.errno, Some(nix::errno::Errno::ENOENT as i32));
+}
+
+fn the_check_is_content(who: Who) {
+    let world = World::new(who, "true");
+    let mut command = Command::new(env::current_exe().unwrap());
+    if who == Who::User {
+        let ids = [
+            format!("--reuid={}", who.uid()),
+            format!("--regid={}", who.uid()),
+        ];
+        command = Command::new("setpriv");
+        command
+            .args(ids)
+            .arg("--clear-groups")
+            .arg(env::current_exe().unwrap());
+    }
+    let status = command
+        .arg(ROLE)
+        .arg(world.directory.path())
+        .arg("check")
+        .status()
+        .unwrap();
+    assert!(status.success());
+    let checks: serde_json::Value = serde_json::from_str(&world.read("answer")).unwrap();
+    let subjects: Vec<_> = checks
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|c| &c["subject"])
+        .collect();
+    assert_eq!(
+        subjects,
+        ["user", "private name space", "/dev/fuse", "fusermount3"]
+    );
+    assert_eq!(checks[1]["standing"], "Fine", "{checks}");
+    let whom = if who == Who::Root {
+        "as root"
+    } else {
+        "in a user name space"
+    };
+    assert!(
+        checks[1]["found"].as_str().unwrap().ends_with(whom),
+        "{checks}"
+    );
+    for check in checks.as_array().unwrap() {
+        let remedy = check["remedy"].as_str().unwrap();
+        assert_eq!(check["standing"] == "Fine", remedy.is_empty(), "{check}");
+    }
+}
+
+fn root_becomes_another_user(who: Who) {
+    let mut world = World::new(
+        who,
+        "id -u; id -g; id -G; grep -E 'NoNewPrivs|CapEff' /proc/self/status; \
+         ls /proc/1/fd || true",
+    );
+    world.task.plan.identity = Identity::User {
+        uid: USER,
+        gid: USER,
+        groups: vec![7],
+    };
+    let output = world.output();
+    let words: Vec<_> = output.split_whitespace().collect();
+    let id = USER.to_string();
+    assert_eq!(words[..4], [&*id, &id, &id, "7"]);
+    assert_eq!(
+        words[4..],
+        ["CapEff:", "0000000000000000", "NoNewPrivs:", "1"]
+    );
+}
+
+fn no_rights_at_all_are_explained(who: Who) {
+    // A user name space of its own lets the limit be changed for this agent alone.
+    let world = World::new(who, "true");
+    fs::write(world.path("task"), serde_json::to_vec(&world.task).unwrap()).unwrap();
+    let script = "echo 0 >/proc/sys/user/max_user_namespaces && \
+                  exec setpriv --securebits=+noroot --inh-caps=-all --bounding-set=-all \"$@\"";
+    let before = Host::look();
+    let output = Command::new("unshare")
+        .args(["-Ur", "sh", "-c", script, "sh"])
+        .arg(env::current_exe().unwrap())
+        .arg(ROLE)
+        .arg(world.directory.path())
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("user.max_user_namespaces is 0"), "{said}");
+    assert!(
+        said.contains("sysctl user.max_user_namespaces=15000"),
+        "{said}"
+    );
+    before.assert_unchanged();
+}
