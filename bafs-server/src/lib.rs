@@ -9,5 +9,7 @@ pub mod counters;
 pub mod executor;
 pub mod home;
 pub mod logic;
+pub mod node;
 pub mod serving;
+pub mod storage;
 pub mod trees;

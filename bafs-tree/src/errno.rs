@@ -12,7 +12,7 @@ macro_rules! errnos {
 }
 
 pub(crate) const E2BIG: Errno = Errno(rustix::io::Errno::TOOBIG.raw_os_error());
-errnos! { BADF EXIST INVAL ISDIR LOOP NFILE NOENT NOSPC NXIO OPNOTSUPP PERM ROFS STALE ACCESS RANGE FBIG }
+errnos! { BADF EXIST INVAL ISDIR LOOP NFILE NOENT NOSPC NOTDIR NXIO OPNOTSUPP PERM ROFS STALE ACCESS RANGE FBIG }
 
 /// The errno of a failed system call. A process that ran out of descriptors is, to the caller, a
 /// full table of the system that serves it.

@@ -184,6 +184,9 @@ impl Session {
 
     fn open_directory(&self, ino: InodeNo) -> FileResult {
         let anchor = self.anchor(ino)?;
+        if anchor.kind() != FileType::Directory {
+            return Err(errno::NOTDIR);
+        }
         let fd = anchor.open(OFlags::RDONLY | OFlags::DIRECTORY)?;
         let stat = fstat(&fd).map_err(errno::of)?;
         self.inodes().handle_opened(ino);
@@ -312,8 +315,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether an operation changes the tree.
-fn changes(op: &FileOp) -> bool {
+/// Whether an operation changes the tree, so that it needs a writable session and the right to
+/// write.
+pub fn changes(op: &FileOp) -> bool {
     match op {
         FileOp::Open { flags, .. } => {
             let flags = OFlags::from_bits_retain(flags.cast_unsigned());

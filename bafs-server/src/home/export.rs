@@ -1,0 +1,207 @@
+//! The exported directory: opens what is below it, and nothing else. Checks no rights.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use bafs_proto::message::{SourceEntry, SourceIdentity, SourceKind};
+use bafs_proto::path::check_relative;
+use bafs_proto::{Error, ErrorCode, Result};
+use rustix::fs::{
+    FileType, Mode, OFlags, ResolveFlags, Stat, fstat, fsync, mkdirat, openat2, readlinkat,
+};
+use rustix::io::Errno;
+
+/// Name in the root that belongs to the server: uploads under way, receipts, its id.
+pub(super) const OWN: &str = ".bafs-put";
+
+/// An exported directory.
+#[derive(Debug)]
+pub(super) struct Export {
+    root: OwnedFd,
+    root_path: PathBuf,
+    identity: (u64, u64),
+}
+
+/// Something below the export, held but not opened.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) fd: OwnedFd,
+    pub(super) stat: Stat,
+    /// Where it really is, after symbolic links.
+    pub(super) path: String,
+}
+
+impl Export {
+    pub(super) fn open(root: &Path) -> Result<Self> {
+        let fail = |error: Errno| {
+            let text = format!(
+                "cannot export {}: {error}; give a directory that exists and is readable",
+                root.display()
+            );
+            Error::new(ErrorCode::NotFound, text)
+        };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(root, flags, Mode::empty()).map_err(fail)?;
+        let stat = fstat(&fd).map_err(fail)?;
+        let root_path = real_path(&fd).map_err(fail)?;
+        Ok(Self { identity: (stat.st_dev, stat.st_ino), root: fd, root_path })
+    }
+
+    pub(super) fn root_path(&self) -> &Path {
+        &self.root_path
+    }
+
+    pub(super) fn is_root(&self, stat: &Stat) -> bool {
+        (stat.st_dev, stat.st_ino) == self.identity
+    }
+
+    /// Finds a path, through symbolic links as long as they stay inside.
+    ///
+    /// # Errors
+    /// `BadPath`, `NotFound`, `RightMissing` when the server itself may not go there.
+    pub(super) fn find(&self, path: &str) -> Result<Found> {
+        check_relative(path)?;
+        if is_own(path) {
+            return Err(not_found(path));
+        }
+        let at = if path.is_empty() { "." } else { path };
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let opened = loop {
+            match openat2(&self.root, at, flags, Mode::empty(), resolve) {
+                // Something was renamed while the path was followed.
+                Err(Errno::AGAIN) => {}
+                other => break other,
+            }
+        };
+        let fd = opened.map_err(|error| refuse(path, error))?;
+        let stat = fstat(&fd).map_err(|error| refuse(path, error))?;
+        let real = real_path(&fd).map_err(|error| refuse(path, error))?;
+        let inside = real.strip_prefix(&self.root_path).ok().and_then(Path::to_str);
+        let real = inside.ok_or_else(|| not_found(path))?.to_owned();
+        if is_own(&real) {
+            return Err(not_found(path));
+        }
+        Ok(Found { fd, stat, path: real })
+    }
+
+    /// Finds a directory and makes it, with those above it, where it is missing.
+    ///
+    /// # Errors
+    /// As [`Self::find`]; `WrongState` when something on the way is no directory.
+    pub(super) fn make_directory(&self, path: &str) -> Result<Found> {
+        check_relative(path)?;
+        let mut found = self.find("")?;
+        let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
+        for end in ends.filter(|end| *end > 0) {
+            let upper = &path[..end];
+            found = match self.find(upper) {
+                Err(error) if error.code == ErrorCode::NotFound && !is_own(upper) => {
+                    let name = upper.rsplit('/').next().unwrap_or(upper);
+                    match mkdirat(&found.fd, name, Mode::from_raw_mode(0o777)) {
+                        Ok(()) | Err(Errno::EXIST) => {}
+                        Err(error) => return Err(refuse(upper, error)),
+                    }
+                    reopen(&found, OFlags::DIRECTORY)
+                        .and_then(fsync)
+                        .map_err(|error| refuse(upper, error))?;
+                    self.find(upper)?
+                }
+                other => other?,
+            };
+            if kind(&found.stat) != FileType::Directory {
+                let text = format!("'{upper}' is no directory");
+                return Err(Error::new(ErrorCode::WrongState, text));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Whether `name` in the directory `found` is the server's own.
+    pub(super) fn is_own_name(&self, found: &Stat, name: &str) -> bool {
+        name == OWN && self.is_root(found)
+    }
+}
+
+impl Found {
+    /// Opens a regular file for reading.
+    ///
+    /// # Errors
+    /// `WrongState` for anything else, which could block or has no content.
+    pub(super) fn open_file(&self) -> Result<File> {
+        if kind(&self.stat) != FileType::RegularFile {
+            let text = format!("'{}' is no regular file", self.path);
+            return Err(Error::new(ErrorCode::WrongState, text));
+        }
+        let opened = reopen(self, OFlags::empty()).map_err(|error| refuse(&self.path, error))?;
+        Ok(File::from(opened))
+    }
+
+    /// Opens a directory for listing.
+    pub(super) fn open_directory(&self) -> Result<OwnedFd> {
+        reopen(self, OFlags::DIRECTORY).map_err(|error| refuse(&self.path, error))
+    }
+}
+
+fn reopen(found: &Found, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", found.fd.as_raw_fd());
+    rustix::fs::open(path, flags | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
+fn real_path(fd: &OwnedFd) -> rustix::io::Result<PathBuf> {
+    let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let target = readlinkat(rustix::fs::CWD, link, Vec::new())?;
+    Ok(PathBuf::from(std::ffi::OsString::from(target.into_string().map_err(|_| Errno::ILSEQ)?)))
+}
+
+fn is_own(path: &str) -> bool {
+    path.split('/').next() == Some(OWN)
+}
+
+pub(super) fn kind(stat: &Stat) -> FileType {
+    FileType::from_raw_mode(stat.st_mode)
+}
+
+/// What makes a file another one.
+pub(super) fn identity(stat: &Stat) -> SourceIdentity {
+    let seconds = i128::from(stat.st_mtime) * 1_000_000_000;
+    let mtime_ns = seconds + i128::from(stat.st_mtime_nsec);
+    SourceIdentity {
+        size: u64::try_from(stat.st_size).unwrap_or(0),
+        mtime_ns: i64::try_from(mtime_ns).unwrap_or(i64::MAX),
+    }
+}
+
+/// A file as a listing shows it; `None` for what has no content: FIFOs, sockets, devices.
+/// `target` reads a symbolic link.
+pub(super) fn entry(
+    path: &str,
+    stat: &Stat,
+    target: impl FnOnce() -> rustix::io::Result<Vec<u8>>,
+) -> rustix::io::Result<Option<SourceEntry>> {
+    let kind = match kind(stat) {
+        FileType::RegularFile => SourceKind::File,
+        FileType::Directory => SourceKind::Directory,
+        FileType::Symlink => SourceKind::Symlink(target()?),
+        _ => return Ok(None),
+    };
+    let mode = stat.st_mode & 0o7777;
+    Ok(Some(SourceEntry { path: path.to_owned(), kind, identity: identity(stat), mode }))
+}
+
+fn not_found(path: &str) -> Error {
+    Error::new(ErrorCode::NotFound, format!("home has no '{path}'"))
+}
+
+/// What a failed system call means to the caller.
+pub(super) fn refuse(path: &str, error: Errno) -> Error {
+    let code = match error {
+        Errno::NOENT | Errno::NOTDIR => return not_found(path),
+        Errno::XDEV | Errno::LOOP | Errno::NAMETOOLONG => ErrorCode::BadPath,
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => ErrorCode::RightMissing,
+        Errno::ISDIR | Errno::NOTEMPTY | Errno::EXIST => ErrorCode::WrongState,
+        _ => ErrorCode::ServerFault,
+    };
+    Error::new(code, format!("the home server cannot reach '{path}': {error}"))
+}

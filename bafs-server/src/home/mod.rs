@@ -1,0 +1,388 @@
+//! The home server: the user's own data, listed, read and written on behalf of a cluster.
+//!
+//! Mechanism only. A link limit holds for all data in both directions together. Remote I/O uses
+//! the same tree sessions as volumes do, without a limit of space.
+
+mod export;
+mod listing;
+mod puts;
+mod throttle;
+
+use std::fmt::Display;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bafs_proto::hash::Digest;
+use bafs_proto::identity::Identity;
+use bafs_proto::ids::ServerId;
+use bafs_proto::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BODY_BYTES_MAX};
+use bafs_proto::message::{
+    Advert, CloseTree, Counters as CounterValues, Done, ListSource, OpenTree, ReadSource, Reply,
+    Request, RunFileOps, ServerKind, SourceData, SourceEntry, SourcePage, TreeRef, TreeSession,
+};
+use bafs_proto::net::quic::QuicListener;
+use bafs_proto::net::{BoxFuture, Incoming, Service};
+use bafs_proto::time::Deadline;
+use bafs_proto::token::{Resource, Right, Token, Verifier};
+use bafs_proto::{Error, ErrorCode, Result};
+use bafs_tree::Tree;
+use bytes::Bytes;
+use rustix::fs::fstat;
+
+use crate::access::Access;
+use crate::clock;
+use crate::counters::Counters;
+use crate::serving::{ADVERT_TTL_MS, Running, advertise, pool};
+use crate::trees::TreeSessions;
+use export::{Export, Found};
+use puts::Puts;
+use throttle::Throttle;
+
+/// How often silent tree sessions are looked for, in milliseconds.
+const SWEEP_MS: u64 = 5_000;
+
+/// After so many such rounds old uploads are looked for as well: every hour.
+const PUT_SWEEP_ROUNDS: u64 = 720;
+
+/// What a home server needs to start.
+#[derive(Debug, Clone)]
+pub struct HomeConfig {
+    /// Where to listen, `host:port`; port 0 takes a free one.
+    pub listen: String,
+    /// Proves that the server belongs to the cluster.
+    pub identity: Identity,
+    /// The directory to export.
+    pub root: PathBuf,
+    /// Name by which the home is found.
+    pub name: String,
+    /// Catalog to tell, `host:port`.
+    pub catalog: Option<String>,
+    /// Group of the server.
+    pub group: String,
+    /// Limit for all data in both directions together, in bytes per second.
+    pub limit_bytes_per_s: Option<u64>,
+}
+
+/// Starts a home server.
+///
+/// # Errors
+/// `NotFound` when the directory is not there, `Conflict` when the port is in use, `Malformed`
+/// when the identity is not usable.
+pub async fn start(config: HomeConfig) -> Result<Running> {
+    let HomeConfig { listen, identity, root, name, catalog, group, limit_bytes_per_s } = config;
+    let home = Home::open(&root, identity.verifier.clone(), limit_bytes_per_s)?;
+    let listener = QuicListener::bind(&listen, identity.clone())?;
+    let mut running = Running::start(listener, home.clone())?;
+    let sweeping = home.clone();
+    running.add_task(tokio::spawn(async move { sweeping.sweep_for_ever().await }));
+    if let Some(catalog) = catalog {
+        let address = running.address().to_string();
+        let pool = pool(&identity)?;
+        let describe = move || home.advert(&name, &address, &group);
+        let telling = advertise(pool, identity.token, catalog, describe);
+        running.add_task(tokio::spawn(telling));
+    }
+    Ok(running)
+}
+
+/// Answers calls about one exported directory.
+#[derive(Debug)]
+pub struct Home {
+    id: ServerId,
+    access: Access,
+    export: Arc<Export>,
+    puts: Puts,
+    trees: TreeSessions,
+    throttle: Throttle,
+    counters: Counters,
+}
+
+impl Home {
+    /// Exports the directory `root`, as a former server left it.
+    ///
+    /// # Errors
+    /// `NotFound` when the directory is not there, `ServerFault` when it cannot be written.
+    pub fn open(
+        root: &std::path::Path,
+        verifier: Verifier,
+        limit_bytes_per_s: Option<u64>,
+    ) -> Result<Arc<Self>> {
+        let export = Arc::new(Export::open(root)?);
+        let puts = Puts::open(export.clone())?;
+        puts.sweep(clock::now());
+        let counters = Counters::default();
+        Ok(Arc::new(Self {
+            id: own_id(&puts)?,
+            access: Access::new(verifier),
+            export,
+            puts,
+            trees: TreeSessions::new(counters.clone()),
+            throttle: Throttle::new(limit_bytes_per_s),
+            counters,
+        }))
+    }
+
+    async fn answer(self: Arc<Self>, incoming: Incoming) -> Result<(Reply, Bytes)> {
+        let Incoming { token, request, body, deadline, .. } = incoming;
+        self.counters.add("home_requests", 1);
+        self.counters.add(&format!("calls.{}", request.name()), 1);
+        let bare = |reply| (reply, Bytes::new());
+        match request {
+            Request::ListSource(call) => {
+                let page = self.blocking(move |home| home.list(&token, &call)).await?;
+                Ok(bare(Reply::ListSource(page)))
+            }
+            Request::StatSource(call) => {
+                let found = self.blocking(move |home| home.stat(&token, &call.path)).await?;
+                Ok(bare(Reply::StatSource(found)))
+            }
+            Request::ReadSource(call) => {
+                let read = self.clone().blocking(move |home| home.read(&token, &call));
+                let (data, bytes) = read.await?;
+                self.throttle.pass(bytes.len(), deadline).await?;
+                self.counters.add("home_read_bytes", bytes.len() as u64);
+                Ok((Reply::ReadSource(data), bytes))
+            }
+            Request::BeginPut(call) => {
+                let resource = Resource::Home(call.path.clone());
+                self.access.require(&token, resource, Right::Write)?;
+                let progress = self.blocking(move |home| home.puts.begin(&call)).await?;
+                Ok(bare(Reply::BeginPut(progress)))
+            }
+            Request::PutRange(call) => {
+                self.throttle.pass(body.len(), deadline).await?;
+                let put = move |home: &Self| {
+                    let allow = |path: &str| home.allow(&token, path, Right::Write);
+                    let progress = home.puts.write(call.extract, call.offset, &body, allow)?;
+                    home.counters.add("home_written_bytes", body.len() as u64);
+                    Ok(progress)
+                };
+                Ok(bare(Reply::PutRange(self.blocking(put).await?)))
+            }
+            Request::CommitPut(call) => {
+                let put = move |home: &Self| {
+                    home.puts.commit(&call, |path| home.allow(&token, path, Right::Write))
+                };
+                Ok(bare(Reply::CommitPut(self.blocking(put).await?)))
+            }
+            Request::OpenTree(call) => {
+                Ok(bare(Reply::OpenTree(self.open_tree(token, call).await?)))
+            }
+            Request::RunFileOps(call) => self.run_ops(&token, call, body, deadline).await,
+            Request::CloseTree(call) => {
+                Ok(bare(Reply::CloseTree(self.close_tree(&token, &call).await?)))
+            }
+            Request::ReadCounters(_) => {
+                self.allow(&token, "", Right::Read)?;
+                let values = self.counters.snapshot();
+                Ok(bare(Reply::ReadCounters(CounterValues { server: self.id, values })))
+            }
+            other => {
+                let text = format!("a home server does not answer {}; ask a node", other.name());
+                Err(Error::new(ErrorCode::Unsupported, text))
+            }
+        }
+    }
+
+    fn list(&self, token: &Token, call: &ListSource) -> Result<SourcePage> {
+        let top = self.find(token, &call.path, Right::Read)?;
+        let (page, bytes) = listing::list(&self.export, &top, call.after.as_deref())?;
+        self.counters.add("home_listed_bytes", bytes as u64);
+        Ok(page)
+    }
+
+    fn stat(&self, token: &Token, path: &str) -> Result<SourceEntry> {
+        let found = self.find(token, path, Right::Read)?;
+        let entry = export::entry("", &found.stat, || Ok(Vec::new()));
+        entry.map_err(|error| export::refuse(path, error))?.ok_or_else(|| {
+            let text = format!("'{path}' is neither a file nor a directory");
+            Error::new(ErrorCode::WrongState, text)
+        })
+    }
+
+    fn read(&self, token: &Token, call: &ReadSource) -> Result<(SourceData, Bytes)> {
+        let ReadSource { path, identity, offset, length, block_bytes } = call;
+        if *length > BODY_BYTES_MAX || !(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(block_bytes) {
+            let text = format!("cannot read {length} bytes in blocks of {block_bytes}");
+            return Err(Error::new(ErrorCode::Malformed, text));
+        }
+        let changed = |why: &dyn Display| {
+            let text = format!("'{path}' is not the file that it was: {why}");
+            Error::new(ErrorCode::SourceChanged, text)
+        };
+        let found = match self.find(token, path, Right::Read) {
+            Err(error) if error.code == ErrorCode::NotFound => return Err(changed(&"it is gone")),
+            other => other?,
+        };
+        if export::identity(&found.stat) != *identity {
+            return Err(changed(&"size or time differ"));
+        }
+        let file = found.open_file()?;
+        let left = identity.size.saturating_sub(*offset).min(u64::from(*length));
+        let mut data = vec![0; usize::try_from(left).unwrap_or(0)];
+        let fail = |error: std::io::Error| {
+            Error::new(ErrorCode::ServerFault, format!("cannot read '{path}': {error}"))
+        };
+        match file.read_exact_at(&mut data, *offset) {
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+                return Err(changed(&"it became shorter"));
+            }
+            other => other.map_err(fail)?,
+        }
+        let after = fstat(&file).map_err(|error| fail(error.into()))?;
+        if export::identity(&after) != *identity {
+            return Err(changed(&"it changed while it was read"));
+        }
+        let digests = data.chunks(*block_bytes as usize).map(Digest::of).collect();
+        Ok((SourceData { digests }, data.into()))
+    }
+
+    async fn open_tree(self: &Arc<Self>, token: Token, call: OpenTree) -> Result<TreeSession> {
+        let path = home_path(&call.tree)?.to_owned();
+        let writable = call.writable;
+        let open = move |home: &Self| {
+            let right = if writable { Right::Write } else { Right::Read };
+            home.allow(&token, &path, right)?;
+            let found = match home.find(&token, &path, right) {
+                Err(error) if writable && error.code == ErrorCode::NotFound => {
+                    let made = home.export.make_directory(&path)?;
+                    home.allow(&token, &made.path, right)?;
+                    made
+                }
+                other => other?,
+            };
+            let hidden = home.export.is_root(&found.stat).then_some(export::OWN.as_bytes());
+            Tree::open_at(found.fd, None, hidden).map_err(|error| {
+                let code = match error.kind() {
+                    std::io::ErrorKind::NotADirectory => ErrorCode::WrongState,
+                    _ => ErrorCode::ServerFault,
+                };
+                Error::new(code, format!("cannot open '{path}': {error}"))
+            })
+        };
+        let tree = self.clone().blocking(open).await?;
+        self.trees.open(tree, call).await
+    }
+
+    async fn run_ops(
+        &self,
+        token: &Token,
+        call: RunFileOps,
+        body: Bytes,
+        deadline: Deadline,
+    ) -> Result<(Reply, Bytes)> {
+        let path = home_path(&call.tree)?;
+        let changes = call.ops.iter().any(bafs_tree::changes);
+        self.allow(token, path, if changes { Right::Write } else { Right::Read })?;
+        self.throttle.pass(body.len(), deadline).await?;
+        let written = body.len() as u64;
+        let (results, data) = self.trees.run(call, body).await?;
+        self.throttle.pass(data.len(), deadline).await?;
+        self.counters.add("home_written_bytes", written);
+        self.counters.add("home_read_bytes", data.len() as u64);
+        Ok((Reply::RunFileOps(results), data))
+    }
+
+    async fn close_tree(&self, token: &Token, call: &CloseTree) -> Result<Done> {
+        self.allow(token, home_path(&call.tree)?, Right::Read)?;
+        self.trees.close(call).await;
+        Ok(Done)
+    }
+
+    /// Finds a path for a token: both the path as it was asked for and the place where symbolic
+    /// links lead must be granted, or a job could link its way out of its token.
+    fn find(&self, token: &Token, path: &str, right: Right) -> Result<Found> {
+        self.allow(token, path, right)?;
+        let found = self.export.find(path)?;
+        if found.path != path {
+            self.allow(token, &found.path, right)?;
+        }
+        Ok(found)
+    }
+
+    fn allow(&self, token: &Token, path: &str, right: Right) -> Result<()> {
+        self.access.require(token, Resource::Home(path.to_owned()), right)
+    }
+
+    /// Runs something that waits for the disk. It runs to its end even if the caller gives up.
+    async fn blocking<T: Send + 'static>(
+        self: Arc<Self>,
+        act: impl FnOnce(&Self) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        tokio::task::spawn_blocking(move || act(&self)).await.map_err(|error| {
+            Error::new(ErrorCode::ServerFault, format!("the home server failed: {error}"))
+        })?
+    }
+
+    async fn sweep_for_ever(self: Arc<Self>) {
+        for round in 1.. {
+            tokio::time::sleep(Duration::from_millis(SWEEP_MS)).await;
+            self.trees.sweep(clock::now()).await;
+            if round % PUT_SWEEP_ROUNDS != 0 {
+                continue;
+            }
+            let swept = self.clone().blocking(|home| {
+                home.puts.sweep(clock::now());
+                Ok(())
+            });
+            if let Err(error) = swept.await {
+                tracing::error!(%error, "sweeping old uploads failed");
+            }
+        }
+    }
+
+    fn advert(&self, name: &str, address: &str, group: &str) -> Advert {
+        Advert {
+            id: self.id,
+            kind: ServerKind::Home,
+            name: name.to_owned(),
+            address: address.to_owned(),
+            group: group.to_owned(),
+            ttl_ms: ADVERT_TTL_MS,
+            capacity_bytes: 0,
+            capacity_files: 0,
+            free_bytes: 0,
+            free_files: 0,
+            slots: 0,
+            jobs: 0,
+            caches: Vec::new(),
+        }
+    }
+}
+
+impl Service for Home {
+    fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+        Box::pin(self.answer(incoming))
+    }
+}
+
+/// The path of a tree of a home server.
+fn home_path(tree: &TreeRef) -> Result<&str> {
+    match tree {
+        TreeRef::Home(path) => {
+            bafs_proto::path::check_relative(path)?;
+            Ok(path)
+        }
+        TreeRef::Volume(volume) => {
+            let text = format!("a home server holds no volume {volume}; ask the node that does");
+            Err(Error::new(ErrorCode::Unsupported, text))
+        }
+    }
+}
+
+/// The server's id, made at the first start and kept in the export.
+fn own_id(puts: &Puts) -> Result<ServerId> {
+    let path = puts.directory().join("server-id");
+    if let Some(id) = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok())
+    {
+        return Ok(id);
+    }
+    let id = ServerId::random();
+    puts::replace(&path, format!("{id}\n").as_bytes()).map_err(|error| {
+        let text = format!("cannot write {}: {error}", path.display());
+        Error::new(ErrorCode::ServerFault, text)
+    })?;
+    Ok(id)
+}

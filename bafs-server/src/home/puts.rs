@@ -1,0 +1,429 @@
+//! Uploads to home: nothing is visible before the commit, and each is put in place exactly once.
+//!
+//! An upload is a directory named by its id: the bytes (`data`) and where it stands (`state`).
+//! The state goes from receiving to committing to done, each step durable before the next; so
+//! whoever finds it after a crash knows what is left to do. Checks rights through its caller.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bafs_proto::hash::{Digest, Hasher};
+use bafs_proto::ids::ExtractId;
+use bafs_proto::message::{BeginPut, CommitPut, PutProgress, PutReceipt};
+use bafs_proto::path::check_relative;
+use bafs_proto::time::Time;
+use bafs_proto::{Error, ErrorCode, Result};
+use rustix::fs::{Mode, OFlags, fchmod, fsync, renameat};
+use serde::{Deserialize, Serialize};
+
+use super::export::{Export, OWN, refuse};
+
+/// An upload that nobody continued for so long is removed.
+const IDLE_MS_MAX: u64 = 7 * 24 * 3600 * 1000;
+
+/// A receipt is kept for so long, for schedulers that return late.
+const RECEIPT_MS_MAX: u64 = 30 * 24 * 3600 * 1000;
+
+/// Bytes that are hashed at once.
+const PIECE_BYTES: usize = 1 << 20;
+
+const DATA: &str = "data";
+const STATE: &str = "state";
+
+/// Where an upload stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+enum Phase {
+    /// Bytes come in.
+    Receiving,
+    /// All is checked and durable; the file may or may not have its name yet.
+    Committing { size: u64, digest: Digest },
+    /// The file has its name, durably.
+    Done { size: u64, digest: Digest },
+}
+
+/// The record of an upload.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Upload {
+    path: String,
+    mode: u32,
+    phase: Phase,
+}
+
+/// All uploads of an export.
+#[derive(Debug)]
+pub(super) struct Puts {
+    export: Arc<Export>,
+    directory: PathBuf,
+    /// One call at a time per upload.
+    locks: Mutex<BTreeMap<ExtractId, Arc<Mutex<()>>>>,
+}
+
+impl Puts {
+    /// Opens the uploads of an export, as a former server left them.
+    ///
+    /// # Errors
+    /// `ServerFault` when their directory cannot be made.
+    pub(super) fn open(export: Arc<Export>) -> Result<Self> {
+        let directory = export.root_path().join(OWN);
+        match fs::create_dir(&directory) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(fault(&directory, &error));
+            }
+            _ => {}
+        }
+        Ok(Self { export, directory, locks: Mutex::default() })
+    }
+
+    /// The server's own directory in the export.
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Starts an upload, or shows where it is.
+    ///
+    /// # Errors
+    /// `BadPath`; `Conflict` when the id was used for another path.
+    pub(super) fn begin(&self, call: &BeginPut) -> Result<PutProgress> {
+        check_relative(&call.path)?;
+        if call.path.is_empty() || call.path.split('/').next() == Some(OWN) {
+            let text = format!("'{}' is no place for a file", call.path);
+            return Err(Error::new(ErrorCode::BadPath, text));
+        }
+        self.locked(call.extract, || {
+            if let Some(upload) = self.load(call.extract)? {
+                if upload.path != call.path {
+                    let text = format!(
+                        "upload {} was begun for '{}', not for '{}'; take a new id",
+                        call.extract, upload.path, call.path
+                    );
+                    return Err(Error::new(ErrorCode::Conflict, text));
+                }
+                return self.progress(call.extract, upload);
+            }
+            let path = self.place(call.extract);
+            fs::create_dir_all(&path).map_err(|error| fault(&path, &error))?;
+            let phase = Phase::Receiving;
+            let upload = Upload { path: call.path.clone(), mode: call.mode & 0o777, phase };
+            self.store(call.extract, &upload)?;
+            sync_directory(&self.directory)?;
+            self.progress(call.extract, upload)
+        })
+    }
+
+    /// Takes bytes at `offset`, which must follow on what was received or repeat a part of it.
+    ///
+    /// # Errors
+    /// `NotFound` before the upload was begun, `Conflict` when the bytes would leave a gap.
+    pub(super) fn write(
+        &self,
+        extract: ExtractId,
+        offset: u64,
+        data: &[u8],
+        allow: impl FnOnce(&str) -> Result<()>,
+    ) -> Result<PutProgress> {
+        self.locked(extract, || {
+            let upload = self.load_known(extract)?;
+            allow(&upload.path)?;
+            let progress = self.progress(extract, upload)?;
+            let received_bytes = progress.received_bytes;
+            if progress.receipt.is_some() {
+                return Ok(progress);
+            }
+            if offset > received_bytes {
+                let text = format!(
+                    "bytes from {offset} would leave a gap; {received_bytes} were received so far"
+                );
+                return Err(Error::new(ErrorCode::Conflict, text));
+            }
+            let path = self.place(extract).join(DATA);
+            let write = || -> io::Result<u64> {
+                let file = open_data(&path)?;
+                file.write_all_at(data, offset)?;
+                Ok(file.metadata()?.len())
+            };
+            let received_bytes = write().map_err(|error| fault(&path, &error))?;
+            Ok(PutProgress { received_bytes, receipt: None })
+        })
+    }
+
+    /// Checks an upload and puts it in place.
+    ///
+    /// # Errors
+    /// `WrongState` when bytes are missing; `DigestMismatch` when they are wrong: then all that
+    /// was received is dropped, and the upload starts again from 0.
+    pub(super) fn commit(
+        &self,
+        call: &CommitPut,
+        allow: impl FnOnce(&str) -> Result<()>,
+    ) -> Result<PutReceipt> {
+        self.locked(call.extract, || {
+            let mut upload = self.load_known(call.extract)?;
+            allow(&upload.path)?;
+            if upload.phase == Phase::Receiving {
+                self.check(call, &upload)?;
+                upload.phase = Phase::Committing { size: call.size, digest: call.digest };
+                self.store(call.extract, &upload)?;
+            }
+            let progress = self.progress(call.extract, upload)?;
+            let receipt = progress.receipt.filter(|receipt| {
+                (receipt.size, receipt.digest) == (call.size, call.digest)
+            });
+            receipt.ok_or_else(|| {
+                let text = format!("upload {} is done with other content", call.extract);
+                Error::new(ErrorCode::Conflict, text)
+            })
+        })
+    }
+
+    /// Removes uploads that nobody continued and receipts that nobody needs any more.
+    pub(super) fn sweep(&self, now: Time) {
+        let Ok(places) = fs::read_dir(&self.directory) else { return };
+        for place in places.flatten() {
+            let Some(extract) = place.file_name().to_str().and_then(|name| name.parse().ok())
+            else {
+                continue;
+            };
+            if let Err(error) = self.locked(extract, || self.sweep_one(extract, now)) {
+                tracing::warn!(%extract, %error, "an old upload stays");
+            }
+        }
+    }
+
+    fn sweep_one(&self, extract: ExtractId, now: Time) -> Result<()> {
+        let path = self.place(extract);
+        let done = match self.load(extract) {
+            Ok(upload) => upload.is_some_and(|upload| upload.phase != Phase::Receiving),
+            Err(_) => false,
+        };
+        let changed = |name: &str| fs::metadata(path.join(name)).and_then(|found| found.modified());
+        let changed = changed(DATA).or_else(|_| changed(STATE));
+        let changed = changed.or_else(|_| fs::metadata(&path).and_then(|found| found.modified()));
+        let changed = changed.map_err(|error| fault(&path, &error))?;
+        let since = changed.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let age_ms = now.ms_since(Time(milliseconds(since)));
+        if age_ms > if done { RECEIPT_MS_MAX } else { IDLE_MS_MAX } {
+            fs::remove_dir_all(&path).map_err(|error| fault(&path, &error))?;
+        }
+        Ok(())
+    }
+
+    /// Where an upload stands, after finishing a commit that was interrupted.
+    fn progress(&self, extract: ExtractId, mut upload: Upload) -> Result<PutProgress> {
+        if let Phase::Committing { size, digest } = upload.phase {
+            self.put_in_place(extract, &upload)?;
+            upload.phase = Phase::Done { size, digest };
+            self.store(extract, &upload)?;
+        }
+        if let Phase::Done { size, digest } = upload.phase {
+            let receipt = PutReceipt { extract, path: upload.path, size, digest };
+            return Ok(PutProgress { received_bytes: size, receipt: Some(receipt) });
+        }
+        let path = self.place(extract).join(DATA);
+        match fs::metadata(&path) {
+            Ok(found) => Ok(PutProgress { received_bytes: found.len(), receipt: None }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Ok(PutProgress { received_bytes: 0, receipt: None })
+            }
+            Err(error) => Err(fault(&path, &error)),
+        }
+    }
+
+    /// Reads everything back, and makes it durable if it is right.
+    fn check(&self, call: &CommitPut, upload: &Upload) -> Result<()> {
+        let path = self.place(call.extract).join(DATA);
+        let file = open_data(&path).map_err(|error| fault(&path, &error))?;
+        let (size, digest) = digest_of(&file, call.size).map_err(|error| fault(&path, &error))?;
+        if size < call.size {
+            let text = format!("only {size} of {} bytes were received; send the rest", call.size);
+            return Err(Error::new(ErrorCode::WrongState, text));
+        }
+        if size > call.size || digest != call.digest {
+            file.set_len(0).map_err(|error| fault(&path, &error))?;
+            let text = format!("what was received for '{}' is damaged; send it again", upload.path);
+            return Err(Error::new(ErrorCode::DigestMismatch, text));
+        }
+        fchmod(&file, Mode::from_raw_mode(upload.mode))
+            .map_err(io::Error::from)
+            .and_then(|()| file.sync_all())
+            .map_err(|error| fault(&path, &error))
+    }
+
+    /// Gives the checked file its name, durably. It may have it already.
+    fn put_in_place(&self, extract: ExtractId, upload: &Upload) -> Result<()> {
+        let (parent, name) = upload.path.rsplit_once('/').unwrap_or(("", &upload.path));
+        let parent = self.export.make_directory(parent)?;
+        if self.export.is_own_name(&parent.stat, name) {
+            let text = format!("'{}' is no place for a file", upload.path);
+            return Err(Error::new(ErrorCode::BadPath, text));
+        }
+        let place = self.place(extract);
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let source = rustix::fs::open(&place, flags, Mode::empty())
+            .map_err(|error| fault(&place, &error))?;
+        match renameat(&source, DATA, &parent.fd, name) {
+            // The name was given before the interruption: only there can the bytes have gone.
+            Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+            Err(error) => return Err(refuse(&upload.path, error)),
+        }
+        fsync(parent.open_directory()?).map_err(|error| refuse(&upload.path, error))
+    }
+
+    fn load_known(&self, extract: ExtractId) -> Result<Upload> {
+        self.load(extract)?.ok_or_else(|| {
+            let text = format!("no upload {extract} was begun here; begin it first");
+            Error::new(ErrorCode::NotFound, text)
+        })
+    }
+
+    fn load(&self, extract: ExtractId) -> Result<Option<Upload>> {
+        let path = self.place(extract).join(STATE);
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(fault(&path, &error)),
+        };
+        serde_json::from_slice(&text).map(Some).map_err(|error| fault(&path, &error))
+    }
+
+    fn store(&self, extract: ExtractId, upload: &Upload) -> Result<()> {
+        let place = self.place(extract);
+        let text = serde_json::to_vec(upload).map_err(|error| fault(&place, &error))?;
+        replace(&place.join(STATE), &text).map_err(|error| fault(&place, &error))
+    }
+
+    fn place(&self, extract: ExtractId) -> PathBuf {
+        self.directory.join(extract.to_string())
+    }
+
+    /// Runs `act` while nobody else acts on the same upload.
+    fn locked<T>(&self, extract: ExtractId, act: impl FnOnce() -> Result<T>) -> Result<T> {
+        let table = || self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = table().entry(extract).or_default().clone();
+        let guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = act();
+        drop(guard);
+        let mut table = table();
+        // The table's and this one: nobody else waits.
+        if Arc::strong_count(&lock) == 2 {
+            table.remove(&extract);
+        }
+        result
+    }
+}
+
+fn open_data(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
+}
+
+/// Size and digest of a file; stops soon after `size_max` bytes.
+fn digest_of(mut file: &File, size_max: u64) -> io::Result<(u64, Digest)> {
+    let mut hasher = Hasher::new();
+    let mut buffer = vec![0; PIECE_BYTES];
+    let mut size = 0;
+    loop {
+        let count = file.read(&mut buffer)?;
+        hasher.update(&buffer[..count]);
+        size += count as u64;
+        if count == 0 || size > size_max {
+            return Ok((size, hasher.digest()));
+        }
+    }
+}
+
+/// Replaces a small file as a whole, durably.
+pub(super) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    let fresh = path.with_extension("new");
+    let mut file = File::create(&fresh)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(&fresh, path)?;
+    File::open(path.parent().unwrap_or(path))?.sync_all()
+}
+
+fn sync_directory(path: &Path) -> Result<()> {
+    File::open(path).and_then(|file| file.sync_all()).map_err(|error| fault(path, &error))
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn fault(path: &Path, error: &dyn std::fmt::Display) -> Error {
+    let text = format!("the home server fails at {}: {error}", path.display());
+    Error::new(ErrorCode::ServerFault, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXTRACT: ExtractId = ExtractId(7);
+
+    fn open(root: &Path) -> Puts {
+        Puts::open(Arc::new(Export::open(root).expect("export"))).expect("puts")
+    }
+
+    fn receive(puts: &Puts, path: &str, data: &[u8]) -> CommitPut {
+        let begin = BeginPut { extract: EXTRACT, path: path.to_owned(), mode: 0o640 };
+        puts.begin(&begin).expect("begin");
+        puts.write(EXTRACT, 0, data, |_| Ok(())).expect("write");
+        CommitPut { extract: EXTRACT, size: data.len() as u64, digest: Digest::of(data) }
+    }
+
+    /// Leaves the upload as a crash would that hit right after the commit was decided.
+    fn interrupt(puts: &Puts, commit: &CommitPut) {
+        let mut upload = puts.load_known(EXTRACT).expect("load");
+        puts.check(commit, &upload).expect("check");
+        upload.phase = Phase::Committing { size: commit.size, digest: commit.digest };
+        puts.store(EXTRACT, &upload).expect("store");
+    }
+
+    #[test]
+    fn a_commit_cut_before_the_rename_is_finished_later() {
+        let root = tempfile::tempdir().expect("directory");
+        let puts = open(root.path());
+        let commit = receive(&puts, "a/b", b"content");
+        interrupt(&puts, &commit);
+        assert!(!root.path().join("a/b").exists());
+        let receipt = open(root.path()).commit(&commit, |_| Ok(())).expect("commit");
+        assert_eq!((receipt.path.as_str(), receipt.size), ("a/b", 7));
+        assert_eq!(fs::read(root.path().join("a/b")).expect("read"), b"content");
+    }
+
+    #[test]
+    fn a_commit_cut_after_the_rename_does_not_undo_a_later_one() {
+        let root = tempfile::tempdir().expect("directory");
+        let puts = open(root.path());
+        let commit = receive(&puts, "f", b"first");
+        interrupt(&puts, &commit);
+        puts.put_in_place(EXTRACT, &puts.load_known(EXTRACT).expect("load")).expect("rename");
+        fs::write(root.path().join("f"), b"later").expect("write");
+        let begin = BeginPut { extract: EXTRACT, path: "f".to_owned(), mode: 0o640 };
+        let receipt = open(root.path()).begin(&begin).expect("begin").receipt.expect("receipt");
+        assert_eq!(receipt.digest, commit.digest);
+        assert_eq!(fs::read(root.path().join("f")).expect("read"), b"later");
+    }
+
+    #[test]
+    fn old_uploads_go_and_receipts_stay_longer() {
+        let root = tempfile::tempdir().expect("directory");
+        let puts = open(root.path());
+        let commit = receive(&puts, "f", b"x");
+        let now = crate::clock::now();
+        puts.sweep(now.plus_ms(IDLE_MS_MAX - 60_000));
+        assert!(puts.load(EXTRACT).expect("load").is_some());
+        puts.commit(&commit, |_| Ok(())).expect("commit");
+        puts.sweep(now.plus_ms(IDLE_MS_MAX + 60_000));
+        assert!(puts.load(EXTRACT).expect("load").is_some());
+        puts.sweep(now.plus_ms(RECEIPT_MS_MAX + 60_000));
+        assert!(puts.load(EXTRACT).expect("load").is_none());
+        let _ = receive(&puts, "g", b"y");
+        puts.sweep(now.plus_ms(IDLE_MS_MAX + 60_000));
+        assert!(puts.load(EXTRACT).expect("load").is_none());
+    }
+}
