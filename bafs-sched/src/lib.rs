@@ -1,1 +1,11 @@
-//! Skeleton.
+//! The scheduler: every policy of BAFS. Table of contents; decides nothing itself.
+//!
+//! [`workflow`] reads what the user wrote, [`logic`] decides, [`io`] and [`driver`] do what was
+//! decided, and [`world`] runs the same decisions against simulated servers.
+
+pub mod driver;
+pub mod io;
+pub mod logic;
+pub mod report;
+pub mod workflow;
+pub mod world;

@@ -1,0 +1,473 @@
+//! Runs a workflow: select a fact, journal it, step, do what the core asks. Decides nothing.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bafs_proto::identity::Identity;
+use bafs_proto::ids::{ExecutionId, RunId, ServerId};
+use bafs_proto::message::{Advert, ServerKind};
+use bafs_proto::net::pool::Pool;
+use bafs_proto::net::quic::QuicDialer;
+use bafs_proto::time::{Deadline, Time};
+use bafs_proto::{Error, ErrorCode, Result};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+use crate::io::homes::{FileHome, Homes};
+use crate::io::journal::{Header, Journal, Record};
+use crate::io::remote_io;
+use crate::io::servers::{Place, Servers};
+use crate::io::watch::{Watched, watch as watch_node};
+use crate::logic::{Action, Event, NodeSeen, Progress, Scheduler, Settings, Space};
+use crate::report::{Ledger, RunReport};
+use crate::workflow::Workflow;
+
+/// How often the catalog is asked, in milliseconds.
+const POLL_MS: u64 = 1_000;
+
+/// A node that stopped answering, but is still listed, gets another chance after so many listings.
+const SECOND_CHANCE_POLLS: u32 = 10;
+
+/// Listings over which foreign reservations are smoothed: our own creations and deletions show up
+/// in adverts late.
+const FOREIGN_POLLS: usize = 4;
+
+/// A smaller change of foreign reservations is not worth a record, in bytes.
+const FOREIGN_BYTES_MIN: u64 = 1 << 20;
+
+/// Facts that are journaled and applied together at most.
+const BATCH_MAX: usize = 256;
+
+/// What a run needs to know beside the workflow.
+#[derive(Debug, Clone)]
+pub struct RunOptions {
+    /// Address of the catalog, `host:port`.
+    pub catalog: String,
+    /// Who runs it; its token must grant what the run does.
+    pub identity: Identity,
+    /// The journal. If it exists, the run that it tells of goes on.
+    pub journal: PathBuf,
+    /// How it is run; those in an existing journal win.
+    pub settings: Settings,
+    /// The home that stands for `file:///…`, if there is one.
+    pub file_home: Option<FileHome>,
+    /// Stops the run.
+    pub cancel: Cancel,
+}
+
+/// A handle that stops a run: jobs are killed, volumes deleted, and the run ends as cancelled.
+#[derive(Debug, Clone)]
+pub struct Cancel(Arc<watch::Sender<bool>>);
+
+impl Default for Cancel {
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::new(false)))
+    }
+}
+
+impl Cancel {
+    /// Asks the run to stop; asking again is harmless.
+    pub fn request(&self) {
+        self.0.send_replace(true);
+    }
+
+    async fn requested(&self) {
+        let mut receiver = self.0.subscribe();
+        // The sender lives as long as this handle, so waiting cannot fail.
+        let _ = receiver.wait_for(|is_requested| *is_requested).await;
+    }
+}
+
+/// What the tasks of a run tell its loop.
+#[derive(Debug)]
+pub(crate) enum Note {
+    /// A fact.
+    Event(Event),
+    /// An execution whose end must be waited for.
+    Watch(ServerId, ExecutionId),
+    /// A listing of the catalog.
+    Listing(Vec<Advert>),
+}
+
+/// Runs a workflow to its end, or goes on with it if its journal exists. `progress` is called
+/// after every batch of facts.
+///
+/// # Errors
+/// When the run cannot go on: the journal cannot be used or belongs to another workflow, or the
+/// identity is not usable. That jobs fail is no error but part of the report.
+pub async fn run(
+    workflow: Workflow,
+    options: RunOptions,
+    progress: impl FnMut(&Progress),
+) -> Result<RunReport> {
+    let pool = Pool::new(Arc::new(QuicDialer::new(options.identity.clone())?));
+    run_over(pool, workflow, options, progress).await
+}
+
+/// As [`run`], over connections that are given.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_over(
+    pool: Pool,
+    workflow: Workflow,
+    options: RunOptions,
+    mut progress: impl FnMut(&Progress),
+) -> Result<RunReport> {
+    if options.settings.remote_io
+        && let Some(refusal) = remote_io::refusal(&workflow)
+    {
+        return Err(Error::new(ErrorCode::Unsupported, refusal));
+    }
+    let (mut driver, mut notes) = Driver::open(pool, workflow, &options)?;
+    driver.resume();
+    driver.spawn_background(&options);
+    progress(&driver.scheduler.progress());
+    while driver.scheduler.outcome().is_none() {
+        let batch = driver.next_batch(&mut notes, &options.cancel).await;
+        driver.take(batch).await?;
+        progress(&driver.scheduler.progress());
+    }
+    driver.finish().await
+}
+
+struct Driver {
+    servers: Servers,
+    scheduler: Scheduler,
+    journal: Option<Journal>,
+    ledger: Ledger,
+    tasks: JoinSet<()>,
+    notes: mpsc::Sender<Note>,
+    watched: BTreeMap<ServerId, Watched>,
+    listing: Listing,
+    is_cancelled: bool,
+}
+
+/// What the catalog listed lately.
+#[derive(Default)]
+struct Listing {
+    told: Option<Vec<NodeSeen>>,
+    foreign: BTreeMap<ServerId, VecDeque<Space>>,
+    lost_polls: u32,
+}
+
+impl Driver {
+    fn open(
+        pool: Pool,
+        workflow: Workflow,
+        options: &RunOptions,
+    ) -> Result<(Self, mpsc::Receiver<Note>)> {
+        let (journal, history) = Journal::open(&options.journal, || Header {
+            run: RunId::random(),
+            workflow: workflow.clone(),
+            settings: options.settings.clone(),
+        })?;
+        let header = history.header;
+        if header.workflow != workflow {
+            let text = format!(
+                "the journal {} tells of another workflow (or of an earlier text of this one): \
+                 choose another journal, or remove it to start afresh",
+                options.journal.display()
+            );
+            return Err(Error::new(ErrorCode::Conflict, text));
+        }
+        let mut scheduler =
+            Scheduler::new(header.run, header.workflow, header.settings.clone());
+        let mut ledger = Ledger::default();
+        for (now, event) in history.records {
+            ledger.note(&scheduler, now, &event);
+            scheduler.step(now, event, &mut Vec::new());
+        }
+        let (notes, receiver) = mpsc::channel(BATCH_MAX);
+        let servers = Servers {
+            pool,
+            token: options.identity.token.clone(),
+            verifier: options.identity.verifier.clone(),
+            homes: Arc::new(Mutex::new(Homes::new(options.file_home.clone()))),
+            workflow: Arc::new(workflow),
+            run: header.run,
+            settings: Arc::new(header.settings),
+        };
+        let driver = Self {
+            servers,
+            scheduler,
+            journal: Some(journal),
+            ledger,
+            tasks: JoinSet::new(),
+            notes,
+            watched: BTreeMap::new(),
+            listing: Listing::default(),
+            is_cancelled: false,
+        };
+        Ok((driver, receiver))
+    }
+
+    /// Takes up again what was under way when the journal ended.
+    fn resume(&mut self) {
+        for action in self.scheduler.outstanding() {
+            self.execute(action);
+        }
+        for (execution, server) in self.scheduler.running().collect::<Vec<_>>() {
+            self.watch(server, execution);
+        }
+    }
+
+    fn spawn_background(&mut self, options: &RunOptions) {
+        let (servers, notes) = (self.servers.clone(), self.notes.clone());
+        let catalog = options.catalog.clone();
+        self.tasks.spawn(async move {
+            loop {
+                match servers.query(&catalog, Deadline::after_ms(2 * POLL_MS)).await {
+                    Ok(adverts) => {
+                        if notes.send(Note::Listing(adverts)).await.is_err() {
+                            return;
+                        }
+                    }
+                    // Running jobs do not need the catalog; it is asked again.
+                    Err(error) => tracing::debug!(catalog, %error, "catalog does not answer"),
+                }
+                tokio::time::sleep(Duration::from_millis(POLL_MS)).await;
+            }
+        });
+    }
+
+    /// Waits for facts and takes all that are there. May be empty.
+    async fn next_batch(
+        &mut self,
+        notes: &mut mpsc::Receiver<Note>,
+        cancel: &Cancel,
+    ) -> Vec<Event> {
+        let due_ms = match self.scheduler.next_timer() {
+            Some(at) => at.ms_since(now()),
+            None => u64::from(u32::MAX),
+        };
+        let mut batch = Vec::new();
+        tokio::select! {
+            Some(note) = notes.recv() => self.sort(note, &mut batch),
+            () = tokio::time::sleep(Duration::from_millis(due_ms)) => batch.push(Event::Tick),
+            () = cancel.requested(), if !self.is_cancelled => {
+                self.is_cancelled = true;
+                batch.push(Event::CancelRequested);
+            }
+        }
+        while batch.len() < BATCH_MAX
+            && let Ok(note) = notes.try_recv()
+        {
+            self.sort(note, &mut batch);
+        }
+        while self.tasks.try_join_next().is_some() {}
+        batch
+    }
+
+    fn sort(&mut self, note: Note, batch: &mut Vec<Event>) {
+        match note {
+            Note::Event(event) => batch.push(event),
+            Note::Watch(server, execution) => self.watch(server, execution),
+            Note::Listing(adverts) => {
+                batch.extend(self.listing.compare(&self.scheduler, adverts));
+                self.renew_due();
+            }
+        }
+    }
+
+    /// Makes facts durable, tells them to the core, and does what it asks.
+    async fn take(&mut self, batch: Vec<Event>) -> Result<()> {
+        let now = now();
+        let records: Vec<Record> = batch.into_iter().map(|event| (now, event)).collect();
+        if records.is_empty() {
+            return Ok(());
+        }
+        let gone = || Error::new(ErrorCode::ServerFault, "the journal is not usable any more");
+        let mut journal = self.journal.take().ok_or_else(gone)?;
+        let written = tokio::task::spawn_blocking(move || {
+            journal.append(&records).map(|()| (journal, records))
+        });
+        let (journal, records) = written.await.map_err(|_| gone())??;
+        self.journal = Some(journal);
+        let mut actions = Vec::new();
+        for (now, event) in records {
+            self.ledger.note(&self.scheduler, now, &event);
+            let started = match &event {
+                Event::JobStarted { execution } => Some(*execution),
+                _ => None,
+            };
+            self.scheduler.step(now, event, &mut actions);
+            if let Some(execution) = started
+                && let Some((_, server)) = self.scheduler.execution(execution)
+            {
+                self.watch(server, execution);
+            }
+        }
+        for action in actions {
+            self.execute(action);
+        }
+        Ok(())
+    }
+
+    fn place(&self, server: ServerId) -> Place {
+        let address = self.scheduler.node(server).map(|node| node.address.clone());
+        Place { server, address: address.unwrap_or_default() }
+    }
+
+    fn watch(&mut self, server: ServerId, execution: ExecutionId) {
+        if !self.watched.contains_key(&server) {
+            let watched: Watched = Arc::new(watch::Sender::new(BTreeSet::new()));
+            let (servers, place) = (self.servers.clone(), self.place(server));
+            self.tasks.spawn(watch_node(servers, place, watched.clone(), self.notes.clone()));
+            self.watched.insert(server, watched);
+        }
+        self.watched[&server].send_modify(|watched| {
+            watched.insert(execution);
+        });
+    }
+
+    /// Keeps volumes alive, well before their servers would delete them.
+    fn renew_due(&mut self) {
+        let every = (self.servers.settings.volume_lifetime_ms / 4 / POLL_MS).max(1);
+        self.listing.lost_polls = self.listing.lost_polls.wrapping_add(1);
+        if !u64::from(self.listing.lost_polls).is_multiple_of(every) {
+            return;
+        }
+        for (server, volumes) in self.scheduler.ready_volumes() {
+            let (servers, notes, place) =
+                (self.servers.clone(), self.notes.clone(), self.place(server));
+            self.tasks.spawn(async move {
+                let probed = servers.renew(&place, volumes).await;
+                // That everything is well is not worth a record.
+                if let Some(Event::VolumesProbed { lost, .. }) = &probed
+                    && !lost.is_empty()
+                {
+                    send(&notes, probed).await;
+                }
+            });
+        }
+    }
+
+    /// Starts to do what the core asks; the outcome returns as a fact.
+    fn execute(&mut self, action: Action) {
+        let (servers, notes, now) = (self.servers.clone(), self.notes.clone(), now());
+        match action {
+            Action::CreateVolume { id, volume, server, size } => {
+                let place = self.place(server);
+                self.tasks.spawn(async move {
+                    send(&notes, Some(servers.create(now, id, volume, &place, size).await)).await;
+                });
+            }
+            Action::DeleteVolume { id, server } => {
+                let place = self.place(server);
+                self.tasks.spawn(async move {
+                    send(&notes, Some(servers.delete(id, &place).await)).await;
+                });
+            }
+            Action::StartJob { execution, job, server, volumes } => {
+                let place = self.place(server);
+                let with_place =
+                    volumes.into_iter().map(|v| (v, v.server.map(|server| self.place(server))));
+                let volumes: Vec<_> = with_place.collect();
+                self.tasks.spawn(async move {
+                    let started = servers.start(now, execution, job, &place, volumes).await;
+                    send(&notes, Some(started)).await;
+                });
+            }
+            Action::KillJob { execution, server } => {
+                let place = self.place(server);
+                self.tasks.spawn(async move {
+                    let note = match servers.kill(execution, &place).await {
+                        Err(error) if error.is_transient() => {
+                            Note::Event(Event::ServerSilent { server })
+                        }
+                        // Whatever else it says: watching tells how it is.
+                        _ => Note::Watch(server, execution),
+                    };
+                    // The loop ended: nobody waits for this any more.
+                    let _ = notes.send(note).await;
+                });
+            }
+            Action::ExtractFile { source, .. } => {
+                let place = source.server.map(|server| self.place(server));
+                self.tasks.spawn(async move {
+                    send(&notes, Some(servers.extract(now, &action, place).await)).await;
+                });
+            }
+            Action::ProbeVolumes { server, volumes } => {
+                let place = self.place(server);
+                self.tasks.spawn(async move {
+                    send(&notes, servers.renew(&place, volumes).await).await;
+                });
+            }
+            Action::Finish { .. } => {}
+        }
+    }
+
+    async fn finish(mut self) -> Result<RunReport> {
+        self.tasks.shutdown().await;
+        if self.scheduler.settings().remote_io
+            && let Err(error) = remote_io::clean(&self.servers, self.scheduler.workflow()).await
+        {
+            let left = remote_io::directory(self.servers.run);
+            tracing::warn!(%error, "could not remove {left} at home; remove it by hand");
+        }
+        let over = || Error::new(ErrorCode::ServerFault, "the run is not over");
+        let outcome = self.scheduler.outcome().cloned().ok_or_else(over)?;
+        Ok(self.ledger.report(&self.scheduler, outcome))
+    }
+}
+
+impl Listing {
+    /// The fact that a listing is, if it says anything new.
+    fn compare(&mut self, scheduler: &Scheduler, adverts: Vec<Advert>) -> Option<Event> {
+        let mut nodes = Vec::new();
+        for advert in adverts.into_iter().filter(|advert| advert.kind == ServerKind::Node) {
+            let capacity = Space { bytes: advert.capacity_bytes, files: advert.capacity_files };
+            let free = Space { bytes: advert.free_bytes, files: advert.free_files };
+            let foreign = capacity.minus(free).minus(scheduler.reserved(advert.id));
+            let history = self.foreign.entry(advert.id).or_default();
+            history.push_back(foreign);
+            if history.len() > FOREIGN_POLLS {
+                history.pop_front();
+            }
+            let least = |of: fn(&Space) -> u64| history.iter().map(of).min().unwrap_or(0);
+            let foreign = Space { bytes: least(|s| s.bytes), files: least(|s| s.files) };
+            nodes.push(NodeSeen {
+                id: advert.id,
+                name: advert.name,
+                address: advert.address,
+                group: advert.group,
+                capacity,
+                foreign,
+                slots: advert.slots,
+            });
+        }
+        let given_up = nodes.iter().any(|node| scheduler.is_lost(node.id));
+        let is_chance = given_up && self.lost_polls.is_multiple_of(SECOND_CHANCE_POLLS);
+        if !is_chance && self.told.as_ref().is_some_and(|told| is_same(told, &nodes)) {
+            return None;
+        }
+        self.told = Some(nodes.clone());
+        Some(Event::ServersSeen { nodes })
+    }
+}
+
+/// Whether two listings say the same, small changes of foreign reservations aside.
+fn is_same(told: &[NodeSeen], nodes: &[NodeSeen]) -> bool {
+    told.len() == nodes.len()
+        && told.iter().zip(nodes).all(|(a, b)| {
+            let is_close = a.foreign.bytes.abs_diff(b.foreign.bytes) < FOREIGN_BYTES_MIN;
+            is_close && NodeSeen { foreign: a.foreign, ..b.clone() } == *a
+        })
+}
+
+async fn send(notes: &mpsc::Sender<Note>, event: Option<Event>) {
+    if let Some(event) = event {
+        // The loop ended: nobody waits for this any more.
+        let _ = notes.send(Note::Event(event)).await;
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the driver is where the scheduler meets the clock")]
+fn now() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Time(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}

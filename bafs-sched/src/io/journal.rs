@@ -1,0 +1,194 @@
+//! The scheduler's durable memory: an append-only file of facts. Replaying it is recovery. Knows
+//! nothing about what the facts mean.
+//!
+//! The file starts with [`MAGIC`]. Frames follow: payload length (u32, little endian), the first
+//! 16 bytes of the payload's BLAKE3 digest, the payload (JSON). The first frame is a [`Header`],
+//! every other one a list of events with their times. A frame is written and synced as a whole, so
+//! only the last one can be torn; nothing was done yet because of it, and it is cut off.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::Path;
+
+use bafs_proto::hash::Digest;
+use bafs_proto::ids::RunId;
+use bafs_proto::time::Time;
+use bafs_proto::{Error, ErrorCode, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::logic::{Event, Settings};
+use crate::workflow::Workflow;
+
+/// First bytes of every journal; the number is the version of its form.
+///
+/// Ledger: 1 = first form (2026-11).
+pub const MAGIC: &[u8] = b"bafs-journal 1\n";
+
+const CHECKSUM_BYTES: usize = 16;
+const FRAME_HEAD_BYTES: usize = 4 + CHECKSUM_BYTES;
+
+/// Largest payload: the workflow of a million jobs has some 600 MB of JSON.
+const PAYLOAD_BYTES_MAX: u32 = 1 << 30;
+
+/// What a journal is about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Header {
+    /// The run.
+    pub run: RunId,
+    /// What is run.
+    pub workflow: Workflow,
+    /// How it is run.
+    pub settings: Settings,
+}
+
+/// A fact and when it was noted.
+pub type Record = (Time, Event);
+
+/// What a journal holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct History {
+    /// What it is about.
+    pub header: Header,
+    /// All facts, in order.
+    pub records: Vec<Record>,
+}
+
+/// A journal that is open for writing; no other process can open it meanwhile.
+#[derive(Debug)]
+pub struct Journal {
+    file: File,
+    path: String,
+}
+
+impl Journal {
+    /// Opens the journal at `path`, or creates it with what `header` makes if there is none.
+    /// A torn end is cut off.
+    ///
+    /// # Errors
+    /// `Conflict` when another scheduler has it open, `VersionMismatch` when it is of another
+    /// version, `Malformed` when it is damaged, `ServerFault` when it cannot be read or written.
+    pub fn open(path: &Path, header: impl FnOnce() -> Header) -> Result<(Self, History)> {
+        if !path.exists() {
+            create(path, &header())?;
+        }
+        let name = path.display().to_string();
+        let fault = |e: std::io::Error| fault("open", &name, &e);
+        let mut file = OpenOptions::new().read(true).write(true).open(path).map_err(fault)?;
+        if file.try_lock().is_err() {
+            let text = format!("another scheduler runs with the journal {name}: wait for its end");
+            return Err(Error::new(ErrorCode::Conflict, text));
+        }
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(fault)?;
+        let (history, length) = decode(&bytes).map_err(|e| e.context(format!("journal {name}")))?;
+        if length < bytes.len() {
+            tracing::warn!(journal = name, cut = bytes.len() - length, "torn end cut off");
+            file.set_len(length as u64).and_then(|()| file.sync_all()).map_err(fault)?;
+        }
+        file.seek(SeekFrom::End(0)).map_err(fault)?;
+        Ok((Self { file, path: name }, history))
+    }
+
+    /// Makes facts durable, all or none of them.
+    ///
+    /// # Errors
+    /// `ServerFault` when the file cannot be written; the scheduler must stop then.
+    pub fn append(&mut self, records: &[Record]) -> Result<()> {
+        let frame = frame(&records)?;
+        self.file
+            .write_all(&frame)
+            .and_then(|()| self.file.sync_data())
+            .map_err(|e| fault("write", &self.path, &e))
+    }
+}
+
+/// Reads a journal without opening it for writing, however its end looks.
+///
+/// # Errors
+/// As [`Journal::open`].
+pub fn read(path: &Path) -> Result<History> {
+    let name = path.display().to_string();
+    let bytes = std::fs::read(path).map_err(|e| fault("read", &name, &e))?;
+    Ok(decode(&bytes).map_err(|e| e.context(format!("journal {name}")))?.0)
+}
+
+fn create(path: &Path, header: &Header) -> Result<()> {
+    let name = path.display().to_string();
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let directory = directory.unwrap_or_else(|| Path::new("."));
+    let draft = path.with_extension(format!("draft-{}", header.run));
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend(frame(header)?);
+    let write = || {
+        std::fs::create_dir_all(directory)?;
+        let mut file = OpenOptions::new().write(true).create_new(true).open(&draft)?;
+        file.write_all(&bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&draft, path)?;
+        File::open(directory)?.sync_all()
+    };
+    write().map_err(|e| fault("create", &name, &e))
+}
+
+fn frame<T: Serialize>(value: &T) -> Result<Vec<u8>> {
+    let payload = serde_json::to_vec(value)
+        .map_err(|e| Error::new(ErrorCode::Malformed, format!("record does not encode: {e}")))?;
+    let length = u32::try_from(payload.len()).ok().filter(|length| *length <= PAYLOAD_BYTES_MAX);
+    let length = length.ok_or_else(|| {
+        Error::new(ErrorCode::Malformed, "the workflow is too large for a journal")
+    })?;
+    let mut frame = length.to_le_bytes().to_vec();
+    frame.extend_from_slice(&Digest::of(&payload).0[..CHECKSUM_BYTES]);
+    frame.extend(payload);
+    Ok(frame)
+}
+
+/// The payload of the frame at the start of `bytes`, if it is whole.
+fn unframe(bytes: &[u8]) -> Option<&[u8]> {
+    let head = bytes.get(..FRAME_HEAD_BYTES)?;
+    let length = u32::from_le_bytes(head[..4].try_into().ok()?);
+    if length > PAYLOAD_BYTES_MAX {
+        return None;
+    }
+    let payload = bytes.get(FRAME_HEAD_BYTES..FRAME_HEAD_BYTES + length as usize)?;
+    (Digest::of(payload).0[..CHECKSUM_BYTES] == head[4..]).then_some(payload)
+}
+
+/// Decodes a journal; answers also how many bytes of it are whole.
+fn decode(bytes: &[u8]) -> Result<(History, usize)> {
+    let Some(mut rest) = bytes.strip_prefix(MAGIC) else {
+        let is_other = bytes.starts_with(b"bafs-journal ");
+        return Err(if is_other {
+            let text = "was written by another version of bafs: finish the run with that one";
+            Error::new(ErrorCode::VersionMismatch, text)
+        } else {
+            Error::new(ErrorCode::Malformed, "is no journal: choose another file")
+        });
+    };
+    let damaged = |at: usize, why: &str| {
+        let text = format!("is damaged at byte {at}: {why}; restore it, or start a new run");
+        Error::new(ErrorCode::Malformed, text)
+    };
+    let position = |rest: &[u8]| bytes.len() - rest.len();
+    let payload = unframe(rest).ok_or_else(|| damaged(MAGIC.len(), "its header is not whole"))?;
+    let header = serde_json::from_slice(payload)
+        .map_err(|e| damaged(MAGIC.len(), &format!("its header does not decode ({e})")))?;
+    rest = &rest[FRAME_HEAD_BYTES + payload.len()..];
+    let mut records = Vec::new();
+    while let Some(payload) = unframe(rest) {
+        let batch: Vec<Record> = serde_json::from_slice(payload)
+            .map_err(|e| damaged(position(rest), &format!("a record does not decode ({e})")))?;
+        records.extend(batch);
+        rest = &rest[FRAME_HEAD_BYTES + payload.len()..];
+    }
+    // A torn frame is the last one. If a whole one follows, this is no tear but damage.
+    let follows = |start: usize| unframe(&rest[start..]).is_some_and(|p| !p.is_empty());
+    if (1..rest.len()).any(follows) {
+        return Err(damaged(position(rest), "a record is wrong, and others follow it"));
+    }
+    Ok((History { header, records }, position(rest)))
+}
+
+fn fault(doing: &str, name: &str, error: &std::io::Error) -> Error {
+    Error::new(ErrorCode::ServerFault, format!("cannot {doing} the journal {name}: {error}"))
+}

@@ -1,0 +1,7 @@
+//! What the scheduler does to the world: its journal, calls to servers. Decides nothing.
+
+pub mod homes;
+pub mod journal;
+pub(crate) mod remote_io;
+pub(crate) mod servers;
+pub(crate) mod watch;

@@ -1,0 +1,240 @@
+//! What a run without caches keeps at home: the directories that stand for scratch volumes, their
+//! files' way to where they are wanted, and their removal. Moves no data.
+
+use bafs_proto::file_op::{Caller, FileOp, FileReply};
+use bafs_proto::ids::{AgentId, Epoch, ExtractId, InodeNo, RunId};
+use bafs_proto::message::{CloseTree, OpenTree, RunFileOps, TreeRef};
+use bafs_proto::{Error, ErrorCode, Result};
+
+use super::servers::Servers;
+use crate::workflow::{Scheme, Url, VolumeKind, Workflow};
+
+const ENOENT: i32 = 2;
+const EEXIST: i32 = 17;
+const DIRECTORY_MODE: u32 = 0o755;
+const TYPE_MASK: u32 = 0o170_000;
+const TYPE_DIRECTORY: u32 = 0o040_000;
+const CALL_MS: u64 = 20_000;
+const PAGE_BYTES: u32 = 64 << 10;
+
+/// The directory at home that holds what stands for the scratch volumes of a run.
+pub(crate) fn directory(run: RunId) -> String {
+    format!(".bafs-remote/{run}")
+}
+
+/// The home that holds the scratch volumes: the one that the results go to.
+pub(crate) fn any_home(workflow: &Workflow) -> Option<&Url> {
+    let targets = workflow.extracts.iter().map(|extract| &extract.target);
+    let sources = workflow.volumes.iter().filter_map(|volume| match &volume.kind {
+        VolumeKind::Cache { source, .. } => Some(source),
+        VolumeKind::Scratch { fill } => fill.as_ref(),
+    });
+    let is_ours = |url: &&Url| matches!(url.scheme, Scheme::Bafs | Scheme::File);
+    targets.chain(sources).find(is_ours)
+}
+
+/// Why a workflow cannot run without caches, if so: a volume that is filled and written would need
+/// a copy at home.
+pub(crate) fn refusal(workflow: &Workflow) -> Option<String> {
+    let is_filled = |volume: usize| {
+        matches!(workflow.volumes[volume].kind, VolumeKind::Scratch { fill: Some(_) })
+    };
+    let mounts = workflow.jobs.iter().flat_map(|job| job.mounts.iter().map(move |m| (job, m)));
+    let mut written =
+        mounts.filter(|(_, mount)| mount.writable && is_filled(mount.volume.as_usize()));
+    let (job, mount) = written.next()?;
+    let volume = &workflow.volume(mount.volume).name;
+    Some(format!(
+        "volume '{volume}' is filled from home and written by job '{}': remote I/O would write \
+         into the source itself. Mount it read-only, or run without --remote-io",
+        job.name
+    ))
+}
+
+/// Links the file `source` of a home to `target`, in place of what is there; answers its size.
+/// Costs no transfer, and those who still read the source are not disturbed.
+pub(crate) async fn link(
+    servers: &Servers,
+    home: &str,
+    source: &str,
+    target: &str,
+    extract: ExtractId,
+) -> Result<u64> {
+    let mut session = Session::open(servers, home).await?;
+    let linked = session.link(source, target, extract).await;
+    session.close().await;
+    linked
+}
+
+/// Removes what a run left at its home; nothing there is fine.
+pub(crate) async fn clean(servers: &Servers, workflow: &Workflow) -> Result<()> {
+    let Some(url) = any_home(workflow) else { return Ok(()) };
+    let home = servers.resolve(url).await?.address;
+    let mut session = Session::open(servers, &home).await?;
+    let removed = session.remove_tree(&directory(servers.run)).await;
+    session.close().await;
+    removed
+}
+
+/// A session with the whole tree of a home.
+struct Session<'a> {
+    servers: &'a Servers,
+    home: &'a str,
+    epoch: Epoch,
+    sequence: u64,
+}
+
+impl<'a> Session<'a> {
+    async fn open(servers: &'a Servers, home: &'a str) -> Result<Self> {
+        let call = OpenTree { tree: tree(), agent: AgentId::random(), writable: true };
+        let session = servers.until(home, call, CALL_MS).await?;
+        Ok(Self { servers, home, epoch: session.epoch, sequence: 0 })
+    }
+
+    async fn close(self) {
+        let call = CloseTree { tree: tree(), epoch: self.epoch };
+        if let Err(error) = self.servers.until(self.home, call, CALL_MS).await {
+            tracing::debug!(home = self.home, %error, "session ends by its lease");
+        }
+    }
+
+    async fn link(&mut self, source: &str, target: &str, extract: ExtractId) -> Result<u64> {
+        let missing = || Error::new(ErrorCode::NotFound, format!("'{source}' was not written"));
+        let (ino, size, _) = self.find(source).await?.ok_or_else(missing)?;
+        let (directory, name) = target.rsplit_once('/').unwrap_or(("", target));
+        let parent = self.make_directories(directory).await?;
+        let draft = format!(".bafs-{extract}").into_bytes();
+        let made = self.run(FileOp::MakeLink { ino, parent, name: draft.clone() }).await?;
+        if made.as_ref().err().is_some_and(|errno| *errno != EEXIST) {
+            return Err(failed("link", target, made.err().unwrap_or_default()));
+        }
+        let new_name = name.as_bytes().to_vec();
+        let rename =
+            FileOp::Rename { parent, name: draft.clone(), new_parent: parent, new_name, flags: 0 };
+        self.run(rename).await?.map_err(|errno| failed("rename", target, errno))?;
+        // Renaming one link of a file over another of the same file leaves both.
+        let _ = self.run(FileOp::Unlink { parent, name: draft }).await?;
+        Ok(size)
+    }
+
+    /// File number, size and mode of what is at a path.
+    async fn find(&mut self, path: &str) -> Result<Option<(InodeNo, u64, u32)>> {
+        let mut at = (InodeNo::ROOT, 0, TYPE_DIRECTORY);
+        for name in path.split('/').filter(|name| !name.is_empty()) {
+            let name = name.as_bytes().to_vec();
+            match self.run(FileOp::Lookup { parent: at.0, name }).await? {
+                Ok(FileReply::Attr(attr)) => at = (attr.ino, attr.size, attr.mode),
+                Err(ENOENT) => return Ok(None),
+                Err(errno) => return Err(failed("look up", path, errno)),
+                Ok(other) => return Err(strange(&other)),
+            }
+        }
+        Ok(Some(at))
+    }
+
+    async fn make_directories(&mut self, path: &str) -> Result<InodeNo> {
+        let mut parent = InodeNo::ROOT;
+        for name in path.split('/').filter(|name| !name.is_empty()) {
+            let name = name.as_bytes().to_vec();
+            let make = FileOp::MakeDirectory { parent, name: name.clone(), mode: DIRECTORY_MODE };
+            if let Err(errno) = self.run(make).await?
+                && errno != EEXIST
+            {
+                return Err(failed("make directory", path, errno));
+            }
+            parent = match self.run(FileOp::Lookup { parent, name }).await? {
+                Ok(FileReply::Attr(attr)) => attr.ino,
+                Ok(other) => return Err(strange(&other)),
+                Err(errno) => return Err(failed("look up", path, errno)),
+            };
+        }
+        Ok(parent)
+    }
+
+    async fn remove_tree(&mut self, path: &str) -> Result<()> {
+        let Some((top, ..)) = self.find(path).await? else { return Ok(()) };
+        let mut directories = vec![(InodeNo::ROOT, Vec::new(), top)];
+        let mut next = 0;
+        while next < directories.len() {
+            let ino = directories[next].2;
+            for (name, child, mode) in self.list(ino).await? {
+                if mode & TYPE_MASK == TYPE_DIRECTORY {
+                    directories.push((ino, name, child));
+                } else {
+                    let _ = self.run(FileOp::Unlink { parent: ino, name }).await?;
+                }
+            }
+            next += 1;
+        }
+        for (parent, name, _) in directories.into_iter().skip(1).rev() {
+            let _ = self.run(FileOp::RemoveDirectory { parent, name }).await?;
+        }
+        let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
+        if let Some((above, ..)) = self.find(parent).await? {
+            let name = name.as_bytes().to_vec();
+            let removed = self.run(FileOp::RemoveDirectory { parent: above, name }).await?;
+            removed.map_err(|errno| failed("remove", path, errno))?;
+        }
+        // Other runs may still have something there; then it stays.
+        let name = parent.as_bytes().to_vec();
+        let _ = self.run(FileOp::RemoveDirectory { parent: InodeNo::ROOT, name }).await?;
+        Ok(())
+    }
+
+    async fn list(&mut self, ino: InodeNo) -> Result<Vec<(Vec<u8>, InodeNo, u32)>> {
+        let handle = match self.run(FileOp::OpenDirectory { ino }).await? {
+            Ok(FileReply::Opened { handle, .. }) => handle,
+            Ok(other) => return Err(strange(&other)),
+            Err(errno) => return Err(failed("list", "a directory", errno)),
+        };
+        let (mut all, mut cookie) = (Vec::new(), 0);
+        loop {
+            let read =
+                FileOp::ReadDirectory { handle, cookie, bytes_max: PAGE_BYTES, plus: true };
+            let entries = match self.run(read).await? {
+                Ok(FileReply::Entries(entries)) => entries,
+                Ok(other) => return Err(strange(&other)),
+                Err(errno) => return Err(failed("list", "a directory", errno)),
+            };
+            let Some(last) = entries.last() else { break };
+            cookie = last.cookie;
+            let real = entries.into_iter().filter(|e| e.name != b"." && e.name != b"..");
+            all.extend(real.map(|entry| {
+                let ino = entry.attr.map_or(entry.ino, |attr| attr.ino);
+                (entry.name, ino, entry.mode)
+            }));
+        }
+        let _ = self.run(FileOp::ReleaseDirectory { handle }).await?;
+        Ok(all)
+    }
+
+    async fn run(&mut self, op: FileOp) -> Result<Result<FileReply, i32>> {
+        self.sequence += 1;
+        let call = RunFileOps {
+            tree: tree(),
+            epoch: self.epoch,
+            sequence: self.sequence,
+            caller: Caller::default(),
+            ops: vec![op],
+        };
+        let mut answer = self.servers.until(self.home, call, CALL_MS).await?;
+        let first = answer.results.pop().ok_or_else(|| {
+            Error::new(ErrorCode::Malformed, "home answered no result to an operation")
+        })?;
+        Ok(first.map_err(|errno| errno.0))
+    }
+}
+
+fn tree() -> TreeRef {
+    TreeRef::Home(String::new())
+}
+
+fn failed(doing: &str, path: &str, errno: i32) -> Error {
+    let why = std::io::Error::from_raw_os_error(errno);
+    Error::new(ErrorCode::ServerFault, format!("cannot {doing} '{path}' at home: {why}"))
+}
+
+fn strange(reply: &FileReply) -> Error {
+    let text = format!("home answered an operation with something else: {reply:?}");
+    Error::new(ErrorCode::Malformed, text)
+}

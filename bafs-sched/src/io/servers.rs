@@ -1,0 +1,329 @@
+//! Calls to servers on behalf of a run, each answered as an event. Decides nothing but how often
+//! one and the same call is repeated.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
+use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
+use bafs_proto::message::{
+    Advert, Call, CreateVolume, DeleteVolume, ExtractFile, JobCommand, JobSpec, KillJob, MountSpec,
+    MountTarget, QueryServers, RenewVolumes, StartJob,
+};
+use bafs_proto::net::pool::Pool;
+use bafs_proto::time::{Deadline, Time};
+use bafs_proto::token::{Resource, Right, Token, Verifier};
+use bafs_proto::volume::{Replacement, Source, VolumeKind as Kind, VolumeSpec, VolumeState};
+use bafs_proto::{Error, ErrorCode, Result};
+use bytes::Bytes;
+
+use super::homes::{HomePath, Homes};
+use super::remote_io;
+use crate::logic::{Action, Event, MountedVolume, Settings, Space};
+use crate::workflow::{CachePolicy, JobIndex, VolumeIndex, VolumeKind, Workflow};
+
+/// One call is repeated for so long, in milliseconds.
+const CALL_MS: u64 = 20_000;
+
+/// A volume may take so long to be filled, in milliseconds.
+const FILL_MS_MAX: u64 = 12 * 3_600_000;
+
+/// One file may take so long to be sent home before the call is repeated, in milliseconds.
+const EXTRACT_MS: u64 = 3_600_000;
+
+/// A token given to a job is good for so long, in milliseconds.
+const TOKEN_MS: u64 = 7 * 24 * 3_600_000;
+
+/// The cluster as this run sees it. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Servers {
+    pub(crate) pool: Pool,
+    pub(crate) token: Token,
+    pub(crate) verifier: Verifier,
+    pub(crate) homes: Arc<Mutex<Homes>>,
+    pub(crate) workflow: Arc<Workflow>,
+    pub(crate) run: RunId,
+    pub(crate) settings: Arc<Settings>,
+}
+
+/// A server with its address.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    pub(crate) server: ServerId,
+    pub(crate) address: String,
+}
+
+impl Servers {
+    pub(crate) async fn query(&self, catalog: &str, deadline: Deadline) -> Result<Vec<Advert>> {
+        let list = self.pool.call(catalog, &self.token, QueryServers::default(), deadline).await?;
+        self.homes.lock().unwrap_or_else(PoisonError::into_inner).learn(&list.servers);
+        Ok(list.servers)
+    }
+
+    pub(crate) async fn create(
+        &self,
+        now: Time,
+        id: VolumeId,
+        volume: VolumeIndex,
+        place: &Place,
+        size: Space,
+    ) -> Event {
+        match self.try_create(now, id, volume, place, size).await {
+            Ok(()) => Event::VolumeCreated { volume: id },
+            Err(error) => Event::VolumeCreateFailed { volume: id, error },
+        }
+    }
+
+    async fn try_create(
+        &self,
+        now: Time,
+        id: VolumeId,
+        volume: VolumeIndex,
+        place: &Place,
+        size: Space,
+    ) -> Result<()> {
+        let spec = self.workflow.volume(volume);
+        let (kind, source_token) = match &spec.kind {
+            VolumeKind::Scratch { fill: None } => (Kind::Scratch { fill: None }, Token::none()),
+            VolumeKind::Scratch { fill: Some(url) } => {
+                let home = self.resolve(url).await?;
+                let token = self.narrow_home(now, &home.path, &[Right::Read])?;
+                (Kind::Scratch { fill: Some(source(home)) }, token)
+            }
+            VolumeKind::Cache { source: url, policy } => {
+                let home = self.resolve(url).await?;
+                let token = self.narrow_home(now, &home.path, &[Right::Read])?;
+                let kind = Kind::Cache {
+                    source: source(home),
+                    cooperative: format!("{}-{}", self.run, spec.name),
+                    replacement: match policy {
+                        CachePolicy::Lru => Replacement::Lru,
+                        CachePolicy::Mru => Replacement::Mru,
+                    },
+                    block_bytes: BLOCK_BYTES_DEFAULT,
+                };
+                (kind, token)
+            }
+        };
+        let spec = VolumeSpec {
+            id,
+            name: spec.name.clone(),
+            owner: format!("{} (run {})", self.workflow.name, self.run),
+            kind,
+            size_bytes: size.bytes,
+            size_files: size.files,
+            lifetime_ms: self.settings.volume_lifetime_ms,
+        };
+        let call = CreateVolume { spec, source_token };
+        let status = self.fill(&place.address, call).await?;
+        if status.state == VolumeState::Failed {
+            return Err(Error::new(ErrorCode::ServerFault, status.fault));
+        }
+        Ok(())
+    }
+
+    /// Asks again while the server is busy filling the volume.
+    async fn fill(
+        &self,
+        address: &str,
+        call: CreateVolume,
+    ) -> Result<bafs_proto::volume::VolumeStatus> {
+        let end = Deadline::after_ms(FILL_MS_MAX);
+        loop {
+            match self.until(address, call.clone(), CALL_MS).await {
+                Ok(status) if status.state == VolumeState::Creating => {}
+                Err(error) if error.code == ErrorCode::DeadlineExceeded => {}
+                answer => return answer,
+            }
+            if end.left().is_zero() {
+                let text = format!("filling it took longer than {} hours", FILL_MS_MAX / 3_600_000);
+                return Err(Error::new(ErrorCode::ServerFault, text));
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+        }
+    }
+
+    pub(crate) async fn delete(&self, volume: VolumeId, place: &Place) -> Event {
+        match self.until(&place.address, DeleteVolume { volume }, CALL_MS / 4).await {
+            Err(error) if error.code != ErrorCode::VolumeLost => {
+                tracing::debug!(%volume, %error, "volume not deleted yet");
+                Event::VolumeDeleteFailed { volume }
+            }
+            _ => Event::VolumeDeleted { volume },
+        }
+    }
+
+    /// Asks for volumes and thereby keeps them alive.
+    pub(crate) async fn renew(&self, place: &Place, volumes: Vec<VolumeId>) -> Option<Event> {
+        let server = place.server;
+        let renewed = self.until(&place.address, RenewVolumes { volumes }, CALL_MS / 4).await;
+        renewed.ok().map(|renewed| Event::VolumesProbed { server, lost: renewed.lost })
+    }
+
+    pub(crate) async fn start(
+        &self,
+        now: Time,
+        execution: ExecutionId,
+        job: JobIndex,
+        place: &Place,
+        volumes: Vec<(MountedVolume, Option<Place>)>,
+    ) -> Event {
+        let spec = match self.job_spec(now, job, volumes).await {
+            Ok(spec) => spec,
+            Err(error) => return Event::JobStartFailed { execution, error },
+        };
+        match self.until(&place.address, StartJob { execution, job: spec }, CALL_MS).await {
+            Ok(_) => Event::JobStarted { execution },
+            Err(error) => Event::JobStartFailed { execution, error },
+        }
+    }
+
+    async fn job_spec(
+        &self,
+        now: Time,
+        job: JobIndex,
+        volumes: Vec<(MountedVolume, Option<Place>)>,
+    ) -> Result<JobSpec> {
+        let job = self.workflow.job(job);
+        let mut mounts = Vec::new();
+        for (mount, (mounted, place)) in job.mounts.iter().zip(volumes) {
+            let spec = self.workflow.volume(mount.volume);
+            let rights: &[Right] =
+                if mount.writable { &[Right::Read, Right::Write] } else { &[Right::Read] };
+            let (target, resource) = match place {
+                None => {
+                    let home = self.home_of(mount.volume, mounted.id).await?;
+                    let resource = Resource::Home(home.path.clone());
+                    (MountTarget::Home { server: home.address, path: home.path }, resource)
+                }
+                Some(place) => {
+                    let (server, volume) = (place.address, mounted.id);
+                    let target = match spec.kind {
+                        VolumeKind::Scratch { .. } => MountTarget::Scratch { server, volume },
+                        VolumeKind::Cache { .. } => MountTarget::Cache { server, volume },
+                    };
+                    (target, Resource::Volume(volume))
+                }
+            };
+            let expires = now.plus_ms(TOKEN_MS);
+            let token = self.verifier.narrow(&self.token, &[resource], rights, expires)?;
+            mounts.push(MountSpec {
+                name: spec.name.clone(),
+                path: mount.path.clone(),
+                target,
+                writable: mount.writable,
+                token,
+            });
+        }
+        let command = &job.command;
+        Ok(JobSpec {
+            name: job.name.clone(),
+            command: JobCommand {
+                executable: command.executable.clone(),
+                arguments: command.arguments.clone(),
+                environment: command.environment.iter().cloned().collect(),
+                directory: command.directory.clone(),
+                stdout: command.stdout.clone(),
+                stderr: command.stderr.clone(),
+            },
+            mounts,
+            op_deadline_ms: self.settings.op_deadline_ms,
+        })
+    }
+
+    /// Asks a node to kill an execution, until it hears it; `Ok` when it did.
+    pub(crate) async fn kill(&self, execution: ExecutionId, place: &Place) -> Result<()> {
+        self.until(&place.address, KillJob { execution }, CALL_MS).await.map(|_| ())
+    }
+
+    pub(crate) async fn extract(&self, now: Time, action: &Action, place: Option<Place>) -> Event {
+        let Action::ExtractFile { extract, index, source } = action else {
+            unreachable!("only extractions come here");
+        };
+        let extract = *extract;
+        let spec = &self.workflow.extracts[*index as usize];
+        let sent = async {
+            // `NotFound` would say that the job did not write the file.
+            let home = self.resolve(&spec.target).await.map_err(|error| {
+                Error::new(ErrorCode::Unsupported, error.detail)
+            })?;
+            let Some(place) = place else {
+                let from = self.home_of(source.volume, source.id).await?;
+                if from.address != home.address {
+                    let text = "remote I/O can extract only to the home of the scratch volumes";
+                    return Err(Error::new(ErrorCode::Unsupported, text));
+                }
+                let source = format!("{}/{}", from.path, spec.path);
+                return remote_io::link(self, &home.address, &source, &home.path, extract).await;
+            };
+            let call = ExtractFile {
+                volume: source.id,
+                path: spec.path.clone(),
+                extract,
+                home_token: self.narrow_home(now, &home.path, &[Right::Read, Right::Write])?,
+                home: home.address,
+                target: home.path,
+            };
+            Ok(self.until(&place.address, call, EXTRACT_MS).await?.size)
+        };
+        match sent.await {
+            Ok(bytes) => Event::FileExtracted { extract, bytes },
+            Err(error) => Event::ExtractFailed { extract, error },
+        }
+    }
+
+    /// Where a volume is at home when nothing is cached.
+    async fn home_of(&self, volume: VolumeIndex, id: VolumeId) -> Result<HomePath> {
+        match &self.workflow.volume(volume).kind {
+            VolumeKind::Cache { source: url, .. } | VolumeKind::Scratch { fill: Some(url) } => {
+                self.resolve(url).await
+            }
+            VolumeKind::Scratch { fill: None } => {
+                let url = remote_io::any_home(&self.workflow).ok_or_else(|| {
+                    let text = "remote I/O needs a home, but the workflow names none";
+                    Error::new(ErrorCode::Unsupported, text)
+                })?;
+                let home = self.resolve(url).await?;
+                let path = format!("{}/{id}", remote_io::directory(self.run));
+                Ok(HomePath { address: home.address, path })
+            }
+        }
+    }
+
+    /// The place of a URL; waits a while for its home to appear in the catalog.
+    pub(crate) async fn resolve(&self, url: &crate::workflow::Url) -> Result<HomePath> {
+        let end = Deadline::after_ms(CALL_MS);
+        loop {
+            let found = self.homes.lock().unwrap_or_else(PoisonError::into_inner).resolve(url);
+            match found {
+                Err(error) if error.is_transient() && !end.left().is_zero() => {
+                    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+                }
+                // A home that never appears is a mistake in the workflow, not a passing failure.
+                Err(error) if error.is_transient() => {
+                    return Err(Error::new(ErrorCode::NotFound, error.detail));
+                }
+                found => return found,
+            }
+        }
+    }
+
+    fn narrow_home(&self, now: Time, path: &str, rights: &[Right]) -> Result<Token> {
+        let resource = Resource::Home(path.to_owned());
+        self.verifier.narrow(&self.token, &[resource], rights, now.plus_ms(TOKEN_MS))
+    }
+
+    pub(crate) async fn until<C: Call + Clone>(
+        &self,
+        address: &str,
+        call: C,
+        ms: u64,
+    ) -> Result<C::Reply> {
+        let deadline = Deadline::after_ms(ms);
+        let answer = self.pool.call_until(address, &self.token, call, Bytes::new(), deadline).await;
+        answer.map(|(reply, _)| reply)
+    }
+}
+
+fn source(home: HomePath) -> Source {
+    Source::Home { address: home.address, path: home.path }
+}

@@ -1,0 +1,91 @@
+//! Watches the executions of one node by long polling and tells how each ended. Starts and kills
+//! nothing.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bafs_proto::ids::ExecutionId;
+use bafs_proto::message::{JobState, WatchJobs};
+use bafs_proto::time::Deadline;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use super::servers::{Place, Servers};
+use crate::driver::Note;
+use crate::logic::Event;
+
+/// One poll waits so long for news, in milliseconds.
+const WAIT_MS: u32 = 5_000;
+
+/// The answer to a poll may come so much later than that, in milliseconds.
+const GRACE_MS: u64 = 3_000;
+
+/// Pause after a poll that failed, in milliseconds.
+const PAUSE_MS: u64 = 200;
+
+/// The executions to watch on one node.
+pub(crate) type Watched = Arc<watch::Sender<BTreeSet<ExecutionId>>>;
+
+/// Watches until the other ends of its channels are gone.
+pub(crate) async fn watch(
+    servers: Servers,
+    place: Place,
+    watched: Watched,
+    notes: mpsc::Sender<Note>,
+) {
+    let mut changes = watched.subscribe();
+    let mut silent_since: Option<Instant> = None;
+    loop {
+        let executions: Vec<_> = changes.borrow_and_update().iter().copied().collect();
+        if executions.is_empty() {
+            silent_since = None;
+            if changes.changed().await.is_err() {
+                return;
+            }
+            continue;
+        }
+        let call = WatchJobs { executions: executions.clone(), wait_ms: WAIT_MS };
+        let deadline = Deadline::after_ms(u64::from(WAIT_MS) + GRACE_MS);
+        let poll = servers.pool.call(&place.address, &servers.token, call, deadline);
+        let answer = tokio::select! {
+            answer = poll => answer,
+            // Others are to be watched too: ask anew for all.
+            _ = changes.changed() => continue,
+        };
+        let mut events = Vec::new();
+        match answer {
+            Ok(answer) => {
+                silent_since = None;
+                for (&execution, report) in executions.iter().zip(answer.reports) {
+                    match report {
+                        Some(JobState::Running) => {}
+                        Some(JobState::Ended(report)) => {
+                            events.push(Event::JobEnded { execution, report });
+                        }
+                        None => events.push(Event::JobUnknown { execution }),
+                    }
+                }
+            }
+            Err(error) => {
+                tracing::debug!(node = place.address, %error, "node does not answer");
+                let since = *silent_since.get_or_insert_with(Instant::now);
+                if since.elapsed() > Duration::from_millis(servers.settings.lost_after_ms) {
+                    events.push(Event::ServerSilent { server: place.server });
+                }
+                tokio::time::sleep(Duration::from_millis(PAUSE_MS)).await;
+            }
+        }
+        for event in events {
+            watched.send_modify(|watched| match &event {
+                Event::JobEnded { execution, .. } | Event::JobUnknown { execution } => {
+                    watched.remove(execution);
+                }
+                _ => watched.clear(),
+            });
+            if notes.send(Note::Event(event)).await.is_err() {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! What the core wants done, as imperatives. All are safe to repeat.
+
+use bafs_proto::ids::{ExecutionId, ExtractId, ServerId, VolumeId};
+use serde::{Deserialize, Serialize};
+
+use super::progress::Outcome;
+use super::space::Space;
+use crate::workflow::{JobIndex, VolumeIndex};
+
+/// One thing to do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Action {
+    /// Create a volume; answered by `VolumeCreated` or `VolumeCreateFailed`.
+    CreateVolume {
+        /// Its id.
+        id: VolumeId,
+        /// What it is in the workflow.
+        volume: VolumeIndex,
+        /// Where.
+        server: ServerId,
+        /// How much to reserve: for a cache perhaps less than the whole.
+        size: Space,
+    },
+    /// Delete a volume; answered by `VolumeDeleted` or `VolumeDeleteFailed`.
+    DeleteVolume {
+        /// Which.
+        id: VolumeId,
+        /// Where it is.
+        server: ServerId,
+    },
+    /// Start a job; answered by `JobStarted` or `JobStartFailed`, later by `JobEnded` or
+    /// `JobUnknown`.
+    StartJob {
+        /// This execution.
+        execution: ExecutionId,
+        /// Of this job,
+        job: JobIndex,
+        /// on this node,
+        server: ServerId,
+        /// with these volumes, in the order of the job's mounts.
+        volumes: Vec<MountedVolume>,
+    },
+    /// Kill an execution; answered by `JobEnded` or `JobUnknown`.
+    KillJob {
+        /// Which.
+        execution: ExecutionId,
+        /// Where it runs.
+        server: ServerId,
+    },
+    /// Send a file home; answered by `FileExtracted` or `ExtractFailed`.
+    ExtractFile {
+        /// This extraction.
+        extract: ExtractId,
+        /// Position in the workflow's list of extracts.
+        index: u32,
+        /// The volume that has the file.
+        source: MountedVolume,
+    },
+    /// Ask a server which of these volumes it has lost; answered by `VolumesProbed`.
+    ProbeVolumes {
+        /// Which server.
+        server: ServerId,
+        /// Which volumes.
+        volumes: Vec<VolumeId>,
+    },
+    /// The workflow is over and nothing is left.
+    Finish {
+        /// How it ended.
+        outcome: Outcome,
+    },
+}
+
+/// A volume of the workflow as it exists on a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountedVolume {
+    /// What it is in the workflow.
+    pub volume: VolumeIndex,
+    /// Its id. With remote I/O nothing has this id; it only keeps attempts apart.
+    pub id: VolumeId,
+    /// Where it is; `None` with remote I/O.
+    pub server: Option<ServerId>,
+}

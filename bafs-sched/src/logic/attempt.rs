@@ -1,0 +1,354 @@
+//! One attempt to run a job: from its place on a node to its end. Where it goes is decided by
+//! `place.rs`, what a failure means by `failure.rs`.
+
+use std::collections::BTreeSet;
+
+use bafs_proto::Error;
+use bafs_proto::ids::{ExecutionId, ServerId, VolumeId};
+use bafs_proto::message::{JobOutcome, JobReport};
+
+use super::action::{Action, MountedVolume};
+use super::graph::JobState;
+use super::queues::Key;
+use super::scheduler::{Phase, Scheduler};
+use super::space::Space;
+use super::timers::Timer;
+use super::volumes::{Instance, State};
+use crate::workflow::{JobIndex, VolumeIndex};
+
+/// Where an attempt is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Its volumes are being created.
+    Preparing,
+    /// The node was asked to start it.
+    Starting,
+    /// The node runs it.
+    Running,
+    /// The node was asked to kill it.
+    Stopping,
+}
+
+/// One attempt.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Attempt {
+    pub(super) execution: ExecutionId,
+    pub(super) server: ServerId,
+    pub(super) slots: u32,
+    pub(super) stage: Stage,
+    /// Its volumes, in the order of the job's mounts.
+    pub(super) uses: Vec<MountedVolume>,
+    /// Volumes that are not ready yet.
+    pub(super) missing: BTreeSet<VolumeId>,
+    /// While stopping: the failure of the environment that is the reason, if one is.
+    pub(super) fault: Option<String>,
+}
+
+impl Attempt {
+    pub(super) fn uses(&self, id: VolumeId) -> bool {
+        self.uses.iter().any(|used| used.id == id)
+    }
+}
+
+impl Scheduler {
+    /// Gives a job its place: reserves, asks for volumes, and starts it when all are there.
+    pub(super) fn assign(
+        &mut self,
+        job: JobIndex,
+        server: ServerId,
+        creates: Vec<(VolumeIndex, Option<ServerId>, Space)>,
+    ) {
+        self.queues.take(job);
+        self.graph.set_state(job, JobState::Active);
+        let execution = ExecutionId(self.next_id());
+        for (volume, target, size) in creates {
+            self.create(volume, target, size);
+        }
+        let mut uses = Vec::new();
+        let mut missing = BTreeSet::new();
+        for mount in self.graph.workflow.job(job).mounts.clone() {
+            let (id, home) = self.mountable(mount.volume, server);
+            uses.push(MountedVolume { volume: mount.volume, id, server: home });
+            let instance = self.volumes.get_mut(id).expect("what is live exists");
+            if instance.state == State::Creating && missing.insert(id) {
+                instance.waiters.push(job);
+            }
+            if mount.writable {
+                self.graph.volume_mut(mount.volume).writer = Some(job);
+            }
+        }
+        let slots = self.slots_of(job);
+        self.fleet.update(server, |node| node.busy += slots);
+        let stage = Stage::Preparing;
+        let attempt = Attempt { execution, server, slots, stage, uses, missing, fault: None };
+        self.executions.insert(execution, job);
+        self.graph.job_mut(job).last_server = Some(server);
+        self.attempts.insert(job, attempt);
+        self.start_if_prepared(job);
+    }
+
+    pub(super) fn slots_of(&self, job: JobIndex) -> u32 {
+        self.graph.workflow.job(job).cpus.max(1)
+    }
+
+    fn mountable(&self, volume: VolumeIndex, server: ServerId) -> (VolumeId, Option<ServerId>) {
+        let found = if self.graph.volume(volume).is_cache && !self.settings.remote_io {
+            self.volumes.live_at(volume, Some(server)).map(|id| (id, Some(server)))
+        } else {
+            self.volumes.scratch(volume)
+        };
+        found.expect("a place has all volumes of its job")
+    }
+
+    fn create(&mut self, volume: VolumeIndex, server: Option<ServerId>, size: Space) {
+        let id = VolumeId(self.next_id());
+        let state = match server {
+            Some(server) => {
+                self.fleet.update(server, |node| node.reserved = node.reserved.plus(size));
+                self.out.push(Action::CreateVolume { id, volume, server, size });
+                State::Creating
+            }
+            None => State::Ready,
+        };
+        let was_live = self.volumes.is_live(volume);
+        let waiters = Vec::new();
+        let instance = Instance { volume, server, size, state, waiters, delete_faults: 0 };
+        self.volumes.add(id, instance);
+        if !was_live {
+            self.requeue_users(volume);
+        }
+    }
+
+    fn start_if_prepared(&mut self, job: JobIndex) {
+        let Some(attempt) = self.attempts.get_mut(&job) else { return };
+        if attempt.stage == Stage::Preparing && attempt.missing.is_empty() {
+            attempt.stage = Stage::Starting;
+            self.started += 1;
+            let action = self.start_action(job, &self.attempts[&job]);
+            self.out.push(action);
+        }
+    }
+
+    pub(super) fn start_action(&self, job: JobIndex, attempt: &Attempt) -> Action {
+        Action::StartJob {
+            execution: attempt.execution,
+            job,
+            server: attempt.server,
+            volumes: attempt.uses.clone(),
+        }
+    }
+
+    pub(super) fn volume_created(&mut self, id: VolumeId) {
+        let Some(instance) = self.volumes.get_mut(id) else { return };
+        if instance.state != State::Creating {
+            return;
+        }
+        instance.state = State::Ready;
+        for job in std::mem::take(&mut instance.waiters) {
+            if let Some(attempt) = self.attempts.get_mut(&job) {
+                attempt.missing.remove(&id);
+            }
+            self.start_if_prepared(job);
+        }
+    }
+
+    pub(super) fn job_started(&mut self, execution: ExecutionId) {
+        if let Some(job) = self.executions.get(&execution)
+            && let Some(attempt) = self.attempts.get_mut(job)
+            && attempt.stage == Stage::Starting
+        {
+            attempt.stage = Stage::Running;
+        }
+    }
+
+    /// The node may run it all the same, when its answer was lost: it is killed to be sure.
+    pub(super) fn start_failed(&mut self, execution: ExecutionId, error: &Error) {
+        let Some(&job) = self.executions.get(&execution) else { return };
+        let server = self.attempts[&job].server;
+        let fault = format!("node {} did not start it: {error}", self.fleet.name(server));
+        self.stop(job, Some(fault));
+    }
+
+    pub(super) fn job_unknown(&mut self, execution: ExecutionId) {
+        let Some(&job) = self.executions.get(&execution) else { return };
+        let attempt = &self.attempts[&job];
+        match (attempt.stage == Stage::Stopping, attempt.fault.clone()) {
+            (true, None) => self.end_stopped(job),
+            (true, Some(fault)) => self.environment_fault(job, &fault),
+            (false, _) => self.environment_fault(job, "its node restarted and knows it no more"),
+        }
+    }
+
+    pub(super) fn job_ended(&mut self, execution: ExecutionId, report: JobReport) {
+        let Some(&job) = self.executions.get(&execution) else { return };
+        if self.attempts[&job].stage == Stage::Stopping {
+            match self.attempts[&job].fault.clone() {
+                None => self.end_stopped(job),
+                Some(fault) => self.environment_fault(job, &fault),
+            }
+            return;
+        }
+        let tail = report.output_tail;
+        match report.outcome {
+            JobOutcome::Exited(0) => self.succeed(job),
+            JobOutcome::Exited(code) => {
+                self.own_fault(job, format!("exited with code {code}"), tail);
+            }
+            JobOutcome::Signaled(signal) => {
+                self.own_fault(job, format!("was ended by signal {signal}"), tail);
+            }
+            JobOutcome::NotStarted(why) => {
+                self.own_fault(job, format!("could not be started: {why}"), tail);
+            }
+            JobOutcome::Environment(error) => self.environment_ended(job, &error, tail),
+            JobOutcome::Killed => self.environment_fault(job, "somebody killed it"),
+        }
+    }
+
+    fn succeed(&mut self, job: JobIndex) {
+        let server = self.attempts[&job].server;
+        self.fleet.update(server, |node| node.faults_in_row = 0);
+        self.end_attempt(job);
+        self.graph.set_state(job, JobState::Done);
+        for child in self.graph.workflow.job(job).children.clone() {
+            if self.graph.state(child) == JobState::Waiting {
+                self.settle(child, 0);
+            }
+        }
+        for (volume, writable) in self.graph.mounted(job) {
+            if writable {
+                self.send_files(volume);
+            }
+            self.release_if_unneeded(volume);
+        }
+        self.unprotect_if_done();
+    }
+
+    /// Asks for the end of an attempt. `fault` counts against job and node; without one the
+    /// attempt is simply repeated.
+    pub(super) fn stop(&mut self, job: JobIndex, fault: Option<String>) {
+        let Some(attempt) = self.attempts.get_mut(&job) else { return };
+        match attempt.stage {
+            Stage::Preparing => match fault {
+                Some(fault) => self.environment_fault(job, &fault),
+                None => self.end_stopped(job),
+            },
+            Stage::Starting | Stage::Running => {
+                attempt.stage = Stage::Stopping;
+                attempt.fault = fault;
+                let (execution, server) = (attempt.execution, attempt.server);
+                self.out.push(Action::KillJob { execution, server });
+            }
+            Stage::Stopping => {}
+        }
+    }
+
+    pub(super) fn end_stopped(&mut self, job: JobIndex) {
+        self.abandon_attempt(job);
+        self.settle(job, 0);
+    }
+
+    /// Ends an attempt that did not succeed; what it alone wrote goes, so that the next attempt
+    /// finds its volumes as this one did. What finished jobs wrote before it stays.
+    pub(super) fn abandon_attempt(&mut self, job: JobIndex) {
+        let Some(attempt) = self.end_attempt(job) else { return };
+        if attempt.stage == Stage::Preparing {
+            return;
+        }
+        for (volume, writable) in self.graph.mounted(job) {
+            let others_wrote = |other: &JobIndex| {
+                *other != job && self.graph.state(*other) == JobState::Done
+            };
+            if !writable || self.graph.volume(volume).writers.iter().any(others_wrote) {
+                continue;
+            }
+            let Some((id, _)) = self.volumes.scratch(volume) else { continue };
+            let is_used = self.attempts.values().any(|attempt| attempt.uses(id));
+            // A later volume of that name was never touched by this attempt.
+            if !is_used && attempt.uses(id) {
+                self.retire(id);
+            }
+        }
+    }
+
+    /// Frees what an attempt occupied; the caller says what becomes of the job.
+    pub(super) fn end_attempt(&mut self, job: JobIndex) -> Option<Attempt> {
+        let attempt = self.attempts.remove(&job)?;
+        self.executions.remove(&attempt.execution);
+        self.fleet.update(attempt.server, |node| {
+            node.busy = node.busy.saturating_sub(attempt.slots);
+        });
+        for id in &attempt.missing {
+            if let Some(instance) = self.volumes.get_mut(*id) {
+                instance.waiters.retain(|waiter| *waiter != job);
+            }
+        }
+        for (volume, writable) in self.graph.mounted(job) {
+            if writable && self.graph.volume(volume).writer == Some(job) {
+                self.graph.volume_mut(volume).writer = None;
+                self.requeue_users(volume);
+            }
+        }
+        self.queues.wake(attempt.server);
+        Some(attempt)
+    }
+
+    /// Puts a job that has no attempt where it belongs, after a pause if one is given.
+    pub(super) fn settle(&mut self, job: JobIndex, pause_ms: u64) {
+        self.queues.take(job);
+        if self.graph.has_dead_parent(job) {
+            self.skip(job);
+            return;
+        }
+        let state = if self.graph.job(job).parents_left > 0 {
+            JobState::Waiting
+        } else if pause_ms > 0 {
+            self.timers.set(self.now.plus_ms(pause_ms), Timer::Job(job));
+            JobState::Held
+        } else {
+            JobState::Ready
+        };
+        self.graph.set_state(job, state);
+        if state == JobState::Ready && self.phase != Phase::Finishing {
+            self.enqueue(job);
+        }
+    }
+
+    /// Puts a ready job into the queue where its data are.
+    pub(super) fn enqueue(&mut self, job: JobIndex) {
+        let mut need = Space::ZERO;
+        let mut home: Option<(u64, ServerId)> = None;
+        let mut is_under_way = !self.graph.workflow.job(job).parents.is_empty();
+        for (volume, _) in self.graph.mounted(job) {
+            let spec = self.graph.workflow.volume(volume);
+            if !self.volumes.is_live(volume) {
+                if !self.settings.remote_io {
+                    need = need.plus(Space { bytes: spec.size_bytes, files: spec.size_files });
+                }
+            } else if !self.graph.volume(volume).is_cache {
+                is_under_way = true;
+                let there = self.volumes.scratch(volume).and_then(|(_, server)| server);
+                if let Some(server) = there
+                    && home.is_none_or(|(bytes, _)| bytes < spec.size_bytes)
+                {
+                    home = Some((spec.size_bytes, server));
+                }
+            }
+        }
+        // An appliance only stores: its volumes are mounted from elsewhere.
+        let can_run =
+            |server: &ServerId| self.fleet.get(*server).is_some_and(|node| node.seen.slots > 0);
+        let binding = home.map(|(_, server)| server).filter(can_run);
+        self.queues.put(binding, Key { need, starts_pipeline: !is_under_way, job });
+    }
+
+    /// The need of jobs changed because a volume came or went.
+    pub(super) fn requeue_users(&mut self, volume: VolumeIndex) {
+        for position in 0..self.graph.workflow.volume(volume).users.len() {
+            let job = self.graph.workflow.volume(volume).users[position];
+            if self.queues.contains(job) {
+                self.enqueue(job);
+            }
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Facts that the core is told, in the past tense. They are what the journal keeps.
+
+use bafs_proto::Error;
+use bafs_proto::ids::{ExecutionId, ExtractId, ServerId, VolumeId};
+use bafs_proto::message::JobReport;
+use serde::{Deserialize, Serialize};
+
+use super::space::Space;
+
+/// One fact.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Event {
+    /// The catalog listed these nodes and no others.
+    ServersSeen {
+        /// Each node once.
+        nodes: Vec<NodeSeen>,
+    },
+    /// A server answered no call for longer than `lost_after_ms`, whatever the catalog says.
+    ServerSilent {
+        /// Which.
+        server: ServerId,
+    },
+    /// A volume is ready.
+    VolumeCreated {
+        /// Which.
+        volume: VolumeId,
+    },
+    /// A volume could not be created, though it was tried until the deadline.
+    VolumeCreateFailed {
+        /// Which.
+        volume: VolumeId,
+        /// Why.
+        error: Error,
+    },
+    /// A node accepted an execution.
+    JobStarted {
+        /// Which.
+        execution: ExecutionId,
+    },
+    /// A node did not accept an execution, or its answer was lost.
+    JobStartFailed {
+        /// Which.
+        execution: ExecutionId,
+        /// Why.
+        error: Error,
+    },
+    /// An execution ended.
+    JobEnded {
+        /// Which.
+        execution: ExecutionId,
+        /// How.
+        report: JobReport,
+    },
+    /// The node of an execution answers, but does not know the execution: it restarted.
+    JobUnknown {
+        /// Which.
+        execution: ExecutionId,
+    },
+    /// A server was asked for volumes and does not have these any more.
+    VolumesProbed {
+        /// Which server.
+        server: ServerId,
+        /// Volumes that are gone.
+        lost: Vec<VolumeId>,
+    },
+    /// A file is durable at home.
+    FileExtracted {
+        /// Which extraction.
+        extract: ExtractId,
+        /// Size of the file.
+        bytes: u64,
+    },
+    /// A file could not be sent home.
+    ExtractFailed {
+        /// Which extraction.
+        extract: ExtractId,
+        /// Why.
+        error: Error,
+    },
+    /// A volume is gone, as was asked.
+    VolumeDeleted {
+        /// Which.
+        volume: VolumeId,
+    },
+    /// A volume could not be deleted, though it was tried until the deadline.
+    VolumeDeleteFailed {
+        /// Which.
+        volume: VolumeId,
+    },
+    /// The user wants the workflow to stop.
+    CancelRequested,
+    /// Time passed, and a timer may be due.
+    Tick,
+}
+
+/// What matters to the core about a live node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeSeen {
+    /// The node.
+    pub id: ServerId,
+    /// Its name, for people.
+    pub name: String,
+    /// Where it listens, `host:port`.
+    pub address: String,
+    /// Nodes of one group share cooperative caches.
+    pub group: String,
+    /// Its space for volumes.
+    pub capacity: Space,
+    /// Space that others have reserved there.
+    pub foreign: Space,
+    /// Jobs that it can run at once.
+    pub slots: u32,
+}

@@ -1,0 +1,192 @@
+//! What a failure means: whose fault it is, whether the job is tried again, when it is over.
+//! Lost volumes are `recover.rs`.
+
+use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_proto::{Error, ErrorClass, ErrorCode};
+
+use super::action::Action;
+use super::graph::JobState;
+use super::progress::JobFailure;
+use super::scheduler::Scheduler;
+use super::timers::Timer;
+use super::volumes::State;
+use crate::workflow::{JobIndex, VolumeIndex};
+
+impl Scheduler {
+    /// The attempt failed by the job's own fault: it is tried again as often as declared.
+    pub(super) fn own_fault(&mut self, job: JobIndex, reason: String, output_tail: String) {
+        self.abandon_attempt(job);
+        if self.count_own_fault(job) {
+            self.fail(job, reason, output_tail);
+        } else {
+            let pause_ms = self.settings.pause_ms(self.graph.job(job).own_faults);
+            self.settle(job, pause_ms);
+        }
+    }
+
+    /// Counts a failure by the job's own fault; answers whether it was the last one allowed.
+    pub(super) fn count_own_fault(&mut self, job: JobIndex) -> bool {
+        let retries = self.graph.workflow.job(job).retries;
+        let node = self.graph.job_mut(job);
+        node.own_faults = node.own_faults.saturating_add(1);
+        node.own_faults > retries
+    }
+
+    /// The agent reported that the environment failed.
+    pub(super) fn environment_ended(&mut self, job: JobIndex, error: &Error, tail: String) {
+        if error.code == ErrorCode::SourceChanged {
+            self.abandon_attempt(job);
+            let reason = format!("the source of a cache changed while the workflow ran: {error}");
+            self.fail(job, reason, tail);
+        } else if error.class() == ErrorClass::NoSpace {
+            self.own_fault(job, format!("needs a larger volume than declared: {error}"), tail);
+        } else {
+            self.environment_fault(job, &error.to_string());
+        }
+    }
+
+    /// The attempt failed by no fault of the job: volumes are probed, and it is tried again.
+    pub(super) fn environment_fault(&mut self, job: JobIndex, fault: &str) {
+        let Some(attempt) = self.attempts.get(&job) else { return };
+        let server = attempt.server;
+        let uses = attempt.uses.clone();
+        self.abandon_attempt(job);
+        let mut servers: Vec<ServerId> = uses.iter().filter_map(|used| used.server).collect();
+        servers.sort_unstable();
+        servers.dedup();
+        for target in servers {
+            let ids = uses.iter().filter(|used| used.server == Some(target)).map(|used| used.id);
+            let volumes: Vec<VolumeId> = ids.collect();
+            if !self.is_lost(target) {
+                self.out.push(Action::ProbeVolumes { server: target, volumes });
+            }
+        }
+        if self.fleet.count_fault(server, self.settings.node_faults_max) {
+            self.set_aside(server, self.settings.aside_ms);
+        }
+        let node = self.graph.job_mut(job);
+        node.environment_faults = node.environment_faults.saturating_add(1);
+        let faults = node.environment_faults;
+        if faults >= self.settings.environment_faults_max {
+            let reason = format!(
+                "is held back: its environment failed {faults} times, the last time because \
+                 {fault}"
+            );
+            self.fail(job, reason, String::new());
+        } else {
+            self.settle(job, self.settings.pause_ms(faults));
+        }
+    }
+
+    /// Gives a node no new work for a while.
+    fn set_aside(&mut self, server: ServerId, ms: u64) {
+        let until = self.now.plus_ms(ms);
+        let changed = self.fleet.update(server, |node| {
+            let is_longer = node.aside_until.is_none_or(|earlier| earlier < until);
+            if is_longer {
+                node.aside_until = Some(until);
+            }
+            is_longer
+        });
+        if changed == Some(true) {
+            self.timers.set(until, Timer::Aside(server));
+        }
+    }
+
+    pub(super) fn use_again(&mut self, server: ServerId) {
+        let now = self.now;
+        self.fleet.update(server, |node| {
+            if node.aside_until.is_some_and(|until| until <= now) {
+                node.aside_until = None;
+                node.faults_in_row = 0;
+            }
+        });
+        self.queues.wake(server);
+    }
+
+    /// A job failed for good: what depends on it does not run, all else goes on.
+    pub(super) fn fail(&mut self, job: JobIndex, reason: String, output_tail: String) {
+        self.queues.take(job);
+        let last = self.graph.job(job).last_server;
+        self.failures.push(JobFailure {
+            job,
+            name: self.graph.workflow.job(job).name.clone(),
+            node: last.map(|server| self.fleet.name(server)).unwrap_or_default(),
+            reason,
+            output_tail,
+        });
+        self.graph.set_state(job, JobState::Failed);
+        self.bury(job);
+    }
+
+    /// A job does not run because one that it depends on is dead.
+    pub(super) fn skip(&mut self, job: JobIndex) {
+        self.queues.take(job);
+        self.graph.set_state(job, JobState::Skipped);
+        self.bury(job);
+    }
+
+    /// Draws the consequences of a job's death: for its descendants and for the volumes of all.
+    fn bury(&mut self, job: JobIndex) {
+        let mut dead = vec![job];
+        let mut next = 0;
+        while next < dead.len() {
+            for child in self.graph.workflow.job(dead[next]).children.clone() {
+                let state = self.graph.state(child);
+                // An attempt under way goes on: its inputs were there when it started.
+                if !state.is_final() && state != JobState::Active {
+                    self.queues.take(child);
+                    self.graph.set_state(child, JobState::Skipped);
+                    dead.push(child);
+                }
+            }
+            next += 1;
+        }
+        for job in dead {
+            for (volume, _) in self.graph.mounted(job) {
+                self.give_up_extracts(volume);
+                self.release_if_unneeded(volume);
+            }
+        }
+        self.unprotect_if_done();
+    }
+
+    /// A volume could not be created. It is deleted all the same, as it may exist.
+    pub(super) fn create_failed(&mut self, id: VolumeId, error: &Error) {
+        let Some(instance) = self.volumes.get_mut(id) else { return };
+        if instance.state != State::Creating {
+            return;
+        }
+        let (volume, server) = (instance.volume, instance.server);
+        let waiters = std::mem::take(&mut instance.waiters);
+        self.retire(id);
+        let Some(server) = server else { return };
+        let name = self.graph.workflow.volume(volume).name.clone();
+        let fault = format!("volume '{name}' could not be created: {error}");
+        match error.class() {
+            ErrorClass::NoSpace => {
+                // Somebody else took the space, and the next listing will show it.
+                self.set_aside(server, self.settings.pause_ms_max);
+                waiters.into_iter().for_each(|job| self.end_stopped(job));
+            }
+            ErrorClass::Transient | ErrorClass::VolumeLost => {
+                waiters.into_iter().for_each(|job| self.environment_fault(job, &fault));
+            }
+            ErrorClass::Denied | ErrorClass::Invalid => {
+                if !waiters.is_empty() {
+                    waiters.into_iter().for_each(|job| drop(self.end_attempt(job)));
+                    self.fail_users(volume, &fault);
+                }
+            }
+        }
+    }
+
+    fn fail_users(&mut self, volume: VolumeIndex, reason: &str) {
+        for job in self.graph.workflow.volume(volume).users.clone() {
+            let is_under_way = self.attempts.contains_key(&job);
+            if !self.graph.state(job).is_final() && !is_under_way {
+                self.fail(job, reason.to_owned(), String::new());
+            }
+        }
+    }
+}

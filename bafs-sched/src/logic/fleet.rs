@@ -1,0 +1,216 @@
+//! What we believe of each node: its space, its slots, whether it lives. Places nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_proto::time::Time;
+
+use super::event::NodeSeen;
+use super::space::{Space, scale_up};
+
+/// Nodes that a search for a place looks at in each order of preference.
+const CANDIDATES_MAX: usize = 8;
+
+/// One node, as we believe it to be.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Node {
+    pub(super) seen: NodeSeen,
+    /// What our own volumes reserve there.
+    pub(super) reserved: Space,
+    /// Slots that our own executions occupy.
+    pub(super) busy: u32,
+    /// Since when the catalog does not list it.
+    pub(super) missing_since: Option<Time>,
+    /// Given up: nothing of ours exists there any more.
+    pub(super) is_lost: bool,
+    /// Gets no new work before this time.
+    pub(super) aside_until: Option<Time>,
+    /// Failures of the environment there since the last success.
+    pub(super) faults_in_row: u32,
+    /// Volumes that it may still have although we gave them up; deleted when it returns.
+    pub(super) stale: Vec<VolumeId>,
+}
+
+/// All nodes, with those that can take work ordered by what they have free.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Fleet {
+    nodes: BTreeMap<ServerId, Node>,
+    /// Nodes that may take work and have a free slot, by free slots and bytes.
+    by_slots: BTreeSet<(u32, u64, ServerId)>,
+    /// The same nodes by bytes.
+    by_bytes: BTreeSet<(u64, ServerId)>,
+    slack_permille: u32,
+    pub(super) lost: u64,
+}
+
+impl Fleet {
+    pub(super) fn new(slack_permille: u32) -> Self {
+        Self { slack_permille, ..Self::default() }
+    }
+
+    pub(super) fn get(&self, server: ServerId) -> Option<&Node> {
+        self.nodes.get(&server)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ServerId, &Node)> {
+        self.nodes.iter().map(|(id, node)| (*id, node))
+    }
+
+    /// Nodes that are alive, missing or not, set aside or not.
+    pub(super) fn live(&self) -> impl Iterator<Item = (ServerId, &Node)> {
+        self.iter().filter(|(_, node)| !node.is_lost)
+    }
+
+    pub(super) fn name(&self, server: ServerId) -> String {
+        self.nodes.get(&server).map_or_else(|| server.to_string(), |node| node.seen.name.clone())
+    }
+
+    /// Changes a node and keeps the orders right.
+    pub(super) fn update<R>(
+        &mut self,
+        server: ServerId,
+        change: impl FnOnce(&mut Node) -> R,
+    ) -> Option<R> {
+        let slack = self.slack_permille;
+        let node = self.nodes.get_mut(&server)?;
+        let (slots, bytes) = (free_slots(node), available(node, slack).bytes);
+        self.by_slots.remove(&(slots, bytes, server));
+        self.by_bytes.remove(&(bytes, server));
+        let result = change(node);
+        let (slots, bytes) = (free_slots(node), available(node, slack).bytes);
+        if slots > 0 {
+            self.by_slots.insert((slots, bytes, server));
+            self.by_bytes.insert((bytes, server));
+        }
+        Some(result)
+    }
+
+    /// Takes a listing of a node; answers whether it is new or was lost.
+    pub(super) fn see(&mut self, seen: NodeSeen) -> bool {
+        let server = seen.id;
+        let node = self.nodes.entry(server).or_insert_with(|| Node {
+            seen: seen.clone(),
+            reserved: Space::ZERO,
+            busy: 0,
+            missing_since: None,
+            is_lost: true,
+            aside_until: None,
+            faults_in_row: 0,
+            stale: Vec::new(),
+        });
+        let is_new = node.is_lost;
+        self.update(server, |node| {
+            node.seen = seen;
+            node.missing_since = None;
+            node.is_lost = false;
+        });
+        is_new
+    }
+
+    /// Slots that are free for new work, 0 when the node gets none.
+    pub(super) fn free_slots(&self, server: ServerId) -> u32 {
+        self.nodes.get(&server).map_or(0, free_slots)
+    }
+
+    /// Space that can be reserved now.
+    pub(super) fn available(&self, server: ServerId) -> Space {
+        self.nodes.get(&server).map_or(Space::ZERO, |node| available(node, self.slack_permille))
+    }
+
+    /// Space that could be reserved if nothing of ours were there.
+    pub(super) fn usable(&self, server: ServerId) -> Space {
+        self.nodes.get(&server).map_or(Space::ZERO, |node| usable(node, self.slack_permille))
+    }
+
+    /// Nodes with free slots, best first: those with most free slots, then those with most bytes.
+    pub(super) fn candidates(&self) -> Vec<ServerId> {
+        let by_slots = self.by_slots.iter().rev().take(CANDIDATES_MAX).map(|key| key.2);
+        let by_bytes = self.by_bytes.iter().rev().take(CANDIDATES_MAX).map(|key| key.1);
+        let mut found: Vec<ServerId> = by_slots.collect();
+        for server in by_bytes {
+            if !found.contains(&server) {
+                found.push(server);
+            }
+        }
+        found
+    }
+
+    /// Counts a failure of the environment; answers whether the node should be set aside: it fails
+    /// again and again while another does not.
+    pub(super) fn count_fault(&mut self, server: ServerId, faults_max: u32) -> bool {
+        let Some(node) = self.nodes.get_mut(&server) else { return false };
+        node.faults_in_row = node.faults_in_row.saturating_add(1);
+        let is_bad = node.faults_in_row >= faults_max;
+        let others_fine =
+            self.live().any(|(id, node)| id != server && node.faults_in_row == 0 && node.seen.slots > 0);
+        is_bad && others_fine
+    }
+}
+
+fn free_slots(node: &Node) -> u32 {
+    let is_usable = !node.is_lost && node.missing_since.is_none() && node.aside_until.is_none();
+    if is_usable { node.seen.slots.saturating_sub(node.busy) } else { 0 }
+}
+
+fn usable(node: &Node, slack_permille: u32) -> Space {
+    let slack = scale_up(node.seen.capacity.bytes, u64::from(slack_permille), 1000);
+    let mut space = node.seen.capacity.minus(node.seen.foreign);
+    space.bytes = space.bytes.min(node.seen.capacity.bytes.saturating_sub(slack));
+    if node.is_lost { Space::ZERO } else { space }
+}
+
+fn available(node: &Node, slack_permille: u32) -> Space {
+    usable(node, slack_permille).minus(node.reserved)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(id: u64, slots: u32, bytes: u64) -> NodeSeen {
+        NodeSeen {
+            id: ServerId(id),
+            name: format!("n{id}"),
+            address: format!("n{id}:1"),
+            group: "g".to_owned(),
+            capacity: Space { bytes, files: 100 },
+            foreign: Space::ZERO,
+            slots,
+        }
+    }
+
+    #[test]
+    fn candidates_prefer_free_slots_and_leave_out_who_takes_no_work() {
+        let mut fleet = Fleet::new(0);
+        assert!(fleet.see(node(1, 1, 100)));
+        assert!(!fleet.see(node(1, 1, 100)));
+        fleet.see(node(2, 4, 50));
+        fleet.see(node(3, 0, 900));
+        assert_eq!(fleet.candidates(), vec![ServerId(2), ServerId(1)]);
+        fleet.update(ServerId(2), |node| node.busy = 4);
+        assert_eq!(fleet.candidates(), vec![ServerId(1)]);
+        fleet.update(ServerId(1), |node| node.aside_until = Some(Time(9)));
+        assert!(fleet.candidates().is_empty());
+    }
+
+    #[test]
+    fn slack_and_foreign_space_are_left_alone() {
+        let mut fleet = Fleet::new(100);
+        fleet.see(NodeSeen { foreign: Space { bytes: 30, files: 0 }, ..node(1, 1, 100) });
+        assert_eq!(fleet.available(ServerId(1)).bytes, 70);
+        fleet.see(node(1, 1, 100));
+        assert_eq!(fleet.available(ServerId(1)).bytes, 90);
+        fleet.update(ServerId(1), |node| node.reserved = Space { bytes: 95, files: 1 });
+        assert_eq!(fleet.available(ServerId(1)), Space { bytes: 0, files: 99 });
+    }
+
+    #[test]
+    fn a_node_is_set_aside_only_if_others_are_fine() {
+        let mut fleet = Fleet::new(0);
+        fleet.see(node(1, 1, 100));
+        assert!(!fleet.count_fault(ServerId(1), 1), "there is no other");
+        fleet.see(node(2, 1, 100));
+        assert!(fleet.count_fault(ServerId(1), 2));
+        assert!(!fleet.count_fault(ServerId(2), 1), "the other fails too");
+    }
+}

@@ -1,0 +1,291 @@
+//! Jobs and volumes of the workflow with what is left of each. Knows no servers.
+
+use bafs_proto::ids::ServerId;
+
+use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
+
+/// Where a job is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum JobState {
+    /// A job that it depends on is not done.
+    Waiting,
+    /// It may start.
+    Ready,
+    /// It may start, but is held back for a while after a failure.
+    Held,
+    /// An attempt is under way.
+    Active,
+    /// It succeeded.
+    Done,
+    /// It failed for good.
+    Failed,
+    /// It does not run because a job that it depends on failed for good.
+    Skipped,
+}
+
+impl JobState {
+    /// Whether the job will never run.
+    pub(super) fn is_dead(self) -> bool {
+        matches!(self, Self::Failed | Self::Skipped)
+    }
+
+    /// Whether the job has nothing left to do.
+    pub(super) fn is_final(self) -> bool {
+        self == Self::Done || self.is_dead()
+    }
+}
+
+/// What is left of a job.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct JobNode {
+    pub(super) state: JobState,
+    /// Parents that are not done.
+    pub(super) parents_left: u32,
+    /// Failures by its own fault.
+    pub(super) own_faults: u32,
+    /// Failures of the environment.
+    pub(super) environment_faults: u32,
+    /// Where its last attempt was.
+    pub(super) last_server: Option<ServerId>,
+}
+
+/// What is left of a volume.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct VolumeNode {
+    pub(super) is_cache: bool,
+    /// Jobs that may write it, ascending.
+    pub(super) writers: Vec<JobIndex>,
+    /// The job that writes it now: a scratch volume has one writer at a time.
+    pub(super) writer: Option<JobIndex>,
+    /// Users that are not final.
+    pub(super) users_left: u32,
+    /// Writers that are not done.
+    pub(super) writers_left: u32,
+    /// Writers that are dead.
+    pub(super) writers_dead: u32,
+    /// Extracts from it, as positions in the workflow's list.
+    pub(super) extracts: Vec<u32>,
+    /// Extracts that are neither done nor given up.
+    pub(super) extracts_left: u32,
+}
+
+impl VolumeNode {
+    /// Whether somebody will still use it.
+    pub(super) fn is_needed(&self) -> bool {
+        self.users_left > 0 || self.extracts_left > 0
+    }
+}
+
+/// How many jobs are in which final state.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Totals {
+    pub(super) done: u64,
+    pub(super) failed: u64,
+    pub(super) skipped: u64,
+}
+
+/// The workflow with what is left of it.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Graph {
+    pub(super) workflow: Workflow,
+    jobs: Vec<JobNode>,
+    volumes: Vec<VolumeNode>,
+    pub(super) totals: Totals,
+    /// Place of each job in the topological order.
+    rank: Vec<u32>,
+    /// Pipeline of each job: jobs that share scratch volumes, directly or through others.
+    pipeline: Vec<u32>,
+    /// Jobs of each pipeline that are not final.
+    pipeline_left: Vec<u32>,
+}
+
+impl Graph {
+    pub(super) fn new(workflow: Workflow) -> Self {
+        let jobs = workflow.jobs.iter().map(|job| JobNode {
+            state: if job.parents.is_empty() { JobState::Ready } else { JobState::Waiting },
+            parents_left: count(job.parents.len()),
+            own_faults: 0,
+            environment_faults: 0,
+            last_server: None,
+        });
+        let jobs: Vec<_> = jobs.collect();
+        let mut volumes: Vec<_> = workflow
+            .volumes
+            .iter()
+            .map(|volume| VolumeNode {
+                is_cache: matches!(volume.kind, VolumeKind::Cache { .. }),
+                writers: Vec::new(),
+                writer: None,
+                users_left: count(volume.users.len()),
+                writers_left: 0,
+                writers_dead: 0,
+                extracts: Vec::new(),
+                extracts_left: 0,
+            })
+            .collect();
+        for (position, job) in workflow.jobs.iter().enumerate() {
+            for mount in job.mounts.iter().filter(|mount| mount.writable) {
+                let volume = &mut volumes[mount.volume.as_usize()];
+                let job = JobIndex(count(position));
+                if volume.writers.last() != Some(&job) {
+                    volume.writers.push(job);
+                    volume.writers_left += 1;
+                }
+            }
+        }
+        for (position, extract) in workflow.extracts.iter().enumerate() {
+            let volume = &mut volumes[extract.volume.as_usize()];
+            volume.extracts.push(count(position));
+            volume.extracts_left += 1;
+        }
+        let mut rank = vec![0; jobs.len()];
+        for (position, job) in workflow.topological_order().into_iter().enumerate() {
+            rank[job.as_usize()] = count(position);
+        }
+        let pipeline = pipelines(&workflow);
+        let mut pipeline_left = vec![0; jobs.len()];
+        for pipeline in &pipeline {
+            pipeline_left[*pipeline as usize] += 1;
+        }
+        let totals = Totals::default();
+        Self { workflow, jobs, volumes, totals, rank, pipeline, pipeline_left }
+    }
+
+    /// The pipeline of a job, named by its first job.
+    pub(super) fn pipeline(&self, job: JobIndex) -> u32 {
+        self.pipeline[job.as_usize()]
+    }
+
+    /// Whether every job of a pipeline has nothing left to do.
+    pub(super) fn is_pipeline_final(&self, pipeline: u32) -> bool {
+        self.pipeline_left[pipeline as usize] == 0
+    }
+
+    pub(super) fn job(&self, job: JobIndex) -> &JobNode {
+        &self.jobs[job.as_usize()]
+    }
+
+    pub(super) fn job_mut(&mut self, job: JobIndex) -> &mut JobNode {
+        &mut self.jobs[job.as_usize()]
+    }
+
+    pub(super) fn volume(&self, volume: VolumeIndex) -> &VolumeNode {
+        &self.volumes[volume.as_usize()]
+    }
+
+    pub(super) fn volume_mut(&mut self, volume: VolumeIndex) -> &mut VolumeNode {
+        &mut self.volumes[volume.as_usize()]
+    }
+
+    pub(super) fn state(&self, job: JobIndex) -> JobState {
+        self.jobs[job.as_usize()].state
+    }
+
+    pub(super) fn rank(&self, job: JobIndex) -> u32 {
+        self.rank[job.as_usize()]
+    }
+
+    pub(super) fn job_indexes(&self) -> impl Iterator<Item = JobIndex> + use<> {
+        (0..count(self.jobs.len())).map(JobIndex)
+    }
+
+    pub(super) fn volume_indexes(&self) -> impl Iterator<Item = VolumeIndex> + use<> {
+        (0..count(self.volumes.len())).map(VolumeIndex)
+    }
+
+    /// The volumes of a job, each once, with whether the job may write them.
+    pub(super) fn mounted(&self, job: JobIndex) -> Vec<(VolumeIndex, bool)> {
+        let mut volumes: Vec<(VolumeIndex, bool)> = Vec::new();
+        for mount in &self.workflow.job(job).mounts {
+            match volumes.iter_mut().find(|(volume, _)| *volume == mount.volume) {
+                Some((_, writable)) => *writable |= mount.writable,
+                None => volumes.push((mount.volume, mount.writable)),
+            }
+        }
+        volumes
+    }
+
+    /// Whether every job has nothing left to do.
+    pub(super) fn is_final(&self) -> bool {
+        let Totals { done, failed, skipped } = self.totals;
+        done + failed + skipped == self.jobs.len() as u64
+    }
+
+    /// Puts a job into a state and keeps every count right.
+    pub(super) fn set_state(&mut self, job: JobIndex, state: JobState) {
+        let before = std::mem::replace(&mut self.jobs[job.as_usize()].state, state);
+        if before == state {
+            return;
+        }
+        let (was_done, is_done) = (before == JobState::Done, state == JobState::Done);
+        self.count(before, false);
+        self.count(state, true);
+        let left = &mut self.pipeline_left[self.pipeline[job.as_usize()] as usize];
+        adjust(left, !before.is_final(), !state.is_final());
+        for (volume, writable) in self.mounted(job) {
+            let volume = &mut self.volumes[volume.as_usize()];
+            adjust(&mut volume.users_left, !before.is_final(), !state.is_final());
+            if writable {
+                adjust(&mut volume.writers_left, !was_done, !is_done);
+                adjust(&mut volume.writers_dead, before.is_dead(), state.is_dead());
+            }
+        }
+        if was_done != is_done {
+            for position in 0..self.workflow.jobs[job.as_usize()].children.len() {
+                let child = self.workflow.jobs[job.as_usize()].children[position];
+                adjust(&mut self.jobs[child.as_usize()].parents_left, !was_done, !is_done);
+            }
+        }
+    }
+
+    fn count(&mut self, state: JobState, is_now: bool) {
+        let total = match state {
+            JobState::Done => &mut self.totals.done,
+            JobState::Failed => &mut self.totals.failed,
+            JobState::Skipped => &mut self.totals.skipped,
+            _ => return,
+        };
+        if is_now { *total += 1 } else { *total -= 1 }
+    }
+
+    /// Whether a parent of the job will never be done.
+    pub(super) fn has_dead_parent(&self, job: JobIndex) -> bool {
+        self.job(job).parents_left > 0
+            && self.workflow.job(job).parents.iter().any(|parent| self.state(*parent).is_dead())
+    }
+}
+
+/// Joins the users of each scratch volume; a pipeline is named by its first job.
+fn pipelines(workflow: &Workflow) -> Vec<u32> {
+    fn root(parent: &mut [u32], mut job: u32) -> u32 {
+        while parent[job as usize] != job {
+            let up = parent[job as usize];
+            parent[job as usize] = parent[up as usize];
+            job = up;
+        }
+        job
+    }
+    let mut parent: Vec<u32> = (0..count(workflow.jobs.len())).collect();
+    for volume in &workflow.volumes {
+        if matches!(volume.kind, VolumeKind::Cache { .. }) {
+            continue;
+        }
+        for pair in volume.users.windows(2) {
+            let (a, b) = (root(&mut parent, pair[0].0), root(&mut parent, pair[1].0));
+            parent[a.max(b) as usize] = a.min(b);
+        }
+    }
+    (0..count(workflow.jobs.len())).map(|job| root(&mut parent, job)).collect()
+}
+
+fn adjust(count: &mut u32, before: bool, after: bool) {
+    match (before, after) {
+        (false, true) => *count += 1,
+        (true, false) => *count -= 1,
+        _ => {}
+    }
+}
+
+fn count(length: usize) -> u32 {
+    u32::try_from(length).expect("the workflow's own indexes have 32 bits")
+}

@@ -1,0 +1,31 @@
+//! The deterministic core of the scheduler: facts in, decisions out. Table of contents only; no
+//! clock, no I/O, no randomness anywhere below.
+//!
+//! [`Scheduler::step`] takes an [`Event`] and answers with [`Action`]s. Replaying the events of a
+//! journal gives the same state again.
+
+mod action;
+mod attempt;
+mod event;
+mod extraction;
+mod failure;
+mod fleet;
+mod graph;
+mod invariants;
+mod place;
+mod progress;
+mod queues;
+mod recover;
+mod release;
+mod scheduler;
+mod settings;
+mod space;
+mod timers;
+mod volumes;
+
+pub use action::{Action, MountedVolume};
+pub use event::{Event, NodeSeen};
+pub use progress::{JobFailure, Outcome, Progress};
+pub use scheduler::Scheduler;
+pub use settings::Settings;
+pub use space::Space;

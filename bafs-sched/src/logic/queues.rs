@@ -1,0 +1,135 @@
+//! Jobs that may start, in the order in which they should. Knows neither space nor servers' state.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bafs_proto::ids::ServerId;
+
+use super::space::Space;
+use crate::workflow::JobIndex;
+
+/// Order among ready jobs: least unfulfilled need first (bytes, then files), then jobs that go on
+/// with a pipeline, then the order of declaration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    pub(super) need: Space,
+    pub(super) starts_pipeline: bool,
+    pub(super) job: JobIndex,
+}
+
+/// The node that a job is bound to because its data are there; `None` for a job that may run
+/// anywhere.
+pub(super) type Binding = Option<ServerId>;
+
+/// Ready jobs, one queue for each binding. A queue is *awake* when something changed that may let
+/// one of its jobs start; only awake queues are looked at.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Queues {
+    queues: BTreeMap<Binding, BTreeSet<Key>>,
+    place: BTreeMap<JobIndex, (Binding, Key)>,
+    awake: BTreeSet<Binding>,
+}
+
+impl Queues {
+    /// Puts a job in, or at another place; its queue wakes.
+    pub(super) fn put(&mut self, binding: Binding, key: Key) {
+        self.take(key.job);
+        self.place.insert(key.job, (binding, key));
+        self.queues.entry(binding).or_default().insert(key);
+        self.awake.insert(binding);
+    }
+
+    /// Takes a job out.
+    pub(super) fn take(&mut self, job: JobIndex) {
+        if let Some((binding, key)) = self.place.remove(&job)
+            && let Some(queue) = self.queues.get_mut(&binding)
+        {
+            queue.remove(&key);
+            if queue.is_empty() {
+                self.queues.remove(&binding);
+            }
+        }
+    }
+
+    pub(super) fn contains(&self, job: JobIndex) -> bool {
+        self.place.contains_key(&job)
+    }
+
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.place.is_empty()
+    }
+
+    /// Something changed on this server.
+    pub(super) fn wake(&mut self, server: ServerId) {
+        self.awake.insert(Some(server));
+        self.awake.insert(None);
+    }
+
+    /// Something changed for all.
+    pub(super) fn wake_all(&mut self) {
+        self.awake.extend(self.queues.keys().copied());
+        self.awake.insert(None);
+    }
+
+    /// The awake queue whose head should start first.
+    pub(super) fn first_awake(&mut self) -> Option<Binding> {
+        let queues = &self.queues;
+        self.awake.retain(|binding| queues.contains_key(binding));
+        let heads = self.awake.iter().filter_map(|binding| Some((queues[binding].first()?, binding)));
+        heads.min().map(|(_, binding)| *binding)
+    }
+
+    /// Nothing in this queue can start now.
+    pub(super) fn sleep(&mut self, binding: Binding) {
+        self.awake.remove(&binding);
+    }
+
+    /// The first jobs of a queue.
+    pub(super) fn heads(&self, binding: Binding, count: usize) -> Vec<Key> {
+        let queue = self.queues.get(&binding);
+        queue.map(|queue| queue.iter().take(count).copied().collect()).unwrap_or_default()
+    }
+
+    /// The first job of every queue.
+    pub(super) fn all_heads(&self) -> Vec<(Binding, Key)> {
+        let heads = self.queues.iter().filter_map(|(b, queue)| Some((*b, *queue.first()?)));
+        heads.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(bytes: u64, starts_pipeline: bool, job: u32) -> Key {
+        Key { need: Space { bytes, files: 0 }, starts_pipeline, job: JobIndex(job) }
+    }
+
+    #[test]
+    fn least_need_then_pipelines_under_way_then_declaration() {
+        let mut queues = Queues::default();
+        for key in [key(9, false, 1), key(5, true, 2), key(5, false, 4), key(5, false, 3)] {
+            queues.put(None, key);
+        }
+        let order: Vec<u32> = queues.heads(None, 9).iter().map(|key| key.job.0).collect();
+        assert_eq!(order, [3, 4, 2, 1]);
+    }
+
+    #[test]
+    fn only_awake_queues_are_looked_at() {
+        let mut queues = Queues::default();
+        let server = Some(ServerId(1));
+        queues.put(None, key(5, true, 1));
+        queues.put(server, key(0, false, 2));
+        assert_eq!(queues.first_awake(), Some(server));
+        queues.sleep(server);
+        assert_eq!(queues.first_awake(), Some(None));
+        queues.sleep(None);
+        assert_eq!(queues.first_awake(), None);
+        queues.wake(ServerId(1));
+        assert_eq!(queues.first_awake(), Some(server));
+        queues.take(JobIndex(2));
+        assert!(!queues.contains(JobIndex(2)));
+        assert_eq!(queues.first_awake(), Some(None));
+    }
+}

@@ -1,0 +1,180 @@
+//! Lost servers and volumes: the smallest set of jobs that must run again. Own faults of jobs are
+//! `failure.rs`.
+
+use std::collections::BTreeSet;
+
+use bafs_proto::ids::{ServerId, VolumeId};
+
+use super::action::Action;
+use super::event::NodeSeen;
+use super::graph::JobState;
+use super::scheduler::{Phase, Scheduler};
+use super::timers::Timer;
+use super::volumes::State;
+use crate::workflow::{JobIndex, VolumeIndex};
+
+impl Scheduler {
+    /// Takes a listing of the catalog.
+    pub(super) fn servers_seen(&mut self, nodes: Vec<NodeSeen>) {
+        let listed: BTreeSet<ServerId> = nodes.iter().map(|node| node.id).collect();
+        for node in nodes {
+            let server = node.id;
+            self.fleet.see(node);
+            self.queues.wake(server);
+            // What it had when it was given up has been made anew elsewhere.
+            let stale = self.fleet.update(server, |node| std::mem::take(&mut node.stale));
+            for id in stale.into_iter().flatten() {
+                self.out.push(Action::DeleteVolume { id, server });
+            }
+        }
+        let is_missed =
+            |server: &ServerId| self.fleet.get(*server).is_some_and(|n| n.missing_since.is_none());
+        let live: Vec<ServerId> = self.fleet.live().map(|(server, _)| server).collect();
+        let missed: Vec<_> =
+            live.into_iter().filter(|s| !listed.contains(s)).filter(is_missed).collect();
+        for server in missed {
+            let now = self.now;
+            self.fleet.update(server, |node| node.missing_since = Some(now));
+            let at = now.plus_ms(self.settings.lost_after_ms);
+            self.timers.set(at, Timer::Missing(server));
+        }
+    }
+
+    /// Gives a server up if it has been missing for too long.
+    pub(super) fn give_up_missing(&mut self, server: ServerId) {
+        let since = self.fleet.get(server).and_then(|node| node.missing_since);
+        if since.is_some_and(|since| self.now.ms_since(since) >= self.settings.lost_after_ms) {
+            self.lose_server(server);
+        }
+    }
+
+    /// A server is lost with all that was on it.
+    pub(super) fn lose_server(&mut self, server: ServerId) {
+        let there = self.volumes.on_server(server);
+        let is_first = self.fleet.update(server, |node| {
+            let is_first = !node.is_lost;
+            node.is_lost = true;
+            node.stale.extend(there.iter().map(|(id, _)| *id));
+            is_first
+        });
+        if is_first != Some(true) {
+            return;
+        }
+        self.fleet.lost += 1;
+        let mut gone = Vec::new();
+        for (id, volume) in there {
+            gone.extend(self.forget(id).then_some((volume, id)));
+        }
+        let here = self.attempts.iter().filter(|(_, attempt)| attempt.server == server);
+        let jobs: Vec<JobIndex> = here.map(|(job, _)| *job).collect();
+        for job in jobs {
+            self.environment_fault(job, "its node was lost");
+        }
+        self.lose_volumes(gone);
+        // Unfulfilled needs have changed, and what was bound to the server is free.
+        self.queues.wake_all();
+    }
+
+    /// Takes the answer of a server about volumes that it should have.
+    pub(super) fn volumes_probed(&mut self, server: ServerId, lost: &[VolumeId]) {
+        let mut gone = Vec::new();
+        for &id in lost {
+            let Some(instance) = self.volumes.get(id) else { continue };
+            // A volume that is being created need not be there yet.
+            if instance.server == Some(server) && instance.state != State::Creating {
+                let volume = instance.volume;
+                gone.extend(self.forget(id).then_some((volume, id)));
+                self.queues.wake(server);
+            }
+        }
+        self.lose_volumes(gone);
+    }
+
+    /// Forgets a volume and its reservation; answers whether it was in use.
+    pub(super) fn forget(&mut self, id: VolumeId) -> bool {
+        let Some(instance) = self.volumes.remove(id) else { return false };
+        if let Some(server) = instance.server {
+            self.fleet.update(server, |node| node.reserved = node.reserved.minus(instance.size));
+        }
+        instance.state != State::Deleting
+    }
+
+    /// Stops who uses these volumes and runs their writers again where somebody still needs them.
+    fn lose_volumes(&mut self, gone: Vec<(VolumeIndex, VolumeId)>) {
+        for &(volume, id) in &gone {
+            self.take_back_extracts(volume, id);
+            self.stop_users(id);
+        }
+        for &(volume, _) in &gone {
+            self.requeue_users(volume);
+        }
+        let scratch = gone.iter().map(|(volume, _)| *volume);
+        let scratch = scratch.filter(|volume| !self.graph.volume(*volume).is_cache).collect();
+        self.redo(Vec::new(), scratch);
+    }
+
+    fn stop_users(&mut self, id: VolumeId) {
+        let users = self.attempts.iter().filter(|(_, attempt)| attempt.uses(id));
+        let users: Vec<JobIndex> = users.map(|(job, _)| *job).collect();
+        for job in users {
+            self.stop(job, None);
+        }
+    }
+
+    /// Rolls finished jobs back: `jobs` themselves, and the writers of `gone` volumes that are
+    /// still needed; then, again and again, the writers of what those read and is gone too. A job
+    /// that runs again gets fresh volumes to write, so what it wrote before is dropped.
+    pub(super) fn redo(&mut self, jobs: Vec<JobIndex>, gone: Vec<VolumeIndex>) {
+        let mut volumes = gone;
+        let mut undone = Vec::new();
+        for job in jobs {
+            self.undo(job, &mut volumes, &mut undone);
+        }
+        while let Some(volume) = volumes.pop() {
+            let is_here = self.volumes.is_live(volume);
+            if is_here || !self.graph.volume(volume).is_needed() {
+                continue;
+            }
+            for writer in self.graph.volume(volume).writers.clone() {
+                self.undo(writer, &mut volumes, &mut undone);
+            }
+        }
+        for job in undone {
+            if self.graph.state(job) == JobState::Waiting {
+                self.settle(job, 0);
+            }
+        }
+    }
+
+    fn undo(
+        &mut self,
+        job: JobIndex,
+        volumes: &mut Vec<VolumeIndex>,
+        undone: &mut Vec<JobIndex>,
+    ) {
+        if self.graph.state(job) != JobState::Done || self.phase == Phase::Finishing {
+            return;
+        }
+        self.graph.set_state(job, JobState::Waiting);
+        undone.push(job);
+        for child in self.graph.workflow.job(job).children.clone() {
+            if matches!(self.graph.state(child), JobState::Ready | JobState::Held) {
+                self.queues.take(child);
+                self.graph.set_state(child, JobState::Waiting);
+            }
+        }
+        for (volume, writable) in self.graph.mounted(job) {
+            if self.graph.volume(volume).is_cache {
+                continue;
+            }
+            if writable && let Some((id, _)) = self.volumes.scratch(volume) {
+                self.retire(id);
+                self.take_back_extracts(volume, id);
+                self.stop_users(id);
+            }
+            if !self.volumes.is_live(volume) {
+                volumes.push(volume);
+            }
+        }
+    }
+}

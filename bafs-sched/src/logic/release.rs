@@ -1,0 +1,211 @@
+//! Freeing what nobody needs any more, breaking blockades, and the end of a run.
+
+use bafs_proto::ids::VolumeId;
+
+use super::action::Action;
+use super::graph::JobState;
+use super::place::describe;
+use super::progress::Outcome;
+use super::queues::Key;
+use super::scheduler::{Phase, Scheduler};
+use super::space::Space;
+use super::timers::Timer;
+use super::volumes::State;
+use crate::workflow::{JobIndex, VolumeIndex};
+
+impl Scheduler {
+    /// Takes a volume out of use and has it deleted; its space counts until that is done.
+    pub(super) fn retire(&mut self, id: VolumeId) {
+        let Some(instance) = self.volumes.get(id) else { return };
+        let (volume, server) = (instance.volume, instance.server);
+        match server {
+            Some(server) => {
+                self.volumes.retire(id);
+                self.out.push(Action::DeleteVolume { id, server });
+            }
+            None => drop(self.volumes.remove(id)),
+        }
+        if !self.volumes.is_live(volume) {
+            self.requeue_users(volume);
+        }
+    }
+
+    /// Deletes a volume when its last user is done and its files are at home.
+    pub(super) fn release_if_unneeded(&mut self, volume: VolumeIndex) {
+        if self.graph.volume(volume).is_needed() {
+            return;
+        }
+        let ids: Vec<VolumeId> = self.volumes.live(volume).values().copied().collect();
+        for id in ids {
+            self.retire(id);
+        }
+    }
+
+    pub(super) fn volume_deleted(&mut self, id: VolumeId) {
+        let Some(instance) = self.volumes.get(id) else { return };
+        let server = instance.server;
+        if instance.state == State::Deleting {
+            self.forget(id);
+            server.into_iter().for_each(|server| self.queues.wake(server));
+        }
+    }
+
+    pub(super) fn delete_failed(&mut self, id: VolumeId) {
+        let Some(instance) = self.volumes.get_mut(id) else { return };
+        instance.delete_faults += 1;
+        let pause_ms = self.settings.pause_ms(instance.delete_faults);
+        self.timers.set(self.now.plus_ms(pause_ms), Timer::Delete(id));
+    }
+
+    pub(super) fn delete_again(&mut self, id: VolumeId) {
+        if let Some(instance) = self.volumes.get(id)
+            && let (State::Deleting, Some(server)) = (instance.state, instance.server)
+        {
+            self.out.push(Action::DeleteVolume { id, server });
+        }
+    }
+
+    /// When jobs are ready, nothing is under way and none of them can start, pipelines block each
+    /// other or space is missing: jobs may leave their node, then other pipelines give way, then
+    /// the workflow fails. It never just waits.
+    pub(super) fn look_for_blockade(&mut self) {
+        if !self.attempts.is_empty() || self.queues.is_empty() || !self.is_quiet() {
+            return;
+        }
+        let mut heads: Vec<Key> = self.queues.all_heads().into_iter().map(|(_, key)| key).collect();
+        heads.sort_unstable();
+        if heads.iter().any(|key| self.try_place(key.job, None)) {
+            return;
+        }
+        if let Some(first) = heads.first().map(|key| key.job)
+            && self.make_way(first)
+        {
+            return;
+        }
+        let until = *self.patience.get_or_insert(self.now.plus_ms(self.settings.stuck_wait_ms));
+        if self.now < until {
+            self.timers.set(until, Timer::Patience);
+            return;
+        }
+        let trouble = self.describe_blockade(heads.first().map(|key| key.job));
+        self.messages.push(trouble);
+        self.finish();
+    }
+
+    /// Whether nothing is under way that could change what is possible.
+    fn is_quiet(&self) -> bool {
+        self.extractions.is_quiet()
+            && !self.timers.has_work()
+            && self.volumes.iter().all(|(_, instance)| instance.state == State::Ready)
+    }
+
+    /// Drops the volumes of the last pipeline that is under way, other than the one of `job`, and
+    /// lets only that one start jobs until it is through. Answers whether there was one.
+    fn make_way(&mut self, job: JobIndex) -> bool {
+        let pipeline = self.protected.unwrap_or_else(|| self.graph.pipeline(job));
+        let of = |volume: VolumeIndex| {
+            let user = self.graph.workflow.volume(volume).users.first();
+            user.map(|user| self.graph.pipeline(*user))
+        };
+        let scratch =
+            self.volumes.iter().filter(|(_, i)| !self.graph.volume(i.volume).is_cache);
+        let others = scratch.filter_map(|(_, i)| of(i.volume)).filter(|other| *other != pipeline);
+        let Some(victim) = others.max() else { return false };
+        let dropped: Vec<(VolumeId, VolumeIndex)> = self
+            .volumes
+            .iter()
+            .filter(|(_, i)| !self.graph.volume(i.volume).is_cache && of(i.volume) == Some(victim))
+            .map(|(id, instance)| (id, instance.volume))
+            .collect();
+        self.protected = Some(pipeline);
+        for &(id, volume) in &dropped {
+            self.retire(id);
+            self.take_back_extracts(volume, id);
+        }
+        self.redo(Vec::new(), dropped.into_iter().map(|(_, volume)| volume).collect());
+        true
+    }
+
+    /// Lets all pipelines start jobs again when the protected one is through.
+    pub(super) fn unprotect_if_done(&mut self) {
+        if self.protected.is_some_and(|pipeline| self.graph.is_pipeline_final(pipeline)) {
+            self.protected = None;
+            self.queues.wake_all();
+        }
+    }
+
+    fn describe_blockade(&self, job: Option<JobIndex>) -> String {
+        let name = job.map_or("", |job| self.graph.workflow.job(job).name.as_str());
+        let missing = job.map(|job| self.graph.mounted(job)).unwrap_or_default();
+        let missing = missing.into_iter().filter(|(volume, _)| !self.volumes.is_live(*volume));
+        let need = missing.fold(Space::ZERO, |sum, (v, _)| sum.plus(self.size_of(v)));
+        let workers = self.fleet.live().filter(|(_, node)| node.seen.slots > 0);
+        let have = workers.map(|(id, _)| self.fleet.available(id)).max();
+        match have {
+            None => format!("job '{name}' cannot start: no node is left; start nodes again"),
+            Some(have) => format!(
+                "job '{name}' cannot start: its volumes need {} more, and no node has more than \
+                 {} free; add storage or make volumes smaller",
+                describe(need),
+                describe(have)
+            ),
+        }
+    }
+
+    /// Starts nothing any more; what is under way is stopped and what exists is deleted.
+    pub(super) fn finish(&mut self) {
+        if matches!(self.phase, Phase::Finishing | Phase::Over) {
+            return;
+        }
+        self.phase = Phase::Finishing;
+        self.timers.set(self.now.plus_ms(self.settings.cleanup_ms), Timer::Cleanup);
+        for job in self.attempts.keys().copied().collect::<Vec<_>>() {
+            self.stop(job, None);
+        }
+        self.delete_idle();
+    }
+
+    pub(super) fn cancel(&mut self) {
+        self.is_cancelled = true;
+        self.finish();
+    }
+
+    /// Deletes volumes that no attempt uses any more.
+    fn delete_idle(&mut self) {
+        let live = self.volumes.iter().filter(|(_, instance)| instance.state != State::Deleting);
+        let live: Vec<VolumeId> = live.map(|(id, _)| id).collect();
+        for id in live {
+            if !self.attempts.values().any(|attempt| attempt.uses(id)) {
+                self.retire(id);
+            }
+        }
+    }
+
+    pub(super) fn end_if_clean(&mut self) {
+        self.delete_idle();
+        if self.attempts.is_empty() && self.volumes.is_empty() {
+            self.end();
+        }
+    }
+
+    /// What could not be deleted in time is deleted by its server when its lifetime ends.
+    pub(super) fn stop_cleaning(&mut self) {
+        if self.phase == Phase::Finishing {
+            self.end();
+        }
+    }
+
+    fn end(&mut self) {
+        self.phase = Phase::Over;
+        let unfinished = self.graph.job_indexes().any(|job| self.graph.state(job) != JobState::Done);
+        let outcome = if self.is_cancelled {
+            Outcome::Cancelled
+        } else if unfinished || self.extractions.failed > 0 || !self.messages.is_empty() {
+            Outcome::Failed { jobs: self.failures.clone(), messages: self.messages.clone() }
+        } else {
+            Outcome::Complete
+        };
+        self.outcome = Some(outcome.clone());
+        self.out.push(Action::Finish { outcome });
+    }
+}

@@ -1,0 +1,297 @@
+//! The core's state and its one entrance, `step`. What each fact means is in the files beside it.
+
+use std::collections::BTreeMap;
+
+use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
+use bafs_proto::time::Time;
+
+use super::action::{Action, MountedVolume};
+use super::attempt::{Attempt, Stage};
+use super::event::{Event, NodeSeen};
+use super::extraction::Extractions;
+use super::fleet::Fleet;
+use super::graph::{Graph, JobState};
+use super::progress::{JobFailure, Outcome, Progress};
+use super::queues::Queues;
+use super::settings::Settings;
+use super::space::Space;
+use super::timers::{Timer, Timers};
+use super::volumes::{State, Volumes};
+use crate::workflow::{JobIndex, Workflow};
+
+/// What the core is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Waits for a fleet that the workflow fits into.
+    Gathering,
+    /// Runs jobs.
+    Running,
+    /// Starts nothing any more and deletes what is left.
+    Finishing,
+    /// Nothing is left.
+    Over,
+}
+
+/// Decides what a workflow needs done next. Deterministic: equal facts give equal decisions.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scheduler {
+    pub(super) run: RunId,
+    pub(super) settings: Settings,
+    pub(super) now: Time,
+    pub(super) phase: Phase,
+    pub(super) is_cancelled: bool,
+    pub(super) graph: Graph,
+    pub(super) volumes: Volumes,
+    pub(super) fleet: Fleet,
+    pub(super) queues: Queues,
+    pub(super) attempts: BTreeMap<JobIndex, Attempt>,
+    pub(super) executions: BTreeMap<ExecutionId, JobIndex>,
+    pub(super) extractions: Extractions,
+    pub(super) timers: Timers,
+    /// Until when the core waits for nodes or space.
+    pub(super) patience: Option<Time>,
+    /// When pipelines block each other, the only one that may start jobs.
+    pub(super) protected: Option<u32>,
+    /// The most scratch space that one job needs at once.
+    pub(super) scratch_need_max: Space,
+    next_id: u64,
+    pub(super) started: u64,
+    pub(super) failures: Vec<JobFailure>,
+    pub(super) messages: Vec<String>,
+    pub(super) outcome: Option<Outcome>,
+    pub(super) out: Vec<Action>,
+}
+
+impl Scheduler {
+    /// A scheduler of a workflow of which nothing is done yet.
+    pub fn new(run: RunId, workflow: Workflow, settings: Settings) -> Self {
+        let extractions = Extractions::new(workflow.extracts.len());
+        let volumes = Volumes::new(workflow.volumes.len());
+        let graph = Graph::new(workflow);
+        let mut scheduler = Self {
+            run,
+            now: Time(0),
+            phase: Phase::Gathering,
+            is_cancelled: false,
+            graph,
+            volumes,
+            fleet: Fleet::new(settings.slack_permille),
+            queues: Queues::default(),
+            attempts: BTreeMap::new(),
+            executions: BTreeMap::new(),
+            extractions,
+            timers: Timers::default(),
+            patience: None,
+            protected: None,
+            scratch_need_max: Space::ZERO,
+            next_id: 0,
+            started: 0,
+            failures: Vec::new(),
+            messages: Vec::new(),
+            outcome: None,
+            out: Vec::new(),
+            settings,
+        };
+        scheduler.scratch_need_max = scheduler.largest_scratch_need();
+        for job in scheduler.graph.job_indexes() {
+            if scheduler.graph.state(job) == JobState::Ready {
+                scheduler.enqueue(job);
+            }
+        }
+        scheduler
+    }
+
+    /// Applies one fact. Never waits, never fails; what must be done is added to `actions`.
+    pub fn step(&mut self, now: Time, event: Event, actions: &mut Vec<Action>) {
+        if self.phase == Phase::Over {
+            return;
+        }
+        // Clocks of machines step back now and then; the core's time does not.
+        self.now = self.now.max(now);
+        while let Some(timer) = self.timers.take_due(self.now) {
+            self.fire(timer);
+        }
+        self.apply(event);
+        self.advance();
+        actions.append(&mut self.out);
+    }
+
+    /// When [`Event::Tick`] is due at the latest.
+    pub fn next_timer(&self) -> Option<Time> {
+        if self.phase == Phase::Over { None } else { self.timers.next() }
+    }
+
+    /// How the workflow ended, once nothing of it is left.
+    pub fn outcome(&self) -> Option<&Outcome> {
+        self.outcome.as_ref()
+    }
+
+    /// The workflow.
+    pub fn workflow(&self) -> &Workflow {
+        &self.graph.workflow
+    }
+
+    /// The run.
+    pub fn run(&self) -> RunId {
+        self.run
+    }
+
+    /// How it is run.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// What was last seen of a node, lost or not.
+    pub fn node(&self, server: ServerId) -> Option<&NodeSeen> {
+        self.fleet.get(server).map(|node| &node.seen)
+    }
+
+    /// Whether a node that was seen has been given up since.
+    pub fn is_lost(&self, server: ServerId) -> bool {
+        self.fleet.get(server).is_some_and(|node| node.is_lost)
+    }
+
+    /// What the run's own volumes reserve on a node.
+    pub fn reserved(&self, server: ServerId) -> Space {
+        self.fleet.get(server).map_or(Space::ZERO, |node| node.reserved)
+    }
+
+    /// The job of an execution that is under way, with its node.
+    pub fn execution(&self, execution: ExecutionId) -> Option<(JobIndex, ServerId)> {
+        let job = *self.executions.get(&execution)?;
+        Some((job, self.attempts.get(&job)?.server))
+    }
+
+    /// Executions that run and must be watched.
+    pub fn running(&self) -> impl Iterator<Item = (ExecutionId, ServerId)> {
+        let is_running = |attempt: &&Attempt| attempt.stage == Stage::Running;
+        self.attempts.values().filter(is_running).map(|attempt| (attempt.execution, attempt.server))
+    }
+
+    /// Volumes that are ready, by server: what must be kept alive.
+    pub fn ready_volumes(&self) -> BTreeMap<ServerId, Vec<VolumeId>> {
+        let mut ready: BTreeMap<ServerId, Vec<VolumeId>> = BTreeMap::new();
+        for (id, instance) in self.volumes.iter() {
+            if let (State::Ready, Some(server)) = (instance.state, instance.server) {
+                ready.entry(server).or_default().push(id);
+            }
+        }
+        ready
+    }
+
+    /// Everything that was asked for and not answered yet; what a driver does first after a
+    /// restart. All of it is safe to repeat.
+    pub fn outstanding(&self) -> Vec<Action> {
+        let mut actions = Vec::new();
+        for (id, instance) in self.volumes.iter() {
+            let Some(server) = instance.server else { continue };
+            let (volume, size) = (instance.volume, instance.size);
+            match instance.state {
+                State::Creating => {
+                    actions.push(Action::CreateVolume { id, volume, server, size });
+                }
+                State::Deleting => actions.push(Action::DeleteVolume { id, server }),
+                State::Ready => {}
+            }
+        }
+        for (job, attempt) in &self.attempts {
+            let (execution, server) = (attempt.execution, attempt.server);
+            match attempt.stage {
+                Stage::Starting => actions.push(self.start_action(*job, attempt)),
+                Stage::Stopping => actions.push(Action::KillJob { execution, server }),
+                Stage::Preparing | Stage::Running => {}
+            }
+        }
+        for (index, extract, id) in self.extractions.under_way() {
+            let volume = self.graph.workflow.extracts[index as usize].volume;
+            let server = self.volumes.get(id).and_then(|instance| instance.server);
+            let source = MountedVolume { volume, id, server };
+            actions.push(Action::ExtractFile { extract, index, source });
+        }
+        if let Some(outcome) = &self.outcome {
+            actions.push(Action::Finish { outcome: outcome.clone() });
+        }
+        actions
+    }
+
+    /// Numbers for a progress display.
+    pub fn progress(&self) -> Progress {
+        let totals = self.graph.totals;
+        let running = self.attempts.values().filter(|attempt| attempt.stage == Stage::Running);
+        Progress {
+            jobs_total: self.graph.workflow.jobs.len() as u64,
+            jobs_done: totals.done,
+            jobs_running: running.count() as u64,
+            jobs_failed: totals.failed,
+            jobs_skipped: totals.skipped,
+            executions: self.started,
+            extracts_total: self.graph.workflow.extracts.len() as u64,
+            extracts_done: self.extractions.done,
+            extracted_bytes: self.extractions.bytes,
+            extracts_failed: self.extractions.failed,
+            volumes: self.volumes.len() as u64,
+            nodes: self.fleet.live().count() as u64,
+            nodes_lost: self.fleet.lost,
+        }
+    }
+
+    /// The next id of this run: never used before, and the same again in a replay.
+    pub(super) fn next_id(&mut self) -> u128 {
+        self.next_id += 1;
+        self.run.derive(self.next_id)
+    }
+
+    fn apply(&mut self, event: Event) {
+        match event {
+            Event::ServersSeen { nodes } => self.servers_seen(nodes),
+            Event::ServerSilent { server } => self.lose_server(server),
+            Event::VolumeCreated { volume } => self.volume_created(volume),
+            Event::VolumeCreateFailed { volume, error } => self.create_failed(volume, &error),
+            Event::JobStarted { execution } => self.job_started(execution),
+            Event::JobStartFailed { execution, error } => self.start_failed(execution, &error),
+            Event::JobEnded { execution, report } => self.job_ended(execution, report),
+            Event::JobUnknown { execution } => self.job_unknown(execution),
+            Event::VolumesProbed { server, lost } => self.volumes_probed(server, &lost),
+            Event::FileExtracted { extract, bytes } => self.file_extracted(extract, bytes),
+            Event::ExtractFailed { extract, error } => self.extract_failed(extract, &error),
+            Event::VolumeDeleted { volume } => self.volume_deleted(volume),
+            Event::VolumeDeleteFailed { volume } => self.delete_failed(volume),
+            Event::CancelRequested => self.cancel(),
+            Event::Tick => {}
+        }
+    }
+
+    fn fire(&mut self, timer: Timer) {
+        match timer {
+            Timer::Missing(server) => self.give_up_missing(server),
+            Timer::Aside(server) => self.use_again(server),
+            Timer::Job(job) => {
+                if self.graph.state(job) == JobState::Held {
+                    self.settle(job, 0);
+                }
+            }
+            Timer::Extract(index) => self.send_again(index),
+            Timer::Delete(volume) => self.delete_again(volume),
+            Timer::Cleanup => self.stop_cleaning(),
+            // The time is compared where it matters.
+            Timer::Patience => {}
+        }
+    }
+
+    /// Does what has become possible.
+    fn advance(&mut self) {
+        if self.phase == Phase::Gathering {
+            self.gather();
+        }
+        if self.phase == Phase::Running {
+            self.place_all();
+            self.look_for_blockade();
+            if self.graph.is_final() && self.extractions.is_final() && self.attempts.is_empty() {
+                self.finish();
+            }
+        }
+        if self.phase == Phase::Finishing {
+            self.end_if_clean();
+        }
+    }
+}

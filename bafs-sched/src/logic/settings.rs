@@ -1,0 +1,70 @@
+//! What the user may set about a run, with defaults and their reasons. Holds no state.
+
+use serde::{Deserialize, Serialize};
+
+/// How a workflow is run. Kept in the journal, so that a restart decides alike.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    /// Every access goes to home and nothing is cached.
+    pub remote_io: bool,
+    /// Space of each node that stays unused, in thousandths: cooperative caches are never spread
+    /// quite evenly.
+    pub slack_permille: u32,
+    /// A server that is missing in the catalog for so long is lost, in milliseconds. Adverts
+    /// vanish after 4,000 ms.
+    pub lost_after_ms: u64,
+    /// Nodes may take so long to appear before the workflow fails, in milliseconds.
+    pub nodes_wait_ms: u64,
+    /// A workflow that can do nothing waits so long for space before it fails, in milliseconds.
+    pub stuck_wait_ms: u64,
+    /// A volume is deleted by its server so long after the last sign of interest, in milliseconds.
+    pub volume_lifetime_ms: u64,
+    /// After so many failures of the environment a job is held back as failed.
+    pub environment_faults_max: u32,
+    /// A node with so many failures of the environment in a row, while others have none, is set
+    /// aside.
+    pub node_faults_max: u32,
+    /// How long a node is set aside, in milliseconds.
+    pub aside_ms: u64,
+    /// First pause before something is tried again, in milliseconds; doubles each time.
+    pub pause_ms_min: u64,
+    /// Longest pause before something is tried again, in milliseconds.
+    pub pause_ms_max: u64,
+    /// An extraction is tried so often before it counts as failed.
+    pub extract_attempts_max: u32,
+    /// Deleting what is left may take so long at the end, in milliseconds; after that the servers
+    /// delete it by themselves when its lifetime ends.
+    pub cleanup_ms: u64,
+    /// Deadline of each remote operation of a job, in milliseconds.
+    pub op_deadline_ms: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            remote_io: false,
+            slack_permille: 20,
+            lost_after_ms: 6_000,
+            nodes_wait_ms: 60_000,
+            stuck_wait_ms: 30_000,
+            volume_lifetime_ms: 600_000,
+            environment_faults_max: 10,
+            node_faults_max: 3,
+            aside_ms: 60_000,
+            pause_ms_min: 250,
+            pause_ms_max: 10_000,
+            extract_attempts_max: 50,
+            cleanup_ms: 20_000,
+            op_deadline_ms: 30_000,
+        }
+    }
+}
+
+impl Settings {
+    /// The pause before try number `tries` + 1, in milliseconds.
+    pub(super) fn pause_ms(&self, tries: u32) -> u64 {
+        let doublings = tries.saturating_sub(1).min(20);
+        (self.pause_ms_min << doublings).min(self.pause_ms_max)
+    }
+}

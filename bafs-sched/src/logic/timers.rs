@@ -1,0 +1,55 @@
+//! What is due when. Reads no clock.
+
+use std::collections::BTreeSet;
+
+use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_proto::time::Time;
+
+use crate::workflow::JobIndex;
+
+/// What happens at a point in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Timer {
+    /// A missing server is given up.
+    Missing(ServerId),
+    /// A server that was set aside is used again.
+    Aside(ServerId),
+    /// A job that was held back may run again.
+    Job(JobIndex),
+    /// An extraction is tried again.
+    Extract(u32),
+    /// A deletion is tried again.
+    Delete(VolumeId),
+    /// Waiting for nodes, or for space, ends.
+    Patience,
+    /// Cleaning up ends.
+    Cleanup,
+}
+
+/// Timers by time.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Timers(BTreeSet<(Time, Timer)>);
+
+impl Timers {
+    pub(super) fn set(&mut self, at: Time, timer: Timer) {
+        self.0.insert((at, timer));
+    }
+
+    pub(super) fn next(&self) -> Option<Time> {
+        self.0.first().map(|(at, _)| *at)
+    }
+
+    pub(super) fn take_due(&mut self, now: Time) -> Option<Timer> {
+        let &(at, timer) = self.0.first()?;
+        (at <= now).then(|| {
+            self.0.pop_first();
+            timer
+        })
+    }
+
+    /// Whether a timer will make something happen by itself, not only end the waiting.
+    pub(super) fn has_work(&self) -> bool {
+        let is_work = |timer: &Timer| !matches!(timer, Timer::Patience | Timer::Cleanup);
+        self.0.iter().any(|(_, timer)| is_work(timer))
+    }
+}

@@ -1,0 +1,141 @@
+//! Which volumes exist where. Knows no jobs and decides nothing.
+
+use std::collections::BTreeMap;
+
+use bafs_proto::ids::{ServerId, VolumeId};
+
+use super::space::Space;
+use crate::workflow::{JobIndex, VolumeIndex};
+
+/// Where a volume is in its life, as far as we know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    /// Asked for.
+    Creating,
+    /// Ready.
+    Ready,
+    /// To be deleted; counts as reserved until it is gone.
+    Deleting,
+}
+
+/// A volume of the workflow as it exists on one server.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Instance {
+    pub(super) volume: VolumeIndex,
+    /// `None` with remote I/O.
+    pub(super) server: Option<ServerId>,
+    pub(super) size: Space,
+    pub(super) state: State,
+    /// Jobs that start when it is ready.
+    pub(super) waiters: Vec<JobIndex>,
+    /// Deletions that failed.
+    pub(super) delete_faults: u32,
+}
+
+/// All volumes that exist.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Volumes {
+    instances: BTreeMap<VolumeId, Instance>,
+    /// For each volume of the workflow what is creating or ready, by server.
+    live: Vec<BTreeMap<Option<ServerId>, VolumeId>>,
+    /// Everything that exists on a server.
+    on_server: BTreeMap<ServerId, BTreeMap<VolumeId, VolumeIndex>>,
+}
+
+impl Volumes {
+    pub(super) fn new(volumes: usize) -> Self {
+        Self {
+            instances: BTreeMap::new(),
+            live: vec![BTreeMap::new(); volumes],
+            on_server: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn get(&self, id: VolumeId) -> Option<&Instance> {
+        self.instances.get(&id)
+    }
+
+    pub(super) fn get_mut(&mut self, id: VolumeId) -> Option<&mut Instance> {
+        self.instances.get_mut(&id)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (VolumeId, &Instance)> {
+        self.instances.iter().map(|(id, instance)| (*id, instance))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.instances.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.instances.is_empty()
+    }
+
+    /// What exists, or is being made, of a volume; by server.
+    pub(super) fn live(&self, volume: VolumeIndex) -> &BTreeMap<Option<ServerId>, VolumeId> {
+        &self.live[volume.as_usize()]
+    }
+
+    pub(super) fn is_live(&self, volume: VolumeIndex) -> bool {
+        !self.live[volume.as_usize()].is_empty()
+    }
+
+    /// The volume on this server, if it is creating or ready there.
+    pub(super) fn live_at(
+        &self,
+        volume: VolumeIndex,
+        server: Option<ServerId>,
+    ) -> Option<VolumeId> {
+        self.live[volume.as_usize()].get(&server).copied()
+    }
+
+    /// The only one of a scratch volume.
+    pub(super) fn scratch(&self, volume: VolumeIndex) -> Option<(VolumeId, Option<ServerId>)> {
+        self.live[volume.as_usize()].iter().next().map(|(server, id)| (*id, *server))
+    }
+
+    /// Everything on a server.
+    pub(super) fn on_server(&self, server: ServerId) -> Vec<(VolumeId, VolumeIndex)> {
+        let there = self.on_server.get(&server);
+        there.map(|all| all.iter().map(|(id, volume)| (*id, *volume)).collect()).unwrap_or_default()
+    }
+
+    pub(super) fn add(&mut self, id: VolumeId, instance: Instance) {
+        assert!(instance.state != State::Deleting, "a volume begins its life alive");
+        let (volume, server) = (instance.volume, instance.server);
+        let before = self.live[volume.as_usize()].insert(server, id);
+        assert!(before.is_none(), "a volume exists once on a server");
+        if let Some(server) = server {
+            self.on_server.entry(server).or_default().insert(id, volume);
+        }
+        self.instances.insert(id, instance);
+    }
+
+    /// Takes a volume out of use; it keeps its space until it is removed.
+    pub(super) fn retire(&mut self, id: VolumeId) {
+        if let Some(instance) = self.instances.get_mut(&id) {
+            if instance.state != State::Deleting {
+                self.live[instance.volume.as_usize()].remove(&instance.server);
+            }
+            instance.state = State::Deleting;
+            instance.waiters.clear();
+        }
+    }
+
+    /// Forgets a volume that is gone.
+    pub(super) fn remove(&mut self, id: VolumeId) -> Option<Instance> {
+        let instance = self.instances.remove(&id)?;
+        if instance.state != State::Deleting {
+            self.live[instance.volume.as_usize()].remove(&instance.server);
+        }
+        if let Some(server) = instance.server
+            && let Some(there) = self.on_server.get_mut(&server)
+        {
+            there.remove(&id);
+            if there.is_empty() {
+                self.on_server.remove(&server);
+            }
+        }
+        Some(instance)
+    }
+}

@@ -1,0 +1,97 @@
+//! What a run did, job by job, collected from its facts. Decides nothing.
+
+use std::collections::BTreeMap;
+
+use bafs_proto::ids::RunId;
+use bafs_proto::message::{JobOutcome, VolumeUse};
+use bafs_proto::time::Time;
+use serde::{Deserialize, Serialize};
+
+use crate::logic::{Event, Outcome, Progress, Scheduler};
+use crate::workflow::JobIndex;
+
+/// What a run did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunReport {
+    /// The run.
+    pub run: RunId,
+    /// Name of the workflow.
+    pub workflow: String,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// From the first fact to the last, in milliseconds; restarts included.
+    pub wall_ms: u64,
+    /// Numbers at the end.
+    pub totals: Progress,
+    /// Each job of which an execution ended, in the order of declaration.
+    pub jobs: Vec<JobSummary>,
+}
+
+/// What became of one job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobSummary {
+    /// Which.
+    pub job: JobIndex,
+    /// Its name.
+    pub name: String,
+    /// Name of the node of the last execution that ended.
+    pub node: String,
+    /// Executions that ended.
+    pub attempts: u32,
+    /// How the last one ended.
+    pub outcome: JobOutcome,
+    /// Wall time of the last one, in milliseconds.
+    pub wall_ms: u64,
+    /// CPU time of the last one, in milliseconds.
+    pub cpu_ms: u64,
+    /// When the last one ended.
+    pub ended: Time,
+    /// End of what the last one printed.
+    pub output_tail: String,
+    /// What the last one did to its volumes.
+    pub volumes: Vec<VolumeUse>,
+}
+
+/// Collects a [`RunReport`].
+#[derive(Debug, Clone, Default)]
+pub struct Ledger {
+    jobs: BTreeMap<JobIndex, JobSummary>,
+    first: Option<Time>,
+    last: Time,
+}
+
+impl Ledger {
+    /// Notes a fact that `scheduler` is about to be told.
+    pub fn note(&mut self, scheduler: &Scheduler, now: Time, event: &Event) {
+        self.first.get_or_insert(now);
+        self.last = self.last.max(now);
+        let Event::JobEnded { execution, report } = event else { return };
+        let Some((job, server)) = scheduler.execution(*execution) else { return };
+        let attempts = self.jobs.get(&job).map_or(0, |summary| summary.attempts) + 1;
+        let summary = JobSummary {
+            job,
+            name: scheduler.workflow().job(job).name.clone(),
+            node: scheduler.node(server).map(|node| node.name.clone()).unwrap_or_default(),
+            attempts,
+            outcome: report.outcome.clone(),
+            wall_ms: report.wall_ms,
+            cpu_ms: report.cpu_ms,
+            ended: now,
+            output_tail: report.output_tail.clone(),
+            volumes: report.volumes.clone(),
+        };
+        self.jobs.insert(job, summary);
+    }
+
+    /// The report of a run that is over.
+    pub fn report(self, scheduler: &Scheduler, outcome: Outcome) -> RunReport {
+        RunReport {
+            run: scheduler.run(),
+            workflow: scheduler.workflow().name.clone(),
+            outcome,
+            wall_ms: self.last.ms_since(self.first.unwrap_or(self.last)),
+            totals: scheduler.progress(),
+            jobs: self.jobs.into_values().collect(),
+        }
+    }
+}

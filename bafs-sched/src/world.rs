@@ -1,0 +1,461 @@
+//! A cluster in one thread: simulated nodes, virtual time, a seed, chosen faults, and the real
+//! scheduler core. Models what servers do to volumes and jobs, not how long data take.
+//!
+//! Allowed faults: nodes die and return (with their volumes or wiped), replies get lost, volumes
+//! vanish, jobs fail at most as often as they are retried. In the end all nodes return for good,
+//! so every workflow must end complete.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bafs_proto::ids::{ExecutionId, ExtractId, RunId, ServerId, VolumeId};
+use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_proto::time::Time;
+use bafs_proto::{Error, ErrorCode};
+
+use crate::logic::{Action, Event, MountedVolume, NodeSeen, Outcome, Scheduler, Settings, Space};
+use crate::workflow::{JobIndex, VolumeIndex, Workflow};
+
+/// Adverts are believed for so long after a node died, in milliseconds.
+const ADVERT_TTL_MS: u64 = 4_000;
+const POLL_MS: u64 = 1_000;
+/// A call to a dead node fails after so long, in milliseconds.
+const CALL_MS: u64 = 20_000;
+
+/// Numbers that look random and are the same on every machine (SplitMix64, Steele et al. 2014).
+#[derive(Debug, Clone)]
+pub struct Dice(u64);
+
+impl Dice {
+    /// Dice that fall in the order of this seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// A number below `bound`, which is not zero.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % bound
+    }
+
+    /// True in `permille` of 1000 cases.
+    pub fn chance(&mut self, permille: u64) -> bool {
+        self.below(1000) < permille
+    }
+}
+
+/// A node to simulate.
+#[derive(Debug, Clone)]
+pub struct NodeSpec {
+    /// Its space.
+    pub capacity: Space,
+    /// Jobs that it runs at once.
+    pub slots: u32,
+}
+
+/// Faults to inject, each in thousandths of its occasions.
+#[derive(Debug, Clone, Default)]
+pub struct Faults {
+    /// A node dies in some second.
+    pub node_dies: u64,
+    /// A node that returns is empty.
+    pub node_wiped: u64,
+    /// The reply to a call gets lost after the call was served.
+    pub reply_lost: u64,
+    /// A job exits with code 1; at most as often as it is retried.
+    pub job_fails: u64,
+    /// A job's environment fails.
+    pub environment_fails: u64,
+    /// A ready volume vanishes in some second.
+    pub volume_vanishes: u64,
+    /// Faults happen until this time, in milliseconds.
+    pub until_ms: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Node {
+    spec: NodeSpec,
+    died: Option<Time>,
+    was_hurt: bool,
+    /// Volumes with the jobs whose output they hold.
+    volumes: BTreeMap<VolumeId, (Space, VolumeIndex, BTreeSet<JobIndex>)>,
+    executions: BTreeMap<ExecutionId, Execution>,
+}
+
+#[derive(Debug, Clone)]
+struct Execution {
+    job: JobIndex,
+    volumes: Vec<MountedVolume>,
+}
+
+#[derive(Debug, Clone)]
+enum Due {
+    Serve(Action),
+    Tell(Event),
+    End(ServerId, ExecutionId),
+    Return(ServerId),
+    Second,
+}
+
+/// The simulated cluster.
+#[derive(Debug, Clone)]
+pub struct World {
+    /// The core under test.
+    pub scheduler: Scheduler,
+    /// All facts that it was told.
+    pub records: Vec<(Time, Event)>,
+    /// Extracts that arrived at home, by position in the workflow, with how often they did.
+    pub home: BTreeMap<u32, u32>,
+    now: Time,
+    dice: Dice,
+    faults: Faults,
+    nodes: BTreeMap<ServerId, Node>,
+    due: BTreeMap<(Time, u64), Due>,
+    next: u64,
+    told: Option<Vec<NodeSeen>>,
+    failed: BTreeMap<JobIndex, u32>,
+    sent: BTreeMap<ExtractId, u32>,
+}
+
+impl World {
+    /// A cluster about to run a workflow.
+    pub fn new(
+        seed: u64,
+        workflow: Workflow,
+        settings: Settings,
+        nodes: Vec<NodeSpec>,
+        faults: Faults,
+    ) -> Self {
+        let nodes = nodes.into_iter().enumerate().map(|(at, spec)| {
+            let node = Node {
+                spec,
+                died: None,
+                was_hurt: false,
+                volumes: BTreeMap::new(),
+                executions: BTreeMap::new(),
+            };
+            (ServerId(at as u64 + 1), node)
+        });
+        let mut world = Self {
+            scheduler: Scheduler::new(RunId(seed), workflow, settings),
+            records: Vec::new(),
+            home: BTreeMap::new(),
+            now: Time(0),
+            dice: Dice::new(seed),
+            faults,
+            nodes: nodes.collect(),
+            due: BTreeMap::new(),
+            next: 0,
+            told: None,
+            failed: BTreeMap::new(),
+            sent: BTreeMap::new(),
+        };
+        world.at(0, Due::Second);
+        world
+    }
+
+    /// Runs until the workflow is over, checking the core after every step.
+    ///
+    /// # Panics
+    /// When an invariant does not hold, or the workflow is not over at `limit_ms`.
+    pub fn run(&mut self, limit_ms: u64) -> Outcome {
+        while self.scheduler.outcome().is_none() {
+            assert!(self.now.0 < limit_ms, "not over in time: {:?}", self.scheduler.progress());
+            self.advance();
+        }
+        // What was asked for last still happens.
+        while self.due.values().any(|due| matches!(due, Due::Serve(_))) {
+            self.advance();
+        }
+        for (server, node) in &self.nodes {
+            if !node.was_hurt {
+                assert!(node.volumes.is_empty(), "volumes leak on {server}: {:?}", node.volumes);
+            }
+            assert!(node.executions.is_empty() || node.was_hurt, "a job goes on at {server}");
+        }
+        self.scheduler.outcome().cloned().expect("the loop above waits for it")
+    }
+
+    /// How long the run took in virtual time, in milliseconds.
+    pub fn elapsed_ms(&self) -> u64 {
+        self.now.0
+    }
+
+    fn at(&mut self, delay_ms: u64, due: Due) {
+        self.next += 1;
+        self.due.insert((self.now.plus_ms(delay_ms), self.next), due);
+    }
+
+    fn advance(&mut self) {
+        let timer = self.scheduler.next_timer();
+        let first = self.due.keys().next().map(|(at, _)| *at);
+        if let Some(timer) = timer
+            && first.is_none_or(|first| timer < first)
+        {
+            self.now = self.now.max(timer);
+            self.tell(Event::Tick);
+            return;
+        }
+        let ((at, _), due) = self.due.pop_first().expect("a second always follows");
+        self.now = at;
+        match due {
+            Due::Serve(action) => self.serve(action),
+            Due::Tell(event) => self.tell(event),
+            Due::End(server, execution) => self.end(server, execution),
+            Due::Return(server) => self.revive(server),
+            Due::Second => self.second(),
+        }
+    }
+
+    fn tell(&mut self, event: Event) {
+        self.records.push((self.now, event.clone()));
+        let mut actions = Vec::new();
+        self.scheduler.step(self.now, event, &mut actions);
+        self.scheduler.check();
+        for action in actions {
+            let delay = 1 + self.dice.below(20);
+            self.at(delay, Due::Serve(action));
+        }
+    }
+
+    fn is_faulty(&mut self, permille: u64) -> bool {
+        self.now.0 < self.faults.until_ms && self.dice.chance(permille)
+    }
+
+    fn is_alive(&self, server: ServerId) -> bool {
+        self.nodes[&server].died.is_none()
+    }
+
+    fn answer(&mut self, event: Event, lost: Event) {
+        if self.is_faulty(self.faults.reply_lost) {
+            self.at(CALL_MS, Due::Tell(lost));
+        } else {
+            let delay = 1 + self.dice.below(20);
+            self.at(delay, Due::Tell(event));
+        }
+    }
+
+    fn serve(&mut self, action: Action) {
+        match action {
+            Action::CreateVolume { id, volume, server, size } => {
+                self.serve_create(id, volume, server, size);
+            }
+            Action::DeleteVolume { id, server } => {
+                let lost = Event::VolumeDeleteFailed { volume: id };
+                if !self.is_alive(server) {
+                    self.at(CALL_MS, Due::Tell(lost));
+                    return;
+                }
+                self.node(server).volumes.remove(&id);
+                self.answer(Event::VolumeDeleted { volume: id }, lost);
+            }
+            Action::StartJob { execution, job, server, volumes } => {
+                let lost = Event::JobStartFailed { execution, error: unreachable_error() };
+                if !self.is_alive(server) {
+                    self.at(CALL_MS, Due::Tell(lost));
+                    return;
+                }
+                self.check_start(job, &volumes);
+                self.node(server).executions.insert(execution, Execution { job, volumes });
+                let runtime_ms = 500 + self.dice.below(4_000);
+                self.at(runtime_ms, Due::End(server, execution));
+                self.answer(Event::JobStarted { execution }, lost);
+            }
+            Action::KillJob { execution, server } => {
+                if !self.is_alive(server) {
+                    self.at(CALL_MS, Due::Tell(Event::ServerSilent { server }));
+                } else if self.node(server).executions.remove(&execution).is_some() {
+                    let report = report(JobOutcome::Killed);
+                    self.at(50, Due::Tell(Event::JobEnded { execution, report }));
+                } else {
+                    self.at(50, Due::Tell(Event::JobUnknown { execution }));
+                }
+            }
+            Action::ExtractFile { extract, index, source } => {
+                self.serve_extract(extract, index, source);
+            }
+            Action::ProbeVolumes { server, volumes } => {
+                if self.is_alive(server) {
+                    let mut lost = volumes;
+                    lost.retain(|id| !self.nodes[&server].volumes.contains_key(id));
+                    self.at(10, Due::Tell(Event::VolumesProbed { server, lost }));
+                }
+            }
+            Action::Finish { .. } => {}
+        }
+    }
+
+    fn serve_create(&mut self, id: VolumeId, volume: VolumeIndex, server: ServerId, size: Space) {
+        let failed = |error| Event::VolumeCreateFailed { volume: id, error };
+        if !self.is_alive(server) {
+            self.at(CALL_MS, Due::Tell(failed(unreachable_error())));
+            return;
+        }
+        let node = self.node(server);
+        let used = node.volumes.values().fold(Space::ZERO, |sum, (size, ..)| sum.plus(*size));
+        if !node.volumes.contains_key(&id) && !node.spec.capacity.minus(used).holds(size) {
+            assert!(node.was_hurt, "{server} was asked for more than it has");
+            let error = Error::new(ErrorCode::NoSpaceBytes, "old volumes are still there");
+            self.at(10, Due::Tell(failed(error)));
+            return;
+        }
+        node.volumes.entry(id).or_insert((size, volume, BTreeSet::new()));
+        self.answer(Event::VolumeCreated { volume: id }, failed(unreachable_error()));
+    }
+
+    fn serve_extract(&mut self, extract: ExtractId, index: u32, source: MountedVolume) {
+        let lost = Event::ExtractFailed { extract, error: unreachable_error() };
+        let content = match self.content(&source) {
+            Some(content) => content.clone(),
+            None => {
+                self.at(100, Due::Tell(lost));
+                return;
+            }
+        };
+        let workflow = self.scheduler.workflow();
+        for job in &workflow.volume(source.volume).users {
+            let mounts = &workflow.job(*job).mounts;
+            let writes = mounts.iter().any(|m| m.volume == source.volume && m.writable);
+            assert!(!writes || content.contains(job), "extracted before {job:?} wrote");
+        }
+        if self.sent.insert(extract, index).is_none() {
+            *self.home.entry(index).or_default() += 1;
+        }
+        self.answer(Event::FileExtracted { extract, bytes: 1 }, lost);
+    }
+
+    /// What a volume holds, if it can be reached.
+    fn content(&self, mounted: &MountedVolume) -> Option<&BTreeSet<JobIndex>> {
+        let node = self.nodes.get(&mounted.server?)?;
+        if node.died.is_some() {
+            return None;
+        }
+        node.volumes.get(&mounted.id).map(|(_, _, content)| content)
+    }
+
+    /// A job must find what every job before it wrote into its volumes.
+    fn check_start(&self, job: JobIndex, volumes: &[MountedVolume]) {
+        let workflow = self.scheduler.workflow();
+        for mounted in volumes {
+            let Some(content) = self.content(mounted) else { continue };
+            for parent in &workflow.job(job).parents {
+                let mounts = &workflow.job(*parent).mounts;
+                let writes = mounts.iter().any(|m| m.volume == mounted.volume && m.writable);
+                assert!(
+                    !writes || content.contains(parent),
+                    "{} starts without the output of {}",
+                    workflow.job(job).name,
+                    workflow.job(*parent).name
+                );
+            }
+        }
+    }
+
+    fn end(&mut self, server: ServerId, execution: ExecutionId) {
+        let Some(ended) = self.node(server).executions.remove(&execution) else { return };
+        let lost = ended.volumes.iter().any(|mounted| {
+            mounted.server.is_some() && self.content(mounted).is_none()
+        });
+        let retries = self.scheduler.workflow().job(ended.job).retries;
+        let outcome = if lost {
+            JobOutcome::Environment(Error::new(ErrorCode::VolumeLost, "a volume is gone"))
+        } else if self.is_faulty(self.faults.environment_fails) {
+            JobOutcome::Environment(unreachable_error())
+        } else if self.is_faulty(self.faults.job_fails)
+            && self.failed.get(&ended.job).copied().unwrap_or(0) < retries
+        {
+            *self.failed.entry(ended.job).or_default() += 1;
+            JobOutcome::Exited(1)
+        } else {
+            self.write(&ended);
+            JobOutcome::Exited(0)
+        };
+        let event = Event::JobEnded { execution, report: report(outcome) };
+        self.at(20, Due::Tell(event));
+    }
+
+    fn write(&mut self, ended: &Execution) {
+        let mounts = self.scheduler.workflow().job(ended.job).mounts.clone();
+        for (mount, mounted) in mounts.iter().zip(&ended.volumes) {
+            if let (true, Some(server)) = (mount.writable, mounted.server)
+                && let Some((_, _, content)) = self.node(server).volumes.get_mut(&mounted.id)
+            {
+                content.insert(ended.job);
+            }
+        }
+    }
+
+    fn node(&mut self, server: ServerId) -> &mut Node {
+        self.nodes.get_mut(&server).expect("the core names nodes that it was told of")
+    }
+
+    fn second(&mut self) {
+        for server in self.nodes.keys().copied().collect::<Vec<_>>() {
+            if self.is_alive(server) && self.is_faulty(self.faults.node_dies) {
+                self.kill(server);
+            }
+            let ids: Vec<_> = self.nodes[&server].volumes.keys().copied().collect();
+            for id in ids {
+                if self.is_faulty(self.faults.volume_vanishes) {
+                    self.node(server).volumes.remove(&id);
+                    self.node(server).was_hurt = true;
+                }
+            }
+        }
+        let nodes = self.nodes.iter().filter(|(_, node)| is_listed(node, self.now));
+        let nodes: Vec<NodeSeen> = nodes.map(|(server, node)| seen(*server, node)).collect();
+        if self.told.as_ref() != Some(&nodes) {
+            self.told = Some(nodes.clone());
+            self.tell(Event::ServersSeen { nodes });
+        }
+        self.at(POLL_MS, Due::Second);
+    }
+
+    fn kill(&mut self, server: ServerId) {
+        let now = self.now;
+        let is_wiped = self.is_faulty(self.faults.node_wiped);
+        let node = self.node(server);
+        node.died = Some(now);
+        node.was_hurt = true;
+        node.executions.clear();
+        if is_wiped {
+            node.volumes.clear();
+        }
+        let away_ms = 500 + self.dice.below(15_000);
+        self.at(away_ms, Due::Return(server));
+    }
+
+    fn revive(&mut self, server: ServerId) {
+        self.node(server).died = None;
+        let running: Vec<_> = self.scheduler.running().filter(|(_, at)| *at == server).collect();
+        for (execution, _) in running {
+            self.at(100, Due::Tell(Event::JobUnknown { execution }));
+        }
+    }
+}
+
+fn is_listed(node: &Node, now: Time) -> bool {
+    node.died.is_none_or(|died| now.ms_since(died) < ADVERT_TTL_MS)
+}
+
+fn seen(server: ServerId, node: &Node) -> NodeSeen {
+    NodeSeen {
+        id: server,
+        name: format!("n{}", server.0),
+        address: format!("n{}:1", server.0),
+        group: "g".to_owned(),
+        capacity: node.spec.capacity,
+        foreign: Space::ZERO,
+        slots: node.spec.slots,
+    }
+}
+
+fn unreachable_error() -> Error {
+    Error::new(ErrorCode::Unreachable, "no answer")
+}
+
+fn report(outcome: JobOutcome) -> JobReport {
+    JobReport { outcome, wall_ms: 1, cpu_ms: 1, output_tail: String::new(), volumes: Vec::new() }
+}
