@@ -98,8 +98,7 @@ impl Tree {
 
     /// Bytes and files in use; zeros for a tree without a limit, where nothing is counted.
     pub fn used(&self) -> (u64, u64) {
-        let (bytes, files) = self.account.as_ref().map_or((0, 1), Account::used);
-        (bytes, files.saturating_sub(1))
+        self.account.as_ref().map_or((0, 0), Account::used)
     }
 
     pub(crate) fn account(&self) -> Option<&Account> {
@@ -138,6 +137,8 @@ impl Tree {
     fn count_all(&self, account: &Account) -> std::io::Result<()> {
         let stat = fstat(&self.root)?;
         account.count(self.identity, self.charge(&stat));
+        // The root is there without being asked for.
+        account.give_back_file();
         let here = CString::from(c".");
         let mut pending = vec![(self.root.clone(), here)];
         while let Some((parent, name)) = pending.pop() {
