@@ -84,6 +84,9 @@ pub(crate) struct ServerArgs {
 #[command(after_help = "Example:\n  bafs demo\n  bafs demo --limit 10MB/s --nodes 8\n  \
 bafs demo --kill-node 6     # kill -9 a node after six jobs")]
 pub(crate) struct DemoArgs {
+    /// A small database and few pipelines: for a quick look, and for tests.
+    #[arg(long)]
+    pub(crate) small: bool,
     /// Nodes to start.
     #[arg(long, default_value_t = 4)]
     pub(crate) nodes: u32,

@@ -42,6 +42,7 @@ pub struct ClusterSpec {
 #[derive(Debug)]
 pub struct Cluster {
     program: PathBuf,
+    export: PathBuf,
     processes: Vec<Process>,
     directory: TempDir,
 }
@@ -71,6 +72,7 @@ impl Cluster {
         )?;
         let mut cluster = Self {
             program: spec.program.clone(),
+            export: spec.export.clone(),
             processes: Vec::new(),
             directory,
         };
@@ -101,6 +103,11 @@ impl Cluster {
     /// Address of the home server.
     pub fn home(&self) -> &str {
         self.address("home")
+    }
+
+    /// Directory that the home exports.
+    pub fn export(&self) -> &Path {
+        &self.export
     }
 
     /// Address of a process; empty when there is none of that name.

@@ -36,7 +36,7 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
         op_deadline_ms: args.op_deadline.saturating_mul(SECOND_MS),
     };
     let identity = init::load(&args.client.identity, Role::Agent)?;
-    Ok(bafs_client::exec_main(spec, identity))
+    Ok(bafs_client::entry::exec_main(spec, identity))
 }
 
 /// Runs `bafs mount`.
@@ -50,7 +50,7 @@ pub(crate) fn mount(args: &MountArgs) -> Result<ExitCode> {
     let mount = mounts.into_iter().next().context("one volume was asked for")?;
     let identity = init::load(&args.client.identity, Role::Agent)?;
     let op_deadline_ms = args.op_deadline.saturating_mul(SECOND_MS);
-    Ok(bafs_client::mount_main(mount, &args.directory, identity, op_deadline_ms))
+    Ok(bafs_client::entry::mount_main(mount, &args.directory, identity, op_deadline_ms))
 }
 
 /// A volume as the command line names it.

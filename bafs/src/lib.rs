@@ -7,6 +7,7 @@ mod client;
 mod clock;
 pub mod cluster;
 mod demo;
+mod display;
 mod init;
 mod job;
 mod output;
@@ -49,7 +50,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
     let output = Output::new(cli.json);
     match cli.command {
         // These three enter a private name space, which a process with threads may not.
-        Command::Agent(args) => return Ok(bafs_client::agent_main(&args.identity)),
+        Command::Agent(args) => return Ok(bafs_client::entry::agent_main(&args.identity)),
         Command::Exec(args) => return job::exec(&args),
         Command::Mount(args) => return job::mount(&args),
         Command::Init(args) => init::init(&args, output)?,

@@ -3,9 +3,9 @@
 use std::fs;
 use std::io::Write;
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use tokio::process::Command;
 
 /// Real protein sequences of the Debian package `hmmer-examples`.
 const SEQUENCES: &str = "/usr/share/doc/hmmer/examples";
@@ -42,8 +42,8 @@ impl Numbers {
 
 /// Writes `db/` (a BLAST database of at least `residues` residues) and `queries/` with `queries`
 /// files below `home`.
-pub(crate) fn prepare(home: &Path, residues: usize, queries: u32, seed: u64) -> Result<()> {
-    let sequences = real_sequences()?;
+pub(crate) async fn prepare(home: &Path, residues: usize, queries: u32, seed: u64) -> Result<()> {
+    let sequences = real_sequences().await?;
     for directory in ["db", "queries"] {
         fs::create_dir_all(home.join(directory))?;
     }
@@ -52,13 +52,15 @@ pub(crate) fn prepare(home: &Path, residues: usize, queries: u32, seed: u64) -> 
         fs::write(home.join(format!("queries/q{:02}.fa", query + 1)), text)?;
     }
     let source = home.join("proteins.fa");
-    write_enlarged(&source, &sequences, residues, seed)?;
+    tokio::task::block_in_place(|| write_enlarged(&source, &sequences, residues, seed))?;
     let made = Command::new("makeblastdb")
         .args(["-dbtype", "prot", "-title", "demo", "-in"])
         .arg(&source)
         .arg("-out")
         .arg(home.join("db/proteins"))
+        .kill_on_drop(true)
         .output()
+        .await
         .context("cannot run makeblastdb; apt-get install ncbi-blast+")?;
     if !made.status.success() {
         bail!("makeblastdb failed: {}", String::from_utf8_lossy(&made.stderr));
@@ -72,13 +74,14 @@ fn pick(sequences: &[Vec<u8>], query: u32) -> &[u8] {
     &sequences[(query as usize * 13) % sequences.len()]
 }
 
-fn real_sequences() -> Result<Vec<Vec<u8>>> {
+async fn real_sequences() -> Result<Vec<Vec<u8>>> {
     let missing = || format!("no protein sequences in {SEQUENCES}; apt-get install hmmer-examples");
     let mut text = fs::read(Path::new(SEQUENCES).join(GLOBINS)).with_context(missing)?;
     let family = Command::new("gzip")
         .arg("-dc")
         .arg(Path::new(SEQUENCES).join(FAMILY))
         .output()
+        .await
         .context("cannot run gzip")?;
     text.extend(family.stdout);
     let sequences = parse_fasta(&text);

@@ -6,14 +6,14 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use bafs_sched::workflow::{Job, Url, VolumeKind, Workflow};
+use tokio::process::Command;
 
 /// Runs a whole workflow below `work`, reading `bafs://home/` from `home`, and returns where each
 /// extracted file is, by its path at home.
-pub(crate) fn run(
+pub(crate) async fn run(
     workflow: &Workflow,
     home: &Path,
     work: &Path,
@@ -33,7 +33,7 @@ pub(crate) fn run(
         });
     }
     for index in workflow.topological_order() {
-        run_job(workflow.job(index), &directories)?;
+        run_job(workflow.job(index), &directories).await?;
     }
     let file = |volume: usize, path: &str| directories[volume].join(path);
     Ok(workflow
@@ -57,7 +57,7 @@ fn copy_into(source: &Path, directory: &Path) -> Result<()> {
     Ok(())
 }
 
-fn run_job(job: &Job, directories: &[PathBuf]) -> Result<()> {
+async fn run_job(job: &Job, directories: &[PathBuf]) -> Result<()> {
     let mounts: Vec<(&str, &Path)> = job
         .mounts
         .iter()
@@ -66,7 +66,9 @@ fn run_job(job: &Job, directories: &[PathBuf]) -> Result<()> {
     let output = Command::new(&job.command.executable)
         .args(job.command.arguments.iter().map(|argument| relocate(argument, &mounts)))
         .envs(job.command.environment.iter().map(|(k, v)| (k, relocate(v, &mounts))))
+        .kill_on_drop(true)
         .output()
+        .await
         .with_context(|| format!("cannot run {}", job.command.executable))?;
     if !output.status.success() {
         bail!(

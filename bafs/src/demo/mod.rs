@@ -1,0 +1,212 @@
+//! `bafs demo`: the main job, on a throw-away cluster, beside the way without BAFS.
+
+mod input;
+mod needed;
+mod plain;
+mod table;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use bafs_proto::message::ReadCounters;
+use bafs_sched::logic::Outcome;
+use bafs_sched::workflow::{Workflow, parse_workflow};
+use serde::Serialize;
+
+use crate::args::DemoArgs;
+use crate::client::Client;
+use crate::cluster::{Cluster, ClusterSpec};
+use crate::output::Output;
+use crate::run::{self, Way};
+
+/// The workflow of the demo: the example that a user reads, copies and changes.
+const WORKFLOW: &str = include_str!("../../../examples/blast/blast.bafs");
+
+const MIB: usize = 1 << 20;
+
+/// Space of each node; they differ, as borrowed machines do.
+const NODE_SIZES: [&str; 4] = ["600 MB", "800 MB", "700 MB", "900 MB"];
+
+/// What was measured of one way to run the workflow.
+#[derive(Debug, Clone, Serialize)]
+struct Measured {
+    /// Pipelines that ran.
+    pipelines: u32,
+    /// Wall time of the run in seconds.
+    wall_s: f64,
+    /// File data that home sent.
+    home_read_bytes: u64,
+    /// File data that home received.
+    home_written_bytes: u64,
+    /// Distinct bytes of home files that the jobs needed.
+    unique_bytes: u64,
+}
+
+/// One result line for machines.
+#[derive(Debug, Serialize)]
+struct Summary {
+    identical: bool,
+    jobs: usize,
+    home_read_bytes: u64,
+    unique_bytes: u64,
+    home_read_ratio: f64,
+    speedup_vs_remote_io: Option<f64>,
+    remote_io: Option<Measured>,
+    bafs: Measured,
+}
+
+/// Runs the demo. Its files are gone when it returns, also when it was interrupted.
+pub(crate) async fn demo(args: DemoArgs, output: Output) -> Result<ExitCode> {
+    let args = sized(args);
+    ensure!(args.nodes > 0 && args.pipelines > 0, "a demo needs a node and a pipeline");
+    let directory = tempfile::Builder::new().prefix("bafs-demo-").tempdir()?;
+    let demo = demo_in(&args, directory.path(), output);
+    tokio::select! {
+        done = demo => done,
+        () = run::interrupted() => bail!("interrupted; everything was removed"),
+    }
+}
+
+/// The small form differs in size only.
+fn sized(args: DemoArgs) -> DemoArgs {
+    if !args.small {
+        return args;
+    }
+    DemoArgs {
+        pipelines: args.pipelines.min(4),
+        remote_pipelines: args.remote_pipelines.min(1),
+        database_mib: args.database_mib.min(3),
+        ..args
+    }
+}
+
+async fn demo_in(args: &DemoArgs, directory: &Path, output: Output) -> Result<ExitCode> {
+    let home = directory.join("home");
+    fs::create_dir(&home)?;
+    say(output, "preparing a protein database and queries from real sequences")?;
+    let residues = args.database_mib as usize * MIB;
+    let queries = args.pipelines.max(args.remote_pipelines);
+    input::prepare(&home, residues, queries, args.seed).await?;
+
+    let workflow = workflow(directory, "results", args.pipelines)?;
+    say(output, "running the same commands on plain directories, for reference")?;
+    let reference = plain::run(&workflow, &home, &directory.join("plain")).await?;
+
+    say(output, &format!("running {} pipelines over BAFS", args.pipelines))?;
+    let bafs = measure(args, &home, directory, &workflow, false, output).await?;
+    let mut identical = compare(&home, &reference)?;
+
+    let remote_io = match args.remote_pipelines {
+        0 => None,
+        pipelines => {
+            say(output, &format!("running {pipelines} pipelines with remote I/O"))?;
+            let workflow = self::workflow(directory, "results-remote-io", pipelines)?;
+            let measured = measure(args, &home, directory, &workflow, true, output).await?;
+            let renamed = |path: &str| path.replacen("results/", "results-remote-io/", 1);
+            let count = pipelines as usize;
+            let reference =
+                reference.iter().take(count).map(|(k, v)| (renamed(k), v.clone())).collect();
+            identical &= compare(&home, &reference)?;
+            Some(measured)
+        }
+    };
+    conclude(&workflow, identical, bafs, remote_io, output)
+}
+
+fn conclude(
+    workflow: &Workflow,
+    identical: bool,
+    bafs: Measured,
+    remote_io: Option<Measured>,
+    output: Output,
+) -> Result<ExitCode> {
+    let per_pipeline = |m: &Measured| m.wall_s / f64::from(m.pipelines);
+    let summary = Summary {
+        identical,
+        jobs: workflow.jobs.len(),
+        home_read_bytes: bafs.home_read_bytes,
+        unique_bytes: bafs.unique_bytes,
+        home_read_ratio: table::ratio(bafs.home_read_bytes, bafs.unique_bytes),
+        speedup_vs_remote_io: remote_io.as_ref().map(|r| per_pipeline(r) / per_pipeline(&bafs)),
+        remote_io,
+        bafs,
+    };
+    output.remark(&table::render(&summary))?;
+    output.say(&serde_json::to_string(&summary)?, &summary)?;
+    Ok(if identical { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The shipped workflow, with its results in another directory and for another number of queries.
+fn workflow(directory: &Path, results: &str, pipelines: u32) -> Result<Workflow> {
+    let text = WORKFLOW
+        .replace("bafs://home/results/", &format!("bafs://home/{results}/"))
+        .replace("for i in 1..16", &format!("for i in 1..{pipelines}"));
+    let file = directory.join("blast.bafs");
+    let no_files = |path: &str| Err(format!("the demo has no file '{path}'"));
+    match parse_workflow(&file.to_string_lossy(), &text, &no_files) {
+        Ok(checked) => Ok(checked.workflow),
+        Err(rejected) => bail!("the example is damaged: {rejected}"),
+    }
+}
+
+async fn measure(
+    args: &DemoArgs,
+    home: &Path,
+    directory: &Path,
+    workflow: &Workflow,
+    remote_io: bool,
+    output: Output,
+) -> Result<Measured> {
+    let sizes = NODE_SIZES.iter().cycle().take(args.nodes as usize);
+    let spec = ClusterSpec {
+        program: std::env::current_exe().context("cannot find the bafs program")?,
+        export: home.to_owned(),
+        limit: Some(args.limit.clone()),
+        node_sizes: sizes.map(|&size| size.to_owned()).collect(),
+        slots: 1,
+        keep: args.keep,
+    };
+    let mut cluster = tokio::task::block_in_place(|| Cluster::start(&spec))?;
+    if args.keep {
+        say(output, &format!("the cluster's files stay in {}", cluster.directory().display()))?;
+    }
+    let way = Way {
+        journal: directory.join(if remote_io { "remote-io.journal" } else { "journal" }),
+        remote_io,
+        output,
+        kill_after_jobs: args.kill_node.filter(|_| !remote_io),
+    };
+    let report = run::on_cluster(workflow.clone(), &mut cluster, &way).await?;
+    ensure!(report.outcome == Outcome::Complete, "{}", run::explain(&report));
+    let client = Client::with(&cluster.identity(), cluster.catalog())?;
+    let counters = client.call(cluster.home(), ReadCounters).await?.values;
+    let counter = |name: &str| counters.get(name).copied().unwrap_or(0);
+    Ok(Measured {
+        pipelines: u32::try_from(workflow.extracts.len())?,
+        wall_s: Duration::from_millis(report.wall_ms).as_secs_f64(),
+        home_read_bytes: counter("home_read_bytes"),
+        home_written_bytes: counter("home_written_bytes"),
+        unique_bytes: needed::unique_bytes(&report, workflow, home)?,
+    })
+}
+
+/// Whether each file came home exactly as the plain run made it; names each that did not.
+fn compare(home: &Path, reference: &BTreeMap<String, PathBuf>) -> Result<bool> {
+    let mut identical = true;
+    for (path, plain) in reference {
+        let expected = fs::read(plain).with_context(|| plain.display().to_string())?;
+        if fs::read(home.join(path)).ok().as_ref() != Some(&expected) {
+            eprintln!("DIFFERENT: {path} is not what a plain directory gives");
+            identical = false;
+        }
+    }
+    Ok(identical)
+}
+
+fn say(output: Output, text: &str) -> Result<()> {
+    output.remark(&format!("bafs demo: {text}"))
+}

@@ -1,0 +1,216 @@
+//! `bafs run`: a workflow on a cluster that exists, or on a throw-away one.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use bafs_proto::identity::Identity;
+use bafs_proto::message::Role;
+use bafs_sched::driver::{self, Cancel, RunOptions};
+use bafs_sched::io::homes::FileHome;
+use bafs_sched::logic::{Outcome, Progress, Settings};
+use bafs_sched::report::RunReport;
+use bafs_sched::workflow::Workflow;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::RunArgs;
+use crate::client::Client;
+use crate::cluster::{Cluster, ClusterSpec};
+use crate::display::Display;
+use crate::init;
+use crate::output::Output;
+use crate::rate::{parse_bytes, parse_rate};
+use crate::workflow_file;
+
+/// Space of each node of a throw-away cluster when nobody says otherwise.
+const NODE_SIZE: &str = "10 GB";
+
+/// How a workflow is run on a throw-away cluster.
+#[derive(Debug, Clone)]
+pub(crate) struct Way {
+    /// File of the journal.
+    pub(crate) journal: PathBuf,
+    /// Without volumes and caches.
+    pub(crate) remote_io: bool,
+    /// For people or for machines.
+    pub(crate) output: Output,
+    /// Kill a node when so many jobs are done.
+    pub(crate) kill_after_jobs: Option<u32>,
+}
+
+/// Runs the command.
+pub(crate) async fn run(args: RunArgs, output: Output) -> Result<ExitCode> {
+    let workflow = workflow_file::load(&args.workflow)?;
+    let report = match args.local {
+        Some(nodes) => run_local(&args, workflow, nodes, output).await?,
+        None => run_remote(&args, workflow, output).await?,
+    };
+    output.say(&explain(&report), &report)?;
+    Ok(if report.outcome == Outcome::Complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn run_local(
+    args: &RunArgs,
+    workflow: Workflow,
+    nodes: u32,
+    output: Output,
+) -> Result<RunReport> {
+    if nodes == 0 {
+        bail!("--local 0: a cluster needs a node");
+    }
+    let file = args.workflow.canonicalize()?;
+    let beside = || file.parent().map(Path::to_owned).context("a file has a directory");
+    let export = match &args.export {
+        Some(directory) => directory
+            .canonicalize()
+            .with_context(|| format!("--export {}", directory.display()))?,
+        None => beside()?,
+    };
+    let size = args.node_size.clone().unwrap_or_else(|| NODE_SIZE.to_owned());
+    parse_bytes(&size).context("--node-size")?;
+    args.limit.as_deref().map(parse_rate).transpose().context("--limit")?;
+    let cores = u32::try_from(std::thread::available_parallelism()?.get())?;
+    let spec = ClusterSpec {
+        program: std::env::current_exe().context("cannot find the bafs program")?,
+        export,
+        limit: args.limit.clone(),
+        node_sizes: vec![size; nodes as usize],
+        slots: cores.div_ceil(nodes),
+        keep: false,
+    };
+    let mut cluster = tokio::task::block_in_place(|| Cluster::start(&spec))?;
+    let way = Way {
+        // The cluster does not outlive this run, and so neither does its journal.
+        journal: args.journal.clone().unwrap_or_else(|| cluster.directory().join("journal")),
+        remote_io: args.remote_io,
+        output,
+        kill_after_jobs: None,
+    };
+    tokio::select! {
+        report = on_cluster(workflow, &mut cluster, &way) => report,
+        () = interrupted() => bail!("interrupted; the throw-away cluster was removed"),
+    }
+}
+
+/// Runs a workflow on a throw-away cluster.
+pub(crate) async fn on_cluster(
+    workflow: Workflow,
+    cluster: &mut Cluster,
+    way: &Way,
+) -> Result<RunReport> {
+    let client = Client::with(&cluster.identity(), cluster.catalog())?;
+    let root = cluster.export().to_string_lossy().into_owned();
+    let options = RunOptions {
+        catalog: cluster.catalog().to_owned(),
+        identity: client.identity.clone(),
+        journal: way.journal.clone(),
+        settings: Settings { remote_io: way.remote_io, ..Settings::default() },
+        file_home: Some(FileHome { address: cluster.home().to_owned(), root }),
+        cancel: Cancel::default(),
+    };
+    let display = Display::start(way.output, client);
+    let mut kill_at = way.kill_after_jobs.map(u64::from);
+    let progress = |progress: &Progress| {
+        display.show(progress);
+        if kill_at.is_some_and(|jobs| progress.jobs_done >= jobs) {
+            kill_at = None;
+            kill_a_node(cluster);
+        }
+    };
+    Ok(driver::run(workflow, options, progress).await?)
+}
+
+/// Kills the second node, or the only one: what `bafs demo --kill-node` promises.
+fn kill_a_node(cluster: &mut Cluster) {
+    let name = if cluster.address("n2").is_empty() { "n1" } else { "n2" };
+    match cluster.kill(name) {
+        Ok(()) => eprintln!("killed node {name} (SIGKILL)"),
+        Err(error) => eprintln!("could not kill node {name}: {error:#}"),
+    }
+}
+
+async fn run_remote(args: &RunArgs, workflow: Workflow, output: Output) -> Result<RunReport> {
+    let (Some(identity_dir), Some(catalog)) = (&args.identity, &args.catalog) else {
+        bail!(
+            "say where to run: --local 4 for a throw-away cluster on this machine, or --identity \
+             DIR and --catalog HOST:PORT for one that is there"
+        );
+    };
+    let identity: Identity = init::load(identity_dir, Role::Scheduler)?;
+    let default_journal = || {
+        let mut name = args.workflow.clone().into_os_string();
+        name.push(".journal");
+        PathBuf::from(name)
+    };
+    let cancel = Cancel::default();
+    let options = RunOptions {
+        catalog: catalog.clone(),
+        identity,
+        journal: args.journal.clone().unwrap_or_else(default_journal),
+        settings: Settings { remote_io: args.remote_io, ..Settings::default() },
+        file_home: None,
+        cancel: cancel.clone(),
+    };
+    let display = Display::start(output, Client::with(identity_dir, catalog)?);
+    let stopper = tokio::spawn(async move {
+        interrupted().await;
+        eprintln!("stopping the jobs and deleting the volumes; once more to leave at once");
+        cancel.request();
+        interrupted().await;
+        std::process::exit(130);
+    });
+    let report = driver::run(workflow, options, |progress| display.show(progress)).await;
+    stopper.abort();
+    Ok(report?)
+}
+
+/// Returns when this process is asked to end.
+pub(crate) async fn interrupted() {
+    let wait = |kind| async move {
+        match signal(kind) {
+            Ok(mut signal) => drop(signal.recv().await),
+            // Without a handler the signal ends the process by itself.
+            Err(_) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = wait(SignalKind::interrupt()) => {}
+        () = wait(SignalKind::terminate()) => {}
+        () = wait(SignalKind::hangup()) => {}
+    }
+}
+
+/// How a run ended, in words.
+pub(crate) fn explain(report: &RunReport) -> String {
+    let totals = &report.totals;
+    let took = Duration::from_millis(report.wall_ms).as_secs_f64();
+    let mut text = match &report.outcome {
+        Outcome::Complete => format!("{}: complete", report.workflow),
+        Outcome::Cancelled => format!("{}: cancelled", report.workflow),
+        Outcome::Failed { .. } => format!("{}: FAILED", report.workflow),
+    };
+    text += &format!(
+        "; {} of {} jobs done, {} of {} files at home, {took:.1} s",
+        totals.jobs_done, totals.jobs_total, totals.extracts_done, totals.extracts_total
+    );
+    if let Outcome::Failed { jobs, messages } = &report.outcome {
+        for failure in jobs {
+            text += &format!("\njob {} failed", failure.name);
+            if !failure.node.is_empty() {
+                text += &format!(" on {}", failure.node);
+            }
+            text += &format!(": {}", failure.reason);
+            for line in failure.output_tail.lines() {
+                text += &format!("\n    {line}");
+            }
+        }
+        for message in messages {
+            text += &format!("\n{message}");
+        }
+        if totals.jobs_skipped > 0 {
+            text += &format!("\n{} jobs that depend on these did not run", totals.jobs_skipped);
+        }
+    }
+    text
+}

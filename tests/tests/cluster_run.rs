@@ -1,0 +1,226 @@
+//! Workflows on clusters of real processes: what comes home, and what failures do to it.
+
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bafs_tests::{World, cannot_mount, processes_with, said, skip};
+
+/// Four pipelines of two jobs: `count` reads shared data and its own input, `sum` what it wrote.
+/// `slow` seconds pass in each first job.
+fn pipelines(count: u32, slow: &str) -> String {
+    format!(
+        "volume data cache bafs://home/data 1 MB\n\
+         for i in 1..{count}\n\
+         volume in$(i) scratch 100 KB files 10 from bafs://home/in/$(i).txt\n\
+         volume work$(i) scratch 1 MB files 10\n\
+         job count$(i) {{\n\
+           executable = /bin/sh\n\
+           arguments = -c \"sleep {slow}; cat /data/*/*.txt /in/$(i).txt > /work/all; \
+           wc -l < /work/all > /work/lines\"\n\
+         }}\n\
+         job sum$(i) {{\n\
+           executable = /bin/sh\n\
+           arguments = -c \"cksum < /work/all > /work/sum; cat /work/lines >> /work/sum\"\n\
+         }}\n\
+         parent count$(i) child sum$(i)\n\
+         mount data count$(i) /data\n\
+         mount in$(i) count$(i) /in\n\
+         mount work$(i) count$(i) /work\n\
+         mount work$(i) sum$(i) /work\n\
+         extract work$(i) sum bafs://home/out/$(i)\n\
+         end\n"
+    )
+}
+
+/// Input for [`pipelines`], and what each output must be.
+fn put_input(world: &World, count: u32) -> Result<Vec<Vec<u8>>> {
+    let mut shared = Vec::new();
+    for file in ["a/one.txt", "a/two.txt", "b/three.txt"] {
+        let text: String = (0..3_000).map(|line| format!("{file} {line}\n")).collect();
+        world.put(&format!("data/{file}"), text.as_bytes())?;
+        shared.extend(text.into_bytes());
+    }
+    let mut expected = Vec::new();
+    for i in 1..=count {
+        let own = format!("input of {i}\n");
+        world.put(&format!("in/{i}.txt"), own.as_bytes())?;
+        let all = [shared.clone(), own.into_bytes()].concat();
+        expected.push(sum_of(&all)?);
+    }
+    Ok(expected)
+}
+
+fn sum_of(all: &[u8]) -> Result<Vec<u8>> {
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), all)?;
+    let script = "cksum < $0; wc -l < $0";
+    let output = std::process::Command::new("sh").args(["-c", script]).arg(file.path()).output()?;
+    Ok(output.stdout)
+}
+
+fn check_output(world: &World, expected: &[Vec<u8>]) -> Result<()> {
+    for (index, sum) in expected.iter().enumerate() {
+        let found = world.get(&format!("out/{}", index + 1))?;
+        ensure!(found == *sum, "output {} differs from a run on plain files", index + 1);
+    }
+    Ok(())
+}
+
+fn check_nothing_left(world: &World) -> Result<()> {
+    let volumes = world.json(&["volume", "list"])?;
+    ensure!(volumes.as_array().is_some_and(Vec::is_empty), "volumes are left: {volumes}");
+    let identity = world.cluster.identity();
+    let agents = processes_with(&format!("agent --identity {}", identity.display()));
+    ensure!(agents.is_empty(), "agents are left: {agents:?}");
+    Ok(())
+}
+
+fn ready(name: &str, node_sizes: &[&str]) -> Result<Option<World>> {
+    if let Some(reason) = cannot_mount() {
+        skip(name, &reason);
+        return Ok(None);
+    }
+    let world = World::start(node_sizes)?;
+    world.wait_for_servers(node_sizes.len() + 1)?;
+    Ok(Some(world))
+}
+
+fn start_run(world: &World, workflow: &str) -> Result<Child> {
+    let mut command = world.bafs(&["run", workflow, "--json"]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().context("bafs run starts")
+}
+
+fn wait_for_output(world: &World, path: &str) -> Result<()> {
+    for _ in 0..600 {
+        if world.get(path).is_ok() {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    anyhow::bail!("{path} did not come home")
+}
+
+#[test]
+fn cluster_runs_a_workflow() -> Result<()> {
+    let Some(world) = ready("cluster_runs_a_workflow", &["20MB", "30MB"])? else { return Ok(()) };
+    let expected = put_input(&world, 4)?;
+    let path = world.workflow(&pipelines(4, "0"))?;
+    let output = world.bafs(&["run", &path.to_string_lossy()]).output()?;
+    ensure!(output.status.success(), said(&output));
+    check_output(&world, &expected)?;
+    check_nothing_left(&world)
+}
+
+#[test]
+fn cluster_runs_a_workflow_with_remote_io() -> Result<()> {
+    let name = "cluster_runs_a_workflow_with_remote_io";
+    let Some(world) = ready(name, &["20MB"])? else { return Ok(()) };
+    let expected = put_input(&world, 2)?;
+    let path = world.workflow(&pipelines(2, "0"))?;
+    let output = world.bafs(&["run", &path.to_string_lossy(), "--remote-io"]).output()?;
+    ensure!(output.status.success(), said(&output));
+    check_output(&world, &expected)?;
+    let left = world.home.path().join(".bafs-remote");
+    ensure!(bafs_tests::is_empty(&left), "{} is left", left.display());
+    Ok(())
+}
+
+#[test]
+fn cluster_survives_a_killed_scheduler() -> Result<()> {
+    let name = "cluster_survives_a_killed_scheduler";
+    let Some(world) = ready(name, &["20MB"])? else { return Ok(()) };
+    let expected = put_input(&world, 4)?;
+    let log = world.home.path().join("started");
+    // Each first job says on the host that it started: finished ones must not start again.
+    let text = pipelines(4, "1").replace("sleep 1;", &format!("echo $(i) >> {}; sleep 1;", log.display()));
+    let path = world.workflow(&text)?;
+    let mut first = start_run(&world, &path.to_string_lossy())?;
+    wait_for_output(&world, "out/1")?;
+    first.kill()?;
+    first.wait()?;
+    let started = std::fs::read_to_string(&log)?;
+    let output = start_run(&world, &path.to_string_lossy())?.wait_with_output()?;
+    ensure!(output.status.success(), said(&output));
+    check_output(&world, &expected)?;
+    let all = std::fs::read_to_string(&log)?;
+    ensure!(all.starts_with(&started), "the log was rewritten");
+    ensure!(all.lines().count() == 4, "jobs ran again: {all}");
+    check_nothing_left(&world)
+}
+
+#[test]
+fn cluster_survives_a_killed_node() -> Result<()> {
+    let name = "cluster_survives_a_killed_node";
+    let Some(mut world) = ready(name, &["20MB", "20MB", "20MB"])? else { return Ok(()) };
+    let expected = put_input(&world, 6)?;
+    let path = world.workflow(&pipelines(6, "2"))?;
+    let run = start_run(&world, &path.to_string_lossy())?;
+    std::thread::sleep(Duration::from_millis(1_500));
+    world.cluster.kill("n2")?;
+    let output = run.wait_with_output()?;
+    ensure!(output.status.success(), said(&output));
+    check_output(&world, &expected)?;
+    check_nothing_left(&world)
+}
+
+#[test]
+fn cluster_reports_failed_jobs_and_keeps_what_is_done() -> Result<()> {
+    let name = "cluster_reports_failed_jobs_and_keeps_what_is_done";
+    let Some(world) = ready(name, &["20MB"])? else { return Ok(()) };
+    let log = world.home.path().join("tries");
+    let text = format!(
+        "volume v scratch 1 MB\nvolume w scratch 1 MB\nvolume x scratch 1 MB\n\
+         job good {{\nexecutable = /bin/sh\narguments = -c \"echo fine > /v/out\"\n}}\n\
+         job bad {{\nexecutable = /bin/sh\n\
+         arguments = -c \"echo x >> {}; echo that went wrong >&2; exit 3\"\n}}\n\
+         job killed {{\nexecutable = /bin/sh\narguments = -c \"kill -SEGV $$\"\n}}\n\
+         job gone {{\nexecutable = /no/such/program\n}}\n\
+         mount v good /v\nmount w bad /w\nmount x killed /x\nmount w gone /w\n\
+         parent bad child gone\nretry bad 2\nextract v out bafs://home/out/good\n\
+         extract w out bafs://home/out/bad\n",
+        log.display()
+    );
+    let path = world.workflow(&text)?;
+    let output = world.bafs(&["run", &path.to_string_lossy()]).output()?;
+    let text = said(&output);
+    ensure!(output.status.code() == Some(1), "exit 1 was expected: {text}");
+    ensure!(std::fs::read_to_string(&log)?.lines().count() == 3, "one try and two retries");
+    ensure!(world.get("out/good")? == b"fine\n", "finished work is at home");
+    for part in ["bad", "3", "that went wrong", "killed", "11"] {
+        ensure!(text.contains(part), "the report does not say '{part}': {text}");
+    }
+    check_nothing_left(&world)
+}
+
+#[test]
+fn cluster_says_what_is_wrong_with_a_workflow() -> Result<()> {
+    let name = "cluster_says_what_is_wrong_with_a_workflow";
+    let Some(world) = ready(name, &["20MB"])? else { return Ok(()) };
+    let job = "job j {\nexecutable = /bin/true\n}\nmount v j /v\n";
+    let cases = [
+        ("volume v scratch 1 TB\n", "v"),
+        ("volume v cache bafs://home/nowhere 1 MB\n", "nowhere"),
+        ("volume v scratch 1 MB from bafs://home/nothing.txt\n", "nothing.txt"),
+        ("volume v cache bafs://elsewhere/data 1 MB\n", "elsewhere"),
+    ];
+    for (index, (volume, named)) in cases.into_iter().enumerate() {
+        let path = world.workflow(&format!("{volume}{job}"))?;
+        let journal = world.home.path().join(format!("journal{index}"));
+        let output = world
+            .bafs(&["run", &path.to_string_lossy(), "--journal", &journal.to_string_lossy()])
+            .output()?;
+        let text = said(&output);
+        ensure!(output.status.code() == Some(1), "{volume}: exit 1 was expected: {text}");
+        ensure!(text.contains(named), "{volume}: '{named}' is not named: {text}");
+    }
+    let path = world.workflow("volume v scratch 1 MB\njob j {\nexecutable = /no/such/program\n}\nmount v j /v\n")?;
+    let journal = world.home.path().join("journal");
+    let output = world
+        .bafs(&["run", &path.to_string_lossy(), "--journal", &journal.to_string_lossy()])
+        .output()?;
+    ensure!(output.status.code() == Some(1), said(&output));
+    ensure!(said(&output).contains("/no/such/program"), said(&output));
+    check_nothing_left(&world)
+}
