@@ -63,25 +63,35 @@ impl Catalog {
 
     fn answer(&self, incoming: Incoming) -> Result<Reply> {
         let (token, now) = (&incoming.token, clock::now());
-        self.counters.add(&format!("calls.{}", incoming.request.name()), 1);
+        self.counters
+            .add(&format!("calls.{}", incoming.request.name()), 1);
         match incoming.request {
             Request::Advertise(call) => {
-                self.access.require(token, Resource::Catalog, Right::Write)?;
+                self.access
+                    .require(token, Resource::Catalog, Right::Write)?;
                 let servers = self.adverts().advertise(now, call.advert).map_err(refuse)?;
                 let servers = u32::try_from(servers).unwrap_or(u32::MAX);
                 Ok(Reply::Advertise(Advertised { servers }))
             }
             Request::QueryServers(call) => {
                 self.access.require(token, Resource::Catalog, Right::Read)?;
-                Ok(Reply::QueryServers(ServerList { servers: self.adverts().query(now, &call) }))
+                Ok(Reply::QueryServers(ServerList {
+                    servers: self.adverts().query(now, &call),
+                }))
             }
             Request::ReadCounters(_) => {
                 self.access.require(token, Resource::Catalog, Right::Read)?;
                 let values = self.counters.snapshot();
-                Ok(Reply::ReadCounters(CounterValues { server: self.id, values }))
+                Ok(Reply::ReadCounters(CounterValues {
+                    server: self.id,
+                    values,
+                }))
             }
             other => {
-                let text = format!("a catalog does not answer {}; ask a node or home", other.name());
+                let text = format!(
+                    "a catalog does not answer {}; ask a node or home",
+                    other.name()
+                );
                 Err(Error::new(ErrorCode::Unsupported, text))
             }
         }

@@ -70,15 +70,28 @@ struct State {
 
 #[derive(Debug)]
 enum Execution {
-    Running { job: StartJob, kill: watch::Sender<bool>, task: Option<AbortHandle> },
-    Ended { job: Option<StartJob>, report: JobReport, bytes: usize },
+    Running {
+        job: StartJob,
+        kill: watch::Sender<bool>,
+        task: Option<AbortHandle>,
+    },
+    Ended {
+        job: Option<StartJob>,
+        report: JobReport,
+        bytes: usize,
+    },
 }
 
 impl Executor {
     /// An executor without jobs.
     pub fn new(config: ExecutorConfig, counters: Counters) -> Arc<Self> {
         let changed = watch::Sender::new(0);
-        Arc::new(Self { config, state: Mutex::default(), changed, counters })
+        Arc::new(Self {
+            config,
+            state: Mutex::default(),
+            changed,
+            counters,
+        })
     }
 
     /// Wakes whenever a job starts or ends.
@@ -114,7 +127,11 @@ impl Executor {
             }
             None => self.admit(&state)?,
         }
-        let running = Execution::Running { job: call.clone(), kill, task: None };
+        let running = Execution::Running {
+            job: call.clone(),
+            kill,
+            task: None,
+        };
         state.executions.insert(id, running);
         state.running += 1;
         let this = self.clone();
@@ -156,10 +173,15 @@ impl Executor {
     /// `Malformed` when too many are asked for.
     pub async fn watch(&self, call: WatchJobs, deadline: Deadline) -> Result<JobReports> {
         if call.executions.len() > WATCHED_MAX {
-            let text = format!("{} executions are too many to ask for", call.executions.len());
+            let text = format!(
+                "{} executions are too many to ask for",
+                call.executions.len()
+            );
             return Err(Error::new(ErrorCode::Malformed, text));
         }
-        let near = deadline.left().saturating_sub(Duration::from_millis(MARGIN_MS));
+        let near = deadline
+            .left()
+            .saturating_sub(Duration::from_millis(MARGIN_MS));
         let wait = near.min(Duration::from_millis(u64::from(call.wait_ms)));
         let until = Deadline::after(wait);
         let mut changes = self.changes();
@@ -179,7 +201,10 @@ impl Executor {
         let mut state = self.state();
         state.stopped = true;
         for execution in state.executions.values() {
-            if let Execution::Running { task: Some(task), .. } = execution {
+            if let Execution::Running {
+                task: Some(task), ..
+            } = execution
+            {
                 task.abort();
             }
         }
@@ -195,7 +220,10 @@ impl Executor {
             return Err(Error::new(ErrorCode::Busy, "the node is about to stop"));
         }
         if state.running >= slots * JOBS_PER_SLOT {
-            let text = format!("{} jobs run on {slots} slots; wait for one to end", state.running);
+            let text = format!(
+                "{} jobs run on {slots} slots; wait for one to end",
+                state.running
+            );
             return Err(Error::new(ErrorCode::Busy, text));
         }
         Ok(())
@@ -226,9 +254,12 @@ impl State {
         let bytes = codec::encode(&report).map_or(0, |encoded| encoded.len());
         self.ended_bytes += bytes;
         self.ended.push_back(id);
-        self.executions.insert(id, Execution::Ended { job, report, bytes });
+        self.executions
+            .insert(id, Execution::Ended { job, report, bytes });
         while self.ended.len() > REPORTS_MAX || self.ended_bytes > REPORT_BYTES_MAX {
-            let Some(oldest) = self.ended.pop_front() else { return };
+            let Some(oldest) = self.ended.pop_front() else {
+                return;
+            };
             if let Some(Execution::Ended { bytes, .. }) = self.executions.remove(&oldest) {
                 self.ended_bytes -= bytes;
             }
@@ -252,5 +283,11 @@ impl State {
 
 /// A report that says how it ended and nothing else.
 fn bare(outcome: JobOutcome) -> JobReport {
-    JobReport { outcome, wall_ms: 0, cpu_ms: 0, output_tail: String::new(), volumes: Vec::new() }
+    JobReport {
+        outcome,
+        wall_ms: 0,
+        cpu_ms: 0,
+        output_tail: String::new(),
+        volumes: Vec::new(),
+    }
 }

@@ -29,6 +29,9 @@ const KILL_MS: u64 = 2_000;
 /// has exited, in milliseconds.
 const EXIT_MS: u64 = 2_000;
 
+/// Time for the last words of an agent to reach its log, in milliseconds.
+const LOG_MS: u64 = 500;
+
 /// Time for an agent to take its job, in milliseconds.
 const HAND_OVER_MS: u64 = 10_000;
 
@@ -48,16 +51,35 @@ async fn run_agent(
     killed: &mut watch::Receiver<bool>,
 ) -> Result<JobReport, Error> {
     let (mut child, input, output) = spawn(config)?;
-    if let Some(errors) = child.stderr.take() {
-        let path = config.logs.join(format!("{}.log", call.execution));
-        tokio::spawn(log::keep(errors, path));
+    let path = config.logs.join(format!("{}.log", call.execution));
+    let logging = child
+        .stderr
+        .take()
+        .map(|errors| tokio::spawn(log::keep(errors, path)));
+    let result = run_spawned(child, input, output, call, killed).await;
+    if let Some(logging) = logging {
+        // Who reads the report may look at the log next.
+        let _ = tokio::time::timeout(Duration::from_millis(LOG_MS), logging).await;
     }
+    result
+}
+
+async fn run_spawned(
+    mut child: Child,
+    input: ChildStdin,
+    output: ChildStdout,
+    call: &StartJob,
+    killed: &mut watch::Receiver<bool>,
+) -> Result<JobReport, Error> {
     let mut reading = tokio::spawn(read_report(output));
     let ending = supervise(&mut child, input, call, killed, &mut reading).await;
     let report = match ending {
         Ending::Reported(report) => {
             let exit = child.wait();
-            if tokio::time::timeout(Duration::from_millis(EXIT_MS), exit).await.is_err() {
+            if tokio::time::timeout(Duration::from_millis(EXIT_MS), exit)
+                .await
+                .is_err()
+            {
                 end(&mut child).await;
             }
             return report.map(bounded);
@@ -66,7 +88,10 @@ async fn run_agent(
             let rest = tokio::time::timeout(Duration::from_millis(EXIT_MS), &mut reading).await;
             match rest {
                 Ok(Ok(Ok(report))) => return Ok(bounded(report)),
-                _ => Err(died(call, &format!("it ended with {status}, and gave no report"))),
+                _ => Err(died(
+                    call,
+                    &format!("it ended with {status}, and gave no report"),
+                )),
             }
         }
         Ending::Killed => {
@@ -79,7 +104,11 @@ async fn run_agent(
         }
     };
     reading.abort();
-    if *killed.borrow() { Ok(bare(JobOutcome::Killed)) } else { report }
+    if *killed.borrow() {
+        Ok(bare(JobOutcome::Killed))
+    } else {
+        report
+    }
 }
 
 /// How the supervision of an agent ended.
@@ -185,7 +214,10 @@ async fn hand_over(input: &mut Option<ChildStdin>, call: &StartJob) -> Result<()
 async fn read_report(output: ChildStdout) -> Result<JobReport, String> {
     let mut line = Vec::new();
     let mut output = BufReader::new(output.take(REPORT_LINE_BYTES_MAX));
-    output.read_until(b'\n', &mut line).await.map_err(|e| e.to_string())?;
+    output
+        .read_until(b'\n', &mut line)
+        .await
+        .map_err(|e| e.to_string())?;
     if line.is_empty() {
         return Err("it gave no report".to_owned());
     }
@@ -216,20 +248,23 @@ fn died(call: &StartJob, why: &str) -> Error {
 fn bounded(mut report: JobReport) -> JobReport {
     if report.output_tail.len() > TAIL_BYTES_MAX {
         let start = report.output_tail.len() - TAIL_BYTES_MAX;
-        let start = (start..).find(|&at| report.output_tail.is_char_boundary(at)).unwrap_or(0);
+        let start = (start..)
+            .find(|&at| report.output_tail.is_char_boundary(at))
+            .unwrap_or(0);
         report.output_tail.drain(..start);
     }
     let size = |report: &JobReport| codec::encode(report).map_or(usize::MAX, |bytes| bytes.len());
     if size(&report) > REPORT_BYTES_MAX {
         tracing::warn!("a report is too large; its list of touched pages is dropped");
-        report.volumes.iter_mut().for_each(|volume| volume.pages.clear());
+        report
+            .volumes
+            .iter_mut()
+            .for_each(|volume| volume.pages.clear());
     }
     if size(&report) > REPORT_BYTES_MAX {
         report.volumes.clear();
         report.outcome = match report.outcome {
-            JobOutcome::NotStarted(why) => {
-                JobOutcome::NotStarted(why.chars().take(1024).collect())
-            }
+            JobOutcome::NotStarted(why) => JobOutcome::NotStarted(why.chars().take(1024).collect()),
             outcome => outcome,
         };
     }

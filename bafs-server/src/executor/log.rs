@@ -27,7 +27,9 @@ pub(super) async fn keep(mut errors: ChildStderr, path: PathBuf) {
         let Ok(mut open) = log else { continue };
         let piece = buffer[..length].to_vec();
         let writing = spawn_blocking(move || open.write(&piece).map(|()| open)).await;
-        log = writing.map_err(io::Error::other).and_then(|written| written);
+        log = writing
+            .map_err(io::Error::other)
+            .and_then(|written| written);
         if let Err(error) = &log {
             tracing::warn!(log = %shown, %error, "log of an agent is cut");
         }
@@ -46,7 +48,11 @@ impl Log {
         if let Some(directory) = path.parent() {
             remove_old(directory)?;
         }
-        Ok(Self { file: File::create(&path)?, path, size: 0 })
+        Ok(Self {
+            file: File::create(&path)?,
+            path,
+            size: 0,
+        })
     }
 
     fn write(&mut self, piece: &[u8]) -> io::Result<()> {
@@ -84,7 +90,8 @@ mod tests {
         let path = directory.path().join("1.log");
         let mut log = Log::open(path.clone()).expect("open");
         for number in 0..2_000u32 {
-            log.write(format!("{number:1023}\n").as_bytes()).expect("write");
+            log.write(format!("{number:1023}\n").as_bytes())
+                .expect("write");
         }
         let old = fs::read(path.with_extension("log.old")).expect("old");
         let new = fs::read(&path).expect("new");
@@ -99,6 +106,9 @@ mod tests {
             fs::write(directory.path().join(format!("{number}.log")), b"").expect("write");
         }
         drop(Log::open(directory.path().join("new.log")).expect("open"));
-        assert_eq!(fs::read_dir(directory.path()).expect("list").count(), LOGS_MAX);
+        assert_eq!(
+            fs::read_dir(directory.path()).expect("list").count(),
+            LOGS_MAX
+        );
     }
 }

@@ -63,10 +63,18 @@ impl Adverts {
         let fits = |advert: &&Advert| {
             let cooperates = |name: &String| advert.caches.iter().any(|c| c.cooperative == *name);
             query.kind.is_none_or(|kind| advert.kind == kind)
-                && query.group.as_ref().is_none_or(|group| advert.group == *group)
+                && query
+                    .group
+                    .as_ref()
+                    .is_none_or(|group| advert.group == *group)
                 && query.cooperative.as_ref().is_none_or(cooperates)
         };
-        self.live.values().map(|(advert, _)| advert).filter(fits).cloned().collect()
+        self.live
+            .values()
+            .map(|(advert, _)| advert)
+            .filter(fits)
+            .cloned()
+            .collect()
     }
 
     fn expire(&mut self, now: Time) {
@@ -119,9 +127,16 @@ mod tests {
     #[test]
     fn nobody_is_remembered_for_ever() {
         let mut adverts = Adverts::default();
-        let eternal = Advert { ttl_ms: u64::MAX, ..advert(1) };
+        let eternal = Advert {
+            ttl_ms: u64::MAX,
+            ..advert(1)
+        };
         adverts.advertise(Time(0), eternal).expect("room");
-        assert!(adverts.query(Time(TTL_MS_MAX), &QueryServers::default()).is_empty());
+        assert!(
+            adverts
+                .query(Time(TTL_MS_MAX), &QueryServers::default())
+                .is_empty()
+        );
     }
 
     #[test]
@@ -134,18 +149,51 @@ mod tests {
             capacity_bytes: 1,
             used_bytes: 0,
         };
-        let home = Advert { kind: ServerKind::Home, ..advert(1) };
-        let other = Advert { group: "h".to_owned(), ..advert(2) };
-        let caching = Advert { caches: vec![cache], ..advert(3) };
+        let home = Advert {
+            kind: ServerKind::Home,
+            ..advert(1)
+        };
+        let other = Advert {
+            group: "h".to_owned(),
+            ..advert(2)
+        };
+        let caching = Advert {
+            caches: vec![cache],
+            ..advert(3)
+        };
         for advert in [home, other, caching] {
             adverts.advertise(Time(0), advert).expect("room");
         }
         let mut ask = |query: QueryServers| ids(&adverts.query(Time(1), &query));
         let none = QueryServers::default();
-        assert_eq!(ask(QueryServers { kind: Some(ServerKind::Home), ..none.clone() }), [1]);
-        assert_eq!(ask(QueryServers { group: Some("h".to_owned()), ..none.clone() }), [2]);
-        assert_eq!(ask(QueryServers { cooperative: Some("db".to_owned()), ..none.clone() }), [3]);
-        assert!(ask(QueryServers { cooperative: Some("no".to_owned()), ..none }).is_empty());
+        assert_eq!(
+            ask(QueryServers {
+                kind: Some(ServerKind::Home),
+                ..none.clone()
+            }),
+            [1]
+        );
+        assert_eq!(
+            ask(QueryServers {
+                group: Some("h".to_owned()),
+                ..none.clone()
+            }),
+            [2]
+        );
+        assert_eq!(
+            ask(QueryServers {
+                cooperative: Some("db".to_owned()),
+                ..none.clone()
+            }),
+            [3]
+        );
+        assert!(
+            ask(QueryServers {
+                cooperative: Some("no".to_owned()),
+                ..none
+            })
+            .is_empty()
+        );
     }
 
     #[test]
@@ -154,9 +202,15 @@ mod tests {
         for id in 0..ADVERTS_MAX as u64 {
             adverts.advertise(Time(0), advert(id)).expect("room");
         }
-        assert_eq!(adverts.advertise(Time(1), advert(u64::MAX)), Err(Refusal::Full));
+        assert_eq!(
+            adverts.advertise(Time(1), advert(u64::MAX)),
+            Err(Refusal::Full)
+        );
         assert_eq!(adverts.advertise(Time(1), advert(7)), Ok(ADVERTS_MAX));
-        let long = Advert { name: "x".repeat(256), ..advert(7) };
+        let long = Advert {
+            name: "x".repeat(256),
+            ..advert(7)
+        };
         assert_eq!(adverts.advertise(Time(1), long), Err(Refusal::TooLong));
         assert_eq!(adverts.advertise(Time(5_000), advert(u64::MAX)), Ok(1));
     }

@@ -28,7 +28,10 @@ pub struct Space {
 impl Space {
     /// A ledger over `capacity` with nothing promised.
     pub fn new(capacity: Amount) -> Self {
-        Self { capacity, reserved: Amount::default() }
+        Self {
+            capacity,
+            reserved: Amount::default(),
+        }
     }
 
     /// What may be promised at most.

@@ -90,7 +90,16 @@ impl VolumeTable {
         let expires = now.plus_ms(spec.lifetime_ms);
         let (state, fault) = (VolumeState::Ready, String::new());
         let id = spec.id;
-        let before = self.rows.insert(id, Row { spec, state, fault, manifest, expires });
+        let before = self.rows.insert(
+            id,
+            Row {
+                spec,
+                state,
+                fault,
+                manifest,
+                expires,
+            },
+        );
         assert!(before.is_none(), "volume {id} restored twice");
     }
 
@@ -127,7 +136,9 @@ impl VolumeTable {
             return Err(Refusal::TooMany);
         }
         let soon = !self.leaving.is_empty();
-        self.space.reserve(amount(spec)).map_err(|short| Refusal::Short { short, soon })?;
+        self.space
+            .reserve(amount(spec))
+            .map_err(|short| Refusal::Short { short, soon })?;
         let row = Row {
             spec: spec.clone(),
             state: VolumeState::Creating,
@@ -142,8 +153,14 @@ impl VolumeTable {
     /// The content is in place. False when nobody wants the volume any more.
     #[must_use]
     pub fn ready(&mut self, now: Time, id: VolumeId, manifest: Option<Digest>) -> bool {
-        let Some(row) = self.rows.get_mut(&id) else { return false };
-        assert_eq!(row.state, VolumeState::Creating, "volume {id} is made twice");
+        let Some(row) = self.rows.get_mut(&id) else {
+            return false;
+        };
+        assert_eq!(
+            row.state,
+            VolumeState::Creating,
+            "volume {id} is made twice"
+        );
         row.state = VolumeState::Ready;
         row.manifest = manifest;
         row.expires = now.plus_ms(row.spec.lifetime_ms);
@@ -152,8 +169,14 @@ impl VolumeTable {
 
     /// Making the volume failed. Its space stays reserved until it is deleted or expires.
     pub fn failed(&mut self, now: Time, id: VolumeId, fault: String) {
-        let Some(row) = self.rows.get_mut(&id) else { return };
-        assert_eq!(row.state, VolumeState::Creating, "volume {id} fails after it was made");
+        let Some(row) = self.rows.get_mut(&id) else {
+            return;
+        };
+        assert_eq!(
+            row.state,
+            VolumeState::Creating,
+            "volume {id} fails after it was made"
+        );
         row.state = VolumeState::Failed;
         row.fault = fault;
         row.expires = now.plus_ms(row.spec.lifetime_ms);
@@ -168,7 +191,9 @@ impl VolumeTable {
 
     /// Someone shows interest. False when the volume does not exist.
     pub fn renew(&mut self, now: Time, id: VolumeId) -> bool {
-        let Some(row) = self.rows.get_mut(&id) else { return false };
+        let Some(row) = self.rows.get_mut(&id) else {
+            return false;
+        };
         row.expires = row.expires.max(now.plus_ms(row.spec.lifetime_ms));
         true
     }
@@ -196,7 +221,11 @@ impl VolumeTable {
     /// them: making it has its own deadlines.
     pub fn expired(&self, now: Time) -> Vec<VolumeId> {
         let over = |row: &&Row| row.expires <= now && row.state != VolumeState::Creating;
-        self.rows.values().filter(over).map(|row| row.spec.id).collect()
+        self.rows
+            .values()
+            .filter(over)
+            .map(|row| row.spec.id)
+            .collect()
     }
 
     /// A volume.
@@ -225,7 +254,10 @@ pub struct Deletion {
 }
 
 fn amount(spec: &VolumeSpec) -> Amount {
-    Amount { bytes: spec.size_bytes, files: spec.size_files }
+    Amount {
+        bytes: spec.size_bytes,
+        files: spec.size_files,
+    }
 }
 
 #[cfg(test)]
@@ -247,7 +279,10 @@ mod tests {
     }
 
     fn table() -> VolumeTable {
-        VolumeTable::new(Amount { bytes: 100, files: 10 })
+        VolumeTable::new(Amount {
+            bytes: 100,
+            files: 10,
+        })
     }
 
     #[test]
@@ -267,7 +302,10 @@ mod tests {
         table.create(Time(0), &spec(1, 1)).expect("room");
         assert!(table.delete(Time(1), VolumeId(1)).row.is_some());
         assert!(table.delete(Time(2), VolumeId(1)).row.is_none());
-        assert!(!table.ready(Time(3), VolumeId(1), None), "the maker comes too late");
+        assert!(
+            !table.ready(Time(3), VolumeId(1), None),
+            "the maker comes too late"
+        );
         table.removed(VolumeId(1));
         assert_eq!(table.create(Time(4), &spec(1, 1)), Err(Refusal::Gone));
         assert!(table.delete(Time(5), VolumeId(2)).row.is_none());
@@ -292,7 +330,10 @@ mod tests {
     fn volumes_expire_unless_someone_shows_interest() {
         let mut table = table();
         table.create(Time(0), &spec(1, 1)).expect("room");
-        assert!(table.expired(Time(5_000)).is_empty(), "it is still being made");
+        assert!(
+            table.expired(Time(5_000)).is_empty(),
+            "it is still being made"
+        );
         assert!(table.ready(Time(5_000), VolumeId(1), None));
         assert!(table.expired(Time(5_999)).is_empty());
         assert!(table.renew(Time(5_999), VolumeId(1)));

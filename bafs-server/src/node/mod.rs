@@ -92,7 +92,11 @@ impl Node {
     pub async fn open(config: NodeConfig, address: String, pool: Pool) -> Result<Arc<Self>> {
         let counters = Counters::default();
         let path = config.store.clone();
-        let (opened, used, id_pool) = (counters.clone(), config.identity.token.clone(), pool.clone());
+        let (opened, used, id_pool) = (
+            counters.clone(),
+            config.identity.token.clone(),
+            pool.clone(),
+        );
         let (store, caches) = tokio::task::spawn_blocking(move || {
             let store = Arc::new(Store::open(&path)?);
             let caches = Caches::open(store.cache(), id_pool, used, store.id(), opened)?;
@@ -100,7 +104,10 @@ impl Node {
         })
         .await
         .map_err(|e| Error::new(ErrorCode::ServerFault, format!("store: {e}")))??;
-        let capacity = Amount { bytes: config.capacity_bytes, files: config.capacity_files };
+        let capacity = Amount {
+            bytes: config.capacity_bytes,
+            files: config.capacity_files,
+        };
         let (opened, cached) = (store.clone(), caches.clone());
         let storage =
             Storage::open(opened, capacity, pool.clone(), cached, counters.clone()).await?;

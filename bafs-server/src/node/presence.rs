@@ -21,7 +21,9 @@ pub(super) async fn tell(node: Arc<Node>, catalog: String) {
     loop {
         volumes.mark_unchanged();
         jobs.mark_unchanged();
-        let call = Advertise { advert: node.advert() };
+        let call = Advertise {
+            advert: node.advert(),
+        };
         let deadline = Deadline::after_ms(ADVERTISE_MS);
         let token = &node.config.identity.token;
         if let Err(error) = node.pool.call(&catalog, token, call, deadline).await {
@@ -47,7 +49,11 @@ pub(super) async fn learn_peers(node: Arc<Node>, catalog: String) {
     loop {
         let deadline = Deadline::after_ms(ADVERTISE_MS);
         let token = &node.config.identity.token;
-        match node.pool.call(&catalog, token, query.clone(), deadline).await {
+        match node
+            .pool
+            .call(&catalog, token, query.clone(), deadline)
+            .await
+        {
             Ok(list) => node.caches.set_peers(list.servers),
             // The peers of a moment ago are the best guess; one that is gone shows by itself.
             Err(error) => tracing::debug!(%catalog, %error, "peers not learned"),

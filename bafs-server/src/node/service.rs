@@ -21,7 +21,8 @@ type Answer = Result<(Reply, Bytes)>;
 impl Service for Node {
     fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Answer> {
         Box::pin(async move {
-            self.counters.add(&format!("calls.{}", incoming.request.name()), 1);
+            self.counters
+                .add(&format!("calls.{}", incoming.request.name()), 1);
             self.admit(&incoming.token, &incoming.request)?;
             self.answer(incoming).await
         })
@@ -45,7 +46,9 @@ impl Node {
                     let text = format!("{} volumes are too many at once", call.volumes.len());
                     return Err(Error::new(ErrorCode::Malformed, text));
                 }
-                call.volumes.iter().try_for_each(|id| volume(*id, Right::Manage))
+                call.volumes
+                    .iter()
+                    .try_for_each(|id| volume(*id, Right::Manage))
             }
             Request::ListVolumeTree(call) => volume(call.volume, Right::Read),
             Request::ReadVolumeFile(call) => volume(call.volume, Right::Read),
@@ -57,22 +60,24 @@ impl Node {
                     self.access.require(token, resource, Right::Read)
                 }
             },
-            Request::OpenTree(OpenTree { tree, writable, .. }) => {
-                volume(tree_volume(tree)?, if *writable { Right::Write } else { Right::Read })
-            }
+            Request::OpenTree(OpenTree { tree, writable, .. }) => volume(
+                tree_volume(tree)?,
+                if *writable { Right::Write } else { Right::Read },
+            ),
             Request::RunFileOps(RunFileOps { tree, epoch, .. })
             | Request::CloseTree(CloseTree { tree, epoch }) => {
                 let id = tree_volume(tree)?;
                 // A session that is not known does nothing: the answer says so.
-                let right = self.storage.session_right(id, *epoch).unwrap_or(Right::Read);
+                let right = self
+                    .storage
+                    .session_right(id, *epoch)
+                    .unwrap_or(Right::Read);
                 volume(id, right)
             }
             Request::StartJob(_) | Request::WatchJobs(_) | Request::KillJob(_) => {
                 self.access.require(token, Resource::Jobs, Right::Manage)
             }
-            Request::ReadCounters(_) => {
-                self.access.require(token, Resource::Catalog, Right::Read)
-            }
+            Request::ReadCounters(_) => self.access.require(token, Resource::Catalog, Right::Read),
             Request::Advertise(_)
             | Request::QueryServers(_)
             | Request::ListSource(_)
@@ -94,9 +99,9 @@ impl Node {
             | Request::ReadManifest(_)
             | Request::ReadBlocks(_) => self.answer_data(incoming).await,
             Request::StartJob(call) => plain(Reply::StartJob(self.executor.start(call)?)),
-            Request::WatchJobs(call) => {
-                plain(Reply::WatchJobs(self.executor.watch(call, incoming.deadline).await?))
-            }
+            Request::WatchJobs(call) => plain(Reply::WatchJobs(
+                self.executor.watch(call, incoming.deadline).await?,
+            )),
             Request::KillJob(call) => plain(Reply::KillJob(self.executor.kill(call))),
             Request::ReadCounters(_) => {
                 let (server, values) = (self.store.id(), self.counters.snapshot());
@@ -107,14 +112,21 @@ impl Node {
     }
 
     async fn answer_volumes(&self, incoming: Incoming) -> Answer {
-        let Incoming { token, request, deadline, .. } = incoming;
+        let Incoming {
+            token,
+            request,
+            deadline,
+            ..
+        } = incoming;
         let reply = match request {
             Request::CreateVolume(call) => {
                 Reply::CreateVolume(self.storage.create(call, deadline).await?)
             }
             Request::ListVolumes(_) => {
                 let visible = |id| {
-                    self.access.require(&token, Resource::Volume(id), Right::Manage).is_ok()
+                    self.access
+                        .require(&token, Resource::Volume(id), Right::Manage)
+                        .is_ok()
                 };
                 Reply::ListVolumes(self.storage.list(visible).await?)
             }
@@ -135,11 +147,14 @@ impl Node {
     }
 
     async fn answer_data(&self, incoming: Incoming) -> Answer {
-        let Incoming { request, body, deadline, .. } = incoming;
+        let Incoming {
+            request,
+            body,
+            deadline,
+            ..
+        } = incoming;
         match request {
-            Request::OpenTree(call) => {
-                plain(Reply::OpenTree(self.storage.open_tree(call).await?))
-            }
+            Request::OpenTree(call) => plain(Reply::OpenTree(self.storage.open_tree(call).await?)),
             Request::RunFileOps(call) => {
                 let (results, data) = self.storage.run_file_ops(call, body).await?;
                 Ok((Reply::RunFileOps(results), data))
@@ -185,6 +200,9 @@ fn tree_volume(tree: &TreeRef) -> Result<VolumeId> {
 }
 
 fn unsupported(request: &Request) -> Error {
-    let text = format!("a node does not answer {}; ask home or the catalog", request.name());
+    let text = format!(
+        "a node does not answer {}; ask home or the catalog",
+        request.name()
+    );
     Error::new(ErrorCode::Unsupported, text)
 }

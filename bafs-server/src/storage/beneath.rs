@@ -7,9 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use bafs_proto::message::{SourceEntry, SourceIdentity, SourceKind};
-use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps,
-};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps};
 
 /// A directory whose inside is reached through it only.
 #[derive(Debug)]
@@ -31,9 +29,18 @@ impl Beneath {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let path = if path.is_empty() { "." } else { path };
-        let file = File::from(rustix::fs::openat2(&self.0, path, flags, Mode::empty(), resolve)?);
+        let file = File::from(rustix::fs::openat2(
+            &self.0,
+            path,
+            flags,
+            Mode::empty(),
+            resolve,
+        )?);
         if !file.metadata()?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "it is not a regular file",
+            ));
         }
         Ok(file)
     }
@@ -53,11 +60,21 @@ impl Beneath {
     }
 
     /// Makes a symbolic link, whatever it points at, with its modification time.
-    pub(super) fn create_symlink(&self, path: &str, target: &[u8], mtime_ns: i64) -> io::Result<()> {
+    pub(super) fn create_symlink(
+        &self,
+        path: &str,
+        target: &[u8],
+        mtime_ns: i64,
+    ) -> io::Result<()> {
         let (parent, name) = self.parent(path)?;
         rustix::fs::symlinkat(target, &parent, name)?;
         let times = timestamps(mtime_ns);
-        Ok(rustix::fs::utimensat(&parent, name, &times, AtFlags::SYMLINK_NOFOLLOW)?)
+        Ok(rustix::fs::utimensat(
+            &parent,
+            name,
+            &times,
+            AtFlags::SYMLINK_NOFOLLOW,
+        )?)
     }
 
     /// Sets permission bits and modification time of a directory, the root for the empty path.
@@ -72,7 +89,13 @@ impl Beneath {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
         let path = if path.is_empty() { "." } else { path };
-        Ok(rustix::fs::openat2(&self.0, path, flags, Mode::empty(), resolve)?)
+        Ok(rustix::fs::openat2(
+            &self.0,
+            path,
+            flags,
+            Mode::empty(),
+            resolve,
+        )?)
     }
 
     /// What is at `path`, itself and not what it points at; `None` for a socket, FIFO or device,
@@ -141,9 +164,21 @@ pub(super) fn identity(file: &File) -> io::Result<SourceIdentity> {
 fn entry(path: &str, kind: SourceKind, stat: &Stat) -> SourceEntry {
     let mtime_ns = stat.st_mtime.saturating_mul(1_000_000_000);
     let mtime_ns = mtime_ns.saturating_add(i64::try_from(stat.st_mtime_nsec).unwrap_or(0));
-    let size = if matches!(kind, SourceKind::File) { stat.st_size } else { 0 };
-    let identity = SourceIdentity { size: u64::try_from(size).unwrap_or(0), mtime_ns };
-    SourceEntry { path: path.to_owned(), kind, identity, mode: stat.st_mode & 0o7777 }
+    let size = if matches!(kind, SourceKind::File) {
+        stat.st_size
+    } else {
+        0
+    };
+    let identity = SourceIdentity {
+        size: u64::try_from(size).unwrap_or(0),
+        mtime_ns,
+    };
+    SourceEntry {
+        path: path.to_owned(),
+        kind,
+        identity,
+        mode: stat.st_mode & 0o7777,
+    }
 }
 
 fn timestamps(mtime_ns: i64) -> Timestamps {
@@ -151,5 +186,8 @@ fn timestamps(mtime_ns: i64) -> Timestamps {
         tv_sec: mtime_ns.div_euclid(1_000_000_000),
         tv_nsec: mtime_ns.rem_euclid(1_000_000_000),
     };
-    Timestamps { last_access: time, last_modification: time }
+    Timestamps {
+        last_access: time,
+        last_modification: time,
+    }
 }

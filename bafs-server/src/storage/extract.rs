@@ -64,16 +64,33 @@ impl Upload {
                 std::io::ErrorKind::PermissionDenied => ErrorCode::ServerFault,
                 _ => ErrorCode::BadPath,
             };
-            let text = format!("cannot extract '{}' of volume {}: {e}", call.path, call.volume);
+            let text = format!(
+                "cannot extract '{}' of volume {}: {e}",
+                call.path, call.volume
+            );
             Error::new(code, text)
         };
         let file = Beneath::open(root)
             .and_then(|beneath| beneath.open_file(&call.path))
             .map_err(|e| failed(&e))?;
         let identity = beneath::identity(&file).map_err(|e| failed(&e))?;
-        let mode = file.metadata().map_err(|e| failed(&e))?.permissions().mode() & 0o777;
+        let mode = file
+            .metadata()
+            .map_err(|e| failed(&e))?
+            .permissions()
+            .mode()
+            & 0o777;
         let (file, hasher) = (Arc::new(file), Hasher::new());
-        Ok(Self { call, pool, deadline, file, mode, identity, hasher, hashed_bytes: 0 })
+        Ok(Self {
+            call,
+            pool,
+            deadline,
+            file,
+            mode,
+            identity,
+            hasher,
+            hashed_bytes: 0,
+        })
     }
 
     /// Sends the file, with as many attempts as the deadline allows.
@@ -109,7 +126,11 @@ impl Upload {
     async fn attempt(&mut self) -> Result<PutReceipt> {
         let (extract, size) = (self.call.extract, self.identity.size);
         let (home, token) = (self.call.home.clone(), self.call.home_token.clone());
-        let begin = BeginPut { extract, path: self.call.target.clone(), mode: self.mode };
+        let begin = BeginPut {
+            extract,
+            path: self.call.target.clone(),
+            mode: self.mode,
+        };
         let progress = self.pool.call(&home, &token, begin, self.step()).await?;
         if let Some(receipt) = progress.receipt {
             return self.accept(receipt);
@@ -124,7 +145,10 @@ impl Upload {
             let piece = self.read(at, received).await?;
             let end = at + piece.len() as u64;
             if end > received {
-                let put = PutRange { extract, offset: at };
+                let put = PutRange {
+                    extract,
+                    offset: at,
+                };
                 let (pool, step) = (&self.pool, self.step());
                 let (told, _) = pool.call_with_body(&home, &token, put, piece, step).await?;
                 if told.received_bytes != end {
@@ -140,7 +164,11 @@ impl Upload {
             return Err(Error::new(ErrorCode::WrongState, text));
         }
         let digest = self.hasher.digest();
-        let commit = CommitPut { extract, size, digest };
+        let commit = CommitPut {
+            extract,
+            size,
+            digest,
+        };
         let receipt = self.pool.call(&home, &token, commit, self.step()).await?;
         if receipt.size != size || receipt.digest != digest {
             let text = "home's receipt is for other bytes than were sent";
@@ -152,7 +180,11 @@ impl Upload {
     /// Reads the next piece from `at`, up to what home has if that is ahead, and hashes what was
     /// not hashed before.
     async fn read(&mut self, at: u64, received: u64) -> Result<Bytes> {
-        let stop = if received > at { received } else { self.identity.size };
+        let stop = if received > at {
+            received
+        } else {
+            self.identity.size
+        };
         let length = usize::try_from((stop - at).min(PIECE_BYTES)).unwrap_or(0);
         let (file, path) = (self.file.clone(), self.call.path.clone());
         let piece = tokio::task::spawn_blocking(move || {
@@ -174,7 +206,10 @@ impl Upload {
         if receipt.extract == self.call.extract && receipt.path == self.call.target {
             return Ok(receipt);
         }
-        let text = format!("extract id {} was used for '{}'", self.call.extract, receipt.path);
+        let text = format!(
+            "extract id {} was used for '{}'",
+            self.call.extract, receipt.path
+        );
         Err(Error::new(ErrorCode::Conflict, text))
     }
 

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bafs_proto::ids::ExtractId;
 use bafs_proto::message::{ExtractFile, PutReceipt};
@@ -19,7 +20,17 @@ use super::{Storage, blocking};
 /// Most extractions at once; home is the bottleneck long before.
 const EXTRACTS_MAX: usize = 256;
 
+/// Pause before an extraction that ran out of another caller's time is started again.
+const PAUSE: Duration = Duration::from_millis(50);
+
 type Answer = watch::Receiver<Option<Result<PutReceipt>>>;
+
+/// Whether a caller started an extraction or found it under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Joined {
+    First,
+    Later,
+}
 
 /// Extractions under way.
 #[derive(Debug, Default)]
@@ -39,16 +50,31 @@ impl Storage {
         check_relative(&call.path)?;
         check_relative(&call.target)?;
         let stopped = || Error::new(ErrorCode::ServerFault, "the extraction was interrupted");
-        let mut answer = self.join(&call, deadline)?;
-        let done = answer.wait_for(Option::is_some).await.map_err(|_| stopped())?;
-        done.clone().ok_or_else(stopped)?
+        loop {
+            let (mut answer, joined) = self.join(&call, deadline)?;
+            let done = answer
+                .wait_for(Option::is_some)
+                .await
+                .map(|done| done.clone());
+            let result = done.map_err(|_| stopped())?.ok_or_else(stopped)?;
+            let again = |error: &Error| error.is_transient() && joined == Joined::Later;
+            if !result.as_ref().is_err_and(again) || deadline.left() <= PAUSE {
+                return result;
+            }
+            // Whoever started it had less time than this caller has.
+            tokio::time::sleep(PAUSE).await;
+        }
     }
 
     /// The answer of an extraction under way, started if it is not. It goes on when the caller
     /// gives up, at most until the caller's deadline.
-    fn join(self: &Arc<Self>, call: &ExtractFile, deadline: Deadline) -> Result<Answer> {
+    fn join(self: &Arc<Self>, call: &ExtractFile, deadline: Deadline) -> Result<(Answer, Joined)> {
         let extract = call.extract;
-        let mut under_way = self.extracts.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut under_way = self
+            .extracts
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if let Some((other, answer)) = under_way.get(&extract) {
             let tokenless = |call: &ExtractFile| ExtractFile {
                 home_token: Token::none(),
@@ -57,7 +83,7 @@ impl Storage {
             if tokenless(other) != tokenless(call) {
                 return Err(reused(extract, &other.path));
             }
-            return Ok(answer.clone());
+            return Ok((answer.clone(), Joined::Later));
         }
         if under_way.len() >= EXTRACTS_MAX {
             let text = format!("{EXTRACTS_MAX} extractions are under way; try again later");
@@ -65,14 +91,17 @@ impl Storage {
         }
         let (sender, answer) = watch::channel(None);
         under_way.insert(extract, (call.clone(), answer.clone()));
-        let entry = Entry { storage: self.clone(), extract };
+        let entry = Entry {
+            storage: self.clone(),
+            extract,
+        };
         let call = call.clone();
         tokio::spawn(async move {
             let result = entry.storage.extract_once(call, deadline).await;
             sender.send_replace(Some(result));
             drop(entry);
         });
-        Ok(answer)
+        Ok((answer, Joined::First))
     }
 
     async fn extract_once(&self, call: ExtractFile, deadline: Deadline) -> Result<PutReceipt> {
@@ -87,11 +116,26 @@ impl Storage {
         let root = self.scratch(call.volume)?;
         let (pool, asked, volume) = (self.pool.clone(), call.clone(), call.volume);
         let sending = async move {
-            blocking(move || Upload::open(&root, asked, pool, deadline)).await?.run().await
+            blocking(move || Upload::open(&root, asked, pool, deadline))
+                .await?
+                .run()
+                .await
         };
         let receipt = self.if_lives(volume, sending).await?;
-        let ExtractFile { volume, path, home, target, .. } = call;
-        let record = ReceiptRecord { volume, path, home, target, receipt: receipt.clone() };
+        let ExtractFile {
+            volume,
+            path,
+            home,
+            target,
+            ..
+        } = call;
+        let record = ReceiptRecord {
+            volume,
+            path,
+            home,
+            target,
+            receipt: receipt.clone(),
+        };
         self.table.write(Change::Receipt(extract, record)).await?;
         self.counters.add("extract.files", 1);
         self.counters.add("extract.bytes", receipt.size);
@@ -108,7 +152,9 @@ struct Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         let list = &self.storage.extracts.0;
-        list.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.extract);
+        list.lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&self.extract);
     }
 }
 

@@ -119,7 +119,12 @@ impl Fill {
         while let Some(done) = progress.files.join_next().await {
             joined(done)?;
         }
-        let Progress { root, directories, made, .. } = progress;
+        let Progress {
+            root,
+            directories,
+            made,
+            ..
+        } = progress;
         blocking(move || finish_all(&root, &directories, made)).await
     }
 
@@ -148,7 +153,8 @@ impl Fill {
             SourceKind::Symlink(target) => {
                 let (target, mtime_ns) = (target.clone(), entry.identity.mtime_ns);
                 blocking(move || {
-                    root.create_symlink(&path, &target, mtime_ns).map_err(|e| disk(&path, &e))
+                    root.create_symlink(&path, &target, mtime_ns)
+                        .map_err(|e| disk(&path, &e))
                 })
                 .await
             }
@@ -159,9 +165,19 @@ impl Fill {
                     joined(done)?;
                 }
                 progress.made += 1;
-                let sync = if progress.made <= SYNC_EACH_MAX { Sync::Now } else { Sync::WithAll };
+                let sync = if progress.made <= SYNC_EACH_MAX {
+                    Sync::Now
+                } else {
+                    Sync::WithAll
+                };
                 let (entry, ranges) = (Arc::new(entry.clone()), ranges.clone());
-                let copy = Copy { root, path, entry, ranges, sync };
+                let copy = Copy {
+                    root,
+                    path,
+                    entry,
+                    ranges,
+                    sync,
+                };
                 progress.files.spawn(self.clone().copy_file(copy));
                 Ok(())
             }
@@ -198,12 +214,21 @@ impl Fill {
             Source::Home { path, .. } if !path.is_empty() => {
                 Ok(path.rsplit('/').next().unwrap_or(path).to_owned())
             }
-            _ => Err(Error::new(ErrorCode::BadPath, "the root of the source is no directory")),
+            _ => Err(Error::new(
+                ErrorCode::BadPath,
+                "the root of the source is no directory",
+            )),
         }
     }
 
     async fn copy_file(self: Arc<Self>, copy: Copy) -> Result<()> {
-        let Copy { root, path, entry, ranges, sync } = copy;
+        let Copy {
+            root,
+            path,
+            entry,
+            ranges,
+            sync,
+        } = copy;
         let (size, shown) = (entry.identity.size, path.clone());
         let file = blocking(move || {
             let file = root.create_file(&path).map_err(|e| disk(&path, &e))?;
@@ -237,7 +262,13 @@ impl Fill {
         self.counters.add("fill.bytes", size);
         blocking(move || {
             beneath::finish(&*file, entry.mode, entry.identity.mtime_ns)
-                .and_then(|()| if sync == Sync::Now { file.sync_all() } else { Ok(()) })
+                .and_then(|()| {
+                    if sync == Sync::Now {
+                        file.sync_all()
+                    } else {
+                        Ok(())
+                    }
+                })
                 .map_err(|e| disk(&shown, &e))
         })
         .await
@@ -248,12 +279,18 @@ impl Fill {
         let (pool, token) = (&self.pool, &self.token);
         match &self.source {
             Source::Home { address, path } => {
-                let call = ListSource { path: path.clone(), after };
+                let call = ListSource {
+                    path: path.clone(),
+                    after,
+                };
                 let page = pool.call_until(address, token, call, body, deadline).await;
                 page.map_err(|e| e.context(format!("'{path}' of home {address}")))
             }
             Source::Volume { address, volume } => {
-                let call = ListVolumeTree { volume: *volume, after };
+                let call = ListVolumeTree {
+                    volume: *volume,
+                    after,
+                };
                 let page = pool.call_until(address, token, call, body, deadline).await;
                 page.map_err(|e| e.context(of_volume(*volume, address)))
             }
@@ -294,20 +331,35 @@ impl Fill {
         let (deadline, body) = (Deadline::after_ms(CALL_MS), Bytes::new());
         let (pool, token, identity) = (&self.pool, &self.token, entry.identity);
         let result = match &self.source {
-            Source::Home { address, path: base } => {
+            Source::Home {
+                address,
+                path: base,
+            } => {
                 let path = match (base.as_str(), entry.path.as_str()) {
                     (base, "") => base.to_owned(),
                     ("", path) => path.to_owned(),
                     (base, path) => format!("{base}/{path}"),
                 };
                 let block_bytes = PIECE_BYTES;
-                let call = ReadSource { path, identity, offset, length, block_bytes };
+                let call = ReadSource {
+                    path,
+                    identity,
+                    offset,
+                    length,
+                    block_bytes,
+                };
                 let data = pool.call_until(address, token, call, body, deadline).await;
                 data.map_err(|e| e.context(format!("home {address}")))
             }
             Source::Volume { address, volume } => {
                 let (volume, path) = (*volume, entry.path.clone());
-                let call = ReadVolumeFile { volume, path, identity, offset, length };
+                let call = ReadVolumeFile {
+                    volume,
+                    path,
+                    identity,
+                    offset,
+                    length,
+                };
                 let data = pool.call_until(address, token, call, body, deadline).await;
                 data.map_err(|e| e.context(of_volume(volume, address)))
             }
@@ -336,13 +388,20 @@ fn write_range(file: &File, offset: u64, data: &[u8]) -> io::Result<()> {
 fn finish_all(root: &Beneath, directories: &[SourceEntry], files: u64) -> Result<()> {
     for entry in directories.iter().rev() {
         // The root stays ours to write, whatever it was at the source.
-        let mode = if entry.path.is_empty() { entry.mode | 0o700 } else { entry.mode };
+        let mode = if entry.path.is_empty() {
+            entry.mode | 0o700
+        } else {
+            entry.mode
+        };
         root.finish_directory(&entry.path, mode, entry.identity.mtime_ns)
             .map_err(|e| disk(&entry.path, &e))?;
     }
     let top = root.directory("").map_err(|e| disk("tree", &e))?;
-    let synced =
-        if files > SYNC_EACH_MAX { rustix::fs::syncfs(&top) } else { rustix::fs::fsync(&top) };
+    let synced = if files > SYNC_EACH_MAX {
+        rustix::fs::syncfs(&top)
+    } else {
+        rustix::fs::fsync(&top)
+    };
     synced.map_err(|e| disk("tree", &e.into()))
 }
 
@@ -357,5 +416,8 @@ fn joined<T>(done: Result<Result<T>, JoinError>) -> Result<T> {
 }
 
 fn disk(path: &str, error: &io::Error) -> Error {
-    Error::new(ErrorCode::ServerFault, format!("cannot make '{path}' in the store: {error}"))
+    Error::new(
+        ErrorCode::ServerFault,
+        format!("cannot make '{path}' in the store: {error}"),
+    )
 }

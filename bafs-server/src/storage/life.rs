@@ -45,7 +45,9 @@ impl Storage {
         deadline: Deadline,
     ) -> Result<VolumeStatus> {
         check(&call.spec)?;
-        let wait = deadline.left().saturating_sub(Duration::from_millis(MARGIN_MS));
+        let wait = deadline
+            .left()
+            .saturating_sub(Duration::from_millis(MARGIN_MS));
         let near = Deadline::after(wait);
         let mut changes = self.changes();
         loop {
@@ -58,13 +60,17 @@ impl Storage {
                 }
                 Ok(Creation::Present) => {
                     let volumes = self.volumes();
-                    volumes.get(call.spec.id).is_some_and(|r| r.state == VolumeState::Creating)
+                    volumes
+                        .get(call.spec.id)
+                        .is_some_and(|r| r.state == VolumeState::Creating)
                 }
                 Err(Refusal::Short { soon, .. }) => soon,
                 Err(_) => false,
             };
             let in_time = waits
-                && tokio::time::timeout_at(near.instant().into(), changes.changed()).await.is_ok();
+                && tokio::time::timeout_at(near.instant().into(), changes.changed())
+                    .await
+                    .is_ok();
             if !in_time {
                 verdict.map_err(|refusal| refuse(&call.spec, refusal))?;
                 return self.show(call.spec.id).await;
@@ -107,12 +113,19 @@ impl Storage {
     ) -> Result<VolumeStatus> {
         let id = call.volume;
         self.touch(id)?;
-        let spec = self.volumes().get(id).map(|row| row.spec.clone()).ok_or_else(|| lost(id))?;
+        let spec = self
+            .volumes()
+            .get(id)
+            .map(|row| row.spec.clone())
+            .ok_or_else(|| lost(id))?;
         if matches!(spec.kind, VolumeKind::Scratch { .. }) {
             let text = format!("volume {id} is a scratch volume; only a cache is invalidated");
             return Err(Error::new(ErrorCode::WrongState, text));
         }
-        let manifest = self.caches.invalidate(id, call.source_token, deadline).await?;
+        let manifest = self
+            .caches
+            .invalidate(id, call.source_token, deadline)
+            .await?;
         let this = self.clone();
         // Not tied to the caller: the cache shows the new state already.
         let kept = tokio::spawn(async move {
@@ -120,13 +133,21 @@ impl Storage {
             if this.volumes().get(id).is_none() {
                 return Err(lost(id));
             }
-            this.table.write(Change::Keep(VolumeRecord { spec, manifest: Some(manifest) })).await?;
+            this.table
+                .write(Change::Keep(VolumeRecord {
+                    spec,
+                    manifest: Some(manifest),
+                }))
+                .await?;
             this.volumes().refreshed(id, manifest);
             this.notify();
             Ok(())
         });
         kept.await.unwrap_or_else(|e| {
-            Err(Error::new(ErrorCode::ServerFault, format!("invalidate: {e}")))
+            Err(Error::new(
+                ErrorCode::ServerFault,
+                format!("invalidate: {e}"),
+            ))
         })?;
         self.show(id).await
     }
@@ -176,10 +197,15 @@ impl Storage {
                     pool: self.pool.clone(),
                     token,
                     source: source.clone(),
-                    limit: Amount { bytes: spec.size_bytes, files: spec.size_files },
+                    limit: Amount {
+                        bytes: spec.size_bytes,
+                        files: spec.size_files,
+                    },
                     counters: self.counters.clone(),
                 };
-                fill.run(&self.store.tree_in_making(spec.id)).await.map(|()| None)
+                fill.run(&self.store.tree_in_making(spec.id))
+                    .await
+                    .map(|()| None)
             }
             VolumeKind::Cache { .. } => {
                 let deadline = Deadline::after_ms(LIST_MS);
@@ -199,7 +225,12 @@ impl Storage {
             let store = self.store.clone();
             blocking(move || store.commit(id).map_err(|e| disk(id, &e))).await?;
         }
-        self.table.write(Change::Keep(VolumeRecord { spec: spec.clone(), manifest })).await?;
+        self.table
+            .write(Change::Keep(VolumeRecord {
+                spec: spec.clone(),
+                manifest,
+            }))
+            .await?;
         let wanted = self.volumes().ready(clock::now(), id, manifest);
         assert!(wanted, "volume {id} was deleted out of turn");
         self.counters.add("volumes.made", 1);
@@ -221,7 +252,13 @@ impl Storage {
         }
         let store = self.store.clone();
         blocking(move || store.trash(id).map_err(|e| disk(id, &e))).await?;
-        self.table.write(Change::Bury { id, when, forgotten: deletion.forgotten }).await?;
+        self.table
+            .write(Change::Bury {
+                id,
+                when,
+                forgotten: deletion.forgotten,
+            })
+            .await?;
         drop(turn);
         let this = self.clone();
         tokio::spawn(async move {
@@ -244,7 +281,10 @@ impl Storage {
         }
         let store = self.store.clone();
         let gone = blocking(move || {
-            store.trash(id).and_then(|()| store.empty_trash(id)).map_err(|e| disk(id, &e))
+            store
+                .trash(id)
+                .and_then(|()| store.empty_trash(id))
+                .map_err(|e| disk(id, &e))
         });
         if let Err(error) = gone.await {
             tracing::warn!(volume = %id, %error, "half-made volume not removed");
@@ -265,7 +305,11 @@ fn check(spec: &VolumeSpec) -> Result<()> {
     let bad = |text: String| Err(Error::new(ErrorCode::Malformed, text));
     let (source, cooperative) = match &spec.kind {
         VolumeKind::Scratch { fill } => (fill.as_ref(), ""),
-        VolumeKind::Cache { source, cooperative, .. } => (Some(source), cooperative.as_str()),
+        VolumeKind::Cache {
+            source,
+            cooperative,
+            ..
+        } => (Some(source), cooperative.as_str()),
     };
     let address = match source {
         Some(Source::Home { address, path }) => {
@@ -275,13 +319,24 @@ fn check(spec: &VolumeSpec) -> Result<()> {
         Some(Source::Volume { address, .. }) => address.as_str(),
         None => "",
     };
-    for text in [spec.name.as_str(), spec.owner.as_str(), address, cooperative] {
+    for text in [
+        spec.name.as_str(),
+        spec.owner.as_str(),
+        address,
+        cooperative,
+    ] {
         if text.len() > TEXT_BYTES_MAX {
-            return bad(format!("a text of volume {} is over {TEXT_BYTES_MAX} bytes", spec.id));
+            return bad(format!(
+                "a text of volume {} is over {TEXT_BYTES_MAX} bytes",
+                spec.id
+            ));
         }
     }
     if spec.lifetime_ms == 0 || spec.lifetime_ms > LIFETIME_MS_MAX {
-        return bad(format!("the lifetime of volume {} must be 1 ms to ten years", spec.id));
+        return bad(format!(
+            "the lifetime of volume {} must be 1 ms to ten years",
+            spec.id
+        ));
     }
     Ok(())
 }
@@ -297,12 +352,24 @@ fn refuse(spec: &VolumeSpec, refusal: Refusal) -> Error {
             let text = format!("volume {id} was deleted or has expired; choose a new id");
             Error::new(ErrorCode::VolumeLost, text)
         }
-        Refusal::Short { short: Short::Bytes(free), .. } => {
-            let text = format!("volume {id} needs {} bytes, {free} are free", spec.size_bytes);
+        Refusal::Short {
+            short: Short::Bytes(free),
+            ..
+        } => {
+            let text = format!(
+                "volume {id} needs {} bytes, {free} are free",
+                spec.size_bytes
+            );
             Error::new(ErrorCode::NoSpaceBytes, text)
         }
-        Refusal::Short { short: Short::Files(free), .. } => {
-            let text = format!("volume {id} needs {} files, {free} are free", spec.size_files);
+        Refusal::Short {
+            short: Short::Files(free),
+            ..
+        } => {
+            let text = format!(
+                "volume {id} needs {} files, {free} are free",
+                spec.size_files
+            );
             Error::new(ErrorCode::NoSpaceFiles, text)
         }
         Refusal::TooMany => {
@@ -313,5 +380,8 @@ fn refuse(spec: &VolumeSpec, refusal: Refusal) -> Error {
 }
 
 fn disk(id: VolumeId, error: &std::io::Error) -> Error {
-    Error::new(ErrorCode::ServerFault, format!("store of volume {id}: {error}"))
+    Error::new(
+        ErrorCode::ServerFault,
+        format!("store of volume {id}: {error}"),
+    )
 }

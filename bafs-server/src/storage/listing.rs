@@ -31,7 +31,11 @@ pub(super) fn list(root: &Path, after: Option<&str>) -> Result<SourcePage> {
     let beneath = Beneath::open(root).map_err(|e| fault("the volume's root", &e))?;
     let mut entries = Vec::new();
     if after.is_none() {
-        entries.extend(beneath.look("").map_err(|e| fault("the volume's root", &e))?);
+        entries.extend(
+            beneath
+                .look("")
+                .map_err(|e| fault("the volume's root", &e))?,
+        );
     }
     let mut levels = Vec::new();
     descend(&beneath, "", after.unwrap_or_default(), &mut levels)?;
@@ -42,7 +46,10 @@ pub(super) fn list(root: &Path, after: Option<&str>) -> Result<SourcePage> {
             continue;
         };
         if entries.len() >= PAGE_ENTRIES_MAX || bytes >= PAGE_BYTES_MAX {
-            return Ok(SourcePage { entries, more: true });
+            return Ok(SourcePage {
+                entries,
+                more: true,
+            });
         }
         let path = join(&level.path, &name);
         if path.len() > PATH_BYTES_MAX {
@@ -59,14 +66,20 @@ pub(super) fn list(root: &Path, after: Option<&str>) -> Result<SourcePage> {
         match &entry.kind {
             SourceKind::Directory => {
                 let names = beneath.names(&path).map_err(|e| fault(&path, &e))?;
-                levels.push(Level { path, names: names.into_iter().rev().collect() });
+                levels.push(Level {
+                    path,
+                    names: names.into_iter().rev().collect(),
+                });
             }
             SourceKind::Symlink(target) => bytes += target.len(),
             SourceKind::File => {}
         }
         entries.push(entry);
     }
-    Ok(SourcePage { entries, more: false })
+    Ok(SourcePage {
+        entries,
+        more: false,
+    })
 }
 
 /// Opens the directories on the way to `after`, with the names in them that come after it. What
@@ -83,7 +96,10 @@ fn descend(beneath: &Beneath, path: &str, after: &str, levels: &mut Vec<Level>) 
         let next = components.next();
         let later = |name: &String| next.is_none_or(|next| name.as_str() > next);
         let names = names.into_iter().rev().filter(later).collect();
-        levels.push(Level { path: path.clone(), names });
+        levels.push(Level {
+            path: path.clone(),
+            names,
+        });
         let Some(next) = next else { return Ok(()) };
         path = join(&path, next);
     }
@@ -116,14 +132,19 @@ pub(super) fn read(root: &Path, call: &ReadVolumeFile) -> Result<(SourceData, By
     let left = call.identity.size.saturating_sub(call.offset);
     let length = left.min(u64::from(call.length));
     let mut data = vec![0; usize::try_from(length).unwrap_or(0)];
-    file.read_exact_at(&mut data, call.offset).map_err(|e| what(&e))?;
+    file.read_exact_at(&mut data, call.offset)
+        .map_err(|e| what(&e))?;
     unchanged()?;
     let digests = data.chunks(PIECE_BYTES as usize).map(Digest::of).collect();
     Ok((SourceData { digests }, data.into()))
 }
 
 fn join(parent: &str, name: &str) -> String {
-    if parent.is_empty() { name.to_owned() } else { format!("{parent}/{name}") }
+    if parent.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{parent}/{name}")
+    }
 }
 
 fn fault(what: &str, error: &std::io::Error) -> Error {
@@ -155,8 +176,9 @@ mod tests {
         root
     }
 
-    const ORDER: [&str; 11] =
-        ["", "a", "a/b", "a/b/1", "a/c", "a-b", "a-b/x", "a.b", "b", "empty", "out"];
+    const ORDER: [&str; 11] = [
+        "", "a", "a/b", "a/b/1", "a/c", "a-b", "a-b/x", "a.b", "b", "empty", "out",
+    ];
 
     #[test]
     fn the_order_is_by_component_and_every_place_resumes() {
@@ -170,7 +192,11 @@ mod tests {
         for (at, after) in ORDER.iter().enumerate() {
             assert_eq!(paths(Some(after)), ORDER[at + 1..], "after '{after}'");
         }
-        assert_eq!(paths(Some("a/bb")), ORDER[4..], "a name that is not there (any more)");
+        assert_eq!(
+            paths(Some("a/bb")),
+            ORDER[4..],
+            "a name that is not there (any more)"
+        );
         assert!(list(root.path(), Some("../x")).is_err());
     }
 
@@ -185,7 +211,10 @@ mod tests {
         let after = first.entries.last().map(|entry| entry.path.clone());
         let second = list(root.path(), after.as_deref()).expect("list");
         assert!(!second.more);
-        assert_eq!(first.entries.len() + second.entries.len(), PAGE_ENTRIES_MAX + 11);
+        assert_eq!(
+            first.entries.len() + second.entries.len(),
+            PAGE_ENTRIES_MAX + 11
+        );
     }
 
     #[test]
@@ -206,17 +235,41 @@ mod tests {
         assert_eq!(body, content[100..150_100]);
         let pieces: Vec<_> = body.chunks(PIECE_BYTES as usize).map(Digest::of).collect();
         assert_eq!(data.digests, pieces);
-        assert_eq!(read(root.path(), &call(199_999, 9)).expect("read").1.len(), 1);
-        assert!(read(root.path(), &call(u64::MAX, 9)).expect("read").1.is_empty());
+        assert_eq!(
+            read(root.path(), &call(199_999, 9)).expect("read").1.len(),
+            1
+        );
+        assert!(
+            read(root.path(), &call(u64::MAX, 9))
+                .expect("read")
+                .1
+                .is_empty()
+        );
         let code = |result: Result<(SourceData, Bytes)>| result.expect_err("refused").code;
-        let other = ReadVolumeFile { path: "a/c".to_owned(), ..call(0, 1) };
+        let other = ReadVolumeFile {
+            path: "a/c".to_owned(),
+            ..call(0, 1)
+        };
         assert_eq!(code(read(root.path(), &other)), ErrorCode::SourceChanged);
-        let missing = ReadVolumeFile { path: "no".to_owned(), ..call(0, 1) };
+        let missing = ReadVolumeFile {
+            path: "no".to_owned(),
+            ..call(0, 1)
+        };
         assert_eq!(code(read(root.path(), &missing)), ErrorCode::NotFound);
         for path in ["out", "a", "../x"] {
-            let outside = ReadVolumeFile { path: path.to_owned(), ..call(0, 1) };
-            assert_eq!(code(read(root.path(), &outside)), ErrorCode::BadPath, "{path}");
+            let outside = ReadVolumeFile {
+                path: path.to_owned(),
+                ..call(0, 1)
+            };
+            assert_eq!(
+                code(read(root.path(), &outside)),
+                ErrorCode::BadPath,
+                "{path}"
+            );
         }
-        assert_eq!(code(read(root.path(), &call(0, u32::MAX))), ErrorCode::Malformed);
+        assert_eq!(
+            code(read(root.path(), &call(0, u32::MAX))),
+            ErrorCode::Malformed
+        );
     }
 }

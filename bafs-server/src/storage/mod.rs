@@ -129,8 +129,12 @@ impl Storage {
     /// # Errors
     /// `ServerFault` when the use of a volume cannot be measured.
     pub async fn list(&self, visible: impl Fn(VolumeId) -> bool) -> Result<VolumeList> {
-        let rows: Vec<Row> =
-            self.volumes().rows().filter(|row| visible(row.spec.id)).cloned().collect();
+        let rows: Vec<Row> = self
+            .volumes()
+            .rows()
+            .filter(|row| visible(row.spec.id))
+            .cloned()
+            .collect();
         let mut volumes = Vec::with_capacity(rows.len());
         for row in rows {
             volumes.push(self.status(row).await?);
@@ -150,7 +154,11 @@ impl Storage {
     /// Puts off the end of life of volumes, and names those that are gone.
     pub fn renew(&self, call: RenewVolumes) -> RenewedVolumes {
         let (now, mut volumes) = (clock::now(), self.volumes());
-        let lost = call.volumes.into_iter().filter(|id| !volumes.renew(now, *id)).collect();
+        let lost = call
+            .volumes
+            .into_iter()
+            .filter(|id| !volumes.renew(now, *id))
+            .collect();
         RenewedVolumes { lost }
     }
 
@@ -160,8 +168,11 @@ impl Storage {
     /// `VolumeLost`, `Busy` while it is being filled, `WrongState` for another kind, `BadPath`.
     pub async fn list_tree(&self, call: ListVolumeTree) -> Result<SourcePage> {
         let tree = self.scratch(call.volume)?;
-        self.if_lives(call.volume, blocking(move || listing::list(&tree, call.after.as_deref())))
-            .await
+        self.if_lives(
+            call.volume,
+            blocking(move || listing::list(&tree, call.after.as_deref())),
+        )
+        .await
     }
 
     /// A range of a file of a scratch volume.
@@ -170,7 +181,8 @@ impl Storage {
     /// As [`Self::list_tree`], and `NotFound` or `SourceChanged` for the file.
     pub async fn read_file(&self, call: ReadVolumeFile) -> Result<(SourceData, Bytes)> {
         let tree = self.scratch(call.volume)?;
-        self.if_lives(call.volume, blocking(move || listing::read(&tree, &call))).await
+        self.if_lives(call.volume, blocking(move || listing::read(&tree, &call)))
+            .await
     }
 
     /// Someone uses a volume of any kind, which counts as interest.
@@ -183,9 +195,10 @@ impl Storage {
         let row = volumes.get(id).ok_or_else(|| lost(id))?;
         match row.state {
             VolumeState::Ready => Ok(()),
-            VolumeState::Creating => {
-                Err(Error::new(ErrorCode::Busy, format!("volume {id} is still being made")))
-            }
+            VolumeState::Creating => Err(Error::new(
+                ErrorCode::Busy,
+                format!("volume {id} is still being made"),
+            )),
             VolumeState::Failed => {
                 let text = format!("volume {id} could not be made: {}", row.fault);
                 Err(Error::new(ErrorCode::WrongState, text))
@@ -208,11 +221,7 @@ impl Storage {
     }
 
     /// A failure of work on a volume that was deleted meanwhile means that the volume is lost.
-    async fn if_lives<T>(
-        &self,
-        id: VolumeId,
-        work: impl Future<Output = Result<T>>,
-    ) -> Result<T> {
+    async fn if_lives<T>(&self, id: VolumeId, work: impl Future<Output = Result<T>>) -> Result<T> {
         let result = work.await;
         if result.is_err() && self.volumes().get(id).is_none() {
             return Err(lost(id));
@@ -232,8 +241,22 @@ impl Storage {
             }
             _ => (0, 0),
         };
-        let Row { spec, state, fault, manifest, expires } = row;
-        Ok(VolumeStatus { spec, state, fault, used_bytes, used_files, manifest, expires })
+        let Row {
+            spec,
+            state,
+            fault,
+            manifest,
+            expires,
+        } = row;
+        Ok(VolumeStatus {
+            spec,
+            state,
+            fault,
+            used_bytes,
+            used_files,
+            manifest,
+            expires,
+        })
     }
 
     fn volumes(&self) -> MutexGuard<'_, VolumeTable> {

@@ -44,7 +44,10 @@ impl Store {
     /// `Conflict` when another node serves it, `ServerFault` when the disk refuses.
     pub fn open(root: &Path) -> Result<Self> {
         let fault = |e: &dyn std::fmt::Display| {
-            Error::new(ErrorCode::ServerFault, format!("store {}: {e}", root.display()))
+            Error::new(
+                ErrorCode::ServerFault,
+                format!("store {}: {e}", root.display()),
+            )
         };
         for part in ["volumes", "making", "trash", "cache", "logs"] {
             fs::create_dir_all(root.join(part)).map_err(|e| fault(&e))?;
@@ -52,7 +55,11 @@ impl Store {
         // What users keep in volumes is nobody else's business on this machine.
         fs::set_permissions(root, fs::Permissions::from_mode(0o700)).map_err(|e| fault(&e))?;
         let mut options = OpenOptions::new();
-        let lock = options.create(true).truncate(false).write(true).open(root.join("lock"));
+        let lock = options
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(root.join("lock"));
         let lock = lock.map_err(|e| fault(&e))?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|e| match e {
             rustix::io::Errno::WOULDBLOCK => {
@@ -65,7 +72,12 @@ impl Store {
             other => fault(&other),
         })?;
         let id = load_id(root).map_err(|e| fault(&e))?;
-        Ok(Self { root: root.to_owned(), id, trashed: AtomicU64::new(0), _lock: lock })
+        Ok(Self {
+            root: root.to_owned(),
+            id,
+            trashed: AtomicU64::new(0),
+            _lock: lock,
+        })
     }
 
     /// The id of the server, the same in every life of the store.
@@ -116,7 +128,10 @@ impl Store {
 
     /// Moves whatever there is of a volume out of the way, at once.
     pub(super) fn trash(&self, id: VolumeId) -> io::Result<()> {
-        for place in [self.making(id), self.root.join("volumes").join(id.to_string())] {
+        for place in [
+            self.making(id),
+            self.root.join("volumes").join(id.to_string()),
+        ] {
             let number = self.trashed.fetch_add(1, Ordering::Relaxed);
             let target = self.root.join("trash").join(format!("{id}-{number}"));
             match fs::rename(&place, &target) {
@@ -243,7 +258,12 @@ mod tests {
         store.trash(id).expect("trash");
         assert!(!store.tree(id).exists());
         store.empty_trash(id).expect("empty");
-        assert_eq!(fs::read_dir(directory.path().join("trash")).expect("trash").count(), 0);
+        assert_eq!(
+            fs::read_dir(directory.path().join("trash"))
+                .expect("trash")
+                .count(),
+            0
+        );
     }
 
     #[test]
@@ -262,6 +282,11 @@ mod tests {
         store.sweep(|id| id == VolumeId(1)).expect("sweep");
         assert!(store.tree(VolumeId(1)).join("locked/f").exists());
         assert!(!store.tree(VolumeId(2)).exists());
-        assert_eq!(fs::read_dir(directory.path().join("making")).expect("making").count(), 0);
+        assert_eq!(
+            fs::read_dir(directory.path().join("making"))
+                .expect("making")
+                .count(),
+            0
+        );
     }
 }

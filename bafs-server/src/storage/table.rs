@@ -66,7 +66,11 @@ pub(super) enum Change {
     /// The volume is ready, or shows another state of its source.
     Keep(VolumeRecord),
     /// The id is dead; an older one may be forgotten for it.
-    Bury { id: VolumeId, when: Time, forgotten: Option<VolumeId> },
+    Bury {
+        id: VolumeId,
+        when: Time,
+        forgotten: Option<VolumeId>,
+    },
     /// The volume was lost by the store itself: its row goes, its id may be used again.
     Drop(VolumeId),
     /// The extraction is done.
@@ -115,7 +119,10 @@ impl Table {
     pub(super) async fn write(&self, change: Change) -> Result<()> {
         let stopped = || Error::new(ErrorCode::ServerFault, "the volume table has stopped");
         let (sender, answer) = oneshot::channel();
-        self.writer.send((change, sender)).await.map_err(|_| stopped())?;
+        self.writer
+            .send((change, sender))
+            .await
+            .map_err(|_| stopped())?;
         answer.await.map_err(|_| stopped())?
     }
 
@@ -165,12 +172,18 @@ fn apply(writing: &WriteTransaction, change: &Change) -> Result<()> {
     let mut volumes = writing.open_table(VOLUMES).map_err(|e| fault(&e))?;
     match change {
         Change::Keep(record) => {
-            volumes.insert(record.spec.id.0, &*encode(record)?).map_err(|e| fault(&e))?;
+            volumes
+                .insert(record.spec.id.0, &*encode(record)?)
+                .map_err(|e| fault(&e))?;
         }
         Change::Drop(id) => {
             volumes.remove(id.0).map_err(|e| fault(&e))?;
         }
-        Change::Bury { id, when, forgotten } => {
+        Change::Bury {
+            id,
+            when,
+            forgotten,
+        } => {
             volumes.remove(id.0).map_err(|e| fault(&e))?;
             let mut gone = writing.open_table(GONE).map_err(|e| fault(&e))?;
             gone.insert(id.0, when.0).map_err(|e| fault(&e))?;
@@ -186,14 +199,23 @@ fn apply(writing: &WriteTransaction, change: &Change) -> Result<()> {
 fn keep_receipt(writing: &WriteTransaction, id: ExtractId, record: &ReceiptRecord) -> Result<()> {
     let mut receipts = writing.open_table(RECEIPTS).map_err(|e| fault(&e))?;
     let mut order = writing.open_table(RECEIPT_ORDER).map_err(|e| fault(&e))?;
-    let known = receipts.insert(id.0, &*encode(record)?).map_err(|e| fault(&e))?.is_some();
+    let known = receipts
+        .insert(id.0, &*encode(record)?)
+        .map_err(|e| fault(&e))?
+        .is_some();
     if known {
         return Ok(());
     }
-    let last = order.last().map_err(|e| fault(&e))?.map_or(0, |(number, _)| number.value());
+    let last = order
+        .last()
+        .map_err(|e| fault(&e))?
+        .map_or(0, |(number, _)| number.value());
     order.insert(last + 1, id.0).map_err(|e| fault(&e))?;
     if receipts.len().map_err(|e| fault(&e))? > RECEIPTS_MAX {
-        let oldest = order.pop_first().map_err(|e| fault(&e))?.map(|(_, id)| id.value());
+        let oldest = order
+            .pop_first()
+            .map_err(|e| fault(&e))?
+            .map(|(_, id)| id.value());
         if let Some(oldest) = oldest {
             receipts.remove(oldest).map_err(|e| fault(&e))?;
         }
@@ -211,11 +233,26 @@ fn make_and_load(database: &Database) -> Result<Loaded> {
     writing.commit().map_err(|e| fault(&e))?;
 
     let reading = database.begin_read().map_err(|e| fault(&e))?;
-    let mut loaded = Loaded { volumes: Vec::new(), gone: Vec::new() };
-    for row in reading.open_table(VOLUMES).map_err(|e| fault(&e))?.iter().map_err(|e| fault(&e))? {
-        loaded.volumes.push(decode(row.map_err(|e| fault(&e))?.1.value())?);
+    let mut loaded = Loaded {
+        volumes: Vec::new(),
+        gone: Vec::new(),
+    };
+    for row in reading
+        .open_table(VOLUMES)
+        .map_err(|e| fault(&e))?
+        .iter()
+        .map_err(|e| fault(&e))?
+    {
+        loaded
+            .volumes
+            .push(decode(row.map_err(|e| fault(&e))?.1.value())?);
     }
-    for row in reading.open_table(GONE).map_err(|e| fault(&e))?.iter().map_err(|e| fault(&e))? {
+    for row in reading
+        .open_table(GONE)
+        .map_err(|e| fault(&e))?
+        .iter()
+        .map_err(|e| fault(&e))?
+    {
         let (id, when) = row.map_err(|e| fault(&e))?;
         loaded.gone.push((VolumeId(id.value()), Time(when.value())));
     }
@@ -258,13 +295,20 @@ mod tests {
             size_files: 1,
             lifetime_ms: 1,
         };
-        VolumeRecord { spec, manifest: Some(Digest::of(b"m")) }
+        VolumeRecord {
+            spec,
+            manifest: Some(Digest::of(b"m")),
+        }
     }
 
     fn receipt(id: u128) -> (ExtractId, ReceiptRecord) {
         let extract = ExtractId(id);
-        let proof =
-            PutReceipt { extract, path: "t".to_owned(), size: 3, digest: Digest::of(b"abc") };
+        let proof = PutReceipt {
+            extract,
+            path: "t".to_owned(),
+            size: 3,
+            digest: Digest::of(b"abc"),
+        };
         let record = ReceiptRecord {
             volume: VolumeId(1),
             path: "p".to_owned(),
@@ -287,11 +331,21 @@ mod tests {
             for write in writes {
                 write.await.expect("write");
             }
-            let bury = Change::Bury { id: VolumeId(2), when: Time(7), forgotten: None };
+            let bury = Change::Bury {
+                id: VolumeId(2),
+                when: Time(7),
+                forgotten: None,
+            };
             table.write(bury).await.expect("write");
             table.write(Change::Drop(VolumeId(3))).await.expect("write");
-            table.write(Change::Receipt(extract, proof.clone())).await.expect("write");
-            table.write(Change::Receipt(extract, proof.clone())).await.expect("write");
+            table
+                .write(Change::Receipt(extract, proof.clone()))
+                .await
+                .expect("write");
+            table
+                .write(Change::Receipt(extract, proof.clone()))
+                .await
+                .expect("write");
         }
         let (table, loaded) = open_again(&path).await;
         let ids: Vec<u128> = loaded.volumes.iter().map(|r| r.spec.id.0).collect();

@@ -40,13 +40,19 @@ struct State {
 
 impl OpenTrees {
     pub(super) fn new(counters: Counters) -> Self {
-        Self { sessions: TreeSessions::new(counters), state: Mutex::default() }
+        Self {
+            sessions: TreeSessions::new(counters),
+            state: Mutex::default(),
+        }
     }
 
     /// The open tree of a volume.
     pub(super) async fn tree(&self, spec: &VolumeSpec, root: PathBuf) -> Result<Arc<Tree>> {
         let cell = self.state().trees.entry(spec.id).or_default().clone();
-        let limit = Limit { bytes: spec.size_bytes, files: spec.size_files };
+        let limit = Limit {
+            bytes: spec.size_bytes,
+            files: spec.size_files,
+        };
         let id = spec.id;
         let opening = || {
             blocking(move || {
@@ -95,9 +101,17 @@ impl Storage {
     pub async fn open_tree(&self, call: OpenTree) -> Result<TreeSession> {
         let id = volume_of(&call.tree)?;
         let root = self.scratch(id)?;
-        let spec = self.volumes().get(id).map(|row| row.spec.clone()).ok_or_else(|| lost(id))?;
+        let spec = self
+            .volumes()
+            .get(id)
+            .map(|row| row.spec.clone())
+            .ok_or_else(|| lost(id))?;
         let tree = self.if_lives(id, self.trees.tree(&spec, root)).await?;
-        let right = if call.writable { Right::Write } else { Right::Read };
+        let right = if call.writable {
+            Right::Write
+        } else {
+            Right::Read
+        };
         let session = self.trees.sessions.open(tree, call).await?;
         self.trees.remember(session, id, right);
         // A deletion may have come between; it must not leave a tree open.
@@ -112,11 +126,18 @@ impl Storage {
     ///
     /// # Errors
     /// `VolumeLost`, `SessionUnknown`, `Fenced`.
-    pub async fn run_file_ops(&self, call: RunFileOps, body: Bytes) -> Result<(FileResults, Bytes)> {
+    pub async fn run_file_ops(
+        &self,
+        call: RunFileOps,
+        body: Bytes,
+    ) -> Result<(FileResults, Bytes)> {
         let id = volume_of(&call.tree)?;
         self.scratch(id)?;
         if self.session_right(id, call.epoch).is_none() {
-            let text = format!("no session {} with volume {id}; open its tree again", call.epoch);
+            let text = format!(
+                "no session {} with volume {id}; open its tree again",
+                call.epoch
+            );
             return Err(Error::new(ErrorCode::SessionUnknown, text));
         }
         self.if_lives(id, self.trees.sessions.run(call, body)).await

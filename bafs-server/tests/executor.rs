@@ -1,0 +1,263 @@
+//! The executor with real agent processes: small shell scripts that play the agent.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bafs_proto::ErrorCode;
+use bafs_proto::ids::ExecutionId;
+use bafs_proto::message::{
+    JobCommand, JobOutcome, JobReport, JobSpec, JobState, KillJob, StartJob, WatchJobs,
+};
+use bafs_proto::time::Deadline;
+use bafs_server::counters::Counters;
+use bafs_server::executor::{Executor, ExecutorConfig};
+
+/// An executor with two slots whose agent is this script.
+fn executor(directory: &Path, script: &str) -> Arc<Executor> {
+    let program = directory.join("agent.sh");
+    std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).expect("script");
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).expect("chmod");
+    let config = ExecutorConfig {
+        slots: 2,
+        program,
+        identity: "/some/identity".into(),
+        logs: directory.to_owned(),
+    };
+    Executor::new(config, Counters::default())
+}
+
+fn report(outcome: JobOutcome) -> String {
+    let report = JobReport {
+        outcome,
+        wall_ms: 5,
+        cpu_ms: 4,
+        output_tail: "said".to_owned(),
+        volumes: Vec::new(),
+    };
+    serde_json::to_string(&report).expect("json")
+}
+
+fn start(id: u128) -> StartJob {
+    let (name, command) = (format!("job {id}"), JobCommand::default());
+    let job = JobSpec {
+        name,
+        command,
+        mounts: Vec::new(),
+        op_deadline_ms: 1_000,
+    };
+    StartJob {
+        execution: ExecutionId(id),
+        job,
+    }
+}
+
+async fn state(executor: &Executor, id: u128, wait_ms: u32) -> Option<JobState> {
+    let call = WatchJobs {
+        executions: vec![ExecutionId(id)],
+        wait_ms,
+    };
+    let reports = executor
+        .watch(call, Deadline::after_ms(20_000))
+        .await
+        .expect("watch");
+    assert_eq!(reports.reports.len(), 1);
+    reports.reports.into_iter().next().expect("one")
+}
+
+async fn outcome(executor: &Executor, id: u128) -> JobOutcome {
+    match state(executor, id, 15_000).await {
+        Some(JobState::Ended(report)) => report.outcome,
+        other => panic!("not ended: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn an_agent_gets_the_job_and_its_report_is_kept() {
+    let directory = tempfile::tempdir().expect("directory");
+    let line = report(JobOutcome::Exited(3));
+    let script = format!(
+        "read line; echo \"$line\" >> {0}/got; echo \"$@\" >> {0}/got; echo words >&2; echo '{line}'",
+        directory.path().display()
+    );
+    let executor = executor(directory.path(), &script);
+    executor.start(start(1)).expect("start");
+    assert_eq!(outcome(&executor, 1).await, JobOutcome::Exited(3));
+    for _ in 0..3 {
+        executor.start(start(1)).expect("again");
+    }
+    let other = StartJob {
+        execution: ExecutionId(1),
+        ..start(2)
+    };
+    assert_eq!(
+        executor.start(other).expect_err("other").code,
+        ErrorCode::Conflict
+    );
+    assert_eq!(executor.running(), 0);
+    let got = std::fs::read_to_string(directory.path().join("got")).expect("got");
+    let lines: Vec<_> = got.lines().collect();
+    assert_eq!(lines.len(), 2, "it ran once: {got}");
+    assert_eq!(
+        serde_json::from_str::<JobSpec>(lines[0]).expect("job"),
+        start(1).job
+    );
+    assert_eq!(lines[1], "agent --identity /some/identity");
+    let log = directory.path().join(format!("{}.log", ExecutionId(1)));
+    assert_eq!(std::fs::read_to_string(log).expect("log"), "words\n");
+    assert_eq!(state(&executor, 9, 0).await, None);
+}
+
+#[tokio::test]
+async fn an_agent_without_a_report_is_a_failed_environment() {
+    let scripts = [
+        "exit 7",
+        "kill -9 $$",
+        "read line; echo nonsense",
+        "read line; sleep 60 & exit 0",
+    ];
+    for script in scripts {
+        let directory = tempfile::tempdir().expect("directory");
+        let executor = executor(directory.path(), script);
+        executor.start(start(1)).expect("start");
+        let JobOutcome::Environment(error) = outcome(&executor, 1).await else {
+            panic!("{script}");
+        };
+        assert_eq!(error.code, ErrorCode::ServerFault, "{script}");
+        assert!(
+            error.detail.contains("died") && error.detail.contains("job 1"),
+            "{error}"
+        );
+    }
+    let directory = tempfile::tempdir().expect("directory");
+    let executor = executor(directory.path(), "exit 0");
+    std::fs::remove_file(directory.path().join("agent.sh")).expect("remove");
+    executor.start(start(1)).expect("start");
+    let JobOutcome::Environment(error) = outcome(&executor, 1).await else {
+        panic!("no program")
+    };
+    assert!(
+        error.detail.contains("cannot start the agent program"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_kill_lets_the_agent_report_and_else_kills_it() {
+    let directory = tempfile::tempdir().expect("directory");
+    let line = report(JobOutcome::Killed);
+    // `cat` ends with the input: a well-behaved agent.
+    let polite = executor(directory.path(), &format!("cat > /dev/null; echo '{line}'"));
+    polite.start(start(1)).expect("start");
+    assert_eq!(state(&polite, 1, 100).await, Some(JobState::Running));
+    polite.kill(KillJob {
+        execution: ExecutionId(1),
+    });
+    let Some(JobState::Ended(report)) = state(&polite, 1, 15_000).await else {
+        panic!("running")
+    };
+    assert_eq!((report.outcome, report.wall_ms), (JobOutcome::Killed, 5));
+
+    let directory = tempfile::tempdir().expect("directory");
+    let pid = directory.path().join("pid");
+    let script = format!(
+        "echo $$ > {}; while true; do sleep 0.1; done",
+        pid.display()
+    );
+    let deaf = executor(directory.path(), &script);
+    deaf.start(start(1)).expect("start");
+    while !std::fs::read_to_string(&pid).is_ok_and(|text| text.ends_with('\n')) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    for _ in 0..2 {
+        deaf.kill(KillJob {
+            execution: ExecutionId(1),
+        });
+    }
+    assert_eq!(outcome(&deaf, 1).await, JobOutcome::Killed);
+    assert!(!alive(&pid), "the agent must be gone");
+    deaf.kill(KillJob {
+        execution: ExecutionId(2),
+    });
+    deaf.start(start(2)).expect("start");
+    assert_eq!(
+        outcome(&deaf, 2).await,
+        JobOutcome::Killed,
+        "a kill is final even before the start"
+    );
+}
+
+fn alive(pid: &Path) -> bool {
+    let pid = std::fs::read_to_string(pid).expect("pid");
+    Path::new("/proc")
+        .join(pid.trim())
+        .join("exe")
+        .read_link()
+        .is_ok()
+}
+
+#[tokio::test]
+async fn too_many_jobs_are_refused_and_a_stop_kills_all() {
+    let directory = tempfile::tempdir().expect("directory");
+    let pid = directory.path().join("pid");
+    let script = format!("echo $$ > {}; exec sleep 600", pid.display());
+    let executor = executor(directory.path(), &script);
+    for id in 0..8 {
+        executor.start(start(id)).expect("start");
+    }
+    assert_eq!(
+        executor.start(start(8)).expect_err("full").code,
+        ErrorCode::Busy
+    );
+    assert_eq!(executor.running(), 8);
+    let watched = WatchJobs {
+        executions: (0..8).map(ExecutionId).collect(),
+        wait_ms: 600_000,
+    };
+    let watching = executor.clone();
+    let watch =
+        tokio::spawn(async move { watching.watch(watched, Deadline::after_ms(20_000)).await });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    executor.kill(KillJob {
+        execution: ExecutionId(3),
+    });
+    let reports = watch.await.expect("task").expect("watch").reports;
+    let ended: Vec<_> = reports
+        .iter()
+        .map(|state| matches!(state, Some(JobState::Ended(_))))
+        .collect();
+    assert_eq!(ended.iter().filter(|ended| **ended).count(), 1);
+    assert!(ended[3]);
+    while !pid.exists() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    executor.stop();
+    for _ in 0..200 {
+        if !alive(&pid) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(!alive(&pid));
+    assert_eq!(
+        executor.start(start(20)).expect_err("stopped").code,
+        ErrorCode::Busy
+    );
+}
+
+#[tokio::test]
+async fn a_noisy_agent_neither_blocks_nor_fills_the_disk() {
+    let directory = tempfile::tempdir().expect("directory");
+    let line = report(JobOutcome::Exited(0));
+    let script = format!("read line; head -c 5000000 /dev/zero >&2; echo '{line}'");
+    let executor = executor(directory.path(), &script);
+    executor.start(start(1)).expect("start");
+    assert_eq!(outcome(&executor, 1).await, JobOutcome::Exited(0));
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let sizes = std::fs::read_dir(directory.path()).expect("list");
+    let kept: u64 = sizes
+        .map(|entry| entry.expect("entry").metadata().expect("stat").len())
+        .sum();
+    assert!(kept <= (1 << 20) + 4096, "{kept}");
+}

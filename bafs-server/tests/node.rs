@@ -1,0 +1,402 @@
+//! A node as a whole: rights on every kind of request, presence in the catalog, trees, QUIC.
+
+mod storage_world;
+
+use std::sync::Arc;
+
+use bafs_proto::file_op::{Caller, FileOp};
+use bafs_proto::hash::Digest;
+use bafs_proto::identity::Authority;
+use bafs_proto::ids::{
+    AgentId, BlockIndex, Epoch, ExecutionId, ExtractId, FileIndex, InodeNo, VolumeId,
+};
+use bafs_proto::message::{
+    CacheRef, CloseTree, CreateVolume, DeleteVolume, ExtractFile, InvalidateVolume, JobCommand,
+    JobSpec, KillJob, ListSource, ListVolumeTree, ListVolumes, OpenTree, QueryServers, ReadBlocks,
+    ReadCounters, ReadManifest, ReadVolumeFile, Reader, RenewVolumes, Reply, Request, RunFileOps,
+    ShowVolume, SourceIdentity, StartJob, TreeRef, WatchJobs,
+};
+use bafs_proto::net::{Incoming, Peer, Service};
+use bafs_proto::time::{Deadline, Time};
+use bafs_proto::token::{Resource, Right, Token};
+use bafs_proto::{ErrorClass, ErrorCode, Result};
+use bafs_server::catalog::Catalog;
+use bafs_server::node::Node;
+use storage_world::{ALL, FOREVER, World, spec};
+
+const V: VolumeId = VolumeId(1);
+
+async fn ask(node: &Arc<Node>, token: &Token, request: Request) -> Result<Reply> {
+    let peer = Peer {
+        role: bafs_proto::message::Role::Agent,
+        address: "t".to_owned(),
+    };
+    let body = bytes::Bytes::new();
+    let (token, deadline) = (token.clone(), Deadline::after_ms(2_000));
+    let incoming = Incoming {
+        peer,
+        token,
+        request,
+        body,
+        deadline,
+    };
+    node.clone().serve(incoming).await.map(|(reply, _)| reply)
+}
+
+fn run_ops(epoch: Epoch, sequence: u64, ops: Vec<FileOp>) -> RunFileOps {
+    let caller = Caller {
+        uid: 0,
+        gid: 0,
+        pid: 0,
+    };
+    RunFileOps {
+        tree: TreeRef::Volume(V),
+        epoch,
+        sequence,
+        caller,
+        ops,
+    }
+}
+
+/// Every request that a node answers, with the one right that it needs.
+fn table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
+    let volume = || Resource::Volume(V);
+    let manifest = Digest::of(b"m");
+    let identity = SourceIdentity {
+        size: 0,
+        mtime_ns: 0,
+    };
+    let tree = || TreeRef::Volume(V);
+    let blocks = |cache| ReadBlocks {
+        cache,
+        manifest,
+        file: FileIndex(0),
+        first: BlockIndex(0),
+        count: 1,
+        reader: Reader::Agent,
+    };
+    let extract = ExtractFile {
+        volume: V,
+        path: "f".to_owned(),
+        extract: ExtractId(1),
+        home: "h:1".to_owned(),
+        target: "t".to_owned(),
+        home_token: Token::none(),
+    };
+    let read = ReadVolumeFile {
+        volume: V,
+        path: "f".to_owned(),
+        identity,
+        offset: 0,
+        length: 1,
+    };
+    let open = |writable| OpenTree {
+        tree: tree(),
+        agent: AgentId(1),
+        writable,
+    };
+    let create = CreateVolume {
+        spec: spec(1, None),
+        source_token: Token::none(),
+    };
+    let cooperative = Resource::Cooperative("db".to_owned());
+    let (name, command) = ("j".to_owned(), JobCommand::default());
+    let job = JobSpec {
+        name,
+        command,
+        mounts: Vec::new(),
+        op_deadline_ms: 1_000,
+    };
+    let job = StartJob {
+        execution: ExecutionId(1),
+        job,
+    };
+    vec![
+        (create.into(), volume(), Right::Manage),
+        (ShowVolume { volume: V }.into(), volume(), Right::Manage),
+        (
+            RenewVolumes { volumes: vec![V] }.into(),
+            volume(),
+            Right::Manage,
+        ),
+        (
+            InvalidateVolume {
+                volume: V,
+                source_token: Token::none(),
+            }
+            .into(),
+            volume(),
+            Right::Manage,
+        ),
+        (extract.into(), volume(), Right::Manage),
+        (
+            ListVolumeTree {
+                volume: V,
+                after: None,
+            }
+            .into(),
+            volume(),
+            Right::Read,
+        ),
+        (read.into(), volume(), Right::Read),
+        (open(false).into(), volume(), Right::Read),
+        (open(true).into(), volume(), Right::Write),
+        (
+            run_ops(writer, 1, Vec::new()).into(),
+            volume(),
+            Right::Write,
+        ),
+        (
+            CloseTree {
+                tree: tree(),
+                epoch: writer,
+            }
+            .into(),
+            volume(),
+            Right::Write,
+        ),
+        (
+            ReadManifest {
+                volume: V,
+                first: FileIndex(0),
+            }
+            .into(),
+            volume(),
+            Right::Read,
+        ),
+        (blocks(CacheRef::Volume(V)).into(), volume(), Right::Read),
+        (
+            blocks(CacheRef::Cooperative("db".to_owned())).into(),
+            cooperative,
+            Right::Read,
+        ),
+        (job.into(), Resource::Jobs, Right::Manage),
+        (
+            WatchJobs {
+                executions: vec![ExecutionId(1)],
+                wait_ms: 0,
+            }
+            .into(),
+            Resource::Jobs,
+            Right::Manage,
+        ),
+        (
+            KillJob {
+                execution: ExecutionId(1),
+            }
+            .into(),
+            Resource::Jobs,
+            Right::Manage,
+        ),
+        (ReadCounters.into(), Resource::Catalog, Right::Read),
+        (DeleteVolume { volume: V }.into(), volume(), Right::Manage),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_request_needs_exactly_its_right() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let node = world.node("a:1", world.config(store.path())).await;
+    world.create("a:1", spec(1, None)).await.expect("create");
+    let open = OpenTree {
+        tree: TreeRef::Volume(V),
+        agent: AgentId(1),
+        writable: true,
+    };
+    let writer = world.call("a:1", open).await.expect("open").epoch;
+    let signer = world.authority.signer();
+    let grant = |resource: &Resource, rights: &[Right]| {
+        signer
+            .grant(std::slice::from_ref(resource), rights, FOREVER)
+            .expect("grant")
+    };
+    let stranger = Authority::generate().expect("authority");
+    let denied = |result: Result<Reply>, name: &str, why: &str| {
+        let class = result.as_ref().err().map(bafs_proto::Error::class);
+        assert_eq!(class, Some(ErrorClass::Denied), "{name} {why}: {result:?}");
+    };
+    for (request, resource, right) in table(writer) {
+        let name = request.name();
+        let others: Vec<Right> = ALL.into_iter().filter(|other| *other != right).collect();
+        let elsewhere = if resource == Resource::Jobs {
+            Resource::Catalog
+        } else {
+            Resource::Jobs
+        };
+        let wrong = [
+            ("with no token", Token::none()),
+            ("with garbage", Token::from_bytes(vec![3; 200])),
+            ("with other rights", grant(&resource, &others)),
+            ("with another resource", grant(&elsewhere, &ALL)),
+            (
+                "with another volume",
+                grant(&Resource::Volume(VolumeId(2)), &ALL),
+            ),
+            (
+                "expired",
+                signer
+                    .grant(&[Resource::Cluster], &ALL, Time(1))
+                    .expect("grant"),
+            ),
+            (
+                "of a stranger",
+                stranger
+                    .signer()
+                    .grant(&[Resource::Cluster], &ALL, FOREVER)
+                    .expect("grant"),
+            ),
+        ];
+        for (why, token) in wrong {
+            denied(ask(&node, &token, request.clone()).await, name, why);
+        }
+        let exact = ask(&node, &grant(&resource, &[right]), request).await;
+        let class = exact.as_ref().err().map(bafs_proto::Error::class);
+        assert_ne!(
+            class,
+            Some(ErrorClass::Denied),
+            "{name} with its right: {exact:?}"
+        );
+    }
+    for request in [
+        Request::from(ListSource {
+            path: String::new(),
+            after: None,
+        }),
+        QueryServers::default().into(),
+        OpenTree {
+            tree: TreeRef::Home("x".to_owned()),
+            agent: AgentId(1),
+            writable: false,
+        }
+        .into(),
+    ] {
+        let error = ask(&node, &world.token, request)
+            .await
+            .expect_err("not here");
+        assert_eq!(error.code, ErrorCode::Unsupported);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listing_shows_what_the_token_may_see() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let node = world.node("a:1", world.config(store.path())).await;
+    for id in 1..=3 {
+        world.create("a:1", spec(id, None)).await.expect("create");
+    }
+    let resources = [Resource::Volume(VolumeId(1)), Resource::Volume(VolumeId(3))];
+    let token = world
+        .authority
+        .signer()
+        .grant(&resources, &ALL, FOREVER)
+        .expect("grant");
+    for (token, expected) in [(token, vec![1, 3]), (Token::none(), vec![])] {
+        let Ok(Reply::ListVolumes(list)) = ask(&node, &token, ListVolumes.into()).await else {
+            panic!("no list");
+        };
+        let ids: Vec<u128> = list.volumes.iter().map(|status| status.spec.id.0).collect();
+        assert_eq!(ids, expected);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn trees_serve_agents_until_the_volume_is_deleted() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let node = world.node("a:1", world.config(store.path())).await;
+    world.create("a:1", spec(1, None)).await.expect("create");
+    let open = OpenTree {
+        tree: TreeRef::Volume(V),
+        agent: AgentId(1),
+        writable: true,
+    };
+    let session = world.call("a:1", open).await.expect("open");
+    let make = FileOp::MakeDirectory {
+        parent: InodeNo::ROOT,
+        name: b"d".to_vec(),
+        mode: 0o755,
+    };
+    let results = world
+        .call("a:1", run_ops(session.epoch, 1, vec![make]))
+        .await
+        .expect("run");
+    assert!(results.results[0].is_ok(), "{results:?}");
+    assert_eq!(
+        world
+            .call("a:1", ShowVolume { volume: V })
+            .await
+            .expect("show")
+            .used_files,
+        1
+    );
+    // A session that nobody opened is unknown, whatever the token grants.
+    let guess = world
+        .call("a:1", run_ops(Epoch(session.epoch.0 + 1), 1, Vec::new()))
+        .await;
+    assert_eq!(guess.expect_err("guess").code, ErrorCode::SessionUnknown);
+    // A reader's token must not ride on the writer's session.
+    let reader = world
+        .authority
+        .signer()
+        .grant(&[Resource::Volume(V)], &[Right::Read], FOREVER)
+        .expect("grant");
+    let ride = ask(&node, &reader, run_ops(session.epoch, 2, Vec::new()).into()).await;
+    assert_eq!(ride.expect_err("ride").code, ErrorCode::RightMissing);
+    world
+        .call("a:1", DeleteVolume { volume: V })
+        .await
+        .expect("delete");
+    let late = world
+        .call("a:1", run_ops(session.epoch, 2, Vec::new()))
+        .await;
+    assert_eq!(late.expect_err("late").code, ErrorCode::VolumeLost);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_catalog_hears_of_changes_at_once() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let catalog = Arc::new(Catalog::new(world.authority.signer().verifier()));
+    world.network.listen("c:1", catalog);
+    let mut config = world.config(store.path());
+    config.catalog = Some("c:1".to_owned());
+    let node = world.node("a:1", config).await;
+    let tasks = node.background();
+    tokio::time::sleep(std::time::Duration::from_millis(400)).await;
+    let free = || async {
+        let list = world
+            .call("c:1", QueryServers::default())
+            .await
+            .expect("servers");
+        list.servers.first().map(|advert| advert.free_bytes)
+    };
+    assert_eq!(free().await, Some(64 << 20));
+    world.create("a:1", spec(1, None)).await.expect("create");
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    assert_eq!(free().await, Some(56 << 20));
+    tasks.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_starts_and_stops_over_quic() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let running = bafs_server::node::start(world.config(store.path()))
+        .await
+        .expect("start");
+    let scheduler = world
+        .authority
+        .issue(bafs_proto::message::Role::Scheduler, world.token.clone())
+        .expect("identity");
+    let pool = bafs_server::serving::pool(&scheduler).expect("pool");
+    let address = running.address().to_string();
+    let call = CreateVolume {
+        spec: spec(1, None),
+        source_token: Token::none(),
+    };
+    pool.call(&address, &world.token, call, Deadline::after_ms(10_000))
+        .await
+        .expect("create");
+    running.stop().await;
+    // The same store serves again, with the volume.
+    let node = world.node("a:1", world.config(store.path())).await;
+    let shown = ask(&node, &world.token, ShowVolume { volume: V }.into()).await;
+    assert!(matches!(shown, Ok(Reply::ShowVolume(_))), "{shown:?}");
+}

@@ -1,0 +1,554 @@
+//! Volumes over the wire: idempotency, restart, reservations, fill, replicas, extraction.
+
+mod storage_world;
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bafs_proto::ErrorCode;
+use bafs_proto::hash::Digest;
+use bafs_proto::ids::{ExtractId, VolumeId};
+use bafs_proto::message::{
+    DeleteVolume, ExtractFile, ListVolumes, PutReceipt, RenewVolumes, ShowVolume, SourceKind,
+};
+use bafs_proto::volume::{Source, VolumeSpec, VolumeState};
+use storage_world::{HOME, Home, World, from_home, noise, spec};
+
+const A: &str = "a:1";
+const B: &str = "b:1";
+
+fn tree(store: &Path, id: u128) -> PathBuf {
+    store
+        .join("volumes")
+        .join(VolumeId(id).to_string())
+        .join("tree")
+}
+
+fn show(id: u128) -> ShowVolume {
+    ShowVolume {
+        volume: VolumeId(id),
+    }
+}
+
+fn delete(id: u128) -> DeleteVolume {
+    DeleteVolume {
+        volume: VolumeId(id),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn creating_and_deleting_may_be_repeated() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let _node = world.node(A, world.config(store.path())).await;
+    let first = world.create(A, spec(1, None)).await.expect("create");
+    assert_eq!(first.state, VolumeState::Ready);
+    std::fs::write(tree(store.path(), 1).join("f"), b"x").expect("write");
+    assert_eq!(
+        world.create(A, spec(1, None)).await.expect("again").state,
+        VolumeState::Ready
+    );
+    assert!(
+        tree(store.path(), 1).join("f").exists(),
+        "creating again must keep the content"
+    );
+    let other = VolumeSpec {
+        size_bytes: 1,
+        ..spec(1, None)
+    };
+    assert_eq!(
+        world.create(A, other).await.expect_err("other").code,
+        ErrorCode::Conflict
+    );
+    for _ in 0..3 {
+        world.call(A, delete(1)).await.expect("delete");
+    }
+    assert!(!tree(store.path(), 1).exists());
+    let dead = world.create(A, spec(1, None)).await.expect_err("dead");
+    assert_eq!(dead.code, ErrorCode::VolumeLost);
+    assert_eq!(
+        world.call(A, show(1)).await.expect_err("gone").code,
+        ErrorCode::VolumeLost
+    );
+    world.call(A, delete(2)).await.expect("never was");
+    let never = world
+        .create(A, spec(2, None))
+        .await
+        .expect_err("delayed create");
+    assert_eq!(never.code, ErrorCode::VolumeLost);
+    let zero = VolumeSpec {
+        lifetime_ms: 0,
+        ..spec(3, None)
+    };
+    assert_eq!(
+        world.create(A, zero).await.expect_err("bad").code,
+        ErrorCode::Malformed
+    );
+    assert_eq!(
+        world
+            .create(A, spec(3, from_home("../x")))
+            .await
+            .expect_err("bad")
+            .code,
+        ErrorCode::BadPath
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_keeps_what_was_ready_and_nothing_else() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let home = Arc::new(Home::default());
+    home.file("slow", b"slow", 0o644);
+    home.delay_ms.store(60_000, Ordering::Relaxed);
+    world.network.listen(HOME, home);
+    let node = world.node(A, world.config(store.path())).await;
+    let advert = node.advert();
+    world.create(A, spec(1, None)).await.expect("create");
+    std::fs::write(tree(store.path(), 1).join("f"), b"kept").expect("write");
+    world.create(A, spec(2, None)).await.expect("create");
+    world.call(A, delete(2)).await.expect("delete");
+    let call = bafs_proto::message::CreateVolume {
+        spec: spec(3, from_home("slow")),
+        source_token: world.token.clone(),
+    };
+    let half = world.call_for(A, call, 400).await.expect("status in time");
+    assert_eq!(half.state, VolumeState::Creating);
+    // A copy of the store at this moment is what a kill leaves behind.
+    let after = tempfile::tempdir().expect("store");
+    let copied = std::process::Command::new("cp")
+        .arg("-a")
+        .arg(format!("{}/.", store.path().display()))
+        .arg(after.path())
+        .status();
+    assert!(copied.expect("cp").success());
+    assert!(
+        after
+            .path()
+            .join("making")
+            .join(VolumeId(3).to_string())
+            .exists()
+    );
+    let again = world.node(B, world.config(after.path())).await;
+    assert_eq!(again.advert().id, advert.id);
+    assert_eq!(
+        world.call(B, show(1)).await.expect("kept").state,
+        VolumeState::Ready
+    );
+    assert_eq!(
+        std::fs::read(tree(after.path(), 1).join("f")).expect("read"),
+        b"kept"
+    );
+    assert_eq!(
+        world.create(B, spec(2, None)).await.expect_err("dead").code,
+        ErrorCode::VolumeLost
+    );
+    assert_eq!(
+        world.call(B, show(3)).await.expect_err("half").code,
+        ErrorCode::VolumeLost
+    );
+    assert!(
+        !after
+            .path()
+            .join("making")
+            .join(VolumeId(3).to_string())
+            .exists()
+    );
+    let advert = again.advert();
+    assert_eq!(
+        advert.free_bytes,
+        advert.capacity_bytes - (8 << 20),
+        "one volume is reserved"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_serves_one_node() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let _node = world.node(A, world.config(store.path())).await;
+    let second =
+        bafs_server::node::Node::open(world.config(store.path()), B.to_owned(), world.pool.clone());
+    assert_eq!(second.await.expect_err("in use").code, ErrorCode::Conflict);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn concurrent_creates_never_exceed_the_capacity() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let node = world.node(A, world.config(store.path())).await;
+    let world = Arc::new(world);
+    let creates: Vec<_> = (0..64u128)
+        .map(|id| {
+            let world = world.clone();
+            tokio::spawn(async move { world.create(A, spec(id, None)).await })
+        })
+        .collect();
+    let (mut made, mut refused) = (0, 0);
+    for create in creates {
+        match create.await.expect("task") {
+            Ok(status) => {
+                assert_eq!(status.state, VolumeState::Ready);
+                made += 1;
+            }
+            Err(error) => {
+                assert_eq!(error.code, ErrorCode::NoSpaceBytes);
+                assert!(error.detail.contains("are free"), "{error}");
+                refused += 1;
+            }
+        }
+    }
+    assert_eq!((made, refused), (8, 56));
+    assert_eq!(node.advert().free_bytes, 0);
+    let files = VolumeSpec {
+        size_bytes: 0,
+        size_files: 201,
+        ..spec(99, None)
+    };
+    let error = world.create(A, files).await.expect_err("files");
+    assert_eq!(error.code, ErrorCode::NoSpaceFiles);
+    let listed = world.call(A, ListVolumes).await.expect("list").volumes;
+    let first = listed[0].spec.id;
+    world
+        .call(A, DeleteVolume { volume: first })
+        .await
+        .expect("delete");
+    world
+        .create(A, spec(100, None))
+        .await
+        .expect("the space of a deleted volume is used again");
+}
+
+fn rich_home(world: &World) -> Arc<Home> {
+    let home = Arc::new(Home::default());
+    home.add("in", SourceKind::Directory);
+    home.add("in/sub", SourceKind::Directory);
+    home.add("in/link", SourceKind::Symlink(b"sub/small".to_vec()));
+    home.add("in/out", SourceKind::Symlink(b"/etc/passwd".to_vec()));
+    home.file("in/sub/small", b"hello", 0o640);
+    home.file("in/big", &noise(3_500_000, 7), 0o755);
+    home.file("in/empty", b"", 0o600);
+    let mut sparse = vec![0; 2 << 20];
+    sparse[1_500_000] = 1;
+    home.file("in/sparse", &sparse, 0o444);
+    world.network.listen(HOME, home.clone());
+    home
+}
+
+fn check_tree(root: &Path) {
+    assert_eq!(
+        std::fs::read(root.join("sub/small")).expect("small"),
+        b"hello"
+    );
+    assert_eq!(
+        std::fs::read(root.join("big")).expect("big"),
+        noise(3_500_000, 7)
+    );
+    assert_eq!(
+        std::fs::read_link(root.join("link")).expect("link"),
+        Path::new("sub/small")
+    );
+    assert_eq!(
+        std::fs::read_link(root.join("out")).expect("link"),
+        Path::new("/etc/passwd")
+    );
+    let big = std::fs::metadata(root.join("big")).expect("stat");
+    assert_eq!(big.permissions().mode() & 0o7777, 0o755);
+    for path in ["big", "sub", "sub/small", "empty", "."] {
+        let stat = std::fs::metadata(root.join(path)).expect("stat");
+        assert_eq!(
+            (stat.mtime(), stat.mtime_nsec()),
+            (1_234_567_890, 123_456_789),
+            "{path}"
+        );
+    }
+    let sparse = std::fs::metadata(root.join("sparse")).expect("stat");
+    assert_eq!(sparse.len(), 2 << 20);
+    assert!(sparse.blocks() * 512 <= 128 << 10, "holes stay holes");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_is_filled_from_home_and_replicated() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let _home = rich_home(&world);
+    let _node = world.node(A, world.config(store.path())).await;
+    let status = world
+        .create(A, spec(1, from_home("in")))
+        .await
+        .expect("create");
+    assert_eq!(
+        (status.state, status.fault.as_str()),
+        (VolumeState::Ready, "")
+    );
+    assert!(status.used_files >= 7, "{status:?}");
+    check_tree(&tree(store.path(), 1));
+    let single = world
+        .create(A, spec(2, from_home("in/sub/small")))
+        .await
+        .expect("create");
+    assert_eq!(single.state, VolumeState::Ready);
+    assert_eq!(
+        std::fs::read(tree(store.path(), 2).join("small")).expect("read"),
+        b"hello"
+    );
+
+    let other = tempfile::tempdir().expect("store");
+    let _replica = world.node(B, world.config(other.path())).await;
+    let source = Source::Volume {
+        address: A.to_owned(),
+        volume: VolumeId(1),
+    };
+    let status = world
+        .create(B, spec(11, Some(source)))
+        .await
+        .expect("replicate");
+    assert_eq!(
+        (status.state, status.fault.as_str()),
+        (VolumeState::Ready, "")
+    );
+    check_tree(&tree(other.path(), 11));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fill_that_cannot_be_says_why() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let home = rich_home(&world);
+    let _node = world.node(A, world.config(store.path())).await;
+    let cases = [
+        (
+            VolumeSpec {
+                size_bytes: 1_000,
+                ..spec(1, from_home("in"))
+            },
+            "NoSpaceBytes",
+        ),
+        (
+            VolumeSpec {
+                size_files: 3,
+                ..spec(2, from_home("in"))
+            },
+            "NoSpaceFiles",
+        ),
+        (spec(3, from_home("nowhere")), "NotFound"),
+    ];
+    for (spec, why) in cases {
+        let id = spec.id;
+        let status = world.create(A, spec.clone()).await.expect("status");
+        assert_eq!(status.state, VolumeState::Failed);
+        assert!(status.fault.contains(why), "{}", status.fault);
+        assert!(!tree(store.path(), id.0).exists());
+        let again = world.create(A, spec).await.expect("status");
+        assert_eq!(again.fault, status.fault, "a failure is told again");
+        world
+            .call(A, DeleteVolume { volume: id })
+            .await
+            .expect("delete");
+    }
+    home.damage.store(2, Ordering::Relaxed);
+    let status = world
+        .create(A, spec(4, from_home("in/big")))
+        .await
+        .expect("status");
+    assert_eq!(
+        status.state,
+        VolumeState::Ready,
+        "damage on the way is repaired"
+    );
+    let content = std::fs::read(tree(store.path(), 4).join("big")).expect("read");
+    assert_eq!(content, noise(3_500_000, 7));
+    home.damage.store(u32::MAX, Ordering::Relaxed);
+    let status = world
+        .create(A, spec(5, from_home("in/big")))
+        .await
+        .expect("status");
+    assert!(status.fault.contains("DigestMismatch"), "{}", status.fault);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hostile_source_does_not_leave_the_volume() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let outside = tempfile::tempdir().expect("outside");
+    let home = Arc::new(Home::default());
+    let target = outside.path().to_str().expect("path").as_bytes().to_vec();
+    home.add("in", SourceKind::Directory);
+    home.add("in/a", SourceKind::Symlink(target));
+    home.file("in/a/stolen", b"x", 0o644);
+    world.network.listen(HOME, home);
+    let _node = world.node(A, world.config(store.path())).await;
+    let status = world
+        .create(A, spec(1, from_home("in")))
+        .await
+        .expect("status");
+    assert_eq!(status.state, VolumeState::Failed);
+    assert_eq!(std::fs::read_dir(outside.path()).expect("list").count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deleting_a_volume_stops_its_fill() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let home = rich_home(&world);
+    home.delay_ms.store(60_000, Ordering::Relaxed);
+    let node = world.node(A, world.config(store.path())).await;
+    let world = Arc::new(world);
+    let (creator, call) = (world.clone(), spec(1, from_home("in")));
+    let creating = tokio::spawn(async move { creator.create(A, call).await });
+    while node.advert().free_bytes == node.advert().capacity_bytes {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    world.call(A, delete(1)).await.expect("delete");
+    let created = creating.await.expect("task");
+    assert_eq!(created.expect_err("deleted").code, ErrorCode::VolumeLost);
+    world
+        .create(
+            A,
+            VolumeSpec {
+                size_bytes: 64 << 20,
+                ..spec(2, None)
+            },
+        )
+        .await
+        .expect("all is free");
+}
+
+fn extract(id: u128, volume: u128, path: &str, target: &str, world: &World) -> ExtractFile {
+    ExtractFile {
+        volume: VolumeId(volume),
+        path: path.to_owned(),
+        extract: ExtractId(id),
+        home: HOME.to_owned(),
+        target: target.to_owned(),
+        home_token: world.token.clone(),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_goes_home_exactly_once() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let home = rich_home(&world);
+    let node = world.node(A, world.config(store.path())).await;
+    world
+        .create(A, spec(1, from_home("in")))
+        .await
+        .expect("create");
+    // Pieces whose replies get lost, the commit's included: the upload resumes, sends nothing twice.
+    home.lose.store(3, Ordering::Relaxed);
+    let world = Arc::new(world);
+    let same: Vec<_> = (0..8)
+        .map(|_| {
+            let (world, call) = (world.clone(), extract(1, 1, "big", "out/big", &world));
+            tokio::spawn(async move { world.call(A, call).await })
+        })
+        .collect();
+    let digest = Digest::of(&noise(3_500_000, 7));
+    let expected = PutReceipt {
+        extract: ExtractId(1),
+        path: "out/big".to_owned(),
+        size: 3_500_000,
+        digest,
+    };
+    for call in same {
+        assert_eq!(call.await.expect("task"), Ok(expected.clone()));
+    }
+    assert_eq!(home.pieces.load(Ordering::Relaxed), 4);
+    assert_eq!(home.commits.load(Ordering::Relaxed), 1);
+    assert_eq!(
+        home.files.lock().expect("lock")["out/big"],
+        noise(3_500_000, 7)
+    );
+    home.lose.store(2, Ordering::Relaxed);
+    let empty = world
+        .call(A, extract(9, 1, "empty", "out/empty", &world))
+        .await
+        .expect("empty");
+    assert_eq!(empty.size, 0);
+    home.lose.store(0, Ordering::Relaxed);
+
+    let other = world
+        .call(A, extract(1, 1, "empty", "out/big", &world))
+        .await;
+    assert_eq!(other.expect_err("reused").code, ErrorCode::Conflict);
+    let missing = world
+        .call(A, extract(2, 1, "nix", "out/x", &world))
+        .await
+        .expect_err("missing");
+    assert_eq!(missing.code, ErrorCode::NotFound);
+    assert!(missing.detail.contains("nix") && missing.detail.contains(&VolumeId(1).to_string()));
+    for (path, code) in [("out", ErrorCode::BadPath), ("../x", ErrorCode::BadPath)] {
+        let refused = world.call(A, extract(3, 1, path, "out/y", &world)).await;
+        assert_eq!(refused.expect_err(path).code, code);
+    }
+
+    // The receipt outlives the volume and the node.
+    world.call(A, delete(1)).await.expect("delete");
+    world.network.kill(A);
+    world.network.kill(HOME);
+    drop(node);
+    let _node = world.node(B, world.config(store.path())).await;
+    let again = world.call(B, extract(1, 1, "big", "out/big", &world)).await;
+    assert_eq!(again, Ok(expected));
+    let gone = world.call(B, extract(4, 1, "big", "out/z", &world)).await;
+    assert_eq!(gone.expect_err("gone").code, ErrorCode::VolumeLost);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_extraction_waits_for_a_home_that_is_away() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let home = rich_home(&world);
+    let _node = world.node(A, world.config(store.path())).await;
+    world
+        .create(A, spec(1, from_home("in/sub")))
+        .await
+        .expect("create");
+    world.network.kill(HOME);
+    let late = world
+        .call_for(A, extract(1, 1, "small", "t", &world), 500)
+        .await;
+    assert!(late.expect_err("away").is_transient());
+    let network = world.network.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        network.listen(HOME, home);
+    });
+    let receipt = world
+        .call(A, extract(1, 1, "small", "t", &world))
+        .await
+        .expect("receipt");
+    assert_eq!(receipt.digest, Digest::of(b"hello"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volumes_expire_unless_renewed() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let node = world.node(A, world.config(store.path())).await;
+    let tasks = node.background();
+    let short = |id| VolumeSpec {
+        lifetime_ms: 1_500,
+        ..spec(id, None)
+    };
+    world.create(A, short(1)).await.expect("create");
+    world.create(A, short(2)).await.expect("create");
+    let volumes = vec![VolumeId(1), VolumeId(9)];
+    let mut lost = Vec::new();
+    for _ in 0..20 {
+        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+        lost = world
+            .call(
+                A,
+                RenewVolumes {
+                    volumes: volumes.clone(),
+                },
+            )
+            .await
+            .expect("renew")
+            .lost;
+    }
+    assert_eq!(lost, [VolumeId(9)]);
+    assert_eq!(
+        world.call(A, show(1)).await.expect("renewed").state,
+        VolumeState::Ready
+    );
+    assert_eq!(
+        world.call(A, show(2)).await.expect_err("expired").code,
+        ErrorCode::VolumeLost
+    );
+    assert!(!tree(store.path(), 2).exists());
+    tasks.iter().for_each(tokio::task::JoinHandle::abort);
+}

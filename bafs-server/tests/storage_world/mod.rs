@@ -1,0 +1,343 @@
+//! Nodes with real stores and a small home within one process, for the tests of volumes.
+#![allow(dead_code)] // each test program uses its own part
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use bafs_proto::hash::Digest;
+use bafs_proto::identity::Authority;
+use bafs_proto::ids::{ExtractId, VolumeId};
+use bafs_proto::message::{
+    Call, CreateVolume, PutProgress, PutReceipt, Reply, Request, Role, SourceData, SourceEntry,
+    SourceIdentity, SourceKind, SourcePage,
+};
+use bafs_proto::net::mem::Network;
+use bafs_proto::net::pool::Pool;
+use bafs_proto::net::{BoxFuture, Incoming, Service};
+use bafs_proto::time::{Deadline, Time};
+use bafs_proto::token::{Resource, Right, Token};
+use bafs_proto::volume::{Source, VolumeKind, VolumeSpec, VolumeStatus};
+use bafs_proto::{Error, ErrorCode, Result};
+use bafs_server::node::{Node, NodeConfig};
+use bytes::Bytes;
+
+pub(crate) const ALL: [Right; 3] = [Right::Read, Right::Write, Right::Manage];
+pub(crate) const HOME: &str = "home:1";
+pub(crate) const FOREVER: Time = Time(u64::MAX >> 1);
+
+/// A cluster with one authority.
+pub(crate) struct World {
+    pub(crate) network: Network,
+    pub(crate) authority: Authority,
+    pub(crate) token: Token,
+    pub(crate) pool: Pool,
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        let authority = Authority::generate().expect("authority");
+        let token = authority
+            .signer()
+            .grant(&[Resource::Cluster], &ALL, FOREVER)
+            .expect("token");
+        let network = Network::new();
+        let pool = Pool::new(network.dialer("test"));
+        Self {
+            network,
+            authority,
+            token,
+            pool,
+        }
+    }
+
+    pub(crate) fn config(&self, store: &std::path::Path) -> NodeConfig {
+        NodeConfig {
+            listen: "127.0.0.1:0".to_owned(),
+            identity: self
+                .authority
+                .issue(Role::Server, self.token.clone())
+                .expect("identity"),
+            store: store.to_owned(),
+            capacity_bytes: 64 << 20,
+            capacity_files: 1_000,
+            catalog: None,
+            group: "g".to_owned(),
+            name: "n".to_owned(),
+            slots: 1,
+            agent_program: "/bin/false".into(),
+            agent_identity: "/nowhere".into(),
+        }
+    }
+
+    /// A node on the store, listening at `address`. A node of an earlier life may need a moment to
+    /// let go of the store.
+    pub(crate) async fn node(&self, address: &str, config: NodeConfig) -> Arc<Node> {
+        for _ in 0..200 {
+            let pool = Pool::new(self.network.dialer(address));
+            match Node::open(config.clone(), address.to_owned(), pool).await {
+                Ok(node) => {
+                    self.network.listen(address, node.clone());
+                    return node;
+                }
+                Err(_) => tokio::time::sleep(std::time::Duration::from_millis(20)).await,
+            }
+        }
+        panic!("the store stays locked");
+    }
+
+    pub(crate) async fn call<C: Call>(&self, address: &str, call: C) -> Result<C::Reply> {
+        self.call_for(address, call, 20_000).await
+    }
+
+    pub(crate) async fn call_for<C: Call>(
+        &self,
+        address: &str,
+        call: C,
+        ms: u64,
+    ) -> Result<C::Reply> {
+        self.pool
+            .call(address, &self.token, call, Deadline::after_ms(ms))
+            .await
+    }
+
+    pub(crate) async fn create(&self, address: &str, spec: VolumeSpec) -> Result<VolumeStatus> {
+        self.call(
+            address,
+            CreateVolume {
+                spec,
+                source_token: self.token.clone(),
+            },
+        )
+        .await
+    }
+}
+
+pub(crate) fn spec(id: u128, fill: Option<Source>) -> VolumeSpec {
+    VolumeSpec {
+        id: VolumeId(id),
+        name: format!("v{id}"),
+        owner: "me".to_owned(),
+        kind: VolumeKind::Scratch { fill },
+        size_bytes: 8 << 20,
+        size_files: 100,
+        lifetime_ms: 3_600_000,
+    }
+}
+
+pub(crate) fn from_home(path: &str) -> Option<Source> {
+    Some(Source::Home {
+        address: HOME.to_owned(),
+        path: path.to_owned(),
+    })
+}
+
+pub(crate) fn noise(length: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    let next = |_| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (state >> 56) as u8
+    };
+    (0..length).map(next).collect()
+}
+
+/// An upload at the small home.
+#[derive(Default)]
+pub(crate) struct Put {
+    path: String,
+    received: Vec<u8>,
+    receipt: Option<PutReceipt>,
+}
+
+/// A home in memory, with faults to order.
+#[derive(Default)]
+pub(crate) struct Home {
+    pub(crate) entries: Mutex<BTreeMap<String, (SourceKind, Vec<u8>, u32)>>,
+    puts: Mutex<BTreeMap<ExtractId, Put>>,
+    pub(crate) files: Mutex<BTreeMap<String, Vec<u8>>>,
+    /// So many replies to reads carry damaged bytes.
+    pub(crate) damage: AtomicU32,
+    /// So many uploaded pieces arrive, but their replies are lost.
+    pub(crate) lose: AtomicU32,
+    pub(crate) reads: AtomicU32,
+    pub(crate) pieces: AtomicU32,
+    pub(crate) commits: AtomicU32,
+    /// Reads wait so long, in milliseconds.
+    pub(crate) delay_ms: AtomicU32,
+}
+
+const MTIME_NS: i64 = 1_234_567_890_123_456_789;
+
+impl Home {
+    pub(crate) fn file(&self, path: &str, content: &[u8], mode: u32) {
+        let entry = (SourceKind::File, content.to_vec(), mode);
+        self.entries
+            .lock()
+            .expect("lock")
+            .insert(path.to_owned(), entry);
+    }
+
+    pub(crate) fn add(&self, path: &str, kind: SourceKind) {
+        self.entries
+            .lock()
+            .expect("lock")
+            .insert(path.to_owned(), (kind, Vec::new(), 0o750));
+    }
+
+    fn list(&self, path: &str, after: Option<&str>) -> Result<SourcePage> {
+        let entries = self.entries.lock().expect("lock");
+        let entry = |(at, (kind, content, mode)): (&String, &(SourceKind, Vec<u8>, u32))| {
+            let below = if at == path {
+                Some("")
+            } else {
+                at.strip_prefix(&format!("{path}/"))
+            };
+            let identity = SourceIdentity {
+                size: content.len() as u64,
+                mtime_ns: MTIME_NS,
+            };
+            let (kind, mode) = (kind.clone(), *mode);
+            below.map(|below| SourceEntry {
+                path: below.to_owned(),
+                kind,
+                identity,
+                mode,
+            })
+        };
+        let mut found: Vec<_> = entries.iter().filter_map(entry).collect();
+        if found.is_empty() {
+            return Err(Error::new(ErrorCode::NotFound, format!("no '{path}'")));
+        }
+        let key = |path: &str| path.split('/').map(str::to_owned).collect::<Vec<_>>();
+        found.sort_by_key(|entry| {
+            if entry.path.is_empty() {
+                vec![]
+            } else {
+                key(&entry.path)
+            }
+        });
+        if let Some(after) = after {
+            let at = found
+                .iter()
+                .position(|entry| entry.path == after)
+                .expect("after");
+            found.drain(..=at);
+        }
+        let more = found.len() > 3;
+        found.truncate(3);
+        Ok(SourcePage {
+            entries: found,
+            more,
+        })
+    }
+
+    fn answer(&self, request: Request, body: &Bytes) -> Result<(Reply, Bytes)> {
+        let none = Bytes::new();
+        match request {
+            Request::ListSource(call) => {
+                let page = self.list(&call.path, call.after.as_deref())?;
+                Ok((Reply::ListSource(page), none))
+            }
+            Request::ReadSource(call) => {
+                self.reads.fetch_add(1, Ordering::Relaxed);
+                let entries = self.entries.lock().expect("lock");
+                let content = &entries.get(&call.path).expect("file").1;
+                let start = call.offset as usize;
+                let end = (start + call.length as usize).min(content.len());
+                let mut data = content[start..end].to_vec();
+                let digests = data
+                    .chunks(call.block_bytes as usize)
+                    .map(Digest::of)
+                    .collect();
+                if take(&self.damage) {
+                    data[0] ^= 1;
+                }
+                Ok((Reply::ReadSource(SourceData { digests }), data.into()))
+            }
+            Request::BeginPut(call) => {
+                let mut puts = self.puts.lock().expect("lock");
+                let put = puts.entry(call.extract).or_default();
+                put.path = call.path;
+                let received_bytes = put.received.len() as u64;
+                let receipt = put.receipt.clone();
+                Ok((
+                    Reply::BeginPut(PutProgress {
+                        received_bytes,
+                        receipt,
+                    }),
+                    none,
+                ))
+            }
+            Request::PutRange(call) => {
+                let mut puts = self.puts.lock().expect("lock");
+                let put = puts.get_mut(&call.extract).expect("begun");
+                if call.offset != put.received.len() as u64 {
+                    return Err(Error::new(ErrorCode::Conflict, "wrong offset"));
+                }
+                put.received.extend_from_slice(body);
+                self.pieces.fetch_add(1, Ordering::Relaxed);
+                if take(&self.lose) {
+                    return Err(Error::new(ErrorCode::Unreachable, "reply lost"));
+                }
+                let received_bytes = put.received.len() as u64;
+                Ok((
+                    Reply::PutRange(PutProgress {
+                        received_bytes,
+                        receipt: None,
+                    }),
+                    none,
+                ))
+            }
+            Request::CommitPut(call) => {
+                let mut puts = self.puts.lock().expect("lock");
+                let put = puts.get_mut(&call.extract).expect("begun");
+                let digest = Digest::of(&put.received);
+                assert_eq!(
+                    (digest, put.received.len() as u64),
+                    (call.digest, call.size)
+                );
+                let (extract, path, size) = (call.extract, put.path.clone(), call.size);
+                let receipt = PutReceipt {
+                    extract,
+                    path,
+                    size,
+                    digest,
+                };
+                put.receipt = Some(receipt.clone());
+                self.commits.fetch_add(1, Ordering::Relaxed);
+                let content = put.received.clone();
+                self.files
+                    .lock()
+                    .expect("lock")
+                    .insert(put.path.clone(), content);
+                if take(&self.lose) {
+                    return Err(Error::new(ErrorCode::Unreachable, "reply lost"));
+                }
+                Ok((Reply::CommitPut(receipt), none))
+            }
+            other => Err(Error::new(ErrorCode::Unsupported, other.name())),
+        }
+    }
+}
+
+impl Service for Home {
+    fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+        Box::pin(async move {
+            let delay_ms = self.delay_ms.load(Ordering::Relaxed);
+            if delay_ms > 0 {
+                tokio::time::sleep(std::time::Duration::from_millis(delay_ms.into())).await;
+            }
+            self.answer(incoming.request, &incoming.body)
+        })
+    }
+}
+
+fn take(faults: &AtomicU32) -> bool {
+    faults
+        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+            left.checked_sub(1)
+        })
+        .is_ok()
+}
