@@ -406,7 +406,10 @@ impl World {
         }
         let nodes = self.nodes.iter().filter(|(_, node)| is_listed(node, self.now));
         let nodes: Vec<NodeSeen> = nodes.map(|(server, node)| seen(*server, node)).collect();
-        if self.told.as_ref() != Some(&nodes) {
+        // As the driver does: who is listed, but was given up, gets another chance.
+        let is_given_up = nodes.iter().any(|node| self.scheduler.is_lost(node.id));
+        let is_chance = is_given_up && self.now.0.is_multiple_of(10 * POLL_MS);
+        if is_chance || self.told.as_ref() != Some(&nodes) {
             self.told = Some(nodes.clone());
             self.tell(Event::ServersSeen { nodes });
         }

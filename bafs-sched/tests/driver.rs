@@ -1,0 +1,291 @@
+//! The driver against a catalog and nodes in memory: real calls, real journal, simulated jobs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bafs_proto::hash::Digest;
+use bafs_proto::identity::Authority;
+use bafs_proto::ids::{ExecutionId, ServerId, VolumeId};
+use bafs_proto::message::{
+    Advert, Done, JobOutcome, JobReport, JobReports, JobState, MountTarget, PutReceipt,
+    RenewedVolumes, Reply, Request, Role, ServerKind, ServerList,
+};
+use bafs_proto::net::mem::Network;
+use bafs_proto::net::pool::Pool;
+use bafs_proto::net::{BoxFuture, Incoming, Service};
+use bafs_proto::time::Time;
+use bafs_proto::token::{Resource, Right};
+use bafs_proto::volume::{VolumeState, VolumeStatus};
+use bafs_proto::{Error, ErrorCode, Result};
+use bafs_sched::driver::{Cancel, RunOptions, run_over};
+use bafs_sched::logic::{Outcome, Settings};
+use bafs_sched::report::RunReport;
+use bafs_sched::workflow::{Workflow, parse_workflow};
+use bytes::Bytes;
+
+#[derive(Default)]
+struct State {
+    volumes: BTreeSet<VolumeId>,
+    running: BTreeSet<ExecutionId>,
+    reports: BTreeMap<ExecutionId, JobState>,
+    started: BTreeMap<String, u32>,
+    home: BTreeMap<String, u32>,
+    codes: BTreeMap<String, Vec<i32>>,
+    is_stuck: bool,
+}
+
+/// Catalog and the only node, told apart by what they are asked.
+#[derive(Default)]
+struct Cluster(Mutex<State>);
+
+impl Cluster {
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.0.lock().expect("no panic inside")
+    }
+
+    async fn answer(self: Arc<Self>, request: Request) -> Result<Reply> {
+        Ok(match request {
+            Request::QueryServers(_) => Reply::QueryServers(ServerList { servers: adverts() }),
+            Request::CreateVolume(call) => {
+                self.state().volumes.insert(call.spec.id);
+                Reply::CreateVolume(VolumeStatus {
+                    spec: call.spec,
+                    state: VolumeState::Ready,
+                    fault: String::new(),
+                    used_bytes: 0,
+                    used_files: 0,
+                    manifest: None,
+                    expires: Time(0),
+                })
+            }
+            Request::DeleteVolume(call) => {
+                self.state().volumes.remove(&call.volume);
+                Reply::DeleteVolume(Done)
+            }
+            Request::RenewVolumes(call) => {
+                let mut lost = call.volumes;
+                lost.retain(|id| !self.state().volumes.contains(id));
+                Reply::RenewVolumes(RenewedVolumes { lost })
+            }
+            Request::StartJob(call) => {
+                self.start(call.execution, &call.job);
+                Reply::StartJob(Done)
+            }
+            Request::WatchJobs(call) => {
+                for _ in 0..call.wait_ms / 10 {
+                    if call.executions.iter().any(|id| !self.state().running.contains(id)) {
+                        break;
+                    }
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+                let state = self.state();
+                let reports = call.executions.iter().map(|id| state.reports.get(id).cloned());
+                Reply::WatchJobs(JobReports { reports: reports.collect() })
+            }
+            Request::KillJob(call) => {
+                let mut state = self.state();
+                state.running.remove(&call.execution);
+                state.reports.insert(call.execution, ended(JobOutcome::Killed));
+                Reply::KillJob(Done)
+            }
+            Request::ExtractFile(call) => {
+                assert!(self.state().volumes.contains(&call.volume), "extracted after deletion");
+                *self.state().home.entry(call.target.clone()).or_default() += 1;
+                let (path, digest) = (call.target, Digest::of(b""));
+                let receipt = PutReceipt { extract: call.extract, path, size: 3, digest };
+                Reply::ExtractFile(receipt)
+            }
+            other => return Err(Error::new(ErrorCode::Unsupported, other.name())),
+        })
+    }
+
+    fn start(&self, execution: ExecutionId, job: &bafs_proto::message::JobSpec) {
+        let mut state = self.state();
+        if state.reports.contains_key(&execution) {
+            return;
+        }
+        for mount in &job.mounts {
+            match &mount.target {
+                MountTarget::Scratch { volume, .. } | MountTarget::Cache { volume, .. } => {
+                    assert!(state.volumes.contains(volume), "{} starts too early", job.name);
+                }
+                MountTarget::Home { .. } => {}
+            }
+        }
+        *state.started.entry(job.name.clone()).or_default() += 1;
+        let codes = state.codes.get_mut(&job.name);
+        let code = codes.and_then(|codes| (!codes.is_empty()).then(|| codes.remove(0)));
+        let outcome = JobOutcome::Exited(code.unwrap_or(0));
+        if state.is_stuck {
+            state.running.insert(execution);
+            state.reports.insert(execution, JobState::Running);
+        } else {
+            state.reports.insert(execution, ended(outcome));
+        }
+    }
+}
+
+impl Service for Cluster {
+    fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+        Box::pin(async move { Ok((self.answer(incoming.request).await?, Bytes::new())) })
+    }
+}
+
+fn ended(outcome: JobOutcome) -> JobState {
+    let output_tail = "last words".to_owned();
+    JobState::Ended(JobReport { outcome, wall_ms: 5, cpu_ms: 5, output_tail, volumes: Vec::new() })
+}
+
+fn adverts() -> Vec<Advert> {
+    let advert = |id, kind, name: &str, slots| Advert {
+        id: ServerId(id),
+        kind,
+        name: name.to_owned(),
+        address: "cluster".to_owned(),
+        group: "g".to_owned(),
+        ttl_ms: 4_000,
+        capacity_bytes: 100_000_000,
+        capacity_files: 100_000,
+        free_bytes: 100_000_000,
+        free_files: 100_000,
+        slots,
+        jobs: 0,
+        caches: Vec::new(),
+    };
+    vec![advert(1, ServerKind::Home, "home", 0), advert(2, ServerKind::Node, "n2", 2)]
+}
+
+fn workflow(retries: u32) -> Workflow {
+    let mut text = "volume b bafs://home/data 1 MB\n".to_owned();
+    for i in 0..3 {
+        text += &format!(
+            "volume p{i} scratch 1 MB\njob a{i} {{\n executable = /bin/a\n retry = {retries}\n}}\n\
+             job c{i} {{\n executable = /bin/c\n}}\nparent a{i} child c{i}\nmount b a{i} /data\n\
+             mount p{i} a{i} /work\nmount p{i} c{i} /work\nextract p{i} x bafs://home/out.{i}\n"
+        );
+    }
+    parse_workflow("w.bafs", &text, &|path| Err(path.to_owned())).expect("it parses").workflow
+}
+
+fn options(journal: &Path, cancel: &Cancel) -> RunOptions {
+    let authority = Authority::generate().expect("authority");
+    let rights = [Right::Read, Right::Write, Right::Manage];
+    let token = authority.signer().grant(&[Resource::Cluster], &rights, Time(u64::MAX / 2));
+    RunOptions {
+        catalog: "cluster".to_owned(),
+        identity: authority.issue(Role::Scheduler, token.expect("token")).expect("identity"),
+        journal: journal.to_owned(),
+        settings: Settings { nodes_wait_ms: 2_000, ..Settings::default() },
+        file_home: None,
+        cancel: cancel.clone(),
+    }
+}
+
+fn network(cluster: &Arc<Cluster>) -> Pool {
+    let network = Network::new();
+    network.listen("cluster", cluster.clone());
+    Pool::new(network.dialer("scheduler"))
+}
+
+async fn run(cluster: &Arc<Cluster>, workflow: Workflow, journal: &Path) -> Result<RunReport> {
+    let options = options(journal, &Cancel::default());
+    let run = run_over(network(cluster), workflow, options, |_| {});
+    tokio::time::timeout(Duration::from_secs(30), run).await.expect("it ends in time")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_completes_and_leaves_nothing() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let journal = directory.path().join("j");
+    let cluster = Arc::new(Cluster::default());
+    cluster.state().codes.insert("a1".to_owned(), vec![3]);
+    let report = run(&cluster, workflow(1), &journal).await.expect("run");
+    assert_eq!(report.outcome, Outcome::Complete);
+    assert_eq!(report.jobs.len(), 6);
+    assert_eq!(report.totals.executions, 7, "one was retried");
+    {
+        let state = cluster.state();
+        assert!(state.volumes.is_empty(), "{:?}", state.volumes);
+        assert_eq!(state.home.values().copied().collect::<Vec<_>>(), [1, 1, 1]);
+    }
+    // Running a finished run again starts nothing and tells the same.
+    let again = run(&cluster, workflow(1), &journal).await.expect("run");
+    assert_eq!(again, report);
+    assert_eq!(cluster.state().started.values().sum::<u32>(), 7);
+    let other = run(&cluster, workflow(2), &journal).await.expect_err("another workflow");
+    assert_eq!(other.code, ErrorCode::Conflict);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_job_ends_its_pipeline_only() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let cluster = Arc::new(Cluster::default());
+    cluster.state().codes.insert("a1".to_owned(), vec![3]);
+    let report = run(&cluster, workflow(0), &directory.path().join("j")).await.expect("run");
+    let Outcome::Failed { jobs, .. } = &report.outcome else { panic!("{:?}", report.outcome) };
+    assert_eq!(jobs.len(), 1);
+    assert_eq!(jobs[0].reason, "exited with code 3");
+    assert_eq!((jobs[0].node.as_str(), jobs[0].output_tail.as_str()), ("n2", "last words"));
+    let state = cluster.state();
+    assert_eq!(state.home.keys().collect::<Vec<_>>(), ["out.0", "out.2"]);
+    assert!(state.volumes.is_empty() && !state.started.contains_key("c1"));
+}
+
+/// The run is dropped in the middle, as `kill -9` does, and goes on with its journal.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_scheduler_goes_on_without_running_jobs_again() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let journal = directory.path().join("j");
+    let cluster = Arc::new(Cluster::default());
+    cluster.state().is_stuck = true;
+    let first =
+        run_over(network(&cluster), workflow(0), options(&journal, &Cancel::default()), |_| {});
+    let killed = tokio::time::timeout(Duration::from_millis(1_500), first).await;
+    assert!(killed.is_err(), "its jobs do not end");
+    {
+        let mut state = cluster.state();
+        assert_eq!(state.started.values().sum::<u32>(), 2, "two slots");
+        state.is_stuck = false;
+        for execution in std::mem::take(&mut state.running) {
+            state.reports.insert(execution, ended(JobOutcome::Exited(0)));
+        }
+    }
+    let report = run(&cluster, workflow(0), &journal).await.expect("run");
+    assert_eq!(report.outcome, Outcome::Complete);
+    let state = cluster.state();
+    assert!(state.started.values().all(|times| *times == 1), "{:?}", state.started);
+    assert!(state.volumes.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cancel_kills_jobs_and_deletes_volumes() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let cluster = Arc::new(Cluster::default());
+    cluster.state().is_stuck = true;
+    let cancel = Cancel::default();
+    let options = options(&directory.path().join("j"), &cancel);
+    let handle = cancel.clone();
+    let run = run_over(network(&cluster), workflow(0), options, move |progress| {
+        if progress.jobs_running > 0 {
+            handle.request();
+        }
+    });
+    let report = tokio::time::timeout(Duration::from_secs(20), run).await.expect("it ends");
+    assert_eq!(report.expect("run").outcome, Outcome::Cancelled);
+    let state = cluster.state();
+    assert!(state.running.is_empty() && state.volumes.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_that_fits_nowhere_is_named() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let cluster = Arc::new(Cluster::default());
+    let mut large = workflow(0);
+    large.volumes[1].size_bytes = 1_000_000_000;
+    let report = run(&cluster, large, &directory.path().join("j")).await.expect("run");
+    let Outcome::Failed { messages, .. } = report.outcome else { panic!("{:?}", report.outcome) };
+    assert!(messages[0].contains("volume 'p0' needs 1.0 GB"), "{messages:?}");
+    assert!(cluster.state().started.is_empty());
+}

@@ -1,0 +1,169 @@
+//! The journal: torn ends, damage, a kill at every byte and at every record; then replay.
+
+use std::path::{Path, PathBuf};
+
+use bafs_proto::ErrorCode;
+use bafs_proto::ids::RunId;
+use bafs_proto::time::Time;
+use bafs_sched::io::journal::{Header, Journal, MAGIC, Record, read};
+use bafs_sched::logic::{Action, Event, Outcome, Scheduler, Settings, Space};
+use bafs_sched::workflow::{Workflow, parse_workflow};
+use bafs_sched::world::{Faults, NodeSpec, World};
+
+const TEXT: &str = "
+volume b bafs://home/data 1 MB
+volume p scratch 1 MB
+job a {
+  executable = /bin/true
+}
+job c {
+  executable = /bin/true
+}
+parent a child c
+mount b a /data
+mount p a /work
+mount p c /work
+extract p x bafs://home/x
+";
+
+fn workflow() -> Workflow {
+    parse_workflow("w.bafs", TEXT, &|path| Err(path.to_owned())).expect("it parses").workflow
+}
+
+fn header() -> Header {
+    Header { run: RunId(7), workflow: workflow(), settings: Settings::default() }
+}
+
+fn records() -> Vec<Record> {
+    let spec = NodeSpec { capacity: Space { bytes: 10_000_000, files: 10_000 }, slots: 1 };
+    let nodes = vec![spec.clone(), spec];
+    let mut world = World::new(7, workflow(), Settings::default(), nodes, Faults::default());
+    assert_eq!(world.run(100_000), Outcome::Complete);
+    world.records
+}
+
+fn scratch() -> (tempfile::TempDir, PathBuf) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("run.journal");
+    (directory, path)
+}
+
+fn write(path: &Path, records: &[Record]) -> Vec<u8> {
+    let (mut journal, history) = Journal::open(path, header).expect("open");
+    assert_eq!(history.header, header());
+    for record in records {
+        journal.append(std::slice::from_ref(record)).expect("append");
+    }
+    std::fs::read(path).expect("read")
+}
+
+fn replay(records: &[Record]) -> Scheduler {
+    let mut scheduler = Scheduler::new(RunId(7), workflow(), Settings::default());
+    for (now, event) in records {
+        scheduler.step(*now, event.clone(), &mut Vec::new());
+        scheduler.check();
+    }
+    scheduler
+}
+
+fn code(path: &Path) -> ErrorCode {
+    Journal::open(path, header).expect_err("must be refused").code
+}
+
+#[test]
+fn a_cut_at_any_byte_keeps_every_whole_record() {
+    let (_directory, path) = scratch();
+    let records = records();
+    let whole = write(&path, &records);
+    let empty = {
+        let (_directory, path) = scratch();
+        write(&path, &[]).len()
+    };
+    let mut seen = 0;
+    for length in empty..=whole.len() {
+        std::fs::write(&path, &whole[..length]).expect("write");
+        let (mut journal, history) = Journal::open(&path, header).expect("open");
+        let kept = history.records.len();
+        assert!(kept >= seen, "a longer journal never tells less");
+        assert_eq!(history.records, records[..kept]);
+        seen = kept;
+        // It goes on after the cut as if nothing had been there.
+        let next = (Time(9), Event::Tick);
+        journal.append(std::slice::from_ref(&next)).expect("append");
+        drop(journal);
+        assert_eq!(read(&path).expect("read").records.last(), Some(&next));
+    }
+    assert_eq!(seen, records.len());
+}
+
+#[test]
+fn a_wrong_byte_in_the_middle_is_damage_and_at_the_end_a_tear() {
+    let (_directory, path) = scratch();
+    let records = records();
+    let whole = write(&path, &records);
+    let header_end = {
+        let (_directory, path) = scratch();
+        write(&path, &[]).len()
+    };
+    let last = {
+        let (_directory, path) = scratch();
+        write(&path, &records[..records.len() - 1]).len()
+    };
+    for at in (MAGIC.len()..whole.len()).step_by(7) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x10;
+        std::fs::write(&path, &bytes).expect("write");
+        if at < last {
+            assert_eq!(code(&path), ErrorCode::Malformed, "byte {at}, header ends {header_end}");
+        } else {
+            let (_, history) = Journal::open(&path, header).expect("a torn end is cut off");
+            assert_eq!(history.records, records[..records.len() - 1]);
+        }
+    }
+}
+
+#[test]
+fn other_files_versions_and_schedulers_are_refused() {
+    let (_directory, path) = scratch();
+    std::fs::write(&path, b"bafs-journal 2\n").expect("write");
+    assert_eq!(code(&path), ErrorCode::VersionMismatch);
+    std::fs::write(&path, b"#!/bin/sh\n").expect("write");
+    assert_eq!(code(&path), ErrorCode::Malformed);
+    std::fs::remove_file(&path).expect("remove");
+    let (_held, _) = Journal::open(&path, header).expect("open");
+    assert_eq!(code(&path), ErrorCode::Conflict);
+}
+
+/// A scheduler that is killed between any two facts does the rest as one that was not: what it
+/// takes up again is what it had asked for and not heard of.
+#[test]
+fn a_kill_at_any_record_loses_no_action() {
+    let records = records();
+    for kept in 0..=records.len() {
+        let mut open: Vec<Action> = Vec::new();
+        let mut scheduler = Scheduler::new(RunId(7), workflow(), Settings::default());
+        for (now, event) in &records[..kept] {
+            let mut actions = Vec::new();
+            scheduler.step(*now, event.clone(), &mut actions);
+            open.extend(actions);
+            open.retain(|action| !answers(event, action));
+        }
+        let again = replay(&records[..kept]);
+        assert!(again == scheduler, "after {kept} records");
+        let outstanding = again.outstanding();
+        for action in &open {
+            assert!(outstanding.contains(action), "after {kept} records: {action:?} is forgotten");
+        }
+        assert_eq!(outstanding.len(), open.len(), "after {kept} records: {outstanding:?}");
+    }
+}
+
+fn answers(event: &Event, action: &Action) -> bool {
+    match (event, action) {
+        (Event::VolumeCreated { volume }, Action::CreateVolume { id, .. })
+        | (Event::VolumeDeleted { volume }, Action::DeleteVolume { id, .. }) => volume == id,
+        (Event::JobStarted { execution: a }, Action::StartJob { execution: b, .. }) => a == b,
+        (Event::FileExtracted { extract: a, .. }, Action::ExtractFile { extract: b, .. }) => a == b,
+        _ => false,
+    }
+}
