@@ -50,10 +50,10 @@ enum Entry {
 }
 
 /// What to do about one wanted block.
-enum Step {
+enum Step<'a> {
     Have(Bytes),
     Wait(watch::Receiver<()>),
-    Fetch,
+    Fetch(Claim<'a>),
 }
 
 impl Blocks {
@@ -92,15 +92,14 @@ impl Blocks {
         let mut blocks = Vec::new();
         let mut next = wanted.start;
         while next < wanted.end {
-            let (step, claim) = self.plan(file, next..wanted.end);
-            match step {
+            match self.plan(file, next..wanted.end) {
                 Step::Have(data) => {
                     blocks.push(data);
                     next += 1;
                 }
                 // Nothing is ever sent: what we wait for is the end of the channel.
                 Step::Wait(mut pending) => while pending.changed().await.is_ok() {},
-                Step::Fetch => {
+                Step::Fetch(claim) => {
                     let fetched = self.fetch(file, claim.blocks.clone()).await?;
                     next = claim.blocks.end;
                     claim.keep(&fetched);
@@ -113,20 +112,14 @@ impl Blocks {
 
     /// Decides about the first of the wanted blocks. To fetch claims it, with as many of the
     /// following ones as nobody has or fetches and one call may carry.
-    fn plan(&self, file: File, wanted: Range<u64>) -> (Step, Claim<'_>) {
+    fn plan(&self, file: File, wanted: Range<u64>) -> Step<'_> {
         let mut buffer = self.lock();
         let first = (file.index.0, wanted.start);
-        let nothing = Claim {
-            owner: self,
-            file: file.index.0,
-            blocks: 0..0,
-            end: None,
-        };
         if let Some(data) = buffer.get(first) {
-            return (Step::Have(data), nothing);
+            return Step::Have(data);
         }
         if let Some(Entry::Pending(pending)) = buffer.blocks.get(&first) {
-            return (Step::Wait(pending.clone()), nothing);
+            return Step::Wait(pending.clone());
         }
         let call_blocks = u64::from((IO_BYTES_MAX / self.block_bytes).max(1));
         let (end, pending) = watch::channel(());
@@ -140,15 +133,12 @@ impl Blocks {
             last += 1;
         }
         let blocks = wanted.start..last;
-        (
-            Step::Fetch,
-            Claim {
-                owner: self,
-                file: file.index.0,
-                blocks,
-                end: Some(end),
-            },
-        )
+        Step::Fetch(Claim {
+            owner: self,
+            file: file.index.0,
+            blocks,
+            end: Some(end),
+        })
     }
 
     async fn fetch(&self, file: File, blocks: Range<u64>) -> Result<Vec<Bytes>> {

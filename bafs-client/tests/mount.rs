@@ -1,0 +1,535 @@
+//! Real mounts: the kernel, its page cache, and real programs over each kind of tree.
+
+mod serving;
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use bafs_client::fate::{Fate, Loss};
+use bafs_client::fuse::{Mounted, Place};
+use bafs_client::logic::directory::Owner;
+use bafs_client::tree::{CacheTree, LocalTree, RemoteTree, Tree};
+use bafs_client::usage::Usage;
+use bafs_client::volume::{Mode, Ownership, Volume};
+use bafs_proto::ids::AgentId;
+use bafs_proto::message::TreeRef;
+use nix::libc;
+use serving::{Fake, Fault, VOLUME};
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
+
+/// Says loudly that a test could not run here.
+fn skip(test: &str, reason: &str) {
+    let line = format!("SKIPPED: {test}: {reason}\n");
+    eprint!("{line}");
+    if let Some(log) = std::env::var_os("BAFS_SKIP_LOG") {
+        let mut log = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(log)
+            .unwrap();
+        log.write_all(line.as_bytes()).unwrap();
+    }
+}
+
+fn can_mount(test: &str) -> bool {
+    let why = if !nix::unistd::geteuid().is_root() {
+        "not root"
+    } else if OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/fuse")
+        .is_err()
+    {
+        "no /dev/fuse"
+    } else {
+        return true;
+    };
+    skip(test, why);
+    false
+}
+
+struct Shown {
+    mounted: Option<Mounted>,
+    server: Arc<Fake>,
+    losses: mpsc::UnboundedReceiver<Loss>,
+    store: tempfile::TempDir,
+    place: tempfile::TempDir,
+    _runtime: Runtime,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Local,
+    Scratch,
+    Home,
+    Cache,
+}
+
+impl Shown {
+    fn new(kind: Kind, fill: impl FnOnce(&Path), op_deadline_ms: u64) -> Self {
+        let (store, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::set_permissions(store.path(), Permissions::from_mode(0o777)).unwrap();
+        fill(store.path());
+        let runtime = Runtime::new().unwrap();
+        let server = Fake::new(store.path());
+        let (sender, losses) = mpsc::unbounded_channel();
+        let fate = Fate::new("v", sender);
+        let called = server.server(op_deadline_ms);
+        let agent = AgentId::random();
+        let (tree, mode, usage) = runtime.block_on(async {
+            match kind {
+                Kind::Local => {
+                    let tree = bafs_tree::Tree::open(store.path(), None).unwrap();
+                    let session = tree.session(true);
+                    let run = LocalTree::new(move |caller, op, data, read| {
+                        session.run(caller, op, data, read)
+                    });
+                    (Tree::Local(run), Mode::scratch(true), Usage::new())
+                }
+                Kind::Scratch => {
+                    let tree = TreeRef::Volume(VOLUME);
+                    let tree = RemoteTree::open(called, tree, agent, true, fate.clone())
+                        .await
+                        .unwrap();
+                    (Tree::Remote(tree), Mode::scratch(true), Usage::new())
+                }
+                Kind::Home => {
+                    let tree = TreeRef::Home(String::new());
+                    let tree = RemoteTree::open(called, tree, agent, true, fate.clone())
+                        .await
+                        .unwrap();
+                    (Tree::Remote(tree), Mode::home(true), Usage::with_pages())
+                }
+                Kind::Cache => {
+                    let owner = Owner::default();
+                    let tree = CacheTree::open(called, VOLUME, owner, fate.clone())
+                        .await
+                        .unwrap();
+                    (Tree::Cache(tree), Mode::cache(), Usage::with_pages())
+                }
+            }
+        });
+        let volume = Volume::new("v", tree, mode, Ownership::AsStored, fate, usage);
+        let mounted = Mounted::mount(Arc::new(volume), place.path(), Place::Own).unwrap();
+        Self {
+            mounted: Some(mounted),
+            server,
+            losses,
+            store,
+            place,
+            _runtime: runtime,
+        }
+    }
+
+    fn path(&self) -> &Path {
+        self.place.path()
+    }
+
+    fn volume(&self) -> &Volume {
+        self.mounted.as_ref().unwrap().volume()
+    }
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        if let Some(mounted) = self.mounted.take() {
+            mounted.unmount();
+        }
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        assert!(
+            !mounts.contains(self.place.path().to_str().unwrap()),
+            "a mount is left"
+        );
+    }
+}
+
+fn writable_kinds(test: &str, run: impl Fn(&Shown)) {
+    if can_mount(test) {
+        for kind in [Kind::Local, Kind::Scratch, Kind::Home] {
+            run(&Shown::new(kind, |_| {}, 10_000));
+        }
+    }
+}
+
+#[test]
+fn files_are_written_and_read() {
+    writable_kinds("files_are_written_and_read", |shown| {
+        let path = shown.path().join("data");
+        let data: Vec<u8> = (0..5_000_000u32)
+            .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
+            .collect();
+        fs::write(&path, &data).unwrap();
+        assert!(fs::read(&path).unwrap() == data);
+        assert!(fs::read(shown.store.path().join("data")).unwrap() == data);
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
+        file.write_all_at(b"patch", 3_000_000).unwrap();
+        file.sync_all().unwrap();
+        let mut part = [0; 7];
+        file.read_exact_at(&mut part, 2_999_999).unwrap();
+        assert_eq!(&part[1..6], b"patch");
+        file.set_len(10).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len(), 10);
+        let mut log = OpenOptions::new().append(true).open(&path).unwrap();
+        log.write_all(b"one").unwrap();
+        file.write_all_at(b"!", 20).unwrap();
+        log.write_all(b"two").unwrap();
+        drop(log);
+        let text = fs::read(&path).unwrap();
+        assert_eq!((&text[10..13], &text[20..]), (&b"one"[..], &b"!two"[..]));
+        assert_eq!(
+            fs::read(shown.path().join("none"))
+                .unwrap_err()
+                .raw_os_error(),
+            Some(libc::ENOENT)
+        );
+        assert_eq!(
+            fs::read(shown.path().join("none"))
+                .unwrap_err()
+                .raw_os_error(),
+            Some(libc::ENOENT)
+        );
+        File::create_new(shown.path().join("none")).unwrap();
+        assert_eq!(fs::read(shown.path().join("none")).unwrap(), b"");
+    });
+}
+
+#[test]
+fn names_are_made_moved_and_removed() {
+    writable_kinds("names_are_made_moved_and_removed", |shown| {
+        let at = |name: &str| shown.path().join(name);
+        fs::create_dir_all(at("d/e")).unwrap();
+        fs::write(at("d/new"), b"2").unwrap();
+        fs::write(at("d/old"), b"1").unwrap();
+        fs::rename(at("d/new"), at("d/old")).unwrap();
+        assert_eq!(fs::read(at("d/old")).unwrap(), b"2");
+        assert!(!at("d/new").exists());
+        fs::hard_link(at("d/old"), at("link")).unwrap();
+        assert_eq!(fs::metadata(at("link")).unwrap().nlink(), 2);
+        assert_eq!(fs::metadata(at("d/old")).unwrap().nlink(), 2);
+        assert_eq!(
+            fs::metadata(at("d/old")).unwrap().ino(),
+            fs::metadata(at("link")).unwrap().ino()
+        );
+        symlink("d/old", at("soft")).unwrap();
+        assert_eq!(fs::read_link(at("soft")).unwrap(), Path::new("d/old"));
+        assert_eq!(fs::read(at("soft")).unwrap(), b"2");
+        // An unlinked file lives on while it is open.
+        let mut open = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(at("link"))
+            .unwrap();
+        fs::remove_file(at("link")).unwrap();
+        fs::remove_file(at("d/old")).unwrap();
+        open.seek(SeekFrom::End(0)).unwrap();
+        open.write_all(b"more").unwrap();
+        open.rewind().unwrap();
+        let mut text = String::new();
+        open.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "2more");
+        assert_eq!(
+            fs::remove_dir(at("d")).unwrap_err().raw_os_error(),
+            Some(libc::ENOTEMPTY)
+        );
+        fs::remove_dir_all(at("d")).unwrap();
+        fs::set_permissions(shown.path(), Permissions::from_mode(0o755)).unwrap();
+        let left: Vec<_> = fs::read_dir(shown.path())
+            .unwrap()
+            .map(|e| e.unwrap().file_name())
+            .collect();
+        assert_eq!(left, ["soft"]);
+    });
+}
+
+#[test]
+fn attributes_are_kept() {
+    writable_kinds("attributes_are_kept", |shown| {
+        let path = shown.path().join("f");
+        fs::write(&path, b"x").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o4751)).unwrap();
+        std::os::unix::fs::chown(&path, Some(1234), Some(2345)).unwrap();
+        let metadata = fs::metadata(&path).unwrap();
+        assert_eq!((metadata.uid(), metadata.gid()), (1234, 2345));
+        let long_ago = std::time::UNIX_EPOCH - Duration::from_millis(1_500);
+        File::open(&path).unwrap().set_modified(long_ago).unwrap();
+        let metadata = fs::metadata(&path).unwrap();
+        assert_eq!((metadata.mtime(), metadata.mtime_nsec()), (-2, 500_000_000));
+        // A write by an ordinary user takes the set-user-id bit away.
+        fs::set_permissions(&path, Permissions::from_mode(0o4777)).unwrap();
+        let wrote = Command::new("setpriv")
+            .args([
+                "--reuid=4321",
+                "--regid=4321",
+                "--clear-groups",
+                "--bounding-set=-all",
+            ])
+            .args(["sh", "-c", "echo y >>\"$0\""])
+            .arg(&path)
+            .status()
+            .unwrap();
+        assert!(fs::set_permissions(shown.place.path(), Permissions::from_mode(0o777)).is_ok());
+        assert!(wrote.success());
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o777);
+        let set = Command::new("setfattr")
+            .args(["-n", "user.k", "-v", "v"])
+            .arg(&path)
+            .status();
+        if let Ok(status) = set {
+            assert!(status.success());
+            let mut get = Command::new("getfattr");
+            let got = get
+                .args(["--only-values", "-n", "user.k"])
+                .arg(&path)
+                .output()
+                .unwrap();
+            assert_eq!(got.stdout, b"v");
+        } else {
+            skip("attributes_are_kept", "no setfattr for extended attributes");
+        }
+    });
+}
+
+#[test]
+fn mapped_files_are_shared() {
+    let program = r#"
+import mmap, sys
+with open(sys.argv[1], "r+b") as file:
+    shared = mmap.mmap(file.fileno(), 10000)
+    assert shared[5000:5001] == b"a"
+    shared[5000:5001] = b"Z"
+    shared.flush()
+    with open(sys.argv[1], "rb") as other:
+        other.seek(4999)
+        assert other.read(3) == b"aZa"
+    shared[6000:6001] = b"Y"
+"#;
+    if Command::new("python3").arg("-V").output().is_err() {
+        return skip("mapped_files_are_shared", "no python3");
+    }
+    writable_kinds("mapped_files_are_shared", |shown| {
+        let path = shown.path().join("mapped");
+        fs::write(&path, vec![b'a'; 10_000]).unwrap();
+        let mapped = Command::new("python3")
+            .args(["-c", program])
+            .arg(&path)
+            .status()
+            .unwrap();
+        assert!(mapped.success());
+        // What was not flushed is written when the program ends.
+        let stored = fs::read(shown.store.path().join("mapped")).unwrap();
+        assert_eq!(
+            (stored.len(), stored[5_000], stored[6_000]),
+            (10_000, b'Z', b'Y')
+        );
+        assert_eq!(fs::read(&path).unwrap(), stored);
+    });
+}
+
+#[test]
+fn large_directories_are_listed_whole() {
+    writable_kinds("large_directories_are_listed_whole", |shown| {
+        let directory = shown.path().join("many");
+        fs::create_dir(&directory).unwrap();
+        for i in 0..5_000 {
+            fs::write(shown.store.path().join(format!("many/file-{i:05}")), b"").unwrap();
+        }
+        for _ in 0..2 {
+            let mut names: Vec<_> = fs::read_dir(&directory)
+                .unwrap()
+                .map(|entry| {
+                    let entry = entry.unwrap();
+                    assert!(entry.metadata().unwrap().is_file());
+                    entry.file_name().into_string().unwrap()
+                })
+                .collect();
+            names.sort();
+            assert_eq!(names.len(), 5_000);
+            assert!(
+                names
+                    .iter()
+                    .enumerate()
+                    .all(|(i, n)| *n == format!("file-{i:05}"))
+            );
+        }
+        fs::remove_dir_all(&directory).unwrap();
+        assert_eq!(fs::read_dir(shown.path()).unwrap().count(), 0);
+    });
+}
+
+#[test]
+fn programs_run_on_it_and_from_it() {
+    let script = r#"
+        set -e
+        cp /bin/echo here && ./here "from the mount"
+        printf '#!/bin/sh\necho script $1\n' >s && chmod +x s && ./s works
+        (flock 9; echo locked) 9>lock
+        seq 1 20000 | sort -R >shuffled && sort -n shuffled | tail -n1
+        fallocate -l 100000 big && stat -c %s big
+        dd if=shuffled of=copied bs=64k oflag=append conv=notrunc 2>/dev/null && cmp shuffled copied
+        ln -s . self && test -e self/self/s
+        mkfifo pipe && (echo through >pipe &) && cat pipe
+        if command -v tar >/dev/null; then
+            mkdir t && tar cf - s shuffled | tar xf - -C t && cmp shuffled t/shuffled && echo tar
+        fi
+        if command -v git >/dev/null; then
+            git init -q r && cd r && echo a >a && git add a
+            git -c user.name=n -c user.email=e commit -qm m && git status --porcelain && cd .. \
+                && git -C r log --oneline | wc -l
+        fi
+        if command -v sqlite3 >/dev/null; then
+            sqlite3 base 'pragma journal_mode=delete; create table t(a); insert into t values(42);'
+            sqlite3 base 'select a from t'
+        fi
+    "#;
+    writable_kinds("programs_run_on_it_and_from_it", |shown| {
+        let out = Command::new("sh")
+            .args(["-c", script])
+            .current_dir(shown.path())
+            .env("HOME", shown.path())
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&out.stdout);
+        let errors = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success(), "{text}{errors}");
+        for expected in [
+            "from the mount",
+            "script works",
+            "locked",
+            "20000",
+            "100000",
+            "through",
+        ] {
+            assert!(
+                text.contains(expected),
+                "{expected} is missing in {text}{errors}"
+            );
+        }
+    });
+    for program in ["git", "sqlite3", "tar"] {
+        let found = Command::new("sh")
+            .args(["-c", &format!("command -v {program}")])
+            .output();
+        if !found.unwrap().status.success() {
+            skip("programs_run_on_it_and_from_it", &format!("no {program}"));
+        }
+    }
+}
+
+#[test]
+fn a_cache_volume_is_read_with_its_names_in_memory() {
+    if !can_mount("a_cache_volume_is_read_with_its_names_in_memory") {
+        return;
+    }
+    let data: Vec<u8> = (0..300_000u32).map(|i| (i / 11 % 251) as u8).collect();
+    let shown = Shown::new(
+        Kind::Cache,
+        |store| {
+            fs::create_dir_all(store.join("db/deep")).unwrap();
+            fs::write(store.join("db/deep/a.phr"), &data).unwrap();
+            fs::write(store.join("db/tool"), "#!/bin/sh\necho tool\n").unwrap();
+            fs::set_permissions(store.join("db/tool"), Permissions::from_mode(0o755)).unwrap();
+            symlink("deep/a.phr", store.join("db/link")).unwrap();
+        },
+        10_000,
+    );
+    let db = shown.path().join("db");
+    let mut names: Vec<_> = fs::read_dir(&db)
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["deep", "link", "tool"]);
+    assert!(fs::read(db.join("link")).unwrap() == data);
+    let blocks = shown.server.blocks_sent.load(Ordering::Relaxed);
+    assert_eq!(blocks, 300_000u64.div_ceil(u64::from(serving::BLOCK_BYTES)));
+    // The page cache has it: no message at all, for as many readers as come.
+    for _ in 0..3 {
+        assert!(fs::read(db.join("deep/a.phr")).unwrap() == data);
+    }
+    assert_eq!(shown.server.blocks_sent.load(Ordering::Relaxed), blocks);
+    let tool = Command::new(db.join("tool")).output().unwrap();
+    assert_eq!(tool.stdout, b"tool\n");
+    let refused = fs::write(db.join("new"), b"").unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+    assert!(!db.join("none").exists());
+    let usage = shown.volume().usage();
+    let touched = usage
+        .pages
+        .iter()
+        .find(|pages| pages.path == "db/deep/a.phr")
+        .unwrap();
+    assert_eq!(touched.runs, [(0, 74)]);
+    assert_eq!(usage.read_bytes, 300_000 + 20);
+}
+
+#[test]
+fn remote_io_keeps_nothing_and_counts_pages_once() {
+    if !can_mount("remote_io_keeps_nothing_and_counts_pages_once") {
+        return;
+    }
+    let fill = |store: &Path| {
+        fs::create_dir(store.join("in")).unwrap();
+        fs::write(store.join("in/q"), [b'q'; 9_000]).unwrap();
+    };
+    let shown = Shown::new(Kind::Home, fill, 10_000);
+    let path = shown.path().join("in/q");
+    for _ in 0..3 {
+        assert_eq!(fs::read(&path).unwrap(), [b'q'; 9_000]);
+    }
+    let usage = shown.volume().usage();
+    assert_eq!(usage.read_bytes, 27_000);
+    assert_eq!(usage.pages.len(), 1);
+    assert_eq!(
+        (usage.pages[0].path.as_str(), usage.pages[0].size),
+        ("in/q", 9_000)
+    );
+    assert_eq!(usage.pages[0].runs, [(0, 3)]);
+    // What others change is seen at once.
+    fs::write(shown.store.path().join("in/q"), b"other").unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"other");
+    fs::remove_file(shown.store.path().join("in/q")).unwrap();
+    assert!(!path.exists());
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "measures that nothing hangs")]
+fn a_lost_volume_fails_at_once_and_unmounts() {
+    if !can_mount("a_lost_volume_fails_at_once_and_unmounts") {
+        return;
+    }
+    let mut shown = Shown::new(Kind::Scratch, |_| {}, 500);
+    let path = shown.path().join("f");
+    let mut file = File::create(&path).unwrap();
+    file.write_all(b"x").unwrap();
+    shown.server.set(Fault::Silent);
+    let start = Instant::now();
+    assert_eq!(
+        file.write_all(b"y").unwrap_err().raw_os_error(),
+        Some(libc::EIO)
+    );
+    assert!(start.elapsed() < Duration::from_millis(1_500));
+    assert!(shown.losses.blocking_recv().is_some());
+    let start = Instant::now();
+    assert_eq!(
+        file.write_all(b"z").unwrap_err().raw_os_error(),
+        Some(libc::EIO)
+    );
+    assert!(fs::read_dir(shown.path()).is_err());
+    assert!(start.elapsed() < Duration::from_millis(100));
+    // A file of it is still open: detaching must not wait for that.
+    let start = Instant::now();
+    shown.mounted.take().unwrap().unmount();
+    assert!(start.elapsed() < Duration::from_secs(3));
+    drop(file);
+}

@@ -1,0 +1,247 @@
+//! A small server for tests: a directory as a tree and as a cache volume, with chosen faults.
+//! Checks no tokens and keeps nothing.
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "all of this is test, and each test program uses its own part"
+)]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bafs_client::tree::Server;
+use bafs_proto::hash::Digest;
+use bafs_proto::ids::{Epoch, VolumeId};
+use bafs_proto::message::{
+    Blocks, Done, FileResults, ManifestPage, Reply, Request, SourceEntry, SourceIdentity,
+    SourceKind, TreeSession,
+};
+use bafs_proto::net::mem::Network;
+use bafs_proto::net::pool::Pool;
+use bafs_proto::net::{BoxFuture, Incoming, Service};
+use bafs_proto::token::Token;
+use bafs_proto::{Error, ErrorCode, Result};
+use bytes::Bytes;
+
+pub(crate) const ADDRESS: &str = "server";
+pub(crate) const BLOCK_BYTES: u32 = 16 << 10;
+pub(crate) const VOLUME: VolumeId = VolumeId(1);
+
+/// What the server does wrong from now on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    None,
+    /// Does what is asked, but the answer is lost, so many times.
+    LostReplies(u32),
+    /// Answers with this code.
+    Refuse(ErrorCode),
+    /// Does not answer.
+    Silent,
+    /// Sends damaged blocks, so many times.
+    Damage(u32),
+}
+
+pub(crate) struct Fake {
+    root: PathBuf,
+    tree: Arc<bafs_tree::Tree>,
+    sessions: Mutex<BTreeMap<u64, Arc<bafs_tree::Session>>>,
+    answered: Mutex<BTreeMap<(u64, u64), (FileResults, Bytes)>>,
+    fault: Mutex<Fault>,
+    epochs: AtomicU64,
+    pub(crate) blocks_sent: AtomicU64,
+    pub(crate) ops_run: AtomicU64,
+    pub(crate) closed: AtomicU32,
+    pub(crate) lease_ms: AtomicU64,
+}
+
+impl Fake {
+    pub(crate) fn new(root: &Path) -> Arc<Self> {
+        Arc::new(Self {
+            root: root.to_owned(),
+            tree: bafs_tree::Tree::open(root, None).unwrap(),
+            sessions: Mutex::default(),
+            answered: Mutex::default(),
+            fault: Mutex::new(Fault::None),
+            epochs: AtomicU64::new(0),
+            blocks_sent: AtomicU64::new(0),
+            ops_run: AtomicU64::new(0),
+            closed: AtomicU32::new(0),
+            lease_ms: AtomicU64::new(600_000),
+        })
+    }
+
+    pub(crate) fn set(&self, fault: Fault) {
+        *self.fault.lock().unwrap() = fault;
+    }
+
+    /// A way to call this server over memory.
+    pub(crate) fn server(self: &Arc<Self>, op_deadline_ms: u64) -> Server {
+        let network = Network::new();
+        network.listen(ADDRESS, self.clone());
+        Server {
+            pool: Pool::new(network.dialer("agent")),
+            address: ADDRESS.to_owned(),
+            token: Token::none(),
+            op_deadline_ms,
+        }
+    }
+
+    fn fault(&self) -> Fault {
+        let mut fault = self.fault.lock().unwrap();
+        let now = *fault;
+        *fault = match now {
+            Fault::LostReplies(0 | 1) | Fault::Damage(0 | 1) => Fault::None,
+            Fault::LostReplies(left) => Fault::LostReplies(left - 1),
+            Fault::Damage(left) => Fault::Damage(left - 1),
+            other => other,
+        };
+        now
+    }
+
+    fn answer(&self, request: Request, body: &Bytes, damage: bool) -> Result<(Reply, Bytes)> {
+        match request {
+            Request::OpenTree(open) => {
+                let epoch = self.epochs.fetch_add(1, Ordering::Relaxed) + 1;
+                let session = Arc::new(self.tree.session(open.writable));
+                self.sessions.lock().unwrap().insert(epoch, session);
+                let lease_ms = self.lease_ms.load(Ordering::Relaxed);
+                Ok((
+                    Reply::OpenTree(TreeSession {
+                        epoch: Epoch(epoch),
+                        lease_ms,
+                    }),
+                    Bytes::new(),
+                ))
+            }
+            Request::RunFileOps(run) => {
+                let key = (run.epoch.0, run.sequence);
+                if let Some((results, data)) = self.answered.lock().unwrap().get(&key) {
+                    return Ok((Reply::RunFileOps(results.clone()), data.clone()));
+                }
+                let session = self.sessions.lock().unwrap().get(&run.epoch.0).cloned();
+                let session =
+                    session.ok_or_else(|| Error::new(ErrorCode::SessionUnknown, "who?"))?;
+                let mut data = Vec::new();
+                let results = run
+                    .ops
+                    .iter()
+                    .map(|op| {
+                        self.ops_run.fetch_add(1, Ordering::Relaxed);
+                        session.run(run.caller, op, body, &mut data)
+                    })
+                    .collect();
+                let answer = (FileResults { results }, Bytes::from(data));
+                self.answered.lock().unwrap().insert(key, answer.clone());
+                Ok((Reply::RunFileOps(answer.0), answer.1))
+            }
+            Request::CloseTree(close) => {
+                self.sessions.lock().unwrap().remove(&close.epoch.0);
+                self.closed.fetch_add(1, Ordering::Relaxed);
+                Ok((Reply::CloseTree(Done), Bytes::new()))
+            }
+            Request::ReadManifest(read) => {
+                let entries = manifest(&self.root);
+                let manifest = Digest::of(format!("{entries:?}").as_bytes());
+                // Short pages, so that reading on is tested.
+                let page: Vec<_> = entries
+                    .iter()
+                    .skip(read.first.0 as usize)
+                    .take(3)
+                    .cloned()
+                    .collect();
+                let more = read.first.0 as usize + page.len() < entries.len();
+                let page = ManifestPage {
+                    manifest,
+                    block_bytes: BLOCK_BYTES,
+                    entries: page,
+                    more,
+                };
+                Ok((Reply::ReadManifest(page), Bytes::new()))
+            }
+            Request::ReadBlocks(read) => {
+                let entry = manifest(&self.root).swap_remove(read.file.0 as usize);
+                let data = std::fs::read(self.root.join(entry.path)).unwrap();
+                let chunks = data.chunks(BLOCK_BYTES as usize);
+                let wanted: Vec<_> = chunks
+                    .skip(read.first.0 as usize)
+                    .take(read.count as usize)
+                    .collect();
+                self.blocks_sent
+                    .fetch_add(wanted.len() as u64, Ordering::Relaxed);
+                let digests = wanted.iter().map(|block| Digest::of(block)).collect();
+                let mut body = wanted.concat();
+                if damage {
+                    body[0] ^= 1;
+                }
+                Ok((Reply::ReadBlocks(Blocks { digests }), body.into()))
+            }
+            other => Err(Error::new(ErrorCode::Unsupported, other.name())),
+        }
+    }
+}
+
+impl Service for Fake {
+    fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+        Box::pin(async move {
+            let fault = self.fault();
+            match fault {
+                Fault::Refuse(code) => return Err(Error::new(code, "as the test wants it")),
+                Fault::Silent => tokio::time::sleep(Duration::from_secs(600)).await,
+                _ => {}
+            }
+            let damage = matches!(fault, Fault::Damage(_));
+            let answer = self.answer(incoming.request, &incoming.body, damage);
+            if let Fault::LostReplies(_) = fault {
+                return Err(Error::new(ErrorCode::Unreachable, "the reply got lost"));
+            }
+            answer
+        })
+    }
+}
+
+fn manifest(root: &Path) -> Vec<SourceEntry> {
+    fn walk(root: &Path, at: &Path, entries: &mut Vec<SourceEntry>) {
+        use std::os::unix::ffi::OsStringExt;
+        use std::os::unix::fs::MetadataExt;
+        let mut names: Vec<_> = std::fs::read_dir(at)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect();
+        names.sort();
+        for path in names {
+            let metadata = std::fs::symlink_metadata(&path).unwrap();
+            let kind = if metadata.is_dir() {
+                SourceKind::Directory
+            } else if metadata.is_symlink() {
+                let target = std::fs::read_link(&path).unwrap();
+                SourceKind::Symlink(target.into_os_string().into_vec())
+            } else {
+                SourceKind::File
+            };
+            let mtime_ns = metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec();
+            entries.push(SourceEntry {
+                path: path
+                    .strip_prefix(root)
+                    .unwrap()
+                    .to_str()
+                    .unwrap()
+                    .to_owned(),
+                kind,
+                identity: SourceIdentity {
+                    size: metadata.len(),
+                    mtime_ns,
+                },
+                mode: metadata.mode() & 0o777,
+            });
+            if metadata.is_dir() {
+                walk(root, &path, entries);
+            }
+        }
+    }
+    let mut entries = Vec::new();
+    walk(root, root, &mut entries);
+    entries
+}

@@ -1,0 +1,322 @@
+//! Trees behind a server, over memory and with faults: exactly once, at a deadline, or lost.
+
+mod serving;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bafs_client::fate::{Fate, Loss};
+use bafs_client::logic::directory::Owner;
+use bafs_client::tree::{CacheTree, RemoteTree, Tree};
+use bafs_client::usage::Usage;
+use bafs_client::volume::{Mode, Ownership, Volume};
+use bafs_proto::ErrorCode;
+use bafs_proto::file_op::{BodyRange, Caller, Errno, FileOp, FileReply, FileResult};
+use bafs_proto::ids::{AgentId, HandleId, InodeNo};
+use bafs_proto::message::TreeRef;
+use nix::libc;
+use serving::{BLOCK_BYTES, Fake, Fault, VOLUME};
+use tokio::sync::{mpsc, oneshot};
+
+struct World {
+    server: Arc<Fake>,
+    volume: Arc<Volume>,
+    losses: mpsc::UnboundedReceiver<Loss>,
+    directory: tempfile::TempDir,
+}
+
+impl World {
+    async fn scratch(op_deadline_ms: u64, lease_ms: u64) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let server = Fake::new(directory.path());
+        server.lease_ms.store(lease_ms, Ordering::Relaxed);
+        let (sender, losses) = mpsc::unbounded_channel();
+        let fate = Fate::new("work", sender);
+        let called = server.server(op_deadline_ms);
+        let tree = TreeRef::Volume(VOLUME);
+        let tree = RemoteTree::open(called, tree, AgentId::random(), true, fate.clone())
+            .await
+            .unwrap();
+        let volume = Arc::new(Volume::new(
+            "work",
+            Tree::Remote(tree),
+            Mode::scratch(true),
+            Ownership::AsStored,
+            fate,
+            Usage::new(),
+        ));
+        Self {
+            server,
+            volume,
+            losses,
+            directory,
+        }
+    }
+
+    async fn cache(op_deadline_ms: u64, files: &[(&str, Vec<u8>)]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        for (name, data) in files {
+            std::fs::write(directory.path().join(name), data).unwrap();
+        }
+        let server = Fake::new(directory.path());
+        let (sender, losses) = mpsc::unbounded_channel();
+        let fate = Fate::new("db", sender);
+        let called = server.server(op_deadline_ms);
+        let tree = CacheTree::open(called, VOLUME, Owner::default(), fate.clone())
+            .await
+            .unwrap();
+        let volume = Arc::new(Volume::new(
+            "db",
+            Tree::Cache(tree),
+            Mode::cache(),
+            Ownership::AsStored,
+            fate,
+            Usage::with_pages(),
+        ));
+        Self {
+            server,
+            volume,
+            losses,
+            directory,
+        }
+    }
+
+    async fn run(&self, op: FileOp, data: &[u8]) -> (FileResult, Vec<u8>) {
+        let (send, receive) = oneshot::channel();
+        let done = move |result, data: &[u8]| drop(send.send((result, data.to_vec())));
+        self.volume.run(Caller::default(), op, data, Box::new(done));
+        receive.await.unwrap()
+    }
+
+    async fn create(&self, name: &str) -> HandleId {
+        let name = name.as_bytes().to_vec();
+        let flags = libc::O_RDWR | libc::O_EXCL;
+        let op = FileOp::Create {
+            parent: InodeNo::ROOT,
+            name,
+            mode: 0o100_644,
+            flags,
+        };
+        match self.run(op, &[]).await.0 {
+            Ok(FileReply::Opened { handle, .. }) => handle,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn append(&self, handle: HandleId, data: &[u8]) -> FileResult {
+        let range = BodyRange {
+            start: 0,
+            length: data.len() as u32,
+        };
+        self.run(
+            FileOp::Write {
+                handle,
+                offset: 0,
+                data: range,
+                append: true,
+            },
+            data,
+        )
+        .await
+        .0
+    }
+
+    async fn find(&self, name: &str) -> InodeNo {
+        let op = FileOp::Lookup {
+            parent: InodeNo::ROOT,
+            name: name.as_bytes().to_vec(),
+        };
+        match self.run(op, &[]).await.0 {
+            Ok(FileReply::Attr(attr)) => attr.ino,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn read(&self, ino: InodeNo, offset: u64, length: u32) -> (FileResult, Vec<u8>) {
+        let (send, receive) = oneshot::channel();
+        let done = move |result, data: &[u8]| drop(send.send((result, data.to_vec())));
+        let (caller, handle) = (Caller::default(), HandleId(ino.0));
+        self.volume
+            .read(caller, ino, handle, offset, length, Box::new(done));
+        receive.await.unwrap()
+    }
+}
+
+const EIO: FileResult = Err(Errno(libc::EIO));
+
+#[tokio::test]
+async fn a_lost_reply_runs_nothing_twice() {
+    let world = World::scratch(5_000, 600_000).await;
+    let handle = world.create("log").await;
+    for round in 0..5u32 {
+        world.server.set(Fault::LostReplies(round));
+        let written = world.append(handle, b"line\n").await;
+        assert_eq!(written, Ok(FileReply::Written { length: 5 }));
+    }
+    let log = std::fs::read_to_string(world.directory.path().join("log")).unwrap();
+    assert_eq!(log, "line\n".repeat(5));
+    assert!(world.volume.fate().loss().is_none());
+    assert_eq!(world.volume.usage().written_bytes, 25);
+    world.volume.close().await;
+    assert_eq!(world.server.closed.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test]
+async fn a_deadline_ends_the_volume_and_all_that_waits_for_it() {
+    let mut world = World::scratch(400, 600_000).await;
+    let handle = world.create("log").await;
+    world.server.set(Fault::Silent);
+    let late = world.append(handle, b"x");
+    let other = world.run(FileOp::StatFs, &[]);
+    let (late, other) =
+        tokio::time::timeout(Duration::from_secs(3), async { tokio::join!(late, other) })
+            .await
+            .expect("nothing hangs");
+    assert_eq!((late, other.0), (EIO, EIO));
+    let loss = world.losses.recv().await.unwrap();
+    assert_eq!(loss.error.code, ErrorCode::DeadlineExceeded);
+    assert_eq!(loss.volume, "work");
+    // The server is well again, but nobody may take a half-lost volume for a whole one.
+    world.server.set(Fault::None);
+    let ops = world.server.ops_run.load(Ordering::Relaxed);
+    assert_eq!(world.append(handle, b"y").await, EIO);
+    assert_eq!(world.server.ops_run.load(Ordering::Relaxed), ops);
+    assert!(world.volume.usage().longest_call_ms >= 300);
+}
+
+#[tokio::test]
+async fn losses_are_heard_from_the_lease_without_any_operation() {
+    for code in [
+        ErrorCode::VolumeLost,
+        ErrorCode::Fenced,
+        ErrorCode::SessionUnknown,
+    ] {
+        let mut world = World::scratch(2_000, 90).await;
+        world.server.set(Fault::Refuse(code));
+        let loss = tokio::time::timeout(Duration::from_secs(2), world.losses.recv()).await;
+        assert_eq!(loss.expect("heard in time").unwrap().error.code, code);
+    }
+}
+
+#[tokio::test]
+async fn a_lack_of_space_is_not_a_loss() {
+    let world = World::scratch(2_000, 600_000).await;
+    let handle = world.create("log").await;
+    world.server.set(Fault::Refuse(ErrorCode::NoSpaceBytes));
+    assert_eq!(world.append(handle, b"x").await, Err(Errno(libc::ENOSPC)));
+    world.server.set(Fault::None);
+    assert_eq!(
+        world.append(handle, b"x").await,
+        Ok(FileReply::Written { length: 1 })
+    );
+    assert!(world.volume.fate().loss().is_none());
+}
+
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|i| (i / 7 % 253) as u8).collect()
+}
+
+#[tokio::test]
+async fn cache_reads_fetch_each_block_once() {
+    let data = pattern(10 * BLOCK_BYTES as usize + 77);
+    let files = [
+        ("a", data.clone()),
+        ("b", b"small".to_vec()),
+        ("c", Vec::new()),
+        ("d", vec![1]),
+    ];
+    let world = World::cache(5_000, &files).await;
+    let a = world.find("a").await;
+    // Many small reads of the same blocks, all at once.
+    let reads = (0..40u64).map(|i| world.read(a, i * 4096, 4096));
+    for (i, (result, read)) in futures_join(reads).await.into_iter().enumerate() {
+        let expected = &data[i * 4096..(i + 1) * 4096];
+        assert_eq!(result, Ok(FileReply::Read { length: 4096 }));
+        assert_eq!(read, expected);
+    }
+    assert_eq!(world.server.blocks_sent.load(Ordering::Relaxed), 10);
+    // Across blocks, at the end, beyond it.
+    let tail = 10 * u64::from(BLOCK_BYTES) - 3;
+    assert_eq!(world.read(a, tail, 1 << 20).await.1, &data[tail as usize..]);
+    assert_eq!(
+        world.read(a, data.len() as u64, 10).await.0,
+        Ok(FileReply::Read { length: 0 })
+    );
+    assert_eq!(
+        world.read(a, u64::MAX, 10).await.0,
+        Ok(FileReply::Read { length: 0 })
+    );
+    assert_eq!(world.read(world.find("b").await, 1, 3).await.1, b"mal");
+    assert_eq!(world.read(world.find("c").await, 0, 3).await.1, b"");
+    assert_eq!(world.server.blocks_sent.load(Ordering::Relaxed), 12);
+    let usage = world.volume.usage();
+    let touched: Vec<_> = usage
+        .pages
+        .iter()
+        .map(|p| (p.path.as_str(), p.runs.clone()))
+        .collect();
+    assert_eq!(touched, [("a", vec![(0, 41)]), ("b", vec![(0, 1)])]);
+    assert_eq!(
+        world
+            .run(
+                FileOp::Unlink {
+                    parent: InodeNo::ROOT,
+                    name: b"a".to_vec()
+                },
+                &[]
+            )
+            .await
+            .0,
+        Err(Errno(libc::EROFS))
+    );
+}
+
+async fn futures_join<T>(all: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let mut pending: Vec<_> = all.map(Box::pin).collect();
+    let mut done: Vec<Option<T>> = pending.iter().map(|_| None).collect();
+    std::future::poll_fn(|context| {
+        for (future, slot) in pending.iter_mut().zip(&mut done) {
+            if slot.is_none()
+                && let std::task::Poll::Ready(value) = future.as_mut().poll(context)
+            {
+                *slot = Some(value);
+            }
+        }
+        if done.iter().all(Option::is_some) {
+            std::task::Poll::Ready(())
+        } else {
+            std::task::Poll::Pending
+        }
+    })
+    .await;
+    done.into_iter().flatten().collect()
+}
+
+#[tokio::test]
+async fn damaged_blocks_are_asked_for_again_and_never_shown() {
+    let data = pattern(3 * BLOCK_BYTES as usize);
+    let mut world = World::cache(5_000, &[("a", data.clone())]).await;
+    let a = world.find("a").await;
+    world.server.set(Fault::Damage(2));
+    assert_eq!(world.read(a, 0, 10).await.1, &data[..10]);
+    world.server.set(Fault::Damage(1_000));
+    let (result, shown) = world.read(a, u64::from(BLOCK_BYTES), 10).await;
+    assert_eq!((result, shown), (EIO, Vec::new()));
+    assert_eq!(
+        world.losses.recv().await.unwrap().error.code,
+        ErrorCode::DigestMismatch
+    );
+}
+
+#[tokio::test]
+async fn a_changed_source_is_a_loss() {
+    let mut world = World::cache(5_000, &[("a", pattern(99))]).await;
+    let a = world.find("a").await;
+    world.server.set(Fault::Refuse(ErrorCode::SourceChanged));
+    assert_eq!(world.read(a, 0, 10).await.0, EIO);
+    assert_eq!(
+        world.losses.recv().await.unwrap().error.code,
+        ErrorCode::SourceChanged
+    );
+}
