@@ -144,11 +144,15 @@ impl Disk {
                 start += 1;
                 continue;
             }
-            let target = &mut local.bytes[run.range(start, here)];
-            let read = file
-                .as_ref()
-                .is_ok_and(|f| f.read_exact_at(target, run.at(start)).is_ok());
-            bad[start..start + here].fill(!read);
+            let mut read = |n: usize, count: usize| {
+                let target = &mut local.bytes[run.range(n, count)];
+                file.as_ref()
+                    .is_ok_and(|f| f.read_exact_at(target, run.at(n)).is_ok())
+            };
+            if !read(start, here) {
+                // Some of them may be good.
+                (start..start + here).for_each(|n| bad[n] = !read(n, 1));
+            }
             start += here;
         }
         self.check(run, &found, &mut bad, &mut local);

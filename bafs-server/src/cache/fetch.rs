@@ -167,7 +167,7 @@ impl Fetcher {
     ///
     /// # Errors
     /// `NotFound` when no such server can: home is next.
-    pub(crate) async fn from_peers(
+    pub(crate) async fn fetch_from_peers(
         &self,
         generation: &Arc<Generation>,
         run: &Run,
@@ -207,7 +207,7 @@ impl Fetcher {
 
     /// Brings what the server that was primary before this one has of a run, when the peers
     /// changed lately: a change of peers must not cost home anything.
-    pub(crate) async fn from_predecessor(
+    pub(crate) async fn fetch_from_predecessor(
         &self,
         generation: &Arc<Generation>,
         run: &Run,
@@ -241,7 +241,7 @@ impl Fetcher {
     ///
     /// # Errors
     /// What home answers; `ServerFault` when its bytes do not match its digests.
-    pub(crate) async fn from_home(
+    pub(crate) async fn fetch_from_home(
         &self,
         generation: &Arc<Generation>,
         run: &Run,
@@ -461,12 +461,12 @@ impl Fetcher {
             Ok(blocks)
         })
         .await?;
-        checked.or_else(|error| {
+        checked.map_err(|error| {
             self.counters.add("cache_digest_failures", 1);
             match origin {
-                Origin::Peer => Err(error),
+                Origin::Peer => error,
                 // The caller may ask again: the bytes at home may be good.
-                Origin::Home => Err(Error::new(ErrorCode::ServerFault, error.detail)),
+                Origin::Home => Error::new(ErrorCode::ServerFault, error.detail),
             }
         })
     }

@@ -201,7 +201,7 @@ async fn fly(fetcher: Arc<Fetcher>, generation: Arc<Generation>, run: Run, group
         return;
     }
     match fetcher
-        .from_peers(&generation, &run, &route, deadline)
+        .fetch_from_peers(&generation, &run, &route, deadline)
         .await
     {
         Ok(blocks) => {
@@ -225,7 +225,7 @@ async fn fly_home(
     deadline: Deadline,
 ) {
     let inherited = fetcher
-        .from_predecessor(generation, run, route, deadline)
+        .fetch_from_predecessor(generation, run, route, deadline)
         .await;
     pilots.iter().for_each(Pilot::turn_home);
     let class = if fetcher.is_own(route) {
@@ -248,7 +248,7 @@ async fn fly_home(
                 .cloned()
                 .collect())
         } else {
-            fetcher.from_home(generation, &part, deadline).await
+            fetcher.fetch_from_home(generation, &part, deadline).await
         };
         land(&pilots[start..start + count], &fetched);
         if let Ok(blocks) = fetched {

@@ -1,0 +1,278 @@
+//! Peers that die, cannot be reached or lie; homes that fail; sources that change.
+
+use std::sync::atomic::Ordering;
+
+use bafs_proto::ErrorCode;
+use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
+use bafs_proto::message::{CacheRef, ReadBlocks, ReadManifest, Reader};
+use bafs_proto::time::Deadline;
+use bafs_proto::token::Token;
+use bafs_proto::volume::Replacement;
+
+use crate::world::{BLOCK, HOME, NAME, World, cache, content};
+
+const LARGE: u64 = 64 << 20;
+const BLOCKS: usize = 60;
+const ID: VolumeId = VolumeId(1);
+
+async fn world(nodes: u64) -> (World, Vec<u8>) {
+    let world = World::new(nodes);
+    let bytes = content(1, BLOCKS * BLOCK as usize - 5);
+    world.home.put("db/large", bytes.clone(), 1);
+    world.create(&cache(1, LARGE, Replacement::Lru)).await;
+    world.tell();
+    (world, bytes)
+}
+
+async fn read_all(world: &World, index: usize) -> Vec<u8> {
+    let mut whole = Vec::new();
+    for first in (0..BLOCKS as u64).step_by(10) {
+        whole.extend(
+            world.nodes[index]
+                .read(ID, 0, first, 10)
+                .await
+                .expect("read"),
+        );
+    }
+    whole
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_dies_costs_only_its_blocks() {
+    let (mut world, bytes) = world(4).await;
+    assert!(read_all(&world, 0).await == bytes);
+    assert_eq!(world.home_bytes(), bytes.len() as u64);
+    let dead = world.kill(3);
+    let lost = dead.count("cache_home_bytes");
+    assert!(lost > 0);
+    // The catalog still believes in it.
+    assert!(read_all(&world, 1).await == bytes);
+    assert!(world.nodes[1].count("cache_fallbacks") > 0);
+    assert!(world.home_bytes() <= bytes.len() as u64 + lost);
+    world.tell();
+    let before = (world.home_bytes(), world.total("cache_fallbacks"));
+    assert!(read_all(&world, 2).await == bytes);
+    assert_eq!(
+        world.total("cache_fallbacks"),
+        before.1,
+        "nobody believes in it any more"
+    );
+    assert!(world.home_bytes() <= bytes.len() as u64 + lost);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_is_unreachable_from_one_other_is_passed_over() {
+    let (world, bytes) = world(3).await;
+    let (one, two) = (
+        world.nodes[0].address.clone(),
+        world.nodes[1].address.clone(),
+    );
+    world.network.cut(&one, &two);
+    assert!(read_all(&world, 0).await == bytes);
+    assert!(world.nodes[0].count("cache_fallbacks") > 0);
+    // The third one reaches it, and no byte is wrong.
+    assert!(read_all(&world, 2).await == bytes);
+    assert_eq!(world.nodes[2].count("cache_fallbacks"), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_home_is_no_reason_to_leave_the_primary() {
+    let (world, bytes) = world(3).await;
+    world.home.read_ms.store(1_500, Ordering::Relaxed);
+    let read = world.nodes[0].read(ID, 0, 0, 20).await.expect("read");
+    assert!(read == bytes[..20 * BLOCK as usize]);
+    assert_eq!(world.nodes[0].count("cache_fallbacks"), 0);
+    assert_eq!(world.home_bytes(), 20 * u64::from(BLOCK));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_that_gives_up_leaves_the_fetch_to_the_next() {
+    let (world, bytes) = world(2).await;
+    world.home.read_ms.store(400, Ordering::Relaxed);
+    let node = &world.nodes[0];
+    let early = node.read_until(ID, 0, 0, 10, Deadline::after_ms(100)).await;
+    assert_eq!(early.map_err(|e| e.code), Err(ErrorCode::DeadlineExceeded));
+    assert_eq!(
+        node.read(ID, 0, 0, 10).await.expect("read"),
+        bytes[..10 * BLOCK as usize]
+    );
+    assert_eq!(world.home_bytes(), 10 * u64::from(BLOCK));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_home_that_is_away_is_a_passing_error() {
+    let (world, bytes) = world(2).await;
+    world.network.kill(HOME);
+    let away = world.nodes[0]
+        .read(ID, 0, 0, 4)
+        .await
+        .map_err(|e| e.is_transient());
+    assert_eq!(away, Err(true));
+    world.network.listen(HOME, world.home.clone());
+    assert!(read_all(&world, 0).await == bytes);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_damaged_between_home_and_here_are_fetched_again() {
+    let (world, bytes) = world(1).await;
+    world.home.damaged_replies.store(1, Ordering::Relaxed);
+    assert!(read_all(&world, 0).await == bytes);
+    assert_eq!(world.total("cache_digest_failures"), 1);
+    world.nodes[0].caches.remove(ID);
+    world.create(&cache(1, LARGE, Replacement::Lru)).await;
+    world
+        .home
+        .damaged_replies
+        .store(u64::MAX, Ordering::Relaxed);
+    let broken = world.nodes[0]
+        .read(ID, 0, 0, 1)
+        .await
+        .map_err(|e| e.is_transient());
+    assert_eq!(broken, Err(true), "never served");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lying_peer_is_found_out_where_the_digest_is_known() {
+    let world = World::new(2);
+    let bytes = content(1, 40 * BLOCK as usize);
+    world.home.put("db/large", bytes.clone(), 1);
+    // Room for four blocks: the digests of the others stay known after they left.
+    world
+        .create(&cache(1, 4 * u64::from(BLOCK), Replacement::Lru))
+        .await;
+    let node = &world.nodes[0];
+    for block in 0..40 {
+        node.read(ID, 0, block, 1).await.expect("read");
+    }
+    world.nodes[1].lies.store(1, Ordering::Relaxed);
+    let fresh = node.count("cache_hit_peer_bytes");
+    assert!(fresh > 0);
+    for block in 0..40usize {
+        let place = block * BLOCK as usize..(block + 1) * BLOCK as usize;
+        let read = node.read(ID, 0, block as u64, 1).await.expect("read");
+        if node.count("cache_digest_failures") > 0 {
+            assert!(read == bytes[place], "block {block}");
+        }
+    }
+    assert!(node.count("cache_digest_failures") > 0);
+    assert!(node.count("cache_fallbacks") > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_changed_source_is_never_mixed() {
+    let (world, bytes) = world(2).await;
+    let node = &world.nodes[0];
+    let half = node.read(ID, 0, 0, 30).await.expect("read");
+    assert!(half == bytes[..30 * BLOCK as usize]);
+    let changed = content(2, bytes.len());
+    world.home.put("db/large", changed.clone(), 2);
+    world.home.put("db/a-new", content(3, 9), 2);
+    let rest = node.read(ID, 0, 30, 30).await.map_err(|e| e.code);
+    assert_eq!(rest, Err(ErrorCode::SourceChanged));
+    let old = node
+        .caches
+        .read_manifest(ReadManifest {
+            volume: ID,
+            first: FileIndex(0),
+        })
+        .await;
+    let old = old.expect("manifest").manifest;
+    for node in &world.nodes {
+        let deadline = Deadline::after_ms(9_000);
+        let new = node
+            .caches
+            .invalidate(ID, Token::none(), deadline)
+            .await
+            .expect("invalidate");
+        assert_ne!(new, old);
+    }
+    world.tell();
+    // Whoever works with the old state is told, even for blocks that were here.
+    let call = ReadBlocks {
+        cache: CacheRef::Volume(ID),
+        manifest: old,
+        file: FileIndex(0),
+        first: BlockIndex(0),
+        count: 1,
+        reader: Reader::Agent,
+    };
+    let told = node
+        .caches
+        .read_blocks(call, Deadline::after_ms(9_000))
+        .await;
+    assert_eq!(told.map_err(|e| e.code), Err(ErrorCode::SourceChanged));
+    assert!(node.read(ID, 1, 0, 60).await.expect("read") == changed);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wrong_questions_are_refused() {
+    let (world, _) = world(2).await;
+    let node = &world.nodes[0];
+    let page = node
+        .caches
+        .read_manifest(ReadManifest {
+            volume: ID,
+            first: FileIndex(0),
+        })
+        .await;
+    let good = ReadBlocks {
+        cache: CacheRef::Cooperative(NAME.to_owned()),
+        manifest: page.expect("manifest").manifest,
+        file: FileIndex(0),
+        first: BlockIndex(0),
+        count: 1,
+        reader: Reader::Peer,
+    };
+    let ask = async |call: ReadBlocks| {
+        let answer = node
+            .caches
+            .read_blocks(call, Deadline::after_ms(9_000))
+            .await;
+        answer
+            .map(|(blocks, _)| blocks.digests.len())
+            .map_err(|e| e.code)
+    };
+    assert_eq!(ask(good.clone()).await, Ok(1));
+    let many = ReadBlocks {
+        count: 257,
+        ..good.clone()
+    };
+    assert_eq!(ask(many).await, Err(ErrorCode::Malformed));
+    assert_eq!(
+        ask(ReadBlocks {
+            count: u32::MAX,
+            ..good.clone()
+        })
+        .await,
+        Err(ErrorCode::Malformed)
+    );
+    let behind = ReadBlocks {
+        first: BlockIndex(u64::MAX),
+        ..good.clone()
+    };
+    assert_eq!(ask(behind).await, Ok(0));
+    let end = ReadBlocks {
+        first: BlockIndex(BLOCKS as u64 - 1),
+        count: 9,
+        ..good.clone()
+    };
+    assert_eq!(ask(end).await, Ok(1));
+    let no_file = ReadBlocks {
+        file: FileIndex(1),
+        ..good.clone()
+    };
+    assert_eq!(ask(no_file).await, Err(ErrorCode::Malformed));
+    for cache in [
+        CacheRef::Cooperative("x".to_owned()),
+        CacheRef::Volume(VolumeId(9)),
+    ] {
+        assert_eq!(
+            ask(ReadBlocks {
+                cache,
+                ..good.clone()
+            })
+            .await,
+            Err(ErrorCode::VolumeLost)
+        );
+    }
+}

@@ -1,0 +1,6 @@
+//! Cache volumes and the cooperative cache over real directories and an in-memory network.
+
+mod faults;
+mod keeping;
+mod sharing;
+mod world;

@@ -1,0 +1,394 @@
+//! A home that counts and several nodes with caches, in one process, with chosen faults.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bafs_proto::hash::Digest;
+use bafs_proto::ids::{BlockIndex, FileIndex, ServerId, VolumeId};
+use bafs_proto::message::{
+    Advert, Blocks, CacheRef, ReadBlocks, ReadManifest, Reader, Reply, Request, ServerKind,
+    SourceData, SourceEntry, SourceIdentity, SourceKind, SourcePage,
+};
+use bafs_proto::net::mem::Network;
+use bafs_proto::net::pool::Pool;
+use bafs_proto::net::{BoxFuture, Incoming, Service};
+use bafs_proto::time::Deadline;
+use bafs_proto::token::Token;
+use bafs_proto::volume::{Replacement, Source, VolumeKind, VolumeSpec};
+use bafs_proto::{Error, ErrorCode, Result};
+use bafs_server::cache::Caches;
+use bafs_server::counters::Counters;
+use bytes::Bytes;
+
+pub const BLOCK: u32 = 16 << 10;
+pub const HOME: &str = "home:1";
+pub const NAME: &str = "shared";
+
+/// Bytes that differ from place to place, the same for the same seed.
+pub fn content(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend(state.to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}
+
+#[derive(Clone)]
+struct HomeFile {
+    bytes: Arc<Vec<u8>>,
+    mtime_ns: i64,
+}
+
+/// A home server whose files are in memory.
+#[derive(Default)]
+pub struct Home {
+    files: Mutex<BTreeMap<String, HomeFile>>,
+    /// Bytes that left it.
+    pub read_bytes: AtomicU64,
+    /// So many of its next replies are damaged on the way.
+    pub damaged_replies: AtomicU64,
+    /// Each read takes so long, in milliseconds.
+    pub read_ms: AtomicU64,
+    /// Blocks that left it, to find doubles: path and offset.
+    served: Mutex<BTreeSet<(String, u64)>>,
+    pub doubles: AtomicU64,
+}
+
+impl Home {
+    pub fn put(&self, path: &str, bytes: Vec<u8>, mtime_ns: i64) {
+        let file = HomeFile {
+            bytes: Arc::new(bytes),
+            mtime_ns,
+        };
+        self.files.lock().unwrap().insert(path.to_owned(), file);
+    }
+
+    fn list(&self, below: &str, after: Option<String>) -> SourcePage {
+        let files = self.files.lock().unwrap();
+        let entries = files.iter().filter_map(|(path, file)| {
+            let path = if path == below {
+                ""
+            } else {
+                path.strip_prefix(&format!("{below}/"))?
+            };
+            (after.as_deref() < Some(path)).then(|| SourceEntry {
+                path: path.to_owned(),
+                kind: SourceKind::File,
+                identity: identity(file),
+                mode: 0o644,
+            })
+        });
+        let mut entries: Vec<_> = entries.take(1001).collect();
+        let more = entries.len() > 1000;
+        entries.truncate(1000);
+        SourcePage { entries, more }
+    }
+
+    async fn answer(&self, request: Request) -> Result<(Reply, Bytes)> {
+        match request {
+            Request::ListSource(call) => Ok((
+                Reply::ListSource(self.list(&call.path, call.after)),
+                Bytes::new(),
+            )),
+            Request::ReadSource(call) => {
+                tokio::time::sleep(Duration::from_millis(self.read_ms.load(Ordering::Relaxed)))
+                    .await;
+                let file = self.files.lock().unwrap().get(&call.path).cloned();
+                let file = file.ok_or_else(|| Error::new(ErrorCode::NotFound, "no such file"))?;
+                if identity(&file) != call.identity {
+                    return Err(Error::new(ErrorCode::SourceChanged, "another file"));
+                }
+                let end = (call.offset as usize + call.length as usize).min(file.bytes.len());
+                let mut bytes = file.bytes[call.offset as usize..end].to_vec();
+                let pieces = bytes.chunks(call.block_bytes as usize);
+                let digests: Vec<_> = pieces.map(Digest::of).collect();
+                self.read_bytes
+                    .fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                for n in 0..digests.len() as u64 {
+                    let offset = call.offset + n * u64::from(call.block_bytes);
+                    if !self
+                        .served
+                        .lock()
+                        .unwrap()
+                        .insert((call.path.clone(), offset))
+                    {
+                        self.doubles.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+                let damaged = &self.damaged_replies;
+                let less = |left: u64| left.checked_sub(1);
+                if damaged
+                    .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
+                    .is_ok()
+                {
+                    bytes[0] ^= 1;
+                }
+                Ok((Reply::ReadSource(SourceData { digests }), bytes.into()))
+            }
+            other => Err(Error::new(ErrorCode::Unsupported, other.name())),
+        }
+    }
+}
+
+fn identity(file: &HomeFile) -> SourceIdentity {
+    SourceIdentity {
+        size: file.bytes.len() as u64,
+        mtime_ns: file.mtime_ns,
+    }
+}
+
+impl Service for Home {
+    fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+        Box::pin(async move { self.answer(incoming.request).await })
+    }
+}
+
+struct NodeService {
+    caches: Arc<Caches>,
+    /// It sends other bytes than it should, with a digest that fits them.
+    lies: Arc<AtomicU64>,
+}
+
+impl Service for NodeService {
+    fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+        Box::pin(async move {
+            match incoming.request {
+                Request::ReadBlocks(call) => {
+                    let (mut blocks, mut bytes) =
+                        self.caches.read_blocks(call, incoming.deadline).await?;
+                    let lies = self.lies.load(Ordering::Relaxed) > 0;
+                    if lies && blocks.digests.len() == 1 && !bytes.is_empty() {
+                        let mut other = bytes.to_vec();
+                        other[0] ^= 1;
+                        blocks = Blocks {
+                            digests: vec![Digest::of(&other)],
+                        };
+                        bytes = other.into();
+                    }
+                    Ok((Reply::ReadBlocks(blocks), bytes))
+                }
+                other => Err(Error::new(ErrorCode::Unsupported, other.name())),
+            }
+        })
+    }
+}
+
+/// A node with its caches.
+pub struct Node {
+    pub server: ServerId,
+    pub address: String,
+    pub directory: PathBuf,
+    pub caches: Arc<Caches>,
+    pub counters: Counters,
+    pub lies: Arc<AtomicU64>,
+}
+
+impl Node {
+    pub fn count(&self, name: &str) -> u64 {
+        self.counters
+            .snapshot()
+            .get(name)
+            .copied()
+            .unwrap_or_default()
+    }
+
+    pub async fn read(&self, volume: VolumeId, file: u32, first: u64, count: u32) -> Result<Bytes> {
+        self.read_until(volume, file, first, count, Deadline::after_ms(60_000))
+            .await
+    }
+
+    pub async fn read_until(
+        &self,
+        volume: VolumeId,
+        file: u32,
+        first: u64,
+        count: u32,
+        deadline: Deadline,
+    ) -> Result<Bytes> {
+        let page = self
+            .caches
+            .read_manifest(ReadManifest {
+                volume,
+                first: FileIndex(0),
+            })
+            .await?;
+        let call = ReadBlocks {
+            cache: CacheRef::Volume(volume),
+            manifest: page.manifest,
+            file: FileIndex(file),
+            first: BlockIndex(first),
+            count,
+            reader: Reader::Agent,
+        };
+        Ok(self.caches.read_blocks(call, deadline).await?.1)
+    }
+}
+
+/// Everything.
+pub struct World {
+    pub network: Network,
+    pub home: Arc<Home>,
+    pub nodes: Vec<Node>,
+    directory: tempfile::TempDir,
+}
+
+impl World {
+    pub fn new(nodes: u64) -> Self {
+        let network = Network::new();
+        let home = Arc::new(Home::default());
+        network.listen(HOME, home.clone());
+        let directory = tempfile::tempdir().unwrap();
+        let mut world = Self {
+            network,
+            home,
+            nodes: Vec::new(),
+            directory,
+        };
+        for number in 1..=nodes {
+            world.start(number);
+        }
+        world.tell();
+        world
+    }
+
+    /// Starts a node, with what an earlier life left in its directory.
+    pub fn start(&mut self, number: u64) {
+        let address = format!("node:{number}");
+        let directory = self.directory.path().join(number.to_string());
+        let pool = Pool::new(self.network.dialer(&address));
+        let counters = Counters::default();
+        let server = ServerId(number * 1_000_003);
+        let caches = Caches::open(
+            directory.clone(),
+            pool,
+            Token::none(),
+            server,
+            counters.clone(),
+        )
+        .unwrap();
+        let lies = Arc::new(AtomicU64::new(0));
+        let service = NodeService {
+            caches: caches.clone(),
+            lies: lies.clone(),
+        };
+        self.network.listen(&address, Arc::new(service));
+        self.nodes.push(Node {
+            server,
+            address,
+            directory,
+            caches,
+            counters,
+            lies,
+        });
+    }
+
+    /// Kills a node: it no longer answers and nobody remembers its process.
+    pub fn kill(&mut self, index: usize) -> Node {
+        let node = self.nodes.remove(index);
+        self.network.kill(&node.address);
+        node
+    }
+
+    /// Tells all nodes of all nodes, as the catalog does every second.
+    pub fn tell(&self) {
+        let adverts: Vec<_> = self.nodes.iter().map(advert).collect();
+        for node in &self.nodes {
+            node.caches.set_peers(adverts.clone());
+        }
+    }
+
+    /// Makes the same cache volume on all nodes.
+    pub async fn create(&self, spec: &VolumeSpec) {
+        for node in &self.nodes {
+            let deadline = Deadline::after_ms(30_000);
+            node.caches
+                .create(spec, Token::none(), deadline)
+                .await
+                .unwrap();
+        }
+    }
+
+    pub fn home_bytes(&self) -> u64 {
+        self.home.read_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Where the nodes keep their directories, by number.
+    pub fn root(&self) -> &std::path::Path {
+        self.directory.path()
+    }
+
+    /// Waits until the first node has so many blocks on disk.
+    pub async fn kept(&self, volume: VolumeId, blocks: u64) {
+        let node = &self.nodes[0];
+        for _ in 0..10_000 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            if node
+                .caches
+                .used(volume)
+                .expect("used")
+                .0
+                .div_ceil(u64::from(BLOCK))
+                == blocks
+            {
+                // What is charged may still be on its way to the disk.
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                return;
+            }
+        }
+        panic!(
+            "{blocks} blocks are not kept: {:?}",
+            node.caches.used(volume)
+        );
+    }
+
+    pub fn total(&self, counter: &str) -> u64 {
+        self.nodes.iter().map(|node| node.count(counter)).sum()
+    }
+}
+
+fn advert(node: &Node) -> Advert {
+    Advert {
+        id: node.server,
+        kind: ServerKind::Node,
+        name: node.address.clone(),
+        address: node.address.clone(),
+        group: "here".to_owned(),
+        ttl_ms: 4_000,
+        capacity_bytes: 1 << 30,
+        capacity_files: 1 << 20,
+        free_bytes: 1 << 30,
+        free_files: 1 << 20,
+        slots: 1,
+        jobs: 0,
+        caches: node.caches.adverts(),
+    }
+}
+
+/// A cache of everything below `db`.
+pub fn cache(number: u128, size_bytes: u64, replacement: Replacement) -> VolumeSpec {
+    VolumeSpec {
+        id: VolumeId(number),
+        name: "cache".to_owned(),
+        owner: "test".to_owned(),
+        kind: VolumeKind::Cache {
+            source: Source::Home {
+                address: HOME.to_owned(),
+                path: "db".to_owned(),
+            },
+            cooperative: NAME.to_owned(),
+            replacement,
+            block_bytes: BLOCK,
+        },
+        size_bytes,
+        size_files: 100_000,
+        lifetime_ms: 60_000,
+    }
+}
