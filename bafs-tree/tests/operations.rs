@@ -183,7 +183,7 @@ fn rename_flags_are_those_of_the_host() {
     for flags in [libc::RENAME_WHITEOUT, 8, u32::MAX] {
         assert_eq!(bench.rename(ROOT, "a", ROOT, "c", flags), Err(Errno(libc::EINVAL)));
     }
-    assert_eq!(bench.tree.used(), (4096, 2));
+    assert_eq!(bench.tree.used().1, 2);
 }
 
 #[test]

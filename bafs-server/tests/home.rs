@@ -1,0 +1,328 @@
+//! A home server over an in-memory network and a real directory.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::sync::Arc;
+
+use bafs_proto::ErrorCode;
+use bafs_proto::error::Result;
+use bafs_proto::file_op::{BodyRange, Caller, FileOp, FileReply};
+use bafs_proto::hash::Digest;
+use bafs_proto::ids::{AgentId, ExtractId, InodeNo};
+use bafs_proto::message::{
+    BeginPut, Call, CommitPut, ListSource, OpenTree, PutRange, ReadCounters, ReadSource,
+    RunFileOps, SourceIdentity, SourceKind, StatSource, TreeRef,
+};
+use bafs_proto::net::mem::Network;
+use bafs_proto::net::pool::Pool;
+use bafs_proto::time::{Deadline, Time};
+use bafs_proto::token::{Resource, Right, Signer, Token};
+use bafs_server::home::Home;
+use bytes::Bytes;
+use tempfile::TempDir;
+
+const BLOCK: u32 = 4096;
+
+struct World {
+    root: TempDir,
+    signer: Signer,
+    network: Network,
+    pool: Pool,
+    token: Token,
+}
+
+impl World {
+    fn new() -> Self {
+        Self::with_limit(None)
+    }
+
+    fn with_limit(limit: Option<u64>) -> Self {
+        let root = tempfile::tempdir().expect("directory");
+        let signer = Signer::generate();
+        let network = Network::new();
+        let pool = Pool::new(network.dialer("agent"));
+        let token = grant(&signer, "", &[Right::Read, Right::Write]);
+        let world = Self { root, signer, network, pool, token };
+        world.start(limit);
+        world
+    }
+
+    /// Starts the server, or starts it again as after a crash.
+    fn start(&self, limit: Option<u64>) {
+        let home = Home::open(self.root.path(), self.signer.verifier(), limit).expect("home");
+        self.network.listen("home", home);
+    }
+
+    fn file(&self, path: &str, content: &[u8]) {
+        let path = self.root.path().join(path);
+        fs::create_dir_all(path.parent().expect("parent")).expect("mkdir");
+        fs::write(path, content).expect("write");
+    }
+
+    async fn call<C: Call>(&self, call: C) -> Result<C::Reply> {
+        self.send(&self.token, call, b"").await.map(|(reply, _)| reply)
+    }
+
+    async fn send<C: Call>(&self, token: &Token, call: C, body: &[u8]) -> Result<(C::Reply, Bytes)> {
+        let body = Bytes::copy_from_slice(body);
+        self.pool.call_with_body("home", token, call, body, Deadline::after_ms(20_000)).await
+    }
+
+    async fn list(&self, path: &str) -> Vec<String> {
+        let (mut paths, mut after) = (Vec::new(), None);
+        loop {
+            let call = ListSource { path: path.to_owned(), after };
+            let page = self.call(call).await.expect("list");
+            paths.extend(page.entries.into_iter().map(|entry| entry.path));
+            if !page.more {
+                return paths;
+            }
+            after = paths.last().cloned();
+        }
+    }
+
+    async fn identity(&self, path: &str) -> SourceIdentity {
+        self.call(StatSource { path: path.to_owned() }).await.expect("stat").identity
+    }
+
+    async fn put(&self, id: u128, path: &str, data: &[u8]) -> Result<CommitPut> {
+        let extract = ExtractId(id);
+        self.call(BeginPut { extract, path: path.to_owned(), mode: 0o640 }).await?;
+        self.send(&self.token, PutRange { extract, offset: 0 }, data).await?;
+        Ok(CommitPut { extract, size: data.len() as u64, digest: Digest::of(data) })
+    }
+
+    async fn counter(&self, name: &str) -> u64 {
+        let counters = self.call(ReadCounters).await.expect("counters");
+        counters.values.get(name).copied().unwrap_or(0)
+    }
+}
+
+fn grant(signer: &Signer, path: &str, rights: &[Right]) -> Token {
+    let resource = Resource::Home(path.to_owned());
+    signer.grant(&[resource], rights, Time(u64::MAX >> 2)).expect("grant")
+}
+
+fn code<T: std::fmt::Debug>(result: Result<T>) -> ErrorCode {
+    result.expect_err("must be refused").code
+}
+
+fn read(path: &str, identity: SourceIdentity, offset: u64, length: u32) -> ReadSource {
+    ReadSource { path: path.to_owned(), identity, offset, length, block_bytes: BLOCK }
+}
+
+#[tokio::test]
+async fn a_listing_is_in_path_order_and_follows_nothing() {
+    let world = World::new();
+    for path in ["a/b", "a.txt", "a/c/d", "B", "z"] {
+        world.file(path, b"x");
+    }
+    symlink("/etc", world.root.path().join("a/out")).expect("link");
+    nix::unistd::mkfifo(&world.root.path().join("fifo"), nix::sys::stat::Mode::S_IRUSR)
+        .expect("fifo");
+    let expected = ["", "B", "a", "a/b", "a/c", "a/c/d", "a/out", "a.txt", "z"];
+    assert_eq!(world.list("").await, expected);
+    assert_eq!(world.list("a/b").await, [""]);
+    assert_eq!(world.list("a").await, ["", "b", "c", "c/d", "out"]);
+    let page = world.call(ListSource { path: "a".to_owned(), after: Some("c".to_owned()) }).await;
+    let page = page.expect("page");
+    assert_eq!(page.entries[0].path, "c/d");
+    assert_eq!(page.entries[1].kind, SourceKind::Symlink(b"/etc".to_vec()));
+    let missing = ListSource { path: "nothing".to_owned(), after: None };
+    assert_eq!(code(world.call(missing).await), ErrorCode::NotFound);
+    assert!(world.counter("home_listed_bytes").await > 0);
+}
+
+#[tokio::test]
+async fn a_long_listing_comes_in_pages_without_gap_or_repetition() {
+    let world = World::new();
+    let mut expected = vec![String::new()];
+    for directory in 0..3 {
+        expected.push(format!("d{directory}"));
+        for file in 0..1500 {
+            let path = format!("d{directory}/{file:04}");
+            world.file(&path, b"");
+            expected.push(path);
+        }
+    }
+    assert_eq!(world.list("").await, expected);
+}
+
+#[tokio::test]
+async fn a_range_is_read_with_its_digests_and_a_change_is_noticed() {
+    let world = World::new();
+    let content: Vec<u8> = (0..10_000_u32).map(|n| n as u8).collect();
+    world.file("d/f", &content);
+    let identity = world.identity("d/f").await;
+    let (data, body) = world
+        .send(&world.token, read("d/f", identity, 4096, 1 << 20), b"")
+        .await
+        .expect("read");
+    assert_eq!(body, content[4096..]);
+    let digests: Vec<_> = content[4096..].chunks(4096).map(Digest::of).collect();
+    assert_eq!(data.digests, digests);
+    assert_eq!(world.counter("home_read_bytes").await, 10_000 - 4096);
+    world.file("d/f", b"changed");
+    assert_eq!(code(world.call(read("d/f", identity, 0, 10)).await), ErrorCode::SourceChanged);
+    fs::remove_file(world.root.path().join("d/f")).expect("remove");
+    assert_eq!(code(world.call(read("d/f", identity, 0, 10)).await), ErrorCode::SourceChanged);
+}
+
+#[tokio::test]
+async fn nothing_outside_and_nothing_private_is_reached() {
+    let world = World::new();
+    world.file("in/f", b"x");
+    for (target, link) in [("/etc/passwd", "abs"), ("../..", "in/up"), (".", "loop")] {
+        symlink(target, world.root.path().join(link)).expect("link");
+    }
+    symlink("f", world.root.path().join("in/ok")).expect("link");
+    let stat = |path: &str| world.call(StatSource { path: path.to_owned() });
+    assert!(stat("in/ok").await.is_ok());
+    for path in ["abs", "in/up", "in/up/x", "..", "/etc", "in//f", "in/../in/f", "a\0"] {
+        assert_eq!(code(stat(path).await), ErrorCode::BadPath, "{path}");
+    }
+    for path in [".bafs-put", ".bafs-put/server-id", "loop/.bafs-put/server-id"] {
+        assert_eq!(code(stat(path).await), ErrorCode::NotFound, "{path}");
+    }
+    assert_eq!(code(world.put(8, ".bafs-put/x", b"x").await), ErrorCode::BadPath);
+    for path in ["loop/.bafs-put/server-id", "loop/.bafs-put", "in/up/x"] {
+        let put = world.put(path.len() as u128, path, b"x").await.expect("put");
+        let refused = code(world.call(put).await);
+        assert!(matches!(refused, ErrorCode::BadPath | ErrorCode::NotFound), "{path}: {refused:?}");
+    }
+    assert!(world.list("").await.iter().all(|path| !path.contains("bafs-put")));
+}
+
+#[tokio::test]
+async fn a_token_holds_where_links_lead_too() {
+    let world = World::new();
+    world.file("mine/f", b"x");
+    world.file("other/g", b"y");
+    symlink("../other/g", world.root.path().join("mine/g")).expect("link");
+    let token = grant(&world.signer, "mine", &[Right::Read]);
+    let stat = |path: &str| StatSource { path: path.to_owned() };
+    assert!(world.send(&token, stat("mine/f"), b"").await.is_ok());
+    for path in ["other/g", "mine/g", ""] {
+        let refused = world.send(&token, stat(path), b"").await;
+        assert_eq!(code(refused), ErrorCode::RightMissing, "{path}");
+    }
+    let begin = BeginPut { extract: ExtractId(1), path: "mine/n".to_owned(), mode: 0o600 };
+    assert_eq!(code(world.send(&token, begin, b"").await), ErrorCode::RightMissing);
+    let none = world.send(&Token::none(), stat("mine/f"), b"").await;
+    assert_eq!(code(none), ErrorCode::TokenInvalid);
+}
+
+#[tokio::test]
+async fn a_put_survives_restarts_and_happens_once() {
+    let world = World::new();
+    let data: Vec<u8> = (0..100_000_u32).map(|n| (n / 7) as u8).collect();
+    let extract = ExtractId(5);
+    let begin = BeginPut { extract, path: "out/deep/f".to_owned(), mode: 0o640 };
+    assert_eq!(world.call(begin.clone()).await.expect("begin").received_bytes, 0);
+    world.send(&world.token, PutRange { extract, offset: 0 }, &data[..60_000]).await.expect("put");
+    world.start(None);
+    assert_eq!(world.call(begin.clone()).await.expect("resume").received_bytes, 60_000);
+    let gap = world.send(&world.token, PutRange { extract, offset: 70_000 }, b"x").await;
+    assert_eq!(code(gap), ErrorCode::Conflict);
+    let commit = CommitPut { extract, size: 100_000, digest: Digest::of(&data) };
+    assert_eq!(code(world.call(commit.clone()).await), ErrorCode::WrongState);
+    let rest = PutRange { extract, offset: 50_000 };
+    world.send(&world.token, rest, &data[50_000..]).await.expect("put");
+    assert!(!world.root.path().join("out").exists(), "nothing is visible before the commit");
+    let receipt = world.call(commit.clone()).await.expect("commit");
+    assert_eq!(fs::read(world.root.path().join("out/deep/f")).expect("read"), data);
+    world.start(None);
+    fs::write(world.root.path().join("out/deep/f"), b"used since").expect("write");
+    assert_eq!(world.call(commit).await.expect("again"), receipt);
+    assert_eq!(world.call(begin).await.expect("again").receipt, Some(receipt));
+    assert_eq!(fs::read(world.root.path().join("out/deep/f")).expect("read"), b"used since");
+    let other = BeginPut { extract, path: "elsewhere".to_owned(), mode: 0o640 };
+    assert_eq!(code(world.call(other).await), ErrorCode::Conflict);
+}
+
+#[tokio::test]
+async fn damaged_bytes_are_refused_and_the_last_commit_wins() {
+    let world = World::new();
+    let mut commit = world.put(1, "f", b"one").await.expect("put");
+    commit.digest = Digest::of(b"two");
+    assert_eq!(code(world.call(commit).await), ErrorCode::DigestMismatch);
+    let first = world.put(1, "f", b"one").await.expect("put");
+    let second = world.put(2, "f", b"two").await.expect("put");
+    world.call(second).await.expect("commit");
+    world.call(first).await.expect("commit");
+    assert_eq!(fs::read(world.root.path().join("f")).expect("read"), b"one");
+    let unknown = CommitPut { extract: ExtractId(3), size: 0, digest: Digest::of(b"") };
+    assert_eq!(code(world.call(unknown).await), ErrorCode::NotFound);
+    world.file("directory/x", b"");
+    let onto = world.put(4, "directory", b"x").await.expect("put");
+    assert_eq!(code(world.call(onto).await), ErrorCode::WrongState);
+}
+
+#[tokio::test]
+async fn remote_files_are_read_and_written_in_a_tree() {
+    let world = World::new();
+    let tree = TreeRef::Home("new/tree".to_owned());
+    let open = |writable| OpenTree { tree: tree.clone(), agent: AgentId(1), writable };
+    assert_eq!(code(world.call(open(false)).await), ErrorCode::NotFound);
+    let epoch = world.call(open(true)).await.expect("open").epoch;
+    assert!(world.root.path().join("new/tree").is_dir());
+    let run = |sequence, op: FileOp| RunFileOps {
+        tree: tree.clone(),
+        epoch,
+        sequence,
+        caller: Caller::default(),
+        ops: vec![op],
+    };
+    let name = b"f".to_vec();
+    let create = FileOp::Create { parent: InodeNo::ROOT, name, mode: 0o600, flags: 2 };
+    let created = world.call(run(1, create.clone())).await.expect("create");
+    let Ok(FileReply::Opened { handle, .. }) = created.results[0].clone() else { panic!() };
+    let data = BodyRange { start: 0, length: 5 };
+    let write = run(2, FileOp::Write { handle, offset: 0, data, append: true });
+    for _ in 0..2 {
+        let wrote = world.send(&world.token, write.clone(), b"hello").await.expect("write");
+        assert_eq!(wrote.0.results, [Ok(FileReply::Written { length: 5 })]);
+    }
+    let (_, body) = world
+        .send(&world.token, run(3, FileOp::Read { handle, offset: 0, length: 100 }), b"")
+        .await
+        .expect("read");
+    assert_eq!(&body[..], b"hello", "the repeated append ran once");
+    let reader = grant(&world.signer, "new", &[Right::Read]);
+    let refused = world.send(&reader, run(4, create), b"").await;
+    assert_eq!(code(refused), ErrorCode::RightMissing);
+    world.start(None);
+    assert_eq!(code(world.call(run(5, FileOp::StatFs)).await), ErrorCode::SessionUnknown);
+}
+
+#[tokio::test]
+async fn a_limit_refuses_what_cannot_pass_in_time() {
+    let world = World::with_limit(Some(1000));
+    world.file("f", &[1; 100_000]);
+    let identity = world.identity("f").await;
+    let late = world.call(read("f", identity, 0, 100_000)).await;
+    assert_eq!(code(late), ErrorCode::DeadlineExceeded);
+    assert!(world.call(read("f", identity, 0, 100)).await.is_ok());
+    assert_eq!(world.counter("home_read_bytes").await, 100);
+}
+
+#[tokio::test]
+async fn malformed_calls_are_refused() {
+    let world = World::new();
+    world.file("f", b"x");
+    let identity = world.identity("f").await;
+    for (length, block_bytes) in [(u32::MAX, BLOCK), (1, 0), (1, u32::MAX)] {
+        let call = ReadSource { path: "f".to_owned(), identity, offset: 0, length, block_bytes };
+        assert_eq!(code(world.call(call).await), ErrorCode::Malformed);
+    }
+    let far = world.call(read("f", identity, u64::MAX, 10)).await.expect("beyond the end");
+    assert!(far.digests.is_empty());
+    let directory = StatSource { path: "f/x".to_owned() };
+    assert_eq!(code(world.call(directory).await), ErrorCode::NotFound);
+    let unsupported = bafs_proto::message::ListVolumes;
+    assert_eq!(code(world.call(unsupported).await), ErrorCode::Unsupported);
+    let after = ListSource { path: String::new(), after: Some("../..".to_owned()) };
+    assert_eq!(code(world.call(after).await), ErrorCode::BadPath);
+    let _: Arc<Home> = Home::open(world.root.path(), world.signer.verifier(), None).expect("home");
+    assert!(Home::open("/nonexistent".as_ref(), world.signer.verifier(), None).is_err());
+}

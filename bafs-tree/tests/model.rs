@@ -1,0 +1,219 @@
+//! Random operations on a tree and, by plain system calls, on a plain directory: same results,
+//! same trees; and the tree's accounting equals what a fresh count finds.
+
+mod bench;
+
+use std::collections::BTreeMap;
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+
+use bafs_proto::file_op::{AttrChange, FileOp, FileReply};
+use bafs_proto::ids::InodeNo;
+use bafs_tree::{Limit, Tree};
+use bench::{Bench, ROOT};
+use nix::libc;
+use proptest::prelude::*;
+
+const LIMIT: Limit = Limit { bytes: 1 << 30, files: 100_000 };
+
+#[derive(Debug, Clone)]
+enum Step {
+    Create(String),
+    Write(String, u64, usize),
+    Truncate(String, u64),
+    MakeDirectory(String),
+    Symlink(String),
+    Link(String, String),
+    Unlink(String),
+    RemoveDirectory(String),
+    Rename(String, String, bool),
+    Chmod(String, u32),
+}
+
+/// Few names, so that steps meet each other.
+fn name() -> impl Strategy<Value = String> {
+    prop::sample::select(vec!["a", "b", "c", "d/a", "d/b", "d/e/a", "d", "d/e", "e"])
+        .prop_map(str::to_owned)
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        name().prop_map(Step::Create),
+        (name(), 0_u64..40_000, 0_usize..20_000).prop_map(|(n, o, l)| Step::Write(n, o, l)),
+        (name(), 0_u64..60_000).prop_map(|(n, size)| Step::Truncate(n, size)),
+        name().prop_map(Step::MakeDirectory),
+        name().prop_map(Step::Symlink),
+        (name(), name()).prop_map(|(a, b)| Step::Link(a, b)),
+        name().prop_map(Step::Unlink),
+        name().prop_map(Step::RemoveDirectory),
+        (name(), name(), any::<bool>()).prop_map(|(a, b, keep)| Step::Rename(a, b, keep)),
+        (name(), 0_u32..0o1000).prop_map(|(n, mode)| Step::Chmod(n, mode)),
+    ]
+}
+
+/// Walks to a path as the kernel does for an agent. Links lead to a device, so that a path through
+/// one ends in `ENOTDIR` on both sides, although only the plain side follows it.
+fn walk(bench: &Bench, path: &str) -> Result<InodeNo, i32> {
+    let mut at = ROOT;
+    for part in path.split('/') {
+        at = bench.lookup(at, part).map_err(|error| error.0)?.ino;
+    }
+    Ok(at)
+}
+
+fn parent(bench: &Bench, path: &str) -> Result<(InodeNo, Vec<u8>), i32> {
+    match path.rsplit_once('/') {
+        None => Ok((ROOT, path.as_bytes().to_vec())),
+        Some((above, name)) => Ok((walk(bench, above)?, name.as_bytes().to_vec())),
+    }
+}
+
+fn on_tree(bench: &Bench, step: &Step) -> Result<(), i32> {
+    let run = |op| bench.run(op).map_err(|error| error.0);
+    match step {
+        Step::Create(path) => {
+            let (parent, name) = parent(bench, path)?;
+            let flags = libc::O_RDWR | libc::O_EXCL;
+            match run(FileOp::Create { parent, name, mode: 0o644, flags })? {
+                FileReply::Opened { handle, .. } => run(FileOp::Release { handle }).map(|_| ()),
+                other => panic!("{other:?}"),
+            }
+        }
+        Step::Write(path, offset, length) => {
+            let ino = walk(bench, path)?;
+            match run(FileOp::Open { ino, flags: libc::O_WRONLY })? {
+                FileReply::Opened { handle, .. } => {
+                    let wrote = bench.write(handle, *offset, &vec![7; *length]);
+                    run(FileOp::Release { handle })?;
+                    wrote.map(|_| ()).map_err(|error| error.0)
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        Step::Truncate(path, size) => {
+            let ino = walk(bench, path)?;
+            let change = AttrChange { size: Some(*size), ..AttrChange::default() };
+            run(FileOp::SetAttr { ino, handle: None, change }).map(|_| ())
+        }
+        Step::MakeDirectory(path) => {
+            let (parent, name) = parent(bench, path)?;
+            run(FileOp::MakeDirectory { parent, name, mode: 0o755 }).map(|_| ())
+        }
+        Step::Symlink(path) => {
+            let (parent, name) = parent(bench, path)?;
+            run(FileOp::MakeSymlink { parent, name, target: b"/dev/null".to_vec() }).map(|_| ())
+        }
+        Step::Link(path, new) => {
+            let ino = walk(bench, path)?;
+            let (parent, name) = parent(bench, new)?;
+            run(FileOp::MakeLink { ino, parent, name }).map(|_| ())
+        }
+        Step::Unlink(path) => {
+            let (parent, name) = parent(bench, path)?;
+            run(FileOp::Unlink { parent, name }).map(|_| ())
+        }
+        Step::RemoveDirectory(path) => {
+            let (parent, name) = parent(bench, path)?;
+            run(FileOp::RemoveDirectory { parent, name }).map(|_| ())
+        }
+        Step::Rename(path, new, keep) => {
+            let ((from, name), (to, new_name)) = (parent(bench, path)?, parent(bench, new)?);
+            let flags = if *keep { libc::RENAME_NOREPLACE } else { 0 };
+            let (parent, new_parent) = (from, to);
+            run(FileOp::Rename { parent, name, new_parent, new_name, flags }).map(|_| ())
+        }
+        Step::Chmod(path, mode) => {
+            let ino = walk(bench, path)?;
+            let change = AttrChange { mode: Some(*mode), ..AttrChange::default() };
+            run(FileOp::SetAttr { ino, handle: None, change }).map(|_| ())
+        }
+    }
+}
+
+fn on_plain(root: &Path, step: &Step) -> Result<(), i32> {
+    let at = |path: &String| root.join(path);
+    let open = |path: &String| {
+        use std::os::unix::fs::OpenOptionsExt;
+        OpenOptions::new().write(true).custom_flags(libc::O_NOFOLLOW).open(at(path))
+    };
+    let done: io::Result<()> = match step {
+        Step::Create(path) => {
+            OpenOptions::new().write(true).create_new(true).open(at(path)).map(|_| ())
+        }
+        Step::Write(path, offset, length) => {
+            open(path).and_then(|file| file.write_all_at(&vec![7; *length], *offset))
+        }
+        Step::Truncate(path, size) => {
+            // The kernel follows links before it asks an agent; the tree is asked directly.
+            match fs::symlink_metadata(at(path)) {
+                Ok(found) if found.is_symlink() => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+                Ok(_) => open(path).and_then(|file| file.set_len(*size)),
+                Err(error) => Err(error),
+            }
+        }
+        Step::MakeDirectory(path) => fs::create_dir(at(path)),
+        Step::Symlink(path) => symlink("/dev/null", at(path)),
+        Step::Link(path, new) => fs::hard_link(at(path), at(new)),
+        Step::Unlink(path) => nix::unistd::unlink(&at(path)).map_err(Into::into),
+        Step::RemoveDirectory(path) => fs::remove_dir(at(path)),
+        Step::Rename(path, new, keep) => {
+            let flag = rustix::fs::RenameFlags::NOREPLACE;
+            let flags = if *keep { flag } else { rustix::fs::RenameFlags::empty() };
+            let here = rustix::fs::CWD;
+            rustix::fs::renameat_with(here, at(path), here, at(new), flags).map_err(Into::into)
+        }
+        Step::Chmod(path, mode) => match fs::symlink_metadata(at(path)) {
+            Ok(found) if found.is_symlink() => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
+            Ok(_) => fs::set_permissions(at(path), fs::Permissions::from_mode(*mode)),
+            Err(error) => Err(error),
+        },
+    };
+    done.map_err(|error| error.raw_os_error().unwrap_or(-1))
+}
+
+/// Everything below a directory that a program could see, times and owners apart.
+fn picture(root: &Path) -> BTreeMap<String, (u32, u64, u64, Vec<u8>)> {
+    fn add(
+        root: &Path,
+        below: &str,
+        found: &mut BTreeMap<String, (u32, u64, u64, Vec<u8>)>,
+    ) {
+        for entry in fs::read_dir(root.join(below)).expect("directory") {
+            let entry = entry.expect("entry");
+            let path = format!("{below}{}", entry.file_name().to_str().expect("text"));
+            let meta = entry.metadata().expect("metadata");
+            let content = if meta.is_file() {
+                fs::read(entry.path()).expect("read")
+            } else {
+                Vec::new()
+            };
+            let size = if meta.is_dir() { 0 } else { meta.size() };
+            found.insert(path.clone(), (meta.mode(), meta.nlink(), size, content));
+            if meta.is_dir() {
+                add(root, &format!("{path}/"), found);
+            }
+        }
+    }
+    let mut found = BTreeMap::new();
+    add(root, "", &mut found);
+    found
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_tree_does_what_a_directory_does(steps in prop::collection::vec(step(), 1..60)) {
+        let bench = Bench::new(Some(LIMIT));
+        let plain = tempfile::tempdir().expect("directory");
+        for step in &steps {
+            let (tree, direct) = (on_tree(&bench, step), on_plain(plain.path(), step));
+            prop_assert_eq!(tree, direct, "{:?}", step);
+        }
+        prop_assert_eq!(picture(&bench.path("")), picture(plain.path()));
+        let counted = Tree::open(&bench.path(""), Some(LIMIT)).expect("open");
+        prop_assert_eq!(counted.used(), bench.tree.used());
+    }
+}
