@@ -59,6 +59,7 @@ fn run_ops(epoch: Epoch, sequence: u64, ops: Vec<FileOp>) -> RunFileOps {
 }
 
 /// Every request that a node answers, with the one right that it needs.
+#[expect(clippy::too_many_lines, reason = "a table: one line for each request")]
 fn table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
     let volume = || Resource::Volume(V);
     let manifest = Digest::of(b"m");
@@ -194,6 +195,10 @@ fn table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[expect(
+    clippy::too_many_lines,
+    reason = "each wrong token for each request, then the right one"
+)]
 async fn every_request_needs_exactly_its_right() {
     let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
     let node = world.node("a:1", world.config(store.path())).await;

@@ -43,7 +43,7 @@ impl Adverts {
         self.expire(now);
         let texts = [&advert.name, &advert.address, &advert.group];
         let long = |text: &&String| text.len() > TEXT_BYTES_MAX;
-        if texts.iter().any(|text| long(text))
+        if texts.iter().any(long)
             || advert.caches.len() > CACHES_MAX
             || advert.caches.iter().any(|cache| long(&&cache.cooperative))
         {

@@ -151,10 +151,13 @@ pub(crate) struct Put {
     receipt: Option<PutReceipt>,
 }
 
+/// Kind, content and permission bits of an entry of the small home.
+type Entry = (SourceKind, Vec<u8>, u32);
+
 /// A home in memory, with faults to order.
 #[derive(Default)]
 pub(crate) struct Home {
-    pub(crate) entries: Mutex<BTreeMap<String, (SourceKind, Vec<u8>, u32)>>,
+    pub(crate) entries: Mutex<BTreeMap<String, Entry>>,
     puts: Mutex<BTreeMap<ExtractId, Put>>,
     pub(crate) files: Mutex<BTreeMap<String, Vec<u8>>>,
     /// So many replies to reads carry damaged bytes.
@@ -188,7 +191,7 @@ impl Home {
 
     fn list(&self, path: &str, after: Option<&str>) -> Result<SourcePage> {
         let entries = self.entries.lock().expect("lock");
-        let entry = |(at, (kind, content, mode)): (&String, &(SourceKind, Vec<u8>, u32))| {
+        let entry = |(at, (kind, content, mode)): (&String, &Entry)| {
             let below = if at == path {
                 Some("")
             } else {
@@ -233,6 +236,10 @@ impl Home {
         })
     }
 
+    #[expect(
+        clippy::too_many_lines,
+        reason = "one arm for each call of a small home"
+    )]
     fn answer(&self, request: Request, body: &Bytes) -> Result<(Reply, Bytes)> {
         let none = Bytes::new();
         match request {
