@@ -173,8 +173,7 @@ impl Driver {
             );
             return Err(Error::new(ErrorCode::Conflict, text));
         }
-        let mut scheduler =
-            Scheduler::new(header.run, header.workflow, header.settings.clone());
+        let mut scheduler = Scheduler::new(header.run, header.workflow, header.settings.clone());
         let mut ledger = Ledger::default();
         for (now, event) in history.records {
             ledger.note(&scheduler, now, &event);
@@ -219,7 +218,10 @@ impl Driver {
         let catalog = options.catalog.clone();
         self.tasks.spawn(async move {
             loop {
-                match servers.query(&catalog, Deadline::after_ms(2 * POLL_MS)).await {
+                match servers
+                    .query(&catalog, Deadline::after_ms(2 * POLL_MS))
+                    .await
+                {
                     Ok(adverts) => {
                         if notes.send(Note::Listing(adverts)).await.is_err() {
                             return;
@@ -308,14 +310,22 @@ impl Driver {
 
     fn place(&self, server: ServerId) -> Place {
         let address = self.scheduler.node(server).map(|node| node.address.clone());
-        Place { server, address: address.unwrap_or_default() }
+        Place {
+            server,
+            address: address.unwrap_or_default(),
+        }
     }
 
     fn watch(&mut self, server: ServerId, execution: ExecutionId) {
         if !self.watched.contains_key(&server) {
             let watched: Watched = Arc::new(watch::Sender::new(BTreeSet::new()));
             let (servers, place) = (self.servers.clone(), self.place(server));
-            self.tasks.spawn(watch_node(servers, place, watched.clone(), self.notes.clone()));
+            self.tasks.spawn(watch_node(
+                servers,
+                place,
+                watched.clone(),
+                self.notes.clone(),
+            ));
             self.watched.insert(server, watched);
         }
         self.watched[&server].send_modify(|watched| {
@@ -349,10 +359,19 @@ impl Driver {
     fn execute(&mut self, action: Action) {
         let (servers, notes, now) = (self.servers.clone(), self.notes.clone(), now());
         match action {
-            Action::CreateVolume { id, volume, server, size } => {
+            Action::CreateVolume {
+                id,
+                volume,
+                server,
+                size,
+            } => {
                 let place = self.place(server);
                 self.tasks.spawn(async move {
-                    send(&notes, Some(servers.create(now, id, volume, &place, size).await)).await;
+                    send(
+                        &notes,
+                        Some(servers.create(now, id, volume, &place, size).await),
+                    )
+                    .await;
                 });
             }
             Action::DeleteVolume { id, server } => {
@@ -361,10 +380,16 @@ impl Driver {
                     send(&notes, Some(servers.delete(id, &place).await)).await;
                 });
             }
-            Action::StartJob { execution, job, server, volumes } => {
+            Action::StartJob {
+                execution,
+                job,
+                server,
+                volumes,
+            } => {
                 let place = self.place(server);
-                let with_place =
-                    volumes.into_iter().map(|v| (v, v.server.map(|server| self.place(server))));
+                let with_place = volumes
+                    .into_iter()
+                    .map(|v| (v, v.server.map(|server| self.place(server))));
                 let volumes: Vec<_> = with_place.collect();
                 self.tasks.spawn(async move {
                     let started = servers.start(now, execution, job, &place, volumes).await;
@@ -419,9 +444,18 @@ impl Listing {
     /// The fact that a listing is, if it says anything new.
     fn compare(&mut self, scheduler: &Scheduler, adverts: Vec<Advert>) -> Option<Event> {
         let mut nodes = Vec::new();
-        for advert in adverts.into_iter().filter(|advert| advert.kind == ServerKind::Node) {
-            let capacity = Space { bytes: advert.capacity_bytes, files: advert.capacity_files };
-            let free = Space { bytes: advert.free_bytes, files: advert.free_files };
+        for advert in adverts
+            .into_iter()
+            .filter(|advert| advert.kind == ServerKind::Node)
+        {
+            let capacity = Space {
+                bytes: advert.capacity_bytes,
+                files: advert.capacity_files,
+            };
+            let free = Space {
+                bytes: advert.free_bytes,
+                files: advert.free_files,
+            };
             let foreign = capacity.minus(free).minus(scheduler.reserved(advert.id));
             let history = self.foreign.entry(advert.id).or_default();
             history.push_back(foreign);
@@ -429,7 +463,10 @@ impl Listing {
                 history.pop_front();
             }
             let least = |of: fn(&Space) -> u64| history.iter().map(of).min().unwrap_or(0);
-            let foreign = Space { bytes: least(|s| s.bytes), files: least(|s| s.files) };
+            let foreign = Space {
+                bytes: least(|s| s.bytes),
+                files: least(|s| s.files),
+            };
             nodes.push(NodeSeen {
                 id: advert.id,
                 name: advert.name,
@@ -455,7 +492,11 @@ fn is_same(told: &[NodeSeen], nodes: &[NodeSeen]) -> bool {
     told.len() == nodes.len()
         && told.iter().zip(nodes).all(|(a, b)| {
             let is_close = a.foreign.bytes.abs_diff(b.foreign.bytes) < FOREIGN_BYTES_MIN;
-            is_close && NodeSeen { foreign: a.foreign, ..b.clone() } == *a
+            is_close
+                && NodeSeen {
+                    foreign: a.foreign,
+                    ..b.clone()
+                } == *a
         })
 }
 
@@ -466,8 +507,13 @@ async fn send(notes: &mpsc::Sender<Note>, event: Option<Event>) {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "the driver is where the scheduler meets the clock")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the driver is where the scheduler meets the clock"
+)]
 fn now() -> Time {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     Time(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }

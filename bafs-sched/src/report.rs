@@ -65,13 +65,20 @@ impl Ledger {
     pub fn note(&mut self, scheduler: &Scheduler, now: Time, event: &Event) {
         self.first.get_or_insert(now);
         self.last = self.last.max(now);
-        let Event::JobEnded { execution, report } = event else { return };
-        let Some((job, server)) = scheduler.execution(*execution) else { return };
+        let Event::JobEnded { execution, report } = event else {
+            return;
+        };
+        let Some((job, server)) = scheduler.execution(*execution) else {
+            return;
+        };
         let attempts = self.jobs.get(&job).map_or(0, |summary| summary.attempts) + 1;
         let summary = JobSummary {
             job,
             name: scheduler.workflow().job(job).name.clone(),
-            node: scheduler.node(server).map(|node| node.name.clone()).unwrap_or_default(),
+            node: scheduler
+                .node(server)
+                .map(|node| node.name.clone())
+                .unwrap_or_default(),
             attempts,
             outcome: report.outcome.clone(),
             wall_ms: report.wall_ms,

@@ -162,7 +162,11 @@ impl World {
     /// When an invariant does not hold, or the workflow is not over at `limit_ms`.
     pub fn run(&mut self, limit_ms: u64) -> Outcome {
         while self.scheduler.outcome().is_none() {
-            assert!(self.now.0 < limit_ms, "not over in time: {:?}", self.scheduler.progress());
+            assert!(
+                self.now.0 < limit_ms,
+                "not over in time: {:?}",
+                self.scheduler.progress()
+            );
             self.advance();
         }
         // What was asked for last still happens.
@@ -171,11 +175,21 @@ impl World {
         }
         for (server, node) in &self.nodes {
             if !node.was_hurt {
-                assert!(node.volumes.is_empty(), "volumes leak on {server}: {:?}", node.volumes);
+                assert!(
+                    node.volumes.is_empty(),
+                    "volumes leak on {server}: {:?}",
+                    node.volumes
+                );
             }
-            assert!(node.executions.is_empty() || node.was_hurt, "a job goes on at {server}");
+            assert!(
+                node.executions.is_empty() || node.was_hurt,
+                "a job goes on at {server}"
+            );
         }
-        self.scheduler.outcome().cloned().expect("the loop above waits for it")
+        self.scheduler
+            .outcome()
+            .cloned()
+            .expect("the loop above waits for it")
     }
 
     /// How long the run took in virtual time, in milliseconds.
@@ -185,7 +199,8 @@ impl World {
 
     fn at(&mut self, delay_ms: u64, due: Due) {
         self.next += 1;
-        self.due.insert((self.now.plus_ms(delay_ms), self.next), due);
+        self.due
+            .insert((self.now.plus_ms(delay_ms), self.next), due);
     }
 
     fn advance(&mut self) {
@@ -239,7 +254,12 @@ impl World {
 
     fn serve(&mut self, action: Action) {
         match action {
-            Action::CreateVolume { id, volume, server, size } => {
+            Action::CreateVolume {
+                id,
+                volume,
+                server,
+                size,
+            } => {
                 self.serve_create(id, volume, server, size);
             }
             Action::DeleteVolume { id, server } => {
@@ -251,14 +271,24 @@ impl World {
                 self.node(server).volumes.remove(&id);
                 self.answer(Event::VolumeDeleted { volume: id }, lost);
             }
-            Action::StartJob { execution, job, server, volumes } => {
-                let lost = Event::JobStartFailed { execution, error: unreachable_error() };
+            Action::StartJob {
+                execution,
+                job,
+                server,
+                volumes,
+            } => {
+                let lost = Event::JobStartFailed {
+                    execution,
+                    error: unreachable_error(),
+                };
                 if !self.is_alive(server) {
                     self.at(CALL_MS, Due::Tell(lost));
                     return;
                 }
                 self.check_start(job, &volumes);
-                self.node(server).executions.insert(execution, Execution { job, volumes });
+                self.node(server)
+                    .executions
+                    .insert(execution, Execution { job, volumes });
                 let runtime_ms = 500 + self.dice.below(4_000);
                 self.at(runtime_ms, Due::End(server, execution));
                 self.answer(Event::JobStarted { execution }, lost);
@@ -273,7 +303,11 @@ impl World {
                     self.at(50, Due::Tell(Event::JobUnknown { execution }));
                 }
             }
-            Action::ExtractFile { extract, index, source } => {
+            Action::ExtractFile {
+                extract,
+                index,
+                source,
+            } => {
                 self.serve_extract(extract, index, source);
             }
             Action::ProbeVolumes { server, volumes } => {
@@ -294,19 +328,30 @@ impl World {
             return;
         }
         let node = self.node(server);
-        let used = node.volumes.values().fold(Space::ZERO, |sum, (size, ..)| sum.plus(*size));
+        let used = node
+            .volumes
+            .values()
+            .fold(Space::ZERO, |sum, (size, ..)| sum.plus(*size));
         if !node.volumes.contains_key(&id) && !node.spec.capacity.minus(used).holds(size) {
             assert!(node.was_hurt, "{server} was asked for more than it has");
             let error = Error::new(ErrorCode::NoSpaceBytes, "old volumes are still there");
             self.at(10, Due::Tell(failed(error)));
             return;
         }
-        node.volumes.entry(id).or_insert((size, volume, BTreeSet::new()));
-        self.answer(Event::VolumeCreated { volume: id }, failed(unreachable_error()));
+        node.volumes
+            .entry(id)
+            .or_insert((size, volume, BTreeSet::new()));
+        self.answer(
+            Event::VolumeCreated { volume: id },
+            failed(unreachable_error()),
+        );
     }
 
     fn serve_extract(&mut self, extract: ExtractId, index: u32, source: MountedVolume) {
-        let lost = Event::ExtractFailed { extract, error: unreachable_error() };
+        let lost = Event::ExtractFailed {
+            extract,
+            error: unreachable_error(),
+        };
         let content = match self.content(&source) {
             Some(content) => content.clone(),
             None => {
@@ -317,8 +362,13 @@ impl World {
         let workflow = self.scheduler.workflow();
         for job in &workflow.volume(source.volume).users {
             let mounts = &workflow.job(*job).mounts;
-            let writes = mounts.iter().any(|m| m.volume == source.volume && m.writable);
-            assert!(!writes || content.contains(job), "extracted before {job:?} wrote");
+            let writes = mounts
+                .iter()
+                .any(|m| m.volume == source.volume && m.writable);
+            assert!(
+                !writes || content.contains(job),
+                "extracted before {job:?} wrote"
+            );
         }
         if self.sent.insert(extract, index).is_none() {
             *self.home.entry(index).or_default() += 1;
@@ -339,10 +389,14 @@ impl World {
     fn check_start(&self, job: JobIndex, volumes: &[MountedVolume]) {
         let workflow = self.scheduler.workflow();
         for mounted in volumes {
-            let Some(content) = self.content(mounted) else { continue };
+            let Some(content) = self.content(mounted) else {
+                continue;
+            };
             for parent in &workflow.job(job).parents {
                 let mounts = &workflow.job(*parent).mounts;
-                let writes = mounts.iter().any(|m| m.volume == mounted.volume && m.writable);
+                let writes = mounts
+                    .iter()
+                    .any(|m| m.volume == mounted.volume && m.writable);
                 assert!(
                     !writes || content.contains(parent),
                     "{} starts without the output of {}",
@@ -354,10 +408,13 @@ impl World {
     }
 
     fn end(&mut self, server: ServerId, execution: ExecutionId) {
-        let Some(ended) = self.node(server).executions.remove(&execution) else { return };
-        let lost = ended.volumes.iter().any(|mounted| {
-            mounted.server.is_some() && self.content(mounted).is_none()
-        });
+        let Some(ended) = self.node(server).executions.remove(&execution) else {
+            return;
+        };
+        let lost = ended
+            .volumes
+            .iter()
+            .any(|mounted| mounted.server.is_some() && self.content(mounted).is_none());
         let retries = self.scheduler.workflow().job(ended.job).retries;
         let outcome = if lost {
             JobOutcome::Environment(Error::new(ErrorCode::VolumeLost, "a volume is gone"))
@@ -372,7 +429,10 @@ impl World {
             self.write(&ended);
             JobOutcome::Exited(0)
         };
-        let event = Event::JobEnded { execution, report: report(outcome) };
+        let event = Event::JobEnded {
+            execution,
+            report: report(outcome),
+        };
         self.at(20, Due::Tell(event));
     }
 
@@ -388,7 +448,9 @@ impl World {
     }
 
     fn node(&mut self, server: ServerId) -> &mut Node {
-        self.nodes.get_mut(&server).expect("the core names nodes that it was told of")
+        self.nodes
+            .get_mut(&server)
+            .expect("the core names nodes that it was told of")
     }
 
     fn second(&mut self) {
@@ -404,7 +466,10 @@ impl World {
                 }
             }
         }
-        let nodes = self.nodes.iter().filter(|(_, node)| is_listed(node, self.now));
+        let nodes = self
+            .nodes
+            .iter()
+            .filter(|(_, node)| is_listed(node, self.now));
         let nodes: Vec<NodeSeen> = nodes.map(|(server, node)| seen(*server, node)).collect();
         // As the driver does: who is listed, but was given up, gets another chance.
         let is_given_up = nodes.iter().any(|node| self.scheduler.is_lost(node.id));
@@ -432,7 +497,11 @@ impl World {
 
     fn revive(&mut self, server: ServerId) {
         self.node(server).died = None;
-        let running: Vec<_> = self.scheduler.running().filter(|(_, at)| *at == server).collect();
+        let running: Vec<_> = self
+            .scheduler
+            .running()
+            .filter(|(_, at)| *at == server)
+            .collect();
         for (execution, _) in running {
             self.at(100, Due::Tell(Event::JobUnknown { execution }));
         }
@@ -440,7 +509,8 @@ impl World {
 }
 
 fn is_listed(node: &Node, now: Time) -> bool {
-    node.died.is_none_or(|died| now.ms_since(died) < ADVERT_TTL_MS)
+    node.died
+        .is_none_or(|died| now.ms_since(died) < ADVERT_TTL_MS)
 }
 
 fn seen(server: ServerId, node: &Node) -> NodeSeen {
@@ -460,5 +530,11 @@ fn unreachable_error() -> Error {
 }
 
 fn report(outcome: JobOutcome) -> JobReport {
-    JobReport { outcome, wall_ms: 1, cpu_ms: 1, output_tail: String::new(), volumes: Vec::new() }
+    JobReport {
+        outcome,
+        wall_ms: 1,
+        cpu_ms: 1,
+        output_tail: String::new(),
+        volumes: Vec::new(),
+    }
 }

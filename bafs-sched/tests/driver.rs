@@ -75,26 +75,45 @@ impl Cluster {
             }
             Request::WatchJobs(call) => {
                 for _ in 0..call.wait_ms / 10 {
-                    if call.executions.iter().any(|id| !self.state().running.contains(id)) {
+                    if call
+                        .executions
+                        .iter()
+                        .any(|id| !self.state().running.contains(id))
+                    {
                         break;
                     }
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
                 let state = self.state();
-                let reports = call.executions.iter().map(|id| state.reports.get(id).cloned());
-                Reply::WatchJobs(JobReports { reports: reports.collect() })
+                let reports = call
+                    .executions
+                    .iter()
+                    .map(|id| state.reports.get(id).cloned());
+                Reply::WatchJobs(JobReports {
+                    reports: reports.collect(),
+                })
             }
             Request::KillJob(call) => {
                 let mut state = self.state();
                 state.running.remove(&call.execution);
-                state.reports.insert(call.execution, ended(JobOutcome::Killed));
+                state
+                    .reports
+                    .insert(call.execution, ended(JobOutcome::Killed));
                 Reply::KillJob(Done)
             }
             Request::ExtractFile(call) => {
-                assert!(self.state().volumes.contains(&call.volume), "extracted after deletion");
+                assert!(
+                    self.state().volumes.contains(&call.volume),
+                    "extracted after deletion"
+                );
                 *self.state().home.entry(call.target.clone()).or_default() += 1;
                 let (path, digest) = (call.target, Digest::of(b""));
-                let receipt = PutReceipt { extract: call.extract, path, size: 3, digest };
+                let receipt = PutReceipt {
+                    extract: call.extract,
+                    path,
+                    size: 3,
+                    digest,
+                };
                 Reply::ExtractFile(receipt)
             }
             other => return Err(Error::new(ErrorCode::Unsupported, other.name())),
@@ -109,7 +128,11 @@ impl Cluster {
         for mount in &job.mounts {
             match &mount.target {
                 MountTarget::Scratch { volume, .. } | MountTarget::Cache { volume, .. } => {
-                    assert!(state.volumes.contains(volume), "{} starts too early", job.name);
+                    assert!(
+                        state.volumes.contains(volume),
+                        "{} starts too early",
+                        job.name
+                    );
                 }
                 MountTarget::Home { .. } => {}
             }
@@ -135,7 +158,13 @@ impl Service for Cluster {
 
 fn ended(outcome: JobOutcome) -> JobState {
     let output_tail = "last words".to_owned();
-    JobState::Ended(JobReport { outcome, wall_ms: 5, cpu_ms: 5, output_tail, volumes: Vec::new() })
+    JobState::Ended(JobReport {
+        outcome,
+        wall_ms: 5,
+        cpu_ms: 5,
+        output_tail,
+        volumes: Vec::new(),
+    })
 }
 
 fn adverts() -> Vec<Advert> {
@@ -154,7 +183,10 @@ fn adverts() -> Vec<Advert> {
         jobs: 0,
         caches: Vec::new(),
     };
-    vec![advert(1, ServerKind::Home, "home", 0), advert(2, ServerKind::Node, "n2", 2)]
+    vec![
+        advert(1, ServerKind::Home, "home", 0),
+        advert(2, ServerKind::Node, "n2", 2),
+    ]
 }
 
 fn workflow(retries: u32) -> Workflow {
@@ -166,18 +198,27 @@ fn workflow(retries: u32) -> Workflow {
              mount p{i} a{i} /work\nmount p{i} c{i} /work\nextract p{i} x bafs://home/out.{i}\n"
         );
     }
-    parse_workflow("w.bafs", &text, &|path| Err(path.to_owned())).expect("it parses").workflow
+    parse_workflow("w.bafs", &text, &|path| Err(path.to_owned()))
+        .expect("it parses")
+        .workflow
 }
 
 fn options(journal: &Path, cancel: &Cancel) -> RunOptions {
     let authority = Authority::generate().expect("authority");
     let rights = [Right::Read, Right::Write, Right::Manage];
-    let token = authority.signer().grant(&[Resource::Cluster], &rights, Time(u64::MAX / 2));
+    let token = authority
+        .signer()
+        .grant(&[Resource::Cluster], &rights, Time(u64::MAX / 2));
     RunOptions {
         catalog: "cluster".to_owned(),
-        identity: authority.issue(Role::Scheduler, token.expect("token")).expect("identity"),
+        identity: authority
+            .issue(Role::Scheduler, token.expect("token"))
+            .expect("identity"),
         journal: journal.to_owned(),
-        settings: Settings { nodes_wait_ms: 2_000, ..Settings::default() },
+        settings: Settings {
+            nodes_wait_ms: 2_000,
+            ..Settings::default()
+        },
         file_home: None,
         cancel: cancel.clone(),
     }
@@ -192,7 +233,9 @@ fn network(cluster: &Arc<Cluster>) -> Pool {
 async fn run(cluster: &Arc<Cluster>, workflow: Workflow, journal: &Path) -> Result<RunReport> {
     let options = options(journal, &Cancel::default());
     let run = run_over(network(cluster), workflow, options, |_| {});
-    tokio::time::timeout(Duration::from_secs(30), run).await.expect("it ends in time")
+    tokio::time::timeout(Duration::from_secs(30), run)
+        .await
+        .expect("it ends in time")
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -214,7 +257,9 @@ async fn a_run_completes_and_leaves_nothing() {
     let again = run(&cluster, workflow(1), &journal).await.expect("run");
     assert_eq!(again, report);
     assert_eq!(cluster.state().started.values().sum::<u32>(), 7);
-    let other = run(&cluster, workflow(2), &journal).await.expect_err("another workflow");
+    let other = run(&cluster, workflow(2), &journal)
+        .await
+        .expect_err("another workflow");
     assert_eq!(other.code, ErrorCode::Conflict);
 }
 
@@ -223,11 +268,18 @@ async fn a_failed_job_ends_its_pipeline_only() {
     let directory = tempfile::tempdir().expect("a directory");
     let cluster = Arc::new(Cluster::default());
     cluster.state().codes.insert("a1".to_owned(), vec![3]);
-    let report = run(&cluster, workflow(0), &directory.path().join("j")).await.expect("run");
-    let Outcome::Failed { jobs, .. } = &report.outcome else { panic!("{:?}", report.outcome) };
+    let report = run(&cluster, workflow(0), &directory.path().join("j"))
+        .await
+        .expect("run");
+    let Outcome::Failed { jobs, .. } = &report.outcome else {
+        panic!("{:?}", report.outcome)
+    };
     assert_eq!(jobs.len(), 1);
     assert_eq!(jobs[0].reason, "exited with code 3");
-    assert_eq!((jobs[0].node.as_str(), jobs[0].output_tail.as_str()), ("n2", "last words"));
+    assert_eq!(
+        (jobs[0].node.as_str(), jobs[0].output_tail.as_str()),
+        ("n2", "last words")
+    );
     let state = cluster.state();
     assert_eq!(state.home.keys().collect::<Vec<_>>(), ["out.0", "out.2"]);
     assert!(state.volumes.is_empty() && !state.started.contains_key("c1"));
@@ -240,8 +292,12 @@ async fn a_killed_scheduler_goes_on_without_running_jobs_again() {
     let journal = directory.path().join("j");
     let cluster = Arc::new(Cluster::default());
     cluster.state().is_stuck = true;
-    let first =
-        run_over(network(&cluster), workflow(0), options(&journal, &Cancel::default()), |_| {});
+    let first = run_over(
+        network(&cluster),
+        workflow(0),
+        options(&journal, &Cancel::default()),
+        |_| {},
+    );
     let killed = tokio::time::timeout(Duration::from_millis(1_500), first).await;
     assert!(killed.is_err(), "its jobs do not end");
     {
@@ -249,13 +305,19 @@ async fn a_killed_scheduler_goes_on_without_running_jobs_again() {
         assert_eq!(state.started.values().sum::<u32>(), 2, "two slots");
         state.is_stuck = false;
         for execution in std::mem::take(&mut state.running) {
-            state.reports.insert(execution, ended(JobOutcome::Exited(0)));
+            state
+                .reports
+                .insert(execution, ended(JobOutcome::Exited(0)));
         }
     }
     let report = run(&cluster, workflow(0), &journal).await.expect("run");
     assert_eq!(report.outcome, Outcome::Complete);
     let state = cluster.state();
-    assert!(state.started.values().all(|times| *times == 1), "{:?}", state.started);
+    assert!(
+        state.started.values().all(|times| *times == 1),
+        "{:?}",
+        state.started
+    );
     assert!(state.volumes.is_empty());
 }
 
@@ -272,7 +334,9 @@ async fn cancel_kills_jobs_and_deletes_volumes() {
             handle.request();
         }
     });
-    let report = tokio::time::timeout(Duration::from_secs(20), run).await.expect("it ends");
+    let report = tokio::time::timeout(Duration::from_secs(20), run)
+        .await
+        .expect("it ends");
     assert_eq!(report.expect("run").outcome, Outcome::Cancelled);
     let state = cluster.state();
     assert!(state.running.is_empty() && state.volumes.is_empty());
@@ -284,8 +348,15 @@ async fn a_volume_that_fits_nowhere_is_named() {
     let cluster = Arc::new(Cluster::default());
     let mut large = workflow(0);
     large.volumes[1].size_bytes = 1_000_000_000;
-    let report = run(&cluster, large, &directory.path().join("j")).await.expect("run");
-    let Outcome::Failed { messages, .. } = report.outcome else { panic!("{:?}", report.outcome) };
-    assert!(messages[0].contains("volume 'p0' needs 1.0 GB"), "{messages:?}");
+    let report = run(&cluster, large, &directory.path().join("j"))
+        .await
+        .expect("run");
+    let Outcome::Failed { messages, .. } = report.outcome else {
+        panic!("{:?}", report.outcome)
+    };
+    assert!(
+        messages[0].contains("volume 'p0' needs 1.0 GB"),
+        "{messages:?}"
+    );
     assert!(cluster.state().started.is_empty());
 }

@@ -27,15 +27,27 @@ extract p x bafs://home/x
 ";
 
 fn workflow() -> Workflow {
-    parse_workflow("w.bafs", TEXT, &|path| Err(path.to_owned())).expect("it parses").workflow
+    parse_workflow("w.bafs", TEXT, &|path| Err(path.to_owned()))
+        .expect("it parses")
+        .workflow
 }
 
 fn header() -> Header {
-    Header { run: RunId(7), workflow: workflow(), settings: Settings::default() }
+    Header {
+        run: RunId(7),
+        workflow: workflow(),
+        settings: Settings::default(),
+    }
 }
 
 fn records() -> Vec<Record> {
-    let spec = NodeSpec { capacity: Space { bytes: 10_000_000, files: 10_000 }, slots: 1 };
+    let spec = NodeSpec {
+        capacity: Space {
+            bytes: 10_000_000,
+            files: 10_000,
+        },
+        slots: 1,
+    };
     let nodes = vec![spec.clone(), spec];
     let mut world = World::new(7, workflow(), Settings::default(), nodes, Faults::default());
     assert_eq!(world.run(100_000), Outcome::Complete);
@@ -52,7 +64,9 @@ fn write(path: &Path, records: &[Record]) -> Vec<u8> {
     let (mut journal, history) = Journal::open(path, header).expect("open");
     assert_eq!(history.header, header());
     for record in records {
-        journal.append(std::slice::from_ref(record)).expect("append");
+        journal
+            .append(std::slice::from_ref(record))
+            .expect("append");
     }
     std::fs::read(path).expect("read")
 }
@@ -67,7 +81,9 @@ fn replay(records: &[Record]) -> Scheduler {
 }
 
 fn code(path: &Path) -> ErrorCode {
-    Journal::open(path, header).expect_err("must be refused").code
+    Journal::open(path, header)
+        .expect_err("must be refused")
+        .code
 }
 
 #[test]
@@ -114,7 +130,11 @@ fn a_wrong_byte_in_the_middle_is_damage_and_at_the_end_a_tear() {
         bytes[at] ^= 0x10;
         std::fs::write(&path, &bytes).expect("write");
         if at < last {
-            assert_eq!(code(&path), ErrorCode::Malformed, "byte {at}, header ends {header_end}");
+            assert_eq!(
+                code(&path),
+                ErrorCode::Malformed,
+                "byte {at}, header ends {header_end}"
+            );
         } else {
             let (_, history) = Journal::open(&path, header).expect("a torn end is cut off");
             assert_eq!(history.records, records[..records.len() - 1]);
@@ -152,9 +172,16 @@ fn a_kill_at_any_record_loses_no_action() {
         assert!(again == scheduler, "after {kept} records");
         let outstanding = again.outstanding();
         for action in &open {
-            assert!(outstanding.contains(action), "after {kept} records: {action:?} is forgotten");
+            assert!(
+                outstanding.contains(action),
+                "after {kept} records: {action:?} is forgotten"
+            );
         }
-        assert_eq!(outstanding.len(), open.len(), "after {kept} records: {outstanding:?}");
+        assert_eq!(
+            outstanding.len(),
+            open.len(),
+            "after {kept} records: {outstanding:?}"
+        );
     }
 }
 

@@ -61,7 +61,10 @@ fn world(seed: u64) -> World {
     let mut dice = Dice::new(seed ^ 0x5eed);
     let workflow = workflow(&generate(&mut dice));
     let nodes = (0..1 + dice.below(4)).map(|_| NodeSpec {
-        capacity: Space { bytes: (85 + dice.below(60)) * 1_000_000, files: 100_000 },
+        capacity: Space {
+            bytes: (85 + dice.below(60)) * 1_000_000,
+            files: 100_000,
+        },
         slots: 1 + u32::try_from(dice.below(3)).unwrap(),
     });
     let nodes = nodes.collect();
@@ -91,7 +94,11 @@ fn run(seed: u64) -> (u64, u64) {
     let outcome = world.run(LIMIT_MS);
     assert_eq!(outcome, Outcome::Complete, "seed {seed}");
     let extracts = world.scheduler.workflow().extracts.len();
-    assert_eq!(world.home.len(), extracts, "seed {seed}: every output is at home");
+    assert_eq!(
+        world.home.len(),
+        extracts,
+        "seed {seed}: every output is at home"
+    );
     // A restart anywhere comes to the same state.
     let fresh = Scheduler::new(
         RunId(seed),
@@ -102,9 +109,15 @@ fn run(seed: u64) -> (u64, u64) {
     for (now, event) in &world.records {
         replayed.step(*now, event.clone(), &mut Vec::new());
     }
-    assert!(replayed == world.scheduler, "seed {seed}: the replay differs");
+    assert!(
+        replayed == world.scheduler,
+        "seed {seed}: the replay differs"
+    );
     let progress = replayed.progress();
-    (progress.executions - progress.jobs_total, progress.nodes_lost)
+    (
+        progress.executions - progress.jobs_total,
+        progress.nodes_lost,
+    )
 }
 
 #[test]
@@ -117,7 +130,10 @@ fn every_seed_ends_complete() {
     let runs = (0..seeds).map(run);
     let (again, lost) = runs.fold((0, 0), |(a, b), (c, d)| (a + c, b + d));
     println!("{seeds} seeds: {again} executions were re-runs, {lost} nodes were lost");
-    assert!(again > seeds && lost > seeds / 4, "the faults must happen: {again} and {lost}");
+    assert!(
+        again > seeds && lost > seeds / 4,
+        "the faults must happen: {again} and {lost}"
+    );
 }
 
 #[test]

@@ -36,14 +36,21 @@ pub struct HomePath {
 impl Homes {
     /// No home but the one for file URLs, if there is one.
     pub fn new(file_home: Option<FileHome>) -> Self {
-        Self { file_home, by_name: BTreeMap::new() }
+        Self {
+            file_home,
+            by_name: BTreeMap::new(),
+        }
     }
 
     /// Learns the homes of a catalog's listing; those that it does not list are kept, because a
     /// home that is away for a moment is still the same place.
     pub fn learn(&mut self, adverts: &[Advert]) {
-        for advert in adverts.iter().filter(|advert| advert.kind == ServerKind::Home) {
-            self.by_name.insert(advert.name.to_ascii_lowercase(), advert.address.clone());
+        for advert in adverts
+            .iter()
+            .filter(|advert| advert.kind == ServerKind::Home)
+        {
+            self.by_name
+                .insert(advert.name.to_ascii_lowercase(), advert.address.clone());
         }
     }
 
@@ -65,7 +72,10 @@ impl Homes {
                     );
                     Error::new(ErrorCode::Unreachable, text)
                 })?;
-                Ok(HomePath { address, path: below_root(&url.path) })
+                Ok(HomePath {
+                    address,
+                    path: below_root(&url.path),
+                })
             }
             Scheme::File => self.resolve_file(url),
             Scheme::Ftp | Scheme::Http | Scheme::Https | Scheme::S3 | Scheme::Sftp => {
@@ -88,9 +98,10 @@ impl Homes {
         };
         let root = home.root.trim_end_matches('/');
         match url.path.strip_prefix(root) {
-            Some(rest) if rest.is_empty() || rest.starts_with('/') => {
-                Ok(HomePath { address: home.address.clone(), path: below_root(rest) })
-            }
+            Some(rest) if rest.is_empty() || rest.starts_with('/') => Ok(HomePath {
+                address: home.address.clone(),
+                path: below_root(rest),
+            }),
             _ => {
                 let text =
                     format!("{url} is not below '{root}', the directory that the home exports");
@@ -109,24 +120,44 @@ mod tests {
     use super::*;
 
     fn resolve(homes: &Homes, url: &str) -> Result<HomePath, ErrorCode> {
-        homes.resolve(&url.parse().unwrap()).map_err(|error| error.code)
+        homes
+            .resolve(&url.parse().unwrap())
+            .map_err(|error| error.code)
     }
 
     #[test]
     fn names_addresses_and_files() {
-        let file_home = FileHome { address: "f:1".to_owned(), root: "/srv/data".to_owned() };
+        let file_home = FileHome {
+            address: "f:1".to_owned(),
+            root: "/srv/data".to_owned(),
+        };
         let mut homes = Homes::new(Some(file_home));
         let place = |address: &str, path: &str| {
-            Ok(HomePath { address: address.to_owned(), path: path.to_owned() })
+            Ok(HomePath {
+                address: address.to_owned(),
+                path: path.to_owned(),
+            })
         };
-        assert_eq!(resolve(&homes, "bafs://home/a"), Err(ErrorCode::Unreachable));
+        assert_eq!(
+            resolve(&homes, "bafs://home/a"),
+            Err(ErrorCode::Unreachable)
+        );
         homes.by_name.insert("home".to_owned(), "h:2".to_owned());
         assert_eq!(resolve(&homes, "bafs://Home/a/b"), place("h:2", "a/b"));
-        assert_eq!(resolve(&homes, "bafs://10.0.0.1:7/"), place("10.0.0.1:7", ""));
+        assert_eq!(
+            resolve(&homes, "bafs://10.0.0.1:7/"),
+            place("10.0.0.1:7", "")
+        );
         assert_eq!(resolve(&homes, "file:///srv/data/x"), place("f:1", "x"));
         assert_eq!(resolve(&homes, "file:///srv/data"), place("f:1", ""));
-        assert_eq!(resolve(&homes, "file:///srv/database"), Err(ErrorCode::BadPath));
+        assert_eq!(
+            resolve(&homes, "file:///srv/database"),
+            Err(ErrorCode::BadPath)
+        );
         assert_eq!(resolve(&homes, "ftp://home/a"), Err(ErrorCode::Unsupported));
-        assert_eq!(resolve(&Homes::default(), "file:///a"), Err(ErrorCode::Unsupported));
+        assert_eq!(
+            resolve(&Homes::default(), "file:///a"),
+            Err(ErrorCode::Unsupported)
+        );
     }
 }

@@ -73,7 +73,11 @@ impl Journal {
         }
         let name = path.display().to_string();
         let fault = |e: std::io::Error| fault("open", &name, &e);
-        let mut file = OpenOptions::new().read(true).write(true).open(path).map_err(fault)?;
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .map_err(fault)?;
         if file.try_lock().is_err() {
             let text = format!("another scheduler runs with the journal {name}: wait for its end");
             return Err(Error::new(ErrorCode::Conflict, text));
@@ -82,8 +86,14 @@ impl Journal {
         file.read_to_end(&mut bytes).map_err(fault)?;
         let (history, length) = decode(&bytes).map_err(|e| e.context(format!("journal {name}")))?;
         if length < bytes.len() {
-            tracing::warn!(journal = name, cut = bytes.len() - length, "torn end cut off");
-            file.set_len(length as u64).and_then(|()| file.sync_all()).map_err(fault)?;
+            tracing::warn!(
+                journal = name,
+                cut = bytes.len() - length,
+                "torn end cut off"
+            );
+            file.set_len(length as u64)
+                .and_then(|()| file.sync_all())
+                .map_err(fault)?;
         }
         file.seek(SeekFrom::End(0)).map_err(fault)?;
         Ok((Self { file, path: name }, history))
@@ -109,19 +119,26 @@ impl Journal {
 pub fn read(path: &Path) -> Result<History> {
     let name = path.display().to_string();
     let bytes = std::fs::read(path).map_err(|e| fault("read", &name, &e))?;
-    Ok(decode(&bytes).map_err(|e| e.context(format!("journal {name}")))?.0)
+    Ok(decode(&bytes)
+        .map_err(|e| e.context(format!("journal {name}")))?
+        .0)
 }
 
 fn create(path: &Path, header: &Header) -> Result<()> {
     let name = path.display().to_string();
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let directory = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty());
     let directory = directory.unwrap_or_else(|| Path::new("."));
     let draft = path.with_extension(format!("draft-{}", header.run));
     let mut bytes = MAGIC.to_vec();
     bytes.extend(frame(header)?);
     let write = || {
         std::fs::create_dir_all(directory)?;
-        let mut file = OpenOptions::new().write(true).create_new(true).open(&draft)?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&draft)?;
         file.write_all(&bytes)?;
         file.sync_all()?;
         std::fs::rename(&draft, path)?;
@@ -133,9 +150,14 @@ fn create(path: &Path, header: &Header) -> Result<()> {
 fn frame<T: Serialize>(value: &T) -> Result<Vec<u8>> {
     let payload = serde_json::to_vec(value)
         .map_err(|e| Error::new(ErrorCode::Malformed, format!("record does not encode: {e}")))?;
-    let length = u32::try_from(payload.len()).ok().filter(|length| *length <= PAYLOAD_BYTES_MAX);
+    let length = u32::try_from(payload.len())
+        .ok()
+        .filter(|length| *length <= PAYLOAD_BYTES_MAX);
     let length = length.ok_or_else(|| {
-        Error::new(ErrorCode::Malformed, "the workflow is too large for a journal")
+        Error::new(
+            ErrorCode::Malformed,
+            "the workflow is too large for a journal",
+        )
     })?;
     let mut frame = length.to_le_bytes().to_vec();
     frame.extend_from_slice(&Digest::of(&payload).0[..CHECKSUM_BYTES]);
@@ -184,11 +206,17 @@ fn decode(bytes: &[u8]) -> Result<(History, usize)> {
     // A torn frame is the last one. If a whole one follows, this is no tear but damage.
     let follows = |start: usize| unframe(&rest[start..]).is_some_and(|p| !p.is_empty());
     if (1..rest.len()).any(follows) {
-        return Err(damaged(position(rest), "a record is wrong, and others follow it"));
+        return Err(damaged(
+            position(rest),
+            "a record is wrong, and others follow it",
+        ));
     }
     Ok((History { header, records }, position(rest)))
 }
 
 fn fault(doing: &str, name: &str, error: &std::io::Error) -> Error {
-    Error::new(ErrorCode::ServerFault, format!("cannot {doing} the journal {name}: {error}"))
+    Error::new(
+        ErrorCode::ServerFault,
+        format!("cannot {doing} the journal {name}: {error}"),
+    )
 }

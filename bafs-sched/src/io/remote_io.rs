@@ -25,10 +25,13 @@ pub(crate) fn directory(run: RunId) -> String {
 /// The home that holds the scratch volumes: the one that the results go to.
 pub(crate) fn any_home(workflow: &Workflow) -> Option<&Url> {
     let targets = workflow.extracts.iter().map(|extract| &extract.target);
-    let sources = workflow.volumes.iter().filter_map(|volume| match &volume.kind {
-        VolumeKind::Cache { source, .. } => Some(source),
-        VolumeKind::Scratch { fill } => fill.as_ref(),
-    });
+    let sources = workflow
+        .volumes
+        .iter()
+        .filter_map(|volume| match &volume.kind {
+            VolumeKind::Cache { source, .. } => Some(source),
+            VolumeKind::Scratch { fill } => fill.as_ref(),
+        });
     let is_ours = |url: &&Url| matches!(url.scheme, Scheme::Bafs | Scheme::File);
     targets.chain(sources).find(is_ours)
 }
@@ -37,9 +40,15 @@ pub(crate) fn any_home(workflow: &Workflow) -> Option<&Url> {
 /// a copy at home.
 pub(crate) fn refusal(workflow: &Workflow) -> Option<String> {
     let is_filled = |volume: usize| {
-        matches!(workflow.volumes[volume].kind, VolumeKind::Scratch { fill: Some(_) })
+        matches!(
+            workflow.volumes[volume].kind,
+            VolumeKind::Scratch { fill: Some(_) }
+        )
     };
-    let mounts = workflow.jobs.iter().flat_map(|job| job.mounts.iter().map(move |m| (job, m)));
+    let mounts = workflow
+        .jobs
+        .iter()
+        .flat_map(|job| job.mounts.iter().map(move |m| (job, m)));
     let mut written =
         mounts.filter(|(_, mount)| mount.writable && is_filled(mount.volume.as_usize()));
     let (job, mount) = written.next()?;
@@ -68,7 +77,9 @@ pub(crate) async fn link(
 
 /// Removes what a run left at its home; nothing there is fine.
 pub(crate) async fn clean(servers: &Servers, workflow: &Workflow) -> Result<()> {
-    let Some(url) = any_home(workflow) else { return Ok(()) };
+    let Some(url) = any_home(workflow) else {
+        return Ok(());
+    };
     let home = servers.resolve(url).await?.address;
     let mut session = Session::open(servers, &home).await?;
     let removed = session.remove_tree(&directory(servers.run)).await;
@@ -86,13 +97,25 @@ struct Session<'a> {
 
 impl<'a> Session<'a> {
     async fn open(servers: &'a Servers, home: &'a str) -> Result<Self> {
-        let call = OpenTree { tree: tree(), agent: AgentId::random(), writable: true };
+        let call = OpenTree {
+            tree: tree(),
+            agent: AgentId::random(),
+            writable: true,
+        };
         let session = servers.until(home, call, CALL_MS).await?;
-        Ok(Self { servers, home, epoch: session.epoch, sequence: 0 })
+        Ok(Self {
+            servers,
+            home,
+            epoch: session.epoch,
+            sequence: 0,
+        })
     }
 
     async fn close(self) {
-        let call = CloseTree { tree: tree(), epoch: self.epoch };
+        let call = CloseTree {
+            tree: tree(),
+            epoch: self.epoch,
+        };
         if let Err(error) = self.servers.until(self.home, call, CALL_MS).await {
             tracing::debug!(home = self.home, %error, "session ends by its lease");
         }
@@ -104,16 +127,34 @@ impl<'a> Session<'a> {
         let (directory, name) = target.rsplit_once('/').unwrap_or(("", target));
         let parent = self.make_directories(directory).await?;
         let draft = format!(".bafs-{extract}").into_bytes();
-        let made = self.run(FileOp::MakeLink { ino, parent, name: draft.clone() }).await?;
+        let made = self
+            .run(FileOp::MakeLink {
+                ino,
+                parent,
+                name: draft.clone(),
+            })
+            .await?;
         if made.as_ref().err().is_some_and(|errno| *errno != EEXIST) {
             return Err(failed("link", target, made.err().unwrap_or_default()));
         }
         let new_name = name.as_bytes().to_vec();
-        let rename =
-            FileOp::Rename { parent, name: draft.clone(), new_parent: parent, new_name, flags: 0 };
-        self.run(rename).await?.map_err(|errno| failed("rename", target, errno))?;
+        let rename = FileOp::Rename {
+            parent,
+            name: draft.clone(),
+            new_parent: parent,
+            new_name,
+            flags: 0,
+        };
+        self.run(rename)
+            .await?
+            .map_err(|errno| failed("rename", target, errno))?;
         // Renaming one link of a file over another of the same file leaves both.
-        let _ = self.run(FileOp::Unlink { parent, name: draft }).await?;
+        let _ = self
+            .run(FileOp::Unlink {
+                parent,
+                name: draft,
+            })
+            .await?;
         Ok(size)
     }
 
@@ -136,7 +177,11 @@ impl<'a> Session<'a> {
         let mut parent = InodeNo::ROOT;
         for name in path.split('/').filter(|name| !name.is_empty()) {
             let name = name.as_bytes().to_vec();
-            let make = FileOp::MakeDirectory { parent, name: name.clone(), mode: DIRECTORY_MODE };
+            let make = FileOp::MakeDirectory {
+                parent,
+                name: name.clone(),
+                mode: DIRECTORY_MODE,
+            };
             if let Err(errno) = self.run(make).await?
                 && errno != EEXIST
             {
@@ -152,7 +197,9 @@ impl<'a> Session<'a> {
     }
 
     async fn remove_tree(&mut self, path: &str) -> Result<()> {
-        let Some((top, ..)) = self.find(path).await? else { return Ok(()) };
+        let Some((top, ..)) = self.find(path).await? else {
+            return Ok(());
+        };
         let mut directories = vec![(InodeNo::ROOT, Vec::new(), top)];
         let mut next = 0;
         while next < directories.len() {
@@ -172,12 +219,22 @@ impl<'a> Session<'a> {
         let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
         if let Some((above, ..)) = self.find(parent).await? {
             let name = name.as_bytes().to_vec();
-            let removed = self.run(FileOp::RemoveDirectory { parent: above, name }).await?;
+            let removed = self
+                .run(FileOp::RemoveDirectory {
+                    parent: above,
+                    name,
+                })
+                .await?;
             removed.map_err(|errno| failed("remove", path, errno))?;
         }
         // Other runs may still have something there; then it stays.
         let name = parent.as_bytes().to_vec();
-        let _ = self.run(FileOp::RemoveDirectory { parent: InodeNo::ROOT, name }).await?;
+        let _ = self
+            .run(FileOp::RemoveDirectory {
+                parent: InodeNo::ROOT,
+                name,
+            })
+            .await?;
         Ok(())
     }
 
@@ -189,8 +246,12 @@ impl<'a> Session<'a> {
         };
         let (mut all, mut cookie) = (Vec::new(), 0);
         loop {
-            let read =
-                FileOp::ReadDirectory { handle, cookie, bytes_max: PAGE_BYTES, plus: true };
+            let read = FileOp::ReadDirectory {
+                handle,
+                cookie,
+                bytes_max: PAGE_BYTES,
+                plus: true,
+            };
             let entries = match self.run(read).await? {
                 Ok(FileReply::Entries(entries)) => entries,
                 Ok(other) => return Err(strange(&other)),
@@ -198,7 +259,9 @@ impl<'a> Session<'a> {
             };
             let Some(last) = entries.last() else { break };
             cookie = last.cookie;
-            let real = entries.into_iter().filter(|e| e.name != b"." && e.name != b"..");
+            let real = entries
+                .into_iter()
+                .filter(|e| e.name != b"." && e.name != b"..");
             all.extend(real.map(|entry| {
                 let ino = entry.attr.map_or(entry.ino, |attr| attr.ino);
                 (entry.name, ino, entry.mode)
@@ -219,7 +282,10 @@ impl<'a> Session<'a> {
         };
         let mut answer = self.servers.until(self.home, call, CALL_MS).await?;
         let first = answer.results.pop().ok_or_else(|| {
-            Error::new(ErrorCode::Malformed, "home answered no result to an operation")
+            Error::new(
+                ErrorCode::Malformed,
+                "home answered no result to an operation",
+            )
         })?;
         Ok(first.map_err(|errno| errno.0))
     }
@@ -231,7 +297,10 @@ fn tree() -> TreeRef {
 
 fn failed(doing: &str, path: &str, errno: i32) -> Error {
     let why = std::io::Error::from_raw_os_error(errno);
-    Error::new(ErrorCode::ServerFault, format!("cannot {doing} '{path}' at home: {why}"))
+    Error::new(
+        ErrorCode::ServerFault,
+        format!("cannot {doing} '{path}' at home: {why}"),
+    )
 }
 
 fn strange(reply: &FileReply) -> Error {

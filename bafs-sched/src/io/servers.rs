@@ -54,8 +54,14 @@ pub(crate) struct Place {
 
 impl Servers {
     pub(crate) async fn query(&self, catalog: &str, deadline: Deadline) -> Result<Vec<Advert>> {
-        let list = self.pool.call(catalog, &self.token, QueryServers::default(), deadline).await?;
-        self.homes.lock().unwrap_or_else(PoisonError::into_inner).learn(&list.servers);
+        let list = self
+            .pool
+            .call(catalog, &self.token, QueryServers::default(), deadline)
+            .await?;
+        self.homes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .learn(&list.servers);
         Ok(list.servers)
     }
 
@@ -87,9 +93,17 @@ impl Servers {
             VolumeKind::Scratch { fill: Some(url) } => {
                 let home = self.resolve(url).await?;
                 let token = self.narrow_home(now, &home.path, &[Right::Read])?;
-                (Kind::Scratch { fill: Some(source(home)) }, token)
+                (
+                    Kind::Scratch {
+                        fill: Some(source(home)),
+                    },
+                    token,
+                )
             }
-            VolumeKind::Cache { source: url, policy } => {
+            VolumeKind::Cache {
+                source: url,
+                policy,
+            } => {
                 let home = self.resolve(url).await?;
                 let token = self.narrow_home(now, &home.path, &[Right::Read])?;
                 let kind = Kind::Cache {
@@ -135,7 +149,10 @@ impl Servers {
                 answer => return answer,
             }
             if end.left().is_zero() {
-                let text = format!("filling it took longer than {} hours", FILL_MS_MAX / 3_600_000);
+                let text = format!(
+                    "filling it took longer than {} hours",
+                    FILL_MS_MAX / 3_600_000
+                );
                 return Err(Error::new(ErrorCode::ServerFault, text));
             }
             tokio::time::sleep(std::time::Duration::from_millis(200)).await;
@@ -143,7 +160,10 @@ impl Servers {
     }
 
     pub(crate) async fn delete(&self, volume: VolumeId, place: &Place) -> Event {
-        match self.until(&place.address, DeleteVolume { volume }, CALL_MS / 4).await {
+        match self
+            .until(&place.address, DeleteVolume { volume }, CALL_MS / 4)
+            .await
+        {
             Err(error) if error.code != ErrorCode::VolumeLost => {
                 tracing::debug!(%volume, %error, "volume not deleted yet");
                 Event::VolumeDeleteFailed { volume }
@@ -155,8 +175,13 @@ impl Servers {
     /// Asks for volumes and thereby keeps them alive.
     pub(crate) async fn renew(&self, place: &Place, volumes: Vec<VolumeId>) -> Option<Event> {
         let server = place.server;
-        let renewed = self.until(&place.address, RenewVolumes { volumes }, CALL_MS / 4).await;
-        renewed.ok().map(|renewed| Event::VolumesProbed { server, lost: renewed.lost })
+        let renewed = self
+            .until(&place.address, RenewVolumes { volumes }, CALL_MS / 4)
+            .await;
+        renewed.ok().map(|renewed| Event::VolumesProbed {
+            server,
+            lost: renewed.lost,
+        })
     }
 
     pub(crate) async fn start(
@@ -171,7 +196,17 @@ impl Servers {
             Ok(spec) => spec,
             Err(error) => return Event::JobStartFailed { execution, error },
         };
-        match self.until(&place.address, StartJob { execution, job: spec }, CALL_MS).await {
+        match self
+            .until(
+                &place.address,
+                StartJob {
+                    execution,
+                    job: spec,
+                },
+                CALL_MS,
+            )
+            .await
+        {
             Ok(_) => Event::JobStarted { execution },
             Err(error) => Event::JobStartFailed { execution, error },
         }
@@ -187,13 +222,22 @@ impl Servers {
         let mut mounts = Vec::new();
         for (mount, (mounted, place)) in job.mounts.iter().zip(volumes) {
             let spec = self.workflow.volume(mount.volume);
-            let rights: &[Right] =
-                if mount.writable { &[Right::Read, Right::Write] } else { &[Right::Read] };
+            let rights: &[Right] = if mount.writable {
+                &[Right::Read, Right::Write]
+            } else {
+                &[Right::Read]
+            };
             let (target, resource) = match place {
                 None => {
                     let home = self.home_of(mount.volume, mounted.id).await?;
                     let resource = Resource::Home(home.path.clone());
-                    (MountTarget::Home { server: home.address, path: home.path }, resource)
+                    (
+                        MountTarget::Home {
+                            server: home.address,
+                            path: home.path,
+                        },
+                        resource,
+                    )
                 }
                 Some(place) => {
                     let (server, volume) = (place.address, mounted.id);
@@ -205,7 +249,9 @@ impl Servers {
                 }
             };
             let expires = now.plus_ms(TOKEN_MS);
-            let token = self.verifier.narrow(&self.token, &[resource], rights, expires)?;
+            let token = self
+                .verifier
+                .narrow(&self.token, &[resource], rights, expires)?;
             mounts.push(MountSpec {
                 name: spec.name.clone(),
                 path: mount.path.clone(),
@@ -232,20 +278,28 @@ impl Servers {
 
     /// Asks a node to kill an execution, until it hears it; `Ok` when it did.
     pub(crate) async fn kill(&self, execution: ExecutionId, place: &Place) -> Result<()> {
-        self.until(&place.address, KillJob { execution }, CALL_MS).await.map(|_| ())
+        self.until(&place.address, KillJob { execution }, CALL_MS)
+            .await
+            .map(|_| ())
     }
 
     pub(crate) async fn extract(&self, now: Time, action: &Action, place: Option<Place>) -> Event {
-        let Action::ExtractFile { extract, index, source } = action else {
+        let Action::ExtractFile {
+            extract,
+            index,
+            source,
+        } = action
+        else {
             unreachable!("only extractions come here");
         };
         let extract = *extract;
         let spec = &self.workflow.extracts[*index as usize];
         let sent = async {
             // `NotFound` would say that the job did not write the file.
-            let home = self.resolve(&spec.target).await.map_err(|error| {
-                Error::new(ErrorCode::Unsupported, error.detail)
-            })?;
+            let home = self
+                .resolve(&spec.target)
+                .await
+                .map_err(|error| Error::new(ErrorCode::Unsupported, error.detail))?;
             let Some(place) = place else {
                 let from = self.home_of(source.volume, source.id).await?;
                 if from.address != home.address {
@@ -284,7 +338,10 @@ impl Servers {
                 })?;
                 let home = self.resolve(url).await?;
                 let path = format!("{}/{id}", remote_io::directory(self.run));
-                Ok(HomePath { address: home.address, path })
+                Ok(HomePath {
+                    address: home.address,
+                    path,
+                })
             }
         }
     }
@@ -293,7 +350,11 @@ impl Servers {
     pub(crate) async fn resolve(&self, url: &crate::workflow::Url) -> Result<HomePath> {
         let end = Deadline::after_ms(CALL_MS);
         loop {
-            let found = self.homes.lock().unwrap_or_else(PoisonError::into_inner).resolve(url);
+            let found = self
+                .homes
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .resolve(url);
             match found {
                 Err(error) if error.is_transient() && !end.left().is_zero() => {
                     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
@@ -309,7 +370,8 @@ impl Servers {
 
     fn narrow_home(&self, now: Time, path: &str, rights: &[Right]) -> Result<Token> {
         let resource = Resource::Home(path.to_owned());
-        self.verifier.narrow(&self.token, &[resource], rights, now.plus_ms(TOKEN_MS))
+        self.verifier
+            .narrow(&self.token, &[resource], rights, now.plus_ms(TOKEN_MS))
     }
 
     pub(crate) async fn until<C: Call + Clone>(
@@ -319,11 +381,17 @@ impl Servers {
         ms: u64,
     ) -> Result<C::Reply> {
         let deadline = Deadline::after_ms(ms);
-        let answer = self.pool.call_until(address, &self.token, call, Bytes::new(), deadline).await;
+        let answer = self
+            .pool
+            .call_until(address, &self.token, call, Bytes::new(), deadline)
+            .await;
         answer.map(|(reply, _)| reply)
     }
 }
 
 fn source(home: HomePath) -> Source {
-    Source::Home { address: home.address, path: home.path }
+    Source::Home {
+        address: home.address,
+        path: home.path,
+    }
 }

@@ -45,9 +45,14 @@ pub(crate) async fn watch(
             }
             continue;
         }
-        let call = WatchJobs { executions: executions.clone(), wait_ms: WAIT_MS };
+        let call = WatchJobs {
+            executions: executions.clone(),
+            wait_ms: WAIT_MS,
+        };
         let deadline = Deadline::after_ms(u64::from(WAIT_MS) + GRACE_MS);
-        let poll = servers.pool.call(&place.address, &servers.token, call, deadline);
+        let poll = servers
+            .pool
+            .call(&place.address, &servers.token, call, deadline);
         let answer = tokio::select! {
             answer = poll => answer,
             // Others are to be watched too: ask anew for all.
@@ -71,7 +76,9 @@ pub(crate) async fn watch(
                 tracing::debug!(node = place.address, %error, "node does not answer");
                 let since = *silent_since.get_or_insert_with(Instant::now);
                 if since.elapsed() > Duration::from_millis(servers.settings.lost_after_ms) {
-                    events.push(Event::ServerSilent { server: place.server });
+                    events.push(Event::ServerSilent {
+                        server: place.server,
+                    });
                 }
                 tokio::time::sleep(Duration::from_millis(PAUSE_MS)).await;
             }

@@ -68,7 +68,11 @@ impl Scheduler {
         let mut missing = BTreeSet::new();
         for mount in self.graph.workflow.job(job).mounts.clone() {
             let (id, home) = self.mountable(mount.volume, server);
-            uses.push(MountedVolume { volume: mount.volume, id, server: home });
+            uses.push(MountedVolume {
+                volume: mount.volume,
+                id,
+                server: home,
+            });
             let instance = self.volumes.get_mut(id).expect("what is live exists");
             if instance.state == State::Creating && missing.insert(id) {
                 instance.waiters.push(job);
@@ -80,7 +84,15 @@ impl Scheduler {
         let slots = self.slots_of(job);
         self.fleet.update(server, |node| node.busy += slots);
         let stage = Stage::Preparing;
-        let attempt = Attempt { execution, server, slots, stage, uses, missing, fault: None };
+        let attempt = Attempt {
+            execution,
+            server,
+            slots,
+            stage,
+            uses,
+            missing,
+            fault: None,
+        };
         self.executions.insert(execution, job);
         self.graph.job_mut(job).last_server = Some(server);
         self.attempts.insert(job, attempt);
@@ -93,7 +105,9 @@ impl Scheduler {
 
     fn mountable(&self, volume: VolumeIndex, server: ServerId) -> (VolumeId, Option<ServerId>) {
         let found = if self.graph.volume(volume).is_cache && !self.settings.remote_io {
-            self.volumes.live_at(volume, Some(server)).map(|id| (id, Some(server)))
+            self.volumes
+                .live_at(volume, Some(server))
+                .map(|id| (id, Some(server)))
         } else {
             self.volumes.scratch(volume)
         };
@@ -104,15 +118,28 @@ impl Scheduler {
         let id = VolumeId(self.next_id());
         let state = match server {
             Some(server) => {
-                self.fleet.update(server, |node| node.reserved = node.reserved.plus(size));
-                self.out.push(Action::CreateVolume { id, volume, server, size });
+                self.fleet
+                    .update(server, |node| node.reserved = node.reserved.plus(size));
+                self.out.push(Action::CreateVolume {
+                    id,
+                    volume,
+                    server,
+                    size,
+                });
                 State::Creating
             }
             None => State::Ready,
         };
         let was_live = self.volumes.is_live(volume);
         let waiters = Vec::new();
-        let instance = Instance { volume, server, size, state, waiters, delete_faults: 0 };
+        let instance = Instance {
+            volume,
+            server,
+            size,
+            state,
+            waiters,
+            delete_faults: 0,
+        };
         self.volumes.add(id, instance);
         if !was_live {
             self.requeue_users(volume);
@@ -120,7 +147,9 @@ impl Scheduler {
     }
 
     fn start_if_prepared(&mut self, job: JobIndex) {
-        let Some(attempt) = self.attempts.get_mut(&job) else { return };
+        let Some(attempt) = self.attempts.get_mut(&job) else {
+            return;
+        };
         if attempt.stage == Stage::Preparing && attempt.missing.is_empty() {
             attempt.stage = Stage::Starting;
             self.started += 1;
@@ -139,10 +168,14 @@ impl Scheduler {
     }
 
     pub(super) fn volume_created(&mut self, id: VolumeId) {
-        let Some(instance) = self.volumes.get_mut(id) else { return };
-        if instance.state != State::Creating {
+        let creating = self
+            .volumes
+            .get_mut(id)
+            .filter(|i| i.state == State::Creating);
+        let Some(instance) = creating else {
+            self.delete_late(id);
             return;
-        }
+        };
         instance.state = State::Ready;
         for job in std::mem::take(&mut instance.waiters) {
             if let Some(attempt) = self.attempts.get_mut(&job) {
@@ -163,14 +196,18 @@ impl Scheduler {
 
     /// The node may run it all the same, when its answer was lost: it is killed to be sure.
     pub(super) fn start_failed(&mut self, execution: ExecutionId, error: &Error) {
-        let Some(&job) = self.executions.get(&execution) else { return };
+        let Some(&job) = self.executions.get(&execution) else {
+            return;
+        };
         let server = self.attempts[&job].server;
         let fault = format!("node {} did not start it: {error}", self.fleet.name(server));
         self.stop(job, Some(fault));
     }
 
     pub(super) fn job_unknown(&mut self, execution: ExecutionId) {
-        let Some(&job) = self.executions.get(&execution) else { return };
+        let Some(&job) = self.executions.get(&execution) else {
+            return;
+        };
         let attempt = &self.attempts[&job];
         match (attempt.stage == Stage::Stopping, attempt.fault.clone()) {
             (true, None) => self.end_stopped(job),
@@ -180,7 +217,9 @@ impl Scheduler {
     }
 
     pub(super) fn job_ended(&mut self, execution: ExecutionId, report: JobReport) {
-        let Some(&job) = self.executions.get(&execution) else { return };
+        let Some(&job) = self.executions.get(&execution) else {
+            return;
+        };
         if self.attempts[&job].stage == Stage::Stopping {
             match self.attempts[&job].fault.clone() {
                 None => self.end_stopped(job),
@@ -227,7 +266,9 @@ impl Scheduler {
     /// Asks for the end of an attempt. `fault` counts against job and node; without one the
     /// attempt is simply repeated.
     pub(super) fn stop(&mut self, job: JobIndex, fault: Option<String>) {
-        let Some(attempt) = self.attempts.get_mut(&job) else { return };
+        let Some(attempt) = self.attempts.get_mut(&job) else {
+            return;
+        };
         match attempt.stage {
             Stage::Preparing => match fault {
                 Some(fault) => self.environment_fault(job, &fault),
@@ -251,18 +292,21 @@ impl Scheduler {
     /// Ends an attempt that did not succeed; what it alone wrote goes, so that the next attempt
     /// finds its volumes as this one did. What finished jobs wrote before it stays.
     pub(super) fn abandon_attempt(&mut self, job: JobIndex) {
-        let Some(attempt) = self.end_attempt(job) else { return };
+        let Some(attempt) = self.end_attempt(job) else {
+            return;
+        };
         if attempt.stage == Stage::Preparing {
             return;
         }
         for (volume, writable) in self.graph.mounted(job) {
-            let others_wrote = |other: &JobIndex| {
-                *other != job && self.graph.state(*other) == JobState::Done
-            };
+            let others_wrote =
+                |other: &JobIndex| *other != job && self.graph.state(*other) == JobState::Done;
             if !writable || self.graph.volume(volume).writers.iter().any(others_wrote) {
                 continue;
             }
-            let Some((id, _)) = self.volumes.scratch(volume) else { continue };
+            let Some((id, _)) = self.volumes.scratch(volume) else {
+                continue;
+            };
             let is_used = self.attempts.values().any(|attempt| attempt.uses(id));
             // A later volume of that name was never touched by this attempt.
             if !is_used && attempt.uses(id) {
@@ -323,7 +367,10 @@ impl Scheduler {
             let spec = self.graph.workflow.volume(volume);
             if !self.volumes.is_live(volume) {
                 if !self.settings.remote_io {
-                    need = need.plus(Space { bytes: spec.size_bytes, files: spec.size_files });
+                    need = need.plus(Space {
+                        bytes: spec.size_bytes,
+                        files: spec.size_files,
+                    });
                 }
             } else if !self.graph.volume(volume).is_cache {
                 is_under_way = true;
@@ -336,10 +383,20 @@ impl Scheduler {
             }
         }
         // An appliance only stores: its volumes are mounted from elsewhere.
-        let can_run =
-            |server: &ServerId| self.fleet.get(*server).is_some_and(|node| node.seen.slots > 0);
+        let can_run = |server: &ServerId| {
+            self.fleet
+                .get(*server)
+                .is_some_and(|node| node.seen.slots > 0)
+        };
         let binding = home.map(|(_, server)| server).filter(can_run);
-        self.queues.put(binding, Key { need, starts_pipeline: !is_under_way, job });
+        self.queues.put(
+            binding,
+            Key {
+                need,
+                starts_pipeline: !is_under_way,
+                job,
+            },
+        );
     }
 
     /// The need of jobs changed because a volume came or went.

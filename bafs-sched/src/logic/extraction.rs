@@ -57,10 +57,12 @@ impl Extractions {
 
     /// Extractions that a server was asked for: position, id and volume.
     pub(super) fn under_way(&self) -> impl Iterator<Item = (u32, ExtractId, VolumeId)> {
-        self.by_id.iter().filter_map(|(id, index)| match self.stages[*index as usize] {
-            Stage::Sending(_, volume) => Some((*index, *id, volume)),
-            _ => None,
-        })
+        self.by_id
+            .iter()
+            .filter_map(|(id, index)| match self.stages[*index as usize] {
+                Stage::Sending(_, volume) => Some((*index, *id, volume)),
+                _ => None,
+            })
     }
 
     /// Whether no server was asked for anything that it has not answered.
@@ -84,35 +86,63 @@ impl Scheduler {
     }
 
     fn send(&mut self, index: u32, volume: VolumeIndex) {
-        let Some((id, server)) = self.volumes.scratch(volume) else { return };
-        if self.volumes.get(id).is_none_or(|instance| instance.state != State::Ready) {
+        let Some((id, server)) = self.volumes.scratch(volume) else {
+            return;
+        };
+        if self
+            .volumes
+            .get(id)
+            .is_none_or(|instance| instance.state != State::Ready)
+        {
             return;
         }
         let extract = ExtractId(self.next_id());
         self.extractions.stages[index as usize] = Stage::Sending(extract, id);
         self.extractions.by_id.insert(extract, index);
         let source = MountedVolume { volume, id, server };
-        self.out.push(Action::ExtractFile { extract, index, source });
+        self.out.push(Action::ExtractFile {
+            extract,
+            index,
+            source,
+        });
     }
 
     pub(super) fn send_again(&mut self, index: u32) {
-        let Stage::Paused(extract, id) = self.extractions.stages[index as usize] else { return };
+        let Stage::Paused(extract, id) = self.extractions.stages[index as usize] else {
+            return;
+        };
         self.extractions.stages[index as usize] = Stage::Sending(extract, id);
-        let Some(instance) = self.volumes.get(id) else { return };
-        let source = MountedVolume { volume: instance.volume, id, server: instance.server };
-        self.out.push(Action::ExtractFile { extract, index, source });
+        let Some(instance) = self.volumes.get(id) else {
+            return;
+        };
+        let source = MountedVolume {
+            volume: instance.volume,
+            id,
+            server: instance.server,
+        };
+        self.out.push(Action::ExtractFile {
+            extract,
+            index,
+            source,
+        });
     }
 
     pub(super) fn file_extracted(&mut self, extract: ExtractId, bytes: u64) {
-        let Some(index) = self.extractions.by_id.remove(&extract) else { return };
+        let Some(index) = self.extractions.by_id.remove(&extract) else {
+            return;
+        };
         self.extractions.bytes += bytes;
         self.extractions.done += 1;
         self.close_extract(index, Stage::Done);
     }
 
     pub(super) fn extract_failed(&mut self, extract: ExtractId, error: &Error) {
-        let Some(&index) = self.extractions.by_id.get(&extract) else { return };
-        let Stage::Sending(_, id) = self.extractions.stages[index as usize] else { return };
+        let Some(&index) = self.extractions.by_id.get(&extract) else {
+            return;
+        };
+        let Stage::Sending(_, id) = self.extractions.stages[index as usize] else {
+            return;
+        };
         if error.code == ErrorCode::NotFound {
             self.extractions.by_id.remove(&extract);
             self.extractions.stages[index as usize] = Stage::Waiting;
@@ -137,9 +167,13 @@ impl Scheduler {
         }
         self.extractions.stages[index as usize] = Stage::Paused(extract, id);
         let pause_ms = self.settings.pause_ms(faults);
-        self.timers.set(self.now.plus_ms(pause_ms), Timer::Extract(index));
+        self.timers
+            .set(self.now.plus_ms(pause_ms), Timer::Extract(index));
         if let Some(server) = self.volumes.get(id).and_then(|instance| instance.server) {
-            self.out.push(Action::ProbeVolumes { server, volumes: vec![id] });
+            self.out.push(Action::ProbeVolumes {
+                server,
+                volumes: vec![id],
+            });
         }
     }
 
@@ -179,7 +213,9 @@ impl Scheduler {
         let spec = &self.graph.workflow.extracts[index as usize];
         let (volume, path) = (spec.volume, spec.path.clone());
         let writers = self.graph.volume(volume).writers.iter().copied();
-        let Some(job) = writers.max_by_key(|job| self.graph.rank(*job)) else { return };
+        let Some(job) = writers.max_by_key(|job| self.graph.rank(*job)) else {
+            return;
+        };
         if self.graph.state(job) != JobState::Done {
             return;
         }

@@ -39,7 +39,11 @@ impl Scheduler {
             let reason = format!("the source of a cache changed while the workflow ran: {error}");
             self.fail(job, reason, tail);
         } else if error.class() == ErrorClass::NoSpace {
-            self.own_fault(job, format!("needs a larger volume than declared: {error}"), tail);
+            self.own_fault(
+                job,
+                format!("needs a larger volume than declared: {error}"),
+                tail,
+            );
         } else {
             self.environment_fault(job, &error.to_string());
         }
@@ -47,7 +51,9 @@ impl Scheduler {
 
     /// The attempt failed by no fault of the job: volumes are probed, and it is tried again.
     pub(super) fn environment_fault(&mut self, job: JobIndex, fault: &str) {
-        let Some(attempt) = self.attempts.get(&job) else { return };
+        let Some(attempt) = self.attempts.get(&job) else {
+            return;
+        };
         let server = attempt.server;
         let uses = attempt.uses.clone();
         self.abandon_attempt(job);
@@ -55,13 +61,22 @@ impl Scheduler {
         servers.sort_unstable();
         servers.dedup();
         for target in servers {
-            let ids = uses.iter().filter(|used| used.server == Some(target)).map(|used| used.id);
+            let ids = uses
+                .iter()
+                .filter(|used| used.server == Some(target))
+                .map(|used| used.id);
             let volumes: Vec<VolumeId> = ids.collect();
             if !self.is_lost(target) {
-                self.out.push(Action::ProbeVolumes { server: target, volumes });
+                self.out.push(Action::ProbeVolumes {
+                    server: target,
+                    volumes,
+                });
             }
         }
-        if self.fleet.count_fault(server, self.settings.node_faults_max) {
+        if self
+            .fleet
+            .count_fault(server, self.settings.node_faults_max)
+        {
             self.set_aside(server, self.settings.aside_ms);
         }
         let node = self.graph.job_mut(job);
@@ -111,7 +126,9 @@ impl Scheduler {
         self.failures.push(JobFailure {
             job,
             name: self.graph.workflow.job(job).name.clone(),
-            node: last.map(|server| self.fleet.name(server)).unwrap_or_default(),
+            node: last
+                .map(|server| self.fleet.name(server))
+                .unwrap_or_default(),
             reason,
             output_tail,
         });
@@ -153,13 +170,18 @@ impl Scheduler {
 
     /// A volume could not be created. It is deleted all the same, as it may exist.
     pub(super) fn create_failed(&mut self, id: VolumeId, error: &Error) {
-        let Some(instance) = self.volumes.get_mut(id) else { return };
-        if instance.state != State::Creating {
+        let creating = self
+            .volumes
+            .get_mut(id)
+            .filter(|i| i.state == State::Creating);
+        let Some(instance) = creating else {
+            self.delete_late(id);
             return;
-        }
+        };
         let (volume, server) = (instance.volume, instance.server);
         let waiters = std::mem::take(&mut instance.waiters);
         self.retire(id);
+        self.unanswered.remove(&id);
         let Some(server) = server else { return };
         let name = self.graph.workflow.volume(volume).name.clone();
         let fault = format!("volume '{name}' could not be created: {error}");
@@ -170,11 +192,15 @@ impl Scheduler {
                 waiters.into_iter().for_each(|job| self.end_stopped(job));
             }
             ErrorClass::Transient | ErrorClass::VolumeLost => {
-                waiters.into_iter().for_each(|job| self.environment_fault(job, &fault));
+                waiters
+                    .into_iter()
+                    .for_each(|job| self.environment_fault(job, &fault));
             }
             ErrorClass::Denied | ErrorClass::Invalid => {
                 if !waiters.is_empty() {
-                    waiters.into_iter().for_each(|job| drop(self.end_attempt(job)));
+                    waiters
+                        .into_iter()
+                        .for_each(|job| drop(self.end_attempt(job)));
                     self.fail_users(volume, &fault);
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_proto::ids::ServerId;
 use bafs_proto::time::Time;
 
 use super::event::NodeSeen;
@@ -27,8 +27,6 @@ pub(super) struct Node {
     pub(super) aside_until: Option<Time>,
     /// Failures of the environment there since the last success.
     pub(super) faults_in_row: u32,
-    /// Volumes that it may still have although we gave them up; deleted when it returns.
-    pub(super) stale: Vec<VolumeId>,
 }
 
 /// All nodes, with those that can take work ordered by what they have free.
@@ -45,7 +43,10 @@ pub(super) struct Fleet {
 
 impl Fleet {
     pub(super) fn new(slack_permille: u32) -> Self {
-        Self { slack_permille, ..Self::default() }
+        Self {
+            slack_permille,
+            ..Self::default()
+        }
     }
 
     pub(super) fn get(&self, server: ServerId) -> Option<&Node> {
@@ -62,7 +63,9 @@ impl Fleet {
     }
 
     pub(super) fn name(&self, server: ServerId) -> String {
-        self.nodes.get(&server).map_or_else(|| server.to_string(), |node| node.seen.name.clone())
+        self.nodes
+            .get(&server)
+            .map_or_else(|| server.to_string(), |node| node.seen.name.clone())
     }
 
     /// Changes a node and keeps the orders right.
@@ -96,7 +99,6 @@ impl Fleet {
             is_lost: true,
             aside_until: None,
             faults_in_row: 0,
-            stale: Vec::new(),
         });
         let is_new = node.is_lost;
         self.update(server, |node| {
@@ -114,18 +116,32 @@ impl Fleet {
 
     /// Space that can be reserved now.
     pub(super) fn available(&self, server: ServerId) -> Space {
-        self.nodes.get(&server).map_or(Space::ZERO, |node| available(node, self.slack_permille))
+        self.nodes
+            .get(&server)
+            .map_or(Space::ZERO, |node| available(node, self.slack_permille))
     }
 
     /// Space that could be reserved if nothing of ours were there.
     pub(super) fn usable(&self, server: ServerId) -> Space {
-        self.nodes.get(&server).map_or(Space::ZERO, |node| usable(node, self.slack_permille))
+        self.nodes
+            .get(&server)
+            .map_or(Space::ZERO, |node| usable(node, self.slack_permille))
     }
 
     /// Nodes with free slots, best first: those with most free slots, then those with most bytes.
     pub(super) fn candidates(&self) -> Vec<ServerId> {
-        let by_slots = self.by_slots.iter().rev().take(CANDIDATES_MAX).map(|key| key.2);
-        let by_bytes = self.by_bytes.iter().rev().take(CANDIDATES_MAX).map(|key| key.1);
+        let by_slots = self
+            .by_slots
+            .iter()
+            .rev()
+            .take(CANDIDATES_MAX)
+            .map(|key| key.2);
+        let by_bytes = self
+            .by_bytes
+            .iter()
+            .rev()
+            .take(CANDIDATES_MAX)
+            .map(|key| key.1);
         let mut found: Vec<ServerId> = by_slots.collect();
         for server in by_bytes {
             if !found.contains(&server) {
@@ -138,24 +154,33 @@ impl Fleet {
     /// Counts a failure of the environment; answers whether the node should be set aside: it fails
     /// again and again while another does not.
     pub(super) fn count_fault(&mut self, server: ServerId, faults_max: u32) -> bool {
-        let Some(node) = self.nodes.get_mut(&server) else { return false };
+        let Some(node) = self.nodes.get_mut(&server) else {
+            return false;
+        };
         node.faults_in_row = node.faults_in_row.saturating_add(1);
         let is_bad = node.faults_in_row >= faults_max;
-        let others_fine =
-            self.live().any(|(id, node)| id != server && node.faults_in_row == 0 && node.seen.slots > 0);
+        let others_fine = self
+            .live()
+            .any(|(id, node)| id != server && node.faults_in_row == 0 && node.seen.slots > 0);
         is_bad && others_fine
     }
 }
 
 fn free_slots(node: &Node) -> u32 {
     let is_usable = !node.is_lost && node.missing_since.is_none() && node.aside_until.is_none();
-    if is_usable { node.seen.slots.saturating_sub(node.busy) } else { 0 }
+    if is_usable {
+        node.seen.slots.saturating_sub(node.busy)
+    } else {
+        0
+    }
 }
 
 fn usable(node: &Node, slack_permille: u32) -> Space {
     let slack = scale_up(node.seen.capacity.bytes, u64::from(slack_permille), 1000);
     let mut space = node.seen.capacity.minus(node.seen.foreign);
-    space.bytes = space.bytes.min(node.seen.capacity.bytes.saturating_sub(slack));
+    space.bytes = space
+        .bytes
+        .min(node.seen.capacity.bytes.saturating_sub(slack));
     if node.is_lost { Space::ZERO } else { space }
 }
 
@@ -196,12 +221,29 @@ mod tests {
     #[test]
     fn slack_and_foreign_space_are_left_alone() {
         let mut fleet = Fleet::new(100);
-        fleet.see(NodeSeen { foreign: Space { bytes: 30, files: 0 }, ..node(1, 1, 100) });
+        fleet.see(NodeSeen {
+            foreign: Space {
+                bytes: 30,
+                files: 0,
+            },
+            ..node(1, 1, 100)
+        });
         assert_eq!(fleet.available(ServerId(1)).bytes, 70);
         fleet.see(node(1, 1, 100));
         assert_eq!(fleet.available(ServerId(1)).bytes, 90);
-        fleet.update(ServerId(1), |node| node.reserved = Space { bytes: 95, files: 1 });
-        assert_eq!(fleet.available(ServerId(1)), Space { bytes: 0, files: 99 });
+        fleet.update(ServerId(1), |node| {
+            node.reserved = Space {
+                bytes: 95,
+                files: 1,
+            }
+        });
+        assert_eq!(
+            fleet.available(ServerId(1)),
+            Space {
+                bytes: 0,
+                files: 99
+            }
+        );
     }
 
     #[test]

@@ -102,7 +102,11 @@ pub(super) struct Graph {
 impl Graph {
     pub(super) fn new(workflow: Workflow) -> Self {
         let jobs = workflow.jobs.iter().map(|job| JobNode {
-            state: if job.parents.is_empty() { JobState::Ready } else { JobState::Waiting },
+            state: if job.parents.is_empty() {
+                JobState::Ready
+            } else {
+                JobState::Waiting
+            },
             parents_left: count(job.parents.len()),
             own_faults: 0,
             environment_faults: 0,
@@ -148,7 +152,15 @@ impl Graph {
             pipeline_left[*pipeline as usize] += 1;
         }
         let totals = Totals::default();
-        Self { workflow, jobs, volumes, totals, rank, pipeline, pipeline_left }
+        Self {
+            workflow,
+            jobs,
+            volumes,
+            totals,
+            rank,
+            pipeline,
+            pipeline_left,
+        }
     }
 
     /// The pipeline of a job, named by its first job.
@@ -197,7 +209,10 @@ impl Graph {
     pub(super) fn mounted(&self, job: JobIndex) -> Vec<(VolumeIndex, bool)> {
         let mut volumes: Vec<(VolumeIndex, bool)> = Vec::new();
         for mount in &self.workflow.job(job).mounts {
-            match volumes.iter_mut().find(|(volume, _)| *volume == mount.volume) {
+            match volumes
+                .iter_mut()
+                .find(|(volume, _)| *volume == mount.volume)
+            {
                 Some((_, writable)) => *writable |= mount.writable,
                 None => volumes.push((mount.volume, mount.writable)),
             }
@@ -207,7 +222,11 @@ impl Graph {
 
     /// Whether every job has nothing left to do.
     pub(super) fn is_final(&self) -> bool {
-        let Totals { done, failed, skipped } = self.totals;
+        let Totals {
+            done,
+            failed,
+            skipped,
+        } = self.totals;
         done + failed + skipped == self.jobs.len() as u64
     }
 
@@ -224,7 +243,11 @@ impl Graph {
         adjust(left, !before.is_final(), !state.is_final());
         for (volume, writable) in self.mounted(job) {
             let volume = &mut self.volumes[volume.as_usize()];
-            adjust(&mut volume.users_left, !before.is_final(), !state.is_final());
+            adjust(
+                &mut volume.users_left,
+                !before.is_final(),
+                !state.is_final(),
+            );
             if writable {
                 adjust(&mut volume.writers_left, !was_done, !is_done);
                 adjust(&mut volume.writers_dead, before.is_dead(), state.is_dead());
@@ -233,7 +256,11 @@ impl Graph {
         if was_done != is_done {
             for position in 0..self.workflow.jobs[job.as_usize()].children.len() {
                 let child = self.workflow.jobs[job.as_usize()].children[position];
-                adjust(&mut self.jobs[child.as_usize()].parents_left, !was_done, !is_done);
+                adjust(
+                    &mut self.jobs[child.as_usize()].parents_left,
+                    !was_done,
+                    !is_done,
+                );
             }
         }
     }
@@ -251,7 +278,12 @@ impl Graph {
     /// Whether a parent of the job will never be done.
     pub(super) fn has_dead_parent(&self, job: JobIndex) -> bool {
         self.job(job).parents_left > 0
-            && self.workflow.job(job).parents.iter().any(|parent| self.state(*parent).is_dead())
+            && self
+                .workflow
+                .job(job)
+                .parents
+                .iter()
+                .any(|parent| self.state(*parent).is_dead())
     }
 }
 
@@ -275,7 +307,9 @@ fn pipelines(workflow: &Workflow) -> Vec<u32> {
             parent[a.max(b) as usize] = a.min(b);
         }
     }
-    (0..count(workflow.jobs.len())).map(|job| root(&mut parent, job)).collect()
+    (0..count(workflow.jobs.len()))
+        .map(|job| root(&mut parent, job))
+        .collect()
 }
 
 fn adjust(count: &mut u32, before: bool, after: bool) {

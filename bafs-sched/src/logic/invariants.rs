@@ -24,10 +24,21 @@ impl Scheduler {
         for job in self.graph.job_indexes() {
             let (node, spec) = (self.graph.job(job), self.graph.workflow.job(job));
             let name = &spec.name;
-            let left = spec.parents.iter().filter(|p| self.graph.state(**p) != JobState::Done);
-            assert_eq!(node.parents_left as usize, left.count(), "{name}: parents left");
+            let left = spec
+                .parents
+                .iter()
+                .filter(|p| self.graph.state(**p) != JobState::Done);
+            assert_eq!(
+                node.parents_left as usize,
+                left.count(),
+                "{name}: parents left"
+            );
             let is_active = node.state == JobState::Active;
-            assert_eq!(is_active, self.attempts.contains_key(&job), "{name}: attempt");
+            assert_eq!(
+                is_active,
+                self.attempts.contains_key(&job),
+                "{name}: attempt"
+            );
             assert!(
                 node.state != JobState::Ready || node.parents_left == 0,
                 "{name} is ready before its parents are done"
@@ -41,24 +52,53 @@ impl Scheduler {
         for (job, attempt) in &self.attempts {
             assert_eq!(self.executions.get(&attempt.execution), Some(job));
         }
-        assert_eq!(self.executions.len(), self.attempts.len(), "one execution for each attempt");
+        assert_eq!(
+            self.executions.len(),
+            self.attempts.len(),
+            "one execution for each attempt"
+        );
     }
 
     fn check_volumes(&self) {
         for volume in self.graph.volume_indexes() {
-            let (node, spec) = (self.graph.volume(volume), self.graph.workflow.volume(volume));
+            let (node, spec) = (
+                self.graph.volume(volume),
+                self.graph.workflow.volume(volume),
+            );
             let name = &spec.name;
-            let left = spec.users.iter().filter(|job| !self.graph.state(**job).is_final());
+            let left = spec
+                .users
+                .iter()
+                .filter(|job| !self.graph.state(**job).is_final());
             assert_eq!(node.users_left as usize, left.count(), "{name}: users left");
-            let left = node.writers.iter().filter(|j| self.graph.state(**j) != JobState::Done);
-            assert_eq!(node.writers_left as usize, left.count(), "{name}: writers left");
+            let left = node
+                .writers
+                .iter()
+                .filter(|j| self.graph.state(**j) != JobState::Done);
+            assert_eq!(
+                node.writers_left as usize,
+                left.count(),
+                "{name}: writers left"
+            );
             let live = self.volumes.live(volume).len();
-            assert!(node.is_cache || live <= 1, "{name}: a scratch volume exists once");
-            assert!(node.is_needed() || live == 0, "{name} exists although nobody needs it");
-            let active = node.writers.iter().filter(|job| self.attempts.contains_key(job));
+            assert!(
+                node.is_cache || live <= 1,
+                "{name}: a scratch volume exists once"
+            );
+            assert!(
+                node.is_needed() || live == 0,
+                "{name} exists although nobody needs it"
+            );
+            let active = node
+                .writers
+                .iter()
+                .filter(|job| self.attempts.contains_key(job));
             assert!(active.count() <= 1, "{name}: one writer at a time");
             if let Some(writer) = node.writer {
-                assert!(self.attempts.contains_key(&writer), "{name}: its writer is under way");
+                assert!(
+                    self.attempts.contains_key(&writer),
+                    "{name}: its writer is under way"
+                );
             }
         }
     }
@@ -66,7 +106,9 @@ impl Scheduler {
     fn check_nodes(&self) {
         let mut reserved: BTreeMap<ServerId, Space> = BTreeMap::new();
         for (id, instance) in self.volumes.iter() {
-            let Some(server) = instance.server else { continue };
+            let Some(server) = instance.server else {
+                continue;
+            };
             let sum = reserved.entry(server).or_default();
             *sum = sum.plus(instance.size);
             assert!(!self.is_lost(server), "volume {id} exists on a lost server");
@@ -77,10 +119,24 @@ impl Scheduler {
         }
         for (server, node) in self.fleet.iter() {
             let name = &node.seen.name;
-            assert_eq!(node.reserved, reserved.remove(&server).unwrap_or_default(), "{name}");
-            assert!(node.seen.capacity.holds(node.reserved), "{name} is over-committed");
-            let here = self.attempts.values().filter(|attempt| attempt.server == server);
-            assert_eq!(node.busy, here.map(|attempt| attempt.slots).sum::<u32>(), "{name}: slots");
+            assert_eq!(
+                node.reserved,
+                reserved.remove(&server).unwrap_or_default(),
+                "{name}"
+            );
+            assert!(
+                node.seen.capacity.holds(node.reserved),
+                "{name} is over-committed"
+            );
+            let here = self
+                .attempts
+                .values()
+                .filter(|attempt| attempt.server == server);
+            assert_eq!(
+                node.busy,
+                here.map(|attempt| attempt.slots).sum::<u32>(),
+                "{name}: slots"
+            );
         }
     }
 }

@@ -43,11 +43,17 @@ impl Scheduler {
 
     /// Gives a job a place on the node that it is bound to, or on the best of all.
     pub(super) fn try_place(&mut self, job: JobIndex, binding: Binding) -> bool {
-        if self.protected.is_some_and(|pipeline| self.graph.pipeline(job) != pipeline) {
+        if self
+            .protected
+            .is_some_and(|pipeline| self.graph.pipeline(job) != pipeline)
+        {
             return false;
         }
         let mounted = self.graph.mounted(job);
-        if mounted.iter().any(|(v, writable)| *writable && self.graph.volume(*v).writer.is_some()) {
+        if mounted
+            .iter()
+            .any(|(v, writable)| *writable && self.graph.volume(*v).writer.is_some())
+        {
             return false;
         }
         let candidates = binding.map_or_else(|| self.fleet.candidates(), |server| vec![server]);
@@ -69,7 +75,10 @@ impl Scheduler {
     fn plan(&self, mounted: &[(VolumeIndex, bool)], server: ServerId) -> Option<Vec<Create>> {
         let mut creates = Vec::new();
         let mut taken: BTreeMap<ServerId, Space> = BTreeMap::new();
-        for &(volume, _) in mounted.iter().filter(|(v, _)| !self.graph.volume(*v).is_cache) {
+        for &(volume, _) in mounted
+            .iter()
+            .filter(|(v, _)| !self.graph.volume(*v).is_cache)
+        {
             if self.volumes.is_live(volume) {
                 continue;
             }
@@ -81,10 +90,17 @@ impl Scheduler {
             }
             creates.push((volume, target, size));
         }
-        if !self.fleet.available(server).holds(taken.get(&server).copied().unwrap_or_default()) {
+        if !self
+            .fleet
+            .available(server)
+            .holds(taken.get(&server).copied().unwrap_or_default())
+        {
             return None;
         }
-        for &(volume, _) in mounted.iter().filter(|(v, _)| self.graph.volume(*v).is_cache) {
+        for &(volume, _) in mounted
+            .iter()
+            .filter(|(v, _)| self.graph.volume(*v).is_cache)
+        {
             self.plan_cache(volume, server, &mut taken, &mut creates)?;
         }
         Some(creates)
@@ -108,7 +124,9 @@ impl Scheduler {
             return Some(());
         }
         let left_on = |node: ServerId, taken: &BTreeMap<ServerId, Space>| {
-            self.fleet.available(node).minus(taken.get(&node).copied().unwrap_or_default())
+            self.fleet
+                .available(node)
+                .minus(taken.get(&node).copied().unwrap_or_default())
         };
         let left = left_on(server, taken);
         let is_single = self.graph.workflow.volume(volume).users.len() == 1;
@@ -118,7 +136,13 @@ impl Scheduler {
             // A node that joined later, or whose part was lost.
             let bytes = size.bytes.min(left.bytes);
             let is_enough = bytes >= size.bytes.min(SHARE_BYTES_MIN) && left.files >= size.files;
-            vec![(server, is_enough.then_some(Space { bytes, files: size.files })?)]
+            vec![(
+                server,
+                is_enough.then_some(Space {
+                    bytes,
+                    files: size.files,
+                })?,
+            )]
         } else {
             let rooms = self.rooms(server, |node| left_on(node, taken));
             shares(size, &rooms).filter(|shares| shares.iter().any(|(node, _)| *node == server))?
@@ -151,7 +175,10 @@ impl Scheduler {
 
     pub(super) fn size_of(&self, volume: VolumeIndex) -> Space {
         let spec = self.graph.workflow.volume(volume);
-        Space { bytes: spec.size_bytes, files: spec.size_files }
+        Space {
+            bytes: spec.size_bytes,
+            files: spec.size_files,
+        }
     }
 
     /// The most scratch space that one job needs at once for volumes that it uses first.
@@ -184,14 +211,22 @@ impl Scheduler {
     /// for too long.
     pub(super) fn gather(&mut self) {
         let has_nodes = self.fleet.live().any(|(_, node)| node.seen.slots > 0);
-        let trouble = if has_nodes { self.misfit() } else { Some(no_node()) };
+        let trouble = if has_nodes {
+            self.misfit()
+        } else {
+            Some(no_node())
+        };
         let Some(trouble) = trouble else {
             self.phase = Phase::Running;
             self.patience = None;
             return;
         };
         let wait_ms = self.settings.nodes_wait_ms;
-        let wait_ms = if has_nodes { SETTLE_MS.min(wait_ms) } else { wait_ms };
+        let wait_ms = if has_nodes {
+            SETTLE_MS.min(wait_ms)
+        } else {
+            wait_ms
+        };
         let mut until = self.now.plus_ms(wait_ms);
         if let Some(earlier) = self.patience {
             until = until.min(earlier);
@@ -208,8 +243,16 @@ impl Scheduler {
 
     /// Why the workflow can never run on the nodes that are there, if so.
     pub(super) fn misfit(&self) -> Option<String> {
-        let slots = self.fleet.live().map(|(_, node)| node.seen.slots).max().unwrap_or(0);
-        let wide = self.graph.job_indexes().find(|job| self.slots_of(*job) > slots);
+        let slots = self
+            .fleet
+            .live()
+            .map(|(_, node)| node.seen.slots)
+            .max()
+            .unwrap_or(0);
+        let wide = self
+            .graph
+            .job_indexes()
+            .find(|job| self.slots_of(*job) > slots);
         if let Some(job) = wide {
             let (name, cpus) = (&self.graph.workflow.job(job).name, self.slots_of(job));
             return Some(format!(
@@ -221,7 +264,10 @@ impl Scheduler {
             return None;
         }
         let workers = || self.fleet.live().filter(|(_, node)| node.seen.slots > 0);
-        let largest = workers().map(|(id, _)| self.fleet.usable(id)).max().unwrap_or_default();
+        let largest = workers()
+            .map(|(id, _)| self.fleet.usable(id))
+            .max()
+            .unwrap_or_default();
         for volume in self.graph.volume_indexes() {
             let (need, spec) = (self.size_of(volume), self.graph.workflow.volume(volume));
             let (have, place) = if self.graph.volume(volume).is_cache {
@@ -243,18 +289,21 @@ impl Scheduler {
                 ));
             }
         }
-        self.first_needs().into_iter().enumerate().find_map(|(job, need)| {
-            let fits = workers().any(|(id, _)| self.fleet.usable(id).holds(need));
-            let name = &self.graph.workflow.jobs[job].name;
-            (!fits).then(|| {
-                format!(
-                    "the scratch volumes of job '{name}' need {} on one node, but the largest \
+        self.first_needs()
+            .into_iter()
+            .enumerate()
+            .find_map(|(job, need)| {
+                let fits = workers().any(|(id, _)| self.fleet.usable(id).holds(need));
+                let name = &self.graph.workflow.jobs[job].name;
+                (!fits).then(|| {
+                    format!(
+                        "the scratch volumes of job '{name}' need {} on one node, but the largest \
                      node offers {}: add a larger node, or make the volumes smaller",
-                    describe(need),
-                    describe(largest)
-                )
+                        describe(need),
+                        describe(largest)
+                    )
+                })
             })
-        })
     }
 
     fn largest_group(&self) -> Space {
@@ -287,21 +336,40 @@ struct Room {
 /// scratch volumes in every slot, else in proportion to what is left, keeping room for the
 /// scratch volumes of all slots, or of one job, or none. Nothing if the sum is below the size.
 fn shares(size: Space, rooms: &[Room]) -> Option<Vec<(ServerId, Space)>> {
-    let rooms: Vec<_> = rooms.iter().filter(|room| room.left.files >= size.files).collect();
-    for keep in [|room: &Room| room.scratch_all, |room: &Room| room.scratch_one, |_: &Room| 0] {
+    let rooms: Vec<_> = rooms
+        .iter()
+        .filter(|room| room.left.files >= size.files)
+        .collect();
+    for keep in [
+        |room: &Room| room.scratch_all,
+        |room: &Room| room.scratch_one,
+        |_: &Room| 0,
+    ] {
         let spare = |room: &Room| room.left.bytes.saturating_sub(keep(room));
-        let total = rooms.iter().fold(0u64, |sum, room| sum.saturating_add(spare(room)));
+        let total = rooms
+            .iter()
+            .fold(0u64, |sum, room| sum.saturating_add(spare(room)));
         if total < size.bytes {
             continue;
         }
-        let wanted = size.bytes.saturating_add(scale_up(size.bytes, SKEW_PERMILLE, 1000));
+        let wanted = size
+            .bytes
+            .saturating_add(scale_up(size.bytes, SKEW_PERMILLE, 1000));
         let is_whole = rooms.iter().all(|room| spare(room) >= size.bytes);
         let share = |room: &Room| match is_whole {
             true => size.bytes,
-            false => scale_up(wanted, spare(room), total).min(spare(room)).min(size.bytes),
+            false => scale_up(wanted, spare(room), total)
+                .min(spare(room))
+                .min(size.bytes),
         };
         let shares = rooms.iter().map(|room| {
-            (room.server, Space { bytes: share(room), files: size.files })
+            (
+                room.server,
+                Space {
+                    bytes: share(room),
+                    files: size.files,
+                },
+            )
         });
         return Some(shares.filter(|(_, share)| share.bytes > 0).collect());
     }
@@ -315,8 +383,12 @@ fn no_node() -> String {
 
 /// An amount for people: three digits and a decimal unit.
 pub(super) fn describe(space: Space) -> String {
-    const UNITS: [(&str, u64); 4] =
-        [("TB", 1_000_000_000_000), ("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1_000)];
+    const UNITS: [(&str, u64); 4] = [
+        ("TB", 1_000_000_000_000),
+        ("GB", 1_000_000_000),
+        ("MB", 1_000_000),
+        ("kB", 1_000),
+    ];
     let bytes = match UNITS.iter().find(|(_, unit)| space.bytes >= *unit) {
         Some((name, unit)) => {
             let tenths = u128::from(space.bytes) * 10 / u128::from(*unit);
@@ -333,21 +405,41 @@ mod tests {
 
     fn room(id: u64, bytes: u64, scratch_one: u64, slots: u64) -> Room {
         let left = Space { bytes, files: 10 };
-        Room { server: ServerId(id), left, scratch_one, scratch_all: scratch_one * slots }
+        Room {
+            server: ServerId(id),
+            left,
+            scratch_one,
+            scratch_all: scratch_one * slots,
+        }
     }
 
     fn bytes(size: u64, rooms: &[Room]) -> Option<Vec<u64>> {
-        let shares = shares(Space { bytes: size, files: 1 }, rooms)?;
+        let shares = shares(
+            Space {
+                bytes: size,
+                files: 1,
+            },
+            rooms,
+        )?;
         Some(shares.iter().map(|(_, share)| share.bytes).collect())
     }
 
     #[test]
     fn a_cache_is_whole_where_it_fits_and_shared_where_not() {
-        assert_eq!(bytes(50, &[room(1, 100, 10, 2), room(2, 80, 10, 2)]), Some(vec![50, 50]));
+        assert_eq!(
+            bytes(50, &[room(1, 100, 10, 2), room(2, 80, 10, 2)]),
+            Some(vec![50, 50])
+        );
         // 80 and 40 are spare: 110 divided two to one.
-        assert_eq!(bytes(100, &[room(1, 100, 10, 2), room(2, 60, 10, 2)]), Some(vec![74, 37]));
+        assert_eq!(
+            bytes(100, &[room(1, 100, 10, 2), room(2, 60, 10, 2)]),
+            Some(vec![74, 37])
+        );
         // Only with room for one job per node.
-        assert_eq!(bytes(135, &[room(1, 100, 10, 2), room(2, 60, 10, 2)]), Some(vec![90, 50]));
+        assert_eq!(
+            bytes(135, &[room(1, 100, 10, 2), room(2, 60, 10, 2)]),
+            Some(vec![90, 50])
+        );
         assert_eq!(bytes(161, &[room(1, 100, 10, 2), room(2, 60, 10, 2)]), None);
         assert_eq!(bytes(1, &[]), None);
     }
@@ -356,7 +448,10 @@ mod tests {
     fn shares_always_hold_the_whole() {
         for size in 1..=300 {
             for (a, b, c) in [(100, 100, 100), (1, 2, 297), (0, 150, 150)] {
-                let shares = bytes(size, &[room(1, a, 0, 1), room(2, b, 0, 1), room(3, c, 0, 1)]);
+                let shares = bytes(
+                    size,
+                    &[room(1, a, 0, 1), room(2, b, 0, 1), room(3, c, 0, 1)],
+                );
                 let sum: u64 = shares.expect("it fits").iter().sum();
                 assert!(sum >= size, "{size}: {sum}");
             }
@@ -365,7 +460,19 @@ mod tests {
 
     #[test]
     fn amounts_read_well() {
-        assert_eq!(describe(Space { bytes: 1_250_000_000, files: 3 }), "1.2 GB and 3 files");
-        assert_eq!(describe(Space { bytes: 999, files: 0 }), "999 bytes and 0 files");
+        assert_eq!(
+            describe(Space {
+                bytes: 1_250_000_000,
+                files: 3
+            }),
+            "1.2 GB and 3 files"
+        );
+        assert_eq!(
+            describe(Space {
+                bytes: 999,
+                files: 0
+            }),
+            "999 bytes and 0 files"
+        );
     }
 }

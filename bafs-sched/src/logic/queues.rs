@@ -54,7 +54,6 @@ impl Queues {
         self.place.contains_key(&job)
     }
 
-
     pub(super) fn is_empty(&self) -> bool {
         self.place.is_empty()
     }
@@ -75,7 +74,10 @@ impl Queues {
     pub(super) fn first_awake(&mut self) -> Option<Binding> {
         let queues = &self.queues;
         self.awake.retain(|binding| queues.contains_key(binding));
-        let heads = self.awake.iter().filter_map(|binding| Some((queues[binding].first()?, binding)));
+        let heads = self
+            .awake
+            .iter()
+            .filter_map(|binding| Some((queues[binding].first()?, binding)));
         heads.min().map(|(_, binding)| *binding)
     }
 
@@ -87,12 +89,17 @@ impl Queues {
     /// The first jobs of a queue.
     pub(super) fn heads(&self, binding: Binding, count: usize) -> Vec<Key> {
         let queue = self.queues.get(&binding);
-        queue.map(|queue| queue.iter().take(count).copied().collect()).unwrap_or_default()
+        queue
+            .map(|queue| queue.iter().take(count).copied().collect())
+            .unwrap_or_default()
     }
 
     /// The first job of every queue.
     pub(super) fn all_heads(&self) -> Vec<(Binding, Key)> {
-        let heads = self.queues.iter().filter_map(|(b, queue)| Some((*b, *queue.first()?)));
+        let heads = self
+            .queues
+            .iter()
+            .filter_map(|(b, queue)| Some((*b, *queue.first()?)));
         heads.collect()
     }
 }
@@ -102,13 +109,22 @@ mod tests {
     use super::*;
 
     fn key(bytes: u64, starts_pipeline: bool, job: u32) -> Key {
-        Key { need: Space { bytes, files: 0 }, starts_pipeline, job: JobIndex(job) }
+        Key {
+            need: Space { bytes, files: 0 },
+            starts_pipeline,
+            job: JobIndex(job),
+        }
     }
 
     #[test]
     fn least_need_then_pipelines_under_way_then_declaration() {
         let mut queues = Queues::default();
-        for key in [key(9, false, 1), key(5, true, 2), key(5, false, 4), key(5, false, 3)] {
+        for key in [
+            key(9, false, 1),
+            key(5, true, 2),
+            key(5, false, 4),
+            key(5, false, 3),
+        ] {
             queues.put(None, key);
         }
         let order: Vec<u32> = queues.heads(None, 9).iter().map(|key| key.job.0).collect();

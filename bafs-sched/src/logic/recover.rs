@@ -19,22 +19,30 @@ impl Scheduler {
         let listed: BTreeSet<ServerId> = nodes.iter().map(|node| node.id).collect();
         for node in nodes {
             let server = node.id;
-            self.fleet.see(node);
+            let is_back = self.fleet.see(node);
             self.queues.wake(server);
-            // What it had when it was given up has been made anew elsewhere.
-            let stale = self.fleet.update(server, |node| std::mem::take(&mut node.stale));
-            for id in stale.into_iter().flatten() {
-                self.out.push(Action::DeleteVolume { id, server });
+            if is_back {
+                // What it had when it was given up has been made anew elsewhere.
+                let stale = self.stale.iter().filter(|(_, at)| **at == server);
+                self.out
+                    .extend(stale.map(|(id, _)| Action::DeleteVolume { id: *id, server }));
             }
         }
-        let is_missed =
-            |server: &ServerId| self.fleet.get(*server).is_some_and(|n| n.missing_since.is_none());
+        let is_missed = |server: &ServerId| {
+            self.fleet
+                .get(*server)
+                .is_some_and(|n| n.missing_since.is_none())
+        };
         let live: Vec<ServerId> = self.fleet.live().map(|(server, _)| server).collect();
-        let missed: Vec<_> =
-            live.into_iter().filter(|s| !listed.contains(s)).filter(is_missed).collect();
+        let missed: Vec<_> = live
+            .into_iter()
+            .filter(|s| !listed.contains(s))
+            .filter(is_missed)
+            .collect();
         for server in missed {
             let now = self.now;
-            self.fleet.update(server, |node| node.missing_since = Some(now));
+            self.fleet
+                .update(server, |node| node.missing_since = Some(now));
             let at = now.plus_ms(self.settings.lost_after_ms);
             self.timers.set(at, Timer::Missing(server));
         }
@@ -54,7 +62,6 @@ impl Scheduler {
         let is_first = self.fleet.update(server, |node| {
             let is_first = !node.is_lost;
             node.is_lost = true;
-            node.stale.extend(there.iter().map(|(id, _)| *id));
             is_first
         });
         if is_first != Some(true) {
@@ -63,9 +70,13 @@ impl Scheduler {
         self.fleet.lost += 1;
         let mut gone = Vec::new();
         for (id, volume) in there {
+            self.stale.insert(id, server);
             gone.extend(self.forget(id).then_some((volume, id)));
         }
-        let here = self.attempts.iter().filter(|(_, attempt)| attempt.server == server);
+        let here = self
+            .attempts
+            .iter()
+            .filter(|(_, attempt)| attempt.server == server);
         let jobs: Vec<JobIndex> = here.map(|(job, _)| *job).collect();
         for job in jobs {
             self.environment_fault(job, "its node was lost");
@@ -79,7 +90,9 @@ impl Scheduler {
     pub(super) fn volumes_probed(&mut self, server: ServerId, lost: &[VolumeId]) {
         let mut gone = Vec::new();
         for &id in lost {
-            let Some(instance) = self.volumes.get(id) else { continue };
+            let Some(instance) = self.volumes.get(id) else {
+                continue;
+            };
             // A volume that is being created need not be there yet.
             if instance.server == Some(server) && instance.state != State::Creating {
                 let volume = instance.volume;
@@ -92,9 +105,16 @@ impl Scheduler {
 
     /// Forgets a volume and its reservation; answers whether it was in use.
     pub(super) fn forget(&mut self, id: VolumeId) -> bool {
-        let Some(instance) = self.volumes.remove(id) else { return false };
+        let Some(instance) = self.volumes.remove(id) else {
+            return false;
+        };
         if let Some(server) = instance.server {
-            self.fleet.update(server, |node| node.reserved = node.reserved.minus(instance.size));
+            if instance.state == State::Creating {
+                self.unanswered.insert(id, server);
+            }
+            self.fleet.update(server, |node| {
+                node.reserved = node.reserved.minus(instance.size)
+            });
         }
         instance.state != State::Deleting
     }
@@ -109,7 +129,9 @@ impl Scheduler {
             self.requeue_users(volume);
         }
         let scratch = gone.iter().map(|(volume, _)| *volume);
-        let scratch = scratch.filter(|volume| !self.graph.volume(*volume).is_cache).collect();
+        let scratch = scratch
+            .filter(|volume| !self.graph.volume(*volume).is_cache)
+            .collect();
         self.redo(Vec::new(), scratch);
     }
 
@@ -146,12 +168,7 @@ impl Scheduler {
         }
     }
 
-    fn undo(
-        &mut self,
-        job: JobIndex,
-        volumes: &mut Vec<VolumeIndex>,
-        undone: &mut Vec<JobIndex>,
-    ) {
+    fn undo(&mut self, job: JobIndex, volumes: &mut Vec<VolumeIndex>, undone: &mut Vec<JobIndex>) {
         if self.graph.state(job) != JobState::Done || self.phase == Phase::Finishing {
             return;
         }

@@ -16,10 +16,15 @@ use crate::workflow::{JobIndex, VolumeIndex};
 impl Scheduler {
     /// Takes a volume out of use and has it deleted; its space counts until that is done.
     pub(super) fn retire(&mut self, id: VolumeId) {
-        let Some(instance) = self.volumes.get(id) else { return };
+        let Some(instance) = self.volumes.get(id) else {
+            return;
+        };
         let (volume, server) = (instance.volume, instance.server);
         match server {
             Some(server) => {
+                if instance.state == State::Creating {
+                    self.unanswered.insert(id, server);
+                }
                 self.volumes.retire(id);
                 self.out.push(Action::DeleteVolume { id, server });
             }
@@ -42,22 +47,51 @@ impl Scheduler {
     }
 
     pub(super) fn volume_deleted(&mut self, id: VolumeId) {
-        let Some(instance) = self.volumes.get(id) else { return };
+        self.stale.remove(&id);
+        let Some(instance) = self.volumes.get(id) else {
+            return;
+        };
         let server = instance.server;
         if instance.state == State::Deleting {
             self.forget(id);
-            server.into_iter().for_each(|server| self.queues.wake(server));
+            server
+                .into_iter()
+                .for_each(|server| self.queues.wake(server));
         }
     }
 
     pub(super) fn delete_failed(&mut self, id: VolumeId) {
-        let Some(instance) = self.volumes.get_mut(id) else { return };
-        instance.delete_faults += 1;
-        let pause_ms = self.settings.pause_ms(instance.delete_faults);
-        self.timers.set(self.now.plus_ms(pause_ms), Timer::Delete(id));
+        let pause_ms = match self.volumes.get_mut(id) {
+            Some(instance) => {
+                instance.delete_faults += 1;
+                self.settings.pause_ms(instance.delete_faults)
+            }
+            None if self.stale.contains_key(&id) => self.settings.pause_ms_max,
+            None => return,
+        };
+        self.timers
+            .set(self.now.plus_ms(pause_ms), Timer::Delete(id));
+    }
+
+    /// A volume that was given up while it was being created may exist now, even if it was deleted
+    /// meanwhile: the two calls may have overtaken each other.
+    pub(super) fn delete_late(&mut self, id: VolumeId) {
+        if let Some(server) = self.unanswered.remove(&id)
+            && self.volumes.get(id).is_none()
+        {
+            self.stale.insert(id, server);
+            self.delete_again(id);
+        } else {
+            self.delete_again(id);
+        }
     }
 
     pub(super) fn delete_again(&mut self, id: VolumeId) {
+        if let Some(&server) = self.stale.get(&id)
+            && !self.is_lost(server)
+        {
+            self.out.push(Action::DeleteVolume { id, server });
+        }
         if let Some(instance) = self.volumes.get(id)
             && let (State::Deleting, Some(server)) = (instance.state, instance.server)
         {
@@ -72,7 +106,12 @@ impl Scheduler {
         if !self.attempts.is_empty() || self.queues.is_empty() || !self.is_quiet() {
             return;
         }
-        let mut heads: Vec<Key> = self.queues.all_heads().into_iter().map(|(_, key)| key).collect();
+        let mut heads: Vec<Key> = self
+            .queues
+            .all_heads()
+            .into_iter()
+            .map(|(_, key)| key)
+            .collect();
         heads.sort_unstable();
         if heads.iter().any(|key| self.try_place(key.job, None)) {
             return;
@@ -82,7 +121,9 @@ impl Scheduler {
         {
             return;
         }
-        let until = *self.patience.get_or_insert(self.now.plus_ms(self.settings.stuck_wait_ms));
+        let until = *self
+            .patience
+            .get_or_insert(self.now.plus_ms(self.settings.stuck_wait_ms));
         if self.now < until {
             self.timers.set(until, Timer::Patience);
             return;
@@ -96,7 +137,10 @@ impl Scheduler {
     fn is_quiet(&self) -> bool {
         self.extractions.is_quiet()
             && !self.timers.has_work()
-            && self.volumes.iter().all(|(_, instance)| instance.state == State::Ready)
+            && self
+                .volumes
+                .iter()
+                .all(|(_, instance)| instance.state == State::Ready)
     }
 
     /// Drops the volumes of the last pipeline that is under way, other than the one of `job`, and
@@ -107,10 +151,16 @@ impl Scheduler {
             let user = self.graph.workflow.volume(volume).users.first();
             user.map(|user| self.graph.pipeline(*user))
         };
-        let scratch =
-            self.volumes.iter().filter(|(_, i)| !self.graph.volume(i.volume).is_cache);
-        let others = scratch.filter_map(|(_, i)| of(i.volume)).filter(|other| *other != pipeline);
-        let Some(victim) = others.max() else { return false };
+        let scratch = self
+            .volumes
+            .iter()
+            .filter(|(_, i)| !self.graph.volume(i.volume).is_cache);
+        let others = scratch
+            .filter_map(|(_, i)| of(i.volume))
+            .filter(|other| *other != pipeline);
+        let Some(victim) = others.max() else {
+            return false;
+        };
         let dropped: Vec<(VolumeId, VolumeIndex)> = self
             .volumes
             .iter()
@@ -122,13 +172,19 @@ impl Scheduler {
             self.retire(id);
             self.take_back_extracts(volume, id);
         }
-        self.redo(Vec::new(), dropped.into_iter().map(|(_, volume)| volume).collect());
+        self.redo(
+            Vec::new(),
+            dropped.into_iter().map(|(_, volume)| volume).collect(),
+        );
         true
     }
 
     /// Lets all pipelines start jobs again when the protected one is through.
     pub(super) fn unprotect_if_done(&mut self) {
-        if self.protected.is_some_and(|pipeline| self.graph.is_pipeline_final(pipeline)) {
+        if self
+            .protected
+            .is_some_and(|pipeline| self.graph.is_pipeline_final(pipeline))
+        {
             self.protected = None;
             self.queues.wake_all();
         }
@@ -137,7 +193,9 @@ impl Scheduler {
     fn describe_blockade(&self, job: Option<JobIndex>) -> String {
         let name = job.map_or("", |job| self.graph.workflow.job(job).name.as_str());
         let missing = job.map(|job| self.graph.mounted(job)).unwrap_or_default();
-        let missing = missing.into_iter().filter(|(volume, _)| !self.volumes.is_live(*volume));
+        let missing = missing
+            .into_iter()
+            .filter(|(volume, _)| !self.volumes.is_live(*volume));
         let need = missing.fold(Space::ZERO, |sum, (v, _)| sum.plus(self.size_of(v)));
         let workers = self.fleet.live().filter(|(_, node)| node.seen.slots > 0);
         let have = workers.map(|(id, _)| self.fleet.available(id)).max();
@@ -158,7 +216,8 @@ impl Scheduler {
             return;
         }
         self.phase = Phase::Finishing;
-        self.timers.set(self.now.plus_ms(self.settings.cleanup_ms), Timer::Cleanup);
+        self.timers
+            .set(self.now.plus_ms(self.settings.cleanup_ms), Timer::Cleanup);
         for job in self.attempts.keys().copied().collect::<Vec<_>>() {
             self.stop(job, None);
         }
@@ -172,7 +231,10 @@ impl Scheduler {
 
     /// Deletes volumes that no attempt uses any more.
     fn delete_idle(&mut self) {
-        let live = self.volumes.iter().filter(|(_, instance)| instance.state != State::Deleting);
+        let live = self
+            .volumes
+            .iter()
+            .filter(|(_, instance)| instance.state != State::Deleting);
         let live: Vec<VolumeId> = live.map(|(id, _)| id).collect();
         for id in live {
             if !self.attempts.values().any(|attempt| attempt.uses(id)) {
@@ -183,7 +245,8 @@ impl Scheduler {
 
     pub(super) fn end_if_clean(&mut self) {
         self.delete_idle();
-        if self.attempts.is_empty() && self.volumes.is_empty() {
+        let is_stale = self.stale.values().any(|server| !self.is_lost(*server));
+        if self.attempts.is_empty() && self.volumes.is_empty() && !is_stale {
             self.end();
         }
     }
@@ -197,11 +260,17 @@ impl Scheduler {
 
     fn end(&mut self) {
         self.phase = Phase::Over;
-        let unfinished = self.graph.job_indexes().any(|job| self.graph.state(job) != JobState::Done);
+        let unfinished = self
+            .graph
+            .job_indexes()
+            .any(|job| self.graph.state(job) != JobState::Done);
         let outcome = if self.is_cancelled {
             Outcome::Cancelled
         } else if unfinished || self.extractions.failed > 0 || !self.messages.is_empty() {
-            Outcome::Failed { jobs: self.failures.clone(), messages: self.messages.clone() }
+            Outcome::Failed {
+                jobs: self.failures.clone(),
+                messages: self.messages.clone(),
+            }
         } else {
             Outcome::Complete
         };

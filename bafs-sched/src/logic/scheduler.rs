@@ -47,6 +47,10 @@ pub struct Scheduler {
     pub(super) attempts: BTreeMap<JobIndex, Attempt>,
     pub(super) executions: BTreeMap<ExecutionId, JobIndex>,
     pub(super) extractions: Extractions,
+    /// Volumes that a server may still have although they were given up: to be deleted there.
+    pub(super) stale: BTreeMap<VolumeId, ServerId>,
+    /// Volumes that were given up while they were being created: they may yet come to exist.
+    pub(super) unanswered: BTreeMap<VolumeId, ServerId>,
     pub(super) timers: Timers,
     /// Until when the core waits for nodes or space.
     pub(super) patience: Option<Time>,
@@ -80,6 +84,8 @@ impl Scheduler {
             attempts: BTreeMap::new(),
             executions: BTreeMap::new(),
             extractions,
+            stale: BTreeMap::new(),
+            unanswered: BTreeMap::new(),
             timers: Timers::default(),
             patience: None,
             protected: None,
@@ -118,7 +124,11 @@ impl Scheduler {
 
     /// When [`Event::Tick`] is due at the latest.
     pub fn next_timer(&self) -> Option<Time> {
-        if self.phase == Phase::Over { None } else { self.timers.next() }
+        if self.phase == Phase::Over {
+            None
+        } else {
+            self.timers.next()
+        }
     }
 
     /// How the workflow ended, once nothing of it is left.
@@ -153,7 +163,9 @@ impl Scheduler {
 
     /// What the run's own volumes reserve on a node.
     pub fn reserved(&self, server: ServerId) -> Space {
-        self.fleet.get(server).map_or(Space::ZERO, |node| node.reserved)
+        self.fleet
+            .get(server)
+            .map_or(Space::ZERO, |node| node.reserved)
     }
 
     /// The job of an execution that is under way, with its node.
@@ -165,7 +177,10 @@ impl Scheduler {
     /// Executions that run and must be watched.
     pub fn running(&self) -> impl Iterator<Item = (ExecutionId, ServerId)> {
         let is_running = |attempt: &&Attempt| attempt.stage == Stage::Running;
-        self.attempts.values().filter(is_running).map(|attempt| (attempt.execution, attempt.server))
+        self.attempts
+            .values()
+            .filter(is_running)
+            .map(|attempt| (attempt.execution, attempt.server))
     }
 
     /// Volumes that are ready, by server: what must be kept alive.
@@ -184,15 +199,29 @@ impl Scheduler {
     pub fn outstanding(&self) -> Vec<Action> {
         let mut actions = Vec::new();
         for (id, instance) in self.volumes.iter() {
-            let Some(server) = instance.server else { continue };
+            let Some(server) = instance.server else {
+                continue;
+            };
             let (volume, size) = (instance.volume, instance.size);
             match instance.state {
                 State::Creating => {
-                    actions.push(Action::CreateVolume { id, volume, server, size });
+                    actions.push(Action::CreateVolume {
+                        id,
+                        volume,
+                        server,
+                        size,
+                    });
                 }
                 State::Deleting => actions.push(Action::DeleteVolume { id, server }),
                 State::Ready => {}
             }
+        }
+        for (&id, &server) in self
+            .stale
+            .iter()
+            .filter(|(_, server)| !self.is_lost(**server))
+        {
+            actions.push(Action::DeleteVolume { id, server });
         }
         for (job, attempt) in &self.attempts {
             let (execution, server) = (attempt.execution, attempt.server);
@@ -206,10 +235,16 @@ impl Scheduler {
             let volume = self.graph.workflow.extracts[index as usize].volume;
             let server = self.volumes.get(id).and_then(|instance| instance.server);
             let source = MountedVolume { volume, id, server };
-            actions.push(Action::ExtractFile { extract, index, source });
+            actions.push(Action::ExtractFile {
+                extract,
+                index,
+                source,
+            });
         }
         if let Some(outcome) = &self.outcome {
-            actions.push(Action::Finish { outcome: outcome.clone() });
+            actions.push(Action::Finish {
+                outcome: outcome.clone(),
+            });
         }
         actions
     }
@@ -217,7 +252,10 @@ impl Scheduler {
     /// Numbers for a progress display.
     pub fn progress(&self) -> Progress {
         let totals = self.graph.totals;
-        let running = self.attempts.values().filter(|attempt| attempt.stage == Stage::Running);
+        let running = self
+            .attempts
+            .values()
+            .filter(|attempt| attempt.stage == Stage::Running);
         Progress {
             jobs_total: self.graph.workflow.jobs.len() as u64,
             jobs_done: totals.done,

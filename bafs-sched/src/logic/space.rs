@@ -56,11 +56,23 @@ mod tests {
 
     #[test]
     fn both_respects_must_hold() {
-        let have = Space { bytes: 10, files: 1 };
-        assert!(have.holds(Space { bytes: 10, files: 1 }));
+        let have = Space {
+            bytes: 10,
+            files: 1,
+        };
+        assert!(have.holds(Space {
+            bytes: 10,
+            files: 1
+        }));
         assert!(!have.holds(Space { bytes: 1, files: 2 }));
-        assert!(!have.holds(Space { bytes: 11, files: 0 }));
-        assert_eq!(have.minus(Space { bytes: 3, files: 5 }), Space { bytes: 7, files: 0 });
+        assert!(!have.holds(Space {
+            bytes: 11,
+            files: 0
+        }));
+        assert_eq!(
+            have.minus(Space { bytes: 3, files: 5 }),
+            Space { bytes: 7, files: 0 }
+        );
     }
 
     #[test]

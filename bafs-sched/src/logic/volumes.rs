@@ -91,17 +91,25 @@ impl Volumes {
 
     /// The only one of a scratch volume.
     pub(super) fn scratch(&self, volume: VolumeIndex) -> Option<(VolumeId, Option<ServerId>)> {
-        self.live[volume.as_usize()].iter().next().map(|(server, id)| (*id, *server))
+        self.live[volume.as_usize()]
+            .iter()
+            .next()
+            .map(|(server, id)| (*id, *server))
     }
 
     /// Everything on a server.
     pub(super) fn on_server(&self, server: ServerId) -> Vec<(VolumeId, VolumeIndex)> {
         let there = self.on_server.get(&server);
-        there.map(|all| all.iter().map(|(id, volume)| (*id, *volume)).collect()).unwrap_or_default()
+        there
+            .map(|all| all.iter().map(|(id, volume)| (*id, *volume)).collect())
+            .unwrap_or_default()
     }
 
     pub(super) fn add(&mut self, id: VolumeId, instance: Instance) {
-        assert!(instance.state != State::Deleting, "a volume begins its life alive");
+        assert!(
+            instance.state != State::Deleting,
+            "a volume begins its life alive"
+        );
         let (volume, server) = (instance.volume, instance.server);
         let before = self.live[volume.as_usize()].insert(server, id);
         assert!(before.is_none(), "a volume exists once on a server");
