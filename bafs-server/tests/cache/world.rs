@@ -23,12 +23,12 @@ use bafs_server::cache::Caches;
 use bafs_server::counters::Counters;
 use bytes::Bytes;
 
-pub const BLOCK: u32 = 16 << 10;
-pub const HOME: &str = "home:1";
-pub const NAME: &str = "shared";
+pub(crate) const BLOCK: u32 = 16 << 10;
+pub(crate) const HOME: &str = "home:1";
+pub(crate) const NAME: &str = "shared";
 
 /// Bytes that differ from place to place, the same for the same seed.
-pub fn content(seed: u64, length: usize) -> Vec<u8> {
+pub(crate) fn content(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(length + 8);
     while bytes.len() < length {
@@ -49,30 +49,33 @@ struct HomeFile {
 
 /// A home server whose files are in memory.
 #[derive(Default)]
-pub struct Home {
+pub(crate) struct Home {
     files: Mutex<BTreeMap<String, HomeFile>>,
     /// Bytes that left it.
-    pub read_bytes: AtomicU64,
+    pub(crate) read_bytes: AtomicU64,
     /// So many of its next replies are damaged on the way.
-    pub damaged_replies: AtomicU64,
+    pub(crate) damaged_replies: AtomicU64,
     /// Each read takes so long, in milliseconds.
-    pub read_ms: AtomicU64,
+    pub(crate) read_ms: AtomicU64,
     /// Blocks that left it, to find doubles: path and offset.
     served: Mutex<BTreeSet<(String, u64)>>,
-    pub doubles: AtomicU64,
+    pub(crate) doubles: AtomicU64,
 }
 
 impl Home {
-    pub fn put(&self, path: &str, bytes: Vec<u8>, mtime_ns: i64) {
+    pub(crate) fn put(&self, path: &str, bytes: Vec<u8>, mtime_ns: i64) {
         let file = HomeFile {
             bytes: Arc::new(bytes),
             mtime_ns,
         };
-        self.files.lock().unwrap().insert(path.to_owned(), file);
+        self.files
+            .lock()
+            .expect("works in tests")
+            .insert(path.to_owned(), file);
     }
 
     fn list(&self, below: &str, after: Option<String>) -> SourcePage {
-        let files = self.files.lock().unwrap();
+        let files = self.files.lock().expect("works in tests");
         let entries = files.iter().filter_map(|(path, file)| {
             let path = if path == below {
                 ""
@@ -101,7 +104,12 @@ impl Home {
             Request::ReadSource(call) => {
                 tokio::time::sleep(Duration::from_millis(self.read_ms.load(Ordering::Relaxed)))
                     .await;
-                let file = self.files.lock().unwrap().get(&call.path).cloned();
+                let file = self
+                    .files
+                    .lock()
+                    .expect("works in tests")
+                    .get(&call.path)
+                    .cloned();
                 let file = file.ok_or_else(|| Error::new(ErrorCode::NotFound, "no such file"))?;
                 if identity(&file) != call.identity {
                     return Err(Error::new(ErrorCode::SourceChanged, "another file"));
@@ -117,7 +125,7 @@ impl Home {
                     if !self
                         .served
                         .lock()
-                        .unwrap()
+                        .expect("works in tests")
                         .insert((call.path.clone(), offset))
                     {
                         self.doubles.fetch_add(1, Ordering::Relaxed);
@@ -182,17 +190,17 @@ impl Service for NodeService {
 }
 
 /// A node with its caches.
-pub struct Node {
-    pub server: ServerId,
-    pub address: String,
-    pub directory: PathBuf,
-    pub caches: Arc<Caches>,
-    pub counters: Counters,
-    pub lies: Arc<AtomicU64>,
+pub(crate) struct Node {
+    pub(crate) server: ServerId,
+    pub(crate) address: String,
+    pub(crate) directory: PathBuf,
+    pub(crate) caches: Arc<Caches>,
+    pub(crate) counters: Counters,
+    pub(crate) lies: Arc<AtomicU64>,
 }
 
 impl Node {
-    pub fn count(&self, name: &str) -> u64 {
+    pub(crate) fn count(&self, name: &str) -> u64 {
         self.counters
             .snapshot()
             .get(name)
@@ -200,12 +208,18 @@ impl Node {
             .unwrap_or_default()
     }
 
-    pub async fn read(&self, volume: VolumeId, file: u32, first: u64, count: u32) -> Result<Bytes> {
+    pub(crate) async fn read(
+        &self,
+        volume: VolumeId,
+        file: u32,
+        first: u64,
+        count: u32,
+    ) -> Result<Bytes> {
         self.read_until(volume, file, first, count, Deadline::after_ms(60_000))
             .await
     }
 
-    pub async fn read_until(
+    pub(crate) async fn read_until(
         &self,
         volume: VolumeId,
         file: u32,
@@ -233,19 +247,19 @@ impl Node {
 }
 
 /// Everything.
-pub struct World {
-    pub network: Network,
-    pub home: Arc<Home>,
-    pub nodes: Vec<Node>,
+pub(crate) struct World {
+    pub(crate) network: Network,
+    pub(crate) home: Arc<Home>,
+    pub(crate) nodes: Vec<Node>,
     directory: tempfile::TempDir,
 }
 
 impl World {
-    pub fn new(nodes: u64) -> Self {
+    pub(crate) fn new(nodes: u64) -> Self {
         let network = Network::new();
         let home = Arc::new(Home::default());
         network.listen(HOME, home.clone());
-        let directory = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().expect("works in tests");
         let mut world = Self {
             network,
             home,
@@ -260,7 +274,7 @@ impl World {
     }
 
     /// Starts a node, with what an earlier life left in its directory.
-    pub fn start(&mut self, number: u64) {
+    pub(crate) fn start(&mut self, number: u64) {
         let address = format!("node:{number}");
         let directory = self.directory.path().join(number.to_string());
         let pool = Pool::new(self.network.dialer(&address));
@@ -273,7 +287,7 @@ impl World {
             server,
             counters.clone(),
         )
-        .unwrap();
+        .expect("works in tests");
         let lies = Arc::new(AtomicU64::new(0));
         let service = NodeService {
             caches: caches.clone(),
@@ -291,14 +305,14 @@ impl World {
     }
 
     /// Kills a node: it no longer answers and nobody remembers its process.
-    pub fn kill(&mut self, index: usize) -> Node {
+    pub(crate) fn kill(&mut self, index: usize) -> Node {
         let node = self.nodes.remove(index);
         self.network.kill(&node.address);
         node
     }
 
     /// Tells all nodes of all nodes, as the catalog does every second.
-    pub fn tell(&self) {
+    pub(crate) fn tell(&self) {
         let adverts: Vec<_> = self.nodes.iter().map(advert).collect();
         for node in &self.nodes {
             node.caches.set_peers(adverts.clone());
@@ -306,27 +320,27 @@ impl World {
     }
 
     /// Makes the same cache volume on all nodes.
-    pub async fn create(&self, spec: &VolumeSpec) {
+    pub(crate) async fn create(&self, spec: &VolumeSpec) {
         for node in &self.nodes {
             let deadline = Deadline::after_ms(30_000);
             node.caches
                 .create(spec, Token::none(), deadline)
                 .await
-                .unwrap();
+                .expect("works in tests");
         }
     }
 
-    pub fn home_bytes(&self) -> u64 {
+    pub(crate) fn home_bytes(&self) -> u64 {
         self.home.read_bytes.load(Ordering::Relaxed)
     }
 
     /// Where the nodes keep their directories, by number.
-    pub fn root(&self) -> &std::path::Path {
+    pub(crate) fn root(&self) -> &std::path::Path {
         self.directory.path()
     }
 
     /// Waits until the first node has so many blocks on disk.
-    pub async fn kept(&self, volume: VolumeId, blocks: u64) {
+    pub(crate) async fn kept(&self, volume: VolumeId, blocks: u64) {
         let node = &self.nodes[0];
         for _ in 0..10_000 {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -349,7 +363,7 @@ impl World {
         );
     }
 
-    pub fn total(&self, counter: &str) -> u64 {
+    pub(crate) fn total(&self, counter: &str) -> u64 {
         self.nodes.iter().map(|node| node.count(counter)).sum()
     }
 }
@@ -373,7 +387,7 @@ fn advert(node: &Node) -> Advert {
 }
 
 /// A cache of everything below `db`.
-pub fn cache(number: u128, size_bytes: u64, replacement: Replacement) -> VolumeSpec {
+pub(crate) fn cache(number: u128, size_bytes: u64, replacement: Replacement) -> VolumeSpec {
     VolumeSpec {
         id: VolumeId(number),
         name: "cache".to_owned(),
