@@ -16,8 +16,8 @@ use bafs_client::tree::Server;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{Epoch, VolumeId};
 use bafs_proto::message::{
-    Blocks, Done, FileResults, ManifestPage, Reply, Request, SourceEntry, SourceIdentity,
-    SourceKind, TreeSession,
+    Blocks, Done, FileResults, ManifestPage, Reply, Request, RunFileOps, SourceEntry,
+    SourceIdentity, SourceKind, TreeSession,
 };
 use bafs_proto::net::mem::Network;
 use bafs_proto::net::pool::Pool;
@@ -116,27 +116,7 @@ impl Fake {
                     Bytes::new(),
                 ))
             }
-            Request::RunFileOps(run) => {
-                let key = (run.epoch.0, run.sequence);
-                if let Some((results, data)) = self.answered.lock().unwrap().get(&key) {
-                    return Ok((Reply::RunFileOps(results.clone()), data.clone()));
-                }
-                let session = self.sessions.lock().unwrap().get(&run.epoch.0).cloned();
-                let session =
-                    session.ok_or_else(|| Error::new(ErrorCode::SessionUnknown, "who?"))?;
-                let mut data = Vec::new();
-                let results = run
-                    .ops
-                    .iter()
-                    .map(|op| {
-                        self.ops_run.fetch_add(1, Ordering::Relaxed);
-                        session.run(run.caller, op, body, &mut data)
-                    })
-                    .collect();
-                let answer = (FileResults { results }, Bytes::from(data));
-                self.answered.lock().unwrap().insert(key, answer.clone());
-                Ok((Reply::RunFileOps(answer.0), answer.1))
-            }
+            Request::RunFileOps(run) => self.run_ops(run, body),
             Request::CloseTree(close) => {
                 self.sessions.lock().unwrap().remove(&close.epoch.0);
                 self.closed.fetch_add(1, Ordering::Relaxed);
@@ -180,6 +160,27 @@ impl Fake {
             }
             other => Err(Error::new(ErrorCode::Unsupported, other.name())),
         }
+    }
+
+    fn run_ops(&self, run: RunFileOps, body: &Bytes) -> Result<(Reply, Bytes)> {
+        let key = (run.epoch.0, run.sequence);
+        if let Some((results, data)) = self.answered.lock().unwrap().get(&key) {
+            return Ok((Reply::RunFileOps(results.clone()), data.clone()));
+        }
+        let session = self.sessions.lock().unwrap().get(&run.epoch.0).cloned();
+        let session = session.ok_or_else(|| Error::new(ErrorCode::SessionUnknown, "who?"))?;
+        let mut data = Vec::new();
+        let results = run
+            .ops
+            .iter()
+            .map(|op| {
+                self.ops_run.fetch_add(1, Ordering::Relaxed);
+                session.run(run.caller, op, body, &mut data)
+            })
+            .collect();
+        let answer = (FileResults { results }, Bytes::from(data));
+        self.answered.lock().unwrap().insert(key, answer.clone());
+        Ok((Reply::RunFileOps(answer.0), answer.1))
     }
 }
 

@@ -1,0 +1,191 @@
+//! Whole jobs over volumes, in real name spaces. The program is test and job stage at once,
+//! because the sandbox starts `/proc/self/exe` anew; so it has its own `main` and one thread.
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "all of this is test, but clippy looks for `#[test]`"
+)]
+
+mod serving;
+
+use std::fs;
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bafs_client::agent::Agent;
+use bafs_client::job::{JobEnd, JobIo, run_job};
+use bafs_client::sandbox::{
+    NotStartedReason, Privilege, Sandbox, dispatch_job_init, enter_private,
+};
+use bafs_proto::ErrorCode;
+use bafs_proto::message::{JobCommand, JobOutcome, JobSpec, MountSpec, MountTarget};
+use bafs_proto::token::Token;
+use libtest_mimic::{Arguments, Trial};
+use serving::{ADDRESS, Fake, Fault, VOLUME};
+use tokio::sync::watch;
+
+const OP_DEADLINE_MS: u64 = 600;
+
+fn main() -> ExitCode {
+    dispatch_job_init();
+    let arguments = Arguments::from_args();
+    // While there is one thread; the test itself runs in another.
+    let entered = if arguments.list {
+        None
+    } else {
+        Some(enter_private())
+    };
+    let trial = Trial::test("jobs_run_over_volumes", move || {
+        match entered.unwrap() {
+            Ok(privilege) if fs::File::open("/dev/fuse").is_ok() => run_all(privilege),
+            Ok(_) => skip("no /dev/fuse"),
+            Err(error) => skip(&error.to_string()),
+        }
+        Ok(())
+    });
+    libtest_mimic::run(&arguments, vec![trial]).exit_code()
+}
+
+fn run_all(privilege: Privilege) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let sandbox = Sandbox::prepare(privilege).unwrap();
+    runtime.block_on(async {
+        let store = tempfile::tempdir().unwrap();
+        fs::create_dir(store.path().join("in")).unwrap();
+        fs::write(store.path().join("in/q"), [b'q'; 5_000]).unwrap();
+        let server = Fake::new(store.path());
+        let pool = server.server(OP_DEADLINE_MS).pool;
+        let world = World {
+            server,
+            agent: Agent::new(pool, privilege, OP_DEADLINE_MS),
+            sandbox,
+        };
+        world.ends_are_told_apart().await;
+        world.a_loss_kills_the_job().await;
+        world.a_request_kills_the_job().await;
+        let written = fs::read_to_string(store.path().join("out")).unwrap();
+        assert_eq!(written, "from the job /mydata w\n");
+    });
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    assert!(!mounts.contains("bafs:"), "a mount is left: {mounts}");
+}
+
+fn skip(reason: &str) {
+    let line = format!("SKIPPED: jobs: {reason}\n");
+    eprint!("{line}");
+    if let Some(log) = std::env::var_os("BAFS_SKIP_LOG") {
+        let mut log = fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(log)
+            .unwrap();
+        log.write_all(line.as_bytes()).unwrap();
+    }
+}
+
+struct World {
+    server: Arc<Fake>,
+    agent: Agent,
+    sandbox: Sandbox,
+}
+
+impl World {
+    async fn run(&self, program: &str, script: &str, kill: watch::Receiver<bool>) -> JobEnd {
+        let server = ADDRESS.to_owned();
+        let mount = |name: &str, path: &str, target, writable| MountSpec {
+            name: name.to_owned(),
+            path: path.to_owned(),
+            target,
+            writable,
+            token: Token::none(),
+        };
+        let scratch = MountTarget::Scratch {
+            server: server.clone(),
+            volume: VOLUME,
+        };
+        let cache = MountTarget::Cache {
+            server,
+            volume: VOLUME,
+        };
+        let spec = JobSpec {
+            name: "w".to_owned(),
+            command: JobCommand {
+                executable: program.to_owned(),
+                arguments: vec!["-c".to_owned(), script.to_owned()],
+                directory: "/mydata".to_owned(),
+                ..JobCommand::default()
+            },
+            mounts: vec![
+                mount("work", "/mydata", scratch, true),
+                mount("db", "/deep/data", cache, false),
+            ],
+            op_deadline_ms: OP_DEADLINE_MS,
+        };
+        run_job(&self.agent, &self.sandbox, spec, JobIo::Captured, kill).await
+    }
+
+    async fn ends_are_told_apart(&self) {
+        let (_keep, never) = watch::channel(false);
+        let script = "cat /deep/data/in/q | wc -c; echo from the job $BAFS_WORK $BAFS_JOB >out";
+        let end = self.run("sh", script, never.clone()).await;
+        assert_eq!(end.report.outcome, JobOutcome::Exited(0), "{end:?}");
+        assert_eq!(end.report.output_tail.trim(), "5000");
+        let (work, db) = (&end.report.volumes[0], &end.report.volumes[1]);
+        assert_eq!((work.name.as_str(), work.written_bytes), ("work", 23));
+        assert_eq!(db.pages[0].runs, [(0, 2)]);
+        let end = self.run("sh", "exit 3", never.clone()).await;
+        assert_eq!(end.report.outcome, JobOutcome::Exited(3));
+        let end = self.run("sh", "kill -6 $$", never.clone()).await;
+        assert_eq!(end.report.outcome, JobOutcome::Signaled(6));
+        let end = self.run("no-such-program", "", never.clone()).await;
+        assert!(
+            matches!(end.report.outcome, JobOutcome::NotStarted(_)),
+            "{end:?}"
+        );
+        assert_eq!(end.not_started, Some(NotStartedReason::ExecutableMissing));
+        self.server.set(Fault::Refuse(ErrorCode::VolumeLost));
+        let end = self.run("sh", "exit 0", never).await;
+        self.server.set(Fault::None);
+        assert!(
+            matches!(&end.report.outcome, JobOutcome::Environment(e) if e.code == ErrorCode::VolumeLost)
+        );
+        assert_eq!(end.lost_volume.as_deref(), Some("work"));
+    }
+
+    async fn a_loss_kills_the_job(&self) {
+        let (_keep, never) = watch::channel(false);
+        let server = Arc::clone(&self.server);
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            server.set(Fault::Refuse(ErrorCode::Fenced));
+        });
+        let start = Instant::now();
+        // It ignores errors and signals, and has a child that does not look at the volume.
+        let script = "trap '' TERM INT HUP; sleep 60 & while :; do echo x >>lost; sleep 0.1; done";
+        let end = self.run("sh", script, never).await;
+        self.server.set(Fault::None);
+        assert!(
+            start.elapsed() < Duration::from_secs(4),
+            "{:?}",
+            start.elapsed()
+        );
+        assert!(
+            matches!(&end.report.outcome, JobOutcome::Environment(e) if e.code == ErrorCode::Fenced),
+            "{end:?}"
+        );
+        assert_eq!(end.lost_volume.as_deref(), Some("work"));
+    }
+
+    async fn a_request_kills_the_job(&self) {
+        let (kill, killed) = watch::channel(false);
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            kill.send_replace(true);
+        });
+        let end = self.run("sh", "echo begun; sleep 60", killed).await;
+        assert_eq!(end.report.outcome, JobOutcome::Killed);
+        assert_eq!(end.report.output_tail, "begun\n");
+    }
+}
