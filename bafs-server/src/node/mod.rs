@@ -137,8 +137,8 @@ impl Node {
     pub fn background(self: &Arc<Self>) -> Vec<JoinHandle<()>> {
         let mut tasks = Vec::new();
         if let Some(catalog) = self.config.catalog.clone() {
-            tasks.push(tokio::spawn(presence::tell(self.clone(), catalog.clone())));
-            tasks.push(tokio::spawn(presence::learn_peers(self.clone(), catalog)));
+            tasks.push(tokio::spawn(presence::tell(self.clone(), catalog)));
+            tasks.push(tokio::spawn(presence::learn_peers_always(self.clone())));
         }
         let storage = self.storage.clone();
         tasks.push(tokio::spawn(async move {

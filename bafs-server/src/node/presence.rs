@@ -39,26 +39,29 @@ pub(super) async fn tell(node: Arc<Node>, catalog: String) {
 }
 
 /// Tells the caches, again and again, which nodes of the group live.
-pub(super) async fn learn_peers(node: Arc<Node>, catalog: String) {
-    let group = node.config.group.clone();
+pub(super) async fn learn_peers_always(node: Arc<Node>) {
+    loop {
+        learn_peers(&node).await;
+        tokio::time::sleep(Duration::from_millis(ADVERTISE_MS)).await;
+    }
+}
+
+/// Tells the caches which nodes of the group live now. Whoever creates a cache volume knows its
+/// nodes from the catalog, so a look at it before the creation sees at least these: a new cache
+/// must not be read before its peers know each other, or several would go home for one block.
+pub(super) async fn learn_peers(node: &Node) {
+    let Some(catalog) = &node.config.catalog else { return };
     let query = QueryServers {
         kind: Some(ServerKind::Node),
-        group: Some(group),
+        group: Some(node.config.group.clone()),
         cooperative: None,
     };
-    loop {
-        let deadline = Deadline::after_ms(ADVERTISE_MS);
-        let token = &node.config.identity.token;
-        match node
-            .pool
-            .call(&catalog, token, query.clone(), deadline)
-            .await
-        {
-            Ok(list) => node.caches.set_peers(list.servers),
-            // The peers of a moment ago are the best guess; one that is gone shows by itself.
-            Err(error) => tracing::debug!(%catalog, %error, "peers not learned"),
-        }
-        tokio::time::sleep(Duration::from_millis(ADVERTISE_MS)).await;
+    let deadline = Deadline::after_ms(ADVERTISE_MS);
+    let token = &node.config.identity.token;
+    match node.pool.call(catalog, token, query, deadline).await {
+        Ok(list) => node.caches.set_peers(list.servers),
+        // The peers of a moment ago are the best guess; one that is gone shows by itself.
+        Err(error) => tracing::debug!(%catalog, %error, "peers not learned"),
     }
 }
 

@@ -8,10 +8,11 @@ use bafs_proto::message::{
 };
 use bafs_proto::net::{BoxFuture, Incoming, Service};
 use bafs_proto::token::{Resource, Right, Token};
+use bafs_proto::volume::VolumeKind;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
-use super::Node;
+use super::{Node, presence};
 
 /// Most volumes in one renewal, each of which costs the check of a right.
 const RENEWED_MAX: usize = 4096;
@@ -120,6 +121,9 @@ impl Node {
         } = incoming;
         let reply = match request {
             Request::CreateVolume(call) => {
+                if matches!(call.spec.kind, VolumeKind::Cache { .. }) {
+                    presence::learn_peers(self).await;
+                }
                 Reply::CreateVolume(self.storage.create(call, deadline).await?)
             }
             Request::ListVolumes(_) => {
