@@ -1,13 +1,13 @@
 //! Runs a workflow: select a fact, journal it, step, do what the core asks. Decides nothing.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::{ExecutionId, RunId, ServerId};
-use bafs_proto::message::{Advert, ServerKind};
+use bafs_proto::message::Advert;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::net::quic::QuicDialer;
 use bafs_proto::time::{Deadline, Time};
@@ -17,25 +17,16 @@ use tokio::task::JoinSet;
 
 use crate::io::homes::{FileHome, Homes};
 use crate::io::journal::{Header, Journal, Record};
+use crate::io::listing::Listing;
 use crate::io::remote_io;
 use crate::io::servers::{Place, Servers};
 use crate::io::watch::{Watched, watch as watch_node};
-use crate::logic::{Action, Event, NodeSeen, Progress, Scheduler, Settings, Space};
+use crate::logic::{Action, Event, Progress, Scheduler, Settings};
 use crate::report::{Ledger, RunReport};
 use crate::workflow::Workflow;
 
 /// How often the catalog is asked, in milliseconds.
 const POLL_MS: u64 = 1_000;
-
-/// A node that stopped answering, but is still listed, gets another chance after so many listings.
-const SECOND_CHANCE_POLLS: u32 = 10;
-
-/// Listings over which foreign reservations are smoothed: our own creations and deletions show up
-/// in adverts late.
-const FOREIGN_POLLS: usize = 4;
-
-/// A smaller change of foreign reservations is not worth a record, in bytes.
-const FOREIGN_BYTES_MIN: u64 = 1 << 20;
 
 /// Facts that are journaled and applied together at most.
 const BATCH_MAX: usize = 256;
@@ -143,14 +134,6 @@ struct Driver {
     watched: BTreeMap<ServerId, Watched>,
     listing: Listing,
     is_cancelled: bool,
-}
-
-/// What the catalog listed lately.
-#[derive(Default)]
-struct Listing {
-    told: Option<Vec<NodeSeen>>,
-    foreign: BTreeMap<ServerId, VecDeque<Space>>,
-    lost_polls: u32,
 }
 
 impl Driver {
@@ -336,8 +319,7 @@ impl Driver {
     /// Keeps volumes alive, well before their servers would delete them.
     fn renew_due(&mut self) {
         let every = (self.servers.settings.volume_lifetime_ms / 4 / POLL_MS).max(1);
-        self.listing.lost_polls = self.listing.lost_polls.wrapping_add(1);
-        if !u64::from(self.listing.lost_polls).is_multiple_of(every) {
+        if !self.listing.polls.is_multiple_of(every) {
             return;
         }
         for (server, volumes) in self.scheduler.ready_volumes() {
@@ -438,66 +420,6 @@ impl Driver {
         let outcome = self.scheduler.outcome().cloned().ok_or_else(over)?;
         Ok(self.ledger.report(&self.scheduler, outcome))
     }
-}
-
-impl Listing {
-    /// The fact that a listing is, if it says anything new.
-    fn compare(&mut self, scheduler: &Scheduler, adverts: Vec<Advert>) -> Option<Event> {
-        let mut nodes = Vec::new();
-        for advert in adverts
-            .into_iter()
-            .filter(|advert| advert.kind == ServerKind::Node)
-        {
-            let capacity = Space {
-                bytes: advert.capacity_bytes,
-                files: advert.capacity_files,
-            };
-            let free = Space {
-                bytes: advert.free_bytes,
-                files: advert.free_files,
-            };
-            let foreign = capacity.minus(free).minus(scheduler.reserved(advert.id));
-            let history = self.foreign.entry(advert.id).or_default();
-            history.push_back(foreign);
-            if history.len() > FOREIGN_POLLS {
-                history.pop_front();
-            }
-            let least = |of: fn(&Space) -> u64| history.iter().map(of).min().unwrap_or(0);
-            let foreign = Space {
-                bytes: least(|s| s.bytes),
-                files: least(|s| s.files),
-            };
-            nodes.push(NodeSeen {
-                id: advert.id,
-                name: advert.name,
-                address: advert.address,
-                group: advert.group,
-                capacity,
-                foreign,
-                slots: advert.slots,
-            });
-        }
-        let given_up = nodes.iter().any(|node| scheduler.is_lost(node.id));
-        let is_chance = given_up && self.lost_polls.is_multiple_of(SECOND_CHANCE_POLLS);
-        if !is_chance && self.told.as_ref().is_some_and(|told| is_same(told, &nodes)) {
-            return None;
-        }
-        self.told = Some(nodes.clone());
-        Some(Event::ServersSeen { nodes })
-    }
-}
-
-/// Whether two listings say the same, small changes of foreign reservations aside.
-fn is_same(told: &[NodeSeen], nodes: &[NodeSeen]) -> bool {
-    told.len() == nodes.len()
-        && told.iter().zip(nodes).all(|(a, b)| {
-            let is_close = a.foreign.bytes.abs_diff(b.foreign.bytes) < FOREIGN_BYTES_MIN;
-            is_close
-                && NodeSeen {
-                    foreign: a.foreign,
-                    ..b.clone()
-                } == *a
-        })
 }
 
 async fn send(notes: &mpsc::Sender<Note>, event: Option<Event>) {

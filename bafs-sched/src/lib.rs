@@ -3,6 +3,7 @@
 //! [`workflow`] reads what the user wrote, [`logic`] decides, [`io`] and [`driver`] do what was
 //! decided, and [`world`] runs the same decisions against simulated servers.
 
+pub mod dice;
 pub mod driver;
 pub mod io;
 pub mod logic;

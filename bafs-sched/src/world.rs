@@ -12,6 +12,7 @@ use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 
+use crate::dice::Dice;
 use crate::logic::{Action, Event, MountedVolume, NodeSeen, Outcome, Scheduler, Settings, Space};
 use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
@@ -20,31 +21,6 @@ const ADVERT_TTL_MS: u64 = 4_000;
 const POLL_MS: u64 = 1_000;
 /// A call to a dead node fails after so long, in milliseconds.
 const CALL_MS: u64 = 20_000;
-
-/// Numbers that look random and are the same on every machine (SplitMix64, Steele et al. 2014).
-#[derive(Debug, Clone)]
-pub struct Dice(u64);
-
-impl Dice {
-    /// Dice that fall in the order of this seed.
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// A number below `bound`, which is not zero.
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % bound
-    }
-
-    /// True in `permille` of 1000 cases.
-    pub fn chance(&mut self, permille: u64) -> bool {
-        self.below(1000) < permille
-    }
-}
 
 /// A node to simulate.
 #[derive(Debug, Clone)]

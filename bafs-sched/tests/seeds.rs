@@ -1,9 +1,15 @@
 //! Whole runs in virtual time with injected faults, one for each seed. `SEED=n` runs only that one.
 
+#![expect(
+    clippy::print_stdout,
+    reason = "the seed is printed before it can fail"
+)]
+
 use bafs_proto::ids::RunId;
+use bafs_sched::dice::Dice;
 use bafs_sched::logic::{Event, Outcome, Scheduler, Settings, Space};
 use bafs_sched::workflow::{Workflow, parse_workflow};
-use bafs_sched::world::{Dice, Faults, NodeSpec, World};
+use bafs_sched::world::{Faults, NodeSpec, World};
 
 const SEEDS: u64 = 300;
 const LIMIT_MS: u64 = 4 * 3_600_000;
@@ -65,7 +71,7 @@ fn world(seed: u64) -> World {
             bytes: (85 + dice.below(60)) * 1_000_000,
             files: 100_000,
         },
-        slots: 1 + u32::try_from(dice.below(3)).unwrap(),
+        slots: 1 + u32::try_from(dice.below(3)).expect("it is small"),
     });
     let nodes = nodes.collect();
     let faults = Faults {

@@ -2,6 +2,7 @@
 
 pub mod homes;
 pub mod journal;
+pub(crate) mod listing;
 pub(crate) mod remote_io;
 pub(crate) mod servers;
 pub(crate) mod watch;

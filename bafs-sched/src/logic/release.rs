@@ -123,7 +123,7 @@ impl Scheduler {
         }
         let until = *self
             .patience
-            .get_or_insert(self.now.plus_ms(self.settings.stuck_wait_ms));
+            .get_or_insert_with(|| self.now.plus_ms(self.settings.stuck_wait_ms));
         if self.now < until {
             self.timers.set(until, Timer::Patience);
             return;

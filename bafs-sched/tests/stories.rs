@@ -1,0 +1,153 @@
+//! Stories: a workflow and facts, and the actions that follow, as text files in `stories/`.
+//! `BAFS_BLESS=1` writes down what follows now. Numbers are the run's own counter of ids.
+
+use bafs_proto::ids::{ExecutionId, ExtractId, RunId, ServerId, VolumeId};
+use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_proto::time::Time;
+use bafs_sched::logic::{Action, Event, NodeSeen, Scheduler, Settings, Space};
+use bafs_sched::workflow::parse_workflow;
+
+fn node(text: &str) -> NodeSeen {
+    let id = text.parse().expect("a node is a number");
+    NodeSeen {
+        id: ServerId(id),
+        name: format!("n{id}"),
+        address: format!("n{id}:1"),
+        group: "g".to_owned(),
+        capacity: Space {
+            bytes: 100_000_000,
+            files: 100_000,
+        },
+        foreign: Space::ZERO,
+        slots: 1,
+    }
+}
+
+fn event(words: &[&str]) -> Event {
+    let number = |at: usize| words[at].parse::<u128>().expect("a number");
+    let execution = || ExecutionId(number(1));
+    match words[0] {
+        "seen" => Event::ServersSeen {
+            nodes: words[1..].iter().map(|word| node(word)).collect(),
+        },
+        "silent" => Event::ServerSilent {
+            server: node(words[1]).id,
+        },
+        "created" => Event::VolumeCreated {
+            volume: VolumeId(number(1)),
+        },
+        "deleted" => Event::VolumeDeleted {
+            volume: VolumeId(number(1)),
+        },
+        "started" => Event::JobStarted {
+            execution: execution(),
+        },
+        "exited" => {
+            let outcome = JobOutcome::Exited(words[2].parse().expect("a code"));
+            let (output_tail, volumes) = (String::new(), Vec::new());
+            let report = JobReport {
+                outcome,
+                wall_ms: 1,
+                cpu_ms: 1,
+                output_tail,
+                volumes,
+            };
+            Event::JobEnded {
+                execution: execution(),
+                report,
+            }
+        }
+        "extracted" => Event::FileExtracted {
+            extract: ExtractId(number(1)),
+            bytes: 1,
+        },
+        "tick" => Event::Tick,
+        other => panic!("no event is called {other}"),
+    }
+}
+
+fn describe(scheduler: &Scheduler, action: &Action) -> String {
+    let workflow = scheduler.workflow();
+    match action {
+        Action::CreateVolume {
+            id,
+            volume,
+            server,
+            size,
+        } => {
+            let name = &workflow.volume(*volume).name;
+            format!(
+                "create {} = {name} on n{} with {} bytes",
+                id.0, server.0, size.bytes
+            )
+        }
+        Action::DeleteVolume { id, server } => format!("delete {} on n{}", id.0, server.0),
+        Action::StartJob {
+            execution,
+            job,
+            server,
+            volumes,
+        } => {
+            let volumes: Vec<_> = volumes.iter().map(|volume| volume.id.0).collect();
+            let name = &workflow.job(*job).name;
+            format!(
+                "start {} = {name} on n{} with {volumes:?}",
+                execution.0, server.0
+            )
+        }
+        Action::KillJob { execution, server } => format!("kill {} on n{}", execution.0, server.0),
+        Action::ExtractFile {
+            extract,
+            index,
+            source,
+        } => {
+            let target = &workflow.extracts[*index as usize].target;
+            format!("extract {} from {} to {target}", extract.0, source.id.0)
+        }
+        Action::ProbeVolumes { server, .. } => format!("probe n{}", server.0),
+        Action::Finish { outcome } => format!("finish {outcome:?}"),
+    }
+}
+
+fn retell(text: &str) -> String {
+    let (workflow, story) = text
+        .split_once("----\n")
+        .expect("a line ---- ends the workflow");
+    let read = |path: &str| Err(path.to_owned());
+    let checked = parse_workflow("w.bafs", workflow, &read).expect("the workflow is right");
+    // The run 0 makes ids equal to their counter.
+    let mut scheduler = Scheduler::new(RunId(0), checked.workflow, Settings::default());
+    let mut told = format!("{workflow}----\n");
+    for line in story.lines().filter(|line| line.starts_with('>')) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let mut actions = Vec::new();
+        let now = Time(words[1].parse().expect("a time"));
+        scheduler.step(now, event(&words[2..]), &mut actions);
+        scheduler.check();
+        told += &format!("{line}\n");
+        for action in actions {
+            told += &format!("    {}\n", describe(&scheduler, &action));
+        }
+    }
+    told
+}
+
+#[test]
+fn every_story_goes_as_it_is_told() {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stories");
+    let mut stories = 0;
+    for entry in std::fs::read_dir(directory).expect("stories") {
+        let path = entry.expect("an entry").path();
+        let text = std::fs::read_to_string(&path).expect("a text");
+        let told = retell(&text);
+        if std::env::var_os("BAFS_BLESS").is_some() {
+            std::fs::write(&path, &told).expect("write");
+        }
+        assert!(
+            std::env::var_os("BAFS_BLESS").is_some() || told == text,
+            "{path:?}:\n{told}"
+        );
+        stories += 1;
+    }
+    assert!(stories >= 2, "only {stories} stories were found");
+}
