@@ -148,9 +148,7 @@ impl World {
         self.server.set(Fault::Refuse(ErrorCode::VolumeLost));
         let end = self.run("sh", "exit 0", never).await;
         self.server.set(Fault::None);
-        assert!(
-            matches!(&end.report.outcome, JobOutcome::Environment(e) if e.code == ErrorCode::VolumeLost)
-        );
+        assert!(failed_with(&end, ErrorCode::VolumeLost));
         assert_eq!(end.lost_volume.as_deref(), Some("work"));
     }
 
@@ -171,10 +169,7 @@ impl World {
             "{:?}",
             start.elapsed()
         );
-        assert!(
-            matches!(&end.report.outcome, JobOutcome::Environment(e) if e.code == ErrorCode::Fenced),
-            "{end:?}"
-        );
+        assert!(failed_with(&end, ErrorCode::Fenced), "{end:?}");
         assert_eq!(end.lost_volume.as_deref(), Some("work"));
     }
 
@@ -188,4 +183,8 @@ impl World {
         assert_eq!(end.report.outcome, JobOutcome::Killed);
         assert_eq!(end.report.output_tail, "begun\n");
     }
+}
+
+fn failed_with(end: &JobEnd, code: ErrorCode) -> bool {
+    matches!(&end.report.outcome, JobOutcome::Environment(error) if error.code == code)
 }

@@ -1,4 +1,5 @@
 //! Real mounts: the kernel, its page cache, and real programs over each kind of tree.
+#![allow(clippy::unwrap_used, reason = "all of this is test, but clippy looks for `#[test]`")]
 
 mod serving;
 

@@ -1,4 +1,8 @@
 //! Trees behind a server, over memory and with faults: exactly once, at a deadline, or lost.
+#![allow(
+    clippy::unwrap_used,
+    reason = "all of this is test, but clippy looks for `#[test]`"
+)]
 
 mod serving;
 
