@@ -67,8 +67,14 @@ impl TreeSessions {
     /// No sessions yet. Counts `tree_ops`, `tree_read_bytes`, `tree_written_bytes` in `counters`.
     pub fn new(counters: Counters) -> Self {
         // Epochs start at the clock, so that they grow over restarts without being stored.
-        let state = State { last_epoch: clock::now().0 << 16, ..State::default() };
-        Self(Arc::new(Shared { counters, state: Mutex::new(state) }))
+        let state = State {
+            last_epoch: clock::now().0 << 16,
+            ..State::default()
+        };
+        Self(Arc::new(Shared {
+            counters,
+            state: Mutex::new(state),
+        }))
     }
 
     /// Opens `tree`, which `open.tree` names, for an agent. A writer of a volume fences all
@@ -77,7 +83,11 @@ impl TreeSessions {
     /// # Errors
     /// `VolumeLost` after [`Self::drop_tree`], `Busy` when there are too many sessions.
     pub async fn open(&self, tree: Arc<Tree>, open: OpenTree) -> Result<TreeSession> {
-        let OpenTree { tree: name, agent: _, writable } = open;
+        let OpenTree {
+            tree: name,
+            agent: _,
+            writable,
+        } = open;
         let session = Arc::new(Open {
             writable,
             last_seen: Mutex::new(clock::now()),
@@ -86,7 +96,10 @@ impl TreeSessions {
         });
         let (epoch, earlier) = self.lock().insert(name, session)?;
         end(earlier).await;
-        Ok(TreeSession { epoch, lease_ms: LEASE_MS })
+        Ok(TreeSession {
+            epoch,
+            lease_ms: LEASE_MS,
+        })
     }
 
     /// Runs a batch of operations, or finds the answer of a batch that ran before.
@@ -95,14 +108,28 @@ impl TreeSessions {
     /// `SessionUnknown`, `Fenced`, `VolumeLost` for a session that is no more; `Malformed` for a
     /// batch that is too large; `Conflict` for one that ran so long ago that its answer is gone.
     pub async fn run(&self, call: RunFileOps, body: Bytes) -> Result<(FileResults, Bytes)> {
-        let RunFileOps { tree, epoch, sequence, caller, ops } = call;
+        let RunFileOps {
+            tree,
+            epoch,
+            sequence,
+            caller,
+            ops,
+        } = call;
         let session = self.lock().find(&tree, epoch)?;
         *lock(&session.last_seen) = clock::now();
         if ops.is_empty() {
-            return Ok((FileResults { results: Vec::new() }, Bytes::new()));
+            return Ok((
+                FileResults {
+                    results: Vec::new(),
+                },
+                Bytes::new(),
+            ));
         }
         if ops.len() > OPS_MAX {
-            let text = format!("{} operations in one batch; at most {OPS_MAX} go", ops.len());
+            let text = format!(
+                "{} operations in one batch; at most {OPS_MAX} go",
+                ops.len()
+            );
             return Err(Error::new(ErrorCode::Malformed, text));
         }
         let begun = lock(&session.replay).begin(sequence);
@@ -126,14 +153,20 @@ impl TreeSessions {
                 answer
             }
         };
-        let done = answer.wait_for(Option::is_some).await.map_err(|_| interrupted())?;
+        let done = answer
+            .wait_for(Option::is_some)
+            .await
+            .map_err(|_| interrupted())?;
         let (results, body) = done.as_ref().ok_or_else(interrupted)?.clone()?;
         Ok((FileResults { results }, body))
     }
 
     /// Ends a session; ending it again is harmless.
     pub async fn close(&self, call: &CloseTree) {
-        let session = self.lock().sessions.remove(&(call.tree.clone(), call.epoch));
+        let session = self
+            .lock()
+            .sessions
+            .remove(&(call.tree.clone(), call.epoch));
         end(session.into_iter().collect()).await;
     }
 
@@ -235,15 +268,16 @@ impl State {
         wanted: impl Fn(&(TreeRef, Epoch), &Open) -> bool,
     ) -> Vec<(TreeRef, Epoch)> {
         let all = self.sessions.iter();
-        all.filter(|(key, open)| wanted(key, open)).map(|(key, _)| key.clone()).collect()
+        all.filter(|(key, open)| wanted(key, open))
+            .map(|(key, _)| key.clone())
+            .collect()
     }
 
-    fn take_where(
-        &mut self,
-        wanted: impl Fn(&(TreeRef, Epoch), &Open) -> bool,
-    ) -> Vec<Arc<Open>> {
+    fn take_where(&mut self, wanted: impl Fn(&(TreeRef, Epoch), &Open) -> bool) -> Vec<Arc<Open>> {
         let keys = self.keys_where(wanted);
-        keys.iter().filter_map(|key| self.sessions.remove(key)).collect()
+        keys.iter()
+            .filter_map(|key| self.sessions.remove(key))
+            .collect()
     }
 }
 
@@ -271,7 +305,12 @@ impl Open {
 
     /// Closes everything, after what runs at this moment.
     fn end(&self) {
-        drop(self.session.write().unwrap_or_else(PoisonError::into_inner).take());
+        drop(
+            self.session
+                .write()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take(),
+        );
     }
 }
 
@@ -299,7 +338,10 @@ fn lost(tree: &TreeRef) -> Error {
 }
 
 fn interrupted() -> Error {
-    Error::new(ErrorCode::ServerFault, "the server stopped while the batch ran")
+    Error::new(
+        ErrorCode::ServerFault,
+        "the server stopped while the batch ran",
+    )
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -314,7 +356,10 @@ struct Remembered<T> {
 
 impl<T> Default for Remembered<T> {
     fn default() -> Self {
-        Self { set: BTreeSet::new(), order: VecDeque::new() }
+        Self {
+            set: BTreeSet::new(),
+            order: VecDeque::new(),
+        }
     }
 }
 

@@ -42,7 +42,13 @@ impl World {
         let network = Network::new();
         let pool = Pool::new(network.dialer("agent"));
         let token = grant(&signer, "", &[Right::Read, Right::Write]);
-        let world = Self { root, signer, network, pool, token };
+        let world = Self {
+            root,
+            signer,
+            network,
+            pool,
+            token,
+        };
         world.start(limit);
         world
     }
@@ -60,18 +66,30 @@ impl World {
     }
 
     async fn call<C: Call>(&self, call: C) -> Result<C::Reply> {
-        self.send(&self.token, call, b"").await.map(|(reply, _)| reply)
+        self.send(&self.token, call, b"")
+            .await
+            .map(|(reply, _)| reply)
     }
 
-    async fn send<C: Call>(&self, token: &Token, call: C, body: &[u8]) -> Result<(C::Reply, Bytes)> {
+    async fn send<C: Call>(
+        &self,
+        token: &Token,
+        call: C,
+        body: &[u8],
+    ) -> Result<(C::Reply, Bytes)> {
         let body = Bytes::copy_from_slice(body);
-        self.pool.call_with_body("home", token, call, body, Deadline::after_ms(20_000)).await
+        self.pool
+            .call_with_body("home", token, call, body, Deadline::after_ms(20_000))
+            .await
     }
 
     async fn list(&self, path: &str) -> Vec<String> {
         let (mut paths, mut after) = (Vec::new(), None);
         loop {
-            let call = ListSource { path: path.to_owned(), after };
+            let call = ListSource {
+                path: path.to_owned(),
+                after,
+            };
             let page = self.call(call).await.expect("list");
             paths.extend(page.entries.into_iter().map(|entry| entry.path));
             if !page.more {
@@ -82,14 +100,29 @@ impl World {
     }
 
     async fn identity(&self, path: &str) -> SourceIdentity {
-        self.call(StatSource { path: path.to_owned() }).await.expect("stat").identity
+        self.call(StatSource {
+            path: path.to_owned(),
+        })
+        .await
+        .expect("stat")
+        .identity
     }
 
     async fn put(&self, id: u128, path: &str, data: &[u8]) -> Result<CommitPut> {
         let extract = ExtractId(id);
-        self.call(BeginPut { extract, path: path.to_owned(), mode: 0o640 }).await?;
-        self.send(&self.token, PutRange { extract, offset: 0 }, data).await?;
-        Ok(CommitPut { extract, size: data.len() as u64, digest: Digest::of(data) })
+        self.call(BeginPut {
+            extract,
+            path: path.to_owned(),
+            mode: 0o640,
+        })
+        .await?;
+        self.send(&self.token, PutRange { extract, offset: 0 }, data)
+            .await?;
+        Ok(CommitPut {
+            extract,
+            size: data.len() as u64,
+            digest: Digest::of(data),
+        })
     }
 
     async fn counter(&self, name: &str) -> u64 {
@@ -100,7 +133,9 @@ impl World {
 
 fn grant(signer: &Signer, path: &str, rights: &[Right]) -> Token {
     let resource = Resource::Home(path.to_owned());
-    signer.grant(&[resource], rights, Time(u64::MAX >> 2)).expect("grant")
+    signer
+        .grant(&[resource], rights, Time(u64::MAX >> 2))
+        .expect("grant")
 }
 
 fn code<T: std::fmt::Debug>(result: Result<T>) -> ErrorCode {
@@ -108,7 +143,13 @@ fn code<T: std::fmt::Debug>(result: Result<T>) -> ErrorCode {
 }
 
 fn read(path: &str, identity: SourceIdentity, offset: u64, length: u32) -> ReadSource {
-    ReadSource { path: path.to_owned(), identity, offset, length, block_bytes: BLOCK }
+    ReadSource {
+        path: path.to_owned(),
+        identity,
+        offset,
+        length,
+        block_bytes: BLOCK,
+    }
 }
 
 #[tokio::test]
@@ -118,17 +159,28 @@ async fn a_listing_is_in_path_order_and_follows_nothing() {
         world.file(path, b"x");
     }
     symlink("/etc", world.root.path().join("a/out")).expect("link");
-    nix::unistd::mkfifo(&world.root.path().join("fifo"), nix::sys::stat::Mode::S_IRUSR)
-        .expect("fifo");
+    nix::unistd::mkfifo(
+        &world.root.path().join("fifo"),
+        nix::sys::stat::Mode::S_IRUSR,
+    )
+    .expect("fifo");
     let expected = ["", "B", "a", "a/b", "a/c", "a/c/d", "a/out", "a.txt", "z"];
     assert_eq!(world.list("").await, expected);
     assert_eq!(world.list("a/b").await, [""]);
     assert_eq!(world.list("a").await, ["", "b", "c", "c/d", "out"]);
-    let page = world.call(ListSource { path: "a".to_owned(), after: Some("c".to_owned()) }).await;
+    let page = world
+        .call(ListSource {
+            path: "a".to_owned(),
+            after: Some("c".to_owned()),
+        })
+        .await;
     let page = page.expect("page");
     assert_eq!(page.entries[0].path, "c/d");
     assert_eq!(page.entries[1].kind, SourceKind::Symlink(b"/etc".to_vec()));
-    let missing = ListSource { path: "nothing".to_owned(), after: None };
+    let missing = ListSource {
+        path: "nothing".to_owned(),
+        after: None,
+    };
     assert_eq!(code(world.call(missing).await), ErrorCode::NotFound);
     assert!(world.counter("home_listed_bytes").await > 0);
 }
@@ -163,9 +215,15 @@ async fn a_range_is_read_with_its_digests_and_a_change_is_noticed() {
     assert_eq!(data.digests, digests);
     assert_eq!(world.counter("home_read_bytes").await, 10_000 - 4096);
     world.file("d/f", b"changed");
-    assert_eq!(code(world.call(read("d/f", identity, 0, 10)).await), ErrorCode::SourceChanged);
+    assert_eq!(
+        code(world.call(read("d/f", identity, 0, 10)).await),
+        ErrorCode::SourceChanged
+    );
     fs::remove_file(world.root.path().join("d/f")).expect("remove");
-    assert_eq!(code(world.call(read("d/f", identity, 0, 10)).await), ErrorCode::SourceChanged);
+    assert_eq!(
+        code(world.call(read("d/f", identity, 0, 10)).await),
+        ErrorCode::SourceChanged
+    );
 }
 
 #[tokio::test]
@@ -176,21 +234,53 @@ async fn nothing_outside_and_nothing_private_is_reached() {
         symlink(target, world.root.path().join(link)).expect("link");
     }
     symlink("f", world.root.path().join("in/ok")).expect("link");
-    let stat = |path: &str| world.call(StatSource { path: path.to_owned() });
+    let stat = |path: &str| {
+        world.call(StatSource {
+            path: path.to_owned(),
+        })
+    };
     assert!(stat("in/ok").await.is_ok());
-    for path in ["abs", "in/up", "in/up/x", "..", "/etc", "in//f", "in/../in/f", "a\0"] {
+    for path in [
+        "abs",
+        "in/up",
+        "in/up/x",
+        "..",
+        "/etc",
+        "in//f",
+        "in/../in/f",
+        "a\0",
+    ] {
         assert_eq!(code(stat(path).await), ErrorCode::BadPath, "{path}");
     }
-    for path in [".bafs-put", ".bafs-put/server-id", "loop/.bafs-put/server-id"] {
+    for path in [
+        ".bafs-put",
+        ".bafs-put/server-id",
+        "loop/.bafs-put/server-id",
+    ] {
         assert_eq!(code(stat(path).await), ErrorCode::NotFound, "{path}");
     }
-    assert_eq!(code(world.put(8, ".bafs-put/x", b"x").await), ErrorCode::BadPath);
+    assert_eq!(
+        code(world.put(8, ".bafs-put/x", b"x").await),
+        ErrorCode::BadPath
+    );
     for path in ["loop/.bafs-put/server-id", "loop/.bafs-put", "in/up/x"] {
-        let put = world.put(path.len() as u128, path, b"x").await.expect("put");
+        let put = world
+            .put(path.len() as u128, path, b"x")
+            .await
+            .expect("put");
         let refused = code(world.call(put).await);
-        assert!(matches!(refused, ErrorCode::BadPath | ErrorCode::NotFound), "{path}: {refused:?}");
+        assert!(
+            matches!(refused, ErrorCode::BadPath | ErrorCode::NotFound),
+            "{path}: {refused:?}"
+        );
     }
-    assert!(world.list("").await.iter().all(|path| !path.contains("bafs-put")));
+    assert!(
+        world
+            .list("")
+            .await
+            .iter()
+            .all(|path| !path.contains("bafs-put"))
+    );
 }
 
 #[tokio::test]
@@ -200,14 +290,23 @@ async fn a_token_holds_where_links_lead_too() {
     world.file("other/g", b"y");
     symlink("../other/g", world.root.path().join("mine/g")).expect("link");
     let token = grant(&world.signer, "mine", &[Right::Read]);
-    let stat = |path: &str| StatSource { path: path.to_owned() };
+    let stat = |path: &str| StatSource {
+        path: path.to_owned(),
+    };
     assert!(world.send(&token, stat("mine/f"), b"").await.is_ok());
     for path in ["other/g", "mine/g", ""] {
         let refused = world.send(&token, stat(path), b"").await;
         assert_eq!(code(refused), ErrorCode::RightMissing, "{path}");
     }
-    let begin = BeginPut { extract: ExtractId(1), path: "mine/n".to_owned(), mode: 0o600 };
-    assert_eq!(code(world.send(&token, begin, b"").await), ErrorCode::RightMissing);
+    let begin = BeginPut {
+        extract: ExtractId(1),
+        path: "mine/n".to_owned(),
+        mode: 0o600,
+    };
+    assert_eq!(
+        code(world.send(&token, begin, b"").await),
+        ErrorCode::RightMissing
+    );
     let none = world.send(&Token::none(), stat("mine/f"), b"").await;
     assert_eq!(code(none), ErrorCode::TokenInvalid);
 }
@@ -217,26 +316,89 @@ async fn a_put_survives_restarts_and_happens_once() {
     let world = World::new();
     let data: Vec<u8> = (0..100_000_u32).map(|n| (n / 7) as u8).collect();
     let extract = ExtractId(5);
-    let begin = BeginPut { extract, path: "out/deep/f".to_owned(), mode: 0o640 };
-    assert_eq!(world.call(begin.clone()).await.expect("begin").received_bytes, 0);
-    world.send(&world.token, PutRange { extract, offset: 0 }, &data[..60_000]).await.expect("put");
+    let begin = BeginPut {
+        extract,
+        path: "out/deep/f".to_owned(),
+        mode: 0o640,
+    };
+    assert_eq!(
+        world
+            .call(begin.clone())
+            .await
+            .expect("begin")
+            .received_bytes,
+        0
+    );
+    world
+        .send(
+            &world.token,
+            PutRange { extract, offset: 0 },
+            &data[..60_000],
+        )
+        .await
+        .expect("put");
     world.start(None);
-    assert_eq!(world.call(begin.clone()).await.expect("resume").received_bytes, 60_000);
-    let gap = world.send(&world.token, PutRange { extract, offset: 70_000 }, b"x").await;
+    assert_eq!(
+        world
+            .call(begin.clone())
+            .await
+            .expect("resume")
+            .received_bytes,
+        60_000
+    );
+    let gap = world
+        .send(
+            &world.token,
+            PutRange {
+                extract,
+                offset: 70_000,
+            },
+            b"x",
+        )
+        .await;
     assert_eq!(code(gap), ErrorCode::Conflict);
-    let commit = CommitPut { extract, size: 100_000, digest: Digest::of(&data) };
-    assert_eq!(code(world.call(commit.clone()).await), ErrorCode::WrongState);
-    let rest = PutRange { extract, offset: 50_000 };
-    world.send(&world.token, rest, &data[50_000..]).await.expect("put");
-    assert!(!world.root.path().join("out").exists(), "nothing is visible before the commit");
+    let commit = CommitPut {
+        extract,
+        size: 100_000,
+        digest: Digest::of(&data),
+    };
+    assert_eq!(
+        code(world.call(commit.clone()).await),
+        ErrorCode::WrongState
+    );
+    let rest = PutRange {
+        extract,
+        offset: 50_000,
+    };
+    world
+        .send(&world.token, rest, &data[50_000..])
+        .await
+        .expect("put");
+    assert!(
+        !world.root.path().join("out").exists(),
+        "nothing is visible before the commit"
+    );
     let receipt = world.call(commit.clone()).await.expect("commit");
-    assert_eq!(fs::read(world.root.path().join("out/deep/f")).expect("read"), data);
+    assert_eq!(
+        fs::read(world.root.path().join("out/deep/f")).expect("read"),
+        data
+    );
     world.start(None);
     fs::write(world.root.path().join("out/deep/f"), b"used since").expect("write");
     assert_eq!(world.call(commit).await.expect("again"), receipt);
-    assert_eq!(world.call(begin).await.expect("again").receipt, Some(receipt));
-    assert_eq!(fs::read(world.root.path().join("out/deep/f")).expect("read"), b"used since");
-    let other = BeginPut { extract, path: "elsewhere".to_owned(), mode: 0o640 };
+    assert_eq!(
+        world.call(begin).await.expect("again").receipt,
+        Some(receipt)
+    );
+    assert_eq!(
+        fs::read(world.root.path().join("out/deep/f")).expect("read"),
+        b"used since"
+    );
+    let other = BeginPut {
+        extract,
+        path: "elsewhere".to_owned(),
+        mode: 0o640,
+    };
     assert_eq!(code(world.call(other).await), ErrorCode::Conflict);
 }
 
@@ -251,7 +413,11 @@ async fn damaged_bytes_are_refused_and_the_last_commit_wins() {
     world.call(second).await.expect("commit");
     world.call(first).await.expect("commit");
     assert_eq!(fs::read(world.root.path().join("f")).expect("read"), b"one");
-    let unknown = CommitPut { extract: ExtractId(3), size: 0, digest: Digest::of(b"") };
+    let unknown = CommitPut {
+        extract: ExtractId(3),
+        size: 0,
+        digest: Digest::of(b""),
+    };
     assert_eq!(code(world.call(unknown).await), ErrorCode::NotFound);
     world.file("directory/x", b"");
     let onto = world.put(4, "directory", b"x").await.expect("put");
@@ -262,7 +428,11 @@ async fn damaged_bytes_are_refused_and_the_last_commit_wins() {
 async fn remote_files_are_read_and_written_in_a_tree() {
     let world = World::new();
     let tree = TreeRef::Home("new/tree".to_owned());
-    let open = |writable| OpenTree { tree: tree.clone(), agent: AgentId(1), writable };
+    let open = |writable| OpenTree {
+        tree: tree.clone(),
+        agent: AgentId(1),
+        writable,
+    };
     assert_eq!(code(world.call(open(false)).await), ErrorCode::NotFound);
     let epoch = world.call(open(true)).await.expect("open").epoch;
     assert!(world.root.path().join("new/tree").is_dir());
@@ -274,17 +444,49 @@ async fn remote_files_are_read_and_written_in_a_tree() {
         ops: vec![op],
     };
     let name = b"f".to_vec();
-    let create = FileOp::Create { parent: InodeNo::ROOT, name, mode: 0o600, flags: 2 };
+    let create = FileOp::Create {
+        parent: InodeNo::ROOT,
+        name,
+        mode: 0o600,
+        flags: 2,
+    };
     let created = world.call(run(1, create.clone())).await.expect("create");
-    let Ok(FileReply::Opened { handle, .. }) = created.results[0].clone() else { panic!() };
-    let data = BodyRange { start: 0, length: 5 };
-    let write = run(2, FileOp::Write { handle, offset: 0, data, append: true });
+    let Ok(FileReply::Opened { handle, .. }) = created.results[0].clone() else {
+        panic!()
+    };
+    let data = BodyRange {
+        start: 0,
+        length: 5,
+    };
+    let write = run(
+        2,
+        FileOp::Write {
+            handle,
+            offset: 0,
+            data,
+            append: true,
+        },
+    );
     for _ in 0..2 {
-        let wrote = world.send(&world.token, write.clone(), b"hello").await.expect("write");
+        let wrote = world
+            .send(&world.token, write.clone(), b"hello")
+            .await
+            .expect("write");
         assert_eq!(wrote.0.results, [Ok(FileReply::Written { length: 5 })]);
     }
     let (_, body) = world
-        .send(&world.token, run(3, FileOp::Read { handle, offset: 0, length: 100 }), b"")
+        .send(
+            &world.token,
+            run(
+                3,
+                FileOp::Read {
+                    handle,
+                    offset: 0,
+                    length: 100,
+                },
+            ),
+            b"",
+        )
         .await
         .expect("read");
     assert_eq!(&body[..], b"hello", "the repeated append ran once");
@@ -292,7 +494,10 @@ async fn remote_files_are_read_and_written_in_a_tree() {
     let refused = world.send(&reader, run(4, create), b"").await;
     assert_eq!(code(refused), ErrorCode::RightMissing);
     world.start(None);
-    assert_eq!(code(world.call(run(5, FileOp::StatFs)).await), ErrorCode::SessionUnknown);
+    assert_eq!(
+        code(world.call(run(5, FileOp::StatFs)).await),
+        ErrorCode::SessionUnknown
+    );
 }
 
 #[tokio::test]
@@ -312,16 +517,30 @@ async fn malformed_calls_are_refused() {
     world.file("f", b"x");
     let identity = world.identity("f").await;
     for (length, block_bytes) in [(u32::MAX, BLOCK), (1, 0), (1, u32::MAX)] {
-        let call = ReadSource { path: "f".to_owned(), identity, offset: 0, length, block_bytes };
+        let call = ReadSource {
+            path: "f".to_owned(),
+            identity,
+            offset: 0,
+            length,
+            block_bytes,
+        };
         assert_eq!(code(world.call(call).await), ErrorCode::Malformed);
     }
-    let far = world.call(read("f", identity, u64::MAX, 10)).await.expect("beyond the end");
+    let far = world
+        .call(read("f", identity, u64::MAX, 10))
+        .await
+        .expect("beyond the end");
     assert!(far.digests.is_empty());
-    let directory = StatSource { path: "f/x".to_owned() };
+    let directory = StatSource {
+        path: "f/x".to_owned(),
+    };
     assert_eq!(code(world.call(directory).await), ErrorCode::NotFound);
     let unsupported = bafs_proto::message::ListVolumes;
     assert_eq!(code(world.call(unsupported).await), ErrorCode::Unsupported);
-    let after = ListSource { path: String::new(), after: Some("../..".to_owned()) };
+    let after = ListSource {
+        path: String::new(),
+        after: Some("../..".to_owned()),
+    };
     assert_eq!(code(world.call(after).await), ErrorCode::BadPath);
     let _: Arc<Home> = Home::open(world.root.path(), world.signer.verifier(), None).expect("home");
     assert!(Home::open("/nonexistent".as_ref(), world.signer.verifier(), None).is_err());

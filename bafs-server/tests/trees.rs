@@ -28,12 +28,25 @@ impl Bench {
         let root = tempfile::tempdir().expect("directory");
         let tree = Tree::open(root.path(), None).expect("tree");
         let counters = Counters::default();
-        Self { root, tree, sessions: TreeSessions::new(counters.clone()), counters }
+        Self {
+            root,
+            tree,
+            sessions: TreeSessions::new(counters.clone()),
+            counters,
+        }
     }
 
     async fn open(&self, writable: bool) -> Epoch {
-        let call = OpenTree { tree: VOLUME, agent: AgentId(1), writable };
-        self.sessions.open(self.tree.clone(), call).await.expect("open").epoch
+        let call = OpenTree {
+            tree: VOLUME,
+            agent: AgentId(1),
+            writable,
+        };
+        self.sessions
+            .open(self.tree.clone(), call)
+            .await
+            .expect("open")
+            .epoch
     }
 
     async fn run(
@@ -43,18 +56,35 @@ impl Bench {
         ops: Vec<FileOp>,
         body: &[u8],
     ) -> Result<(Vec<bafs_proto::file_op::FileResult>, Bytes)> {
-        let call = RunFileOps { tree: VOLUME, epoch, sequence, caller: Caller::default(), ops };
+        let call = RunFileOps {
+            tree: VOLUME,
+            epoch,
+            sequence,
+            caller: Caller::default(),
+            ops,
+        };
         let body = Bytes::copy_from_slice(body);
-        self.sessions.run(call, body).await.map(|(results, body)| (results.results, body))
+        self.sessions
+            .run(call, body)
+            .await
+            .map(|(results, body)| (results.results, body))
     }
 
     async fn code(&self, epoch: Epoch) -> ErrorCode {
-        self.run(epoch, 1_000_000, vec![FileOp::StatFs], b"").await.expect_err("ended").code
+        self.run(epoch, 1_000_000, vec![FileOp::StatFs], b"")
+            .await
+            .expect_err("ended")
+            .code
     }
 
     async fn create(&self, epoch: Epoch, name: &str) -> HandleId {
         let name = name.as_bytes().to_vec();
-        let op = FileOp::Create { parent: InodeNo::ROOT, name, mode: 0o600, flags: 2 };
+        let op = FileOp::Create {
+            parent: InodeNo::ROOT,
+            name,
+            mode: 0o600,
+            flags: 2,
+        };
         let (results, _) = self.run(epoch, 1, vec![op], b"").await.expect("create");
         match results[0] {
             Ok(FileReply::Opened { handle, .. }) => handle,
@@ -64,7 +94,12 @@ impl Bench {
 }
 
 fn append(handle: HandleId, length: u32) -> FileOp {
-    FileOp::Write { handle, offset: 0, data: BodyRange { start: 0, length }, append: true }
+    FileOp::Write {
+        handle,
+        offset: 0,
+        data: BodyRange { start: 0, length },
+        append: true,
+    }
 }
 
 #[tokio::test]
@@ -75,12 +110,30 @@ async fn a_writer_fences_earlier_writers_and_no_reader() {
     let second = bench.open(true).await;
     assert!(second > first && first > reader);
     assert_eq!(bench.code(first).await, ErrorCode::Fenced);
-    assert!(bench.run(reader, 1, vec![FileOp::StatFs], b"").await.is_ok());
-    assert!(bench.run(second, 1, vec![FileOp::StatFs], b"").await.is_ok());
+    assert!(
+        bench
+            .run(reader, 1, vec![FileOp::StatFs], b"")
+            .await
+            .is_ok()
+    );
+    assert!(
+        bench
+            .run(second, 1, vec![FileOp::StatFs], b"")
+            .await
+            .is_ok()
+    );
     assert_eq!(bench.code(Epoch(3)).await, ErrorCode::SessionUnknown);
     let restarted = TreeSessions::new(Counters::default());
-    let call = OpenTree { tree: VOLUME, agent: AgentId(1), writable: true };
-    let later = restarted.open(bench.tree.clone(), call).await.expect("open").epoch;
+    let call = OpenTree {
+        tree: VOLUME,
+        agent: AgentId(1),
+        writable: true,
+    };
+    let later = restarted
+        .open(bench.tree.clone(), call)
+        .await
+        .expect("open")
+        .epoch;
     assert!(later > second, "epochs grow over a restart");
 }
 
@@ -88,12 +141,30 @@ async fn a_writer_fences_earlier_writers_and_no_reader() {
 async fn writers_of_a_home_tree_live_side_by_side() {
     let bench = Bench::new();
     let tree = TreeRef::Home("a".to_owned());
-    let call = OpenTree { tree: tree.clone(), agent: AgentId(1), writable: true };
-    let first = bench.sessions.open(bench.tree.clone(), call.clone()).await.expect("open");
-    bench.sessions.open(bench.tree.clone(), call).await.expect("open");
+    let call = OpenTree {
+        tree: tree.clone(),
+        agent: AgentId(1),
+        writable: true,
+    };
+    let first = bench
+        .sessions
+        .open(bench.tree.clone(), call.clone())
+        .await
+        .expect("open");
+    bench
+        .sessions
+        .open(bench.tree.clone(), call)
+        .await
+        .expect("open");
     let ops = vec![FileOp::StatFs];
     let (epoch, caller) = (first.epoch, Caller::default());
-    let run = RunFileOps { tree, epoch, sequence: 1, caller, ops };
+    let run = RunFileOps {
+        tree,
+        epoch,
+        sequence: 1,
+        caller,
+        ops,
+    };
     assert!(bench.sessions.run(run, Bytes::new()).await.is_ok());
 }
 
@@ -103,7 +174,11 @@ async fn a_deleted_volume_is_lost_for_good() {
     let epoch = bench.open(true).await;
     bench.sessions.drop_tree(&VOLUME).await;
     assert_eq!(bench.code(epoch).await, ErrorCode::VolumeLost);
-    let call = OpenTree { tree: VOLUME, agent: AgentId(1), writable: false };
+    let call = OpenTree {
+        tree: VOLUME,
+        agent: AgentId(1),
+        writable: false,
+    };
     let again = bench.sessions.open(bench.tree.clone(), call).await;
     assert_eq!(again.expect_err("lost").code, ErrorCode::VolumeLost);
     assert!(bench.sessions.is_empty());
@@ -113,11 +188,23 @@ async fn a_deleted_volume_is_lost_for_good() {
 async fn a_silent_session_ends_and_a_renewed_one_does_not() {
     let bench = Bench::new();
     let epoch = bench.open(true).await;
-    bench.sessions.sweep(clock::now().plus_ms(LEASE_MS - 1000)).await;
+    bench
+        .sessions
+        .sweep(clock::now().plus_ms(LEASE_MS - 1000))
+        .await;
     assert!(bench.run(epoch, 0, Vec::new(), b"").await.is_ok());
-    bench.sessions.sweep(clock::now().plus_ms(LEASE_MS + 1000)).await;
+    bench
+        .sessions
+        .sweep(clock::now().plus_ms(LEASE_MS + 1000))
+        .await;
     assert_eq!(bench.code(epoch).await, ErrorCode::SessionUnknown);
-    bench.sessions.close(&CloseTree { tree: VOLUME, epoch }).await;
+    bench
+        .sessions
+        .close(&CloseTree {
+            tree: VOLUME,
+            epoch,
+        })
+        .await;
 }
 
 #[tokio::test]
@@ -129,14 +216,23 @@ async fn a_repeated_batch_runs_once_also_at_the_same_time() {
     for attempt in 0..60_u64 {
         let bench = bench.clone();
         tasks.push(tokio::spawn(async move {
-            bench.run(epoch, 2 + attempt % 20, vec![append(handle, 10)], b"0123456789").await
+            bench
+                .run(
+                    epoch,
+                    2 + attempt % 20,
+                    vec![append(handle, 10)],
+                    b"0123456789",
+                )
+                .await
         }));
     }
     for task in tasks {
         let (results, _) = task.await.expect("task").expect("run");
         assert_eq!(results, [Ok(FileReply::Written { length: 10 })]);
     }
-    let size = std::fs::metadata(bench.root.path().join("log")).expect("stat").len();
+    let size = std::fs::metadata(bench.root.path().join("log"))
+        .expect("stat")
+        .len();
     assert_eq!(size, 200);
     assert_eq!(bench.counters.snapshot()["tree_written_bytes"], 200);
 }
@@ -148,9 +244,15 @@ async fn a_caller_that_gives_up_finds_the_answer_later() {
     let handle = bench.create(epoch, "log").await;
     let run = bench.run(epoch, 2, vec![append(handle, 3)], b"abc");
     drop(tokio::time::timeout(std::time::Duration::ZERO, run).await);
-    let (results, _) = bench.run(epoch, 2, vec![append(handle, 3)], b"abc").await.expect("run");
+    let (results, _) = bench
+        .run(epoch, 2, vec![append(handle, 3)], b"abc")
+        .await
+        .expect("run");
     assert_eq!(results, [Ok(FileReply::Written { length: 3 })]);
-    assert_eq!(std::fs::read(bench.root.path().join("log")).expect("read"), b"abc");
+    assert_eq!(
+        std::fs::read(bench.root.path().join("log")).expect("read"),
+        b"abc"
+    );
 }
 
 #[tokio::test]
@@ -158,7 +260,11 @@ async fn a_batch_answers_each_operation_and_bounds_the_body() {
     let bench = Bench::new();
     let epoch = bench.open(true).await;
     let handle = bench.create(epoch, "f").await;
-    let read = FileOp::Read { handle, offset: 0, length: 1 << 20 };
+    let read = FileOp::Read {
+        handle,
+        offset: 0,
+        length: 1 << 20,
+    };
     let mut ops = vec![append(handle, 4), append(HandleId(99), 4)];
     ops.extend(vec![read; 6]);
     let (results, body) = bench.run(epoch, 2, ops, b"data").await.expect("run");

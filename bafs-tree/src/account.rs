@@ -172,7 +172,10 @@ mod tests {
     use super::*;
 
     fn account() -> Account {
-        Account::new(Limit { bytes: 100, files: 2 })
+        Account::new(Limit {
+            bytes: 100,
+            files: 2,
+        })
     }
 
     #[test]

@@ -32,20 +32,45 @@ impl Anchor {
             }
             state = Some(file);
         }
-        Ok((Self { fd: Arc::new(fd), kind: kind(&stat), state, tree: tree.clone() }, stat))
+        Ok((
+            Self {
+                fd: Arc::new(fd),
+                kind: kind(&stat),
+                state,
+                tree: tree.clone(),
+            },
+            stat,
+        ))
     }
 
     /// Holds a file that was just made and whose place in the account is reserved.
     pub(crate) fn new_made(tree: &Arc<Tree>, fd: OwnedFd) -> Outcome<(Self, Stat)> {
         let stat = fstat(&fd).map_err(errno::of)?;
-        let state = tree.account().map(|account| account.anchor_new(identity(&stat)));
-        Ok((Self { fd: Arc::new(fd), kind: kind(&stat), state, tree: tree.clone() }, stat))
+        let state = tree
+            .account()
+            .map(|account| account.anchor_new(identity(&stat)));
+        Ok((
+            Self {
+                fd: Arc::new(fd),
+                kind: kind(&stat),
+                state,
+                tree: tree.clone(),
+            },
+            stat,
+        ))
     }
 
     /// Holds the root of a tree.
     pub(crate) fn root(tree: &Arc<Tree>) -> Self {
-        let state = tree.account().map(|account| account.anchor(tree.identity(), 0).0);
-        Self { fd: tree.root().clone(), kind: FileType::Directory, state, tree: tree.clone() }
+        let state = tree
+            .account()
+            .map(|account| account.anchor(tree.identity(), 0).0);
+        Self {
+            fd: tree.root().clone(),
+            kind: FileType::Directory,
+            state,
+            tree: tree.clone(),
+        }
     }
 
     /// Finds a name in the directory that `parent` holds; follows no link.
@@ -83,8 +108,12 @@ impl Anchor {
             FileType::Symlink => return Err(errno::LOOP),
             _ => return Err(errno::NXIO),
         }
-        rustix::fs::open(self.proc_path(), flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
-            .map_err(errno::of)
+        rustix::fs::open(
+            self.proc_path(),
+            flags | OFlags::CLOEXEC | OFlags::NOCTTY,
+            Mode::empty(),
+        )
+        .map_err(errno::of)
     }
 
     /// Takes note if no name leads to the file any more, and says so.

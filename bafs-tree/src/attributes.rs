@@ -75,7 +75,9 @@ impl Session {
             Some(file) => ftruncate(&file.fd, size).map_err(errno::of),
             None => ftruncate(anchor.open(OFlags::WRONLY)?, size).map_err(errno::of),
         };
-        let Some((account, state)) = anchor.charged() else { return cut() };
+        let Some((account, state)) = anchor.charged() else {
+            return cut();
+        };
         let mut charged = state.lock();
         let done = cut();
         if let Ok(stat) = anchor.stat() {
@@ -105,7 +107,9 @@ impl Session {
         if value.len() > XATTR_BYTES_MAX {
             return Err(errno::E2BIG);
         }
-        self.change_xattr(ino, value.len(), |path| setxattr(path, &*name, value, flags))
+        self.change_xattr(ino, value.len(), |path| {
+            setxattr(path, &*name, value, flags)
+        })
     }
 
     pub(crate) fn remove_xattr(&self, ino: InodeNo, name: &[u8]) -> FileResult {
@@ -126,12 +130,18 @@ impl Session {
         };
         let mut charged = state.lock();
         // All attributes of a file share one block of ext4 beside the inode.
-        let reserved = if bytes == 0 { 0 } else { self.tree().block_bytes() };
+        let reserved = if bytes == 0 {
+            0
+        } else {
+            self.tree().block_bytes()
+        };
         if !account.reserve(reserved) {
             return Err(errno::NOSPC);
         }
         let done = call(&anchor.proc_path()).map_err(errno::of);
-        let now = anchor.stat().map_or(*charged, |stat| anchor.tree().charge(&stat));
+        let now = anchor
+            .stat()
+            .map_or(*charged, |stat| anchor.tree().charge(&stat));
         account.settle(&mut charged, now, reserved);
         done.map(|()| FileReply::Done)
     }
@@ -183,7 +193,10 @@ fn timespec(time: Option<SetTime>) -> Outcome<Timespec> {
     match time {
         None => Ok(spec(0, UTIME_OMIT)),
         Some(SetTime::Now) => Ok(spec(0, UTIME_NOW)),
-        Some(SetTime::At(FileTime { nanoseconds: 1_000_000_000.., .. })) => Err(errno::INVAL),
+        Some(SetTime::At(FileTime {
+            nanoseconds: 1_000_000_000..,
+            ..
+        })) => Err(errno::INVAL),
         Some(SetTime::At(time)) => Ok(spec(time.seconds, i64::from(time.nanoseconds))),
     }
 }

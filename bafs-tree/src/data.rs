@@ -7,7 +7,9 @@ use bafs_proto::file_op::{BodyRange, FileReply, FileResult};
 use bafs_proto::ids::HandleId;
 use bafs_proto::limits::IO_BYTES_MAX;
 use rustix::buffer::spare_capacity;
-use rustix::fs::{FallocateFlags, SeekFrom, copy_file_range, fallocate, fdatasync, fstat, fsync, seek};
+use rustix::fs::{
+    FallocateFlags, SeekFrom, copy_file_range, fallocate, fdatasync, fstat, fsync, seek,
+};
 use rustix::io::{ReadWriteFlags, pread, pwrite, pwritev2};
 
 use crate::account::Account;
@@ -60,7 +62,9 @@ impl Session {
             }
         }
         out.truncate(start + done);
-        Ok(FileReply::Read { length: done as u32 })
+        Ok(FileReply::Read {
+            length: done as u32,
+        })
     }
 
     pub(crate) fn write(
@@ -72,7 +76,9 @@ impl Session {
         data: &[u8],
     ) -> FileResult {
         let (start, length) = (range.start as usize, range.length as usize);
-        let data = start.checked_add(length).and_then(|end| data.get(start..end));
+        let data = start
+            .checked_add(length)
+            .and_then(|end| data.get(start..end));
         let data = data.ok_or(errno::INVAL)?;
         let file = self.file(handle)?;
         let Some((account, state)) = file.anchor.charged() else {
@@ -132,7 +138,9 @@ impl Session {
             nix::libc::SEEK_HOLE => SeekFrom::Hole(offset),
             _ => return Err(errno::INVAL),
         };
-        seek(&file.fd, place).map(FileReply::Position).map_err(errno::of)
+        seek(&file.fd, place)
+            .map(FileReply::Position)
+            .map_err(errno::of)
     }
 
     pub(crate) fn copy_range(
@@ -143,7 +151,9 @@ impl Session {
     ) -> FileResult {
         let (source, target) = (self.file(source)?, self.file(target)?);
         let size = fstat(&source.fd).map_err(errno::of)?.st_size;
-        let left = u64::try_from(size).unwrap_or(0).saturating_sub(source_offset);
+        let left = u64::try_from(size)
+            .unwrap_or(0)
+            .saturating_sub(source_offset);
         let length = length.min(left).min(COPY_BYTES_MAX);
         let copy = |length| copy((&source, source_offset), (&target, target_offset), length);
         let Some((account, state)) = target.anchor.charged() else {
@@ -158,7 +168,11 @@ impl Session {
 
     pub(crate) fn sync(&self, handle: HandleId, data_only: bool) -> FileResult {
         let file = self.file(handle)?;
-        let done = if data_only { fdatasync(&file.fd) } else { fsync(&file.fd) };
+        let done = if data_only {
+            fdatasync(&file.fd)
+        } else {
+            fsync(&file.fd)
+        };
         // Writing out may have added blocks of the file's own index.
         file.anchor.settle();
         done.map_err(errno::of)?;
@@ -176,7 +190,12 @@ fn write_all(fd: BorrowedFd<'_>, data: &[u8], offset: Option<u64>) -> Outcome<u6
                 let place = offset.checked_add(done as u64).ok_or(errno::FBIG)?;
                 pwrite(fd, rest, place)
             }
-            None => pwritev2(fd, &[std::io::IoSlice::new(rest)], 0, ReadWriteFlags::APPEND),
+            None => pwritev2(
+                fd,
+                &[std::io::IoSlice::new(rest)],
+                0,
+                ReadWriteFlags::APPEND,
+            ),
         };
         match wrote {
             Ok(0) => break,
@@ -247,16 +266,24 @@ fn settle(account: &Account, file: &OpenFile, charged: &mut u64, reserved: u64) 
 /// or, when that does not fit, exactly for those that have none, as far as it goes.
 fn grant(account: &Account, file: &OpenFile, offset: u64, length: u64) -> Outcome<Grant> {
     let block_bytes = file.anchor.tree().block_bytes();
-    let end = offset.checked_add(length).filter(|end| i64::try_from(*end).is_ok());
+    let end = offset
+        .checked_add(length)
+        .filter(|end| i64::try_from(*end).is_ok());
     let end = end.ok_or(errno::FBIG)?;
     if length == 0 {
-        return Ok(Grant { length: 0, reserved: 0 });
+        return Ok(Grant {
+            length: 0,
+            reserved: 0,
+        });
     }
     let start = offset - offset % block_bytes;
     let blocks = start..end.next_multiple_of(block_bytes);
     let worst = blocks.end - blocks.start;
     if account.reserve(worst) {
-        return Ok(Grant { length, reserved: worst });
+        return Ok(Grant {
+            length,
+            reserved: worst,
+        });
     }
     let present = kernel::allocated(&file.fd, blocks.clone()).unwrap_or_default();
     for _ in 0..GRANT_ROUNDS {
@@ -265,7 +292,10 @@ fn grant(account: &Account, file: &OpenFile, offset: u64, length: u64) -> Outcom
             return Err(errno::NOSPC);
         }
         if account.reserve(needed) {
-            return Ok(Grant { length: fits_to.min(end) - offset, reserved: needed });
+            return Ok(Grant {
+                length: fits_to.min(end) - offset,
+                reserved: needed,
+            });
         }
     }
     Err(errno::NOSPC)
@@ -295,12 +325,14 @@ mod tests {
     #[test]
     fn a_prefix_takes_what_is_free_and_passes_what_is_present() {
         let blocks = 0..40;
-        assert_eq!(prefix(&blocks, &[], 20, 10), (20, 20));
-        assert_eq!(prefix(&blocks, &[], 100, 10), (40, 40));
-        assert_eq!(prefix(&blocks, &[0..40], 0, 10), (40, 0));
-        assert_eq!(prefix(&blocks, &[10..20], 10, 10), (20, 10));
-        assert_eq!(prefix(&blocks, &[10..20], 29, 10), (30, 20));
-        assert_eq!(prefix(&blocks, std::slice::from_ref(&(0..10)), 9, 10), (10, 0));
-        assert_eq!(prefix(&blocks, &[10..30], 9, 10), (0, 0));
+        let prefix =
+            |start, end, free| prefix(&blocks, std::slice::from_ref(&(start..end)), free, 10);
+        assert_eq!(prefix(40, 40, 20), (20, 20));
+        assert_eq!(prefix(40, 40, 100), (40, 40));
+        assert_eq!(prefix(0, 40, 0), (40, 0));
+        assert_eq!(prefix(10, 20, 10), (20, 10));
+        assert_eq!(prefix(10, 20, 29), (30, 20));
+        assert_eq!(prefix(0, 10, 9), (10, 0));
+        assert_eq!(prefix(10, 30, 9), (0, 0));
     }
 }

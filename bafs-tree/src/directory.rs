@@ -33,7 +33,11 @@ pub(crate) struct Stream {
 
 impl Stream {
     pub(crate) fn new(fd: OwnedFd) -> Self {
-        Self { fd, position: 0, ahead: VecDeque::new() }
+        Self {
+            fd,
+            position: 0,
+            ahead: VecDeque::new(),
+        }
     }
 
     /// Goes to the position `cookie`; 0 starts afresh and sees later changes.

@@ -43,12 +43,19 @@ impl Inodes {
 
     /// The file of a number.
     pub(crate) fn get(&self, ino: InodeNo) -> Outcome<Arc<Anchor>> {
-        self.by_number.get(&ino.0).and_then(|entry| entry.anchor.clone()).ok_or(errno::STALE)
+        self.by_number
+            .get(&ino.0)
+            .and_then(|entry| entry.anchor.clone())
+            .ok_or(errno::STALE)
     }
 
     /// Counts one more reference to a file, and gives its number. The second value is an anchor
     /// that was not needed: drop it outside of the lock.
-    pub(crate) fn refer(&mut self, identity: Identity, anchor: Anchor) -> (InodeNo, Option<Anchor>) {
+    pub(crate) fn refer(
+        &mut self,
+        identity: Identity,
+        anchor: Anchor,
+    ) -> (InodeNo, Option<Anchor>) {
         if let Some(number) = self.by_identity.get(&identity)
             && let Some(entry) = self.by_number.get_mut(number)
         {
@@ -56,7 +63,9 @@ impl Inodes {
             return (InodeNo(*number), Some(anchor));
         }
         let mut number = identity.1;
-        if number <= InodeNo::ROOT.0 || number >= SPARE_FIRST || self.by_number.contains_key(&number)
+        if number <= InodeNo::ROOT.0
+            || number >= SPARE_FIRST
+            || self.by_number.contains_key(&number)
         {
             number = SPARE_FIRST + self.spares;
             self.spares += 1;
@@ -67,7 +76,12 @@ impl Inodes {
 
     /// The number of a file that is known, else the one that it would probably get.
     pub(crate) fn number(&self, identity: Identity) -> InodeNo {
-        InodeNo(self.by_identity.get(&identity).copied().unwrap_or(identity.1))
+        InodeNo(
+            self.by_identity
+                .get(&identity)
+                .copied()
+                .unwrap_or(identity.1),
+        )
     }
 
     /// Drops references; what is returned is to be dropped outside of the lock.
@@ -106,7 +120,10 @@ impl Inodes {
         if entry.handles > 0 {
             return None;
         }
-        entry.last = Some(Attr { ino: InodeNo(number), ..last });
+        entry.last = Some(Attr {
+            ino: InodeNo(number),
+            ..last
+        });
         // The host may give the file's own number to a new file now.
         self.by_identity.remove(&identity);
         entry.anchor.take()
@@ -120,7 +137,15 @@ impl Inodes {
     fn insert(&mut self, number: u64, identity: Identity, anchor: Anchor) {
         self.by_identity.insert(identity, number);
         let anchor = Some(Arc::new(anchor));
-        self.by_number
-            .insert(number, Entry { identity, anchor, references: 1, handles: 0, last: None });
+        self.by_number.insert(
+            number,
+            Entry {
+                identity,
+                anchor,
+                references: 1,
+                handles: 0,
+                last: None,
+            },
+        );
     }
 }

@@ -68,7 +68,10 @@ pub(crate) fn allocated(file: impl AsFd, range: Range<u64>) -> Option<Vec<Range<
         if last.flags & FIEMAP_EXTENT_LAST != 0 {
             break;
         }
-        start = last.logical.saturating_add(last.length.max(1)).max(start + 1);
+        start = last
+            .logical
+            .saturating_add(last.length.max(1))
+            .max(start + 1);
     }
     Some(found)
 }

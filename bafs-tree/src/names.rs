@@ -51,7 +51,9 @@ impl Session {
             _ => return Err(errno::INVAL),
         }
         let bits = Mode::from_raw_mode(mode & 0o7777);
-        self.make(making, 0, |parent, name| mknodat(parent, name, kind, bits, u64::from(rdev)))
+        self.make(making, 0, |parent, name| {
+            mknodat(parent, name, kind, bits, u64::from(rdev))
+        })
     }
 
     pub(crate) fn make_directory(&self, making: &Making<'_>) -> FileResult {
@@ -61,7 +63,9 @@ impl Session {
 
     pub(crate) fn make_symlink(&self, making: &Making<'_>, target: &[u8]) -> FileResult {
         let blocks = u64::from(target.len() >= INLINE_TARGET_BYTES);
-        self.make(making, blocks, |parent, name| symlinkat(target, parent, name))
+        self.make(making, blocks, |parent, name| {
+            symlinkat(target, parent, name)
+        })
     }
 
     pub(crate) fn make_link(&self, ino: InodeNo, parent: InodeNo, name: &[u8]) -> FileResult {
@@ -75,8 +79,14 @@ impl Session {
         change.reserve(&parent, name.to_bytes(), 0)?;
         // `AT_EMPTY_PATH` needs a privilege; the way through /proc does not.
         let flags = AtFlags::SYMLINK_FOLLOW;
-        linkat(rustix::fs::CWD, anchor.proc_path(), parent.as_fd(), &*name, flags)
-            .map_err(errno::of)?;
+        linkat(
+            rustix::fs::CWD,
+            anchor.proc_path(),
+            parent.as_fd(),
+            &*name,
+            flags,
+        )
+        .map_err(errno::of)?;
         let found = Anchor::find(&parent, &name);
         drop(change);
         let (anchor, stat) = found?;
@@ -102,7 +112,8 @@ impl Session {
             Err(errno::EXIST) if flags & OFlags::EXCL.bits().cast_signed() == 0 => {
                 let (anchor, stat) = Anchor::find(&parent, &name)?;
                 let attr = self.admit(anchor, &stat);
-                self.open(attr.ino, flags).inspect_err(|_| self.forget(attr.ino, 1))
+                self.open(attr.ino, flags)
+                    .inspect_err(|_| self.forget(attr.ino, 1))
             }
             Err(error) => Err(error),
         }
@@ -138,8 +149,14 @@ impl Session {
         if victim.is_none() {
             change.reserve(&new_parent, new_name.to_bytes(), 0)?;
         }
-        renameat_with(parent.as_fd(), &*name, new_parent.as_fd(), &*new_name, flags)
-            .map_err(errno::of)?;
+        renameat_with(
+            parent.as_fd(),
+            &*name,
+            new_parent.as_fd(),
+            &*new_name,
+            flags,
+        )
+        .map_err(errno::of)?;
         drop(change);
         if let Some((victim, _)) = victim {
             self.bury(&victim);
@@ -201,7 +218,12 @@ impl Session {
         if parent == InodeNo::ROOT && self.tree().hidden() == Some(name.to_bytes()) {
             return Err(otherwise);
         }
-        self.anchor(parent)
+        let anchor = self.anchor(parent)?;
+        if anchor.kind() == FileType::Directory {
+            Ok(anchor)
+        } else {
+            Err(errno::NOTDIR)
+        }
     }
 
     /// Lets a file go if it has lost its last name.
@@ -231,7 +253,11 @@ fn give_to_caller(
     let mut changed = false;
     if made.tree().privileged() {
         let caller = making.caller;
-        let gid = if inherits { parent_stat.st_gid } else { caller.gid };
+        let gid = if inherits {
+            parent_stat.st_gid
+        } else {
+            caller.gid
+        };
         if (stat.st_uid, stat.st_gid) != (caller.uid, gid) {
             let (uid, gid) = (Some(Uid::from_raw(caller.uid)), Some(Gid::from_raw(gid)));
             let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;

@@ -33,14 +33,25 @@ impl<'a> Change<'a> {
             .collect();
         states.sort_by_key(|(state, _)| state.identity);
         states.dedup_by_key(|(state, _)| state.identity);
-        let locked = states.into_iter().map(|(state, anchor)| (state.lock(), anchor)).collect();
-        let account = directories.first().and_then(|anchor| anchor.tree().account());
-        Self { account, locked, reserved: 0 }
+        let locked = states
+            .into_iter()
+            .map(|(state, anchor)| (state.lock(), anchor))
+            .collect();
+        let account = directories
+            .first()
+            .and_then(|anchor| anchor.tree().account());
+        Self {
+            account,
+            locked,
+            reserved: 0,
+        }
     }
 
     /// Makes sure of space for one more name in `directory`, and for `blocks` more.
     pub(crate) fn reserve(&mut self, directory: &Anchor, name: &[u8], blocks: u64) -> Outcome<()> {
-        let Some(account) = self.account else { return Ok(()) };
+        let Some(account) = self.account else {
+            return Ok(());
+        };
         let block_bytes = directory.tree().block_bytes();
         let sure = (blocks + NAME_BLOCKS) * block_bytes;
         if account.reserve(sure) {
@@ -94,7 +105,9 @@ fn fits_without_growth(directory: &Anchor, name_length: usize) -> bool {
         return false;
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let Ok(fd) = openat(directory.as_fd(), c".", flags, Mode::empty()) else { return false };
+    let Ok(fd) = openat(directory.as_fd(), c".", flags, Mode::empty()) else {
+        return false;
+    };
     let mut buffer = [MaybeUninit::<u8>::uninit(); 8 << 10];
     let mut entries = RawDir::new(&fd, &mut buffer);
     let (mut used, mut count) = (CHECKSUM_BYTES, 0);
@@ -103,6 +116,8 @@ fn fits_without_growth(directory: &Anchor, name_length: usize) -> bool {
         used += record(entry.file_name().to_bytes().len());
         count += 1;
     }
-    let unused = usize::try_from(block_bytes).unwrap_or(0).saturating_sub(used);
+    let unused = usize::try_from(block_bytes)
+        .unwrap_or(0)
+        .saturating_sub(used);
     unused > count * (record(name_length) - 4)
 }

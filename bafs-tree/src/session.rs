@@ -3,9 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bafs_proto::file_op::{
-    Attr, Caller, DirectoryEntry, FileOp, FileReply, FileResult,
-};
+use bafs_proto::file_op::{Attr, Caller, DirectoryEntry, FileOp, FileReply, FileResult};
 use bafs_proto::ids::{HandleId, InodeNo};
 use rustix::fs::{AtFlags, FileType, OFlags, Stat, fstat, fsync};
 
@@ -38,7 +36,12 @@ pub struct Session {
 impl Session {
     pub(crate) fn new(tree: Arc<Tree>, writable: bool) -> Self {
         let inodes = Mutex::new(Inodes::new(Anchor::root(&tree), tree.identity()));
-        Self { handles: Mutex::default(), inodes, tree, writable }
+        Self {
+            handles: Mutex::default(),
+            inodes,
+            tree,
+            writable,
+        }
     }
 
     /// Runs one operation for `caller`. What it reads is appended to `out`; what it writes is a
@@ -53,61 +56,137 @@ impl Session {
             return Err(errno::ROFS);
         }
         match op {
-            FileOp::Read { handle, offset, length } => self.read(*handle, *offset, *length, out),
-            FileOp::Write { handle, offset, data: range, append } => {
-                self.write(*handle, *offset, *range, *append, data)
-            }
+            FileOp::Read {
+                handle,
+                offset,
+                length,
+            } => self.read(*handle, *offset, *length, out),
+            FileOp::Write {
+                handle,
+                offset,
+                data: range,
+                append,
+            } => self.write(*handle, *offset, *range, *append, data),
             FileOp::Lookup { parent, name } => self.lookup(*parent, name),
             FileOp::Forget { ino, count } => {
                 self.forget(*ino, *count);
                 Ok(FileReply::Done)
             }
             FileOp::GetAttr { ino, handle } => self.get_attr(*ino, *handle),
-            FileOp::SetAttr { ino, handle, change } => self.set_attr(*ino, *handle, change),
+            FileOp::SetAttr {
+                ino,
+                handle,
+                change,
+            } => self.set_attr(*ino, *handle, change),
             FileOp::ReadLink { ino } => self.read_link(*ino),
             FileOp::StatFs => Ok(FileReply::StatFs(self.tree.stat())),
-            FileOp::SetXattr { ino, name, value, flags } => {
-                self.set_xattr(*ino, name, value, *flags)
-            }
-            FileOp::GetXattr { ino, name } => self.get_xattr(*ino, name),
-            FileOp::ListXattr { ino } => self.list_xattr(*ino),
-            FileOp::RemoveXattr { ino, name } => self.remove_xattr(*ino, name),
             FileOp::Fsync { handle, data_only } => self.sync(*handle, *data_only),
-            FileOp::Allocate { handle, mode, offset, length } => {
-                self.allocate(*handle, *mode, *offset, *length)
-            }
-            FileOp::Seek { handle, offset, whence } => self.seek(*handle, *offset, *whence),
-            FileOp::CopyRange { source, source_offset, target, target_offset, length } => {
-                self.copy_range((*source, *source_offset), (*target, *target_offset), *length)
-            }
+            FileOp::Allocate {
+                handle,
+                mode,
+                offset,
+                length,
+            } => self.allocate(*handle, *mode, *offset, *length),
+            FileOp::Seek {
+                handle,
+                offset,
+                whence,
+            } => self.seek(*handle, *offset, *whence),
+            FileOp::CopyRange {
+                source,
+                source_offset,
+                target,
+                target_offset,
+                length,
+            } => self.copy_range(
+                (*source, *source_offset),
+                (*target, *target_offset),
+                *length,
+            ),
             FileOp::Open { ino, flags } => self.open(*ino, *flags),
             FileOp::Release { handle } => self.release(*handle),
             FileOp::OpenDirectory { ino } => self.open_directory(*ino),
-            FileOp::ReadDirectory { handle, cookie, bytes_max, plus } => {
-                self.read_directory(*handle, *cookie, *bytes_max, *plus)
-            }
+            FileOp::ReadDirectory {
+                handle,
+                cookie,
+                bytes_max,
+                plus,
+            } => self.read_directory(*handle, *cookie, *bytes_max, *plus),
             FileOp::ReleaseDirectory { handle } => self.release_directory(*handle),
             FileOp::FsyncDirectory { ino } => self.sync_directory(*ino),
+            FileOp::SetXattr { .. }
+            | FileOp::GetXattr { .. }
+            | FileOp::ListXattr { .. }
+            | FileOp::RemoveXattr { .. } => self.run_on_xattrs(op),
             _ => self.run_on_names(caller, op),
+        }
+    }
+
+    fn run_on_xattrs(&self, op: &FileOp) -> FileResult {
+        match op {
+            FileOp::SetXattr {
+                ino,
+                name,
+                value,
+                flags,
+            } => self.set_xattr(*ino, name, value, *flags),
+            FileOp::GetXattr { ino, name } => self.get_xattr(*ino, name),
+            FileOp::ListXattr { ino } => self.list_xattr(*ino),
+            FileOp::RemoveXattr { ino, name } => self.remove_xattr(*ino, name),
+            _ => Err(errno::INVAL),
         }
     }
 
     fn run_on_names(&self, caller: Caller, op: &FileOp) -> FileResult {
         match op {
-            FileOp::MakeNode { parent, name, mode, rdev } => {
-                let making = Making { caller, parent: *parent, name, mode: Some(*mode) };
+            FileOp::MakeNode {
+                parent,
+                name,
+                mode,
+                rdev,
+            } => {
+                let making = Making {
+                    caller,
+                    parent: *parent,
+                    name,
+                    mode: Some(*mode),
+                };
                 self.make_node(&making, *mode, *rdev)
             }
             FileOp::MakeDirectory { parent, name, mode } => {
                 let mode = Some(*mode & 0o1777);
-                self.make_directory(&Making { caller, parent: *parent, name, mode })
+                self.make_directory(&Making {
+                    caller,
+                    parent: *parent,
+                    name,
+                    mode,
+                })
             }
-            FileOp::MakeSymlink { parent, name, target } => {
-                let making = Making { caller, parent: *parent, name, mode: None };
+            FileOp::MakeSymlink {
+                parent,
+                name,
+                target,
+            } => {
+                let making = Making {
+                    caller,
+                    parent: *parent,
+                    name,
+                    mode: None,
+                };
                 self.make_symlink(&making, target)
             }
-            FileOp::Create { parent, name, mode, flags } => {
-                let making = Making { caller, parent: *parent, name, mode: Some(*mode) };
+            FileOp::Create {
+                parent,
+                name,
+                mode,
+                flags,
+            } => {
+                let making = Making {
+                    caller,
+                    parent: *parent,
+                    name,
+                    mode: Some(*mode),
+                };
                 self.create(&making, *flags)
             }
             FileOp::MakeLink { ino, parent, name } => self.make_link(*ino, *parent, name),
@@ -115,9 +194,13 @@ impl Session {
             FileOp::RemoveDirectory { parent, name } => {
                 self.unlink(*parent, name, AtFlags::REMOVEDIR)
             }
-            FileOp::Rename { parent, name, new_parent, new_name, flags } => {
-                self.rename((*parent, name), (*new_parent, new_name), *flags)
-            }
+            FileOp::Rename {
+                parent,
+                name,
+                new_parent,
+                new_name,
+                flags,
+            } => self.rename((*parent, name), (*new_parent, new_name), *flags),
             _ => Err(errno::INVAL),
         }
     }
@@ -160,7 +243,11 @@ impl Session {
             inodes.handle_opened(attr.ino);
             anchor
         };
-        let file = Arc::new(OpenFile { ino: attr.ino, fd, anchor });
+        let file = Arc::new(OpenFile {
+            ino: attr.ino,
+            fd,
+            anchor,
+        });
         let handle = self.handles().insert(Handle::File(file));
         Ok(FileReply::Opened { handle, attr })
     }
@@ -191,9 +278,16 @@ impl Session {
         let stat = fstat(&fd).map_err(errno::of)?;
         self.inodes().handle_opened(ino);
         let stream = Mutex::new(Stream::new(fd));
-        let directory = Arc::new(OpenDirectory { ino, stream, anchor });
+        let directory = Arc::new(OpenDirectory {
+            ino,
+            stream,
+            anchor,
+        });
         let handle = self.handles().insert(Handle::Directory(directory));
-        Ok(FileReply::Opened { handle, attr: attr(ino, &stat) })
+        Ok(FileReply::Opened {
+            handle,
+            attr: attr(ino, &stat),
+        })
     }
 
     fn read_directory(

@@ -92,7 +92,12 @@ impl Tree {
                 size_files: stat.f_files,
                 free_files: stat.f_favail,
             },
-            Err(_) => TreeStat { size_bytes: 0, free_bytes: 0, size_files: 0, free_files: 0 },
+            Err(_) => TreeStat {
+                size_bytes: 0,
+                free_bytes: 0,
+                size_files: 0,
+                free_files: 0,
+            },
         }
     }
 
@@ -130,7 +135,11 @@ impl Tree {
     /// What a file with these attributes is charged, in bytes.
     pub(crate) fn charge(&self, stat: &Stat) -> u64 {
         let bytes = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
-        if identity(stat) == self.identity { bytes.saturating_sub(ROOT_FREE_BYTES) } else { bytes }
+        if identity(stat) == self.identity {
+            bytes.saturating_sub(ROOT_FREE_BYTES)
+        } else {
+            bytes
+        }
     }
 
     /// Counts everything that is there. Descends by descriptors, so depth has no limit but theirs.
@@ -173,7 +182,10 @@ impl Tree {
 fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
-        let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+        let raised = Rlimit {
+            current: limit.maximum,
+            maximum: limit.maximum,
+        };
         if let Err(error) = setrlimit(Resource::Nofile, raised) {
             tracing::warn!(%error, "cannot raise the number of open files");
         }

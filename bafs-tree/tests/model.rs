@@ -16,7 +16,10 @@ use bench::{Bench, ROOT};
 use nix::libc;
 use proptest::prelude::*;
 
-const LIMIT: Limit = Limit { bytes: 1 << 30, files: 100_000 };
+const LIMIT: Limit = Limit {
+    bytes: 1 << 30,
+    files: 100_000,
+};
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -72,76 +75,131 @@ fn parent(bench: &Bench, path: &str) -> Result<(InodeNo, Vec<u8>), i32> {
 
 fn on_tree(bench: &Bench, step: &Step) -> Result<(), i32> {
     let run = |op| bench.run(op).map_err(|error| error.0);
-    match step {
-        Step::Create(path) => {
-            let (parent, name) = parent(bench, path)?;
-            let flags = libc::O_RDWR | libc::O_EXCL;
-            match run(FileOp::Create { parent, name, mode: 0o644, flags })? {
-                FileReply::Opened { handle, .. } => run(FileOp::Release { handle }).map(|_| ()),
-                other => panic!("{other:?}"),
-            }
-        }
-        Step::Write(path, offset, length) => {
-            let ino = walk(bench, path)?;
-            match run(FileOp::Open { ino, flags: libc::O_WRONLY })? {
-                FileReply::Opened { handle, .. } => {
-                    let wrote = bench.write(handle, *offset, &vec![7; *length]);
-                    run(FileOp::Release { handle })?;
-                    wrote.map(|_| ()).map_err(|error| error.0)
-                }
-                other => panic!("{other:?}"),
-            }
-        }
-        Step::Truncate(path, size) => {
-            let ino = walk(bench, path)?;
-            let change = AttrChange { size: Some(*size), ..AttrChange::default() };
-            run(FileOp::SetAttr { ino, handle: None, change }).map(|_| ())
-        }
-        Step::MakeDirectory(path) => {
-            let (parent, name) = parent(bench, path)?;
-            run(FileOp::MakeDirectory { parent, name, mode: 0o755 }).map(|_| ())
-        }
-        Step::Symlink(path) => {
-            let (parent, name) = parent(bench, path)?;
-            run(FileOp::MakeSymlink { parent, name, target: b"/dev/null".to_vec() }).map(|_| ())
-        }
-        Step::Link(path, new) => {
-            let ino = walk(bench, path)?;
-            let (parent, name) = parent(bench, new)?;
-            run(FileOp::MakeLink { ino, parent, name }).map(|_| ())
-        }
-        Step::Unlink(path) => {
-            let (parent, name) = parent(bench, path)?;
-            run(FileOp::Unlink { parent, name }).map(|_| ())
-        }
-        Step::RemoveDirectory(path) => {
-            let (parent, name) = parent(bench, path)?;
-            run(FileOp::RemoveDirectory { parent, name }).map(|_| ())
-        }
-        Step::Rename(path, new, keep) => {
-            let ((from, name), (to, new_name)) = (parent(bench, path)?, parent(bench, new)?);
-            let flags = if *keep { libc::RENAME_NOREPLACE } else { 0 };
-            let (parent, new_parent) = (from, to);
-            run(FileOp::Rename { parent, name, new_parent, new_name, flags }).map(|_| ())
-        }
-        Step::Chmod(path, mode) => {
-            let ino = walk(bench, path)?;
-            let change = AttrChange { mode: Some(*mode), ..AttrChange::default() };
-            run(FileOp::SetAttr { ino, handle: None, change }).map(|_| ())
-        }
+    let reply = run(operation(bench, step)?)?;
+    let FileReply::Opened { handle, .. } = reply else {
+        return Ok(());
+    };
+    let done = match step {
+        Step::Write(_, offset, length) => bench.write(handle, *offset, &vec![7; *length]),
+        _ => Ok(0),
+    };
+    run(FileOp::Release { handle })?;
+    done.map(|_| ()).map_err(|error| error.0)
+}
+
+fn operation(bench: &Bench, step: &Step) -> Result<FileOp, i32> {
+    let set = |path, change| {
+        let ino = walk(bench, path)?;
+        Ok(FileOp::SetAttr {
+            ino,
+            handle: None,
+            change,
+        })
+    };
+    if let Step::Truncate(path, size) = step {
+        return set(
+            path,
+            AttrChange {
+                size: Some(*size),
+                ..AttrChange::default()
+            },
+        );
     }
+    if let Step::Chmod(path, mode) = step {
+        return set(
+            path,
+            AttrChange {
+                mode: Some(*mode),
+                ..AttrChange::default()
+            },
+        );
+    }
+    if let Step::Write(path, _, _) = step {
+        return Ok(FileOp::Open {
+            ino: walk(bench, path)?,
+            flags: libc::O_WRONLY,
+        });
+    }
+    if let Step::Link(path, new) = step {
+        let ino = walk(bench, path)?;
+        let (parent, name) = parent(bench, new)?;
+        return Ok(FileOp::MakeLink { ino, parent, name });
+    }
+    operation_on_name(bench, step)
+}
+
+fn operation_on_name(bench: &Bench, step: &Step) -> Result<FileOp, i32> {
+    let (Step::Create(path)
+    | Step::MakeDirectory(path)
+    | Step::Symlink(path)
+    | Step::Unlink(path)
+    | Step::RemoveDirectory(path)
+    | Step::Rename(path, _, _)) = step
+    else {
+        unreachable!("the others have returned")
+    };
+    let (parent_of, name) = parent(bench, path)?;
+    Ok(match step {
+        Step::Create(_) => {
+            let flags = libc::O_RDWR | libc::O_EXCL;
+            FileOp::Create {
+                parent: parent_of,
+                name,
+                mode: 0o644,
+                flags,
+            }
+        }
+        Step::MakeDirectory(_) => FileOp::MakeDirectory {
+            parent: parent_of,
+            name,
+            mode: 0o755,
+        },
+        Step::Symlink(_) => {
+            let target = b"/dev/null".to_vec();
+            FileOp::MakeSymlink {
+                parent: parent_of,
+                name,
+                target,
+            }
+        }
+        Step::Unlink(_) => FileOp::Unlink {
+            parent: parent_of,
+            name,
+        },
+        Step::RemoveDirectory(_) => FileOp::RemoveDirectory {
+            parent: parent_of,
+            name,
+        },
+        Step::Rename(_, new, keep) => {
+            let flags = if *keep { libc::RENAME_NOREPLACE } else { 0 };
+            let (new_parent, new_name) = parent(bench, new)?;
+            FileOp::Rename {
+                parent: parent_of,
+                name,
+                new_parent,
+                new_name,
+                flags,
+            }
+        }
+        _ => unreachable!("the others have returned"),
+    })
 }
 
 fn on_plain(root: &Path, step: &Step) -> Result<(), i32> {
     let at = |path: &String| root.join(path);
     let open = |path: &String| {
         use std::os::unix::fs::OpenOptionsExt;
-        OpenOptions::new().write(true).custom_flags(libc::O_NOFOLLOW).open(at(path))
+        OpenOptions::new()
+            .write(true)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(at(path))
     };
     let done: io::Result<()> = match step {
-        Step::Create(path) => {
-            OpenOptions::new().write(true).create_new(true).open(at(path)).map(|_| ())
-        }
+        Step::Create(path) => OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(at(path))
+            .map(|_| ()),
         Step::Write(path, offset, length) => {
             open(path).and_then(|file| file.write_all_at(&vec![7; *length], *offset))
         }
@@ -160,7 +218,11 @@ fn on_plain(root: &Path, step: &Step) -> Result<(), i32> {
         Step::RemoveDirectory(path) => fs::remove_dir(at(path)),
         Step::Rename(path, new, keep) => {
             let flag = rustix::fs::RenameFlags::NOREPLACE;
-            let flags = if *keep { flag } else { rustix::fs::RenameFlags::empty() };
+            let flags = if *keep {
+                flag
+            } else {
+                rustix::fs::RenameFlags::empty()
+            };
             let here = rustix::fs::CWD;
             rustix::fs::renameat_with(here, at(path), here, at(new), flags).map_err(Into::into)
         }
@@ -175,11 +237,7 @@ fn on_plain(root: &Path, step: &Step) -> Result<(), i32> {
 
 /// Everything below a directory that a program could see, times and owners apart.
 fn picture(root: &Path) -> BTreeMap<String, (u32, u64, u64, Vec<u8>)> {
-    fn add(
-        root: &Path,
-        below: &str,
-        found: &mut BTreeMap<String, (u32, u64, u64, Vec<u8>)>,
-    ) {
+    fn add(root: &Path, below: &str, found: &mut BTreeMap<String, (u32, u64, u64, Vec<u8>)>) {
         for entry in fs::read_dir(root.join(below)).expect("directory") {
             let entry = entry.expect("entry");
             let path = format!("{below}{}", entry.file_name().to_str().expect("text"));

@@ -45,7 +45,11 @@ impl Export {
         let fd = rustix::fs::open(root, flags, Mode::empty()).map_err(fail)?;
         let stat = fstat(&fd).map_err(fail)?;
         let root_path = real_path(&fd).map_err(fail)?;
-        Ok(Self { identity: (stat.st_dev, stat.st_ino), root: fd, root_path })
+        Ok(Self {
+            identity: (stat.st_dev, stat.st_ino),
+            root: fd,
+            root_path,
+        })
     }
 
     pub(super) fn root_path(&self) -> &Path {
@@ -78,12 +82,19 @@ impl Export {
         let fd = opened.map_err(|error| refuse(path, error))?;
         let stat = fstat(&fd).map_err(|error| refuse(path, error))?;
         let real = real_path(&fd).map_err(|error| refuse(path, error))?;
-        let inside = real.strip_prefix(&self.root_path).ok().and_then(Path::to_str);
+        let inside = real
+            .strip_prefix(&self.root_path)
+            .ok()
+            .and_then(Path::to_str);
         let real = inside.ok_or_else(|| not_found(path))?.to_owned();
         if is_own(&real) {
             return Err(not_found(path));
         }
-        Ok(Found { fd, stat, path: real })
+        Ok(Found {
+            fd,
+            stat,
+            path: real,
+        })
     }
 
     /// Finds a directory and makes it, with those above it, where it is missing.
@@ -93,7 +104,10 @@ impl Export {
     pub(super) fn make_directory(&self, path: &str) -> Result<Found> {
         check_relative(path)?;
         let mut found = self.find("")?;
-        let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
+        let ends = path
+            .match_indices('/')
+            .map(|(at, _)| at)
+            .chain([path.len()]);
         for end in ends.filter(|end| *end > 0) {
             let upper = &path[..end];
             found = match self.find(upper) {
@@ -146,13 +160,19 @@ impl Found {
 
 fn reopen(found: &Found, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", found.fd.as_raw_fd());
-    rustix::fs::open(path, flags | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+    rustix::fs::open(
+        path,
+        flags | OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
 }
 
 fn real_path(fd: &OwnedFd) -> rustix::io::Result<PathBuf> {
     let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let target = readlinkat(rustix::fs::CWD, link, Vec::new())?;
-    Ok(PathBuf::from(std::ffi::OsString::from(target.into_string().map_err(|_| Errno::ILSEQ)?)))
+    Ok(PathBuf::from(std::ffi::OsString::from(
+        target.into_string().map_err(|_| Errno::ILSEQ)?,
+    )))
 }
 
 fn is_own(path: &str) -> bool {
@@ -187,7 +207,12 @@ pub(super) fn entry(
         _ => return Ok(None),
     };
     let mode = stat.st_mode & 0o7777;
-    Ok(Some(SourceEntry { path: path.to_owned(), kind, identity: identity(stat), mode }))
+    Ok(Some(SourceEntry {
+        path: path.to_owned(),
+        kind,
+        identity: identity(stat),
+        mode,
+    }))
 }
 
 fn not_found(path: &str) -> Error {
@@ -203,5 +228,8 @@ pub(super) fn refuse(path: &str, error: Errno) -> Error {
         Errno::ISDIR | Errno::NOTEMPTY | Errno::EXIST => ErrorCode::WrongState,
         _ => ErrorCode::ServerFault,
     };
-    Error::new(code, format!("the home server cannot reach '{path}': {error}"))
+    Error::new(
+        code,
+        format!("the home server cannot reach '{path}': {error}"),
+    )
 }

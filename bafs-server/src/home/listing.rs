@@ -33,7 +33,11 @@ pub(super) fn list(
     top: &Found,
     after: Option<&str>,
 ) -> Result<(SourcePage, usize)> {
-    let mut page = Page { export, entries: Vec::new(), bytes: 0 };
+    let mut page = Page {
+        export,
+        entries: Vec::new(),
+        bytes: 0,
+    };
     if after.is_none() {
         let this = entry("", &top.stat, || Err(Errno::INVAL)).map_err(|e| refuse(&top.path, e))?;
         let this = this.ok_or_else(|| {
@@ -50,7 +54,13 @@ pub(super) fn list(
         more = page.walk(top.open_directory()?.as_fd(), "", &after)?;
     }
     let bytes = page.bytes;
-    Ok((SourcePage { entries: page.entries, more }, bytes))
+    Ok((
+        SourcePage {
+            entries: page.entries,
+            more,
+        },
+        bytes,
+    ))
 }
 
 impl Page<'_> {
@@ -72,11 +82,17 @@ impl Page<'_> {
                     Ordering::Greater => {}
                 }
             }
-            let path = if prefix.is_empty() { name.clone() } else { format!("{prefix}/{name}") };
+            let path = if prefix.is_empty() {
+                name.clone()
+            } else {
+                format!("{prefix}/{name}")
+            };
             if path.len() > PATH_BYTES_MAX {
                 continue;
             }
-            let Some(found) = describe(directory, &name, &path)? else { continue };
+            let Some(found) = describe(directory, &name, &path)? else {
+                continue;
+            };
             let descends = found.kind == SourceKind::Directory;
             if is_new {
                 let full = self.entries.len() >= PAGE_ENTRIES_MAX

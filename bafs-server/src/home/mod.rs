@@ -71,7 +71,15 @@ pub struct HomeConfig {
 /// `NotFound` when the directory is not there, `Conflict` when the port is in use, `Malformed`
 /// when the identity is not usable.
 pub async fn start(config: HomeConfig) -> Result<Running> {
-    let HomeConfig { listen, identity, root, name, catalog, group, limit_bytes_per_s } = config;
+    let HomeConfig {
+        listen,
+        identity,
+        root,
+        name,
+        catalog,
+        group,
+        limit_bytes_per_s,
+    } = config;
     let home = Home::open(&root, identity.verifier.clone(), limit_bytes_per_s)?;
     let listener = QuicListener::bind(&listen, identity.clone())?;
     let mut running = Running::start(listener, home.clone())?;
@@ -125,7 +133,13 @@ impl Home {
     }
 
     async fn answer(self: Arc<Self>, incoming: Incoming) -> Result<(Reply, Bytes)> {
-        let Incoming { token, request, body, deadline, .. } = incoming;
+        let Incoming {
+            token,
+            request,
+            body,
+            deadline,
+            ..
+        } = incoming;
         self.counters.add("home_requests", 1);
         self.counters.add(&format!("calls.{}", request.name()), 1);
         let bare = |reply| (reply, Bytes::new());
@@ -135,7 +149,9 @@ impl Home {
                 Ok(bare(Reply::ListSource(page)))
             }
             Request::StatSource(call) => {
-                let found = self.blocking(move |home| home.stat(&token, &call.path)).await?;
+                let found = self
+                    .blocking(move |home| home.stat(&token, &call.path))
+                    .await?;
                 Ok(bare(Reply::StatSource(found)))
             }
             Request::ReadSource(call) => {
@@ -163,7 +179,8 @@ impl Home {
             }
             Request::CommitPut(call) => {
                 let put = move |home: &Self| {
-                    home.puts.commit(&call, |path| home.allow(&token, path, Right::Write))
+                    home.puts
+                        .commit(&call, |path| home.allow(&token, path, Right::Write))
                 };
                 Ok(bare(Reply::CommitPut(self.blocking(put).await?)))
             }
@@ -171,13 +188,16 @@ impl Home {
                 Ok(bare(Reply::OpenTree(self.open_tree(token, call).await?)))
             }
             Request::RunFileOps(call) => self.run_ops(&token, call, body, deadline).await,
-            Request::CloseTree(call) => {
-                Ok(bare(Reply::CloseTree(self.close_tree(&token, &call).await?)))
-            }
+            Request::CloseTree(call) => Ok(bare(Reply::CloseTree(
+                self.close_tree(&token, &call).await?,
+            ))),
             Request::ReadCounters(_) => {
                 self.allow(&token, "", Right::Read)?;
                 let values = self.counters.snapshot();
-                Ok(bare(Reply::ReadCounters(CounterValues { server: self.id, values })))
+                Ok(bare(Reply::ReadCounters(CounterValues {
+                    server: self.id,
+                    values,
+                })))
             }
             other => {
                 let text = format!("a home server does not answer {}; ask a node", other.name());
@@ -196,14 +216,22 @@ impl Home {
     fn stat(&self, token: &Token, path: &str) -> Result<SourceEntry> {
         let found = self.find(token, path, Right::Read)?;
         let entry = export::entry("", &found.stat, || Ok(Vec::new()));
-        entry.map_err(|error| export::refuse(path, error))?.ok_or_else(|| {
-            let text = format!("'{path}' is neither a file nor a directory");
-            Error::new(ErrorCode::WrongState, text)
-        })
+        entry
+            .map_err(|error| export::refuse(path, error))?
+            .ok_or_else(|| {
+                let text = format!("'{path}' is neither a file nor a directory");
+                Error::new(ErrorCode::WrongState, text)
+            })
     }
 
     fn read(&self, token: &Token, call: &ReadSource) -> Result<(SourceData, Bytes)> {
-        let ReadSource { path, identity, offset, length, block_bytes } = call;
+        let ReadSource {
+            path,
+            identity,
+            offset,
+            length,
+            block_bytes,
+        } = call;
         if *length > BODY_BYTES_MAX || !(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(block_bytes) {
             let text = format!("cannot read {length} bytes in blocks of {block_bytes}");
             return Err(Error::new(ErrorCode::Malformed, text));
@@ -220,10 +248,16 @@ impl Home {
             return Err(changed(&"size or time differ"));
         }
         let file = found.open_file()?;
-        let left = identity.size.saturating_sub(*offset).min(u64::from(*length));
+        let left = identity
+            .size
+            .saturating_sub(*offset)
+            .min(u64::from(*length));
         let mut data = vec![0; usize::try_from(left).unwrap_or(0)];
         let fail = |error: std::io::Error| {
-            Error::new(ErrorCode::ServerFault, format!("cannot read '{path}': {error}"))
+            Error::new(
+                ErrorCode::ServerFault,
+                format!("cannot read '{path}': {error}"),
+            )
         };
         match file.read_exact_at(&mut data, *offset) {
             Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
@@ -253,7 +287,10 @@ impl Home {
                 }
                 other => other?,
             };
-            let hidden = home.export.is_root(&found.stat).then_some(export::OWN.as_bytes());
+            let hidden = home
+                .export
+                .is_root(&found.stat)
+                .then_some(export::OWN.as_bytes());
             Tree::open_at(found.fd, None, hidden).map_err(|error| {
                 let code = match error.kind() {
                     std::io::ErrorKind::NotADirectory => ErrorCode::WrongState,
@@ -275,7 +312,11 @@ impl Home {
     ) -> Result<(Reply, Bytes)> {
         let path = home_path(&call.tree)?;
         let changes = call.ops.iter().any(bafs_tree::changes);
-        self.allow(token, path, if changes { Right::Write } else { Right::Read })?;
+        self.allow(
+            token,
+            path,
+            if changes { Right::Write } else { Right::Read },
+        )?;
         self.throttle.pass(body.len(), deadline).await?;
         let written = body.len() as u64;
         let (results, data) = self.trees.run(call, body).await?;
@@ -303,7 +344,8 @@ impl Home {
     }
 
     fn allow(&self, token: &Token, path: &str, right: Right) -> Result<()> {
-        self.access.require(token, Resource::Home(path.to_owned()), right)
+        self.access
+            .require(token, Resource::Home(path.to_owned()), right)
     }
 
     /// Runs something that waits for the disk. It runs to its end even if the caller gives up.
@@ -311,9 +353,14 @@ impl Home {
         self: Arc<Self>,
         act: impl FnOnce(&Self) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        tokio::task::spawn_blocking(move || act(&self)).await.map_err(|error| {
-            Error::new(ErrorCode::ServerFault, format!("the home server failed: {error}"))
-        })?
+        tokio::task::spawn_blocking(move || act(&self))
+            .await
+            .map_err(|error| {
+                Error::new(
+                    ErrorCode::ServerFault,
+                    format!("the home server failed: {error}"),
+                )
+            })?
     }
 
     async fn sweep_for_ever(self: Arc<Self>) {
@@ -375,7 +422,9 @@ fn home_path(tree: &TreeRef) -> Result<&str> {
 /// The server's id, made at the first start and kept in the export.
 fn own_id(puts: &Puts) -> Result<ServerId> {
     let path = puts.directory().join("server-id");
-    if let Some(id) = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok())
+    if let Some(id) = std::fs::read_to_string(&path)
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
     {
         return Ok(id);
     }

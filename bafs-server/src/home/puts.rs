@@ -76,7 +76,11 @@ impl Puts {
             }
             _ => {}
         }
-        Ok(Self { export, directory, locks: Mutex::default() })
+        Ok(Self {
+            export,
+            directory,
+            locks: Mutex::default(),
+        })
     }
 
     /// The server's own directory in the export.
@@ -108,7 +112,11 @@ impl Puts {
             let path = self.place(call.extract);
             fs::create_dir_all(&path).map_err(|error| fault(&path, &error))?;
             let phase = Phase::Receiving;
-            let upload = Upload { path: call.path.clone(), mode: call.mode & 0o777, phase };
+            let upload = Upload {
+                path: call.path.clone(),
+                mode: call.mode & 0o777,
+                phase,
+            };
             self.store(call.extract, &upload)?;
             sync_directory(&self.directory)?;
             self.progress(call.extract, upload)
@@ -147,7 +155,10 @@ impl Puts {
                 Ok(file.metadata()?.len())
             };
             let received_bytes = write().map_err(|error| fault(&path, &error))?;
-            Ok(PutProgress { received_bytes, receipt: None })
+            Ok(PutProgress {
+                received_bytes,
+                receipt: None,
+            })
         })
     }
 
@@ -166,13 +177,16 @@ impl Puts {
             allow(&upload.path)?;
             if upload.phase == Phase::Receiving {
                 self.check(call, &upload)?;
-                upload.phase = Phase::Committing { size: call.size, digest: call.digest };
+                upload.phase = Phase::Committing {
+                    size: call.size,
+                    digest: call.digest,
+                };
                 self.store(call.extract, &upload)?;
             }
             let progress = self.progress(call.extract, upload)?;
-            let receipt = progress.receipt.filter(|receipt| {
-                (receipt.size, receipt.digest) == (call.size, call.digest)
-            });
+            let receipt = progress
+                .receipt
+                .filter(|receipt| (receipt.size, receipt.digest) == (call.size, call.digest));
             receipt.ok_or_else(|| {
                 let text = format!("upload {} is done with other content", call.extract);
                 Error::new(ErrorCode::Conflict, text)
@@ -182,9 +196,14 @@ impl Puts {
 
     /// Removes uploads that nobody continued and receipts that nobody needs any more.
     pub(super) fn sweep(&self, now: Time) {
-        let Ok(places) = fs::read_dir(&self.directory) else { return };
+        let Ok(places) = fs::read_dir(&self.directory) else {
+            return;
+        };
         for place in places.flatten() {
-            let Some(extract) = place.file_name().to_str().and_then(|name| name.parse().ok())
+            let Some(extract) = place
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok())
             else {
                 continue;
             };
@@ -204,7 +223,9 @@ impl Puts {
         let changed = changed(DATA).or_else(|_| changed(STATE));
         let changed = changed.or_else(|_| fs::metadata(&path).and_then(|found| found.modified()));
         let changed = changed.map_err(|error| fault(&path, &error))?;
-        let since = changed.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let since = changed
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap_or_default();
         let age_ms = now.ms_since(Time(milliseconds(since)));
         if age_ms > if done { RECEIPT_MS_MAX } else { IDLE_MS_MAX } {
             fs::remove_dir_all(&path).map_err(|error| fault(&path, &error))?;
@@ -220,15 +241,27 @@ impl Puts {
             self.store(extract, &upload)?;
         }
         if let Phase::Done { size, digest } = upload.phase {
-            let receipt = PutReceipt { extract, path: upload.path, size, digest };
-            return Ok(PutProgress { received_bytes: size, receipt: Some(receipt) });
+            let receipt = PutReceipt {
+                extract,
+                path: upload.path,
+                size,
+                digest,
+            };
+            return Ok(PutProgress {
+                received_bytes: size,
+                receipt: Some(receipt),
+            });
         }
         let path = self.place(extract).join(DATA);
         match fs::metadata(&path) {
-            Ok(found) => Ok(PutProgress { received_bytes: found.len(), receipt: None }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Ok(PutProgress { received_bytes: 0, receipt: None })
-            }
+            Ok(found) => Ok(PutProgress {
+                received_bytes: found.len(),
+                receipt: None,
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(PutProgress {
+                received_bytes: 0,
+                receipt: None,
+            }),
             Err(error) => Err(fault(&path, &error)),
         }
     }
@@ -239,12 +272,18 @@ impl Puts {
         let file = open_data(&path).map_err(|error| fault(&path, &error))?;
         let (size, digest) = digest_of(&file, call.size).map_err(|error| fault(&path, &error))?;
         if size < call.size {
-            let text = format!("only {size} of {} bytes were received; send the rest", call.size);
+            let text = format!(
+                "only {size} of {} bytes were received; send the rest",
+                call.size
+            );
             return Err(Error::new(ErrorCode::WrongState, text));
         }
         if size > call.size || digest != call.digest {
             file.set_len(0).map_err(|error| fault(&path, &error))?;
-            let text = format!("what was received for '{}' is damaged; send it again", upload.path);
+            let text = format!(
+                "what was received for '{}' is damaged; send it again",
+                upload.path
+            );
             return Err(Error::new(ErrorCode::DigestMismatch, text));
         }
         fchmod(&file, Mode::from_raw_mode(upload.mode))
@@ -287,7 +326,9 @@ impl Puts {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(fault(&path, &error)),
         };
-        serde_json::from_slice(&text).map(Some).map_err(|error| fault(&path, &error))
+        serde_json::from_slice(&text)
+            .map(Some)
+            .map_err(|error| fault(&path, &error))
     }
 
     fn store(&self, extract: ExtractId, upload: &Upload) -> Result<()> {
@@ -317,7 +358,13 @@ impl Puts {
 }
 
 fn open_data(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)
 }
 
 /// Size and digest of a file; stops soon after `size_max` bytes.
@@ -346,7 +393,9 @@ pub(super) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
 }
 
 fn sync_directory(path: &Path) -> Result<()> {
-    File::open(path).and_then(|file| file.sync_all()).map_err(|error| fault(path, &error))
+    File::open(path)
+        .and_then(|file| file.sync_all())
+        .map_err(|error| fault(path, &error))
 }
 
 fn milliseconds(duration: Duration) -> u64 {
@@ -369,17 +418,28 @@ mod tests {
     }
 
     fn receive(puts: &Puts, path: &str, data: &[u8]) -> CommitPut {
-        let begin = BeginPut { extract: EXTRACT, path: path.to_owned(), mode: 0o640 };
+        let begin = BeginPut {
+            extract: EXTRACT,
+            path: path.to_owned(),
+            mode: 0o640,
+        };
         puts.begin(&begin).expect("begin");
         puts.write(EXTRACT, 0, data, |_| Ok(())).expect("write");
-        CommitPut { extract: EXTRACT, size: data.len() as u64, digest: Digest::of(data) }
+        CommitPut {
+            extract: EXTRACT,
+            size: data.len() as u64,
+            digest: Digest::of(data),
+        }
     }
 
     /// Leaves the upload as a crash would that hit right after the commit was decided.
     fn interrupt(puts: &Puts, commit: &CommitPut) {
         let mut upload = puts.load_known(EXTRACT).expect("load");
         puts.check(commit, &upload).expect("check");
-        upload.phase = Phase::Committing { size: commit.size, digest: commit.digest };
+        upload.phase = Phase::Committing {
+            size: commit.size,
+            digest: commit.digest,
+        };
         puts.store(EXTRACT, &upload).expect("store");
     }
 
@@ -390,7 +450,9 @@ mod tests {
         let commit = receive(&puts, "a/b", b"content");
         interrupt(&puts, &commit);
         assert!(!root.path().join("a/b").exists());
-        let receipt = open(root.path()).commit(&commit, |_| Ok(())).expect("commit");
+        let receipt = open(root.path())
+            .commit(&commit, |_| Ok(()))
+            .expect("commit");
         assert_eq!((receipt.path.as_str(), receipt.size), ("a/b", 7));
         assert_eq!(fs::read(root.path().join("a/b")).expect("read"), b"content");
     }
@@ -401,10 +463,19 @@ mod tests {
         let puts = open(root.path());
         let commit = receive(&puts, "f", b"first");
         interrupt(&puts, &commit);
-        puts.put_in_place(EXTRACT, &puts.load_known(EXTRACT).expect("load")).expect("rename");
+        puts.put_in_place(EXTRACT, &puts.load_known(EXTRACT).expect("load"))
+            .expect("rename");
         fs::write(root.path().join("f"), b"later").expect("write");
-        let begin = BeginPut { extract: EXTRACT, path: "f".to_owned(), mode: 0o640 };
-        let receipt = open(root.path()).begin(&begin).expect("begin").receipt.expect("receipt");
+        let begin = BeginPut {
+            extract: EXTRACT,
+            path: "f".to_owned(),
+            mode: 0o640,
+        };
+        let receipt = open(root.path())
+            .begin(&begin)
+            .expect("begin")
+            .receipt
+            .expect("receipt");
         assert_eq!(receipt.digest, commit.digest);
         assert_eq!(fs::read(root.path().join("f")).expect("read"), b"later");
     }

@@ -23,7 +23,10 @@ impl Throttle {
     /// A throttle for `bytes_per_s`, both directions together.
     pub(super) fn new(bytes_per_s: Option<u64>) -> Self {
         let bucket = bytes_per_s.map(|rate| Mutex::new(Bucket::new(rate)));
-        Self { bucket, start: Instant::now() }
+        Self {
+            bucket,
+            start: Instant::now(),
+        }
     }
 
     /// Waits until `bytes` may pass.
@@ -31,7 +34,9 @@ impl Throttle {
     /// # Errors
     /// `DeadlineExceeded` at once when they cannot pass in time.
     pub(super) async fn pass(&self, bytes: usize, deadline: Deadline) -> Result<()> {
-        let Some(bucket) = &self.bucket else { return Ok(()) };
+        let Some(bucket) = &self.bucket else {
+            return Ok(());
+        };
         let mut left = bytes;
         while left > 0 {
             let slice = left.min(SLICE_BYTES);

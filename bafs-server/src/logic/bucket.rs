@@ -17,7 +17,10 @@ pub struct Bucket {
 impl Bucket {
     /// A bucket that lets `bytes_per_s` flow, at least 1.
     pub fn new(bytes_per_s: u64) -> Self {
-        Self { bytes_per_s: bytes_per_s.max(1), clear_at_ns: 0 }
+        Self {
+            bytes_per_s: bytes_per_s.max(1),
+            clear_at_ns: 0,
+        }
     }
 
     /// Takes `bytes` at the time `now_ns` and gives the nanoseconds that their owner must wait;
@@ -49,7 +52,10 @@ mod tests {
         let mut bucket = Bucket::new(1000);
         assert_eq!(bucket.take(START_NS, 200, u64::MAX), Some(0));
         assert_eq!(bucket.take(START_NS, 1000, u64::MAX), Some(SECOND_NS));
-        assert_eq!(bucket.take(START_NS, 500, u64::MAX), Some(SECOND_NS * 3 / 2));
+        assert_eq!(
+            bucket.take(START_NS, 500, u64::MAX),
+            Some(SECOND_NS * 3 / 2)
+        );
     }
 
     #[test]

@@ -99,7 +99,9 @@ impl Replay {
         self.finished.push_back((sequence, bytes));
         self.finished_bytes += bytes;
         while self.finished.len() > ANSWERS_MAX || self.finished_bytes > ANSWER_BYTES_MAX {
-            let Some((oldest, bytes)) = self.finished.pop_front() else { break };
+            let Some((oldest, bytes)) = self.finished.pop_front() else {
+                break;
+            };
             self.answers.remove(&oldest);
             self.finished_bytes -= bytes;
         }
@@ -122,7 +124,9 @@ fn only_reads(op: &FileOp) -> bool {
 
 /// About how much memory an answer takes, in bytes.
 fn answer_bytes(answer: &Answer) -> usize {
-    let Ok((results, body)) = answer else { return size_of::<Error>() };
+    let Ok((results, body)) = answer else {
+        return size_of::<Error>();
+    };
     let more = results.iter().map(|result| match result {
         Ok(FileReply::Bytes(bytes)) => bytes.len(),
         Ok(FileReply::Entries(entries)) => entries.iter().map(|e| 192 + e.name.len()).sum(),
@@ -136,15 +140,23 @@ mod tests {
     use super::*;
     use bafs_proto::ids::HandleId;
 
-    const READ: FileOp = FileOp::Read { handle: HandleId(1), offset: 0, length: 1 };
-    const WRITE: FileOp = FileOp::Release { handle: HandleId(1) };
+    const READ: FileOp = FileOp::Read {
+        handle: HandleId(1),
+        offset: 0,
+        length: 1,
+    };
+    const WRITE: FileOp = FileOp::Release {
+        handle: HandleId(1),
+    };
 
     fn answer(body_bytes: usize) -> Answer {
         Ok((vec![Ok(FileReply::Done)], Bytes::from(vec![0; body_bytes])))
     }
 
     fn run(replay: &mut Replay, sequence: u64, op: &FileOp, body_bytes: usize) {
-        let Begin::New(sender) = replay.begin(sequence) else { panic!("{sequence} is not new") };
+        let Begin::New(sender) = replay.begin(sequence) else {
+            panic!("{sequence} is not new")
+        };
         let answer = answer(body_bytes);
         replay.finish(sequence, std::slice::from_ref(op), &answer);
         sender.send_replace(Some(answer));

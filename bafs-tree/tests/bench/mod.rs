@@ -9,84 +9,126 @@ use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_tree::{Limit, Session, Tree};
 use tempfile::TempDir;
 
-pub const ROOT: InodeNo = InodeNo::ROOT;
-pub const CALLER: Caller = Caller { uid: 1234, gid: 5678, pid: 1 };
+pub(crate) const ROOT: InodeNo = InodeNo::ROOT;
+pub(crate) const CALLER: Caller = Caller {
+    uid: 1234,
+    gid: 5678,
+    pid: 1,
+};
 
-pub struct Bench {
+pub(crate) struct Bench {
     root: TempDir,
-    pub tree: Arc<Tree>,
-    pub session: Session,
+    pub(crate) tree: Arc<Tree>,
+    pub(crate) session: Session,
 }
 
 impl Bench {
-    pub fn new(limit: Option<Limit>) -> Self {
+    pub(crate) fn new(limit: Option<Limit>) -> Self {
         let root = tempfile::tempdir().expect("directory");
         let tree = Tree::open(root.path(), limit).expect("tree");
         Self::over(root, tree)
     }
 
-    pub fn over(root: TempDir, tree: Arc<Tree>) -> Self {
-        Self { root, session: tree.session(true), tree }
+    pub(crate) fn over(root: TempDir, tree: Arc<Tree>) -> Self {
+        Self {
+            root,
+            session: tree.session(true),
+            tree,
+        }
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.root.path().join(name)
     }
 
-    pub fn run_with(&self, op: FileOp, data: &[u8]) -> (FileResult, Vec<u8>) {
+    pub(crate) fn run_with(&self, op: FileOp, data: &[u8]) -> (FileResult, Vec<u8>) {
         let mut out = Vec::new();
         (self.session.run(CALLER, &op, data, &mut out), out)
     }
 
-    pub fn run(&self, op: FileOp) -> FileResult {
+    pub(crate) fn run(&self, op: FileOp) -> FileResult {
         self.run_with(op, b"").0
     }
 
-    pub fn ok(&self, op: FileOp) -> FileReply {
-        self.run(op.clone()).unwrap_or_else(|error| panic!("{op:?}: {error:?}"))
+    pub(crate) fn ok(&self, op: FileOp) -> FileReply {
+        self.run(op.clone())
+            .unwrap_or_else(|error| panic!("{op:?}: {error:?}"))
     }
 
-    pub fn err(&self, op: FileOp) -> i32 {
+    pub(crate) fn err(&self, op: FileOp) -> i32 {
         match self.run(op.clone()) {
             Err(error) => error.0,
             Ok(reply) => panic!("{op:?} gave {reply:?}"),
         }
     }
 
-    pub fn create(&self, parent: InodeNo, name: &str, mode: u32) -> (InodeNo, HandleId) {
+    pub(crate) fn create(&self, parent: InodeNo, name: &str, mode: u32) -> (InodeNo, HandleId) {
         let flags = nix::libc::O_RDWR | nix::libc::O_EXCL;
-        let op = FileOp::Create { parent, name: name.as_bytes().to_vec(), mode, flags };
+        let op = FileOp::Create {
+            parent,
+            name: name.as_bytes().to_vec(),
+            mode,
+            flags,
+        };
         match self.ok(op) {
             FileReply::Opened { handle, attr } => (attr.ino, handle),
             other => panic!("{other:?}"),
         }
     }
 
-    pub fn lookup(&self, parent: InodeNo, name: &str) -> Result<Attr, Errno> {
-        match self.run(FileOp::Lookup { parent, name: name.as_bytes().to_vec() })? {
+    pub(crate) fn lookup(&self, parent: InodeNo, name: &str) -> Result<Attr, Errno> {
+        match self.run(FileOp::Lookup {
+            parent,
+            name: name.as_bytes().to_vec(),
+        })? {
             FileReply::Attr(attr) => Ok(attr),
             other => panic!("{other:?}"),
         }
     }
 
-    pub fn write(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<u64, Errno> {
-        let range = BodyRange { start: 0, length: data.len() as u32 };
-        let op = FileOp::Write { handle, offset, data: range, append: false };
+    pub(crate) fn write(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<u64, Errno> {
+        let range = BodyRange {
+            start: 0,
+            length: data.len() as u32,
+        };
+        let op = FileOp::Write {
+            handle,
+            offset,
+            data: range,
+            append: false,
+        };
         match self.run_with(op, data).0? {
             FileReply::Written { length } => Ok(length),
             other => panic!("{other:?}"),
         }
     }
 
-    pub fn read(&self, handle: HandleId, offset: u64, length: u32) -> Result<Vec<u8>, Errno> {
-        let (result, out) = self.run_with(FileOp::Read { handle, offset, length }, b"");
+    pub(crate) fn read(
+        &self,
+        handle: HandleId,
+        offset: u64,
+        length: u32,
+    ) -> Result<Vec<u8>, Errno> {
+        let (result, out) = self.run_with(
+            FileOp::Read {
+                handle,
+                offset,
+                length,
+            },
+            b"",
+        );
         result.map(|reply| {
-            assert_eq!(reply, FileReply::Read { length: out.len() as u32 });
+            assert_eq!(
+                reply,
+                FileReply::Read {
+                    length: out.len() as u32
+                }
+            );
             out
         })
     }
 
-    pub fn rename(
+    pub(crate) fn rename(
         &self,
         parent: InodeNo,
         name: &str,
@@ -95,20 +137,37 @@ impl Bench {
         flags: u32,
     ) -> FileResult {
         let (name, new_name) = (name.as_bytes().to_vec(), new_name.as_bytes().to_vec());
-        self.run(FileOp::Rename { parent, name, new_parent, new_name, flags })
+        self.run(FileOp::Rename {
+            parent,
+            name,
+            new_parent,
+            new_name,
+            flags,
+        })
     }
 
-    pub fn names(&self, ino: InodeNo) -> Vec<String> {
+    pub(crate) fn names(&self, ino: InodeNo) -> Vec<String> {
         let FileReply::Opened { handle, .. } = self.ok(FileOp::OpenDirectory { ino }) else {
             panic!("not opened")
         };
         let (mut cookie, mut names) = (0, Vec::new());
         loop {
-            let op = FileOp::ReadDirectory { handle, cookie, bytes_max: 4096, plus: false };
-            let FileReply::Entries(entries) = self.ok(op) else { panic!("no entries") };
+            let op = FileOp::ReadDirectory {
+                handle,
+                cookie,
+                bytes_max: 4096,
+                plus: false,
+            };
+            let FileReply::Entries(entries) = self.ok(op) else {
+                panic!("no entries")
+            };
             let Some(last) = entries.last() else { break };
             cookie = last.cookie;
-            names.extend(entries.into_iter().map(|e| String::from_utf8(e.name).expect("text")));
+            names.extend(
+                entries
+                    .into_iter()
+                    .map(|e| String::from_utf8(e.name).expect("text")),
+            );
         }
         self.ok(FileOp::ReleaseDirectory { handle });
         names.sort();
