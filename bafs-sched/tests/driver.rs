@@ -10,7 +10,7 @@ use bafs_proto::identity::Authority;
 use bafs_proto::ids::{ExecutionId, ServerId, VolumeId};
 use bafs_proto::message::{
     Advert, Done, JobOutcome, JobReport, JobReports, JobState, MountTarget, PutReceipt,
-    RenewedVolumes, Reply, Request, Role, ServerKind, ServerList,
+    RenewedVolumes, Reply, Request, Role, ServerKind, ServerList, WatchJobs,
 };
 use bafs_proto::net::mem::Network;
 use bafs_proto::net::pool::Pool;
@@ -73,26 +73,7 @@ impl Cluster {
                 self.start(call.execution, &call.job);
                 Reply::StartJob(Done)
             }
-            Request::WatchJobs(call) => {
-                for _ in 0..call.wait_ms / 10 {
-                    if call
-                        .executions
-                        .iter()
-                        .any(|id| !self.state().running.contains(id))
-                    {
-                        break;
-                    }
-                    tokio::time::sleep(Duration::from_millis(10)).await;
-                }
-                let state = self.state();
-                let reports = call
-                    .executions
-                    .iter()
-                    .map(|id| state.reports.get(id).cloned());
-                Reply::WatchJobs(JobReports {
-                    reports: reports.collect(),
-                })
-            }
+            Request::WatchJobs(call) => Reply::WatchJobs(self.watch(call).await),
             Request::KillJob(call) => {
                 let mut state = self.state();
                 state.running.remove(&call.execution);
@@ -118,6 +99,27 @@ impl Cluster {
             }
             other => return Err(Error::new(ErrorCode::Unsupported, other.name())),
         })
+    }
+
+    async fn watch(&self, call: WatchJobs) -> JobReports {
+        for _ in 0..call.wait_ms / 10 {
+            if call
+                .executions
+                .iter()
+                .any(|id| !self.state().running.contains(id))
+            {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let state = self.state();
+        let reports = call
+            .executions
+            .iter()
+            .map(|id| state.reports.get(id).cloned());
+        JobReports {
+            reports: reports.collect(),
+        }
     }
 
     fn start(&self, execution: ExecutionId, job: &bafs_proto::message::JobSpec) {
