@@ -108,19 +108,22 @@ impl World {
         .identity
     }
 
+    async fn range(&self, id: u128, offset: u64, data: &[u8]) -> Result<u64> {
+        let call = PutRange {
+            extract: ExtractId(id),
+            offset,
+        };
+        let (progress, _) = self.send(&self.token, call, data).await?;
+        Ok(progress.received_bytes)
+    }
+
     async fn put(&self, id: u128, path: &str, data: &[u8]) -> Result<CommitPut> {
-        let extract = ExtractId(id);
-        self.call(BeginPut {
-            extract,
-            path: path.to_owned(),
-            mode: 0o640,
-        })
-        .await?;
-        self.send(&self.token, PutRange { extract, offset: 0 }, data)
-            .await?;
+        self.call(begin(id, path)).await?;
+        self.range(id, 0, data).await?;
+        let (extract, size) = (ExtractId(id), data.len() as u64);
         Ok(CommitPut {
             extract,
-            size: data.len() as u64,
+            size,
             digest: Digest::of(data),
         })
     }
@@ -128,6 +131,14 @@ impl World {
     async fn counter(&self, name: &str) -> u64 {
         let counters = self.call(ReadCounters).await.expect("counters");
         counters.values.get(name).copied().unwrap_or(0)
+    }
+}
+
+fn begin(id: u128, path: &str) -> BeginPut {
+    BeginPut {
+        extract: ExtractId(id),
+        path: path.to_owned(),
+        mode: 0o640,
     }
 }
 
@@ -315,12 +326,9 @@ async fn a_token_holds_where_links_lead_too() {
 async fn a_put_survives_restarts_and_happens_once() {
     let world = World::new();
     let data: Vec<u8> = (0..100_000_u32).map(|n| (n / 7) as u8).collect();
+    let target = world.root.path().join("out/deep/f");
     let extract = ExtractId(5);
-    let begin = BeginPut {
-        extract,
-        path: "out/deep/f".to_owned(),
-        mode: 0o640,
-    };
+    let begin = begin(5, "out/deep/f");
     assert_eq!(
         world
             .call(begin.clone())
@@ -329,14 +337,7 @@ async fn a_put_survives_restarts_and_happens_once() {
             .received_bytes,
         0
     );
-    world
-        .send(
-            &world.token,
-            PutRange { extract, offset: 0 },
-            &data[..60_000],
-        )
-        .await
-        .expect("put");
+    world.range(5, 0, &data[..60_000]).await.expect("put");
     world.start(None);
     assert_eq!(
         world
@@ -346,17 +347,10 @@ async fn a_put_survives_restarts_and_happens_once() {
             .received_bytes,
         60_000
     );
-    let gap = world
-        .send(
-            &world.token,
-            PutRange {
-                extract,
-                offset: 70_000,
-            },
-            b"x",
-        )
-        .await;
-    assert_eq!(code(gap), ErrorCode::Conflict);
+    assert_eq!(
+        code(world.range(5, 70_000, b"x").await),
+        ErrorCode::Conflict
+    );
     let commit = CommitPut {
         extract,
         size: 100_000,
@@ -366,40 +360,22 @@ async fn a_put_survives_restarts_and_happens_once() {
         code(world.call(commit.clone()).await),
         ErrorCode::WrongState
     );
-    let rest = PutRange {
-        extract,
-        offset: 50_000,
-    };
-    world
-        .send(&world.token, rest, &data[50_000..])
-        .await
-        .expect("put");
-    assert!(
-        !world.root.path().join("out").exists(),
-        "nothing is visible before the commit"
-    );
+    world.range(5, 50_000, &data[50_000..]).await.expect("put");
+    assert!(!target.exists(), "nothing is visible before the commit");
     let receipt = world.call(commit.clone()).await.expect("commit");
-    assert_eq!(
-        fs::read(world.root.path().join("out/deep/f")).expect("read"),
-        data
-    );
+    assert_eq!(fs::read(&target).expect("read"), data);
     world.start(None);
-    fs::write(world.root.path().join("out/deep/f"), b"used since").expect("write");
+    fs::write(&target, b"used since").expect("write");
     assert_eq!(world.call(commit).await.expect("again"), receipt);
     assert_eq!(
         world.call(begin).await.expect("again").receipt,
         Some(receipt)
     );
+    assert_eq!(fs::read(&target).expect("read"), b"used since");
     assert_eq!(
-        fs::read(world.root.path().join("out/deep/f")).expect("read"),
-        b"used since"
+        code(world.put(5, "elsewhere", b"x").await),
+        ErrorCode::Conflict
     );
-    let other = BeginPut {
-        extract,
-        path: "elsewhere".to_owned(),
-        mode: 0o640,
-    };
-    assert_eq!(code(world.call(other).await), ErrorCode::Conflict);
 }
 
 #[tokio::test]
@@ -436,12 +412,15 @@ async fn remote_files_are_read_and_written_in_a_tree() {
     assert_eq!(code(world.call(open(false)).await), ErrorCode::NotFound);
     let epoch = world.call(open(true)).await.expect("open").epoch;
     assert!(world.root.path().join("new/tree").is_dir());
-    let run = |sequence, op: FileOp| RunFileOps {
-        tree: tree.clone(),
-        epoch,
-        sequence,
-        caller: Caller::default(),
-        ops: vec![op],
+    let run = |sequence, op| {
+        let (tree, caller) = (tree.clone(), Caller::default());
+        RunFileOps {
+            tree,
+            epoch,
+            sequence,
+            caller,
+            ops: vec![op],
+        }
     };
     let name = b"f".to_vec();
     let create = FileOp::Create {
@@ -474,21 +453,15 @@ async fn remote_files_are_read_and_written_in_a_tree() {
             .expect("write");
         assert_eq!(wrote.0.results, [Ok(FileReply::Written { length: 5 })]);
     }
-    let (_, body) = world
-        .send(
-            &world.token,
-            run(
-                3,
-                FileOp::Read {
-                    handle,
-                    offset: 0,
-                    length: 100,
-                },
-            ),
-            b"",
-        )
-        .await
-        .expect("read");
+    let read = run(
+        3,
+        FileOp::Read {
+            handle,
+            offset: 0,
+            length: 100,
+        },
+    );
+    let (_, body) = world.send(&world.token, read, b"").await.expect("read");
     assert_eq!(&body[..], b"hello", "the repeated append ran once");
     let reader = grant(&world.signer, "new", &[Right::Read]);
     let refused = world.send(&reader, run(4, create), b"").await;

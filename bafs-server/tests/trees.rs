@@ -123,6 +123,8 @@ async fn a_writer_fences_earlier_writers_and_no_reader() {
             .is_ok()
     );
     assert_eq!(bench.code(Epoch(3)).await, ErrorCode::SessionUnknown);
+    // A restart takes longer than the clock's unit.
+    tokio::time::sleep(std::time::Duration::from_millis(2)).await;
     let restarted = TreeSessions::new(Counters::default());
     let call = OpenTree {
         tree: VOLUME,

@@ -161,28 +161,8 @@ impl Home {
                 self.counters.add("home_read_bytes", bytes.len() as u64);
                 Ok((Reply::ReadSource(data), bytes))
             }
-            Request::BeginPut(call) => {
-                let resource = Resource::Home(call.path.clone());
-                self.access.require(&token, resource, Right::Write)?;
-                let progress = self.blocking(move |home| home.puts.begin(&call)).await?;
-                Ok(bare(Reply::BeginPut(progress)))
-            }
-            Request::PutRange(call) => {
-                self.throttle.pass(body.len(), deadline).await?;
-                let put = move |home: &Self| {
-                    let allow = |path: &str| home.allow(&token, path, Right::Write);
-                    let progress = home.puts.write(call.extract, call.offset, &body, allow)?;
-                    home.counters.add("home_written_bytes", body.len() as u64);
-                    Ok(progress)
-                };
-                Ok(bare(Reply::PutRange(self.blocking(put).await?)))
-            }
-            Request::CommitPut(call) => {
-                let put = move |home: &Self| {
-                    home.puts
-                        .commit(&call, |path| home.allow(&token, path, Right::Write))
-                };
-                Ok(bare(Reply::CommitPut(self.blocking(put).await?)))
+            Request::BeginPut(_) | Request::PutRange(_) | Request::CommitPut(_) => {
+                Ok(bare(self.put(token, request, body, deadline).await?))
             }
             Request::OpenTree(call) => {
                 Ok(bare(Reply::OpenTree(self.open_tree(token, call).await?)))
@@ -199,10 +179,42 @@ impl Home {
                     values,
                 })))
             }
-            other => {
-                let text = format!("a home server does not answer {}; ask a node", other.name());
-                Err(Error::new(ErrorCode::Unsupported, text))
+            other => Err(unsupported(&other)),
+        }
+    }
+
+    async fn put(
+        self: Arc<Self>,
+        token: Token,
+        request: Request,
+        body: Bytes,
+        deadline: Deadline,
+    ) -> Result<Reply> {
+        match request {
+            Request::BeginPut(call) => {
+                let resource = Resource::Home(call.path.clone());
+                self.access.require(&token, resource, Right::Write)?;
+                let progress = self.blocking(move |home| home.puts.begin(&call)).await?;
+                Ok(Reply::BeginPut(progress))
             }
+            Request::PutRange(call) => {
+                self.throttle.pass(body.len(), deadline).await?;
+                let put = move |home: &Self| {
+                    let allow = |path: &str| home.allow(&token, path, Right::Write);
+                    let progress = home.puts.write(call.extract, call.offset, &body, allow)?;
+                    home.counters.add("home_written_bytes", body.len() as u64);
+                    Ok(progress)
+                };
+                Ok(Reply::PutRange(self.blocking(put).await?))
+            }
+            Request::CommitPut(call) => {
+                let put = move |home: &Self| {
+                    home.puts
+                        .commit(&call, |path| home.allow(&token, path, Right::Write))
+                };
+                Ok(Reply::CommitPut(self.blocking(put).await?))
+            }
+            other => Err(unsupported(&other)),
         }
     }
 
@@ -403,6 +415,14 @@ impl Service for Home {
     fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(self.answer(incoming))
     }
+}
+
+fn unsupported(request: &Request) -> Error {
+    let text = format!(
+        "a home server does not answer {}; ask a node",
+        request.name()
+    );
+    Error::new(ErrorCode::Unsupported, text)
 }
 
 /// The path of a tree of a home server.
