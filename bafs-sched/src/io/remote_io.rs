@@ -3,9 +3,10 @@
 
 use bafs_proto::file_op::{Caller, FileOp, FileReply};
 use bafs_proto::ids::{AgentId, Epoch, ExtractId, InodeNo, RunId};
-use bafs_proto::message::{CloseTree, OpenTree, RunFileOps, TreeRef};
+use bafs_proto::message::{CloseTree, OpenTree, RunFileOps, SourceKind, StatSource, TreeRef};
 use bafs_proto::{Error, ErrorCode, Result};
 
+use super::homes::HomePath;
 use super::servers::Servers;
 use crate::workflow::{Scheme, Url, VolumeKind, Workflow};
 
@@ -73,6 +74,24 @@ pub(crate) async fn link(
     let linked = session.link(source, target, extract).await;
     session.close().await;
     linked
+}
+
+/// The directory that stands for a volume filled from `source`: the source itself if it is a
+/// directory, else a directory of this run with a link to the file.
+pub(crate) async fn filled(
+    servers: &Servers,
+    source: HomePath,
+    extract: ExtractId,
+) -> Result<HomePath> {
+    let call = StatSource { path: source.path.clone() };
+    let entry = servers.until(&source.address, call, CALL_MS).await?;
+    if entry.kind != SourceKind::File {
+        return Ok(source);
+    }
+    let path = format!("{}/{extract}", directory(servers.run));
+    let name = source.path.rsplit('/').next().unwrap_or_default();
+    link(servers, &source.address, &source.path, &format!("{path}/{name}"), extract).await?;
+    Ok(HomePath { path, ..source })
 }
 
 /// Removes what a run left at its home; nothing there is fine.

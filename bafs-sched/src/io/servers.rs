@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
+use bafs_proto::ids::{ExecutionId, ExtractId, RunId, ServerId, VolumeId};
 use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{
     Advert, Call, CreateVolume, DeleteVolume, ExtractFile, JobCommand, JobSpec, KillJob, MountSpec,
@@ -328,8 +328,9 @@ impl Servers {
     /// Where a volume is at home when nothing is cached.
     async fn home_of(&self, volume: VolumeIndex, id: VolumeId) -> Result<HomePath> {
         match &self.workflow.volume(volume).kind {
-            VolumeKind::Cache { source: url, .. } | VolumeKind::Scratch { fill: Some(url) } => {
-                self.resolve(url).await
+            VolumeKind::Cache { source: url, .. } => self.resolve(url).await,
+            VolumeKind::Scratch { fill: Some(url) } => {
+                remote_io::filled(self, self.resolve(url).await?, ExtractId(id.0)).await
             }
             VolumeKind::Scratch { fill: None } => {
                 let url = remote_io::any_home(&self.workflow).ok_or_else(|| {
