@@ -11,9 +11,11 @@ use clap::{Args, Parser, Subcommand};
 /// inputs and last outputs cross the wide-area link.
 #[derive(Debug, Parser)]
 #[command(name = "bafs", version, max_term_width = 100)]
-#[command(after_help = "Exit codes: 0 done; 1 failed; 2 wrong usage; 75 the environment failed \
+#[command(
+    after_help = "Exit codes: 0 done; 1 failed; 2 wrong usage; 75 the environment failed \
 (bafs exec: the reason is on standard error, as JSON); otherwise that of the job.\n\n\
-Every long option can be set by an environment variable, for example BAFS_CATALOG.")]
+Every long option can be set by an environment variable, for example BAFS_CATALOG."
+)]
 pub(crate) struct Cli {
     /// Print results for machines, as JSON.
     #[arg(long, global = true)]
@@ -73,7 +75,12 @@ pub(crate) struct ServerArgs {
     #[arg(long, env = "BAFS_IDENTITY", value_name = "DIR")]
     pub(crate) identity: PathBuf,
     /// Address to listen at, as others reach it; port 0 takes any.
-    #[arg(long, env = "BAFS_LISTEN", value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
+    #[arg(
+        long,
+        env = "BAFS_LISTEN",
+        value_name = "HOST:PORT",
+        default_value = "127.0.0.1:0"
+    )]
     pub(crate) listen: String,
     /// End when standard input ends: the server goes with the program that started it.
     #[arg(long)]
@@ -81,8 +88,10 @@ pub(crate) struct ServerArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  bafs demo\n  bafs demo --limit 10MB/s --nodes 8\n  \
-bafs demo --kill-node 6     # kill -9 a node after six jobs")]
+#[command(
+    after_help = "Example:\n  bafs demo\n  bafs demo --limit 10MB/s --nodes 8\n  \
+bafs demo --kill-node 6     # kill -9 a node after six jobs"
+)]
 pub(crate) struct DemoArgs {
     /// A small database and few pipelines: for a quick look, and for tests.
     #[arg(long)]
@@ -125,8 +134,10 @@ pub(crate) struct InitArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  bafs home --export ~/data --listen 10.0.0.1:7001 \
---catalog 10.0.0.1:7000 --limit 1MB/s")]
+#[command(
+    after_help = "Example:\n  bafs home --export ~/data --listen 10.0.0.1:7001 \
+--catalog 10.0.0.1:7000 --limit 1MB/s"
+)]
 pub(crate) struct HomeArgs {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
@@ -152,8 +163,10 @@ pub(crate) struct CatalogArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  bafs node --store /var/tmp/bafs --size 100GB \
---listen 10.0.0.2:7002 --catalog 10.0.0.1:7000")]
+#[command(
+    after_help = "Example:\n  bafs node --store /var/tmp/bafs --size 100GB \
+--listen 10.0.0.2:7002 --catalog 10.0.0.1:7000"
+)]
 pub(crate) struct NodeArgs {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
@@ -183,8 +196,10 @@ pub(crate) struct NodeArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum VolumeCommand {
     /// Create a volume on a node.
-    #[command(after_help = "Example:\n  bafs volume create work --node n1 --size 10GB\n  \
-bafs volume create data --node n1 --size 10GB --cache bafs://home/db")]
+    #[command(
+        after_help = "Example:\n  bafs volume create work --node n1 --size 10GB\n  \
+bafs volume create data --node n1 --size 10GB --cache bafs://home/db"
+    )]
     Create(VolumeCreateArgs),
     /// List the volumes of all nodes.
     List(ClientArgs),
@@ -278,8 +293,10 @@ pub(crate) struct MountArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  bafs exec --mount work:/work --mount data:/data:ro -- \
-blastp -db /data/nr -query q.fa -out /work/raw")]
+#[command(
+    after_help = "Example:\n  bafs exec --mount work:/work --mount data:/data:ro -- \
+blastp -db /data/nr -query q.fa -out /work/raw"
+)]
 pub(crate) struct ExecArgs {
     #[command(flatten)]
     pub(crate) client: ClientArgs,

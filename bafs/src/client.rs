@@ -5,9 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::VolumeId;
-use bafs_proto::message::{
-    Advert, Call, ListVolumes, QueryServers, Role, ServerKind,
-};
+use bafs_proto::message::{Advert, Call, ListVolumes, QueryServers, Role, ServerKind};
 use bafs_proto::net::pool::Pool;
 use bafs_proto::net::quic::QuicDialer;
 use bafs_proto::time::Deadline;
@@ -39,7 +37,11 @@ impl Client {
     pub(crate) fn with(cluster: &Path, catalog: &str) -> Result<Self> {
         let identity = init::load(cluster, Role::Scheduler)?;
         let pool = Pool::new(std::sync::Arc::new(QuicDialer::new(identity.clone())?));
-        Ok(Self { identity, pool, catalog: catalog.to_owned() })
+        Ok(Self {
+            identity,
+            pool,
+            catalog: catalog.to_owned(),
+        })
     }
 
     /// The capability of this person.
@@ -59,12 +61,18 @@ impl Client {
         call: C,
         ms: u64,
     ) -> Result<C::Reply> {
-        Ok(self.pool.call(address, self.token(), call, Deadline::after_ms(ms)).await?)
+        Ok(self
+            .pool
+            .call(address, self.token(), call, Deadline::after_ms(ms))
+            .await?)
     }
 
     /// Live servers of a kind, or all.
     pub(crate) async fn servers(&self, kind: Option<ServerKind>) -> Result<Vec<Advert>> {
-        let query = QueryServers { kind, ..QueryServers::default() };
+        let query = QueryServers {
+            kind,
+            ..QueryServers::default()
+        };
         let list = self
             .call(&self.catalog, query)
             .await
@@ -105,8 +113,14 @@ impl Client {
             .filter(|(_, v)| Some(v.spec.id) == id || v.spec.name == wanted)
             .collect();
         if matching.len() > 1 {
-            let ids: Vec<_> = matching.iter().map(|(_, v)| v.spec.id.to_string()).collect();
-            bail!("several volumes are named '{wanted}'; say which: {}", ids.join(", "));
+            let ids: Vec<_> = matching
+                .iter()
+                .map(|(_, v)| v.spec.id.to_string())
+                .collect();
+            bail!(
+                "several volumes are named '{wanted}'; say which: {}",
+                ids.join(", ")
+            );
         }
         matching.pop().with_context(|| {
             let asleep = match silent.as_slice() {
@@ -121,7 +135,10 @@ impl Client {
     pub(crate) async fn home_source(&self, text: &str) -> Result<Source> {
         let url: Url = text.parse().map_err(|e| anyhow::anyhow!("'{text}': {e}"))?;
         let address = self.home_address(&url).await?;
-        Ok(Source::Home { address, path: url.path.trim_matches('/').to_owned() })
+        Ok(Source::Home {
+            address,
+            path: url.path.trim_matches('/').to_owned(),
+        })
     }
 
     async fn home_address(&self, url: &Url) -> Result<String> {
@@ -134,7 +151,10 @@ impl Client {
             .find(|home| home.name == url.host)
             .map(|home| home.address)
             .with_context(|| {
-                format!("no live home '{}'; start one with `bafs home --name {0}`", url.host)
+                format!(
+                    "no live home '{}'; start one with `bafs home --name {0}`",
+                    url.host
+                )
             })
     }
 }

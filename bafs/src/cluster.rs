@@ -112,7 +112,10 @@ impl Cluster {
 
     /// Address of a process; empty when there is none of that name.
     pub fn address(&self, name: &str) -> &str {
-        self.processes.iter().find(|p| p.name == name).map_or("", |p| &p.address)
+        self.processes
+            .iter()
+            .find(|p| p.name == name)
+            .map_or("", |p| &p.address)
     }
 
     /// Process id of a process.
@@ -121,7 +124,10 @@ impl Cluster {
     /// When there is none of that name.
     pub fn pid(&self, name: &str) -> Result<u32> {
         let process = self.processes.iter().find(|p| p.name == name);
-        Ok(process.with_context(|| format!("no process '{name}'"))?.child.id())
+        Ok(process
+            .with_context(|| format!("no process '{name}'"))?
+            .child
+            .id())
     }
 
     /// Directory of the identities.
@@ -139,7 +145,10 @@ impl Cluster {
     /// # Errors
     /// When there is none of that name.
     pub fn signal(&self, name: &str, signal: Signal) -> Result<()> {
-        Ok(kill(Pid::from_raw(i32::try_from(self.pid(name)?)?), signal)?)
+        Ok(kill(
+            Pid::from_raw(i32::try_from(self.pid(name)?)?),
+            signal,
+        )?)
     }
 
     /// Kills a process as a power cut would; its address and directory stay for a restart.
@@ -160,7 +169,9 @@ impl Cluster {
     /// When there is none of that name, or it does not start.
     pub fn restart(&mut self, name: &str) -> Result<()> {
         let index = self.processes.iter().position(|p| p.name == name);
-        let old = self.processes.remove(index.with_context(|| format!("no process '{name}'"))?);
+        let old = self
+            .processes
+            .remove(index.with_context(|| format!("no process '{name}'"))?);
         let mut args = old.args;
         if !args.iter().any(|arg| arg == "--listen") {
             args.extend(words(&["--listen", &old.address]));
@@ -186,7 +197,10 @@ impl Cluster {
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line)?;
         let said: Option<serde_json::Value> = serde_json::from_str(&line).ok();
-        let address = said.as_ref().and_then(|said| said["listening"].as_str()).map(str::to_owned);
+        let address = said
+            .as_ref()
+            .and_then(|said| said["listening"].as_str())
+            .map(str::to_owned);
         let process = Process {
             name: name.to_owned(),
             args,

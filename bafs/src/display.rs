@@ -24,7 +24,10 @@ impl Display {
     /// Starts to show, if standard error is a terminal and people are reading.
     pub(crate) fn start(output: Output, client: Client) -> Self {
         if output.is_json() || !std::io::stderr().is_terminal() {
-            return Self { bar: ProgressBar::hidden(), bytes: None };
+            return Self {
+                bar: ProgressBar::hidden(),
+                bytes: None,
+            };
         }
         let bar = ProgressBar::new(0);
         let style = "{elapsed_precise} [{bar:30}] {pos}/{len} jobs, {msg}, {eta} left";
@@ -42,7 +45,10 @@ impl Display {
                 showing.set_message(format!("{link} over the home link, {cluster} from caches"));
             }
         });
-        Self { bar, bytes: Some(bytes) }
+        Self {
+            bar,
+            bytes: Some(bytes),
+        }
     }
 
     /// Shows these numbers.
@@ -65,7 +71,10 @@ impl Drop for Display {
 async fn bytes_moved(client: &Client) -> (u64, u64) {
     let (mut link, mut cluster) = (0, 0);
     for server in client.servers(None).await.unwrap_or_default() {
-        let Ok(counters) = client.call_within(&server.address, ReadCounters, BYTES_MS).await else {
+        let Ok(counters) = client
+            .call_within(&server.address, ReadCounters, BYTES_MS)
+            .await
+        else {
             continue;
         };
         let value = |name: &str| counters.values.get(name).copied().unwrap_or(0);

@@ -23,7 +23,10 @@ pub(crate) fn init(args: &InitArgs, output: Output) -> Result<()> {
             args.directory.display()
         );
     }
-    create(&args.directory, clock::now().plus_ms(args.days.saturating_mul(DAY_MS)))?;
+    create(
+        &args.directory,
+        clock::now().plus_ms(args.days.saturating_mul(DAY_MS)),
+    )?;
     output.say(
         &format!(
             "created the authority and the identities in {0}\n\
@@ -47,10 +50,14 @@ pub(crate) fn create(directory: &Path, expires: Time) -> Result<()> {
     )?;
     let all = [Right::Read, Right::Write, Right::Manage];
     let scheduler = signer.grant(&[Resource::Cluster], &all, expires)?;
-    for (role, token) in
-        [(Role::Server, server), (Role::Scheduler, scheduler), (Role::Agent, Token::none())]
-    {
-        authority.issue(role, token)?.save(&directory_of(directory, role))?;
+    for (role, token) in [
+        (Role::Server, server),
+        (Role::Scheduler, scheduler),
+        (Role::Agent, Token::none()),
+    ] {
+        authority
+            .issue(role, token)?
+            .save(&directory_of(directory, role))?;
     }
     Ok(())
 }

@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use bafs_proto::message::{
-    Advert, JobCommand, JobSpec, MountSpec, MountTarget, Role,
-};
+use bafs_proto::message::{Advert, JobCommand, JobSpec, MountSpec, MountTarget, Role};
 use bafs_proto::volume::{VolumeKind, VolumeStatus};
 
 use crate::args::{ClientArgs, ExecArgs, MountArgs};
@@ -18,7 +16,11 @@ const SECOND_MS: u64 = 1000;
 
 /// Runs `bafs exec`.
 pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
-    let wanted = args.mounts.iter().map(|text| parse_mount(text)).collect::<Result<Vec<_>>>()?;
+    let wanted = args
+        .mounts
+        .iter()
+        .map(|text| parse_mount(text))
+        .collect::<Result<Vec<_>>>()?;
     let mounts = find_apart(&args.client, &wanted)?;
     let (executable, arguments) = args.program.split_first().context("a program is needed")?;
     let directory = std::env::current_dir().context("the working directory is gone")?;
@@ -47,10 +49,18 @@ pub(crate) fn mount(args: &MountArgs) -> Result<ExitCode> {
         writable: !args.read_only,
     };
     let mounts = find_apart(&args.client, &[wanted])?;
-    let mount = mounts.into_iter().next().context("one volume was asked for")?;
+    let mount = mounts
+        .into_iter()
+        .next()
+        .context("one volume was asked for")?;
     let identity = init::load(&args.client.identity, Role::Agent)?;
     let op_deadline_ms = args.op_deadline.saturating_mul(SECOND_MS);
-    Ok(bafs_client::entry::mount_main(mount, &args.directory, identity, op_deadline_ms))
+    Ok(bafs_client::entry::mount_main(
+        mount,
+        &args.directory,
+        identity,
+        op_deadline_ms,
+    ))
 }
 
 /// A volume as the command line names it.
@@ -67,9 +77,11 @@ fn parse_mount(text: &str) -> Result<Wanted> {
         None => (text, true),
     };
     match rest.split_once(":/") {
-        Some((volume, path)) if !volume.is_empty() => {
-            Ok(Wanted { volume: volume.to_owned(), path: format!("/{path}"), writable })
-        }
+        Some((volume, path)) if !volume.is_empty() => Ok(Wanted {
+            volume: volume.to_owned(),
+            path: format!("/{path}"),
+            writable,
+        }),
         _ => bail!("--mount {text}: write VOLUME:/absolute/path or VOLUME:/absolute/path:ro"),
     }
 }
@@ -79,12 +91,16 @@ fn parse_mount(text: &str) -> Result<Wanted> {
 fn find_apart(args: &ClientArgs, wanted: &[Wanted]) -> Result<Vec<MountSpec>> {
     std::thread::scope(|scope| {
         let finding = scope.spawn(|| -> Result<Vec<MountSpec>> {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()?;
             let found = runtime.block_on(find(args, wanted));
             runtime.shutdown_background();
             found
         });
-        finding.join().unwrap_or_else(|_| bail!("the search for volumes failed"))
+        finding
+            .join()
+            .unwrap_or_else(|_| bail!("the search for volumes failed"))
     })
 }
 

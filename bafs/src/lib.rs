@@ -36,7 +36,10 @@ pub fn main() -> ExitCode {
     bafs_client::sandbox::dispatch_job_init();
     let cli = Cli::parse();
     let filter = EnvFilter::try_from_env("BAFS_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
     match dispatch(cli) {
         Ok(code) => code,
         Err(error) => {
@@ -62,7 +65,9 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
 }
 
 fn run_async(command: Command, output: Output) -> Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
     let result = runtime.block_on(async {
         match command {
             Command::Home(args) => serve::home(args, output).await,
@@ -98,6 +103,12 @@ fn doctor(output: Output) -> Result<ExitCode> {
     if output.is_json() {
         output.say("", &checks)?;
     }
-    let missing = checks.iter().any(|check| check.standing == Standing::Missing);
-    Ok(if missing { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
+    let missing = checks
+        .iter()
+        .any(|check| check.standing == Standing::Missing);
+    Ok(if missing {
+        ExitCode::from(FAILED)
+    } else {
+        ExitCode::SUCCESS
+    })
 }

@@ -47,7 +47,11 @@ pub(crate) async fn run(args: RunArgs, output: Output) -> Result<ExitCode> {
         None => run_remote(&args, workflow, output).await?,
     };
     output.say(&explain(&report), &report)?;
-    Ok(if report.outcome == Outcome::Complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if report.outcome == Outcome::Complete {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 async fn run_local(
@@ -60,16 +64,27 @@ async fn run_local(
         bail!("--local 0: a cluster needs a node");
     }
     let file = args.workflow.canonicalize()?;
-    let beside = || file.parent().map(Path::to_owned).context("a file has a directory");
+    let beside = || {
+        file.parent()
+            .map(Path::to_owned)
+            .context("a file has a directory")
+    };
     let export = match &args.export {
         Some(directory) => directory
             .canonicalize()
             .with_context(|| format!("--export {}", directory.display()))?,
         None => beside()?,
     };
-    let size = args.node_size.clone().unwrap_or_else(|| NODE_SIZE.to_owned());
+    let size = args
+        .node_size
+        .clone()
+        .unwrap_or_else(|| NODE_SIZE.to_owned());
     parse_bytes(&size).context("--node-size")?;
-    args.limit.as_deref().map(parse_rate).transpose().context("--limit")?;
+    args.limit
+        .as_deref()
+        .map(parse_rate)
+        .transpose()
+        .context("--limit")?;
     let cores = u32::try_from(std::thread::available_parallelism()?.get())?;
     let spec = ClusterSpec {
         program: std::env::current_exe().context("cannot find the bafs program")?,
@@ -82,7 +97,10 @@ async fn run_local(
     let mut cluster = tokio::task::block_in_place(|| Cluster::start(&spec))?;
     let way = Way {
         // The cluster does not outlive this run, and so neither does its journal.
-        journal: args.journal.clone().unwrap_or_else(|| cluster.directory().join("journal")),
+        journal: args
+            .journal
+            .clone()
+            .unwrap_or_else(|| cluster.directory().join("journal")),
         remote_io: args.remote_io,
         output,
         kill_after_jobs: None,
@@ -105,8 +123,14 @@ pub(crate) async fn on_cluster(
         catalog: cluster.catalog().to_owned(),
         identity: client.identity.clone(),
         journal: way.journal.clone(),
-        settings: Settings { remote_io: way.remote_io, ..Settings::default() },
-        file_home: Some(FileHome { address: cluster.home().to_owned(), root }),
+        settings: Settings {
+            remote_io: way.remote_io,
+            ..Settings::default()
+        },
+        file_home: Some(FileHome {
+            address: cluster.home().to_owned(),
+            root,
+        }),
         cancel: Cancel::default(),
     };
     let display = Display::start(way.output, client);
@@ -123,7 +147,11 @@ pub(crate) async fn on_cluster(
 
 /// Kills the second node, or the only one: what `bafs demo --kill-node` promises.
 fn kill_a_node(cluster: &mut Cluster) {
-    let name = if cluster.address("n2").is_empty() { "n1" } else { "n2" };
+    let name = if cluster.address("n2").is_empty() {
+        "n1"
+    } else {
+        "n2"
+    };
     match cluster.kill(name) {
         Ok(()) => eprintln!("killed node {name} (SIGKILL)"),
         Err(error) => eprintln!("could not kill node {name}: {error:#}"),
@@ -148,7 +176,10 @@ async fn run_remote(args: &RunArgs, workflow: Workflow, output: Output) -> Resul
         catalog: catalog.clone(),
         identity,
         journal: args.journal.clone().unwrap_or_else(default_journal),
-        settings: Settings { remote_io: args.remote_io, ..Settings::default() },
+        settings: Settings {
+            remote_io: args.remote_io,
+            ..Settings::default()
+        },
         file_home: None,
         cancel: cancel.clone(),
     };
@@ -209,7 +240,10 @@ pub(crate) fn explain(report: &RunReport) -> String {
             text += &format!("\n{message}");
         }
         if totals.jobs_skipped > 0 {
-            text += &format!("\n{} jobs that depend on these did not run", totals.jobs_skipped);
+            text += &format!(
+                "\n{} jobs that depend on these did not run",
+                totals.jobs_skipped
+            );
         }
     }
     text

@@ -85,7 +85,10 @@ fn check_listen(listen: &str) -> Result<()> {
 
 async fn until_stopped(server: Running, args: &ServerArgs, output: Output) -> Result<()> {
     let address = server.address().to_string();
-    output.say(&format!("listening at {address}"), &serde_json::json!({ "listening": address }))?;
+    output.say(
+        &format!("listening at {address}"),
+        &serde_json::json!({ "listening": address }),
+    )?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {

@@ -6,14 +6,11 @@ use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{
     Advert, CreateVolume, DeleteVolume, ExtractFile, InvalidateVolume, PutReceipt,
 };
-use bafs_proto::volume::{
-    Replacement, Source, VolumeKind, VolumeSpec, VolumeState, VolumeStatus,
-};
+use bafs_proto::volume::{Replacement, Source, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
 use serde_json::json;
 
 use crate::args::{
-    ClientArgs, VolumeArgs, VolumeCommand, VolumeCreateArgs, VolumeExtractArgs,
-    VolumeReplicateArgs,
+    ClientArgs, VolumeArgs, VolumeCommand, VolumeCreateArgs, VolumeExtractArgs, VolumeReplicateArgs,
 };
 use crate::client::Client;
 use crate::output::Output;
@@ -43,7 +40,10 @@ async fn create(args: VolumeCreateArgs, output: Output) -> Result<()> {
     let kind = match &args.cache {
         Some(url) => VolumeKind::Cache {
             source: client.home_source(url).await?,
-            cooperative: args.cooperative.clone().unwrap_or_else(|| args.name.clone()),
+            cooperative: args
+                .cooperative
+                .clone()
+                .unwrap_or_else(|| args.name.clone()),
             replacement: Replacement::default(),
             block_bytes: BLOCK_BYTES_DEFAULT,
         },
@@ -68,10 +68,17 @@ async fn create(args: VolumeCreateArgs, output: Output) -> Result<()> {
 }
 
 async fn create_at(client: &Client, node: &Advert, spec: VolumeSpec) -> Result<VolumeStatus> {
-    let call = CreateVolume { spec, source_token: client.token().clone() };
+    let call = CreateVolume {
+        spec,
+        source_token: client.token().clone(),
+    };
     let status = client.call_within(&node.address, call, TRANSFER_MS).await?;
     if status.state == VolumeState::Failed {
-        bail!("volume {} could not be filled: {}", status.spec.name, status.fault);
+        bail!(
+            "volume {} could not be filled: {}",
+            status.spec.name,
+            status.fault
+        );
     }
     Ok(status)
 }
@@ -112,7 +119,14 @@ async fn show(args: VolumeArgs, output: Output) -> Result<()> {
 async fn delete(args: VolumeArgs, output: Output) -> Result<()> {
     let client = Client::new(&args.client)?;
     let (node, status) = client.volume(&args.volume).await?;
-    client.call(&node.address, DeleteVolume { volume: status.spec.id }).await?;
+    client
+        .call(
+            &node.address,
+            DeleteVolume {
+                volume: status.spec.id,
+            },
+        )
+        .await?;
     output.say(
         &format!("deleted {} ({})", status.spec.name, status.spec.id),
         &json!({ "deleted": status.spec.id.to_string() }),
@@ -124,9 +138,15 @@ async fn replicate(args: VolumeReplicateArgs, output: Output) -> Result<()> {
     let (holder, status) = client.volume(&args.volume).await?;
     let target = client.node(&args.to).await?;
     if !matches!(status.spec.kind, VolumeKind::Scratch { .. }) {
-        bail!("{} is a cache volume; create one on the other node instead", status.spec.name);
+        bail!(
+            "{} is a cache volume; create one on the other node instead",
+            status.spec.name
+        );
     }
-    let source = Source::Volume { address: holder.address, volume: status.spec.id };
+    let source = Source::Volume {
+        address: holder.address,
+        volume: status.spec.id,
+    };
     let spec = VolumeSpec {
         id: VolumeId::random(),
         owner: owner(),
@@ -140,7 +160,10 @@ async fn replicate(args: VolumeReplicateArgs, output: Output) -> Result<()> {
 async fn extract(args: VolumeExtractArgs, output: Output) -> Result<()> {
     let client = Client::new(&args.client)?;
     let (node, status) = client.volume(&args.volume).await?;
-    let Source::Home { address: home, path: target } = client.home_source(&args.target).await?
+    let Source::Home {
+        address: home,
+        path: target,
+    } = client.home_source(&args.target).await?
     else {
         bail!("'{}' is no place at a home", args.target);
     };
@@ -154,7 +177,10 @@ async fn extract(args: VolumeExtractArgs, output: Output) -> Result<()> {
     };
     let receipt: PutReceipt = client.call_within(&node.address, call, TRANSFER_MS).await?;
     output.say(
-        &format!("{} bytes are at {} ({})", receipt.size, receipt.path, receipt.digest),
+        &format!(
+            "{} bytes are at {} ({})",
+            receipt.size, receipt.path, receipt.digest
+        ),
         &json!({
             "path": receipt.path,
             "size": receipt.size,
@@ -166,8 +192,10 @@ async fn extract(args: VolumeExtractArgs, output: Output) -> Result<()> {
 async fn invalidate(args: VolumeArgs, output: Output) -> Result<()> {
     let client = Client::new(&args.client)?;
     let (node, status) = client.volume(&args.volume).await?;
-    let call =
-        InvalidateVolume { volume: status.spec.id, source_token: client.token().clone() };
+    let call = InvalidateVolume {
+        volume: status.spec.id,
+        source_token: client.token().clone(),
+    };
     let status = client.call(&node.address, call).await?;
     say_status(&node, &status, output)
 }
@@ -209,7 +237,11 @@ fn say_status(node: &Advert, status: &VolumeStatus, output: Output) -> Result<()
         status.spec.size_bytes,
         status.used_files,
         status.spec.size_files,
-        if status.fault.is_empty() { String::new() } else { format!("; {}", status.fault) }
+        if status.fault.is_empty() {
+            String::new()
+        } else {
+            format!("; {}", status.fault)
+        }
     );
     output.say(&text, &describe(node, status))
 }

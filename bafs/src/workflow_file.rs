@@ -35,7 +35,10 @@ pub(crate) fn check(path: &Path, output: Output) -> Result<()> {
     let (jobs, volumes) = (workflow.jobs.len(), workflow.volumes.len());
     let extracts = workflow.extracts.len();
     output.say(
-        &format!("{}: {jobs} jobs, {volumes} volumes, {extracts} extracted files", workflow.name),
+        &format!(
+            "{}: {jobs} jobs, {volumes} volumes, {extracts} extracted files",
+            workflow.name
+        ),
         &serde_json::json!({ "jobs": jobs, "volumes": volumes, "extracts": extracts }),
     )
 }

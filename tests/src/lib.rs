@@ -17,11 +17,18 @@ use tempfile::TempDir;
 pub fn program() -> PathBuf {
     let beside = || {
         let test = std::env::current_exe().expect("a test knows its own path");
-        let target = test.ancestors().nth(2).expect("tests are two levels below the target");
+        let target = test
+            .ancestors()
+            .nth(2)
+            .expect("tests are two levels below the target");
         target.join("bafs")
     };
     let path = std::env::var_os("BAFS_BIN").map_or_else(beside, PathBuf::from);
-    assert!(path.exists(), "{} is missing: cargo build --bin bafs", path.display());
+    assert!(
+        path.exists(),
+        "{} is missing: cargo build --bin bafs",
+        path.display()
+    );
     path
 }
 
@@ -38,7 +45,10 @@ pub fn skip(test: &str, reason: &str) {
 
 /// Why jobs with mounts cannot run here, if they cannot.
 pub fn cannot_mount() -> Option<String> {
-    let doctor = Command::new(program()).arg("doctor").output().expect("the program runs");
+    let doctor = Command::new(program())
+        .arg("doctor")
+        .output()
+        .expect("the program runs");
     (!doctor.status.success()).then(|| String::from_utf8_lossy(&doctor.stdout).into_owned())
 }
 
@@ -74,7 +84,10 @@ impl World {
             slots: 2,
             keep: false,
         };
-        Ok(Self { cluster: Cluster::start(&spec)?, home })
+        Ok(Self {
+            cluster: Cluster::start(&spec)?,
+            home,
+        })
     }
 
     /// Writes a file at home.
@@ -124,7 +137,10 @@ impl World {
     pub fn wait_for_servers(&self, count: usize) -> Result<()> {
         for _ in 0..200 {
             let listed = self.json(&["servers"])?;
-            if listed.as_array().is_some_and(|servers| servers.len() == count) {
+            if listed
+                .as_array()
+                .is_some_and(|servers| servers.len() == count)
+            {
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(100));
@@ -160,7 +176,10 @@ pub fn said(output: &Output) -> String {
 pub fn processes_with(text: &str) -> Vec<String> {
     let own = std::process::id().to_string();
     let mut found = Vec::new();
-    for entry in std::fs::read_dir("/proc").expect("/proc is readable").flatten() {
+    for entry in std::fs::read_dir("/proc")
+        .expect("/proc is readable")
+        .flatten()
+    {
         let name = entry.file_name().to_string_lossy().into_owned();
         if name == own || !name.bytes().all(|b| b.is_ascii_digit()) {
             continue;
@@ -180,7 +199,11 @@ pub fn processes_with(text: &str) -> Vec<String> {
 /// When the mount table cannot be read.
 pub fn mounts_with(text: &str) -> Vec<String> {
     let table = std::fs::read_to_string("/proc/self/mounts").expect("the mount table is readable");
-    table.lines().filter(|line| line.contains(text)).map(str::to_owned).collect()
+    table
+        .lines()
+        .filter(|line| line.contains(text))
+        .map(str::to_owned)
+        .collect()
 }
 
 /// Whether a directory is gone or empty.

@@ -25,7 +25,7 @@ fn pipelines(count: u32, slow: &str) -> String {
          }}\n\
          parent count$(i) child sum$(i)\n\
          mount data count$(i) /data\n\
-         mount in$(i) count$(i) /in\n\
+         mount in$(i) count$(i) /in ro\n\
          mount work$(i) count$(i) /work\n\
          mount work$(i) sum$(i) /work\n\
          extract work$(i) sum bafs://home/out/$(i)\n\
@@ -55,21 +55,31 @@ fn sum_of(all: &[u8]) -> Result<Vec<u8>> {
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(file.path(), all)?;
     let script = "cksum < $0; wc -l < $0";
-    let output = std::process::Command::new("sh").args(["-c", script]).arg(file.path()).output()?;
+    let output = std::process::Command::new("sh")
+        .args(["-c", script])
+        .arg(file.path())
+        .output()?;
     Ok(output.stdout)
 }
 
 fn check_output(world: &World, expected: &[Vec<u8>]) -> Result<()> {
     for (index, sum) in expected.iter().enumerate() {
         let found = world.get(&format!("out/{}", index + 1))?;
-        ensure!(found == *sum, "output {} differs from a run on plain files", index + 1);
+        ensure!(
+            found == *sum,
+            "output {} differs from a run on plain files",
+            index + 1
+        );
     }
     Ok(())
 }
 
 fn check_nothing_left(world: &World) -> Result<()> {
     let volumes = world.json(&["volume", "list"])?;
-    ensure!(volumes.as_array().is_some_and(Vec::is_empty), "volumes are left: {volumes}");
+    ensure!(
+        volumes.as_array().is_some_and(Vec::is_empty),
+        "volumes are left: {volumes}"
+    );
     let identity = world.cluster.identity();
     let agents = processes_with(&format!("agent --identity {}", identity.display()));
     ensure!(agents.is_empty(), "agents are left: {agents:?}");
@@ -104,7 +114,9 @@ fn wait_for_output(world: &World, path: &str) -> Result<()> {
 
 #[test]
 fn cluster_runs_a_workflow() -> Result<()> {
-    let Some(world) = ready("cluster_runs_a_workflow", &["20MB", "30MB"])? else { return Ok(()) };
+    let Some(world) = ready("cluster_runs_a_workflow", &["20MB", "30MB"])? else {
+        return Ok(());
+    };
     let expected = put_input(&world, 4)?;
     let path = world.workflow(&pipelines(4, "0"))?;
     let output = world.bafs(&["run", &path.to_string_lossy()]).output()?;
@@ -116,10 +128,14 @@ fn cluster_runs_a_workflow() -> Result<()> {
 #[test]
 fn cluster_runs_a_workflow_with_remote_io() -> Result<()> {
     let name = "cluster_runs_a_workflow_with_remote_io";
-    let Some(world) = ready(name, &["20MB"])? else { return Ok(()) };
+    let Some(world) = ready(name, &["20MB"])? else {
+        return Ok(());
+    };
     let expected = put_input(&world, 2)?;
     let path = world.workflow(&pipelines(2, "0"))?;
-    let output = world.bafs(&["run", &path.to_string_lossy(), "--remote-io"]).output()?;
+    let output = world
+        .bafs(&["run", &path.to_string_lossy(), "--remote-io"])
+        .output()?;
     ensure!(output.status.success(), said(&output));
     check_output(&world, &expected)?;
     let left = world.home.path().join(".bafs-remote");
@@ -130,11 +146,16 @@ fn cluster_runs_a_workflow_with_remote_io() -> Result<()> {
 #[test]
 fn cluster_survives_a_killed_scheduler() -> Result<()> {
     let name = "cluster_survives_a_killed_scheduler";
-    let Some(world) = ready(name, &["20MB"])? else { return Ok(()) };
+    let Some(world) = ready(name, &["20MB"])? else {
+        return Ok(());
+    };
     let expected = put_input(&world, 4)?;
     let log = world.home.path().join("started");
     // Each first job says on the host that it started: finished ones must not start again.
-    let text = pipelines(4, "1").replace("sleep 1;", &format!("echo $(i) >> {}; sleep 1;", log.display()));
+    let text = pipelines(4, "1").replace(
+        "sleep 1;",
+        &format!("echo $(i) >> {}; sleep 1;", log.display()),
+    );
     let path = world.workflow(&text)?;
     let mut first = start_run(&world, &path.to_string_lossy())?;
     wait_for_output(&world, "out/1")?;
@@ -153,7 +174,9 @@ fn cluster_survives_a_killed_scheduler() -> Result<()> {
 #[test]
 fn cluster_survives_a_killed_node() -> Result<()> {
     let name = "cluster_survives_a_killed_node";
-    let Some(mut world) = ready(name, &["20MB", "20MB", "20MB"])? else { return Ok(()) };
+    let Some(mut world) = ready(name, &["20MB", "20MB", "20MB"])? else {
+        return Ok(());
+    };
     let expected = put_input(&world, 6)?;
     let path = world.workflow(&pipelines(6, "2"))?;
     let run = start_run(&world, &path.to_string_lossy())?;
@@ -168,7 +191,9 @@ fn cluster_survives_a_killed_node() -> Result<()> {
 #[test]
 fn cluster_reports_failed_jobs_and_keeps_what_is_done() -> Result<()> {
     let name = "cluster_reports_failed_jobs_and_keeps_what_is_done";
-    let Some(world) = ready(name, &["20MB"])? else { return Ok(()) };
+    let Some(world) = ready(name, &["20MB"])? else {
+        return Ok(());
+    };
     let log = world.home.path().join("tries");
     let text = format!(
         "volume v scratch 1 MB\nvolume w scratch 1 MB\nvolume x scratch 1 MB\n\
@@ -185,11 +210,23 @@ fn cluster_reports_failed_jobs_and_keeps_what_is_done() -> Result<()> {
     let path = world.workflow(&text)?;
     let output = world.bafs(&["run", &path.to_string_lossy()]).output()?;
     let text = said(&output);
-    ensure!(output.status.code() == Some(1), "exit 1 was expected: {text}");
-    ensure!(std::fs::read_to_string(&log)?.lines().count() == 3, "one try and two retries");
-    ensure!(world.get("out/good")? == b"fine\n", "finished work is at home");
+    ensure!(
+        output.status.code() == Some(1),
+        "exit 1 was expected: {text}"
+    );
+    ensure!(
+        std::fs::read_to_string(&log)?.lines().count() == 3,
+        "one try and two retries"
+    );
+    ensure!(
+        world.get("out/good")? == b"fine\n",
+        "finished work is at home"
+    );
     for part in ["bad", "3", "that went wrong", "killed", "11"] {
-        ensure!(text.contains(part), "the report does not say '{part}': {text}");
+        ensure!(
+            text.contains(part),
+            "the report does not say '{part}': {text}"
+        );
     }
     check_nothing_left(&world)
 }
@@ -197,28 +234,51 @@ fn cluster_reports_failed_jobs_and_keeps_what_is_done() -> Result<()> {
 #[test]
 fn cluster_says_what_is_wrong_with_a_workflow() -> Result<()> {
     let name = "cluster_says_what_is_wrong_with_a_workflow";
-    let Some(world) = ready(name, &["20MB"])? else { return Ok(()) };
+    let Some(world) = ready(name, &["20MB"])? else {
+        return Ok(());
+    };
     let job = "job j {\nexecutable = /bin/true\n}\nmount v j /v\n";
     let cases = [
         ("volume v scratch 1 TB\n", "v"),
         ("volume v cache bafs://home/nowhere 1 MB\n", "nowhere"),
-        ("volume v scratch 1 MB from bafs://home/nothing.txt\n", "nothing.txt"),
+        (
+            "volume v scratch 1 MB from bafs://home/nothing.txt\n",
+            "nothing.txt",
+        ),
         ("volume v cache bafs://elsewhere/data 1 MB\n", "elsewhere"),
     ];
     for (index, (volume, named)) in cases.into_iter().enumerate() {
         let path = world.workflow(&format!("{volume}{job}"))?;
         let journal = world.home.path().join(format!("journal{index}"));
         let output = world
-            .bafs(&["run", &path.to_string_lossy(), "--journal", &journal.to_string_lossy()])
+            .bafs(&[
+                "run",
+                &path.to_string_lossy(),
+                "--journal",
+                &journal.to_string_lossy(),
+            ])
             .output()?;
         let text = said(&output);
-        ensure!(output.status.code() == Some(1), "{volume}: exit 1 was expected: {text}");
-        ensure!(text.contains(named), "{volume}: '{named}' is not named: {text}");
+        ensure!(
+            output.status.code() == Some(1),
+            "{volume}: exit 1 was expected: {text}"
+        );
+        ensure!(
+            text.contains(named),
+            "{volume}: '{named}' is not named: {text}"
+        );
     }
-    let path = world.workflow("volume v scratch 1 MB\njob j {\nexecutable = /no/such/program\n}\nmount v j /v\n")?;
+    let path = world.workflow(
+        "volume v scratch 1 MB\njob j {\nexecutable = /no/such/program\n}\nmount v j /v\n",
+    )?;
     let journal = world.home.path().join("journal");
     let output = world
-        .bafs(&["run", &path.to_string_lossy(), "--journal", &journal.to_string_lossy()])
+        .bafs(&[
+            "run",
+            &path.to_string_lossy(),
+            "--journal",
+            &journal.to_string_lossy(),
+        ])
         .output()?;
     ensure!(output.status.code() == Some(1), said(&output));
     ensure!(said(&output).contains("/no/such/program"), said(&output));

@@ -17,7 +17,10 @@ fn cluster_volumes_live_and_die() -> Result<()> {
     world.put("in/a.txt", b"hello\n")?;
     let create = ["volume", "create", "v", "--node", "n1", "--size", "1MB"];
     let made = world.json(&[&create[..], &["--from", "bafs://home/in"]].concat())?;
-    ensure!(made["state"] == "ready" && made["used_files"] == 1, "{made}");
+    ensure!(
+        made["state"] == "ready" && made["used_files"] == 1,
+        "{made}"
+    );
     let shown = world.json(&["volume", "show", "v"])?;
     ensure!(shown["id"] == made["id"], "{shown}");
     let copy = world.json(&["volume", "replicate", "v", "--to", "n2"])?;
@@ -32,7 +35,13 @@ fn cluster_volumes_live_and_die() -> Result<()> {
     for id in [id, made["id"].as_str().context("an id")?] {
         world.json(&["volume", "delete", id])?;
     }
-    ensure!(world.json(&["volume", "list"])?.as_array().is_some_and(Vec::is_empty), "all gone");
+    ensure!(
+        world
+            .json(&["volume", "list"])?
+            .as_array()
+            .is_some_and(Vec::is_empty),
+        "all gone"
+    );
     Ok(())
 }
 
@@ -42,13 +51,29 @@ fn cluster_volumes_survive_a_killed_node() -> Result<()> {
     world.put("in/a.txt", b"hello\n")?;
     let create = ["volume", "create", "v", "--node", "n1", "--size", "1MB"];
     let made = world.json(&[&create[..], &["--from", "bafs://home/in/a.txt"]].concat())?;
-    world.json(&["volume", "create", "c", "--node", "n1", "--size", "1MB", "--cache", "bafs://home/in"])?;
+    world.json(&[
+        "volume",
+        "create",
+        "c",
+        "--node",
+        "n1",
+        "--size",
+        "1MB",
+        "--cache",
+        "bafs://home/in",
+    ])?;
     world.cluster.kill("n1")?;
     world.cluster.restart("n1")?;
     let shown = world.json(&["volume", "show", "v"])?;
-    ensure!(shown["id"] == made["id"] && shown["state"] == "ready", "{shown}");
+    ensure!(
+        shown["id"] == made["id"] && shown["state"] == "ready",
+        "{shown}"
+    );
     world.json(&["volume", "extract", "v", "a.txt", "bafs://home/out/c.txt"])?;
-    ensure!(world.get("out/c.txt")? == b"hello\n", "the file came through");
+    ensure!(
+        world.get("out/c.txt")? == b"hello\n",
+        "the file came through"
+    );
     world.json(&["volume", "invalidate", "c"])?;
     Ok(())
 }
@@ -57,7 +82,9 @@ fn cluster_volumes_survive_a_killed_node() -> Result<()> {
 fn cluster_space_is_never_promised_twice() -> Result<()> {
     let world = world(&["10MB"])?;
     world.json(&["volume", "create", "a", "--node", "n1", "--size", "6MB"])?;
-    let second = world.bafs(&["volume", "create", "b", "--node", "n1", "--size", "6MB"]).output()?;
+    let second = world
+        .bafs(&["volume", "create", "b", "--node", "n1", "--size", "6MB"])
+        .output()?;
     ensure!(second.status.code() == Some(1), said(&second));
     ensure!(said(&second).contains("NoSpaceBytes"), said(&second));
     world.json(&["volume", "delete", "a"])?;
@@ -70,24 +97,56 @@ fn cluster_refuses_strangers_and_wrong_use() -> Result<()> {
     let world = world(&["10MB"])?;
     let other = tempfile::tempdir()?;
     let identity = other.path().join("identity");
-    let init = Command::new(program()).arg("init").arg(&identity).output()?;
+    let init = Command::new(program())
+        .arg("init")
+        .arg(&identity)
+        .output()?;
     ensure!(init.status.success(), said(&init));
-    let again = Command::new(program()).arg("init").arg(&identity).output()?;
-    ensure!(again.status.code() == Some(1), "an authority is never overwritten");
-    let stranger = world.bafs(&["servers"]).env("BAFS_IDENTITY", &identity).output()?;
+    let again = Command::new(program())
+        .arg("init")
+        .arg(&identity)
+        .output()?;
+    ensure!(
+        again.status.code() == Some(1),
+        "an authority is never overwritten"
+    );
+    let stranger = world
+        .bafs(&["servers"])
+        .env("BAFS_IDENTITY", &identity)
+        .output()?;
     ensure!(stranger.status.code() == Some(1), said(&stranger));
-    let missing = world.bafs(&["servers"]).env("BAFS_IDENTITY", "/no/such/dir").output()?;
+    let missing = world
+        .bafs(&["servers"])
+        .env("BAFS_IDENTITY", "/no/such/dir")
+        .output()?;
     ensure!(said(&missing).contains("bafs init"), said(&missing));
-    let nobody = world.bafs(&["servers"]).env("BAFS_CATALOG", "127.0.0.1:9").output()?;
+    let nobody = world
+        .bafs(&["servers"])
+        .env("BAFS_CATALOG", "127.0.0.1:9")
+        .output()?;
     ensure!(said(&nobody).contains("127.0.0.1:9"), said(&nobody));
-    let no_node = world.bafs(&["volume", "create", "v", "--node", "x", "--size", "1MB"]).output()?;
-    ensure!(said(&no_node).contains("no live node 'x'; live are: n1"), said(&no_node));
+    let no_node = world
+        .bafs(&["volume", "create", "v", "--node", "x", "--size", "1MB"])
+        .output()?;
+    ensure!(
+        said(&no_node).contains("no live node 'x'; live are: n1"),
+        said(&no_node)
+    );
     let taken = world.cluster.address("n1");
     let port = world.bafs(&["catalog", "--listen", taken]).output()?;
-    ensure!(port.status.code() == Some(1) && said(&port).contains("in use"), said(&port));
+    ensure!(
+        port.status.code() == Some(1) && said(&port).contains("in use"),
+        said(&port)
+    );
     let vague = world.bafs(&["catalog", "--listen", "0.0.0.0:0"]).output()?;
     ensure!(said(&vague).contains("name the address"), said(&vague));
-    let size = world.bafs(&["volume", "create", "v", "--node", "n1", "--size", "10"]).output()?;
-    ensure!(size.status.code() == Some(1), "a size without unit is refused: {}", said(&size));
+    let size = world
+        .bafs(&["volume", "create", "v", "--node", "n1", "--size", "10"])
+        .output()?;
+    ensure!(
+        size.status.code() == Some(1),
+        "a size without unit is refused: {}",
+        said(&size)
+    );
     Ok(())
 }

@@ -63,7 +63,10 @@ pub(crate) async fn prepare(home: &Path, residues: usize, queries: u32, seed: u6
         .await
         .context("cannot run makeblastdb; apt-get install ncbi-blast+")?;
     if !made.status.success() {
-        bail!("makeblastdb failed: {}", String::from_utf8_lossy(&made.stderr));
+        bail!(
+            "makeblastdb failed: {}",
+            String::from_utf8_lossy(&made.stderr)
+        );
     }
     fs::remove_file(source)?;
     Ok(())
@@ -112,7 +115,11 @@ fn write_enlarged(path: &Path, real: &[Vec<u8>], residues: usize, seed: u64) -> 
     while written < residues {
         let model = &real[numbers.below(real.len())];
         let related = numbers.next().is_multiple_of(RELATED_EVERY);
-        let changed_percent = if related { RELATED_CHANGED_PERCENT } else { 100 };
+        let changed_percent = if related {
+            RELATED_CHANGED_PERCENT
+        } else {
+            100
+        };
         let sequence: Vec<u8> = model
             .iter()
             .map(|&residue| match numbers.next() % 100 < changed_percent {
@@ -120,7 +127,10 @@ fn write_enlarged(path: &Path, real: &[Vec<u8>], residues: usize, seed: u64) -> 
                 false => residue,
             })
             .collect();
-        file.write_all(&fasta(&format!("demo{record:07} changed {changed_percent} %"), &sequence))?;
+        file.write_all(&fasta(
+            &format!("demo{record:07} changed {changed_percent} %"),
+            &sequence,
+        ))?;
         written += sequence.len();
         record += 1;
     }

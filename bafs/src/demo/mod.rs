@@ -62,7 +62,10 @@ struct Summary {
 /// Runs the demo. Its files are gone when it returns, also when it was interrupted.
 pub(crate) async fn demo(args: DemoArgs, output: Output) -> Result<ExitCode> {
     let args = sized(args);
-    ensure!(args.nodes > 0 && args.pipelines > 0, "a demo needs a node and a pipeline");
+    ensure!(
+        args.nodes > 0 && args.pipelines > 0,
+        "a demo needs a node and a pipeline"
+    );
     let directory = tempfile::Builder::new().prefix("bafs-demo-").tempdir()?;
     let demo = demo_in(&args, directory.path(), output);
     tokio::select! {
@@ -87,29 +90,44 @@ fn sized(args: DemoArgs) -> DemoArgs {
 async fn demo_in(args: &DemoArgs, directory: &Path, output: Output) -> Result<ExitCode> {
     let home = directory.join("home");
     fs::create_dir(&home)?;
-    say(output, "preparing a protein database and queries from real sequences")?;
+    say(
+        output,
+        "preparing a protein database and queries from real sequences",
+    )?;
     let residues = args.database_mib as usize * MIB;
     let queries = args.pipelines.max(args.remote_pipelines);
     input::prepare(&home, residues, queries, args.seed).await?;
 
     let workflow = workflow(directory, "results", args.pipelines)?;
-    say(output, "running the same commands on plain directories, for reference")?;
+    say(
+        output,
+        "running the same commands on plain directories, for reference",
+    )?;
     let reference = plain::run(&workflow, &home, &directory.join("plain")).await?;
 
-    say(output, &format!("running {} pipelines over BAFS", args.pipelines))?;
+    say(
+        output,
+        &format!("running {} pipelines over BAFS", args.pipelines),
+    )?;
     let bafs = measure(args, &home, directory, &workflow, false, output).await?;
     let mut identical = compare(&home, &reference)?;
 
     let remote_io = match args.remote_pipelines {
         0 => None,
         pipelines => {
-            say(output, &format!("running {pipelines} pipelines with remote I/O"))?;
+            say(
+                output,
+                &format!("running {pipelines} pipelines with remote I/O"),
+            )?;
             let workflow = self::workflow(directory, "results-remote-io", pipelines)?;
             let measured = measure(args, &home, directory, &workflow, true, output).await?;
             let renamed = |path: &str| path.replacen("results/", "results-remote-io/", 1);
             let count = pipelines as usize;
-            let reference =
-                reference.iter().take(count).map(|(k, v)| (renamed(k), v.clone())).collect();
+            let reference = reference
+                .iter()
+                .take(count)
+                .map(|(k, v)| (renamed(k), v.clone()))
+                .collect();
             identical &= compare(&home, &reference)?;
             Some(measured)
         }
@@ -131,13 +149,19 @@ fn conclude(
         home_read_bytes: bafs.home_read_bytes,
         unique_bytes: bafs.unique_bytes,
         home_read_ratio: table::ratio(bafs.home_read_bytes, bafs.unique_bytes),
-        speedup_vs_remote_io: remote_io.as_ref().map(|r| per_pipeline(r) / per_pipeline(&bafs)),
+        speedup_vs_remote_io: remote_io
+            .as_ref()
+            .map(|r| per_pipeline(r) / per_pipeline(&bafs)),
         remote_io,
         bafs,
     };
     output.remark(&table::render(&summary))?;
     output.say(&serde_json::to_string(&summary)?, &summary)?;
-    Ok(if identical { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if identical {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// The shipped workflow, with its results in another directory and for another number of queries.
@@ -172,16 +196,30 @@ async fn measure(
     };
     let mut cluster = tokio::task::block_in_place(|| Cluster::start(&spec))?;
     if args.keep {
-        say(output, &format!("the cluster's files stay in {}", cluster.directory().display()))?;
+        say(
+            output,
+            &format!(
+                "the cluster's files stay in {}",
+                cluster.directory().display()
+            ),
+        )?;
     }
     let way = Way {
-        journal: directory.join(if remote_io { "remote-io.journal" } else { "journal" }),
+        journal: directory.join(if remote_io {
+            "remote-io.journal"
+        } else {
+            "journal"
+        }),
         remote_io,
         output,
         kill_after_jobs: args.kill_node.filter(|_| !remote_io),
     };
     let report = run::on_cluster(workflow.clone(), &mut cluster, &way).await?;
-    ensure!(report.outcome == Outcome::Complete, "{}", run::explain(&report));
+    ensure!(
+        report.outcome == Outcome::Complete,
+        "{}",
+        run::explain(&report)
+    );
     let client = Client::with(&cluster.identity(), cluster.catalog())?;
     let counters = client.call(cluster.home(), ReadCounters).await?.values;
     let counter = |name: &str| counters.get(name).copied().unwrap_or(0);

@@ -20,7 +20,9 @@ pub(super) fn unique_bytes(report: &RunReport, workflow: &Workflow, home: &Path)
     for volume in &workflow.volumes {
         if let VolumeKind::Scratch { fill: Some(source) } = &volume.kind {
             let path = home.join(home_path(source));
-            total += fs::metadata(&path).with_context(|| path.display().to_string())?.len();
+            total += fs::metadata(&path)
+                .with_context(|| path.display().to_string())?
+                .len();
         }
     }
     let is_batch = |name: &str| {
@@ -34,7 +36,10 @@ pub(super) fn unique_bytes(report: &RunReport, workflow: &Workflow, home: &Path)
             entry.1.extend(&file.runs);
         }
     }
-    total += runs.into_values().map(|(size, runs)| bytes_of(size, runs)).sum::<u64>();
+    total += runs
+        .into_values()
+        .map(|(size, runs)| bytes_of(size, runs))
+        .sum::<u64>();
     Ok(total)
 }
 

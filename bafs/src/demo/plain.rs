@@ -39,7 +39,12 @@ pub(crate) async fn run(
     Ok(workflow
         .extracts
         .iter()
-        .map(|e| (home_path(&e.target).to_owned(), file(e.volume.as_usize(), &e.path)))
+        .map(|e| {
+            (
+                home_path(&e.target).to_owned(),
+                file(e.volume.as_usize(), &e.path),
+            )
+        })
         .collect())
 }
 
@@ -51,7 +56,10 @@ pub(crate) fn home_path(url: &Url) -> &str {
 fn copy_into(source: &Path, directory: &Path) -> Result<()> {
     let name = source.file_name().context("a source has a name")?;
     if !source.is_file() {
-        bail!("{}: only single files are copied for the comparison", source.display());
+        bail!(
+            "{}: only single files are copied for the comparison",
+            source.display()
+        );
     }
     fs::copy(source, directory.join(name))?;
     Ok(())
@@ -64,8 +72,18 @@ async fn run_job(job: &Job, directories: &[PathBuf]) -> Result<()> {
         .map(|m| (m.path.as_str(), directories[m.volume.as_usize()].as_path()))
         .collect();
     let output = Command::new(&job.command.executable)
-        .args(job.command.arguments.iter().map(|argument| relocate(argument, &mounts)))
-        .envs(job.command.environment.iter().map(|(k, v)| (k, relocate(v, &mounts))))
+        .args(
+            job.command
+                .arguments
+                .iter()
+                .map(|argument| relocate(argument, &mounts)),
+        )
+        .envs(
+            job.command
+                .environment
+                .iter()
+                .map(|(k, v)| (k, relocate(v, &mounts))),
+        )
         .kill_on_drop(true)
         .output()
         .await
@@ -91,7 +109,10 @@ fn relocate(text: &str, mounts: &[(&str, &Path)]) -> String {
         let hit = mounts.iter().find(|(path, _)| {
             begins
                 && rest.strip_prefix(path).is_some_and(|after| {
-                    after.chars().next().is_none_or(|c| c == '/' || !(c.is_alphanumeric()))
+                    after
+                        .chars()
+                        .next()
+                        .is_none_or(|c| c == '/' || !(c.is_alphanumeric()))
                 })
         });
         if let Some((path, directory)) = hit {
@@ -114,7 +135,13 @@ mod tests {
     #[test]
     fn only_whole_mount_paths_are_relocated() {
         let mounts = [("/in", Path::new("/p/in1")), ("/work", Path::new("/p/w"))];
-        let moved = relocate("/bin/sh /in/q /work /workers 'x'/in/q </work/a>/work/b", &mounts);
-        assert_eq!(moved, "/bin/sh /p/in1/q /p/w /workers 'x'/p/in1/q </p/w/a>/p/w/b");
+        let moved = relocate(
+            "/bin/sh /in/q /work /workers 'x'/in/q </work/a>/work/b",
+            &mounts,
+        );
+        assert_eq!(
+            moved,
+            "/bin/sh /p/in1/q /p/w /workers 'x'/p/in1/q </p/w/a>/p/w/b"
+        );
     }
 }

@@ -4,7 +4,11 @@ use super::{Measured, Summary};
 
 /// `part` in units of `whole`; 0 when there is no whole.
 pub(super) fn ratio(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+    if whole == 0 {
+        0.0
+    } else {
+        part as f64 / whole as f64
+    }
 }
 
 /// The table, for people.
@@ -21,20 +25,59 @@ pub(super) fn render(summary: &Summary) -> String {
     let read = |m: &Measured| m.home_read_bytes as f64 / f64::from(m.pipelines);
     let written = |m: &Measured| m.home_written_bytes as f64 / f64::from(m.pipelines);
     let needed = |m: &Measured| ratio(m.home_read_bytes, m.unique_bytes);
-    let mut text = format!("\n{:<38}{:>14}{:>14}{:>12}\n", "", "BAFS", "remote I/O", "factor");
+    let mut text = format!(
+        "\n{:<38}{:>14}{:>14}{:>12}\n",
+        "", "BAFS", "remote I/O", "factor"
+    );
     let mut row = |name: &str, value: &dyn Fn(&Measured) -> String, factor: String| {
-        text += &format!("{name:<38}{:>14}{:>14}{factor:>12}\n", value(bafs), other(value));
+        text += &format!(
+            "{name:<38}{:>14}{:>14}{factor:>12}\n",
+            value(bafs),
+            other(value)
+        );
     };
     let none = String::new();
     row("pipelines", &|m| m.pipelines.to_string(), none.clone());
-    row("wall time, all", &|m| format!("{:.1} s", m.wall_s), none.clone());
-    row("wall time for each pipeline", &|m| format!("{:.2} s", wall(m)), quotient(&wall));
-    row("read from home, all", &|m| mb(m.home_read_bytes as f64), none.clone());
-    row("read from home for each pipeline", &|m| mb(read(m)), quotient(&read));
-    row("written to home for each pipeline", &|m| mb(written(m)), quotient(&written));
-    row("unique bytes needed, all", &|m| mb(m.unique_bytes as f64), none);
-    row("read from home / unique bytes", &|m| format!("{:.3}", needed(m)), quotient(&needed));
-    let verdict = if summary.identical { "identical to" } else { "DIFFERENT FROM" };
+    row(
+        "wall time, all",
+        &|m| format!("{:.1} s", m.wall_s),
+        none.clone(),
+    );
+    row(
+        "wall time for each pipeline",
+        &|m| format!("{:.2} s", wall(m)),
+        quotient(&wall),
+    );
+    row(
+        "read from home, all",
+        &|m| mb(m.home_read_bytes as f64),
+        none.clone(),
+    );
+    row(
+        "read from home for each pipeline",
+        &|m| mb(read(m)),
+        quotient(&read),
+    );
+    row(
+        "written to home for each pipeline",
+        &|m| mb(written(m)),
+        quotient(&written),
+    );
+    row(
+        "unique bytes needed, all",
+        &|m| mb(m.unique_bytes as f64),
+        none,
+    );
+    row(
+        "read from home / unique bytes",
+        &|m| format!("{:.3}", needed(m)),
+        quotient(&needed),
+    );
+    let verdict = if summary.identical {
+        "identical to"
+    } else {
+        "DIFFERENT FROM"
+    };
     text + &format!("\nall results are {verdict} those of plain directories\n")
 }
 
