@@ -19,7 +19,12 @@ pub struct Errno(pub i32);
 
 impl fmt::Debug for Errno {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "errno {} ({})", self.0, std::io::Error::from_raw_os_error(self.0))
+        write!(
+            f,
+            "errno {} ({})",
+            self.0,
+            std::io::Error::from_raw_os_error(self.0)
+        )
     }
 }
 
@@ -116,34 +121,78 @@ pub enum FileOp {
     /// Drops references that lookups and creations gave.
     Forget { ino: InodeNo, count: u64 },
     /// Reads attributes, through the handle if there is one.
-    GetAttr { ino: InodeNo, handle: Option<HandleId> },
+    GetAttr {
+        ino: InodeNo,
+        handle: Option<HandleId>,
+    },
     /// Changes attributes, through the handle if there is one.
-    SetAttr { ino: InodeNo, handle: Option<HandleId>, change: AttrChange },
+    SetAttr {
+        ino: InodeNo,
+        handle: Option<HandleId>,
+        change: AttrChange,
+    },
     /// Reads a symbolic link.
     ReadLink { ino: InodeNo },
     /// Makes a regular file, FIFO, socket or device file. The umask is already applied.
-    MakeNode { parent: InodeNo, name: Name, mode: u32, rdev: u32 },
+    MakeNode {
+        parent: InodeNo,
+        name: Name,
+        mode: u32,
+        rdev: u32,
+    },
     /// Makes a directory. The umask is already applied.
-    MakeDirectory { parent: InodeNo, name: Name, mode: u32 },
+    MakeDirectory {
+        parent: InodeNo,
+        name: Name,
+        mode: u32,
+    },
     /// Makes a symbolic link.
-    MakeSymlink { parent: InodeNo, name: Name, target: Vec<u8> },
+    MakeSymlink {
+        parent: InodeNo,
+        name: Name,
+        target: Vec<u8>,
+    },
     /// Makes a hard link to `ino`.
-    MakeLink { ino: InodeNo, parent: InodeNo, name: Name },
+    MakeLink {
+        ino: InodeNo,
+        parent: InodeNo,
+        name: Name,
+    },
     /// Removes a name that is no directory.
     Unlink { parent: InodeNo, name: Name },
     /// Removes an empty directory.
     RemoveDirectory { parent: InodeNo, name: Name },
     /// Renames, with the flags of `renameat2(2)`.
-    Rename { parent: InodeNo, name: Name, new_parent: InodeNo, new_name: Name, flags: u32 },
+    Rename {
+        parent: InodeNo,
+        name: Name,
+        new_parent: InodeNo,
+        new_name: Name,
+        flags: u32,
+    },
     /// Opens a file with the flags of `open(2)`, without `O_CREAT`, `O_EXCL`, `O_NOFOLLOW`.
     Open { ino: InodeNo, flags: i32 },
     /// Creates and opens a file. The umask is already applied.
-    Create { parent: InodeNo, name: Name, mode: u32, flags: i32 },
+    Create {
+        parent: InodeNo,
+        name: Name,
+        mode: u32,
+        flags: i32,
+    },
     /// Reads up to `length` bytes; the data are the body of the reply.
-    Read { handle: HandleId, offset: u64, length: u32 },
+    Read {
+        handle: HandleId,
+        offset: u64,
+        length: u32,
+    },
     /// Writes the given part of the body. With `append` the offset is the end of the file at that
     /// moment, whatever `offset` says.
-    Write { handle: HandleId, offset: u64, data: BodyRange, append: bool },
+    Write {
+        handle: HandleId,
+        offset: u64,
+        data: BodyRange,
+        append: bool,
+    },
     /// Makes a file durable.
     Fsync { handle: HandleId, data_only: bool },
     /// Closes a file.
@@ -152,7 +201,12 @@ pub enum FileOp {
     OpenDirectory { ino: InodeNo },
     /// Reads entries after `cookie` (0 = from the start), at most about `bytes_max` encoded.
     /// With `plus` each entry but `.` and `..` is looked up and counts one reference.
-    ReadDirectory { handle: HandleId, cookie: u64, bytes_max: u32, plus: bool },
+    ReadDirectory {
+        handle: HandleId,
+        cookie: u64,
+        bytes_max: u32,
+        plus: bool,
+    },
     /// Closes a directory stream.
     ReleaseDirectory { handle: HandleId },
     /// Makes a directory durable.
@@ -160,7 +214,12 @@ pub enum FileOp {
     /// Reads the volume's limits and use.
     StatFs,
     /// Sets an extended attribute, with the flags of `setxattr(2)`.
-    SetXattr { ino: InodeNo, name: Name, value: Vec<u8>, flags: i32 },
+    SetXattr {
+        ino: InodeNo,
+        name: Name,
+        value: Vec<u8>,
+        flags: i32,
+    },
     /// Reads an extended attribute.
     GetXattr { ino: InodeNo, name: Name },
     /// Lists extended attributes, each name followed by a zero byte.
@@ -168,9 +227,18 @@ pub enum FileOp {
     /// Removes an extended attribute.
     RemoveXattr { ino: InodeNo, name: Name },
     /// `fallocate(2)`.
-    Allocate { handle: HandleId, mode: i32, offset: u64, length: u64 },
+    Allocate {
+        handle: HandleId,
+        mode: i32,
+        offset: u64,
+        length: u64,
+    },
     /// `lseek(2)` with `SEEK_DATA` or `SEEK_HOLE`.
-    Seek { handle: HandleId, offset: i64, whence: i32 },
+    Seek {
+        handle: HandleId,
+        offset: i64,
+        whence: i32,
+    },
     /// `copy_file_range(2)`.
     CopyRange {
         source: HandleId,

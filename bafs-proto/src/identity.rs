@@ -52,7 +52,11 @@ pub struct Identity {
 
 impl std::fmt::Debug for Identity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Identity({:?}, cluster {:016x})", self.role, self.cluster)
+        write!(
+            f,
+            "Identity({:?}, cluster {:016x})",
+            self.role, self.cluster
+        )
     }
 }
 
@@ -79,7 +83,9 @@ impl Authority {
         let key = KeyPair::generate().map_err(|e| fault(&e))?;
         let mut params = CertificateParams::new(Vec::new()).map_err(|e| fault(&e))?;
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.distinguished_name.push(DnType::CommonName, "BAFS cluster authority");
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "BAFS cluster authority");
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let certificate = params.self_signed(&key).map_err(|e| fault(&e))?;
         Ok(Self {
@@ -133,17 +139,18 @@ impl Authority {
             Role::Scheduler => "scheduler.bafs.internal",
             Role::Agent => "agent.bafs.internal",
         };
-        let mut params =
-            CertificateParams::new(vec![name.to_owned()]).map_err(|e| fault(&e))?;
+        let mut params = CertificateParams::new(vec![name.to_owned()]).map_err(|e| fault(&e))?;
         params.distinguished_name.push(DnType::CommonName, name);
         params.use_authority_key_identifier_extension = true;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         if role == Role::Server {
-            params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
+            params
+                .extended_key_usages
+                .push(ExtendedKeyUsagePurpose::ServerAuth);
         }
-        let issuer = Issuer::from_ca_cert_pem(&self.certificate_pem, &self.key)
-            .map_err(|e| fault(&e))?;
+        let issuer =
+            Issuer::from_ca_cert_pem(&self.certificate_pem, &self.key).map_err(|e| fault(&e))?;
         let certificate = params.signed_by(&key, &issuer).map_err(|e| fault(&e))?;
         Ok(Identity {
             role,
@@ -171,7 +178,11 @@ impl Identity {
         let key = PrivateKeyDer::from_pem_slice(read_text(&path)?.as_bytes())
             .map_err(|e| malformed(&path, &e))?;
         let path = directory.join(TOKEN);
-        let token = if path.exists() { Token::from_bytes(read(&path)?) } else { Token::none() };
+        let token = if path.exists() {
+            Token::from_bytes(read(&path)?)
+        } else {
+            Token::none()
+        };
         Ok(Self {
             role,
             cluster: cluster_of(&authority_der),
@@ -189,10 +200,22 @@ impl Identity {
     /// `ServerFault` when a file cannot be written.
     pub fn save(&self, directory: &Path) -> Result<()> {
         make_directory(directory)?;
-        write(&directory.join(CA), pem("CERTIFICATE", &self.authority_der).as_bytes())?;
-        write(&directory.join(CERTIFICATE), pem("CERTIFICATE", &self.certificate_der).as_bytes())?;
-        write(&directory.join(KEY), pem("PRIVATE KEY", &self.key_der).as_bytes())?;
-        write(&directory.join(TOKEN_PUBLIC), self.verifier.to_text().as_bytes())?;
+        write(
+            &directory.join(CA),
+            pem("CERTIFICATE", &self.authority_der).as_bytes(),
+        )?;
+        write(
+            &directory.join(CERTIFICATE),
+            pem("CERTIFICATE", &self.certificate_der).as_bytes(),
+        )?;
+        write(
+            &directory.join(KEY),
+            pem("PRIVATE KEY", &self.key_der).as_bytes(),
+        )?;
+        write(
+            &directory.join(TOKEN_PUBLIC),
+            self.verifier.to_text().as_bytes(),
+        )?;
         if self.token == Token::none() {
             return Ok(());
         }
@@ -218,9 +241,16 @@ fn parse_certificate(path: &Path, text: &str) -> Result<Vec<u8>> {
 }
 
 fn make_directory(directory: &Path) -> Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(|e| {
-        Error::new(ErrorCode::ServerFault, format!("cannot create {}: {e}", directory.display()))
-    })
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
+        .map_err(|e| {
+            Error::new(
+                ErrorCode::ServerFault,
+                format!("cannot create {}: {e}", directory.display()),
+            )
+        })
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
@@ -232,13 +262,19 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
         .open(path)
         .and_then(|mut file| file.write_all(bytes))
         .map_err(|e| {
-            Error::new(ErrorCode::ServerFault, format!("cannot write {}: {e}", path.display()))
+            Error::new(
+                ErrorCode::ServerFault,
+                format!("cannot write {}: {e}", path.display()),
+            )
         })
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).map_err(|e| {
-        let text = format!("cannot read {}: {e}; `bafs init` makes identities", path.display());
+        let text = format!(
+            "cannot read {}: {e}; `bafs init` makes identities",
+            path.display()
+        );
         Error::new(ErrorCode::NotFound, text)
     })
 }
@@ -248,9 +284,15 @@ fn read_text(path: &Path) -> Result<String> {
 }
 
 fn malformed(path: &Path, error: &dyn std::fmt::Display) -> Error {
-    Error::new(ErrorCode::Malformed, format!("{} is damaged: {error}", path.display()))
+    Error::new(
+        ErrorCode::Malformed,
+        format!("{} is damaged: {error}", path.display()),
+    )
 }
 
 fn fault(error: &dyn std::fmt::Display) -> Error {
-    Error::new(ErrorCode::ServerFault, format!("cannot make an identity: {error}"))
+    Error::new(
+        ErrorCode::ServerFault,
+        format!("cannot make an identity: {error}"),
+    )
 }

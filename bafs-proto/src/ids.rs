@@ -55,9 +55,8 @@ macro_rules! hex_id {
 macro_rules! number_id {
     ($(#[$doc:meta])* $name:ident, $inner:ty) => {
         $(#[$doc])*
-        #[derive(
-            Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-        )]
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Serialize, Deserialize)]
         pub struct $name(pub $inner);
 
         impl fmt::Display for $name {
@@ -136,7 +135,11 @@ mod tests {
         assert_eq!(id.to_string(), "00000000000000000000000000000abc");
         assert_eq!(id.to_string().parse(), Ok(id));
         assert!("abc".parse::<VolumeId>().is_err());
-        assert!("+0000000000000000000000000000abc".parse::<VolumeId>().is_err());
+        assert!(
+            "+0000000000000000000000000000abc"
+                .parse::<VolumeId>()
+                .is_err()
+        );
     }
 
     #[test]

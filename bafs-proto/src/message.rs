@@ -115,7 +115,10 @@ macro_rules! calls {
 fn wrong_reply(call: &str, reply: &Reply) -> Error {
     let text = format!("{reply:?}");
     let head: String = text.chars().take(40).collect();
-    Error::new(ErrorCode::Malformed, format!("answer to {call} is of another kind: {head}"))
+    Error::new(
+        ErrorCode::Malformed,
+        format!("answer to {call} is of another kind: {head}"),
+    )
 }
 
 calls! {
@@ -532,7 +535,13 @@ pub struct RunFileOps {
 
 impl fmt::Debug for RunFileOps {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RunFileOps({:?}, epoch {}, {} ops)", self.tree, self.epoch, self.ops.len())
+        write!(
+            f,
+            "RunFileOps({:?}, epoch {}, {} ops)",
+            self.tree,
+            self.epoch,
+            self.ops.len()
+        )
     }
 }
 

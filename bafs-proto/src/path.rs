@@ -7,7 +7,12 @@ use crate::limits::{NAME_BYTES_MAX, PATH_BYTES_MAX};
 /// `.` or `..` component, no zero byte, lengths within the limits. The empty path is that
 /// directory itself.
 pub fn check_relative(path: &str) -> Result<()> {
-    let bad = |why: &str| Err(Error::new(ErrorCode::BadPath, format!("path '{path}' {why}")));
+    let bad = |why: &str| {
+        Err(Error::new(
+            ErrorCode::BadPath,
+            format!("path '{path}' {why}"),
+        ))
+    };
     if path.is_empty() {
         return Ok(());
     }
@@ -21,7 +26,9 @@ pub fn check_relative(path: &str) -> Result<()> {
         match component {
             "" => return bad("is absolute or has an empty component"),
             "." | ".." => return bad("has a '.' or '..' component"),
-            _ if component.len() > NAME_BYTES_MAX => return bad("has a component that is too long"),
+            _ if component.len() > NAME_BYTES_MAX => {
+                return bad("has a component that is too long");
+            }
             _ => {}
         }
     }

@@ -140,8 +140,11 @@ impl Signer {
         let mut builder = Biscuit::builder();
         for resource in resources {
             for right in rights {
-                let source =
-                    format!("grant({}, {})", quote(&resource.text()), quote(right.name()));
+                let source = format!(
+                    "grant({}, {})",
+                    quote(&resource.text()),
+                    quote(right.name())
+                );
                 builder = builder.fact(source.as_str()).map_err(malformed)?;
             }
         }
@@ -186,8 +189,10 @@ impl Verifier {
         rights: &[Right],
         expires: Time,
     ) -> Result<Token> {
-        let prefixes: Vec<_> =
-            resources.iter().map(|r| format!("$r.starts_with({})", quote(&r.text()))).collect();
+        let prefixes: Vec<_> = resources
+            .iter()
+            .map(|r| format!("$r.starts_with({})", quote(&r.text())))
+            .collect();
         let names: Vec<_> = rights.iter().map(|r| quote(r.name())).collect();
         let check = format!(
             "check if resource($r), operation($o), time($t), $t < {}, {{{}}}.contains($o), ({})",
@@ -196,7 +201,11 @@ impl Verifier {
             prefixes.join(" || ")
         );
         self.parse(token)?
-            .append(BlockBuilder::new().check(check.as_str()).map_err(malformed)?)
+            .append(
+                BlockBuilder::new()
+                    .check(check.as_str())
+                    .map_err(malformed)?,
+            )
             .and_then(|token| token.to_vec())
             .map(Token)
             .map_err(malformed)
@@ -223,7 +232,10 @@ impl Verifier {
             let text = format!("the token for {wanted} has expired");
             return Err(Error::new(ErrorCode::TokenExpired, text));
         }
-        Err(Error::new(ErrorCode::RightMissing, format!("the token does not grant {wanted}")))
+        Err(Error::new(
+            ErrorCode::RightMissing,
+            format!("the token does not grant {wanted}"),
+        ))
     }
 
     fn parse(&self, token: &Token) -> Result<Biscuit> {
@@ -282,12 +294,20 @@ mod tests {
         let signer = Signer::generate();
         let verifier = signer.verifier();
         let one = Resource::Volume(VolumeId(1));
-        let token = signer.grant(std::slice::from_ref(&one), &[Right::Read], DAY).expect("grant");
+        let token = signer
+            .grant(std::slice::from_ref(&one), &[Right::Read], DAY)
+            .expect("grant");
         assert_eq!(verifier.verify(&token, &one, Right::Read, Time(5)), Ok(()));
         let missing = Some(ErrorCode::RightMissing);
-        assert_eq!(code(verifier.verify(&token, &one, Right::Write, Time(5))), missing);
+        assert_eq!(
+            code(verifier.verify(&token, &one, Right::Write, Time(5))),
+            missing
+        );
         let two = Resource::Volume(VolumeId(2));
-        assert_eq!(code(verifier.verify(&token, &two, Right::Read, Time(5))), missing);
+        assert_eq!(
+            code(verifier.verify(&token, &two, Right::Read, Time(5))),
+            missing
+        );
         let late = verifier.verify(&token, &one, Right::Read, Time(1_000));
         assert_eq!(code(late), Some(ErrorCode::TokenExpired));
     }
@@ -297,7 +317,11 @@ mod tests {
         let signer = Signer::generate();
         let verifier = signer.verifier();
         let all = signer
-            .grant(&[Resource::Cluster], &[Right::Read, Right::Write, Right::Manage], DAY)
+            .grant(
+                &[Resource::Cluster],
+                &[Right::Read, Right::Write, Right::Manage],
+                DAY,
+            )
             .expect("grant");
         let home = Resource::Home("a".to_owned());
         let narrow = verifier
@@ -305,17 +329,34 @@ mod tests {
             .expect("narrow");
         let inside = Resource::Home("a/b".to_owned());
         let beside = Resource::Home("ab".to_owned());
-        assert_eq!(verifier.verify(&all, &beside, Right::Write, Time(5)), Ok(()));
-        assert_eq!(verifier.verify(&narrow, &inside, Right::Read, Time(5)), Ok(()));
-        assert_eq!(verifier.verify(&narrow, &Resource::Jobs, Right::Read, Time(5)), Ok(()));
+        assert_eq!(
+            verifier.verify(&all, &beside, Right::Write, Time(5)),
+            Ok(())
+        );
+        assert_eq!(
+            verifier.verify(&narrow, &inside, Right::Read, Time(5)),
+            Ok(())
+        );
+        assert_eq!(
+            verifier.verify(&narrow, &Resource::Jobs, Right::Read, Time(5)),
+            Ok(())
+        );
         for (resource, right) in [(&beside, Right::Read), (&inside, Right::Write)] {
             assert!(verifier.verify(&narrow, resource, right, Time(5)).is_err());
         }
         let wider = verifier
             .narrow(&narrow, &[Resource::Cluster], &[Right::Write], DAY)
             .expect("narrow");
-        assert!(verifier.verify(&wider, &inside, Right::Write, Time(5)).is_err());
-        assert!(verifier.verify(&narrow, &inside, Right::Read, Time(600)).is_err());
+        assert!(
+            verifier
+                .verify(&wider, &inside, Right::Write, Time(5))
+                .is_err()
+        );
+        assert!(
+            verifier
+                .verify(&narrow, &inside, Right::Read, Time(600))
+                .is_err()
+        );
     }
 
     #[test]
@@ -335,10 +376,16 @@ mod tests {
     fn names_with_quotes_do_not_inject() {
         let signer = Signer::generate();
         let odd = Resource::Home("a\"), grant(\"\", \"manage".to_owned());
-        let token = signer.grant(std::slice::from_ref(&odd), &[Right::Read], DAY).expect("grant");
+        let token = signer
+            .grant(std::slice::from_ref(&odd), &[Right::Read], DAY)
+            .expect("grant");
         let verifier = signer.verifier();
         assert_eq!(verifier.verify(&token, &odd, Right::Read, Time(1)), Ok(()));
-        assert!(verifier.verify(&token, &Resource::Cluster, Right::Manage, Time(1)).is_err());
+        assert!(
+            verifier
+                .verify(&token, &Resource::Cluster, Right::Manage, Time(1))
+                .is_err()
+        );
     }
 
     #[test]
@@ -346,7 +393,12 @@ mod tests {
         let signer = Signer::generate();
         let again = Signer::from_text(&signer.to_text()).expect("key");
         let verifier = Verifier::from_text(&signer.verifier().to_text()).expect("key");
-        let token = again.grant(&[Resource::Jobs], &[Right::Manage], DAY).expect("grant");
-        assert_eq!(verifier.verify(&token, &Resource::Jobs, Right::Manage, Time(1)), Ok(()));
+        let token = again
+            .grant(&[Resource::Jobs], &[Right::Manage], DAY)
+            .expect("grant");
+        assert_eq!(
+            verifier.verify(&token, &Resource::Jobs, Right::Manage, Time(1)),
+            Ok(())
+        );
     }
 }

@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use bafs_proto::identity::{Authority, Identity};
-use bafs_proto::message::{
-    Counters, ListVolumes, ReadCounters, Reply, Request, Role, VolumeList,
-};
+use bafs_proto::message::{Counters, ListVolumes, ReadCounters, Reply, Request, Role, VolumeList};
 use bafs_proto::net::mem::Network;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::net::quic::{QuicDialer, QuicListener};
@@ -24,13 +22,17 @@ impl Service for Mirror {
             match incoming.request {
                 Request::ListVolumes(_) => {
                     let reversed: Vec<u8> = incoming.body.iter().rev().copied().collect();
-                    let reply = Reply::ListVolumes(VolumeList { volumes: Vec::new() });
+                    let reply = Reply::ListVolumes(VolumeList {
+                        volumes: Vec::new(),
+                    });
                     Ok((reply, reversed.into()))
                 }
                 Request::ReadCounters(_) => {
                     tokio::time::sleep(std::time::Duration::from_secs(60)).await;
-                    let counters =
-                        Counters { server: bafs_proto::ids::ServerId(0), values: Default::default() };
+                    let counters = Counters {
+                        server: bafs_proto::ids::ServerId(0),
+                        values: Default::default(),
+                    };
                     Ok((Reply::ReadCounters(counters), Bytes::new()))
                 }
                 other => Err(Error::new(ErrorCode::Unsupported, other.name())),
@@ -52,14 +54,23 @@ async fn check_calls(pool: &Pool, address: &str) {
         assert_eq!(answer, expected);
     }
     let too_long = Bytes::from(vec![0; (4 << 20) + 1]);
-    let result = pool.call_with_body(address, &token, ListVolumes, too_long, soon()).await;
+    let result = pool
+        .call_with_body(address, &token, ListVolumes, too_long, soon())
+        .await;
     assert_eq!(result.expect_err("too long").code, ErrorCode::Malformed);
     let refused = pool
-        .call(address, &token, bafs_proto::message::QueryServers::default(), soon())
+        .call(
+            address,
+            &token,
+            bafs_proto::message::QueryServers::default(),
+            soon(),
+        )
         .await
         .expect_err("refused");
     assert_eq!(refused.code, ErrorCode::Unsupported);
-    let late = pool.call(address, &token, ReadCounters, Deadline::after_ms(300)).await;
+    let late = pool
+        .call(address, &token, ReadCounters, Deadline::after_ms(300))
+        .await;
     assert_eq!(late.expect_err("late").code, ErrorCode::DeadlineExceeded);
 }
 
@@ -73,7 +84,14 @@ async fn calls_cross_memory() {
     network.listen("mirror", Arc::new(Mirror));
     let pool = Pool::new(network.dialer("here"));
     check_calls(&pool, "mirror").await;
-    let gone = pool.call("nobody", &Token::none(), ListVolumes, Deadline::after_ms(200)).await;
+    let gone = pool
+        .call(
+            "nobody",
+            &Token::none(),
+            ListVolumes,
+            Deadline::after_ms(200),
+        )
+        .await;
     assert_eq!(gone.expect_err("gone").code, ErrorCode::Unreachable);
 }
 
@@ -101,7 +119,14 @@ async fn strangers_are_refused() {
     tokio::spawn(async move { listener.serve(Arc::new(Mirror)).await });
     let dialer = QuicDialer::new(identity(&stranger, Role::Agent)).expect("dialer");
     let pool = Pool::new(Arc::new(dialer));
-    let refused = pool.call(&address, &Token::none(), ListVolumes, Deadline::after_ms(2_000)).await;
+    let refused = pool
+        .call(
+            &address,
+            &Token::none(),
+            ListVolumes,
+            Deadline::after_ms(2_000),
+        )
+        .await;
     assert_eq!(refused.expect_err("refused").code, ErrorCode::Unreachable);
 }
 

@@ -45,7 +45,9 @@ impl Network {
 
     /// Cuts the link from `source` to `target` (one direction); calls over it never answer.
     pub fn cut(&self, source: &str, target: &str) {
-        self.lock().cut.insert((source.to_owned(), target.to_owned()));
+        self.lock()
+            .cut
+            .insert((source.to_owned(), target.to_owned()));
     }
 
     /// Heals all links.
@@ -65,7 +67,10 @@ impl Network {
 
     /// A dialer at the address `source`.
     pub fn dialer(&self, source: &str) -> Arc<dyn Dial> {
-        Arc::new(MemDialer { network: self.clone(), source: source.to_owned() })
+        Arc::new(MemDialer {
+            network: self.clone(),
+            source: source.to_owned(),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -111,7 +116,11 @@ impl Exchange for MemLink {
                 let mut state = self.network.lock();
                 state.calls += 1;
                 let link = (self.source.clone(), self.target.clone());
-                (state.services.get(&self.target).cloned(), state.cut.contains(&link), state.delay)
+                (
+                    state.services.get(&self.target).cloned(),
+                    state.cut.contains(&link),
+                    state.delay,
+                )
             };
             let late = || {
                 let text = format!("{} did not answer in time", self.target);
@@ -128,9 +137,14 @@ impl Exchange for MemLink {
             if !delay.is_zero() {
                 tokio::time::sleep(delay).await;
             }
-            let peer = Peer { role: Role::Agent, address: self.source.clone() };
+            let peer = Peer {
+                role: Role::Agent,
+                address: self.source.clone(),
+            };
             let answered = answer(service, peer, frame);
-            tokio::time::timeout_at(deadline.instant().into(), answered).await.map_err(|_| late())
+            tokio::time::timeout_at(deadline.instant().into(), answered)
+                .await
+                .map_err(|_| late())
         })
     }
 

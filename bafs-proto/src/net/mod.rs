@@ -107,7 +107,10 @@ impl Connection {
         call: C,
         deadline: Deadline,
     ) -> Result<C::Reply> {
-        Ok(self.call_with_body(token, call, Bytes::new(), deadline).await?.0)
+        Ok(self
+            .call_with_body(token, call, Bytes::new(), deadline)
+            .await?
+            .0)
     }
 
     /// Makes a call with raw data, and returns the raw data of the reply.
@@ -124,13 +127,23 @@ impl Connection {
         let request: Request = call.into();
         let name = request.name();
         if body.len() > BODY_BYTES_MAX as usize {
-            return Err(Error::new(ErrorCode::Malformed, format!("{name}: body too long")));
+            return Err(Error::new(
+                ErrorCode::Malformed,
+                format!("{name}: body too long"),
+            ));
         }
         let time_left_ms = deadline.left_ms();
         if time_left_ms == 0 {
-            return Err(Error::new(ErrorCode::DeadlineExceeded, format!("{name}: no time left")));
+            return Err(Error::new(
+                ErrorCode::DeadlineExceeded,
+                format!("{name}: no time left"),
+            ));
         }
-        let head = codec::encode(&RequestHead { time_left_ms, token: token.clone(), request })?;
+        let head = codec::encode(&RequestHead {
+            time_left_ms,
+            token: token.clone(),
+            request,
+        })?;
         let (head, body) = self
             .0
             .exchange((head.into(), body), deadline)
@@ -164,13 +177,25 @@ async fn answer_decoded(
     let head: RequestHead = codec::decode(&head)?;
     let deadline = Deadline::after_ms(u64::from(head.time_left_ms.min(DEADLINE_MS_MAX)));
     let name = head.request.name();
-    let incoming = Incoming { peer, token: head.token, request: head.request, body, deadline };
+    let incoming = Incoming {
+        peer,
+        token: head.token,
+        request: head.request,
+        body,
+        deadline,
+    };
     let served = tokio::time::timeout_at(deadline.instant().into(), service.serve(incoming));
     let (reply, body) = served.await.unwrap_or_else(|_| {
-        Err(Error::new(ErrorCode::DeadlineExceeded, format!("{name} took too long")))
+        Err(Error::new(
+            ErrorCode::DeadlineExceeded,
+            format!("{name} took too long"),
+        ))
     })?;
     if body.len() > BODY_BYTES_MAX as usize {
-        return Err(Error::new(ErrorCode::Malformed, format!("{name}: reply body too long")));
+        return Err(Error::new(
+            ErrorCode::Malformed,
+            format!("{name}: reply body too long"),
+        ));
     }
     Ok((reply, body))
 }

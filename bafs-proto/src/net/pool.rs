@@ -42,7 +42,10 @@ impl std::fmt::Debug for Pool {
 impl Pool {
     /// A pool without connections.
     pub fn new(dialer: Arc<dyn Dial>) -> Self {
-        Self { dialer, slots: Arc::default() }
+        Self {
+            dialer,
+            slots: Arc::default(),
+        }
     }
 
     /// The connection to `address`, made if there is none.
@@ -58,8 +61,10 @@ impl Pool {
         if let Some(connection) = slot.as_ref().filter(|c| !c.is_closed()) {
             return Ok(connection.clone());
         }
-        let connection =
-            self.dialer.dial(address, deadline.earlier(Deadline::after_ms(DIAL_MS_MAX))).await?;
+        let connection = self
+            .dialer
+            .dial(address, deadline.earlier(Deadline::after_ms(DIAL_MS_MAX)))
+            .await?;
         *slot = Some(connection.clone());
         Ok(connection)
     }
@@ -75,7 +80,10 @@ impl Pool {
         call: C,
         deadline: Deadline,
     ) -> Result<C::Reply> {
-        self.connection(address, deadline).await?.call(token, call, deadline).await
+        self.connection(address, deadline)
+            .await?
+            .call(token, call, deadline)
+            .await
     }
 
     /// Makes a call with raw data once.
@@ -109,7 +117,10 @@ impl Pool {
         let mut pause_ms = PAUSE_MS_MIN;
         loop {
             let body = body.clone();
-            match self.call_with_body(address, token, call.clone(), body, deadline).await {
+            match self
+                .call_with_body(address, token, call.clone(), body, deadline)
+                .await
+            {
                 Err(error)
                     if error.is_transient()
                         && error.code != ErrorCode::SessionUnknown

@@ -75,14 +75,19 @@ impl QuicDialer {
             .map_err(|e| unreachable(e.to_string()))?
             .await
             .map_err(|e| unreachable(e.to_string()))?;
-        let (mut send, mut receive) =
-            connection.open_bi().await.map_err(|e| unreachable(e.to_string()))?;
+        let (mut send, mut receive) = connection
+            .open_bi()
+            .await
+            .map_err(|e| unreachable(e.to_string()))?;
         let hello = codec::encode(&self.hello())?;
         write_frame(&mut send, (hello.into(), Bytes::new())).await?;
         let (head, _) = read_frame(&mut receive).await?;
         let theirs = codec::decode::<Result<Hello>>(&head)??;
         check_hello(&self.hello(), &theirs)?;
-        Ok(Connection::new(Arc::new(QuicLink { connection, address: address.to_owned() })))
+        Ok(Connection::new(Arc::new(QuicLink {
+            connection,
+            address: address.to_owned(),
+        })))
     }
 
     fn hello(&self) -> Hello {
@@ -160,12 +165,17 @@ impl QuicListener {
             .to_socket_addrs()
             .ok()
             .and_then(|mut all| all.next())
-            .ok_or_else(|| Error::new(ErrorCode::Malformed, format!("'{address}' is no address")))?;
+            .ok_or_else(|| {
+                Error::new(ErrorCode::Malformed, format!("'{address}' is no address"))
+            })?;
         let crypto = QuicServerConfig::try_from(tls::server_config(&identity)?)
             .map_err(|e| Error::new(ErrorCode::Malformed, format!("TLS: {e}")))?;
         let mut config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
         config.transport_config(Arc::new(transport()));
-        Ok(Self { endpoint: endpoint(target, Some(config))?, identity })
+        Ok(Self {
+            endpoint: endpoint(target, Some(config))?,
+            identity,
+        })
     }
 
     /// Where it listens.
@@ -173,7 +183,9 @@ impl QuicListener {
     /// # Errors
     /// `ServerFault` when the system does not say.
     pub fn local_address(&self) -> Result<SocketAddr> {
-        self.endpoint.local_addr().map_err(|e| Error::new(ErrorCode::ServerFault, e.to_string()))
+        self.endpoint
+            .local_addr()
+            .map_err(|e| Error::new(ErrorCode::ServerFault, e.to_string()))
     }
 
     /// Serves until the endpoint is closed by [`QuicListener::close`] or by the runtime's end.
@@ -207,7 +219,10 @@ async fn serve_connection(
     let theirs = greeting
         .await
         .map_err(|_| Error::new(ErrorCode::DeadlineExceeded, "no hello came"))??;
-    let peer = Peer { role: theirs.role, address };
+    let peer = Peer {
+        role: theirs.role,
+        address,
+    };
     loop {
         let (mut send, mut receive) = connection.accept_bi().await.map_err(|e| broken(&e))?;
         let (service, peer) = (service.clone(), peer.clone());
@@ -237,16 +252,26 @@ async fn greet(connection: &quinn::Connection, ours: &Hello) -> Result<Hello> {
 }
 
 fn hello_of(identity: &Identity) -> Hello {
-    Hello { version: PROTOCOL_VERSION, cluster: identity.cluster, role: identity.role }
+    Hello {
+        version: PROTOCOL_VERSION,
+        cluster: identity.cluster,
+        role: identity.role,
+    }
 }
 
 fn check_hello(ours: &Hello, theirs: &Hello) -> Result<()> {
     if theirs.version != ours.version {
-        let text = format!("peer speaks protocol {}, this is {}", theirs.version, ours.version);
+        let text = format!(
+            "peer speaks protocol {}, this is {}",
+            theirs.version, ours.version
+        );
         return Err(Error::new(ErrorCode::VersionMismatch, text));
     }
     if theirs.cluster != ours.cluster {
-        return Err(Error::new(ErrorCode::PeerRefused, "peer belongs to another cluster"));
+        return Err(Error::new(
+            ErrorCode::PeerRefused,
+            "peer belongs to another cluster",
+        ));
     }
     Ok(())
 }
@@ -256,7 +281,12 @@ async fn resolve(address: &str) -> Result<SocketAddr> {
         .await
         .ok()
         .and_then(|mut all| all.next())
-        .ok_or_else(|| Error::new(ErrorCode::Unreachable, format!("'{address}' has no address")))
+        .ok_or_else(|| {
+            Error::new(
+                ErrorCode::Unreachable,
+                format!("'{address}' has no address"),
+            )
+        })
 }
 
 fn endpoint(address: SocketAddr, server: Option<quinn::ServerConfig>) -> Result<Endpoint> {
@@ -273,7 +303,10 @@ fn endpoint(address: SocketAddr, server: Option<quinn::ServerConfig>) -> Result<
     let _ = buffers.set_recv_buffer_size(SOCKET_BYTES);
     let _ = buffers.set_send_buffer_size(SOCKET_BYTES);
     let runtime = quinn::default_runtime().ok_or_else(|| {
-        Error::new(ErrorCode::ServerFault, "a network endpoint needs a running tokio runtime")
+        Error::new(
+            ErrorCode::ServerFault,
+            "a network endpoint needs a running tokio runtime",
+        )
     })?;
     Endpoint::new(EndpointConfig::default(), server, socket, runtime).map_err(failed)
 }
@@ -296,16 +329,20 @@ async fn write_frame(send: &mut SendStream, (head, body): Frame) -> Result<()> {
     lengths[..4].copy_from_slice(&length_of(&head)?.to_le_bytes());
     lengths[4..].copy_from_slice(&length_of(&body)?.to_le_bytes());
     let mut pieces = [Bytes::copy_from_slice(&lengths), head, body];
-    send.write_all_chunks(&mut pieces).await.map_err(|e| broken(&e))?;
+    send.write_all_chunks(&mut pieces)
+        .await
+        .map_err(|e| broken(&e))?;
     send.finish().map_err(|e| broken(&e))
 }
 
 async fn read_frame(receive: &mut RecvStream) -> Result<Frame> {
     let mut lengths = [0; 8];
-    receive.read_exact(&mut lengths).await.map_err(|e| broken(&e))?;
-    let number = |i: usize| {
-        u32::from_le_bytes([lengths[i], lengths[i + 1], lengths[i + 2], lengths[i + 3]])
-    };
+    receive
+        .read_exact(&mut lengths)
+        .await
+        .map_err(|e| broken(&e))?;
+    let number =
+        |i: usize| u32::from_le_bytes([lengths[i], lengths[i + 1], lengths[i + 2], lengths[i + 3]]);
     let (head_length, body_length) = (number(0), number(4));
     if head_length > HEAD_BYTES_MAX || body_length > BODY_BYTES_MAX {
         let text = format!("frame of {head_length} + {body_length} bytes is over the limit");

@@ -43,7 +43,9 @@ pub(super) fn client_config(identity: &Identity) -> Result<ClientConfig> {
 
 fn roots(identity: &Identity) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from(identity.authority_der.clone())).map_err(|e| bad(&e))?;
+    roots
+        .add(CertificateDer::from(identity.authority_der.clone()))
+        .map_err(|e| bad(&e))?;
     Ok(roots)
 }
 
@@ -56,5 +58,8 @@ fn key(identity: &Identity) -> Result<PrivateKeyDer<'static>> {
 }
 
 fn bad(error: &dyn std::fmt::Display) -> Error {
-    Error::new(ErrorCode::Malformed, format!("TLS identity is not usable: {error}"))
+    Error::new(
+        ErrorCode::Malformed,
+        format!("TLS identity is not usable: {error}"),
+    )
 }
