@@ -12,11 +12,14 @@ use super::plain::home_path;
 
 const PAGE: u64 = 4096;
 
+/// Size of a file, and the runs of pages of it that jobs read.
+type Touched = (u64, Vec<(u64, u64)>);
+
 /// Distinct 4 KiB pages of batch files that any job read, in bytes, and the whole of each file
 /// that fills a scratch volume (it is delivered whole).
 pub(super) fn unique_bytes(report: &RunReport, workflow: &Workflow, home: &Path) -> Result<u64> {
     let mut total = 0;
-    let mut runs: BTreeMap<(&str, &str), (u64, Vec<(u64, u64)>)> = BTreeMap::new();
+    let mut runs: BTreeMap<(&str, &str), Touched> = BTreeMap::new();
     for volume in &workflow.volumes {
         if let VolumeKind::Scratch { fill: Some(source) } = &volume.kind {
             let path = home.join(home_path(source));

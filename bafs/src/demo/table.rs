@@ -13,13 +13,13 @@ pub(super) fn ratio(part: u64, whole: u64) -> f64 {
 
 /// The table, for people.
 pub(super) fn render(summary: &Summary) -> String {
-    let empty = String::from("-");
+    let empty = || String::from("-");
     let bafs = &summary.bafs;
     let remote = summary.remote_io.as_ref();
-    let other = |value: &dyn Fn(&Measured) -> String| remote.map_or(empty.clone(), value);
+    let other = |value: &dyn Fn(&Measured) -> String| remote.map_or_else(empty, value);
     let quotient = |value: &dyn Fn(&Measured) -> f64| match remote {
         Some(remote) if value(bafs) > 0.0 => format!("{:.1} x", value(remote) / value(bafs)),
-        _ => empty.clone(),
+        _ => empty(),
     };
     let wall = |m: &Measured| m.wall_s / f64::from(m.pipelines);
     let read = |m: &Measured| m.home_read_bytes as f64 / f64::from(m.pipelines);
