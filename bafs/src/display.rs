@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bafs_proto::message::{ReadCounters, ServerKind};
 use bafs_sched::logic::Progress;
-use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressStyle};
 use tokio::task::JoinHandle;
 
 use crate::client::Client;
@@ -30,12 +30,13 @@ impl Display {
             };
         }
         let bar = ProgressBar::new(0);
-        let style = "{elapsed_precise} [{bar:30}] {pos}/{len} jobs, {msg}, {eta} left";
+        let style = "{elapsed_precise} [{bar:30}] {pos}/{len} jobs, {msg}, {prefix}";
         if let Ok(style) = ProgressStyle::with_template(style) {
             bar.set_style(style.progress_chars("=> "));
         }
         bar.enable_steady_tick(Duration::from_millis(500));
         bar.set_message("starting");
+        bar.set_prefix(TIME_UNKNOWN);
         let showing = bar.clone();
         let bytes = tokio::spawn(async move {
             loop {
@@ -55,6 +56,25 @@ impl Display {
     pub(crate) fn show(&self, progress: &Progress) {
         self.bar.set_length(progress.jobs_total);
         self.bar.set_position(progress.jobs_done);
+        self.bar.set_prefix(time_left(progress, self.bar.elapsed()));
+    }
+}
+
+/// Until a job is done nothing is known about how long one takes.
+const TIME_UNKNOWN: &str = "time left not known yet";
+
+/// The time that the jobs still to do take if they go on as those that are done.
+fn time_left(progress: &Progress, elapsed: Duration) -> String {
+    let to_do = progress.jobs_total.saturating_sub(progress.jobs_done);
+    match progress.jobs_done {
+        0 => TIME_UNKNOWN.to_owned(),
+        done => {
+            let seconds = elapsed.as_secs_f64() * to_do as f64 / done as f64;
+            format!(
+                "about {} left",
+                HumanDuration(Duration::from_secs(seconds.ceil() as u64))
+            )
+        }
     }
 }
 
