@@ -20,7 +20,7 @@ use crate::io::journal::{Header, Journal, Record};
 use crate::io::listing::Listing;
 use crate::io::remote_io;
 use crate::io::servers::{Place, Servers};
-use crate::io::watch::{Watched, watch as watch_node};
+use crate::io::watch::{WatchList, Watched, watch as watch_node};
 use crate::logic::{Action, Event, Progress, Scheduler, Settings};
 use crate::report::{Ledger, RunReport};
 use crate::workflow::Workflow;
@@ -80,14 +80,19 @@ pub(crate) enum Note {
     Watch(ServerId, ExecutionId),
     /// A listing of the catalog.
     Listing(Vec<Advert>),
+    /// The catalog will never answer this run.
+    Refused(Error),
+    /// Volumes must be kept alive.
+    RenewDue,
 }
 
 /// Runs a workflow to its end, or goes on with it if its journal exists. `progress` is called
 /// after every batch of facts.
 ///
 /// # Errors
-/// When the run cannot go on: the journal cannot be used or belongs to another workflow, or the
-/// identity is not usable. That jobs fail is no error but part of the report.
+/// When the run cannot go on: the journal cannot be used or belongs to another workflow, the
+/// identity is not usable, or the catalog refuses it before any node was seen. That jobs fail is
+/// no error but part of the report.
 pub async fn run(
     workflow: Workflow,
     options: RunOptions,
@@ -116,9 +121,18 @@ pub async fn run_over(
     driver.resume();
     driver.spawn_background(&options);
     progress(&driver.scheduler.progress());
+    if driver.scheduler.outcome().is_none() {
+        // The core's patience begins with its first fact, and a catalog may never bring one.
+        driver.take(vec![Event::Tick]).await?;
+    }
     while driver.scheduler.outcome().is_none() {
         let batch = driver.next_batch(&mut notes, &options.cancel).await;
         driver.take(batch).await?;
+        if let Some(error) = driver.refusal.take()
+            && driver.scheduler.progress().nodes == 0
+        {
+            return Err(error.context(format_args!("catalog {}", options.catalog)));
+        }
         progress(&driver.scheduler.progress());
     }
     driver.finish().await
@@ -133,6 +147,8 @@ struct Driver {
     notes: mpsc::Sender<Note>,
     watched: BTreeMap<ServerId, Watched>,
     listing: Listing,
+    /// Why the catalog refuses this run, if it does.
+    refusal: Option<Error>,
     is_cancelled: bool,
 }
 
@@ -181,6 +197,7 @@ impl Driver {
             notes,
             watched: BTreeMap::new(),
             listing: Listing::default(),
+            refusal: None,
             is_cancelled: false,
         };
         Ok((driver, receiver))
@@ -200,20 +217,35 @@ impl Driver {
         let (servers, notes) = (self.servers.clone(), self.notes.clone());
         let catalog = options.catalog.clone();
         self.tasks.spawn(async move {
+            let mut was_told = false;
             loop {
-                match servers
-                    .query(&catalog, Deadline::after_ms(2 * POLL_MS))
-                    .await
-                {
-                    Ok(adverts) => {
-                        if notes.send(Note::Listing(adverts)).await.is_err() {
-                            return;
-                        }
-                    }
+                let deadline = Deadline::after_ms(2 * POLL_MS);
+                let note = match servers.query(&catalog, deadline).await {
+                    Ok(adverts) => Some(Note::Listing(adverts)),
                     // Running jobs do not need the catalog; it is asked again.
-                    Err(error) => tracing::debug!(catalog, %error, "catalog does not answer"),
+                    Err(error) if error.is_transient() => {
+                        if !std::mem::replace(&mut was_told, true) {
+                            tracing::warn!(catalog, %error, "catalog does not answer yet");
+                        }
+                        None
+                    }
+                    Err(error) => Some(Note::Refused(error)),
+                };
+                was_told &= note.is_none();
+                if let Some(note) = note
+                    && notes.send(note).await.is_err()
+                {
+                    return;
                 }
                 tokio::time::sleep(Duration::from_millis(POLL_MS)).await;
+            }
+        });
+        // Apart from the catalog: volumes must outlive its absence.
+        let notes = self.notes.clone();
+        let pause = Duration::from_millis(self.servers.settings.volume_lifetime_ms / 4 + 1);
+        self.tasks.spawn(async move {
+            while notes.send(Note::RenewDue).await.is_ok() {
+                tokio::time::sleep(pause).await;
             }
         });
     }
@@ -250,10 +282,9 @@ impl Driver {
         match note {
             Note::Event(event) => batch.push(event),
             Note::Watch(server, execution) => self.watch(server, execution),
-            Note::Listing(adverts) => {
-                batch.extend(self.listing.compare(&self.scheduler, adverts));
-                self.renew_due();
-            }
+            Note::Listing(adverts) => batch.extend(self.listing.compare(&self.scheduler, adverts)),
+            Note::Refused(error) => self.refusal = Some(error),
+            Note::RenewDue => self.renew(),
         }
     }
 
@@ -278,7 +309,11 @@ impl Driver {
                 Event::JobStarted { execution } => Some(*execution),
                 _ => None,
             };
+            let is_listing = matches!(event, Event::ServersSeen { .. });
             self.scheduler.step(now, event, &mut actions);
+            if is_listing {
+                self.follow_addresses();
+            }
             if let Some(execution) = started
                 && let Some((_, server)) = self.scheduler.execution(execution)
             {
@@ -301,27 +336,39 @@ impl Driver {
 
     fn watch(&mut self, server: ServerId, execution: ExecutionId) {
         if !self.watched.contains_key(&server) {
-            let watched: Watched = Arc::new(watch::Sender::new(BTreeSet::new()));
-            let (servers, place) = (self.servers.clone(), self.place(server));
-            self.tasks.spawn(watch_node(
-                servers,
-                place,
-                watched.clone(),
-                self.notes.clone(),
-            ));
+            let place = self.place(server);
+            let watched: Watched = Arc::new(watch::Sender::new(WatchList {
+                address: place.address,
+                executions: BTreeSet::new(),
+            }));
+            let (servers, notes) = (self.servers.clone(), self.notes.clone());
+            self.tasks
+                .spawn(watch_node(servers, server, watched.clone(), notes));
             self.watched.insert(server, watched);
         }
         self.watched[&server].send_modify(|watched| {
-            watched.insert(execution);
+            watched.executions.insert(execution);
         });
     }
 
-    /// Keeps volumes alive, well before their servers would delete them.
-    fn renew_due(&mut self) {
-        let every = (self.servers.settings.volume_lifetime_ms / 4 / POLL_MS).max(1);
-        if !self.listing.polls.is_multiple_of(every) {
-            return;
+    /// A node that came back may listen elsewhere.
+    fn follow_addresses(&mut self) {
+        for (server, watched) in &self.watched {
+            let Some(node) = self.scheduler.node(*server) else {
+                continue;
+            };
+            watched.send_if_modified(|watched| {
+                let has_moved = watched.address != node.address;
+                if has_moved {
+                    watched.address.clone_from(&node.address);
+                }
+                has_moved
+            });
         }
+    }
+
+    /// Keeps volumes alive, well before their servers would delete them.
+    fn renew(&mut self) {
         for (server, volumes) in self.scheduler.ready_volumes() {
             let (servers, notes, place) =
                 (self.servers.clone(), self.notes.clone(), self.place(server));

@@ -34,6 +34,11 @@ struct State {
     home: BTreeMap<String, u32>,
     codes: BTreeMap<String, Vec<i32>>,
     is_stuck: bool,
+    /// Where the node listens, if not where the catalog does.
+    node: Option<String>,
+    /// Why the catalog does not answer, if it does not.
+    catalog_fault: Option<ErrorCode>,
+    renewals: u32,
 }
 
 /// Catalog and the only node, told apart by what they are asked.
@@ -47,7 +52,16 @@ impl Cluster {
 
     async fn answer(self: Arc<Self>, request: Request) -> Result<Reply> {
         Ok(match request {
-            Request::QueryServers(_) => Reply::QueryServers(ServerList { servers: adverts() }),
+            Request::QueryServers(_) => {
+                let state = self.state();
+                if let Some(code) = state.catalog_fault {
+                    return Err(Error::new(code, "no list today"));
+                }
+                let node = state.node.clone().unwrap_or_else(|| "cluster".to_owned());
+                Reply::QueryServers(ServerList {
+                    servers: adverts(&node),
+                })
+            }
             Request::CreateVolume(call) => {
                 self.state().volumes.insert(call.spec.id);
                 Reply::CreateVolume(VolumeStatus {
@@ -65,6 +79,7 @@ impl Cluster {
                 Reply::DeleteVolume(Done)
             }
             Request::RenewVolumes(call) => {
+                self.state().renewals += 1;
                 let mut lost = call.volumes;
                 lost.retain(|id| !self.state().volumes.contains(id));
                 Reply::RenewVolumes(RenewedVolumes { lost })
@@ -169,12 +184,12 @@ fn ended(outcome: JobOutcome) -> JobState {
     })
 }
 
-fn adverts() -> Vec<Advert> {
-    let advert = |id, kind, name: &str, slots| Advert {
+fn adverts(node: &str) -> Vec<Advert> {
+    let advert = |id, kind, name: &str, address: &str, slots| Advert {
         id: ServerId(id),
         kind,
         name: name.to_owned(),
-        address: "cluster".to_owned(),
+        address: address.to_owned(),
         group: "g".to_owned(),
         ttl_ms: 4_000,
         capacity_bytes: 100_000_000,
@@ -186,8 +201,8 @@ fn adverts() -> Vec<Advert> {
         caches: Vec::new(),
     };
     vec![
-        advert(1, ServerKind::Home, "home", 0),
-        advert(2, ServerKind::Node, "n2", 2),
+        advert(1, ServerKind::Home, "home", "cluster", 0),
+        advert(2, ServerKind::Node, "n2", node, 2),
     ]
 }
 
@@ -361,4 +376,99 @@ async fn a_volume_that_fits_nowhere_is_named() {
         "{messages:?}"
     );
     assert!(cluster.state().started.is_empty());
+}
+
+/// Waits until something holds of the cluster.
+async fn until(cluster: &Arc<Cluster>, holds: impl Fn(&State) -> bool) {
+    for _ in 0..1_000 {
+        if holds(&cluster.state()) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("it never came to hold");
+}
+
+fn finish_all(cluster: &Arc<Cluster>) {
+    let mut state = cluster.state();
+    state.is_stuck = false;
+    for execution in std::mem::take(&mut state.running) {
+        state
+            .reports
+            .insert(execution, ended(JobOutcome::Exited(0)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_catalog_that_never_answers_ends_the_run() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let nobody = Pool::new(Network::new().dialer("scheduler"));
+    let options = options(&directory.path().join("j"), &Cancel::default());
+    let run = run_over(nobody, workflow(0), options, |_| {});
+    let report = tokio::time::timeout(Duration::from_secs(10), run).await;
+    let report = report.expect("it ends").expect("run");
+    let Outcome::Failed { messages, .. } = report.outcome else {
+        panic!("{:?}", report.outcome)
+    };
+    assert!(messages[0].contains("catalog"), "{messages:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_catalog_that_refuses_is_told_at_once() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let cluster = Arc::new(Cluster::default());
+    cluster.state().catalog_fault = Some(ErrorCode::RightMissing);
+    let start = std::time::Instant::now();
+    let error = run(&cluster, workflow(0), &directory.path().join("j")).await;
+    let error = error.expect_err("it cannot run");
+    assert_eq!(error.code, ErrorCode::RightMissing);
+    assert!(error.detail.contains("catalog cluster"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_moves_keeps_its_jobs() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let cluster = Arc::new(Cluster::default());
+    cluster.state().is_stuck = true;
+    cluster.state().node = Some("old".to_owned());
+    let network = Network::new();
+    for address in ["cluster", "old"] {
+        network.listen(address, cluster.clone());
+    }
+    let pool = Pool::new(network.dialer("scheduler"));
+    let options = options(&directory.path().join("j"), &Cancel::default());
+    let running = tokio::spawn(run_over(pool, workflow(0), options, |_| {}));
+    until(&cluster, |state| state.running.len() == 2).await;
+    network.listen("new", cluster.clone());
+    network.kill("old");
+    network.cut("scheduler", "old");
+    cluster.state().node = Some("new".to_owned());
+    finish_all(&cluster);
+    let report = tokio::time::timeout(Duration::from_secs(20), running).await;
+    let report = report.expect("it ends").expect("no panic").expect("run");
+    assert_eq!(report.outcome, Outcome::Complete);
+    assert_eq!(report.totals.nodes_lost, 0);
+    assert_eq!(report.totals.executions, 6, "no job ran again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volumes_are_kept_alive_without_a_catalog() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let cluster = Arc::new(Cluster::default());
+    cluster.state().is_stuck = true;
+    let mut options = options(&directory.path().join("j"), &Cancel::default());
+    options.settings.volume_lifetime_ms = 400;
+    let running = tokio::spawn(run_over(network(&cluster), workflow(0), options, |_| {}));
+    until(&cluster, |state| state.running.len() == 2).await;
+    let renewals = {
+        let mut state = cluster.state();
+        state.catalog_fault = Some(ErrorCode::Unreachable);
+        state.renewals
+    };
+    until(&cluster, |state| state.renewals > renewals + 3).await;
+    finish_all(&cluster);
+    let report = tokio::time::timeout(Duration::from_secs(20), running).await;
+    let report = report.expect("it ends").expect("no panic").expect("run");
+    assert_eq!(report.outcome, Outcome::Complete);
 }

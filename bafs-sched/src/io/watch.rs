@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bafs_proto::ids::ExecutionId;
+use bafs_proto::ids::{ExecutionId, ServerId};
 use bafs_proto::message::{JobState, WatchJobs};
 use bafs_proto::time::Deadline;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::servers::{Place, Servers};
+use super::servers::Servers;
 use crate::driver::Note;
 use crate::logic::Event;
 
@@ -24,20 +24,34 @@ const GRACE_MS: u64 = 3_000;
 /// Pause after a poll that failed, in milliseconds.
 const PAUSE_MS: u64 = 200;
 
-/// The executions to watch on one node.
-pub(crate) type Watched = Arc<watch::Sender<BTreeSet<ExecutionId>>>;
+/// What to watch on one node.
+#[derive(Debug)]
+pub(crate) struct WatchList {
+    /// Where the node listens now.
+    pub(crate) address: String,
+    pub(crate) executions: BTreeSet<ExecutionId>,
+}
+
+/// The watch list of one node, which changes while it is watched.
+pub(crate) type Watched = Arc<watch::Sender<WatchList>>;
 
 /// Watches until the other ends of its channels are gone.
 pub(crate) async fn watch(
     servers: Servers,
-    place: Place,
+    server: ServerId,
     watched: Watched,
     notes: mpsc::Sender<Note>,
 ) {
     let mut changes = watched.subscribe();
     let mut silent_since: Option<Instant> = None;
     loop {
-        let executions: Vec<_> = changes.borrow_and_update().iter().copied().collect();
+        let (address, executions) = {
+            let list = changes.borrow_and_update();
+            (
+                list.address.clone(),
+                list.executions.iter().copied().collect::<Vec<_>>(),
+            )
+        };
         if executions.is_empty() {
             silent_since = None;
             if changes.changed().await.is_err() {
@@ -50,9 +64,7 @@ pub(crate) async fn watch(
             wait_ms: WAIT_MS,
         };
         let deadline = Deadline::after_ms(u64::from(WAIT_MS) + GRACE_MS);
-        let poll = servers
-            .pool
-            .call(&place.address, &servers.token, call, deadline);
+        let poll = servers.pool.call(&address, &servers.token, call, deadline);
         let answer = tokio::select! {
             answer = poll => answer,
             // Others are to be watched too: ask anew for all.
@@ -73,12 +85,10 @@ pub(crate) async fn watch(
                 }
             }
             Err(error) => {
-                tracing::debug!(node = place.address, %error, "node does not answer");
+                tracing::debug!(node = address, %error, "node does not answer");
                 let since = *silent_since.get_or_insert_with(Instant::now);
                 if since.elapsed() > Duration::from_millis(servers.settings.lost_after_ms) {
-                    events.push(Event::ServerSilent {
-                        server: place.server,
-                    });
+                    events.push(Event::ServerSilent { server });
                 }
                 tokio::time::sleep(Duration::from_millis(PAUSE_MS)).await;
             }
@@ -86,9 +96,9 @@ pub(crate) async fn watch(
         for event in events {
             watched.send_modify(|watched| match &event {
                 Event::JobEnded { execution, .. } | Event::JobUnknown { execution } => {
-                    watched.remove(execution);
+                    watched.executions.remove(execution);
                 }
-                _ => watched.clear(),
+                _ => watched.executions.clear(),
             });
             if notes.send(Note::Event(event)).await.is_err() {
                 return;
