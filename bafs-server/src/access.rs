@@ -25,7 +25,10 @@ pub struct Access {
 impl Access {
     /// A checker that believes tokens of this verifier's authority.
     pub fn new(verifier: Verifier) -> Self {
-        Self { verifier, memory: Mutex::default() }
+        Self {
+            verifier,
+            memory: Mutex::default(),
+        }
     }
 
     /// Demands that `token` grants `right` on `resource` now.
@@ -36,7 +39,10 @@ impl Access {
         let now = clock::now();
         let key = (token.clone(), resource, right);
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        if memory.get(&key).is_some_and(|checked| now.ms_since(*checked) < MEMORY_MS) {
+        if memory
+            .get(&key)
+            .is_some_and(|checked| now.ms_since(*checked) < MEMORY_MS)
+        {
             return Ok(());
         }
         memory.remove(&key);
@@ -61,11 +67,21 @@ mod tests {
         let signer = Signer::generate();
         let access = Access::new(signer.verifier());
         let expires = clock::now().plus_ms(60_000);
-        let token = signer.grant(&[Resource::Jobs], &[Right::Read], expires).expect("grant");
+        let token = signer
+            .grant(&[Resource::Jobs], &[Right::Read], expires)
+            .expect("grant");
         for _ in 0..2 {
             assert!(access.require(&token, Resource::Jobs, Right::Read).is_ok());
-            assert!(access.require(&token, Resource::Jobs, Right::Manage).is_err());
-            assert!(access.require(&token, Resource::Catalog, Right::Read).is_err());
+            assert!(
+                access
+                    .require(&token, Resource::Jobs, Right::Manage)
+                    .is_err()
+            );
+            assert!(
+                access
+                    .require(&token, Resource::Catalog, Right::Read)
+                    .is_err()
+            );
         }
     }
 }

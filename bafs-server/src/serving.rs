@@ -38,7 +38,11 @@ impl Running {
         let listener = Arc::new(listener);
         let serving = listener.clone();
         let task = tokio::spawn(async move { serving.serve(service).await });
-        Ok(Self { address, listener, tasks: vec![task] })
+        Ok(Self {
+            address,
+            listener,
+            tasks: vec![task],
+        })
     }
 
     /// Where it listens.

@@ -76,7 +76,11 @@ impl Caches {
         let mut volumes = BTreeMap::new();
         for entry in std::fs::read_dir(&directory).map_err(broken)? {
             let path = entry.map_err(broken)?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let name = path
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
             let Ok(id) = name.parse::<VolumeId>() else {
                 if name.starts_with(REMOVED_PREFIX) {
                     std::fs::remove_dir_all(&path).map_err(broken)?;
@@ -93,7 +97,12 @@ impl Caches {
         }
         let fetcher = Arc::new(Fetcher::new(pool, token, server, counters));
         let (volumes, changing) = (Mutex::new(volumes), Mutex::default());
-        Ok(Arc::new(Self { directory, fetcher, volumes, changing }))
+        Ok(Arc::new(Self {
+            directory,
+            fetcher,
+            volumes,
+            changing,
+        }))
     }
 
     /// Makes a cache volume: lists its source at home. Repeating it is harmless and brings a
@@ -178,9 +187,14 @@ impl Caches {
         let Some(volume) = self.lock().remove(&id) else {
             return;
         };
-        self.changing.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        self.changing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&id);
         volume.generation().disk.retire();
-        let gone = self.directory.join(format!("{REMOVED_PREFIX}{}", VolumeId::random()));
+        let gone = self
+            .directory
+            .join(format!("{REMOVED_PREFIX}{}", VolumeId::random()));
         let removed = std::fs::rename(self.place(id), &gone);
         let removed = removed.and_then(|()| std::fs::remove_dir_all(&gone));
         if let Err(error) = removed {
@@ -221,7 +235,11 @@ impl Caches {
     /// # Errors
     /// `VolumeLost`.
     pub async fn read_manifest(&self, call: ReadManifest) -> Result<ManifestPage> {
-        Ok(self.volume(call.volume)?.generation().manifest.page(call.first))
+        Ok(self
+            .volume(call.volume)?
+            .generation()
+            .manifest
+            .page(call.first))
     }
 
     /// Reads blocks from here, from a peer or from home, as the kind of reader permits. Blocks
@@ -237,11 +255,20 @@ impl Caches {
         deadline: Deadline,
     ) -> Result<(Blocks, Bytes)> {
         let generation = self.find(&call.cache, call.manifest)?;
-        if let Reader::Newcomer { server, capacity_bytes } = call.reader {
+        if let Reader::Newcomer {
+            server,
+            capacity_bytes,
+        } = call.reader
+        {
             self.welcome(&generation, server, capacity_bytes).await;
         }
         let Some(run) = run_of(&generation, &call)? else {
-            return Ok((Blocks { digests: Vec::new() }, Bytes::new()));
+            return Ok((
+                Blocks {
+                    digests: Vec::new(),
+                },
+                Bytes::new(),
+            ));
         };
         let (digests, bytes) = match call.reader {
             Reader::Heir => read::read_for_heir(generation, run, deadline).await?,
@@ -251,7 +278,9 @@ impl Caches {
             }
         };
         if call.reader != Reader::Agent {
-            self.fetcher.counters.add("cache_served_bytes", bytes.len() as u64);
+            self.fetcher
+                .counters
+                .add("cache_served_bytes", bytes.len() as u64);
         }
         Ok((Blocks { digests }, bytes))
     }
@@ -262,7 +291,10 @@ impl Caches {
         let address = {
             let mut peers = self.fetcher.peers();
             let is_news = peers.introduce(&name, server, capacity_bytes, clock::now());
-            peers.nodes().into_iter().find(|(id, _)| is_news && *id == server)
+            peers
+                .nodes()
+                .into_iter()
+                .find(|(id, _)| is_news && *id == server)
         };
         if let Some((_, address)) = address {
             self.fetcher.introduce(generation, vec![address]).await;
@@ -270,7 +302,12 @@ impl Caches {
     }
 
     async fn introduce(&self, generation: &Arc<Generation>) {
-        let addresses = self.fetcher.peers().nodes().into_iter().map(|(_, address)| address);
+        let addresses = self
+            .fetcher
+            .peers()
+            .nodes()
+            .into_iter()
+            .map(|(_, address)| address);
         let addresses = addresses.collect();
         self.fetcher.introduce(generation, addresses).await;
     }
@@ -327,12 +364,17 @@ fn run_of(generation: &Generation, call: &ReadBlocks) -> Result<Option<Run>> {
     let manifest = &generation.manifest;
     let block_bytes = manifest.block_bytes();
     if u64::from(call.count) * u64::from(block_bytes) > u64::from(BODY_BYTES_MAX) {
-        let text = format!("{} blocks of {block_bytes} bytes do not fit a reply", call.count);
+        let text = format!(
+            "{} blocks of {block_bytes} bytes do not fit a reply",
+            call.count
+        );
         return Err(Error::new(ErrorCode::Malformed, text));
     }
     let entry = manifest.file(call.file)?;
     let blocks = manifest.blocks_of(entry);
-    let count = blocks.saturating_sub(call.first.0).min(u64::from(call.count));
+    let count = blocks
+        .saturating_sub(call.first.0)
+        .min(u64::from(call.count));
     if count == 0 {
         return Ok(None);
     }
@@ -349,7 +391,10 @@ fn run_of(generation: &Generation, call: &ReadBlocks) -> Result<Option<Run>> {
 /// Runs what waits for the disk where it may wait.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(|error| {
-        Error::new(ErrorCode::ServerFault, format!("work on a cache volume broke off: {error}"))
+        Error::new(
+            ErrorCode::ServerFault,
+            format!("work on a cache volume broke off: {error}"),
+        )
     })
 }
 

@@ -50,7 +50,9 @@ pub(super) async fn learn_peers_always(node: Arc<Node>) {
 /// nodes from the catalog, so a look at it before the creation sees at least these: a new cache
 /// must not be read before its peers know each other, or several would go home for one block.
 pub(super) async fn learn_peers(node: &Node) {
-    let Some(catalog) = &node.config.catalog else { return };
+    let Some(catalog) = &node.config.catalog else {
+        return;
+    };
     let query = QueryServers {
         kind: Some(ServerKind::Node),
         group: Some(node.config.group.clone()),
