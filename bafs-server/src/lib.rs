@@ -8,6 +8,7 @@ pub mod clock;
 pub mod counters;
 pub mod executor;
 pub mod home;
+mod lives;
 pub mod logic;
 pub mod node;
 pub mod serving;

@@ -12,6 +12,7 @@ use bafs_proto::ids::Epoch;
 use bafs_proto::limits::{BODY_BYTES_MAX, OPS_MAX};
 use bafs_proto::message::{CloseTree, FileResults, OpenTree, RunFileOps, TreeRef, TreeSession};
 use bafs_proto::time::Time;
+use bafs_proto::token::Right;
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::{Session, Tree};
 use bytes::Bytes;
@@ -65,10 +66,11 @@ impl std::fmt::Debug for TreeSessions {
 
 impl TreeSessions {
     /// No sessions yet. Counts `tree_ops`, `tree_read_bytes`, `tree_written_bytes` in `counters`.
-    pub fn new(counters: Counters) -> Self {
-        // Epochs start at the clock, so that they grow over restarts without being stored.
+    /// `life` is the number of this life of the server: all epochs of an earlier one are smaller,
+    /// whatever the clock does.
+    pub fn new(life: u32, counters: Counters) -> Self {
         let state = State {
-            last_epoch: clock::now().0 << 16,
+            last_epoch: u64::from(life) << 32,
             ..State::default()
         };
         Self(Arc::new(Shared {
@@ -100,6 +102,27 @@ impl TreeSessions {
             epoch,
             lease_ms: LEASE_MS,
         })
+    }
+
+    /// Has `allow` check the right that calls of a session need: whoever may only read must not
+    /// work with a writer's session, whatever the operations are. Comes before [`Self::run`].
+    ///
+    /// # Errors
+    /// What `allow` answers; for a session that is no more the errors of [`Self::run`], which are
+    /// told to whoever may read.
+    pub fn admit(
+        &self,
+        tree: &TreeRef,
+        epoch: Epoch,
+        allow: impl FnOnce(Right) -> Result<()>,
+    ) -> Result<()> {
+        let found = self.lock().find(tree, epoch);
+        allow(
+            found
+                .as_ref()
+                .map_or(Right::Read, |session| session.right()),
+        )?;
+        found.map(drop)
     }
 
     /// Runs a batch of operations, or finds the answer of a batch that ran before.
@@ -161,13 +184,27 @@ impl TreeSessions {
         Ok((FileResults { results }, body))
     }
 
-    /// Ends a session; ending it again is harmless.
-    pub async fn close(&self, call: &CloseTree) {
-        let session = self
-            .lock()
-            .sessions
-            .remove(&(call.tree.clone(), call.epoch));
-        end(session.into_iter().collect()).await;
+    /// Ends a session if `allow` grants the right that it needs; ending it again is harmless.
+    ///
+    /// # Errors
+    /// What `allow` answers.
+    pub async fn close(
+        &self,
+        call: &CloseTree,
+        allow: impl FnOnce(Right) -> Result<()>,
+    ) -> Result<()> {
+        let key = (call.tree.clone(), call.epoch);
+        let found = self.lock().sessions.get(&key).cloned();
+        allow(
+            found
+                .as_ref()
+                .map_or(Right::Read, |session| session.right()),
+        )?;
+        if found.is_some() {
+            self.lock().sessions.remove(&key);
+        }
+        end(found.into_iter().collect()).await;
+        Ok(())
     }
 
     /// The volume was deleted: all its sessions end, and answer `VolumeLost` from now on.
@@ -240,7 +277,7 @@ impl State {
                 self.fenced.insert(key);
             }
         }
-        self.last_epoch = (self.last_epoch + 1).max(clock::now().0 << 16);
+        self.last_epoch += 1;
         let epoch = Epoch(self.last_epoch);
         self.sessions.insert((name, epoch), session);
         Ok((epoch, earlier))
@@ -282,6 +319,14 @@ impl State {
 }
 
 impl Open {
+    fn right(&self) -> Right {
+        if self.writable {
+            Right::Write
+        } else {
+            Right::Read
+        }
+    }
+
     /// Runs each operation; `Err` when the session ended before all ran.
     fn run_batch(
         &self,

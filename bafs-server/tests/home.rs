@@ -10,7 +10,7 @@ use bafs_proto::file_op::{BodyRange, Caller, FileOp, FileReply};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{AgentId, ExtractId, InodeNo};
 use bafs_proto::message::{
-    BeginPut, Call, CommitPut, ListSource, OpenTree, PutRange, ReadCounters, ReadSource,
+    BeginPut, Call, CloseTree, CommitPut, ListSource, OpenTree, PutRange, ReadCounters, ReadSource,
     RunFileOps, SourceIdentity, SourceKind, StatSource, TreeRef,
 };
 use bafs_proto::net::mem::Network;
@@ -464,9 +464,21 @@ async fn remote_files_are_read_and_written_in_a_tree() {
     let (_, body) = world.send(&world.token, read, b"").await.expect("read");
     assert_eq!(&body[..], b"hello", "the repeated append ran once");
     let reader = grant(&world.signer, "new", &[Right::Read]);
-    let refused = world.send(&reader, run(4, create), b"").await;
+    // Not even to read: its batches would take numbers, and so answers, from the writer's.
+    for op in [create, FileOp::StatFs] {
+        let refused = world.send(&reader, run(4, op), b"").await;
+        assert_eq!(code(refused), ErrorCode::RightMissing);
+    }
+    let close = CloseTree {
+        tree: tree.clone(),
+        epoch,
+    };
+    let refused = world.send(&reader, close, b"").await;
     assert_eq!(code(refused), ErrorCode::RightMissing);
+    assert!(world.call(run(4, FileOp::StatFs)).await.is_ok());
     world.start(None);
+    let again = world.call(open(true)).await.expect("open").epoch;
+    assert!(again > epoch, "epochs grow over a restart");
     assert_eq!(
         code(world.call(run(5, FileOp::StatFs)).await),
         ErrorCode::SessionUnknown

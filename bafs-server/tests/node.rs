@@ -141,7 +141,6 @@ fn table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
         ),
         (read.into(), volume(), Right::Read),
         (open(false).into(), volume(), Right::Read),
-        (open(true).into(), volume(), Right::Write),
         (
             run_ops(writer, 1, Vec::new()).into(),
             volume(),
@@ -156,6 +155,8 @@ fn table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
             volume(),
             Right::Write,
         ),
+        // Ends the writer's session, so it comes after what needs that.
+        (open(true).into(), volume(), Right::Write),
         (
             ReadManifest {
                 volume: V,

@@ -31,7 +31,7 @@ impl Bench {
         Self {
             root,
             tree,
-            sessions: TreeSessions::new(counters.clone()),
+            sessions: TreeSessions::new(1, counters.clone()),
             counters,
         }
     }
@@ -123,9 +123,7 @@ async fn a_writer_fences_earlier_writers_and_no_reader() {
             .is_ok()
     );
     assert_eq!(bench.code(Epoch(3)).await, ErrorCode::SessionUnknown);
-    // A restart takes longer than the clock's unit.
-    tokio::time::sleep(std::time::Duration::from_millis(2)).await;
-    let restarted = TreeSessions::new(Counters::default());
+    let restarted = TreeSessions::new(2, Counters::default());
     let call = OpenTree {
         tree: VOLUME,
         agent: AgentId(1),
@@ -202,11 +200,15 @@ async fn a_silent_session_ends_and_a_renewed_one_does_not() {
     assert_eq!(bench.code(epoch).await, ErrorCode::SessionUnknown);
     bench
         .sessions
-        .close(&CloseTree {
-            tree: VOLUME,
-            epoch,
-        })
-        .await;
+        .close(
+            &CloseTree {
+                tree: VOLUME,
+                epoch,
+            },
+            |_| Ok(()),
+        )
+        .await
+        .expect("close");
 }
 
 #[tokio::test]

@@ -18,5 +18,5 @@ mod session;
 mod tree;
 
 pub use account::Limit;
-pub use session::{Session, changes};
+pub use session::Session;
 pub use tree::Tree;

@@ -409,9 +409,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether an operation changes the tree, so that it needs a writable session and the right to
-/// write.
-pub fn changes(op: &FileOp) -> bool {
+/// Whether an operation changes the tree, so that it needs a writable session.
+fn changes(op: &FileOp) -> bool {
     match op {
         FileOp::Open { flags, .. } => {
             let flags = OFlags::from_bits_retain(flags.cast_unsigned());

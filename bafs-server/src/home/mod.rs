@@ -34,6 +34,7 @@ use rustix::fs::fstat;
 use crate::access::Access;
 use crate::clock;
 use crate::counters::Counters;
+use crate::lives::Life;
 use crate::serving::{ADVERT_TTL_MS, Running, advertise, pool};
 use crate::trees::TreeSessions;
 use export::{Export, Found};
@@ -120,13 +121,17 @@ impl Home {
         let export = Arc::new(Export::open(root)?);
         let puts = Puts::open(export.clone())?;
         puts.sweep(clock::now());
+        let life = Life::begin(puts.directory()).map_err(|error| {
+            let text = format!("home server's own {}: {error}", puts.directory().display());
+            Error::new(ErrorCode::ServerFault, text)
+        })?;
         let counters = Counters::default();
         Ok(Arc::new(Self {
-            id: own_id(&puts)?,
+            id: life.server,
             access: Access::new(verifier),
             export,
             puts,
-            trees: TreeSessions::new(counters.clone()),
+            trees: TreeSessions::new(life.number, counters.clone()),
             throttle: Throttle::new(limit_bytes_per_s),
             counters,
         }))
@@ -323,12 +328,9 @@ impl Home {
         deadline: Deadline,
     ) -> Result<(Reply, Bytes)> {
         let path = home_path(&call.tree)?;
-        let changes = call.ops.iter().any(bafs_tree::changes);
-        self.allow(
-            token,
-            path,
-            if changes { Right::Write } else { Right::Read },
-        )?;
+        self.trees.admit(&call.tree, call.epoch, |right| {
+            self.allow(token, path, right)
+        })?;
         self.throttle.pass(body.len(), deadline).await?;
         let written = body.len() as u64;
         let (results, data) = self.trees.run(call, body).await?;
@@ -339,8 +341,10 @@ impl Home {
     }
 
     async fn close_tree(&self, token: &Token, call: &CloseTree) -> Result<Done> {
-        self.allow(token, home_path(&call.tree)?, Right::Read)?;
-        self.trees.close(call).await;
+        let path = home_path(&call.tree)?;
+        self.trees
+            .close(call, |right| self.allow(token, path, right))
+            .await?;
         Ok(Done)
     }
 
@@ -437,21 +441,4 @@ fn home_path(tree: &TreeRef) -> Result<&str> {
             Err(Error::new(ErrorCode::Unsupported, text))
         }
     }
-}
-
-/// The server's id, made at the first start and kept in the export.
-fn own_id(puts: &Puts) -> Result<ServerId> {
-    let path = puts.directory().join("server-id");
-    if let Some(id) = std::fs::read_to_string(&path)
-        .ok()
-        .and_then(|text| text.trim().parse().ok())
-    {
-        return Ok(id);
-    }
-    let id = ServerId::random();
-    puts::replace(&path, format!("{id}\n").as_bytes()).map_err(|error| {
-        let text = format!("cannot write {}: {error}", path.display());
-        Error::new(ErrorCode::ServerFault, text)
-    })?;
-    Ok(id)
 }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,6 +22,7 @@ use rustix::fs::{Mode, OFlags, fchmod, fsync, renameat};
 use serde::{Deserialize, Serialize};
 
 use super::export::{Export, OWN, refuse};
+use crate::lives::replace;
 
 /// An upload that nobody continued for so long is removed.
 const IDLE_MS_MAX: u64 = 7 * 24 * 3600 * 1000;
@@ -380,16 +381,6 @@ fn digest_of(mut file: &File, size_max: u64) -> io::Result<(u64, Digest)> {
             return Ok((size, hasher.digest()));
         }
     }
-}
-
-/// Replaces a small file as a whole, durably.
-pub(super) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let fresh = path.with_extension("new");
-    let mut file = File::create(&fresh)?;
-    file.write_all(content)?;
-    file.sync_all()?;
-    fs::rename(&fresh, path)?;
-    File::open(path.parent().unwrap_or(path))?.sync_all()
 }
 
 fn sync_directory(path: &Path) -> Result<()> {

@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use bafs_proto::ids::VolumeId;
-use bafs_proto::message::{
-    CacheRef, CloseTree, Counters as CounterValues, OpenTree, Reply, Request, RunFileOps, TreeRef,
-};
+use bafs_proto::message::{CacheRef, Counters as CounterValues, OpenTree, Reply, Request, TreeRef};
 use bafs_proto::net::{BoxFuture, Incoming, Service};
 use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::volume::VolumeKind;
@@ -13,6 +11,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
 use super::{Node, presence};
+use crate::storage::volume_of;
 
 /// Most volumes in one renewal, each of which costs the check of a right.
 const RENEWED_MAX: usize = 4096;
@@ -62,19 +61,11 @@ impl Node {
                 }
             },
             Request::OpenTree(OpenTree { tree, writable, .. }) => volume(
-                tree_volume(tree)?,
+                volume_of(tree)?,
                 if *writable { Right::Write } else { Right::Read },
             ),
-            Request::RunFileOps(RunFileOps { tree, epoch, .. })
-            | Request::CloseTree(CloseTree { tree, epoch }) => {
-                let id = tree_volume(tree)?;
-                // A session that is not known does nothing: the answer says so.
-                let right = self
-                    .storage
-                    .session_right(id, *epoch)
-                    .unwrap_or(Right::Read);
-                volume(id, right)
-            }
+            // Checked with the session, which alone knows the right that it needs.
+            Request::RunFileOps(_) | Request::CloseTree(_) => Ok(()),
             Request::StartJob(_) | Request::WatchJobs(_) | Request::KillJob(_) => {
                 self.access.require(token, Resource::Jobs, Right::Manage)
             }
@@ -152,19 +143,28 @@ impl Node {
 
     async fn answer_data(&self, incoming: Incoming) -> Answer {
         let Incoming {
+            token,
             request,
             body,
             deadline,
             ..
         } = incoming;
+        let allow = |tree: &TreeRef| {
+            let resource = volume_of(tree).map(Resource::Volume);
+            move |right| self.access.require(&token, resource?, right)
+        };
         match request {
             Request::OpenTree(call) => plain(Reply::OpenTree(self.storage.open_tree(call).await?)),
             Request::RunFileOps(call) => {
-                let (results, data) = self.storage.run_file_ops(call, body).await?;
+                let allow = allow(&call.tree);
+                let (results, data) = self.storage.run_file_ops(call, body, allow).await?;
                 Ok((Reply::RunFileOps(results), data))
             }
             Request::CloseTree(call) => {
-                plain(Reply::CloseTree(self.storage.close_tree(&call).await?))
+                let allow = allow(&call.tree);
+                plain(Reply::CloseTree(
+                    self.storage.close_tree(&call, allow).await?,
+                ))
             }
             Request::ListVolumeTree(call) => {
                 plain(Reply::ListVolumeTree(self.storage.list_tree(call).await?))
@@ -191,16 +191,6 @@ impl Node {
 
 fn plain(reply: Reply) -> Answer {
     Ok((reply, Bytes::new()))
-}
-
-fn tree_volume(tree: &TreeRef) -> Result<VolumeId> {
-    match tree {
-        TreeRef::Volume(id) => Ok(*id),
-        TreeRef::Home(path) => {
-            let text = format!("a node has no home; ask the home server for '{path}'");
-            Err(Error::new(ErrorCode::Unsupported, text))
-        }
-    }
 }
 
 fn unsupported(request: &Request) -> Error {

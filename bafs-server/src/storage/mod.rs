@@ -26,6 +26,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 pub use store::Store;
+pub(crate) use trees::volume_of;
 
 use crate::cache::Caches;
 use crate::clock;
@@ -100,13 +101,13 @@ impl Storage {
         })
         .await?;
         Ok(Arc::new(Self {
+            trees: OpenTrees::new(store.life(), counters.clone()),
             store,
             table,
             volumes: Mutex::new(volumes),
             turns: (0..TURNS).map(|_| tokio::sync::Mutex::default()).collect(),
             changed: watch::Sender::new(0),
             extracts: Extracts::default(),
-            trees: OpenTrees::new(counters.clone()),
             caches,
             pool,
             counters,

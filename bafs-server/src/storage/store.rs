@@ -3,6 +3,7 @@
 //! ```text
 //! lock          held while a node serves the store
 //! server-id     the id of the server, made once
+//! lives         how often the store was opened
 //! table.redb    the durable table
 //! making/ID     a volume on its way: its content is in `tree`
 //! volumes/ID    a volume in place
@@ -12,7 +13,7 @@
 //! ```
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,6 +22,8 @@ use std::time::Duration;
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::{FlockOperation, flock};
+
+use crate::lives::Life;
 
 /// Attempts to empty a directory in which a call that was given up may still make files.
 const REMOVE_ATTEMPTS: u32 = 5;
@@ -32,7 +35,7 @@ const REMOVE_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct Store {
     root: PathBuf,
-    id: ServerId,
+    life: Life,
     trashed: AtomicU64,
     _lock: File,
 }
@@ -71,10 +74,10 @@ impl Store {
             }
             other => fault(&other),
         })?;
-        let id = load_id(root).map_err(|e| fault(&e))?;
+        let life = Life::begin(root).map_err(|e| fault(&e))?;
         Ok(Self {
             root: root.to_owned(),
-            id,
+            life,
             trashed: AtomicU64::new(0),
             _lock: lock,
         })
@@ -82,7 +85,12 @@ impl Store {
 
     /// The id of the server, the same in every life of the store.
     pub fn id(&self) -> ServerId {
-        self.id
+        self.life.server
+    }
+
+    /// The number of this life of the store.
+    pub(super) fn life(&self) -> u32 {
+        self.life.number
     }
 
     /// Where the cache keeps its blocks.
@@ -174,27 +182,6 @@ impl Store {
 
     fn making(&self, id: VolumeId) -> PathBuf {
         self.root.join("making").join(id.to_string())
-    }
-}
-
-fn load_id(root: &Path) -> io::Result<ServerId> {
-    let path = root.join("server-id");
-    match fs::read_to_string(&path) {
-        Ok(text) => text.trim().parse().map_err(|e| {
-            let text = format!("server-id: {e}; restore it, or remove it with the whole store");
-            io::Error::new(io::ErrorKind::InvalidData, text)
-        }),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            let id = ServerId::random();
-            let fresh = root.join("server-id.new");
-            let mut file = File::create(&fresh)?;
-            writeln!(file, "{id}")?;
-            file.sync_all()?;
-            fs::rename(fresh, path)?;
-            File::open(root)?.sync_all()?;
-            Ok(id)
-        }
-        Err(e) => Err(e),
     }
 }
 

@@ -1,0 +1,98 @@
+//! What a server keeps of itself in its directory: the id of all its lives and the number of this
+//! one. Knows no other file of the server.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+use bafs_proto::ids::ServerId;
+
+const ID: &str = "server-id";
+const LIVES: &str = "lives";
+
+/// A life of a server, from a start to the end of the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Life {
+    /// The server, the same in every life.
+    pub(crate) server: ServerId,
+    /// Number of this life, from 1.
+    pub(crate) number: u32,
+}
+
+impl Life {
+    /// Begins the next life of the server of `directory`; the first one makes its id. When this
+    /// returns, it is durable, so that no later life has the same number. Blocks.
+    ///
+    /// # Errors
+    /// What the system says; `InvalidData` when a file is damaged.
+    pub(crate) fn begin(directory: &Path) -> io::Result<Self> {
+        let server = if let Some(id) = read(&directory.join(ID))? {
+            id
+        } else {
+            let id = ServerId::random();
+            replace(&directory.join(ID), format!("{id}\n").as_bytes())?;
+            id
+        };
+        let before: u32 = read(&directory.join(LIVES))?.unwrap_or(0);
+        let number = before
+            .checked_add(1)
+            .ok_or_else(|| damaged(LIVES, &"no number is left"))?;
+        replace(&directory.join(LIVES), format!("{number}\n").as_bytes())?;
+        Ok(Self { server, number })
+    }
+}
+
+/// Replaces a small file as a whole, durably.
+pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    let fresh = path.with_extension("new");
+    let mut file = File::create(&fresh)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(&fresh, path)?;
+    File::open(path.parent().unwrap_or(path))?.sync_all()
+}
+
+fn read<T: std::str::FromStr<Err: std::fmt::Display>>(path: &Path) -> io::Result<Option<T>> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    match fs::read_to_string(path) {
+        Ok(text) => text
+            .trim()
+            .parse()
+            .map(Some)
+            .map_err(|error| damaged(&name, &error)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn damaged(name: &str, why: &dyn std::fmt::Display) -> io::Error {
+    let text = format!("'{name}' is damaged: {why}; restore it from a copy of this server");
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lives_are_counted_and_share_an_id() {
+        let directory = tempfile::tempdir().expect("directory");
+        let first = Life::begin(directory.path()).expect("first");
+        let second = Life::begin(directory.path()).expect("second");
+        assert_eq!((first.number, second.number), (1, 2));
+        assert_eq!(first.server, second.server);
+    }
+
+    #[test]
+    fn a_damaged_file_is_told_and_nothing_is_made_up() {
+        for name in [ID, LIVES] {
+            let directory = tempfile::tempdir().expect("directory");
+            Life::begin(directory.path()).expect("first");
+            fs::write(directory.path().join(name), b"\0\0").expect("write");
+            let error = Life::begin(directory.path())
+                .expect_err("damaged")
+                .to_string();
+            assert!(error.contains(name), "{error}");
+        }
+    }
+}
