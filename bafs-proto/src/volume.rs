@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::Error;
 use crate::hash::Digest;
 use crate::ids::VolumeId;
 use crate::time::Time;
@@ -85,7 +86,7 @@ pub enum VolumeState {
     Creating,
     /// In use.
     Ready,
-    /// Filling it failed; the text is in [`VolumeStatus::fault`].
+    /// Making it failed; why is in [`VolumeStatus::fault`].
     Failed,
 }
 
@@ -96,8 +97,8 @@ pub struct VolumeStatus {
     pub spec: VolumeSpec,
     /// Where it is in its life.
     pub state: VolumeState,
-    /// Why it failed, empty otherwise.
-    pub fault: String,
+    /// Why it failed, if it did.
+    pub fault: Option<Error>,
     /// Bytes in use now.
     pub used_bytes: u64,
     /// Files and directories in use now.

@@ -22,7 +22,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bafs_sched::driver::{Cancel, RunOptions, run_over};
 use bafs_sched::logic::{Outcome, Settings};
 use bafs_sched::report::RunReport;
-use bafs_sched::workflow::{Workflow, parse_workflow};
+use bafs_sched::workflow::{VolumeKind, Workflow, parse_workflow};
 use bytes::Bytes;
 
 #[derive(Default)]
@@ -39,6 +39,8 @@ struct State {
     /// Why the catalog does not answer, if it does not.
     catalog_fault: Option<ErrorCode>,
     renewals: u32,
+    /// Why volumes are reserved but cannot be filled, if so.
+    fill_fault: Option<ErrorCode>,
 }
 
 /// Catalog and the only node, told apart by what they are asked.
@@ -63,11 +65,19 @@ impl Cluster {
                 })
             }
             Request::CreateVolume(call) => {
-                self.state().volumes.insert(call.spec.id);
+                let mut state = self.state();
+                state.volumes.insert(call.spec.id);
+                let why = |code| Error::new(code, "'data' of home: no such file");
+                let fault = state.fill_fault.map(why);
+                let is_failed = fault.is_some();
                 Reply::CreateVolume(VolumeStatus {
                     spec: call.spec,
-                    state: VolumeState::Ready,
-                    fault: String::new(),
+                    state: if is_failed {
+                        VolumeState::Failed
+                    } else {
+                        VolumeState::Ready
+                    },
+                    fault,
                     used_bytes: 0,
                     used_files: 0,
                     manifest: None,
@@ -471,4 +481,43 @@ async fn volumes_are_kept_alive_without_a_catalog() {
     let report = tokio::time::timeout(Duration::from_secs(20), running).await;
     let report = report.expect("it ends").expect("no panic").expect("run");
     assert_eq!(report.outcome, Outcome::Complete);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_that_cannot_be_is_told_at_once() {
+    for code in [
+        ErrorCode::NotFound,
+        ErrorCode::RightMissing,
+        ErrorCode::NoSpaceBytes,
+    ] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let cluster = Arc::new(Cluster::default());
+        cluster.state().fill_fault = Some(code);
+        let start = std::time::Instant::now();
+        let report = run(&cluster, workflow(0), &directory.path().join("j")).await;
+        let Outcome::Failed { jobs, .. } = report.expect("run").outcome else {
+            panic!("{code:?}: it cannot complete")
+        };
+        assert!(jobs[0].reason.contains("'data' of home"), "{jobs:?}");
+        assert!(start.elapsed() < Duration::from_secs(5), "{code:?}");
+        assert!(cluster.state().volumes.is_empty() && cluster.state().started.is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_home_that_nobody_knows_is_told_soon() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let cluster = Arc::new(Cluster::default());
+    let mut lost = workflow(0);
+    let VolumeKind::Cache { source, .. } = &mut lost.volumes[0].kind else {
+        panic!("the first volume is a cache")
+    };
+    *source = "bafs://elsewhere/data".parse().expect("a url");
+    let start = std::time::Instant::now();
+    let report = run(&cluster, lost, &directory.path().join("j")).await;
+    let Outcome::Failed { jobs, .. } = report.expect("run").outcome else {
+        panic!("it cannot complete")
+    };
+    assert!(jobs[0].reason.contains("elsewhere"), "{jobs:?}");
+    assert!(start.elapsed() < Duration::from_secs(10));
 }

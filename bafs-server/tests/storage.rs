@@ -13,7 +13,7 @@ use bafs_proto::ids::{ExtractId, VolumeId};
 use bafs_proto::message::{
     DeleteVolume, ExtractFile, ListVolumes, PutReceipt, RenewVolumes, ShowVolume, SourceKind,
 };
-use bafs_proto::volume::{Source, VolumeSpec, VolumeState};
+use bafs_proto::volume::{Source, VolumeSpec, VolumeState, VolumeStatus};
 use storage_world::{HOME, Home, World, from_home, noise, spec};
 
 const A: &str = "a:1";
@@ -275,8 +275,8 @@ async fn a_volume_is_filled_from_home_and_replicated() {
         .await
         .expect("create");
     assert_eq!(
-        (status.state, status.fault.as_str()),
-        (VolumeState::Ready, "")
+        (status.state, status.fault.clone()),
+        (VolumeState::Ready, None)
     );
     assert!(status.used_files >= 7, "{status:?}");
     check_tree(&tree(store.path(), 1));
@@ -301,8 +301,8 @@ async fn a_volume_is_filled_from_home_and_replicated() {
         .await
         .expect("replicate");
     assert_eq!(
-        (status.state, status.fault.as_str()),
-        (VolumeState::Ready, "")
+        (status.state, status.fault.clone()),
+        (VolumeState::Ready, None)
     );
     check_tree(&tree(other.path(), 11));
 }
@@ -318,22 +318,23 @@ async fn a_fill_that_cannot_be_says_why() {
                 size_bytes: 1_000,
                 ..spec(1, from_home("in"))
             },
-            "NoSpaceBytes",
+            ErrorCode::NoSpaceBytes,
         ),
         (
             VolumeSpec {
                 size_files: 3,
                 ..spec(2, from_home("in"))
             },
-            "NoSpaceFiles",
+            ErrorCode::NoSpaceFiles,
         ),
-        (spec(3, from_home("nowhere")), "NotFound"),
+        (spec(3, from_home("nowhere")), ErrorCode::NotFound),
     ];
+    let code = |status: &VolumeStatus| status.fault.as_ref().map(|fault| fault.code);
     for (spec, why) in cases {
         let id = spec.id;
         let status = world.create(A, spec.clone()).await.expect("status");
         assert_eq!(status.state, VolumeState::Failed);
-        assert!(status.fault.contains(why), "{}", status.fault);
+        assert_eq!(code(&status), Some(why), "{status:?}");
         assert!(!tree(store.path(), id.0).exists());
         let again = world.create(A, spec).await.expect("status");
         assert_eq!(again.fault, status.fault, "a failure is told again");
@@ -359,7 +360,7 @@ async fn a_fill_that_cannot_be_says_why() {
         .create(A, spec(5, from_home("in/big")))
         .await
         .expect("status");
-    assert!(status.fault.contains("DigestMismatch"), "{}", status.fault);
+    assert_eq!(code(&status), Some(ErrorCode::DigestMismatch), "{status:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

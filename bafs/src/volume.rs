@@ -6,7 +6,7 @@ use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{
     Advert, CreateVolume, DeleteVolume, ExtractFile, InvalidateVolume, PutReceipt,
 };
-use bafs_proto::volume::{Replacement, Source, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
+use bafs_proto::volume::{Replacement, Source, VolumeKind, VolumeSpec, VolumeStatus};
 use serde_json::json;
 
 use crate::args::{
@@ -73,12 +73,8 @@ async fn create_at(client: &Client, node: &Advert, spec: VolumeSpec) -> Result<V
         source_token: client.token().clone(),
     };
     let status = client.call_within(&node.address, call, TRANSFER_MS).await?;
-    if status.state == VolumeState::Failed {
-        bail!(
-            "volume {} could not be filled: {}",
-            status.spec.name,
-            status.fault
-        );
+    if let Some(fault) = &status.fault {
+        bail!("volume {} could not be made: {fault}", status.spec.name);
     }
     Ok(status)
 }
@@ -237,10 +233,9 @@ fn say_status(node: &Advert, status: &VolumeStatus, output: Output) -> Result<()
         status.spec.size_bytes,
         status.used_files,
         status.spec.size_files,
-        if status.fault.is_empty() {
-            String::new()
-        } else {
-            format!("; {}", status.fault)
+        match &status.fault {
+            Some(fault) => format!("; {fault}"),
+            None => String::new(),
         }
     );
     output.say(&text, &describe(node, status))
@@ -255,7 +250,7 @@ fn describe(node: &Advert, status: &VolumeStatus) -> serde_json::Value {
         "address": node.address,
         "kind": kind_name(&status.spec.kind),
         "state": status.state,
-        "fault": status.fault,
+        "fault": status.fault.as_ref().map(|fault| fault.to_string()),
         "used_bytes": status.used_bytes,
         "size_bytes": status.spec.size_bytes,
         "used_files": status.used_files,

@@ -22,6 +22,7 @@ pub struct FileHome {
 pub struct Homes {
     file_home: Option<FileHome>,
     by_name: BTreeMap<String, String>,
+    is_listed: bool,
 }
 
 /// A place at home.
@@ -39,12 +40,14 @@ impl Homes {
         Self {
             file_home,
             by_name: BTreeMap::new(),
+            is_listed: false,
         }
     }
 
     /// Learns the homes of a catalog's listing; those that it does not list are kept, because a
     /// home that is away for a moment is still the same place.
     pub fn learn(&mut self, adverts: &[Advert]) {
+        self.is_listed = true;
         for advert in adverts
             .iter()
             .filter(|advert| advert.kind == ServerKind::Home)
@@ -52,6 +55,11 @@ impl Homes {
             self.by_name
                 .insert(advert.name.to_ascii_lowercase(), advert.address.clone());
         }
+    }
+
+    /// Whether the catalog was heard of at all: without it no name can be called wrong.
+    pub fn is_listed(&self) -> bool {
+        self.is_listed
     }
 
     /// The place that a URL names.

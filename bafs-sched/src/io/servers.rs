@@ -12,8 +12,10 @@ use bafs_proto::message::{
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token, Verifier};
-use bafs_proto::volume::{Replacement, Source, VolumeKind as Kind, VolumeSpec, VolumeState};
-use bafs_proto::{Error, ErrorCode, Result};
+use bafs_proto::volume::{
+    Replacement, Source, VolumeKind as Kind, VolumeSpec, VolumeState, VolumeStatus,
+};
+use bafs_proto::{Error, ErrorClass, ErrorCode, Result};
 use bytes::Bytes;
 
 use super::homes::{HomePath, Homes};
@@ -24,8 +26,15 @@ use crate::workflow::{CachePolicy, JobIndex, VolumeIndex, VolumeKind, Workflow};
 /// One call is repeated for so long, in milliseconds.
 const CALL_MS: u64 = 20_000;
 
+/// A home may take so long to appear in the catalog before its name counts as wrong, in
+/// milliseconds: adverts come every second and vanish after four.
+const HOME_MS: u64 = 6_000;
+
 /// A volume may take so long to be filled, in milliseconds.
 const FILL_MS_MAX: u64 = 12 * 3_600_000;
+
+/// Answers of a server that fills a volume may be late so often in a row, on a slow link.
+const SILENCES_MAX: u32 = 2;
 
 /// One file may take so long to be sent home before the call is repeated, in milliseconds.
 const EXTRACT_MS: u64 = 3_600_000;
@@ -129,23 +138,29 @@ impl Servers {
         };
         let call = CreateVolume { spec, source_token };
         let status = self.fill(&place.address, call).await?;
-        if status.state == VolumeState::Failed {
-            return Err(Error::new(ErrorCode::ServerFault, status.fault));
+        match status.fault {
+            None => Ok(()),
+            // The reservation was made: it is the source that is too large, everywhere.
+            Some(fault) if fault.class() == ErrorClass::NoSpace => {
+                Err(Error::new(ErrorCode::Malformed, fault.detail))
+            }
+            Some(fault) => Err(fault),
         }
-        Ok(())
     }
 
-    /// Asks again while the server is busy filling the volume.
-    async fn fill(
-        &self,
-        address: &str,
-        call: CreateVolume,
-    ) -> Result<bafs_proto::volume::VolumeStatus> {
+    /// Asks again while the server is busy filling the volume. A server answers before the call's
+    /// deadline that it is not done yet, so one that stays silent does not fill it.
+    async fn fill(&self, address: &str, call: CreateVolume) -> Result<VolumeStatus> {
         let end = Deadline::after_ms(FILL_MS_MAX);
+        let mut silences = 0;
         loop {
             match self.until(address, call.clone(), CALL_MS).await {
-                Ok(status) if status.state == VolumeState::Creating => {}
-                Err(error) if error.code == ErrorCode::DeadlineExceeded => {}
+                Ok(status) if status.state == VolumeState::Creating => silences = 0,
+                Err(error)
+                    if error.code == ErrorCode::DeadlineExceeded && silences < SILENCES_MAX =>
+                {
+                    silences += 1;
+                }
                 answer => return answer,
             }
             if end.left().is_zero() {
@@ -350,22 +365,24 @@ impl Servers {
     /// The place of a URL; waits a while for its home to appear in the catalog.
     pub(crate) async fn resolve(&self, url: &crate::workflow::Url) -> Result<HomePath> {
         let end = Deadline::after_ms(CALL_MS);
+        let mut patience: Option<Deadline> = None;
         loop {
-            let found = self
-                .homes
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .resolve(url);
-            match found {
-                Err(error) if error.is_transient() && !end.left().is_zero() => {
-                    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
-                }
-                // A home that never appears is a mistake in the workflow, not a passing failure.
-                Err(error) if error.is_transient() => {
+            let (found, is_listed) = {
+                let homes = self.homes.lock().unwrap_or_else(PoisonError::into_inner);
+                (homes.resolve(url), homes.is_listed())
+            };
+            let error = match found {
+                Err(error) if error.is_transient() && !end.left().is_zero() => error,
+                found => return found,
+            };
+            if is_listed {
+                let until = *patience.get_or_insert_with(|| Deadline::after_ms(HOME_MS));
+                if until.left().is_zero() {
+                    // A home that never appears is a mistake in the workflow.
                     return Err(Error::new(ErrorCode::NotFound, error.detail));
                 }
-                found => return found,
             }
+            tokio::time::sleep(std::time::Duration::from_millis(200)).await;
         }
     }
 

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bafs_proto::Error;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::time::Time;
@@ -26,8 +27,8 @@ pub struct Row {
     pub spec: VolumeSpec,
     /// Where it is in its life.
     pub state: VolumeState,
-    /// Why it failed, empty otherwise.
-    pub fault: String,
+    /// Why it failed, if it did.
+    pub fault: Option<Error>,
     /// For a cache volume that is ready: digest of its manifest.
     pub manifest: Option<Digest>,
     /// When its life ends unless someone shows interest.
@@ -88,7 +89,7 @@ impl VolumeTable {
     pub fn restore(&mut self, now: Time, spec: VolumeSpec, manifest: Option<Digest>) {
         self.space.keep(amount(&spec));
         let expires = now.plus_ms(spec.lifetime_ms);
-        let (state, fault) = (VolumeState::Ready, String::new());
+        let (state, fault) = (VolumeState::Ready, None);
         let id = spec.id;
         let before = self.rows.insert(
             id,
@@ -142,7 +143,7 @@ impl VolumeTable {
         let row = Row {
             spec: spec.clone(),
             state: VolumeState::Creating,
-            fault: String::new(),
+            fault: None,
             manifest: None,
             expires: now.plus_ms(spec.lifetime_ms),
         };
@@ -168,7 +169,7 @@ impl VolumeTable {
     }
 
     /// Making the volume failed. Its space stays reserved until it is deleted or expires.
-    pub fn failed(&mut self, now: Time, id: VolumeId, fault: String) {
+    pub fn failed(&mut self, now: Time, id: VolumeId, fault: Error) {
         let Some(row) = self.rows.get_mut(&id) else {
             return;
         };
@@ -178,7 +179,7 @@ impl VolumeTable {
             "volume {id} fails after it was made"
         );
         row.state = VolumeState::Failed;
-        row.fault = fault;
+        row.fault = Some(fault);
         row.expires = now.plus_ms(row.spec.lifetime_ms);
     }
 
@@ -341,7 +342,11 @@ mod tests {
         assert_eq!(table.expired(Time(6_999)), [VolumeId(1)]);
         assert!(!table.renew(Time(7_000), VolumeId(9)));
         table.create(Time(7_000), &spec(2, 1)).expect("room");
-        table.failed(Time(7_000), VolumeId(2), "why".to_owned());
+        table.failed(
+            Time(7_000),
+            VolumeId(2),
+            Error::new(bafs_proto::ErrorCode::NotFound, "why"),
+        );
         assert_eq!(table.expired(Time(8_000)), [VolumeId(1), VolumeId(2)]);
     }
 

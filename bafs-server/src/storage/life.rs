@@ -174,7 +174,7 @@ impl Storage {
                 tracing::warn!(volume = %id, %error, "volume not made");
                 self.counters.add("volumes.failed", 1);
             }
-            volumes.failed(clock::now(), id, error.to_string());
+            volumes.failed(clock::now(), id, error);
         }
         self.notify();
     }

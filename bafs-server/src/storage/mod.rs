@@ -201,7 +201,8 @@ impl Storage {
                 format!("volume {id} is still being made"),
             )),
             VolumeState::Failed => {
-                let text = format!("volume {id} could not be made: {}", row.fault);
+                let why = row.fault.as_ref().map_or("", |fault| &fault.detail);
+                let text = format!("volume {id} could not be made: {why}");
                 Err(Error::new(ErrorCode::WrongState, text))
             }
         }
