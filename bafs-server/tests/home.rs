@@ -309,15 +309,39 @@ async fn a_token_holds_where_links_lead_too() {
         let refused = world.send(&token, stat(path), b"").await;
         assert_eq!(code(refused), ErrorCode::RightMissing, "{path}");
     }
-    let begin = BeginPut {
-        extract: ExtractId(1),
-        path: "mine/n".to_owned(),
-        mode: 0o600,
-    };
     assert_eq!(
-        code(world.send(&token, begin, b"").await),
+        code(world.send(&token, begin(1, "mine/n"), b"").await),
         ErrorCode::RightMissing
     );
+    symlink("../other", world.root.path().join("mine/way")).expect("link");
+    let token = grant(&world.signer, "mine", &[Right::Read, Right::Write]);
+    let commit = |id| CommitPut {
+        extract: ExtractId(id),
+        size: 0,
+        digest: Digest::of(b""),
+    };
+    for (id, path) in [(2, "mine/way/new"), (3, "mine/way/deep/er/new")] {
+        let begun = world.send(&token, begin(id, path), b"").await;
+        begun.expect("the path itself is granted");
+        let refused = world.send(&token, commit(id), b"").await;
+        assert_eq!(code(refused), ErrorCode::RightMissing, "{path}");
+    }
+    let open = OpenTree {
+        tree: TreeRef::Home("mine/way/tree".to_owned()),
+        agent: AgentId(1),
+        writable: true,
+    };
+    assert_eq!(
+        code(world.send(&token, open, b"").await),
+        ErrorCode::RightMissing
+    );
+    let beside = fs::read_dir(world.root.path().join("other")).expect("list");
+    assert_eq!(beside.count(), 1, "nothing was made there");
+    let single = grant(&world.signer, "mine/deep/f", &[Right::Write]);
+    let begun = world.send(&single, begin(4, "mine/deep/f"), b"").await;
+    begun.expect("begin");
+    let placed = world.send(&single, commit(4), b"").await;
+    placed.expect("who may write a file may have the directories above it");
     let none = world.send(&Token::none(), stat("mine/f"), b"").await;
     assert_eq!(code(none), ErrorCode::TokenInvalid);
 }

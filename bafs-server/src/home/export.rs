@@ -97,11 +97,17 @@ impl Export {
         })
     }
 
-    /// Finds a directory and makes it, with those above it, where it is missing.
+    /// Finds a directory and makes it, with those above it, where it is missing. Where links lead
+    /// elsewhere than `path` says, `allow` must permit it.
     ///
     /// # Errors
-    /// As [`Self::find`]; `WrongState` when something on the way is no directory.
-    pub(super) fn make_directory(&self, path: &str) -> Result<Found> {
+    /// As [`Self::find`]; what `allow` answers; `WrongState` when something on the way is no
+    /// directory.
+    pub(super) fn make_directory(
+        &self,
+        path: &str,
+        allow: &dyn Fn(&str) -> Result<()>,
+    ) -> Result<Found> {
         check_relative(path)?;
         let mut found = self.find("")?;
         let ends = path
@@ -113,6 +119,12 @@ impl Export {
             found = match self.find(upper) {
                 Err(error) if error.code == ErrorCode::NotFound && !is_own(upper) => {
                     let name = upper.rsplit('/').next().unwrap_or(upper);
+                    // Whoever may write at `path` may have the directories above it; but a link
+                    // may lead to a place that was never granted.
+                    let place = found.inside(name);
+                    if place != upper {
+                        allow(&place)?;
+                    }
                     match mkdirat(&found.fd, name, Mode::from_raw_mode(0o777)) {
                         Ok(()) | Err(Errno::EXIST) => {}
                         Err(error) => return Err(refuse(upper, error)),
@@ -139,6 +151,15 @@ impl Export {
 }
 
 impl Found {
+    /// Where `name` in this directory really is.
+    pub(super) fn inside(&self, name: &str) -> String {
+        if self.path.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{}/{name}", self.path)
+        }
+    }
+
     /// Opens a regular file for reading.
     ///
     /// # Errors

@@ -197,10 +197,11 @@ impl Home {
     ) -> Result<Reply> {
         match request {
             Request::BeginPut(call) => {
-                let resource = Resource::Home(call.path.clone());
-                self.access.require(&token, resource, Right::Write)?;
-                let progress = self.blocking(move |home| home.puts.begin(&call)).await?;
-                Ok(Reply::BeginPut(progress))
+                let put = move |home: &Self| {
+                    home.puts
+                        .begin(&call, |path| home.allow(&token, path, Right::Write))
+                };
+                Ok(Reply::BeginPut(self.blocking(put).await?))
             }
             Request::PutRange(call) => {
                 self.throttle.pass(body.len(), deadline).await?;
@@ -298,8 +299,9 @@ impl Home {
             home.allow(&token, &path, right)?;
             let found = match home.find(&token, &path, right) {
                 Err(error) if writable && error.code == ErrorCode::NotFound => {
-                    let made = home.export.make_directory(&path)?;
-                    home.allow(&token, &made.path, right)?;
+                    let allow = |place: &str| home.allow(&token, place, right);
+                    let made = home.export.make_directory(&path, &allow)?;
+                    allow(&made.path)?;
                     made
                 }
                 other => other?,

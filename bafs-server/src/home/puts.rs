@@ -89,12 +89,18 @@ impl Puts {
         &self.directory
     }
 
-    /// Starts an upload, or shows where it is.
+    /// Starts an upload, or shows where it is. Here as below, `allow` tells whether the caller may
+    /// write at a path: the one that was given, and the one where links in the export lead.
     ///
     /// # Errors
-    /// `BadPath`; `Conflict` when the id was used for another path.
-    pub(super) fn begin(&self, call: &BeginPut) -> Result<PutProgress> {
+    /// What `allow` answers; `BadPath`; `Conflict` when the id was used for another path.
+    pub(super) fn begin(
+        &self,
+        call: &BeginPut,
+        allow: impl Fn(&str) -> Result<()>,
+    ) -> Result<PutProgress> {
         check_relative(&call.path)?;
+        allow(&call.path)?;
         if call.path.is_empty() || call.path.split('/').next() == Some(OWN) {
             let text = format!("'{}' is no place for a file", call.path);
             return Err(Error::new(ErrorCode::BadPath, text));
@@ -108,7 +114,7 @@ impl Puts {
                     );
                     return Err(Error::new(ErrorCode::Conflict, text));
                 }
-                return self.progress(call.extract, upload);
+                return self.progress(call.extract, upload, &allow);
             }
             let path = self.place(call.extract);
             fs::create_dir_all(&path).map_err(|error| fault(&path, &error))?;
@@ -120,7 +126,7 @@ impl Puts {
             };
             self.store(call.extract, &upload)?;
             sync_directory(&self.directory)?;
-            self.progress(call.extract, upload)
+            self.progress(call.extract, upload, &allow)
         })
     }
 
@@ -133,12 +139,12 @@ impl Puts {
         extract: ExtractId,
         offset: u64,
         data: &[u8],
-        allow: impl FnOnce(&str) -> Result<()>,
+        allow: impl Fn(&str) -> Result<()>,
     ) -> Result<PutProgress> {
         self.locked(extract, || {
             let upload = self.load_known(extract)?;
             allow(&upload.path)?;
-            let progress = self.progress(extract, upload)?;
+            let progress = self.progress(extract, upload, &allow)?;
             let received_bytes = progress.received_bytes;
             if progress.receipt.is_some() {
                 return Ok(progress);
@@ -171,7 +177,7 @@ impl Puts {
     pub(super) fn commit(
         &self,
         call: &CommitPut,
-        allow: impl FnOnce(&str) -> Result<()>,
+        allow: impl Fn(&str) -> Result<()>,
     ) -> Result<PutReceipt> {
         self.locked(call.extract, || {
             let mut upload = self.load_known(call.extract)?;
@@ -184,7 +190,7 @@ impl Puts {
                 };
                 self.store(call.extract, &upload)?;
             }
-            let progress = self.progress(call.extract, upload)?;
+            let progress = self.progress(call.extract, upload, &allow)?;
             let receipt = progress
                 .receipt
                 .filter(|receipt| (receipt.size, receipt.digest) == (call.size, call.digest));
@@ -235,9 +241,14 @@ impl Puts {
     }
 
     /// Where an upload stands, after finishing a commit that was interrupted.
-    fn progress(&self, extract: ExtractId, mut upload: Upload) -> Result<PutProgress> {
+    fn progress(
+        &self,
+        extract: ExtractId,
+        mut upload: Upload,
+        allow: &dyn Fn(&str) -> Result<()>,
+    ) -> Result<PutProgress> {
         if let Phase::Committing { size, digest } = upload.phase {
-            self.put_in_place(extract, &upload)?;
+            self.put_in_place(extract, &upload, allow)?;
             upload.phase = Phase::Done { size, digest };
             self.store(extract, &upload)?;
         }
@@ -294,9 +305,15 @@ impl Puts {
     }
 
     /// Gives the checked file its name, durably. It may have it already.
-    fn put_in_place(&self, extract: ExtractId, upload: &Upload) -> Result<()> {
+    fn put_in_place(
+        &self,
+        extract: ExtractId,
+        upload: &Upload,
+        allow: &dyn Fn(&str) -> Result<()>,
+    ) -> Result<()> {
         let (parent, name) = upload.path.rsplit_once('/').unwrap_or(("", &upload.path));
-        let parent = self.export.make_directory(parent)?;
+        let parent = self.export.make_directory(parent, allow)?;
+        allow(&parent.inside(name))?;
         if self.export.is_own_name(&parent.stat, name) {
             let text = format!("'{}' is no place for a file", upload.path);
             return Err(Error::new(ErrorCode::BadPath, text));
@@ -306,8 +323,9 @@ impl Puts {
         let source = rustix::fs::open(&place, flags, Mode::empty())
             .map_err(|error| fault(&place, &error))?;
         match renameat(&source, DATA, &parent.fd, name) {
+            Ok(()) => {}
             // The name was given before the interruption: only there can the bytes have gone.
-            Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+            Err(rustix::io::Errno::NOENT) if !place.join(DATA).exists() => {}
             Err(error) => return Err(refuse(&upload.path, error)),
         }
         fsync(parent.open_directory()?).map_err(|error| refuse(&upload.path, error))
@@ -414,7 +432,7 @@ mod tests {
             path: path.to_owned(),
             mode: 0o640,
         };
-        puts.begin(&begin).expect("begin");
+        puts.begin(&begin, |_| Ok(())).expect("begin");
         puts.write(EXTRACT, 0, data, |_| Ok(())).expect("write");
         CommitPut {
             extract: EXTRACT,
@@ -454,7 +472,8 @@ mod tests {
         let puts = open(root.path());
         let commit = receive(&puts, "f", b"first");
         interrupt(&puts, &commit);
-        puts.put_in_place(EXTRACT, &puts.load_known(EXTRACT).expect("load"))
+        let upload = puts.load_known(EXTRACT).expect("load");
+        puts.put_in_place(EXTRACT, &upload, &|_| Ok(()))
             .expect("rename");
         fs::write(root.path().join("f"), b"later").expect("write");
         let begin = BeginPut {
@@ -463,12 +482,30 @@ mod tests {
             mode: 0o640,
         };
         let receipt = open(root.path())
-            .begin(&begin)
+            .begin(&begin, |_| Ok(()))
             .expect("begin")
             .receipt
             .expect("receipt");
         assert_eq!(receipt.digest, commit.digest);
         assert_eq!(fs::read(root.path().join("f")).expect("read"), b"later");
+    }
+
+    #[test]
+    fn a_target_directory_that_went_is_no_success() {
+        let root = tempfile::tempdir().expect("directory");
+        let puts = open(root.path());
+        let commit = receive(&puts, "d/f", b"x");
+        fs::create_dir(root.path().join("d")).expect("mkdir");
+        // As if somebody removed it between the look-up and the renaming.
+        let remove = |_: &str| {
+            fs::remove_dir(root.path().join("d")).expect("rmdir");
+            Ok(())
+        };
+        interrupt(&puts, &commit);
+        let upload = puts.load_known(EXTRACT).expect("load");
+        assert!(puts.put_in_place(EXTRACT, &upload, &remove).is_err());
+        puts.commit(&commit, |_| Ok(())).expect("later");
+        assert_eq!(fs::read(root.path().join("d/f")).expect("read"), b"x");
     }
 
     #[test]
