@@ -12,7 +12,7 @@ use bytes::Bytes;
 use tokio::sync::Mutex;
 
 use super::{Connection, Dial};
-use crate::error::{ErrorCode, Result};
+use crate::error::{Error, ErrorCode, Result};
 use crate::message::Call;
 use crate::time::Deadline;
 use crate::token::Token;
@@ -57,7 +57,12 @@ impl Pool {
             let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
             slots.entry(address.to_owned()).or_default().clone()
         };
-        let mut slot = slot.lock().await;
+        // Others may be dialing, one after the other; each waits no longer than it wants.
+        let slot = tokio::time::timeout_at(deadline.instant().into(), slot.lock());
+        let mut slot = slot.await.map_err(|_| {
+            let text = format!("{address} does not answer, and others wait for it as well");
+            Error::new(ErrorCode::Unreachable, text)
+        })?;
         if let Some(connection) = slot.as_ref().filter(|c| !c.is_closed()) {
             return Ok(connection.clone());
         }
@@ -133,5 +138,43 @@ impl Pool {
             tokio::time::sleep(Duration::from_millis(pause_ms)).await;
             pause_ms = (pause_ms * 2).min(PAUSE_MS_MAX);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::BoxFuture;
+
+    /// Never connects.
+    struct Silence;
+
+    impl Dial for Silence {
+        fn dial<'a>(
+            &'a self,
+            address: &'a str,
+            deadline: Deadline,
+        ) -> BoxFuture<'a, Result<Connection>> {
+            Box::pin(async move {
+                tokio::time::sleep_until(deadline.instant().into()).await;
+                Err(Error::new(ErrorCode::Unreachable, address))
+            })
+        }
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_for_the_attempts_of_others() {
+        let pool = Pool::new(Arc::new(Silence));
+        let patient = pool.clone();
+        let first =
+            tokio::spawn(
+                async move { patient.connection("a:1", Deadline::after_ms(60_000)).await },
+            );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let wait = pool.connection("a:1", Deadline::after_ms(100));
+        let second = tokio::time::timeout(Duration::from_millis(1_500), wait).await;
+        let error = second.expect("within its deadline").expect_err("silence");
+        assert_eq!(error.code, ErrorCode::Unreachable);
+        first.abort();
     }
 }

@@ -36,6 +36,11 @@ const SOCKET_BYTES: usize = 4 << 20;
 /// Time for the peer to say hello.
 const HELLO_MS: u64 = 5_000;
 
+/// Time for a request to arrive whole and for a reply to be taken, in milliseconds: the largest
+/// frame at 10 kB/s. Callers give up by their own deadlines long before; this is for a peer that
+/// lives and takes nothing, which must not keep memory for ever.
+const FRAME_MS: u64 = 600_000;
+
 /// Connects to servers.
 pub struct QuicDialer {
     endpoint: Endpoint,
@@ -227,18 +232,28 @@ async fn serve_connection(
         let (mut send, mut receive) = connection.accept_bi().await.map_err(|e| broken(&e))?;
         let (service, peer) = (service.clone(), peer.clone());
         tokio::spawn(async move {
-            let frame = match read_frame(&mut receive).await {
+            let frame = match in_time(read_frame(&mut receive)).await {
                 Ok(frame) => answer(service, peer, frame).await,
                 Err(error) => {
                     let head = codec::encode::<crate::message::ReplyHead>(&Err(error));
                     (head.unwrap_or_default().into(), Bytes::new())
                 }
             };
-            if let Err(error) = write_frame(&mut send, frame).await {
+            if let Err(error) = in_time(write_frame(&mut send, frame)).await {
                 tracing::debug!(%error, "reply not sent");
             }
         });
     }
+}
+
+/// A frame that comes or goes within [`FRAME_MS`].
+async fn in_time<T>(transfer: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::time::timeout(Duration::from_millis(FRAME_MS), transfer)
+        .await
+        .unwrap_or_else(|_| {
+            let text = format!("a frame took more than {FRAME_MS} ms; the link is too slow");
+            Err(Error::new(ErrorCode::DeadlineExceeded, text))
+        })
 }
 
 async fn greet(connection: &quinn::Connection, ours: &Hello) -> Result<Hello> {
