@@ -397,15 +397,20 @@ pub struct CreateVolume {
     pub source_token: Token,
 }
 
-/// Lists volumes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ListVolumes;
+/// Lists volumes, page by page.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListVolumes {
+    /// Goes on after this id; `None` starts.
+    pub after: Option<VolumeId>,
+}
 
-/// Volumes, ordered by id.
+/// A page of volumes, ordered by id.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeList {
-    /// Each volume of the server that the token may see.
+    /// Each volume of the page that the token may see; perhaps none.
     pub volumes: Vec<VolumeStatus>,
+    /// Where the next page goes on, `None` at the end.
+    pub next: Option<VolumeId>,
 }
 
 /// Shows a volume.

@@ -24,6 +24,7 @@ impl Service for Mirror {
                     let reversed: Vec<u8> = incoming.body.iter().rev().copied().collect();
                     let reply = Reply::ListVolumes(VolumeList {
                         volumes: Vec::new(),
+                        next: None,
                     });
                     Ok((reply, reversed.into()))
                 }
@@ -48,14 +49,14 @@ async fn check_calls(pool: &Pool, address: &str) {
         let body: Vec<u8> = (0..length).map(|i| (i % 251) as u8).collect();
         let expected: Vec<u8> = body.iter().rev().copied().collect();
         let (_, answer) = pool
-            .call_with_body(address, &token, ListVolumes, body.into(), soon())
+            .call_with_body(address, &token, ListVolumes::default(), body.into(), soon())
             .await
             .expect("call");
         assert_eq!(answer, expected);
     }
     let too_long = Bytes::from(vec![0; (4 << 20) + 1]);
     let result = pool
-        .call_with_body(address, &token, ListVolumes, too_long, soon())
+        .call_with_body(address, &token, ListVolumes::default(), too_long, soon())
         .await;
     assert_eq!(result.expect_err("too long").code, ErrorCode::Malformed);
     let refused = pool
@@ -88,7 +89,7 @@ async fn calls_cross_memory() {
         .call(
             "nobody",
             &Token::none(),
-            ListVolumes,
+            ListVolumes::default(),
             Deadline::after_ms(200),
         )
         .await;
@@ -123,7 +124,7 @@ async fn strangers_are_refused() {
         .call(
             &address,
             &Token::none(),
-            ListVolumes,
+            ListVolumes::default(),
             Deadline::after_ms(2_000),
         )
         .await;

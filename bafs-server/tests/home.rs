@@ -544,7 +544,7 @@ async fn malformed_calls_are_refused() {
         path: "f/x".to_owned(),
     };
     assert_eq!(code(world.call(directory).await), ErrorCode::NotFound);
-    let unsupported = bafs_proto::message::ListVolumes;
+    let unsupported = bafs_proto::message::ListVolumes::default();
     assert_eq!(code(world.call(unsupported).await), ErrorCode::Unsupported);
     let after = ListSource {
         path: String::new(),

@@ -20,6 +20,7 @@ use bafs_proto::net::{Incoming, Peer, Service};
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::{ErrorClass, ErrorCode, Result};
+use bafs_proto::volume::VolumeSpec;
 use bafs_server::catalog::Catalog;
 use bafs_server::node::Node;
 use storage_world::{ALL, FOREVER, World, spec};
@@ -297,12 +298,50 @@ async fn a_listing_shows_what_the_token_may_see() {
         .grant(&resources, &ALL, FOREVER)
         .expect("grant");
     for (token, expected) in [(token, vec![1, 3]), (Token::none(), vec![])] {
-        let Ok(Reply::ListVolumes(list)) = ask(&node, &token, ListVolumes.into()).await else {
+        let Ok(Reply::ListVolumes(list)) = ask(&node, &token, ListVolumes::default().into()).await
+        else {
             panic!("no list");
         };
         let ids: Vec<u128> = list.volumes.iter().map(|status| status.spec.id.0).collect();
         assert_eq!(ids, expected);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_listing_comes_in_pages() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let node = world.node("a:1", world.config(store.path())).await;
+    for id in 1..=130 {
+        let small = VolumeSpec {
+            size_bytes: 4096,
+            size_files: 1,
+            ..spec(id, None)
+        };
+        world.create("a:1", small).await.expect("create");
+    }
+    let first = world
+        .call("a:1", ListVolumes::default())
+        .await
+        .expect("list");
+    assert_eq!(
+        (first.volumes.len(), first.next),
+        (128, Some(VolumeId(128)))
+    );
+    let rest = ListVolumes { after: first.next };
+    let second = world.call("a:1", rest).await.expect("list");
+    assert_eq!((second.volumes.len(), second.next), (2, None));
+    // A token that sees nothing of the first page is led on all the same.
+    let resources = [Resource::Volume(VolumeId(130))];
+    let token = world
+        .authority
+        .signer()
+        .grant(&resources, &ALL, FOREVER)
+        .expect("grant");
+    let list = ask(&node, &token, ListVolumes::default().into()).await;
+    let Ok(Reply::ListVolumes(list)) = list else {
+        panic!("no list")
+    };
+    assert_eq!((list.volumes.len(), list.next), (0, Some(VolumeId(128))));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -96,12 +96,24 @@ impl Client {
         let mut found = Vec::new();
         let mut silent = Vec::new();
         for node in self.servers(Some(ServerKind::Node)).await? {
-            match self.call(&node.address, ListVolumes).await {
-                Ok(list) => found.extend(list.volumes.into_iter().map(|v| (node.clone(), v))),
+            match self.volumes_of(&node).await {
+                Ok(volumes) => found.extend(volumes.into_iter().map(|v| (node.clone(), v))),
                 Err(_) => silent.push(node.name),
             }
         }
         Ok((found, silent))
+    }
+
+    async fn volumes_of(&self, node: &Advert) -> Result<Vec<VolumeStatus>> {
+        let (mut volumes, mut after) = (Vec::new(), None);
+        loop {
+            let page = self.call(&node.address, ListVolumes { after }).await?;
+            volumes.extend(page.volumes);
+            after = page.next;
+            if after.is_none() {
+                return Ok(volumes);
+            }
+        }
     }
 
     /// The volume of this id or name, and its node.

@@ -5,6 +5,7 @@
 //! server is impossible by construction.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use bafs_proto::Error;
 use bafs_proto::hash::Digest;
@@ -237,6 +238,12 @@ impl VolumeTable {
     /// All volumes, by id.
     pub fn rows(&self) -> impl Iterator<Item = &Row> {
         self.rows.values()
+    }
+
+    /// The volumes after this id, or all of them, by id.
+    pub fn rows_after(&self, after: Option<VolumeId>) -> impl Iterator<Item = &Row> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.rows.range((from, Bound::Unbounded)).map(|(_, row)| row)
     }
 
     /// The ledger.

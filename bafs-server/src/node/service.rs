@@ -117,13 +117,13 @@ impl Node {
                 }
                 Reply::CreateVolume(self.storage.create(call, deadline).await?)
             }
-            Request::ListVolumes(_) => {
+            Request::ListVolumes(call) => {
                 let visible = |id| {
                     self.access
                         .require(&token, Resource::Volume(id), Right::Manage)
                         .is_ok()
                 };
-                Reply::ListVolumes(self.storage.list(visible).await?)
+                Reply::ListVolumes(self.storage.list(call, visible).await?)
             }
             Request::ShowVolume(call) => Reply::ShowVolume(self.storage.show(call.volume).await?),
             Request::DeleteVolume(call) => {
