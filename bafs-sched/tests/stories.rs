@@ -4,6 +4,7 @@
 use bafs_proto::ids::{ExecutionId, ExtractId, RunId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
+use bafs_proto::{Error, ErrorCode};
 use bafs_sched::logic::{Action, Event, NodeSeen, Scheduler, Settings, Space};
 use bafs_sched::workflow::parse_workflow;
 
@@ -42,8 +43,12 @@ fn event(words: &[&str]) -> Event {
         "started" => Event::JobStarted {
             execution: execution(),
         },
-        "exited" => {
-            let outcome = JobOutcome::Exited(words[2].parse().expect("a code"));
+        "exited" | "unsupported" => {
+            let outcome = if words[0] == "exited" {
+                JobOutcome::Exited(words[2].parse().expect("a code"))
+            } else {
+                JobOutcome::Environment(Error::new(ErrorCode::Unsupported, "no /dev/fuse"))
+            };
             let (output_tail, volumes) = (String::new(), Vec::new());
             let report = JobReport {
                 outcome,

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use bafs_client::sandbox::Standing;
 use bafs_proto::identity::Identity;
 use bafs_proto::message::Role;
 use bafs_sched::driver::{self, Cancel, RunOptions};
@@ -63,6 +64,7 @@ async fn run_local(
     if nodes == 0 {
         bail!("--local 0: a cluster needs a node");
     }
+    tokio::task::block_in_place(check_machine)?;
     let file = args.workflow.canonicalize()?;
     let beside = || {
         file.parent()
@@ -109,6 +111,19 @@ async fn run_local(
         report = on_cluster(workflow, &mut cluster, &way) => report,
         () = interrupted() => bail!("interrupted; the throw-away cluster was removed"),
     }
+}
+
+/// Whether this machine can run jobs; a cluster on it would only find out later.
+pub(crate) fn check_machine() -> Result<()> {
+    let missing: Vec<String> = bafs_client::sandbox::check()
+        .into_iter()
+        .filter(|check| check.standing == Standing::Missing)
+        .map(|check| format!("{}: {}; to do: {}", check.subject, check.found, check.remedy))
+        .collect();
+    if !missing.is_empty() {
+        bail!("this machine cannot run jobs:\n  {}", missing.join("\n  "));
+    }
+    Ok(())
 }
 
 /// Runs a workflow on a throw-away cluster.

@@ -56,6 +56,11 @@ pub(crate) async fn node(args: NodeArgs, output: Output) -> Result<()> {
         Some(name) => name,
         None => nix::unistd::gethostname()?.to_string_lossy().into_owned(),
     };
+    if slots > 0
+        && let Err(error) = tokio::task::block_in_place(crate::run::check_machine)
+    {
+        tracing::warn!("it stores volumes, but {error:#}");
+    }
     let config = NodeConfig {
         listen: args.server.listen.clone(),
         identity: init::load(&args.server.identity, Role::Server)?,

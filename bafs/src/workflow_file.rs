@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use bafs_sched::workflow::{Workflow, parse_workflow};
+use bafs_sched::workflow::{Diagnostic, Workflow, parse_workflow};
 
 use crate::output::Output;
 
@@ -16,16 +16,27 @@ pub(crate) fn load(path: &Path) -> Result<Workflow> {
     match parse_workflow(&file, &text, &read) {
         Ok(checked) => {
             for warning in &checked.warnings {
-                eprintln!("{}", warning.with_source(&text));
+                eprintln!("{}", explain(warning, &file, &text));
             }
             Ok(checked.workflow)
         }
         Err(rejected) => {
             for diagnostic in &rejected.diagnostics {
-                eprintln!("{}", diagnostic.with_source(&text));
+                eprintln!("{}", explain(diagnostic, &file, &text));
             }
             bail!("{file} was not run: correct the errors above");
         }
+    }
+}
+
+/// A diagnostic with the line that it is about, which may be in a job description file.
+fn explain(diagnostic: &Diagnostic, file: &str, text: &str) -> String {
+    if diagnostic.file == file {
+        return diagnostic.with_source(text);
+    }
+    match std::fs::read_to_string(&diagnostic.file) {
+        Ok(other) => diagnostic.with_source(&other),
+        Err(_) => diagnostic.to_string(),
     }
 }
 

@@ -8,6 +8,7 @@ use bafs_proto::ids::{ExecutionId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
 
 use super::action::{Action, MountedVolume};
+use super::failure::is_lasting;
 use super::graph::JobState;
 use super::queues::Key;
 use super::scheduler::{Phase, Scheduler};
@@ -41,7 +42,16 @@ pub(super) struct Attempt {
     /// Volumes that are not ready yet.
     pub(super) missing: BTreeSet<VolumeId>,
     /// While stopping: the failure of the environment that is the reason, if one is.
-    pub(super) fault: Option<String>,
+    pub(super) fault: Option<Fault>,
+}
+
+/// A failure of the environment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// It may pass.
+    Passing(String),
+    /// The node will fail again, however often it tries.
+    Lasting(String),
 }
 
 impl Attempt {
@@ -200,7 +210,12 @@ impl Scheduler {
             return;
         };
         let server = self.attempts[&job].server;
-        let fault = format!("node {} did not start it: {error}", self.fleet.name(server));
+        let text = format!("node {} did not start it: {error}", self.fleet.name(server));
+        let fault = if is_lasting(error.code) {
+            Fault::Lasting(text)
+        } else {
+            Fault::Passing(text)
+        };
         self.stop(job, Some(fault));
     }
 
@@ -210,8 +225,7 @@ impl Scheduler {
         };
         let attempt = &self.attempts[&job];
         match (attempt.stage == Stage::Stopping, attempt.fault.clone()) {
-            (true, None) => self.end_stopped(job),
-            (true, Some(fault)) => self.environment_fault(job, &fault),
+            (true, fault) => self.stopped(job, fault),
             (false, _) => self.environment_fault(job, "its node restarted and knows it no more"),
         }
     }
@@ -221,10 +235,8 @@ impl Scheduler {
             return;
         };
         if self.attempts[&job].stage == Stage::Stopping {
-            match self.attempts[&job].fault.clone() {
-                None => self.end_stopped(job),
-                Some(fault) => self.environment_fault(job, &fault),
-            }
+            let fault = self.attempts[&job].fault.clone();
+            self.stopped(job, fault);
             return;
         }
         let tail = report.output_tail;
@@ -237,7 +249,7 @@ impl Scheduler {
                 self.own_fault(job, format!("was ended by signal {signal}"), tail);
             }
             JobOutcome::NotStarted(why) => {
-                self.own_fault(job, format!("could not be started: {why}"), tail);
+                self.refused(job, format!("could not be started: {why}"), tail);
             }
             JobOutcome::Environment(error) => self.environment_ended(job, &error, tail),
             JobOutcome::Killed => self.environment_fault(job, "somebody killed it"),
@@ -246,7 +258,10 @@ impl Scheduler {
 
     fn succeed(&mut self, job: JobIndex) {
         let server = self.attempts[&job].server;
-        self.fleet.update(server, |node| node.faults_in_row = 0);
+        self.fleet.update(server, |node| {
+            node.faults_in_row = 0;
+            node.is_unfit = false;
+        });
         self.end_attempt(job);
         self.graph.set_state(job, JobState::Done);
         for child in self.graph.workflow.job(job).children.clone() {
@@ -265,15 +280,12 @@ impl Scheduler {
 
     /// Asks for the end of an attempt. `fault` counts against job and node; without one the
     /// attempt is simply repeated.
-    pub(super) fn stop(&mut self, job: JobIndex, fault: Option<String>) {
+    pub(super) fn stop(&mut self, job: JobIndex, fault: Option<Fault>) {
         let Some(attempt) = self.attempts.get_mut(&job) else {
             return;
         };
         match attempt.stage {
-            Stage::Preparing => match fault {
-                Some(fault) => self.environment_fault(job, &fault),
-                None => self.end_stopped(job),
-            },
+            Stage::Preparing => self.stopped(job, fault),
             Stage::Starting | Stage::Running => {
                 attempt.stage = Stage::Stopping;
                 attempt.fault = fault;
@@ -281,6 +293,14 @@ impl Scheduler {
                 self.out.push(Action::KillJob { execution, server });
             }
             Stage::Stopping => {}
+        }
+    }
+
+    fn stopped(&mut self, job: JobIndex, fault: Option<Fault>) {
+        match fault {
+            None => self.end_stopped(job),
+            Some(Fault::Passing(text)) => self.environment_fault(job, &text),
+            Some(Fault::Lasting(text)) => self.node_fault(job, text),
         }
     }
 
@@ -382,11 +402,12 @@ impl Scheduler {
                 }
             }
         }
-        // An appliance only stores: its volumes are mounted from elsewhere.
+        // An appliance only stores: its volumes are mounted from elsewhere. So are those of a node
+        // that cannot run this job.
+        let refused_by = &self.graph.job(job).refused_by;
         let can_run = |server: &ServerId| {
-            self.fleet
-                .get(*server)
-                .is_some_and(|node| node.seen.slots > 0)
+            let node = self.fleet.get(*server);
+            node.is_some_and(|node| node.seen.slots > 0) && !refused_by.contains(server)
         };
         let binding = home.map(|(_, server)| server).filter(can_run);
         self.queues.put(

@@ -12,6 +12,42 @@ use super::timers::Timer;
 use super::volumes::State;
 use crate::workflow::{JobIndex, VolumeIndex};
 
+/// A job is tried so often before it is believed that no node can run it: a refusal may pass.
+const HOPELESS_FAULTS_MIN: u32 = 3;
+
+/// Whether an agent that fails in this way fails again in the same way on its node: the machine
+/// lacks something, or does not accept who we are.
+fn is_hopeless_there(code: ErrorCode) -> bool {
+    matches!(
+        code,
+        ErrorCode::Unsupported
+            | ErrorCode::TokenInvalid
+            | ErrorCode::TokenExpired
+            | ErrorCode::RightMissing
+            | ErrorCode::PeerRefused
+            | ErrorCode::VersionMismatch
+    )
+}
+
+/// So many nodes may say that they cannot run a job; then it is the job.
+const REFUSALS_MAX: usize = 3;
+
+/// Whether a node that failed with this code will fail again, however often it tries.
+pub(super) fn is_lasting(code: ErrorCode) -> bool {
+    use ErrorCode as Code;
+    matches!(
+        code,
+        Code::Unsupported
+            | Code::VersionMismatch
+            | Code::NotFound
+            | Code::BadPath
+            | Code::TokenInvalid
+            | Code::TokenExpired
+            | Code::RightMissing
+            | Code::PeerRefused
+    )
+}
+
 impl Scheduler {
     /// The attempt failed by the job's own fault: it is tried again as often as declared.
     pub(super) fn own_fault(&mut self, job: JobIndex, reason: String, output_tail: String) {
@@ -44,8 +80,66 @@ impl Scheduler {
                 format!("needs a larger volume than declared: {error}"),
                 tail,
             );
+        } else if is_hopeless_there(error.code) {
+            self.node_is_unfit(job, error);
+        } else if is_lasting(error.code) {
+            self.node_fault(job, format!("its environment failed: {error}"));
         } else {
             self.environment_fault(job, &error.to_string());
+        }
+    }
+
+    /// The node cannot run jobs, or not this one: it gets no others for a while.
+    pub(super) fn node_fault(&mut self, job: JobIndex, reason: String) {
+        let Some(attempt) = self.attempts.get(&job) else {
+            return;
+        };
+        let server = attempt.server;
+        if self.fleet.count_fault(server, 1) {
+            self.set_aside(server, self.settings.aside_ms);
+        }
+        self.refused(job, reason, String::new());
+    }
+
+    /// A node cannot run this job, however often it tries; others may. When none is left, or a
+    /// few have said the same, the job fails.
+    pub(super) fn refused(&mut self, job: JobIndex, reason: String, output_tail: String) {
+        let Some(server) = self.attempts.get(&job).map(|attempt| attempt.server) else {
+            return;
+        };
+        self.abandon_attempt(job);
+        let slots = self.slots_of(job);
+        let refused_by = &mut self.graph.job_mut(job).refused_by;
+        refused_by.insert(server);
+        let is_common = refused_by.len() >= REFUSALS_MAX;
+        let refused_by = &self.graph.job(job).refused_by;
+        let mut others = self.fleet.live().filter(|(id, _)| !refused_by.contains(id));
+        if is_common || !others.any(|(_, node)| node.seen.slots >= slots) {
+            self.fail(job, reason, output_tail);
+        } else {
+            self.settle(job, 0);
+        }
+    }
+
+    /// The node itself cannot run jobs: it gets no new work while others may still be able to.
+    /// When no node is left that might, waiting does not help, and the job fails.
+    fn node_is_unfit(&mut self, job: JobIndex, error: &Error) {
+        let Some(server) = self.attempts.get(&job).map(|attempt| attempt.server) else {
+            return;
+        };
+        self.fleet.update(server, |node| node.is_unfit = true);
+        let faults = self.graph.job(job).environment_faults.saturating_add(1);
+        if self.fleet.is_any_fit() {
+            self.environment_fault(job, &error.to_string());
+            self.set_aside(server, self.settings.aside_ms);
+        } else if faults < HOPELESS_FAULTS_MIN {
+            self.environment_fault(job, &error.to_string());
+        } else {
+            self.abandon_attempt(job);
+            self.graph.job_mut(job).environment_faults = faults;
+            let name = self.fleet.name(server);
+            let reason = format!("no node can run it; node {name} says: {error}");
+            self.fail(job, reason, String::new());
         }
     }
 
@@ -114,6 +208,7 @@ impl Scheduler {
             if node.aside_until.is_some_and(|until| until <= now) {
                 node.aside_until = None;
                 node.faults_in_row = 0;
+                node.is_unfit = false;
             }
         });
         self.queues.wake(server);

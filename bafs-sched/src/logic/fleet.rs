@@ -27,6 +27,8 @@ pub(super) struct Node {
     pub(super) aside_until: Option<Time>,
     /// Failures of the environment there since the last success.
     pub(super) faults_in_row: u32,
+    /// Its agents cannot run jobs, as far as we know.
+    pub(super) is_unfit: bool,
 }
 
 /// All nodes, with those that can take work ordered by what they have free.
@@ -99,12 +101,15 @@ impl Fleet {
             is_lost: true,
             aside_until: None,
             faults_in_row: 0,
+            is_unfit: false,
         });
         let is_new = node.is_lost;
         self.update(server, |node| {
             node.seen = seen;
             node.missing_since = None;
             node.is_lost = false;
+            // Whoever started it again may have repaired it.
+            node.is_unfit &= !is_new;
         });
         is_new
     }
@@ -149,6 +154,12 @@ impl Fleet {
             }
         }
         found
+    }
+
+    /// Whether a live node is not known to be unable to run jobs.
+    pub(super) fn is_any_fit(&self) -> bool {
+        self.live()
+            .any(|(_, node)| !node.is_unfit && node.seen.slots > 0)
     }
 
     /// Counts a failure of the environment; answers whether the node should be set aside: it fails

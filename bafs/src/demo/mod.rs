@@ -66,6 +66,7 @@ pub(crate) async fn demo(args: DemoArgs, output: Output) -> Result<ExitCode> {
         args.nodes > 0 && args.pipelines > 0,
         "a demo needs a node and a pipeline"
     );
+    tokio::task::block_in_place(run::check_machine)?;
     let directory = tempfile::Builder::new().prefix("bafs-demo-").tempdir()?;
     let demo = demo_in(&args, directory.path(), output);
     tokio::select! {
