@@ -13,7 +13,7 @@ use bafs_proto::ids::{ExtractId, VolumeId};
 use bafs_proto::message::{
     DeleteVolume, ExtractFile, ListVolumes, PutReceipt, RenewVolumes, ShowVolume, SourceKind,
 };
-use bafs_proto::volume::{Source, VolumeSpec, VolumeState, VolumeStatus};
+use bafs_proto::volume::{Replacement, Source, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
 use storage_world::{HOME, Home, World, from_home, noise, spec};
 
 const A: &str = "a:1";
@@ -205,7 +205,11 @@ async fn concurrent_creates_never_exceed_the_capacity() {
     };
     let error = world.create(A, files).await.expect_err("files");
     assert_eq!(error.code, ErrorCode::NoSpaceFiles);
-    let listed = world.call(A, ListVolumes).await.expect("list").volumes;
+    let listed = world
+        .call(A, ListVolumes::default())
+        .await
+        .expect("list")
+        .volumes;
     let first = listed[0].spec.id;
     world
         .call(A, DeleteVolume { volume: first })
@@ -407,6 +411,35 @@ async fn deleting_a_volume_stops_its_fill() {
         )
         .await
         .expect("all is free");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cache_volume_that_no_table_knows_is_removed_at_the_start() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    rich_home(&world);
+    let Some(source) = from_home("in") else {
+        unreachable!()
+    };
+    let kind = VolumeKind::Cache {
+        source,
+        cooperative: String::new(),
+        replacement: Replacement::Lru,
+        block_bytes: 4096,
+    };
+    let spec = VolumeSpec {
+        kind,
+        ..spec(1, None)
+    };
+    let node = world.node(A, world.config(store.path())).await;
+    world.create(A, spec).await.expect("create");
+    let place = store.path().join("cache").join(VolumeId(1).to_string());
+    assert!(place.is_dir());
+    world.network.kill(A);
+    drop(node);
+    // As if the node had died between making the volume and writing its row.
+    std::fs::remove_file(store.path().join("table.redb")).expect("remove");
+    world.node(A, world.config(store.path())).await;
+    assert!(!place.exists(), "its space would never be free again");
 }
 
 fn extract(id: u128, volume: u128, path: &str, target: &str, world: &World) -> ExtractFile {

@@ -183,23 +183,32 @@ impl Caches {
     }
 
     /// Removes a volume with its blocks. Reads that are under way end by themselves.
-    pub fn remove(&self, id: VolumeId) {
-        let Some(volume) = self.lock().remove(&id) else {
-            return;
-        };
+    pub async fn remove(&self, id: VolumeId) {
         self.changing
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(&id);
-        volume.generation().disk.retire();
+        let Some(volume) = self.lock().remove(&id) else {
+            return;
+        };
+        let place = self.place(id);
         let gone = self
             .directory
             .join(format!("{REMOVED_PREFIX}{}", VolumeId::random()));
-        let removed = std::fs::rename(self.place(id), &gone);
-        let removed = removed.and_then(|()| std::fs::remove_dir_all(&gone));
-        if let Err(error) = removed {
+        let removed = blocking(move || {
+            volume.generation().disk.retire();
+            std::fs::rename(&place, &gone).and_then(|()| std::fs::remove_dir_all(&gone))
+        });
+        let removed = removed.await;
+        let fault = |e| fault("remove the blocks", &self.place(id), e);
+        if let Err(error) = removed.and_then(|removed| removed.map_err(fault)) {
             tracing::warn!(%id, %error, "blocks of a removed cache volume are still on disk");
         }
+    }
+
+    /// The volumes that are here.
+    pub fn ids(&self) -> Vec<VolumeId> {
+        self.lock().keys().copied().collect()
     }
 
     /// Bytes and files that a volume keeps now.

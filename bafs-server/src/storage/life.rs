@@ -248,7 +248,7 @@ impl Storage {
             .as_ref()
             .is_some_and(|row| matches!(row.spec.kind, VolumeKind::Cache { .. }));
         if cache {
-            self.caches.remove(id);
+            self.caches.remove(id).await;
         }
         let store = self.store.clone();
         blocking(move || store.trash(id).map_err(|e| disk(id, &e))).await?;
@@ -276,7 +276,7 @@ impl Storage {
 
     async fn discard(&self, id: VolumeId, scratch: bool) {
         if !scratch {
-            self.caches.remove(id);
+            self.caches.remove(id).await;
             return;
         }
         let store = self.store.clone();

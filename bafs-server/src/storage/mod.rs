@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{
-    ListVolumeTree, ReadVolumeFile, RenewVolumes, RenewedVolumes, SourceData, SourcePage,
-    VolumeList,
+    ListVolumeTree, ListVolumes, ReadVolumeFile, RenewVolumes, RenewedVolumes, SourceData,
+    SourcePage, VolumeList,
 };
 use bafs_proto::net::pool::Pool;
 use bafs_proto::volume::{VolumeKind, VolumeState, VolumeStatus};
@@ -39,6 +39,10 @@ use trees::OpenTrees;
 
 /// Changes of volumes take turns by these many keys: one volume never changes twice at once.
 const TURNS: usize = 64;
+
+/// Most volumes of one page: with the longest texts, 7 KiB each, they fit a header, and each costs
+/// the check of a right.
+const LISTED_MAX: usize = 128;
 
 /// The volumes of one server.
 #[derive(Debug)]
@@ -87,9 +91,9 @@ impl Storage {
                 table.write(Change::Drop(spec.id)).await?;
             }
         }
-        for advert in caches.adverts() {
-            if volumes.get(advert.volume).is_none() {
-                caches.remove(advert.volume);
+        for id in caches.ids() {
+            if volumes.get(id).is_none() {
+                caches.remove(id).await;
             }
         }
         let known: std::collections::BTreeSet<_> = volumes.rows().map(|row| row.spec.id).collect();
@@ -125,22 +129,29 @@ impl Storage {
         (volumes.space().capacity(), volumes.space().free())
     }
 
-    /// Volumes that `visible` admits, by id.
+    /// A page of the volumes that `visible` admits, by id.
     ///
     /// # Errors
     /// `ServerFault` when the use of a volume cannot be measured.
-    pub async fn list(&self, visible: impl Fn(VolumeId) -> bool) -> Result<VolumeList> {
-        let rows: Vec<Row> = self
-            .volumes()
-            .rows()
-            .filter(|row| visible(row.spec.id))
-            .cloned()
-            .collect();
-        let mut volumes = Vec::with_capacity(rows.len());
-        for row in rows {
-            volumes.push(self.status(row).await?);
+    pub async fn list(
+        &self,
+        call: ListVolumes,
+        visible: impl Fn(VolumeId) -> bool,
+    ) -> Result<VolumeList> {
+        let page: Vec<Row> = {
+            let volumes = self.volumes();
+            let rows = volumes.rows_after(call.after);
+            rows.take(LISTED_MAX).cloned().collect()
+        };
+        let full = page.len() == LISTED_MAX;
+        let next = page.last().filter(|_| full).map(|row| row.spec.id);
+        let mut volumes = Vec::with_capacity(page.len());
+        for row in page {
+            if visible(row.spec.id) {
+                volumes.push(self.status(row).await?);
+            }
         }
-        Ok(VolumeList { volumes })
+        Ok(VolumeList { volumes, next })
     }
 
     /// One volume.

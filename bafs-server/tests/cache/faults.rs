@@ -118,7 +118,7 @@ async fn bytes_damaged_between_home_and_here_are_fetched_again() {
     world.home.damaged_replies.store(1, Ordering::Relaxed);
     assert!(read_all(&world, 0).await == bytes);
     assert_eq!(world.total("cache_digest_failures"), 1);
-    world.nodes[0].caches.remove(ID);
+    world.nodes[0].caches.remove(ID).await;
     world.create(&cache(1, LARGE, Replacement::Lru)).await;
     world
         .home

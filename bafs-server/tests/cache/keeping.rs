@@ -288,8 +288,8 @@ async fn creating_again_is_harmless_and_removing_is_final() {
     let other = cache(1, LARGE, Replacement::Mru);
     let conflict = node.caches.create(&other, Token::none(), deadline).await;
     assert_eq!(conflict.map_err(|e| e.code), Err(ErrorCode::Conflict));
-    node.caches.remove(ID);
-    node.caches.remove(ID);
+    node.caches.remove(ID).await;
+    node.caches.remove(ID).await;
     let gone = node
         .caches
         .read_manifest(ReadManifest {
