@@ -107,7 +107,10 @@ impl Service for Catalog {
 fn refuse(refusal: Refusal) -> Error {
     match refusal {
         Refusal::Full => {
-            let text = format!("the catalog knows {ADVERTS_MAX} servers and takes no more");
+            let text = format!(
+                "the catalog takes no more: at most {ADVERTS_MAX} servers, and with their caches \
+                 no more than one reply can name"
+            );
             Error::new(ErrorCode::Busy, text)
         }
         Refusal::TooLong => {

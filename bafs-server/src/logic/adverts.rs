@@ -4,11 +4,15 @@
 use std::collections::BTreeMap;
 
 use bafs_proto::ids::ServerId;
-use bafs_proto::message::{Advert, QueryServers};
+use bafs_proto::limits::HEAD_BYTES_MAX;
+use bafs_proto::message::{Advert, CacheAdvert, QueryServers};
 use bafs_proto::time::Time;
 
-/// Most servers that one catalog knows: all of them must fit the header of one reply.
+/// Most servers that one catalog knows.
 pub const ADVERTS_MAX: usize = 2_000;
+
+/// Most bytes of all adverts together, encoded: they must fit the header of one reply.
+const ADVERTS_BYTES_MAX: usize = HEAD_BYTES_MAX as usize - 1024;
 
 /// Longest time that an advert may ask to be remembered, in milliseconds.
 pub const TTL_MS_MAX: u64 = 60_000;
@@ -22,7 +26,7 @@ const CACHES_MAX: usize = 1024;
 /// Why an advert is not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// The catalog knows [`ADVERTS_MAX`] live servers already.
+    /// The catalog knows as many live servers as one reply can name.
     Full,
     /// A text or a list in it is too long.
     TooLong,
@@ -49,7 +53,11 @@ impl Adverts {
         {
             return Err(Refusal::TooLong);
         }
-        if self.live.len() >= ADVERTS_MAX && !self.live.contains_key(&advert.id) {
+        let others = self.live.iter().filter(|(id, _)| **id != advert.id);
+        let (servers, bytes) = others.fold((0, 0), |(servers, bytes), (_, (other, _))| {
+            (servers + 1, bytes + encoded_bytes(other))
+        });
+        if servers >= ADVERTS_MAX || bytes + encoded_bytes(&advert) > ADVERTS_BYTES_MAX {
             return Err(Refusal::Full);
         }
         let until = now.plus_ms(advert.ttl_ms.min(TTL_MS_MAX));
@@ -82,12 +90,23 @@ impl Adverts {
     }
 }
 
+/// Size of an advert in a reply, in bytes: its numbers, and its texts with their lengths.
+fn encoded_bytes(advert: &Advert) -> usize {
+    const NUMBERS: usize = 8 + 4 + 5 * 8 + 2 * 4 + 8;
+    const CACHE_NUMBERS: usize = 16 + 32 + 2 * 8;
+    let text = |text: &String| 8 + text.len();
+    let cache = |cache: &CacheAdvert| CACHE_NUMBERS + text(&cache.cooperative);
+    let caches: usize = advert.caches.iter().map(cache).sum();
+    NUMBERS + text(&advert.name) + text(&advert.address) + text(&advert.group) + caches
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bafs_proto::codec;
     use bafs_proto::hash::Digest;
     use bafs_proto::ids::VolumeId;
-    use bafs_proto::message::{CacheAdvert, ServerKind};
+    use bafs_proto::message::{ServerKind, ServerList};
 
     fn advert(id: u64) -> Advert {
         Advert {
@@ -213,5 +232,28 @@ mod tests {
         };
         assert_eq!(adverts.advertise(Time(1), long), Err(Refusal::TooLong));
         assert_eq!(adverts.advertise(Time(5_000), advert(u64::MAX)), Ok(1));
+    }
+    #[test]
+    fn all_that_is_known_fits_one_reply() {
+        let cache = |n: u64| CacheAdvert {
+            cooperative: format!("{n:0>255}"),
+            volume: VolumeId(1),
+            manifest: Digest::of(b"m"),
+            capacity_bytes: 1,
+            used_bytes: 0,
+        };
+        let mut adverts = Adverts::default();
+        let large = |id| Advert {
+            caches: (0..100).map(cache).collect(),
+            ..advert(id)
+        };
+        let taken = (0..)
+            .take_while(|id| adverts.advertise(Time(0), large(*id)).is_ok())
+            .count();
+        assert!((20..ADVERTS_MAX).contains(&taken), "{taken}");
+        let servers = adverts.query(Time(0), &QueryServers::default());
+        let bytes: usize = servers.iter().map(encoded_bytes).sum();
+        let encoded = codec::encode(&ServerList { servers }).expect("fits");
+        assert_eq!(encoded.len(), bytes + 8);
     }
 }
