@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use bafs_proto::hash::Digest;
 use bafs_proto::ids::ExecutionId;
 use bafs_proto::message::{
     Done, JobOutcome, JobReport, JobReports, JobState, KillJob, StartJob, WatchJobs,
@@ -76,7 +77,8 @@ enum Execution {
         task: Option<AbortHandle>,
     },
     Ended {
-        job: Option<StartJob>,
+        /// Tells a repeated start from another job; `None` for one that never started.
+        job: Option<Digest>,
         report: JobReport,
         bytes: usize,
     },
@@ -116,7 +118,7 @@ impl Executor {
         let mut state = self.state();
         let known = match state.executions.get(&id) {
             Some(Execution::Running { job, .. }) => Some(*job == call),
-            Some(Execution::Ended { job, .. }) => Some(job.as_ref().is_none_or(|j| *j == call)),
+            Some(Execution::Ended { job, .. }) => Some(job.is_none_or(|job| job == digest(&call))),
             None => None,
         };
         match known {
@@ -233,7 +235,7 @@ impl Executor {
         let mut state = self.state();
         if let Some(Execution::Running { job, .. }) = state.executions.remove(&id) {
             state.running -= 1;
-            state.keep(id, Some(job), report);
+            state.keep(id, Some(digest(&job)), report);
         }
         drop(state);
         self.counters.add("jobs.ended", 1);
@@ -250,7 +252,7 @@ impl Executor {
 }
 
 impl State {
-    fn keep(&mut self, id: ExecutionId, job: Option<StartJob>, report: JobReport) {
+    fn keep(&mut self, id: ExecutionId, job: Option<Digest>, report: JobReport) {
         let bytes = codec::encode(&report).map_or(0, |encoded| encoded.len());
         self.ended_bytes += bytes;
         self.ended.push_back(id);
@@ -279,6 +281,11 @@ impl State {
         };
         executions.iter().map(state).collect()
     }
+}
+
+/// What stands for a job that has ended: the job itself may be as long as a header.
+fn digest(job: &StartJob) -> Digest {
+    Digest::of(&codec::encode(job).unwrap_or_default())
 }
 
 /// A report that says how it ended and nothing else.
