@@ -72,6 +72,16 @@ pub fn pool(identity: &Identity) -> Result<Pool> {
     Ok(Pool::new(Arc::new(QuicDialer::new(identity.clone())?)))
 }
 
+/// The address that others use for what listens at `local`: a server that listens everywhere is
+/// reached under the machine's name.
+pub(crate) fn reachable(local: SocketAddr) -> String {
+    if !local.ip().is_unspecified() {
+        return local.to_string();
+    }
+    let system = rustix::system::uname();
+    format!("{}:{}", system.nodename().to_string_lossy(), local.port())
+}
+
 /// Tells the catalog again and again what `describe` says, for ever. A catalog that is away is no
 /// harm: it learns everything again when it returns.
 pub async fn advertise(
@@ -87,5 +97,21 @@ pub async fn advertise(
             tracing::debug!(%catalog, %error, "catalog not told");
         }
         tokio::time::sleep(Duration::from_millis(ADVERTISE_MS)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_told_to_connect_to_everywhere() {
+        let told = reachable(SocketAddr::from(([0, 0, 0, 0], 7)));
+        assert!(
+            told.ends_with(":7") && !told.starts_with("0.0.0.0"),
+            "{told}"
+        );
+        let local = SocketAddr::from(([127, 0, 0, 1], 7));
+        assert_eq!(reachable(local), "127.0.0.1:7");
     }
 }

@@ -35,7 +35,7 @@ use crate::access::Access;
 use crate::clock;
 use crate::counters::Counters;
 use crate::lives::Life;
-use crate::serving::{ADVERT_TTL_MS, Running, advertise, pool};
+use crate::serving::{ADVERT_TTL_MS, Running, advertise, pool, reachable};
 use crate::trees::TreeSessions;
 use export::{Export, Found};
 use puts::Puts;
@@ -87,7 +87,7 @@ pub async fn start(config: HomeConfig) -> Result<Running> {
     let sweeping = home.clone();
     running.add_task(tokio::spawn(async move { sweeping.sweep_for_ever().await }));
     if let Some(catalog) = catalog {
-        let address = running.address().to_string();
+        let address = reachable(running.address());
         let pool = pool(&identity)?;
         let describe = move || home.advert(&name, &address, &group);
         let telling = advertise(pool, identity.token, catalog, describe);

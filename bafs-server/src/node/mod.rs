@@ -20,7 +20,7 @@ use crate::cache::Caches;
 use crate::counters::Counters;
 use crate::executor::{Executor, ExecutorConfig};
 use crate::logic::space::Amount;
-use crate::serving::{ADVERT_TTL_MS, Running, pool};
+use crate::serving::{ADVERT_TTL_MS, Running, pool, reachable};
 use crate::storage::{Storage, Store};
 
 /// How often expired volumes and silent sessions are looked for.
@@ -60,7 +60,7 @@ pub struct NodeConfig {
 /// `ServerFault` when the store cannot be read.
 pub async fn start(config: NodeConfig) -> Result<Running> {
     let listener = QuicListener::bind(&config.listen, config.identity.clone())?;
-    let address = presence::reachable(listener.local_address()?);
+    let address = reachable(listener.local_address()?);
     let pool = pool(&config.identity)?;
     let node = Node::open(config, address, pool).await?;
     let tasks = node.background();

@@ -1,7 +1,6 @@
 //! A node among others: tells the catalog what it is, at once when that changes, and learns its
 //! peers. A catalog that is away is no harm.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,14 +64,4 @@ pub(super) async fn learn_peers(node: &Node) {
         // The peers of a moment ago are the best guess; one that is gone shows by itself.
         Err(error) => tracing::debug!(%catalog, %error, "peers not learned"),
     }
-}
-
-/// The address that others use for what listens at `local`: a server that listens everywhere is
-/// reached under the machine's name.
-pub(super) fn reachable(local: SocketAddr) -> String {
-    if !local.ip().is_unspecified() {
-        return local.to_string();
-    }
-    let system = rustix::system::uname();
-    format!("{}:{}", system.nodename().to_string_lossy(), local.port())
 }
