@@ -12,6 +12,10 @@ pub const BODY_BYTES_MAX: u32 = 4 << 20;
 /// (`max_write` of the FUSE session).
 pub const IO_BYTES_MAX: u32 = 1 << 20;
 
+/// Most bytes of entries in one answer of a directory stream: a listing of a large directory comes
+/// in pages.
+pub const DIRECTORY_BYTES_MAX: u32 = 256 << 10;
+
 /// Smallest block of a cache volume, in bytes.
 pub const BLOCK_BYTES_MIN: u32 = 4 << 10;
 
@@ -56,6 +60,7 @@ pub const DEADLINE_MS_MAX: u32 = 24 * 3600 * 1000;
 pub const OP_DEADLINE_MS_DEFAULT: u64 = 30_000;
 
 const _: () = assert!(IO_BYTES_MAX <= BODY_BYTES_MAX);
+const _: () = assert!(DIRECTORY_BYTES_MAX <= HEAD_BYTES_MAX / 4);
 const _: () = assert!(BLOCK_BYTES_MAX <= BODY_BYTES_MAX);
 const _: () = assert!(BLOCK_BYTES_MIN <= BLOCK_BYTES_DEFAULT);
 const _: () = assert!(BLOCK_BYTES_DEFAULT <= BLOCK_BYTES_MAX);

@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use bafs_proto::file_op::{Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::Epoch;
-use bafs_proto::limits::{BODY_BYTES_MAX, OPS_MAX};
+use bafs_proto::limits::{
+    BODY_BYTES_MAX, DIRECTORY_BYTES_MAX, HEAD_BYTES_MAX, OPS_MAX, PATH_BYTES_MAX, XATTR_BYTES_MAX,
+};
 use bafs_proto::message::{CloseTree, FileResults, OpenTree, RunFileOps, TreeRef, TreeSession};
 use bafs_proto::time::Time;
 use bafs_proto::token::Right;
@@ -27,6 +29,10 @@ pub const LEASE_MS: u64 = 60_000;
 
 /// Most sessions at once; each may hold many open files.
 const SESSIONS_MAX: usize = 4096;
+
+/// Most bytes of names and values in one reply; the other half of its header has room for the rest
+/// of as many results as a batch can have.
+const NAMED_BYTES_MAX: usize = HEAD_BYTES_MAX as usize / 2;
 
 /// Most fenced epochs and deleted trees that are remembered, to answer late callers precisely.
 const REMEMBERED_MAX: usize = 4096;
@@ -335,15 +341,17 @@ impl Open {
         data: &[u8],
     ) -> Result<(Vec<FileResult>, Bytes), ()> {
         let mut results = Vec::with_capacity(ops.len());
-        let mut out = Vec::new();
+        let (mut out, mut named) = (Vec::new(), 0);
         for op in ops {
             let guard = self.session.read().unwrap_or_else(PoisonError::into_inner);
             let session = guard.as_ref().ok_or(())?;
-            results.push(if fits(op, out.len()) {
+            let result = if fits(op, out.len(), named) {
                 session.run(caller, op, data, &mut out)
             } else {
                 Err(Errno(nix::errno::Errno::E2BIG as i32))
-            });
+            };
+            named += replay::named_bytes(&result);
+            results.push(result);
         }
         Ok((results, out.into()))
     }
@@ -359,12 +367,19 @@ impl Open {
     }
 }
 
-/// Whether what `op` reads still fits the body of the reply.
-fn fits(op: &FileOp, body_bytes: usize) -> bool {
-    match op {
-        FileOp::Read { length, .. } => body_bytes + *length as usize <= BODY_BYTES_MAX as usize,
-        _ => true,
-    }
+/// Whether the most that `op` can answer still fits the reply, beside the bytes in its body and
+/// the names and values in its header.
+fn fits(op: &FileOp, body_bytes: usize, named_bytes: usize) -> bool {
+    let more = match op {
+        FileOp::Read { length, .. } => {
+            return body_bytes + *length as usize <= BODY_BYTES_MAX as usize;
+        }
+        FileOp::ReadDirectory { .. } => DIRECTORY_BYTES_MAX as usize,
+        FileOp::GetXattr { .. } | FileOp::ListXattr { .. } => XATTR_BYTES_MAX,
+        FileOp::ReadLink { .. } => PATH_BYTES_MAX,
+        _ => return true,
+    };
+    named_bytes + more <= NAMED_BYTES_MAX
 }
 
 /// Ends sessions off the async threads: closing may wait for an operation that runs.

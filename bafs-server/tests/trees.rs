@@ -278,3 +278,47 @@ async fn a_batch_answers_each_operation_and_bounds_the_body() {
     let refused = bench.run(epoch, 3, many, b"").await.expect_err("too many");
     assert_eq!(refused.code, ErrorCode::Malformed);
 }
+
+#[tokio::test]
+async fn every_answer_fits_a_header() {
+    let bench = Bench::new();
+    let epoch = bench.open(true).await;
+    let directory = bench.root.path().join("d");
+    std::fs::create_dir(&directory).expect("mkdir");
+    for number in 0..4_000 {
+        std::fs::write(directory.join(format!("{number:0>250}")), b"").expect("write");
+    }
+    std::os::unix::fs::symlink("x".repeat(4_000), bench.root.path().join("link")).expect("link");
+    let lookup = |name: &str| FileOp::Lookup {
+        parent: InodeNo::ROOT,
+        name: name.as_bytes().to_vec(),
+    };
+    let found = bench
+        .run(epoch, 1, vec![lookup("d"), lookup("link")], b"")
+        .await;
+    let [Ok(FileReply::Attr(d)), Ok(FileReply::Attr(link))] = found.expect("run").0[..] else {
+        panic!("not found")
+    };
+    let open = FileOp::OpenDirectory { ino: d.ino };
+    let (opened, _) = bench.run(epoch, 2, vec![open], b"").await.expect("open");
+    let Ok(FileReply::Opened { handle, .. }) = opened[0] else {
+        panic!("{opened:?}")
+    };
+    let list = |plus| FileOp::ReadDirectory {
+        handle,
+        cookie: 0,
+        bytes_max: u32::MAX,
+        plus,
+    };
+    let batches = [
+        vec![list(false); 9],
+        vec![list(true); 9],
+        vec![FileOp::ReadLink { ino: link.ino }; bafs_proto::limits::OPS_MAX],
+    ];
+    for (sequence, ops) in (3..).zip(batches) {
+        let (results, _) = bench.run(epoch, sequence, ops, b"").await.expect("run");
+        assert!(results[0].is_ok() && results.last().is_some_and(Result::is_err));
+        let reply = bafs_proto::message::FileResults { results };
+        assert!(bafs_proto::codec::encode(&reply).is_ok());
+    }
+}

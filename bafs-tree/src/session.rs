@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::file_op::{Attr, Caller, DirectoryEntry, FileOp, FileReply, FileResult};
 use bafs_proto::ids::{HandleId, InodeNo};
+use bafs_proto::limits::DIRECTORY_BYTES_MAX;
 use rustix::fs::{AtFlags, FileType, OFlags, Stat, fstat, fsync};
 
 use crate::anchor::{Anchor, identity};
@@ -298,6 +299,7 @@ impl Session {
         plus: bool,
     ) -> FileResult {
         let directory = self.handles().directory(handle)?;
+        let bytes_max = bytes_max.min(DIRECTORY_BYTES_MAX) as usize;
         let mut stream = lock(&directory.stream);
         stream.go(cookie)?;
         let is_root = directory.ino == InodeNo::ROOT;
@@ -306,7 +308,7 @@ impl Session {
         while let Some(raw) = stream.peek()? {
             let attr_bytes = if plus { ENTRY_ATTR_BYTES } else { 0 };
             let size = ENTRY_BYTES + raw.name.len().next_multiple_of(8) + attr_bytes;
-            if !entries.is_empty() && bytes + size > bytes_max as usize {
+            if !entries.is_empty() && bytes + size > bytes_max {
                 break;
             }
             if hidden != Some(&raw.name[..]) {

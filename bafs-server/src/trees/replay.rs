@@ -127,12 +127,23 @@ fn answer_bytes(answer: &Answer) -> usize {
     let Ok((results, body)) = answer else {
         return size_of::<Error>();
     };
-    let more = results.iter().map(|result| match result {
+    let more: usize = results.iter().map(named_bytes).sum();
+    body.len() + more + results.len() * size_of::<FileResult>()
+}
+
+/// About how many bytes the names and values in a result take, encoded or in memory.
+pub(super) fn named_bytes(result: &FileResult) -> usize {
+    match result {
         Ok(FileReply::Bytes(bytes)) => bytes.len(),
-        Ok(FileReply::Entries(entries)) => entries.iter().map(|e| 192 + e.name.len()).sum(),
+        Ok(FileReply::Entries(entries)) => entries
+            .iter()
+            .map(|entry| {
+                let attr_bytes = if entry.attr.is_some() { 128 } else { 0 };
+                32 + attr_bytes + entry.name.len()
+            })
+            .sum(),
         _ => 0,
-    });
-    body.len() + more.sum::<usize>() + results.len() * size_of::<FileResult>()
+    }
 }
 
 #[cfg(test)]
