@@ -152,3 +152,25 @@ fn the_same_seed_gives_the_same_facts() {
     assert_eq!(facts(7), facts(7));
     assert_ne!(facts(7), facts(8));
 }
+
+/// Only one node has both the slots and the space, and it is first in neither order.
+#[test]
+fn a_job_finds_the_only_node_that_can_take_it() {
+    let text = "volume v scratch 50 MB files 10\njob wide {\n  executable = /bin/true\n}\n\
+                mount v wide /v\n";
+    let node = |megabytes: u64, slots| NodeSpec {
+        capacity: Space {
+            bytes: megabytes * 1_000_000,
+            files: 100,
+        },
+        slots,
+    };
+    let mut nodes = vec![node(10, 4); 9];
+    nodes.extend(vec![node(500, 1); 9]);
+    nodes.push(node(100, 2));
+    let settings = Settings::default();
+    let mut wide = workflow(text);
+    wide.jobs[0].cpus = 2;
+    let mut world = World::new(1, wide, settings, nodes, Faults::default());
+    assert_eq!(world.run(60_000), Outcome::Complete);
+}

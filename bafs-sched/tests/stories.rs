@@ -43,11 +43,13 @@ fn event(words: &[&str]) -> Event {
         "started" => Event::JobStarted {
             execution: execution(),
         },
-        "exited" | "unsupported" => {
-            let outcome = if words[0] == "exited" {
-                JobOutcome::Exited(words[2].parse().expect("a code"))
-            } else {
-                JobOutcome::Environment(Error::new(ErrorCode::Unsupported, "no /dev/fuse"))
+        "exited" | "unsupported" | "unreachable" | "missing" => {
+            let environment = |code, why| JobOutcome::Environment(Error::new(code, why));
+            let outcome = match words[0] {
+                "exited" => JobOutcome::Exited(words[2].parse().expect("a code")),
+                "missing" => JobOutcome::NotStarted("/bin/tool does not exist".to_owned()),
+                "unreachable" => environment(ErrorCode::Unreachable, "no answer"),
+                _ => environment(ErrorCode::Unsupported, "no /dev/fuse"),
             };
             let (output_tail, volumes) = (String::new(), Vec::new());
             let report = JobReport {
@@ -62,6 +64,13 @@ fn event(words: &[&str]) -> Event {
                 report,
             }
         }
+        "refused" => Event::JobStartFailed {
+            execution: execution(),
+            error: Error::new(ErrorCode::NotFound, "no home has it"),
+        },
+        "unknown" => Event::JobUnknown {
+            execution: execution(),
+        },
         "extracted" => Event::FileExtracted {
             extract: ExtractId(number(1)),
             bytes: 1,

@@ -8,7 +8,6 @@ use bafs_proto::ids::{ExecutionId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
 
 use super::action::{Action, MountedVolume};
-use super::failure::is_lasting;
 use super::graph::JobState;
 use super::queues::Key;
 use super::scheduler::{Phase, Scheduler};
@@ -42,16 +41,7 @@ pub(super) struct Attempt {
     /// Volumes that are not ready yet.
     pub(super) missing: BTreeSet<VolumeId>,
     /// While stopping: the failure of the environment that is the reason, if one is.
-    pub(super) fault: Option<Fault>,
-}
-
-/// A failure of the environment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Fault {
-    /// It may pass.
-    Passing(String),
-    /// The node will fail again, however often it tries.
-    Lasting(String),
+    pub(super) fault: Option<Error>,
 }
 
 impl Attempt {
@@ -210,13 +200,8 @@ impl Scheduler {
             return;
         };
         let server = self.attempts[&job].server;
-        let text = format!("node {} did not start it: {error}", self.fleet.name(server));
-        let fault = if is_lasting(error.code) {
-            Fault::Lasting(text)
-        } else {
-            Fault::Passing(text)
-        };
-        self.stop(job, Some(fault));
+        let doing = format!("node {} did not start it", self.fleet.name(server));
+        self.stop(job, Some(error.clone().context(doing)));
     }
 
     pub(super) fn job_unknown(&mut self, execution: ExecutionId) {
@@ -280,7 +265,7 @@ impl Scheduler {
 
     /// Asks for the end of an attempt. `fault` counts against job and node; without one the
     /// attempt is simply repeated.
-    pub(super) fn stop(&mut self, job: JobIndex, fault: Option<Fault>) {
+    pub(super) fn stop(&mut self, job: JobIndex, fault: Option<Error>) {
         let Some(attempt) = self.attempts.get_mut(&job) else {
             return;
         };
@@ -296,11 +281,10 @@ impl Scheduler {
         }
     }
 
-    fn stopped(&mut self, job: JobIndex, fault: Option<Fault>) {
+    fn stopped(&mut self, job: JobIndex, fault: Option<Error>) {
         match fault {
             None => self.end_stopped(job),
-            Some(Fault::Passing(text)) => self.environment_fault(job, &text),
-            Some(Fault::Lasting(text)) => self.node_fault(job, text),
+            Some(error) => self.environment_failed(job, &error),
         }
     }
 

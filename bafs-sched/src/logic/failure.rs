@@ -5,6 +5,7 @@ use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::{Error, ErrorClass, ErrorCode};
 
 use super::action::Action;
+use super::fleet::Node;
 use super::graph::JobState;
 use super::progress::JobFailure;
 use super::scheduler::Scheduler;
@@ -31,22 +32,6 @@ fn is_hopeless_there(code: ErrorCode) -> bool {
 
 /// So many nodes may say that they cannot run a job; then it is the job.
 const REFUSALS_MAX: usize = 3;
-
-/// Whether a node that failed with this code will fail again, however often it tries.
-pub(super) fn is_lasting(code: ErrorCode) -> bool {
-    use ErrorCode as Code;
-    matches!(
-        code,
-        Code::Unsupported
-            | Code::VersionMismatch
-            | Code::NotFound
-            | Code::BadPath
-            | Code::TokenInvalid
-            | Code::TokenExpired
-            | Code::RightMissing
-            | Code::PeerRefused
-    )
-}
 
 impl Scheduler {
     /// The attempt failed by the job's own fault: it is tried again as often as declared.
@@ -80,25 +65,25 @@ impl Scheduler {
                 format!("needs a larger volume than declared: {error}"),
                 tail,
             );
-        } else if is_hopeless_there(error.code) {
-            self.node_is_unfit(job, error);
-        } else if is_lasting(error.code) {
-            self.node_fault(job, format!("its environment failed: {error}"));
         } else {
-            self.environment_fault(job, &error.to_string());
+            self.environment_failed(job, error);
         }
     }
 
-    /// The node cannot run jobs, or not this one: it gets no others for a while.
-    pub(super) fn node_fault(&mut self, job: JobIndex, reason: String) {
-        let Some(attempt) = self.attempts.get(&job) else {
-            return;
-        };
-        let server = attempt.server;
-        if self.fleet.count_fault(server, 1) {
-            self.set_aside(server, self.settings.aside_ms);
+    /// The attempt failed by no fault of the job's program: whether another try helps, and where.
+    pub(super) fn environment_failed(&mut self, job: JobIndex, error: &Error) {
+        match error.code {
+            // What it needs is not there, which is nobody's passing weakness.
+            ErrorCode::NotFound | ErrorCode::BadPath => {
+                self.refused(
+                    job,
+                    format!("its environment failed: {error}"),
+                    String::new(),
+                );
+            }
+            code if is_hopeless_there(code) => self.node_is_unfit(job, error),
+            _ => self.environment_fault(job, &error.to_string()),
         }
-        self.refused(job, reason, String::new());
     }
 
     /// A node cannot run this job, however often it tries; others may. When none is left, or a
@@ -113,8 +98,10 @@ impl Scheduler {
         refused_by.insert(server);
         let is_common = refused_by.len() >= REFUSALS_MAX;
         let refused_by = &self.graph.job(job).refused_by;
-        let mut others = self.fleet.live().filter(|(id, _)| !refused_by.contains(id));
-        if is_common || !others.any(|(_, node)| node.seen.slots >= slots) {
+        let is_other =
+            |(id, node): (_, &Node)| !refused_by.contains(&id) && node.seen.slots >= slots;
+        let is_last = !self.fleet.live().any(is_other);
+        if is_common || is_last {
             self.fail(job, reason, output_tail);
         } else {
             self.settle(job, 0);

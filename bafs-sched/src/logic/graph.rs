@@ -1,5 +1,7 @@
 //! Jobs and volumes of the workflow with what is left of each. Knows no servers.
 
+use std::collections::BTreeSet;
+
 use bafs_proto::ids::ServerId;
 
 use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
@@ -47,6 +49,8 @@ pub(super) struct JobNode {
     pub(super) environment_faults: u32,
     /// Where its last attempt was.
     pub(super) last_server: Option<ServerId>,
+    /// Nodes that cannot run it, however often they try.
+    pub(super) refused_by: BTreeSet<ServerId>,
 }
 
 /// What is left of a volume.
@@ -111,6 +115,7 @@ impl Graph {
             own_faults: 0,
             environment_faults: 0,
             last_server: None,
+            refused_by: BTreeSet::new(),
         });
         let jobs: Vec<_> = jobs.collect();
         let mut volumes: Vec<_> = workflow

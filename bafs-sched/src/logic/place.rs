@@ -43,22 +43,24 @@ impl Scheduler {
 
     /// Gives a job a place on the node that it is bound to, or on the best of all.
     pub(super) fn try_place(&mut self, job: JobIndex, binding: Binding) -> bool {
-        if self
-            .protected
-            .is_some_and(|pipeline| self.graph.pipeline(job) != pipeline)
-        {
-            return false;
-        }
-        let mounted = self.graph.mounted(job);
-        if mounted
-            .iter()
-            .any(|(v, writable)| *writable && self.graph.volume(*v).writer.is_some())
-        {
+        if !self.may_start(job) {
             return false;
         }
         let candidates = binding.map_or_else(|| self.fleet.candidates(), |server| vec![server]);
-        for server in candidates {
-            if self.fleet.free_slots(server) < self.slots_of(job) {
+        self.try_place_on(job, &candidates)
+    }
+
+    /// Gives a job a place on any node that can take it, however many must be looked at.
+    pub(super) fn try_place_anywhere(&mut self, job: JobIndex) -> bool {
+        let all: Vec<ServerId> = self.fleet.live().map(|(server, _)| server).collect();
+        self.may_start(job) && self.try_place_on(job, &all)
+    }
+
+    fn try_place_on(&mut self, job: JobIndex, candidates: &[ServerId]) -> bool {
+        let mounted = self.graph.mounted(job);
+        for &server in candidates {
+            let is_refused = self.graph.job(job).refused_by.contains(&server);
+            if is_refused || self.fleet.free_slots(server) < self.slots_of(job) {
                 continue;
             }
             if let Some(creates) = self.plan(&mounted, server) {
@@ -68,6 +70,16 @@ impl Scheduler {
             }
         }
         false
+    }
+
+    /// Whether nothing but space and slots keeps a ready job from starting.
+    fn may_start(&self, job: JobIndex) -> bool {
+        let is_kept_back = self
+            .protected
+            .is_some_and(|pipeline| self.graph.pipeline(job) != pipeline);
+        let mounted = self.graph.mounted(job);
+        let mut written = mounted.iter().filter(|(_, writable)| *writable);
+        !is_kept_back && !written.any(|(volume, _)| self.graph.volume(*volume).writer.is_some())
     }
 
     /// The volumes to create so that a job with these volumes can run on `server`, or nothing if

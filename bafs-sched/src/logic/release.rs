@@ -113,7 +113,7 @@ impl Scheduler {
             .map(|(_, key)| key)
             .collect();
         heads.sort_unstable();
-        if heads.iter().any(|key| self.try_place(key.job, None)) {
+        if heads.iter().any(|key| self.try_place_anywhere(key.job)) {
             return;
         }
         if let Some(first) = heads.first().map(|key| key.job)
@@ -192,6 +192,17 @@ impl Scheduler {
 
     fn describe_blockade(&self, job: Option<JobIndex>) -> String {
         let name = job.map_or("", |job| self.graph.workflow.job(job).name.as_str());
+        if let Some(job) = job
+            && !self.graph.job(job).refused_by.is_empty()
+        {
+            let refused_by = self.graph.job(job).refused_by.iter();
+            let nodes: Vec<String> = refused_by.map(|server| self.fleet.name(*server)).collect();
+            return format!(
+                "job '{name}' cannot start: {} cannot run it, and no other node has room; add a \
+                 node, or see their logs",
+                nodes.join(" and ")
+            );
+        }
         let missing = job.map(|job| self.graph.mounted(job)).unwrap_or_default();
         let missing = missing
             .into_iter()
