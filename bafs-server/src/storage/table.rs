@@ -1,6 +1,7 @@
 //! The durable table of a store: ready volumes, dead ids, receipts. The only user of redb; decides
 //! nothing. One thread writes: whatever waits is committed (and synced) together.
 
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -101,8 +102,15 @@ impl Table {
     pub(super) fn open(path: &Path) -> Result<(Self, Loaded)> {
         let doing = format!("volume table {}", path.display());
         let broken = |error: Error| error.context(&doing);
-        let database = Arc::new(Database::create(path).map_err(|e| broken(fault(&e)))?);
-        let loaded = make_and_load(&database).map_err(broken)?;
+        let opened = unharmed(|| {
+            let mut database = Database::create(path).map_err(|e| fault(&e))?;
+            if !database.check_integrity().map_err(|e| fault(&e))? {
+                tracing::warn!(path = %path.display(), "the volume table was damaged and mended");
+            }
+            let loaded = make_and_load(&database)?;
+            Ok((Arc::new(database), loaded))
+        });
+        let (database, loaded) = opened.map_err(broken)?;
         let (writer, changes) = mpsc::channel(CHANGES_MAX);
         let written = database.clone();
         std::thread::Builder::new()
@@ -152,12 +160,21 @@ fn write_all(database: &Database, mut changes: mpsc::Receiver<Waiting>) {
         {
             batch.push(next);
         }
-        let result = commit(database, batch.iter().map(|(change, _)| change));
+        let result = unharmed(|| commit(database, batch.iter().map(|(change, _)| change)));
         for (_, sender) in batch {
             // Who asked may have given up; the change is made all the same.
             let _ = sender.send(result.clone());
         }
     }
+}
+
+/// Runs work on the database, which panics where it meets a damaged page.
+fn unharmed<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    std::panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        let text = "the file is damaged; put a copy of it in its place, or begin with an empty \
+                    store: then its volumes count as lost, and schedulers make them again";
+        Err(Error::new(ErrorCode::ServerFault, text))
+    })
 }
 
 fn commit<'a>(database: &Database, changes: impl Iterator<Item = &'a Change>) -> Result<()> {
@@ -375,5 +392,46 @@ mod tests {
         let error = decode::<VolumeRecord>(&bytes).expect_err("refused");
         assert_eq!(error.code, ErrorCode::VersionMismatch);
         assert!(decode::<VolumeRecord>(&[]).is_err());
+    }
+    #[tokio::test]
+    async fn a_damaged_table_is_told_or_mended_but_never_a_panic() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = directory.path().join("table.redb");
+        {
+            let (table, _) = Table::open(&path).expect("open");
+            for id in 1..=40 {
+                table.write(Change::Keep(record(id))).await.expect("write");
+            }
+        }
+        drop(open_again(&path).await);
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        let whole = std::fs::read(&path).expect("read");
+        let mut damaged = vec![
+            vec![7; 300],
+            whole[..whole.len() / 2].to_vec(),
+            whole[..10].to_vec(),
+        ];
+        for at in (0..whole.len()).step_by(4099).chain(0..320) {
+            let mut bytes = whole.clone();
+            let end = (at + 64).min(bytes.len());
+            bytes[at..end].iter_mut().for_each(|byte| *byte ^= 0x5a);
+            damaged.push(bytes);
+        }
+        let mut refused = 0;
+        for (number, bytes) in damaged.into_iter().enumerate() {
+            let path = directory.path().join(format!("{number}.redb"));
+            std::fs::write(&path, bytes).expect("write");
+            let opening = path.clone();
+            let opened = tokio::task::spawn_blocking(move || Table::open(&opening)).await;
+            match opened.unwrap_or_else(|e| panic!("{number}: {e}")) {
+                Ok(_) => {}
+                Err(error) => {
+                    refused += 1;
+                    assert!(error.detail.contains("volume table"), "{error}");
+                }
+            }
+            let _ = std::fs::remove_file(path);
+        }
+        assert!(refused > 0);
     }
 }
