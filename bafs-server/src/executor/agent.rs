@@ -35,6 +35,10 @@ const LOG_MS: u64 = 500;
 /// Time for an agent to take its job, in milliseconds.
 const HAND_OVER_MS: u64 = 10_000;
 
+/// An agent without a sign of life for so long is stuck, in milliseconds; it gives one every two
+/// seconds. Its job would wait for its volumes for ever.
+const SILENCE_MS: u64 = 30_000;
+
 /// Runs a job in an agent to its end. Dropping the future kills the agent.
 pub(super) async fn run(
     config: &ExecutorConfig,
@@ -211,13 +215,25 @@ async fn hand_over(input: &mut Option<ChildStdin>, call: &StartJob) -> Result<()
     }
 }
 
+/// Skips the signs of life, empty lines, and reads the report.
 async fn read_report(output: ChildStdout) -> Result<JobReport, String> {
     let mut line = Vec::new();
-    let mut output = BufReader::new(output.take(REPORT_LINE_BYTES_MAX));
-    output
-        .read_until(b'\n', &mut line)
-        .await
-        .map_err(|e| e.to_string())?;
+    let mut output = BufReader::new(output).take(REPORT_LINE_BYTES_MAX);
+    let silence = Duration::from_millis(SILENCE_MS);
+    while line.is_empty() {
+        output.set_limit(REPORT_LINE_BYTES_MAX);
+        let read = tokio::time::timeout(silence, output.read_until(b'\n', &mut line)).await;
+        match read {
+            Ok(Ok(0)) => break,
+            Ok(Ok(_)) if line == b"\n" => line.clear(),
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => return Err(error.to_string()),
+            Err(_) => {
+                let seconds = silence.as_secs();
+                return Err(format!("it gave no sign of life for {seconds} s"));
+            }
+        }
+    }
     if line.is_empty() {
         return Err("it gave no report".to_owned());
     }
