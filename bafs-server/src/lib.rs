@@ -12,5 +12,6 @@ mod lives;
 pub mod logic;
 pub mod node;
 pub mod serving;
+mod source;
 pub mod storage;
 pub mod trees;

@@ -97,7 +97,9 @@ async fn servers_are_known_as_long_as_their_adverts_say() {
         tell(teller, long).await.expect_err("long").code,
         ErrorCode::Malformed
     );
-    let other = pool.call("c:1", &asker, ListVolumes::default(), soon()).await;
+    let other = pool
+        .call("c:1", &asker, ListVolumes::default(), soon())
+        .await;
     assert_eq!(
         other.expect_err("no volumes here").code,
         ErrorCode::Unsupported

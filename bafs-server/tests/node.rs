@@ -19,8 +19,8 @@ use bafs_proto::message::{
 use bafs_proto::net::{Incoming, Peer, Service};
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
-use bafs_proto::{ErrorClass, ErrorCode, Result};
 use bafs_proto::volume::VolumeSpec;
+use bafs_proto::{ErrorClass, ErrorCode, Result};
 use bafs_server::catalog::Catalog;
 use bafs_server::node::Node;
 use storage_world::{ALL, FOREVER, World, spec};

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use bafs_proto::hash::{Digest, Hasher};
 use bafs_proto::ids::{BlockIndex, FileIndex};
-use bafs_proto::limits::{HEAD_BYTES_MAX, MANIFEST_ENTRIES_MAX, PAGE_ENTRIES_MAX};
+use bafs_proto::limits::{MANIFEST_ENTRIES_MAX, PAGE_ENTRIES_MAX};
 use bafs_proto::message::{ListSource, ManifestPage, SourceEntry, SourceKind};
 use bafs_proto::net::pool::Pool;
 use bafs_proto::path::check_relative;
@@ -15,12 +15,7 @@ use bafs_proto::{Error, ErrorCode, Result, codec};
 use bytes::Bytes;
 
 use super::fault;
-
-/// Most bytes of entries in one page: a page must fit a header together with what is around it.
-const PAGE_BYTES_MAX: usize = HEAD_BYTES_MAX as usize * 3 / 4;
-
-/// Bytes of an encoded entry beside its path and its link target, rounded up.
-const ENTRY_BYTES: usize = 64;
+use crate::source::{PAGE_BYTES_MAX, entry_bytes};
 
 /// Where a cache volume's bytes come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -257,11 +252,7 @@ fn comes_after(path: &str, before: &str) -> bool {
 fn page_length(entries: &[SourceEntry]) -> usize {
     let mut bytes = 0;
     let fitting = entries.iter().take(PAGE_ENTRIES_MAX).take_while(|entry| {
-        let target = match &entry.kind {
-            SourceKind::Symlink(target) => target.len(),
-            SourceKind::File | SourceKind::Directory => 0,
-        };
-        bytes += ENTRY_BYTES + entry.path.len() + target;
+        bytes += entry_bytes(entry);
         bytes <= PAGE_BYTES_MAX
     });
     fitting.count()

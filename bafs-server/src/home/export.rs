@@ -4,7 +4,6 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use bafs_proto::message::{SourceEntry, SourceIdentity, SourceKind};
 use bafs_proto::path::check_relative;
 use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::{
@@ -202,38 +201,6 @@ fn is_own(path: &str) -> bool {
 
 pub(super) fn kind(stat: &Stat) -> FileType {
     FileType::from_raw_mode(stat.st_mode)
-}
-
-/// What makes a file another one.
-pub(super) fn identity(stat: &Stat) -> SourceIdentity {
-    let seconds = i128::from(stat.st_mtime) * 1_000_000_000;
-    let mtime_ns = seconds + i128::from(stat.st_mtime_nsec);
-    SourceIdentity {
-        size: u64::try_from(stat.st_size).unwrap_or(0),
-        mtime_ns: i64::try_from(mtime_ns).unwrap_or(i64::MAX),
-    }
-}
-
-/// A file as a listing shows it; `None` for what has no content: FIFOs, sockets, devices.
-/// `target` reads a symbolic link.
-pub(super) fn entry(
-    path: &str,
-    stat: &Stat,
-    target: impl FnOnce() -> rustix::io::Result<Vec<u8>>,
-) -> rustix::io::Result<Option<SourceEntry>> {
-    let kind = match kind(stat) {
-        FileType::RegularFile => SourceKind::File,
-        FileType::Directory => SourceKind::Directory,
-        FileType::Symlink => SourceKind::Symlink(target()?),
-        _ => return Ok(None),
-    };
-    let mode = stat.st_mode & 0o7777;
-    Ok(Some(SourceEntry {
-        path: path.to_owned(),
-        kind,
-        identity: identity(stat),
-        mode,
-    }))
 }
 
 fn not_found(path: &str) -> Error {

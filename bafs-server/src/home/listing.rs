@@ -3,20 +3,15 @@
 use std::cmp::Ordering;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use bafs_proto::limits::{HEAD_BYTES_MAX, PAGE_ENTRIES_MAX, PATH_BYTES_MAX};
+use bafs_proto::limits::{PAGE_ENTRIES_MAX, PATH_BYTES_MAX};
 use bafs_proto::message::{SourceEntry, SourceKind, SourcePage};
 use bafs_proto::path::check_relative;
 use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fstat, openat, readlinkat, statat};
 use rustix::io::Errno;
 
-use super::export::{Export, Found, entry, kind, refuse};
-
-/// About the encoded size of an entry beside its path, in bytes.
-const ENTRY_BYTES: usize = 64;
-
-/// Most encoded entries of a page, in bytes, with room for the header around them.
-const PAGE_BYTES_MAX: usize = HEAD_BYTES_MAX as usize / 2;
+use super::export::{Export, Found, kind, refuse};
+use crate::source::{PAGE_BYTES_MAX, entry, entry_bytes};
 
 struct Page<'a> {
     export: &'a Export,
@@ -65,7 +60,7 @@ pub(super) fn list(
 
 impl Page<'_> {
     fn add(&mut self, entry: SourceEntry) {
-        self.bytes += size(&entry);
+        self.bytes += entry_bytes(&entry);
         self.entries.push(entry);
     }
 
@@ -96,7 +91,7 @@ impl Page<'_> {
             let descends = found.kind == SourceKind::Directory;
             if is_new {
                 let full = self.entries.len() >= PAGE_ENTRIES_MAX
-                    || self.bytes + size(&found) > PAGE_BYTES_MAX;
+                    || self.bytes + entry_bytes(&found) > PAGE_BYTES_MAX;
                 if full {
                     return Ok(true);
                 }
@@ -155,12 +150,4 @@ fn describe(directory: BorrowedFd<'_>, name: &str, path: &str) -> Result<Option<
         Err(Errno::NOENT | Errno::INVAL) => Ok(None),
         Err(error) => Err(refuse(path, error)),
     }
-}
-
-fn size(entry: &SourceEntry) -> usize {
-    let target = match &entry.kind {
-        SourceKind::Symlink(target) => target.len(),
-        _ => 0,
-    };
-    ENTRY_BYTES + entry.path.len() + target
 }

@@ -36,6 +36,7 @@ use crate::clock;
 use crate::counters::Counters;
 use crate::lives::Life;
 use crate::serving::{ADVERT_TTL_MS, Running, advertise, pool, reachable};
+use crate::source::{entry, identity};
 use crate::trees::TreeSessions;
 use export::{Export, Found};
 use puts::Puts;
@@ -233,7 +234,7 @@ impl Home {
 
     fn stat(&self, token: &Token, path: &str) -> Result<SourceEntry> {
         let found = self.find(token, path, Right::Read)?;
-        let entry = export::entry("", &found.stat, || Ok(Vec::new()));
+        let entry = entry("", &found.stat, || Ok(Vec::new()));
         entry
             .map_err(|error| export::refuse(path, error))?
             .ok_or_else(|| {
@@ -245,10 +246,10 @@ impl Home {
     fn read(&self, token: &Token, call: &ReadSource) -> Result<(SourceData, Bytes)> {
         let ReadSource {
             path,
-            identity,
             offset,
             length,
             block_bytes,
+            ..
         } = call;
         if *length > BODY_BYTES_MAX || !(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(block_bytes) {
             let text = format!("cannot read {length} bytes in blocks of {block_bytes}");
@@ -262,11 +263,12 @@ impl Home {
             Err(error) if error.code == ErrorCode::NotFound => return Err(changed(&"it is gone")),
             other => other?,
         };
-        if export::identity(&found.stat) != *identity {
+        if identity(&found.stat) != call.identity {
             return Err(changed(&"size or time differ"));
         }
         let file = found.open_file()?;
-        let left = identity
+        let left = call
+            .identity
             .size
             .saturating_sub(*offset)
             .min(u64::from(*length));
@@ -284,7 +286,7 @@ impl Home {
             other => other.map_err(fail)?,
         }
         let after = fstat(&file).map_err(|error| fail(error.into()))?;
-        if export::identity(&after) != *identity {
+        if identity(&after) != call.identity {
             return Err(changed(&"it changed while it was read"));
         }
         let digests = data.chunks(*block_bytes as usize).map(Digest::of).collect();

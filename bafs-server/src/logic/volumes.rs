@@ -243,7 +243,9 @@ impl VolumeTable {
     /// The volumes after this id, or all of them, by id.
     pub fn rows_after(&self, after: Option<VolumeId>) -> impl Iterator<Item = &Row> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        self.rows.range((from, Bound::Unbounded)).map(|(_, row)| row)
+        self.rows
+            .range((from, Bound::Unbounded))
+            .map(|(_, row)| row)
     }
 
     /// The ledger.

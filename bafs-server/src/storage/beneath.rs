@@ -6,8 +6,10 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use bafs_proto::message::{SourceEntry, SourceIdentity, SourceKind};
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps};
+use bafs_proto::message::SourceEntry;
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, Timespec, Timestamps};
+
+use crate::source::entry;
 
 /// A directory whose inside is reached through it only.
 #[derive(Debug)]
@@ -103,20 +105,12 @@ impl Beneath {
     pub(super) fn look(&self, path: &str) -> io::Result<Option<SourceEntry>> {
         if path.is_empty() {
             let stat = rustix::fs::fstat(&self.0)?;
-            return Ok(Some(entry(path, SourceKind::Directory, &stat)));
+            return Ok(entry(path, &stat, || Err(rustix::io::Errno::INVAL))?);
         }
         let (parent, name) = self.parent(path)?;
         let stat = rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
-        let kind = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => SourceKind::File,
-            FileType::Directory => SourceKind::Directory,
-            FileType::Symlink => {
-                let target = rustix::fs::readlinkat(&parent, name, Vec::new())?;
-                SourceKind::Symlink(target.into_bytes())
-            }
-            _ => return Ok(None),
-        };
-        Ok(Some(entry(path, kind, &stat)))
+        let target = || Ok(rustix::fs::readlinkat(&parent, name, Vec::new())?.into_bytes());
+        Ok(entry(path, &stat, target)?)
     }
 
     /// Names in a directory, sorted bytewise.
@@ -153,32 +147,6 @@ impl Beneath {
 pub(super) fn finish(file: impl AsFd, mode: u32, mtime_ns: i64) -> io::Result<()> {
     rustix::fs::fchmod(&file, Mode::from_raw_mode(mode & 0o1777))?;
     Ok(rustix::fs::futimens(&file, &timestamps(mtime_ns))?)
-}
-
-/// What identifies the content of an open file.
-pub(super) fn identity(file: &File) -> io::Result<SourceIdentity> {
-    let stat = rustix::fs::fstat(file)?;
-    Ok(entry("", SourceKind::File, &stat).identity)
-}
-
-fn entry(path: &str, kind: SourceKind, stat: &Stat) -> SourceEntry {
-    let mtime_ns = stat.st_mtime.saturating_mul(1_000_000_000);
-    let mtime_ns = mtime_ns.saturating_add(i64::try_from(stat.st_mtime_nsec).unwrap_or(0));
-    let size = if matches!(kind, SourceKind::File) {
-        stat.st_size
-    } else {
-        0
-    };
-    let identity = SourceIdentity {
-        size: u64::try_from(size).unwrap_or(0),
-        mtime_ns,
-    };
-    SourceEntry {
-        path: path.to_owned(),
-        kind,
-        identity,
-        mode: stat.st_mode & 0o7777,
-    }
 }
 
 fn timestamps(mtime_ns: i64) -> Timestamps {

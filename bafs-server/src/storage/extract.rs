@@ -16,7 +16,8 @@ use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
-use super::beneath::{self, Beneath};
+use super::beneath::Beneath;
+use super::identity;
 
 /// Bytes of one piece of an upload.
 const PIECE_BYTES: u64 = IO_BYTES_MAX as u64;
@@ -73,7 +74,7 @@ impl Upload {
         let file = Beneath::open(root)
             .and_then(|beneath| beneath.open_file(&call.path))
             .map_err(|e| failed(&e))?;
-        let identity = beneath::identity(&file).map_err(|e| failed(&e))?;
+        let identity = identity(&file).map_err(|e| failed(&e))?;
         let mode = file
             .metadata()
             .map_err(|e| failed(&e))?
@@ -214,7 +215,7 @@ impl Upload {
     }
 
     fn changed(&self) -> Result<bool> {
-        let now = beneath::identity(&self.file)
+        let now = identity(&self.file)
             .map_err(|e| Error::new(ErrorCode::ServerFault, format!("{}: {e}", self.call.path)))?;
         Ok(now != self.identity)
     }

@@ -11,13 +11,12 @@ use bafs_proto::path::check_relative;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
-use super::beneath::{self, Beneath};
+use super::beneath::Beneath;
+use super::identity;
+use crate::source::{PAGE_BYTES_MAX, entry_bytes};
 
 /// The digests of [`ReadVolumeFile`] cover pieces of this many bytes.
 pub(super) const PIECE_BYTES: u32 = BLOCK_BYTES_DEFAULT;
-
-/// A page ends when its paths and link targets have so many bytes, to fit a header.
-const PAGE_BYTES_MAX: usize = 512 << 10;
 
 /// A directory on the way down: its path and the names in it that are still to come, last first.
 struct Level {
@@ -62,17 +61,13 @@ pub(super) fn list(root: &Path, after: Option<&str>) -> Result<SourcePage> {
             found => found.map_err(|e| fault(&path, &e))?,
         };
         let Some(entry) = found else { continue };
-        bytes += path.len() + 64;
-        match &entry.kind {
-            SourceKind::Directory => {
-                let names = beneath.names(&path).map_err(|e| fault(&path, &e))?;
-                levels.push(Level {
-                    path,
-                    names: names.into_iter().rev().collect(),
-                });
-            }
-            SourceKind::Symlink(target) => bytes += target.len(),
-            SourceKind::File => {}
+        bytes += entry_bytes(&entry);
+        if entry.kind == SourceKind::Directory {
+            let names = beneath.names(&path).map_err(|e| fault(&path, &e))?;
+            levels.push(Level {
+                path,
+                names: names.into_iter().rev().collect(),
+            });
         }
         entries.push(entry);
     }
@@ -122,7 +117,7 @@ pub(super) fn read(root: &Path, call: &ReadVolumeFile) -> Result<(SourceData, By
     let beneath = Beneath::open(root).map_err(|e| fault("the volume's root", &e))?;
     let file = beneath.open_file(&call.path).map_err(|e| what(&e))?;
     let unchanged = || -> Result<()> {
-        if beneath::identity(&file).map_err(|e| what(&e))? == call.identity {
+        if identity(&file).map_err(|e| what(&e))? == call.identity {
             return Ok(());
         }
         let text = format!("'{}' of volume {} has changed", call.path, call.volume);
@@ -223,7 +218,7 @@ mod tests {
         let content: Vec<u8> = (0..200_000u32).map(|i| (i % 251) as u8).collect();
         fs::write(root.path().join("big"), &content).expect("write");
         let file = fs::File::open(root.path().join("big")).expect("open");
-        let identity = beneath::identity(&file).expect("identity");
+        let identity = identity(&file).expect("identity");
         let call = |offset, length| ReadVolumeFile {
             volume: VolumeId(1),
             path: "big".to_owned(),

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{
     ListVolumeTree, ListVolumes, ReadVolumeFile, RenewVolumes, RenewedVolumes, SourceData,
-    SourcePage, VolumeList,
+    SourceIdentity, SourcePage, VolumeList,
 };
 use bafs_proto::net::pool::Pool;
 use bafs_proto::volume::{VolumeKind, VolumeState, VolumeStatus};
@@ -297,4 +297,9 @@ async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work)
         .await
         .unwrap_or_else(|e| Err(Error::new(ErrorCode::ServerFault, format!("store: {e}"))))
+}
+
+/// What identifies the content of an open file.
+fn identity(file: &std::fs::File) -> std::io::Result<SourceIdentity> {
+    Ok(crate::source::identity(&rustix::fs::fstat(file)?))
 }

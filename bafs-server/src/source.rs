@@ -1,0 +1,89 @@
+//! Entries of a source tree as they travel, whoever shows it: home or a volume. Opens no file.
+
+use bafs_proto::limits::HEAD_BYTES_MAX;
+use bafs_proto::message::{SourceEntry, SourceIdentity, SourceKind};
+use rustix::fs::{FileType, Stat};
+
+/// Most bytes of entries in one page, by [`entry_bytes`]: a page must fit a header together with
+/// what is around it.
+pub(crate) const PAGE_BYTES_MAX: usize = HEAD_BYTES_MAX as usize * 3 / 4;
+
+/// Bytes of an encoded entry, at most.
+pub(crate) fn entry_bytes(entry: &SourceEntry) -> usize {
+    // Two lengths, a kind, size, time and mode take 48.
+    const NUMBERS: usize = 64;
+    let target = match &entry.kind {
+        SourceKind::Symlink(target) => target.len(),
+        SourceKind::File | SourceKind::Directory => 0,
+    };
+    NUMBERS + entry.path.len() + target
+}
+
+/// What makes a file another one. Only a file has a size: that of a directory differs between file
+/// systems and says nothing.
+pub(crate) fn identity(stat: &Stat) -> SourceIdentity {
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let size = if is_file { stat.st_size } else { 0 };
+    let mtime_ns = stat.st_mtime.saturating_mul(1_000_000_000);
+    let mtime_ns = mtime_ns.saturating_add(i64::try_from(stat.st_mtime_nsec).unwrap_or(0));
+    SourceIdentity {
+        size: u64::try_from(size).unwrap_or(0),
+        mtime_ns,
+    }
+}
+
+/// A file as a listing shows it; `None` for what has no content to copy: a FIFO, a socket, a
+/// device. `target` reads a symbolic link.
+pub(crate) fn entry(
+    path: &str,
+    stat: &Stat,
+    target: impl FnOnce() -> rustix::io::Result<Vec<u8>>,
+) -> rustix::io::Result<Option<SourceEntry>> {
+    let kind = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => SourceKind::File,
+        FileType::Directory => SourceKind::Directory,
+        FileType::Symlink => SourceKind::Symlink(target()?),
+        _ => return Ok(None),
+    };
+    Ok(Some(SourceEntry {
+        path: path.to_owned(),
+        kind,
+        identity: identity(stat),
+        mode: stat.st_mode & 0o7777,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bafs_proto::codec;
+
+    #[test]
+    fn an_entry_is_never_larger_than_it_is_counted() {
+        for kind in [
+            SourceKind::File,
+            SourceKind::Directory,
+            SourceKind::Symlink(vec![b'x'; 4_000]),
+        ] {
+            let entry = SourceEntry {
+                path: "y".repeat(4_000),
+                kind,
+                identity: SourceIdentity {
+                    size: u64::MAX,
+                    mtime_ns: i64::MAX,
+                },
+                mode: u32::MAX,
+            };
+            let encoded = codec::encode(&entry).expect("encode");
+            assert!(encoded.len() <= entry_bytes(&entry));
+        }
+    }
+
+    #[test]
+    fn directories_have_no_size() {
+        let directory = tempfile::tempdir().expect("directory");
+        let stat = rustix::fs::stat(directory.path()).expect("stat");
+        assert!(stat.st_size > 0);
+        assert_eq!(identity(&stat).size, 0);
+    }
+}
