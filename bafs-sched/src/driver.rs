@@ -123,7 +123,13 @@ pub async fn run_over(
     progress(&driver.scheduler.progress());
     if driver.scheduler.outcome().is_none() {
         // The core's patience begins with its first fact, and a catalog may never bring one.
-        driver.take(vec![Event::Tick]).await?;
+        let first = if driver.is_resumed {
+            let series = (RunId::random().0 >> 32) as u32;
+            Event::Resumed { series }
+        } else {
+            Event::Tick
+        };
+        driver.take(vec![first]).await?;
     }
     while driver.scheduler.outcome().is_none() {
         let batch = driver.next_batch(&mut notes, &options.cancel).await;
@@ -149,6 +155,8 @@ struct Driver {
     listing: Listing,
     /// Why the catalog refuses this run, if it does.
     refusal: Option<Error>,
+    /// Whether the journal told of an earlier scheduler.
+    is_resumed: bool,
     is_cancelled: bool,
 }
 
@@ -174,6 +182,7 @@ impl Driver {
         }
         let mut scheduler = Scheduler::new(header.run, header.workflow, header.settings.clone());
         let mut ledger = Ledger::default();
+        let is_resumed = !history.records.is_empty();
         for (now, event) in history.records {
             ledger.note(&scheduler, now, &event);
             scheduler.step(now, event, &mut Vec::new());
@@ -198,6 +207,7 @@ impl Driver {
             watched: BTreeMap::new(),
             listing: Listing::default(),
             refusal: None,
+            is_resumed,
             is_cancelled: false,
         };
         Ok((driver, receiver))

@@ -91,6 +91,12 @@ pub enum Event {
     CancelRequested,
     /// Time passed, and a timer may be due.
     Tick,
+    /// A scheduler takes up the journal of an earlier one, whose last facts may be missing in it.
+    Resumed {
+        /// A random number: ids that it gives from now on begin with it, so that none means
+        /// another thing than to servers that remember what the journal does not.
+        series: u32,
+    },
 }
 
 /// What matters to the core about a live node.

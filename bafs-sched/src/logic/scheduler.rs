@@ -19,6 +19,9 @@ use super::timers::{Timer, Timers};
 use super::volumes::{State, Volumes};
 use crate::workflow::{JobIndex, Workflow};
 
+/// Ids that one series has, as a power of two.
+const SERIES_BITS: u32 = 32;
+
 /// What the core is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -296,6 +299,7 @@ impl Scheduler {
             Event::VolumeDeleteFailed { volume } => self.delete_failed(volume),
             Event::CancelRequested => self.cancel(),
             Event::Tick => {}
+            Event::Resumed { series } => self.next_id = u64::from(series) << SERIES_BITS,
         }
     }
 
