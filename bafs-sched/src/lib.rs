@@ -7,6 +7,7 @@ pub mod dice;
 pub mod driver;
 pub mod io;
 pub mod logic;
+pub mod planner;
 pub mod report;
 pub mod workflow;
 pub mod world;

@@ -50,6 +50,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Check a workflow file without running it.
     Check(CheckArgs),
+    /// Say which allocation strategy suits a workload, and why, without running it.
+    Plan(PlanArgs),
     /// Say what this machine has and lacks for BAFS.
     Doctor,
     /// The agent of one job; started by nodes.
@@ -348,6 +350,36 @@ pub(crate) struct RunArgs {
 pub(crate) struct CheckArgs {
     /// The workflow file.
     pub(crate) workflow: PathBuf,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  bafs plan blast.bafs --environment cluster.toml\n  \
+bafs plan --environment thesis.toml \\\n    \
+--canonical width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1"
+)]
+pub(crate) struct PlanArgs {
+    /// The workflow file.
+    #[arg(required_unless_present = "canonical", conflicts_with = "canonical")]
+    pub(crate) workflow: Option<PathBuf>,
+    /// A workload of `width` equal pipelines of `depth` jobs instead of a workflow.
+    #[arg(long, value_name = "KEY=VALUE,...")]
+    pub(crate) canonical: Option<String>,
+    /// Nodes, storage and links to plan for, as TOML.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) environment: PathBuf,
+    /// Standard deviation of the workflow's run times, as a share of their mean.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = parse_share,
+        conflicts_with = "canonical")]
+    pub(crate) variability: f64,
+}
+
+fn parse_share(text: &str) -> Result<f64, String> {
+    let share = text
+        .parse()
+        .ok()
+        .filter(|share: &f64| (0.0..=10.0).contains(share));
+    share.ok_or_else(|| "must be a number from 0 to 10, such as 0.1".to_owned())
 }
 
 #[derive(Debug, Args)]

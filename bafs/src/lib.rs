@@ -11,6 +11,8 @@ mod display;
 mod init;
 mod job;
 mod output;
+mod own_directory;
+mod plan;
 mod rate;
 mod run;
 mod serve;
@@ -58,6 +60,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Mount(args) => return job::mount(&args),
         Command::Init(args) => init::init(&args, output)?,
         Command::Check(args) => workflow_file::check(&args.workflow, output)?,
+        Command::Plan(args) => plan::run(&args, output)?,
         Command::Doctor => return doctor(output),
         command => return run_async(command, output),
     }

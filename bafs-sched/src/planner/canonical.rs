@@ -1,0 +1,490 @@
+//! Canonical workloads, and how one is recognised in a checked workflow. It does not say where
+//! data fit or how long anything takes.
+//!
+//! | thesis (§4.2.2) | workflow |
+//! |---|---|
+//! | pipeline | jobs that are connected by `parent` or a scratch volume; a chain, all equally long |
+//! | batch volume of a depth | the one cache volume that exactly the jobs of that depth mount |
+//! | depth + 1 private volumes | scratch volumes of one size; job i mounts i and i + 1 |
+//! | the same, [`Layout::Shared`] | one scratch volume that all jobs of the pipeline mount |
+//!
+//! A shared scratch volume stands for the private volumes of all stages at once: it is held as a
+//! whole from the pipeline's first job to its last, running or not.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::shape::{Pipelines, Shape};
+use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow, parse_duration, parse_size};
+
+/// Pipelines of a canonical workload that is described in words; more is a typing error.
+const WIDTH_MAX: u32 = 1_000_000_000;
+/// Jobs in a pipeline; more is a typing error.
+const DEPTH_MAX: u32 = 1_000_000;
+
+/// How a pipeline's private data are laid out in volumes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Layout {
+    /// `depth + 1` volumes; a running job holds two, a waiting pipeline one. The thesis' own.
+    Chain,
+    /// One volume for the whole pipeline.
+    Shared,
+}
+
+/// `width` pipelines of `depth` jobs each (thesis §4.2.2).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Canonical {
+    /// Pipelines, at least one.
+    pub width: u32,
+    /// Jobs in each pipeline, at least one.
+    pub depth: u32,
+    /// Bytes of the batch volume that all jobs of one depth read; 0 when there is none.
+    pub batch_bytes: u64,
+    /// Bytes of one private volume.
+    pub private_bytes: u64,
+    /// Mean computing time of a job in seconds.
+    pub run_s: f64,
+    /// Standard deviation of the computing time as a share of its mean.
+    pub variability: f64,
+    /// How private data are laid out.
+    pub layout: Layout,
+}
+
+/// Why a text describes no canonical workload.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct CanonicalError(String);
+
+/// Why a workflow is not canonical.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("not canonical because {0}")]
+pub struct NotCanonical(String);
+
+impl Canonical {
+    /// Reads `width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1`, in any order; `var`
+    /// is 0 when it is left out.
+    pub fn parse(text: &str) -> Result<Self, CanonicalError> {
+        let (mut width, mut depth, mut batch, mut private) = (None, None, None, None);
+        let (mut run, mut variability) = (None, None);
+        for part in text.split(',') {
+            let (key, value) = part
+                .split_once('=')
+                .ok_or_else(|| CanonicalError(format!("'{part}' is not of the form KEY=VALUE")))?;
+            let (key, value) = (key.trim(), value.trim());
+            let wrong = |why: String| CanonicalError(format!("{key}={value}: {why}"));
+            let size = |value| parse_size(value).map_err(|e| wrong(e.to_string()));
+            let twice = match key {
+                "width" => width
+                    .replace(number(value, WIDTH_MAX).map_err(wrong)?)
+                    .is_some(),
+                "depth" => depth
+                    .replace(number(value, DEPTH_MAX).map_err(wrong)?)
+                    .is_some(),
+                "batch" => batch.replace(size(value)?).is_some(),
+                "private" => private.replace(size(value)?).is_some(),
+                "run" => {
+                    let run_s = parse_duration(value).map_err(|e| wrong(e.to_string()))?;
+                    run.replace(run_s as f64).is_some()
+                }
+                "var" => variability.replace(share(value).map_err(wrong)?).is_some(),
+                _ => {
+                    return Err(wrong(
+                        "known keys are width, depth, batch, private, run, var".into(),
+                    ));
+                }
+            };
+            if twice {
+                return Err(wrong("is given twice".into()));
+            }
+        }
+        let missing = |key: &str| CanonicalError(format!("{key}=... is missing"));
+        Ok(Self {
+            width: width.ok_or_else(|| missing("width"))?,
+            depth: depth.ok_or_else(|| missing("depth"))?,
+            batch_bytes: batch.ok_or_else(|| missing("batch"))?,
+            private_bytes: private.ok_or_else(|| missing("private"))?,
+            run_s: run.ok_or_else(|| missing("run"))?,
+            variability: variability.unwrap_or(0.0),
+            layout: Layout::Chain,
+        })
+    }
+
+    /// Recognises a canonical workload; `variability` is what no workflow says.
+    ///
+    /// Jobs must declare equal run times, as the model has but one.
+    pub fn recognise(workflow: &Workflow, variability: f64) -> Result<Self, NotCanonical> {
+        let pipelines = Pipelines::of(workflow);
+        let depth = pipelines.members.first().map_or(0, Vec::len);
+        let Some(first) = pipelines.members.first() else {
+            return Err(NotCanonical("it has no jobs".into()));
+        };
+        let run_s = check_jobs(workflow)?;
+        let mut private = BTreeSet::new();
+        for members in &pipelines.members {
+            check_chain(workflow, members, depth)?;
+            private.insert(private_volumes(workflow, members)?);
+        }
+        let batch_bytes = batch_volumes(workflow, &pipelines, first)?;
+        let mut private = private.into_iter();
+        let (Some((private_bytes, shared)), None) = (private.next(), private.next()) else {
+            return Err(NotCanonical(
+                "pipelines differ in their private volumes".into(),
+            ));
+        };
+        Ok(Self {
+            width: pipelines.members.len() as u32,
+            depth: depth as u32,
+            batch_bytes,
+            private_bytes,
+            run_s,
+            variability,
+            layout: if shared {
+                Layout::Shared
+            } else {
+                Layout::Chain
+            },
+        })
+    }
+
+    /// What the strategies need to know of it; exact.
+    pub fn shape(&self) -> Shape {
+        let private = u128::from(self.private_bytes);
+        let (running, waiting, kept, input_bytes) = match self.layout {
+            Layout::Chain => {
+                let kept = (u128::from(self.depth) + 1) * private;
+                (2 * private, private, kept, self.private_bytes as f64)
+            }
+            // A whole volume passes a job at most: half of it read, half of it written.
+            Layout::Shared => (private, private, private, self.private_bytes as f64 / 2.0),
+        };
+        Shape {
+            width: u64::from(self.width),
+            depth: u64::from(self.depth),
+            batch_bytes: u128::from(self.batch_bytes),
+            batch_total_bytes: u128::from(self.depth) * u128::from(self.batch_bytes),
+            batch_read_bytes: self.batch_bytes as f64,
+            running_bytes: running,
+            waiting_bytes: waiting,
+            kept_bytes: kept,
+            largest_volume_bytes: self.private_bytes,
+            private_io_bytes: input_bytes,
+            endpoint_in_bytes: input_bytes,
+            endpoint_out_bytes: input_bytes,
+            run_s: self.run_s,
+            variability: self.variability,
+        }
+    }
+}
+
+fn number(text: &str, most: u32) -> Result<u32, String> {
+    let number = text
+        .parse()
+        .ok()
+        .filter(|number| (1..=most).contains(number));
+    number.ok_or_else(|| format!("must be a whole number from 1 to {most}"))
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let share = text
+        .parse()
+        .ok()
+        .filter(|share: &f64| (0.0..=10.0).contains(share));
+    share.ok_or_else(|| "must be a share of the run time, from 0 to 10, such as 0.1".into())
+}
+
+/// All jobs alike in what the model has one number for; returns their run time.
+fn check_jobs(workflow: &Workflow) -> Result<f64, NotCanonical> {
+    let first = &workflow.jobs[0];
+    for job in &workflow.jobs {
+        let Some(runtime_s) = job.runtime_s else {
+            return Err(NotCanonical(format!(
+                "job '{}' declares no runtime",
+                job.name
+            )));
+        };
+        if Some(runtime_s) != first.runtime_s {
+            let (a, b) = (&first.name, &job.name);
+            return Err(NotCanonical(format!(
+                "jobs '{a}' and '{b}' have different run times"
+            )));
+        }
+        if job.cpus != 1 {
+            return Err(NotCanonical(format!(
+                "job '{}' asks for {} processors",
+                job.name, job.cpus
+            )));
+        }
+    }
+    Ok(first.runtime_s.unwrap_or(0) as f64)
+}
+
+fn check_chain(
+    workflow: &Workflow,
+    members: &[JobIndex],
+    depth: usize,
+) -> Result<(), NotCanonical> {
+    for (position, &member) in members.iter().enumerate() {
+        let job = workflow.job(member);
+        let before: &[JobIndex] = if position == 0 {
+            &[]
+        } else {
+            &members[position - 1..position]
+        };
+        if job.parents != before {
+            let why = format!("job '{}' does not follow one job in a chain", job.name);
+            return Err(NotCanonical(why));
+        }
+    }
+    if members.len() != depth {
+        let name = &workflow.job(members[0]).name;
+        let why = format!(
+            "the pipeline of job '{name}' has {} jobs, the first has {depth}",
+            members.len()
+        );
+        return Err(NotCanonical(why));
+    }
+    Ok(())
+}
+
+/// The size of a pipeline's private volumes, and whether it is one volume for all its jobs.
+fn private_volumes(workflow: &Workflow, members: &[JobIndex]) -> Result<(u64, bool), NotCanonical> {
+    let mut volumes = BTreeSet::new();
+    for &member in members {
+        volumes.extend(scratch_of(workflow, member));
+    }
+    let name = &workflow.job(members[0]).name;
+    let sizes: BTreeSet<u64> = volumes
+        .iter()
+        .map(|&v| workflow.volume(v).size_bytes)
+        .collect();
+    let (Some(&size), true) = (sizes.first(), sizes.len() == 1) else {
+        let why =
+            format!("the scratch volumes in the pipeline of job '{name}' are not of one size");
+        return Err(NotCanonical(why));
+    };
+    let shared = volumes.len() == 1;
+    if shared {
+        let volume = volumes.first().map(|&v| workflow.volume(v));
+        if volume.is_some_and(|volume| volume.users == members) {
+            return Ok((size, true));
+        }
+    }
+    let chained = volumes.len() == members.len() + 1
+        && members
+            .iter()
+            .all(|&member| scratch_of(workflow, member).len() == 2)
+        && members.windows(2).all(|pair| {
+            let next = scratch_of(workflow, pair[1]);
+            scratch_of(workflow, pair[0]).intersection(&next).count() == 1
+        });
+    if chained {
+        return Ok((size, false));
+    }
+    let why = format!(
+        "the scratch volumes in the pipeline of job '{name}' are neither one for all its jobs \
+         nor one between each two of them"
+    );
+    Err(NotCanonical(why))
+}
+
+fn scratch_of(workflow: &Workflow, job: JobIndex) -> BTreeSet<VolumeIndex> {
+    let mounts = workflow.job(job).mounts.iter().map(|mount| mount.volume);
+    mounts
+        .filter(|&v| matches!(workflow.volume(v).kind, VolumeKind::Scratch { .. }))
+        .collect()
+}
+
+fn caches_of(workflow: &Workflow, job: JobIndex) -> BTreeSet<VolumeIndex> {
+    let mounts = workflow.job(job).mounts.iter().map(|mount| mount.volume);
+    mounts
+        .filter(|&v| matches!(workflow.volume(v).kind, VolumeKind::Cache { .. }))
+        .collect()
+}
+
+/// The size of each depth's batch volume; 0 when no depth has one.
+fn batch_volumes(
+    workflow: &Workflow,
+    pipelines: &Pipelines,
+    first: &[JobIndex],
+) -> Result<u64, NotCanonical> {
+    let (mut sizes, mut seen) = (BTreeSet::new(), BTreeSet::new());
+    for (depth, &job) in first.iter().enumerate() {
+        let caches = caches_of(workflow, job);
+        let stage = depth + 1;
+        if caches.len() > 1 {
+            return Err(NotCanonical(format!(
+                "jobs of depth {stage} read several cache volumes"
+            )));
+        }
+        if pipelines
+            .members
+            .iter()
+            .any(|members| caches_of(workflow, members[depth]) != caches)
+        {
+            return Err(NotCanonical(format!(
+                "jobs of depth {stage} read different cache volumes"
+            )));
+        }
+        sizes.insert(caches.first().map_or(0, |&v| workflow.volume(v).size_bytes));
+        if caches.into_iter().any(|volume| !seen.insert(volume)) {
+            return Err(NotCanonical(format!(
+                "depth {stage} reads a cache volume of an earlier one"
+            )));
+        }
+    }
+    match (sizes.first(), sizes.len()) {
+        (Some(&size), 1) => Ok(size),
+        _ => Err(NotCanonical(
+            "the depths have batch volumes of different sizes".into(),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workflow::parse_workflow;
+
+    fn workflow(text: &str) -> Workflow {
+        let none = |_: &str| Err("no files".to_owned());
+        parse_workflow("w.bafs", text, &none).unwrap().workflow
+    }
+
+    const CHAIN: &str = "
+        volume b1 cache bafs://home/b1 45 GB
+        volume b2 cache bafs://home/b2 45 GB
+        for i in 1..3
+          volume in$(i) scratch 1 GB from bafs://home/in$(i)
+          volume mid$(i) scratch 1 GB
+          volume out$(i) scratch 1 GB
+          job a$(i) { 
+            executable = a
+            runtime = 60 s
+          }
+          job z$(i) {
+            executable = z
+            runtime = 60 s
+          }
+          parent a$(i) child z$(i)
+          mount b1 a$(i) /b
+          mount b2 z$(i) /b
+          mount in$(i) a$(i) /in ro
+          mount mid$(i) a$(i) /out
+          mount mid$(i) z$(i) /in ro
+          mount out$(i) z$(i) /out
+        end";
+
+    #[test]
+    fn words_are_read_or_refused_with_the_key() {
+        let text = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1";
+        let canonical = Canonical::parse(text).unwrap();
+        assert_eq!((canonical.width, canonical.depth), (350, 5));
+        assert_eq!(
+            (canonical.batch_bytes, canonical.private_bytes),
+            (45_000_000_000, 500_000_000)
+        );
+        assert_eq!((canonical.run_s, canonical.variability), (5000.0, 0.1));
+        for (wrong, right, expected) in [
+            ("width=350", "width=0", "width=0: must be"),
+            ("width=350,", "", "width=... is missing"),
+            ("depth=5", "deep=5", "deep=5: known keys"),
+            ("45GB", "45", "batch=45: the size '45' has no unit"),
+            ("45GB", "-45GB", "batch=-45GB"),
+            ("var=0.1", "var=-1", "var=-1: must be"),
+            ("var=0.1", "var=NaN", "var=NaN: must be"),
+            ("var=0.1", "var", "'var' is not of the form"),
+            ("var=0.1", "run=1s", "is given twice"),
+            ("5000s", "soon", "run=soon"),
+        ] {
+            let error = Canonical::parse(&text.replace(wrong, right))
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(expected), "{right}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_chain_of_private_volumes_is_recognised() {
+        let canonical = Canonical::recognise(&workflow(CHAIN), 0.1).unwrap();
+        let expected = "width=3,depth=2,batch=45GB,private=1GB,run=60s,var=0.1";
+        assert_eq!(canonical, Canonical::parse(expected).unwrap());
+        let shape = canonical.shape();
+        assert_eq!(
+            (shape.running_bytes, shape.waiting_bytes),
+            (2_000_000_000, 1_000_000_000)
+        );
+        assert_eq!(shape.kept_bytes, 3_000_000_000);
+    }
+
+    #[test]
+    fn one_scratch_volume_per_pipeline_is_held_from_first_to_last() {
+        let text = CHAIN
+            .replace("volume in$(i) scratch 1 GB from bafs://home/in$(i)", "")
+            .replace("volume out$(i) scratch 1 GB", "")
+            .replace("mount in$(i) a$(i) /in ro", "")
+            .replace("mount out$(i) z$(i) /out", "");
+        let canonical = Canonical::recognise(&workflow(&text), 0.0).unwrap();
+        assert_eq!(canonical.layout, Layout::Shared);
+        let shape = canonical.shape();
+        let bytes = (shape.running_bytes, shape.waiting_bytes, shape.kept_bytes);
+        assert_eq!(bytes, (1_000_000_000, 1_000_000_000, 1_000_000_000));
+    }
+
+    #[test]
+    fn what_is_not_canonical_says_why() {
+        for (wrong, right, expected) in [
+            (
+                "b2 cache bafs://home/b2 45",
+                "b2 cache bafs://home/b2 46",
+                "batch volumes of different",
+            ),
+            (
+                "mount b2 z$(i)",
+                "mount b1 z$(i)",
+                "depth 2 reads a cache volume of an earlier",
+            ),
+            (
+                "mid$(i) scratch 1 GB",
+                "mid$(i) scratch 2 GB",
+                "not of one size",
+            ),
+            (
+                "executable = z\n            runtime = 60 s",
+                "executable = z",
+                "declares no runtime",
+            ),
+            (
+                "executable = z",
+                "executable = z\n request_cpus = 2",
+                "asks for 2 processors",
+            ),
+            (
+                "runtime = 60 s\n          }\n          parent",
+                "runtime = 61 s\n          }\n          parent",
+                "different run times",
+            ),
+            (
+                "volume in$(i)",
+                "parent a1 child z$(i)\nvolume in$(i)",
+                "does not follow one job",
+            ),
+            (
+                "end",
+                "end\njob more {\nexecutable = x\nruntime = 60 s\n}\nvolume m scratch 1 GB\nmount m more /m",
+                "has 1 jobs, the first has 2",
+            ),
+            (
+                "mount out$(i) z$(i) /out",
+                "mount out$(i) z$(i) /out\nmount in$(i) z$(i) /first ro",
+                "neither one for all",
+            ),
+        ] {
+            assert!(CHAIN.contains(wrong), "{wrong}");
+            let found = Canonical::recognise(&workflow(&CHAIN.replacen(wrong, right, 1)), 0.0);
+            let error = found.unwrap_err().to_string();
+            assert!(error.contains(expected), "{right}: {error}");
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! The plan: every strategy with its prediction, and the choice with its reason. It allocates
+//! nothing and starts nothing.
+
+use serde::Serialize;
+
+use super::environment::Environment;
+use super::predict::{predict, predict_printed};
+use super::shape::Shape;
+use super::strategy::{Allocation, Strategy};
+
+/// Seconds within which predictions count as equal: no model is better than that, and so the
+/// last bit of a logarithm never decides.
+const EQUAL_S: f64 = 1.0;
+
+/// A strategy with its prediction.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Candidate {
+    /// Where data lie and what follows from it.
+    #[serde(flatten)]
+    pub allocation: Allocation,
+    /// Pipelines that run at once with the processors that there are.
+    pub running: u64,
+    /// Run time by the corrected model; nothing when not possible, or never done.
+    pub predicted_s: Option<f64>,
+    /// Run time by the printed equations, for comparison.
+    pub printed_s: Option<f64>,
+}
+
+/// What is best.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Choice {
+    /// The strategy.
+    pub strategy: Strategy,
+    /// Why, in one sentence with numbers.
+    pub reason: String,
+}
+
+/// All strategies, in the order of [`Strategy::EACH`], and the choice among them.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Plan {
+    /// Sizes and work of the workload.
+    pub shape: Shape,
+    /// The strategies.
+    pub candidates: Vec<Candidate>,
+    /// The choice; nothing when no strategy but remote I/O is left, which is the user's to choose.
+    pub choice: Option<Choice>,
+    /// Why there is no choice, in one sentence.
+    pub refusal: Option<String>,
+}
+
+/// Plans `shape` in `environment`. The same arguments give the same plan.
+pub fn plan(shape: Shape, environment: &Environment) -> Plan {
+    let candidate = |strategy: Strategy| {
+        let allocation = strategy.allocate(&shape, environment);
+        Candidate {
+            running: allocation.running(environment),
+            allocation,
+            predicted_s: predict(strategy, &shape, environment),
+            printed_s: predict_printed(strategy, &shape, environment),
+        }
+    };
+    let candidates: Vec<Candidate> = Strategy::EACH.map(candidate).into();
+    let choice = choose(&candidates);
+    let refusal = match choice {
+        Some(_) => None,
+        None => Some(refusal(&candidates)),
+    };
+    Plan {
+        shape,
+        candidates,
+        choice,
+        refusal,
+    }
+}
+
+impl Candidate {
+    /// Whether it is possible, ends, and needs no consent.
+    fn is_eligible(&self) -> bool {
+        self.predicted_s.is_some() && self.allocation.strategy != Strategy::Remote
+    }
+
+    fn seconds(&self) -> f64 {
+        self.predicted_s.unwrap_or(f64::INFINITY)
+    }
+
+    /// Of equally fast strategies, the one that fetches less again, waits less often, and needs
+    /// less storage.
+    fn price(&self) -> (u64, u64, u128, Strategy) {
+        let allocation = &self.allocation;
+        let Allocation {
+            refetches,
+            barriers,
+            required_bytes,
+            strategy,
+            ..
+        } = *allocation;
+        (refetches, barriers, required_bytes, strategy)
+    }
+}
+
+fn choose(candidates: &[Candidate]) -> Option<Choice> {
+    let eligible = || {
+        candidates
+            .iter()
+            .filter(|candidate| candidate.is_eligible())
+    };
+    let least_s = eligible()
+        .map(Candidate::seconds)
+        .fold(f64::INFINITY, f64::min);
+    let best = eligible()
+        .filter(|candidate| candidate.seconds() <= least_s + EQUAL_S)
+        .min_by_key(|candidate| candidate.price())?;
+    let strategy = best.allocation.strategy;
+    let others = eligible().filter(|candidate| candidate.allocation.strategy != strategy);
+    let second = others.min_by(|a, b| {
+        let by_price = || a.price().cmp(&b.price());
+        a.seconds().total_cmp(&b.seconds()).then_with(by_price)
+    });
+    let reason = match second {
+        Some(second) => compared(best, second),
+        None => format!(
+            "{strategy} is the only possible strategy, {:.0} s with {} pipelines running at once",
+            best.seconds(),
+            best.running
+        ),
+    };
+    Some(Choice { strategy, reason })
+}
+
+fn compared(best: &Candidate, second: &Candidate) -> String {
+    let (name, other) = (best.allocation.strategy, second.allocation.strategy);
+    if (second.seconds() - best.seconds()).abs() <= EQUAL_S {
+        return format!(
+            "{name} and {other} both take {:.0} s; {name} has {} refetches, {} barriers and needs \
+             {} bytes, {other} {}, {} and {}",
+            best.seconds(),
+            best.allocation.refetches,
+            best.allocation.barriers,
+            best.allocation.required_bytes,
+            second.allocation.refetches,
+            second.allocation.barriers,
+            second.allocation.required_bytes,
+        );
+    }
+    format!(
+        "{name} takes {:.0} s, {:.1} % less than {other} ({:.0} s): {} pipelines run at once \
+         (with {other} {}), {} barriers ({}), {} batch volumes fetched again ({})",
+        best.seconds(),
+        100.0 * (1.0 - best.seconds() / second.seconds()),
+        second.seconds(),
+        best.running,
+        second.running,
+        best.allocation.barriers,
+        second.allocation.barriers,
+        best.allocation.refetches,
+        second.allocation.refetches,
+    )
+}
+
+fn refusal(candidates: &[Candidate]) -> String {
+    let fitting = candidates.iter().any(|candidate| {
+        candidate.allocation.strategy != Strategy::Remote && candidate.allocation.is_possible()
+    });
+    if fitting {
+        return "at this rate of failures no strategy is ever done: failed pipelines are repeated \
+                more often than others finish"
+            .to_owned();
+    }
+    "no strategy fits the storage; `bafs run --remote-io` needs none, but every byte of every job \
+     would cross the link to home"
+        .to_owned()
+}

@@ -1,0 +1,365 @@
+//! The machines a workload is planned for, read from TOML: the only user of the `toml` crate in
+//! this crate. It does not read files and does not ask a live catalog.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use toml::Spanned;
+
+use crate::workflow::{QuantityError, parse_duration, parse_size};
+
+/// Nodes in one environment; more is a typing error.
+const NODES_MAX: u64 = 10_000_000;
+/// Processors of one node; more is a typing error.
+const CPUS_MAX: u32 = 65_536;
+/// Bytes of an environment file.
+const FILE_BYTES_MAX: usize = 1 << 20;
+
+/// Equal nodes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeClass {
+    /// How many there are, at least one.
+    pub count: u32,
+    /// Jobs that each runs at once; 0 for a node that only stores.
+    pub cpus: u32,
+    /// Bytes that each offers for volumes; 0 for a node that only computes.
+    pub storage_bytes: u64,
+}
+
+/// What a workload runs on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Environment {
+    /// The nodes, in the order of the file; at least one processor altogether.
+    pub nodes: Vec<NodeClass>,
+    /// Rate of the link to home, both directions and all nodes together; at least 1.
+    pub home_bytes_per_s: u64,
+    /// Rate of one node's link inside the cluster; at least 1.
+    pub local_bytes_per_s: u64,
+    /// Mean time between failures of any of the nodes in seconds; none fail when it is not given.
+    pub mtbf_s: Option<u64>,
+}
+
+/// Why a text is no environment.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {message}")]
+pub struct EnvironmentError {
+    /// The line, from 1 on; 1 as well when a whole key is missing.
+    pub line: usize,
+    /// What is wrong and, where it helps, what to write.
+    pub message: String,
+}
+
+type Table = BTreeMap<Spanned<String>, Spanned<toml::Value>>;
+
+impl Environment {
+    /// Reads an environment:
+    ///
+    /// ```toml
+    /// home-rate = "1 MB/s"      # the link to home
+    /// local-rate = "12 MB/s"    # each node's link
+    /// mtbf = "12 h"             # optional
+    /// [[nodes]]
+    /// count = 50
+    /// cpus = 1
+    /// storage = "5 GB"
+    /// ```
+    pub fn parse(text: &str) -> Result<Self, EnvironmentError> {
+        if text.len() > FILE_BYTES_MAX {
+            return Err(at(1, "an environment file has at most 1 MiB"));
+        }
+        let table: Table = toml::from_str(text).map_err(|e| syntax(text, &e))?;
+        let mut environment = Self {
+            nodes: Vec::new(),
+            home_bytes_per_s: 0,
+            local_bytes_per_s: 0,
+            mtbf_s: None,
+        };
+        for (key, value) in &table {
+            let place = Place {
+                line: line_of(text, key.span().start),
+                key: key.get_ref().as_str(),
+            };
+            match place.key {
+                "home-rate" => environment.home_bytes_per_s = place.rate(value.get_ref())?,
+                "local-rate" => environment.local_bytes_per_s = place.rate(value.get_ref())?,
+                "mtbf" => environment.mtbf_s = Some(place.duration(value.get_ref())?),
+                "nodes" => environment.nodes = nodes(text)?,
+                _ => {
+                    return Err(place
+                        .error("is no key; known are home-rate, local-rate, mtbf and [[nodes]]"));
+                }
+            }
+        }
+        environment.checked()
+    }
+
+    fn checked(self) -> Result<Self, EnvironmentError> {
+        if self.home_bytes_per_s == 0 {
+            return Err(at(1, "home-rate is missing; write home-rate = \"1 MB/s\""));
+        }
+        if self.local_bytes_per_s == 0 {
+            return Err(at(
+                1,
+                "local-rate is missing; write local-rate = \"12 MB/s\"",
+            ));
+        }
+        if self.nodes.is_empty() {
+            return Err(at(1, "there are no nodes; write a [[nodes]] section"));
+        }
+        if self.node_count() > NODES_MAX {
+            let message = format!(
+                "{} nodes are too many; the limit is {NODES_MAX}",
+                self.node_count()
+            );
+            return Err(at(1, message));
+        }
+        if self.cpus() == 0 {
+            return Err(at(
+                1,
+                "no node has a processor: nothing could run; give some `cpus`",
+            ));
+        }
+        Ok(self)
+    }
+
+    /// Jobs that all nodes together run at once.
+    pub fn cpus(&self) -> u64 {
+        self.sum(|class| u64::from(class.cpus))
+    }
+
+    /// Bytes that all nodes together offer for volumes.
+    pub fn storage_bytes(&self) -> u128 {
+        let of = |class: &NodeClass| u128::from(class.count) * u128::from(class.storage_bytes);
+        self.nodes.iter().map(of).sum()
+    }
+
+    /// Bytes of the node that offers most.
+    pub fn largest_node_bytes(&self) -> u64 {
+        self.nodes
+            .iter()
+            .map(|class| class.storage_bytes)
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// All nodes.
+    pub fn node_count(&self) -> u64 {
+        self.sum(|_| 1)
+    }
+
+    /// Nodes that run jobs.
+    pub fn computing_nodes(&self) -> u64 {
+        self.sum(|class| u64::from(class.cpus > 0))
+    }
+
+    /// Nodes that hold volumes.
+    pub fn storing_nodes(&self) -> u64 {
+        self.sum(|class| u64::from(class.storage_bytes > 0))
+    }
+
+    fn sum(&self, of: impl Fn(&NodeClass) -> u64) -> u64 {
+        self.nodes
+            .iter()
+            .map(|class| u64::from(class.count) * of(class))
+            .sum()
+    }
+}
+
+/// `[[nodes]]` again, with places inside.
+#[derive(Deserialize)]
+struct NodeTables {
+    nodes: Vec<Spanned<Table>>,
+}
+
+fn nodes(text: &str) -> Result<Vec<NodeClass>, EnvironmentError> {
+    let tables: NodeTables = toml::from_str(text).map_err(|e| syntax(text, &e))?;
+    tables
+        .nodes
+        .iter()
+        .map(|table| node_class(text, table))
+        .collect()
+}
+
+fn node_class(text: &str, table: &Spanned<Table>) -> Result<NodeClass, EnvironmentError> {
+    let (mut count, mut cpus, mut storage_bytes) = (None, None, None);
+    for (key, value) in table.get_ref() {
+        let place = Place {
+            line: line_of(text, key.span().start),
+            key: key.get_ref().as_str(),
+        };
+        match place.key {
+            "count" => count = Some(place.number(value.get_ref(), 1, NODES_MAX as u32)?),
+            "cpus" => cpus = Some(place.number(value.get_ref(), 0, CPUS_MAX)?),
+            "storage" => storage_bytes = Some(place.size(value.get_ref())?),
+            _ => {
+                return Err(
+                    place.error("is no key of [[nodes]]; known are count, cpus and storage")
+                );
+            }
+        }
+    }
+    let missing = |key: &str| {
+        let message = format!("this [[nodes]] section has no `{key}`");
+        at(line_of(text, table.span().start), message)
+    };
+    Ok(NodeClass {
+        count: count.ok_or_else(|| missing("count"))?,
+        cpus: cpus.ok_or_else(|| missing("cpus"))?,
+        storage_bytes: storage_bytes.ok_or_else(|| missing("storage"))?,
+    })
+}
+
+/// Where a value stands.
+struct Place<'t> {
+    line: usize,
+    key: &'t str,
+}
+
+impl Place<'_> {
+    fn error(&self, what: &str) -> EnvironmentError {
+        at(self.line, format!("`{}` {what}", self.key))
+    }
+
+    fn text<'v>(&self, value: &'v toml::Value, example: &str) -> Result<&'v str, EnvironmentError> {
+        let wrong = || self.error(&format!("must be text with a unit, such as \"{example}\""));
+        value.as_str().ok_or_else(wrong)
+    }
+
+    fn read(&self, result: Result<u64, QuantityError>) -> Result<u64, EnvironmentError> {
+        result.map_err(|e| self.error(&format!("cannot be read: {e}")))
+    }
+
+    fn size(&self, value: &toml::Value) -> Result<u64, EnvironmentError> {
+        self.read(parse_size(self.text(value, "250 GB")?))
+    }
+
+    fn rate(&self, value: &toml::Value) -> Result<u64, EnvironmentError> {
+        let text = self.text(value, "1 MB/s")?;
+        let Some(size) = text.trim().strip_suffix("/s") else {
+            return Err(self.error("must be a rate, such as \"1 MB/s\""));
+        };
+        match self.read(parse_size(size))? {
+            0 => Err(self.error("is zero: nothing would ever arrive")),
+            rate => Ok(rate),
+        }
+    }
+
+    fn duration(&self, value: &toml::Value) -> Result<u64, EnvironmentError> {
+        match self.read(parse_duration(self.text(value, "12 h")?))? {
+            0 => Err(self.error("is zero: nothing would ever be done")),
+            seconds => Ok(seconds),
+        }
+    }
+
+    fn number(&self, value: &toml::Value, least: u32, most: u32) -> Result<u32, EnvironmentError> {
+        let number = value
+            .as_integer()
+            .and_then(|number| u32::try_from(number).ok());
+        match number.filter(|number| (least..=most).contains(number)) {
+            Some(number) => Ok(number),
+            None => Err(self.error(&format!("must be a whole number from {least} to {most}"))),
+        }
+    }
+}
+
+fn at(line: usize, message: impl Into<String>) -> EnvironmentError {
+    EnvironmentError {
+        line,
+        message: message.into(),
+    }
+}
+
+fn syntax(text: &str, error: &toml::de::Error) -> EnvironmentError {
+    let line = error.span().map_or(1, |span| line_of(text, span.start));
+    at(line, error.message())
+}
+
+fn line_of(text: &str, offset: usize) -> usize {
+    let offset = offset.min(text.len());
+    text.as_bytes()[..offset]
+        .iter()
+        .filter(|&&byte| byte == b'\n')
+        .count()
+        + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const THESIS: &str = "home-rate = \"1 MB/s\"\nlocal-rate = \"12 MB/s\"\n\n[[nodes]]\n\
+                          count = 50\ncpus = 1\nstorage = \"5 GB\"\n";
+
+    #[test]
+    fn the_thesis_environment() {
+        let environment = Environment::parse(THESIS).unwrap();
+        assert_eq!(environment.cpus(), 50);
+        assert_eq!(environment.storage_bytes(), 250_000_000_000);
+        assert_eq!(
+            (environment.home_bytes_per_s, environment.local_bytes_per_s),
+            (1_000_000, 12_000_000)
+        );
+        assert_eq!(environment.mtbf_s, None);
+        let with_failures = format!("mtbf = \"12 h\"\n{THESIS}");
+        assert_eq!(
+            Environment::parse(&with_failures).unwrap().mtbf_s,
+            Some(43_200)
+        );
+    }
+
+    #[test]
+    fn absurd_values_are_errors_with_line_and_key() {
+        for (wrong, right, line, expected) in [
+            ("\"1 MB/s\"", "\"0 MB/s\"", 1, "`home-rate` is zero"),
+            ("\"1 MB/s\"", "\"-1 MB/s\"", 1, "`home-rate` cannot be read"),
+            ("\"1 MB/s\"", "\"1 MB\"", 1, "`home-rate` must be a rate"),
+            ("\"1 MB/s\"", "1000000", 1, "`home-rate` must be text"),
+            (
+                "\"1 MB/s\"",
+                "\"1 Mbit/s\"",
+                1,
+                "unknown unit of size 'Mbit'",
+            ),
+            ("\"12 MB/s\"", "\"12/s\"", 2, "has no unit"),
+            ("local-rate = \"12 MB/s\"", "", 1, "local-rate is missing"),
+            ("home-rate = \"1 MB/s\"", "", 1, "home-rate is missing"),
+            ("local-rate", "lan-rate", 2, "`lan-rate` is no key"),
+            (
+                "[[nodes]]",
+                "mtbf = \"0 s\"\n[[nodes]]",
+                4,
+                "`mtbf` is zero",
+            ),
+            (
+                "[[nodes]]",
+                "mtbf = \"5 weeks\"\n[[nodes]]",
+                4,
+                "unknown unit of time",
+            ),
+            (
+                "count = 50",
+                "count = 0",
+                5,
+                "`count` must be a whole number from 1",
+            ),
+            ("count = 50", "count = -3", 5, "`count` must be"),
+            ("cpus = 1", "cpus = 1.5", 6, "`cpus` must be"),
+            ("cpus = 1", "cpus = 0", 1, "no node has a processor"),
+            ("cpus = 1", "", 4, "this [[nodes]] section has no `cpus`"),
+            ("cpus = 1", "cpu = 1", 6, "`cpu` is no key of [[nodes]]"),
+            ("\"5 GB\"", "\"5 G\"", 7, "unknown unit of size 'G'"),
+            ("\"5 GB\"", "\"-5 GB\"", 7, "`storage` cannot be read"),
+            ("count = 50", "count = 50\ncount = 51", 6, "duplicate key"),
+            ("count = 50", "count = ", 5, ""),
+        ] {
+            assert!(THESIS.contains(wrong), "{wrong}");
+            let text = THESIS.replacen(wrong, right, 1);
+            let error = Environment::parse(&text).unwrap_err();
+            assert!(error.message.contains(expected), "{right}: {error}");
+            assert_eq!(error.line, line, "{right}: {error}");
+        }
+        let error =
+            Environment::parse("home-rate = \"1 B/s\"\nlocal-rate = \"1 B/s\"").unwrap_err();
+        assert!(error.message.contains("no nodes"), "{error}");
+    }
+}

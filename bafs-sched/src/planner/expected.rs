@@ -1,0 +1,139 @@
+//! Two results of probability theory that the corrected model needs: the expected maximum of
+//! normal variables, and the response time of a shared link. No randomness, nothing of workloads.
+
+/// Customers up to which the exact recursion is worth its time; beyond, the link is either idle
+/// or saturated, and the asymptotes are as good.
+const CUSTOMERS_EXACT_MAX: u64 = 65_536;
+
+/// The expected maximum of `count` standard normal variables, by Blom's approximation
+/// Φ⁻¹((n - 3/8) / (n + 1/4)) (G. Blom, *Statistical Estimates and Transformed Beta-Variables*,
+/// 1958): within 0.02 of the exact order statistic for every n. 0 for `count` ≤ 1.
+pub fn expected_maximum_normal(count: u64) -> f64 {
+    if count <= 1 {
+        return 0.0;
+    }
+    // Above, the fraction would round to 1, and its quantile be infinite.
+    let count = count.min(1 << 40) as f64;
+    normal_quantile((count - 0.375) / (count + 0.25))
+}
+
+/// The seconds that a customer spends at a processor-sharing link on which it has `demand_s` of
+/// work, when `customers` circulate between the link and `think_s` of other work: exact mean-value
+/// analysis of a closed network with one queue (M. Reiser and S. Lavenberg, JACM 27, 1980).
+///
+/// At least `demand_s`, at most `customers · demand_s`; it grows with each argument but `think_s`.
+pub fn response_s(customers: u64, demand_s: f64, think_s: f64) -> f64 {
+    if customers <= 1 || demand_s <= 0.0 {
+        return demand_s.max(0.0);
+    }
+    if customers > CUSTOMERS_EXACT_MAX {
+        return (customers as f64 * demand_s - think_s).max(demand_s);
+    }
+    let mut queue = 0.0;
+    let mut response = demand_s;
+    for present in 1..=customers {
+        response = demand_s * (1.0 + queue);
+        queue = present as f64 * response / (think_s + response);
+    }
+    response
+}
+
+/// Φ⁻¹(`probability`) for 0.5 ≤ `probability` < 1: Wichura's AS 241 (PPND7), good to seven digits.
+fn normal_quantile(probability: f64) -> f64 {
+    let q = probability - 0.5;
+    if q <= 0.425 {
+        let r = 0.180_625 - q * q;
+        let above = polynomial(
+            r,
+            [
+                3.387_132_717_9,
+                50.434_271_938,
+                159.291_132_02,
+                59.109_374_720,
+            ],
+        );
+        let below = polynomial(r, [1.0, 17.895_169_469, 78.757_757_664, 67.187_563_600]);
+        return q * above / below;
+    }
+    let r = (-(1.0 - probability).ln()).sqrt();
+    if r <= 5.0 {
+        let r = r - 1.6;
+        let above = polynomial(
+            r,
+            [
+                1.423_437_277_7,
+                2.756_815_390_0,
+                1.306_728_481_6,
+                0.170_238_211_03,
+            ],
+        );
+        above / polynomial(r, [1.0, 0.737_001_642_50, 0.120_211_329_75, 0.0])
+    } else {
+        let r = r - 5.0;
+        let above = polynomial(
+            r,
+            [
+                6.657_905_115_0,
+                3.081_226_386_0,
+                0.428_682_943_37,
+                0.017_337_203_997,
+            ],
+        );
+        above / polynomial(r, [1.0, 0.241_978_947_25, 0.012_258_202_635, 0.0])
+    }
+}
+
+fn polynomial(x: f64, coefficients: [f64; 4]) -> f64 {
+    coefficients
+        .iter()
+        .rev()
+        .fold(0.0, |sum, coefficient| sum * x + coefficient)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maxima_of_normals_are_those_of_the_tables() {
+        // Expected largest order statistics (H. Harter, Biometrika 48, 1961).
+        for (count, exact) in [
+            (1, 0.0),
+            (2, 0.5642),
+            (5, 1.1630),
+            (10, 1.5388),
+            (50, 2.2491),
+            (100, 2.5076),
+            (400, 2.9685),
+        ] {
+            let found = expected_maximum_normal(count);
+            assert!(
+                (found - exact).abs() < 0.03,
+                "{count}: {found} is not {exact}"
+            );
+        }
+        let huge = expected_maximum_normal(u64::MAX);
+        assert!((7.0..7.5).contains(&huge), "{huge}");
+    }
+
+    #[test]
+    fn a_link_is_idle_shared_or_saturated() {
+        assert_eq!(response_s(1, 10.0, 100.0), 10.0);
+        assert_eq!(response_s(50, 0.0, 100.0), 0.0);
+        assert!(
+            (response_s(50, 10.0, 0.0) - 500.0).abs() < 1e-6,
+            "nothing else to do: all queue"
+        );
+        assert!(
+            (response_s(50, 10.0, 1e9) - 10.0).abs() < 0.01,
+            "hardly ever two at once"
+        );
+        let saturated = response_s(50, 500.0, 8_800.0);
+        assert!(
+            (saturated - (25_000.0 - 8_800.0)).abs() < 60.0,
+            "{saturated}"
+        );
+        let (exact, asymptote) = (response_s(65_536, 1.0, 1e3), response_s(65_537, 1.0, 1e3));
+        assert!((exact - asymptote).abs() < 20.0, "{exact} {asymptote}");
+    }
+}

@@ -1,0 +1,21 @@
+//! Data-driven planning: which data live where and in which order jobs run, decided by a model
+//! before anything starts. Pure arithmetic: no clock, no file, no randomness. Table of contents.
+//!
+//! [`Environment`] and [`Canonical`] (or a workflow's [`Shape`]) go in, a [`Plan`] comes out.
+//! `docs/PLANNING.md` teaches the strategies and says what was corrected in the printed model.
+
+mod canonical;
+mod choose;
+mod environment;
+mod expected;
+mod predict;
+mod shape;
+mod strategy;
+
+pub use canonical::{Canonical, CanonicalError, Layout, NotCanonical};
+pub use choose::{Candidate, Choice, Plan, plan};
+pub use environment::{Environment, EnvironmentError, NodeClass};
+pub use expected::{expected_maximum_normal, response_s};
+pub use predict::{predict, predict_printed};
+pub use shape::Shape;
+pub use strategy::{Allocation, Shortage, Strategy, Traversal};

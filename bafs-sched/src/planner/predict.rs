@@ -1,0 +1,396 @@
+//! How long a strategy takes: the printed model of thesis §4.4 with its errata corrected, and the
+//! model that BAFS uses. Seconds in `f64`. It neither says what is possible nor chooses.
+//!
+//! `docs/PLANNING.md` gives the reason of each correction; the numbers (C1) to (C9) are the same.
+
+use super::environment::Environment;
+use super::expected::{expected_maximum_normal, response_s};
+use super::shape::Shape;
+use super::strategy::{Allocation, Strategy};
+
+/// Rounds of repeating failed pipelines; if some are left after it, they always will be.
+const FAILURE_ROUNDS_MAX: usize = 64;
+
+/// What is in the caches when a round starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Caches {
+    Cold,
+    Warm,
+}
+
+/// The predicted run time by the printed equations (Figs 4.10 to 4.15), errata corrected: bytes are
+/// divided by bandwidths; v_batch is rounded down; v_ave is capped by the processors; v_warm
+/// leaves out the cold phase. Nothing when the strategy is not possible, is [`Strategy::Remote`],
+/// for which the thesis has no model, or never ends at this rate of failures.
+pub fn predict_printed(
+    strategy: Strategy,
+    shape: &Shape,
+    environment: &Environment,
+) -> Option<f64> {
+    if strategy == Strategy::Remote {
+        return None;
+    }
+    let round = |width, caches| {
+        let shape = shape.with_width(width);
+        let allocation = strategy.allocate(&shape, environment);
+        let seconds = printed_round(&allocation, &shape, environment, caches);
+        // §4.4.6: run time · failure rate pipelines are lost, of which the whole ones count.
+        let failed = |mtbf_s| seconds / mtbf_s;
+        (
+            seconds,
+            environment
+                .mtbf_s
+                .map_or(0.0, |mtbf_s| failed(mtbf_s as f64))
+                .floor(),
+        )
+    };
+    possible(strategy, shape, environment)?;
+    with_failures(strategy, shape.width, round)
+}
+
+/// The predicted run time by the model that BAFS uses. Nothing when the strategy is not possible,
+/// or never ends at this rate of failures. Slower links, longer jobs, more of them, and more
+/// variability never make it shorter.
+pub fn predict(strategy: Strategy, shape: &Shape, environment: &Environment) -> Option<f64> {
+    let round = |width, caches| {
+        let shape = shape.with_width(width);
+        let allocation = strategy.allocate(&shape, environment);
+        let model = Model {
+            shape: &shape,
+            environment,
+            allocation: &allocation,
+        };
+        let seconds = model.round_s(caches);
+        (seconds, model.failed_pipelines(seconds))
+    };
+    possible(strategy, shape, environment)?;
+    with_failures(strategy, shape.width, round)
+}
+
+fn possible(strategy: Strategy, shape: &Shape, environment: &Environment) -> Option<()> {
+    strategy
+        .allocate(shape, environment)
+        .is_possible()
+        .then_some(())
+}
+
+/// Repeats with the failed pipelines until there are none (Fig 4.15). Strategies that keep their
+/// batch data find warm caches from the second round on.
+fn with_failures(
+    strategy: Strategy,
+    width: u64,
+    round: impl Fn(u64, Caches) -> (f64, f64),
+) -> Option<f64> {
+    let (mut seconds, mut width, mut caches) = (0.0, width, Caches::Cold);
+    for _ in 0..FAILURE_ROUNDS_MAX {
+        let (round_s, failed) = round(width, caches);
+        seconds += round_s;
+        if failed < 1.0 {
+            return Some(seconds);
+        }
+        // A round cannot lose more pipelines than it has.
+        width = (failed as u64).min(width);
+        if strategy.keeps_batch_data() {
+            caches = Caches::Warm;
+        }
+    }
+    None
+}
+
+/// T_total of one round by the printed equations.
+fn printed_round(
+    allocation: &Allocation,
+    shape: &Shape,
+    environment: &Environment,
+    caches: Caches,
+) -> f64 {
+    if allocation.strategy != Strategy::Minimal {
+        return printed_part(allocation.strategy, shape, environment, caches);
+    }
+    let part = |width| {
+        printed_part(
+            Strategy::Slice,
+            &shape.with_width(width),
+            environment,
+            caches,
+        )
+    };
+    (allocation.cycles - 1) as f64 * part(allocation.part_width) + part(allocation.last_part_width)
+}
+
+fn printed_part(
+    strategy: Strategy,
+    shape: &Shape,
+    environment: &Environment,
+    caches: Caches,
+) -> f64 {
+    let remote = environment.home_bytes_per_s as f64;
+    let local = environment.local_bytes_per_s as f64;
+    let serial = 1.0 / (1.0 / remote + 1.0 / local);
+    let depth = shape.depth as f64;
+    let total_batch = depth * shape.batch_read_bytes;
+    let t_private =
+        shape.private_io_bytes / serial + (depth - 1.0) * shape.private_io_bytes / local;
+    let wait = match printed_batch_volumes(strategy, shape, environment) {
+        Some(v_batch) => shape.run_s * shape.variability / v_batch,
+        None => 0.0,
+    };
+    let t_compute = (shape.run_s + wait) * depth;
+    let cold = total_batch / serial + 2.0 * t_private + t_compute;
+    let warm = total_batch / local + 2.0 * t_private + t_compute;
+    let phases = (shape.width as f64 / printed_concurrency(strategy, shape, environment)).ceil();
+    let first = if caches == Caches::Cold { cold } else { warm };
+    first + (phases - 1.0) * warm
+}
+
+/// V_batch (4.20, 4.22); nothing for strategies without barriers.
+fn printed_batch_volumes(
+    strategy: Strategy,
+    shape: &Shape,
+    environment: &Environment,
+) -> Option<f64> {
+    let width = u128::from(shape.width);
+    let private_bytes = match strategy {
+        Strategy::AllPrivate => shape.kept_bytes * width,
+        Strategy::Slice => {
+            // As printed: not capped, neither by the width nor by the processors.
+            let v_exec = Strategy::Slice.fitting(shape, environment.storage_bytes());
+            shape.waiting_bytes * (width + v_exec)
+        }
+        _ => return None,
+    };
+    let free = environment.storage_bytes().saturating_sub(private_bytes);
+    // Without batch volumes there is nothing to wait for.
+    Some((free.checked_div(shape.batch_bytes)?).max(1) as f64)
+}
+
+/// min(V_exec, C_cpu), or V_ave (4.25) with each of its terms capped so.
+fn printed_concurrency(strategy: Strategy, shape: &Shape, environment: &Environment) -> f64 {
+    let cpus = environment.cpus();
+    let capped = |pipelines: u64| pipelines.min(cpus) as f64;
+    let v_exec = capped(strategy.allocate(shape, environment).concurrency);
+    if strategy != Strategy::Slice {
+        return v_exec;
+    }
+    let n = Strategy::Minimal.allocate(shape, environment).concurrency;
+    let jobs = shape.width as f64 * shape.depth as f64;
+    let ends = (2.0 * n as f64).min(jobs);
+    (ends * capped(n) + (jobs - ends) * v_exec) / jobs
+}
+
+/// The corrected model of one round.
+struct Model<'m> {
+    shape: &'m Shape,
+    environment: &'m Environment,
+    allocation: &'m Allocation,
+}
+
+impl Model<'_> {
+    fn round_s(&self, caches: Caches) -> f64 {
+        match self.allocation.strategy {
+            Strategy::Remote => self.remote_s(),
+            Strategy::All | Strategy::AllBatch => self.depth_first_s(caches),
+            Strategy::AllPrivate | Strategy::Slice => self.breadth_first_s(self.shape.width, 1.0),
+            Strategy::Minimal => self.partial_slices_s(),
+        }
+    }
+
+    /// (C9) A failed node takes the scratch volumes of all pipelines that have begun with it, not
+    /// one pipeline: breadth first has begun them all, a few may miss it. Rounded to whole ones.
+    fn failed_pipelines(&self, seconds: f64) -> f64 {
+        let Some(mtbf_s) = self.environment.mtbf_s else {
+            return 0.0;
+        };
+        let begun = match self.allocation.strategy {
+            Strategy::AllPrivate | Strategy::Slice | Strategy::Minimal => {
+                self.allocation.part_width
+            }
+            Strategy::All | Strategy::AllBatch | Strategy::Remote => self.running(),
+        };
+        let on_a_node = begun as f64 / self.environment.computing_nodes() as f64;
+        (seconds / mtbf_s as f64 * on_a_node).round()
+    }
+
+    fn running(&self) -> u64 {
+        self.allocation.running(self.environment)
+    }
+
+    /// No barriers: each pipeline is one customer of the link to home.
+    fn depth_first_s(&self, caches: Caches) -> f64 {
+        let (running, depth) = (self.running(), self.shape.depth as f64);
+        let fetch_s = match caches {
+            Caches::Cold => self.home_s(self.shape.batch_total_bytes as f64),
+            Caches::Warm => 0.0,
+        };
+        let stage = Stage {
+            jobs: self.shape.width,
+            fetch_s,
+            work_s: depth * self.work_s(running),
+            demand_s: self.endpoint_s(),
+        };
+        let waves = self.shape.width.div_ceil(running) as f64;
+        // (C5) Also without barriers the run ends with its last pipeline.
+        let spread_s =
+            self.deviation_s() * (depth * waves).sqrt() * expected_maximum_normal(running);
+        stage.seconds(running, waves) + spread_s
+    }
+
+    /// Stage after stage for `width` pipelines, of whose batch data `fetched` (a share) comes
+    /// from home.
+    fn breadth_first_s(&self, width: u64, fetched: f64) -> f64 {
+        let depth = self.shape.depth;
+        let batch_bytes = self.shape.batch_total_bytes as f64 / depth as f64 * fetched;
+        let (inner, outer) = (self.running().min(width), self.outer_running(width));
+        let stage = |running: u64, demand_s: f64, waves: f64| {
+            let stage = Stage {
+                jobs: width,
+                fetch_s: self.home_s(batch_bytes),
+                work_s: self.work_s(running),
+                demand_s,
+            };
+            stage.seconds(running, waves)
+        };
+        let (in_s, out_s) = (
+            self.home_s(self.shape.endpoint_in_bytes),
+            self.home_s(self.shape.endpoint_out_bytes),
+        );
+        let inner_waves = width.div_ceil(inner) as f64;
+        let seconds = if depth == 1 {
+            stage(outer, in_s + out_s, width.div_ceil(outer) as f64)
+        } else {
+            let outer_waves = self.outer_waves(width, outer, inner);
+            stage(outer, in_s, outer_waves)
+                + stage(outer, out_s, outer_waves)
+                + (depth - 2) as f64 * stage(inner, 0.0, inner_waves)
+        };
+        // (C5) Each barrier waits for the last of those that run, not for one deviation.
+        let segments = self.allocation.segments(depth) as f64;
+        let jobs_between = inner_waves * depth as f64 / segments;
+        let spread_s = self.deviation_s() * jobs_between.sqrt() * expected_maximum_normal(inner);
+        seconds + segments * spread_s
+    }
+
+    /// Pipelines at once in the first and last stage, where not all hold something (C6).
+    fn outer_running(&self, width: u64) -> u64 {
+        let concurrency = match self.allocation.strategy {
+            Strategy::Slice => {
+                Strategy::Minimal
+                    .allocate(self.shape, self.environment)
+                    .concurrency
+            }
+            _ => self.allocation.concurrency,
+        };
+        concurrency.min(self.environment.cpus()).min(width)
+    }
+
+    /// (C6) Waves of the first and last stage. Pipelines that have not begun, or are done, hold
+    /// nothing: until storage for `places` private volumes is taken, `outer` run at once.
+    fn outer_waves(&self, width: u64, outer: u64, inner: u64) -> f64 {
+        let places = self
+            .environment
+            .storage_bytes()
+            .saturating_sub(self.shape.batch_bytes);
+        let begun = places
+            .saturating_sub(self.shape.running_bytes * u128::from(outer))
+            .checked_div(self.shape.waiting_bytes)
+            .map_or(width, |waiting| {
+                (waiting as u64).saturating_add(outer).min(width)
+            });
+        if begun >= width || inner >= outer {
+            return width.div_ceil(outer) as f64;
+        }
+        begun as f64 / outer as f64 + (width - begun).div_ceil(inner) as f64
+    }
+
+    /// (C7) Each part fetches the batch data again that the one before did not leave.
+    fn partial_slices_s(&self) -> f64 {
+        let Allocation {
+            cycles,
+            part_width,
+            last_part_width,
+            ..
+        } = *self.allocation;
+        let kept = self.allocation.stages_kept(self.shape) as f64 / self.shape.depth as f64;
+        let again = 1.0 - kept;
+        if cycles == 1 {
+            return self.breadth_first_s(part_width, 1.0);
+        }
+        let between = (cycles - 2) as f64 * self.breadth_first_s(part_width, again);
+        self.breadth_first_s(part_width, 1.0)
+            + between
+            + self.breadth_first_s(last_part_width, again)
+    }
+
+    /// Everything crosses the link to home, for each job again.
+    fn remote_s(&self) -> f64 {
+        let (running, depth) = (self.running(), self.shape.depth as f64);
+        let bytes = self.shape.batch_read_bytes + 2.0 * self.shape.private_io_bytes;
+        let stage = Stage {
+            jobs: self.shape.width,
+            fetch_s: 0.0,
+            work_s: depth * self.shape.run_s,
+            demand_s: depth * self.home_s(bytes),
+        };
+        let waves = self.shape.width.div_ceil(running) as f64;
+        let spread_s =
+            self.deviation_s() * (depth * waves).sqrt() * expected_maximum_normal(running);
+        stage.seconds(running, waves) + spread_s
+    }
+
+    /// What a job does besides using the link to home: (C3) it reads only the blocks that are not
+    /// on its own node already, (C2) over links that concurrent jobs share.
+    fn work_s(&self, running: u64) -> f64 {
+        let nodes = self.environment.storing_nodes().max(1) as f64;
+        let ends = self
+            .environment
+            .storing_nodes()
+            .min(self.environment.computing_nodes())
+            .max(1);
+        let share = (ends as f64 / running as f64).min(1.0);
+        let local = self.environment.local_bytes_per_s as f64 * share;
+        let batch_bytes = self.shape.batch_read_bytes * (1.0 - 1.0 / nodes);
+        (batch_bytes + 2.0 * self.shape.private_io_bytes) / local + self.shape.run_s
+    }
+
+    fn home_s(&self, bytes: f64) -> f64 {
+        bytes / self.environment.home_bytes_per_s as f64
+    }
+
+    fn endpoint_s(&self) -> f64 {
+        self.home_s(self.shape.endpoint_in_bytes + self.shape.endpoint_out_bytes)
+    }
+
+    fn deviation_s(&self) -> f64 {
+        self.shape.run_s * self.shape.variability
+    }
+}
+
+/// Jobs (or whole pipelines) between two barriers.
+struct Stage {
+    jobs: u64,
+    /// Seconds in which the batch data cross the link to home, once for all.
+    fetch_s: f64,
+    /// Seconds that a job takes besides the link to home.
+    work_s: f64,
+    /// Seconds of the link to home that each job needs for itself.
+    demand_s: f64,
+}
+
+impl Stage {
+    /// The length of the stage when `running` jobs run at once in `waves`.
+    ///
+    /// (C1) The cold wave: batch data cross the link once, whichever sibling asks first. (C4) The
+    /// one that is ahead fetches while the others compute, so of transfer and work only the
+    /// longer counts, and of the shorter a share; a job alone does one after the other. (C2) The
+    /// first wave asks for its endpoint data all at once; later ones meet others at the link as
+    /// in a closed queueing network. The link's own work is a lower bound.
+    fn seconds(&self, running: u64, waves: f64) -> f64 {
+        let siblings = running as f64;
+        let (fetch_s, work_s) = (self.fetch_s, self.work_s);
+        let cold_s = (fetch_s + work_s / siblings).max(work_s + fetch_s / siblings);
+        let first_s = cold_s + siblings * self.demand_s;
+        let cycle_s = work_s + response_s(running, self.demand_s, work_s);
+        let link_s = fetch_s + self.jobs as f64 * self.demand_s;
+        (first_s + (waves - 1.0) * cycle_s).max(link_s)
+    }
+}

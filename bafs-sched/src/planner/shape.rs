@@ -1,0 +1,259 @@
+//! What the strategies need to know of a workload: sizes at its largest stage, and work. It does
+//! not know the environment.
+//!
+//! A canonical workload has an exact shape. Of any other graph this takes the bottleneck: a
+//! pipeline is a connected part of the graph, and the largest stage of any pipeline stands for all.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
+
+/// Sizes and work of a workload. Bytes are exact; `f64` fields only serve predictions.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Shape {
+    /// Pipelines.
+    pub width: u64,
+    /// Stages of the longest pipeline.
+    pub depth: u64,
+    /// Batch data of the stage that has most.
+    pub batch_bytes: u128,
+    /// All batch data, each volume once.
+    pub batch_total_bytes: u128,
+    /// Batch data that one job reads, on average.
+    pub batch_read_bytes: f64,
+    /// Private data that a pipeline holds while it runs its largest stage.
+    pub running_bytes: u128,
+    /// Private data that it holds between its two stages that share most.
+    pub waiting_bytes: u128,
+    /// Private data that it holds when nothing is freed before its end.
+    pub kept_bytes: u128,
+    /// The largest scratch volume, which one node must hold.
+    pub largest_volume_bytes: u64,
+    /// Private data that one job reads; it writes as much.
+    pub private_io_bytes: f64,
+    /// What a pipeline reads from home besides batch data.
+    pub endpoint_in_bytes: f64,
+    /// What a pipeline commits to home.
+    pub endpoint_out_bytes: f64,
+    /// Mean computing time of a job.
+    pub run_s: f64,
+    /// Standard deviation of the computing time as a share of its mean.
+    pub variability: f64,
+}
+
+impl Shape {
+    /// The shape of any workflow by its largest stages, and what is approximated, in sentences.
+    pub fn bottleneck(workflow: &Workflow, variability: f64) -> (Self, Vec<String>) {
+        let pipelines = Pipelines::of(workflow);
+        let levels = levels(workflow);
+        let mut shape = Self::of_batch_data(workflow, &levels);
+        shape.width = pipelines.members.len() as u64;
+        shape.variability = variability;
+        for members in &pipelines.members {
+            shape.widen(&Private::of(workflow, members, &levels));
+        }
+        shape.private_io_bytes = shape.running_bytes as f64 / 2.0;
+        let run_s: u64 = workflow.jobs.iter().filter_map(|job| job.runtime_s).sum();
+        let stages = (shape.width * shape.depth).max(1) as f64;
+        shape.run_s = run_s as f64 / stages;
+        (shape, approximations(workflow, &pipelines, &levels))
+    }
+
+    /// The same with another number of pipelines.
+    pub fn with_width(&self, width: u64) -> Self {
+        Self {
+            width,
+            ..self.clone()
+        }
+    }
+
+    fn of_batch_data(workflow: &Workflow, levels: &[usize]) -> Self {
+        let mut stages: BTreeMap<usize, BTreeSet<VolumeIndex>> = BTreeMap::new();
+        let mut read_bytes = 0.0;
+        for (job, &level) in workflow.jobs.iter().zip(levels) {
+            for mount in &job.mounts {
+                let volume = workflow.volume(mount.volume);
+                if matches!(volume.kind, VolumeKind::Cache { .. }) {
+                    stages.entry(level).or_default().insert(mount.volume);
+                    read_bytes += volume.size_bytes as f64;
+                }
+            }
+        }
+        let bytes = |volumes: &BTreeSet<VolumeIndex>| -> u128 {
+            volumes
+                .iter()
+                .map(|&v| u128::from(workflow.volume(v).size_bytes))
+                .sum()
+        };
+        let all = stages.values().flatten().copied().collect();
+        Self {
+            width: 0,
+            depth: levels.iter().max().map_or(1, |&level| level as u64 + 1),
+            batch_bytes: stages.values().map(bytes).max().unwrap_or(0),
+            batch_total_bytes: bytes(&all),
+            batch_read_bytes: read_bytes / workflow.jobs.len().max(1) as f64,
+            running_bytes: 0,
+            waiting_bytes: 0,
+            kept_bytes: 0,
+            largest_volume_bytes: 0,
+            private_io_bytes: 0.0,
+            endpoint_in_bytes: 0.0,
+            endpoint_out_bytes: 0.0,
+            run_s: 0.0,
+            variability: 0.0,
+        }
+    }
+
+    fn widen(&mut self, private: &Private) {
+        self.running_bytes = self.running_bytes.max(private.running_bytes);
+        self.waiting_bytes = self.waiting_bytes.max(private.waiting_bytes);
+        self.kept_bytes = self.kept_bytes.max(private.kept_bytes);
+        self.largest_volume_bytes = self.largest_volume_bytes.max(private.largest_volume_bytes);
+        self.endpoint_in_bytes = self.endpoint_in_bytes.max(private.filled_bytes);
+        self.endpoint_out_bytes = self.endpoint_out_bytes.max(private.extracted_bytes);
+    }
+}
+
+/// The private data of one pipeline.
+#[derive(Default)]
+struct Private {
+    running_bytes: u128,
+    waiting_bytes: u128,
+    kept_bytes: u128,
+    largest_volume_bytes: u64,
+    filled_bytes: f64,
+    extracted_bytes: f64,
+}
+
+impl Private {
+    /// A volume is held from the stage of its first user to that of its last.
+    fn of(workflow: &Workflow, members: &[JobIndex], levels: &[usize]) -> Self {
+        let mounts = members.iter().flat_map(|&job| &workflow.job(job).mounts);
+        let volumes: BTreeSet<VolumeIndex> = mounts.map(|mount| mount.volume).collect();
+        let extracted: BTreeSet<VolumeIndex> = workflow.extracts.iter().map(|e| e.volume).collect();
+        let stages = members
+            .iter()
+            .map(|job| levels[job.as_usize()] + 1)
+            .max()
+            .unwrap_or(1);
+        let (mut held, mut passed) = (vec![0u128; stages], vec![0u128; stages]);
+        let mut private = Self::default();
+        for &index in &volumes {
+            let volume = workflow.volume(index);
+            let VolumeKind::Scratch { fill } = &volume.kind else {
+                continue;
+            };
+            let users = volume.users.iter().map(|job| levels[job.as_usize()]);
+            let (first, last) = (users.clone().min().unwrap_or(0), users.max().unwrap_or(0));
+            for stage in first..=last {
+                held[stage] += u128::from(volume.size_bytes);
+                passed[stage] += if stage < last {
+                    u128::from(volume.size_bytes)
+                } else {
+                    0
+                };
+            }
+            private.kept_bytes += u128::from(volume.size_bytes);
+            private.largest_volume_bytes = private.largest_volume_bytes.max(volume.size_bytes);
+            let bytes = volume.size_bytes as f64;
+            private.filled_bytes += if fill.is_some() { bytes } else { 0.0 };
+            private.extracted_bytes += if extracted.contains(&index) {
+                bytes
+            } else {
+                0.0
+            };
+        }
+        private.running_bytes = held.into_iter().max().unwrap_or(0);
+        private.waiting_bytes = passed.into_iter().max().unwrap_or(0);
+        private
+    }
+}
+
+/// The parts of a workflow that neither order nor scratch volumes connect.
+pub(super) struct Pipelines {
+    /// The jobs of each part, parents before children; parts by their first declared job.
+    pub(super) members: Vec<Vec<JobIndex>>,
+}
+
+impl Pipelines {
+    pub(super) fn of(workflow: &Workflow) -> Self {
+        let mut leader: Vec<usize> = (0..workflow.jobs.len()).collect();
+        for (index, job) in workflow.jobs.iter().enumerate() {
+            for parent in &job.parents {
+                join(&mut leader, index, parent.as_usize());
+            }
+        }
+        for volume in &workflow.volumes {
+            if matches!(volume.kind, VolumeKind::Scratch { .. }) {
+                for pair in volume.users.windows(2) {
+                    join(&mut leader, pair[0].as_usize(), pair[1].as_usize());
+                }
+            }
+        }
+        let mut parts: BTreeMap<usize, Vec<JobIndex>> = BTreeMap::new();
+        for job in workflow.topological_order() {
+            let part = find(&mut leader, job.as_usize());
+            parts.entry(part).or_default().push(job);
+        }
+        let members = parts.into_values().collect();
+        Self { members }
+    }
+}
+
+fn find(leader: &mut [usize], mut job: usize) -> usize {
+    while leader[job] != job {
+        leader[job] = leader[leader[job]];
+        job = leader[job];
+    }
+    job
+}
+
+/// The smaller index leads, so that parts stay in the order of declaration.
+fn join(leader: &mut [usize], a: usize, b: usize) {
+    let (a, b) = (find(leader, a), find(leader, b));
+    leader[a.max(b)] = a.min(b);
+}
+
+/// The number of jobs before each job on its longest way from a first one.
+fn levels(workflow: &Workflow) -> Vec<usize> {
+    let mut levels = vec![0; workflow.jobs.len()];
+    for job in workflow.topological_order() {
+        let parents = workflow.job(job).parents.iter();
+        let level = parents.map(|parent| levels[parent.as_usize()] + 1).max();
+        levels[job.as_usize()] = level.unwrap_or(0);
+    }
+    levels
+}
+
+fn approximations(workflow: &Workflow, pipelines: &Pipelines, levels: &[usize]) -> Vec<String> {
+    let mut notes = vec![
+        "every pipeline counts as the largest one at its largest stage: what is called possible \
+         is, but more may be"
+            .to_owned(),
+        "volumes count as read and written in full: times are upper estimates".to_owned(),
+    ];
+    let unknown = workflow
+        .jobs
+        .iter()
+        .filter(|job| job.runtime_s.is_none())
+        .count();
+    if unknown > 0 {
+        notes.push(format!(
+            "{unknown} jobs declare no runtime and count as 0 s of computing"
+        ));
+    }
+    let branching = pipelines.members.iter().any(|members| {
+        let stages: BTreeSet<usize> = members.iter().map(|job| levels[job.as_usize()]).collect();
+        stages.len() < members.len()
+    });
+    if branching {
+        notes.push(
+            "jobs of one pipeline that could run side by side count as one after the other: \
+             concurrency is a lower estimate"
+                .to_owned(),
+        );
+    }
+    notes
+}

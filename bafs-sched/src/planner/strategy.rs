@@ -1,0 +1,283 @@
+//! The allocation strategies (thesis §4.2.6, Table 4.2): where each is possible, exactly, and what
+//! it implies for the order of jobs. It predicts no time and does not choose.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::environment::Environment;
+use super::shape::Shape;
+
+/// Which data are allocated at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Strategy {
+    /// Everything.
+    All,
+    /// All private volumes, and one batch volume after the other.
+    AllPrivate,
+    /// All batch volumes, and the private volumes of as many pipelines as fit.
+    AllBatch,
+    /// One batch volume and one private volume of every pipeline.
+    Slice,
+    /// One batch volume and the private volumes of as many pipelines as fit.
+    Minimal,
+    /// Nothing: jobs access home directly. Never chosen unless the user asks.
+    Remote,
+}
+
+/// In which order jobs run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Traversal {
+    /// As they become ready.
+    Any,
+    /// A whole stage before the next.
+    BreadthFirst,
+    /// A whole pipeline before the next.
+    DepthFirst,
+    /// Stage after stage for a part of the pipelines, then the next part.
+    PartialSlices,
+}
+
+/// Why a strategy is not possible.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Shortage {
+    /// All nodes together lack so many bytes.
+    Total {
+        /// Bytes that are missing.
+        missing_bytes: u128,
+    },
+    /// A scratch volume lies on one node, and the largest node lacks so many bytes for it.
+    Node {
+        /// Bytes that are missing.
+        missing_bytes: u128,
+    },
+}
+
+/// A strategy in an environment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Allocation {
+    /// The strategy.
+    pub strategy: Strategy,
+    /// In which order jobs run.
+    pub traversal: Traversal,
+    /// The least storage that it needs.
+    pub required_bytes: u128,
+    /// What is missing; nothing when it is possible.
+    pub shortage: Option<Shortage>,
+    /// Pipelines whose data allow them to run at once, whatever processors there are; 0 when the
+    /// strategy is not possible.
+    pub concurrency: u64,
+    /// Batch volumes held at once; 0 when the strategy is not possible.
+    pub batch_volumes: u64,
+    /// Times that pipelines wait for all others of their part.
+    pub barriers: u64,
+    /// Batch volumes that are fetched from home again.
+    pub refetches: u64,
+    /// Parts that run one after the other.
+    pub cycles: u64,
+    /// Pipelines of each part but the last.
+    pub part_width: u64,
+    /// Pipelines of the last part.
+    pub last_part_width: u64,
+}
+
+impl Strategy {
+    /// All strategies in the order of the thesis.
+    pub const EACH: [Self; 6] = [
+        Self::All,
+        Self::AllPrivate,
+        Self::AllBatch,
+        Self::Slice,
+        Self::Minimal,
+        Self::Remote,
+    ];
+
+    /// The least storage, in bytes, with which the strategy is possible (Table 4.2).
+    pub fn required_bytes(self, shape: &Shape) -> u128 {
+        let width = u128::from(shape.width);
+        match self {
+            Self::All => shape.batch_total_bytes + shape.kept_bytes * width,
+            Self::AllPrivate => shape.batch_bytes + shape.kept_bytes * width,
+            Self::AllBatch => shape.batch_total_bytes + shape.running_bytes,
+            // A running pipeline holds what a waiting one does, and its output as well.
+            Self::Slice => shape.batch_bytes + shape.waiting_bytes * width + shape.second_bytes(),
+            Self::Minimal => shape.batch_bytes + shape.running_bytes,
+            Self::Remote => 0,
+        }
+    }
+
+    /// How the strategy would run `shape` in `environment`, or what it lacks.
+    pub fn allocate(self, shape: &Shape, environment: &Environment) -> Allocation {
+        let required_bytes = self.required_bytes(shape);
+        let storage_bytes = environment.storage_bytes();
+        let node_missing = shape
+            .largest_volume_bytes
+            .saturating_sub(environment.largest_node_bytes());
+        let shortage = if required_bytes > storage_bytes {
+            Some(Shortage::Total {
+                missing_bytes: required_bytes - storage_bytes,
+            })
+        } else if self != Self::Remote && node_missing > 0 {
+            Some(Shortage::Node {
+                missing_bytes: node_missing.into(),
+            })
+        } else {
+            None
+        };
+        let mut allocation = Allocation {
+            strategy: self,
+            traversal: self.traversal(),
+            required_bytes,
+            shortage,
+            concurrency: 0,
+            batch_volumes: 0,
+            barriers: 0,
+            refetches: 0,
+            cycles: 0,
+            part_width: 0,
+            last_part_width: 0,
+        };
+        if shortage.is_none() {
+            allocation.fill(shape, environment);
+        }
+        allocation
+    }
+
+    fn traversal(self) -> Traversal {
+        match self {
+            Self::All | Self::Remote => Traversal::Any,
+            Self::AllPrivate | Self::Slice => Traversal::BreadthFirst,
+            Self::AllBatch => Traversal::DepthFirst,
+            Self::Minimal => Traversal::PartialSlices,
+        }
+    }
+
+    /// Pipelines whose data fit at once (v_exec of §4.4); not capped by the width.
+    pub(super) fn fitting(self, shape: &Shape, storage_bytes: u128) -> u128 {
+        let width = u128::from(shape.width);
+        let free = |taken: u128| storage_bytes.saturating_sub(taken);
+        match self {
+            Self::All | Self::AllPrivate | Self::Remote => width,
+            Self::AllBatch => parts(free(shape.batch_total_bytes), shape.running_bytes, width),
+            Self::Slice => {
+                let taken = shape.batch_bytes + shape.waiting_bytes * width;
+                parts(free(taken), shape.second_bytes(), width)
+            }
+            Self::Minimal => parts(free(shape.batch_bytes), shape.running_bytes, width),
+        }
+    }
+
+    /// Whether batch data stay after the last job that reads them.
+    pub(super) fn keeps_batch_data(self) -> bool {
+        matches!(self, Self::All | Self::AllBatch)
+    }
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::All => "All",
+            Self::AllPrivate => "AllPrivate",
+            Self::AllBatch => "AllBatch",
+            Self::Slice => "Slice",
+            Self::Minimal => "Minimal",
+            Self::Remote => "Remote",
+        })
+    }
+}
+
+impl Shape {
+    /// What a pipeline needs beyond what it holds anyway, to run.
+    fn second_bytes(&self) -> u128 {
+        self.running_bytes - self.waiting_bytes
+    }
+}
+
+impl Allocation {
+    /// Whether the strategy is possible.
+    pub fn is_possible(&self) -> bool {
+        self.shortage.is_none()
+    }
+
+    /// Pipelines that run at once, with the processors that there are.
+    pub fn running(&self, environment: &Environment) -> u64 {
+        self.concurrency
+            .min(environment.cpus())
+            .min(self.part_width)
+    }
+
+    fn fill(&mut self, shape: &Shape, environment: &Environment) {
+        let (width, storage_bytes) = (u128::from(shape.width), environment.storage_bytes());
+        let concurrency = self.strategy.fitting(shape, storage_bytes).min(width);
+        self.concurrency = concurrency as u64;
+        self.part_width = match self.strategy {
+            Strategy::Minimal => self.concurrency,
+            _ => shape.width,
+        };
+        self.cycles = shape.width.div_ceil(self.part_width);
+        self.last_part_width = shape.width - (self.cycles - 1) * self.part_width;
+        self.batch_volumes = self.batch_slots(shape, environment);
+        if !matches!(
+            self.traversal,
+            Traversal::BreadthFirst | Traversal::PartialSlices
+        ) {
+            return;
+        }
+        let segments = self.segments(shape.depth);
+        self.barriers = self.cycles * segments - 1;
+        self.refetches = (self.cycles - 1) * (shape.batch_stages() - self.stages_kept(shape));
+    }
+
+    /// Stretches between barriers in one part.
+    pub(super) fn segments(&self, depth: u64) -> u64 {
+        depth.div_ceil(self.batch_volumes.max(1))
+    }
+
+    /// Batch volumes that the next part finds: all if all fit. Otherwise none, since it starts with
+    /// the stage whose batch volume left first.
+    pub(super) fn stages_kept(&self, shape: &Shape) -> u64 {
+        let stages = shape.batch_stages();
+        if self.batch_volumes >= stages {
+            stages
+        } else {
+            0
+        }
+    }
+
+    /// Batch volumes that fit beside the private volumes of a part and the running pipelines
+    /// (v_batch of §4.4). Storage for pipelines beyond the processors is better spent on it.
+    fn batch_slots(&self, shape: &Shape, environment: &Environment) -> u64 {
+        let (running, width) = (
+            u128::from(self.running(environment)),
+            u128::from(self.part_width),
+        );
+        let private_bytes = match self.strategy {
+            Strategy::Remote => return 0,
+            Strategy::All | Strategy::AllBatch => return shape.depth,
+            Strategy::AllPrivate => shape.kept_bytes * width,
+            Strategy::Slice | Strategy::Minimal => {
+                shape.waiting_bytes * width + shape.second_bytes() * running
+            }
+        };
+        let free = environment.storage_bytes().saturating_sub(private_bytes);
+        parts(free, shape.batch_bytes, shape.depth.into()).clamp(1, shape.depth.into()) as u64
+    }
+}
+
+impl Shape {
+    /// Stages that read batch data of their own.
+    fn batch_stages(&self) -> u64 {
+        if self.batch_total_bytes == 0 {
+            0
+        } else {
+            self.depth
+        }
+    }
+}
+
+/// How many parts of `part_bytes` fit; `most` when they take no space.
+fn parts(bytes: u128, part_bytes: u128, most: u128) -> u128 {
+    bytes.checked_div(part_bytes).unwrap_or(most)
+}

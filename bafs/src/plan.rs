@@ -1,0 +1,183 @@
+//! `bafs plan`: shows what the planner thinks of a workload. It runs nothing.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, bail};
+use bafs_sched::planner::{
+    Candidate, Canonical, Environment, Plan, Shape, Shortage, Strategy, Traversal, plan,
+};
+
+use serde::Serialize;
+
+use crate::args::PlanArgs;
+use crate::output::Output;
+use crate::workflow_file;
+
+/// Plans a workflow or a canonical workload, and prints the strategies and the choice.
+pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<()> {
+    let environment = environment(&args.environment)?;
+    let (shape, remarks) = shape(args)?;
+    let plan = plan(shape, &environment);
+    let mut text = String::new();
+    for remark in &remarks {
+        writeln!(text, "{remark}")?;
+    }
+    text.push_str(&table(&plan)?);
+    match (&plan.choice, &plan.refusal) {
+        (Some(choice), _) => write!(text, "\nchoice: {}: {}", choice.strategy, choice.reason)?,
+        (None, refusal) => write!(text, "\nno choice: {}", refusal.as_deref().unwrap_or(""))?,
+    }
+    let shown = Shown {
+        plan: &plan,
+        environment: &environment,
+        remarks: &remarks,
+    };
+    output.say(&text, &shown)
+}
+
+/// What machines get.
+#[derive(Serialize)]
+struct Shown<'p> {
+    environment: &'p Environment,
+    remarks: &'p [String],
+    #[serde(flatten)]
+    plan: &'p Plan,
+}
+
+fn environment(path: &Path) -> Result<Environment> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read the environment {}", path.display()))?;
+    Environment::parse(&text).map_err(|e| anyhow!("{}: {e}", path.display()))
+}
+
+/// The workload's shape, and what there is to say about how it was found.
+fn shape(args: &PlanArgs) -> Result<(Shape, Vec<String>)> {
+    let path = match (&args.canonical, &args.workflow) {
+        (Some(text), _) => {
+            let canonical = Canonical::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
+            return Ok((canonical.shape(), Vec::new()));
+        }
+        (None, Some(path)) => path,
+        (None, None) => bail!("give a workflow file or --canonical"),
+    };
+    let workflow = workflow_file::load(path)?;
+    if workflow.jobs.is_empty() {
+        bail!("{} has no jobs to plan", path.display());
+    }
+    match Canonical::recognise(&workflow, args.variability) {
+        Ok(canonical) => {
+            let found = format!(
+                "canonical: {} pipelines of {} jobs",
+                canonical.width, canonical.depth
+            );
+            Ok((canonical.shape(), vec![found]))
+        }
+        Err(why) => {
+            let (shape, approximations) = Shape::bottleneck(&workflow, args.variability);
+            let mut remarks = vec![format!("{why}; planned by its largest stage")];
+            remarks.extend(approximations);
+            Ok((shape, remarks))
+        }
+    }
+}
+
+fn table(plan: &Plan) -> Result<String> {
+    let mut text = String::new();
+    writeln!(
+        text,
+        "{:<11} {:<20} {:<15} {:>11} {:>8} {:>8} {:>9} {:>12}",
+        "strategy", "possible", "order", "concurrency", "running", "barriers", "refetches", "time"
+    )?;
+    for candidate in &plan.candidates {
+        row(&mut text, candidate)?;
+    }
+    Ok(text)
+}
+
+fn row(text: &mut String, candidate: &Candidate) -> Result<()> {
+    let allocation = &candidate.allocation;
+    let order = match allocation.traversal {
+        Traversal::Any => "any",
+        Traversal::BreadthFirst => "breadth first",
+        Traversal::DepthFirst => "depth first",
+        Traversal::PartialSlices => "partial slices",
+    };
+    let possible = match allocation.shortage {
+        None if allocation.strategy == Strategy::Remote => "on request".to_owned(),
+        None => "yes".to_owned(),
+        Some(Shortage::Total { missing_bytes }) => format!("lacks {}", size(missing_bytes)),
+        Some(Shortage::Node { missing_bytes }) => format!("node lacks {}", size(missing_bytes)),
+    };
+    if !allocation.is_possible() {
+        writeln!(text, "{:<11} {possible:<20} {order}", allocation.strategy)?;
+        return Ok(());
+    }
+    let time = candidate
+        .predicted_s
+        .map_or("never".to_owned(), |seconds| format!("{seconds:.0} s"));
+    writeln!(
+        text,
+        "{:<11} {possible:<20} {order:<15} {:>11} {:>8} {:>8} {:>9} {time:>12}",
+        allocation.strategy,
+        allocation.concurrency,
+        candidate.running,
+        allocation.barriers,
+        allocation.refetches,
+    )?;
+    Ok(())
+}
+
+/// Bytes for people, to three decimals of the unit; the exact number is in the JSON.
+fn size(bytes: u128) -> String {
+    const UNITS: [(&str, u128); 5] = [
+        ("PB", 1_000_000_000_000_000),
+        ("TB", 1_000_000_000_000),
+        ("GB", 1_000_000_000),
+        ("MB", 1_000_000),
+        ("KB", 1_000),
+    ];
+    match UNITS.into_iter().find(|&(_, unit)| bytes >= unit) {
+        Some((name, unit)) => format!("{:.3} {name}", bytes as f64 / unit as f64),
+        None => format!("{bytes} B"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_for_people() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1_025_000_000_000, "1.025 TB"),
+            (500_000_000, "500.000 MB"),
+        ] {
+            assert_eq!(size(bytes), text);
+        }
+    }
+
+    #[test]
+    fn the_table_says_what_is_possible_and_what_is_missing() {
+        let environment =
+            Environment::parse(include_str!("../../examples/environments/thesis.toml"));
+        let text = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1";
+        let shape = Canonical::parse(text).unwrap().shape();
+        let table = table(&plan(shape, &environment.unwrap())).unwrap();
+        for (strategy, expected) in [
+            ("All ", "lacks 1.025 TB"),
+            ("AllBatch", "25       25        0         0"),
+            ("Slice", "60       50        4         0"),
+            ("Minimal", "205       50"),
+            ("Remote", "on request"),
+        ] {
+            let line = table
+                .lines()
+                .find(|line| line.starts_with(strategy))
+                .unwrap();
+            assert!(line.contains(expected), "{line}");
+        }
+    }
+}
