@@ -51,6 +51,17 @@ pub(super) fn find(program: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, Not
     ))
 }
 
+/// The shell that runs a script without a first line of its own, as with `execvp`.
+pub(super) const SHELL: &str = "/bin/sh";
+
+/// Whether a file that the kernel cannot execute looks like a script: text, up to its first line.
+pub(super) fn is_script(program: &Path) -> bool {
+    let mut head = Vec::new();
+    let read = File::open(program).and_then(|file| file.take(256).read_to_end(&mut head));
+    let first = head.split(|&byte| byte == b'\n').next().unwrap_or_default();
+    read.is_ok() && !first.contains(&0)
+}
+
 /// Says why the kernel refused to execute `program`.
 pub(super) fn explain(program: &Path, error: &io::Error) -> NotStarted {
     let shown = program.display();
@@ -77,7 +88,7 @@ pub(super) fn explain(program: &Path, error: &io::Error) -> NotStarted {
         }
         Some(Errno::ENOEXEC) => (
             Reason::ExecutableBadFormat,
-            format!("{shown} is no program of this machine; a script begins with a #! line"),
+            format!("{shown} is no program of this machine and no script"),
         ),
         Some(Errno::E2BIG) => (
             Reason::CommandTooLong,
@@ -188,6 +199,21 @@ mod tests {
             Reason::InterpreterMissing,
             "dos2unix",
         );
+    }
+
+    #[test]
+    fn scripts_are_told_from_foreign_programs() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        for (content, expected) in [
+            (&b"echo hello\n\0"[..], true),
+            (b"", true),
+            (b"\x7fELF\x02\0\0\0", false),
+        ] {
+            fs::write(&file, content).unwrap();
+            assert_eq!(is_script(&file), expected, "{content:?}");
+        }
+        assert!(!is_script(Path::new("/no/such/file")));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio, exit};
+use std::process::{Command, exit};
 use std::{env, thread};
 
 use nix::errno::Errno;
@@ -21,7 +21,7 @@ use nix::unistd::{Pid, setsid};
 use rustix::process::{WaitOptions, wait};
 
 use super::control::{self, Order, ProcessEnd, Report, Request, Stream};
-use super::executable::{explain, find, same_file};
+use super::executable::{SHELL, explain, find, is_script, same_file};
 use super::limits::REPORT_BYTES_MAX;
 use super::outcome::{JobUsage, NotStarted, NotStartedReason};
 use super::plan::{JobPlan, Session};
@@ -34,6 +34,8 @@ pub(super) const SUBCOMMAND: &str = "job-init";
 pub(super) const OUTER: &str = "outer";
 pub(super) const PROBE: &str = "probe";
 const INNER: &str = "inner";
+
+const NULL: &str = "/dev/null";
 
 /// The program itself, even if its file was replaced since it started.
 pub(super) const SELF: &str = "/proc/self/exe";
@@ -152,7 +154,7 @@ fn start(order: &Order, passed: Vec<OwnedFd>) -> Result<(Pid, Vec<String>), NotS
     spawn(plan, streams).map(|job| (job, notes))
 }
 
-fn spawn(plan: &JobPlan, [stdin, stdout, stderr]: [Stdio; 3]) -> Result<Pid, NotStarted> {
+fn spawn(plan: &JobPlan, [stdin, stdout, stderr]: [OwnedFd; 3]) -> Result<Pid, NotStarted> {
     // The last one counts, as when a program looks for it.
     let path = plan
         .environment
@@ -160,31 +162,45 @@ fn spawn(plan: &JobPlan, [stdin, stdout, stderr]: [Stdio; 3]) -> Result<Pid, Not
         .rev()
         .find(|(name, _)| name == "PATH");
     let program = find(&plan.program, path.map(|(_, value)| value.as_os_str()))?;
-    let mut command = Command::new(&program);
-    command
-        .arg0(&plan.program)
-        .args(&plan.arguments)
-        .env_clear()
-        .envs(plan.environment.iter().map(|(name, value)| (name, value)))
-        .env("PWD", &plan.directory)
-        .stdin(stdin)
-        .stdout(stdout)
-        .stderr(stderr);
-    if plan.session == Session::Own {
-        command.process_group(0);
-    }
-    let child = command.spawn().map_err(|error| explain(&program, &error))?;
+    let spawn = |mut command: Command| {
+        command
+            .args(&plan.arguments)
+            .env_clear()
+            .envs(plan.environment.iter().map(|(name, value)| (name, value)))
+            .env("PWD", &plan.directory)
+            .stdin(stdin.try_clone()?)
+            .stdout(stdout.try_clone()?)
+            .stderr(stderr.try_clone()?);
+        if plan.session == Session::Own {
+            command.process_group(0);
+        }
+        command.spawn()
+    };
+    let mut direct = Command::new(&program);
+    direct.arg0(&plan.program);
+    let child = match spawn(direct) {
+        Err(error)
+            if error.raw_os_error() == Some(Errno::ENOEXEC as i32) && is_script(&program) =>
+        {
+            let mut by_shell = Command::new(SHELL);
+            by_shell.arg(&program);
+            spawn(by_shell)
+        }
+        spawned => spawned,
+    };
+    let child = child.map_err(|error| explain(&program, &error))?;
     // Dropping the child leaves the process alone; `reap_until` collects it with the others.
     Ok(Pid::from_raw(child.id() as i32))
 }
 
-fn open_streams(streams: &[Stream; 3], passed: Vec<OwnedFd>) -> Result<[Stdio; 3], NotStarted> {
+fn open_streams(streams: &[Stream; 3], passed: Vec<OwnedFd>) -> Result<[OwnedFd; 3], NotStarted> {
     let mut passed = passed.into_iter();
-    let mut next = || passed.next().map_or_else(Stdio::null, Stdio::from);
+    let null = || open(OpenOptions::new().read(true).write(true), &NULL.into()).map(OwnedFd::from);
+    let mut next = || passed.next().map_or_else(null, Ok);
     let [input, output, error] = streams;
     let stdin = match input {
-        Stream::Null => Stdio::null(),
-        Stream::Passed => next(),
+        Stream::Null => null()?,
+        Stream::Passed => next()?,
         Stream::Path(path) => open(OpenOptions::new().read(true), path)?.into(),
     };
     let create = |path| {
@@ -195,8 +211,8 @@ fn open_streams(streams: &[Stream; 3], passed: Vec<OwnedFd>) -> Result<[Stdio; 3
     };
     let mut shared = None;
     let stdout = match output {
-        Stream::Null => Stdio::null(),
-        Stream::Passed => next(),
+        Stream::Null => null()?,
+        Stream::Passed => next()?,
         Stream::Path(path) => {
             let file = create(path)?;
             shared = Some((
@@ -207,8 +223,8 @@ fn open_streams(streams: &[Stream; 3], passed: Vec<OwnedFd>) -> Result<[Stdio; 3
         }
     };
     let stderr = match (error, shared) {
-        (Stream::Null, _) => Stdio::null(),
-        (Stream::Passed, _) => next(),
+        (Stream::Null, _) => null()?,
+        (Stream::Passed, _) => next()?,
         (Stream::Path(path), Some((first, file)))
             if same_file(Path::new(path), Path::new(first)) =>
         {

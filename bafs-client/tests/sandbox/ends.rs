@@ -29,6 +29,10 @@ pub(crate) const CASES: &[Case] = &[
         unusable_executables_are_told,
     ),
     (
+        "scripts_without_a_first_line_run_in_the_shell",
+        scripts_without_a_first_line_run_in_the_shell,
+    ),
+    (
         "what_the_job_leaves_running_is_ended",
         what_the_job_leaves_running_is_ended,
     ),
@@ -161,6 +165,18 @@ fn unusable_executables_are_told(who: Who) {
     let mut world = World::new(who, "");
     world.task.plan.arguments = vec!["x".repeat(200_000).into()];
     assert_eq!(refusal(&world).reason, Reason::CommandTooLong);
+}
+
+fn scripts_without_a_first_line_run_in_the_shell(who: Who) {
+    let mut world = World::new(who, "");
+    let program = world.path("script");
+    fs::write(&program, "echo \"$1\"; exit 6\n").unwrap();
+    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    world.task.plan.program = program.into();
+    world.task.plan.arguments = vec!["plain words".into()];
+    let answer = world.run();
+    assert_eq!(answer.report.outcome, JobOutcome::Exited(6));
+    assert_eq!(world.read("out"), "plain words\n");
 }
 
 fn foreign_programs_are_told(who: Who) {
