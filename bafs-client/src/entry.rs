@@ -20,10 +20,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
 use crate::agent::Agent;
-use crate::fuse::{Mounted, Place};
+use crate::fuse::{MountError, Mounted, Place};
 use crate::job::{JobEnd, JobIo, run_job};
 use crate::limits::SPEC_BYTES_MAX;
 use crate::sandbox::{NotStartedReason, Privilege, Sandbox, enter_private};
+use crate::volume::Volume;
 
 /// Exit code when the environment of a job failed, `EX_TEMPFAIL`: running it again may help.
 pub const EXIT_ENVIRONMENT: u8 = 75;
@@ -164,14 +165,9 @@ async fn show(
     // On the host numbers of users are what they are, whoever mounts.
     let agent = Agent::new(pool(identity)?, Privilege::Root, op_deadline_ms);
     let volume = Arc::new(agent.open(&mount, losses).await?);
-    let place = if geteuid().is_root() {
-        Place::Own
-    } else {
-        Place::Fusermount
-    };
     let directory = directory.to_owned();
     let shown = Arc::clone(&volume);
-    let mounted = tokio::task::spawn_blocking(move || Mounted::mount(shown, &directory, place))
+    let mounted = tokio::task::spawn_blocking(move || mount_on_host(shown, &directory))
         .await
         .map_err(|error| unsupported(&error))?
         .map_err(|error| unsupported(&error))?;
@@ -187,6 +183,17 @@ async fn show(
     }
     volume.close().await;
     result
+}
+
+/// Has `fusermount3` mount, also for root: it takes the mount away when this process is killed.
+/// Without it root mounts alone, and a killed process leaves a dead mount (`umount -l` ends it).
+fn mount_on_host(volume: Arc<Volume>, directory: &Path) -> Result<Mounted, MountError> {
+    match Mounted::mount(Arc::clone(&volume), directory, Place::Fusermount) {
+        Err(MountError::Refused { .. }) if geteuid().is_root() => {
+            Mounted::mount(volume, directory, Place::Own)
+        }
+        mounted => mounted,
+    }
 }
 
 fn read_spec(input: &mut impl BufRead) -> Result<JobSpec> {

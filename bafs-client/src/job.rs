@@ -140,7 +140,10 @@ async fn mount_all(
         let mounted = mounting
             .await
             .map_err(|error| unable(&error))?
-            .map_err(|error| unable(&error))?;
+            .map_err(|error| {
+                let text = format!("volume {}: {error}", mount.name);
+                failed(Error::new(environment_code(error.errno()), text))
+            })?;
         let access = if mounted.volume().mode().read_only {
             Access::ReadOnly
         } else {
@@ -166,7 +169,8 @@ fn start(
 ) -> Result<(RunningJob, Option<Tail>), Error> {
     let unable = |error: &dyn std::fmt::Display| {
         Error::new(
-            ErrorCode::Unsupported,
+            // The machine gave no process or descriptor now; it may later.
+            ErrorCode::ServerFault,
             format!("cannot start job {}: {error}", spec.name),
         )
     };
@@ -287,18 +291,30 @@ async fn end_job(control: JobControl, reason: String, mounts: &[Bound]) {
 
 /// Takes all mounts away, ends the sessions, and tells what the job did to its volumes.
 async fn release(mounts: Vec<Bound>) -> Vec<VolumeUse> {
+    // All at once: a server that does not answer delays only its own volume.
+    let releasing: Vec<_> = mounts
+        .into_iter()
+        .map(|bound| tokio::spawn(let_go(bound)))
+        .collect();
     let mut volumes = Vec::new();
-    for Bound { mounted, .. } in mounts {
-        let volume = Arc::clone(mounted.volume());
-        // What is still unwritten in mapped pages is written by this.
-        let unmounted = tokio::task::spawn_blocking(move || mounted.unmount()).await;
-        if let Err(error) = unmounted {
-            tracing::error!(%error, volume = volume.name(), "unmounting failed");
+    for released in releasing {
+        match released.await {
+            Ok(volume) => volumes.push(volume),
+            Err(error) => tracing::error!(%error, "a volume was not released"),
         }
-        volume.close().await;
-        volumes.push(volume.usage());
     }
     volumes
+}
+
+async fn let_go(Bound { mounted, .. }: Bound) -> VolumeUse {
+    let volume = Arc::clone(mounted.volume());
+    // What is still unwritten in mapped pages is written by this.
+    let unmounted = tokio::task::spawn_blocking(move || mounted.unmount()).await;
+    if let Err(error) = unmounted {
+        tracing::error!(%error, volume = volume.name(), "unmounting failed");
+    }
+    volume.close().await;
+    volume.usage()
 }
 
 fn judge(ended: Result<sandbox::JobReport, Stop>, late_loss: Option<Loss>) -> JobEnd {
@@ -351,8 +367,27 @@ fn not_started_outcome(refusal: NotStarted) -> JobOutcome {
         | Reason::CommandTooLong
         | Reason::Refused => JobOutcome::NotStarted(refusal.message),
         Reason::VolumeUnusable | Reason::NameSpaceRefused | Reason::IdentityRefused => {
-            JobOutcome::Environment(Error::new(ErrorCode::Unsupported, refusal.message))
+            let code = environment_code(refusal.errno);
+            JobOutcome::Environment(Error::new(code, refusal.message))
         }
+    }
+}
+
+/// A machine that is short of something may have it later; anything else it lacks for good.
+fn environment_code(errno: Option<i32>) -> ErrorCode {
+    use nix::libc;
+    match errno {
+        Some(
+            libc::EAGAIN
+            | libc::ENOMEM
+            | libc::EMFILE
+            | libc::ENFILE
+            | libc::ENOSPC
+            | libc::EBUSY
+            | libc::EINTR
+            | libc::EIO,
+        ) => ErrorCode::ServerFault,
+        _ => ErrorCode::Unsupported,
     }
 }
 
@@ -374,5 +409,27 @@ fn bound_runs(volumes: &mut [VolumeUse]) {
     let share = (REPORT_RUNS_MAX / files.max(1)).max(1);
     for pages in volumes.iter_mut().flat_map(|volume| &mut volume.pages) {
         pages.runs = joined(std::mem::take(&mut pages.runs), share);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_pass_is_told_from_what_is_missing() {
+        let outcome = |errno| {
+            not_started_outcome(NotStarted {
+                reason: NotStartedReason::NameSpaceRefused,
+                errno: Some(errno),
+                message: "no name space".to_owned(),
+            })
+        };
+        let code = |outcome| match outcome {
+            JobOutcome::Environment(error) => error.code,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(code(outcome(nix::libc::EPERM)), ErrorCode::Unsupported);
+        assert_eq!(code(outcome(nix::libc::EAGAIN)), ErrorCode::ServerFault);
     }
 }

@@ -1,5 +1,6 @@
 //! Unmodified programs on real mounts of a scratch and a cache volume, through `bafs exec`.
 
+use std::path::Path;
 use std::process::Output;
 use std::time::{Duration, Instant};
 
@@ -328,13 +329,10 @@ fn mount_on_the_host_comes_and_goes() -> Result<()> {
     let point = tempfile::tempdir()?;
     let path = point.path().to_string_lossy().into_owned();
     let mut mount = world.bafs(&["mount", "v", &path]).spawn()?;
-    for _ in 0..200 {
-        if !mounts_with(&path).is_empty() {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    ensure!(!mounts_with(&path).is_empty(), "the volume is not mounted");
+    ensure!(
+        becomes(|| !mounts_with(&path).is_empty()),
+        "the volume is not mounted"
+    );
     std::fs::write(point.path().join("f"), b"through the host")?;
     ensure!(
         std::fs::read(point.path().join("f"))? == b"through the host",
@@ -355,4 +353,40 @@ fn mount_on_the_host_comes_and_goes() -> Result<()> {
         "the directory is as before"
     );
     Ok(())
+}
+
+#[test]
+fn mount_on_the_host_goes_with_its_process() -> Result<()> {
+    let name = "mount_on_the_host_goes_with_its_process";
+    let Some(world) = ready(name)? else {
+        return Ok(());
+    };
+    if !Path::new("/usr/bin/fusermount3").exists() {
+        skip(name, "there is no fusermount3 to clean up");
+        return Ok(());
+    }
+    let point = tempfile::tempdir()?;
+    let path = point.path().to_string_lossy().into_owned();
+    let mut mount = world.bafs(&["mount", "v", &path]).spawn()?;
+    ensure!(
+        becomes(|| !mounts_with(&path).is_empty()),
+        "the volume is not mounted"
+    );
+    mount.kill()?;
+    mount.wait()?;
+    ensure!(
+        becomes(|| mounts_with(&path).is_empty()),
+        "a dead mount is left"
+    );
+    Ok(())
+}
+
+fn becomes(holds: impl Fn() -> bool) -> bool {
+    for _ in 0..200 {
+        if holds() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    false
 }

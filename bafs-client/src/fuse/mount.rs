@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -18,7 +19,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::{getegid, geteuid};
 use thiserror::Error;
 
-use super::Bridge;
+use super::bridge::Bridge;
 use crate::clock;
 use crate::limits::{DETACH, READ_AHEAD_KIB, SESSION_THREADS};
 use crate::volume::Volume;
@@ -59,6 +60,17 @@ pub enum MountError {
     /// The kernel mounted but did not begin to talk.
     #[error("the kernel did not begin the FUSE session: {0}")]
     Handshake(io::Error),
+}
+
+impl MountError {
+    /// What the kernel answered, if it is known.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::NoDevice => None,
+            Self::DeviceRefused(errno) => Some(*errno as i32),
+            Self::Refused { source, .. } | Self::Handshake(source) => source.raw_os_error(),
+        }
+    }
 }
 
 /// A volume that is mounted and served.
@@ -131,17 +143,16 @@ impl Mounted {
         let Some(server) = self.server.take() else {
             return;
         };
-        match &mut self.fusermount {
-            Some(unmounter) => {
-                if let Err(error) = unmounter.unmount() {
-                    tracing::debug!(%error, "fusermount3 did not unmount");
-                }
-            }
+        match umount2(&self.directory, MntFlags::MNT_DETACH) {
             // EINVAL: somebody else was faster.
-            None => match umount2(&self.directory, MntFlags::MNT_DETACH) {
-                Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
-                Err(errno) => tracing::warn!(%errno, "cannot detach {}", self.directory.display()),
-            },
+            Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
+            Err(Errno::EPERM) if self.fusermount.is_some() => self.ask_fusermount(),
+            Err(errno) => tracing::warn!(%errno, "cannot detach {}", self.directory.display()),
+        }
+        if let Some(unmounter) = &mut self.fusermount
+            && let Err(error) = unmounter.unmount()
+        {
+            tracing::debug!(%error, "fusermount3 does not stop watching");
         }
         if !finishes(&server, DETACH / 2) {
             // Somebody still holds a file of it. Whoever waits for an answer gets an error.
@@ -156,6 +167,18 @@ impl Mounted {
         }
         // A panic of the serving thread was reported when it happened.
         let _ = server.join();
+    }
+
+    /// The `fusermount3` that watches this process takes only dead mounts away, so one that lives
+    /// is taken away by another.
+    fn ask_fusermount(&self) {
+        let asked = Command::new("fusermount3")
+            .args(["-u", "-z", "-q", "--"])
+            .arg(&self.directory)
+            .status();
+        if !asked.as_ref().is_ok_and(|status| status.success()) {
+            tracing::warn!(?asked, "cannot detach {}", self.directory.display());
+        }
     }
 
     /// Makes the kernel give up: every call on the volume fails at once, for good. Needs root.
@@ -248,8 +271,8 @@ fn open_device() -> Result<OwnedFd, MountError> {
     match File::options().read(true).write(true).open(DEVICE) {
         Ok(device) => Ok(device.into()),
         Err(error) => match error.raw_os_error().map(Errno::from_raw) {
-            Some(errno @ (Errno::EACCES | Errno::EPERM)) => Err(MountError::DeviceRefused(errno)),
-            _ => Err(MountError::NoDevice),
+            Some(Errno::ENOENT | Errno::ENXIO | Errno::ENODEV) | None => Err(MountError::NoDevice),
+            Some(errno) => Err(MountError::DeviceRefused(errno)),
         },
     }
 }

@@ -1,0 +1,74 @@
+//! One volume as the kernel's file system: what its requests have in common. Answers none.
+
+use std::sync::Arc;
+
+use bafs_proto::file_op::FileOp;
+use bafs_proto::ids::HandleId;
+use fuser::{FileHandle, FopenFlags, INodeNo, ReplyEmpty, ReplyEntry, Request};
+
+use super::convert::caller;
+use super::replies;
+use crate::volume::Volume;
+
+/// One volume as the kernel's file system.
+#[derive(Debug)]
+pub(super) struct Bridge {
+    pub(super) volume: Arc<Volume>,
+    /// Whether the kernel can do without opening files, and directories.
+    pub(super) no_open: bool,
+    pub(super) no_opendir: bool,
+}
+
+impl Bridge {
+    pub(super) fn new(volume: Arc<Volume>) -> Self {
+        Self {
+            volume,
+            no_open: false,
+            no_opendir: false,
+        }
+    }
+
+    /// A file that was never opened is known by its number.
+    pub(super) fn handle(&self, ino: INodeNo, handle: FileHandle) -> HandleId {
+        if self.volume.mode().stateless {
+            HandleId(ino.0)
+        } else {
+            HandleId(handle.0)
+        }
+    }
+
+    pub(super) fn open_handle(&self, ino: INodeNo, handle: Option<FileHandle>) -> Option<HandleId> {
+        handle
+            .filter(|_| !self.volume.mode().stateless)
+            .map(|handle| self.handle(ino, handle))
+    }
+
+    pub(super) fn file_flags(&self) -> FopenFlags {
+        if self.volume.mode().cached {
+            FopenFlags::FOPEN_KEEP_CACHE
+        } else {
+            FopenFlags::FOPEN_DIRECT_IO
+        }
+    }
+
+    pub(super) fn directory_flags(&self) -> FopenFlags {
+        if self.volume.mode().cached {
+            FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_CACHE_DIR
+        } else {
+            FopenFlags::empty()
+        }
+    }
+
+    /// Runs an operation whose answer is attributes of a name.
+    pub(super) fn entry(&self, request: &Request, op: FileOp, reply: ReplyEntry) {
+        let is_lookup = matches!(op, FileOp::Lookup { .. });
+        let finish = replies::entry(self.volume.mode(), is_lookup, reply);
+        self.volume.run(caller(request), op, &[], finish);
+    }
+
+    /// Runs an operation whose answer says nothing.
+    pub(super) fn empty(&self, request: &Request, op: FileOp, reply: ReplyEmpty) {
+        self.volume
+            .run(caller(request), op, &[], replies::empty(reply));
+    }
+}
