@@ -10,10 +10,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tempfile::TempDir;
 
 use crate::clock;
 use crate::init;
+use crate::own_directory::OwnDirectory;
 
 /// Tokens of a throw-away cluster are good for a week: longer than any demo.
 const TOKENS_MS: u64 = 7 * 24 * 3600 * 1000;
@@ -44,7 +44,7 @@ pub struct Cluster {
     program: PathBuf,
     export: PathBuf,
     processes: Vec<Process>,
-    directory: TempDir,
+    directory: OwnDirectory,
 }
 
 #[derive(Debug)]
@@ -61,11 +61,7 @@ impl Cluster {
     /// # Errors
     /// A process that does not start, with what it said.
     pub fn start(spec: &ClusterSpec) -> Result<Self> {
-        let mut directory = tempfile::Builder::new()
-            .prefix(&format!("bafs-cluster-{}-", std::process::id()))
-            .tempdir()
-            .context("cannot create a directory for the cluster")?;
-        directory.disable_cleanup(spec.keep);
+        let directory = OwnDirectory::create("cluster", spec.keep)?;
         init::create(
             &directory.path().join("identity"),
             clock::now().plus_ms(TOKENS_MS),

@@ -21,6 +21,7 @@ use crate::args::DemoArgs;
 use crate::client::Client;
 use crate::cluster::{Cluster, ClusterSpec};
 use crate::output::Output;
+use crate::own_directory::OwnDirectory;
 use crate::run::{self, Way};
 
 /// The workflow of the demo: the example that a user reads, copies and changes.
@@ -67,7 +68,7 @@ pub(crate) async fn demo(args: DemoArgs, output: Output) -> Result<ExitCode> {
         "a demo needs a node and a pipeline"
     );
     tokio::task::block_in_place(run::check_machine)?;
-    let directory = tempfile::Builder::new().prefix("bafs-demo-").tempdir()?;
+    let directory = OwnDirectory::create("demo", false)?;
     let demo = demo_in(&args, directory.path(), output);
     tokio::select! {
         done = demo => done,

@@ -1,0 +1,112 @@
+//! Temporary directories that say whether their owner lives, and removal of those whose owner was
+//! killed. Ends no process.
+
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use nix::unistd::geteuid;
+use tempfile::TempDir;
+
+/// First part of the names of all directories.
+const PREFIX: &str = "bafs-";
+
+/// File that its owner holds locked; the kernel unlocks it when the owner dies in any way.
+const OWNER: &str = "owner.lock";
+
+/// A temporary directory of this process, removed when it is dropped.
+#[derive(Debug)]
+pub(crate) struct OwnDirectory {
+    // Dropped first: who finds the lock free must find nothing to remove.
+    directory: TempDir,
+    _owner: Option<File>,
+}
+
+impl OwnDirectory {
+    /// Makes a directory, and removes those that dead processes of this user left beside it. One
+    /// that shall be kept is never removed by anybody.
+    ///
+    /// # Errors
+    /// An I/O error, naming the place.
+    pub(crate) fn create(purpose: &str, keep: bool) -> Result<Self> {
+        let place = std::env::temp_dir();
+        sweep(&place);
+        let prefix = format!("{PREFIX}{purpose}-{}-", std::process::id());
+        let mut directory = tempfile::Builder::new()
+            .prefix(&prefix)
+            .tempdir_in(&place)
+            .with_context(|| format!("cannot create a directory in {}", place.display()))?;
+        directory.disable_cleanup(keep);
+        let owner = if keep {
+            None
+        } else {
+            Some(lock(directory.path()).context("cannot lock a directory")?)
+        };
+        Ok(Self {
+            directory,
+            _owner: owner,
+        })
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        self.directory.path()
+    }
+}
+
+/// The lock exists under its name only when it is held.
+fn lock(directory: &Path) -> std::io::Result<File> {
+    let draft = directory.join("owner.draft");
+    let file = File::create_new(&draft)?;
+    file.lock()?;
+    fs::rename(draft, directory.join(OWNER))?;
+    Ok(file)
+}
+
+/// Removes what dead owners left. What cannot be looked at or removed stays: it may be another's.
+fn sweep(place: &Path) {
+    for entry in fs::read_dir(place).into_iter().flatten().flatten() {
+        let is_ours = entry.file_name().to_string_lossy().starts_with(PREFIX)
+            && entry
+                .metadata()
+                .is_ok_and(|found| found.is_dir() && found.uid() == geteuid().as_raw());
+        let Ok(owner) = File::open(entry.path().join(OWNER)) else {
+            continue;
+        };
+        if is_ours && owner.try_lock().is_ok() {
+            let path = entry.path();
+            match fs::remove_dir_all(&path) {
+                Ok(()) => tracing::info!(path = %path.display(), "removed what a dead run left"),
+                Err(error) => {
+                    tracing::warn!(path = %path.display(), %error, "a dead run's files stay");
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_dead_owners_left_is_removed() {
+        let place = tempfile::tempdir().expect("directory");
+        let make = |name: &str| {
+            let path = place.path().join(name);
+            fs::create_dir(&path).expect("directory");
+            path
+        };
+        let (dead, live) = (make("bafs-demo-1-a"), make("bafs-demo-1-b"));
+        let (unmarked, other) = (make("bafs-demo-1-c"), make("other-1-d"));
+        drop(lock(&dead).expect("lock"));
+        drop(lock(&other).expect("lock"));
+        let held = lock(&live).expect("lock");
+        sweep(place.path());
+        assert!(!dead.exists() && live.exists() && unmarked.exists() && other.exists());
+        drop(held);
+        sweep(place.path());
+        assert!(!live.exists());
+    }
+}
