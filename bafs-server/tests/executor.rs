@@ -78,7 +78,8 @@ async fn an_agent_gets_the_job_and_its_report_is_kept() {
     let directory = tempfile::tempdir().expect("directory");
     let line = report(JobOutcome::Exited(3));
     let script = format!(
-        "read line; echo \"$line\" >> {0}/got; echo \"$@\" >> {0}/got; echo words >&2; echo '{line}'",
+        "read line; echo \"$line\" >> {0}/got; echo \"$@\" >> {0}/got; echo words >&2; \
+         echo '{line}'",
         directory.path().display()
     );
     let executor = executor(directory.path(), &script);

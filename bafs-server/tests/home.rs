@@ -1,167 +1,22 @@
 //! A home server over an in-memory network and a real directory.
 
+mod home_world;
+
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
 
 use bafs_proto::ErrorCode;
-use bafs_proto::error::Result;
 use bafs_proto::file_op::{BodyRange, Caller, FileOp, FileReply};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{AgentId, ExtractId, InodeNo};
 use bafs_proto::message::{
-    BeginPut, Call, CloseTree, CommitPut, ListSource, OpenTree, PutRange, ReadCounters, ReadSource,
-    RunFileOps, SourceIdentity, SourceKind, StatSource, TreeRef,
+    CloseTree, CommitPut, ListSource, OpenTree, ReadSource, RunFileOps, SourceKind, StatSource,
+    TreeRef,
 };
-use bafs_proto::net::mem::Network;
-use bafs_proto::net::pool::Pool;
-use bafs_proto::time::{Deadline, Time};
-use bafs_proto::token::{Resource, Right, Signer, Token};
+use bafs_proto::token::{Right, Token};
 use bafs_server::home::Home;
-use bytes::Bytes;
-use tempfile::TempDir;
-
-const BLOCK: u32 = 4096;
-
-struct World {
-    root: TempDir,
-    signer: Signer,
-    network: Network,
-    pool: Pool,
-    token: Token,
-}
-
-impl World {
-    fn new() -> Self {
-        Self::with_limit(None)
-    }
-
-    fn with_limit(limit: Option<u64>) -> Self {
-        let root = tempfile::tempdir().expect("directory");
-        let signer = Signer::generate();
-        let network = Network::new();
-        let pool = Pool::new(network.dialer("agent"));
-        let token = grant(&signer, "", &[Right::Read, Right::Write]);
-        let world = Self {
-            root,
-            signer,
-            network,
-            pool,
-            token,
-        };
-        world.start(limit);
-        world
-    }
-
-    /// Starts the server, or starts it again as after a crash.
-    fn start(&self, limit: Option<u64>) {
-        let home = Home::open(self.root.path(), self.signer.verifier(), limit).expect("home");
-        self.network.listen("home", home);
-    }
-
-    fn file(&self, path: &str, content: &[u8]) {
-        let path = self.root.path().join(path);
-        fs::create_dir_all(path.parent().expect("parent")).expect("mkdir");
-        fs::write(path, content).expect("write");
-    }
-
-    async fn call<C: Call>(&self, call: C) -> Result<C::Reply> {
-        self.send(&self.token, call, b"")
-            .await
-            .map(|(reply, _)| reply)
-    }
-
-    async fn send<C: Call>(
-        &self,
-        token: &Token,
-        call: C,
-        body: &[u8],
-    ) -> Result<(C::Reply, Bytes)> {
-        let body = Bytes::copy_from_slice(body);
-        self.pool
-            .call_with_body("home", token, call, body, Deadline::after_ms(20_000))
-            .await
-    }
-
-    async fn list(&self, path: &str) -> Vec<String> {
-        let (mut paths, mut after) = (Vec::new(), None);
-        loop {
-            let call = ListSource {
-                path: path.to_owned(),
-                after,
-            };
-            let page = self.call(call).await.expect("list");
-            paths.extend(page.entries.into_iter().map(|entry| entry.path));
-            if !page.more {
-                return paths;
-            }
-            after = paths.last().cloned();
-        }
-    }
-
-    async fn identity(&self, path: &str) -> SourceIdentity {
-        self.call(StatSource {
-            path: path.to_owned(),
-        })
-        .await
-        .expect("stat")
-        .identity
-    }
-
-    async fn range(&self, id: u128, offset: u64, data: &[u8]) -> Result<u64> {
-        let call = PutRange {
-            extract: ExtractId(id),
-            offset,
-        };
-        let (progress, _) = self.send(&self.token, call, data).await?;
-        Ok(progress.received_bytes)
-    }
-
-    async fn put(&self, id: u128, path: &str, data: &[u8]) -> Result<CommitPut> {
-        self.call(begin(id, path)).await?;
-        self.range(id, 0, data).await?;
-        let (extract, size) = (ExtractId(id), data.len() as u64);
-        Ok(CommitPut {
-            extract,
-            size,
-            digest: Digest::of(data),
-        })
-    }
-
-    async fn counter(&self, name: &str) -> u64 {
-        let counters = self.call(ReadCounters).await.expect("counters");
-        counters.values.get(name).copied().unwrap_or(0)
-    }
-}
-
-fn begin(id: u128, path: &str) -> BeginPut {
-    BeginPut {
-        extract: ExtractId(id),
-        path: path.to_owned(),
-        mode: 0o640,
-    }
-}
-
-fn grant(signer: &Signer, path: &str, rights: &[Right]) -> Token {
-    let resource = Resource::Home(path.to_owned());
-    signer
-        .grant(&[resource], rights, Time(u64::MAX >> 2))
-        .expect("grant")
-}
-
-fn code<T: std::fmt::Debug>(result: Result<T>) -> ErrorCode {
-    result.expect_err("must be refused").code
-}
-
-fn read(path: &str, identity: SourceIdentity, offset: u64, length: u32) -> ReadSource {
-    ReadSource {
-        path: path.to_owned(),
-        identity,
-        offset,
-        length,
-        block_bytes: BLOCK,
-    }
-}
+use home_world::{BLOCK, World, begin, code, grant, read};
 
 #[tokio::test]
 async fn a_listing_is_in_path_order_and_follows_nothing() {

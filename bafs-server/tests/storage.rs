@@ -8,13 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bafs_proto::ErrorCode;
-use bafs_proto::hash::Digest;
-use bafs_proto::ids::{ExtractId, VolumeId};
-use bafs_proto::message::{
-    DeleteVolume, ExtractFile, ListVolumes, PutReceipt, RenewVolumes, ShowVolume, SourceKind,
-};
+use bafs_proto::ids::VolumeId;
+use bafs_proto::message::{DeleteVolume, ListVolumes, RenewVolumes, ShowVolume, SourceKind};
 use bafs_proto::volume::{Replacement, Source, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
-use storage_world::{HOME, Home, World, from_home, noise, spec};
+use storage_world::{HOME, Home, World, from_home, noise, rich_home, spec};
 
 const A: &str = "a:1";
 const B: &str = "b:1";
@@ -221,22 +218,6 @@ async fn concurrent_creates_never_exceed_the_capacity() {
         .expect("the space of a deleted volume is used again");
 }
 
-fn rich_home(world: &World) -> Arc<Home> {
-    let home = Arc::new(Home::default());
-    home.add("in", SourceKind::Directory);
-    home.add("in/sub", SourceKind::Directory);
-    home.add("in/link", SourceKind::Symlink(b"sub/small".to_vec()));
-    home.add("in/out", SourceKind::Symlink(b"/etc/passwd".to_vec()));
-    home.file("in/sub/small", b"hello", 0o640);
-    home.file("in/big", &noise(3_500_000, 7), 0o755);
-    home.file("in/empty", b"", 0o600);
-    let mut sparse = vec![0; 2 << 20];
-    sparse[1_500_000] = 1;
-    home.file("in/sparse", &sparse, 0o444);
-    world.network.listen(HOME, home.clone());
-    home
-}
-
 fn check_tree(root: &Path) {
     assert_eq!(
         std::fs::read(root.join("sub/small")).expect("small"),
@@ -440,112 +421,6 @@ async fn a_cache_volume_that_no_table_knows_is_removed_at_the_start() {
     std::fs::remove_file(store.path().join("table.redb")).expect("remove");
     world.node(A, world.config(store.path())).await;
     assert!(!place.exists(), "its space would never be free again");
-}
-
-fn extract(id: u128, volume: u128, path: &str, target: &str, world: &World) -> ExtractFile {
-    ExtractFile {
-        volume: VolumeId(volume),
-        path: path.to_owned(),
-        extract: ExtractId(id),
-        home: HOME.to_owned(),
-        target: target.to_owned(),
-        home_token: world.token.clone(),
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_file_goes_home_exactly_once() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
-    let home = rich_home(&world);
-    let node = world.node(A, world.config(store.path())).await;
-    world
-        .create(A, spec(1, from_home("in")))
-        .await
-        .expect("create");
-    // Pieces whose replies get lost, the commit's included: the upload resumes, sends nothing twice.
-    home.lose.store(3, Ordering::Relaxed);
-    let world = Arc::new(world);
-    let same: Vec<_> = (0..8)
-        .map(|_| {
-            let (world, call) = (world.clone(), extract(1, 1, "big", "out/big", &world));
-            tokio::spawn(async move { world.call(A, call).await })
-        })
-        .collect();
-    let digest = Digest::of(&noise(3_500_000, 7));
-    let expected = PutReceipt {
-        extract: ExtractId(1),
-        path: "out/big".to_owned(),
-        size: 3_500_000,
-        digest,
-    };
-    for call in same {
-        assert_eq!(call.await.expect("task"), Ok(expected.clone()));
-    }
-    assert_eq!(home.pieces.load(Ordering::Relaxed), 4);
-    assert_eq!(home.commits.load(Ordering::Relaxed), 1);
-    assert_eq!(
-        home.files.lock().expect("lock")["out/big"],
-        noise(3_500_000, 7)
-    );
-    home.lose.store(2, Ordering::Relaxed);
-    let empty = world
-        .call(A, extract(9, 1, "empty", "out/empty", &world))
-        .await
-        .expect("empty");
-    assert_eq!(empty.size, 0);
-    home.lose.store(0, Ordering::Relaxed);
-
-    let other = world
-        .call(A, extract(1, 1, "empty", "out/big", &world))
-        .await;
-    assert_eq!(other.expect_err("reused").code, ErrorCode::Conflict);
-    let missing = world
-        .call(A, extract(2, 1, "nix", "out/x", &world))
-        .await
-        .expect_err("missing");
-    assert_eq!(missing.code, ErrorCode::NotFound);
-    assert!(missing.detail.contains("nix") && missing.detail.contains(&VolumeId(1).to_string()));
-    for (path, code) in [("out", ErrorCode::BadPath), ("../x", ErrorCode::BadPath)] {
-        let refused = world.call(A, extract(3, 1, path, "out/y", &world)).await;
-        assert_eq!(refused.expect_err(path).code, code);
-    }
-
-    // The receipt outlives the volume and the node.
-    world.call(A, delete(1)).await.expect("delete");
-    world.network.kill(A);
-    world.network.kill(HOME);
-    drop(node);
-    let _node = world.node(B, world.config(store.path())).await;
-    let again = world.call(B, extract(1, 1, "big", "out/big", &world)).await;
-    assert_eq!(again, Ok(expected));
-    let gone = world.call(B, extract(4, 1, "big", "out/z", &world)).await;
-    assert_eq!(gone.expect_err("gone").code, ErrorCode::VolumeLost);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_extraction_waits_for_a_home_that_is_away() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
-    let home = rich_home(&world);
-    let _node = world.node(A, world.config(store.path())).await;
-    world
-        .create(A, spec(1, from_home("in/sub")))
-        .await
-        .expect("create");
-    world.network.kill(HOME);
-    let late = world
-        .call_for(A, extract(1, 1, "small", "t", &world), 500)
-        .await;
-    assert!(late.expect_err("away").is_transient());
-    let network = world.network.clone();
-    tokio::spawn(async move {
-        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
-        network.listen(HOME, home);
-    });
-    let receipt = world
-        .call(A, extract(1, 1, "small", "t", &world))
-        .await
-        .expect("receipt");
-    assert_eq!(receipt.digest, Digest::of(b"hello"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,11 +8,16 @@ use bafs_proto::file_op::Errno;
 pub(crate) type Outcome<T> = Result<T, Errno>;
 
 macro_rules! errnos {
-    ($($name:ident)*) => { $(pub(crate) const $name: Errno = Errno(rustix::io::Errno::$name.raw_os_error());)* };
+    ($($name:ident)*) => {
+        $(pub(crate) const $name: Errno = Errno(rustix::io::Errno::$name.raw_os_error());)*
+    };
 }
 
 pub(crate) const E2BIG: Errno = Errno(rustix::io::Errno::TOOBIG.raw_os_error());
-errnos! { BADF EXIST INVAL ISDIR LOOP NFILE NOENT NOSPC NOTDIR NXIO OPNOTSUPP PERM ROFS STALE ACCESS RANGE FBIG }
+errnos! {
+    BADF EXIST INVAL ISDIR LOOP NFILE NOENT NOSPC NOTDIR NXIO OPNOTSUPP PERM ROFS STALE ACCESS RANGE
+    FBIG
+}
 
 /// The errno of a failed system call. A process that ran out of descriptors is, to the caller, a
 /// full table of the system that serves it.

@@ -348,3 +348,19 @@ fn take(faults: &AtomicU32) -> bool {
         })
         .is_ok()
 }
+
+pub(crate) fn rich_home(world: &World) -> Arc<Home> {
+    let home = Arc::new(Home::default());
+    home.add("in", SourceKind::Directory);
+    home.add("in/sub", SourceKind::Directory);
+    home.add("in/link", SourceKind::Symlink(b"sub/small".to_vec()));
+    home.add("in/out", SourceKind::Symlink(b"/etc/passwd".to_vec()));
+    home.file("in/sub/small", b"hello", 0o640);
+    home.file("in/big", &noise(3_500_000, 7), 0o755);
+    home.file("in/empty", b"", 0o600);
+    let mut sparse = vec![0; 2 << 20];
+    sparse[1_500_000] = 1;
+    home.file("in/sparse", &sparse, 0o444);
+    world.network.listen(HOME, home.clone());
+    home
+}

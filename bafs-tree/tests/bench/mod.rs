@@ -1,6 +1,8 @@
 //! A tree on a temporary directory with a session to it, for tests.
 #![allow(dead_code)] // each test target uses its own part
 
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -173,4 +175,29 @@ impl Bench {
         names.sort();
         names
     }
+}
+
+pub(crate) const BLOCK: u64 = 4096;
+pub(crate) const ROOMY: Limit = Limit {
+    bytes: 64 << 20,
+    files: 10_000,
+};
+
+pub(crate) fn disk_bytes(bench: &Bench) -> u64 {
+    fn sum(path: &std::path::Path, seen: &mut std::collections::BTreeSet<u64>) -> u64 {
+        let mut bytes = 0;
+        for entry in fs::read_dir(path).expect("directory") {
+            let entry = entry.expect("entry");
+            let found = entry.metadata().expect("metadata");
+            if seen.insert(found.ino()) {
+                bytes += found.blocks() * 512;
+            }
+            if found.is_dir() {
+                bytes += sum(&entry.path(), seen);
+            }
+        }
+        bytes
+    }
+    let root = fs::metadata(bench.path("")).expect("root").blocks() * 512;
+    root.saturating_sub(BLOCK) + sum(&bench.path(""), &mut std::collections::BTreeSet::new())
 }

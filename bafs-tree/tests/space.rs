@@ -1,0 +1,299 @@
+//! Operations that take space: exactly to the limit, also with many at once.
+
+mod bench;
+
+use std::fs;
+use std::sync::Arc;
+
+use bafs_proto::file_op::{AttrChange, BodyRange, Errno, FileOp, FileReply};
+use bafs_tree::{Limit, Tree};
+use bench::{BLOCK, Bench, CALLER, ROOMY, ROOT, disk_bytes};
+use nix::libc;
+
+#[test]
+fn sparse_files_count_what_they_take_and_holes_are_found() {
+    let bench = Bench::new(Some(ROOMY));
+    let (_, handle) = bench.create(ROOT, "f", 0o600);
+    bench.write(handle, 1 << 30, b"x").expect("write");
+    assert_eq!(bench.tree.used().0, BLOCK);
+    let data = FileOp::Seek {
+        handle,
+        offset: 0,
+        whence: libc::SEEK_DATA,
+    };
+    assert_eq!(bench.ok(data), FileReply::Position(1 << 30));
+    let hole = FileOp::Seek {
+        handle,
+        offset: 5,
+        whence: libc::SEEK_HOLE,
+    };
+    assert_eq!(bench.ok(hole), FileReply::Position(5));
+    let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let punch = FileOp::Allocate {
+        handle,
+        mode: punch,
+        offset: 1 << 30,
+        length: BLOCK,
+    };
+    bench.ok(punch);
+    assert_eq!(bench.tree.used().0, 0);
+}
+
+#[test]
+fn copies_stay_within_the_limit() {
+    let bench = Bench::new(Some(Limit {
+        bytes: 12 * BLOCK,
+        files: 9,
+    }));
+    let (_, source) = bench.create(ROOT, "a", 0o600);
+    let (_, target) = bench.create(ROOT, "b", 0o600);
+    bench.write(source, 0, &[9; 8 * 4096]).expect("write");
+    let copy = |source_offset, target_offset| FileOp::CopyRange {
+        source,
+        source_offset,
+        target,
+        target_offset,
+        length: u64::MAX,
+    };
+    assert_eq!(
+        bench.ok(copy(0, 0)),
+        FileReply::Written { length: 4 * BLOCK }
+    );
+    assert_eq!(
+        bench.ok(copy(8 * BLOCK, 0)),
+        FileReply::Written { length: 0 }
+    );
+    assert_eq!(bench.err(copy(0, 4 * BLOCK)), libc::ENOSPC);
+    assert_eq!(bench.read(target, 4 * BLOCK - 1, 10), Ok(vec![9]));
+    assert_eq!(bench.tree.used().0, 12 * BLOCK);
+}
+
+#[test]
+fn bytes_end_exactly_at_the_limit() {
+    let bench = Bench::new(Some(Limit {
+        bytes: 5 * BLOCK,
+        files: 10,
+    }));
+    let (ino, handle) = bench.create(ROOT, "f", 0o600);
+    assert_eq!(bench.write(handle, 0, &[1; 7 * 4096]), Ok(5 * BLOCK));
+    assert_eq!(
+        bench.write(handle, 5 * BLOCK, b"x"),
+        Err(Errno(libc::ENOSPC))
+    );
+    assert_eq!(bench.tree.stat().free_bytes, 0);
+    // What has space already may be written again, and as much of the rest as fits.
+    assert_eq!(bench.write(handle, 100, &[2; 3 * 4096]), Ok(3 * BLOCK));
+    assert_eq!(
+        bench.write(handle, 4 * BLOCK + 1, &[3; 8192]),
+        Ok(BLOCK - 1)
+    );
+    let grow = |mode, offset, length| FileOp::Allocate {
+        handle,
+        mode,
+        offset,
+        length,
+    };
+    assert_eq!(bench.err(grow(0, 5 * BLOCK, 1)), libc::ENOSPC);
+    bench.ok(grow(0, 0, 5 * BLOCK));
+    let change = AttrChange {
+        size: Some(4 * BLOCK),
+        ..AttrChange::default()
+    };
+    bench.ok(FileOp::SetAttr {
+        ino,
+        handle: None,
+        change,
+    });
+    // Space that was set aside is there when it is written.
+    bench.ok(grow(libc::FALLOC_FL_KEEP_SIZE, 4 * BLOCK, 10));
+    assert_eq!(bench.tree.stat().free_bytes, 0);
+    assert_eq!(bench.write(handle, 4 * BLOCK, &[4; 4096]), Ok(BLOCK));
+    assert_eq!(bench.tree.used().0, disk_bytes(&bench));
+    // A full volume still takes names into directories that have room, and renames.
+    bench.create(ROOT, "empty", 0o600);
+    bench.rename(ROOT, "empty", ROOT, "f2", 0).expect("rename");
+    let directory = FileOp::MakeDirectory {
+        parent: ROOT,
+        name: b"d".to_vec(),
+        mode: 0o755,
+    };
+    assert_eq!(bench.err(directory), libc::ENOSPC);
+    bench.ok(FileOp::Unlink {
+        parent: ROOT,
+        name: b"f".to_vec(),
+    });
+    bench.ok(FileOp::Release { handle });
+    assert_eq!(bench.tree.used(), (0, 1));
+}
+
+#[test]
+fn files_end_exactly_at_the_limit() {
+    let bench = Bench::new(Some(Limit {
+        bytes: 64 << 20,
+        files: 3,
+    }));
+    bench.ok(FileOp::MakeDirectory {
+        parent: ROOT,
+        name: b"d".to_vec(),
+        mode: 0o755,
+    });
+    let link = |name: &str| FileOp::MakeSymlink {
+        parent: ROOT,
+        name: name.as_bytes().to_vec(),
+        target: b"t".to_vec(),
+    };
+    assert_eq!(bench.tree.used().1, 1);
+    bench.ok(link("l"));
+    assert_eq!(bench.tree.used(), (4096, 2));
+    bench.create(ROOT, "f", 0o600);
+    assert_eq!(bench.err(link("l2")), libc::ENOSPC);
+    assert_eq!(bench.err(link("l")), libc::EEXIST);
+    assert_eq!(bench.tree.stat().free_files, 0);
+    bench.ok(FileOp::RemoveDirectory {
+        parent: ROOT,
+        name: b"d".to_vec(),
+    });
+    bench.ok(link("l2"));
+    assert_eq!(bench.tree.used().1, 3);
+}
+
+#[test]
+fn writers_at_once_never_pass_the_limit() {
+    let limit = Limit {
+        bytes: 100 * BLOCK,
+        files: 40,
+    };
+    let bench = Bench::new(Some(limit));
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let bench = &bench;
+            scope.spawn(move || {
+                let session = bench.tree.session(true);
+                for index in 0..20_u64 {
+                    let create = FileOp::Create {
+                        parent: ROOT,
+                        name: format!("{thread}-{index}").into_bytes(),
+                        mode: 0o600,
+                        flags: libc::O_RDWR,
+                    };
+                    let created = session.run(CALLER, &create, b"", &mut Vec::new());
+                    let Ok(FileReply::Opened { handle, .. }) = created else {
+                        continue;
+                    };
+                    let data = vec![1; 30_000];
+                    for step in 0..5 {
+                        let range = BodyRange {
+                            start: 0,
+                            length: 30_000,
+                        };
+                        let offset = step * 17_000;
+                        let write = FileOp::Write {
+                            handle,
+                            offset,
+                            data: range,
+                            append: false,
+                        };
+                        let _ = session.run(CALLER, &write, &data, &mut Vec::new());
+                        let (bytes, files) = bench.tree.used();
+                        assert!(
+                            bytes <= limit.bytes && files <= limit.files,
+                            "{bytes} {files}"
+                        );
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(bench.tree.used().0, disk_bytes(&bench));
+    assert!(
+        bench.tree.used().0 > limit.bytes - 4 * BLOCK,
+        "writers filled the volume"
+    );
+    let counted = Tree::open(&bench.path(""), Some(limit)).expect("open");
+    assert_eq!(counted.used(), bench.tree.used());
+}
+
+#[test]
+fn appends_at_once_lose_nothing() {
+    for limit in [Some(ROOMY), None] {
+        let bench = Arc::new(Bench::new(limit));
+        let (_, handle) = bench.create(ROOT, "log", 0o600);
+        std::thread::scope(|scope| {
+            for thread in 0..2_u8 {
+                let bench = bench.clone();
+                scope.spawn(move || {
+                    for _ in 0..300 {
+                        let range = BodyRange {
+                            start: 0,
+                            length: 100,
+                        };
+                        let op = FileOp::Write {
+                            handle,
+                            offset: 0,
+                            data: range,
+                            append: true,
+                        };
+                        let wrote = bench.run_with(op, &[thread; 100]).0;
+                        assert_eq!(wrote, Ok(FileReply::Written { length: 100 }));
+                    }
+                });
+            }
+        });
+        let content = fs::read(bench.path("log")).expect("read");
+        assert_eq!(content.len(), 60_000);
+        for record in content.chunks(100) {
+            assert!(
+                record.iter().all(|byte| *byte == record[0]),
+                "a record is torn"
+            );
+        }
+    }
+}
+
+#[test]
+fn an_unlinked_file_lives_and_counts_until_it_is_closed() {
+    let bench = Bench::new(Some(ROOMY));
+    let (ino, handle) = bench.create(ROOT, "f", 0o600);
+    bench.write(handle, 0, &[7; 10_000]).expect("write");
+    let used = bench.tree.used();
+    assert_eq!(used, (3 * BLOCK, 1));
+    bench.ok(FileOp::Unlink {
+        parent: ROOT,
+        name: b"f".to_vec(),
+    });
+    assert_eq!(bench.tree.used(), used);
+    assert_eq!(bench.read(handle, 9_999, 10), Ok(vec![7]));
+    let FileReply::Attr(attr) = bench.ok(FileOp::GetAttr { ino, handle: None }) else {
+        panic!()
+    };
+    assert_eq!(attr.nlink, 0);
+    bench.ok(FileOp::Release { handle });
+    assert_eq!(bench.tree.used(), (0, 0));
+    // The number may be asked for until the agent forgets it, and never means another file.
+    assert!(bench.run(FileOp::GetAttr { ino, handle: None }).is_ok());
+    assert_eq!(
+        bench.err(FileOp::Open {
+            ino,
+            flags: libc::O_RDONLY
+        }),
+        libc::ESTALE
+    );
+    for index in 0..50 {
+        assert_ne!(bench.create(ROOT, &format!("g{index}"), 0o600).0, ino);
+    }
+}
+
+#[test]
+fn rename_replaces_an_open_file_and_gives_its_space_back() {
+    let bench = Bench::new(Some(ROOMY));
+    let (_, old) = bench.create(ROOT, "old", 0o600);
+    let (_, new) = bench.create(ROOT, "new", 0o600);
+    bench.write(old, 0, &[1; 8192]).expect("write");
+    bench.write(new, 0, &[2; 4096]).expect("write");
+    bench.rename(ROOT, "new", ROOT, "old", 0).expect("rename");
+    assert_eq!(bench.read(old, 0, 1), Ok(vec![1]));
+    assert_eq!(bench.tree.used(), (3 * BLOCK, 2));
+    bench.ok(FileOp::Release { handle: old });
+    assert_eq!(bench.tree.used(), (BLOCK, 1));
+    assert_eq!(fs::read(bench.path("old")).expect("read"), [2; 4096]);
+}
