@@ -7,11 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bafs_proto::file_op::TreeStat;
-use rustix::fs::{FileType, Mode, OFlags, RawDir, Stat, fstat, fstatvfs, open, openat};
+use rustix::fs::{FileType, Mode, OFlags, RawDir, Stat, chmod, fstat, fstatvfs, open, openat};
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
 use crate::account::{Account, Identity, Limit};
-use crate::anchor::{identity, kind, open_path};
+use crate::anchor::{identity, kind, open_path, proc_path};
 use crate::session::Session;
 
 /// The root's own blocks up to so many bytes are not charged: an empty tree uses nothing.
@@ -142,8 +142,24 @@ impl Tree {
         }
     }
 
-    /// Counts everything that is there. Descends by descriptors, so depth has no limit but theirs.
+    /// Counts everything that is there, also in directories that a job closed to its own user,
+    /// which is this server's when it has no privilege: these are opened for the time being.
     fn count_all(&self, account: &Account) -> std::io::Result<()> {
+        let mut closed = Vec::new();
+        let counted = self.count_below(account, &mut closed);
+        for (directory, mode) in closed.into_iter().rev() {
+            chmod(proc_path(&directory), Mode::from_raw_mode(mode))?;
+        }
+        counted
+    }
+
+    /// Descends by descriptors, so depth has no limit but theirs. Gives the directories whose mode
+    /// it changed, with the mode to restore.
+    fn count_below(
+        &self,
+        account: &Account,
+        closed: &mut Vec<(OwnedFd, u32)>,
+    ) -> std::io::Result<()> {
         let stat = fstat(&self.root)?;
         account.count(self.identity, self.charge(&stat));
         // The root is there without being asked for.
@@ -171,6 +187,11 @@ impl Tree {
                 account.count(identity(&stat), self.charge(&stat));
                 if kind(&stat) == FileType::Directory {
                     pending.push((directory.clone(), name.to_owned()));
+                    let mode = stat.st_mode & 0o7777;
+                    if !self.privileged && mode & 0o500 != 0o500 {
+                        chmod(proc_path(&fd), Mode::from_raw_mode(mode | 0o500))?;
+                        closed.push((fd, mode));
+                    }
                 }
             }
         }

@@ -3,6 +3,7 @@
 mod bench;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
 use bafs_proto::file_op::{AttrChange, BodyRange, Errno, FileOp, FileReply};
@@ -296,4 +297,23 @@ fn rename_replaces_an_open_file_and_gives_its_space_back() {
     bench.ok(FileOp::Release { handle: old });
     assert_eq!(bench.tree.used(), (BLOCK, 1));
     assert_eq!(fs::read(bench.path("old")).expect("read"), [2; 4096]);
+}
+
+/// Says most when it runs without privilege: to root no directory is closed.
+#[test]
+fn a_directory_that_a_job_closed_counts_and_stays_closed() {
+    let bench = Bench::new(Some(ROOMY));
+    let closed = bench.path("closed");
+    fs::create_dir_all(closed.join("inner")).expect("mkdir");
+    fs::write(closed.join("inner/f"), b"x").expect("write");
+    for (mode, path) in [(0o000, closed.join("inner")), (0o400, closed.clone())] {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("chmod");
+    }
+    let tree = Tree::open(&bench.path(""), Some(ROOMY)).expect("open");
+    assert_eq!(tree.used().1, 3);
+    let mode = |path| fs::metadata(path).expect("stat").permissions().mode() & 0o777;
+    assert_eq!(mode(closed.clone()), 0o400);
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).expect("chmod");
+    assert_eq!(mode(closed.join("inner")), 0o000);
+    fs::set_permissions(closed.join("inner"), fs::Permissions::from_mode(0o700)).expect("chmod");
 }
