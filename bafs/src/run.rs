@@ -96,6 +96,7 @@ async fn run_local(
         slots: cores.div_ceil(nodes),
         keep: false,
     };
+    let interrupted = interrupted();
     let mut cluster = tokio::task::block_in_place(|| Cluster::start(&spec))?;
     let way = Way {
         // The cluster does not outlive this run, and so neither does its journal.
@@ -109,7 +110,7 @@ async fn run_local(
     };
     tokio::select! {
         report = on_cluster(workflow, &mut cluster, &way) => report,
-        () = interrupted() => bail!("interrupted; the throw-away cluster was removed"),
+        () = interrupted => bail!("interrupted; the throw-away cluster was removed"),
     }
 }
 
@@ -211,19 +212,28 @@ async fn run_remote(args: &RunArgs, workflow: Workflow, output: Output) -> Resul
     Ok(report?)
 }
 
-/// Returns when this process is asked to end.
-pub(crate) async fn interrupted() {
-    let wait = |kind| async move {
-        match signal(kind) {
-            Ok(mut signal) => drop(signal.recv().await),
-            // Without a handler the signal ends the process by itself.
-            Err(_) => std::future::pending().await,
+/// Returns a future that ends when this process is asked to end, at once if it was asked after
+/// this call: what is made from here on can be removed before the process ends.
+pub(crate) fn interrupted() -> impl Future<Output = ()> {
+    let hear = |kind| {
+        let heard = signal(kind);
+        async move {
+            match heard {
+                Ok(mut signal) => drop(signal.recv().await),
+                // Without a handler the signal ends the process by itself.
+                Err(_) => std::future::pending().await,
+            }
         }
     };
-    tokio::select! {
-        () = wait(SignalKind::interrupt()) => {}
-        () = wait(SignalKind::terminate()) => {}
-        () = wait(SignalKind::hangup()) => {}
+    let interrupt = hear(SignalKind::interrupt());
+    let terminate = hear(SignalKind::terminate());
+    let hangup = hear(SignalKind::hangup());
+    async move {
+        tokio::select! {
+            () = interrupt => {}
+            () = terminate => {}
+            () = hangup => {}
+        }
     }
 }
 

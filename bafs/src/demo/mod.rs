@@ -68,11 +68,12 @@ pub(crate) async fn demo(args: DemoArgs, output: Output) -> Result<ExitCode> {
         "a demo needs a node and a pipeline"
     );
     tokio::task::block_in_place(run::check_machine)?;
+    let interrupted = run::interrupted();
     let directory = OwnDirectory::create("demo", false)?;
     let demo = demo_in(&args, directory.path(), output);
     tokio::select! {
         done = demo => done,
-        () = run::interrupted() => bail!("interrupted; everything was removed"),
+        () = interrupted => bail!("interrupted; everything was removed"),
     }
 }
 

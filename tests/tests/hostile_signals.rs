@@ -1,0 +1,165 @@
+//! Signals at many moments of a run on a throw-away cluster, and stuck or killed parts of a
+//! lasting one: nothing hangs, and nothing is left behind.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use bafs_tests::{World, cannot_mount, is_empty, mounts_with, processes_with, program, said, skip};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// Time for everything to be gone.
+const GONE: Duration = Duration::from_secs(5);
+
+/// A job that takes a while, in a volume that it holds open.
+const WORKFLOW: &str = "volume v scratch 1 MB\njob j {\nexecutable = /bin/sh\n\
+    arguments = -c \"sleep 1; echo done > /v/out\"\n}\nmount v j /v\n\
+    extract v out bafs://home/out\n";
+
+fn start(workflow: &Path, temporary: &Path) -> Result<Child> {
+    let mut command = Command::new(program());
+    command
+        .args(["run", "--local", "2"])
+        .arg(workflow)
+        .env("TMPDIR", temporary)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    command.spawn().context("bafs run starts")
+}
+
+fn send(pid: u32, signal: Signal) -> Result<()> {
+    Ok(kill(Pid::from_raw(i32::try_from(pid)?), signal)?)
+}
+
+fn wait_until_gone(temporary: &Path) -> Result<()> {
+    let text = temporary.to_string_lossy().into_owned();
+    let started = Instant::now();
+    loop {
+        let left = [processes_with(&text), mounts_with(&text)].concat();
+        if left.is_empty() {
+            return Ok(());
+        }
+        ensure!(started.elapsed() < GONE, "left behind: {left:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn cluster_is_gone_after_a_signal_at_any_moment() -> Result<()> {
+    let name = "cluster_is_gone_after_a_signal_at_any_moment";
+    if let Some(reason) = cannot_mount() {
+        skip(name, &reason);
+        return Ok(());
+    }
+    let directory = tempfile::tempdir()?;
+    let workflow = directory.path().join("test.bafs");
+    std::fs::write(&workflow, WORKFLOW)?;
+    let temporary = directory.path().join("temporary");
+    std::fs::create_dir(&temporary)?;
+    let signals = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
+    for (index, signal) in signals.into_iter().cycle().take(9).enumerate() {
+        let mut run = start(&workflow, &temporary)?;
+        std::thread::sleep(Duration::from_millis(20 + 110 * index as u64));
+        send(run.id(), signal)?;
+        let status = run.wait()?;
+        ensure!(!status.success(), "{signal}, moment {index}: {status}");
+        wait_until_gone(&temporary)?;
+        ensure!(is_empty(&temporary), "{signal}, moment {index}: files stay");
+    }
+    for moment_ms in [20, 300, 900] {
+        let mut run = start(&workflow, &temporary)?;
+        std::thread::sleep(Duration::from_millis(moment_ms));
+        run.kill()?;
+        run.wait()?;
+        wait_until_gone(&temporary)?;
+    }
+    ensure!(
+        !is_empty(&temporary),
+        "a killed run cannot remove its files"
+    );
+    ensure!(start(&workflow, &temporary)?.wait()?.success());
+    ensure!(
+        is_empty(&temporary),
+        "the next run removes what a killed one left"
+    );
+    Ok(())
+}
+
+#[test]
+fn cluster_ends_an_agent_that_is_stuck() -> Result<()> {
+    let name = "cluster_ends_an_agent_that_is_stuck";
+    if let Some(reason) = cannot_mount() {
+        skip(name, &reason);
+        return Ok(());
+    }
+    let world = World::start(&["20MB"])?;
+    world.wait_for_servers(2)?;
+    let path = world.workflow(WORKFLOW)?;
+    let run = world
+        .bafs(&["run", &path.to_string_lossy()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let agent = format!("agent --identity {}", world.cluster.identity().display());
+    let started = Instant::now();
+    let found = loop {
+        if let Some(line) = processes_with(&agent).into_iter().next() {
+            break line;
+        }
+        ensure!(started.elapsed() < GONE, "no agent was started");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    std::thread::sleep(Duration::from_millis(300));
+    let pid = found
+        .split(' ')
+        .next()
+        .context("a line begins with a pid")?;
+    send(pid.parse()?, Signal::SIGSTOP)?;
+    let output = run.wait_with_output()?;
+    ensure!(output.status.success(), said(&output));
+    ensure!(
+        started.elapsed() < Duration::from_secs(60),
+        "it took too long"
+    );
+    ensure!(world.get("out")? == b"done\n", "the output is there");
+    ensure!(processes_with(&agent).is_empty(), "the stuck agent is left");
+    Ok(())
+}
+
+#[test]
+fn cluster_completes_from_a_journal_that_lost_its_end() -> Result<()> {
+    let name = "cluster_completes_from_a_journal_that_lost_its_end";
+    if let Some(reason) = cannot_mount() {
+        skip(name, &reason);
+        return Ok(());
+    }
+    let world = World::start(&["20MB"])?;
+    world.wait_for_servers(2)?;
+    let path = world.workflow(&WORKFLOW.replace("sleep 1; ", ""))?;
+    let journal = world.home.path().join("journal");
+    let args = [
+        "run",
+        &path.to_string_lossy(),
+        "--journal",
+        &journal.to_string_lossy(),
+    ];
+    let output = world.bafs(&args).output()?;
+    ensure!(output.status.success(), said(&output));
+    let whole = std::fs::read(&journal)?;
+    for tenths in [6, 7, 8, 9] {
+        std::fs::write(&journal, &whole[..whole.len() * tenths / 10])?;
+        let output = world.bafs(&args).output()?;
+        let text = said(&output);
+        // The header may be most of a small journal; without it nothing can be done.
+        ensure!(
+            output.status.success() || text.contains("header is not whole"),
+            text
+        );
+        let volumes = world.json(&["volume", "list"])?;
+        ensure!(volumes.as_array().is_some_and(Vec::is_empty), "{volumes}");
+    }
+    Ok(())
+}
