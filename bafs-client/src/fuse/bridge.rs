@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use bafs_proto::file_op::FileOp;
 use bafs_proto::ids::HandleId;
-use fuser::{FileHandle, FopenFlags, INodeNo, ReplyEmpty, ReplyEntry, Request};
+use fuser::{
+    FileHandle, FopenFlags, INodeNo, InitFlags, KernelConfig, ReplyEmpty, ReplyEntry, Request,
+};
 
 use super::convert::caller;
 use super::replies;
@@ -70,5 +72,30 @@ impl Bridge {
     pub(super) fn empty(&self, request: &Request, op: FileOp, reply: ReplyEmpty) {
         self.volume
             .run(caller(request), op, &[], replies::empty(reply));
+    }
+
+    /// Asks the kernel for what suits the volume, as far as it offers that.
+    pub(super) fn negotiate(&mut self, config: &mut KernelConfig) {
+        let mut wanted = InitFlags::FUSE_PARALLEL_DIROPS
+            | InitFlags::FUSE_DO_READDIRPLUS
+            | InitFlags::FUSE_READDIRPLUS_AUTO
+            | InitFlags::FUSE_CACHE_SYMLINKS
+            | InitFlags::FUSE_ATOMIC_O_TRUNC
+            | InitFlags::FUSE_HANDLE_KILLPRIV_V2
+            | InitFlags::FUSE_ASYNC_DIO
+            | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
+        let mode = self.volume.mode();
+        if mode.stateless {
+            wanted |= InitFlags::FUSE_NO_OPEN_SUPPORT | InitFlags::FUSE_NO_OPENDIR_SUPPORT;
+        }
+        if !mode.cached {
+            // A link that somebody else replaces must be read again.
+            wanted.remove(InitFlags::FUSE_CACHE_SYMLINKS);
+        }
+        let given = wanted & config.capabilities();
+        // Only what the kernel offers is asked for, so it cannot refuse.
+        let _ = config.add_capabilities(given);
+        self.no_open = given.contains(InitFlags::FUSE_NO_OPEN_SUPPORT);
+        self.no_opendir = given.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
     }
 }

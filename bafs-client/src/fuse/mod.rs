@@ -4,6 +4,7 @@
 mod bridge;
 mod convert;
 mod mount;
+mod operations;
 mod replies;
 mod requests;
 

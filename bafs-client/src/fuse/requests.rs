@@ -2,7 +2,6 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -11,17 +10,16 @@ use bafs_proto::file_op::{AttrChange, BodyRange, FileOp};
 use bafs_proto::ids::InodeNo;
 use bafs_proto::limits::IO_BYTES_MAX;
 use fuser::{
-    BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, INodeNo, InitFlags, IoctlFlags,
-    KernelConfig, LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags,
-    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
-    ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
-    TimeOrNow, WriteFlags,
+    BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, INodeNo, IoctlFlags, KernelConfig,
+    LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr, ReplyCreate,
+    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek,
+    ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use nix::libc;
 
 use super::bridge::Bridge;
 use super::convert::{self, caller, name};
-use super::replies;
+use super::{operations, replies};
 use crate::limits::COPY_BYTES_MAX;
 
 /// Requests that the kernel may have under way without anybody waiting (read-ahead, write-back).
@@ -29,45 +27,18 @@ const BACKGROUND_MAX: u16 = 64;
 
 impl Filesystem for Bridge {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        let mut wanted = InitFlags::FUSE_PARALLEL_DIROPS
-            | InitFlags::FUSE_DO_READDIRPLUS
-            | InitFlags::FUSE_READDIRPLUS_AUTO
-            | InitFlags::FUSE_CACHE_SYMLINKS
-            | InitFlags::FUSE_ATOMIC_O_TRUNC
-            | InitFlags::FUSE_HANDLE_KILLPRIV_V2
-            | InitFlags::FUSE_ASYNC_DIO
-            | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
-        let mode = self.volume.mode();
-        if mode.stateless {
-            wanted |= InitFlags::FUSE_NO_OPEN_SUPPORT | InitFlags::FUSE_NO_OPENDIR_SUPPORT;
-        }
-        if !mode.cached {
-            // A link that somebody else replaces must be read again.
-            wanted.remove(InitFlags::FUSE_CACHE_SYMLINKS);
-        }
-        let given = wanted & config.capabilities();
-        // Only what the kernel offers is asked for, so it cannot refuse.
-        let _ = config.add_capabilities(given);
-        self.no_open = given.contains(InitFlags::FUSE_NO_OPEN_SUPPORT);
-        self.no_opendir = given.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
+        self.negotiate(config);
         let _ = config.set_max_write(IO_BYTES_MAX);
         let _ = config.set_max_background(BACKGROUND_MAX);
         Ok(())
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, at: &OsStr, reply: ReplyEntry) {
-        let op = FileOp::Lookup {
-            parent: InodeNo(parent.0),
-            name: name(at),
-        };
-        self.entry(request, op, reply);
+        self.entry(request, operations::lookup(parent, at), reply);
     }
 
     fn forget(&self, request: &Request, ino: INodeNo, count: u64) {
-        let op = FileOp::Forget {
-            ino: InodeNo(ino.0),
-            count,
-        };
+        let op = operations::forget(ino, count);
         self.volume
             .run(caller(request), op, &[], Box::new(|_, _| {}));
     }
@@ -124,9 +95,7 @@ impl Filesystem for Bridge {
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
-        let op = FileOp::ReadLink {
-            ino: InodeNo(ino.0),
-        };
+        let op = operations::read_link(ino);
         self.volume
             .run(caller(request), op, &[], replies::bytes(reply));
     }
@@ -141,15 +110,9 @@ impl Filesystem for Bridge {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        let parent = InodeNo(parent.0);
         self.entry(
             request,
-            FileOp::MakeNode {
-                parent,
-                name: name(at),
-                mode,
-                rdev,
-            },
+            operations::make_node(parent, at, mode, rdev),
             reply,
         );
     }
@@ -163,35 +126,15 @@ impl Filesystem for Bridge {
         _umask: u32,
         reply: ReplyEntry,
     ) {
-        let parent = InodeNo(parent.0);
-        self.entry(
-            request,
-            FileOp::MakeDirectory {
-                parent,
-                name: name(at),
-                mode,
-            },
-            reply,
-        );
+        self.entry(request, operations::make_directory(parent, at, mode), reply);
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, at: &OsStr, reply: ReplyEmpty) {
-        self.empty(
-            request,
-            FileOp::Unlink {
-                parent: InodeNo(parent.0),
-                name: name(at),
-            },
-            reply,
-        );
+        self.empty(request, operations::unlink(parent, at), reply);
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, at: &OsStr, reply: ReplyEmpty) {
-        let op = FileOp::RemoveDirectory {
-            parent: InodeNo(parent.0),
-            name: name(at),
-        };
-        self.empty(request, op, reply);
+        self.empty(request, operations::remove_directory(parent, at), reply);
     }
 
     fn symlink(
@@ -202,13 +145,7 @@ impl Filesystem for Bridge {
         target: &Path,
         reply: ReplyEntry,
     ) {
-        let target = target.as_os_str().as_bytes().to_vec();
-        let op = FileOp::MakeSymlink {
-            parent: InodeNo(parent.0),
-            name: name(at),
-            target,
-        };
-        self.entry(request, op, reply);
+        self.entry(request, operations::make_symlink(parent, at, target), reply);
     }
 
     fn rename(
@@ -221,14 +158,11 @@ impl Filesystem for Bridge {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let op = FileOp::Rename {
-            parent: InodeNo(parent.0),
-            name: name(at),
-            new_parent: InodeNo(new_parent.0),
-            new_name: name(new_at),
-            flags: flags.bits(),
-        };
-        self.empty(request, op, reply);
+        self.empty(
+            request,
+            operations::rename((parent, at), (new_parent, new_at), flags),
+            reply,
+        );
     }
 
     fn link(
@@ -239,13 +173,7 @@ impl Filesystem for Bridge {
         at: &OsStr,
         reply: ReplyEntry,
     ) {
-        let parent = InodeNo(parent.0);
-        let op = FileOp::MakeLink {
-            ino: InodeNo(ino.0),
-            parent,
-            name: name(at),
-        };
-        self.entry(request, op, reply);
+        self.entry(request, operations::make_link(ino, parent, at), reply);
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -411,9 +339,7 @@ impl Filesystem for Bridge {
             // As with `open`.
             return reply.error(fuser::Errno::ENOSYS);
         }
-        let op = FileOp::OpenDirectory {
-            ino: InodeNo(ino.0),
-        };
+        let op = operations::open_directory(ino);
         let finish = replies::opened(self.directory_flags(), reply);
         self.volume.run(caller(request), op, &[], finish);
     }
@@ -474,13 +400,7 @@ impl Filesystem for Bridge {
         _data_only: bool,
         reply: ReplyEmpty,
     ) {
-        self.empty(
-            request,
-            FileOp::FsyncDirectory {
-                ino: InodeNo(ino.0),
-            },
-            reply,
-        );
+        self.empty(request, operations::sync_directory(ino), reply);
     }
 
     fn statfs(&self, request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
@@ -502,45 +422,23 @@ impl Filesystem for Bridge {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        let (ino, value) = (InodeNo(ino.0), value.to_vec());
-        self.empty(
-            request,
-            FileOp::SetXattr {
-                ino,
-                name: name(at),
-                value,
-                flags,
-            },
-            reply,
-        );
+        self.empty(request, operations::set_xattr(ino, at, value, flags), reply);
     }
 
     fn getxattr(&self, request: &Request, ino: INodeNo, at: &OsStr, size: u32, reply: ReplyXattr) {
-        let op = FileOp::GetXattr {
-            ino: InodeNo(ino.0),
-            name: name(at),
-        };
+        let op = operations::get_xattr(ino, at);
         self.volume
             .run(caller(request), op, &[], replies::xattr(size, reply));
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        let op = FileOp::ListXattr {
-            ino: InodeNo(ino.0),
-        };
+        let op = operations::list_xattr(ino);
         self.volume
             .run(caller(request), op, &[], replies::xattr(size, reply));
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, at: &OsStr, reply: ReplyEmpty) {
-        self.empty(
-            request,
-            FileOp::RemoveXattr {
-                ino: InodeNo(ino.0),
-                name: name(at),
-            },
-            reply,
-        );
+        self.empty(request, operations::remove_xattr(ino, at), reply);
     }
 
     fn ioctl(

@@ -168,7 +168,7 @@ fn nothing_is_lost_silently(who: Who) {
 
 fn the_agents_mount_points_are_hidden(who: Who) {
     // Only below the directories that carry them: the host may have mounts of its own.
-    let script = "cat /v/name; grep -cE ' /(boot|media|srv|mnt|opt|proc/fs)/[.]bafs-' /proc/mounts; \
+    let script = "cat /v/name; grep -cE ' /(boot|media|srv|mnt|opt|proc/fs)/.bafs-' /proc/mounts; \
                   ls -A /boot /media /srv /mnt";
     let world = World::new(who, script).volume("/v");
     let here = Command::new("sh")
