@@ -254,19 +254,26 @@ impl Model<'_> {
             self.home_s(self.shape.endpoint_in_bytes),
             self.home_s(self.shape.endpoint_out_bytes),
         );
+        let outer_waves = match depth {
+            1 => width.div_ceil(outer) as f64,
+            _ => self.outer_waves(width, outer, inner),
+        };
         let inner_waves = width.div_ceil(inner) as f64;
         let seconds = if depth == 1 {
-            stage(outer, in_s + out_s, width.div_ceil(outer) as f64)
+            stage(outer, in_s + out_s, outer_waves)
         } else {
-            let outer_waves = self.outer_waves(width, outer, inner);
             stage(outer, in_s, outer_waves)
                 + stage(outer, out_s, outer_waves)
                 + (depth - 2) as f64 * stage(inner, 0.0, inner_waves)
         };
         // (C5) Each barrier waits for the last of those that run, not for one deviation.
+        let (last, waves) = match depth {
+            1 | 2 => (outer, outer_waves),
+            _ => (inner, inner_waves),
+        };
         let segments = self.allocation.segments(depth) as f64;
-        let jobs_between = inner_waves * depth as f64 / segments;
-        let spread_s = self.deviation_s() * jobs_between.sqrt() * expected_maximum_normal(inner);
+        let jobs_between = waves * depth as f64 / segments;
+        let spread_s = self.deviation_s() * jobs_between.sqrt() * expected_maximum_normal(last);
         seconds + segments * spread_s
     }
 
@@ -294,7 +301,7 @@ impl Model<'_> {
             .saturating_sub(self.shape.running_bytes * u128::from(outer))
             .checked_div(self.shape.waiting_bytes)
             .map_or(width, |waiting| {
-                (waiting as u64).saturating_add(outer).min(width)
+                (waiting + u128::from(outer)).min(width.into()) as u64
             });
         if begun >= width || inner >= outer {
             return width.div_ceil(outer) as f64;

@@ -51,8 +51,9 @@ impl Shape {
         let mut shape = Self::of_batch_data(workflow, &levels);
         shape.width = pipelines.members.len() as u64;
         shape.variability = variability;
+        let extracted = workflow.extracts.iter().map(|e| e.volume).collect();
         for members in &pipelines.members {
-            shape.widen(&Private::of(workflow, members, &levels));
+            shape.widen(&Private::of(workflow, members, &levels, &extracted));
         }
         shape.private_io_bytes = shape.running_bytes as f64 / 2.0;
         let run_s: u64 = workflow.jobs.iter().filter_map(|job| job.runtime_s).sum();
@@ -129,10 +130,14 @@ struct Private {
 
 impl Private {
     /// A volume is held from the stage of its first user to that of its last.
-    fn of(workflow: &Workflow, members: &[JobIndex], levels: &[usize]) -> Self {
+    fn of(
+        workflow: &Workflow,
+        members: &[JobIndex],
+        levels: &[usize],
+        extracted: &BTreeSet<VolumeIndex>,
+    ) -> Self {
         let mounts = members.iter().flat_map(|&job| &workflow.job(job).mounts);
         let volumes: BTreeSet<VolumeIndex> = mounts.map(|mount| mount.volume).collect();
-        let extracted: BTreeSet<VolumeIndex> = workflow.extracts.iter().map(|e| e.volume).collect();
         let stages = members
             .iter()
             .map(|job| levels[job.as_usize()] + 1)
@@ -256,4 +261,94 @@ fn approximations(workflow: &Workflow, pipelines: &Pipelines, levels: &[usize]) 
         );
     }
     notes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workflow::parse_workflow;
+
+    fn workflow(text: &str) -> Workflow {
+        let none = |_: &str| Err("no files".to_owned());
+        parse_workflow("w.bafs", text, &none).unwrap().workflow
+    }
+
+    /// A large volume lives through the first two of three stages, a small one through the last
+    /// two; the second pipeline has a small volume only.
+    const UNEQUAL: &str = "
+        volume db cache bafs://home/db 10 GB
+        volume more cache bafs://home/more 5 GB
+        volume large scratch 7 GB from bafs://home/in
+        volume small scratch 2 GB
+        volume own scratch 1 GB
+        job a { 
+          executable = x
+          runtime = 10 s
+        }
+        job b { 
+          executable = x
+          runtime = 30 s
+        }
+        job c { 
+          executable = x
+          runtime = 20 s
+        }
+        job d { 
+          executable = x
+        }
+        parent a child b
+        parent b child c
+        mount db a /db
+        mount db b /db
+        mount more b /more
+        mount more d /more
+        mount large a /l
+        mount large b /l
+        mount small b /s
+        mount small c /s
+        mount own d /o
+        extract small out bafs://home/out";
+
+    #[test]
+    fn the_largest_stage_stands_for_all() {
+        let (shape, notes) = Shape::bottleneck(&workflow(UNEQUAL), 0.5);
+        let gb = |bytes: u128| bytes / 1_000_000_000;
+        assert_eq!((shape.width, shape.depth), (2, 3));
+        // Both caches are read in the second stage, and `more` in the first as well.
+        assert_eq!(
+            (gb(shape.batch_bytes), gb(shape.batch_total_bytes)),
+            (15, 15)
+        );
+        assert_eq!((gb(shape.running_bytes), gb(shape.waiting_bytes)), (9, 7));
+        assert_eq!(
+            (gb(shape.kept_bytes), shape.largest_volume_bytes),
+            (9, 7_000_000_000)
+        );
+        assert_eq!(
+            (shape.endpoint_in_bytes, shape.endpoint_out_bytes),
+            (7e9, 2e9)
+        );
+        assert_eq!((shape.run_s, shape.variability), (10.0, 0.5));
+        assert!(
+            notes
+                .iter()
+                .any(|note| note.starts_with("1 jobs declare no runtime"))
+        );
+        assert!(!notes.iter().any(|note| note.contains("side by side")));
+    }
+
+    #[test]
+    fn branches_and_workflows_without_volumes_have_a_shape() {
+        let fan = UNEQUAL.replace("parent a child b", "parent a child b d");
+        let (shape, notes) = Shape::bottleneck(&workflow(&fan), 0.0);
+        assert_eq!((shape.width, shape.depth), (1, 3));
+        assert_eq!(
+            shape.running_bytes, 10_000_000_000,
+            "b and d of one stage hold 9 and 1 GB"
+        );
+        assert!(notes.iter().any(|note| note.contains("side by side")));
+        let bare = workflow("job a {\nexecutable = x\n}\njob b {\nexecutable = x\n}");
+        let (shape, _) = Shape::bottleneck(&bare, 0.0);
+        assert_eq!((shape.width, shape.depth, shape.kept_bytes), (2, 1, 0));
+    }
 }
