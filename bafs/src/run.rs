@@ -119,7 +119,12 @@ pub(crate) fn check_machine() -> Result<()> {
     let missing: Vec<String> = bafs_client::sandbox::check()
         .into_iter()
         .filter(|check| check.standing == Standing::Missing)
-        .map(|check| format!("{}: {}; to do: {}", check.subject, check.found, check.remedy))
+        .map(|check| {
+            format!(
+                "{}: {}; to do: {}",
+                check.subject, check.found, check.remedy
+            )
+        })
         .collect();
     if !missing.is_empty() {
         bail!("this machine cannot run jobs:\n  {}", missing.join("\n  "));

@@ -2,8 +2,8 @@
 //! nothing. One thread writes: whatever waits is committed (and synced) together.
 
 use std::panic::AssertUnwindSafe;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{ExtractId, VolumeId};
@@ -87,10 +87,49 @@ pub(super) struct Loaded {
 
 type Waiting = (Change, oneshot::Sender<Result<()>>);
 
+/// The database, which is opened again after an I/O error: until then it refuses everything, also
+/// when a full disk has space again.
+#[derive(Debug)]
+struct Shared {
+    path: PathBuf,
+    /// `None` while it cannot be opened again.
+    database: RwLock<Option<Database>>,
+}
+
+impl Shared {
+    fn with<T>(&self, work: impl FnOnce(&Database) -> Result<T>) -> Result<T> {
+        let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(database) = database.as_ref() else {
+            let text = format!("the volume table {} is not usable now", self.path.display());
+            return Err(Error::new(ErrorCode::ServerFault, text));
+        };
+        unharmed(|| work(database))
+    }
+
+    /// What was committed before is there; what failed may be there or not.
+    fn open_again(&self) {
+        let mut database = self
+            .database
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        let opened = unharmed(|| {
+            // The old one holds the lock of the file.
+            drop(database.take());
+            Database::create(&self.path).map_err(|e| fault(&e))
+        });
+        match opened {
+            Ok(opened) => *database = Some(opened),
+            Err(error) => {
+                tracing::warn!(path = %self.path.display(), %error, "volume table not usable");
+            }
+        }
+    }
+}
+
 /// The table of one store. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(super) struct Table {
-    database: Arc<Database>,
+    database: Arc<Shared>,
     writer: mpsc::Sender<Waiting>,
 }
 
@@ -108,7 +147,11 @@ impl Table {
                 tracing::warn!(path = %path.display(), "the volume table was damaged and mended");
             }
             let loaded = make_and_load(&database)?;
-            Ok((Arc::new(database), loaded))
+            let shared = Shared {
+                path: path.to_owned(),
+                database: RwLock::new(Some(database)),
+            };
+            Ok((Arc::new(shared), loaded))
         });
         let (database, loaded) = opened.map_err(broken)?;
         let (writer, changes) = mpsc::channel(CHANGES_MAX);
@@ -141,10 +184,12 @@ impl Table {
     pub(super) async fn receipt(&self, id: ExtractId) -> Result<Option<ReceiptRecord>> {
         let database = self.database.clone();
         tokio::task::spawn_blocking(move || {
-            let reading = database.begin_read().map_err(|e| fault(&e))?;
-            let receipts = reading.open_table(RECEIPTS).map_err(|e| fault(&e))?;
-            let found = receipts.get(id.0).map_err(|e| fault(&e))?;
-            found.map(|record| decode(record.value())).transpose()
+            database.with(|database| {
+                let reading = database.begin_read().map_err(|e| fault(&e))?;
+                let receipts = reading.open_table(RECEIPTS).map_err(|e| fault(&e))?;
+                let found = receipts.get(id.0).map_err(|e| fault(&e))?;
+                found.map(|record| decode(record.value())).transpose()
+            })
         })
         .await
         .map_err(|e| fault(&e))?
@@ -152,7 +197,7 @@ impl Table {
 }
 
 /// Commits what waits, together, until nobody can ask any more.
-fn write_all(database: &Database, mut changes: mpsc::Receiver<Waiting>) {
+fn write_all(database: &Shared, mut changes: mpsc::Receiver<Waiting>) {
     while let Some(first) = changes.blocking_recv() {
         let mut batch = vec![first];
         while batch.len() < CHANGES_MAX
@@ -160,7 +205,10 @@ fn write_all(database: &Database, mut changes: mpsc::Receiver<Waiting>) {
         {
             batch.push(next);
         }
-        let result = unharmed(|| commit(database, batch.iter().map(|(change, _)| change)));
+        let result = database.with(|it| commit(it, batch.iter().map(|(change, _)| change)));
+        if result.is_err() {
+            database.open_again();
+        }
         for (_, sender) in batch {
             // Who asked may have given up; the change is made all the same.
             let _ = sender.send(result.clone());
