@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::{ExecutionId, RunId, ServerId};
-use bafs_proto::message::Advert;
+use bafs_proto::message::{Advert, JobOutcome};
 use bafs_proto::net::pool::Pool;
 use bafs_proto::net::quic::QuicDialer;
 use bafs_proto::time::{Deadline, Time};
@@ -27,6 +27,10 @@ use crate::workflow::Workflow;
 
 /// How often the catalog is asked, in milliseconds.
 const POLL_MS: u64 = 1_000;
+
+/// Failures of the environment are told at most once in so long, in milliseconds: when a home is
+/// away, every job has one.
+const TELL_MS: u64 = 5_000;
 
 /// Facts that are journaled and applied together at most.
 const BATCH_MAX: usize = 256;
@@ -157,6 +161,8 @@ struct Driver {
     refusal: Option<Error>,
     /// Whether the journal told of an earlier scheduler.
     is_resumed: bool,
+    /// When a failure of the environment was told last.
+    told: Option<Time>,
     is_cancelled: bool,
 }
 
@@ -208,6 +214,7 @@ impl Driver {
             listing: Listing::default(),
             refusal: None,
             is_resumed,
+            told: None,
             is_cancelled: false,
         };
         Ok((driver, receiver))
@@ -315,6 +322,7 @@ impl Driver {
         let mut actions = Vec::new();
         for (now, event) in records {
             self.ledger.note(&self.scheduler, now, &event);
+            self.tell_failure(now, &event);
             let started = match &event {
                 Event::JobStarted { execution } => Some(*execution),
                 _ => None,
@@ -334,6 +342,24 @@ impl Driver {
             self.execute(action);
         }
         Ok(())
+    }
+
+    /// Says why nothing seems to happen while something is tried again.
+    fn tell_failure(&mut self, now: Time, event: &Event) {
+        let error = match event {
+            Event::JobEnded { report, .. } => match &report.outcome {
+                JobOutcome::Environment(error) => error,
+                _ => return,
+            },
+            Event::VolumeCreateFailed { error, .. }
+            | Event::JobStartFailed { error, .. }
+            | Event::ExtractFailed { error, .. } => error,
+            _ => return,
+        };
+        if self.told.is_none_or(|told| now.ms_since(told) >= TELL_MS) {
+            self.told = Some(now);
+            tracing::warn!(%error, "a job's environment failed; what can help is tried");
+        }
     }
 
     fn place(&self, server: ServerId) -> Place {
