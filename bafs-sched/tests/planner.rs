@@ -374,7 +374,11 @@ fn not_shorter(longer: Option<f64>, shorter: Option<f64>) -> bool {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 2_000,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn more_storage_never_forbids(case in cases(), more in 0u64..1_000_000_000_000) {
@@ -400,10 +404,15 @@ proptest! {
         for strategy in Strategy::EACH {
             for model in [predict, predict_printed] {
                 let before = model(strategy, &case.shape, &case.environment);
-                prop_assert!(not_shorter(model(strategy, &case.shape, &far), before), "far {strategy}");
-                prop_assert!(not_shorter(model(strategy, &case.shape, &slow), before), "slow {strategy}");
-                prop_assert!(not_shorter(model(strategy, &longer, &case.environment), before), "longer {strategy}");
-                prop_assert!(not_shorter(model(strategy, &varied, &case.environment), before), "varied {strategy}");
+                for (what, shape, environment) in [
+                    ("far", &case.shape, &far),
+                    ("slow", &case.shape, &slow),
+                    ("longer", &longer, &case.environment),
+                    ("varied", &varied, &case.environment),
+                ] {
+                    let after = model(strategy, shape, environment);
+                    prop_assert!(not_shorter(after, before), "{what} {strategy}");
+                }
             }
         }
     }

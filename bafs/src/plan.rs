@@ -115,7 +115,7 @@ fn row(text: &mut String, candidate: &Candidate) -> Result<()> {
     }
     let time = candidate
         .predicted_s
-        .map_or("never".to_owned(), |seconds| format!("{seconds:.0} s"));
+        .map_or_else(|| "never".to_owned(), |seconds| format!("{seconds:.0} s"));
     writeln!(
         text,
         "{:<11} {possible:<20} {order:<15} {:>11} {:>8} {:>8} {:>9} {time:>12}",

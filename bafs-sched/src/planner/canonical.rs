@@ -3,7 +3,7 @@
 //!
 //! | thesis (§4.2.2) | workflow |
 //! |---|---|
-//! | pipeline | jobs that are connected by `parent` or a scratch volume; a chain, all equally long |
+//! | pipeline | jobs that `parent` or a scratch volume connects; a chain, all equally long |
 //! | batch volume of a depth | the one cache volume that exactly the jobs of that depth mount |
 //! | depth + 1 private volumes | scratch volumes of one size; job i mounts i and i + 1 |
 //! | the same, [`Layout::Shared`] | one scratch volume that all jobs of the pipeline mount |
@@ -359,7 +359,7 @@ mod tests {
           volume in$(i) scratch 1 GB from bafs://home/in$(i)
           volume mid$(i) scratch 1 GB
           volume out$(i) scratch 1 GB
-          job a$(i) { 
+          job a$(i) {
             executable = a
             runtime = 60 s
           }
@@ -472,7 +472,8 @@ mod tests {
             ),
             (
                 "end",
-                "end\njob more {\nexecutable = x\nruntime = 60 s\n}\nvolume m scratch 1 GB\nmount m more /m",
+                "end\njob more {\nexecutable = x\nruntime = 60 s\n}\nvolume m scratch 1 GB\n\
+                 mount m more /m",
                 "has 1 jobs, the first has 2",
             ),
             (

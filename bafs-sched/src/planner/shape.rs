@@ -281,19 +281,19 @@ mod tests {
         volume large scratch 7 GB from bafs://home/in
         volume small scratch 2 GB
         volume own scratch 1 GB
-        job a { 
+        job a {
           executable = x
           runtime = 10 s
         }
-        job b { 
+        job b {
           executable = x
           runtime = 30 s
         }
-        job c { 
+        job c {
           executable = x
           runtime = 20 s
         }
-        job d { 
+        job d {
           executable = x
         }
         parent a child b

@@ -247,7 +247,7 @@ impl Allocation {
     }
 
     /// Batch volumes that fit beside the private volumes of a part and the running pipelines
-    /// (v_batch of §4.4). Storage for pipelines beyond the processors is better spent on it.
+    /// (v_batch of §4.4; C8). Storage for pipelines beyond the processors is better spent on it.
     fn batch_slots(&self, shape: &Shape, environment: &Environment) -> u64 {
         let (running, width) = (
             u128::from(self.running(environment)),
