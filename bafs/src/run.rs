@@ -27,6 +27,10 @@ use crate::workflow_file;
 /// Space of each node of a throw-away cluster when nobody says otherwise.
 const NODE_SIZE: &str = "10 GB";
 
+/// Most lines, and characters of each, that a report shows of a failed job's output.
+const LINES_SHOWN: usize = 20;
+const COLUMNS_SHOWN: usize = 500;
+
 /// How a workflow is run on a throw-away cluster.
 #[derive(Debug, Clone)]
 pub(crate) struct Way {
@@ -262,7 +266,7 @@ pub(crate) fn explain(report: &RunReport) -> String {
                 text += &format!(" on {}", failure.node);
             }
             text += &format!(": {}", failure.reason);
-            for line in failure.output_tail.lines() {
+            for line in last_lines(&failure.output_tail) {
                 text += &format!("\n    {line}");
             }
         }
@@ -277,4 +281,33 @@ pub(crate) fn explain(report: &RunReport) -> String {
         }
     }
     text
+}
+
+/// The last lines of a job's output, short and without what would steer a terminal; `--json` has
+/// all that was kept.
+fn last_lines(output: &str) -> Vec<String> {
+    let visible = |c: char| {
+        let is_steering = c.is_control() && c != '\t';
+        if is_steering { '\u{fffd}' } else { c }
+    };
+    let lines: Vec<&str> = output.lines().collect();
+    lines[lines.len().saturating_sub(LINES_SHOWN)..]
+        .iter()
+        .map(|line| line.chars().take(COLUMNS_SHOWN).map(visible).collect())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_shows_little_of_much_output_and_steers_no_terminal() {
+        let flood = "x".repeat(60_000);
+        let output = format!("{}{flood}\n\u{1b}[2Jthe end\n", "line\n".repeat(1_000));
+        let shown = last_lines(&output);
+        assert_eq!(shown.len(), LINES_SHOWN);
+        assert_eq!(shown[LINES_SHOWN - 2].len(), COLUMNS_SHOWN);
+        assert_eq!(shown[LINES_SHOWN - 1], "\u{fffd}[2Jthe end");
+    }
 }
