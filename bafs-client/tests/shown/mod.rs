@@ -1,0 +1,155 @@
+//! A volume shown on a directory of this host, over each kind of tree; what the tests of real
+//! mounts share.
+
+use std::fs::{self, OpenOptions, Permissions};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use bafs_client::fate::{Fate, Loss};
+use bafs_client::fuse::{Mounted, Place};
+use bafs_client::logic::directory::Owner;
+use bafs_client::tree::{CacheTree, LocalTree, RemoteTree, Tree};
+use bafs_client::usage::Usage;
+use bafs_client::volume::{Mode, Ownership, Volume};
+use bafs_proto::ids::AgentId;
+use bafs_proto::message::TreeRef;
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
+
+use crate::serving::{Fake, VOLUME};
+
+/// Says loudly that a test could not run here.
+pub(crate) fn skip(test: &str, reason: &str) {
+    let line = format!("SKIPPED: {test}: {reason}\n");
+    eprint!("{line}");
+    if let Some(log) = std::env::var_os("BAFS_SKIP_LOG") {
+        let mut log = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(log)
+            .unwrap();
+        log.write_all(line.as_bytes()).unwrap();
+    }
+}
+
+pub(crate) fn can_mount(test: &str) -> bool {
+    let why = if !nix::unistd::geteuid().is_root() {
+        "not root"
+    } else if OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/fuse")
+        .is_err()
+    {
+        "no /dev/fuse"
+    } else {
+        return true;
+    };
+    skip(test, why);
+    false
+}
+
+pub(crate) struct Shown {
+    pub(crate) mounted: Option<Mounted>,
+    pub(crate) server: Arc<Fake>,
+    pub(crate) losses: mpsc::UnboundedReceiver<Loss>,
+    pub(crate) store: tempfile::TempDir,
+    pub(crate) place: tempfile::TempDir,
+    _runtime: Runtime,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Local,
+    Scratch,
+    Home,
+    Cache,
+}
+
+impl Shown {
+    pub(crate) fn new(kind: Kind, fill: impl FnOnce(&Path), op_deadline_ms: u64) -> Self {
+        let (store, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::set_permissions(store.path(), Permissions::from_mode(0o777)).unwrap();
+        fill(store.path());
+        let runtime = Runtime::new().unwrap();
+        let server = Fake::new(store.path());
+        let (sender, losses) = mpsc::unbounded_channel();
+        let fate = Fate::new("v", sender);
+        let called = server.server(op_deadline_ms);
+        let agent = AgentId::random();
+        let (tree, mode, usage) = runtime.block_on(async {
+            match kind {
+                Kind::Local => {
+                    let tree = bafs_tree::Tree::open(store.path(), None).unwrap();
+                    let session = tree.session(true);
+                    let run = LocalTree::new(move |caller, op, data, read| {
+                        session.run(caller, op, data, read)
+                    });
+                    (Tree::Local(run), Mode::scratch(true), Usage::new())
+                }
+                Kind::Scratch => {
+                    let tree = TreeRef::Volume(VOLUME);
+                    let tree = RemoteTree::open(called, tree, agent, true, fate.clone())
+                        .await
+                        .unwrap();
+                    (Tree::Remote(tree), Mode::scratch(true), Usage::new())
+                }
+                Kind::Home => {
+                    let tree = TreeRef::Home(String::new());
+                    let tree = RemoteTree::open(called, tree, agent, true, fate.clone())
+                        .await
+                        .unwrap();
+                    (Tree::Remote(tree), Mode::home(true), Usage::with_pages())
+                }
+                Kind::Cache => {
+                    let owner = Owner::default();
+                    let tree = CacheTree::open(called, VOLUME, owner, fate.clone())
+                        .await
+                        .unwrap();
+                    (Tree::Cache(tree), Mode::cache(), Usage::with_pages())
+                }
+            }
+        });
+        let volume = Volume::new("v", tree, mode, Ownership::AsStored, fate, usage);
+        let mounted = Mounted::mount(Arc::new(volume), place.path(), Place::Own).unwrap();
+        Self {
+            mounted: Some(mounted),
+            server,
+            losses,
+            store,
+            place,
+            _runtime: runtime,
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.place.path()
+    }
+
+    pub(crate) fn volume(&self) -> &Volume {
+        self.mounted.as_ref().unwrap().volume()
+    }
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        if let Some(mounted) = self.mounted.take() {
+            mounted.unmount();
+        }
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        assert!(
+            !mounts.contains(self.place.path().to_str().unwrap()),
+            "a mount is left"
+        );
+    }
+}
+
+pub(crate) fn writable_kinds(test: &str, run: impl Fn(&Shown)) {
+    if can_mount(test) {
+        for kind in [Kind::Local, Kind::Scratch, Kind::Home] {
+            run(&Shown::new(kind, |_| {}, 10_000));
+        }
+    }
+}
