@@ -264,14 +264,12 @@ fn private_volumes(workflow: &Workflow, members: &[JobIndex]) -> Result<(u64, bo
             format!("the scratch volumes in the pipeline of job '{name}' are not of one size");
         return Err(NotCanonical(why));
     };
-    let shared = volumes.len() == 1;
-    if shared {
-        let volume = volumes.first().map(|&v| workflow.volume(v));
-        if volume.is_some_and(|volume| volume.users == members) {
-            return Ok((size, true));
-        }
+    let users = |&v: &VolumeIndex| workflow.volume(v).users.len();
+    if volumes.len() == 1 && volumes.iter().map(users).sum::<usize>() == members.len() {
+        return Ok((size, true));
     }
     let chained = volumes.len() == members.len() + 1
+        && volumes.iter().map(users).all(|users| users <= 2)
         && members
             .iter()
             .all(|&member| scratch_of(workflow, member).len() == 2)
@@ -430,6 +428,40 @@ mod tests {
         let shape = canonical.shape();
         let bytes = (shape.running_bytes, shape.waiting_bytes, shape.kept_bytes);
         assert_eq!(bytes, (1_000_000_000, 1_000_000_000, 1_000_000_000));
+    }
+
+    #[test]
+    fn a_volume_for_all_beside_others_is_no_chain() {
+        let text = "
+            volume all scratch 1 GB
+            for i in 1..3
+              volume own$(i) scratch 1 GB
+              job j$(i) {
+                executable = x
+                runtime = 1 s
+              }
+              mount all j$(i) /all
+              mount own$(i) j$(i) /own
+            end
+            parent j1 child j2
+            parent j2 child j3";
+        let error = Canonical::recognise(&workflow(text), 0.0).unwrap_err();
+        assert!(error.to_string().contains("neither one for all"), "{error}");
+        let reversed = "
+            volume all scratch 1 GB
+            job z {
+              executable = x
+              runtime = 1 s
+            }
+            job a {
+              executable = x
+              runtime = 1 s
+            }
+            parent a child z
+            mount all z /all
+            mount all a /all";
+        let canonical = Canonical::recognise(&workflow(reversed), 0.0).unwrap();
+        assert_eq!((canonical.layout, canonical.depth), (Layout::Shared, 2));
     }
 
     #[test]
