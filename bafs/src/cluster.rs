@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use bafs_server::home;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -43,6 +44,8 @@ pub struct ClusterSpec {
 pub struct Cluster {
     program: PathBuf,
     export: PathBuf,
+    /// The home's own directory in the export, when this cluster is why it is there.
+    home_state: Option<PathBuf>,
     processes: Vec<Process>,
     directory: OwnDirectory,
 }
@@ -66,9 +69,11 @@ impl Cluster {
             &directory.path().join("identity"),
             clock::now().plus_ms(TOKENS_MS),
         )?;
+        let home_state = spec.export.join(home::OWN_DIRECTORY);
         let mut cluster = Self {
             program: spec.program.clone(),
             export: spec.export.clone(),
+            home_state: (!home_state.exists()).then_some(home_state),
             processes: Vec::new(),
             directory,
         };
@@ -230,6 +235,10 @@ impl Drop for Cluster {
             }
             let _ = process.child.kill();
             let _ = process.child.wait();
+        }
+        if let Some(state) = &self.home_state {
+            // Receipts are for clusters that outlive a run; the export is the user's directory.
+            let _ = std::fs::remove_dir_all(state);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::UdpSocket;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
@@ -49,7 +50,8 @@ fn cluster_node_recovers_when_its_disk_has_space_again() -> Result<()> {
         world.bafs(&args).output()
     };
     // The node's own view of its disk.
-    let fill = format!("/proc/{}/root{store}/fill", node.id());
+    let root = Path::new("/proc").join(node.id().to_string()).join("root");
+    let fill = root.join(store.trim_start_matches('/')).join("fill");
     let mut file = std::fs::File::create(&fill)?;
     while file.write_all(&[0; 4096]).is_ok() {}
     drop(file);

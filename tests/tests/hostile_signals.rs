@@ -34,6 +34,10 @@ fn send(pid: u32, signal: Signal) -> Result<()> {
     Ok(kill(Pid::from_raw(i32::try_from(pid)?), signal)?)
 }
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the promise is about real seconds"
+)]
 fn wait_until_gone(temporary: &Path) -> Result<()> {
     let text = temporary.to_string_lossy().into_owned();
     let started = Instant::now();
@@ -89,6 +93,10 @@ fn cluster_is_gone_after_a_signal_at_any_moment() -> Result<()> {
 }
 
 #[test]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the promise is about real seconds"
+)]
 fn cluster_ends_an_agent_that_is_stuck() -> Result<()> {
     let name = "cluster_ends_an_agent_that_is_stuck";
     if let Some(reason) = cannot_mount() {

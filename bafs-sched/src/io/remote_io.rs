@@ -83,14 +83,23 @@ pub(crate) async fn filled(
     source: HomePath,
     extract: ExtractId,
 ) -> Result<HomePath> {
-    let call = StatSource { path: source.path.clone() };
+    let call = StatSource {
+        path: source.path.clone(),
+    };
     let entry = servers.until(&source.address, call, CALL_MS).await?;
     if entry.kind != SourceKind::File {
         return Ok(source);
     }
     let path = format!("{}/{extract}", directory(servers.run));
     let name = source.path.rsplit('/').next().unwrap_or_default();
-    link(servers, &source.address, &source.path, &format!("{path}/{name}"), extract).await?;
+    link(
+        servers,
+        &source.address,
+        &source.path,
+        &format!("{path}/{name}"),
+        extract,
+    )
+    .await?;
     Ok(HomePath { path, ..source })
 }
 

@@ -12,7 +12,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 /// Name in the root that belongs to the server: uploads under way, receipts, its id.
-pub(super) const OWN: &str = ".bafs-put";
+pub const OWN: &str = ".bafs-put";
 
 /// An exported directory.
 #[derive(Debug)]

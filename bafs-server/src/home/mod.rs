@@ -8,6 +8,8 @@ mod listing;
 mod puts;
 mod throttle;
 
+pub use export::OWN as OWN_DIRECTORY;
+
 use std::fmt::Display;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
