@@ -1,4 +1,8 @@
 //! Wrong use and lacking machines: the user is told what failed, why and what to do, at once.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the promises are about real seconds"
+)]
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
