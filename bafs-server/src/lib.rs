@@ -7,6 +7,7 @@ pub mod catalog;
 pub mod clock;
 pub mod counters;
 pub mod executor;
+mod fault;
 pub mod home;
 mod lives;
 pub mod logic;

@@ -409,6 +409,5 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
 
 /// The error of a disk that does not do what it should.
 fn fault(doing: &str, path: &Path, error: std::io::Error) -> Error {
-    let text = format!("cannot {doing} ({}): {error}", path.display());
-    Error::new(ErrorCode::ServerFault, text)
+    crate::fault::of_disk(format!("cannot {doing} ({})", path.display()), &error)
 }

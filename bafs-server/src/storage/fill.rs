@@ -416,8 +416,5 @@ fn joined<T>(done: Result<Result<T>, JoinError>) -> Result<T> {
 }
 
 fn disk(path: &str, error: &io::Error) -> Error {
-    Error::new(
-        ErrorCode::ServerFault,
-        format!("cannot make '{path}' in the store: {error}"),
-    )
+    crate::fault::of_disk(format!("cannot make '{path}' in the store"), error)
 }

@@ -380,8 +380,5 @@ fn refuse(spec: &VolumeSpec, refusal: Refusal) -> Error {
 }
 
 fn disk(id: VolumeId, error: &std::io::Error) -> Error {
-    Error::new(
-        ErrorCode::ServerFault,
-        format!("store of volume {id}: {error}"),
-    )
+    crate::fault::of_disk(format!("store of volume {id}"), error)
 }
