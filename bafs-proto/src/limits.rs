@@ -23,7 +23,7 @@ pub const BLOCK_BYTES_MIN: u32 = 4 << 10;
 pub const BLOCK_BYTES_MAX: u32 = 4 << 20;
 
 /// Block of a cache volume when nobody says otherwise, in bytes. Small enough that programs which
-/// touch little fetch little (`docs/decisions`), large enough to fill a wide-area link.
+/// touch little fetch little (`docs/decisions/0007`), large enough to fill a wide-area link.
 pub const BLOCK_BYTES_DEFAULT: u32 = 64 << 10;
 
 /// Longest file name, in bytes (`NAME_MAX`).
