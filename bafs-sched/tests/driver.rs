@@ -29,6 +29,8 @@ use bytes::Bytes;
 #[derive(Default)]
 struct State {
     volumes: BTreeSet<VolumeId>,
+    /// As a real node, it never makes a volume that was deleted, also if it hears of it later.
+    deleted: BTreeSet<VolumeId>,
     running: BTreeSet<ExecutionId>,
     reports: BTreeMap<ExecutionId, JobState>,
     started: BTreeMap<String, u32>,
@@ -65,8 +67,14 @@ impl Cluster {
                     servers: adverts(&node),
                 })
             }
-            Request::CreateVolume(call) => Reply::CreateVolume(self.create(call.spec)),
+            Request::CreateVolume(call) => {
+                if self.state().deleted.contains(&call.spec.id) {
+                    return Err(Error::new(ErrorCode::VolumeLost, "it was deleted"));
+                }
+                Reply::CreateVolume(self.create(call.spec))
+            }
             Request::DeleteVolume(call) => {
+                self.state().deleted.insert(call.volume);
                 self.state().volumes.remove(&call.volume);
                 Reply::DeleteVolume(Done)
             }
@@ -507,7 +515,12 @@ async fn a_source_that_cannot_be_is_told_at_once() {
         };
         assert!(jobs[0].reason.contains("'data' of home"), "{jobs:?}");
         assert!(start.elapsed() < Duration::from_secs(5), "{code:?}");
-        assert!(cluster.state().volumes.is_empty() && cluster.state().started.is_empty());
+        assert!(
+            cluster.state().volumes.is_empty(),
+            "{:?}",
+            cluster.state().volumes
+        );
+        assert!(cluster.state().started.is_empty());
     }
 }
 
