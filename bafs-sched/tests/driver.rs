@@ -92,9 +92,8 @@ impl Cluster {
             Request::KillJob(call) => {
                 let mut state = self.state();
                 state.running.remove(&call.execution);
-                state
-                    .reports
-                    .insert(call.execution, ended(JobOutcome::Killed));
+                let killed = ended(JobOutcome::Killed);
+                state.reports.insert(call.execution, killed);
                 Reply::KillJob(Done)
             }
             Request::ExtractFile(call) => {
@@ -500,11 +499,8 @@ async fn volumes_are_kept_alive_without_a_catalog() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_source_that_cannot_be_is_told_at_once() {
-    for code in [
-        ErrorCode::NotFound,
-        ErrorCode::RightMissing,
-        ErrorCode::NoSpaceBytes,
-    ] {
+    let codes = [ErrorCode::NotFound, ErrorCode::RightMissing];
+    for code in codes.into_iter().chain([ErrorCode::NoSpaceBytes]) {
         let directory = tempfile::tempdir().expect("a directory");
         let cluster = Arc::new(Cluster::default());
         cluster.state().fill_fault = Some(code);
