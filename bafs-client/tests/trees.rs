@@ -204,6 +204,16 @@ async fn losses_are_heard_from_the_lease_without_any_operation() {
 }
 
 #[tokio::test]
+async fn a_release_that_the_end_overtakes_is_no_loss() {
+    let mut world = World::scratch(10_000, 60_000).await;
+    let handle = world.create("f").await;
+    world.volume.close().await;
+    let (released, _) = world.run(FileOp::Release { handle }, &[]).await;
+    assert!(released.is_err(), "the session is over");
+    assert!(world.losses.try_recv().is_err(), "nothing was lost");
+}
+
+#[tokio::test]
 async fn a_lack_of_space_is_not_a_loss() {
     let world = World::scratch(2_000, 600_000).await;
     let handle = world.create("log").await;

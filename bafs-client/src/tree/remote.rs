@@ -1,7 +1,7 @@
 //! A tree behind a server: a scratch volume, or a home path without any caching. One call per
 //! operation; a lost reply never runs an operation twice, because calls carry numbers.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -60,6 +60,8 @@ struct Session {
     sequence: AtomicU64,
     /// References that the kernel dropped; nobody waits for them, so they travel together.
     forgets: Mutex<Vec<FileOp>>,
+    /// Set before the session is ended on purpose.
+    is_closing: AtomicBool,
 }
 
 impl RemoteTree {
@@ -92,6 +94,7 @@ impl RemoteTree {
             fate,
             sequence: AtomicU64::new(0),
             forgets: Mutex::default(),
+            is_closing: AtomicBool::new(false),
         });
         let renewal = tokio::spawn(Arc::clone(&session).renew());
         Ok(Self {
@@ -117,6 +120,7 @@ impl RemoteTree {
     /// Ends the session politely. A server that does not answer ends it by its lease.
     pub(super) async fn close(&self) {
         self.renewal.abort();
+        self.session.is_closing.store(true, Ordering::Release);
         let Session {
             server,
             tree,
@@ -221,7 +225,11 @@ impl Session {
 
     fn fail(&self, error: Error) -> ErrorCode {
         let code = error.code;
-        if code == ErrorCode::SessionUnknown {
+        if code == ErrorCode::SessionUnknown && self.is_closing.load(Ordering::Acquire) {
+            // The mount is gone, so only a `Release` can be under way: the session's end, which
+            // overtook it, has closed its file.
+            tracing::debug!(tree = ?self.tree, "an operation came after the end of its session");
+        } else if code == ErrorCode::SessionUnknown {
             self.restarted(error);
         } else if is_fatal(&error) {
             self.fate.lose(error);
