@@ -2,16 +2,20 @@
 //! reservation: the node does.
 //!
 //! Reading order: `manifest` (what the source is), `disk` and `journal` (which blocks are here),
-//! `flights` (which are coming), `peers` and `fetch` (from where), `read` (all together),
+//! `flights` (which are coming), `peers`, `route` and `fetch` (from where), `read` (all together),
 //! `volume` (one volume and its generations).
 
+mod arrival;
 mod disk;
 mod fetch;
 mod flights;
+mod from_home;
+mod from_peers;
 mod journal;
 mod manifest;
 mod peers;
 mod read;
+mod route;
 mod volume;
 
 use std::collections::BTreeMap;

@@ -11,8 +11,10 @@ use bytes::Bytes;
 
 use super::blocking;
 use super::disk::{Local, Run};
-use super::fetch::{ABSENT, FLIGHT_MS_MAX, Fetcher, Generation, Route};
+use super::fetch::{FLIGHT_MS_MAX, Fetcher, Generation};
 use super::flights::{Block, Boarding, Passenger, Pilot};
+use super::from_peers::ABSENT;
+use super::route::Route;
 use crate::logic::blocks::CopyClass;
 
 /// Most bytes of one request to home or to a peer.

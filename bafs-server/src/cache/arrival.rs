@@ -1,0 +1,80 @@
+//! What arrives from elsewhere is compared with its digests before anyone sees it. Fetches nothing.
+
+use std::sync::Arc;
+
+use bafs_proto::hash::Digest;
+use bafs_proto::{Error, ErrorCode, Result};
+use bytes::Bytes;
+
+use super::blocking;
+use super::disk::Run;
+use super::fetch::{Fetcher, Generation};
+use super::flights::Block;
+use super::from_peers::ABSENT;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin {
+    Home,
+    Peer,
+}
+
+impl Fetcher {
+    /// Cuts a body into blocks and compares each with its digest, and with what this server
+    /// remembers of it unless it comes from home.
+    pub(super) async fn check(
+        &self,
+        generation: &Arc<Generation>,
+        run: &Run,
+        digests: Vec<Digest>,
+        body: Bytes,
+        origin: Origin,
+    ) -> Result<Vec<Option<Block>>> {
+        let (generation, run) = (generation.clone(), *run);
+        let checked = blocking(move || {
+            let wrong = |why: &str| {
+                Err(Error::new(
+                    ErrorCode::DigestMismatch,
+                    format!("blocks from {origin:?}: {why}"),
+                ))
+            };
+            if digests.len() != run.count {
+                return wrong("their number is not what was asked for");
+            }
+            let mut blocks = Vec::with_capacity(run.count);
+            let mut start = 0;
+            for (n, digest) in digests.into_iter().enumerate() {
+                if digest == ABSENT {
+                    blocks.push(None);
+                    continue;
+                }
+                let end = start + run.length(n);
+                if end > body.len() {
+                    return wrong("there are too few bytes");
+                }
+                let bytes = body.slice(start..end);
+                start = end;
+                if Digest::of(&bytes) != digest {
+                    return wrong("the bytes do not match the digest");
+                }
+                let known = generation.disk.table().digest_of(run.key(n));
+                if origin == Origin::Peer && known.is_some_and(|known| known != digest) {
+                    return wrong("the digest is not the one that home once sent");
+                }
+                blocks.push(Some((bytes, digest)));
+            }
+            if start != body.len() {
+                return wrong("there are too many bytes");
+            }
+            Ok(blocks)
+        })
+        .await?;
+        checked.map_err(|error| {
+            self.counters.add("cache_digest_failures", 1);
+            match origin {
+                Origin::Peer => error,
+                // The caller may ask again: the bytes at home may be good.
+                Origin::Home => Error::new(ErrorCode::ServerFault, error.detail),
+            }
+        })
+    }
+}

@@ -1,0 +1,81 @@
+//! Reads blocks from home, so many requests at once as a wide-area link needs. Keeps nothing.
+
+use std::sync::{Arc, PoisonError};
+
+use bafs_proto::message::ReadSource;
+use bafs_proto::time::Deadline;
+use bafs_proto::{Error, ErrorCode, Result};
+use bytes::Bytes;
+
+use super::arrival::Origin;
+use super::disk::Run;
+use super::fetch::{Fetcher, Generation};
+use super::flights::Block;
+
+/// How often home is asked for a block whose bytes arrive damaged.
+const HOME_TRIES_MAX: u32 = 2;
+
+impl Fetcher {
+    /// Reads a run from home.
+    ///
+    /// # Errors
+    /// What home answers; `ServerFault` when its bytes do not match its digests.
+    pub(crate) async fn fetch_from_home(
+        &self,
+        generation: &Arc<Generation>,
+        run: &Run,
+        deadline: Deadline,
+    ) -> Result<Vec<Block>> {
+        let manifest = &generation.manifest;
+        let entry = manifest.file(run.file)?;
+        let call = ReadSource {
+            path: manifest.home_path(entry),
+            identity: entry.identity,
+            offset: run.at(0),
+            length: run.bytes() as u32,
+            block_bytes: run.block_bytes,
+        };
+        let token = generation
+            .source_token
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let permit =
+            tokio::time::timeout_at(deadline.instant().into(), self.home_requests.acquire());
+        let _permit = permit.await.map_err(|_| {
+            Error::new(
+                ErrorCode::DeadlineExceeded,
+                "too many requests to home are under way",
+            )
+        })?;
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let asked = self.pool.call_with_body(
+                manifest.home(),
+                &token,
+                call.clone(),
+                Bytes::new(),
+                deadline,
+            );
+            let (data, body) = asked.await?;
+            self.counters.add("cache_home_bytes", body.len() as u64);
+            match self
+                .check(generation, run, data.digests, body, Origin::Home)
+                .await
+            {
+                Ok(blocks) if blocks.iter().all(Option::is_some) => {
+                    return Ok(blocks.into_iter().flatten().collect());
+                }
+                Err(error) if tries < HOME_TRIES_MAX => {
+                    tracing::warn!(%error, "home is asked once more");
+                }
+                Err(error) => return Err(error),
+                Ok(_) => {
+                    let text = "home sent a digest that no bytes have";
+                    return Err(Error::new(ErrorCode::ServerFault, text));
+                }
+            }
+        }
+    }
+}
