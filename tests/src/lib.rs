@@ -1,5 +1,7 @@
 //! What whole-system tests share: clusters of real processes, the program, skips said aloud.
 
+pub mod bench;
+
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};

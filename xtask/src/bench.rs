@@ -15,7 +15,8 @@ pub(crate) fn run(name: Option<&str>, arguments: &[String]) -> Result<()> {
     if !has_program(&shell::metadata()?) {
         bail!("there are no benchmarks yet: package {PACKAGE} has no program {PROGRAM}");
     }
-    setup::ensure(setup::Purpose::Test)?;
+    setup::ensure(setup::Purpose::Bench)?;
+    // In one call: the crates that both need are built once.
     shell::run(&mut shell::cargo(&[
         "build",
         "--release",
@@ -23,10 +24,6 @@ pub(crate) fn run(name: Option<&str>, arguments: &[String]) -> Result<()> {
         "bafs",
         "--bin",
         "bafs",
-    ]))?;
-    shell::run(&mut shell::cargo(&[
-        "build",
-        "--release",
         "--package",
         PACKAGE,
         "--bin",

@@ -9,13 +9,15 @@ use clap::ValueEnum;
 
 use crate::shell;
 
-/// What the packages are needed for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+/// What the packages are needed for; each purpose needs what those before it need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Purpose {
     /// To build and run the demo.
     Demo,
     /// To build and run every test.
     Test,
+    /// To run the benchmarks.
+    Bench,
 }
 
 /// How to see that a package is there: by what it gives, so that other ways to install it count.
@@ -101,6 +103,12 @@ const PACKAGES: &[Package] = &[
         gives: Gives::Programs(&["getfattr", "setfattr"]),
         first_needed_by: Purpose::Test,
     },
+    Package {
+        name: "fio",
+        why: "reads and writes in known patterns, to compare file systems",
+        gives: Gives::Programs(&["fio"]),
+        first_needed_by: Purpose::Bench,
+    },
 ];
 
 /// Makes sure that everything for this purpose is installed, or fails and says what to do.
@@ -143,11 +151,9 @@ pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
 }
 
 fn missing_for(purpose: Purpose) -> Vec<&'static Package> {
-    let needed =
-        |package: &&Package| purpose == Purpose::Test || package.first_needed_by == purpose;
     PACKAGES
         .iter()
-        .filter(needed)
+        .filter(|package| package.first_needed_by <= purpose)
         .filter(|package| !is_there(&package.gives))
         .collect()
 }

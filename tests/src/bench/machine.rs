@@ -1,0 +1,113 @@
+//! The machine that is measured on: what it is, how busy, and how to make its caches cold.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+
+/// Above this load for each processor, other programs disturb what is measured.
+const CALM_LOAD: f64 = 0.2;
+
+/// One paragraph about the machine, with a warning when it is not calm.
+pub fn describe() -> String {
+    let cores = cores();
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let load = load();
+    let kind = if cfg!(debug_assertions) {
+        "a debug build: NOTHING HERE IS WORTH QUOTING"
+    } else {
+        "an optimised build"
+    };
+    let mut text = format!(
+        "machine: {cores} processors, Linux {}, load {load:.2}; {kind}",
+        kernel.trim()
+    );
+    if load > CALM_LOAD * cores as f64 {
+        text.push_str("\nWARNING: the machine is busy with other things; only ratios may be used");
+    }
+    text
+}
+
+/// Processors that this process may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Average number of runnable processes of the last minute.
+fn load() -> f64 {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let first = text.split_whitespace().next().unwrap_or_default();
+    first.parse().unwrap_or(0.0)
+}
+
+/// How caches were made cold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cold {
+    /// The kernel dropped every clean page, name and attribute.
+    Everything,
+    /// Not root: only the pages of the named files were given up, as far as the kernel agreed.
+    NamedFiles,
+}
+
+/// Empties the page cache: all of it as root, else the pages of these files.
+///
+/// # Errors
+/// A file that cannot be opened.
+pub fn drop_caches(files: &[&Path]) -> Result<Cold> {
+    nix::unistd::sync();
+    if fs::write("/proc/sys/vm/drop_caches", "3").is_ok() {
+        return Ok(Cold::Everything);
+    }
+    for path in files {
+        let file = fs::File::open(path).with_context(|| path.display().to_string())?;
+        posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?;
+    }
+    Ok(Cold::NamedFiles)
+}
+
+/// Time that all processors spent working and in all, in clock ticks.
+#[derive(Debug, Clone, Copy)]
+pub struct Processors {
+    busy: u64,
+    total: u64,
+}
+
+impl Processors {
+    /// Reads the kernel's count.
+    pub fn now() -> Self {
+        let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+        let line = text.lines().next().unwrap_or_default();
+        let ticks: Vec<u64> = line
+            .split_whitespace()
+            .skip(1)
+            .take(8)
+            .filter_map(|tick| tick.parse().ok())
+            .collect();
+        let total = ticks.iter().sum();
+        // The fourth is idle, the fifth waits for a disk.
+        let idle = ticks.iter().skip(3).take(2).sum::<u64>();
+        let busy = total - idle;
+        Self { busy, total }
+    }
+
+    /// Share of all processors' time that was spent working since then, from 0 to 1.
+    pub fn busy_since(&self) -> f64 {
+        let now = Self::now();
+        let total = now.total.saturating_sub(self.total).max(1);
+        now.busy.saturating_sub(self.busy) as f64 / total as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machine_is_seen() {
+        let before = Processors::now();
+        assert!(before.total > before.busy, "{before:?}");
+        assert!((0.0..=1.0).contains(&before.busy_since()));
+        assert!(describe().contains("processors, Linux "), "{}", describe());
+    }
+}

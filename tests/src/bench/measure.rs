@@ -1,0 +1,184 @@
+//! Repetitions and what they say: rounds in which all ways take turns, medians, spreads, ratios.
+//! Prints nothing.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+/// One way to do something, measured as a number: seconds, MB/s, a ratio.
+pub struct Way<'a> {
+    /// Its name, for tables.
+    pub name: &'a str,
+    /// Does it once.
+    pub run: Box<dyn FnMut() -> Result<f64> + 'a>,
+}
+
+impl fmt::Debug for Way<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Way({})", self.name)
+    }
+}
+
+impl<'a> Way<'a> {
+    /// A way with its name.
+    pub fn new(name: &'a str, run: impl FnMut() -> Result<f64> + 'a) -> Self {
+        let run = Box::new(run);
+        Self { name, run }
+    }
+}
+
+/// Runs every way once in each round. Every second round goes backwards, so that what wanders with
+/// time (clock rates, other load) meets all ways alike.
+///
+/// # Errors
+/// That of a way, with its name.
+pub fn interleave(rounds: usize, ways: &mut [Way<'_>]) -> Result<Vec<Samples>> {
+    let mut values = vec![Vec::new(); ways.len()];
+    for round in 0..rounds {
+        let mut order: Vec<_> = (0..ways.len()).collect();
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        for index in order {
+            let way = &mut ways[index];
+            let value = (way.run)().with_context(|| format!("{}, round {round}", way.name))?;
+            values[index].push(value);
+        }
+    }
+    Ok(values.into_iter().map(Samples::new).collect())
+}
+
+/// Values of repetitions, in the order of the rounds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Samples(Vec<f64>);
+
+impl Samples {
+    /// Takes values as they were measured.
+    ///
+    /// # Panics
+    /// When there are none: a median of nothing is no figure.
+    pub fn new(values: Vec<f64>) -> Self {
+        assert!(!values.is_empty(), "a figure needs a measurement");
+        Self(values)
+    }
+
+    /// The value in the middle.
+    pub fn median(&self) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        if sorted.len() % 2 == 1 {
+            sorted[middle]
+        } else {
+            f64::midpoint(sorted[middle - 1], sorted[middle])
+        }
+    }
+
+    /// The smallest value.
+    pub fn min(&self) -> f64 {
+        self.0.iter().copied().fold(f64::INFINITY, f64::min)
+    }
+
+    /// The largest value.
+    pub fn max(&self) -> f64 {
+        self.0.iter().copied().fold(f64::NEG_INFINITY, f64::max)
+    }
+
+    /// Each value divided by that of the same round of another way.
+    pub fn ratio_to(&self, reference: &Self) -> Self {
+        let pairs = self.0.iter().zip(&reference.0);
+        Self::new(pairs.map(|(own, other)| own / other).collect())
+    }
+
+    /// Each value divided by a number that is known without measuring.
+    pub fn per(&self, number: f64) -> Self {
+        Self::new(self.0.iter().map(|value| value / number).collect())
+    }
+}
+
+impl fmt::Display for Samples {
+    /// `median (min … max)`, with three digits that count.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (median, min, max) = (self.median(), self.min(), self.max());
+        if self.0.len() == 1 {
+            return write!(f, "{}", digits(median));
+        }
+        write!(f, "{} ({} … {})", digits(median), digits(min), digits(max))
+    }
+}
+
+/// A number as people read it: three digits behind the point below 10, none from 1000 on.
+pub fn digits(value: f64) -> String {
+    match value.abs() {
+        v if v < 10.0 => format!("{value:.3}"),
+        v if v < 1000.0 => format!("{value:.1}"),
+        _ => format!("{value:.0}"),
+    }
+}
+
+/// Runs something and says how many seconds it took.
+///
+/// # Errors
+/// That of what runs.
+#[expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
+pub fn seconds<T>(work: impl FnOnce() -> Result<T>) -> Result<(f64, T)> {
+    let start = Instant::now();
+    let value = work()?;
+    Ok((start.elapsed().as_secs_f64(), value))
+}
+
+/// Measures from its making on.
+#[derive(Debug, Clone, Copy)]
+pub struct Watch(Instant);
+
+impl Watch {
+    /// Starts.
+    #[expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
+    pub fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    /// Time since the start.
+    pub fn elapsed(&self) -> Duration {
+        self.0.elapsed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_middle_and_the_ends_are_found() {
+        let samples = Samples::new(vec![3.0, 1.0, 2.0]);
+        assert_eq!(samples.to_string(), "2.000 (1.000 … 3.000)");
+        let even = Samples::new(vec![4.0, 1.0]);
+        assert!((even.median() - 2.5).abs() < 1e-9);
+        assert_eq!(samples.per(2.0), Samples::new(vec![1.5, 0.5, 1.0]));
+    }
+
+    #[test]
+    fn ways_take_turns_and_ratios_are_within_rounds() {
+        let order = std::cell::RefCell::new(String::new());
+        let way = |name: &'static str, value: f64| {
+            let order = &order;
+            let mut rounds = 0.0;
+            Way::new(name, move || {
+                order.borrow_mut().push_str(name);
+                rounds += 1.0;
+                Ok(value * rounds)
+            })
+        };
+        let found = interleave(3, &mut [way("a", 1.0), way("b", 2.0)]).expect("runs");
+        assert_eq!(*order.borrow(), "abbaab");
+        assert_eq!(found[1].ratio_to(&found[0]), Samples::new(vec![2.0; 3]));
+    }
+
+    #[test]
+    fn a_failed_way_is_named() {
+        let fails = Way::new("slow way", || anyhow::bail!("no"));
+        let error = interleave(1, &mut [fails]).expect_err("fails");
+        assert!(format!("{error:#}").contains("slow way"), "{error:#}");
+    }
+}

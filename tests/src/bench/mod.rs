@@ -1,0 +1,56 @@
+//! Benchmarks: what is shared by all of them, and their list. Each has a folder of its own.
+//!
+//! To add one: a module here, and a line in [`ALL`]. It gets [`Options`], interleaves its ways
+//! with [`measure::interleave`], and tells everything to a [`Report`]: every figure is a ratio to
+//! another way that ran in the same rounds, and what could not be measured is said.
+#![allow(clippy::print_stdout, reason = "a benchmark prints what it measured")]
+
+pub mod machine;
+pub mod measure;
+pub mod options;
+pub mod report;
+
+use anyhow::{Context, Result};
+
+pub use self::options::Options;
+pub use self::report::Report;
+
+/// A benchmark.
+#[derive(Debug, Clone, Copy)]
+pub struct Benchmark {
+    /// As `cargo xtask bench NAME` calls it; without spaces.
+    pub name: &'static str,
+    /// What it compares, in a line.
+    pub about: &'static str,
+    /// Runs it.
+    pub run: fn(&Options, &mut Report) -> Result<()>,
+}
+
+/// Every benchmark.
+pub const ALL: &[Benchmark] = &[];
+
+/// Does what the command line says.
+///
+/// # Errors
+/// A wrong command line, or why a benchmark could not go on.
+pub fn main(arguments: &[String]) -> Result<()> {
+    match arguments {
+        [list] if list == "--list" => {
+            for benchmark in ALL {
+                println!("{}", benchmark.name);
+            }
+            Ok(())
+        }
+        [name, rest @ ..] => {
+            let benchmark = ALL.iter().find(|benchmark| benchmark.name == name);
+            let benchmark = benchmark.with_context(|| format!("no benchmark '{name}'"))?;
+            let options = Options::parse(rest)?;
+            let mut report = Report::new(benchmark.name, benchmark.about);
+            report.say(&machine::describe());
+            let ended = (benchmark.run)(&options, &mut report);
+            report.end(options.json);
+            ended
+        }
+        [] => anyhow::bail!("which benchmark? `--list` names them"),
+    }
+}

@@ -1,0 +1,70 @@
+//! What the command line of a benchmark may say. Runs nothing.
+
+use anyhow::{Result, bail};
+
+/// How a benchmark shall run.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Options {
+    /// The last line is a JSON object.
+    pub json: bool,
+    /// Fewer repetitions and smaller data: to see that it works, not to quote.
+    pub quick: bool,
+    /// Only these parts; empty for all.
+    pub only: Vec<String>,
+}
+
+impl Options {
+    /// Understands `--json`, `--quick` and `--only PART,PART`.
+    ///
+    /// # Errors
+    /// Anything else.
+    pub fn parse(arguments: &[String]) -> Result<Self> {
+        let mut options = Self::default();
+        let mut rest = arguments.iter().map(String::as_str);
+        while let Some(argument) = rest.next() {
+            match (argument, argument.strip_prefix("--only=")) {
+                ("--json", _) => options.json = true,
+                ("--quick", _) => options.quick = true,
+                ("--only", _) => options.only = parts(rest.next().unwrap_or_default()),
+                (_, Some(list)) => options.only = parts(list),
+                _ => bail!("'{argument}' is unknown; known are --json, --quick, --only PART,…"),
+            }
+        }
+        Ok(options)
+    }
+
+    /// Whether a part shall run.
+    pub fn wants(&self, part: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|wanted| wanted == part)
+    }
+
+    /// One of two values: for a full run, for a quick one.
+    pub fn pick<T>(&self, full: T, quick: T) -> T {
+        if self.quick { quick } else { full }
+    }
+}
+
+fn parts(list: &str) -> Vec<String> {
+    let parts = list.split(',').map(str::trim);
+    parts.filter(|p| !p.is_empty()).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Options> {
+        let words: Vec<_> = line.split_whitespace().map(str::to_owned).collect();
+        Options::parse(&words)
+    }
+
+    #[test]
+    fn options_are_understood_and_others_refused() {
+        let options = parse("--json --only link,warm").expect("options");
+        assert!(options.json && !options.quick);
+        assert!(options.wants("warm") && !options.wants("knee"));
+        assert!(parse("--quick").expect("options").wants("knee"));
+        assert_eq!(parse("--only=a").expect("options").only, ["a"]);
+        assert!(parse("--fast").is_err());
+    }
+}

@@ -1,0 +1,138 @@
+//! What a benchmark says: tables for people while it runs, one JSON object at the end. Measures
+//! nothing.
+
+use serde_json::{Map, Value, json};
+
+use super::measure::Samples;
+
+/// The sayings of one benchmark.
+#[derive(Debug)]
+pub struct Report {
+    name: String,
+    figures: Map<String, Value>,
+    spreads: Map<String, Value>,
+    not_measured: Vec<(String, String)>,
+}
+
+impl Report {
+    /// Begins a report.
+    pub fn new(name: &str, about: &str) -> Self {
+        println!("benchmark {name}: {about}");
+        Self {
+            name: name.to_owned(),
+            figures: Map::new(),
+            spreads: Map::new(),
+            not_measured: Vec::new(),
+        }
+    }
+
+    /// Prints a line.
+    pub fn say(&self, text: &str) {
+        println!("{text}");
+    }
+
+    /// Prints the heading of a part.
+    pub fn section(&self, title: &str) {
+        println!("\n== {title}");
+    }
+
+    /// Prints a table; the first row names the columns.
+    pub fn table(&self, rows: &[Vec<String>]) {
+        for line in lay_out(rows) {
+            println!("  {line}");
+        }
+    }
+
+    /// Notes a figure that was counted or computed.
+    pub fn figure(&mut self, key: &str, value: f64) {
+        self.figures.insert(key.to_owned(), json!(rounded(value)));
+    }
+
+    /// Notes the median of a figure that was measured, and its spread.
+    pub fn measured(&mut self, key: &str, samples: &Samples) {
+        self.figure(key, samples.median());
+        let spread = json!([rounded(samples.min()), rounded(samples.max())]);
+        self.spreads.insert(key.to_owned(), spread);
+    }
+
+    /// Says loudly that a figure could not be measured, and why.
+    pub fn not_measured(&mut self, key: &str, why: &str) {
+        println!("  NOT MEASURED: {key}: {why}");
+        self.figures.insert(key.to_owned(), Value::Null);
+        self.not_measured.push((key.to_owned(), why.to_owned()));
+    }
+
+    /// Ends the report: says again what is missing; as JSON, the last line is one object.
+    pub fn end(self, as_json: bool) {
+        println!("\n== {}: figures", self.name);
+        for (key, value) in &self.figures {
+            let spread = self.spreads.get(key);
+            let spread = spread.map_or_else(String::new, |spread| format!("  {spread}"));
+            println!("  {key:24} {value}{spread}");
+        }
+        for (key, why) in &self.not_measured {
+            println!("NOT MEASURED: {key}: {why}");
+        }
+        if as_json {
+            println!("{}", self.json());
+        }
+    }
+
+    fn json(&self) -> Value {
+        let mut all = self.figures.clone();
+        all.insert("spread".to_owned(), Value::Object(self.spreads.clone()));
+        if !self.not_measured.is_empty() {
+            let missing = self.not_measured.iter();
+            let missing = missing.map(|(key, why)| (key.clone(), json!(why)));
+            let missing: Map<_, _> = missing.collect();
+            all.insert("not_measured".to_owned(), Value::Object(missing));
+        }
+        Value::Object(all)
+    }
+}
+
+/// Four digits behind the point: more would be noise.
+fn rounded(value: f64) -> f64 {
+    (value * 10_000.0).round() / 10_000.0
+}
+
+fn lay_out(rows: &[Vec<String>]) -> Vec<String> {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<_> = (0..columns).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| {
+            let space = " ".repeat(width - cell.chars().count());
+            format!("{cell}{space}")
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_stand_below_each_other() {
+        let row = |cells: [&str; 2]| cells.map(str::to_owned).to_vec();
+        let lines = lay_out(&[row(["way", "MB/s"]), row(["native …", "1"])]);
+        assert_eq!(lines, ["way       MB/s", "native …  1"]);
+    }
+
+    #[test]
+    fn what_is_missing_is_null_and_explained() {
+        let mut report = Report::new("test", "itself");
+        report.measured("ratio", &Samples::new(vec![1.0, 0.123_456]));
+        report.not_measured("other", "no fio");
+        let json = report.json();
+        assert_eq!(json["ratio"], 0.5617);
+        assert_eq!(json["spread"]["ratio"], json!([0.1235, 1.0]));
+        assert_eq!(json["other"], Value::Null);
+        assert_eq!(json["not_measured"]["other"], "no fio");
+    }
+}
