@@ -260,6 +260,7 @@ impl Scheduler {
             }
             self.release_if_unneeded(volume);
         }
+        self.release_caches(self.graph.pipeline(job));
         self.unprotect_if_done();
     }
 

@@ -231,7 +231,10 @@ impl Scheduler {
     fn close_extract(&mut self, index: u32, stage: Stage) {
         self.extractions.stages[index as usize] = stage;
         let volume = self.graph.workflow.extracts[index as usize].volume;
-        self.graph.volume_mut(volume).extracts_left -= 1;
+        let pipeline = self.graph.close_extract(volume);
         self.release_if_unneeded(volume);
+        if let Some(pipeline) = pipeline {
+            self.release_caches(pipeline);
+        }
     }
 }

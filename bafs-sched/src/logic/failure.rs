@@ -246,6 +246,7 @@ impl Scheduler {
                 self.give_up_extracts(volume);
                 self.release_if_unneeded(volume);
             }
+            self.release_caches(self.graph.pipeline(job));
         }
         self.unprotect_if_done();
     }

@@ -71,12 +71,20 @@ pub(super) struct VolumeNode {
     pub(super) extracts: Vec<u32>,
     /// Extracts that are neither done nor given up.
     pub(super) extracts_left: u32,
+    /// Of a cache, pipelines of its users that are not closed.
+    pub(super) pipelines_open: u32,
 }
 
 impl VolumeNode {
-    /// Whether somebody will still use it.
+    /// Whether somebody will still use it, or may have to: a job that runs again because a volume
+    /// of its pipeline was lost reads its inputs again.
     pub(super) fn is_needed(&self) -> bool {
-        self.users_left > 0 || self.extracts_left > 0
+        !self.is_idle() || self.pipelines_open > 0
+    }
+
+    /// Whether nobody will use it unless something is lost.
+    pub(super) fn is_idle(&self) -> bool {
+        self.users_left == 0 && self.extracts_left == 0
     }
 }
 
@@ -101,6 +109,11 @@ pub(super) struct Graph {
     pipeline: Vec<u32>,
     /// Jobs of each pipeline that are not final.
     pipeline_left: Vec<u32>,
+    /// Jobs and extracts of each pipeline that are not final; at zero it is closed, and nothing of
+    /// it can have to run again.
+    pipeline_open: Vec<u32>,
+    /// Cache volumes that jobs of each pipeline read, each once.
+    pipeline_caches: Vec<Vec<VolumeIndex>>,
 }
 
 impl Graph {
@@ -118,35 +131,7 @@ impl Graph {
             refused_by: BTreeSet::new(),
         });
         let jobs: Vec<_> = jobs.collect();
-        let mut volumes: Vec<_> = workflow
-            .volumes
-            .iter()
-            .map(|volume| VolumeNode {
-                is_cache: matches!(volume.kind, VolumeKind::Cache { .. }),
-                writers: Vec::new(),
-                writer: None,
-                users_left: count(volume.users.len()),
-                writers_left: 0,
-                writers_dead: 0,
-                extracts: Vec::new(),
-                extracts_left: 0,
-            })
-            .collect();
-        for (position, job) in workflow.jobs.iter().enumerate() {
-            for mount in job.mounts.iter().filter(|mount| mount.writable) {
-                let volume = &mut volumes[mount.volume.as_usize()];
-                let job = JobIndex(count(position));
-                if volume.writers.last() != Some(&job) {
-                    volume.writers.push(job);
-                    volume.writers_left += 1;
-                }
-            }
-        }
-        for (position, extract) in workflow.extracts.iter().enumerate() {
-            let volume = &mut volumes[extract.volume.as_usize()];
-            volume.extracts.push(count(position));
-            volume.extracts_left += 1;
-        }
+        let mut volumes = volume_nodes(&workflow);
         let mut rank = vec![0; jobs.len()];
         for (position, job) in workflow.topological_order().into_iter().enumerate() {
             rank[job.as_usize()] = count(position);
@@ -155,6 +140,16 @@ impl Graph {
         let mut pipeline_left = vec![0; jobs.len()];
         for pipeline in &pipeline {
             pipeline_left[*pipeline as usize] += 1;
+        }
+        let mut pipeline_open = pipeline_left.clone();
+        for extract in &workflow.extracts {
+            if let Some(user) = workflow.volume(extract.volume).users.first() {
+                pipeline_open[pipeline[user.as_usize()] as usize] += 1;
+            }
+        }
+        let pipeline_caches = pipeline_caches(&workflow, &pipeline);
+        for cache in pipeline_caches.iter().flatten() {
+            volumes[cache.as_usize()].pipelines_open += 1;
         }
         let totals = Totals::default();
         Self {
@@ -165,6 +160,8 @@ impl Graph {
             rank,
             pipeline,
             pipeline_left,
+            pipeline_open,
+            pipeline_caches,
         }
     }
 
@@ -176,6 +173,35 @@ impl Graph {
     /// Whether every job of a pipeline has nothing left to do.
     pub(super) fn is_pipeline_final(&self, pipeline: u32) -> bool {
         self.pipeline_left[pipeline as usize] == 0
+    }
+
+    /// The caches that nothing of this pipeline can need any more; none while it is open.
+    pub(super) fn caches_of_closed(&self, pipeline: u32) -> Vec<VolumeIndex> {
+        let closed = self.pipeline_open[pipeline as usize] == 0;
+        let caches = closed.then(|| self.pipeline_caches[pipeline as usize].clone());
+        caches.unwrap_or_default()
+    }
+
+    /// Takes note that an extract from `volume` is done or given up. Answers its pipeline.
+    pub(super) fn close_extract(&mut self, volume: VolumeIndex) -> Option<u32> {
+        self.volumes[volume.as_usize()].extracts_left -= 1;
+        let user = *self.workflow.volume(volume).users.first()?;
+        let pipeline = self.pipeline(user);
+        self.count_open(pipeline, true, false);
+        Some(pipeline)
+    }
+
+    fn count_open(&mut self, pipeline: u32, before: bool, after: bool) {
+        let open = &mut self.pipeline_open[pipeline as usize];
+        let was_open = *open > 0;
+        adjust(open, before, after);
+        let is_open = *open > 0;
+        if was_open != is_open {
+            for cache in &self.pipeline_caches[pipeline as usize] {
+                let count = &mut self.volumes[cache.as_usize()].pipelines_open;
+                adjust(count, was_open, is_open);
+            }
+        }
     }
 
     pub(super) fn job(&self, job: JobIndex) -> &JobNode {
@@ -246,6 +272,7 @@ impl Graph {
         self.count(state, true);
         let left = &mut self.pipeline_left[self.pipeline[job.as_usize()] as usize];
         adjust(left, !before.is_final(), !state.is_final());
+        self.count_open(self.pipeline(job), !before.is_final(), !state.is_final());
         for (volume, writable) in self.mounted(job) {
             let volume = &mut self.volumes[volume.as_usize()];
             adjust(
@@ -292,6 +319,41 @@ impl Graph {
     }
 }
 
+/// The volumes of a workflow of which nothing is done.
+fn volume_nodes(workflow: &Workflow) -> Vec<VolumeNode> {
+    let mut volumes: Vec<_> = workflow
+        .volumes
+        .iter()
+        .map(|volume| VolumeNode {
+            is_cache: matches!(volume.kind, VolumeKind::Cache { .. }),
+            writers: Vec::new(),
+            writer: None,
+            users_left: count(volume.users.len()),
+            writers_left: 0,
+            writers_dead: 0,
+            extracts: Vec::new(),
+            extracts_left: 0,
+            pipelines_open: 0,
+        })
+        .collect();
+    for (position, job) in workflow.jobs.iter().enumerate() {
+        for mount in job.mounts.iter().filter(|mount| mount.writable) {
+            let volume = &mut volumes[mount.volume.as_usize()];
+            let job = JobIndex(count(position));
+            if volume.writers.last() != Some(&job) {
+                volume.writers.push(job);
+                volume.writers_left += 1;
+            }
+        }
+    }
+    for (position, extract) in workflow.extracts.iter().enumerate() {
+        let volume = &mut volumes[extract.volume.as_usize()];
+        volume.extracts.push(count(position));
+        volume.extracts_left += 1;
+    }
+    volumes
+}
+
 /// Joins the users of each scratch volume; a pipeline is named by its first job.
 fn pipelines(workflow: &Workflow) -> Vec<u32> {
     fn root(parent: &mut [u32], mut job: u32) -> u32 {
@@ -315,6 +377,25 @@ fn pipelines(workflow: &Workflow) -> Vec<u32> {
     (0..count(workflow.jobs.len()))
         .map(|job| root(&mut parent, job))
         .collect()
+}
+
+/// The caches that jobs of each pipeline read, each once.
+fn pipeline_caches(workflow: &Workflow, pipeline: &[u32]) -> Vec<Vec<VolumeIndex>> {
+    let mut caches = vec![Vec::new(); pipeline.len()];
+    for (position, volume) in workflow.volumes.iter().enumerate() {
+        if !matches!(volume.kind, VolumeKind::Cache { .. }) {
+            continue;
+        }
+        let cache = VolumeIndex(count(position));
+        for user in &volume.users {
+            let of_pipeline: &mut Vec<VolumeIndex> =
+                &mut caches[pipeline[user.as_usize()] as usize];
+            if of_pipeline.last() != Some(&cache) {
+                of_pipeline.push(cache);
+            }
+        }
+    }
+    caches
 }
 
 fn adjust(count: &mut u32, before: bool, after: bool) {

@@ -39,6 +39,9 @@ impl Scheduler {
                 self.queues.sleep(binding);
             }
         }
+        if std::mem::take(&mut self.is_space_wanted) {
+            self.free_idle_caches();
+        }
     }
 
     /// Gives a job a place on the node that it is bound to, or on the best of all.
@@ -68,6 +71,7 @@ impl Scheduler {
                 self.assign(job, server, creates);
                 return true;
             }
+            self.is_space_wanted = true;
         }
         false
     }

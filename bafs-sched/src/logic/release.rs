@@ -35,11 +35,40 @@ impl Scheduler {
         }
     }
 
-    /// Deletes a volume when its last user is done and its files are at home.
+    /// Deletes a volume when its last user is done and its files are at home. A cache stays while
+    /// a user of it may have to run again, unless its space is wanted.
     pub(super) fn release_if_unneeded(&mut self, volume: VolumeIndex) {
-        if self.graph.volume(volume).is_needed() {
+        let node = self.graph.volume(volume);
+        if node.is_needed() {
+            if node.is_idle() {
+                self.idle_caches.insert(volume);
+            }
             return;
         }
+        self.retire_all(volume);
+    }
+
+    /// Deletes the caches that only this pipeline could have needed again, if it is closed.
+    pub(super) fn release_caches(&mut self, pipeline: u32) {
+        for cache in self.graph.caches_of_closed(pipeline) {
+            self.release_if_unneeded(cache);
+        }
+    }
+
+    /// Gives the space of caches that nobody will read unless something is lost to jobs that are
+    /// ready: to fetch again is better than to wait. Answers whether there was one.
+    pub(super) fn free_idle_caches(&mut self) -> bool {
+        let mut is_any = false;
+        for cache in std::mem::take(&mut self.idle_caches) {
+            if self.graph.volume(cache).is_idle() && self.volumes.is_live(cache) {
+                self.retire_all(cache);
+                is_any = true;
+            }
+        }
+        is_any
+    }
+
+    fn retire_all(&mut self, volume: VolumeIndex) {
         let ids: Vec<VolumeId> = self.volumes.live(volume).values().copied().collect();
         for id in ids {
             self.retire(id);
@@ -113,7 +142,7 @@ impl Scheduler {
             .map(|(_, key)| key)
             .collect();
         heads.sort_unstable();
-        if heads.iter().any(|key| self.try_place_anywhere(key.job)) {
+        if heads.iter().any(|key| self.try_place_anywhere(key.job)) || self.free_idle_caches() {
             return;
         }
         if let Some(first) = heads.first().map(|key| key.job)

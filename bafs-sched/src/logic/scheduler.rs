@@ -1,6 +1,6 @@
 //! The core's state and its one entrance, `step`. What each fact means is in the files beside it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
 use bafs_proto::time::Time;
@@ -17,7 +17,7 @@ use super::settings::Settings;
 use super::space::Space;
 use super::timers::{Timer, Timers};
 use super::volumes::{State, Volumes};
-use crate::workflow::{JobIndex, Workflow};
+use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
 /// Ids that one series has, as a power of two.
 const SERIES_BITS: u32 = 32;
@@ -59,6 +59,10 @@ pub struct Scheduler {
     pub(super) patience: Option<Time>,
     /// When pipelines block each other, the only one that may start jobs.
     pub(super) protected: Option<u32>,
+    /// Caches that are kept only for users that may have to run again.
+    pub(super) idle_caches: BTreeSet<VolumeIndex>,
+    /// Whether a job with a free slot found no space since this was last looked at.
+    pub(super) is_space_wanted: bool,
     /// The most scratch space that one job needs at once.
     pub(super) scratch_need_max: Space,
     next_id: u64,
@@ -92,6 +96,8 @@ impl Scheduler {
             timers: Timers::default(),
             patience: None,
             protected: None,
+            idle_caches: BTreeSet::new(),
+            is_space_wanted: false,
             scratch_need_max: Space::ZERO,
             next_id: 0,
             started: 0,
