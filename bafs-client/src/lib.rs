@@ -5,6 +5,7 @@
 
 pub mod agent;
 mod clock;
+pub mod door;
 pub mod entry;
 pub mod errno;
 pub mod fate;

@@ -34,6 +34,13 @@ pub(crate) const RENEW_MS_MAX: u64 = 1_000;
 /// Time for the polite end of a session, in milliseconds; the lease ends it otherwise.
 pub(crate) const CLOSE_MS: u64 = 2_000;
 
+/// Time to get something handed over at the door of a node, in milliseconds: one that is busy or on
+/// another machine must not hold a job up.
+pub(crate) const DOOR_OPEN_MS: u64 = 5_000;
+
+/// Time for the answer to a request at the door, in milliseconds.
+pub(crate) const DOOR_CALL_MS: u64 = 10_000;
+
 /// Forgotten references that are sent in one batch.
 pub(crate) const FORGETS_MAX: usize = 1_024;
 

@@ -4,6 +4,7 @@
 //! other. Reading order: [`ids`], [`volume`], [`message`], [`file_op`], [`error`], [`net`].
 
 pub mod codec;
+pub mod door;
 pub mod error;
 pub mod file_op;
 pub mod hash;

@@ -8,6 +8,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::door::{HandOver, HandOverTicket};
 use crate::error::{Error, ErrorCode, Result};
 use crate::file_op::{Caller, FileOp, FileResult};
 use crate::hash::Digest;
@@ -155,6 +156,8 @@ calls! {
     KillJob => Done,
     // every server
     ReadCounters => Counters,
+    // on the same machine
+    HandOver => HandOverTicket,
 }
 
 /// Done, nothing to say.

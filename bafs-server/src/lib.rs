@@ -6,6 +6,7 @@ pub mod cache;
 pub mod catalog;
 pub mod clock;
 pub mod counters;
+pub mod door;
 pub mod executor;
 mod fault;
 pub mod home;

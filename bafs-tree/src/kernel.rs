@@ -1,9 +1,17 @@
-//! The one system call that no crate wraps: which parts of a file have space (`FIEMAP`).
+//! What no crate wraps safely: which parts of a file have space (`FIEMAP`), and memory that
+//! processes share.
 #![allow(unsafe_code)]
 
+use std::io;
 use std::mem::size_of;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::shared::SharedAccess;
 
 /// Extents asked for at once.
 const EXTENTS: usize = 32;
@@ -74,4 +82,57 @@ pub(crate) fn allocated(file: impl AsFd, range: Range<u64>) -> Option<Vec<Range<
             .max(start + 1);
     }
     Some(found)
+}
+
+/// Numbers of a file that is mapped into memory for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    start: NonNull<AtomicU32>,
+    len: usize,
+}
+
+// SAFETY: the memory belongs to the value, which is bound to no thread.
+unsafe impl Send for Mapping {}
+// SAFETY: it is only used through atomic operations.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the first `len` numbers of `file`, which must be sealed against becoming shorter, or
+    /// belong to this process alone.
+    pub(crate) fn new(file: BorrowedFd<'_>, len: usize, access: SharedAccess) -> io::Result<Self> {
+        let prot = match access {
+            SharedAccess::Read => ProtFlags::READ,
+            SharedAccess::Write => ProtFlags::READ | ProtFlags::WRITE,
+        };
+        let bytes = len * size_of::<AtomicU32>();
+        // SAFETY: the kernel chooses a place where nothing else is.
+        let start = unsafe { mmap(std::ptr::null_mut(), bytes, prot, MapFlags::SHARED, file, 0) }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, len })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn load(&self, index: usize, order: Ordering) -> Option<u32> {
+        self.words().get(index).map(|word| word.load(order))
+    }
+
+    /// The numbers. Whoever mapped them only to read must not write.
+    pub(crate) fn words(&self) -> &[AtomicU32] {
+        // SAFETY: `len` numbers are mapped from `start` on, aligned to a page, until the value is
+        // dropped; every bit pattern is a number, and other processes that change them are no
+        // different from other threads.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let bytes = self.len * size_of::<AtomicU32>();
+        // SAFETY: the place was mapped by `new` with this length, and nobody borrows it any more.
+        // An error means that it stays mapped, which harms nobody.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), bytes) };
+    }
 }

@@ -1,6 +1,7 @@
 //! A volume's directory tree: POSIX operations on a local directory, with an exact limit.
 //!
-//! Knows no network, no token and no lease. Reading order: [`Tree`], [`Session`].
+//! Knows no network, no token and no lease. Reading order: [`Tree`], [`Session`]. Apart from them:
+//! [`SharedWords`], numbers that processes share.
 
 mod kernel;
 
@@ -15,8 +16,10 @@ mod inodes;
 mod names;
 mod room;
 mod session;
+mod shared;
 mod tree;
 
 pub use account::Limit;
 pub use session::Session;
+pub use shared::{SHARED_WORDS_MAX, SharedAccess, SharedWords};
 pub use tree::Tree;

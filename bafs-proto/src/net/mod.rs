@@ -2,8 +2,10 @@
 //!
 //! A request is one exchange: a bounded header and a raw body go out, a header and a body come
 //! back. [`quic`] carries exchanges between processes, [`mem`] within one, for tests.
+//! [`packets`] is apart: it carries open files between processes of one machine.
 
 pub mod mem;
+pub mod packets;
 pub mod pool;
 pub mod quic;
 mod tls;

@@ -11,6 +11,7 @@ mod fetch;
 mod flights;
 mod from_home;
 mod from_peers;
+mod hand_over;
 mod journal;
 mod manifest;
 mod peers;

@@ -1,6 +1,7 @@
 //! A node: volumes, caches and jobs of one machine behind one address. Wires the parts together;
 //! each of them decides and acts for itself.
 
+mod hand_over;
 mod presence;
 mod service;
 
@@ -18,6 +19,7 @@ use tokio::task::JoinHandle;
 use crate::access::Access;
 use crate::cache::Caches;
 use crate::counters::Counters;
+use crate::door::Door;
 use crate::executor::{Executor, ExecutorConfig};
 use crate::logic::space::Amount;
 use crate::serving::{ADVERT_TTL_MS, Running, pool, reachable};
@@ -79,6 +81,7 @@ pub struct Node {
     storage: Arc<Storage>,
     caches: Arc<Caches>,
     executor: Arc<Executor>,
+    door: Arc<Door>,
     access: Access,
     counters: Counters,
 }
@@ -119,6 +122,7 @@ impl Node {
         };
         let executor = Executor::new(executor, counters.clone());
         let access = Access::new(config.identity.verifier.clone());
+        let door = Door::new(&config.store, counters.clone());
         Ok(Arc::new(Self {
             config,
             address,
@@ -127,19 +131,23 @@ impl Node {
             storage,
             caches,
             executor,
+            door,
             access,
             counters,
         }))
     }
 
     /// Starts what a node does by itself: tells the catalog, learns its peers, ends what has
-    /// expired. Aborting the tasks stops it; the last one kills the jobs when it is aborted.
+    /// expired, opens its door to agents on its machine.
+    ///
+    /// Aborting the tasks stops it; the last one kills the jobs when it is aborted.
     pub fn background(self: &Arc<Self>) -> Vec<JoinHandle<()>> {
         let mut tasks = Vec::new();
         if let Some(catalog) = self.config.catalog.clone() {
             tasks.push(tokio::spawn(presence::tell(self.clone(), catalog)));
             tasks.push(tokio::spawn(presence::learn_peers_always(self.clone())));
         }
+        tasks.push(tokio::spawn(self.door.clone().serve()));
         let storage = self.storage.clone();
         tasks.push(tokio::spawn(async move {
             loop {

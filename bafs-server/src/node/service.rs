@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bafs_proto::door::HandOverOf;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{CacheRef, Counters as CounterValues, OpenTree, Reply, Request, TreeRef};
 use bafs_proto::net::{BoxFuture, Incoming, Service};
@@ -66,6 +67,10 @@ impl Node {
             ),
             // Checked with the session, which alone knows the right that it needs.
             Request::RunFileOps(_) | Request::CloseTree(_) => Ok(()),
+            Request::HandOver(call) => match &call.what {
+                HandOverOf::Tree { .. } => Ok(()),
+                HandOverOf::Cache { volume: id, .. } => volume(*id, Right::Read),
+            },
             Request::StartJob(_) | Request::WatchJobs(_) | Request::KillJob(_) => {
                 self.access.require(token, Resource::Jobs, Right::Manage)
             }
@@ -95,6 +100,9 @@ impl Node {
                 self.executor.watch(call, incoming.deadline).await?,
             )),
             Request::KillJob(call) => plain(Reply::KillJob(self.executor.kill(call))),
+            Request::HandOver(call) => {
+                plain(Reply::HandOver(self.hand_over(call.what, &incoming.token)?))
+            }
             Request::ReadCounters(_) => {
                 let (server, values) = (self.store.id(), self.counters.snapshot());
                 plain(Reply::ReadCounters(CounterValues { server, values }))

@@ -1,0 +1,192 @@
+//! What a node hands over to an agent on the same machine, and what the two say to each other
+//! then; opens no socket and decides nothing.
+//!
+//! An agent asks for a ticket over its authenticated connection ([`HandOver`]), shows it at the
+//! node's Unix socket ([`Knock`]), and gets a header with open files ([`HandedOver`]). The
+//! connection then stays for as long as the agent keeps what it got.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::hash::Digest;
+use crate::ids::{Epoch, FileIndex, VolumeId};
+use crate::message::TreeRef;
+
+/// Longest message at the door, in bytes; it travels as one packet.
+pub const DOOR_BYTES_MAX: usize = 64 << 10;
+
+/// Most open files that one message carries.
+pub const DOOR_FILES_MAX: usize = 16;
+
+/// A ticket is good for so long, in milliseconds: its holder is on the same machine.
+pub const TICKET_MS: u64 = 10_000;
+
+/// Name of the socket in a node's directory.
+pub const DOOR_NAME: &str = "door.sock";
+
+/// What an agent wants to have handed over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HandOverOf {
+    /// The directory of a scratch volume.
+    Tree {
+        /// Which.
+        tree: TreeRef,
+        /// The agent's session with it.
+        epoch: Epoch,
+    },
+    /// The blocks of a cache volume.
+    Cache {
+        /// Which.
+        volume: VolumeId,
+        /// State of the source that the agent works with.
+        manifest: Digest,
+    },
+}
+
+/// Asks a node to hand something over; an agent on another machine cannot use the answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HandOver {
+    /// What.
+    pub what: HandOverOf,
+}
+
+/// Where to fetch it, and with what.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HandOverTicket {
+    /// Absolute path of the node's socket on its machine.
+    pub socket: String,
+    /// To be shown there once, within [`TICKET_MS`].
+    pub ticket: Ticket,
+}
+
+/// A secret that is good once.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Ticket(pub [u8; 32]);
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Ticket")
+    }
+}
+
+/// First words of an agent at the door.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Knock {
+    /// [`crate::PROTOCOL_VERSION`] of the agent.
+    pub version: u32,
+    /// Its ticket.
+    pub ticket: Ticket,
+}
+
+/// Answer to a [`Knock`].
+pub type Opening = Result<HandedOver>;
+
+/// What was handed over; the open files come beside it, in the order told here.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HandedOver {
+    /// A scratch volume.
+    Tree(HandedTree),
+    /// A cache volume.
+    Cache(HandedCache),
+}
+
+/// A scratch volume whose directory comes as the first open file. A writer gets a second one: it
+/// is locked, and as long as anybody has it open nobody else is given the volume to write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HandedTree {
+    /// Most bytes that it may hold.
+    pub size_bytes: u64,
+    /// Most files and directories that it may hold.
+    pub size_files: u64,
+    /// Bytes in use, about; a writer counts for itself.
+    pub used_bytes: u64,
+    /// Files and directories in use, about.
+    pub used_files: u64,
+}
+
+/// A cache volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HandedCache {
+    /// State of the source that is shown.
+    pub manifest: Digest,
+}
+
+/// What an agent says after the hand-over; each call is answered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DoorCall {
+    /// Names the call in its answer.
+    pub number: u64,
+    /// What it asks.
+    pub request: DoorRequest,
+}
+
+/// What an agent asks after the hand-over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DoorRequest {
+    /// Tells what a handed-over tree holds now.
+    Used {
+        /// In bytes.
+        bytes: u64,
+        /// In files and directories.
+        files: u64,
+    },
+    /// Asks for the open file of a wholly cached file, to be kept until it is released.
+    PinFile {
+        /// Which.
+        file: FileIndex,
+    },
+    /// Gives it back.
+    ReleaseFile {
+        /// Which.
+        file: FileIndex,
+    },
+}
+
+/// Answer to a [`DoorRequest`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DoorReply {
+    /// Done, nothing to say.
+    Done,
+    /// The file, which comes as the open file beside this.
+    Pinned,
+}
+
+/// What a node says after the hand-over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DoorWord {
+    /// Answers a call.
+    Answer {
+        /// The call's number.
+        number: u64,
+        /// What it is told.
+        answer: Result<DoorReply>,
+    },
+    /// What was handed over must be given back: stop using it, then close the connection.
+    Stop {
+        /// Why.
+        why: Error,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec;
+
+    #[test]
+    fn a_ticket_is_not_printed() {
+        assert_eq!(format!("{:?}", Ticket([7; 32])), "Ticket");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn garbage_never_panics(bytes: Vec<u8>) {
+            let _ = codec::decode::<Knock>(&bytes);
+            let _ = codec::decode::<Opening>(&bytes);
+            let _ = codec::decode::<DoorCall>(&bytes);
+            let _ = codec::decode::<DoorWord>(&bytes);
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! The node's door for agents on the same machine: tickets, and a Unix socket where they are shown.
+//! What is handed over, and to whom it may be, others decide.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bafs_proto::door::{
+    DOOR_NAME, DoorCall, DoorReply, DoorRequest, DoorWord, HandOverTicket, HandedOver, Knock,
+    TICKET_MS, Ticket,
+};
+use bafs_proto::net::BoxFuture;
+use bafs_proto::net::packets::{PacketListener, Packets};
+use bafs_proto::time::Time;
+use bafs_proto::{Error, ErrorCode, PROTOCOL_VERSION, Result, codec};
+use serde::Serialize;
+use tokio::sync::{Semaphore, watch};
+
+use crate::clock;
+use crate::counters::Counters;
+
+/// Most tickets that wait for their holders.
+const TICKETS_MAX: usize = 1024;
+
+/// Most connections at once; each holds a few descriptors.
+const CONNECTIONS_MAX: usize = 2048;
+
+/// Time for one message of an agent that is in the middle of something, in milliseconds.
+const MESSAGE_MS: u64 = 5_000;
+
+/// Pause after a connection could not be accepted: descriptors are short.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Makes what is handed over, when its holder is at the door.
+pub type Grant = Box<dyn FnOnce() -> BoxFuture<'static, Result<Parcel>> + Send>;
+
+/// What is handed over.
+pub struct Parcel {
+    /// What the agent is told.
+    pub header: HandedOver,
+    /// The open files that go with it; closed here when they are sent.
+    pub files: Vec<OwnedFd>,
+    /// Answers the agent from then on; dropped when the connection is over.
+    pub keeper: Box<dyn Keeper>,
+    /// Says why when it must be given back.
+    pub recall: watch::Receiver<Option<Error>>,
+}
+
+/// Looks after something that was handed over, until it is dropped.
+pub trait Keeper: Send {
+    /// Answers one request, with open files if it calls for some.
+    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'_, Result<(DoorReply, Vec<OwnedFd>)>>;
+}
+
+/// Tickets of one node and the place where they are shown.
+pub struct Door {
+    directory: PathBuf,
+    /// The socket's path, once there is one.
+    socket: Mutex<Option<String>>,
+    tickets: Mutex<BTreeMap<Ticket, (Time, Grant)>>,
+    connections: Arc<Semaphore>,
+    counters: Counters,
+}
+
+impl std::fmt::Debug for Door {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Door({})", self.directory.display())
+    }
+}
+
+impl Door {
+    /// A door in the node's directory, closed until [`Self::serve`]. Counts `door.tickets`,
+    /// `door.opened` and `door.refused`.
+    pub fn new(directory: &Path, counters: Counters) -> Arc<Self> {
+        Arc::new(Self {
+            directory: directory.to_owned(),
+            socket: Mutex::default(),
+            tickets: Mutex::default(),
+            connections: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+            counters,
+        })
+    }
+
+    /// Serves agents, for ever. A machine that refuses the socket is no harm: agents then use the
+    /// network, and the log says why.
+    pub async fn serve(self: Arc<Self>) {
+        let listener = match self.listen() {
+            Ok(listener) => listener,
+            Err(error) => {
+                let directory = self.directory.display();
+                tracing::warn!(%directory, %error, "no door; local agents use the network");
+                return;
+            }
+        };
+        loop {
+            let packets = match listener.accept().await {
+                Ok(packets) => packets,
+                Err(error) => {
+                    tracing::debug!(%error, "nobody let in at the door");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let Ok(place) = self.connections.clone().try_acquire_owned() else {
+                self.counters.add("door.refused", 1);
+                continue;
+            };
+            let door = self.clone();
+            tokio::spawn(async move {
+                let _place = place;
+                door.attend(&packets).await;
+            });
+        }
+    }
+
+    /// Gives out a ticket for what `grant` makes.
+    ///
+    /// # Errors
+    /// `Unsupported` when the door is closed, `Busy` when too many tickets wait.
+    pub fn ticket(&self, grant: Grant) -> Result<HandOverTicket> {
+        let socket = lock(&self.socket).clone().ok_or_else(closed)?;
+        let now = clock::now();
+        let mut tickets = lock(&self.tickets);
+        tickets.retain(|_, (made, _)| now.ms_since(*made) <= TICKET_MS);
+        if tickets.len() >= TICKETS_MAX {
+            let text = format!("{TICKETS_MAX} tickets wait at the door; use the network");
+            return Err(Error::new(ErrorCode::Busy, text));
+        }
+        let ticket = Ticket(rand::random());
+        tickets.insert(ticket, (now, grant));
+        self.counters.add("door.tickets", 1);
+        Ok(HandOverTicket { socket, ticket })
+    }
+
+    fn listen(&self) -> std::io::Result<PacketListener> {
+        let path = self.directory.canonicalize()?.join(DOOR_NAME);
+        let path = path
+            .into_os_string()
+            .into_string()
+            .map_err(|_| std::io::ErrorKind::InvalidFilename)?;
+        let listener = PacketListener::bind(&self.directory, DOOR_NAME)?;
+        *lock(&self.socket) = Some(path);
+        Ok(listener)
+    }
+
+    /// One connection from its first word to its end.
+    async fn attend(&self, packets: &Packets) {
+        let opened = match in_time(self.admit(packets)).await {
+            Ok(parcel) => open(packets, parcel).await,
+            Err(error) => {
+                let answer = Err::<HandedOver, _>(error.clone());
+                // Whoever does not even listen gets no answer.
+                let _ = in_time(say(packets, &answer, &[])).await;
+                Err(error)
+            }
+        };
+        match opened {
+            Ok((mut keeper, recall)) => {
+                self.counters.add("door.opened", 1);
+                if let Err(error) = keep(packets, keeper.as_mut(), recall).await {
+                    tracing::debug!(%error, "a connection at the door failed");
+                }
+            }
+            Err(error) => {
+                self.counters.add("door.refused", 1);
+                tracing::debug!(%error, "an agent at the door was refused");
+            }
+        }
+    }
+
+    async fn admit(&self, packets: &Packets) -> Result<Parcel> {
+        let refuse = |text: &str| Error::new(ErrorCode::TokenInvalid, text);
+        let uid = packets.peer_uid().map_err(broken)?;
+        // Files that another user makes would not be ours to read, to copy, to delete.
+        if uid != rustix::process::geteuid().as_raw() {
+            return Err(refuse("the door is for agents of the node's own user"));
+        }
+        let packet = packets.receive().await.map_err(broken)?;
+        let (bytes, _files) = packet.ok_or_else(|| refuse("nothing was said at the door"))?;
+        let Knock { version, ticket } = codec::decode(&bytes)?;
+        if version != PROTOCOL_VERSION {
+            let text = format!("the agent speaks version {version}, the node {PROTOCOL_VERSION}");
+            return Err(Error::new(ErrorCode::VersionMismatch, text));
+        }
+        let (made, grant) = lock(&self.tickets)
+            .remove(&ticket)
+            .ok_or_else(|| refuse("the ticket is not known (any more)"))?;
+        if clock::now().ms_since(made) > TICKET_MS {
+            return Err(refuse("the ticket is too old"));
+        }
+        grant().await
+    }
+}
+
+type Opened = (Box<dyn Keeper>, watch::Receiver<Option<Error>>);
+
+async fn open(packets: &Packets, parcel: Parcel) -> Result<Opened> {
+    let Parcel {
+        header,
+        files,
+        keeper,
+        recall,
+    } = parcel;
+    in_time(say(packets, &Ok::<_, Error>(header), &files)).await?;
+    Ok((keeper, recall))
+}
+
+/// Answers an agent until one of the two ends it.
+async fn keep(
+    packets: &Packets,
+    keeper: &mut dyn Keeper,
+    mut recall: watch::Receiver<Option<Error>>,
+) -> Result<()> {
+    let mut may_recall = true;
+    loop {
+        tokio::select! {
+            why = recalled(&mut recall), if may_recall => {
+                may_recall = false;
+                if let Some(why) = why {
+                    in_time(say(packets, &DoorWord::Stop { why }, &[])).await?;
+                }
+            }
+            packet = packets.receive() => {
+                let Some((bytes, _files)) = packet.map_err(broken)? else {
+                    return Ok(());
+                };
+                let DoorCall { number, request } = codec::decode(&bytes)?;
+                let (answer, files) = match keeper.answer(request).await {
+                    Ok((reply, files)) => (Ok(reply), files),
+                    Err(error) => (Err(error), Vec::new()),
+                };
+                in_time(say(packets, &DoorWord::Answer { number, answer }, &files)).await?;
+            }
+        }
+    }
+}
+
+/// Why it must be given back; `None` when nobody will ever say so.
+async fn recalled(recall: &mut watch::Receiver<Option<Error>>) -> Option<Error> {
+    recall.wait_for(Option::is_some).await.ok()?.clone()
+}
+
+async fn say(packets: &Packets, word: &impl Serialize, files: &[OwnedFd]) -> Result<()> {
+    let bytes = codec::encode(word)?;
+    let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+    packets.send(&bytes, &files).await.map_err(broken)
+}
+
+async fn in_time<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    let limit = Duration::from_millis(MESSAGE_MS);
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
+        let text = "the agent at the door is too slow";
+        Err(Error::new(ErrorCode::DeadlineExceeded, text))
+    })
+}
+
+fn broken(error: std::io::Error) -> Error {
+    Error::new(ErrorCode::Unreachable, format!("the door: {error}"))
+}
+
+fn closed() -> Error {
+    let text = "this node hands nothing over; use the network";
+    Error::new(ErrorCode::Unsupported, text)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

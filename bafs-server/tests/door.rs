@@ -1,0 +1,217 @@
+//! The door of a node: tickets, garbage, slow and dead agents, giving back.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bafs_proto::door::{
+    DoorCall, DoorReply, DoorRequest, DoorWord, HandOverTicket, HandedOver, HandedTree, Knock,
+    Opening, Ticket,
+};
+use bafs_proto::ids::FileIndex;
+use bafs_proto::net::BoxFuture;
+use bafs_proto::net::packets::Packets;
+use bafs_proto::{Error, ErrorCode, PROTOCOL_VERSION, Result, codec};
+use bafs_server::counters::Counters;
+use bafs_server::door::{Door, Grant, Keeper, Parcel};
+use tokio::sync::watch;
+
+const HEADER: HandedOver = HandedOver::Tree(HandedTree {
+    size_bytes: 1,
+    size_files: 2,
+    used_bytes: 3,
+    used_files: 4,
+});
+
+struct Kept {
+    file: PathBuf,
+    freed: Arc<AtomicBool>,
+}
+
+impl Keeper for Kept {
+    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'_, Result<(DoorReply, Vec<OwnedFd>)>> {
+        Box::pin(async move {
+            match request {
+                DoorRequest::PinFile { .. } => {
+                    let file = File::open(&self.file).expect("open");
+                    Ok((DoorReply::Pinned, vec![file.into()]))
+                }
+                _ => Err(Error::new(ErrorCode::Unsupported, "no")),
+            }
+        })
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.freed.store(true, Ordering::SeqCst);
+    }
+}
+
+struct World {
+    directory: tempfile::TempDir,
+    door: Arc<Door>,
+    freed: Arc<AtomicBool>,
+    recall: watch::Sender<Option<Error>>,
+}
+
+impl World {
+    async fn new() -> Self {
+        let directory = tempfile::tempdir().expect("directory");
+        let door = Door::new(directory.path(), Counters::default());
+        std::fs::write(directory.path().join("data"), "data").expect("write");
+        tokio::spawn(door.clone().serve());
+        let world = Self {
+            directory,
+            door,
+            freed: Arc::default(),
+            recall: watch::Sender::new(None),
+        };
+        while world.door.ticket(world.grant()).is_err() {
+            tokio::task::yield_now().await;
+        }
+        world
+    }
+
+    fn grant(&self) -> Grant {
+        let file = self.directory.path().join("data");
+        let (freed, recall) = (self.freed.clone(), self.recall.subscribe());
+        Box::new(move || {
+            Box::pin(async move {
+                let files = vec![File::open(&file).expect("open").into()];
+                Ok(Parcel {
+                    header: HEADER,
+                    files,
+                    keeper: Box::new(Kept { file, freed }),
+                    recall,
+                })
+            })
+        })
+    }
+
+    async fn until_freed(&self) {
+        while !self.freed.load(Ordering::SeqCst) {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    }
+}
+
+async fn knock(socket: &str, ticket: Ticket) -> (Packets, Opening, Vec<OwnedFd>) {
+    let packets = Packets::connect(Path::new(socket)).expect("connect");
+    let knock = Knock {
+        version: PROTOCOL_VERSION,
+        ticket,
+    };
+    let bytes = codec::encode(&knock).expect("encode");
+    packets.send(&bytes, &[]).await.expect("send");
+    let (bytes, files) = packets.receive().await.expect("receive").expect("answer");
+    let opening = codec::decode(&bytes).expect("decode");
+    (packets, opening, files)
+}
+
+fn text(file: OwnedFd) -> String {
+    let mut text = String::new();
+    File::from(file).read_to_string(&mut text).expect("read");
+    text
+}
+
+async fn ask(packets: &Packets, number: u64) -> (DoorWord, Vec<OwnedFd>) {
+    let request = DoorRequest::PinFile { file: FileIndex(0) };
+    let call = DoorCall { number, request };
+    let bytes = codec::encode(&call).expect("encode");
+    packets.send(&bytes, &[]).await.expect("send");
+    hear(packets).await
+}
+
+async fn hear(packets: &Packets) -> (DoorWord, Vec<OwnedFd>) {
+    let (bytes, files) = packets.receive().await.expect("receive").expect("a word");
+    (codec::decode(&bytes).expect("decode"), files)
+}
+
+#[tokio::test]
+async fn a_ticket_gets_the_files_once_and_the_end_gives_them_back() {
+    let world = World::new().await;
+    let HandOverTicket { socket, ticket } = world.door.ticket(world.grant()).expect("ticket");
+    let (packets, opening, mut files) = knock(&socket, ticket).await;
+    assert_eq!(opening, Ok(HEADER));
+    assert_eq!(text(files.remove(0)), "data");
+    let (word, mut files) = ask(&packets, 7).await;
+    let answer = Ok(DoorReply::Pinned);
+    assert_eq!(word, DoorWord::Answer { number: 7, answer });
+    assert_eq!(text(files.remove(0)), "data");
+    let (_, again, files) = knock(&socket, ticket).await;
+    assert_eq!(
+        again.expect_err("used up").code,
+        ErrorCode::TokenInvalid,
+        "a ticket is good once"
+    );
+    assert!(files.is_empty());
+    assert!(!world.freed.load(Ordering::SeqCst));
+    drop(packets);
+    world.until_freed().await;
+}
+
+#[tokio::test]
+async fn what_must_be_given_back_is_asked_for_and_calls_are_still_answered() {
+    let world = World::new().await;
+    let HandOverTicket { socket, ticket } = world.door.ticket(world.grant()).expect("ticket");
+    let (packets, opening, _files) = knock(&socket, ticket).await;
+    opening.expect("opened");
+    let why = Error::new(ErrorCode::Fenced, "another writer");
+    world.recall.send_replace(Some(why.clone()));
+    assert_eq!(hear(&packets).await.0, DoorWord::Stop { why });
+    assert!(matches!(ask(&packets, 1).await.0, DoorWord::Answer { .. }));
+}
+
+#[tokio::test]
+async fn garbage_and_guesses_harm_nobody() {
+    let world = World::new().await;
+    let HandOverTicket { socket, ticket } = world.door.ticket(world.grant()).expect("ticket");
+    for garbage in [&[0u8][..], &[0xff; 36], &[7; 60_000]] {
+        let packets = Packets::connect(Path::new(&socket)).expect("connect");
+        packets.send(garbage, &[]).await.expect("send");
+        let (bytes, _) = packets.receive().await.expect("receive").expect("answer");
+        codec::decode::<Opening>(&bytes)
+            .expect("decode")
+            .expect_err("refused");
+        assert!(packets.receive().await.expect("end").is_none());
+    }
+    let (_, guess, _) = knock(&socket, Ticket([7; 32])).await;
+    assert_eq!(guess.expect_err("unknown").code, ErrorCode::TokenInvalid);
+    // One that comes and goes, and one that says nothing, hold nobody up.
+    drop(Packets::connect(Path::new(&socket)).expect("connect"));
+    let _silent = Packets::connect(Path::new(&socket)).expect("connect");
+    let (packets, opening, _files) = knock(&socket, ticket).await;
+    opening.expect("opened");
+    // Garbage later ends the connection.
+    packets.send(&[1, 2, 3], &[]).await.expect("send");
+    assert!(packets.receive().await.expect("end").is_none());
+    world.until_freed().await;
+}
+
+#[tokio::test]
+async fn tickets_are_bounded() {
+    let world = World::new().await;
+    let mut given = 0;
+    let refused = loop {
+        match world.door.ticket(world.grant()) {
+            Ok(_) => given += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!((1000..1100).contains(&given), "{given}");
+    assert_eq!(refused.code, ErrorCode::Busy);
+}
+
+#[tokio::test]
+async fn a_closed_door_gives_no_tickets() {
+    let directory = tempfile::tempdir().expect("directory");
+    let door = Door::new(&directory.path().join("absent"), Counters::default());
+    door.clone().serve().await;
+    let grant: Grant = Box::new(|| unreachable!("no ticket, no grant"));
+    let refused = door.ticket(grant).expect_err("closed");
+    assert_eq!(refused.code, ErrorCode::Unsupported);
+}
