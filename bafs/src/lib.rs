@@ -6,7 +6,7 @@ mod args;
 mod client;
 mod clock;
 pub mod cluster;
-mod demo;
+pub mod demo;
 mod display;
 mod init;
 mod job;

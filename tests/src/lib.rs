@@ -1,6 +1,9 @@
 //! What whole-system tests share: clusters of real processes, the program, skips said aloud.
 
+pub mod api;
 pub mod bench;
+pub mod content;
+pub mod stage;
 
 use std::fs::OpenOptions;
 use std::io::Write;

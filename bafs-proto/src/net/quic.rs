@@ -59,14 +59,7 @@ impl QuicDialer {
     /// # Errors
     /// `ServerFault` when no socket can be had, `Malformed` when the identity is not usable.
     pub fn new(identity: Identity) -> Result<Self> {
-        let any = SocketAddr::from(([0, 0, 0, 0], 0));
-        let mut endpoint = endpoint(any, None)?;
-        let tls = tls::client_config(&identity)?;
-        let crypto = QuicClientConfig::try_from(tls)
-            .map_err(|e| Error::new(ErrorCode::Malformed, format!("TLS: {e}")))?;
-        let mut config = quinn::ClientConfig::new(Arc::new(crypto));
-        config.transport_config(Arc::new(transport()));
-        endpoint.set_default_client_config(config);
+        let endpoint = client_endpoint(&identity)?;
         Ok(Self { endpoint, identity })
     }
 
@@ -166,21 +159,8 @@ impl QuicListener {
     /// # Errors
     /// `Conflict` when the port is in use, `ServerFault` when the address cannot be listened at.
     pub fn bind(address: &str, identity: Identity) -> Result<Self> {
-        let target = address
-            .to_socket_addrs()
-            .ok()
-            .and_then(|mut all| all.next())
-            .ok_or_else(|| {
-                Error::new(ErrorCode::Malformed, format!("'{address}' is no address"))
-            })?;
-        let crypto = QuicServerConfig::try_from(tls::server_config(&identity)?)
-            .map_err(|e| Error::new(ErrorCode::Malformed, format!("TLS: {e}")))?;
-        let mut config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
-        config.transport_config(Arc::new(transport()));
-        Ok(Self {
-            endpoint: endpoint(target, Some(config))?,
-            identity,
-        })
+        let endpoint = server_endpoint(address, &identity)?;
+        Ok(Self { endpoint, identity })
     }
 
     /// Where it listens.
@@ -302,6 +282,39 @@ async fn resolve(address: &str) -> Result<SocketAddr> {
                 format!("'{address}' has no address"),
             )
         })
+}
+
+/// The bare endpoint below [`QuicDialer`]: who measures the library alone starts here.
+///
+/// # Errors
+/// As [`QuicDialer::new`].
+pub fn client_endpoint(identity: &Identity) -> Result<Endpoint> {
+    let any = SocketAddr::from(([0, 0, 0, 0], 0));
+    let mut endpoint = endpoint(any, None)?;
+    let tls = tls::client_config(identity)?;
+    let crypto = QuicClientConfig::try_from(tls)
+        .map_err(|e| Error::new(ErrorCode::Malformed, format!("TLS: {e}")))?;
+    let mut config = quinn::ClientConfig::new(Arc::new(crypto));
+    config.transport_config(Arc::new(transport()));
+    endpoint.set_default_client_config(config);
+    Ok(endpoint)
+}
+
+/// The bare endpoint below [`QuicListener`].
+///
+/// # Errors
+/// As [`QuicListener::bind`].
+pub fn server_endpoint(address: &str, identity: &Identity) -> Result<Endpoint> {
+    let target = address
+        .to_socket_addrs()
+        .ok()
+        .and_then(|mut all| all.next())
+        .ok_or_else(|| Error::new(ErrorCode::Malformed, format!("'{address}' is no address")))?;
+    let crypto = QuicServerConfig::try_from(tls::server_config(identity)?)
+        .map_err(|e| Error::new(ErrorCode::Malformed, format!("TLS: {e}")))?;
+    let mut config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
+    config.transport_config(Arc::new(transport()));
+    endpoint(target, Some(config))
 }
 
 fn endpoint(address: SocketAddr, server: Option<quinn::ServerConfig>) -> Result<Endpoint> {

@@ -41,8 +41,11 @@ impl Numbers {
 }
 
 /// Writes `db/` (a BLAST database of at least `residues` residues) and `queries/` with `queries`
-/// files below `home`.
-pub(crate) async fn prepare(home: &Path, residues: usize, queries: u32, seed: u64) -> Result<()> {
+/// files below `home`. Must be called within a runtime of several threads.
+///
+/// # Errors
+/// Sequences or programs that are not installed, I/O errors.
+pub async fn prepare(home: &Path, residues: usize, queries: u32, seed: u64) -> Result<()> {
     let sequences = real_sequences().await?;
     for directory in ["db", "queries"] {
         fs::create_dir_all(home.join(directory))?;

@@ -24,6 +24,8 @@ use crate::output::Output;
 use crate::own_directory::OwnDirectory;
 use crate::run::{self, Way};
 
+pub use self::input::prepare;
+
 /// The workflow of the demo: the example that a user reads, copies and changes.
 const WORKFLOW: &str = include_str!("../../../examples/blast/blast.bafs");
 
@@ -99,7 +101,7 @@ async fn demo_in(args: &DemoArgs, directory: &Path, output: Output) -> Result<Ex
     )?;
     let residues = args.database_mib as usize * MIB;
     let queries = args.pipelines.max(args.remote_pipelines);
-    input::prepare(&home, residues, queries, args.seed).await?;
+    prepare(&home, residues, queries, args.seed).await?;
 
     let workflow = workflow(directory, "results", args.pipelines)?;
     say(

@@ -5,6 +5,7 @@
 //! another way that ran in the same rounds, and what could not be measured is said.
 #![allow(clippy::print_stdout, reason = "a benchmark prints what it measured")]
 
+mod cache;
 pub mod machine;
 pub mod measure;
 pub mod options;
@@ -27,7 +28,11 @@ pub struct Benchmark {
 }
 
 /// Every benchmark.
-pub const ALL: &[Benchmark] = &[];
+pub const ALL: &[Benchmark] = &[Benchmark {
+    name: "cache",
+    about: "the cooperative cache: home traffic, warm and cold reads, replacement, churn",
+    run: cache::run,
+}];
 
 /// Does what the command line says.
 ///
@@ -41,6 +46,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
             }
             Ok(())
         }
+        [part, rest @ ..] if part == cache::SOURCE_PROCESS => cache::source_process(rest),
         [name, rest @ ..] => {
             let benchmark = ALL.iter().find(|benchmark| benchmark.name == name);
             let benchmark = benchmark.with_context(|| format!("no benchmark '{name}'"))?;

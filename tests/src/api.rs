@@ -1,0 +1,394 @@
+//! The volume API spoken directly, for tests and benchmarks: cache volumes on chosen nodes, blocks,
+//! jobs, counters. Shows no files and starts no process itself.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use bafs_proto::hash::Digest;
+use bafs_proto::identity::Identity;
+use bafs_proto::ids::{BlockIndex, ExecutionId, FileIndex, VolumeId};
+use bafs_proto::limits::{BLOCK_BYTES_DEFAULT, OP_DEADLINE_MS_DEFAULT};
+use bafs_proto::message::{
+    CacheRef, Call, CreateVolume, DeleteVolume, InvalidateVolume, JobCommand, JobReport, JobSpec,
+    JobState, MountSpec, MountTarget, ReadBlocks, ReadCounters, ReadManifest, Reader, Role,
+    ShowVolume, SourceEntry, SourceKind, StartJob, WatchJobs,
+};
+use bafs_proto::net::pool::Pool;
+use bafs_proto::net::quic::QuicDialer;
+use bafs_proto::time::Deadline;
+use bafs_proto::token::Token;
+use bafs_proto::volume::{Replacement, Source, VolumeKind, VolumeSpec, VolumeStatus};
+use bytes::Bytes;
+use tokio::runtime::Runtime;
+
+/// One call may take so long, in milliseconds.
+const CALL_MS: u64 = 120_000;
+
+/// Bytes that a reader asks for at once, as the kernel does at most.
+pub const READ_BYTES: u32 = 1 << 20;
+
+/// Day and night: no volume of a test expires by itself.
+const LIFETIME_MS: u64 = 24 * 3600 * 1000;
+
+/// What a cache volume shall be.
+#[derive(Debug, Clone)]
+pub struct CacheWish {
+    /// Path below the home's export.
+    pub path: String,
+    /// Cooperative cache; empty for one that stands alone.
+    pub cooperative: String,
+    /// Most bytes it keeps.
+    pub size_bytes: u64,
+    /// Which block goes first.
+    pub replacement: Replacement,
+    /// Size of its blocks in bytes.
+    pub block_bytes: u32,
+}
+
+impl CacheWish {
+    /// A cooperative cache of usual blocks, named after its path.
+    pub fn of(path: &str, size_bytes: u64) -> Self {
+        Self {
+            path: path.to_owned(),
+            cooperative: path.to_owned(),
+            size_bytes,
+            replacement: Replacement::Lru,
+            block_bytes: BLOCK_BYTES_DEFAULT,
+        }
+    }
+}
+
+/// A cache volume on a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheVolume {
+    /// Where its node listens.
+    pub node: String,
+    /// The volume.
+    pub id: VolumeId,
+}
+
+impl CacheVolume {
+    /// It, as a job mounts it.
+    pub fn target(&self) -> MountTarget {
+        MountTarget::Cache {
+            server: self.node.clone(),
+            volume: self.id,
+        }
+    }
+}
+
+/// A cache volume's list of files, as a reader knows it.
+#[derive(Debug, Clone)]
+pub struct Listing {
+    /// State of the source.
+    pub manifest: Digest,
+    /// Size of a block in bytes.
+    pub block_bytes: u32,
+    /// Everything in it; the place is the file's index.
+    pub entries: Vec<SourceEntry>,
+}
+
+impl Listing {
+    /// Regular files with their places.
+    pub fn files(&self) -> impl Iterator<Item = (FileIndex, &SourceEntry)> {
+        let numbered = (0..).map(FileIndex).zip(&self.entries);
+        numbered.filter(|(_, entry)| entry.kind == SourceKind::File)
+    }
+}
+
+/// Who speaks: connections of its own, and a person's rights. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Speaker {
+    pool: Pool,
+    token: Token,
+}
+
+impl Speaker {
+    /// Connections of its own, with the identities in a cluster's directory. Must be called within
+    /// a runtime.
+    ///
+    /// # Errors
+    /// No identity, no socket.
+    pub fn new(identity: &Path) -> Result<Self> {
+        let identity = Identity::load(&identity.join("scheduler"), Role::Scheduler)?;
+        let token = identity.token.clone();
+        let pool = Pool::new(Arc::new(QuicDialer::new(identity)?));
+        Ok(Self { pool, token })
+    }
+
+    /// Makes a call once.
+    ///
+    /// # Errors
+    /// What the server answers.
+    pub async fn call<C: Call>(&self, address: &str, call: C) -> bafs_proto::Result<C::Reply> {
+        let deadline = Deadline::after_ms(CALL_MS);
+        self.pool.call(address, &self.token, call, deadline).await
+    }
+
+    /// Makes a cache volume.
+    ///
+    /// # Errors
+    /// What the node answers, also as the volume's fault.
+    pub async fn create(&self, node: &str, home: &str, wish: &CacheWish) -> Result<CacheVolume> {
+        let id = VolumeId::random();
+        let source = Source::Home {
+            address: home.to_owned(),
+            path: wish.path.clone(),
+        };
+        let spec = VolumeSpec {
+            id,
+            name: wish.path.clone(),
+            owner: "test".to_owned(),
+            kind: VolumeKind::Cache {
+                source,
+                cooperative: wish.cooperative.clone(),
+                replacement: wish.replacement,
+                block_bytes: wish.block_bytes,
+            },
+            size_bytes: wish.size_bytes,
+            size_files: 1_000,
+            lifetime_ms: LIFETIME_MS,
+        };
+        let source_token = self.token.clone();
+        let status = self.call(node, CreateVolume { spec, source_token }).await?;
+        ensure!(status.fault.is_none(), "{:?}", status.fault);
+        let node = node.to_owned();
+        Ok(CacheVolume { node, id })
+    }
+
+    /// Lists the source again.
+    ///
+    /// # Errors
+    /// What the node answers.
+    pub async fn invalidate(&self, volume: &CacheVolume) -> Result<VolumeStatus> {
+        let call = InvalidateVolume {
+            volume: volume.id,
+            source_token: self.token.clone(),
+        };
+        Ok(self.call(&volume.node, call).await?)
+    }
+
+    /// Deletes a volume.
+    ///
+    /// # Errors
+    /// What the node answers.
+    pub async fn delete(&self, volume: &CacheVolume) -> Result<()> {
+        let id = volume.id;
+        self.call(&volume.node, DeleteVolume { volume: id }).await?;
+        Ok(())
+    }
+
+    /// What the node says of a volume.
+    ///
+    /// # Errors
+    /// What the node answers.
+    pub async fn show(&self, volume: &CacheVolume) -> Result<VolumeStatus> {
+        let id = volume.id;
+        Ok(self.call(&volume.node, ShowVolume { volume: id }).await?)
+    }
+
+    /// Counters of a server.
+    ///
+    /// # Errors
+    /// What the server answers.
+    pub async fn counters(&self, address: &str) -> Result<BTreeMap<String, u64>> {
+        Ok(self.call(address, ReadCounters).await?.values)
+    }
+
+    /// The list of files of a cache volume.
+    ///
+    /// # Errors
+    /// What the node answers.
+    pub async fn list(&self, volume: &CacheVolume) -> Result<Listing> {
+        let mut entries: Vec<SourceEntry> = Vec::new();
+        loop {
+            let first = FileIndex(u32::try_from(entries.len())?);
+            let call = ReadManifest {
+                volume: volume.id,
+                first,
+            };
+            let page = self.call(&volume.node, call).await?;
+            entries.extend(page.entries);
+            if !page.more {
+                return Ok(Listing {
+                    manifest: page.manifest,
+                    block_bytes: page.block_bytes,
+                    entries,
+                });
+            }
+        }
+    }
+
+    /// Reads `count` blocks as an agent does: what fails for a moment is asked for again. The
+    /// digests are compared with the bytes.
+    ///
+    /// # Errors
+    /// What the node answers; bytes that do not match.
+    pub async fn read(
+        &self,
+        volume: &CacheVolume,
+        listing: &Listing,
+        file: FileIndex,
+        first: u64,
+        count: u32,
+    ) -> Result<Bytes> {
+        let call = ReadBlocks {
+            cache: CacheRef::Volume(volume.id),
+            manifest: listing.manifest,
+            file,
+            first: BlockIndex(first),
+            count,
+            reader: Reader::Agent,
+        };
+        let deadline = Deadline::after_ms(CALL_MS);
+        let asked = self
+            .pool
+            .call_until(&volume.node, &self.token, call, Bytes::new(), deadline);
+        let (blocks, body) = asked.await?;
+        let cut = body.chunks(listing.block_bytes as usize);
+        ensure!(
+            cut.map(Digest::of).eq(blocks.digests),
+            "blocks from {first} on do not match their digests"
+        );
+        Ok(body)
+    }
+
+    /// Reads every file of a volume from beginning to end, and shows each piece with the file's
+    /// path and its offset.
+    ///
+    /// # Errors
+    /// As [`Speaker::read`].
+    pub async fn scan(
+        &self,
+        volume: &CacheVolume,
+        mut show: impl FnMut(&str, u64, &[u8]),
+    ) -> Result<u64> {
+        let listing = self.list(volume).await?;
+        let step = READ_BYTES / listing.block_bytes;
+        let mut total = 0;
+        for (file, entry) in listing.files() {
+            let mut offset = 0;
+            while offset < entry.identity.size {
+                let first = offset / u64::from(listing.block_bytes);
+                let bytes = self.read(volume, &listing, file, first, step).await?;
+                ensure!(!bytes.is_empty(), "{} ends at {offset}", entry.path);
+                show(&entry.path, offset, &bytes);
+                offset += bytes.len() as u64;
+            }
+            total += offset;
+        }
+        Ok(total)
+    }
+
+    /// Starts `sh -c script` on a node, with a cache volume or a home directory at `/data`.
+    ///
+    /// # Errors
+    /// What the node answers.
+    pub async fn start_job(
+        &self,
+        node: &str,
+        target: MountTarget,
+        script: &str,
+    ) -> Result<ExecutionId> {
+        let execution = ExecutionId::random();
+        let command = JobCommand {
+            executable: "/bin/sh".to_owned(),
+            arguments: vec!["-c".to_owned(), script.to_owned()],
+            environment: std::env::vars()
+                .filter(|(name, _)| name == "PATH")
+                .collect(),
+            directory: "/".to_owned(),
+            stdout: None,
+            stderr: None,
+        };
+        let mount = MountSpec {
+            name: "data".to_owned(),
+            path: "/data".to_owned(),
+            target,
+            writable: false,
+            token: self.token.clone(),
+        };
+        let job = JobSpec {
+            name: "reader".to_owned(),
+            command,
+            mounts: vec![mount],
+            op_deadline_ms: OP_DEADLINE_MS_DEFAULT,
+        };
+        self.call(node, StartJob { execution, job }).await?;
+        Ok(execution)
+    }
+
+    /// Waits for the end of a job.
+    ///
+    /// # Errors
+    /// What the node answers; a job that it does not know.
+    pub async fn wait_job(&self, node: &str, execution: ExecutionId) -> Result<JobReport> {
+        loop {
+            let call = WatchJobs {
+                executions: vec![execution],
+                wait_ms: 10_000,
+            };
+            let mut watched = self.call(node, call).await?;
+            match watched.reports.pop().flatten() {
+                Some(JobState::Ended(report)) => return Ok(report),
+                Some(JobState::Running) => {}
+                None => anyhow::bail!("the node does not know the job"),
+            }
+        }
+    }
+}
+
+/// A speaker with a runtime of its own, for code that waits.
+#[derive(Debug)]
+pub struct Api {
+    runtime: Runtime,
+    speaker: Speaker,
+}
+
+impl Api {
+    /// Speaks with the identities in a cluster's directory.
+    ///
+    /// # Errors
+    /// As [`Speaker::new`].
+    pub fn new(identity: &Path) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()?;
+        let speaker = runtime.block_on(async { Speaker::new(identity) })?;
+        Ok(Self { runtime, speaker })
+    }
+
+    /// Who speaks.
+    pub fn speaker(&self) -> &Speaker {
+        &self.speaker
+    }
+
+    /// Waits for something.
+    pub fn wait<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
+    }
+
+    /// Runs many things at once, waits for all, and returns what they did, in their order.
+    ///
+    /// # Errors
+    /// The first failure, in their order.
+    pub fn all<T: Send + 'static>(
+        &self,
+        futures: impl IntoIterator<Item: Future<Output = Result<T>> + Send + 'static>,
+    ) -> Result<Vec<T>> {
+        let started: Vec<_> = futures
+            .into_iter()
+            .map(|future| self.runtime.spawn(future))
+            .collect();
+        self.wait(async {
+            let mut done = Vec::with_capacity(started.len());
+            for handle in started {
+                done.push(handle.await.context("a task broke off")?);
+            }
+            done.into_iter().collect()
+        })
+    }
+}

@@ -1,0 +1,142 @@
+//! A scan while other nodes are killed and come back every few seconds: what it costs, and whether
+//! every byte is right. The nodes that readers use stay.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::{MIB, Outcome, Work, row};
+use crate::api::CacheWish;
+use crate::bench::measure::{Samples, digits, seconds};
+use crate::bench::{Options, Report};
+use crate::content::Content;
+use crate::stage::{Stage, compare, scan};
+
+const NODES: usize = 8;
+
+/// The first nodes have readers and stay; the others come and go.
+const STAYING: usize = 4;
+
+const LINK: &str = "8MB/s";
+const LINK_BYTES_PER_S: f64 = 8e6;
+
+/// A node is away for so long, and all are there for as long before the next one goes.
+const AWAY: Duration = Duration::from_millis(1_500);
+
+/// What one scan took.
+struct Run {
+    seconds: f64,
+    home_bytes: u64,
+    wrong_bytes: u64,
+    kills: usize,
+    fallbacks: u64,
+}
+
+/// A calm scan and one with churn, in turns.
+pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
+    let set = MIB * options.pick(128, 48);
+    let content = Arc::new(Content::new(7, set));
+    let mut stage = Stage::start(NODES, "2GB", Some(LINK))?;
+    stage.put("churn", &content)?;
+    report.section(&format!(
+        "a scan of {} MiB behind {LINK} on {STAYING} of {NODES} nodes; of the others one is killed \
+         (SIGKILL) every {} s and back after {} s",
+        set / MIB,
+        2.0 * AWAY.as_secs_f64(),
+        AWAY.as_secs_f64()
+    ));
+    let mut rows = vec![row([
+        "",
+        "seconds",
+        "time / link",
+        "home / set",
+        "kills",
+        "fallbacks",
+    ])];
+    let (mut calm_s, mut churn_s, mut ratios, mut wrong) = (vec![], vec![], vec![], 0);
+    for round in 0..options.pick(2, 1) {
+        for kills in [false, true] {
+            let run = once(
+                &mut stage,
+                &content,
+                &format!("churn-{round}-{kills}"),
+                kills,
+            )?;
+            let ratio = run.home_bytes as f64 / set as f64;
+            wrong += run.wrong_bytes;
+            rows.push(row([
+                if kills { "churn" } else { "calm" },
+                &digits(run.seconds),
+                &digits(run.seconds * LINK_BYTES_PER_S / set as f64),
+                &digits(ratio),
+                &run.kills.to_string(),
+                &run.fallbacks.to_string(),
+            ]));
+            if kills {
+                churn_s.push(run.seconds);
+                ratios.push(ratio);
+            } else {
+                calm_s.push(run.seconds);
+            }
+        }
+    }
+    report.table(&rows);
+    report.measured("churn_home_read_ratio", &Samples::new(ratios));
+    let time = Samples::new(churn_s).ratio_to(&Samples::new(calm_s));
+    report.measured("churn_time_vs_calm", &time);
+    Ok(Outcome { wrong_bytes: wrong })
+}
+
+fn once(stage: &mut Stage, content: &Arc<Content>, name: &str, kills: bool) -> Result<Run> {
+    let wish = CacheWish {
+        cooperative: name.to_owned(),
+        ..CacheWish::of("churn", content.bytes().len() as u64 + MIB as u64)
+    };
+    let volumes = stage.caches(&stage.nodes(), &wish)?;
+    let script = stage.compare_script("churn");
+    let mut work: Vec<Work> = Vec::new();
+    for volume in &volumes[..STAYING] {
+        let speaker = stage.api.speaker().clone();
+        let (node, target, script) = (volume.node.clone(), volume.target(), script.clone());
+        work.push(Box::pin(compare(speaker, node, target, script)));
+        let (speaker, volume, content) = (stage.reader()?, volume.clone(), content.clone());
+        work.push(Box::pin(
+            async move { scan(speaker, volume, &content).await },
+        ));
+    }
+    let staying = stage.nodes()[..STAYING].to_vec();
+    let before = (stage.home_bytes()?, stage.sum(&staying, "cache_fallbacks")?);
+    let Stage { world, api, .. } = &mut *stage;
+    let over = AtomicBool::new(false);
+    let (time, wrong, killed) = std::thread::scope(|scope| -> Result<_> {
+        let disturb = scope.spawn(|| -> Result<usize> {
+            let mut killed = 0;
+            while kills && !over.load(Ordering::Relaxed) {
+                let name = format!("n{}", STAYING + 1 + killed % (NODES - STAYING));
+                world.cluster.kill(&name)?;
+                killed += 1;
+                std::thread::sleep(AWAY);
+                world.cluster.restart(&name)?;
+                std::thread::sleep(AWAY);
+            }
+            Ok(killed)
+        });
+        let read = seconds(|| api.all(work));
+        over.store(true, Ordering::Relaxed);
+        let killed = disturb.join().ok().context("who disturbs broke off")??;
+        let (time, wrong) = read?;
+        Ok((time, wrong, killed))
+    })?;
+    let home_bytes = stage.home_bytes()? - before.0;
+    let fallbacks = stage.sum(&staying, "cache_fallbacks")? - before.1;
+    stage.delete(&volumes)?;
+    Ok(Run {
+        seconds: time,
+        home_bytes,
+        wrong_bytes: wrong.iter().sum(),
+        kills: killed,
+        fallbacks,
+    })
+}

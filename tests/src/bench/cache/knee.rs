@@ -1,0 +1,88 @@
+//! How home traffic grows when the data set grows beyond the space of all nodes together: two
+//! linear scans, for each replacement policy. Counts bytes; measures no time.
+
+use anyhow::Result;
+use bafs_proto::volume::Replacement;
+
+use super::{MIB, Outcome, row};
+use crate::api::CacheWish;
+use crate::bench::measure::{Samples, digits};
+use crate::bench::{Options, Report};
+use crate::content::Content;
+use crate::stage::{FILE, Stage, scan};
+
+const NODES: usize = 4;
+
+/// Sizes of the data set, in percent of the space of all nodes.
+const PERCENT: [usize; 8] = [25, 50, 75, 90, 95, 100, 110, 150];
+
+/// Home is asked for so much more than each byte once, at most, below the knee.
+const FACTOR_MAX: f64 = 1.02;
+
+/// Each through another node, as the jobs of a workflow would.
+const SCANS: usize = 2;
+
+/// The home traffic factor for each size and policy.
+pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
+    let node = MIB * options.pick(128, 32);
+    let rounds = options.pick(2, 1);
+    let stage = Stage::start(NODES, "4GB", None)?;
+    report.section(&format!(
+        "{SCANS} linear scans of a growing data set, {NODES} nodes of {} MiB: bytes from home / \
+         bytes of the set",
+        node / MIB
+    ));
+    let mut rows = vec![row(["set / space", "LRU", "MRU", "best possible"])];
+    let (mut knee, mut below, mut wrong) = (0, true, 0);
+    for percent in PERCENT {
+        let content = Content::new(percent as u64, NODES * node * percent / 100);
+        let directory = format!("knee{percent}");
+        stage.put(&directory, &content)?;
+        let mut samples = Vec::new();
+        for replacement in [Replacement::Lru, Replacement::Mru] {
+            let mut factors = Vec::new();
+            for round in 0..rounds {
+                let wish = CacheWish {
+                    cooperative: format!("{directory}-{replacement:?}-{round}"),
+                    replacement,
+                    ..CacheWish::of(&directory, node as u64)
+                };
+                let (factor, bad) = factor(&stage, &wish, &content)?;
+                factors.push(factor);
+                wrong += bad;
+            }
+            samples.push(Samples::new(factors));
+        }
+        below &= samples[0].median() <= FACTOR_MAX;
+        if below {
+            knee = percent;
+        }
+        // What does not fit must come again, in each scan but the first.
+        let best = 1.0 + (percent as f64 - 100.0).max(0.0) / percent as f64;
+        rows.push(row([
+            &format!("{percent} %"),
+            &samples[0].to_string(),
+            &samples[1].to_string(),
+            &digits(best),
+        ]));
+        std::fs::remove_file(stage.world.home.path().join(&directory).join(FILE))?;
+    }
+    report.table(&rows);
+    report.figure("knee_percent", knee as f64);
+    Ok(Outcome { wrong_bytes: wrong })
+}
+
+/// Reads the set twice, through another node each time, and sees what home sent.
+fn factor(stage: &Stage, wish: &CacheWish, content: &Content) -> Result<(f64, u64)> {
+    let volumes = stage.caches(&stage.nodes(), wish)?;
+    let before = stage.home_bytes()?;
+    let mut wrong = 0;
+    for volume in &volumes[..SCANS] {
+        wrong += stage
+            .api
+            .wait(scan(stage.reader()?, volume.clone(), content))?;
+    }
+    let home_bytes = stage.home_bytes()? - before;
+    stage.delete(&volumes)?;
+    Ok((home_bytes as f64 / content.bytes().len() as f64, wrong))
+}

@@ -1,0 +1,242 @@
+//! Many cold readers of one data set behind a slow link: how often each byte crosses it, and how
+//! long it takes beside the time that the link alone needs; then the same without cooperation, and
+//! without any cache.
+
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use bafs_proto::message::MountTarget;
+
+use super::{MIB, Outcome, Work, row};
+use crate::api::CacheWish;
+use crate::bench::machine::Processors;
+use crate::bench::measure::{Samples, digits, seconds};
+use crate::bench::{Options, Report};
+use crate::content::Content;
+use crate::stage::{Stage, compare, scan};
+
+/// Rate of the link to home: as the command line says it, and in bytes per second.
+const LINK: &str = "8MB/s";
+const LINK_BYTES_PER_S: f64 = 8e6;
+
+const NODES: usize = 16;
+
+/// Who reads on each node: jobs, each an unmodified program over a mount of its own, and readers
+/// that speak the volume API.
+#[derive(Debug, Clone, Copy)]
+struct Readers {
+    jobs: usize,
+    speakers: usize,
+}
+
+impl Readers {
+    fn count(self) -> usize {
+        NODES * (self.jobs + self.speakers)
+    }
+}
+
+/// What one run took.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    seconds: f64,
+    home_bytes: u64,
+    wrong_bytes: u64,
+    busy: f64,
+}
+
+/// Cold readers against the link alone.
+pub(super) fn cold(options: &Options, report: &mut Report) -> Result<Outcome> {
+    let set = MIB * options.pick(256, 32);
+    let content = Arc::new(Content::new(4, set));
+    let stage = Stage::start(NODES, "2GB", Some(LINK))?;
+    stage.put("cold", &content)?;
+    let link_s = set as f64 / LINK_BYTES_PER_S;
+    let few = Readers {
+        jobs: 1,
+        speakers: 1,
+    };
+    let all = Readers {
+        jobs: 4,
+        speakers: 12,
+    };
+    report.section(&format!(
+        "{} cold readers on {NODES} nodes, {} MiB behind {LINK}: the link alone takes {} s",
+        all.count(),
+        set / MIB,
+        digits(link_s)
+    ));
+    report.say(&format!(
+        "  {} jobs run cmp over a mount of their own, {} readers speak the volume API; every byte \
+         is compared.",
+        NODES * all.jobs,
+        NODES * all.speakers
+    ));
+    let mut rows = vec![row([
+        "readers",
+        "time / link",
+        "home / set",
+        "CPU busy",
+        "wrong bytes",
+    ])];
+    let (mut times, mut ratios, mut wrong) = (Vec::new(), Vec::new(), 0);
+    for round in 0..options.pick(3, 1) {
+        for readers in [few, all] {
+            let cooperative = format!("cold-{round}-{}", readers.count());
+            let run = run_cached(&stage, &content, "cold", &cooperative, readers)?;
+            let (time, ratio) = (run.seconds / link_s, run.home_bytes as f64 / set as f64);
+            rows.push(row([
+                &readers.count().to_string(),
+                &digits(time),
+                &digits(ratio),
+                &format!("{:.0} %", 100.0 * run.busy),
+                &run.wrong_bytes.to_string(),
+            ]));
+            wrong += run.wrong_bytes;
+            if readers.jobs == all.jobs {
+                times.push(time);
+                ratios.push(ratio);
+            }
+        }
+    }
+    report.table(&rows);
+    report.measured("home_read_ratio", &Samples::new(ratios));
+    report.measured("time_vs_link", &Samples::new(times));
+    Ok(Outcome { wrong_bytes: wrong })
+}
+
+/// Cooperation against caches that stand alone, and against remote I/O.
+pub(super) fn factors(options: &Options, report: &mut Report) -> Result<Outcome> {
+    let set = MIB * options.pick(16, 2);
+    let readers = Readers {
+        jobs: 4,
+        speakers: 12,
+    };
+    let content = Arc::new(Content::new(5, set));
+    let stage = Stage::start(NODES, "2GB", Some(LINK))?;
+    stage.put("factor", &content)?;
+    report.section(&format!(
+        "{} cold readers on {NODES} nodes of {} MiB behind {LINK}: three ways",
+        readers.count(),
+        set / MIB
+    ));
+    let (mut rounds, mut wrong) = (Vec::new(), 0);
+    for round in 0..options.pick(2, 1) {
+        let together = format!("factor-{round}");
+        let runs = [
+            run_cached(&stage, &content, "factor", &together, readers)?,
+            run_cached(&stage, &content, "factor", "", readers)?,
+            run_remote(&stage, "factor", NODES)?,
+            run_remote(&stage, "factor", NODES / 4)?,
+        ];
+        wrong += runs.iter().map(|run| run.wrong_bytes).sum::<u64>();
+        rounds.push(runs);
+    }
+    let samples = |index: usize, of: fn(&Run) -> f64| {
+        Samples::new(rounds.iter().map(|runs| of(&runs[index])).collect())
+    };
+    let names = [
+        "cooperative",
+        "stand-alone caches",
+        "remote I/O",
+        "remote I/O",
+    ];
+    let counts = [readers.count(), readers.count(), NODES, NODES / 4];
+    let mut rows = vec![row([
+        "way",
+        "readers",
+        "seconds",
+        "home / set",
+        "time / cooperative",
+    ])];
+    for (index, (name, count)) in names.iter().zip(counts).enumerate() {
+        let time = samples(index, |run| run.seconds);
+        rows.push(row([
+            name,
+            &count.to_string(),
+            &time.to_string(),
+            &samples(index, |run| run.home_bytes as f64)
+                .per(set as f64)
+                .to_string(),
+            &time.ratio_to(&samples(0, |run| run.seconds)).to_string(),
+        ]));
+    }
+    report.table(&rows);
+    let alone = samples(1, |run| run.seconds).ratio_to(&samples(0, |run| run.seconds));
+    report.measured("stand_alone_vs_cooperative", &alone);
+    let scale = readers.count() as f64 / NODES as f64;
+    let remote = samples(2, |run| run.seconds).ratio_to(&samples(0, |run| run.seconds));
+    report.measured(
+        "remote_vs_cooperative_extrapolated",
+        &remote.per(1.0 / scale),
+    );
+    report.say(&format!(
+        "  EXTRAPOLATED: remote I/O ran with {NODES} readers and is scaled by {scale} to {}; the \
+         runs with {} and {NODES} show that its time grows with the readers.",
+        readers.count(),
+        NODES / 4
+    ));
+    Ok(Outcome { wrong_bytes: wrong })
+}
+
+fn run_cached(
+    stage: &Stage,
+    content: &Arc<Content>,
+    directory: &str,
+    cooperative: &str,
+    readers: Readers,
+) -> Result<Run> {
+    let size_bytes = content.bytes().len() as u64 + MIB as u64;
+    let wish = CacheWish {
+        cooperative: cooperative.to_owned(),
+        ..CacheWish::of(directory, size_bytes)
+    };
+    let volumes = stage.caches(&stage.nodes(), &wish)?;
+    let script = stage.compare_script(directory);
+    let mut work: Vec<Work> = Vec::new();
+    for volume in &volumes {
+        for _ in 0..readers.jobs {
+            let (speaker, volume) = (stage.api.speaker().clone(), volume.clone());
+            let script = script.clone();
+            let target = volume.target();
+            work.push(Box::pin(compare(speaker, volume.node, target, script)));
+        }
+        for _ in 0..readers.speakers {
+            let (speaker, volume) = (stage.reader()?, volume.clone());
+            let content = content.clone();
+            work.push(Box::pin(
+                async move { scan(speaker, volume, &content).await },
+            ));
+        }
+    }
+    let run = measure(stage, work)?;
+    stage.delete(&volumes)?;
+    Ok(run)
+}
+
+fn run_remote(stage: &Stage, directory: &str, readers: usize) -> Result<Run> {
+    let script = stage.compare_script(directory);
+    let home = stage.world.cluster.home().to_owned();
+    let mut work: Vec<Work> = Vec::new();
+    for node in stage.nodes().into_iter().cycle().take(readers) {
+        let target = MountTarget::Home {
+            server: home.clone(),
+            path: directory.to_owned(),
+        };
+        let speaker = stage.api.speaker().clone();
+        work.push(Box::pin(compare(speaker, node, target, script.clone())));
+    }
+    measure(stage, work)
+}
+
+fn measure(stage: &Stage, work: Vec<Work>) -> Result<Run> {
+    let (before, processors) = (stage.home_bytes()?, Processors::now());
+    let (seconds, wrong) = seconds(|| stage.api.all(work))?;
+    let home_bytes = stage.home_bytes()? - before;
+    ensure!(home_bytes > 0, "home was not asked: nothing was measured");
+    Ok(Run {
+        seconds,
+        home_bytes,
+        wrong_bytes: wrong.iter().sum(),
+        busy: processors.busy_since(),
+    })
+}

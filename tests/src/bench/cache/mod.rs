@@ -1,0 +1,118 @@
+//! `bench cache`: the cooperative cache on real processes. Each part is a file of its own.
+
+mod blast;
+mod churn;
+mod knee;
+mod link;
+mod peer;
+mod warm;
+
+use std::future::Future;
+use std::pin::Pin;
+
+use anyhow::{Result, ensure};
+
+pub(super) use self::peer::{SOURCE_PROCESS, source_process};
+use super::measure::Watch;
+use super::{Options, Report};
+
+const MIB: usize = 1 << 20;
+
+/// Something that reads, and tells how many bytes were wrong.
+type Work = Pin<Box<dyn Future<Output = Result<u64>> + Send>>;
+
+/// What a part found beside its figures.
+#[derive(Debug, Clone, Copy, Default)]
+struct Outcome {
+    wrong_bytes: u64,
+}
+
+/// A part with the figures that are missing when it fails.
+struct Part {
+    name: &'static str,
+    figures: &'static [&'static str],
+    run: fn(&Options, &mut Report) -> Result<Outcome>,
+}
+
+const PARTS: &[Part] = &[
+    Part {
+        name: "link",
+        figures: &["home_read_ratio", "time_vs_link"],
+        run: link::cold,
+    },
+    Part {
+        name: "factors",
+        figures: &["stand_alone_vs_cooperative"],
+        run: link::factors,
+    },
+    Part {
+        name: "warm",
+        figures: &[
+            "warm_seq_vs_native",
+            "warm_rand_vs_native",
+            "warm_mmap_vs_native",
+        ],
+        run: warm::run,
+    },
+    Part {
+        name: "peer",
+        figures: &["peer_vs_quinn"],
+        run: peer::run,
+    },
+    Part {
+        name: "knee",
+        figures: &["knee_percent"],
+        run: knee::run,
+    },
+    Part {
+        name: "blast",
+        figures: &["blast_alone_vs_cooperative"],
+        run: blast::run,
+    },
+    Part {
+        name: "churn",
+        figures: &["churn_home_read_ratio", "churn_time_vs_calm"],
+        run: churn::run,
+    },
+];
+
+/// Runs the wanted parts. One that fails does not keep the others from running.
+pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
+    let known = |name: &String| PARTS.iter().any(|part| part.name == name);
+    let names: Vec<_> = PARTS.iter().map(|part| part.name).collect();
+    ensure!(
+        options.only.iter().all(known),
+        "the parts are {}",
+        names.join(", ")
+    );
+    let (mut wrong_bytes, mut failed) = (0, Vec::new());
+    for part in PARTS.iter().filter(|part| options.wants(part.name)) {
+        let watch = Watch::start();
+        match (part.run)(options, report) {
+            Ok(outcome) => wrong_bytes += outcome.wrong_bytes,
+            Err(error) => {
+                failed.push(part.name);
+                for figure in part.figures {
+                    report.not_measured(figure, &format!("{error:#}"));
+                }
+            }
+        }
+        report.say(&format!(
+            "  ({}: {:.0} s)",
+            part.name,
+            watch.elapsed().as_secs_f64()
+        ));
+    }
+    report.figure("wrong_bytes", wrong_bytes as f64);
+    ensure!(
+        failed.is_empty(),
+        "these parts failed: {}",
+        failed.join(", ")
+    );
+    ensure!(wrong_bytes == 0, "{wrong_bytes} wrong bytes were read");
+    Ok(())
+}
+
+fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
+    cells.map(str::to_owned).to_vec()
+}

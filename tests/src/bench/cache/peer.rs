@@ -1,0 +1,232 @@
+//! Blocks that a peer has, read over loopback, beside a bare QUIC stream that moves as many bytes
+//! between two processes with the same TLS and transport configuration.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use bafs_proto::identity::{Identity, SERVER_NAME};
+use bafs_proto::message::Role;
+use bafs_proto::net::quic;
+use bytes::Bytes;
+
+use super::{MIB, Outcome, row};
+use crate::api::{CacheVolume, CacheWish, READ_BYTES, Speaker};
+use crate::bench::measure::{Way, interleave, seconds};
+use crate::bench::{Options, Report};
+use crate::content::Content;
+use crate::stage::{FILE, Stage};
+
+/// Hidden first argument: this process sends bytes over a bare QUIC stream.
+pub(in crate::bench) const SOURCE_PROCESS: &str = "--quic-source";
+
+/// Requests under way at once, as read-ahead of a kernel keeps them.
+const AT_ONCE: u64 = 4;
+
+/// Cold reads from a peer, and the bare stream.
+pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
+    let set = MIB * options.pick(256, 64);
+    let content = Content::new(3, set);
+    let stage = Stage::start(2, "20GB", None)?;
+    stage.put("peer", &content)?;
+    let source = Source::start(&stage.world.cluster.identity(), set)?;
+    report.section(&format!(
+        "{} MiB that only a peer has, over loopback",
+        set / MIB
+    ));
+    let mut serial = 0;
+    let (mut wrong, mut peer_wrong) = (0, 0);
+    let mut ways = [
+        Way::new("bare QUIC stream", || source.fetch(&stage, set)),
+        Way::new("cold from a peer, through the own node", || {
+            serial += 1;
+            let (rate, bad) = from_peer(&stage, &format!("peer-{serial}"), &content)?;
+            wrong += bad;
+            Ok(rate)
+        }),
+        Way::new("warm from the own node", || {
+            let (rate, bad) = from_own(&stage, &content)?;
+            peer_wrong += bad;
+            Ok(rate)
+        }),
+    ];
+    let samples = interleave(options.pick(5, 2), &mut ways)?;
+    let names: Vec<_> = ways.iter().map(|way| way.name.to_owned()).collect();
+    drop(ways);
+    let mut rows = vec![row(["way", "MB/s", "ratio to the bare stream"])];
+    for (name, rate) in names.iter().zip(&samples) {
+        let ratio = rate.ratio_to(&samples[0]);
+        rows.push(row([name, &rate.to_string(), &ratio.to_string()]));
+    }
+    report.table(&rows);
+    report.measured("peer_vs_quinn", &samples[1].ratio_to(&samples[0]));
+    Ok(Outcome {
+        wrong_bytes: wrong + peer_wrong,
+    })
+}
+
+/// Has everything on the first node, makes the second one a peer, and reads there.
+fn from_peer(stage: &Stage, cooperative: &str, content: &Content) -> Result<(f64, u64)> {
+    let wish = CacheWish {
+        cooperative: cooperative.to_owned(),
+        ..CacheWish::of("peer", 2 * content.bytes().len() as u64)
+    };
+    let nodes = stage.nodes();
+    let first = stage.caches(&nodes[..1], &wish)?;
+    read_all(stage, &first[0], content)?;
+    let second = stage.caches(&nodes[1..], &wish)?;
+    let before = stage.home_bytes()?;
+    let found = read_all(stage, &second[0], content)?;
+    let home_bytes = stage.home_bytes()? - before;
+    ensure!(
+        home_bytes == 0,
+        "{home_bytes} bytes came from home, not from the peer"
+    );
+    stage.delete(&[first, second].concat())?;
+    Ok(found)
+}
+
+/// Reads what the own node has.
+fn from_own(stage: &Stage, content: &Content) -> Result<(f64, u64)> {
+    let wish = CacheWish {
+        cooperative: String::new(),
+        ..CacheWish::of("peer", 2 * content.bytes().len() as u64)
+    };
+    let volumes = stage.caches(&stage.nodes()[..1], &wish)?;
+    read_all(stage, &volumes[0], content)?;
+    let found = read_all(stage, &volumes[0], content)?;
+    stage.delete(&volumes)?;
+    Ok(found)
+}
+
+/// Reads the data file with several requests at once: MB/s and wrong bytes.
+fn read_all(stage: &Stage, volume: &CacheVolume, content: &Content) -> Result<(f64, u64)> {
+    let reader = stage.reader()?;
+    let length = content.bytes().len() as u64;
+    let (time, wrong) = seconds(|| stage.api.wait(read_pieces(&reader, volume, content)))?;
+    Ok((length as f64 / time / 1e6, wrong))
+}
+
+async fn read_pieces(reader: &Speaker, volume: &CacheVolume, content: &Content) -> Result<u64> {
+    let listing = reader.list(volume).await?;
+    let file = listing.files().find(|(_, entry)| entry.path == FILE);
+    let (file, _) = file.context("the data file is listed")?;
+    let pieces = (content.bytes().len() as u64).div_ceil(u64::from(READ_BYTES));
+    let step = READ_BYTES / listing.block_bytes;
+    let read = |piece: u64| {
+        let (reader, volume, listing) = (reader.clone(), volume.clone(), listing.clone());
+        let first = piece * u64::from(step);
+        tokio::spawn(async move {
+            let bytes = reader.read(&volume, &listing, file, first, step).await?;
+            anyhow::Ok((piece * u64::from(READ_BYTES), bytes))
+        })
+    };
+    let mut under_way: std::collections::VecDeque<_> =
+        (0..AT_ONCE.min(pieces)).map(&read).collect();
+    let (mut next, mut wrong) = (under_way.len() as u64, 0);
+    while let Some(oldest) = under_way.pop_front() {
+        let (offset, bytes) = oldest.await??;
+        if next < pieces {
+            under_way.push_back(read(next));
+            next += 1;
+        }
+        wrong += content.wrong_bytes(offset, &bytes);
+    }
+    Ok(wrong)
+}
+
+/// Another process that sends bytes.
+struct Source {
+    child: Child,
+    address: String,
+    identity: PathBuf,
+}
+
+impl Source {
+    fn start(identity: &Path, bytes: usize) -> Result<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg(SOURCE_PROCESS)
+            .arg(identity)
+            .arg(bytes.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let stdout = child.stdout.take().context("standard output is piped")?;
+        let mut address = String::new();
+        BufReader::new(stdout).read_line(&mut address)?;
+        Ok(Self {
+            child,
+            address: address.trim().to_owned(),
+            identity: identity.to_owned(),
+        })
+    }
+
+    /// Fetches everything once: MB/s.
+    fn fetch(&self, stage: &Stage, bytes: usize) -> Result<f64> {
+        let identity = Identity::load(&self.identity.join("scheduler"), Role::Scheduler)?;
+        stage.api.wait(async {
+            let endpoint = quic::client_endpoint(&identity)?;
+            let address = self.address.parse()?;
+            let connection = endpoint.connect(address, SERVER_NAME)?.await?;
+            let watch = crate::bench::measure::Watch::start();
+            let (mut send, mut receive) = connection.open_bi().await?;
+            send.write_all(b"go").await?;
+            send.finish()?;
+            let mut received = 0;
+            while let Some(chunk) = receive.read_chunk(usize::MAX, true).await? {
+                received += chunk.bytes.len();
+            }
+            ensure!(received == bytes, "{received} of {bytes} bytes came");
+            Ok(bytes as f64 / watch.elapsed().as_secs_f64() / 1e6)
+        })
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        // It ends with its standard input.
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+/// Is the other end of a bare stream until standard input ends. Arguments: identity, bytes.
+pub(in crate::bench) fn source_process(arguments: &[String]) -> Result<()> {
+    let [identity, bytes] = arguments else {
+        anyhow::bail!("a source needs an identity and a number of bytes");
+    };
+    let identity = Identity::load(&Path::new(identity).join("server"), Role::Server)?;
+    let bytes: usize = bytes.parse()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    let endpoint = {
+        let _inside = runtime.enter();
+        quic::server_endpoint("127.0.0.1:0", &identity)?
+    };
+    println!("{}", endpoint.local_addr()?);
+    std::io::stdout().flush()?;
+    runtime.spawn(async move {
+        while let Some(incoming) = endpoint.accept().await {
+            tokio::spawn(async move {
+                let connection = incoming.await?;
+                let (mut send, mut receive) = connection.accept_bi().await?;
+                receive.read_to_end(16).await?;
+                let piece = Bytes::from(vec![7; READ_BYTES as usize]);
+                let mut left = bytes;
+                while left > 0 {
+                    let now = left.min(piece.len());
+                    send.write_chunk(piece.slice(..now)).await?;
+                    left -= now;
+                }
+                send.finish()?;
+                connection.closed().await;
+                anyhow::Ok(())
+            });
+        }
+    });
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    runtime.shutdown_background();
+    Ok(())
+}

@@ -1,0 +1,218 @@
+//! Reads of a cache volume whose blocks are on this node, through a job's mount, beside the same
+//! file on the local file system. Both are read by fio, an unmodified program, within the same job.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::{cell::RefCell, rc::Rc};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{MIB, Outcome, row};
+use crate::api::CacheWish;
+use crate::bench::machine::{Cold, drop_caches};
+use crate::bench::measure::{Way, interleave};
+use crate::bench::{Options, Report};
+use crate::content::Content;
+use crate::stage::{FILE, Stage};
+
+/// A way to read, as fio calls it.
+struct Pattern {
+    figure: &'static str,
+    name: &'static str,
+    options: &'static str,
+}
+
+const PATTERNS: [Pattern; 3] = [
+    Pattern {
+        figure: "seq",
+        name: "sequential, 1 MiB",
+        options: "--ioengine=psync --rw=read --bs=1M",
+    },
+    Pattern {
+        figure: "rand",
+        name: "random, 4 KiB",
+        options: "--ioengine=psync --rw=randread --bs=4k --norandommap",
+    },
+    Pattern {
+        figure: "mmap",
+        name: "mmap, every page",
+        options: "--ioengine=mmap --rw=read --bs=4k",
+    },
+];
+
+/// Where pages are before a measurement.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pages {
+    InMemory,
+    OnDisk,
+}
+
+/// All patterns, with pages in memory and with pages on disk.
+pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
+    if let Some(reason) = crate::cannot_mount() {
+        anyhow::bail!("jobs with volumes cannot run here: {reason}");
+    }
+    let set = MIB * options.pick(512, 64);
+    let content = Content::new(2, set);
+    let stage = Stage::start(1, "20GB", None)?;
+    stage.put("warm", &content)?;
+    let wish = CacheWish::of("warm", 2 * set as u64);
+    let volumes = stage.caches(&stage.nodes(), &wish)?;
+    let native = stage.world.home.path().join("warm").join(FILE);
+    report.section(&format!(
+        "{} MiB on this node, read by fio in a job: MB/s through the mount and natively",
+        set / MIB
+    ));
+    let shell = Rc::new(RefCell::new(Shell::start(
+        &stage,
+        &volumes[0].id.to_string(),
+    )?));
+    // Fills the node's cache, and checks it.
+    let compare = format!("cmp /data/{FILE} {} && echo same", native.display());
+    let same = shell.borrow_mut().run(&compare)?;
+    ensure!(
+        same.trim() == "same",
+        "the cache differs from its source: {same}"
+    );
+    let mut rows = vec![row(["pages", "pattern", "bafs", "native", "bafs / native"])];
+    for pages in [Pages::InMemory, Pages::OnDisk] {
+        for pattern in &PATTERNS {
+            let ratio = compare_ways(options, &shell, &native, set, pages, pattern, &mut rows)?;
+            let kind = if pages == Pages::InMemory {
+                "warm"
+            } else {
+                "disk"
+            };
+            report.measured(&format!("{kind}_{}_vs_native", pattern.figure), &ratio);
+        }
+    }
+    report.table(&rows);
+    Ok(Outcome::default())
+}
+
+fn compare_ways(
+    options: &Options,
+    shell: &Rc<RefCell<Shell>>,
+    native: &Path,
+    set: usize,
+    pages: Pages,
+    pattern: &Pattern,
+    rows: &mut Vec<Vec<String>>,
+) -> Result<crate::bench::measure::Samples> {
+    let mounted = Path::new("/data").join(FILE);
+    let way = |name, path: &Path| {
+        let (shell, path) = (shell.clone(), path.to_owned());
+        let native = native.to_owned();
+        Way::new(name, move || {
+            if pages == Pages::OnDisk {
+                let cold = drop_caches(&[&native])?;
+                ensure!(
+                    cold == Cold::Everything,
+                    "only root can empty the page cache"
+                );
+            }
+            shell.borrow_mut().fio(&path, set, pages, pattern)
+        })
+    };
+    let mut ways = [way("bafs", &mounted), way("native", native)];
+    let rounds = if pages == Pages::InMemory {
+        options.pick(7, 2)
+    } else {
+        options.pick(5, 1)
+    };
+    if pages == Pages::InMemory {
+        for way in &mut ways {
+            (way.run)()?;
+        }
+    }
+    let samples = interleave(rounds, &mut ways)?;
+    let ratio = samples[0].ratio_to(&samples[1]);
+    rows.push(row([
+        if pages == Pages::InMemory {
+            "memory"
+        } else {
+            "disk"
+        },
+        pattern.name,
+        &samples[0].to_string(),
+        &samples[1].to_string(),
+        &ratio.to_string(),
+    ]));
+    Ok(ratio)
+}
+
+/// A shell in a job with the volume at `/data`: everything it runs uses the same mount.
+struct Shell {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Shell {
+    fn start(stage: &Stage, volume: &str) -> Result<Self> {
+        let mount = format!("{volume}:/data:ro");
+        let mut child = stage
+            .world
+            .bafs(&["exec", "--mount", &mount, "--", "/bin/sh"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let input = child.stdin.take();
+        let output = child.stdout.take().context("standard output is piped")?;
+        let output = BufReader::new(output);
+        Ok(Self {
+            child,
+            input,
+            output,
+        })
+    }
+
+    /// Runs a line, and returns what it printed on standard output.
+    fn run(&mut self, line: &str) -> Result<String> {
+        const END: &str = "--end-of-command--";
+        let input = self.input.as_mut().context("the shell lives")?;
+        writeln!(input, "{line}; echo {END}")?;
+        input.flush()?;
+        let mut said = String::new();
+        while !said.ends_with(&format!("{END}\n")) {
+            let read = self.output.read_line(&mut said)?;
+            ensure!(read > 0, "the job's shell ended: {said}");
+        }
+        said.truncate(said.len() - END.len() - 1);
+        Ok(said)
+    }
+
+    /// Reads a file once with a pattern: MB/s. Random reads of pages on disk read a part of it.
+    fn fio(&mut self, path: &Path, set: usize, pages: Pages, pattern: &Pattern) -> Result<f64> {
+        let part = match (pages, pattern.figure) {
+            (Pages::OnDisk, "rand") => set / 16,
+            _ => set,
+        };
+        let said = self.run(&format!(
+            "fio --name=read --filename={} --readonly --invalidate=0 --size={set} --io_size={part} \
+             --output-format=json {} 2>/dev/null",
+            path.display(),
+            pattern.options
+        ))?;
+        let found: serde_json::Value = serde_json::from_str(&said).context(said)?;
+        let read = &found["jobs"][0]["read"];
+        ensure!(
+            read["io_bytes"].as_u64() == Some(part as u64),
+            "fio read {read}"
+        );
+        let bytes = read["io_bytes"].as_f64().context("fio tells bytes")?;
+        // `runtime` has whole milliseconds only; the longest latency sum is finer.
+        let seconds = read["runtime"].as_f64().context("fio tells the time")? / 1e3;
+        ensure!(seconds > 0.0, "too short to be measured: {read}");
+        Ok(bytes / seconds / 1e6)
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        // It ends with its standard input.
+        drop(self.input.take());
+        let _ = self.child.wait();
+    }
+}
