@@ -8,6 +8,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::cache::{CacheMember, CacheStatus, JoinCache, ShowCache, WarmCache, Warming};
 use crate::door::{HandOver, HandOverTicket};
 use crate::error::{Error, ErrorCode, Result};
 use crate::file_op::{Caller, FileOp, FileResult};
@@ -150,6 +151,9 @@ calls! {
     // blocks of a cache volume
     ReadManifest => ManifestPage,
     ReadBlocks => Blocks,
+    JoinCache => CacheMember,
+    ShowCache => CacheStatus,
+    WarmCache => Warming,
     // jobs on a node
     StartJob => Done,
     WatchJobs => JobReports,
@@ -605,14 +609,11 @@ pub enum Reader {
     /// from home that is under way. The digest of a block that is not to be had so is all zeros,
     /// and it has no bytes in the body.
     Heir,
-    /// A server that has just made its volume of the cooperative cache and wants to be counted as
-    /// a peer before the catalog says so; it reads no blocks (`count` is 0).
-    Newcomer {
-        /// The server.
-        server: ServerId,
-        /// Most bytes its volume keeps.
-        capacity_bytes: u64,
-    },
+    /// Another server that reads ahead of its readers: as a peer, but home is asked only when
+    /// nobody waits for it.
+    Ahead,
+    /// A server that cannot reach the primary: local copy, else the primary, else home.
+    Detour,
 }
 
 /// Reads blocks of a cache volume; they follow each other in the body of the reply.

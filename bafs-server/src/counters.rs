@@ -5,24 +5,57 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Counters by name. Cheap to clone; clones count together.
 #[derive(Debug, Clone, Default)]
-pub struct Counters(Arc<Mutex<BTreeMap<String, u64>>>);
+pub struct Counters {
+    values: Arc<Mutex<BTreeMap<String, u64>>>,
+    whole: Option<Arc<Self>>,
+}
 
 impl Counters {
+    /// Counters of a part of what these count: what is added there is added here too.
+    pub fn part(&self) -> Self {
+        Self {
+            values: Arc::default(),
+            whole: Some(Arc::new(self.clone())),
+        }
+    }
+
     /// Adds to a counter, which starts at 0.
     pub fn add(&self, name: &str, amount: u64) {
-        let mut values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(value) = values.get_mut(name) {
-            *value += amount;
-        } else {
-            values.insert(name.to_owned(), amount);
+        {
+            let mut values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(value) = values.get_mut(name) {
+                *value += amount;
+            } else {
+                values.insert(name.to_owned(), amount);
+            }
+        }
+        if let Some(whole) = &self.whole {
+            whole.add(name, amount);
         }
     }
 
     /// All counters with their present values.
     pub fn snapshot(&self) -> BTreeMap<String, u64> {
-        self.0
+        self.values
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_whole_counts_its_parts() {
+        let whole = Counters::default();
+        let (one, two) = (whole.part(), whole.part());
+        one.add("a", 2);
+        two.add("a", 3);
+        whole.add("b", 1);
+        assert_eq!(one.snapshot()["a"], 2);
+        assert_eq!(whole.snapshot()["a"], 5);
+        assert!(!two.snapshot().contains_key("b"));
     }
 }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::blocking;
 use super::disk::Run;
-use super::fetch::{Fetcher, Generation};
+use super::fetch::Generation;
 use super::flights::Block;
 use super::from_peers::ABSENT;
 
@@ -18,18 +18,17 @@ pub(super) enum Origin {
     Peer,
 }
 
-impl Fetcher {
+impl Generation {
     /// Cuts a body into blocks and compares each with its digest, and with what this server
     /// remembers of it unless it comes from home.
     pub(super) async fn check(
-        &self,
-        generation: &Arc<Generation>,
+        self: &Arc<Self>,
         run: &Run,
         digests: Vec<Digest>,
         body: Bytes,
         origin: Origin,
     ) -> Result<Vec<Option<Block>>> {
-        let (generation, run) = (generation.clone(), *run);
+        let (generation, run) = (self.clone(), *run);
         let checked = blocking(move || {
             let wrong = |why: &str| {
                 Err(Error::new(
@@ -69,7 +68,7 @@ impl Fetcher {
         })
         .await?;
         checked.map_err(|error| {
-            self.counters.add("cache_digest_failures", 1);
+            self.meter.add("cache_digest_failures", 1);
             match origin {
                 Origin::Peer => error,
                 // The caller may ask again: the bytes at home may be good.

@@ -44,6 +44,16 @@ pub(crate) struct Local {
     pub(crate) digests: Vec<Option<Digest>>,
 }
 
+impl Local {
+    /// None of a run.
+    pub(crate) fn nothing(run: &Run) -> Self {
+        Self {
+            bytes: vec![0; run.bytes()],
+            digests: vec![None; run.count],
+        }
+    }
+}
+
 /// What became of a block that was given to [`Disk::keep`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kept {
@@ -117,6 +127,18 @@ impl Disk {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether any block of a run is here; no use of it.
+    pub(crate) fn holds_some(&self, run: &Run) -> bool {
+        let table = self.table();
+        (0..run.count).any(|n| table.holds(run.key(n)))
+    }
+
+    /// Whether all blocks of a run are here; no use of them.
+    pub(crate) fn holds_all(&self, run: &Run) -> bool {
+        let table = self.table();
+        (0..run.count).all(|n| table.holds(run.key(n)))
+    }
+
     /// Reads the blocks of a run that are here (waits for the disk). Bytes that do not match
     /// their digest are dropped and counted.
     pub(crate) fn read(&self, run: &Run) -> Local {
@@ -124,11 +146,7 @@ impl Disk {
             let mut table = self.table();
             (0..run.count).map(|n| table.find(run.key(n))).collect()
         };
-        let digests = vec![None; run.count];
-        let mut local = Local {
-            bytes: vec![0; run.bytes()],
-            digests,
-        };
+        let mut local = Local::nothing(run);
         if found.iter().all(Option::is_none) {
             return local;
         }

@@ -2,32 +2,41 @@
 //!
 //! `route` says whom to ask, `from_peers` and `from_home` ask, `arrival` checks what comes.
 //!
-//! Who waits for whom: a flight from a peer may wait for that peer's flight from home, and a
-//! flight of a new primary for the old one's read from home; a read from home waits for nobody.
-//! So there are no circles, whatever the servers believe of each other.
+//! Who waits for whom: a flight from a peer may wait for that peer's detour or flight from home, a
+//! detour for the primary's flight from home, and a flight of a new primary for the old one's read
+//! from home; a read from home waits for nobody. So there are no circles, whatever the servers
+//! believe of each other.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use bafs_proto::Result;
+use bafs_proto::cache::CacheMember;
 use bafs_proto::ids::ServerId;
 use bafs_proto::net::pool::Pool;
+use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
-use tokio::sync::Semaphore;
+use tokio::sync::watch;
 
 use super::blocking;
 use super::disk::{Disk, Kept, Run};
 use super::flights::{Block, Flights};
+use super::gate::Gate;
 use super::manifest::Manifest;
+use super::meter::{BlockSet, Meter};
 use super::peers::{CacheName, Peers};
-use crate::counters::Counters;
+use super::route::{View, sized};
+use crate::logic::ahead::Readers;
 use crate::logic::blocks::CopyClass;
+use crate::logic::placement::extent_bytes;
 
 /// A fetch outlives the readers that wait for it, so that a slow home is not asked twice; after
 /// this time it is given up.
 pub(super) const FLIGHT_MS_MAX: u64 = 120_000;
 
-/// Most requests to homes under way at once: enough to fill a wide-area link.
-const HOME_REQUESTS_MAX: usize = 32;
+/// A node that starts with cooperative caches learns its peers before it goes home for a block,
+/// but waits no longer than this.
+const SETTLE_MS_MAX: u64 = 3_000;
 
 /// One state of the source of a cache volume, and what is here of it.
 pub(crate) struct Generation {
@@ -39,15 +48,71 @@ pub(crate) struct Generation {
     pub(crate) cooperative: String,
     /// Most bytes it keeps.
     pub(crate) capacity_bytes: u64,
+    /// Bytes of a file that have one primary.
+    pub(super) extent_bytes: u64,
     /// Capability for the source; replaced when a fresher one comes.
     pub(crate) source_token: Arc<RwLock<Token>>,
     /// Blocks on their way for a primary: from home, or from who was primary before.
     pub(crate) from_home: Flights,
+    /// Blocks on their way for a server that cannot reach their primary.
+    pub(crate) detours: Flights,
     /// Blocks on their way from a primary.
     pub(crate) from_peers: Flights,
+    /// What the volume did.
+    pub(crate) meter: Arc<Meter>,
+    /// Blocks that this server was asked for as their primary.
+    pub(crate) wanted: BlockSet,
+    /// Blocks that were fetched ahead of a reader and not yet read.
+    pub(crate) ahead: BlockSet,
+    /// Who reads in order, and where.
+    pub(crate) readers: Mutex<Readers>,
+    /// Where the blocks are.
+    pub(super) view: RwLock<Option<Arc<View>>>,
+    /// Held while they are placed anew.
+    pub(super) looking: Mutex<()>,
+}
+
+/// What a generation begins with.
+pub(crate) struct Beginning {
+    pub(crate) manifest: Manifest,
+    pub(crate) disk: Disk,
+    pub(crate) cooperative: String,
+    pub(crate) capacity_bytes: u64,
+    pub(crate) source_token: Arc<RwLock<Token>>,
+    pub(crate) meter: Arc<Meter>,
 }
 
 impl Generation {
+    pub(crate) fn new(beginning: Beginning) -> Self {
+        let Beginning {
+            manifest,
+            disk,
+            cooperative,
+            capacity_bytes,
+            source_token,
+            meter,
+        } = beginning;
+        let source_bytes = manifest.entries().iter().map(sized).sum();
+        let extent_bytes = extent_bytes(source_bytes, manifest.block_bytes());
+        Self {
+            extent_bytes,
+            manifest,
+            disk,
+            cooperative,
+            capacity_bytes,
+            source_token,
+            from_home: Flights::default(),
+            detours: Flights::default(),
+            from_peers: Flights::default(),
+            meter,
+            wanted: BlockSet::default(),
+            ahead: BlockSet::default(),
+            readers: Mutex::default(),
+            view: RwLock::default(),
+            looking: Mutex::default(),
+        }
+    }
+
     pub(crate) fn name(&self) -> CacheName {
         (self.cooperative.clone(), self.manifest.digest())
     }
@@ -58,24 +123,50 @@ pub(crate) struct Fetcher {
     pub(super) pool: Pool,
     pub(super) token: Token,
     pub(super) server: ServerId,
-    pub(crate) counters: Counters,
+    pub(super) address: String,
     peers: Mutex<Peers>,
-    pub(super) home_requests: Semaphore,
+    pub(super) gate: Gate,
+    /// Bytes that are being fetched ahead of readers now.
+    pub(super) ahead_bytes: AtomicU64,
+    settled: watch::Sender<bool>,
+    settle_until: Deadline,
 }
 
 impl Fetcher {
-    /// A fetcher that shows `token` to its peers.
-    pub(crate) fn new(pool: Pool, token: Token, server: ServerId, counters: Counters) -> Self {
-        let peers = Mutex::new(Peers::new(server));
-        let home_requests = Semaphore::new(HOME_REQUESTS_MAX);
+    /// A fetcher that shows `token` to its peers, which reach it at `address`.
+    pub(crate) fn new(pool: Pool, token: Token, server: ServerId, address: String) -> Self {
         Self {
             pool,
             token,
             server,
-            counters,
-            peers,
-            home_requests,
+            address,
+            peers: Mutex::new(Peers::new(server)),
+            gate: Gate::new(),
+            ahead_bytes: AtomicU64::new(0),
+            settled: watch::Sender::new(true),
+            settle_until: Deadline::after_ms(SETTLE_MS_MAX),
         }
+    }
+
+    /// From here on nobody goes home before [`Fetcher::settle`], for a while.
+    pub(crate) fn unsettle(&self) {
+        self.settled.send_replace(false);
+    }
+
+    /// The peers are known.
+    pub(crate) fn settle(&self) {
+        self.settled.send_replace(true);
+    }
+
+    pub(crate) fn is_settled(&self) -> bool {
+        *self.settled.borrow()
+    }
+
+    /// Waits until the peers are known, but not for long.
+    pub(crate) async fn until_settled(&self) {
+        let mut settled = self.settled.subscribe();
+        let known = settled.wait_for(|settled| *settled);
+        let _ = tokio::time::timeout_at(self.settle_until.instant().into(), known).await;
     }
 
     /// Connections to other servers.
@@ -88,6 +179,15 @@ impl Fetcher {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// This server as one that shares a cache.
+    pub(crate) fn member(&self, generation: &Generation) -> CacheMember {
+        CacheMember {
+            server: self.server,
+            address: self.address.clone(),
+            capacity_bytes: generation.capacity_bytes,
+        }
+    }
+
     /// Writes fetched blocks to disk as far as there is room.
     pub(crate) async fn keep(
         &self,
@@ -97,11 +197,10 @@ impl Fetcher {
         class: CopyClass,
     ) -> Result<()> {
         let (generation, run) = (generation.clone(), *run);
-        let counters = self.counters.clone();
         blocking(move || {
             for (n, (bytes, digest)) in blocks.into_iter().enumerate() {
                 if generation.disk.keep(run.key(n), &bytes, digest, class) == Kept::PassedThrough {
-                    counters.add("cache_pass_through", 1);
+                    generation.meter.add("cache_pass_through", 1);
                 }
             }
         })

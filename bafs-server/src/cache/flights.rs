@@ -24,6 +24,34 @@ pub(crate) struct Flights(Arc<Mutex<BTreeMap<BlockKey, Flight>>>);
 struct Flight {
     landing: watch::Receiver<Landing>,
     from_home: Arc<AtomicBool>,
+    urgency: Urgency,
+}
+
+/// Whether somebody waits for blocks that are on their way; shared by all that come together.
+#[derive(Debug, Clone)]
+pub(crate) struct Urgency(Arc<watch::Sender<bool>>);
+
+impl Urgency {
+    /// Urgent from the beginning or not.
+    pub(crate) fn new(urgent: bool) -> Self {
+        Self(Arc::new(watch::Sender::new(urgent)))
+    }
+
+    pub(crate) fn is_urgent(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    /// Somebody waits from here on.
+    pub(crate) fn raise(&self) {
+        self.0
+            .send_if_modified(|urgent| !std::mem::replace(urgent, true));
+    }
+
+    /// Returns when somebody waits.
+    pub(crate) async fn raised(&self) {
+        // The sender lives as long as this does.
+        let _ = self.0.subscribe().wait_for(|urgent| *urgent).await;
+    }
 }
 
 /// How a block that somebody wants is to be had.
@@ -50,10 +78,15 @@ pub(crate) struct Pilot {
 impl Flights {
     /// Joins or starts the flight of a block, unless `is_here` says that there is no need. A
     /// flight ends only after its block is on disk, so exactly one of the three holds.
-    pub(crate) fn board(&self, key: BlockKey, is_here: impl FnOnce() -> bool) -> Boarding {
+    pub(crate) fn board(
+        &self,
+        key: BlockKey,
+        urgency: &Urgency,
+        is_here: impl FnOnce() -> bool,
+    ) -> Boarding {
         let mut flights = self.lock();
         if let Some(flight) = flights.get(&key) {
-            return Boarding::Joined(Passenger(flight.landing.clone()));
+            return Boarding::Joined(flight.take(urgency));
         }
         if is_here() {
             return Boarding::Here;
@@ -63,6 +96,7 @@ impl Flights {
         let flight = Flight {
             landing: receiver.clone(),
             from_home: from_home.clone(),
+            urgency: urgency.clone(),
         };
         flights.insert(key, flight);
         let pilot = Pilot {
@@ -75,10 +109,8 @@ impl Flights {
     }
 
     /// Joins the flight of a block, if there is one.
-    pub(crate) fn join(&self, key: BlockKey) -> Option<Passenger> {
-        self.lock()
-            .get(&key)
-            .map(|flight| Passenger(flight.landing.clone()))
+    pub(crate) fn join(&self, key: BlockKey, urgency: &Urgency) -> Option<Passenger> {
+        self.lock().get(&key).map(|flight| flight.take(urgency))
     }
 
     /// Joins the flight of a block if it waits for home and for nobody else.
@@ -87,11 +119,20 @@ impl Flights {
         let flight = flights
             .get(&key)
             .filter(|flight| flight.from_home.load(Ordering::Acquire));
-        flight.map(|flight| Passenger(flight.landing.clone()))
+        flight.map(|flight| flight.take(&Urgency::new(true)))
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<BlockKey, Flight>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Flight {
+    fn take(&self, urgency: &Urgency) -> Passenger {
+        if urgency.is_urgent() {
+            self.urgency.raise();
+        }
+        Passenger(self.landing.clone())
     }
 }
 
@@ -143,12 +184,19 @@ mod tests {
     #[tokio::test]
     async fn one_flies_and_all_arrive() {
         let flights = Flights::default();
-        let Boarding::Started(first, pilot) = flights.board(KEY, || false) else {
+        let urgent = Urgency::new(true);
+        let Boarding::Started(first, pilot) = flights.board(KEY, &Urgency::new(false), || false)
+        else {
             panic!("nobody flies yet")
         };
-        let Boarding::Joined(second) = flights.board(KEY, || panic!("is on its way")) else {
+        let Boarding::Joined(second) = flights.board(KEY, &urgent, || panic!("is on its way"))
+        else {
             panic!("one flies already")
         };
+        assert!(
+            flights.lock()[&KEY].urgency.is_urgent(),
+            "the second one waits"
+        );
         assert!(flights.join_from_home(KEY).is_none());
         pilot.turn_home();
         let third = flights.join_from_home(KEY).expect("it waits for home");
@@ -160,13 +208,18 @@ mod tests {
                 Ok(Bytes::from_static(b"x"))
             );
         }
-        assert!(matches!(flights.board(KEY, || true), Boarding::Here));
+        assert!(matches!(
+            flights.board(KEY, &urgent, || true),
+            Boarding::Here
+        ));
     }
 
     #[tokio::test]
     async fn a_lost_pilot_is_an_error_and_the_next_reader_tries_anew() {
         let flights = Flights::default();
-        let Boarding::Started(passenger, pilot) = flights.board(KEY, || false) else {
+        let Boarding::Started(passenger, pilot) =
+            flights.board(KEY, &Urgency::new(false), || false)
+        else {
             panic!("nobody flies yet")
         };
         drop(pilot);
@@ -175,7 +228,7 @@ mod tests {
             Err(ErrorCode::ServerFault)
         );
         assert!(matches!(
-            flights.board(KEY, || false),
+            flights.board(KEY, &Urgency::new(false), || false),
             Boarding::Started(..)
         ));
     }

@@ -10,13 +10,13 @@ use bytes::Bytes;
 use super::arrival::Origin;
 use super::disk::Run;
 use super::fetch::{Fetcher, Generation};
-use super::flights::Block;
+use super::flights::{Block, Urgency};
 
 /// How often home is asked for a block whose bytes arrive damaged.
 const HOME_TRIES_MAX: u32 = 2;
 
 impl Fetcher {
-    /// Reads a run from home.
+    /// Reads a run from home, when it is its turn.
     ///
     /// # Errors
     /// What home answers; `ServerFault` when its bytes do not match its digests.
@@ -24,6 +24,7 @@ impl Fetcher {
         &self,
         generation: &Arc<Generation>,
         run: &Run,
+        urgency: &Urgency,
         deadline: Deadline,
     ) -> Result<Vec<Block>> {
         let manifest = &generation.manifest;
@@ -40,14 +41,7 @@ impl Fetcher {
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
-        let permit =
-            tokio::time::timeout_at(deadline.instant().into(), self.home_requests.acquire());
-        let _permit = permit.await.map_err(|_| {
-            Error::new(
-                ErrorCode::DeadlineExceeded,
-                "too many requests to home are under way",
-            )
-        })?;
+        let _pass = self.gate.enter(urgency, deadline).await?;
         let mut tries = 0;
         loop {
             tries += 1;
@@ -59,9 +53,10 @@ impl Fetcher {
                 deadline,
             );
             let (data, body) = asked.await?;
-            self.counters.add("cache_home_bytes", body.len() as u64);
-            match self
-                .check(generation, run, data.digests, body, Origin::Home)
+            generation.meter.add("cache_home_reads", 1);
+            generation.meter.add("cache_home_bytes", body.len() as u64);
+            match generation
+                .check(run, data.digests, body, Origin::Home)
                 .await
             {
                 Ok(blocks) if blocks.iter().all(Option::is_some) => {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bafs_proto::cache::{CacheMember, JoinCache};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex};
 use bafs_proto::message::{Blocks, CacheRef, ReadBlocks, Reader};
@@ -13,9 +14,9 @@ use tokio::time::{Duration, sleep};
 use super::arrival::Origin;
 use super::disk::Run;
 use super::fetch::{Fetcher, Generation};
-use super::flights::Block;
+use super::flights::{Block, Urgency};
 use super::peers::PeerCache;
-use super::route::Route;
+use super::route::View;
 use crate::clock;
 
 /// A peer that is silent for so long is asked whether it lives; a slow home is no reason to leave
@@ -26,36 +27,53 @@ const PROBE_MS_MAX: u64 = 2_000;
 /// In answers to an heir: this block is not to be had here.
 pub(super) const ABSENT: Digest = Digest([0; 32]);
 
+/// How far to go for blocks that the primary does not give.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Search {
+    /// To others, who may reach it.
+    Wide,
+    /// No further.
+    PrimaryOnly,
+}
+
 impl Fetcher {
-    /// Brings blocks from the first server before this one on the route that can give them.
+    /// Brings blocks of one extent from its primary, or from who stands in for it.
     ///
     /// # Errors
-    /// `NotFound` when no such server can: home is next.
-    pub(crate) async fn fetch_from_peers(
+    /// `NotFound` when no other server can give them: home is next.
+    pub(super) async fn fetch_from_peers(
         &self,
         generation: &Arc<Generation>,
         run: &Run,
-        route: &Route,
+        (view, search): (&View, Search),
+        urgency: &Urgency,
         deadline: Deadline,
     ) -> Result<Vec<Block>> {
-        let sharers = self.sharers(generation);
-        let mut fell_back = false;
-        for server in &route.ranked {
-            if *server == self.server {
+        let ranked = view.ranked(generation, generation.extent(run.key(0)));
+        let reach = match search {
+            Search::Wide => ranked.len(),
+            Search::PrimaryOnly => 1,
+        };
+        for (place, server) in ranked.into_iter().take(reach).enumerate() {
+            if server == self.server {
                 break;
             }
-            let peer = sharers.iter().find(|peer| peer.server == *server);
-            let Some(peer) = peer.filter(|_| !self.peers().is_suspect(*server, clock::now()))
-            else {
-                fell_back = true;
+            let peer = view.peer(server);
+            let Some(peer) = peer.filter(|_| !self.peers().is_suspect(server, clock::now())) else {
                 continue;
             };
-            match self
-                .ask(generation, peer, run, Reader::Peer, deadline)
-                .await
-            {
+            let answer = if place == 0 {
+                self.ask_primary(generation, peer, run, urgency, deadline)
+                    .await
+            } else {
+                self.ask(generation, peer, run, Reader::Detour, deadline)
+                    .await
+            };
+            match answer {
                 Ok(blocks) if blocks.iter().all(Option::is_some) => {
-                    self.counters.add("cache_fallbacks", u64::from(fell_back));
+                    if place > 0 {
+                        generation.meter.add("cache_fallbacks", 1);
+                    }
                     return Ok(blocks.into_iter().flatten().collect());
                 }
                 Ok(_) => {}
@@ -63,46 +81,70 @@ impl Fetcher {
                     tracing::info!(peer = %peer.address, %error, "a cache peer is passed over");
                 }
             }
-            fell_back = true;
+            generation.meter.add_for(server, "fallbacks", 1);
         }
-        self.counters.add("cache_fallbacks", 1);
+        generation.meter.add("cache_fallbacks", 1);
         Err(Error::new(ErrorCode::NotFound, "no peer gives the blocks"))
     }
 
-    /// Brings what the server that was primary before this one has of a run, when the peers
-    /// changed lately: a change of peers must not cost home anything.
-    pub(crate) async fn fetch_from_predecessor(
+    /// Asks the primary; when somebody begins to wait for what is fetched ahead, tells it so.
+    async fn ask_primary(
+        &self,
+        generation: &Arc<Generation>,
+        peer: &PeerCache,
+        run: &Run,
+        urgency: &Urgency,
+        deadline: Deadline,
+    ) -> Result<Vec<Option<Block>>> {
+        if !urgency.is_urgent() {
+            let ahead = self.ask(generation, peer, run, Reader::Ahead, deadline);
+            tokio::select! {
+                answer = ahead => return answer,
+                () = urgency.raised() => {}
+            }
+        }
+        self.ask(generation, peer, run, Reader::Peer, deadline)
+            .await
+    }
+
+    /// Brings what others have of a run of one extent, before home is asked: a change of peers
+    /// must not cost home anything, nor must a server that is asked in place of the primary.
+    pub(super) async fn fetch_heirlooms(
         &self,
         generation: &Arc<Generation>,
         run: &Run,
-        route: &Route,
+        view: &View,
         deadline: Deadline,
     ) -> Vec<Option<Block>> {
-        let nothing = vec![None; run.count];
-        let sharers = self.sharers(generation);
-        let before = route.ranked.get(1).filter(|_| self.is_own(route));
-        let Some(peer) = sharers.iter().find(|peer| Some(&peer.server) == before) else {
-            return nothing;
-        };
-        let asks = {
-            let (now, mut peers) = (clock::now(), self.peers());
-            peers.changed_lately(&generation.name(), &sharers, now)
-                && !peers.is_suspect(peer.server, now)
-        };
-        if !asks {
-            return nothing;
+        let mut found = vec![None; run.count];
+        let extent = generation.extent(run.key(0));
+        for peer in view.heirlooms(generation, extent, clock::now()) {
+            if self.peers().is_suspect(peer.server, clock::now()) {
+                continue;
+            }
+            match self
+                .ask(generation, peer, run, Reader::Heir, deadline)
+                .await
+            {
+                Ok(blocks) => {
+                    for (place, block) in found.iter_mut().zip(blocks) {
+                        *place = place.take().or(block);
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!(peer = %peer.address, %error, "a former primary is silent");
+                }
+            }
+            if found.iter().all(Option::is_some) {
+                break;
+            }
         }
-        let answer = self
-            .ask(generation, peer, run, Reader::Heir, deadline)
-            .await;
-        answer.unwrap_or_else(|error| {
-            tracing::debug!(peer = %peer.address, %error, "the former primary does not answer");
-            nothing
-        })
+        found
     }
 
     /// Tells other nodes that this server shares a cache now, so that nobody reads from home what
-    /// another one reads at the same time. Those that do not answer learn it from the catalog.
+    /// another one reads at the same time, and learns which of them do. Those that do not answer
+    /// learn it from the catalog.
     pub(crate) async fn introduce(self: &Arc<Self>, generation: &Arc<Generation>, to: Vec<String>) {
         if generation.cooperative.is_empty() {
             return;
@@ -111,24 +153,31 @@ impl Fetcher {
         for address in to {
             let (fetcher, generation) = (self.clone(), generation.clone());
             calls.spawn(async move {
-                let server = fetcher.server;
-                let capacity_bytes = generation.capacity_bytes;
-                let reader = Reader::Newcomer {
-                    server,
-                    capacity_bytes,
+                let call = JoinCache {
+                    cooperative: generation.cooperative.clone(),
+                    manifest: generation.manifest.digest(),
+                    member: fetcher.member(&generation),
                 };
-                let call = generation.ask_for(None, reader);
                 let deadline = Deadline::after_ms(PROBE_MS_MAX);
                 let told = fetcher
                     .pool
                     .call(&address, &fetcher.token, call, deadline)
                     .await;
-                if let Err(error) = told {
-                    tracing::debug!(%address, %error, "a node does not share the cache");
+                match told {
+                    Ok(member) => fetcher.welcome(&generation, member),
+                    Err(error) => {
+                        tracing::debug!(%address, %error, "a node does not share the cache");
+                    }
                 }
             });
         }
         while calls.join_next().await.is_some() {}
+    }
+
+    /// A server shares a cache, as it says itself.
+    pub(crate) fn welcome(&self, generation: &Generation, member: CacheMember) {
+        self.peers()
+            .introduce(&generation.name(), member, clock::now());
     }
 
     async fn ask(
@@ -145,12 +194,15 @@ impl Fetcher {
         {
             Ok((reply, body)) => {
                 let bytes = body.len() as u64;
-                let origin = Origin::Peer;
-                let checked = self
-                    .check(generation, run, reply.digests, body, origin)
+                let checked = generation
+                    .check(run, reply.digests, body, Origin::Peer)
                     .await;
-                if checked.is_ok() {
-                    self.counters.add("cache_hit_peer_bytes", bytes);
+                if let Ok(blocks) = &checked {
+                    let blocks = blocks.iter().flatten().count() as u64;
+                    generation.meter.add("cache_hits_peer", blocks);
+                    generation.meter.add("cache_hit_peer_bytes", bytes);
+                    generation.meter.add_for(peer.server, "hits", blocks);
+                    generation.meter.add_for(peer.server, "bytes", bytes);
                 }
                 checked
             }
@@ -158,9 +210,19 @@ impl Fetcher {
         };
         match &answer {
             Ok(_) => self.peers().trust(peer.server),
-            // It answers, but home does not answer it: that is not its fault.
-            Err(error) if matches!(error.code, ErrorCode::Busy | ErrorCode::ServerFault) => {}
-            Err(_) => self.peers().suspect(peer.server, clock::now()),
+            // It answers, but home does not answer it, or the source changed: not its fault.
+            Err(error) if is_faultless(error.code) => {}
+            Err(error) => {
+                let what = if error.code == ErrorCode::DigestMismatch {
+                    tracing::warn!(peer = %peer.address, server = %peer.server, %error,
+                        "a cache peer sends wrong bytes; look after its memory, disk and version");
+                    "digest_failures"
+                } else {
+                    "failures"
+                };
+                generation.meter.add_for(peer.server, what, 1);
+                self.peers().suspect(peer.server, clock::now());
+            }
         }
         answer
     }
@@ -192,6 +254,13 @@ impl Fetcher {
             }
         }
     }
+}
+
+fn is_faultless(code: ErrorCode) -> bool {
+    matches!(
+        code,
+        ErrorCode::Busy | ErrorCode::ServerFault | ErrorCode::SourceChanged | ErrorCode::NotFound
+    )
 }
 
 impl Generation {

@@ -5,24 +5,29 @@
 //! `flights` (which are coming), `peers`, `route` and `fetch` (from where), `read` (all together),
 //! `volume` (one volume and its generations).
 
+mod ahead;
 mod arrival;
 mod disk;
 mod fetch;
 mod flights;
 mod from_home;
 mod from_peers;
+mod gate;
 mod hand_over;
 mod journal;
 mod manifest;
+mod meter;
 mod peers;
 mod read;
 mod route;
+mod show;
 mod volume;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bafs_proto::cache::{CacheMember, JoinCache};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::limits::BODY_BYTES_MAX;
@@ -39,6 +44,7 @@ use bytes::Bytes;
 use self::disk::Run;
 use self::fetch::{Fetcher, Generation};
 use self::manifest::Manifest;
+use self::read::Errand;
 use self::volume::{CacheKind, CacheVolume};
 use crate::clock;
 use crate::counters::Counters;
@@ -50,6 +56,7 @@ const REMOVED_PREFIX: &str = "removed-";
 pub struct Caches {
     directory: PathBuf,
     fetcher: Arc<Fetcher>,
+    counters: Counters,
     volumes: Mutex<BTreeMap<VolumeId, Arc<CacheVolume>>>,
     /// Held while a volume is made or renewed: each id by one call at a time.
     changing: Mutex<BTreeMap<VolumeId, Arc<tokio::sync::Mutex<()>>>>,
@@ -65,7 +72,9 @@ impl Caches {
     /// Opens the cache volumes in `directory`, made if it is not there. Volumes keep the blocks of
     /// an earlier life; what is damaged beyond use is removed and told in the log.
     ///
-    /// `token` is the server's own capability: it shows it to its peers.
+    /// `token` is the server's own capability: it shows it to its peers, which reach it at
+    /// `address`. When there are cooperative caches, nobody goes home for their blocks before
+    /// [`Caches::set_peers`], or three seconds, so that a restart costs home nothing.
     ///
     /// # Errors
     /// `ServerFault` when the disk does not do it.
@@ -73,7 +82,7 @@ impl Caches {
         directory: PathBuf,
         pool: Pool,
         token: Token,
-        server: ServerId,
+        (server, address): (ServerId, String),
         counters: Counters,
     ) -> Result<Arc<Self>> {
         let broken = |e| fault("open the cache volumes", &directory, e);
@@ -92,7 +101,7 @@ impl Caches {
                 }
                 continue;
             };
-            match CacheVolume::load(path.clone(), counters.clone()) {
+            match CacheVolume::load(path.clone(), &counters) {
                 Ok(volume) => drop(volumes.insert(id, Arc::new(volume))),
                 Err(error) => {
                     tracing::warn!(%id, %error, "a cache volume is damaged and removed");
@@ -100,11 +109,15 @@ impl Caches {
                 }
             }
         }
-        let fetcher = Arc::new(Fetcher::new(pool, token, server, counters));
+        let fetcher = Arc::new(Fetcher::new(pool, token, server, address));
+        if volumes.values().any(|volume| is_shared(volume)) {
+            fetcher.unsettle();
+        }
         let (volumes, changing) = (Mutex::new(volumes), Mutex::default());
         Ok(Arc::new(Self {
             directory,
             fetcher,
+            counters,
             volumes,
             changing,
         }))
@@ -140,11 +153,11 @@ impl Caches {
             Manifest::list(pool, kind.source, block_bytes, &source_token, deadline).await?;
         let digest = manifest.digest();
         let (directory, spec, id) = (self.place(spec.id), spec.clone(), spec.id);
-        let counters = self.fetcher.counters.clone();
+        let counters = self.counters.clone();
         let volume = blocking(move || {
             // What a failed attempt left; the id is not in use.
             let _ = std::fs::remove_dir_all(&directory);
-            CacheVolume::create(directory, &spec, source_token, manifest, counters)
+            CacheVolume::create(directory, &spec, source_token, manifest, &counters)
         })
         .await??;
         let volume = Arc::new(volume);
@@ -239,9 +252,22 @@ impl Caches {
         self.lock().iter().filter_map(shared).collect()
     }
 
-    /// Takes the live nodes of the group, this one included or not.
-    pub fn set_peers(&self, adverts: Vec<Advert>) {
+    /// Takes the live nodes of the group, this one included or not. When they are the first since
+    /// this server started, it tells them at once which caches it still has. Must be called within
+    /// a tokio runtime.
+    pub fn set_peers(self: &Arc<Self>, adverts: Vec<Advert>) {
         self.fetcher.peers().set(adverts, clock::now());
+        if self.fetcher.is_settled() {
+            return;
+        }
+        let this = self.clone();
+        tokio::spawn(async move {
+            let volumes: Vec<_> = this.lock().values().cloned().collect();
+            for volume in volumes {
+                this.introduce(&volume.generation()).await;
+            }
+            this.fetcher.settle();
+        });
     }
 
     /// A page of a volume's manifest.
@@ -269,13 +295,6 @@ impl Caches {
         deadline: Deadline,
     ) -> Result<(Blocks, Bytes)> {
         let generation = self.find(&call.cache, call.manifest)?;
-        if let Reader::Newcomer {
-            server,
-            capacity_bytes,
-        } = call.reader
-        {
-            self.welcome(&generation, server, capacity_bytes).await;
-        }
         let Some(run) = run_of(&generation, &call)? else {
             return Ok((
                 Blocks {
@@ -285,34 +304,31 @@ impl Caches {
             ));
         };
         let (digests, bytes) = match call.reader {
-            Reader::Heir => read::read_for_heir(generation, run, deadline).await?,
-            Reader::Agent | Reader::Peer | Reader::Newcomer { .. } => {
-                let fetcher = self.fetcher.clone();
-                read::read(fetcher, generation, run, call.reader, deadline).await?
+            Reader::Heir => read::read_for_heir(generation.clone(), run, deadline).await?,
+            reader @ (Reader::Agent | Reader::Peer | Reader::Ahead | Reader::Detour) => {
+                if reader == Reader::Agent {
+                    ahead::follow(&self.fetcher, &generation, &run);
+                }
+                let (fetcher, generation) = (self.fetcher.clone(), generation.clone());
+                read::read(fetcher, generation, run, Errand::of(reader), deadline).await?
             }
         };
         if call.reader != Reader::Agent {
-            self.fetcher
-                .counters
-                .add("cache_served_bytes", bytes.len() as u64);
+            let bytes = bytes.len() as u64;
+            generation.meter.add("cache_served_bytes", bytes);
         }
         Ok((Blocks { digests }, bytes))
     }
 
-    /// A server says that it shares a cache. If that is news, it hears the same from this one.
-    async fn welcome(&self, generation: &Arc<Generation>, server: ServerId, capacity_bytes: u64) {
-        let name = generation.name();
-        let address = {
-            let mut peers = self.fetcher.peers();
-            let is_news = peers.introduce(&name, server, capacity_bytes, clock::now());
-            peers
-                .nodes()
-                .into_iter()
-                .find(|(id, _)| is_news && *id == server)
-        };
-        if let Some((_, address)) = address {
-            self.fetcher.introduce(generation, vec![address]).await;
-        }
+    /// Another server shares a cache from now on; tells it whether this one does.
+    ///
+    /// # Errors
+    /// `VolumeLost` when it does not, `SourceChanged` when it shows another state of the source.
+    pub fn join(&self, call: JoinCache) -> Result<CacheMember> {
+        let cache = CacheRef::Cooperative(call.cooperative);
+        let generation = self.find(&cache, call.manifest)?;
+        self.fetcher.welcome(&generation, call.member);
+        Ok(self.fetcher.member(&generation))
     }
 
     async fn introduce(&self, generation: &Arc<Generation>) {
@@ -368,6 +384,10 @@ impl Caches {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Arc<CacheVolume>>> {
         self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn is_shared(volume: &CacheVolume) -> bool {
+    !volume.generation().cooperative.is_empty()
 }
 
 /// The blocks that a call asks for, as far as the file goes; `None` when these are none.

@@ -5,9 +5,10 @@
 
 use std::collections::BTreeMap;
 
+use bafs_proto::cache::CacheMember;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::ServerId;
-use bafs_proto::message::{Advert, ServerKind};
+use bafs_proto::message::{Advert, CacheAdvert, ServerKind};
 use bafs_proto::time::Time;
 
 use crate::serving::ADVERT_TTL_MS;
@@ -18,9 +19,6 @@ const INTRODUCTION_MS: u64 = 2 * ADVERT_TTL_MS;
 /// A peer that failed is left alone for so long, and twice as long after each further failure.
 const SUSPECT_MS_MIN: u64 = 2_000;
 const SUSPECT_MS_MAX: u64 = 60_000;
-
-/// After a change of the peers, who became primary first asks who was it before, for so long.
-const INHERIT_MS: u64 = 600_000;
 
 /// A server that holds blocks of a cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,10 +39,8 @@ pub(crate) type CacheName = (String, Digest);
 pub(crate) struct Peers {
     own: ServerId,
     nodes: BTreeMap<ServerId, Advert>,
-    introduced: BTreeMap<(CacheName, ServerId), (u64, Time)>,
+    introduced: BTreeMap<(CacheName, ServerId), (CacheMember, Time)>,
     suspects: BTreeMap<ServerId, Suspicion>,
-    /// The last set of peers seen for a cache, and when it last changed.
-    changes: BTreeMap<CacheName, (Vec<ServerId>, Time)>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -53,8 +49,8 @@ struct Suspicion {
     failures: u32,
 }
 
-/// Names may come and go; the memory of changes is cut to those in use beyond this number.
-const CHANGES_MAX: usize = 4096;
+/// Most introductions that are remembered: whoever comes after them is learned from the catalog.
+const INTRODUCED_MAX: usize = 16_384;
 
 impl Peers {
     /// No belief yet.
@@ -64,7 +60,6 @@ impl Peers {
             nodes: BTreeMap::new(),
             introduced: BTreeMap::new(),
             suspects: BTreeMap::new(),
-            changes: BTreeMap::new(),
         }
     }
 
@@ -74,11 +69,12 @@ impl Peers {
             .into_iter()
             .filter(|a| a.kind == ServerKind::Node && a.id != self.own);
         self.nodes = nodes.map(|advert| (advert.id, advert)).collect();
-        let nodes = &self.nodes;
-        self.introduced.retain(|(_, server), (_, since)| {
-            nodes.contains_key(server) && now.ms_since(*since) < INTRODUCTION_MS
+        self.introduced
+            .retain(|_, (_, since)| now.ms_since(*since) < INTRODUCTION_MS);
+        let (nodes, introduced) = (&self.nodes, &self.introduced);
+        self.suspects.retain(|server, _| {
+            nodes.contains_key(server) || introduced.keys().any(|(_, other)| other == server)
         });
-        self.suspects.retain(|server, _| nodes.contains_key(server));
     }
 
     /// Other nodes of the group with their addresses.
@@ -89,69 +85,49 @@ impl Peers {
             .collect()
     }
 
-    /// A server said that it shares a cache. Tells whether that is news.
-    pub(crate) fn introduce(
-        &mut self,
-        name: &CacheName,
-        server: ServerId,
-        capacity_bytes: u64,
-        now: Time,
-    ) -> bool {
-        if server == self.own || !self.nodes.contains_key(&server) {
-            return false;
+    /// A server said that it shares a cache; it counts at once, even if the catalog did not name
+    /// it yet.
+    pub(crate) fn introduce(&mut self, name: &CacheName, member: CacheMember, now: Time) {
+        if member.server == self.own || self.introduced.len() >= INTRODUCED_MAX {
+            return;
         }
-        let known = self.of(name, now).iter().any(|peer| peer.server == server);
-        self.introduced
-            .insert((name.clone(), server), (capacity_bytes, now));
-        !known
+        // A server that speaks lives, whatever was thought of it.
+        self.suspects.remove(&member.server);
+        let key = (name.clone(), member.server);
+        self.introduced.insert(key, (member, now));
     }
 
     /// The other servers that share this state of a cache, ordered by id.
     pub(crate) fn of(&self, name: &CacheName, now: Time) -> Vec<PeerCache> {
-        let peer = |(server, advert): (&ServerId, &Advert)| {
-            let advertised = advert
-                .caches
-                .iter()
-                .filter(|cache| cache.cooperative == name.0 && cache.manifest == name.1)
-                // Several volumes of one name: all servers must pick the same one.
-                .min_by_key(|cache| cache.volume)
-                .map(|cache| cache.capacity_bytes);
-            let introduced = self.introduced.get(&(name.clone(), *server));
-            let capacity_bytes = advertised.or_else(|| {
-                introduced
-                    .filter(|(_, since)| now.ms_since(*since) < INTRODUCTION_MS)
-                    .map(|(capacity_bytes, _)| *capacity_bytes)
-            })?;
-            let address = advert.address.clone();
-            Some(PeerCache {
-                server: *server,
-                address,
-                capacity_bytes,
-            })
-        };
-        self.nodes.iter().filter_map(peer).collect()
+        let mut peers: BTreeMap<ServerId, PeerCache> = BTreeMap::new();
+        for (server, advert) in &self.nodes {
+            if let Some(cache) = advertised(advert, name) {
+                let peer = PeerCache {
+                    server: *server,
+                    address: advert.address.clone(),
+                    capacity_bytes: cache.capacity_bytes,
+                };
+                peers.insert(*server, peer);
+            }
+        }
+        // What a server says itself is fresher: it may have started again at another address.
+        let of_name = (name.clone(), ServerId(0))..=(name.clone(), ServerId(u64::MAX));
+        for ((_, server), (member, since)) in self.introduced.range(of_name) {
+            if now.ms_since(*since) < INTRODUCTION_MS {
+                let peer = PeerCache {
+                    server: *server,
+                    address: member.address.clone(),
+                    capacity_bytes: member.capacity_bytes,
+                };
+                peers.insert(*server, peer);
+            }
+        }
+        peers.into_values().collect()
     }
 
-    /// Whether the set of peers of a cache changed so lately that blocks may still be at who was
-    /// primary before.
-    pub(crate) fn changed_lately(
-        &mut self,
-        name: &CacheName,
-        peers: &[PeerCache],
-        now: Time,
-    ) -> bool {
-        if self.changes.len() > CHANGES_MAX {
-            self.changes.clear();
-        }
-        let servers: Vec<_> = peers.iter().map(|peer| peer.server).collect();
-        let change = self
-            .changes
-            .entry(name.clone())
-            .or_insert_with(|| (servers.clone(), now));
-        if change.0 != servers {
-            *change = (servers, now);
-        }
-        now.ms_since(change.1) < INHERIT_MS
+    /// Bytes that a server kept of a cache when it last told the catalog.
+    pub(crate) fn used_bytes(&self, name: &CacheName, server: ServerId) -> Option<u64> {
+        Some(advertised(self.nodes.get(&server)?, name)?.used_bytes)
     }
 
     /// Whether a peer failed so lately that it is not asked now.
@@ -180,10 +156,16 @@ impl Peers {
     }
 }
 
+fn advertised<'a>(advert: &'a Advert, name: &CacheName) -> Option<&'a CacheAdvert> {
+    let same = |cache: &&CacheAdvert| cache.cooperative == name.0 && cache.manifest == name.1;
+    // Several volumes of one name: all servers must pick the same one.
+    let all = advert.caches.iter().filter(same);
+    all.min_by_key(|cache| cache.volume)
+}
+
 #[cfg(test)]
 mod tests {
     use bafs_proto::ids::VolumeId;
-    use bafs_proto::message::CacheAdvert;
 
     use super::*;
 
@@ -238,13 +220,16 @@ mod tests {
     fn an_introduction_counts_until_adverts_must_know() {
         let mut peers = Peers::new(ServerId(1));
         let name = (NAME.to_owned(), Digest([7; 32]));
-        assert!(
-            !peers.introduce(&name, ServerId(2), 5, Time(0)),
-            "not a live node"
-        );
+        let member = CacheMember {
+            server: ServerId(2),
+            address: "n2".to_owned(),
+            capacity_bytes: 5,
+        };
+        peers.suspect(member.server, Time(0));
+        peers.introduce(&name, member.clone(), Time(0));
+        assert!(!peers.is_suspect(member.server, Time(0)), "it speaks");
         peers.set(vec![advert(2, &[])], Time(0));
-        assert!(peers.introduce(&name, ServerId(2), 5, Time(0)));
-        assert!(!peers.introduce(&name, ServerId(2), 5, Time(0)), "no news");
+        assert_eq!(ids(&peers, 8, 0), [] as [u64; 0]);
         assert_eq!(ids(&peers, 7, INTRODUCTION_MS - 1), [2]);
         assert_eq!(ids(&peers, 7, INTRODUCTION_MS), [] as [u64; 0]);
     }

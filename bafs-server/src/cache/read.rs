@@ -12,10 +12,12 @@ use bytes::Bytes;
 use super::blocking;
 use super::disk::{Local, Run};
 use super::fetch::{FLIGHT_MS_MAX, Fetcher, Generation};
-use super::flights::{Block, Boarding, Passenger, Pilot};
-use super::from_peers::ABSENT;
-use super::route::Route;
+use super::flights::{Block, Boarding, Passenger, Pilot, Urgency};
+use super::from_peers::{ABSENT, Search};
+use super::route::View;
+use crate::clock;
 use crate::logic::blocks::CopyClass;
+use crate::logic::placement::Extent;
 
 /// Most bytes of one request to home or to a peer.
 const GROUP_BYTES_MAX: usize = 1 << 20;
@@ -23,7 +25,48 @@ const GROUP_BYTES_MAX: usize = 1 << 20;
 /// What a read yields: the digests and the bytes of a run.
 pub(crate) type Read = (Vec<Digest>, Bytes);
 
-/// Reads a run for an agent ([`Reader::Agent`]) or a peer ([`Reader::Peer`]).
+/// For whom blocks are fetched.
+#[derive(Debug, Clone)]
+pub(crate) struct Errand {
+    reach: Reach,
+    urgency: Urgency,
+}
+
+/// How far a fetch may go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    /// To the primary, to others, home.
+    Anywhere,
+    /// To the primary, else home.
+    Primary,
+    /// Home, after those who may have the blocks at hand.
+    Home,
+}
+
+impl Errand {
+    /// The errand of a reader that waits, or reads ahead for others.
+    pub(crate) fn of(reader: Reader) -> Self {
+        let reach = match reader {
+            Reader::Agent => Reach::Anywhere,
+            Reader::Detour => Reach::Primary,
+            Reader::Peer | Reader::Heir | Reader::Ahead => Reach::Home,
+        };
+        Self {
+            reach,
+            urgency: Urgency::new(reader != Reader::Ahead),
+        }
+    }
+
+    /// Work for which nobody waits yet.
+    pub(crate) fn in_background() -> Self {
+        Self {
+            reach: Reach::Anywhere,
+            urgency: Urgency::new(false),
+        }
+    }
+}
+
+/// Reads a run for anyone but an heir.
 ///
 /// # Errors
 /// `DeadlineExceeded` while the blocks are still on their way (they will be here when the caller
@@ -32,22 +75,24 @@ pub(crate) fn read(
     fetcher: Arc<Fetcher>,
     generation: Arc<Generation>,
     run: Run,
-    reader: Reader,
+    errand: Errand,
     deadline: Deadline,
 ) -> BoxFuture<'static, Result<Read>> {
     Box::pin(async move {
         let mut local = read_local(&generation, run).await?;
-        if reader == Reader::Agent {
-            fetcher
-                .counters
-                .add("cache_hit_local_bytes", present_bytes(&run, &local));
+        if errand.reach == Reach::Anywhere {
+            count_hits(&generation, &run, &local);
         }
+        let began = clock::ticks();
+        let complete = local.digests.iter().all(Option::is_some);
         while local.digests.contains(&None) {
             if deadline.left().is_zero() {
                 return Err(too_late());
             }
-            let boarded = board(&fetcher, &generation, &run, &local, reader);
-            let some_are_here = boarded.len() < absent(&local);
+            let boarding = board(&fetcher, &generation, &run, &local.digests, &errand);
+            let boarded = tokio::time::timeout_at(deadline.instant().into(), boarding);
+            let boarded = boarded.await.map_err(|_| too_late())??;
+            let some_are_here = boarded.len() < absent(&local.digests);
             for (n, passenger) in boarded {
                 let landed = tokio::time::timeout_at(deadline.instant().into(), passenger.wait());
                 let (bytes, digest) = landed.await.map_err(|_| too_late())??;
@@ -58,11 +103,35 @@ pub(crate) fn read(
                 fill(&generation, &run, &mut local).await?;
             }
         }
+        if !complete && errand.reach == Reach::Anywhere {
+            let waited = clock::ticks().saturating_sub(began);
+            generation.meter.add("cache_wait_us", waited);
+        }
         Ok((
             local.digests.into_iter().flatten().collect(),
             Bytes::from(local.bytes),
         ))
     })
+}
+
+/// Fetches what is not here of a run, before anyone asks for it. Returns the bytes fetched.
+///
+/// # Errors
+/// Why some could not be fetched.
+pub(crate) async fn prefetch(
+    fetcher: &Arc<Fetcher>,
+    generation: &Arc<Generation>,
+    run: Run,
+) -> Result<u64> {
+    let errand = Errand::in_background();
+    let nothing = vec![None; run.count];
+    let boarded = board(fetcher, generation, &run, &nothing, &errand).await?;
+    let mut bytes = 0;
+    for (n, passenger) in boarded {
+        passenger.wait().await?;
+        bytes += run.length(n) as u64;
+    }
+    Ok(bytes)
 }
 
 /// Reads what is here of a run or on its way from home, for [`Reader::Heir`].
@@ -101,6 +170,9 @@ pub(crate) async fn read_for_heir(
 }
 
 async fn read_local(generation: &Arc<Generation>, run: Run) -> Result<Local> {
+    if !generation.disk.holds_some(&run) {
+        return Ok(Local::nothing(&run));
+    }
     let generation = generation.clone();
     blocking(move || generation.disk.read(&run)).await
 }
@@ -119,156 +191,200 @@ async fn fill(generation: &Arc<Generation>, run: &Run, local: &mut Local) -> Res
 
 /// Joins or starts the flights of all blocks that are not here. A block without a passenger
 /// landed on disk meanwhile.
-fn board(
+async fn board(
     fetcher: &Arc<Fetcher>,
     generation: &Arc<Generation>,
     run: &Run,
-    local: &Local,
-    reader: Reader,
-) -> Vec<(usize, Passenger)> {
-    let sharers = fetcher.sharers(generation);
+    here: &[Option<Digest>],
+    errand: &Errand,
+) -> Result<Vec<(usize, Passenger)>> {
+    if !generation.cooperative.is_empty() {
+        fetcher.until_settled().await;
+    }
+    let view = fetcher.view(generation).await?;
     let mut passengers = Vec::new();
     let mut groups: Vec<Group> = Vec::new();
-    for n in (0..run.count).filter(|n| local.digests[*n].is_none()) {
+    let mut last: Option<(Extent, bool)> = None;
+    for n in (0..run.count).filter(|n| here[*n].is_none()) {
         let key = run.key(n);
-        let is_here = || generation.disk.table().holds(key);
-        let route = fetcher.route(generation, &sharers, key);
-        let for_home = reader != Reader::Agent || fetcher.is_own(&route);
-        let boarding = if for_home {
-            generation.from_home.board(key, is_here)
-        } else if let Some(passenger) = generation.from_home.join(key) {
-            Boarding::Joined(passenger)
-        } else {
-            generation.from_peers.board(key, is_here)
+        let extent = generation.extent(key);
+        let is_own = match last {
+            Some((known, is_own)) if known == extent => is_own,
+            _ => view.is_own(generation, extent),
         };
-        match boarding {
+        last = Some((extent, is_own));
+        if is_own && generation.wanted.insert(key) {
+            let bytes = run.length(n) as u64;
+            generation.meter.add("cache_wanted_bytes", bytes);
+        }
+        let reach = if is_own { Reach::Home } else { errand.reach };
+        match take_seat(generation, run, n, reach, errand) {
             Boarding::Here => {}
             Boarding::Joined(passenger) => {
-                fetcher.counters.add("cache_joined_flights", 1);
+                generation.meter.add("cache_joined_flights", 1);
                 passengers.push((n, passenger));
             }
             Boarding::Started(passenger, pilot) => {
                 passengers.push((n, passenger));
                 match groups
                     .last_mut()
-                    .filter(|group| group.takes(n, run, &route, for_home))
+                    .filter(|group| group.takes(n, run, extent, reach))
                 {
                     Some(group) => group.pilots.push(pilot),
-                    None => {
-                        groups.push(Group {
-                            first: n,
-                            for_home,
-                            route,
-                            pilots: vec![pilot],
-                        });
-                    }
+                    None => groups.push(Group {
+                        first: n,
+                        reach,
+                        extent,
+                        is_own,
+                        pilots: vec![pilot],
+                    }),
                 }
             }
         }
     }
     for group in groups {
         let part = run.part(group.first, group.pilots.len());
+        let flight = Flight {
+            fetcher: fetcher.clone(),
+            generation: generation.clone(),
+            view: view.clone(),
+            run: part,
+            urgency: errand.urgency.clone(),
+            deadline: Deadline::after_ms(FLIGHT_MS_MAX),
+        };
         // A task of its own: it goes on when the reader that started it is cancelled.
-        tokio::spawn(fly(fetcher.clone(), generation.clone(), part, group));
+        tokio::spawn(async move { flight.fly(group).await });
     }
-    passengers
+    Ok(passengers)
 }
 
-/// Blocks that follow each other and are to be had in one request.
+/// Joins a block's flight of the right kind, or starts it.
+fn take_seat(
+    generation: &Generation,
+    run: &Run,
+    n: usize,
+    reach: Reach,
+    errand: &Errand,
+) -> Boarding {
+    let key = run.key(n);
+    let urgency = &errand.urgency;
+    let is_here = || generation.disk.table().holds(key);
+    if reach == Reach::Home {
+        return generation.from_home.board(key, urgency, is_here);
+    }
+    if let Some(passenger) = generation.from_home.join(key, urgency) {
+        return Boarding::Joined(passenger);
+    }
+    if reach == Reach::Primary {
+        return generation.detours.board(key, urgency, is_here);
+    }
+    match generation.detours.join(key, urgency) {
+        Some(passenger) => Boarding::Joined(passenger),
+        None => generation.from_peers.board(key, urgency, is_here),
+    }
+}
+
+/// Blocks of one extent that follow each other and are to be had in one request.
 struct Group {
     first: usize,
-    for_home: bool,
-    route: Route,
+    reach: Reach,
+    extent: Extent,
+    is_own: bool,
     pilots: Vec<Pilot>,
 }
 
 impl Group {
-    fn takes(&self, n: usize, run: &Run, route: &Route, for_home: bool) -> bool {
+    fn takes(&self, n: usize, run: &Run, extent: Extent, reach: Reach) -> bool {
         let count = self.pilots.len() + 1;
-        let same = self.for_home == for_home && self.route.is_like(route);
+        let same = self.reach == reach && self.extent == extent;
         self.first + count == n + 1 && run.range(self.first, count).len() <= GROUP_BYTES_MAX && same
     }
 }
 
-async fn fly(fetcher: Arc<Fetcher>, generation: Arc<Generation>, run: Run, group: Group) {
-    let deadline = Deadline::after_ms(FLIGHT_MS_MAX);
-    let Group {
-        for_home,
-        route,
-        pilots,
-        ..
-    } = group;
-    if for_home {
-        fly_home(&fetcher, &generation, &run, &route, &pilots, deadline).await;
-        return;
-    }
-    match fetcher
-        .fetch_from_peers(&generation, &run, &route, deadline)
-        .await
-    {
-        Ok(blocks) => {
-            land(&pilots, &Ok(blocks.clone()));
-            keep(&fetcher, &generation, &run, blocks, CopyClass::Secondary).await;
-        }
-        Err(_) => {
-            let (generation, fetcher) = (generation.clone(), fetcher.clone());
-            let read = read(fetcher, generation, run, Reader::Peer, deadline).await;
-            land(&pilots, &read.map(|read| split(&run, &read)));
-        }
-    }
-}
-
-async fn fly_home(
-    fetcher: &Arc<Fetcher>,
-    generation: &Arc<Generation>,
-    run: &Run,
-    route: &Route,
-    pilots: &[Pilot],
+/// Blocks of one extent on their way.
+struct Flight {
+    fetcher: Arc<Fetcher>,
+    generation: Arc<Generation>,
+    view: Arc<View>,
+    run: Run,
+    urgency: Urgency,
     deadline: Deadline,
-) {
-    let inherited = fetcher
-        .fetch_from_predecessor(generation, run, route, deadline)
-        .await;
-    pilots.iter().for_each(Pilot::turn_home);
-    let class = if fetcher.is_own(route) {
-        CopyClass::Primary
-    } else {
-        CopyClass::Secondary
-    };
-    let mut start = 0;
-    while start < run.count {
-        let at_hand = inherited[start].is_some();
-        let count = inherited[start..]
-            .iter()
-            .take_while(|block| block.is_some() == at_hand)
-            .count();
-        let part = run.part(start, count);
-        let fetched = if at_hand {
-            Ok(inherited[start..start + count]
-                .iter()
-                .flatten()
-                .cloned()
-                .collect())
-        } else {
-            fetcher.fetch_from_home(generation, &part, deadline).await
-        };
-        land(&pilots[start..start + count], &fetched);
-        if let Ok(blocks) = fetched {
-            keep(fetcher, generation, &part, blocks, class).await;
-        }
-        start += count;
-    }
 }
 
-async fn keep(
-    fetcher: &Arc<Fetcher>,
-    generation: &Arc<Generation>,
-    run: &Run,
-    blocks: Vec<Block>,
-    class: CopyClass,
-) {
-    if let Err(error) = fetcher.keep(generation, run, blocks, class).await {
-        tracing::warn!(%error, "fetched blocks are not kept");
+impl Flight {
+    async fn fly(&self, group: Group) {
+        let Group {
+            reach,
+            is_own,
+            pilots,
+            ..
+        } = group;
+        let search = match reach {
+            Reach::Home => return self.fly_home(&pilots, is_own).await,
+            Reach::Primary => Search::PrimaryOnly,
+            Reach::Anywhere => Search::Wide,
+        };
+        let (fetcher, generation, run) = (&self.fetcher, &self.generation, &self.run);
+        let route = (&*self.view, search);
+        let fetched =
+            fetcher.fetch_from_peers(generation, run, route, &self.urgency, self.deadline);
+        match fetched.await {
+            Ok(blocks) => {
+                land(&pilots, &Ok(blocks.clone()));
+                self.keep(run, blocks, CopyClass::Secondary).await;
+            }
+            Err(_) => {
+                let errand = Errand {
+                    reach: Reach::Home,
+                    urgency: self.urgency.clone(),
+                };
+                let (fetcher, generation) = (fetcher.clone(), generation.clone());
+                let read = read(fetcher, generation, *run, errand, self.deadline).await;
+                land(&pilots, &read.map(|read| split(run, &read)));
+            }
+        }
+    }
+
+    async fn fly_home(&self, pilots: &[Pilot], is_own: bool) {
+        let (fetcher, generation, run) = (&self.fetcher, &self.generation, &self.run);
+        let inherited = fetcher
+            .fetch_heirlooms(generation, run, &self.view, self.deadline)
+            .await;
+        pilots.iter().for_each(Pilot::turn_home);
+        let class = if is_own {
+            CopyClass::Primary
+        } else {
+            CopyClass::Secondary
+        };
+        let mut start = 0;
+        while start < run.count {
+            let at_hand = inherited[start].is_some();
+            let count = inherited[start..]
+                .iter()
+                .take_while(|block| block.is_some() == at_hand)
+                .count();
+            let part = run.part(start, count);
+            let fetched = if at_hand {
+                let blocks = inherited[start..start + count].iter().flatten();
+                Ok(blocks.cloned().collect())
+            } else {
+                fetcher
+                    .fetch_from_home(generation, &part, &self.urgency, self.deadline)
+                    .await
+            };
+            land(&pilots[start..start + count], &fetched);
+            if let Ok(blocks) = fetched {
+                self.keep(&part, blocks, class).await;
+            }
+            start += count;
+        }
+    }
+
+    async fn keep(&self, run: &Run, blocks: Vec<Block>, class: CopyClass) {
+        let kept = self.fetcher.keep(&self.generation, run, blocks, class);
+        if let Err(error) = kept.await {
+            tracing::warn!(%error, "fetched blocks are not kept");
+        }
     }
 }
 
@@ -286,21 +402,27 @@ fn split(run: &Run, (digests, bytes): &Read) -> Vec<Block> {
     digests.iter().enumerate().map(block).collect()
 }
 
-fn absent(local: &Local) -> usize {
-    local
-        .digests
-        .iter()
-        .filter(|digest| digest.is_none())
-        .count()
+fn absent(digests: &[Option<Digest>]) -> usize {
+    digests.iter().filter(|digest| digest.is_none()).count()
 }
 
-fn present_bytes(run: &Run, local: &Local) -> u64 {
-    let present = local
-        .digests
-        .iter()
-        .enumerate()
-        .filter(|(_, digest)| digest.is_some());
-    present.map(|(n, _)| run.length(n) as u64).sum()
+/// Counts what an agent found here, and what of it was fetched ahead of it.
+fn count_hits(generation: &Generation, run: &Run, local: &Local) {
+    let (mut blocks, mut bytes, mut ahead_bytes) = (0, 0, 0);
+    for (n, digest) in local.digests.iter().enumerate() {
+        let length = run.length(n) as u64;
+        if generation.ahead.remove(run.key(n)) {
+            ahead_bytes += length;
+        }
+        if digest.is_some() {
+            (blocks, bytes) = (blocks + 1, bytes + length);
+        }
+    }
+    generation.meter.add("cache_hits_local", blocks);
+    generation.meter.add("cache_hit_local_bytes", bytes);
+    if ahead_bytes > 0 {
+        generation.meter.add("cache_ahead_used_bytes", ahead_bytes);
+    }
 }
 
 fn too_late() -> Error {

@@ -19,9 +19,9 @@ use serde::{Deserialize, Serialize};
 
 use super::disk::Disk;
 use super::fault;
-use super::fetch::Generation;
-use super::flights::Flights;
+use super::fetch::{Beginning, Generation};
 use super::manifest::{HomeSource, Manifest};
+use super::meter::Meter;
 use crate::counters::Counters;
 use crate::logic::blocks::BlockTable;
 
@@ -44,7 +44,7 @@ pub(crate) struct CacheVolume {
     record: RwLock<Record>,
     generation: RwLock<Arc<Generation>>,
     source_token: Arc<RwLock<Token>>,
-    counters: Counters,
+    meter: Arc<Meter>,
 }
 
 /// The fields of a cache volume's specification.
@@ -107,7 +107,7 @@ impl CacheVolume {
         spec: &VolumeSpec,
         source_token: Token,
         manifest: Manifest,
-        counters: Counters,
+        counters: &Counters,
     ) -> Result<Self> {
         let record = Record {
             version: RECORD_VERSION,
@@ -121,20 +121,15 @@ impl CacheVolume {
         std::fs::create_dir_all(&place).map_err(|e| fault("make the directory", &place, e))?;
         manifest.save(&place.join("manifest"))?;
         let source_token = Arc::new(RwLock::new(source_token));
-        let generation = start(
-            place,
-            spec,
-            manifest,
-            source_token.clone(),
-            counters.clone(),
-        )?;
+        let meter = Arc::new(Meter::new(counters));
+        let generation = start(place, spec, manifest, source_token.clone(), meter.clone())?;
         write_record(&directory, &record)?;
         Ok(Self {
             directory,
             record: RwLock::new(record),
             generation: RwLock::new(Arc::new(generation)),
             source_token,
-            counters,
+            meter,
         })
     }
 
@@ -142,7 +137,7 @@ impl CacheVolume {
     ///
     /// # Errors
     /// `ServerFault`, `Malformed` or `DigestMismatch` when it cannot be used any more.
-    pub(crate) fn load(directory: PathBuf, counters: Counters) -> Result<Self> {
+    pub(crate) fn load(directory: PathBuf, counters: &Counters) -> Result<Self> {
         let path = directory.join("record");
         let bytes = std::fs::read(&path).map_err(|e| fault("read the record", &path, e))?;
         let record: Record = codec::decode(&bytes)?;
@@ -162,19 +157,20 @@ impl CacheVolume {
             record.manifest,
         )?;
         let source_token = Arc::new(RwLock::new(record.source_token.clone()));
+        let meter = Arc::new(Meter::new(counters));
         let generation = start(
             place,
             &record.spec,
             manifest,
             source_token.clone(),
-            counters.clone(),
+            meter.clone(),
         )?;
         Ok(Self {
             directory,
             record: RwLock::new(record),
             generation: RwLock::new(Arc::new(generation)),
             source_token,
-            counters,
+            meter,
         })
     }
 
@@ -245,7 +241,7 @@ impl CacheVolume {
                 &fresh.spec,
                 manifest,
                 token,
-                self.counters.clone(),
+                self.meter.clone(),
             )?;
             write_record(&self.directory, &fresh)?;
             Ok(generation)
@@ -272,20 +268,19 @@ fn start(
     spec: &VolumeSpec,
     manifest: Manifest,
     source_token: Arc<RwLock<Token>>,
-    counters: Counters,
+    meter: Arc<Meter>,
 ) -> Result<Generation> {
     let kind = CacheKind::of(spec)?;
     let table = BlockTable::new(spec.size_bytes, spec.size_files, kind.replacement);
-    let disk = Disk::open(place, kind.block_bytes, table, counters)?;
-    Ok(Generation {
+    let disk = Disk::open(place, kind.block_bytes, table, meter.counts().clone())?;
+    Ok(Generation::new(Beginning {
         manifest,
         disk,
         cooperative: kind.cooperative,
         capacity_bytes: spec.size_bytes,
         source_token,
-        from_home: Flights::default(),
-        from_peers: Flights::default(),
-    })
+        meter,
+    }))
 }
 
 /// Places in the old manifest of files that did not change, with their places in the new one.

@@ -105,6 +105,11 @@ impl BlockTable {
         self.used_bytes
     }
 
+    /// Bytes of primary and of secondary copies.
+    pub(crate) fn class_bytes(&self) -> (u64, u64) {
+        (self.primary_bytes, self.secondary_bytes)
+    }
+
     /// Files that have or had blocks here.
     pub(crate) fn used_files(&self) -> u64 {
         self.files.len() as u64

@@ -1,8 +1,10 @@
 //! Decisions of the servers as pure values: no clock, no file, no network, no randomness.
 
 pub mod adverts;
+pub(crate) mod ahead;
 pub(crate) mod blocks;
 pub mod bucket;
+pub(crate) mod placement;
 pub(crate) mod rendezvous;
 pub mod space;
 pub mod volumes;

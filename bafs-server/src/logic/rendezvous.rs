@@ -1,9 +1,11 @@
-//! Which server is primary for a block: weighted rendezvous hashing. Knows no network.
+//! Which servers come first for a key: weighted rendezvous hashing. Knows no network.
 //!
 //! Thaler and Ravishankar 1998, with the weights of Schindelhauer and Schomaker 2005: the server
 //! with the largest `weight / -log(score)` wins. A server that comes or goes moves only its own
 //! share, and shares follow the weights. The logarithm is computed with integers, because every
 //! server must come to the same answer whatever its mathematics library.
+
+use std::cmp::Ordering;
 
 use bafs_proto::hash;
 use bafs_proto::ids::ServerId;
@@ -24,22 +26,39 @@ pub(crate) struct Candidate {
 pub(crate) fn rank(key: &[&[u8]], candidates: &[Candidate]) -> Vec<ServerId> {
     let mut scored: Vec<_> = candidates
         .iter()
-        .map(|candidate| {
-            let server = candidate.server.0.to_le_bytes();
-            let parts: Vec<&[u8]> = key.iter().copied().chain([server.as_slice()]).collect();
-            (*candidate, negative_log2(hash::score(&parts)))
-        })
+        .map(|candidate| scored(key, *candidate))
         .collect();
-    // a.weight / a.log > b.weight / b.log, without division.
-    scored.sort_by(|(a, a_log), (b, b_log)| {
-        let left = u128::from(a.weight.max(1)) * u128::from(*b_log);
-        let right = u128::from(b.weight.max(1)) * u128::from(*a_log);
-        right.cmp(&left).then(a.server.cmp(&b.server))
-    });
+    scored.sort_by(before);
     scored
         .into_iter()
         .map(|(candidate, _)| candidate.server)
         .collect()
+}
+
+/// Place of the first in rank among the candidates that `admits` lets through, by their places.
+pub(crate) fn best(
+    key: &[&[u8]],
+    candidates: &[Candidate],
+    admits: impl Fn(usize) -> bool,
+) -> Option<usize> {
+    let admitted = candidates.iter().enumerate().filter(|(n, _)| admits(*n));
+    admitted
+        .map(|(n, candidate)| (n, scored(key, *candidate)))
+        .min_by(|(_, a), (_, b)| before(a, b))
+        .map(|(n, _)| n)
+}
+
+fn scored(key: &[&[u8]], candidate: Candidate) -> (Candidate, u64) {
+    let server = candidate.server.0.to_le_bytes();
+    let parts: Vec<&[u8]> = key.iter().copied().chain([server.as_slice()]).collect();
+    (candidate, negative_log2(hash::score(&parts)))
+}
+
+/// Orders by `weight / log`, the largest first, without division.
+fn before((a, a_log): &(Candidate, u64), (b, b_log): &(Candidate, u64)) -> Ordering {
+    let left = u128::from(a.weight.max(1)) * u128::from(*b_log);
+    let right = u128::from(b.weight.max(1)) * u128::from(*a_log);
+    right.cmp(&left).then(a.server.cmp(&b.server))
 }
 
 /// `-log2(score / 2^64)` with [`FRACTION_BITS`] bits after the point, rounded up: at least 1.

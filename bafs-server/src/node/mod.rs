@@ -100,13 +100,18 @@ impl Node {
             config.identity.token.clone(),
             pool.clone(),
         );
+        let reached = address.clone();
         let (store, caches) = tokio::task::spawn_blocking(move || {
             let store = Arc::new(Store::open(&path)?);
-            let caches = Caches::open(store.cache(), id_pool, used, store.id(), opened)?;
+            let own = (store.id(), reached);
+            let caches = Caches::open(store.cache(), id_pool, used, own, opened)?;
             Ok::<_, Error>((store, caches))
         })
         .await
         .map_err(|e| Error::new(ErrorCode::ServerFault, format!("store: {e}")))??;
+        if config.catalog.is_none() {
+            caches.set_peers(Vec::new());
+        }
         let capacity = Amount {
             bytes: config.capacity_bytes,
             files: config.capacity_files,

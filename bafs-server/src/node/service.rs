@@ -61,6 +61,12 @@ impl Node {
                     self.access.require(token, resource, Right::Read)
                 }
             },
+            Request::ShowCache(call) => volume(call.volume, Right::Manage),
+            Request::WarmCache(call) => volume(call.volume, Right::Manage),
+            Request::JoinCache(call) => {
+                let resource = Resource::Cooperative(call.cooperative.clone());
+                self.access.require(token, resource, Right::Read)
+            }
             Request::OpenTree(OpenTree { tree, writable, .. }) => volume(
                 volume_of(tree)?,
                 if *writable { Right::Write } else { Right::Read },
@@ -94,7 +100,10 @@ impl Node {
             | Request::ListVolumeTree(_)
             | Request::ReadVolumeFile(_)
             | Request::ReadManifest(_)
-            | Request::ReadBlocks(_) => self.answer_data(incoming).await,
+            | Request::ReadBlocks(_)
+            | Request::JoinCache(_)
+            | Request::ShowCache(_)
+            | Request::WarmCache(_) => self.answer_data(incoming).await,
             Request::StartJob(call) => plain(Reply::StartJob(self.executor.start(call)?)),
             Request::WatchJobs(call) => plain(Reply::WatchJobs(
                 self.executor.watch(call, incoming.deadline).await?,
@@ -185,6 +194,8 @@ impl Node {
                 self.storage.touch(call.volume)?;
                 plain(Reply::ReadManifest(self.caches.read_manifest(call).await?))
             }
+            Request::JoinCache(call) => plain(Reply::JoinCache(self.caches.join(call)?)),
+            Request::ShowCache(call) => plain(Reply::ShowCache(self.caches.show(call.volume)?)),
             Request::ReadBlocks(call) => {
                 if let CacheRef::Volume(id) = &call.cache {
                     self.storage.touch(*id)?;

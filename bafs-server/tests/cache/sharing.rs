@@ -74,7 +74,9 @@ async fn a_thousand_cold_readers_cost_home_each_byte_once() {
     assert_eq!(sum("cache_fallbacks"), 0);
     assert!(sum("cache_joined_flights") > 0);
     assert!(sum("cache_hit_peer_bytes") > 0);
-    assert_eq!(sum("cache_hit_peer_bytes"), sum("cache_served_bytes"));
+    // What was fetched ahead is asked for again, as urgent, when somebody begins to wait for it.
+    assert!(sum("cache_hit_peer_bytes") <= sum("cache_served_bytes"));
+    assert_eq!(sum("cache_wanted_bytes"), unique as u64);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -183,6 +183,10 @@ impl Service for NodeService {
                     }
                     Ok((Reply::ReadBlocks(blocks), bytes))
                 }
+                Request::JoinCache(call) => {
+                    let member = self.caches.join(call)?;
+                    Ok((Reply::JoinCache(member), Bytes::new()))
+                }
                 other => Err(Error::new(ErrorCode::Unsupported, other.name())),
             }
         })
@@ -284,7 +288,7 @@ impl World {
             directory.clone(),
             pool,
             Token::none(),
-            server,
+            (server, address.clone()),
             counters.clone(),
         )
         .expect("works in tests");
@@ -294,6 +298,8 @@ impl World {
             lies: lies.clone(),
         };
         self.network.listen(&address, Arc::new(service));
+        // As a node that starts asks the catalog; the others hear of it later.
+        caches.set_peers(self.nodes.iter().map(advert).collect());
         self.nodes.push(Node {
             server,
             address,

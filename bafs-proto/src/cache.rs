@@ -1,0 +1,144 @@
+//! Cache volumes as they are shown, warmed and joined; the blocks themselves are in
+//! [`crate::message`]. Decides nothing.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::hash::Digest;
+use crate::ids::{ServerId, VolumeId};
+
+/// Shows what a cache volume holds and what it did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShowCache {
+    /// Which.
+    pub volume: VolumeId,
+}
+
+/// A cache volume, as its server sees it. Space is in bytes as it is charged: in whole pieces of
+/// 4096.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheStatus {
+    /// The volume.
+    pub volume: VolumeId,
+    /// Name of the cooperative cache; empty when it shares with nobody.
+    pub cooperative: String,
+    /// State of the source that it shows.
+    pub manifest: Digest,
+    /// Block size in bytes.
+    pub block_bytes: u32,
+    /// Size of the source, in bytes.
+    pub source_bytes: u64,
+    /// Regular files of the source.
+    pub source_files: u64,
+    /// Most bytes that it keeps.
+    pub capacity_bytes: u64,
+    /// Blocks that others look for here.
+    pub primary_bytes: u64,
+    /// Copies of blocks that others keep too.
+    pub secondary_bytes: u64,
+    /// Blocks that never leave.
+    pub pinned_bytes: u64,
+    /// Paths below which blocks are pinned; the empty path is the whole source.
+    pub pins: Vec<String>,
+    /// The last warming, if there was one since the server started.
+    pub warming: Option<Warming>,
+    /// What it did since the server started; the names are in `docs/CACHE.md`.
+    pub counts: BTreeMap<String, u64>,
+    /// The others that share it, as this server believes.
+    pub peers: Vec<CachePeer>,
+}
+
+/// A server that shares a cache, as another one sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CachePeer {
+    /// The server.
+    pub server: ServerId,
+    /// Where it listens.
+    pub address: String,
+    /// Most bytes that it keeps of this cache.
+    pub capacity_bytes: u64,
+    /// Bytes that it kept when it last told the catalog; `None` when it has not yet.
+    pub used_bytes: Option<u64>,
+    /// Whether it failed lately and is passed over for a while.
+    pub suspect: bool,
+    /// What was asked of it since this server started; the names are in `docs/CACHE.md`.
+    pub counts: BTreeMap<String, u64>,
+}
+
+/// What becomes of the blocks below a path when they are warmed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pinning {
+    /// They are fetched, and may leave again.
+    #[default]
+    Leave,
+    /// They are fetched and stay.
+    Pin,
+    /// They may leave from now on; nothing is fetched.
+    Unpin,
+}
+
+/// Fetches what a cache volume does not have yet, behind all that jobs ask for. A server fetches
+/// its own share of a cooperative cache: the blocks of which it is the primary. Harmless to
+/// repeat; another path takes the place of one that is still being warmed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WarmCache {
+    /// Which volume.
+    pub volume: VolumeId,
+    /// A file or a directory of the source; empty for all of it.
+    pub path: String,
+    /// Whether the blocks stay.
+    pub pinning: Pinning,
+}
+
+/// How far the warming of a cache volume is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Warming {
+    /// What is warmed.
+    pub path: String,
+    /// Where it is.
+    pub state: WarmState,
+    /// Size of this server's share, in bytes.
+    pub wanted_bytes: u64,
+    /// Bytes of it that are here.
+    pub present_bytes: u64,
+}
+
+/// Where a warming is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WarmState {
+    /// Blocks are on their way.
+    Running,
+    /// All are here.
+    Done,
+    /// No more find room, unless others leave.
+    Full,
+    /// It stopped.
+    Failed(Error),
+}
+
+/// Tells a server that another one shares a cooperative cache from now on, before the catalog
+/// says so, and asks whether it shares it as well.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JoinCache {
+    /// Name of the cooperative cache.
+    pub cooperative: String,
+    /// State of the source; otherwise `SourceChanged`.
+    pub manifest: Digest,
+    /// The one that joins.
+    pub member: CacheMember,
+}
+
+/// A server that shares a cooperative cache.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheMember {
+    /// The server.
+    pub server: ServerId,
+    /// Where it listens, `host:port`.
+    pub address: String,
+    /// Most bytes that it keeps of this cache.
+    pub capacity_bytes: u64,
+}

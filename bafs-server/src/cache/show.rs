@@ -1,0 +1,62 @@
+//! What a cache volume holds and did, for people and benchmarks. Changes nothing.
+
+use bafs_proto::Result;
+use bafs_proto::cache::{CachePeer, CacheStatus};
+use bafs_proto::ids::VolumeId;
+use bafs_proto::message::SourceKind;
+
+use super::Caches;
+use super::fetch::Generation;
+use super::peers::PeerCache;
+use crate::clock;
+
+impl Caches {
+    /// Shows a volume.
+    ///
+    /// # Errors
+    /// `VolumeLost`.
+    pub fn show(&self, id: VolumeId) -> Result<CacheStatus> {
+        let generation = self.volume(id)?.generation();
+        let (primary_bytes, secondary_bytes) = generation.disk.table().class_bytes();
+        let files = generation.manifest.entries().iter();
+        let sizes: Vec<_> = files
+            .filter(|entry| entry.kind == SourceKind::File)
+            .map(|entry| entry.identity.size)
+            .collect();
+        let sharers = self.fetcher.sharers(&generation).into_iter();
+        let peers = sharers.map(|peer| self.show_peer(&generation, peer));
+        Ok(CacheStatus {
+            volume: id,
+            cooperative: generation.cooperative.clone(),
+            manifest: generation.manifest.digest(),
+            block_bytes: generation.manifest.block_bytes(),
+            source_bytes: sizes.iter().sum(),
+            source_files: sizes.len() as u64,
+            capacity_bytes: generation.capacity_bytes,
+            primary_bytes,
+            secondary_bytes,
+            pinned_bytes: 0,
+            pins: Vec::new(),
+            warming: None,
+            counts: generation.meter.counts().snapshot(),
+            peers: peers.collect(),
+        })
+    }
+
+    fn show_peer(&self, generation: &Generation, peer: PeerCache) -> CachePeer {
+        let PeerCache {
+            server,
+            address,
+            capacity_bytes,
+        } = peer;
+        let peers = self.fetcher.peers();
+        CachePeer {
+            server,
+            address,
+            capacity_bytes,
+            used_bytes: peers.used_bytes(&generation.name(), server),
+            suspect: peers.is_suspect(server, clock::now()),
+            counts: generation.meter.of_peer(server),
+        }
+    }
+}
