@@ -68,9 +68,14 @@ impl Peers {
         let nodes = adverts
             .into_iter()
             .filter(|a| a.kind == ServerKind::Node && a.id != self.own);
-        self.nodes = nodes.map(|advert| (advert.id, advert)).collect();
-        self.introduced
-            .retain(|_, (_, since)| now.ms_since(*since) < INTRODUCTION_MS);
+        let nodes = nodes.map(|advert| (advert.id, advert)).collect();
+        let before = std::mem::replace(&mut self.nodes, nodes);
+        let nodes = &self.nodes;
+        // Who is not named yet has just come; who is named no more has gone.
+        let gone = |server: &ServerId| before.contains_key(server) && !nodes.contains_key(server);
+        self.introduced.retain(|(_, server), (_, since)| {
+            now.ms_since(*since) < INTRODUCTION_MS && !gone(server)
+        });
         let (nodes, introduced) = (&self.nodes, &self.introduced);
         self.suspects.retain(|server, _| {
             nodes.contains_key(server) || introduced.keys().any(|(_, other)| other == server)
