@@ -58,3 +58,8 @@ pub(crate) const SPEC_BYTES_MAX: u64 = 64 << 20;
 
 /// How long a detached volume may take until the kernel lets it go.
 pub(crate) const DETACH: Duration = Duration::from_secs(2);
+
+/// First pause after an operation that did not reach its server, in milliseconds; doubles up to
+/// the longest.
+pub(crate) const PAUSE_MS_MIN: u64 = 20;
+pub(crate) const PAUSE_MS_MAX: u64 = 1_000;

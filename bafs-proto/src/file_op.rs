@@ -75,6 +75,9 @@ pub struct Attr {
     pub rdev: u32,
     /// Preferred I/O size in bytes.
     pub block_size: u32,
+    /// When the file was made, in nanoseconds since the Unix epoch: with its number it tells the
+    /// file from a later one. 0 where it is not told; answers that name a file tell it.
+    pub born_ns: u64,
 }
 
 /// A time to set with [`FileOp::SetAttr`].

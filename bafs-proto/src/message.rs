@@ -518,6 +518,10 @@ pub struct OpenTree {
     pub agent: AgentId,
     /// Whether it will write.
     pub writable: bool,
+    /// Goes on with an earlier session of the same agent that the server no longer knows: what
+    /// [`TreeSession::machine`] was then. Refused when data may be missing since, or when another
+    /// agent has written since.
+    pub resumes: Option<u64>,
 }
 
 /// A session of an agent with a tree.
@@ -527,6 +531,9 @@ pub struct TreeSession {
     pub epoch: Epoch,
     /// The session ends when it is silent for so long, in milliseconds.
     pub lease_ms: u64,
+    /// Names the present life of the server's machine: what was written and not yet synced is
+    /// there as long as it is the same.
+    pub machine: u64,
 }
 
 /// Runs operations in order; each answers for itself. Also renews the lease (no operations).

@@ -129,6 +129,7 @@ impl<'a> Session<'a> {
             tree: tree(),
             agent: AgentId::random(),
             writable: true,
+            resumes: None,
         };
         let session = servers.until(home, call, CALL_MS).await?;
         Ok(Self {
