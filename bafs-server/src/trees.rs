@@ -84,7 +84,7 @@ impl TreeSessions {
         };
         Self(Arc::new(Shared {
             counters,
-            machine: lives::machine().unwrap_or(u64::from(life)),
+            machine: lives::machine().unwrap_or_else(|| u64::from(life)),
             state: Mutex::new(state),
         }))
     }

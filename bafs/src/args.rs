@@ -52,8 +52,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Say which allocation strategy suits a workload, and why, without running it.
     Plan(PlanArgs),
-    /// Say what this machine has and lacks for BAFS.
-    Doctor,
+    /// Say what this machine has, lacks, and has left over; mend it if told to. Never hangs.
+    Doctor(DoctorArgs),
     /// The agent of one job; started by nodes.
     #[command(hide = true)]
     Agent(AgentArgs),
@@ -380,6 +380,32 @@ fn parse_share(text: &str) -> Result<f64, String> {
         .ok()
         .filter(|share: &f64| (0.0..=10.0).contains(share));
     share.ok_or_else(|| "must be a number from 0 to 10, such as 0.1".to_owned())
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  bafs doctor\n  sudo bafs doctor --repair --store /var/tmp/bafs\n\n\
+Exit codes: 0 all is well or was repaired; 1 jobs cannot run here; 3 something is broken, and \
+the remedy says what to do."
+)]
+pub(crate) struct DoctorArgs {
+    /// Mend what can be mended: dead mounts, stale sockets, permissions, volumes that failed.
+    #[arg(long)]
+    pub(crate) repair: bool,
+    /// Look at the directory of a node as well.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) store: Option<PathBuf>,
+    /// Look at the files of an identity as well.
+    #[arg(long, env = "BAFS_IDENTITY", value_name = "DIR")]
+    pub(crate) identity: Option<PathBuf>,
+    /// Look at the servers and volumes of a cluster as well.
+    #[arg(
+        long,
+        env = "BAFS_CATALOG",
+        value_name = "HOST:PORT",
+        requires = "identity"
+    )]
+    pub(crate) catalog: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -8,6 +8,7 @@ mod clock;
 pub mod cluster;
 pub mod demo;
 mod display;
+mod doctor;
 mod init;
 mod job;
 mod output;
@@ -22,7 +23,6 @@ mod workflow_file;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use bafs_client::sandbox::Standing;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
@@ -61,7 +61,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Init(args) => init::init(&args, output)?,
         Command::Check(args) => workflow_file::check(&args.workflow, output)?,
         Command::Plan(args) => plan::run(&args, output)?,
-        Command::Doctor => return doctor(output),
+        Command::Doctor(args) => return doctor::run(&args, output),
         command => return run_async(command, output),
     }
     Ok(ExitCode::SUCCESS)
@@ -87,31 +87,4 @@ fn run_async(command: Command, output: Output) -> Result<ExitCode> {
     // A thread that reads standard input for ever must not keep the program.
     runtime.shutdown_background();
     result
-}
-
-/// `bafs doctor`: what this machine has and lacks.
-fn doctor(output: Output) -> Result<ExitCode> {
-    let checks = bafs_client::sandbox::check();
-    for check in &checks {
-        let mark = match check.standing {
-            Standing::Fine => "ok     ",
-            Standing::Lacking => "lacking",
-            Standing::Missing => "MISSING",
-        };
-        output.remark(&format!("{mark} {}: {}", check.subject, check.found))?;
-        if !check.remedy.is_empty() {
-            output.remark(&format!("        to do: {}", check.remedy))?;
-        }
-    }
-    if output.is_json() {
-        output.say("", &checks)?;
-    }
-    let missing = checks
-        .iter()
-        .any(|check| check.standing == Standing::Missing);
-    Ok(if missing {
-        ExitCode::from(FAILED)
-    } else {
-        ExitCode::SUCCESS
-    })
 }

@@ -8,4 +8,4 @@ mod operations;
 mod replies;
 mod requests;
 
-pub use mount::{MountError, Mounted, Place};
+pub use mount::{MountError, Mounted, Place, open_device};

@@ -2,4 +2,5 @@
 
 pub mod directory;
 pub mod known;
+pub mod mount_table;
 pub mod pages;
