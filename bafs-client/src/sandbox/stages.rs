@@ -76,6 +76,11 @@ fn outer(job: &OsStr, silence_ms: Option<&OsStr>) -> io::Result<()> {
     // A signal to the whole process group is for agent and job to judge.
     SigSet::all().thread_block()?;
     let socket = stage_socket()?;
+    let silence_ms = silence_ms.and_then(|text| text.to_str()?.parse().ok());
+    if let Some(silence_ms) = silence_ms {
+        // Threads cannot be had any more once new processes go to another name space.
+        watch_agent(agent, Duration::from_millis(silence_ms))?;
+    }
     let flags = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWIPC;
     let made = unshare(flags).map_err(|errno| refused("unshare mounts, processes, IPC", errno));
     let started = made.and_then(|()| {
@@ -91,10 +96,6 @@ fn outer(job: &OsStr, silence_ms: Option<&OsStr>) -> io::Result<()> {
         Ok(mut child) => {
             // Fits, as the kernel's process ids have 22 bits.
             control::send(&socket, &Report::Init(child.id() as i32))?;
-            let silence_ms = silence_ms.and_then(|text| text.to_str()?.parse().ok());
-            if let Some(silence_ms) = silence_ms {
-                watch_agent(agent, Duration::from_millis(silence_ms))?;
-            }
             child.wait().map(drop)
         }
         Err(refusal) => control::send(&socket, &Report::NotStarted(refusal)),
