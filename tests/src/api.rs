@@ -119,13 +119,21 @@ impl Speaker {
         Ok(Self { pool, token })
     }
 
-    /// Makes a call once.
+    /// Makes a call, again while it fails for a moment, as on a machine that is out of breath.
     ///
     /// # Errors
     /// What the server answers.
-    pub async fn call<C: Call>(&self, address: &str, call: C) -> bafs_proto::Result<C::Reply> {
+    pub async fn call<C: Call + Clone>(
+        &self,
+        address: &str,
+        call: C,
+    ) -> bafs_proto::Result<C::Reply> {
         let deadline = Deadline::after_ms(CALL_MS);
-        self.pool.call(address, &self.token, call, deadline).await
+        let token = &self.token;
+        let asked = self
+            .pool
+            .call_until(address, token, call, Bytes::new(), deadline);
+        Ok(asked.await?.0)
     }
 
     /// Makes a cache volume.

@@ -80,6 +80,12 @@ const PACKAGES: &[Package] = &[
         first_needed_by: Purpose::Test,
     },
     Package {
+        name: "nftables",
+        why: "nft, to cut servers off from each other in a network of their own",
+        gives: Gives::Programs(&["nft"]),
+        first_needed_by: Purpose::Test,
+    },
+    Package {
         name: "procps",
         why: "ps and pgrep, to see that no process is left behind",
         gives: Gives::Programs(&["ps", "pgrep"]),

@@ -1,0 +1,332 @@
+//! The cooperative cache on real processes: what it keeps, what it finds damaged, what it holds at
+//! most, and what a changed source means. Faults of peers are in `cluster_cache_peers.rs`.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bafs_proto::ErrorCode;
+use bafs_proto::message::JobOutcome;
+use bafs_tests::api::{CacheVolume, CacheWish};
+use bafs_tests::content::Content;
+use bafs_tests::stage::{FILE, Stage, compare, scan};
+use bafs_tests::{cannot_mount, skip};
+
+const MIB: usize = 1 << 20;
+const BLOCK: usize = 64 << 10;
+
+/// Where the blocks of a node's only cache volume are.
+fn blocks_of(stage: &Stage, node: &str) -> Result<PathBuf> {
+    let cache = stage.world.cluster.directory().join(node).join("cache");
+    let mut volumes = fs::read_dir(cache)?;
+    let volume = volumes.next().context("the node has a cache volume")??;
+    let mut generations = fs::read_dir(volume.path())?.flatten();
+    let is_generation = |entry: &fs::DirEntry| entry.path().join("blocks").is_dir();
+    let generation = generations.find(is_generation);
+    Ok(generation
+        .context("it has a generation")?
+        .path()
+        .join("blocks"))
+}
+
+fn check_scan(stage: &Stage, volume: &CacheVolume, content: &Content) -> Result<()> {
+    let wrong = stage
+        .api
+        .wait(scan(stage.reader()?, volume.clone(), content))?;
+    ensure!(wrong == 0, "{wrong} bytes are wrong");
+    Ok(())
+}
+
+#[test]
+fn cluster_cache_survives_kill_9_of_a_node_and_spares_home() -> Result<()> {
+    let content = Content::new(1, 8 * MIB);
+    let mut stage = Stage::start(2, "100MB", None)?;
+    stage.put("kept", &content)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("kept", 16 << 20))?;
+    check_scan(&stage, &volumes[0], &content)?;
+    let before = stage.home_bytes()?;
+    ensure!(
+        before == content.bytes().len() as u64,
+        "home sent {before} bytes"
+    );
+    for name in ["n1", "n2"] {
+        stage.world.cluster.kill(name)?;
+    }
+    for name in ["n1", "n2"] {
+        stage.world.cluster.restart(name)?;
+    }
+    check_scan(&stage, &volumes[0], &content)?;
+    let after = stage.home_bytes()?;
+    ensure!(
+        after == before,
+        "home was asked again for {} bytes",
+        after - before
+    );
+    Ok(())
+}
+
+#[test]
+fn cluster_cache_finds_damaged_blocks_after_a_restart() -> Result<()> {
+    let content = Content::new(2, 4 * MIB);
+    let mut stage = Stage::start(1, "100MB", None)?;
+    stage.put("damaged", &content)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("damaged", 16 << 20))?;
+    check_scan(&stage, &volumes[0], &content)?;
+    let before = stage.home_bytes()?;
+    stage.world.cluster.kill("n1")?;
+    let damaged = [0, 7, 31];
+    let blocks = blocks_of(&stage, "n1")?;
+    for entry in fs::read_dir(&blocks)? {
+        let file = OpenOptions::new().write(true).open(entry?.path())?;
+        for block in damaged {
+            file.write_all_at(b"damage", (block * BLOCK + 100) as u64)?;
+        }
+    }
+    stage.world.cluster.restart("n1")?;
+    check_scan(&stage, &volumes[0], &content)?;
+    let fetched = stage.home_bytes()? - before;
+    ensure!(
+        fetched == (damaged.len() * BLOCK) as u64,
+        "home was asked for {fetched} bytes instead of the damaged ones"
+    );
+    let found = stage.sum(&stage.nodes(), "cache_digest_failures")?;
+    ensure!(
+        found == damaged.len() as u64,
+        "{found} damaged blocks were counted"
+    );
+    Ok(())
+}
+
+#[test]
+fn cluster_cache_never_shows_damage_of_a_live_node() -> Result<()> {
+    let content = Content::new(3, 4 * MIB);
+    let stage = Stage::start(1, "100MB", None)?;
+    stage.put("live", &content)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("live", 16 << 20))?;
+    check_scan(&stage, &volumes[0], &content)?;
+    for entry in fs::read_dir(blocks_of(&stage, "n1")?)? {
+        let file = OpenOptions::new().write(true).open(entry?.path())?;
+        file.write_all_at(b"damage", (9 * BLOCK) as u64)?;
+    }
+    if let Some(reason) = cannot_mount() {
+        skip("cluster_cache_never_shows_damage_of_a_live_node", &reason);
+        return Ok(());
+    }
+    let volume = &volumes[0];
+    let script = stage.compare_script("live");
+    let (speaker, node) = (stage.api.speaker().clone(), volume.node.clone());
+    let job = speaker.start_job(&node, volume.target(), &script);
+    let report = stage
+        .api
+        .wait(async { speaker.wait_job(&node, job.await?).await })?;
+    let said = report.output_tail.trim();
+    // Bytes that do not match may end a job, with the reason; they are never shown.
+    match report.outcome {
+        JobOutcome::Exited(0) => ensure!(said == "0", "{said} wrong bytes were shown"),
+        JobOutcome::Environment(error) => {
+            ensure!(error.code == ErrorCode::DigestMismatch, "{error}")
+        }
+        other => anyhow::bail!("{other:?}: {said}"),
+    }
+    Ok(())
+}
+
+/// ext4 lists the pieces of a fragmented file in a block of its own, which `du` counts too.
+const PIECES_LIST_BYTES: u64 = 4096;
+
+/// Bytes that files below a directory take on disk.
+fn taken_bytes(directory: &Path) -> u64 {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let taken = entries.map(|entry| {
+        let found = entry.metadata().ok();
+        found.map_or(0, |found| match found.is_dir() {
+            true => taken_bytes(&entry.path()),
+            false => found.blocks() * 512,
+        })
+    });
+    taken.sum()
+}
+
+#[test]
+fn cluster_cache_keeps_its_maximum_under_64_readers() -> Result<()> {
+    let content = Arc::new(Content::new(4, 24 * MIB));
+    let size_bytes = 4 << 20;
+    let stage = Stage::start(2, "100MB", None)?;
+    stage.put("small", &content)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("small", size_bytes))?;
+    let places = [blocks_of(&stage, "n1")?, blocks_of(&stage, "n2")?];
+    let over = AtomicBool::new(false);
+    let (samples, largest) = std::thread::scope(|scope| -> Result<_> {
+        let sampling = scope.spawn(|| {
+            let (mut samples, mut largest) = (0u32, 0);
+            while !over.load(Ordering::Relaxed) {
+                let taken = places.iter().map(|place| taken_bytes(place)).max();
+                largest = largest.max(taken.unwrap_or(0));
+                samples += 1;
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            (samples, largest)
+        });
+        let readers = (0..64).map(|reader| {
+            let (speaker, volume) = (stage.reader(), volumes[reader % 2].clone());
+            let content = content.clone();
+            async move {
+                let speaker = speaker?;
+                let listing = speaker.list(&volume).await?;
+                let (file, _) = listing.files().next().context("a file")?;
+                let blocks = (content.bytes().len() / BLOCK) as u64;
+                for step in 0..12 {
+                    // Each reader its own way through the file, no two at the same place.
+                    let first = (step * 37 + reader as u64 * 61) % blocks;
+                    let bytes = speaker.read(&volume, &listing, file, first, 4).await?;
+                    let wrong = content.wrong_bytes(first * BLOCK as u64, &bytes);
+                    ensure!(wrong == 0, "{wrong} wrong bytes from block {first} on");
+                }
+                Ok(())
+            }
+        });
+        let read = stage.api.all(readers.collect::<Vec<_>>());
+        over.store(true, Ordering::Relaxed);
+        let sampled = sampling.join().ok().context("sampling broke off")?;
+        read.map(|_| sampled)
+    })?;
+    ensure!(samples > 10, "only {samples} samples were taken");
+    ensure!(
+        largest <= size_bytes + PIECES_LIST_BYTES,
+        "{largest} bytes were on disk, {size_bytes} are allowed"
+    );
+    ensure!(
+        largest > size_bytes / 2,
+        "the cache was not under pressure: {largest} bytes"
+    );
+    let evicted = stage.sum(&stage.nodes(), "cache_evicted_primary")?;
+    ensure!(evicted > 0, "nothing was evicted");
+    Ok(())
+}
+
+#[test]
+fn cluster_cache_ends_jobs_whose_source_changed() -> Result<()> {
+    if let Some(reason) = cannot_mount() {
+        skip("cluster_cache_ends_jobs_whose_source_changed", &reason);
+        return Ok(());
+    }
+    let (old, new) = (Content::new(5, 4 * MIB), Content::new(6, 4 * MIB));
+    let stage = Stage::start(2, "100MB", None)?;
+    stage.put("changing", &old)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("changing", 16 << 20))?;
+    let signs = tempfile::tempdir()?;
+    let (began, go) = (signs.path().join("began"), signs.path().join("go"));
+    let script = format!(
+        "head -c 1000000 /data/{FILE} >/dev/null; touch {}; while ! test -e {}; do sleep 0.05; \
+         done; cat /data/{FILE} | cksum",
+        began.display(),
+        go.display()
+    );
+    let speaker = stage.api.speaker().clone();
+    let jobs = volumes.iter().map(|volume| {
+        let start = speaker.start_job(&volume.node, volume.target(), &script);
+        Ok((volume.node.clone(), stage.api.wait(start)?))
+    });
+    let jobs: Vec<_> = jobs.collect::<Result<_>>()?;
+    for _ in 0..400 {
+        if began.exists() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    stage.put("changing", &new)?;
+    fs::write(&go, b"")?;
+    for (node, job) in jobs {
+        let report = stage.api.wait(speaker.wait_job(&node, job))?;
+        match report.outcome {
+            JobOutcome::Environment(error) => {
+                ensure!(error.code == ErrorCode::SourceChanged, "{error}");
+                ensure!(
+                    error.detail.contains(FILE),
+                    "which file is not told: {error}"
+                );
+            }
+            other => anyhow::bail!("the job ended with {other:?}: {}", report.output_tail),
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn cluster_cache_is_right_again_after_invalidate() -> Result<()> {
+    let (old, new) = (Content::new(7, 2 * MIB), Content::new(8, 2 * MIB));
+    let rest = Content::new(9, 3 * MIB);
+    let stage = Stage::start(2, "100MB", None)?;
+    stage.put("fresh", &old)?;
+    rest.write(&stage.world.home.path().join("fresh/zz-same.bin"))?;
+    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("fresh", 16 << 20))?;
+    let check = |expected: &Content| -> Result<()> {
+        let speaker = stage.api.speaker();
+        let mut wrong = 0;
+        for volume in &volumes {
+            stage.api.wait(speaker.scan(volume, |path, offset, found| {
+                let content = if path == FILE { expected } else { &rest };
+                wrong += content.wrong_bytes(offset, found);
+            }))?;
+        }
+        ensure!(wrong == 0, "{wrong} bytes are wrong");
+        Ok(())
+    };
+    check(&old)?;
+    let stale = stage.api.wait(stage.api.speaker().list(&volumes[0]))?;
+    stage.put("fresh", &new)?;
+    let before = stage.home_bytes()?;
+    for volume in &volumes {
+        stage.api.wait(stage.api.speaker().invalidate(volume))?;
+    }
+    check(&new)?;
+    let fetched = stage.home_bytes()? - before;
+    let changed = new.bytes().len() as u64;
+    ensure!(
+        fetched == changed,
+        "home sent {fetched} bytes; {changed} had changed"
+    );
+    let (file, _) = stale.files().next().context("a file")?;
+    let read = stage.api.speaker().read(&volumes[0], &stale, file, 0, 1);
+    let error = stage
+        .api
+        .wait(read)
+        .err()
+        .context("a reader of the old state is told")?;
+    let error = error.downcast::<bafs_proto::Error>()?;
+    ensure!(error.code == ErrorCode::SourceChanged, "{error}");
+    Ok(())
+}
+
+#[test]
+fn cluster_cache_jobs_and_readers_share_each_byte() -> Result<()> {
+    if let Some(reason) = cannot_mount() {
+        skip("cluster_cache_jobs_and_readers_share_each_byte", &reason);
+        return Ok(());
+    }
+    let content = Arc::new(Content::new(10, 6 * MIB));
+    let stage = Stage::start(4, "100MB", Some("6MB/s"))?;
+    stage.put("shared", &content)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("shared", 16 << 20))?;
+    let script = stage.compare_script("shared");
+    let jobs = volumes.iter().flat_map(|volume| {
+        let job = || {
+            let (speaker, volume) = (stage.api.speaker().clone(), volume.clone());
+            let target = volume.target();
+            compare(speaker, volume.node, target, script.clone())
+        };
+        [job(), job()]
+    });
+    let wrong: u64 = stage.api.all(jobs.collect::<Vec<_>>())?.into_iter().sum();
+    ensure!(wrong == 0, "{wrong} bytes are wrong");
+    let (sent, needed) = (stage.home_bytes()?, content.bytes().len() as u64);
+    ensure!(
+        sent == needed,
+        "home sent {sent} bytes, {needed} are needed"
+    );
+    Ok(())
+}

@@ -1,0 +1,247 @@
+//! The cooperative cache when its peers fail: killed, stopped, cut off from one another. Every
+//! byte must be right, and every reader must end.
+
+use std::os::unix::fs::MetadataExt;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bafs_tests::api::{CacheVolume, CacheWish};
+use bafs_tests::content::Content;
+use bafs_tests::skip;
+use bafs_tests::stage::{Stage, scan};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::Signal;
+
+const MIB: usize = 1 << 20;
+
+/// Reads everything on several volumes at once while something happens on the side.
+fn scan_during(
+    stage: &mut Stage,
+    volumes: &[CacheVolume],
+    content: &Arc<Content>,
+    disturb: impl FnOnce(&mut bafs::cluster::Cluster) -> Result<()> + Send,
+) -> Result<()> {
+    let mut readers = Vec::new();
+    for volume in volumes {
+        let (speaker, volume) = (stage.reader()?, volume.clone());
+        let content = content.clone();
+        readers.push(async move { scan(speaker, volume, &content).await });
+    }
+    let Stage { world, api, .. } = stage;
+    let wrong: u64 = std::thread::scope(|scope| -> Result<_> {
+        let disturbing = scope.spawn(|| disturb(&mut world.cluster));
+        let read = api.all(readers);
+        disturbing.join().ok().context("who disturbs broke off")??;
+        Ok(read?.into_iter().sum())
+    })?;
+    ensure!(wrong == 0, "{wrong} bytes are wrong");
+    Ok(())
+}
+
+/// Waits until home has sent so many bytes: the reads are under way.
+fn wait_for_home(stage_home: impl Fn() -> Result<u64>, bytes: u64) -> Result<()> {
+    for _ in 0..400 {
+        if stage_home()? >= bytes {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(25));
+    }
+    anyhow::bail!("home sent less than {bytes} bytes in ten seconds")
+}
+
+/// A function that asks home how many bytes it sent, for another thread.
+fn home_counter(stage: &Stage) -> Result<impl Fn() -> Result<u64> + use<>> {
+    let api = bafs_tests::api::Api::new(&stage.world.cluster.identity())?;
+    let home = stage.world.cluster.home().to_owned();
+    Ok(move || {
+        let counters = api.wait(api.speaker().counters(&home))?;
+        Ok(counters.get("home_read_bytes").copied().unwrap_or(0))
+    })
+}
+
+#[test]
+fn cluster_cache_goes_on_when_a_primary_is_killed_during_cold_reads() -> Result<()> {
+    let content = Arc::new(Content::new(1, 12 * MIB));
+    let needed = content.bytes().len() as u64;
+    let mut stage = Stage::start(4, "100MB", Some("4MB/s"))?;
+    stage.put("killed", &content)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("killed", 16 << 20))?;
+    let sent = home_counter(&stage)?;
+    scan_during(&mut stage, &volumes[..2], &content, |cluster| {
+        wait_for_home(sent, needed / 3)?;
+        cluster.kill("n4")
+    })?;
+    // What the dead node alone had is asked for once more, and nothing else: its share of a third,
+    // of which the readers hold copies already.
+    let sent = stage.home_bytes()?;
+    ensure!(
+        sent >= needed,
+        "home sent {sent} of {needed} bytes: nothing was cold"
+    );
+    ensure!(
+        sent <= needed + needed / 6,
+        "home sent {sent} bytes, {needed} are needed"
+    );
+    let fallbacks = stage.sum(&stage.nodes()[..2], "cache_fallbacks")?;
+    ensure!(
+        fallbacks > 0,
+        "nobody noticed the death: nothing was tested"
+    );
+    Ok(())
+}
+
+#[test]
+fn cluster_cache_does_not_wait_for_a_stopped_peer() -> Result<()> {
+    let content = Arc::new(Content::new(2, 12 * MIB));
+    let needed = content.bytes().len() as u64;
+    let mut stage = Stage::start(3, "100MB", Some("4MB/s"))?;
+    stage.put("stopped", &content)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("stopped", 16 << 20))?;
+    let sent = home_counter(&stage)?;
+    let stopped = scan_during(&mut stage, &volumes[..1], &content, |cluster| {
+        wait_for_home(sent, needed / 3)?;
+        cluster.signal("n3", Signal::SIGSTOP)
+    });
+    // The scan ended although the peer still sleeps; it takes part again when it wakes up.
+    stage.world.cluster.signal("n3", Signal::SIGCONT)?;
+    stopped?;
+    let fallbacks = stage.sum(&stage.nodes()[..1], "cache_fallbacks")?;
+    ensure!(
+        fallbacks > 0,
+        "nobody noticed the sleep: nothing was tested"
+    );
+    scan_during(&mut stage, &volumes[2..], &content, |_| Ok(()))
+}
+
+/// The UDP ports that a process sends from or listens at.
+fn udp_ports(pid: u32) -> Result<Vec<u16>> {
+    let mut inodes = Vec::new();
+    for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
+        let found = std::fs::metadata(entry.path());
+        inodes.extend(found.map(|found| found.ino()).ok());
+    }
+    let table = std::fs::read_to_string(format!("/proc/{pid}/net/udp"))?;
+    let port = |line: &str| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let inode: u64 = words.get(9)?.parse().ok()?;
+        let (_, port) = words.get(1)?.split_once(':')?;
+        let port = u16::from_str_radix(port, 16).ok()?;
+        inodes.contains(&inode).then_some(port)
+    };
+    Ok(table.lines().skip(1).filter_map(port).collect())
+}
+
+/// Lets the kernel drop all packets between two processes of this network name space.
+fn cut(one: u32, other: u32) -> Result<()> {
+    let set = |pid| -> Result<String> {
+        let ports = udp_ports(pid)?;
+        ensure!(!ports.is_empty(), "process {pid} has no UDP port");
+        Ok(ports
+            .iter()
+            .map(u16::to_string)
+            .collect::<Vec<_>>()
+            .join(", "))
+    };
+    let (one, other) = (set(one)?, set(other)?);
+    let rules = format!(
+        "table inet cut {{ chain input {{\ntype filter hook input priority 0\n\
+         udp sport {{ {one} }} udp dport {{ {other} }} drop\n\
+         udp sport {{ {other} }} udp dport {{ {one} }} drop\n}}\n}}\n"
+    );
+    let ruled = Command::new("nft").arg(&rules).output()?;
+    ensure!(
+        ruled.status.success(),
+        "nft: {}",
+        String::from_utf8_lossy(&ruled.stderr)
+    );
+    Ok(())
+}
+
+/// Moves this thread, and what it starts, to a network of its own. Why not, if it cannot be.
+fn own_network() -> Option<String> {
+    if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
+        return Some(format!("a network of one's own needs root: {error}"));
+    }
+    let up = Command::new("ip")
+        .args(["link", "set", "lo", "up"])
+        .status();
+    let ruled = Command::new("nft").args(["list", "ruleset"]).output();
+    let works = up.is_ok_and(|up| up.success()) && ruled.is_ok_and(|out| out.status.success());
+    (!works).then(|| "ip or nft do not work here".to_owned())
+}
+
+#[test]
+fn cluster_cache_peers_cut_off_from_each_other_stay_peers_of_others() -> Result<()> {
+    if let Some(reason) = own_network() {
+        let name = "cluster_cache_peers_cut_off_from_each_other_stay_peers_of_others";
+        skip(name, &reason);
+        return Ok(());
+    }
+    let content = Arc::new(Content::new(3, 6 * MIB));
+    let needed = content.bytes().len() as u64;
+    let mut stage = Stage::start(3, "100MB", None)?;
+    stage.put("cut", &content)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("cut", 16 << 20))?;
+    // The first two see the third, and the third both, but not each other.
+    let pid = |name| stage.world.cluster.pid(name);
+    cut(pid("n1")?, pid("n2")?)?;
+    scan_during(&mut stage, &volumes[..2], &content, |_| Ok(()))?;
+    let fallbacks = stage.sum(&stage.nodes()[..2], "cache_fallbacks")?;
+    ensure!(fallbacks > 0, "nothing was cut off: nothing was tested");
+    // The third has what the others fetched at its disposal: it reads without home.
+    let before = stage.home_bytes()?;
+    scan_during(&mut stage, &volumes[2..], &content, |_| Ok(()))?;
+    let more = stage.home_bytes()? - before;
+    ensure!(
+        more == 0,
+        "{more} bytes were fetched although peers have them"
+    );
+    ensure!(
+        before <= 2 * needed,
+        "home sent {before} bytes for a set of {needed}"
+    );
+    Ok(())
+}
+
+/// Nodes are killed, stopped and started at random while others read.
+#[test]
+#[ignore = "takes ten minutes; `cargo xtask soak` runs it"]
+fn cluster_cache_survives_long_churn() -> Result<()> {
+    let seed: u64 = std::env::var("SEED")
+        .ok()
+        .and_then(|s| s.parse().ok())
+        .unwrap_or(1);
+    println!("SEED={seed}");
+    let content = Arc::new(Content::new(seed, 32 * MIB));
+    let dice = Content::new(seed + 1, 1000);
+    let mut stage = Stage::start(6, "200MB", Some("8MB/s"))?;
+    stage.put("churn", &content)?;
+    for round in 0..30 {
+        let wish = CacheWish {
+            cooperative: format!("churn-{round}"),
+            ..CacheWish::of("churn", 16 << 20)
+        };
+        let volumes = stage.caches(&stage.nodes(), &wish)?;
+        let rolls = &dice.bytes()[round * 30..][..30];
+        scan_during(&mut stage, &volumes[..3], &content, |cluster| {
+            for roll in rolls.chunks(2).take(6) {
+                let name = format!("n{}", 4 + roll[0] % 3);
+                std::thread::sleep(Duration::from_millis(u64::from(roll[1]) * 4));
+                if roll[0] & 64 == 0 {
+                    cluster.kill(&name)?;
+                    std::thread::sleep(Duration::from_millis(500));
+                    cluster.restart(&name)?;
+                } else {
+                    cluster.signal(&name, Signal::SIGSTOP)?;
+                    std::thread::sleep(Duration::from_millis(1500));
+                    cluster.signal(&name, Signal::SIGCONT)?;
+                }
+            }
+            Ok(())
+        })?;
+        stage.delete(&volumes)?;
+    }
+    Ok(())
+}
