@@ -1,13 +1,14 @@
 //! A volume's directory tree: POSIX operations on a local directory, with an exact limit.
 //!
 //! Knows no network, no token and no lease. Reading order: [`Tree`], [`Session`]. Apart from them:
-//! [`SharedWords`], numbers that processes share.
+//! [`SharedWords`], numbers that processes share, and [`BlockMap`] in them.
 
 mod kernel;
 
 mod account;
 mod anchor;
 mod attributes;
+mod block_map;
 mod data;
 mod directory;
 mod errno;
@@ -20,6 +21,7 @@ mod shared;
 mod tree;
 
 pub use account::Limit;
+pub use block_map::{BlockMap, BlockPlaces};
 pub use session::Session;
 pub use shared::{SHARED_WORDS_MAX, SharedAccess, SharedWords};
 pub use tree::Tree;

@@ -237,11 +237,7 @@ impl Session {
 
     /// Counts a reference to what `anchor` holds, and describes it.
     pub(crate) fn admit(&self, anchor: Anchor, stat: &Stat) -> Attr {
-        let born_ns = anchor.born_ns();
-        Attr {
-            born_ns,
-            ..attr(self.refer(anchor, stat), stat)
-        }
+        attr(self.refer(anchor, stat), stat)
     }
 }
 

@@ -1,0 +1,292 @@
+//! Which blocks of a cache volume lie on this machine, as a node tells its agents in shared memory
+//! so that they read them without asking. Reads and writes no file itself.
+//!
+//! The node gives each copy of a block that may be read a mark of its own, takes the mark away
+//! *before* it touches the bytes, and puts one there *after* they are whole. So bytes that were
+//! read while the mark stayed the same are the block's bytes ([`BlockMap::while_there`]).
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::fence;
+
+use bafs_proto::message::{SourceEntry, SourceKind};
+
+use crate::shared::{SHARED_WORDS_MAX, SharedAccess, SharedWords};
+
+/// Where the blocks of each file are in the map. Node and agent work it out alike, from the
+/// manifest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockPlaces {
+    /// Place of the first block of each file, and the number of all blocks at the end.
+    firsts: Vec<u32>,
+}
+
+impl BlockPlaces {
+    /// The places of the files of a manifest; `None` when there are too many blocks for a map.
+    pub fn of(entries: &[SourceEntry], block_bytes: u32) -> Option<Self> {
+        let block_bytes = u64::from(block_bytes.max(1));
+        Self::new(entries.iter().map(|entry| match entry.kind {
+            SourceKind::File => entry.identity.size.div_ceil(block_bytes),
+            SourceKind::Directory | SourceKind::Symlink(_) => 0,
+        }))
+    }
+
+    fn new(blocks: impl IntoIterator<Item = u64>) -> Option<Self> {
+        let mut firsts = vec![0];
+        let mut next = 0u64;
+        for count in blocks {
+            next = next.checked_add(count)?;
+            firsts.push(u32::try_from(next).ok()?);
+        }
+        // One number more is needed for what was read.
+        (next < SHARED_WORDS_MAX as u64).then_some(Self { firsts })
+    }
+
+    /// Number of blocks of all files.
+    fn count(&self) -> usize {
+        self.firsts.last().copied().unwrap_or(0) as usize
+    }
+
+    /// The place of a block.
+    fn at(&self, file: u32, block: u64) -> Option<usize> {
+        let (first, end) = self.blocks_of(file)?;
+        let place = usize::try_from(block).ok()?.checked_add(first)?;
+        (place < end).then_some(place)
+    }
+
+    fn blocks_of(&self, file: u32) -> Option<(usize, usize)> {
+        let file = file as usize;
+        let (first, end) = (self.firsts.get(file)?, self.firsts.get(file + 1)?);
+        Some((*first as usize, *end as usize))
+    }
+}
+
+/// A map of blocks, as the node writes it or an agent reads it.
+#[derive(Debug)]
+pub struct BlockMap {
+    places: BlockPlaces,
+    /// A mark for each block that may be read, 0 for the others.
+    present: SharedWords,
+    /// 1 for each block that was used since the node last looked, and how many KiB were.
+    used: SharedWords,
+}
+
+impl BlockMap {
+    /// Makes a map without any block, and the open files by which agents get at it.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn create(places: BlockPlaces) -> io::Result<(Self, [OwnedFd; 2])> {
+        let length = places.count() + 1;
+        let (present, present_file) = SharedWords::create(length, SharedAccess::Read)?;
+        let (used, used_file) = SharedWords::create(length, SharedAccess::Write)?;
+        let map = Self {
+            places,
+            present,
+            used,
+        };
+        Ok((map, [present_file, used_file]))
+    }
+
+    /// Takes the map that a node made for files at these places.
+    ///
+    /// # Errors
+    /// `InvalidData` when the files are no map of so many blocks; as the system says.
+    pub fn open(places: BlockPlaces, [present, used]: [BorrowedFd<'_>; 2]) -> io::Result<Self> {
+        let length = places.count() + 1;
+        Ok(Self {
+            present: SharedWords::map(present, length, SharedAccess::Read)?,
+            used: SharedWords::map(used, length, SharedAccess::Write)?,
+            places,
+        })
+    }
+
+    /// Sets the mark of a block. With 0 nobody may read it; the caller may then change its bytes.
+    pub fn set(&self, file: u32, block: u64, mark: u32) {
+        let words = self.present.words().unwrap_or_default();
+        if let Some(word) = self.places.at(file, block).and_then(|at| words.get(at)) {
+            // The bytes are whole before the mark is there, and the mark gone before they change.
+            fence(SeqCst);
+            word.store(mark, SeqCst);
+            fence(SeqCst);
+        }
+    }
+
+    /// Whether a block may be read now.
+    pub fn has(&self, file: u32, block: u64) -> bool {
+        self.mark(file, block) != 0
+    }
+
+    /// Reads blocks of a file with `read`, which says whether it could; true when what it read are
+    /// these blocks. Counts as a use of them.
+    pub fn while_there(&self, file: u32, blocks: Range<u64>, read: impl FnOnce() -> bool) -> bool {
+        let marks: Vec<u32> = blocks.clone().map(|n| self.mark(file, n)).collect();
+        if marks.contains(&0) {
+            return false;
+        }
+        fence(SeqCst);
+        let could_read = read();
+        fence(SeqCst);
+        let same = |(block, mark): (u64, u32)| self.mark(file, block) == mark;
+        if !could_read || !blocks.clone().zip(marks).all(same) {
+            return false;
+        }
+        self.note_use(file, blocks);
+        true
+    }
+
+    /// Counts what was read without asking.
+    pub fn note_read(&self, kib: u32) {
+        if let Some(counted) = self.used.words().and_then(|words| words.last()) {
+            counted.fetch_add(kib, Relaxed);
+        }
+    }
+
+    /// How much was read without asking so far, in KiB, modulo 2³².
+    pub fn read_kib(&self) -> u32 {
+        self.used.load(self.places.count(), Relaxed).unwrap_or(0)
+    }
+
+    /// The blocks that were used since this was called last, in order of files and blocks.
+    pub fn take_uses(&self) -> Vec<(u32, u64)> {
+        let words = self.used.words().unwrap_or_default();
+        let mut uses = Vec::new();
+        for file in 0..u32::try_from(self.places.firsts.len() - 1).unwrap_or(0) {
+            let Some((first, end)) = self.places.blocks_of(file) else {
+                break;
+            };
+            for (block, word) in (0..).zip(words.get(first..end).unwrap_or_default()) {
+                if word.load(Relaxed) != 0 {
+                    word.store(0, Relaxed);
+                    uses.push((file, block));
+                }
+            }
+        }
+        uses
+    }
+
+    fn mark(&self, file: u32, block: u64) -> u32 {
+        let place = self.places.at(file, block);
+        place
+            .and_then(|at| self.present.load(at, SeqCst))
+            .unwrap_or(0)
+    }
+
+    fn note_use(&self, file: u32, blocks: Range<u64>) {
+        let words = self.used.words().unwrap_or_default();
+        for place in blocks.filter_map(|block| self.places.at(file, block)) {
+            // Looking first: all agents write here, and memory that nobody writes is shared.
+            if words[place].load(Relaxed) == 0 {
+                words[place].store(1, Relaxed);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
+    use std::sync::atomic::{AtomicBool, AtomicU64};
+
+    use super::*;
+
+    fn pair(blocks: &[u64]) -> (BlockMap, BlockMap) {
+        let places = BlockPlaces::new(blocks.iter().copied()).expect("places");
+        let (node, [present, used]) = BlockMap::create(places.clone()).expect("create");
+        let agent = BlockMap::open(places, [present.as_fd(), used.as_fd()]).expect("open");
+        (node, agent)
+    }
+
+    #[test]
+    fn every_block_has_a_place_of_its_own() {
+        let places = BlockPlaces::new([2, 0, 3]).expect("places");
+        let all: Vec<_> = (0..4)
+            .flat_map(|file| (0..4).map(move |block| (file, block)))
+            .filter_map(|(file, block)| places.at(file, block))
+            .collect();
+        assert_eq!(all, [0, 1, 2, 3, 4]);
+        assert_eq!(places.at(2, u64::MAX), None);
+        assert_eq!(BlockPlaces::new([u64::MAX, 1]), None);
+        assert_eq!(BlockPlaces::new([SHARED_WORDS_MAX as u64]), None);
+    }
+
+    #[test]
+    fn an_agent_reads_what_the_node_marks_and_nothing_else() {
+        let (node, agent) = pair(&[3, 1]);
+        assert!(!agent.while_there(0, 0..1, || true));
+        node.set(0, 0, 7);
+        node.set(0, 1, 8);
+        assert!(agent.while_there(0, 0..2, || true));
+        assert!(
+            !agent.while_there(0, 0..2, || false),
+            "it could not be read"
+        );
+        assert!(!agent.while_there(0, 0..3, || true), "one is not there");
+        assert!(!agent.while_there(1, 0..1, || true));
+        assert!(!agent.while_there(9, 0..1, || true));
+        // Gone, or another copy, at the end.
+        assert!(!agent.while_there(0, 0..1, || {
+            node.set(0, 0, 0);
+            true
+        }));
+        assert!(!agent.while_there(0, 1..2, || {
+            node.set(0, 1, 9);
+            true
+        }));
+        assert_eq!(node.take_uses(), [(0, 0), (0, 1)]);
+        assert_eq!(node.take_uses(), []);
+        agent.note_read(3);
+        agent.note_read(4);
+        assert_eq!(node.read_kib(), 7);
+    }
+
+    #[test]
+    fn another_shape_is_refused() {
+        let places = |blocks| BlockPlaces::new([blocks]).expect("places");
+        let (_node, [present, used]) = BlockMap::create(places(5)).expect("create");
+        let fds = || [present.as_fd(), used.as_fd()];
+        assert!(BlockMap::open(places(5), fds()).is_ok());
+        assert!(BlockMap::open(places(6), fds()).is_err());
+        let swapped = BlockMap::open(places(5), [used.as_fd(), present.as_fd()]);
+        assert!(swapped.is_err(), "nobody but the node may set marks");
+    }
+
+    /// A node that overwrites a block again and again, and readers of it.
+    #[test]
+    fn bytes_are_those_of_the_block_whatever_the_node_does_meanwhile() {
+        const BYTES: usize = 64 << 10;
+        let file = tempfile::tempfile().expect("file");
+        let (node, agent) = pair(&[1]);
+        let (over, good) = (AtomicBool::new(false), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let mut bytes = vec![0u8; BYTES];
+                    while !over.load(Relaxed) {
+                        let read = || file.read_exact_at(&mut bytes, 0).is_ok();
+                        if agent.while_there(0, 0..1, read) {
+                            assert!(bytes[0] != 0 && bytes.iter().all(|byte| *byte == bytes[0]));
+                            good.fetch_add(1, Relaxed);
+                        }
+                    }
+                });
+            }
+            let mut mark = 0u32;
+            while good.load(Relaxed) < 200 || mark < 2_000 {
+                mark += 1;
+                file.write_all_at(&vec![0; BYTES], 0).expect("punch");
+                file.write_all_at(&vec![(mark % 255 + 1) as u8; BYTES], 0)
+                    .expect("write");
+                node.set(0, 0, mark);
+                if mark.is_multiple_of(16) {
+                    std::thread::yield_now();
+                }
+                node.set(0, 0, 0);
+            }
+            over.store(true, Relaxed);
+        });
+    }
+}
