@@ -96,7 +96,6 @@ fn table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
         tree: tree(),
         agent: AgentId(1),
         writable,
-        resumes: None,
     };
     let create = CreateVolume {
         spec: spec(1, None),
@@ -210,7 +209,6 @@ async fn every_request_needs_exactly_its_right() {
         tree: TreeRef::Volume(V),
         agent: AgentId(1),
         writable: true,
-        resumes: None,
     };
     let writer = world.call("a:1", open).await.expect("open").epoch;
     let signer = world.authority.signer();
@@ -276,7 +274,6 @@ async fn every_request_needs_exactly_its_right() {
             tree: TreeRef::Home("x".to_owned()),
             agent: AgentId(1),
             writable: false,
-            resumes: None,
         }
         .into(),
     ] {
@@ -356,7 +353,6 @@ async fn trees_serve_agents_until_the_volume_is_deleted() {
         tree: TreeRef::Volume(V),
         agent: AgentId(1),
         writable: true,
-        resumes: None,
     };
     let session = world.call("a:1", open).await.expect("open");
     let make = FileOp::MakeDirectory {

@@ -6,9 +6,10 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
+use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use bafs_proto::Result;
 use bafs_proto::hash::Digest;
@@ -17,6 +18,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 
 use super::fault;
 use super::journal::{self, Entry, Journal};
+use super::near::{self, NearMap};
 use crate::counters::Counters;
 use crate::logic::blocks::{BlockKey, BlockTable, CopyClass, Held, Victim, charge};
 
@@ -65,13 +67,63 @@ pub(crate) enum Kept {
 
 /// The blocks of one generation of a cache volume.
 pub(crate) struct Disk {
-    directory: PathBuf,
+    pub(super) directory: PathBuf,
     block_bytes: u32,
-    table: Mutex<BlockTable>,
+    shelf: Mutex<Shelf>,
     journal: Journal,
+    /// Held while a file is held or let go, so that looking who has it open disturbs nobody.
+    pub(super) holding: Mutex<()>,
     /// True when the generation is over. Whoever changes the disk holds it for reading.
     retired: RwLock<bool>,
-    counters: Counters,
+    pub(super) counters: Counters,
+}
+
+/// The table of blocks, and what agents are told of it.
+struct Shelf {
+    table: BlockTable,
+    near: Option<NearMap>,
+}
+
+/// The table of blocks for whoever holds it. What changes in it, agents of this machine see before
+/// anybody else can hold it.
+pub(crate) struct TableGuard<'a>(MutexGuard<'a, Shelf>);
+
+impl Deref for TableGuard<'_> {
+    type Target = BlockTable;
+
+    fn deref(&self) -> &BlockTable {
+        &self.0.table
+    }
+}
+
+impl DerefMut for TableGuard<'_> {
+    fn deref_mut(&mut self) -> &mut BlockTable {
+        &mut self.0.table
+    }
+}
+
+impl Drop for TableGuard<'_> {
+    fn drop(&mut self) {
+        let Shelf { table, near } = &mut *self.0;
+        if let Some(near) = near {
+            near.tell(table.take_changes());
+        }
+    }
+}
+
+impl TableGuard<'_> {
+    /// What agents are told; `None` while there are none.
+    pub(super) fn near(&mut self) -> &mut Option<NearMap> {
+        &mut self.0.near
+    }
+
+    /// Takes over what agents used without asking, if a block of this length drives others out.
+    fn note_near_uses(&mut self, length: u32) {
+        if self.wants_uses(length) {
+            let uses = self.0.near.as_ref().map(NearMap::take_uses);
+            self.note_uses(uses.unwrap_or_default());
+        }
+    }
 }
 
 impl Disk {
@@ -87,6 +139,7 @@ impl Disk {
     ) -> Result<Self> {
         let blocks = directory.join("blocks");
         std::fs::create_dir_all(&blocks).map_err(|e| fault("make the directory", &blocks, e))?;
+        let left = near::leave_survivors(&directory)?;
         let (journal, entries) = Journal::open(directory.join("journal"))?;
         let mut live: BTreeMap<BlockKey, (usize, u32, Digest, CopyClass)> = BTreeMap::new();
         for (age, entry) in entries.into_iter().enumerate() {
@@ -102,19 +155,24 @@ impl Disk {
                 Entry::Keep { key, .. } | Entry::Drop { key } => drop(live.remove(&key)),
             }
         }
+        let lost = live.keys().filter(|key| left.contains(&key.file));
+        let lost: Vec<_> = lost.map(|key| Entry::Drop { key: *key }).collect();
+        journal.append(&lost)?;
+        live.retain(|key, _| !left.contains(&key.file));
         let mut by_age: Vec<_> = live.into_iter().collect();
         by_age.sort_by_key(|(_, (age, ..))| *age);
         for (key, (_, length, digest, class)) in by_age {
             // What finds no room any more is swept below.
             let _ = table.restore(key, length, digest, class);
         }
-        let table = Mutex::new(table);
+        let shelf = Mutex::new(Shelf { table, near: None });
         let retired = RwLock::new(false);
         let disk = Self {
             directory,
             block_bytes,
-            table,
+            shelf,
             journal,
+            holding: Mutex::new(()),
             retired,
             counters,
         };
@@ -123,8 +181,8 @@ impl Disk {
     }
 
     /// The table of blocks. Hold it shortly: every read needs it.
-    pub(crate) fn table(&self) -> MutexGuard<'_, BlockTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn table(&self) -> TableGuard<'_> {
+        TableGuard(self.shelf.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Whether any block of a run is here; no use of it.
@@ -215,7 +273,9 @@ impl Disk {
             tracing::warn!(file = %key.file, block = %key.block,
                 directory = %self.directory.display(),
                 "a cached block is damaged on disk; it is fetched again");
-            if !*retired && self.punch(&[(key, held.length)]).is_ok() {
+            // Somebody may read the place itself: what the disk gives him is an error, not a hole.
+            let stays = *retired || self.table().is_held(key.file);
+            if !stays && self.punch(&[(key, held.length)]).is_ok() {
                 self.table().freed(key);
             }
         }
@@ -234,7 +294,11 @@ impl Disk {
             return Kept::PassedThrough;
         }
         let length = bytes.len() as u32;
-        let reserved = self.table().reserve(key, length, class);
+        let reserved = {
+            let mut table = self.table();
+            table.note_near_uses(length);
+            table.reserve(key, length, class)
+        };
         let Ok(victims) = reserved else {
             return Kept::PassedThrough;
         };
@@ -266,6 +330,18 @@ impl Disk {
     /// Ends the generation: from here on nothing changes on disk. Waits for changes under way.
     pub(crate) fn retire(&self) {
         *self.retired.write().unwrap_or_else(PoisonError::into_inner) = true;
+        // Its files may live on in the next generation, which tells nobody of this one.
+        self.count_near_reads();
+        let mut table = self.table();
+        let blocks = table.unfollow();
+        if let Some(near) = table.near().take() {
+            near.tell(blocks.into_iter().map(|key| (key, 0)));
+        }
+    }
+
+    /// Whether the generation is over; it does not end while the answer is held.
+    pub(super) fn retired(&self) -> RwLockReadGuard<'_, bool> {
+        self.retired.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Undoes [`Disk::retire`]: its successor could not be made.
@@ -424,7 +500,7 @@ impl Disk {
         Ok(())
     }
 
-    fn path_of(&self, file: FileIndex) -> PathBuf {
+    pub(super) fn path_of(&self, file: FileIndex) -> PathBuf {
         self.directory.join("blocks").join(file.to_string())
     }
 }

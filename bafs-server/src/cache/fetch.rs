@@ -10,12 +10,12 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use bafs_proto::Result;
 use bafs_proto::cache::CacheMember;
 use bafs_proto::ids::ServerId;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
+use bafs_proto::{Error, Result};
 use tokio::sync::watch;
 
 use super::blocking;
@@ -70,6 +70,8 @@ pub(crate) struct Generation {
     pub(super) view: RwLock<Option<Arc<View>>>,
     /// Held while they are placed anew.
     pub(super) looking: Mutex<()>,
+    /// Why agents must give back what was handed over to them, once they must.
+    pub(crate) recall: watch::Sender<Option<Error>>,
 }
 
 /// What a generation begins with.
@@ -110,6 +112,7 @@ impl Generation {
             readers: Mutex::default(),
             view: RwLock::default(),
             looking: Mutex::default(),
+            recall: watch::Sender::new(None),
         }
     }
 

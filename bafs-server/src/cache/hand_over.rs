@@ -1,24 +1,172 @@
-//! What of a cache volume is handed over to an agent on the same machine; opens no socket.
+//! What of a cache volume is handed over to an agent on the same machine, and how it is taken back;
+//! opens no socket.
 
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bafs_proto::door::{DoorReply, DoorRequest, HandedCache, HandedOver};
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::VolumeId;
+use bafs_proto::ids::{FileIndex, VolumeId};
+use bafs_proto::net::BoxFuture;
 use bafs_proto::{Error, ErrorCode, Result};
+use tokio::runtime::Handle;
 
-use super::Caches;
-use crate::door::Grant;
+use super::fetch::Generation;
+use super::{Caches, blocking, source_changed};
+use crate::door::{Grant, Keeper, Parcel};
+
+/// How long agents may take to give back whole files when a generation ends: their jobs are killed
+/// meanwhile.
+const TAKE_BACK_MS: u64 = 5_000;
+
+/// How often it is looked whether a file that somebody may still have open is free.
+const LOOK: Duration = Duration::from_millis(20);
+const LOOK_MAX: Duration = Duration::from_secs(1);
 
 impl Caches {
-    /// What makes the hand-over of a cache volume, when its agent is at the door.
+    /// What makes the hand-over of a cache volume, when its agent is at the door: the directory of
+    /// the blocks, the two files of the map, the lock that tells who uses them.
     ///
     /// # Errors
-    /// `VolumeLost`, `SourceChanged` when the volume shows another state of its source,
-    /// `Unsupported` when nothing is handed over.
+    /// `VolumeLost`, `SourceChanged` when the volume shows another state of its source.
     pub fn grant(&self, volume: VolumeId, manifest: Digest) -> Result<Grant> {
-        if self.volume(volume)?.generation().manifest.digest() != manifest {
-            let text = format!("volume {volume} shows another state of its source by now");
-            return Err(Error::new(ErrorCode::SourceChanged, text));
+        let generation = self.volume(volume)?.generation();
+        if generation.manifest.digest() != manifest {
+            return Err(source_changed());
         }
-        let text = "this node hands no cache volume over; use the network";
-        Err(Error::new(ErrorCode::Unsupported, text))
+        Ok(Box::new(move || Box::pin(hand_over(generation))))
+    }
+
+    /// Brings the counters up to date with what agents read without asking.
+    pub fn count_near_reads(&self) {
+        let volumes: Vec<_> = self.lock().values().cloned().collect();
+        for volume in volumes {
+            volume.generation().disk.count_near_reads();
+        }
+    }
+}
+
+async fn hand_over(generation: Arc<Generation>) -> Result<Parcel> {
+    let shared = generation.clone();
+    let files = blocking(move || shared.disk.share(&shared.manifest)).await??;
+    let manifest = generation.manifest.digest();
+    let recall = generation.recall.subscribe();
+    let keeper = CacheKeeper {
+        generation,
+        held: BTreeMap::new(),
+    };
+    Ok(Parcel {
+        header: HandedOver::Cache(HandedCache { manifest }),
+        files,
+        keeper: Box::new(keeper),
+        recall,
+    })
+}
+
+/// Knows which whole files one agent has.
+struct CacheKeeper {
+    generation: Arc<Generation>,
+    held: BTreeMap<FileIndex, u32>,
+}
+
+impl CacheKeeper {
+    async fn hold(&mut self, file: FileIndex) -> Result<(DoorReply, Vec<OwnedFd>)> {
+        if self.generation.recall.borrow().is_some() {
+            return Err(source_changed());
+        }
+        let generation = self.generation.clone();
+        let held = blocking(move || generation.disk.hold(&generation.manifest, file)).await?;
+        let name = if held.is_ok() {
+            "cache_whole_files_opened"
+        } else {
+            "cache_whole_files_refused"
+        };
+        self.generation.meter.add(name, 1);
+        let opened = held?;
+        *self.held.entry(file).or_default() += 1;
+        Ok((DoorReply::Pinned, vec![opened]))
+    }
+
+    fn let_go(&mut self, file: FileIndex) -> Result<(DoorReply, Vec<OwnedFd>)> {
+        let Some(holds) = self.held.get_mut(&file) else {
+            let text = format!("file {file} was not handed over");
+            return Err(Error::new(ErrorCode::WrongState, text));
+        };
+        *holds -= 1;
+        if *holds == 0 {
+            self.held.remove(&file);
+        }
+        tokio::spawn(let_go_when_free(self.generation.clone(), file));
+        Ok((DoorReply::Done, Vec::new()))
+    }
+}
+
+impl Keeper for CacheKeeper {
+    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'_, Result<(DoorReply, Vec<OwnedFd>)>> {
+        Box::pin(async move {
+            match request {
+                DoorRequest::PinFile { file } => self.hold(file).await,
+                DoorRequest::ReleaseFile { file } => self.let_go(file),
+                DoorRequest::Used { .. } => {
+                    let text = "a cache volume needs no account of its use";
+                    Err(Error::new(ErrorCode::Unsupported, text))
+                }
+            }
+        })
+    }
+}
+
+impl Drop for CacheKeeper {
+    fn drop(&mut self) {
+        // A node that ends lets everything go.
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
+        for (file, holds) in std::mem::take(&mut self.held) {
+            for _ in 0..holds {
+                runtime.spawn(let_go_when_free(self.generation.clone(), file));
+            }
+        }
+    }
+}
+
+/// Lets a file go as soon as nobody has it open: the kernel keeps it open for a program whose agent
+/// is dead.
+async fn let_go_when_free(generation: Arc<Generation>, file: FileIndex) {
+    let mut pause = LOOK;
+    loop {
+        let look = generation.clone();
+        match blocking(move || look.disk.let_go(file)).await {
+            Ok(true) => return,
+            Ok(false) => {}
+            Err(error) => tracing::warn!(%file, %error, "a whole file is not let go"),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LOOK_MAX);
+    }
+}
+
+impl Generation {
+    /// Tells agents why they must give everything back, and waits until they have.
+    ///
+    /// # Errors
+    /// `Busy` when they do not; then they may go on.
+    pub(super) async fn take_back(&self, why: Error) -> Result<()> {
+        self.recall.send_replace(Some(why));
+        for _ in 0..TAKE_BACK_MS / LOOK.as_millis() as u64 {
+            if self.disk.check_unheld().is_ok() {
+                return Ok(());
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        self.go_on();
+        self.disk.check_unheld()
+    }
+
+    /// Undoes [`Generation::take_back`] for agents that come from now on.
+    pub(super) fn go_on(&self) {
+        self.recall.send_replace(None);
     }
 }

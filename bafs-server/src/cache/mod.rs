@@ -3,7 +3,8 @@
 //!
 //! Reading order: `manifest` (what the source is), `disk` and `journal` (which blocks are here),
 //! `flights` (which are coming), `peers`, `route` and `fetch` (from where), `read` (all together),
-//! `volume` (one volume and its generations).
+//! `near` and `hand_over` (what agents read without asking), `volume` (one volume and its
+//! generations).
 
 mod ahead;
 mod arrival;
@@ -17,6 +18,7 @@ mod hand_over;
 mod journal;
 mod manifest;
 mod meter;
+mod near;
 mod peers;
 mod read;
 mod route;
@@ -187,15 +189,21 @@ impl Caches {
         let manifest =
             Manifest::list(pool, kind.source, block_bytes, &source_token, deadline).await?;
         let digest = manifest.digest();
-        let renewed = volume.clone();
-        blocking(move || {
+        let (old, renewed) = (volume.generation(), volume.clone());
+        let is_same = old.manifest.digest() == digest;
+        if !is_same {
+            old.take_back(source_changed()).await?;
+        }
+        let made = blocking(move || {
             renewed.refresh_token(source_token)?;
-            if renewed.generation().manifest.digest() == digest {
+            if is_same {
                 return Ok(());
             }
             renewed.renew(manifest)
-        })
-        .await??;
+        });
+        made.await
+            .and_then(|made| made)
+            .inspect_err(|_| old.go_on())?;
         self.introduce(&volume.generation()).await;
         Ok(digest)
     }
@@ -213,8 +221,13 @@ impl Caches {
         let gone = self
             .directory
             .join(format!("{REMOVED_PREFIX}{}", VolumeId::random()));
+        let generation = volume.generation();
+        if let Err(error) = generation.take_back(lost(id)).await {
+            tracing::warn!(%id, %error, "a cache volume is removed under its readers");
+        }
         let removed = blocking(move || {
-            volume.generation().disk.retire();
+            generation.disk.retire();
+            generation.disk.empty_files();
             std::fs::rename(&place, &gone).and_then(|()| std::fs::remove_dir_all(&gone))
         });
         let removed = removed.await;
@@ -358,18 +371,13 @@ impl Caches {
             }
         };
         if generation.manifest.digest() != manifest {
-            let text = "the source changed: the cache volume was invalidated, or shows another \
-                        state of it than the reader works with; start the job again";
-            return Err(Error::new(ErrorCode::SourceChanged, text));
+            return Err(source_changed());
         }
         Ok(generation)
     }
 
     fn volume(&self, id: VolumeId) -> Result<Arc<CacheVolume>> {
-        self.lock().get(&id).cloned().ok_or_else(|| {
-            let text = format!("cache volume {id} is not on this server (any more)");
-            Error::new(ErrorCode::VolumeLost, text)
-        })
+        self.lock().get(&id).cloned().ok_or_else(|| lost(id))
     }
 
     fn changing(&self, id: VolumeId) -> Arc<tokio::sync::Mutex<()>> {
@@ -420,6 +428,17 @@ fn run_of(generation: &Generation, call: &ReadBlocks) -> Result<Option<Run>> {
         last_bytes: manifest.length_of(entry, last),
         block_bytes,
     }))
+}
+
+fn lost(id: VolumeId) -> Error {
+    let text = format!("cache volume {id} is not on this server (any more)");
+    Error::new(ErrorCode::VolumeLost, text)
+}
+
+fn source_changed() -> Error {
+    let text = "the source changed: the cache volume was invalidated, or shows another state of \
+                it than the reader works with; start the job again";
+    Error::new(ErrorCode::SourceChanged, text)
 }
 
 /// Runs what waits for the disk where it may wait.

@@ -217,7 +217,8 @@ impl CacheVolume {
     /// their blocks (waits for the disk). Not to be called twice at once.
     ///
     /// # Errors
-    /// `ServerFault` when the disk does not do it; then the old generation goes on.
+    /// `Busy` while an agent has a whole file of the old one open; `ServerFault` when the disk does
+    /// not do it; then the old generation goes on.
     pub(crate) fn renew(&self, manifest: Manifest) -> Result<()> {
         let old = self.generation();
         let mut record = self.record.write().unwrap_or_else(PoisonError::into_inner);
@@ -231,6 +232,7 @@ impl CacheVolume {
         let place = self.directory.join(fresh.generation.to_string());
         old.disk.retire();
         let made = || {
+            old.disk.check_unheld()?;
             std::fs::create_dir_all(&place).map_err(|e| fault("make the directory", &place, e))?;
             manifest.save(&place.join("manifest"))?;
             old.disk
@@ -252,6 +254,7 @@ impl CacheVolume {
         })?;
         *record = fresh;
         // The old files go before the new generation grows, or both together could be too large.
+        old.disk.empty_files();
         if let Err(error) = std::fs::remove_dir_all(&old_place) {
             tracing::warn!(%error, "an old cache generation stays until the next start");
         }

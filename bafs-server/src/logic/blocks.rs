@@ -18,6 +18,10 @@ pub(crate) const CHARGE_BYTES: u64 = 4096;
 /// Digests of blocks that were here once: they expose a peer that sends other bytes.
 const REMEMBERED_MAX: NonZeroUsize = NonZeroUsize::new(1 << 16).expect("is not zero");
 
+/// How readers that ask nobody are followed: their uses are taken over when so many blocks have
+/// left since the last time, or one sixteenth of all.
+const UNSEEN_EVICTIONS_MAX: usize = 64;
+
 /// A block of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct BlockKey {
@@ -60,6 +64,18 @@ pub(crate) struct Victim {
     pub(crate) class: CopyClass,
 }
 
+/// What those who read without asking must be told of a block: [`Held::mark`] when its bytes may
+/// be read, 0 when not.
+pub(crate) type Change = (BlockKey, u32);
+
+/// A file whose blocks must stay: somebody reads them without any way to be told.
+#[derive(Debug, Default)]
+struct Kept {
+    holders: u32,
+    primary_bytes: u64,
+    secondary_bytes: u64,
+}
+
 /// Nothing can make room for the block, or it is on its way in or out: it is passed through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NoRoom;
@@ -79,6 +95,25 @@ pub(crate) struct BlockTable {
     files: BTreeSet<FileIndex>,
     remembered: LruCache<BlockKey, Digest>,
     next_stamp: u64,
+    /// Files that are held, and what they are charged for by class.
+    kept: BTreeMap<FileIndex, Kept>,
+    /// What changed since it was told; `None` when nobody wants to know.
+    changes: Option<Vec<Change>>,
+    /// Evictions since uses were taken over; `None` before the first time.
+    unseen_evictions: Option<usize>,
+}
+
+impl Held {
+    /// What this very copy is known by to those who read without asking; never 0.
+    fn mark(&self) -> u32 {
+        let marks = u64::from(u32::MAX);
+        // It returns after four thousand million other blocks: no read lasts that long.
+        u32::try_from(self.stamp % marks).map_or(1, |mark| mark + 1)
+    }
+
+    fn change(&self, key: BlockKey) -> Change {
+        (key, if self.verified { self.mark() } else { 0 })
+    }
 }
 
 impl BlockTable {
@@ -97,7 +132,99 @@ impl BlockTable {
             files: BTreeSet::new(),
             remembered: LruCache::new(REMEMBERED_MAX),
             next_stamp: 1,
+            kept: BTreeMap::new(),
+            changes: None,
+            unseen_evictions: None,
         }
+    }
+
+    /// From now on changes are written down; returns what holds now.
+    pub(crate) fn follow(&mut self) -> Vec<Change> {
+        self.changes = Some(Vec::new());
+        let all = self.primary.iter().chain(self.secondary.iter());
+        all.map(|(key, held)| held.change(*key)).collect()
+    }
+
+    /// From now on nobody wants to know of changes; returns the blocks that are here.
+    pub(crate) fn unfollow(&mut self) -> Vec<BlockKey> {
+        self.changes = None;
+        let all = self.primary.iter().chain(self.secondary.iter());
+        all.map(|(key, _)| *key).collect()
+    }
+
+    /// Changes since this was called last, oldest first.
+    pub(crate) fn take_changes(&mut self) -> Vec<Change> {
+        self.changes
+            .as_mut()
+            .map(std::mem::take)
+            .unwrap_or_default()
+    }
+
+    /// Whether a block of this length drives others out, and uses that nobody told must be taken
+    /// over first.
+    pub(crate) fn wants_uses(&self, length: u32) -> bool {
+        let enough = UNSEEN_EVICTIONS_MAX.max(self.len() / 16);
+        self.used_bytes + charge(length) > self.capacity_bytes
+            && self.unseen_evictions.is_none_or(|unseen| unseen >= enough)
+    }
+
+    /// Takes over uses, the latest last.
+    pub(crate) fn note_uses(&mut self, keys: impl IntoIterator<Item = BlockKey>) {
+        for key in keys {
+            let _ = self.primary.promote(&key) || self.secondary.promote(&key);
+        }
+        self.unseen_evictions = Some(0);
+    }
+
+    /// Makes all `blocks` blocks of a file stay until [`BlockTable::let_go`], as often as this
+    /// was called. Refuses, and does nothing, unless all of them are here and were checked.
+    pub(crate) fn hold(&mut self, file: FileIndex, blocks: u64) -> bool {
+        if let Some(kept) = self.kept.get_mut(&file) {
+            kept.holders += 1;
+            return true;
+        }
+        let mut kept = Kept {
+            holders: 1,
+            ..Kept::default()
+        };
+        for block in (0..blocks).map(BlockIndex) {
+            let key = BlockKey { file, block };
+            let (held, bytes) = match self.primary.peek(&key) {
+                Some(held) => (Some(held), &mut kept.primary_bytes),
+                None => (self.secondary.peek(&key), &mut kept.secondary_bytes),
+            };
+            let Some(held) = held.filter(|held| held.verified) else {
+                return false;
+            };
+            *bytes += charge(held.length);
+        }
+        self.kept.insert(file, kept);
+        true
+    }
+
+    /// Undoes one [`BlockTable::hold`].
+    pub(crate) fn let_go(&mut self, file: FileIndex) {
+        if let Some(kept) = self.kept.get_mut(&file) {
+            kept.holders -= 1;
+            if kept.holders == 0 {
+                self.kept.remove(&file);
+            }
+        }
+    }
+
+    /// Whether the blocks of a file must stay where they are.
+    pub(crate) fn is_held(&self, file: FileIndex) -> bool {
+        self.kept.contains_key(&file)
+    }
+
+    /// How often a file is held.
+    pub(crate) fn holders(&self, file: FileIndex) -> u32 {
+        self.kept.get(&file).map_or(0, |kept| kept.holders)
+    }
+
+    /// Number of files whose blocks must stay.
+    pub(crate) fn files_held(&self) -> usize {
+        self.kept.len()
     }
 
     /// Space that is in use or promised, in bytes.
@@ -146,6 +273,8 @@ impl BlockTable {
         };
         if let Some(held) = held.filter(|held| held.stamp == stamp) {
             held.verified = true;
+            let change = held.change(key);
+            self.changed(change);
         }
     }
 
@@ -233,6 +362,7 @@ impl BlockTable {
             stamp: self.next_stamp,
         };
         self.next_stamp += 1;
+        self.changed(held.change(key));
         let (list, bytes) = self.list(class);
         list.put(key, held);
         *bytes += charge(length);
@@ -262,7 +392,8 @@ impl BlockTable {
     }
 
     /// Takes a block out because its bytes are bad. Its space stays charged until
-    /// [`BlockTable::freed`]. Does nothing if it is no longer the block with this stamp.
+    /// [`BlockTable::freed`], which must not come while its file is held: its place on disk must
+    /// stay as it is. Does nothing if it is no longer the block with this stamp.
     pub(crate) fn remove(&mut self, key: BlockKey, stamp: u64) -> Option<Held> {
         if !self.is_same(key, stamp) {
             return None;
@@ -272,10 +403,14 @@ impl BlockTable {
             let (list, bytes) = self.list(class);
             if let Some(held) = list.pop(&key) {
                 *bytes -= charge(held.length);
-                taken = Some(held);
+                taken = Some((held, class));
             }
         }
-        let held = taken?;
+        let (held, class) = taken?;
+        if let Some(kept) = self.kept.get_mut(&key.file) {
+            *kept.bytes(class) -= charge(held.length);
+        }
+        self.changed((key, 0));
         self.remembered.put(key, held.digest);
         self.moving.insert(key, charge(held.length));
         Some(held)
@@ -308,13 +443,35 @@ impl BlockTable {
         }
     }
 
+    fn changed(&mut self, change: Change) {
+        if let Some(changes) = &mut self.changes {
+            changes.push(change);
+        }
+    }
+
     /// Bytes that a new block of this class could get, by driving others out.
     fn reachable_bytes(&self, class: CopyClass) -> u64 {
         let free = self.capacity_bytes - self.used_bytes;
+        let secondary = free + self.movable_bytes(CopyClass::Secondary);
         match class {
-            CopyClass::Primary => free + self.primary_bytes + self.secondary_bytes,
-            CopyClass::Secondary => free + self.secondary_bytes,
+            CopyClass::Primary => secondary + self.movable_bytes(CopyClass::Primary),
+            CopyClass::Secondary => secondary,
         }
+    }
+
+    /// Bytes of a class that may leave.
+    fn movable_bytes(&self, class: CopyClass) -> u64 {
+        let (all, kept): (_, u64) = match class {
+            CopyClass::Primary => (
+                self.primary_bytes,
+                self.kept.values().map(|kept| kept.primary_bytes).sum(),
+            ),
+            CopyClass::Secondary => (
+                self.secondary_bytes,
+                self.kept.values().map(|kept| kept.secondary_bytes).sum(),
+            ),
+        };
+        all - kept
     }
 
     fn next_victim(&mut self, for_class: CopyClass) -> Option<Victim> {
@@ -323,15 +480,19 @@ impl BlockTable {
             CopyClass::Secondary => &[CopyClass::Secondary],
         };
         for &class in classes {
-            let replacement = self.replacement;
-            let (list, bytes) = self.list(class);
-            let popped = match replacement {
-                Replacement::Lru => list.pop_lru(),
-                Replacement::Mru => list.pop_mru(),
-            };
-            if let Some((key, held)) = popped {
+            if self.movable_bytes(class) == 0 {
+                continue;
+            }
+            while let Some((key, held)) = self.pop(class) {
+                if self.kept.contains_key(&key.file) {
+                    self.put_behind(class, key, held);
+                    continue;
+                }
+                let (_, bytes) = self.list(class);
                 *bytes -= charge(held.length);
                 self.remembered.put(key, held.digest);
+                self.changed((key, 0));
+                self.unseen_evictions = self.unseen_evictions.map(|unseen| unseen + 1);
                 return Some(Victim {
                     key,
                     length: held.length,
@@ -340,6 +501,34 @@ impl BlockTable {
             }
         }
         None
+    }
+
+    fn pop(&mut self, class: CopyClass) -> Option<(BlockKey, Held)> {
+        let replacement = self.replacement;
+        let (list, _) = self.list(class);
+        match replacement {
+            Replacement::Lru => list.pop_lru(),
+            Replacement::Mru => list.pop_mru(),
+        }
+    }
+
+    /// Puts a block that must stay back to where the search for victims comes last.
+    fn put_behind(&mut self, class: CopyClass, key: BlockKey, held: Held) {
+        let replacement = self.replacement;
+        let (list, _) = self.list(class);
+        list.put(key, held);
+        if replacement == Replacement::Mru {
+            list.demote(&key);
+        }
+    }
+}
+
+impl Kept {
+    fn bytes(&mut self, class: CopyClass) -> &mut u64 {
+        match class {
+            CopyClass::Primary => &mut self.primary_bytes,
+            CopyClass::Secondary => &mut self.secondary_bytes,
+        }
     }
 }
 
@@ -467,7 +656,119 @@ mod tests {
         assert_eq!(table.reserve(other, BLOCK, CopyClass::Primary), Err(NoRoom));
     }
 
+    #[test]
+    fn the_blocks_of_a_held_file_stay() {
+        for replacement in [Replacement::Lru, Replacement::Mru] {
+            let mut table = BlockTable::new(4 * u64::from(BLOCK), 9, replacement);
+            let other = |block| BlockKey {
+                file: FileIndex(1),
+                block: BlockIndex(block),
+            };
+            for block in 0..2 {
+                assert_eq!(put(&mut table, block, CopyClass::Primary), Ok(vec![]));
+            }
+            assert!(!table.hold(FileIndex(0), 3), "one is not here");
+            assert!(table.hold(FileIndex(0), 2) && table.hold(FileIndex(0), 2));
+            for block in 0..20 {
+                let victims = table.reserve(other(block), BLOCK, CopyClass::Primary);
+                for victim in victims.expect("two blocks may go") {
+                    assert_eq!(victim.key.file, FileIndex(1));
+                    table.freed(victim.key);
+                }
+                table.put(
+                    other(block),
+                    BLOCK,
+                    Digest([0; 32]),
+                    CopyClass::Primary,
+                    true,
+                );
+            }
+            assert!(table.holds(key(0)) && table.holds(key(1)));
+            table.let_go(FileIndex(0));
+            assert!(table.is_held(FileIndex(0)));
+            let left: Vec<_> = (0..20).filter(|n| table.holds(other(*n))).collect();
+            for block in left {
+                let held = table.find(other(block)).expect("is held");
+                table.remove(other(block), held.stamp);
+            }
+            // Their space is charged until it is freed: nothing else may go.
+            assert_eq!(
+                table.reserve(other(20), BLOCK, CopyClass::Primary),
+                Err(NoRoom)
+            );
+            table.let_go(FileIndex(0));
+            let victims = table.reserve(other(20), BLOCK, CopyClass::Primary);
+            assert_eq!(victims.map(|victims| victims[0].key.file), Ok(FileIndex(0)));
+        }
+    }
+
+    #[test]
+    fn an_unchecked_block_is_not_held() {
+        let mut table = table(2, Replacement::Lru);
+        let restored = table.restore(key(0), BLOCK, Digest([0; 32]), CopyClass::Primary);
+        assert_eq!(restored, Ok(()));
+        assert!(!table.hold(FileIndex(0), 1));
+        let held = table.find(key(0)).expect("is held");
+        table.mark_verified(key(0), held.stamp);
+        assert!(table.hold(FileIndex(0), 1));
+    }
+
+    #[test]
+    fn uses_that_were_not_told_count_once_they_are() {
+        let mut table = table(3, Replacement::Lru);
+        for block in 0..3 {
+            assert!(!table.wants_uses(BLOCK));
+            assert_eq!(put(&mut table, block, CopyClass::Primary), Ok(vec![]));
+        }
+        assert!(table.wants_uses(BLOCK));
+        table.note_uses([key(1), key(0), key(77)]);
+        assert!(!table.wants_uses(BLOCK));
+        assert_eq!(put(&mut table, 3, CopyClass::Primary), Ok(vec![2]));
+        assert_eq!(put(&mut table, 4, CopyClass::Primary), Ok(vec![1]));
+        for block in 5..5 + UNSEEN_EVICTIONS_MAX as u64 {
+            assert!(put(&mut table, block, CopyClass::Primary).is_ok());
+        }
+        assert!(table.wants_uses(BLOCK));
+    }
+
     proptest! {
+        /// Who follows the changes knows at any time which blocks may be read, and never takes
+        /// one copy of a block for another.
+        #[test]
+        fn changes_tell_what_is_here(
+            steps in prop::collection::vec((0u64..12, any::<bool>(), 0u8..6), 1..200),
+        ) {
+            let mut table = table(6, Replacement::Lru);
+            let mut told: BTreeMap<BlockKey, u32> = BTreeMap::new();
+            let mut seen = BTreeSet::new();
+            for (block, primary, what) in steps {
+                let class = if primary { CopyClass::Primary } else { CopyClass::Secondary };
+                let held = table.find(key(block));
+                match (what, held) {
+                    (0, Some(held)) => {
+                        table.remove(key(block), held.stamp);
+                        table.freed(key(block));
+                    }
+                    (1, Some(held)) => table.mark_verified(key(block), held.stamp),
+                    (2, _) => drop(table.restore(key(block), BLOCK, Digest([0; 32]), class)),
+                    (3, _) => told = table.follow().into_iter().collect(),
+                    _ => drop(put(&mut table, block, class)),
+                }
+                let follows = table.changes.is_some();
+                for (key, mark) in table.take_changes() {
+                    let before = told.insert(key, mark);
+                    if mark != 0 && before != Some(mark) {
+                        prop_assert!(seen.insert(mark), "{mark} is used again");
+                    }
+                }
+                for block in (0..12).filter(|_| follows) {
+                    let held = table.peek(key(block)).filter(|held| held.verified);
+                    let expected = held.map_or(0, Held::mark);
+                    prop_assert_eq!(told.get(&key(block)).copied().unwrap_or(0), expected);
+                }
+            }
+        }
+
         #[test]
         fn the_sums_are_right_and_the_capacity_is_kept(
             steps in prop::collection::vec((0u64..20, 1u32..20_000, any::<bool>(), 0u8..4), 1..200),

@@ -113,6 +113,7 @@ impl Node {
                 plain(Reply::HandOver(self.hand_over(call.what, &incoming.token)?))
             }
             Request::ReadCounters(_) => {
+                self.caches.count_near_reads();
                 let (server, values) = (self.store.id(), self.counters.snapshot());
                 plain(Reply::ReadCounters(CounterValues { server, values }))
             }

@@ -2,5 +2,6 @@
 
 mod faults;
 mod keeping;
+mod near;
 mod sharing;
 mod world;

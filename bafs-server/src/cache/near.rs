@@ -1,0 +1,274 @@
+//! What agents on this machine use without asking: the files of the blocks, the map that tells
+//! which of them may be read, and files that stay whole while somebody has them open. Knows no
+//! socket.
+//!
+//! Whoever got the map holds a lock on the generation (`users`); whoever has a whole file open, the
+//! kernel on behalf of a dead agent included, holds a lock on that file. A later life of the node
+//! frees no block under them.
+
+use std::collections::BTreeSet;
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use bafs_proto::ids::{BlockIndex, FileIndex};
+use bafs_proto::{Error, ErrorCode, Result};
+use bafs_tree::{BlockMap, BlockPlaces};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use super::disk::Disk;
+use super::fault;
+use super::manifest::Manifest;
+use crate::logic::blocks::{BlockKey, Change};
+
+/// File whose lock every agent with a map holds.
+const USERS: &str = "users";
+
+/// How long a node that starts waits for agents of its former life, which end with it.
+const SURVIVORS_MS: u64 = 2_000;
+const SURVIVORS_PAUSE: Duration = Duration::from_millis(20);
+
+/// What agents are told of the blocks of one generation.
+pub(super) struct NearMap {
+    map: BlockMap,
+    files: [OwnedFd; 2],
+    /// What was read without asking when it was counted last, in KiB.
+    counted_kib: u32,
+}
+
+impl NearMap {
+    /// Tells of changes, in order.
+    pub(super) fn tell(&self, changes: impl IntoIterator<Item = Change>) {
+        for (key, mark) in changes {
+            self.map.set(key.file.0, key.block.0, mark);
+        }
+    }
+
+    /// Blocks that agents used since the last time.
+    pub(super) fn take_uses(&self) -> Vec<BlockKey> {
+        let key = |(file, block)| BlockKey {
+            file: FileIndex(file),
+            block: BlockIndex(block),
+        };
+        self.map.take_uses().into_iter().map(key).collect()
+    }
+}
+
+impl Disk {
+    /// What an agent on this machine needs to read blocks without asking: the directory of their
+    /// files, the two files of the map, and its share of the lock (waits for the disk).
+    ///
+    /// # Errors
+    /// `SourceChanged` when the generation is over, `Unsupported` when there are too many blocks
+    /// for a map, `ServerFault` when the disk does not do it.
+    pub(super) fn share(&self, manifest: &Manifest) -> Result<Vec<OwnedFd>> {
+        let retired = self.retired();
+        if *retired {
+            return Err(super::source_changed());
+        }
+        let broken = |e| fault("share the blocks", &self.directory, e);
+        let users = users(&self.directory).map_err(broken)?;
+        flock(&users, FlockOperation::NonBlockingLockShared).map_err(|e| broken(e.into()))?;
+        let directory = File::open(self.directory.join("blocks")).map_err(broken)?;
+        let mut table = self.table();
+        if table.near().is_none() {
+            let near = NearMap::create(manifest)?;
+            near.tell(table.follow());
+            *table.near() = Some(near);
+        }
+        let mut files = vec![OwnedFd::from(directory)];
+        for file in table.near().iter().flat_map(|near| &near.files) {
+            files.push(file.try_clone().map_err(broken)?);
+        }
+        files.push(users.into());
+        Ok(files)
+    }
+
+    /// The open file of a file that is wholly here, which stays so until [`Disk::let_go`] (waits
+    /// for the disk).
+    ///
+    /// # Errors
+    /// `WrongState` when it is not wholly here, or not checked yet; `SourceChanged` when the
+    /// generation is over; `ServerFault` when the disk does not do it.
+    pub(super) fn hold(&self, manifest: &Manifest, file: FileIndex) -> Result<OwnedFd> {
+        let entry = manifest.file(file)?;
+        let retired = self.retired();
+        if *retired {
+            return Err(super::source_changed());
+        }
+        let _one_at_a_time = self.holding();
+        if entry.identity.size == 0 || !self.table().hold(file, manifest.blocks_of(entry)) {
+            let text = "the file is not wholly here, or was not read since the node started";
+            return Err(Error::new(ErrorCode::WrongState, text));
+        }
+        let path = self.path_of(file);
+        let opened = File::open(&path).and_then(|opened| {
+            flock(&opened, FlockOperation::NonBlockingLockShared)?;
+            let length = opened.metadata()?.len();
+            (length == entry.identity.size)
+                .then_some(opened)
+                .ok_or_else(|| std::io::ErrorKind::InvalidData.into())
+        });
+        opened.map(OwnedFd::from).map_err(|error| {
+            self.table().let_go(file);
+            fault("hold a whole file", &path, error)
+        })
+    }
+
+    /// Undoes [`Disk::hold`], unless somebody still has the open file; says whether it did (waits
+    /// for the disk).
+    pub(super) fn let_go(&self, file: FileIndex) -> bool {
+        let _one_at_a_time = self.holding();
+        if self.table().holders(file) <= 1 {
+            // Without the file there is nothing to keep.
+            let free = File::open(self.path_of(file)).map(|file| is_free(file.as_fd()));
+            if !free.unwrap_or(true) {
+                return false;
+            }
+        }
+        self.table().let_go(file);
+        true
+    }
+
+    /// Whether nobody has a whole file open.
+    ///
+    /// # Errors
+    /// `Busy` when somebody has.
+    pub(super) fn check_unheld(&self) -> Result<()> {
+        match self.table().files_held() {
+            0 => Ok(()),
+            held => {
+                let text = format!("jobs still have {held} files of the old state open; try again");
+                Err(Error::new(ErrorCode::Busy, text))
+            }
+        }
+    }
+
+    /// Gives the space of all files back that no other generation has, though agents may still have
+    /// them open: nobody is told that there is anything in them any more.
+    pub(super) fn empty_files(&self) {
+        let files = std::fs::read_dir(self.directory.join("blocks"));
+        for entry in files.into_iter().flatten().flatten() {
+            let emptied = OpenOptions::new().write(true).open(entry.path());
+            let emptied = emptied.and_then(|file| match file.metadata()?.nlink() {
+                1 if is_free(file.as_fd()) => file.set_len(0),
+                _ => Ok(()),
+            });
+            if let Err(error) = emptied {
+                tracing::debug!(path = %entry.path().display(), %error, "a file is not emptied");
+            }
+        }
+    }
+
+    /// Adds what agents read without asking to the counters.
+    pub(super) fn count_near_reads(&self) {
+        let mut table = self.table();
+        if let Some(near) = table.near() {
+            let now = near.map.read_kib();
+            let kib = now.wrapping_sub(near.counted_kib);
+            near.counted_kib = now;
+            self.counters
+                .add("cache_hit_local_bytes", u64::from(kib) << 10);
+        }
+    }
+
+    fn holding(&self) -> std::sync::MutexGuard<'_, ()> {
+        self.holding.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl NearMap {
+    fn create(manifest: &Manifest) -> Result<Self> {
+        let places = BlockPlaces::of(manifest.entries(), manifest.block_bytes());
+        let places = places.ok_or_else(|| {
+            let text = "the volume has too many blocks for a map";
+            Error::new(ErrorCode::Unsupported, text)
+        })?;
+        let (map, files) = BlockMap::create(places)
+            .map_err(|e| Error::new(ErrorCode::ServerFault, format!("make a block map: {e}")))?;
+        Ok(Self {
+            map,
+            files,
+            counted_kib: 0,
+        })
+    }
+}
+
+/// Sees to it that nothing of a former life of the node reads what this life may change, in the
+/// directory of a generation (waits for the disk). Returns the files that are left to others and
+/// no longer here.
+///
+/// # Errors
+/// `ServerFault` when the disk does not do it.
+pub(super) fn leave_survivors(directory: &Path) -> Result<BTreeSet<FileIndex>> {
+    let broken = |e| fault("look for readers of a former life", directory, e);
+    let blocks = directory.join("blocks");
+    if !are_gone(directory).map_err(broken)? {
+        tracing::warn!(directory = %directory.display(),
+            "agents of a former life still read the cache: they keep its blocks, and they are \
+             fetched again when they are needed");
+        let left = directory.join("left");
+        // Emptied by name only: whoever has the directory or a file of it open keeps that.
+        remove(std::fs::remove_dir_all, &left)
+            .and_then(|()| std::fs::rename(&blocks, &left))
+            .and_then(|()| std::fs::create_dir(&blocks))
+            .and_then(|()| remove(std::fs::remove_file, &directory.join("journal")))
+            .and_then(|()| remove(std::fs::remove_file, &directory.join(USERS)))
+            .and_then(|()| remove(std::fs::remove_dir_all, &left))
+            .map_err(broken)?;
+    }
+    let mut left = BTreeSet::new();
+    for entry in std::fs::read_dir(&blocks).map_err(broken)? {
+        let entry = entry.map_err(broken)?;
+        let file = File::open(entry.path()).map_err(broken)?;
+        if !is_free(file.as_fd()) {
+            std::fs::remove_file(entry.path()).map_err(broken)?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            left.extend(name.parse().map(FileIndex));
+        }
+    }
+    Ok(left)
+}
+
+/// Waits a while until no agent of a former life has a map.
+fn are_gone(directory: &Path) -> std::io::Result<bool> {
+    if !directory.join(USERS).exists() {
+        return Ok(true);
+    }
+    let users = users(directory)?;
+    for _ in 0..SURVIVORS_MS / SURVIVORS_PAUSE.as_millis() as u64 {
+        if is_free(users.as_fd()) {
+            return Ok(true);
+        }
+        std::thread::sleep(SURVIVORS_PAUSE);
+    }
+    Ok(false)
+}
+
+fn remove<'a>(
+    with: impl Fn(&'a Path) -> std::io::Result<()>,
+    path: &'a Path,
+) -> std::io::Result<()> {
+    match with(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+fn users(directory: &Path) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    options.open(directory.join(USERS))
+}
+
+/// Whether nobody else has a lock on an open file; none is left behind. Where there are no locks
+/// nobody was given anything.
+fn is_free(file: std::os::fd::BorrowedFd<'_>) -> bool {
+    let locked = flock(file, FlockOperation::NonBlockingLockExclusive);
+    let _ = flock(file, FlockOperation::Unlock);
+    locked != Err(Errno::WOULDBLOCK)
+}

@@ -1,0 +1,384 @@
+//! What agents on the node's machine read without asking: always the right bytes, whatever the
+//! node does with its blocks meanwhile, and whoever dies.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bafs_proto::ErrorCode;
+use bafs_proto::door::{DoorReply, DoorRequest};
+use bafs_proto::hash::Digest;
+use bafs_proto::ids::{FileIndex, VolumeId};
+use bafs_proto::message::ReadManifest;
+use bafs_proto::time::Deadline;
+use bafs_proto::token::Token;
+use bafs_proto::volume::Replacement;
+use bafs_server::door::Parcel;
+use bafs_tree::{BlockMap, BlockPlaces};
+use rustix::fs::{Mode, OFlags, openat};
+
+use crate::world::{BLOCK, Node, World, cache, content};
+
+const ID: VolumeId = VolumeId(1);
+const LARGE: u64 = 64 << 20;
+
+/// What an agent gets at the door, used as the agent does.
+struct Agent {
+    parcel: Parcel,
+    map: BlockMap,
+}
+
+impl Agent {
+    async fn new(node: &Node) -> Self {
+        let parcel = grant(node, manifest(node).await).await;
+        let first = FileIndex(0);
+        let read = ReadManifest { volume: ID, first };
+        let page = node.caches.read_manifest(read).await.expect("manifest");
+        let places = BlockPlaces::of(&page.entries, page.block_bytes).expect("places");
+        let files = [parcel.files[1].as_fd(), parcel.files[2].as_fd()];
+        let map = BlockMap::open(places, files).expect("map");
+        Self { parcel, map }
+    }
+
+    /// A block of `length` bytes, if it is here.
+    fn read(&self, file: u32, block: u64, length: usize) -> Option<Vec<u8>> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let opened = openat(
+            &self.parcel.files[0],
+            file.to_string(),
+            flags,
+            Mode::empty(),
+        );
+        let opened = File::from(opened.ok()?);
+        let mut bytes = vec![0; length];
+        let at = block * u64::from(BLOCK);
+        let read = || opened.read_exact_at(&mut bytes, at).is_ok();
+        let here = self.map.while_there(file, block..block + 1, read);
+        self.map.note_read(BLOCK >> 10);
+        here.then_some(bytes)
+    }
+
+    async fn hold(&mut self, file: u32) -> Option<File> {
+        let file = FileIndex(file);
+        let asked = self.parcel.keeper.answer(DoorRequest::PinFile { file });
+        match asked.await {
+            Ok((DoorReply::Pinned, mut files)) => Some(files.remove(0).into()),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => {
+                assert_eq!(error.code, ErrorCode::WrongState);
+                None
+            }
+        }
+    }
+
+    async fn let_go(&mut self, file: u32) {
+        let file = FileIndex(file);
+        let asked = self.parcel.keeper.answer(DoorRequest::ReleaseFile { file });
+        assert!(matches!(asked.await, Ok((DoorReply::Done, _))));
+    }
+}
+
+async fn manifest(node: &Node) -> Digest {
+    let first = FileIndex(0);
+    let read = ReadManifest { volume: ID, first };
+    let page = node.caches.read_manifest(read).await;
+    page.expect("manifest").manifest
+}
+
+async fn grant(node: &Node, manifest: Digest) -> Parcel {
+    let grant = node.caches.grant(ID, manifest).expect("grant");
+    grant().await.expect("hand-over")
+}
+
+fn block_of(bytes: &[u8], block: u64) -> &[u8] {
+    let start = block as usize * BLOCK as usize;
+    &bytes[start..bytes.len().min(start + BLOCK as usize)]
+}
+
+/// Reads all blocks of a file by calls, one by one, and compares.
+async fn scan(node: &Node, file: u32, bytes: &[u8]) {
+    for block in 0..bytes.len().div_ceil(BLOCK as usize) as u64 {
+        let read = node.read(ID, file, block, 1).await.expect("read");
+        assert!(read == block_of(bytes, block), "block {block}");
+    }
+}
+
+async fn eventually(what: impl Fn() -> bool) {
+    for _ in 0..2_000 {
+        if what() {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    panic!("it never happens");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_byte_is_right_while_blocks_come_and_go() {
+    const BLOCKS: u64 = 120;
+    for replacement in [Replacement::Lru, Replacement::Mru] {
+        let world = World::new(1);
+        let bytes = Arc::new(content(1, BLOCKS as usize * BLOCK as usize - 77));
+        world.home.put("db/file", bytes.to_vec(), 1);
+        let size_bytes = BLOCKS / 3 * u64::from(BLOCK);
+        world.create(&cache(1, size_bytes, replacement)).await;
+        let world = Arc::new(world);
+        let (near, asked) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let mut readers = tokio::task::JoinSet::new();
+        for reader in 0..64u64 {
+            let agent = Agent::new(&world.nodes[0]).await;
+            let (world, bytes) = (world.clone(), bytes.clone());
+            let (near, asked) = (near.clone(), asked.clone());
+            readers.spawn(async move {
+                let mut state = reader + 1;
+                for _ in 0..150 {
+                    state = state
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1);
+                    let block = (state >> 33) % BLOCKS;
+                    let right = block_of(&bytes, block);
+                    let read = agent.read(0, block, right.len());
+                    match read {
+                        Some(read) => {
+                            assert!(read == right, "block {block} from its file");
+                            near.fetch_add(1, Ordering::Relaxed);
+                        }
+                        None => {
+                            let read = world.nodes[0].read(ID, 0, block, 1).await;
+                            assert!(read.expect("read") == right, "block {block} by a call");
+                            asked.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                }
+            });
+        }
+        while let Some(reader) = readers.join_next().await {
+            reader.expect("a reader is content");
+        }
+        let node = &world.nodes[0];
+        assert!(near.load(Ordering::Relaxed) > 0 && asked.load(Ordering::Relaxed) > 0);
+        assert!(node.count("cache_evicted_primary") > BLOCKS / 3);
+        let used = node.caches.used(ID).expect("used").0;
+        assert!(used <= size_bytes);
+        // What was read without asking is counted all the same.
+        let before = node.count("cache_hit_local_bytes");
+        node.caches.count_near_reads();
+        let counted = node.count("cache_hit_local_bytes") - before;
+        assert!(counted >= near.load(Ordering::Relaxed) * u64::from(BLOCK));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_agents_use_without_asking_stays_longer() {
+    let world = World::new(1);
+    let bytes = content(1, 40 * BLOCK as usize);
+    world.home.put("db/file", bytes.clone(), 1);
+    let size = 20 * u64::from(BLOCK);
+    world.create(&cache(1, size, Replacement::Lru)).await;
+    let node = &world.nodes[0];
+    let agent = Agent::new(node).await;
+    node.read(ID, 0, 0, 20).await.expect("read");
+    eventually(|| (0..20).all(|block| agent.map.has(0, block))).await;
+    // The oldest ones are used, where the node does not see it.
+    for block in 0..10 {
+        assert!(agent.read(0, block, BLOCK as usize).is_some());
+    }
+    node.read(ID, 0, 20, 8).await.expect("read");
+    eventually(|| (20..28).all(|block| agent.map.has(0, block))).await;
+    assert!((0..10).all(|block| agent.map.has(0, block)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restored_block_is_told_of_only_after_it_was_checked() {
+    let mut world = World::new(1);
+    let bytes = content(1, 10 * BLOCK as usize);
+    world.home.put("db/file", bytes.clone(), 1);
+    world.create(&cache(1, LARGE, Replacement::Lru)).await;
+    world.nodes[0].read(ID, 0, 0, 10).await.expect("read");
+    world.kept(ID, 10).await;
+    drop(world.kill(0));
+    let path = world
+        .root()
+        .join("1")
+        .join(ID.to_string())
+        .join("1/blocks/0");
+    let file = File::options().write(true).open(path).expect("open");
+    file.write_all_at(b"damage", 3 * u64::from(BLOCK) + 5)
+        .expect("damage");
+    world.start(1);
+    let node = &world.nodes[0];
+    let mut agent = Agent::new(node).await;
+    assert!((0..10).all(|block| !agent.map.has(0, block)));
+    assert!(agent.hold(0).await.is_none(), "not before it was checked");
+    scan(node, 0, &bytes).await;
+    assert_eq!(node.count("cache_digest_failures"), 1);
+    eventually(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    for block in 0..10 {
+        let read = agent.read(0, block, BLOCK as usize);
+        assert!(
+            read.as_deref() == Some(block_of(&bytes, block)),
+            "block {block}"
+        );
+    }
+    assert!(agent.hold(0).await.is_some());
+}
+
+/// Two files, of which the first is small, in a cache that has no room for the second.
+async fn two_files() -> (World, [Vec<u8>; 2]) {
+    let world = World::new(1);
+    let files = [
+        content(1, 10 * BLOCK as usize - 9),
+        content(2, 60 * BLOCK as usize),
+    ];
+    world.home.put("db/a", files[0].clone(), 1);
+    world.home.put("db/b", files[1].clone(), 1);
+    let size = 30 * u64::from(BLOCK);
+    world.create(&cache(1, size, Replacement::Lru)).await;
+    (world, files)
+}
+
+fn whole(file: &File, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    file.read_exact_at(&mut bytes, 0).expect("read");
+    bytes
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_whole_file_stays_for_as_long_as_somebody_has_it_open() {
+    let (world, [small, large]) = two_files().await;
+    let node = &world.nodes[0];
+    let (mut agent, mut other) = (Agent::new(node).await, Agent::new(node).await);
+    assert!(agent.hold(0).await.is_none(), "it is not here yet");
+    scan(node, 0, &small).await;
+    eventually(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    assert!(agent.hold(1).await.is_none());
+    let opened = agent.hold(0).await.expect("it is wholly here");
+    let again = other.hold(0).await.expect("others may have it too");
+    let stays = async || {
+        scan(node, 1, &large).await;
+        assert!((0..10).all(|block| agent.map.has(0, block)));
+        assert!(whole(&opened, small.len()) == small);
+    };
+    stays().await;
+    // A dead agent is no reason while the kernel, on behalf of a program, has the file.
+    drop(other);
+    stays().await;
+    drop(again);
+    stays().await;
+    agent.let_go(0).await;
+    scan(node, 1, &large).await;
+    assert!(whole(&opened, small.len()) == small);
+    drop(opened);
+    for _ in 0..100 {
+        scan(node, 1, &large).await;
+        if (0..10).all(|block| !agent.map.has(0, block)) {
+            let used = node.caches.used(ID).expect("used").0;
+            assert!(used <= 30 * u64::from(BLOCK));
+            return;
+        }
+    }
+    panic!("it stays for ever");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cache_of_nothing_but_open_files_passes_the_others_through() {
+    let (world, [small, large]) = two_files().await;
+    let node = &world.nodes[0];
+    node.caches.remove(ID).await;
+    let size = 10 * u64::from(BLOCK);
+    world.create(&cache(1, size, Replacement::Mru)).await;
+    let mut agent = Agent::new(node).await;
+    scan(node, 0, &small).await;
+    eventually(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    let opened = agent.hold(0).await.expect("it is wholly here");
+    scan(node, 1, &large).await;
+    assert!(node.count("cache_pass_through") > 0);
+    assert!(whole(&opened, small.len()) == small);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn agents_of_an_old_state_are_told_and_read_nothing_of_the_new_one() {
+    let (world, [small, large]) = two_files().await;
+    let node = &world.nodes[0];
+    scan(node, 0, &small).await;
+    let mut agent = Agent::new(node).await;
+    eventually(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    let opened = agent.hold(0).await.expect("it is wholly here");
+    let old = manifest(node).await;
+    let changed = content(3, large.len());
+    world.home.put("db/b", changed.clone(), 2);
+    let (caches, mut recall) = (node.caches.clone(), agent.parcel.recall.clone());
+    let renewing = tokio::spawn(async move {
+        let deadline = Deadline::after_ms(30_000);
+        caches.invalidate(ID, Token::none(), deadline).await
+    });
+    let why = recall
+        .wait_for(Option::is_some)
+        .await
+        .expect("told")
+        .clone();
+    assert_eq!(why.map(|why| why.code), Some(ErrorCode::SourceChanged));
+    // Nothing moves under it while it has the file, and it gets no other one.
+    assert!(whole(&opened, small.len()) == small);
+    let file = FileIndex(0);
+    let asked = agent.parcel.keeper.answer(DoorRequest::PinFile { file });
+    assert_eq!(
+        asked.await.map_err(|e| e.code).err(),
+        Some(ErrorCode::SourceChanged)
+    );
+    drop(opened);
+    agent.let_go(0).await;
+    let new = renewing.await.expect("task").expect("invalidate");
+    assert_ne!(new, old);
+    assert!((0..10).all(|block| !agent.map.has(0, block)));
+    assert!(node.caches.grant(ID, old).is_err());
+    // The file that did not change is still here, for those who work with the new state.
+    let fresh = Agent::new(node).await;
+    let before = world.home_bytes();
+    scan(node, 0, &small).await;
+    assert_eq!(world.home_bytes(), before);
+    assert!(fresh.read(0, 3, BLOCK as usize).as_deref() == Some(block_of(&small, 3)));
+    scan(node, 1, &changed).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_later_life_changes_nothing_that_survivors_read() {
+    let (mut world, [small, large]) = two_files().await;
+    let mut agent = Agent::new(&world.nodes[0]).await;
+    scan(&world.nodes[0], 0, &small).await;
+    eventually(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    let opened = agent.hold(0).await.expect("it is wholly here");
+    let directory: OwnedFd = agent.parcel.files[0].try_clone().expect("clone");
+    let path = openat(&directory, "0", OFlags::RDONLY, Mode::empty());
+    let read_by_map = File::from(path.expect("open"));
+    drop(world.kill(0));
+    world.start(1);
+    world.tell();
+    let node = &world.nodes[0];
+    // It fills its cache anew, and the old agent reads on as if nothing had happened.
+    scan(node, 1, &large).await;
+    assert!(whole(&opened, small.len()) == small);
+    assert!(whole(&read_by_map, small.len()) == small);
+    let before = world.home_bytes();
+    scan(node, 0, &small).await;
+    assert!(world.home_bytes() > before, "the survivors kept it");
+    // Without the map, only the file that somebody has open is left behind.
+    drop((agent, read_by_map, directory));
+    scan(node, 0, &small).await;
+    let mut agent = Agent::new(node).await;
+    eventually(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    let newer = agent.hold(0).await.expect("it is wholly here");
+    drop(agent);
+    drop(world.kill(0));
+    world.start(1);
+    let node = &world.nodes[0];
+    let used = node.caches.used(ID).expect("used").0;
+    assert!(used > 0, "blocks of the other file are still here");
+    let before = world.home_bytes();
+    scan(node, 0, &small).await;
+    assert_eq!(world.home_bytes() - before, small.len() as u64);
+    assert_eq!(node.count("cache_digest_failures"), 0);
+    assert!(whole(&newer, small.len()) == small && whole(&opened, small.len()) == small);
+}
