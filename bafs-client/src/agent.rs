@@ -119,7 +119,14 @@ impl Agent {
                     Ownership::One { shown, .. } => shown,
                 };
                 let tree = CacheTree::open(server(address), *volume, owner, fate.clone()).await?;
-                (Tree::Cache(tree), Mode::cache(), Usage::with_pages())
+                let tree = Tree::Cache(tree);
+                let (whole_files, why) = tree.whole_files();
+                tracing::debug!(volume = mount.name, whole_files, why, "path of reads");
+                let mode = Mode {
+                    whole_files,
+                    ..Mode::cache()
+                };
+                (tree, mode, Usage::with_pages())
             }
         })
     }

@@ -25,6 +25,14 @@ pub(crate) const COPY_BYTES_MAX: u64 = 64 << 20;
 /// files at once, while the page cache of the kernel does the real caching.
 pub(crate) const BLOCK_BUFFER_BYTES: usize = 16 << 20;
 
+/// Files of blocks on this machine that an agent keeps open for one volume.
+pub(crate) const NEAR_FILES_MAX: usize = 64;
+
+/// A cache volume whose files have so many bytes on average lets the kernel read whole files by
+/// itself, at the price of a request for each open: what that saves on the bytes of such a file is
+/// ten times what its open costs. Smaller ones are opened without any request instead.
+pub(crate) const WHOLE_FILE_BYTES: u64 = 1 << 20;
+
 /// Times that a block with a wrong digest is asked for again before the volume is given up.
 pub(crate) const DIGEST_RETRIES: u32 = 3;
 
@@ -58,18 +66,3 @@ pub(crate) const SPEC_BYTES_MAX: u64 = 64 << 20;
 
 /// How long a detached volume may take until the kernel lets it go.
 pub(crate) const DETACH: Duration = Duration::from_secs(2);
-
-/// First pause after an operation that did not reach its server, in milliseconds; doubles up to
-/// the longest.
-pub(crate) const PAUSE_MS_MIN: u64 = 20;
-pub(crate) const PAUSE_MS_MAX: u64 = 1_000;
-
-/// Time for the keeper of a mount to begin its watch.
-pub(crate) const KEEPER_READY: Duration = Duration::from_secs(5);
-
-/// The shortest silence of an agent that its watchers act on, whatever the deadline: a busy
-/// machine makes an agent wait.
-pub(crate) const SILENCE_MIN: Duration = Duration::from_secs(3);
-
-/// Time for one look at a mount that may hang.
-pub(crate) const LOOK: Duration = Duration::from_secs(2);

@@ -1,6 +1,6 @@
 //! What a job did to one of its volumes: bytes, touched pages, the longest wait.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -26,6 +26,8 @@ struct Touched {
     files: BTreeMap<InodeNo, File>,
     /// Where files were seen last; only the files of `files` are worth a path.
     names: BTreeMap<InodeNo, (InodeNo, Name)>,
+    /// Files that count as read wholly.
+    whole: BTreeSet<InodeNo>,
 }
 
 #[derive(Debug, Default)]
@@ -68,6 +70,16 @@ impl Usage {
             let file = touched.files.entry(ino).or_default();
             file.pages.touch(offset, bytes);
             file.size = file.size.max(offset.saturating_add(bytes));
+        }
+    }
+
+    /// The kernel was given a file to read by itself: how much of it, nobody sees. It counts once.
+    pub fn read_whole(&self, ino: InodeNo, size: u64) {
+        let is_first = self
+            .touched()
+            .is_none_or(|mut touched| touched.whole.insert(ino));
+        if is_first {
+            self.read(ino, 0, size);
         }
     }
 
@@ -176,6 +188,17 @@ mod tests {
         assert_eq!(report.pages[1].path, "inode 9");
         let described = usage.report("v", |_| Some(("known".into(), 1)));
         assert_eq!(described.pages[1].path, "known");
+    }
+
+    #[test]
+    fn a_file_that_the_kernel_reads_by_itself_counts_once_and_wholly() {
+        let usage = Usage::with_pages();
+        usage.read(InodeNo(2), 0, 1);
+        usage.read_whole(InodeNo(2), 9_000);
+        usage.read_whole(InodeNo(2), 9_000);
+        let report = usage.report("v", |_| None);
+        assert_eq!(report.read_bytes, 9_001);
+        assert_eq!(report.pages[0].runs, [(0, 3)]);
     }
 
     #[test]

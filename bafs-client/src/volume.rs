@@ -2,6 +2,7 @@
 //! everything once the volume is lost. Free of kernel types; the tree does the work.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -38,6 +39,8 @@ pub struct Mode {
     pub read_only: bool,
     /// Whether files need not be opened: handles are inode numbers.
     pub stateless: bool,
+    /// Whether they are opened all the same where the kernel can then read them by itself.
+    pub whole_files: bool,
 }
 
 impl Mode {
@@ -49,6 +52,7 @@ impl Mode {
             cached: true,
             read_only: !writable,
             stateless: false,
+            whole_files: false,
         }
     }
 
@@ -60,6 +64,7 @@ impl Mode {
             cached: true,
             read_only: true,
             stateless: true,
+            whole_files: false,
         }
     }
 
@@ -71,6 +76,7 @@ impl Mode {
             cached: false,
             read_only: !writable,
             stateless: false,
+            whole_files: false,
         }
     }
 }
@@ -207,6 +213,22 @@ impl Volume {
             &[],
             Box::new(counted),
         );
+    }
+
+    /// The open file of a file that stays wholly on this machine until [`Self::let_go_whole`].
+    /// What is read of it is not seen here: it counts as read once, and wholly.
+    pub fn hold_whole(&self, ino: InodeNo) -> Option<OwnedFd> {
+        if self.fate.loss().is_some() {
+            return None;
+        }
+        let (file, size) = self.tree.hold_whole(ino)?;
+        self.usage.read_whole(ino, size);
+        Some(file)
+    }
+
+    /// Undoes [`Self::hold_whole`].
+    pub fn let_go_whole(&self, ino: InodeNo) {
+        self.tree.let_go_whole(ino);
     }
 
     /// Changes the bits that [`Self::loses_privilege`] names, then runs `op`.

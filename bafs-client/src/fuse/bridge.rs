@@ -10,6 +10,7 @@ use fuser::{
 
 use super::convert::caller;
 use super::replies;
+use super::whole::WholeFiles;
 use crate::volume::Volume;
 
 /// One volume as the kernel's file system.
@@ -19,6 +20,8 @@ pub(super) struct Bridge {
     /// Whether the kernel can do without opening files, and directories.
     pub(super) no_open: bool,
     pub(super) no_opendir: bool,
+    /// Files that the kernel may read by itself; `None` when it does not offer to.
+    pub(super) whole_files: Option<WholeFiles>,
 }
 
 impl Bridge {
@@ -27,6 +30,7 @@ impl Bridge {
             volume,
             no_open: false,
             no_opendir: false,
+            whole_files: None,
         }
     }
 
@@ -88,6 +92,9 @@ impl Bridge {
         if mode.stateless {
             wanted |= InitFlags::FUSE_NO_OPEN_SUPPORT | InitFlags::FUSE_NO_OPENDIR_SUPPORT;
         }
+        if mode.whole_files {
+            wanted |= InitFlags::FUSE_PASSTHROUGH;
+        }
         if !mode.cached {
             // A link that somebody else replaces must be read again.
             wanted.remove(InitFlags::FUSE_CACHE_SYMLINKS);
@@ -97,5 +104,9 @@ impl Bridge {
         let _ = config.add_capabilities(given);
         self.no_open = given.contains(InitFlags::FUSE_NO_OPEN_SUPPORT);
         self.no_opendir = given.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
+        // A file system on top of this one needs a level, and there are two.
+        if given.contains(InitFlags::FUSE_PASSTHROUGH) && config.set_max_stack_depth(1).is_ok() {
+            self.whole_files = Some(WholeFiles::default());
+        }
     }
 }

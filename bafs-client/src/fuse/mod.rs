@@ -7,5 +7,6 @@ mod mount;
 mod operations;
 mod replies;
 mod requests;
+mod whole;
 
-pub use mount::{MountError, Mounted, Place, open_device};
+pub use mount::{MountError, Mounted, Place};

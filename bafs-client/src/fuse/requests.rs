@@ -177,6 +177,13 @@ impl Filesystem for Bridge {
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        if let Some(whole_files) = self
+            .whole_files
+            .as_ref()
+            .filter(|files| !files.is_refused())
+        {
+            return whole_files.open(&self.volume, InodeNo(ino.0), self.file_flags(), reply);
+        }
         if self.no_open {
             // Not a failure: it tells the kernel never to ask again, for any file.
             return reply.error(fuser::Errno::ENOSYS);
@@ -307,6 +314,10 @@ impl Filesystem for Bridge {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
+        if let Some(whole_files) = &self.whole_files {
+            whole_files.release(&self.volume, InodeNo(ino.0));
+            return reply.ok();
+        }
         self.empty(
             request,
             FileOp::Release {

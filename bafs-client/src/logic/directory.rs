@@ -177,6 +177,15 @@ impl Directory {
         Some(())
     }
 
+    /// Number of regular files, and their bytes.
+    pub fn files_and_bytes(&self) -> (u64, u64) {
+        let is_file = |node: &&Node| matches!(node.content, Content::File(_));
+        let files = self.nodes.iter().filter(is_file);
+        files.fold((0, 0), |(count, bytes), node| {
+            (count + 1, bytes + node.size)
+        })
+    }
+
     /// Size of the whole tree; nothing is free, as nothing can be added.
     pub fn stat(&self) -> TreeStat {
         TreeStat {
@@ -312,7 +321,6 @@ impl Directory {
             gid: self.owner.gid,
             rdev: 0,
             block_size: self.block_bytes,
-            born_ns: 0,
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, VolumeId};
@@ -13,6 +13,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::sync::watch;
 
+use super::near::Near;
 use super::remote::Server;
 use crate::limits::{BLOCK_BUFFER_BYTES, DIGEST_RETRIES};
 use crate::logic::directory::File;
@@ -27,6 +28,7 @@ pub(super) struct Blocks {
     volume: VolumeId,
     manifest: Digest,
     block_bytes: u32,
+    near: Option<Arc<Near>>,
     buffer: Mutex<Buffer>,
 }
 
@@ -60,16 +62,22 @@ impl Blocks {
     pub(super) fn new(
         server: Server,
         volume: VolumeId,
-        manifest: Digest,
-        block_bytes: u32,
+        (manifest, block_bytes): (Digest, u32),
+        near: Option<Arc<Near>>,
     ) -> Self {
         Self {
             server,
             volume,
             manifest,
             block_bytes,
+            near,
             buffer: Mutex::default(),
         }
+    }
+
+    /// Block size in bytes.
+    pub(super) fn block_bytes(&self) -> u64 {
+        u64::from(self.block_bytes)
     }
 
     /// Bytes of `range` (within the file) if all of its blocks are at hand.
@@ -92,6 +100,11 @@ impl Blocks {
         let mut blocks = Vec::new();
         let mut next = wanted.start;
         while next < wanted.end {
+            if let Some(data) = self.read_near(file, next) {
+                blocks.push(data);
+                next += 1;
+                continue;
+            }
             match self.plan(file, next..wanted.end) {
                 Step::Have(data) => {
                     blocks.push(data);
@@ -124,8 +137,10 @@ impl Blocks {
         let call_blocks = u64::from((IO_BYTES_MAX / self.block_bytes).max(1));
         let (end, pending) = watch::channel(());
         let mut last = wanted.start;
+        let is_near = |block| self.near.as_ref().is_some_and(|near| near.has(file, block));
         while last < wanted.end.min(wanted.start + call_blocks)
             && !buffer.blocks.contains_key(&(file.index.0, last))
+            && (last == wanted.start || !is_near(last))
         {
             buffer
                 .blocks
@@ -139,6 +154,15 @@ impl Blocks {
             blocks,
             end: Some(end),
         })
+    }
+
+    /// A block that came to this machine while others were waited for.
+    fn read_near(&self, file: File, block: u64) -> Option<Bytes> {
+        let near = self.near.as_ref()?;
+        let start = block * self.block_bytes();
+        let range = start..(start + self.block_bytes()).min(file.size);
+        let mut bytes = vec![0; usize::try_from(range.end - range.start).ok()?];
+        near.read(file, &range, &mut bytes).then(|| bytes.into())
     }
 
     async fn fetch(&self, file: File, blocks: Range<u64>) -> Result<Vec<Bytes>> {

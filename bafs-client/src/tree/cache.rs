@@ -1,6 +1,9 @@
 //! A cache volume: names and attributes from memory, data block by block from the storage server
 //! next to the job. Read-only; what is not a read is refused.
 
+use std::cell::RefCell;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use bafs_proto::file_op::{Errno, FileOp, FileReply, FileResult};
@@ -9,24 +12,35 @@ use bafs_proto::ids::{FileIndex, HandleId, InodeNo, VolumeId};
 use bafs_proto::limits::{IO_BYTES_MAX, MANIFEST_ENTRIES_MAX};
 use bafs_proto::message::{ManifestPage, ReadManifest, SourceEntry};
 use bafs_proto::{Error, ErrorCode, Result};
+use bafs_tree::BlockPlaces;
 use bytes::Bytes;
 use nix::libc;
 use tokio::runtime::Handle;
 
 use super::Done;
 use super::blocks::Blocks;
+use super::near::Near;
 use super::remote::Server;
 use crate::errno::errno_of;
 use crate::fate::{Fate, is_fatal};
+use crate::limits::WHOLE_FILE_BYTES;
 use crate::logic::directory::{Directory, File, Owner};
 
 /// Bytes that an entry takes in the kernel's form beside its name.
 const ENTRY_BYTES: u32 = 152;
 
+thread_local! {
+    /// Where a thread that answers the kernel puts what it reads from a file; it grows to the
+    /// longest read.
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
 /// A cache volume with its names in memory.
 #[derive(Debug)]
 pub struct CacheTree {
     directory: Directory,
+    /// Blocks on this machine, or why there are none to be had.
+    near: Result<Arc<Near>>,
     blocks: Arc<Blocks>,
     fate: Fate,
     runtime: Handle,
@@ -41,10 +55,17 @@ impl CacheTree {
     /// `Malformed` when it is no tree.
     pub async fn open(server: Server, volume: VolumeId, owner: Owner, fate: Fate) -> Result<Self> {
         let (manifest, block_bytes, entries) = read_manifest(&server, volume).await?;
+        let places = (BlockPlaces::of(&entries, block_bytes), block_bytes);
         let directory = Directory::build(entries, owner, block_bytes)?;
-        let blocks = Arc::new(Blocks::new(server, volume, manifest, block_bytes));
+        let near = Near::open(&server, volume, manifest, places, fate.clone()).await;
+        let near = near.map(Arc::new).inspect_err(|why| {
+            tracing::info!(%why, "blocks of the volume come through the network");
+        });
+        let here = near.as_ref().ok().cloned();
+        let blocks = Arc::new(Blocks::new(server, volume, (manifest, block_bytes), here));
         Ok(Self {
             directory,
+            near,
             blocks,
             fate,
             runtime: Handle::current(),
@@ -61,6 +82,50 @@ impl CacheTree {
             self.directory.path(ino)?.to_owned(),
             self.directory.file(ino)?.size,
         ))
+    }
+
+    pub(super) fn whole_files(&self) -> (bool, String) {
+        let (files, bytes) = self.directory.files_and_bytes();
+        let mean = bytes.checked_div(files).unwrap_or(0);
+        match &self.near {
+            Err(why) => (false, format!("blocks come through the network: {why}")),
+            Ok(_) if mean < WHOLE_FILE_BYTES => {
+                let text = format!(
+                    "blocks on this machine are read without asking; files have {mean} bytes on \
+                     average, so they are opened without any request"
+                );
+                (false, text)
+            }
+            Ok(_) => {
+                let text = format!(
+                    "blocks on this machine are read without asking, and files that are wholly \
+                     here by the kernel itself; they have {mean} bytes on average"
+                );
+                (true, text)
+            }
+        }
+    }
+
+    pub(super) fn hold_whole(&self, ino: InodeNo) -> Option<(OwnedFd, u64)> {
+        let (file, near) = (self.directory.file(ino)?, self.near.as_ref().ok()?);
+        // A small file, or one that is not here to its end, is not worth a question.
+        let last = file.size.checked_sub(1)? / self.blocks.block_bytes();
+        if file.size < WHOLE_FILE_BYTES || !near.has(file, 0) || !near.has(file, last) {
+            return None;
+        }
+        match near.hold(file.index) {
+            Ok(opened) => Some((opened, file.size)),
+            Err(why) => {
+                tracing::debug!(file = %file.index, %why, "not handed over whole");
+                None
+            }
+        }
+    }
+
+    pub(super) fn let_go_whole(&self, ino: InodeNo) {
+        if let (Some(file), Ok(near)) = (self.directory.file(ino), &self.near) {
+            near.let_go(file.index);
+        }
     }
 
     /// Handles are inode numbers: the kernel may leave out opening and closing.
@@ -147,6 +212,9 @@ impl CacheTree {
         if range.is_empty() {
             return done(Ok(FileReply::Read { length: 0 }), &[]);
         }
+        let Some(done) = self.read_near(file, &range, done) else {
+            return;
+        };
         if let Some(data) = self.blocks.at_hand(file, &range) {
             return answer_read(done, &data);
         }
@@ -156,7 +224,29 @@ impl CacheTree {
     }
 }
 
-async fn fetch(blocks: &Blocks, fate: &Fate, file: File, range: std::ops::Range<u64>, done: Done) {
+impl CacheTree {
+    /// Answers a read of blocks that are all on this machine; gives `done` back otherwise.
+    fn read_near(&self, file: File, range: &Range<u64>, done: Done) -> Option<Done> {
+        let Ok(near) = &self.near else {
+            return Some(done);
+        };
+        let length = usize::try_from(range.end - range.start).unwrap_or(0);
+        let mut buffer = BUFFER.take();
+        if buffer.len() < length {
+            buffer.resize(length, 0);
+        }
+        let left = if near.read(file, range, &mut buffer[..length]) {
+            answer_read(done, &buffer[..length]);
+            None
+        } else {
+            Some(done)
+        };
+        BUFFER.set(buffer);
+        left
+    }
+}
+
+async fn fetch(blocks: &Blocks, fate: &Fate, file: File, range: Range<u64>, done: Done) {
     match fate.while_there(blocks.read(file, &range)).await {
         Some(Ok(data)) => answer_read(done, &data),
         Some(Err(error)) => {

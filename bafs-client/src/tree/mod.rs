@@ -1,14 +1,15 @@
 //! The trees that a volume can show, behind one way to run an operation. Knows no kernel
 //! interface; where a volume comes from decides which tree it is.
 
-mod again;
-mod answers;
 mod blocks;
 mod cache;
 mod local;
+mod near;
 mod remote;
 
 use bafs_proto::file_op::{Caller, FileOp, FileResult};
+use std::os::fd::OwnedFd;
+
 use bafs_proto::ids::InodeNo;
 
 pub use cache::CacheTree;
@@ -53,6 +54,32 @@ impl Tree {
         match self {
             Self::Cache(tree) => tree.is_single_file(),
             Self::Remote(_) | Self::Local(_) => false,
+        }
+    }
+
+    /// Whether the kernel may read whole files by itself, and why or why not.
+    pub fn whole_files(&self) -> (bool, String) {
+        match self {
+            Self::Cache(tree) => tree.whole_files(),
+            Self::Remote(_) | Self::Local(_) => (false, "no cache volume".to_owned()),
+        }
+    }
+
+    /// The open file of a file that stays wholly on this machine until
+    /// [`Self::let_go_whole`], with its size in bytes; `None` when there is none. May wait for the
+    /// node; not to be called by a thread of the runtime.
+    pub fn hold_whole(&self, ino: InodeNo) -> Option<(OwnedFd, u64)> {
+        match self {
+            Self::Cache(tree) => tree.hold_whole(ino),
+            Self::Remote(_) | Self::Local(_) => None,
+        }
+    }
+
+    /// Undoes [`Self::hold_whole`].
+    pub fn let_go_whole(&self, ino: InodeNo) {
+        match self {
+            Self::Cache(tree) => tree.let_go_whole(ino),
+            Self::Remote(_) | Self::Local(_) => {}
         }
     }
 

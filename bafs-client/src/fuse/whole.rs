@@ -1,0 +1,112 @@
+//! Files that the kernel reads by itself, because they lie wholly on this machine (passthrough).
+//! Which these are, the volume says.
+//!
+//! All opens of one file must be of one kind, or the kernel answers EIO: what the first one got,
+//! the others get too, until the last is closed.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bafs_proto::ids::InodeNo;
+use fuser::{BackingId, FileHandle, FopenFlags, ReplyOpen};
+
+use crate::volume::Volume;
+
+/// The open files of a volume, and which of them the kernel reads by itself.
+#[derive(Debug, Default)]
+pub(super) struct WholeFiles {
+    open: Mutex<BTreeMap<InodeNo, Opened>>,
+    /// The kernel does not let this process give it files.
+    refused: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Opened {
+    count: u32,
+    backing: Option<BackingId>,
+}
+
+/// Whether the kernel will never take a file of this process (it wants root of the machine), or of
+/// this disk (it is itself on top of another).
+fn is_final(error: &std::io::Error) -> bool {
+    use nix::libc::{EINVAL, ELOOP, ENOTTY, EOPNOTSUPP, EPERM};
+    let finals = [EINVAL, ELOOP, ENOTTY, EOPNOTSUPP, EPERM];
+    error
+        .raw_os_error()
+        .is_some_and(|errno| finals.contains(&errno))
+}
+
+impl WholeFiles {
+    /// Whether the kernel refused to take a file, so that to open one brings nothing.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Opens a file, as the kernel's own when that can be. May wait for the node.
+    pub(super) fn open(
+        &self,
+        volume: &Arc<Volume>,
+        ino: InodeNo,
+        cached: FopenFlags,
+        reply: ReplyOpen,
+    ) {
+        if volume.fate().loss().is_some() {
+            return reply.error(fuser::Errno::EIO);
+        }
+        // Held while the node is asked: nobody else may open the same file in another way.
+        let mut open = self.lock();
+        let opened = open.entry(ino).or_insert_with(|| Opened {
+            count: 0,
+            backing: self.backing(volume, ino, &reply),
+        });
+        opened.count += 1;
+        let handle = FileHandle(ino.0);
+        match &opened.backing {
+            Some(backing) => reply.opened_passthrough(handle, FopenFlags::empty(), backing),
+            None => reply.opened(handle, cached),
+        }
+    }
+
+    /// One open of a file is over.
+    pub(super) fn release(&self, volume: &Arc<Volume>, ino: InodeNo) {
+        let mut open = self.lock();
+        let Some(opened) = open.get_mut(&ino) else {
+            return;
+        };
+        opened.count -= 1;
+        if opened.count > 0 {
+            return;
+        }
+        if let Some(Opened {
+            backing: Some(backing),
+            ..
+        }) = open.remove(&ino)
+        {
+            // The kernel lets go of the file first, then the node may.
+            drop(backing);
+            volume.let_go_whole(ino);
+        }
+    }
+
+    fn backing(&self, volume: &Arc<Volume>, ino: InodeNo, reply: &ReplyOpen) -> Option<BackingId> {
+        let file = volume.hold_whole(ino)?;
+        match reply.open_backing(&file) {
+            Ok(backing) => Some(backing),
+            Err(error) => {
+                tracing::debug!(%error, "the kernel does not take a file; it asks for its bytes");
+                if is_final(&error) {
+                    self.refused.store(true, Ordering::Relaxed);
+                }
+                drop(file);
+                volume.let_go_whole(ino);
+                None
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<InodeNo, Opened>> {
+        // No holder leaves the map half-changed.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,212 @@
+//! Blocks of a cache volume that lie on this machine: read from their files without asking the
+//! node. Fetches nothing; what is not here, or goes away meanwhile, is left to a call.
+
+use std::collections::BTreeMap;
+use std::fs::File as OsFile;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use bafs_proto::door::{DoorReply, DoorRequest, HandOverOf, HandedOver};
+use bafs_proto::hash::Digest;
+use bafs_proto::ids::{FileIndex, VolumeId};
+use bafs_proto::{Error, ErrorClass, ErrorCode, Result};
+use bafs_tree::{BlockMap, BlockPlaces};
+use rustix::fs::{Mode, OFlags, openat};
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+
+use super::remote::Server;
+use crate::door::{self, DoorConnection};
+use crate::fate::Fate;
+use crate::limits::NEAR_FILES_MAX;
+use crate::logic::directory::File;
+
+/// What the node on this machine handed over, for as long as it may be used.
+#[derive(Debug)]
+pub(super) struct Near {
+    /// `None` once the node took it back or is gone.
+    blocks: Arc<RwLock<Option<Arc<NearBlocks>>>>,
+    connection: Arc<DoorConnection>,
+    watch: JoinHandle<()>,
+    runtime: Handle,
+}
+
+/// The blocks that are here. Dropped, nothing of them is open any more.
+#[derive(Debug)]
+struct NearBlocks {
+    map: BlockMap,
+    block_bytes: u64,
+    directory: OwnedFd,
+    files: Mutex<Files>,
+    /// Bytes that were read.
+    read_bytes: AtomicU64,
+    /// Its lock tells the node, and a later life of it, that somebody uses the blocks.
+    _users: OwnedFd,
+}
+
+/// The files that were used last, open.
+#[derive(Debug, Default)]
+struct Files {
+    open: BTreeMap<FileIndex, (Arc<OsFile>, u64)>,
+    uses: u64,
+}
+
+impl Near {
+    /// Asks the node for its blocks. Must be called within a tokio runtime. When the node takes
+    /// them back because the volume is over, `fate` hears of it; when the node is gone, calls tell.
+    ///
+    /// # Errors
+    /// Why there is nothing to be had: the node is on another machine, or does not give it.
+    pub(super) async fn open(
+        server: &Server,
+        volume: VolumeId,
+        manifest: Digest,
+        (places, block_bytes): (Option<BlockPlaces>, u32),
+        fate: Fate,
+    ) -> Result<Self> {
+        let unusable = |why: String| Error::new(ErrorCode::Unsupported, why);
+        let places = places
+            .ok_or_else(|| unusable("the volume has too many blocks for a map".to_owned()))?;
+        let what = HandOverOf::Cache { volume, manifest };
+        let parcel = door::fetch(server, what).await?;
+        let HandedOver::Cache(header) = parcel.header else {
+            return Err(unusable("something else was handed over".to_owned()));
+        };
+        let files = <[OwnedFd; 4]>::try_from(parcel.files);
+        let Ok([directory, present, used, users]) = files else {
+            return Err(unusable("too few files were handed over".to_owned()));
+        };
+        if header.manifest != manifest {
+            return Err(unusable(
+                "another state of the source was handed over".to_owned(),
+            ));
+        }
+        let map = BlockMap::open(places, [present.as_fd(), used.as_fd()])
+            .map_err(|error| unusable(format!("the block map is not usable: {error}")))?;
+        let blocks = Arc::new(RwLock::new(Some(Arc::new(NearBlocks {
+            map,
+            block_bytes: u64::from(block_bytes),
+            directory,
+            files: Mutex::default(),
+            read_bytes: AtomicU64::new(0),
+            _users: users,
+        }))));
+        let connection = Arc::new(parcel.connection);
+        let (watched, given) = (Arc::clone(&connection), Arc::clone(&blocks));
+        let watch = tokio::spawn(async move {
+            let why = watched.over().await;
+            given.write().unwrap_or_else(PoisonError::into_inner).take();
+            if why.class() == ErrorClass::VolumeLost {
+                fate.lose(why);
+            } else {
+                tracing::info!(%why, "blocks on this machine are asked for from now on");
+            }
+        });
+        Ok(Self {
+            blocks,
+            connection,
+            watch,
+            runtime: Handle::current(),
+        })
+    }
+
+    /// Whether a block may be here.
+    pub(super) fn has(&self, file: File, block: u64) -> bool {
+        self.blocks()
+            .is_some_and(|blocks| blocks.map.has(file.index.0, block))
+    }
+
+    /// Fills `buffer` with the bytes of `range`, which is as long and within the file; false when
+    /// they are not all here.
+    pub(super) fn read(&self, file: File, range: &Range<u64>, buffer: &mut [u8]) -> bool {
+        self.blocks()
+            .is_some_and(|blocks| blocks.read(file, range, buffer))
+    }
+
+    /// The open file of a file that is wholly here, which the node keeps whole until
+    /// [`Near::let_go`]. Waits for the node; not to be called by a thread of the runtime.
+    ///
+    /// # Errors
+    /// Why the node does not give it.
+    pub(super) fn hold(&self, file: FileIndex) -> Result<OwnedFd> {
+        let call = self.connection.call(DoorRequest::PinFile { file });
+        match self.runtime.block_on(call)? {
+            (DoorReply::Pinned, mut files) if files.len() == 1 => Ok(files.remove(0)),
+            _ => {
+                let text = "the node's answer does not fit the question";
+                Err(Error::new(ErrorCode::Malformed, text))
+            }
+        }
+    }
+
+    /// Gives a file back. Waits for nothing.
+    pub(super) fn let_go(&self, file: FileIndex) {
+        let connection = Arc::clone(&self.connection);
+        self.runtime.spawn(async move {
+            let told = connection.call(DoorRequest::ReleaseFile { file }).await;
+            if let Err(error) = told {
+                tracing::debug!(%file, %error, "a whole file is given back with the connection");
+            }
+        });
+    }
+
+    fn blocks(&self) -> Option<Arc<NearBlocks>> {
+        self.blocks
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+impl Drop for Near {
+    fn drop(&mut self) {
+        // It holds the connection, whose end gives everything back.
+        self.watch.abort();
+    }
+}
+
+impl NearBlocks {
+    fn read(&self, file: File, range: &Range<u64>, buffer: &mut [u8]) -> bool {
+        let index = file.index.0;
+        let blocks = range.start / self.block_bytes..range.end.div_ceil(self.block_bytes);
+        if !blocks.clone().all(|block| self.map.has(index, block)) {
+            return false;
+        }
+        let Some(opened) = self.file(file.index) else {
+            return false;
+        };
+        let read = || opened.read_exact_at(buffer, range.start).is_ok();
+        if !self.map.while_there(index, blocks, read) {
+            return false;
+        }
+        let bytes = range.end - range.start;
+        let before = self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let kib = ((before + bytes) >> 10) - (before >> 10);
+        self.map.note_read(u32::try_from(kib).unwrap_or(u32::MAX));
+        true
+    }
+
+    fn file(&self, file: FileIndex) -> Option<Arc<OsFile>> {
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        files.uses += 1;
+        let uses = files.uses;
+        if let Some((opened, used)) = files.open.get_mut(&file) {
+            *used = uses;
+            return Some(Arc::clone(opened));
+        }
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let opened = openat(&self.directory, file.to_string(), flags, Mode::empty()).ok()?;
+        let opened = Arc::new(OsFile::from(opened));
+        if files.open.len() >= NEAR_FILES_MAX {
+            let oldest = files.open.iter().min_by_key(|(_, (_, used))| *used);
+            if let Some(oldest) = oldest.map(|(file, _)| *file) {
+                files.open.remove(&oldest);
+            }
+        }
+        files.open.insert(file, (Arc::clone(&opened), uses));
+        Some(opened)
+    }
+}
