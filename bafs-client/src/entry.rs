@@ -20,8 +20,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
 use crate::agent::Agent;
-use crate::fuse::{MountError, Mounted, Place};
-use crate::job::{JobEnd, JobIo, run_job};
+use crate::doctor;
+use crate::fuse::{MountError, Mounted, Place, open_device};
+use crate::job::{JobEnd, JobIo, run_job, silence_of};
+use crate::keeper::Keeper;
 use crate::limits::SPEC_BYTES_MAX;
 use crate::sandbox::{NotStartedReason, Privilege, Sandbox, enter_private};
 use crate::volume::Volume;
@@ -165,12 +167,16 @@ async fn show(
     // On the host numbers of users are what they are, whoever mounts.
     let agent = Agent::new(pool(identity)?, Privilege::Root, op_deadline_ms);
     let volume = Arc::new(agent.open(&mount, losses).await?);
-    let directory = directory.to_owned();
-    let shown = Arc::clone(&volume);
-    let mounted = tokio::task::spawn_blocking(move || mount_on_host(shown, &directory))
+    let directory = std::path::absolute(directory).map_err(|error| unsupported(&error))?;
+    let (shown, silence) = (Arc::clone(&volume), silence_of(&agent));
+    let mounting = tokio::task::spawn_blocking(move || mount_on_host(shown, &directory, silence));
+    let (mounted, keeper) = mounting
         .await
         .map_err(|error| unsupported(&error))?
         .map_err(|error| unsupported(&error))?;
+    let keeper = Arc::new(keeper);
+    let beating = Arc::clone(&keeper);
+    let beating = tokio::spawn(async move { beating.pulse.beat_on().await });
     let result = loop {
         tokio::select! {
             _ = killed.wait_for(|killed| *killed) => break Ok(()),
@@ -181,19 +187,37 @@ async fn show(
     if let Err(error) = tokio::task::spawn_blocking(move || mounted.unmount()).await {
         tracing::error!(%error, "unmounting failed");
     }
+    beating.abort();
+    let _ = beating.await;
+    if let Some(keeper) = Arc::into_inner(keeper) {
+        keeper.dismiss();
+    }
     volume.close().await;
+    let used = volume.usage();
+    complain(&format!(
+        "bafs: volume {}: {} bytes read, {} written; the longest call took {} ms",
+        used.name, used.read_bytes, used.written_bytes, used.longest_call_ms
+    ));
     result
 }
 
-/// Has `fusermount3` mount, also for root: it takes the mount away when this process is killed.
-/// Without it root mounts alone, and a killed process leaves a dead mount (`umount -l` ends it).
-fn mount_on_host(volume: Arc<Volume>, directory: &Path) -> Result<Mounted, MountError> {
-    match Mounted::mount(Arc::clone(&volume), directory, Place::Fusermount) {
-        Err(MountError::Refused { .. }) if geteuid().is_root() => {
-            Mounted::mount(volume, directory, Place::Own)
-        }
-        mounted => mounted,
+/// Mounts, with a keeper that takes the mount away should this process die or get stuck. What a
+/// killed process left on the directory before is taken away first.
+fn mount_on_host(
+    volume: Arc<Volume>,
+    directory: &Path,
+    silence: Duration,
+) -> Result<(Mounted, Keeper), MountError> {
+    doctor::mounts::take_dead_away(directory);
+    let kept = |device| Keeper::start(directory, silence, device).map_err(MountError::Keeper);
+    if !geteuid().is_root() {
+        let keeper = kept(None)?;
+        let mounted = Mounted::mount(volume, directory, Place::Fusermount)?;
+        return Ok((mounted, keeper));
     }
+    let device = open_device()?;
+    let keeper = kept(Some(device.try_clone().map_err(MountError::Keeper)?))?;
+    Mounted::mount_by(volume, directory, device).map(|mounted| (mounted, keeper))
 }
 
 fn read_spec(input: &mut impl BufRead) -> Result<JobSpec> {

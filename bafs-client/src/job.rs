@@ -2,19 +2,24 @@
 //! environment. Decides nothing about what happens next.
 
 use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bafs_proto::message::{JobCommand, JobOutcome, JobReport, JobSpec, VolumeUse};
 use bafs_proto::{Error, ErrorCode};
 use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
 
 use crate::agent::Agent;
 use crate::fate::Loss;
 use crate::fuse::{Mounted, Place};
-use crate::limits::REPORT_RUNS_MAX;
+use crate::limits::{REPORT_RUNS_MAX, SILENCE_MIN};
 use crate::logic::directory::SINGLE_FILE_NAME;
 use crate::logic::pages::joined;
 use crate::output::Tail;
+use crate::pulse::Pulse;
 use crate::sandbox::{
     self, Access, Identity, JobControl, JobPlan, JobStreams, NotStarted, NotStartedReason, Output,
     RunningJob, Sandbox, Session, VolumeBind, job_environment,
@@ -82,9 +87,13 @@ pub async fn run_job(
         Ok(mounts) => mounts,
         Err(loss) => return JobEnd::environment(loss.error, Some(loss.volume)),
     };
-    let (ended, tail) = match start(sandbox, &spec, &mounts, io) {
-        Ok((running, tail)) => {
+    let silence = silence_of(agent);
+    let (ended, tail) = match start(sandbox, &spec, &mounts, io, silence) {
+        Ok((running, tail, beating)) => {
             let ended = accompany(running, &mut lost, kill, &mounts).await;
+            if let Some(beating) = beating {
+                beating.abort();
+            }
             (ended, tail)
         }
         Err(error) => (Err(Stop::Environment(error)), None),
@@ -166,7 +175,8 @@ fn start(
     spec: &JobSpec,
     mounts: &[Bound],
     io: JobIo,
-) -> Result<(RunningJob, Option<Tail>), Error> {
+    silence: Duration,
+) -> Result<(RunningJob, Option<Tail>, Option<AbortHandle>), Error> {
     let unable = |error: &dyn std::fmt::Display| {
         Error::new(
             // The machine gave no process or descriptor now; it may later.
@@ -196,10 +206,32 @@ fn start(
         session,
     };
     let (streams, tail) = streams(command, io).map_err(|error| unable(&error))?;
+    let (watched, beating) = match pulse(io).map_err(|error| unable(&error))? {
+        Some((pulse, watched)) => {
+            let beating = tokio::spawn(async move { pulse.beat_on().await });
+            (Some((watched, silence)), Some(beating.abort_handle()))
+        }
+        None => (None, None),
+    };
     let running = sandbox
-        .start(plan, streams)
+        .start_watched(plan, streams, watched)
         .map_err(|error| unable(&error))?;
-    Ok((running, tail))
+    Ok((running, tail, beating))
+}
+
+/// Signs of life for the job's outer stage. Not on a terminal: there a person may stop agent and
+/// job together, and go on with both later.
+fn pulse(io: JobIo) -> std::io::Result<Option<(Pulse, UnixStream)>> {
+    let by_person = io == JobIo::Inherited && std::io::stdin().is_terminal();
+    if by_person {
+        return Ok(None);
+    }
+    Pulse::pair().map(Some)
+}
+
+/// How long this process may be silent until it is taken for stuck.
+pub(crate) fn silence_of(agent: &Agent) -> Duration {
+    Duration::from_millis(agent.op_deadline_ms).max(SILENCE_MIN)
 }
 
 /// What the job asks for wins over what it inherits, and over what we add.
@@ -347,7 +379,7 @@ fn judge(ended: Result<sandbox::JobReport, Stop>, late_loss: Option<Loss>) -> Jo
     with_times(end, ended.wall, usage)
 }
 
-fn with_times(mut end: JobEnd, wall: std::time::Duration, usage: sandbox::JobUsage) -> JobEnd {
+fn with_times(mut end: JobEnd, wall: Duration, usage: sandbox::JobUsage) -> JobEnd {
     end.report.wall_ms = u64::try_from(wall.as_millis()).unwrap_or(u64::MAX);
     end.report.cpu_ms = (usage.user_us + usage.system_us) / 1000;
     end

@@ -5,16 +5,19 @@
 
 pub mod agent;
 mod clock;
+pub mod doctor;
 pub mod door;
 pub mod entry;
 pub mod errno;
 pub mod fate;
 pub mod fuse;
 pub mod job;
+mod keeper;
 mod kernel;
 mod limits;
 pub mod logic;
 mod output;
+mod pulse;
 pub mod sandbox;
 pub mod tree;
 pub mod usage;

@@ -66,3 +66,18 @@ pub(crate) const SPEC_BYTES_MAX: u64 = 64 << 20;
 
 /// How long a detached volume may take until the kernel lets it go.
 pub(crate) const DETACH: Duration = Duration::from_secs(2);
+
+/// First pause after an operation that did not reach its server, in milliseconds; doubles up to
+/// the longest.
+pub(crate) const PAUSE_MS_MIN: u64 = 20;
+pub(crate) const PAUSE_MS_MAX: u64 = 1_000;
+
+/// Time for the keeper of a mount to begin its watch.
+pub(crate) const KEEPER_READY: Duration = Duration::from_secs(5);
+
+/// The shortest silence of an agent that its watchers act on, whatever the deadline: a busy
+/// machine makes an agent wait.
+pub(crate) const SILENCE_MIN: Duration = Duration::from_secs(3);
+
+/// Time for one look at a mount that may hang.
+pub(crate) const LOOK: Duration = Duration::from_secs(2);

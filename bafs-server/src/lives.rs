@@ -42,6 +42,14 @@ impl Life {
     }
 }
 
+/// Names the present life of this machine, from the start of its kernel to the end; `None` when the
+/// kernel does not tell.
+pub(crate) fn machine() -> Option<u64> {
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let digits: String = id.chars().filter(char::is_ascii_hexdigit).collect();
+    u64::from_str_radix(digits.get(..16)?, 16).ok()
+}
+
 /// Replaces a small file as a whole, durably.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let fresh = path.with_extension("new");

@@ -22,6 +22,7 @@ use tokio::sync::watch;
 
 use crate::clock;
 use crate::counters::Counters;
+use crate::lives;
 use replay::{Answer, Begin, Replay};
 
 /// A session ends when it is silent for so long, in milliseconds.
@@ -43,6 +44,8 @@ pub struct TreeSessions(Arc<Shared>);
 
 struct Shared {
     counters: Counters,
+    /// Names the present life of this machine.
+    machine: u64,
     state: Mutex<State>,
 }
 
@@ -81,6 +84,7 @@ impl TreeSessions {
         };
         Self(Arc::new(Shared {
             counters,
+            machine: lives::machine().unwrap_or_else(|| u64::from(life)),
             state: Mutex::new(state),
         }))
     }
@@ -89,13 +93,21 @@ impl TreeSessions {
     /// earlier writers of it: when this returns, none of their operations runs any more.
     ///
     /// # Errors
-    /// `VolumeLost` after [`Self::drop_tree`], `Busy` when there are too many sessions.
+    /// `VolumeLost` after [`Self::drop_tree`], or when it resumes a session of before the machine
+    /// started; `Busy` when there are too many sessions.
     pub async fn open(&self, tree: Arc<Tree>, open: OpenTree) -> Result<TreeSession> {
         let OpenTree {
             tree: name,
             agent: _,
             writable,
+            resumes,
         } = open;
+        let machine = self.0.machine;
+        if resumes.is_some_and(|resumed| resumed != machine) {
+            let text = "the server's machine started again meanwhile: what was written and not \
+                        synced may be missing";
+            return Err(Error::new(ErrorCode::VolumeLost, text));
+        }
         let session = Arc::new(Open {
             writable,
             last_seen: Mutex::new(clock::now()),
@@ -107,6 +119,7 @@ impl TreeSessions {
         Ok(TreeSession {
             epoch,
             lease_ms: LEASE_MS,
+            machine,
         })
     }
 

@@ -185,6 +185,7 @@ async fn a_token_holds_where_links_lead_too() {
         tree: TreeRef::Home("mine/way/tree".to_owned()),
         agent: AgentId(1),
         writable: true,
+        resumes: None,
     };
     assert_eq!(
         code(world.send(&token, open, b"").await),
@@ -287,6 +288,7 @@ async fn remote_files_are_read_and_written_in_a_tree() {
         tree: tree.clone(),
         agent: AgentId(1),
         writable,
+        resumes: None,
     };
     assert_eq!(code(world.call(open(false)).await), ErrorCode::NotFound);
     let epoch = world.call(open(true)).await.expect("open").epoch;
@@ -359,6 +361,7 @@ async fn a_reader_gets_nothing_out_of_a_writers_session() {
         tree: tree.clone(),
         agent: AgentId(1),
         writable: true,
+        resumes: None,
     };
     let epoch = world.call(open).await.expect("open").epoch;
     let run = |op| RunFileOps {

@@ -96,6 +96,7 @@ fn table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
         tree: tree(),
         agent: AgentId(1),
         writable,
+        resumes: None,
     };
     let create = CreateVolume {
         spec: spec(1, None),
@@ -209,6 +210,7 @@ async fn every_request_needs_exactly_its_right() {
         tree: TreeRef::Volume(V),
         agent: AgentId(1),
         writable: true,
+        resumes: None,
     };
     let writer = world.call("a:1", open).await.expect("open").epoch;
     let signer = world.authority.signer();
@@ -274,6 +276,7 @@ async fn every_request_needs_exactly_its_right() {
             tree: TreeRef::Home("x".to_owned()),
             agent: AgentId(1),
             writable: false,
+            resumes: None,
         }
         .into(),
     ] {
@@ -353,6 +356,7 @@ async fn trees_serve_agents_until_the_volume_is_deleted() {
         tree: TreeRef::Volume(V),
         agent: AgentId(1),
         writable: true,
+        resumes: None,
     };
     let session = world.call("a:1", open).await.expect("open");
     let make = FileOp::MakeDirectory {

@@ -41,6 +41,7 @@ impl Bench {
             tree: VOLUME,
             agent: AgentId(1),
             writable,
+            resumes: None,
         };
         self.sessions
             .open(self.tree.clone(), call)
@@ -128,6 +129,7 @@ async fn a_writer_fences_earlier_writers_and_no_reader() {
         tree: VOLUME,
         agent: AgentId(1),
         writable: true,
+        resumes: None,
     };
     let later = restarted
         .open(bench.tree.clone(), call)
@@ -138,6 +140,26 @@ async fn a_writer_fences_earlier_writers_and_no_reader() {
 }
 
 #[tokio::test]
+async fn nobody_goes_on_over_a_restart_of_the_machine() {
+    let bench = Bench::new();
+    let open = |resumes| OpenTree {
+        tree: VOLUME,
+        agent: AgentId(1),
+        writable: true,
+        resumes,
+    };
+    let sessions = &bench.sessions;
+    let first = sessions.open(bench.tree.clone(), open(None)).await;
+    let machine = first.expect("open").machine;
+    let restarted = TreeSessions::new(2, Counters::default());
+    let resumed = restarted.open(bench.tree.clone(), open(Some(machine)));
+    assert_eq!(resumed.await.expect("the same machine").machine, machine);
+    let other = restarted.open(bench.tree.clone(), open(Some(machine + 1)));
+    let refused = other.await.expect_err("data may be missing");
+    assert_eq!(refused.code, ErrorCode::VolumeLost);
+}
+
+#[tokio::test]
 async fn writers_of_a_home_tree_live_side_by_side() {
     let bench = Bench::new();
     let tree = TreeRef::Home("a".to_owned());
@@ -145,6 +167,7 @@ async fn writers_of_a_home_tree_live_side_by_side() {
         tree: tree.clone(),
         agent: AgentId(1),
         writable: true,
+        resumes: None,
     };
     let first = bench
         .sessions
@@ -178,6 +201,7 @@ async fn a_deleted_volume_is_lost_for_good() {
         tree: VOLUME,
         agent: AgentId(1),
         writable: false,
+        resumes: None,
     };
     let again = bench.sessions.open(bench.tree.clone(), call).await;
     assert_eq!(again.expect_err("lost").code, ErrorCode::VolumeLost);

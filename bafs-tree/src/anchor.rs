@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, openat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags, fstat, openat, statx};
 
 use crate::account::{Account, FileState, Identity};
 use crate::errno::{self, Outcome};
@@ -88,6 +88,19 @@ impl Anchor {
 
     pub(crate) fn stat(&self) -> Outcome<Stat> {
         fstat(&self.fd).map_err(errno::of)
+    }
+
+    /// When the file was made, in nanoseconds since the Unix epoch; 0 where the file system does
+    /// not tell.
+    pub(crate) fn born_ns(&self) -> u64 {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
+        match statx(&self.fd, c"", flags, StatxFlags::BTIME) {
+            Ok(told) if told.stx_mask & StatxFlags::BTIME.bits() != 0 => {
+                let seconds = u64::try_from(told.stx_btime.tv_sec).unwrap_or(0);
+                seconds * 1_000_000_000 + u64::from(told.stx_btime.tv_nsec)
+            }
+            _ => 0,
+        }
     }
 
     /// The account and the file's place in it, if the tree has a limit.

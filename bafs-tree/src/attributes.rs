@@ -220,5 +220,6 @@ pub(crate) fn attr(ino: InodeNo, stat: &Stat) -> Attr {
         gid: stat.st_gid,
         rdev: u32::try_from(stat.st_rdev).unwrap_or(0),
         block_size: u32::try_from(stat.st_blksize).unwrap_or(4096),
+        born_ns: 0,
     }
 }

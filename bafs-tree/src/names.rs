@@ -237,7 +237,11 @@ impl Session {
 
     /// Counts a reference to what `anchor` holds, and describes it.
     pub(crate) fn admit(&self, anchor: Anchor, stat: &Stat) -> Attr {
-        attr(self.refer(anchor, stat), stat)
+        let born_ns = anchor.born_ns();
+        Attr {
+            born_ns,
+            ..attr(self.refer(anchor, stat), stat)
+        }
     }
 }
 

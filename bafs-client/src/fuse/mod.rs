@@ -9,4 +9,4 @@ mod replies;
 mod requests;
 mod whole;
 
-pub use mount::{MountError, Mounted, Place};
+pub use mount::{MountError, Mounted, Place, open_device};

@@ -57,6 +57,9 @@ pub enum MountError {
         /// What to do about it.
         remedy: &'static str,
     },
+    /// There is no process that would take the mount away should this one die.
+    #[error("cannot start the keeper of the mount: {0}")]
+    Keeper(io::Error),
     /// The kernel mounted but did not begin to talk.
     #[error("the kernel did not begin the FUSE session: {0}")]
     Handshake(io::Error),
@@ -68,7 +71,9 @@ impl MountError {
         match self {
             Self::NoDevice => None,
             Self::DeviceRefused(errno) => Some(*errno as i32),
-            Self::Refused { source, .. } | Self::Handshake(source) => source.raw_os_error(),
+            Self::Refused { source, .. } | Self::Handshake(source) | Self::Keeper(source) => {
+                source.raw_os_error()
+            }
         }
     }
 }
@@ -91,14 +96,35 @@ impl Mounted {
     /// # Errors
     /// [`MountError`], with what is missing and what to do.
     pub fn mount(volume: Arc<Volume>, directory: &Path, place: Place) -> Result<Self, MountError> {
-        let (session, fusermount) = match place {
-            Place::Own => (mount_own(&volume, directory)?, None),
+        match place {
+            Place::Own => Self::mount_by(volume, directory, open_device()?),
             Place::Fusermount => {
                 let mut session = mount_by_fusermount(&volume, directory)?;
                 let unmounter = session.unmount_callable();
-                (session, Some(unmounter))
+                Self::serve(volume, directory, session, Some(unmounter))
             }
-        };
+        }
+    }
+
+    /// As [`Self::mount`] in a place of one's own, by a device that was opened before.
+    ///
+    /// # Errors
+    /// [`MountError`], with what is missing and what to do.
+    pub fn mount_by(
+        volume: Arc<Volume>,
+        directory: &Path,
+        device: OwnedFd,
+    ) -> Result<Self, MountError> {
+        let session = mount_own(&volume, directory, device)?;
+        Self::serve(volume, directory, session, None)
+    }
+
+    fn serve(
+        volume: Arc<Volume>,
+        directory: &Path,
+        session: Session<Bridge>,
+        fusermount: Option<SessionUnmounter>,
+    ) -> Result<Self, MountError> {
         let serving = thread::Builder::new()
             .name("bafs-volume".to_owned())
             .spawn(move || {
@@ -232,8 +258,11 @@ fn config() -> Config {
     config
 }
 
-fn mount_own(volume: &Arc<Volume>, directory: &Path) -> Result<Session<Bridge>, MountError> {
-    let device = open_device()?;
+fn mount_own(
+    volume: &Arc<Volume>,
+    directory: &Path,
+    device: OwnedFd,
+) -> Result<Session<Bridge>, MountError> {
     let options = format!(
         "fd={},rootmode=40000,user_id={},group_id={},default_permissions,allow_other,max_read={}",
         device.as_raw_fd(),
@@ -267,7 +296,11 @@ fn mount_own(volume: &Arc<Volume>, directory: &Path) -> Result<Session<Bridge>, 
     })
 }
 
-fn open_device() -> Result<OwnedFd, MountError> {
+/// Opens the kernel's end of a mount to come.
+///
+/// # Errors
+/// [`MountError`], with what is missing and what to do.
+pub fn open_device() -> Result<OwnedFd, MountError> {
     match File::options().read(true).write(true).open(DEVICE) {
         Ok(device) => Ok(device.into()),
         Err(error) => match error.raw_os_error().map(Errno::from_raw) {

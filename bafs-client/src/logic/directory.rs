@@ -321,6 +321,7 @@ impl Directory {
             gid: self.owner.gid,
             rdev: 0,
             block_size: self.block_bytes,
+            born_ns: 0,
         }
     }
 }

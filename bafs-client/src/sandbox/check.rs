@@ -1,6 +1,7 @@
 //! Tells what this host offers to jobs and mounts, and what to do about what it lacks. Repairs
 //! nothing.
 
+use std::borrow::Cow;
 use std::env;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -15,8 +16,8 @@ use super::probe;
 /// One thing that was looked at.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// What was looked at: `user`, `private name space`, `/dev/fuse` or `fusermount3`.
-    pub subject: &'static str,
+    /// What was looked at, such as `/dev/fuse` or a mount.
+    pub subject: Cow<'static, str>,
     /// How it stands.
     pub standing: Standing,
     /// What was found, in one line.
@@ -34,13 +35,17 @@ pub enum Standing {
     Lacking,
     /// No job can run without it.
     Missing,
+    /// Something is left over, or wrong, and in the way.
+    Broken,
+    /// It was broken, and is mended.
+    Repaired,
 }
 
 impl Check {
     fn fine(subject: &'static str, found: impl Into<String>) -> Self {
         let found = found.into();
         Self {
-            subject,
+            subject: subject.into(),
             standing: Standing::Fine,
             found,
             remedy: String::new(),
@@ -80,7 +85,7 @@ fn check_name_space() -> Check {
             let (found, remedy) = error.split_once("; ").unwrap_or((&error, "run as root"));
             let (found, remedy) = (found.to_owned(), remedy.to_owned());
             Check {
-                subject,
+                subject: subject.into(),
                 standing: Standing::Missing,
                 found,
                 remedy,
@@ -104,7 +109,7 @@ fn check_device() -> Check {
         _ => "use a kernel with CONFIG_FUSE_FS",
     };
     Check {
-        subject,
+        subject: subject.into(),
         standing: Standing::Missing,
         found: error.to_string(),
         remedy: remedy.to_owned(),
@@ -120,7 +125,7 @@ fn check_mounter() -> Check {
     match found {
         Some(path) => judge_mounter(subject, &path),
         None => Check {
-            subject,
+            subject: subject.into(),
             standing: Standing::Lacking,
             found: "not in PATH".to_owned(),
             remedy: "ordinary users need it to mount outside a job: install package fuse3".into(),
@@ -138,7 +143,7 @@ fn judge_mounter(subject: &'static str, path: &Path) -> Check {
         return Check::fine(subject, shown.to_string());
     }
     Check {
-        subject,
+        subject: subject.into(),
         standing: Standing::Lacking,
         found: format!("{shown} is not set-user-id"),
         remedy: format!("ordinary users need that to mount outside a job: chmod u+s {shown}"),

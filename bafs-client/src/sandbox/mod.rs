@@ -46,4 +46,5 @@ pub use plan::{
 };
 pub use privilege::{EnterError, Privilege, enter_private};
 pub use running::{JobControl, RunningJob, Sandbox, StartError, StillAlive};
+pub(crate) use stages::{KEEPER, LOOK, SELF, SUBCOMMAND};
 pub use stages::{dispatch_job_init, job_init_main};

@@ -1,13 +1,13 @@
 //! The few mount calls of the sandbox, by name. Knows nothing of jobs or volumes.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::fs;
-use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use nix::Result;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+use crate::logic::mount_table::{self, MountEntry};
 
 const NOTHING: Option<&str> = None;
 
@@ -91,19 +91,11 @@ fn remount_read_only(target: &Path, keep: MsFlags) -> Result<()> {
 /// The mounts at and below `target` with the flags that a remount has to repeat: leaving one
 /// out means to clear it, which a user name space may not.
 fn mounts_below(table: &[u8], target: &Path) -> BTreeMap<PathBuf, MsFlags> {
-    let mut found = BTreeMap::new();
-    for line in table.split(|&byte| byte == b'\n') {
-        // man 5 proc_pid_mountinfo: id, parent, device, root, mount point, options, …
-        let mut fields = line.split(|&byte| byte == b' ').skip(4);
-        let (Some(point), Some(options)) = (fields.next(), fields.next()) else {
-            continue;
-        };
-        let point = PathBuf::from(OsString::from_vec(unescape(point)));
-        if point.starts_with(target) {
-            found.insert(point, flags_of(options));
-        }
-    }
-    found
+    let below = |mount: &MountEntry| mount.point.starts_with(target);
+    let mounts = mount_table::parse(table).into_iter().filter(below);
+    mounts
+        .map(|mount| (mount.point, flags_of(&mount.options)))
+        .collect()
 }
 
 fn flags_of(options: &[u8]) -> MsFlags {
@@ -117,21 +109,6 @@ fn flags_of(options: &[u8]) -> MsFlags {
         _ => MsFlags::empty(),
     };
     options.split(|&byte| byte == b',').map(flag).collect()
-}
-
-/// Undoes the kernel's `\040` for blank, tab, newline and backslash.
-fn unescape(text: &[u8]) -> Vec<u8> {
-    let mut plain = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((&first, tail)) = rest.split_first() {
-        let code = tail.get(..3).filter(|_| first == b'\\');
-        let byte = code
-            .and_then(|digits| std::str::from_utf8(digits).ok())
-            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        plain.push(byte.unwrap_or(first));
-        rest = if byte.is_some() { &tail[3..] } else { tail };
-    }
-    plain
 }
 
 #[cfg(test)]
@@ -148,11 +125,5 @@ mod tests {
         let all = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
         let expected = BTreeMap::from([("/a b".into(), all), ("/a b/c".into(), MsFlags::empty())]);
         assert_eq!(found, expected);
-    }
-
-    #[test]
-    fn a_lone_backslash_stays() {
-        assert_eq!(unescape(b"a\\04"), b"a\\04");
-        assert_eq!(unescape(b"\\134\\"), b"\\\\");
     }
 }

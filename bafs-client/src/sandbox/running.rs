@@ -85,6 +85,17 @@ impl Sandbox {
     /// stays invisible to this job. Returns at once: even a missing program is reported by
     /// [`RunningJob::wait`].
     pub fn start(&self, plan: JobPlan, streams: JobStreams) -> Result<RunningJob, StartError> {
+        self.start_watched(plan, streams, None)
+    }
+
+    /// As [`Self::start`], with the other end of a pulse: when this process gives no sign of life
+    /// for so long, it is killed, and the job with it.
+    pub(crate) fn start_watched(
+        &self,
+        plan: JobPlan,
+        streams: JobStreams,
+        watched: Option<(UnixStream, Duration)>,
+    ) -> Result<RunningJob, StartError> {
         plan.check()?;
         let mut passed = Vec::new();
         let streams = pass_streams(streams, &mut passed)?;
@@ -105,6 +116,10 @@ impl Sandbox {
             .env_clear()
             .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::null());
+        if let Some((pulse, silence)) = watched {
+            command.arg(silence.as_millis().to_string());
+            command.stdout(OwnedFd::from(pulse));
+        }
         let shared = Arc::new(Shared {
             socket: ours,
             progress: Mutex::default(),

@@ -9,7 +9,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, exit};
+use std::process::{Command, Stdio, exit};
+use std::time::Duration;
 use std::{env, thread};
 
 use nix::errno::Errno;
@@ -17,7 +18,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{SigSet, Signal, kill, killpg};
-use nix::unistd::{Pid, setsid};
+use nix::unistd::{Pid, getppid, setsid};
 use rustix::process::{WaitOptions, wait};
 
 use super::control::{self, Order, ProcessEnd, Report, Request, Stream};
@@ -27,18 +28,21 @@ use super::outcome::{JobUsage, NotStarted, NotStartedReason};
 use super::plan::{JobPlan, Session};
 use super::root::refused;
 use super::{identity, probe, root};
-use crate::kernel;
+use crate::pulse::{PulseEnd, watch};
+use crate::{doctor, keeper, kernel};
 
 /// The hidden first argument that makes the program a stage of a job.
-pub(super) const SUBCOMMAND: &str = "job-init";
+pub(crate) const SUBCOMMAND: &str = "job-init";
 pub(super) const OUTER: &str = "outer";
 pub(super) const PROBE: &str = "probe";
+pub(crate) const KEEPER: &str = "keeper";
+pub(crate) const LOOK: &str = "look";
 const INNER: &str = "inner";
 
 const NULL: &str = "/dev/null";
 
 /// The program itself, even if its file was replaced since it started.
-pub(super) const SELF: &str = "/proc/self/exe";
+pub(crate) const SELF: &str = "/proc/self/exe";
 
 /// Turns this process into a stage of a job if its arguments say so, and then never returns.
 ///
@@ -56,19 +60,27 @@ pub fn job_init_main(arguments: impl IntoIterator<Item = OsString>) -> ! {
     let stage = arguments.next().unwrap_or_default();
     let job = arguments.next().unwrap_or_default();
     let ended = match stage.to_str() {
-        Some(OUTER) => outer(&job),
+        Some(OUTER) => outer(&job, arguments.next().as_deref()),
         Some(INNER) => inner(),
         Some(PROBE) => probe::answer(),
+        Some(KEEPER) => keeper::main(std::iter::once(job).chain(arguments)),
+        Some(LOOK) => doctor::mounts::look(Path::new(&job)),
         _ => Err(io::Error::other("job-init is for the agent's own use")),
     };
     exit(i32::from(ended.is_err()));
 }
 
 /// Makes the name spaces, starts their init, and stays only as its parent.
-fn outer(job: &OsStr) -> io::Result<()> {
+fn outer(job: &OsStr, silence_ms: Option<&OsStr>) -> io::Result<()> {
+    let agent = getppid();
     // A signal to the whole process group is for agent and job to judge.
     SigSet::all().thread_block()?;
     let socket = stage_socket()?;
+    let silence_ms = silence_ms.and_then(|text| text.to_str()?.parse().ok());
+    if let Some(silence_ms) = silence_ms {
+        // Threads cannot be had any more once new processes go to another name space.
+        watch_agent(agent, Duration::from_millis(silence_ms))?;
+    }
     let flags = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWIPC;
     let made = unshare(flags).map_err(|errno| refused("unshare mounts, processes, IPC", errno));
     let started = made.and_then(|()| {
@@ -76,6 +88,7 @@ fn outer(job: &OsStr) -> io::Result<()> {
             .arg0("bafs")
             .args([OsStr::new(SUBCOMMAND), OsStr::new(INNER), job])
             .env_clear()
+            .stdout(Stdio::null())
             .spawn()
             .map_err(|error| refused(format_args!("start init ({error})"), errno_of(&error)))
     });
@@ -87,6 +100,19 @@ fn outer(job: &OsStr) -> io::Result<()> {
         }
         Err(refusal) => control::send(&socket, &Report::NotStarted(refusal)),
     }
+}
+
+/// Ends an agent that gives no sign of life; its pulse arrives as standard output. Only its death
+/// frees the job's processes from a file system that nobody serves, also for being killed.
+fn watch_agent(agent: Pid, silence: Duration) -> io::Result<()> {
+    let pulse = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
+    let watching = move || {
+        if watch(pulse, silence) == PulseEnd::Silent && getppid() == agent {
+            let _ = kill(agent, Signal::SIGKILL);
+        }
+    };
+    let named = thread::Builder::new().name("pulse".to_owned());
+    named.spawn(watching).map(drop)
 }
 
 /// Is process 1 of the job's name space, from the empty root to the last process.

@@ -1,6 +1,8 @@
 //! The trees that a volume can show, behind one way to run an operation. Knows no kernel
 //! interface; where a volume comes from decides which tree it is.
 
+mod again;
+mod answers;
 mod blocks;
 mod cache;
 mod local;

@@ -1,12 +1,13 @@
 //! A tree behind a server: a scratch volume, or a home path without any caching. One call per
-//! operation; a lost reply never runs an operation twice, because calls carry numbers.
+//! operation; a lost reply never runs an operation twice, because calls carry numbers. What
+//! happens when the server forgot the session is in `again.rs`.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bafs_proto::file_op::{Caller, FileOp, FileReply, FileResult};
-use bafs_proto::ids::AgentId;
+use bafs_proto::file_op::{Caller, Errno, FileOp, FileReply, FileResult};
+use bafs_proto::ids::{AgentId, Epoch, InodeNo};
 use bafs_proto::limits::OPS_MAX;
 use bafs_proto::message::{CloseTree, FileResults, OpenTree, RunFileOps, TreeRef, TreeSession};
 use bafs_proto::net::pool::Pool;
@@ -20,7 +21,8 @@ use tokio::task::JoinHandle;
 use super::Done;
 use crate::errno::errno_of;
 use crate::fate::{Fate, is_fatal};
-use crate::limits::{CLOSE_MS, FORGETS_MAX, RENEW_MS_MAX};
+use crate::limits::{CLOSE_MS, FORGETS_MAX, PAUSE_MS_MAX, PAUSE_MS_MIN, RENEW_MS_MAX};
+use crate::logic::known::Known;
 
 /// How to call the server that holds a volume.
 #[derive(Debug, Clone)]
@@ -50,18 +52,54 @@ pub struct RemoteTree {
     renewal: JoinHandle<()>,
 }
 
+/// What the agent does with a tree, over all lives of its server.
 #[derive(Debug)]
-struct Session {
-    server: Server,
-    tree: TreeRef,
-    opened: TreeSession,
-    fate: Fate,
-    /// The last number given to a batch.
-    sequence: AtomicU64,
+pub(super) struct Session {
+    pub(super) server: Server,
+    pub(super) tree: TreeRef,
+    pub(super) agent: AgentId,
+    pub(super) writable: bool,
+    pub(super) fate: Fate,
+    link: Mutex<Link>,
+    known: Mutex<Known>,
+    /// Who makes the session again, or finds a file again, does so alone.
+    pub(super) turn: tokio::sync::Mutex<()>,
+    /// Operations under way that take names away: what is not found may be found when they end.
+    renaming: AtomicUsize,
     /// References that the kernel dropped; nobody waits for them, so they travel together.
-    forgets: Mutex<Vec<FileOp>>,
+    forgets: Mutex<(Epoch, Vec<FileOp>)>,
     /// Set before the session is ended on purpose.
     is_closing: AtomicBool,
+}
+
+/// A session as one life of the server knows it.
+#[derive(Debug, Clone)]
+pub(super) struct Link {
+    pub(super) opened: TreeSession,
+    /// The last number given to a batch.
+    sequence: Arc<AtomicU64>,
+}
+
+/// Why operations have no result.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// The server does not know the session any more. Whether the operations may have run in it.
+    Forgotten { maybe_ran: bool },
+    /// A file is not where it was; the text says which.
+    NotThere(String),
+    /// An operation fails by itself.
+    Refused(Errno),
+    /// The call failed for good; what that means for the volume is done.
+    Failed(ErrorCode),
+}
+
+impl Link {
+    pub(super) fn new(opened: TreeSession) -> Self {
+        Self {
+            opened,
+            sequence: Arc::default(),
+        }
+    }
 }
 
 impl RemoteTree {
@@ -81,6 +119,7 @@ impl RemoteTree {
             tree: tree.clone(),
             agent,
             writable,
+            resumes: None,
         };
         let deadline = server.deadline();
         let (opened, _) = server
@@ -90,10 +129,14 @@ impl RemoteTree {
         let session = Arc::new(Session {
             server,
             tree,
-            opened,
+            agent,
+            writable,
             fate,
-            sequence: AtomicU64::new(0),
-            forgets: Mutex::default(),
+            link: Mutex::new(Link::new(opened)),
+            known: Mutex::new(Known::new(opened.epoch)),
+            turn: tokio::sync::Mutex::default(),
+            renaming: AtomicUsize::new(0),
+            forgets: Mutex::new((opened.epoch, Vec::new())),
             is_closing: AtomicBool::new(false),
         });
         let renewal = tokio::spawn(Arc::clone(&session).renew());
@@ -105,8 +148,8 @@ impl RemoteTree {
     }
 
     pub(super) fn run(&self, caller: Caller, op: FileOp, data: &[u8], done: Done) {
-        if let FileOp::Forget { .. } = op {
-            self.forget(op);
+        if let FileOp::Forget { ino, count } = op {
+            self.forget(ino, count);
             return done(Ok(FileReply::Done), &[]);
         }
         let session = Arc::clone(&self.session);
@@ -122,18 +165,14 @@ impl RemoteTree {
         self.renewal.abort();
         self.session.is_closing.store(true, Ordering::Release);
         let Session {
-            server,
-            tree,
-            opened,
-            fate,
-            ..
+            server, tree, fate, ..
         } = &*self.session;
         if fate.loss().is_some() {
             return;
         }
         let call = CloseTree {
             tree: tree.clone(),
-            epoch: opened.epoch,
+            epoch: self.session.link().opened.epoch,
         };
         let deadline = Deadline::after_ms(CLOSE_MS);
         let closed = server
@@ -145,17 +184,8 @@ impl RemoteTree {
         }
     }
 
-    fn forget(&self, op: FileOp) {
-        let many = {
-            let mut forgets = self
-                .session
-                .forgets
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            forgets.push(op);
-            forgets.len() >= FORGETS_MAX
-        };
-        if many {
+    fn forget(&self, ino: InodeNo, count: u64) {
+        if self.session.forget(ino, count) >= FORGETS_MAX {
             let session = Arc::clone(&self.session);
             self.runtime
                 .spawn(async move { session.send_forgets().await });
@@ -170,20 +200,82 @@ impl Drop for RemoteTree {
 }
 
 impl Session {
+    /// Runs an operation, over restarts of the server if there are any.
     async fn run_one(&self, caller: Caller, op: FileOp, data: Bytes) -> (FileResult, Bytes) {
-        match self.run_batch(caller, vec![op], data).await {
-            Ok((mut results, body)) => match results.pop() {
-                Some(Ok(FileReply::Read { length })) if length as usize != body.len() => {
-                    let text = "the server's data are shorter or longer than it says";
-                    let error = Error::new(ErrorCode::Malformed, text);
-                    let errno = errno_of(error.code);
-                    self.fate.lose(error);
-                    (Err(errno), Bytes::new())
+        let deadline = self.server.deadline();
+        let _renaming = Renaming::of(self, &op);
+        let mut maybe_ran = false;
+        let trouble = loop {
+            let link = self.link();
+            let attempt = async {
+                if maybe_ran && let Some(reply) = self.look(&link, &op, deadline).await? {
+                    return Ok((Ok(reply), Bytes::new()));
                 }
-                Some(result) => (result, body),
-                None => (Err(errno_of(ErrorCode::Malformed)), Bytes::new()),
-            },
-            Err(code) => (Err(errno_of(code)), Bytes::new()),
+                maybe_ran = false;
+                self.attempt(&link, caller, &op, &data, deadline).await
+            };
+            match attempt.await {
+                Ok((result, body)) => match self.absorb(link.opened.epoch, &op, result) {
+                    Some(result) => return (result, body),
+                    // An answer in numbers of a session that ended meanwhile.
+                    None => maybe_ran = true,
+                },
+                Err(Trouble::Forgotten { maybe_ran: ran }) => {
+                    maybe_ran |= ran;
+                    if let Err(trouble) = self.resume(&link, deadline).await {
+                        break trouble;
+                    }
+                }
+                Err(trouble) => break trouble,
+            }
+        };
+        let errno = match trouble {
+            Trouble::Refused(errno) => errno,
+            Trouble::Failed(code) => errno_of(code),
+            Trouble::Forgotten { .. } | Trouble::NotThere(_) => errno_of(ErrorCode::SessionUnknown),
+        };
+        (Err(errno), Bytes::new())
+    }
+
+    async fn attempt(
+        &self,
+        link: &Link,
+        caller: Caller,
+        op: &FileOp,
+        data: &Bytes,
+        deadline: Deadline,
+    ) -> Result<(FileResult, Bytes), Trouble> {
+        if let FileOp::Release { handle } | FileOp::ReleaseDirectory { handle } = op
+            && self.known().is_stale(*handle)
+        {
+            return Ok((Ok(FileReply::Done), Bytes::new()));
+        }
+        let asked = self.translate(link, op, deadline).await?;
+        let (result, body) = self.ask(link, caller, asked, data, deadline).await?;
+        match result {
+            Ok(FileReply::Read { length }) if length as usize != body.len() => {
+                let text = "the server's data are shorter or longer than it says";
+                Err(self.fail(Error::new(ErrorCode::Malformed, text), false))
+            }
+            result => Ok((result, body)),
+        }
+    }
+
+    /// Runs one operation, in numbers of the session.
+    pub(super) async fn ask(
+        &self,
+        link: &Link,
+        caller: Caller,
+        op: FileOp,
+        data: &Bytes,
+        deadline: Deadline,
+    ) -> Result<(FileResult, Bytes), Trouble> {
+        let (mut results, body) = self
+            .run_batch(link, caller, vec![op], data, deadline)
+            .await?;
+        match results.pop() {
+            Some(result) => Ok((result, body)),
+            None => Err(Trouble::Failed(ErrorCode::Malformed)),
         }
     }
 
@@ -191,27 +283,24 @@ impl Session {
     /// volume too; whoever waits for it gets the code.
     async fn run_batch(
         &self,
+        link: &Link,
         caller: Caller,
         ops: Vec<FileOp>,
-        data: Bytes,
-    ) -> Result<(Vec<FileResult>, Bytes), ErrorCode> {
+        data: &Bytes,
+        deadline: Deadline,
+    ) -> Result<(Vec<FileResult>, Bytes), Trouble> {
         let count = ops.len();
         let call = RunFileOps {
             tree: self.tree.clone(),
-            epoch: self.opened.epoch,
-            sequence: self.sequence.fetch_add(1, Ordering::Relaxed) + 1,
+            epoch: link.opened.epoch,
+            sequence: link.sequence.fetch_add(1, Ordering::Relaxed) + 1,
             caller,
             ops,
         };
-        let Server {
-            pool,
-            address,
-            token,
-            ..
-        } = &self.server;
-        let calling = pool.call_until(address, token, call, data, self.server.deadline());
+        let mut maybe_ran = false;
+        let calling = self.call(call, data, deadline, &mut maybe_ran);
         let Some(answer) = self.fate.while_there(calling).await else {
-            return Err(ErrorCode::VolumeLost);
+            return Err(Trouble::Failed(ErrorCode::VolumeLost));
         };
         let answer = answer.and_then(|(FileResults { results }, body)| {
             if results.len() == count {
@@ -220,36 +309,114 @@ impl Session {
             let text = format!("{} results for {count} operations", results.len());
             Err(Error::new(ErrorCode::Malformed, text))
         });
-        answer.map_err(|error| self.fail(error))
+        answer.map_err(|error| self.fail(error, maybe_ran))
     }
 
-    fn fail(&self, error: Error) -> ErrorCode {
+    /// Calls until there is an answer that is no transient error. `maybe_ran` tells then whether
+    /// an attempt may have reached the server whose answer did not reach us.
+    async fn call(
+        &self,
+        call: RunFileOps,
+        data: &Bytes,
+        deadline: Deadline,
+        maybe_ran: &mut bool,
+    ) -> Result<(FileResults, Bytes)> {
+        let Server {
+            pool,
+            address,
+            token,
+            ..
+        } = &self.server;
+        let mut pause_ms = PAUSE_MS_MIN;
+        loop {
+            let error = match pool.connection(address, deadline).await {
+                Err(error) => error,
+                Ok(connection) => {
+                    let calling =
+                        connection.call_with_body(token, call.clone(), data.clone(), deadline);
+                    match calling.await {
+                        Ok(answer) => return Ok(answer),
+                        Err(error) => {
+                            let told =
+                                matches!(error.code, ErrorCode::Busy | ErrorCode::SessionUnknown);
+                            *maybe_ran |= error.is_transient() && !told;
+                            error
+                        }
+                    }
+                }
+            };
+            let again = error.is_transient() && error.code != ErrorCode::SessionUnknown;
+            if !again || deadline.left() <= Duration::from_millis(pause_ms) {
+                return Err(error);
+            }
+            tracing::debug!(address, %error, "operations will be sent again");
+            tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+            pause_ms = (pause_ms * 2).min(PAUSE_MS_MAX);
+        }
+    }
+
+    fn fail(&self, error: Error, maybe_ran: bool) -> Trouble {
         let code = error.code;
-        if code == ErrorCode::SessionUnknown && self.is_closing.load(Ordering::Acquire) {
+        if code == ErrorCode::SessionUnknown {
+            if !self.is_closing.load(Ordering::Acquire) {
+                return Trouble::Forgotten { maybe_ran };
+            }
             // The mount is gone, so only a `Release` can be under way: the session's end, which
             // overtook it, has closed its file.
             tracing::debug!(tree = ?self.tree, "an operation came after the end of its session");
-        } else if code == ErrorCode::SessionUnknown {
-            self.restarted(error);
         } else if is_fatal(&error) {
             self.fate.lose(error);
         }
-        code
+        Trouble::Failed(code)
     }
 
-    /// The server restarted and forgot the session. Open files of the job live in the session,
-    /// so the volume is lost to this job; the files themselves are still on the server.
-    fn restarted(&self, error: Error) {
-        let doing = format!(
-            "the server at {} restarted under the job",
-            self.server.address
-        );
-        self.fate.lose(error.context(doing));
+    pub(super) fn link(&self) -> Link {
+        lock(&self.link).clone()
+    }
+
+    /// A new life of the server knows the session; files and handles are found when needed.
+    pub(super) fn relink(&self, opened: TreeSession) {
+        // The table first: whoever has the new link finds the table of the new session.
+        self.known().begin(opened.epoch);
+        *lock(&self.link) = Link::new(opened);
+    }
+
+    /// Whether names are being taken away.
+    pub(super) fn is_renaming(&self) -> bool {
+        self.renaming.load(Ordering::Acquire) > 0
+    }
+
+    pub(super) fn known(&self) -> MutexGuard<'_, Known> {
+        lock(&self.known)
+    }
+
+    /// Takes note of what the kernel forgot; the answer is how much the server is to be told.
+    fn forget(&self, ino: InodeNo, count: u64) -> usize {
+        let mut known = self.known();
+        let epoch = known.epoch();
+        let dropped = known.forget(ino, count);
+        drop(known);
+        match dropped {
+            Some((ino, count)) => self.queue(epoch, FileOp::Forget { ino, count }),
+            None => 0,
+        }
+    }
+
+    /// Has an operation sent to which nobody needs the answer.
+    pub(super) fn queue(&self, epoch: Epoch, op: FileOp) -> usize {
+        let mut forgets = lock(&self.forgets);
+        if forgets.0 != epoch {
+            // A new session holds nothing of what the old one held.
+            *forgets = (epoch, Vec::new());
+        }
+        forgets.1.push(op);
+        forgets.1.len()
     }
 
     /// Shows interest before the lease ends, as long as the session lasts.
     async fn renew(self: Arc<Self>) {
-        let pause = Duration::from_millis((self.opened.lease_ms / 3).clamp(1, RENEW_MS_MAX));
+        let lease_ms = self.link().opened.lease_ms;
+        let pause = Duration::from_millis((lease_ms / 3).clamp(1, RENEW_MS_MAX));
         while self.fate.loss().is_none() {
             tokio::time::sleep(pause).await;
             self.send_forgets().await;
@@ -258,15 +425,52 @@ impl Session {
 
     /// Sends what was forgotten, even if it is nothing: any call is a sign of life.
     async fn send_forgets(&self) {
+        let link = self.link();
         let forgets = {
-            let mut forgets = self.forgets.lock().unwrap_or_else(PoisonError::into_inner);
-            let count = forgets.len().min(OPS_MAX);
-            let rest = forgets.split_off(count);
-            std::mem::replace(&mut *forgets, rest)
+            let mut forgets = lock(&self.forgets);
+            if forgets.0 == link.opened.epoch {
+                let count = forgets.1.len().min(OPS_MAX);
+                let rest = forgets.1.split_off(count);
+                std::mem::replace(&mut forgets.1, rest)
+            } else {
+                Vec::new()
+            }
         };
+        let (caller, deadline) = (Caller::default(), self.server.deadline());
+        let nothing = Bytes::new();
+        let sent = self.run_batch(&link, caller, forgets, &nothing, deadline);
         // A loss is recorded where it is found; nothing else can be done about it here.
-        let _ = self
-            .run_batch(Caller::default(), forgets, Bytes::new())
-            .await;
+        if let Err(Trouble::Forgotten { .. }) = sent.await {
+            let _ = self.resume(&link, deadline).await;
+        }
     }
+}
+
+/// Counts an operation that takes a name away, as long as it is under way.
+struct Renaming<'a>(Option<&'a AtomicUsize>);
+
+impl<'a> Renaming<'a> {
+    fn of(session: &'a Session, op: &FileOp) -> Self {
+        let counter = match op {
+            FileOp::Unlink { .. } | FileOp::RemoveDirectory { .. } | FileOp::Rename { .. } => {
+                session.renaming.fetch_add(1, Ordering::AcqRel);
+                Some(&session.renaming)
+            }
+            _ => None,
+        };
+        Self(counter)
+    }
+}
+
+impl Drop for Renaming<'_> {
+    fn drop(&mut self) {
+        if let Some(counter) = self.0 {
+            counter.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No holder leaves what it changes half-changed.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

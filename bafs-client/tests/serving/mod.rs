@@ -42,6 +42,10 @@ pub(crate) enum Fault {
     Silent,
     /// Sends damaged blocks, so many times.
     Damage(u32),
+    /// Starts again: before the next request runs, or after it ran and before it is answered.
+    Restart {
+        runs: bool,
+    },
 }
 
 pub(crate) struct Fake {
@@ -89,11 +93,17 @@ impl Fake {
         }
     }
 
+    /// Forgets all sessions, as a new life does.
+    pub(crate) fn restart(&self) {
+        self.sessions.lock().unwrap().clear();
+        self.answered.lock().unwrap().clear();
+    }
+
     fn fault(&self) -> Fault {
         let mut fault = self.fault.lock().unwrap();
         let now = *fault;
         *fault = match now {
-            Fault::LostReplies(0 | 1) | Fault::Damage(0 | 1) => Fault::None,
+            Fault::LostReplies(0 | 1) | Fault::Damage(0 | 1) | Fault::Restart { .. } => Fault::None,
             Fault::LostReplies(left) => Fault::LostReplies(left - 1),
             Fault::Damage(left) => Fault::Damage(left - 1),
             other => other,
@@ -112,6 +122,7 @@ impl Fake {
                     Reply::OpenTree(TreeSession {
                         epoch: Epoch(epoch),
                         lease_ms,
+                        machine: 1,
                     }),
                     Bytes::new(),
                 ))
@@ -193,8 +204,15 @@ impl Service for Fake {
                 Fault::Silent => tokio::time::sleep(Duration::from_secs(600)).await,
                 _ => {}
             }
+            if fault == (Fault::Restart { runs: false }) {
+                self.restart();
+            }
             let damage = matches!(fault, Fault::Damage(_));
             let answer = self.answer(incoming.request, &incoming.body, damage);
+            if fault == (Fault::Restart { runs: true }) {
+                self.restart();
+                return Err(Error::new(ErrorCode::Unreachable, "the server died"));
+            }
             if let Fault::LostReplies(_) = fault {
                 return Err(Error::new(ErrorCode::Unreachable, "the reply got lost"));
             }

@@ -6,7 +6,7 @@
 //! lives         how often the store was opened
 //! table.redb    the durable table
 //! making/ID     a volume on its way: its content is in `tree`
-//! volumes/ID    a volume in place
+//! volumes/ID    a volume in place; `writer` names the agent that writes it
 //! trash/        what is being removed
 //! cache/        blocks of cache volumes
 //! logs/         what agents of jobs said
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_proto::ids::{AgentId, ServerId, VolumeId};
 use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::{FlockOperation, flock};
 
@@ -110,6 +110,36 @@ impl Store {
     /// The tree of a volume in place.
     pub(super) fn tree(&self, id: VolumeId) -> PathBuf {
         self.root.join("volumes").join(id.to_string()).join("tree")
+    }
+
+    /// Says which agent writes a volume, for a later life of the server; `None` when nobody did.
+    pub(super) fn writer(&self, id: VolumeId) -> Option<AgentId> {
+        let text = fs::read_to_string(self.writer_path(id)).ok()?;
+        text.trim().parse().ok()
+    }
+
+    /// Takes note of the agent that writes a volume from now on. Not durable: nobody goes on with
+    /// a session over a restart of the machine.
+    pub(super) fn set_writer(&self, id: VolumeId, agent: AgentId) -> io::Result<()> {
+        let path = self.writer_path(id);
+        let fresh = path.with_extension("new");
+        fs::write(&fresh, format!("{agent}\n"))?;
+        fs::rename(&fresh, path)
+    }
+
+    /// Lets nobody go on as the writer of a volume.
+    pub(super) fn forget_writer(&self, id: VolumeId) -> io::Result<()> {
+        match fs::remove_file(self.writer_path(id)) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        }
+    }
+
+    fn writer_path(&self, id: VolumeId) -> PathBuf {
+        self.root
+            .join("volumes")
+            .join(id.to_string())
+            .join("writer")
     }
 
     /// The tree of a volume on its way.

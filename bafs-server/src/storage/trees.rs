@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bafs_proto::ids::VolumeId;
+use bafs_proto::ids::{AgentId, VolumeId};
 use bafs_proto::message::{
     CloseTree, Done, FileResults, OpenTree, RunFileOps, TreeRef, TreeSession,
 };
@@ -17,7 +17,7 @@ use bafs_tree::{Limit, Tree};
 use bytes::Bytes;
 use tokio::sync::OnceCell;
 
-use super::{Storage, blocking, lost};
+use super::{Storage, Store, blocking, lost};
 use crate::counters::Counters;
 use crate::trees::TreeSessions;
 
@@ -72,7 +72,8 @@ impl Storage {
     /// Opens the tree of a scratch volume.
     ///
     /// # Errors
-    /// `VolumeLost`, `Busy`, `WrongState`; `Unsupported` for a tree that is no volume's.
+    /// `VolumeLost`, `Busy`, `WrongState`; `Unsupported` for a tree that is no volume's; `Fenced`
+    /// for a session that goes on when another agent has written since.
     pub async fn open_tree(&self, call: OpenTree) -> Result<TreeSession> {
         let id = volume_of(&call.tree)?;
         let root = self.scratch(id)?;
@@ -82,6 +83,11 @@ impl Storage {
             .map(|row| row.spec.clone())
             .ok_or_else(|| lost(id))?;
         let tree = self.if_lives(id, self.trees.tree(&spec, root)).await?;
+        if call.writable {
+            let (store, agent, resumes) = (self.store.clone(), call.agent, call.resumes.is_some());
+            let noting = blocking(move || note_writer(&store, id, agent, resumes));
+            self.if_lives(id, noting).await?;
+        }
         let session = self.trees.sessions.open(tree, call).await?;
         // A deletion may have come between; it must not leave a tree open.
         if self.volumes().get(id).is_none() {
@@ -124,6 +130,23 @@ impl Storage {
         self.trees.sessions.close(call, allow).await?;
         Ok(Done)
     }
+}
+
+/// Takes note of a writer. One that goes on where an earlier life of the server left it must be
+/// the last that wrote: this life does not know whom it would fence.
+fn note_writer(store: &Store, id: VolumeId, agent: AgentId, resumes: bool) -> Result<()> {
+    if resumes && store.writer(id) != Some(agent) {
+        let text = format!("another agent has written volume {id} since");
+        return Err(Error::new(ErrorCode::Fenced, text));
+    }
+    // A full disk must not keep a job from its volume; it then cannot go on after a restart.
+    store
+        .set_writer(id, agent)
+        .or_else(|_| store.forget_writer(id))
+        .map_err(|e| {
+            let text = format!("cannot note the writer of volume {id}: {e}");
+            Error::new(ErrorCode::ServerFault, text)
+        })
 }
 
 /// The volume of a tree.

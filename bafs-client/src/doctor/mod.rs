@@ -1,0 +1,214 @@
+//! What a host has, lacks, and has left over from killed processes. It never waits for a file
+//! system that may hang: mounts are read from the kernel's table, and touched by a child only.
+
+pub mod mounts;
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::Path;
+
+use nix::mount::{MsFlags, mount};
+use rustix::fs::{FlockOperation, flock};
+
+use crate::logic::mount_table::MountEntry;
+use crate::sandbox::{Check, Standing};
+use mounts::Health;
+
+/// Where the kernel shows its FUSE connections.
+pub(crate) const CONNECTIONS: &str = "/sys/fs/fuse/connections";
+
+/// What to do about what is broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Treatment {
+    /// Tell only.
+    Look,
+    /// Mend what can be mended without losing anything.
+    Repair,
+}
+
+/// Looks at the mounts of this host and at the kernel's list of FUSE connections.
+pub fn check_mounts(treatment: Treatment) -> Vec<Check> {
+    let mut checks = vec![check_connections(treatment)];
+    match mounts::ours() {
+        Ok(mounts) => checks.extend(
+            mounts
+                .iter()
+                .map(|mount| check_mount(mount, &mounts::health(mount), treatment)),
+        ),
+        Err(error) => checks.push(broken("mounts", error, "mount -t proc proc /proc")),
+    }
+    checks
+}
+
+fn check_mount(mount: &MountEntry, health: &Health, treatment: Treatment) -> Check {
+    let subject = format!("mount {}", mount.point.display());
+    let point = mount.point.display();
+    match health {
+        Health::Alive => fine(subject, format!("{} answers", mount.source)),
+        Health::Dead if treatment == Treatment::Repair => {
+            mounts::take_away(mount);
+            let gone = mounts::ours().is_ok_and(|all| all.iter().all(|left| left.id != mount.id));
+            if gone {
+                return repaired(subject, "it was dead, and is taken away");
+            }
+            broken(subject, "dead, and the kernel keeps it", "do it as root")
+        }
+        Health::Dead => broken(
+            subject,
+            "dead: the process that served it is gone",
+            format!("bafs doctor --repair, or: umount -l {point}"),
+        ),
+        Health::Silent { waiting } => {
+            let waiting = waiting.map_or(String::new(), |count| format!(", {count} calls wait"));
+            broken(
+                subject,
+                format!("does not answer{waiting}"),
+                format!("its deadline ends that; by force: umount -l {point}"),
+            )
+        }
+    }
+}
+
+fn check_connections(treatment: Treatment) -> Check {
+    let subject = "fusectl";
+    if Path::new(CONNECTIONS).read_dir().is_ok_and(|mut all| {
+        // An empty directory is what a kernel shows where nothing is mounted on it.
+        all.next().is_some() || mounts::is_mounted(Path::new(CONNECTIONS))
+    }) {
+        return fine(subject, CONNECTIONS);
+    }
+    let none: Option<&str> = None;
+    let mounting = || mount(none, CONNECTIONS, Some("fusectl"), MsFlags::empty(), none);
+    if treatment == Treatment::Repair && mounting().is_ok() {
+        return repaired(subject, "mounted");
+    }
+    Check {
+        subject: subject.into(),
+        standing: Standing::Lacking,
+        found: format!("nothing is mounted on {CONNECTIONS}"),
+        remedy: "root needs it to abort connections that hang: mount -t fusectl none \
+                 /sys/fs/fuse/connections"
+            .into(),
+    }
+}
+
+/// Looks at the directory of a node: who may read it, and what a killed node left in it.
+pub fn check_store(store: &Path, treatment: Treatment) -> Vec<Check> {
+    let subject = format!("store {}", store.display());
+    let lock = match fs::File::open(store.join("lock")) {
+        Ok(lock) => lock,
+        Err(error) => {
+            let text = format!("no store: {error}");
+            return vec![broken(
+                subject,
+                text,
+                "name the directory of `bafs node --store`",
+            )];
+        }
+    };
+    let is_served = flock(&lock, FlockOperation::NonBlockingLockShared).is_err();
+    let mut checks = vec![check_mode(&subject, store, 0o700, treatment)];
+    let found = if is_served {
+        "a node serves it"
+    } else {
+        "no node serves it"
+    };
+    checks.push(fine(subject.clone(), found));
+    if is_served {
+        return checks;
+    }
+    for entry in fs::read_dir(store).into_iter().flatten().flatten() {
+        if !entry.file_type().is_ok_and(|kind| kind.is_socket()) {
+            continue;
+        }
+        let subject = format!("socket {}", entry.path().display());
+        if treatment == Treatment::Repair && fs::remove_file(entry.path()).is_ok() {
+            checks.push(repaired(subject, "nobody listened at it; it is removed"));
+        } else {
+            checks.push(broken(
+                subject,
+                "nobody listens at it",
+                "bafs doctor --repair",
+            ));
+        }
+    }
+    checks
+}
+
+/// Looks at the files of an identity: keys are for their owner only.
+pub fn check_identity(directory: &Path, treatment: Treatment) -> Vec<Check> {
+    let subject = format!("identity {}", directory.display());
+    let mut checks = Vec::new();
+    let mut waiting = vec![directory.to_owned()];
+    while let Some(at) = waiting.pop() {
+        let entries = match fs::read_dir(&at) {
+            Ok(entries) => entries,
+            Err(error) => {
+                checks.push(broken(subject, error, "name the directory of `bafs init`"));
+                return checks;
+            }
+        };
+        for entry in entries.flatten() {
+            let path = entry.path();
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                waiting.push(path);
+            } else if name.contains("key") || name == "token" {
+                let subject = format!("key {}", path.display());
+                checks.push(check_mode(&subject, &path, 0o600, treatment));
+            }
+        }
+    }
+    checks
+}
+
+fn check_mode(subject: &str, path: &Path, mode: u32, treatment: Treatment) -> Check {
+    let found = match fs::metadata(path) {
+        Ok(found) => found.permissions().mode() & 0o777,
+        Err(error) => return broken(subject, error, "look at its owner"),
+    };
+    if found & 0o077 == 0 {
+        return fine(subject, format!("mode {found:o}"));
+    }
+    let set = || fs::set_permissions(path, fs::Permissions::from_mode(mode));
+    if treatment == Treatment::Repair && set().is_ok() {
+        return repaired(
+            subject,
+            &format!("others could read it; its mode is {mode:o} now"),
+        );
+    }
+    let remedy = format!("chmod {mode:o} {}", path.display());
+    broken(
+        subject,
+        format!("others may use it (mode {found:o})"),
+        remedy,
+    )
+}
+
+fn fine(subject: impl Into<String>, found: impl Into<String>) -> Check {
+    Check {
+        subject: subject.into().into(),
+        standing: Standing::Fine,
+        found: found.into(),
+        remedy: String::new(),
+    }
+}
+
+fn repaired(subject: impl Into<String>, found: &str) -> Check {
+    Check {
+        standing: Standing::Repaired,
+        ..fine(subject, found)
+    }
+}
+
+fn broken(
+    subject: impl Into<String>,
+    found: impl std::fmt::Display,
+    remedy: impl Into<String>,
+) -> Check {
+    Check {
+        standing: Standing::Broken,
+        remedy: remedy.into(),
+        ..fine(subject, found.to_string())
+    }
+}

@@ -1,0 +1,157 @@
+//! Mounts of this program on the host: whether they answer, and how they are taken away. Only a
+//! child that may be left behind ever touches one.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::mount::{MntFlags, umount2};
+
+use super::CONNECTIONS;
+use crate::clock;
+use crate::limits;
+use crate::logic::mount_table::{self, MountEntry};
+use crate::sandbox::{LOOK, SELF, SUBCOMMAND};
+
+/// Exit code of a look at a mount whose server is gone.
+const DEAD: i32 = 3;
+
+/// How a mount does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Health {
+    /// It answers.
+    Alive,
+    /// The process that served it is gone; every call fails.
+    Dead,
+    /// It does not answer now; calls wait.
+    Silent {
+        /// How many, if the kernel tells.
+        waiting: Option<u64>,
+    },
+}
+
+/// The mounts of this program on this host, in the kernel's order.
+///
+/// # Errors
+/// When `/proc` cannot be read.
+pub fn ours() -> io::Result<Vec<MountEntry>> {
+    let table = fs::read("/proc/self/mountinfo")?;
+    let mounts = mount_table::parse(&table).into_iter();
+    Ok(mounts.filter(MountEntry::is_ours).collect())
+}
+
+/// Those of them that are mounted on a directory, given by its absolute path.
+///
+/// # Errors
+/// When `/proc` cannot be read.
+pub fn ours_on(directory: &Path) -> io::Result<Vec<MountEntry>> {
+    // The last component may be a dead mount, which must not be looked at.
+    let parent = directory
+        .parent()
+        .and_then(|parent| fs::canonicalize(parent).ok());
+    let directory = match (parent, directory.file_name()) {
+        (Some(parent), Some(name)) => parent.join(name),
+        _ => directory.to_owned(),
+    };
+    let all = ours()?.into_iter();
+    Ok(all.filter(|mount| mount.point == directory).collect())
+}
+
+/// Whether anything is mounted on a directory.
+pub(super) fn is_mounted(directory: &Path) -> bool {
+    let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let mut mounts = mount_table::parse(&table).into_iter();
+    mounts.any(|mount| mount.point == directory)
+}
+
+/// Has a child look at a mount, and does not wait for it for ever.
+pub fn health(mount: &MountEntry) -> Health {
+    let child = Command::new(SELF)
+        .args([SUBCOMMAND, LOOK])
+        .arg(&mount.point)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let code = child.ok().and_then(wait_a_little);
+    match code {
+        Some(0) => Health::Alive,
+        Some(DEAD) => Health::Dead,
+        _ => Health::Silent {
+            waiting: waiting(mount),
+        },
+    }
+}
+
+/// The child's part: never returns from a mount that hangs.
+pub(crate) fn look(directory: &Path) -> io::Result<()> {
+    match rustix::fs::statfs(directory) {
+        Err(rustix::io::Errno::NOTCONN | rustix::io::Errno::CONNABORTED) => {
+            std::process::exit(DEAD)
+        }
+        // Any other answer is an answer.
+        _ => Ok(()),
+    }
+}
+
+fn wait_a_little(mut child: Child) -> Option<i32> {
+    let start = clock::now();
+    while start.elapsed() < limits::LOOK {
+        match child.try_wait() {
+            Ok(Some(status)) => return status.code(),
+            Ok(None) => thread::sleep(Duration::from_millis(5)),
+            Err(_) => return None,
+        }
+    }
+    // It may not die before the mount does; then it is left to its new parent.
+    let _ = child.kill();
+    None
+}
+
+/// Calls that wait for an answer on the mount's connection.
+fn waiting(mount: &MountEntry) -> Option<u64> {
+    let path = Path::new(CONNECTIONS).join(mount.device.1.to_string());
+    let text = fs::read_to_string(path.join("waiting")).ok()?;
+    text.trim().parse().ok()
+}
+
+/// Takes a mount away, whoever uses it and whether or not anybody serves it, and has the kernel
+/// fail what waits for it. Waits for nothing.
+pub fn take_away(mount: &MountEntry) {
+    let flags = MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW;
+    match umount2(&mount.point, flags) {
+        Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
+        Err(_) => ask_fusermount(&mount.point),
+    }
+    let path = Path::new(CONNECTIONS).join(mount.device.1.to_string());
+    // Only root may; then the end of the last descriptor does the same.
+    let _ = fs::write(path.join("abort"), "1");
+}
+
+/// An ordinary user's way.
+fn ask_fusermount(point: &Path) {
+    let asked = Command::new("fusermount3")
+        .args(["-u", "-z", "-q", "--"])
+        .arg(point)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn();
+    if let Some(code) = asked.ok().and_then(wait_a_little)
+        && code != 0
+    {
+        tracing::warn!(code, "fusermount3 does not take {} away", point.display());
+    }
+}
+
+/// Takes dead mounts away from a directory, given by its absolute path.
+pub fn take_dead_away(directory: &Path) {
+    for mount in ours_on(directory).unwrap_or_default().iter().rev() {
+        if health(mount) == Health::Dead {
+            take_away(mount);
+        }
+    }
+}

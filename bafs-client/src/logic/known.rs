@@ -1,0 +1,578 @@
+//! What the kernel knows of a tree behind a server: files by number, their names, open handles.
+//! It is what a session is made again from after a restart of the server. Asks nobody.
+
+use std::collections::BTreeMap;
+
+use bafs_proto::file_op::{Attr, FileOp, Name};
+use bafs_proto::ids::{Epoch, HandleId, InodeNo};
+
+/// Numbers that we give to files whose own number is taken start here; servers give their own
+/// spare numbers above.
+const SPARE_FIRST: u64 = 1 << 61;
+
+/// Names remembered for one file: enough for the usual hard links.
+const NAMES_MAX: usize = 8;
+
+/// Files and handles, by the numbers that the kernel has for them.
+#[derive(Debug)]
+pub struct Known {
+    epoch: Epoch,
+    files: BTreeMap<InodeNo, File>,
+    by_name: BTreeMap<(InodeNo, Name), InodeNo>,
+    /// The files that the present session knows, by its numbers.
+    by_server: BTreeMap<InodeNo, InodeNo>,
+    handles: BTreeMap<HandleId, Handle>,
+    last_handle: u64,
+    spares: u64,
+}
+
+#[derive(Debug, Default)]
+struct File {
+    /// As the kernel counts.
+    references: u64,
+    names: Vec<(InodeNo, Name)>,
+    born_ns: u64,
+    place: Option<Place>,
+}
+
+/// Where a session has a file.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    epoch: Epoch,
+    ino: InodeNo,
+    /// As the session counts.
+    references: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Handle {
+    ino: InodeNo,
+    flags: i32,
+    is_directory: bool,
+    place: (Epoch, HandleId),
+}
+
+/// Something that the present session does not have yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Missing {
+    /// A file, which must be looked up again.
+    File(InodeNo),
+    /// An open file or directory, which must be opened again.
+    Handle(HandleId),
+}
+
+/// How to find a file again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Way {
+    /// The present session has it under this number.
+    Here(InodeNo),
+    /// Look this name up in this directory, whose own way comes first.
+    Name(InodeNo, Name),
+    /// No name leads to it any more.
+    Gone,
+}
+
+/// What opens a handle again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Opening {
+    /// The file.
+    pub ino: InodeNo,
+    /// How it was opened.
+    pub flags: i32,
+    /// Whether it is a directory.
+    pub is_directory: bool,
+}
+
+impl Known {
+    /// What is known at the start of a session: the root.
+    pub fn new(epoch: Epoch) -> Self {
+        let mut known = Self {
+            epoch,
+            files: BTreeMap::new(),
+            by_name: BTreeMap::new(),
+            by_server: BTreeMap::new(),
+            handles: BTreeMap::new(),
+            last_handle: 0,
+            spares: 0,
+        };
+        known.files.insert(InodeNo::ROOT, File::default());
+        known.begin(epoch);
+        known
+    }
+
+    /// A new session begins: it has the root and nothing else.
+    pub fn begin(&mut self, epoch: Epoch) {
+        self.epoch = epoch;
+        self.by_server.clear();
+        self.settle(InodeNo::ROOT, InodeNo::ROOT);
+    }
+
+    /// The session that the numbers belong to.
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// The operation with the present session's numbers.
+    ///
+    /// # Errors
+    /// What the session must be given first.
+    pub fn translate(&self, op: &FileOp) -> Result<FileOp, Missing> {
+        let mut op = op.clone();
+        let mut missing = None;
+        inodes_of(&mut op, |ino| match self.place(*ino) {
+            None => missing = Some(Missing::File(*ino)),
+            Some(place) => *ino = place.ino,
+        });
+        handles_of(&mut op, |handle| match self.handles.get(handle) {
+            Some(open) if open.place.0 == self.epoch => *handle = open.place.1,
+            _ => missing = Some(Missing::Handle(*handle)),
+        });
+        missing.map_or(Ok(op), Err)
+    }
+
+    /// How to find a file.
+    pub fn way(&self, ino: InodeNo) -> Way {
+        if let Some(place) = self.place(ino) {
+            return Way::Here(place.ino);
+        }
+        let names = self.files.get(&ino).map_or(&[][..], |file| &file.names);
+        let leads = |name: &&(InodeNo, Name)| self.files.contains_key(&name.0);
+        match names.iter().find(leads) {
+            Some((parent, name)) => Way::Name(*parent, name.clone()),
+            None => Way::Gone,
+        }
+    }
+
+    /// The file that a name was last seen to lead to.
+    pub fn named(&self, parent: InodeNo, name: &Name) -> Option<InodeNo> {
+        self.by_name.get(&(parent, name.clone())).copied()
+    }
+
+    /// The file that the present session has under a number.
+    pub fn of_server(&self, ino: InodeNo) -> Option<InodeNo> {
+        self.by_server.get(&ino).copied()
+    }
+
+    /// Takes note that a name led to a file once more, for nobody but us. Whether it is the file
+    /// that the kernel knows by `ino`.
+    pub fn find_again(&mut self, ino: InodeNo, attr: &Attr) -> bool {
+        let other = self
+            .by_server
+            .get(&attr.ino)
+            .is_some_and(|known| *known != ino);
+        let Some(file) = self.files.get(&ino) else {
+            return false;
+        };
+        // A spare number was given by one session and means nothing to the next.
+        let renumbered = ino.0 < SPARE_FIRST && attr.ino.0 < SPARE_FIRST && ino != attr.ino;
+        if other || renumbered || !same_birth(file.born_ns, attr.born_ns) {
+            return false;
+        }
+        self.settle(ino, attr.ino);
+        self.refer(ino);
+        true
+    }
+
+    /// The kernel learns that a name leads to what the session calls `attr.ino`; the answer is
+    /// the kernel's number.
+    pub fn admit(&mut self, parent: InodeNo, name: &Name, attr: &Attr) -> InodeNo {
+        let ino = match self.by_server.get(&attr.ino) {
+            Some(ino) => *ino,
+            None => self.meet(attr),
+        };
+        self.refer(ino);
+        if let Some(file) = self.files.get_mut(&ino) {
+            file.references += 1;
+        }
+        self.name(parent, name, ino);
+        ino
+    }
+
+    /// A file that the present session has shown for the first time.
+    fn meet(&mut self, attr: &Attr) -> InodeNo {
+        let mut ino = attr.ino;
+        if let Some(file) = self.files.get(&ino) {
+            // Known from an earlier session, if it can still be there.
+            let same = !file.names.is_empty() && same_birth(file.born_ns, attr.born_ns);
+            if !same || file.place.is_some_and(|place| place.epoch == self.epoch) {
+                ino = self.spare();
+            }
+        }
+        let file = self.files.entry(ino).or_default();
+        file.born_ns = attr.born_ns;
+        self.settle(ino, attr.ino);
+        ino
+    }
+
+    fn spare(&mut self) -> InodeNo {
+        loop {
+            let ino = InodeNo(SPARE_FIRST + self.spares);
+            self.spares += 1;
+            if !self.files.contains_key(&ino) {
+                return ino;
+            }
+        }
+    }
+
+    fn settle(&mut self, ino: InodeNo, server: InodeNo) {
+        let epoch = self.epoch;
+        if let Some(file) = self.files.get_mut(&ino)
+            && file.place.is_none_or(|place| place.epoch != epoch)
+        {
+            let (ino, references) = (server, 0);
+            file.place = Some(Place {
+                epoch,
+                ino,
+                references,
+            });
+        }
+        self.by_server.insert(server, ino);
+    }
+
+    fn refer(&mut self, ino: InodeNo) {
+        if let Some(place) = self
+            .files
+            .get_mut(&ino)
+            .and_then(|file| file.place.as_mut())
+        {
+            place.references += 1;
+        }
+    }
+
+    fn name(&mut self, parent: InodeNo, name: &Name, ino: InodeNo) {
+        let key = (parent, name.clone());
+        match self.by_name.insert(key.clone(), ino) {
+            Some(before) if before == ino => return,
+            Some(before) => self.lose_name(before, &key),
+            None => {}
+        }
+        if let Some(file) = self.files.get_mut(&ino) {
+            file.names.push(key);
+            if file.names.len() > NAMES_MAX {
+                let oldest = file.names.remove(0);
+                self.by_name.remove(&oldest);
+            }
+        }
+    }
+
+    fn lose_name(&mut self, ino: InodeNo, key: &(InodeNo, Name)) {
+        if let Some(file) = self.files.get_mut(&ino) {
+            file.names.retain(|name| name != key);
+        }
+    }
+
+    /// A name was removed.
+    pub fn unname(&mut self, parent: InodeNo, name: &Name) {
+        let key = (parent, name.clone());
+        if let Some(ino) = self.by_name.remove(&key) {
+            self.lose_name(ino, &key);
+        }
+    }
+
+    /// A name became another one, which it replaced or changed places with.
+    pub fn rename(
+        &mut self,
+        (parent, name): (InodeNo, &Name),
+        (new_parent, new_name): (InodeNo, &Name),
+        exchanges: bool,
+    ) {
+        let (moved, other) = (self.named(parent, name), self.named(new_parent, new_name));
+        self.unname(parent, name);
+        self.unname(new_parent, new_name);
+        if let Some(ino) = moved {
+            self.name(new_parent, new_name, ino);
+        }
+        if let Some(ino) = other.filter(|_| exchanges) {
+            self.name(parent, name, ino);
+        }
+    }
+
+    /// The kernel drops references. What the server is told: its number of the file, and how
+    /// many references it drops.
+    pub fn forget(&mut self, ino: InodeNo, count: u64) -> Option<(InodeNo, u64)> {
+        let file = self.files.get_mut(&ino)?;
+        file.references = file.references.saturating_sub(count);
+        if file.references > 0 || ino == InodeNo::ROOT {
+            return None;
+        }
+        let file = self.files.remove(&ino)?;
+        for key in &file.names {
+            if self.by_name.get(key) == Some(&ino) {
+                self.by_name.remove(key);
+            }
+        }
+        let place = file.place.filter(|place| place.epoch == self.epoch)?;
+        self.by_server.remove(&place.ino);
+        Some((place.ino, place.references))
+    }
+
+    /// A file was opened; the answer is the kernel's handle.
+    pub fn open(&mut self, opening: Opening, handle: HandleId) -> HandleId {
+        self.last_handle += 1;
+        let Opening {
+            ino,
+            flags,
+            is_directory,
+        } = opening;
+        let open = Handle {
+            ino,
+            flags,
+            is_directory,
+            place: (self.epoch, handle),
+        };
+        self.handles.insert(HandleId(self.last_handle), open);
+        HandleId(self.last_handle)
+    }
+
+    /// How to open a handle again.
+    pub fn opening(&self, handle: HandleId) -> Option<Opening> {
+        let open = self.handles.get(&handle)?;
+        Some(Opening {
+            ino: open.ino,
+            flags: open.flags,
+            is_directory: open.is_directory,
+        })
+    }
+
+    /// The present session opened a handle again.
+    pub fn open_again(&mut self, handle: HandleId, opened: HandleId) {
+        if let Some(open) = self.handles.get_mut(&handle) {
+            open.place = (self.epoch, opened);
+        }
+    }
+
+    /// A handle is closed.
+    pub fn close(&mut self, handle: HandleId) {
+        self.handles.remove(&handle);
+    }
+
+    /// Whether a handle belongs to an earlier session.
+    pub fn is_stale(&self, handle: HandleId) -> bool {
+        let open = self.handles.get(&handle);
+        open.is_some_and(|open| open.place.0 != self.epoch)
+    }
+
+    fn place(&self, ino: InodeNo) -> Option<Place> {
+        let place = self.files.get(&ino)?.place?;
+        (place.epoch == self.epoch).then_some(place)
+    }
+}
+
+/// Where a file system does not tell births, numbers and names must do.
+fn same_birth(one: u64, other: u64) -> bool {
+    one == other || one == 0 || other == 0
+}
+
+/// Shows every file number of an operation.
+fn inodes_of(op: &mut FileOp, mut see: impl FnMut(&mut InodeNo)) {
+    match op {
+        FileOp::Lookup { parent, .. }
+        | FileOp::MakeNode { parent, .. }
+        | FileOp::MakeDirectory { parent, .. }
+        | FileOp::MakeSymlink { parent, .. }
+        | FileOp::Unlink { parent, .. }
+        | FileOp::RemoveDirectory { parent, .. }
+        | FileOp::Create { parent, .. } => see(parent),
+        FileOp::MakeLink { ino, parent, .. } => {
+            see(ino);
+            see(parent);
+        }
+        FileOp::Rename {
+            parent, new_parent, ..
+        } => {
+            see(parent);
+            see(new_parent);
+        }
+        FileOp::Forget { ino, .. }
+        | FileOp::GetAttr { ino, .. }
+        | FileOp::SetAttr { ino, .. }
+        | FileOp::ReadLink { ino }
+        | FileOp::Open { ino, .. }
+        | FileOp::OpenDirectory { ino }
+        | FileOp::FsyncDirectory { ino }
+        | FileOp::SetXattr { ino, .. }
+        | FileOp::GetXattr { ino, .. }
+        | FileOp::ListXattr { ino }
+        | FileOp::RemoveXattr { ino, .. } => see(ino),
+        FileOp::Read { .. }
+        | FileOp::Write { .. }
+        | FileOp::Fsync { .. }
+        | FileOp::Release { .. }
+        | FileOp::ReadDirectory { .. }
+        | FileOp::ReleaseDirectory { .. }
+        | FileOp::StatFs
+        | FileOp::Allocate { .. }
+        | FileOp::Seek { .. }
+        | FileOp::CopyRange { .. } => {}
+    }
+}
+
+/// Shows every handle of an operation.
+fn handles_of(op: &mut FileOp, mut see: impl FnMut(&mut HandleId)) {
+    match op {
+        FileOp::GetAttr { handle, .. } | FileOp::SetAttr { handle, .. } => {
+            handle.iter_mut().for_each(see);
+        }
+        FileOp::Read { handle, .. }
+        | FileOp::Write { handle, .. }
+        | FileOp::Fsync { handle, .. }
+        | FileOp::Release { handle }
+        | FileOp::ReadDirectory { handle, .. }
+        | FileOp::ReleaseDirectory { handle }
+        | FileOp::Allocate { handle, .. }
+        | FileOp::Seek { handle, .. } => see(handle),
+        FileOp::CopyRange { source, target, .. } => {
+            see(source);
+            see(target);
+        }
+        FileOp::Lookup { .. }
+        | FileOp::Forget { .. }
+        | FileOp::ReadLink { .. }
+        | FileOp::MakeNode { .. }
+        | FileOp::MakeDirectory { .. }
+        | FileOp::MakeSymlink { .. }
+        | FileOp::MakeLink { .. }
+        | FileOp::Unlink { .. }
+        | FileOp::RemoveDirectory { .. }
+        | FileOp::Rename { .. }
+        | FileOp::Open { .. }
+        | FileOp::Create { .. }
+        | FileOp::OpenDirectory { .. }
+        | FileOp::FsyncDirectory { .. }
+        | FileOp::StatFs
+        | FileOp::SetXattr { .. }
+        | FileOp::GetXattr { .. }
+        | FileOp::ListXattr { .. }
+        | FileOp::RemoveXattr { .. } => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attr(ino: u64, born_ns: u64) -> Attr {
+        Attr {
+            ino: InodeNo(ino),
+            size: 0,
+            blocks: 0,
+            atime: Default::default(),
+            mtime: Default::default(),
+            ctime: Default::default(),
+            mode: 0o100_644,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            block_size: 4096,
+            born_ns,
+        }
+    }
+
+    fn name(text: &str) -> Name {
+        text.as_bytes().to_vec()
+    }
+
+    fn known() -> Known {
+        Known::new(Epoch(1))
+    }
+
+    #[test]
+    fn a_file_is_found_again_by_the_name_that_it_has_now() {
+        let mut known = known();
+        let directory = known.admit(InodeNo::ROOT, &name("d"), &attr(10, 1));
+        let file = known.admit(directory, &name("a"), &attr(11, 2));
+        known.rename((directory, &name("a")), (InodeNo::ROOT, &name("b")), false);
+        let op = FileOp::GetAttr {
+            ino: file,
+            handle: None,
+        };
+        assert_eq!(known.translate(&op), Ok(op.clone()));
+        known.begin(Epoch(2));
+        assert_eq!(known.translate(&op), Err(Missing::File(file)));
+        assert_eq!(known.way(file), Way::Name(InodeNo::ROOT, name("b")));
+        assert_eq!(known.way(InodeNo::ROOT), Way::Here(InodeNo::ROOT));
+        assert!(known.find_again(file, &attr(11, 2)));
+        assert_eq!(known.translate(&op), Ok(op));
+        // The kernel drops its one reference, the session its own one.
+        assert_eq!(known.forget(file, 1), Some((InodeNo(11), 1)));
+        assert_eq!(known.named(InodeNo::ROOT, &name("b")), None);
+    }
+
+    #[test]
+    fn another_file_of_the_same_number_is_refused() {
+        let mut known = known();
+        let file = known.admit(InodeNo::ROOT, &name("a"), &attr(11, 2));
+        known.begin(Epoch(2));
+        assert!(!known.find_again(file, &attr(11, 3)), "born later");
+        assert!(!known.find_again(file, &attr(12, 2)), "another number");
+        assert!(known.find_again(file, &attr(11, 2)));
+    }
+
+    #[test]
+    fn a_new_file_does_not_take_the_place_of_a_removed_one() {
+        let mut known = known();
+        let gone = known.admit(InodeNo::ROOT, &name("a"), &attr(11, 2));
+        known.unname(InodeNo::ROOT, &name("a"));
+        known.begin(Epoch(2));
+        assert_eq!(known.way(gone), Way::Gone);
+        let fresh = known.admit(InodeNo::ROOT, &name("b"), &attr(11, 2));
+        assert_ne!(fresh, gone);
+        let op = FileOp::ReadLink { ino: fresh };
+        let asked = known.translate(&op).expect("it is there");
+        assert_eq!(asked, FileOp::ReadLink { ino: InodeNo(11) });
+        assert_eq!(known.forget(gone, 1), None);
+        assert_eq!(known.forget(fresh, 1), Some((InodeNo(11), 1)));
+    }
+
+    #[test]
+    fn exchanged_names_change_places_and_replaced_ones_go() {
+        let mut known = known();
+        let (a, b) = (name("a"), name("b"));
+        let one = known.admit(InodeNo::ROOT, &a, &attr(11, 1));
+        let two = known.admit(InodeNo::ROOT, &b, &attr(12, 1));
+        known.rename((InodeNo::ROOT, &a), (InodeNo::ROOT, &b), true);
+        assert_eq!(known.named(InodeNo::ROOT, &a), Some(two));
+        assert_eq!(known.named(InodeNo::ROOT, &b), Some(one));
+        known.rename((InodeNo::ROOT, &a), (InodeNo::ROOT, &b), false);
+        assert_eq!(known.named(InodeNo::ROOT, &b), Some(two));
+        known.begin(Epoch(2));
+        assert_eq!(known.way(one), Way::Gone);
+    }
+
+    #[test]
+    fn handles_outlive_sessions() {
+        let mut known = known();
+        let ino = known.admit(InodeNo::ROOT, &name("a"), &attr(11, 1));
+        let opening = Opening {
+            ino,
+            flags: 2,
+            is_directory: false,
+        };
+        let handle = known.open(opening, HandleId(77));
+        let op = |handle| FileOp::Release { handle };
+        assert_eq!(known.translate(&op(handle)), Ok(op(HandleId(77))));
+        known.begin(Epoch(2));
+        assert!(known.is_stale(handle));
+        assert_eq!(known.translate(&op(handle)), Err(Missing::Handle(handle)));
+        assert_eq!(known.opening(handle), Some(opening));
+        known.open_again(handle, HandleId(1));
+        assert_eq!(known.translate(&op(handle)), Ok(op(HandleId(1))));
+        known.close(handle);
+        assert_eq!(known.opening(handle), None);
+    }
+
+    #[test]
+    fn names_that_are_left_after_many_links_still_lead_there() {
+        let mut known = known();
+        let mut file = InodeNo(0);
+        for number in 0..20 {
+            file = known.admit(InodeNo::ROOT, &name(&number.to_string()), &attr(11, 1));
+        }
+        known.unname(InodeNo::ROOT, &name("19"));
+        known.begin(Epoch(2));
+        assert!(matches!(known.way(file), Way::Name(InodeNo::ROOT, _)));
+        assert_eq!(known.forget(file, 20), None);
+        assert!(known.by_name.is_empty());
+    }
+}

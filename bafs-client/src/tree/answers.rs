@@ -1,0 +1,112 @@
+//! What the answers of a server teach about its tree, and their numbers put into the kernel's.
+//! Asks nothing.
+
+use bafs_proto::file_op::{Attr, FileOp, FileReply, FileResult};
+use bafs_proto::ids::Epoch;
+use nix::libc;
+
+use super::remote::Session;
+use crate::logic::known::{Known, Opening};
+
+impl Session {
+    /// Takes in what an answer says about names, numbers and handles, and puts it into the
+    /// kernel's numbers. `None` when its own numbers mean nothing any more.
+    pub(super) fn absorb(
+        &self,
+        epoch: Epoch,
+        op: &FileOp,
+        result: FileResult,
+    ) -> Option<FileResult> {
+        let Ok(mut reply) = result else {
+            return Some(result);
+        };
+        let mut known = self.known();
+        let is_present = known.epoch() == epoch;
+        match (op, &mut reply) {
+            (FileOp::Release { handle } | FileOp::ReleaseDirectory { handle }, _) => {
+                known.close(*handle);
+            }
+            (
+                FileOp::Unlink { parent, name } | FileOp::RemoveDirectory { parent, name },
+                FileReply::Done,
+            ) => known.unname(*parent, name),
+            (
+                FileOp::Rename {
+                    parent,
+                    name,
+                    new_parent,
+                    new_name,
+                    flags,
+                },
+                FileReply::Done,
+            ) => {
+                let exchanges = flags & libc::RENAME_EXCHANGE != 0;
+                known.rename((*parent, name), (*new_parent, new_name), exchanges);
+            }
+            (FileOp::GetAttr { ino, .. } | FileOp::SetAttr { ino, .. }, FileReply::Attr(attr)) => {
+                attr.ino = *ino;
+            }
+            (_, FileReply::Attr(_) | FileReply::Opened { .. } | FileReply::Entries(_))
+                if !is_present =>
+            {
+                return None;
+            }
+            (op, reply) => meet(&mut known, op, reply),
+        }
+        Some(Ok(reply))
+    }
+}
+
+/// Takes note of what the present session has shown.
+fn meet(known: &mut Known, op: &FileOp, reply: &mut FileReply) {
+    match (op, reply) {
+        (
+            FileOp::Lookup { parent, name }
+            | FileOp::MakeNode { parent, name, .. }
+            | FileOp::MakeDirectory { parent, name, .. }
+            | FileOp::MakeSymlink { parent, name, .. }
+            | FileOp::MakeLink { parent, name, .. },
+            FileReply::Attr(attr),
+        ) => attr.ino = known.admit(*parent, name, attr),
+        (
+            FileOp::Create {
+                parent,
+                name,
+                flags,
+                ..
+            },
+            FileReply::Opened { handle, attr },
+        ) => {
+            attr.ino = known.admit(*parent, name, attr);
+            *handle = known.open(opening(attr, *flags, false), *handle);
+        }
+        (FileOp::Open { ino, flags }, FileReply::Opened { handle, attr }) => {
+            attr.ino = *ino;
+            *handle = known.open(opening(attr, *flags, false), *handle);
+        }
+        (FileOp::OpenDirectory { ino }, FileReply::Opened { handle, attr }) => {
+            attr.ino = *ino;
+            *handle = known.open(opening(attr, 0, true), *handle);
+        }
+        (FileOp::ReadDirectory { handle, .. }, FileReply::Entries(entries)) => {
+            let directory = known.opening(*handle).map(|opening| opening.ino);
+            for entry in entries {
+                if let (Some(parent), Some(attr)) = (directory, &mut entry.attr) {
+                    attr.ino = known.admit(parent, &entry.name, attr);
+                    entry.ino = attr.ino;
+                } else if let Some(ino) = known.of_server(entry.ino) {
+                    entry.ino = ino;
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+fn opening(attr: &Attr, flags: i32, is_directory: bool) -> Opening {
+    Opening {
+        ino: attr.ino,
+        flags,
+        is_directory,
+    }
+}

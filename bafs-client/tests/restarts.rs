@@ -1,0 +1,411 @@
+//! A server that forgets its sessions while a job works: the job goes on with the same files, or
+//! its volume is lost; it never gets a wrong answer.
+#![allow(clippy::unwrap_used, reason = "all of this is test")]
+
+mod serving;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bafs_client::fate::{Fate, Loss};
+use bafs_client::tree::{RemoteTree, Tree};
+use bafs_client::usage::Usage;
+use bafs_client::volume::{Mode, Ownership, Volume};
+use bafs_proto::ErrorCode;
+use bafs_proto::file_op::{BodyRange, Caller, Errno, FileOp, FileReply, FileResult};
+use bafs_proto::ids::{AgentId, HandleId, InodeNo};
+use bafs_proto::message::TreeRef;
+use nix::libc;
+use serving::{Fake, Fault, VOLUME};
+use tokio::sync::{mpsc, oneshot};
+
+struct World {
+    server: Arc<Fake>,
+    volume: Arc<Volume>,
+    losses: mpsc::UnboundedReceiver<Loss>,
+    directory: tempfile::TempDir,
+}
+
+impl World {
+    async fn new() -> Self {
+        Self::of(TreeRef::Volume(VOLUME), true).await
+    }
+
+    async fn of(tree: TreeRef, writable: bool) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let server = Fake::new(directory.path());
+        let (sender, losses) = mpsc::unbounded_channel();
+        let fate = Fate::new("work", sender);
+        let tree = RemoteTree::open(
+            server.server(3_000),
+            tree,
+            AgentId::random(),
+            writable,
+            fate.clone(),
+        )
+        .await
+        .unwrap();
+        let (mode, ownership) = (Mode::scratch(writable), Ownership::AsStored);
+        let tree = Tree::Remote(tree);
+        let volume = Volume::new("work", tree, mode, ownership, fate, Usage::new());
+        Self {
+            server,
+            volume: Arc::new(volume),
+            losses,
+            directory,
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap()
+    }
+
+    async fn run_with(&self, op: FileOp, data: &[u8]) -> (FileResult, Vec<u8>) {
+        let (send, receive) = oneshot::channel();
+        let done = move |result, data: &[u8]| drop(send.send((result, data.to_vec())));
+        self.volume.run(Caller::default(), op, data, Box::new(done));
+        receive.await.unwrap()
+    }
+
+    async fn run(&self, op: FileOp) -> FileResult {
+        self.run_with(op, &[]).await.0
+    }
+
+    async fn find(&self, parent: InodeNo, at: &str) -> Result<InodeNo, Errno> {
+        let name = name(at);
+        match self.run(FileOp::Lookup { parent, name }).await? {
+            FileReply::Attr(attr) => Ok(attr.ino),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn create(&self, at: &str) -> (InodeNo, HandleId) {
+        match self.run(create(at)).await {
+            Ok(FileReply::Opened { handle, attr }) => (attr.ino, handle),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn directory(&self, parent: InodeNo, at: &str) -> InodeNo {
+        let (name, mode) = (name(at), 0o755);
+        match self.run(FileOp::MakeDirectory { parent, name, mode }).await {
+            Ok(FileReply::Attr(attr)) => attr.ino,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn write(&self, handle: HandleId, offset: u64, text: &str, append: bool) -> FileResult {
+        let data = BodyRange {
+            start: 0,
+            length: text.len() as u32,
+        };
+        let op = FileOp::Write {
+            handle,
+            offset,
+            data,
+            append,
+        };
+        self.run_with(op, text.as_bytes()).await.0
+    }
+
+    async fn read(&self, handle: HandleId) -> String {
+        let (offset, length) = (0, 100);
+        let op = FileOp::Read {
+            handle,
+            offset,
+            length,
+        };
+        let (result, data) = self.run_with(op, &[]).await;
+        assert!(result.is_ok(), "{result:?}");
+        String::from_utf8(data).unwrap()
+    }
+
+    async fn loss(&mut self) -> Loss {
+        let lost = tokio::time::timeout(Duration::from_secs(5), self.losses.recv());
+        lost.await.expect("the loss is told").unwrap()
+    }
+}
+
+fn name(text: &str) -> Vec<u8> {
+    text.as_bytes().to_vec()
+}
+
+fn create(at: &str) -> FileOp {
+    FileOp::Create {
+        parent: InodeNo::ROOT,
+        name: name(at),
+        mode: 0o100_640,
+        flags: libc::O_RDWR,
+    }
+}
+
+fn rename(one: &str, other: &str, flags: u32) -> FileOp {
+    FileOp::Rename {
+        parent: InodeNo::ROOT,
+        name: name(one),
+        new_parent: InodeNo::ROOT,
+        new_name: name(other),
+        flags,
+    }
+}
+
+fn written(length: u64) -> FileResult {
+    Ok(FileReply::Written { length })
+}
+
+#[tokio::test]
+async fn files_handles_and_directories_outlive_the_server() {
+    let world = World::new().await;
+    let outer = world.directory(InodeNo::ROOT, "outer").await;
+    let inner = world.directory(outer, "inner").await;
+    let (file, handle) = world.create("log").await;
+    assert_eq!(world.write(handle, 0, "one ", true).await, written(4));
+    assert_eq!(
+        world.run(rename("log", "kept", 0)).await,
+        Ok(FileReply::Done)
+    );
+    let listing = match world.run(FileOp::OpenDirectory { ino: outer }).await {
+        Ok(FileReply::Opened { handle, .. }) => handle,
+        other => panic!("{other:?}"),
+    };
+    for round in 0..3 {
+        world.server.restart();
+        let offset = 4 + 5 * round;
+        assert_eq!(world.write(handle, offset, "more ", true).await, written(5));
+        let deep = world
+            .run(FileOp::GetAttr {
+                ino: inner,
+                handle: None,
+            })
+            .await;
+        assert!(matches!(deep, Ok(FileReply::Attr(attr)) if attr.ino == inner));
+        assert_eq!(world.find(InodeNo::ROOT, "kept").await, Ok(file));
+        let op = FileOp::ReadDirectory {
+            handle: listing,
+            cookie: 0,
+            bytes_max: 4096,
+            plus: true,
+        };
+        match world.run(op).await {
+            Ok(FileReply::Entries(entries)) => {
+                let found = entries.iter().find(|entry| entry.name == b"inner").unwrap();
+                assert_eq!(found.ino, inner);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(world.text("kept"), "one more more more ");
+    world.server.restart();
+    assert_eq!(
+        world.run(FileOp::Release { handle }).await,
+        Ok(FileReply::Done)
+    );
+    assert!(world.volume.fate().loss().is_none());
+}
+
+#[tokio::test]
+async fn what_was_under_way_is_done_once() {
+    for runs in [false, true] {
+        let world = World::new().await;
+        let restart = || world.server.set(Fault::Restart { runs });
+        let (file, handle) = world.create("a").await;
+        for round in 0..4u64 {
+            restart();
+            let wrote = world.write(handle, round * 5, "line\n", true).await;
+            assert_eq!(wrote, written(5));
+        }
+        assert_eq!(world.text("a"), "line\n".repeat(4), "runs: {runs}");
+        restart();
+        assert_eq!(world.run(rename("a", "b", 0)).await, Ok(FileReply::Done));
+        assert!(!world.path("a").exists() && world.path("b").exists());
+        world.create("c").await;
+        let exchange = libc::RENAME_EXCHANGE;
+        restart();
+        assert_eq!(
+            world.run(rename("b", "c", exchange)).await,
+            Ok(FileReply::Done)
+        );
+        assert_eq!(world.text("c"), "line\n".repeat(4));
+        restart();
+        let op = FileOp::MakeLink {
+            ino: file,
+            parent: InodeNo::ROOT,
+            name: name("link"),
+        };
+        let linked = world.run(op).await;
+        assert!(
+            matches!(linked, Ok(FileReply::Attr(attr)) if attr.nlink == 2 && attr.ino == file),
+            "{linked:?}"
+        );
+        restart();
+        let unlink = FileOp::Unlink {
+            parent: InodeNo::ROOT,
+            name: name("c"),
+        };
+        assert_eq!(world.run(unlink).await, Ok(FileReply::Done));
+        assert!(!world.path("c").exists());
+        assert_eq!(
+            world.read(handle).await,
+            "line\n".repeat(4),
+            "by its other name"
+        );
+        assert!(world.volume.fate().loss().is_none());
+    }
+}
+
+#[tokio::test]
+async fn what_was_being_made_is_made_once_and_right() {
+    use std::os::unix::fs::MetadataExt;
+    for runs in [false, true] {
+        let world = World::new().await;
+        let restart = || world.server.set(Fault::Restart { runs });
+        restart();
+        let (_, handle) = world.create("file").await;
+        assert_eq!(world.write(handle, 0, "x", false).await, written(1));
+        let found = std::fs::metadata(world.path("file")).unwrap();
+        assert_eq!((found.mode() & 0o777, found.nlink()), (0o640, 1));
+        restart();
+        let directory = world.directory(InodeNo::ROOT, "directory").await;
+        restart();
+        let op = FileOp::MakeSymlink {
+            parent: directory,
+            name: name("to"),
+            target: name("nowhere"),
+        };
+        assert!(world.run(op).await.is_ok());
+        restart();
+        let op = FileOp::RemoveDirectory {
+            parent: InodeNo::ROOT,
+            name: name("directory"),
+        };
+        assert_eq!(world.run(op).await, Err(Errno(libc::ENOTEMPTY)));
+        assert!(world.volume.fate().loss().is_none());
+    }
+}
+
+#[tokio::test]
+async fn another_file_under_the_name_is_never_shown() {
+    let mut world = World::new().await;
+    let (_, handle) = world.create("a").await;
+    assert_eq!(world.write(handle, 0, "mine", false).await, written(4));
+    world.server.restart();
+    // As a restored copy would be; on many file systems it even gets the same number.
+    std::fs::remove_file(world.path("a")).unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    std::fs::write(world.path("a"), "theirs").unwrap();
+    let op = FileOp::Read {
+        handle,
+        offset: 0,
+        length: 9,
+    };
+    assert_eq!(world.run(op).await, Err(Errno(libc::EIO)));
+    let loss = world.loss().await;
+    assert!(loss.error.detail.contains("'a'"), "{}", loss.error);
+}
+
+#[tokio::test]
+async fn a_file_without_a_name_cannot_be_had_again() {
+    let mut world = World::new().await;
+    let (_, kept) = world.create("kept").await;
+    let (_, handle) = world.create("a").await;
+    let unlink = FileOp::Unlink {
+        parent: InodeNo::ROOT,
+        name: name("a"),
+    };
+    assert_eq!(world.run(unlink).await, Ok(FileReply::Done));
+    world.server.restart();
+    assert_eq!(
+        world.write(kept, 0, "x", false).await,
+        written(1),
+        "others go on"
+    );
+    let op = FileOp::Read {
+        handle,
+        offset: 0,
+        length: 1,
+    };
+    assert_eq!(world.run(op).await, Err(Errno(libc::EIO)));
+    assert!(world.loss().await.error.detail.contains("no name"));
+}
+
+#[tokio::test]
+async fn what_cannot_be_proved_ends_the_volume() {
+    let mut world = World::new().await;
+    let (ino, _) = world.create("a").await;
+    let flags = libc::XATTR_CREATE;
+    world.server.set(Fault::Restart { runs: true });
+    let (name, value) = (name("user.x"), name("1"));
+    let op = FileOp::SetXattr {
+        ino,
+        name,
+        value,
+        flags,
+    };
+    assert_eq!(world.run(op).await, Err(Errno(libc::EIO)));
+    let loss = world.loss().await;
+    assert_eq!(loss.error.code, ErrorCode::SessionUnknown);
+    assert!(
+        loss.error.detail.contains("cannot be told"),
+        "{}",
+        loss.error
+    );
+}
+
+#[tokio::test]
+async fn a_stale_file_of_a_home_is_an_errno_only() {
+    let world = World::of(TreeRef::Home("data".to_owned()), true).await;
+    std::fs::write(world.path("a"), "mine").unwrap();
+    std::fs::write(world.path("b"), "other").unwrap();
+    let a = world.find(InodeNo::ROOT, "a").await.unwrap();
+    world.server.restart();
+    std::fs::remove_file(world.path("a")).unwrap();
+    let op = FileOp::GetAttr {
+        ino: a,
+        handle: None,
+    };
+    assert_eq!(world.run(op).await, Err(Errno(libc::ESTALE)));
+    assert!(world.find(InodeNo::ROOT, "b").await.is_ok());
+    assert!(world.volume.fate().loss().is_none());
+}
+
+#[tokio::test]
+async fn many_at_once_go_on_together() {
+    let world = Arc::new(World::new().await);
+    let mut tasks = Vec::new();
+    for number in 0..20u64 {
+        let world = world.clone();
+        tasks.push(tokio::spawn(async move {
+            let (_, handle) = world.create(&format!("f{number}")).await;
+            for round in 0..30u64 {
+                assert_eq!(
+                    world.write(handle, round * 3, "ab\n", true).await,
+                    written(3)
+                );
+                if round % 7 == number % 7 {
+                    let (one, other) = (format!("f{number}"), format!("g{number}"));
+                    let op = rename(&one, &other, 0);
+                    assert_eq!(world.run(op).await, Ok(FileReply::Done));
+                    let op = rename(&other, &one, 0);
+                    assert_eq!(world.run(op).await, Ok(FileReply::Done));
+                }
+            }
+        }));
+    }
+    for round in 0..12 {
+        tokio::time::sleep(Duration::from_millis(15)).await;
+        let runs = round % 2 == 0;
+        world.server.set(Fault::Restart { runs });
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    for number in 0..20 {
+        assert_eq!(world.text(&format!("f{number}")), "ab\n".repeat(30));
+    }
+    assert!(world.volume.fate().loss().is_none());
+}
