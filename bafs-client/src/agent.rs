@@ -1,5 +1,7 @@
 //! Opens the volumes of a job: which tree, which mode, whose files. Mounts nothing.
 
+use std::io::Write;
+
 use bafs_proto::ids::AgentId;
 use bafs_proto::limits::OP_DEADLINE_MS_DEFAULT;
 use bafs_proto::message::{MountSpec, MountTarget, TreeRef};
@@ -8,12 +10,21 @@ use bafs_proto::{Error, Result};
 use nix::unistd::{getegid, geteuid};
 use tokio::sync::mpsc;
 
+use crate::door::NotOpened;
 use crate::fate::{Fate, Loss};
 use crate::logic::directory::Owner;
 use crate::sandbox::Privilege;
-use crate::tree::{CacheTree, RemoteTree, Server, Tree};
+use crate::tree::{CacheTree, InlineTree, RemoteTree, Server, Tree};
 use crate::usage::Usage;
 use crate::volume::{Mode, Ownership, Volume};
+
+/// How a volume is reached, for people.
+const INLINE: &str = "inline: each operation runs in this process, on the directory that the \
+    server on this machine handed over; no messages";
+const CALLS: &str = "calls: each operation is a call to the server";
+const HOME: &str = "calls: each operation is a call to the home server, nothing is kept";
+const WHOLE: &str = "whole files: what is here wholly is read by the kernel itself";
+const BLOCKS: &str = "blocks: names are in memory, data come in blocks from the node's server";
 
 /// What all volumes of one agent process share.
 #[derive(Debug, Clone)]
@@ -26,6 +37,17 @@ pub struct Agent {
     pub ownership: Ownership,
     /// Deadline of each remote operation, in milliseconds.
     pub op_deadline_ms: u64,
+    /// Whether a person is told how each volume is reached.
+    pub explain: Explain,
+}
+
+/// Whether a person is told how each volume is reached, and why not better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Explain {
+    /// In the log only.
+    No,
+    /// On standard error too.
+    Yes,
 }
 
 impl Agent {
@@ -48,6 +70,7 @@ impl Agent {
             id: AgentId::random(),
             ownership,
             op_deadline_ms,
+            explain: Explain::No,
         }
     }
 
@@ -62,25 +85,30 @@ impl Agent {
         losses: mpsc::UnboundedSender<Loss>,
     ) -> Result<Volume> {
         let fate = Fate::new(&mount.name, losses);
-        let (tree, mode, usage) = self
-            .open_tree(mount, &fate)
-            .await
+        let opened = self.open_tree(mount, &fate).await;
+        let (tree, mode, usage, way) = opened
             .map_err(|error| error.context(format_args!("cannot open volume {}", mount.name)))?;
-        Ok(Volume::new(
-            &mount.name,
-            tree,
-            mode,
-            self.ownership,
-            fate,
-            usage,
-        ))
+        tracing::debug!(volume = mount.name, way, "volume opened");
+        if self.explain == Explain::Yes {
+            // Without a standard error there is nobody to tell.
+            let _ = writeln!(std::io::stderr(), "bafs: volume {}: {way}", mount.name);
+        }
+        let ownership = match (&tree, self.ownership) {
+            // Files are made by this process, in whose name space its user has the shown number.
+            (Tree::Inline(_), Ownership::One { shown, .. }) => {
+                let stored = shown;
+                Ownership::One { shown, stored }
+            }
+            (_, ownership) => ownership,
+        };
+        Ok(Volume::new(&mount.name, tree, mode, ownership, fate, usage))
     }
 
     async fn open_tree(
         &self,
         mount: &MountSpec,
         fate: &Fate,
-    ) -> Result<(Tree, Mode, Usage), Error> {
+    ) -> Result<(Tree, Mode, Usage, String), Error> {
         let server = |address: &str| Server {
             pool: self.pool.clone(),
             address: address.to_owned(),
@@ -92,12 +120,18 @@ impl Agent {
         };
         Ok(match &mount.target {
             MountTarget::Scratch { server, volume } => {
-                let tree = remote(server, TreeRef::Volume(*volume)).await?;
-                (
-                    Tree::Remote(tree),
-                    Mode::scratch(mount.writable),
-                    Usage::new(),
-                )
+                let open = || remote(server, TreeRef::Volume(*volume));
+                let (tree, why) = match InlineTree::take(open().await?, mount.writable, fate).await
+                {
+                    Ok(tree) => (Tree::Inline(tree), None),
+                    Err((tree, NotOpened::Refused(why))) => (Tree::Remote(tree), Some(why)),
+                    Err((tree, NotOpened::Broken(why))) => {
+                        tree.close().await;
+                        (Tree::Remote(open().await?), Some(why))
+                    }
+                };
+                let way = why.map_or_else(|| INLINE.to_owned(), |why| format!("{CALLS} ({why})"));
+                (tree, Mode::scratch(mount.writable), Usage::new(), way)
             }
             MountTarget::Home { server, path } => {
                 let tree = remote(server, TreeRef::Home(path.clone())).await?;
@@ -105,6 +139,7 @@ impl Agent {
                     Tree::Remote(tree),
                     Mode::home(mount.writable),
                     Usage::with_pages(),
+                    HOME.to_owned(),
                 )
             }
             MountTarget::Cache {
@@ -121,12 +156,13 @@ impl Agent {
                 let tree = CacheTree::open(server(address), *volume, owner, fate.clone()).await?;
                 let tree = Tree::Cache(tree);
                 let (whole_files, why) = tree.whole_files();
-                tracing::debug!(volume = mount.name, whole_files, why, "path of reads");
+                let way = if whole_files { WHOLE } else { BLOCKS };
+                let way = format!("{way} ({why})");
                 let mode = Mode {
                     whole_files,
                     ..Mode::cache()
                 };
-                (tree, mode, Usage::with_pages())
+                (tree, mode, Usage::with_pages(), way)
             }
         })
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bafs_proto::door::{
     DoorCall, DoorReply, DoorRequest, DoorWord, HandOver, HandOverOf, HandOverTicket, HandedOver,
-    Knock, Opening,
+    Knock, Opening, Ticket,
 };
 use bafs_proto::net::packets::Packets;
 use bafs_proto::time::Deadline;
@@ -31,38 +31,56 @@ pub struct Parcel {
     pub connection: DoorConnection,
 }
 
-/// Asks a node to hand something over. Must be called within a tokio runtime.
+/// Why nothing was handed over. Whoever asked uses the network then.
+#[derive(Debug)]
+pub enum NotOpened {
+    /// The node is on another machine, or does not want to; nothing has changed.
+    Refused(Error),
+    /// Something went wrong on the way; the node may have handed it over all the same.
+    Broken(Error),
+}
+
+impl From<NotOpened> for Error {
+    fn from(why: NotOpened) -> Self {
+        match why {
+            NotOpened::Refused(error) | NotOpened::Broken(error) => error,
+        }
+    }
+}
+
+/// Has a node hand something over. Must be called within a tokio runtime.
 ///
 /// # Errors
-/// What the node answers; `Unreachable` when it is on another machine. None of them means more
-/// than that the network must be used.
-pub async fn fetch(server: &Server, what: HandOverOf) -> Result<Parcel> {
-    let deadline = Deadline::after_ms(DOOR_OPEN_MS);
-    let call = HandOver { what };
-    let HandOverTicket { socket, ticket } = server
-        .pool
-        .call(&server.address, &server.token, call, deadline)
-        .await?;
-    let opening = async {
-        let packets = Packets::connect(Path::new(&socket)).map_err(|error| broken(&error))?;
-        let knock = Knock {
-            version: PROTOCOL_VERSION,
-            ticket,
-        };
-        let bytes = codec::encode(&knock)?;
-        packets.send(&bytes, &[]).await.map_err(|e| broken(&e))?;
-        let packet = packets.receive().await.map_err(|e| broken(&e))?;
-        let (bytes, files) = packet.ok_or_else(ended)?;
-        let header = codec::decode::<Opening>(&bytes)??;
-        Ok((header, files, packets))
-    };
-    let opened = tokio::time::timeout_at(deadline.instant().into(), opening).await;
-    let (header, files, packets) = opened.unwrap_or_else(|_| Err(silent()))?;
+/// [`NotOpened`].
+pub async fn fetch(server: &Server, what: HandOverOf) -> Result<Parcel, NotOpened> {
+    let (call, deadline) = (HandOver { what }, Deadline::after_ms(DOOR_OPEN_MS));
+    let Server { pool, address, .. } = server;
+    let asked = pool.call(address, &server.token, call, deadline).await;
+    let HandOverTicket { socket, ticket } = asked.map_err(NotOpened::Refused)?;
+    let packets =
+        Packets::connect(Path::new(&socket)).map_err(|error| NotOpened::Refused(broken(&error)))?;
+    let limit = Duration::from_millis(DOOR_OPEN_MS);
+    let opened = tokio::time::timeout(limit, knock(&packets, ticket)).await;
+    let (opening, files) = opened
+        .unwrap_or_else(|_| Err(silent()))
+        .map_err(NotOpened::Broken)?;
     Ok(Parcel {
-        header,
+        header: opening.map_err(NotOpened::Refused)?,
         files,
         connection: DoorConnection::new(packets),
     })
+}
+
+async fn knock(packets: &Packets, ticket: Ticket) -> Result<(Opening, Vec<OwnedFd>)> {
+    let knock = Knock {
+        version: PROTOCOL_VERSION,
+        ticket,
+    };
+    let bytes = codec::encode(&knock)?;
+    packets.send(&bytes, &[]).await.map_err(|e| broken(&e))?;
+    let packet = packets.receive().await.map_err(|e| broken(&e))?;
+    let (bytes, files) = packet.ok_or_else(ended)?;
+    Ok((codec::decode(&bytes)?, files))
 }
 
 /// The way to speak with the node about something that it handed over. Dropping it gives that

@@ -19,7 +19,7 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
-use crate::agent::Agent;
+use crate::agent::{Agent, Explain};
 use crate::doctor;
 use crate::fuse::{MountError, Mounted, Place, open_device};
 use crate::job::{JobEnd, JobIo, run_job, silence_of};
@@ -74,6 +74,7 @@ pub fn agent_main(identity_dir: &Path) -> ExitCode {
             privilege,
             JobIo::Captured,
             killed,
+            Explain::No,
         )))
     });
     let end = end.unwrap_or_else(|error| JobEnd::environment(error, None));
@@ -96,14 +97,15 @@ pub fn agent_main(identity_dir: &Path) -> ExitCode {
 /// Exit codes: the job's own; 128 and the signal's number; 127 or 126 when the program is missing
 /// or cannot be executed; 75 when the environment failed, with a line of JSON on standard error.
 /// Call it with one thread, after `sandbox::dispatch_job_init`.
-pub fn exec_main(spec: JobSpec, identity: Identity) -> ExitCode {
+pub fn exec_main(spec: JobSpec, identity: Identity, explain: Explain) -> ExitCode {
     let end = enter_private()
         .map_err(|error| unsupported(&error))
         .and_then(|privilege| {
             let runtime = runtime()?;
             runtime.block_on(async {
                 let killed = kill_on_signals()?;
-                Ok(serve_job(spec, &identity, privilege, JobIo::Inherited, killed).await)
+                let io = JobIo::Inherited;
+                Ok(serve_job(spec, &identity, privilege, io, killed, explain).await)
             })
         });
     let end = end.unwrap_or_else(|error| JobEnd::environment(error, None));
@@ -129,10 +131,12 @@ pub fn mount_main(
     directory: &Path,
     identity: Identity,
     op_deadline_ms: u64,
+    explain: Explain,
 ) -> ExitCode {
     let name = mount.name.clone();
-    let shown = runtime()
-        .and_then(|runtime| runtime.block_on(show(mount, directory, &identity, op_deadline_ms)));
+    let shown = runtime().and_then(|runtime| {
+        runtime.block_on(show(mount, directory, &identity, op_deadline_ms, explain))
+    });
     match shown {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => environment_failed(&error, Some(&name)),
@@ -145,10 +149,13 @@ async fn serve_job(
     privilege: Privilege,
     io: JobIo,
     killed: watch::Receiver<bool>,
+    explain: Explain,
 ) -> JobEnd {
     let prepared = pool(identity).and_then(|pool| {
         let sandbox = Sandbox::prepare(privilege).map_err(|error| unsupported(&error))?;
-        Ok((Agent::new(pool, privilege, spec.op_deadline_ms), sandbox))
+        let mut agent = Agent::new(pool, privilege, spec.op_deadline_ms);
+        agent.explain = explain;
+        Ok((agent, sandbox))
     });
     match prepared {
         Ok((agent, sandbox)) => run_job(&agent, &sandbox, spec, io, killed).await,
@@ -161,11 +168,13 @@ async fn show(
     directory: &Path,
     identity: &Identity,
     op_deadline_ms: u64,
+    explain: Explain,
 ) -> Result<()> {
     let mut killed = kill_on_signals()?;
     let (losses, mut lost) = mpsc::unbounded_channel();
     // On the host numbers of users are what they are, whoever mounts.
-    let agent = Agent::new(pool(identity)?, Privilege::Root, op_deadline_ms);
+    let mut agent = Agent::new(pool(identity)?, Privilege::Root, op_deadline_ms);
+    agent.explain = explain;
     let volume = Arc::new(agent.open(&mount, losses).await?);
     let directory = std::path::absolute(directory).map_err(|error| unsupported(&error))?;
     let (shown, silence) = (Arc::clone(&volume), silence_of(&agent));

@@ -203,6 +203,48 @@ impl TreeSessions {
         Ok((FileResults { results }, body))
     }
 
+    /// Ends all writers' sessions with a volume, as a new writer does; when this returns, none of
+    /// their operations runs here any more.
+    pub async fn fence(&self, tree: &TreeRef) {
+        let earlier = self.lock().fence(tree);
+        end(earlier).await;
+    }
+
+    /// Leaves the operations of a session to its agent, to which the tree is handed over as `give`
+    /// does it: from now on this server only keeps the lease.
+    ///
+    /// # Errors
+    /// `SessionUnknown`, `Fenced`, `VolumeLost`; `WrongState` when operations have run, or when a
+    /// writer is not alone, as only one can account for the tree. What `give` answers: the session
+    /// stays as it is then.
+    pub fn hand_over<T>(
+        &self,
+        tree: &TreeRef,
+        epoch: Epoch,
+        give: impl FnOnce(Right) -> Result<T>,
+    ) -> Result<T> {
+        let state = self.lock();
+        let session = state.find(tree, epoch)?;
+        let others = |(name, other): &&(TreeRef, Epoch)| name == tree && *other != epoch;
+        if session.writable && state.sessions.keys().any(|key| others(&key)) {
+            let text = format!("other agents use {tree:?}; its writer works through the server");
+            return Err(Error::new(ErrorCode::WrongState, text));
+        }
+        if !lock(&session.replay).is_new() {
+            let text = "operations of the session have run; it stays with the server";
+            return Err(Error::new(ErrorCode::WrongState, text));
+        }
+        let given = give(session.right())?;
+        // Nothing runs in it, so this waits for nothing and closes nothing.
+        session.end();
+        Ok(given)
+    }
+
+    /// Whether a session is open.
+    pub fn is_open(&self, tree: &TreeRef, epoch: Epoch) -> bool {
+        self.lock().sessions.contains_key(&(tree.clone(), epoch))
+    }
+
     /// Ends a session if `allow` grants the right that it needs; ending it again is harmless.
     ///
     /// # Errors
@@ -288,18 +330,26 @@ impl State {
             let text = format!("{SESSIONS_MAX} tree sessions are open; try again later");
             return Err(Error::new(ErrorCode::Busy, text));
         }
-        let mut earlier = Vec::new();
-        if session.writable && matches!(name, TreeRef::Volume(_)) {
-            let writers = |key: &(TreeRef, Epoch), open: &Open| key.0 == name && open.writable;
-            for key in self.keys_where(writers) {
-                earlier.extend(self.sessions.remove(&key));
-                self.fenced.insert(key);
-            }
-        }
+        let earlier = if session.writable && matches!(name, TreeRef::Volume(_)) {
+            self.fence(&name)
+        } else {
+            Vec::new()
+        };
         self.last_epoch += 1;
         let epoch = Epoch(self.last_epoch);
         self.sessions.insert((name, epoch), session);
         Ok((epoch, earlier))
+    }
+
+    /// Takes the writers of a volume out.
+    fn fence(&mut self, tree: &TreeRef) -> Vec<Arc<Open>> {
+        let writers = |key: &(TreeRef, Epoch), open: &Open| key.0 == *tree && open.writable;
+        let mut fenced = Vec::new();
+        for key in self.keys_where(writers) {
+            fenced.extend(self.sessions.remove(&key));
+            self.fenced.insert(key);
+        }
+        fenced
     }
 
     fn find(&self, tree: &TreeRef, epoch: Epoch) -> Result<Arc<Open>> {

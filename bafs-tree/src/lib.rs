@@ -24,4 +24,4 @@ pub use account::Limit;
 pub use block_map::{BlockMap, BlockPlaces};
 pub use session::Session;
 pub use shared::{SHARED_WORDS_MAX, SharedAccess, SharedWords};
-pub use tree::Tree;
+pub use tree::{Tree, TreeUse};

@@ -2,9 +2,10 @@
 
 use std::ffi::CString;
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bafs_proto::file_op::TreeStat;
 use rustix::fs::{FileType, Mode, OFlags, RawDir, Stat, chmod, fstat, fstatvfs, open, openat};
@@ -23,9 +24,40 @@ pub struct Tree {
     root: Arc<OwnedFd>,
     identity: Identity,
     account: Option<Account>,
+    told: Option<Arc<TreeUse>>,
     hidden: Option<Vec<u8>>,
     privileged: bool,
     block_bytes: u64,
+}
+
+/// The use of a tree that another process accounts for, as far as that tells it.
+#[derive(Debug)]
+pub struct TreeUse {
+    limit: Limit,
+    bytes: AtomicU64,
+    files: AtomicU64,
+}
+
+impl TreeUse {
+    /// The use of a tree with this limit.
+    pub fn new(limit: Limit, (bytes, files): (u64, u64)) -> Self {
+        Self {
+            limit,
+            bytes: bytes.into(),
+            files: files.into(),
+        }
+    }
+
+    /// Takes note of bytes and files in use.
+    pub fn set(&self, (bytes, files): (u64, u64)) {
+        self.bytes.store(bytes, Relaxed);
+        self.files.store(files, Relaxed);
+    }
+
+    /// Bytes and files in use, as last told.
+    pub fn get(&self) -> (u64, u64) {
+        (self.bytes.load(Relaxed), self.files.load(Relaxed))
+    }
 }
 
 impl Tree {
@@ -50,23 +82,39 @@ impl Tree {
         limit: Option<Limit>,
         hidden: Option<&[u8]>,
     ) -> std::io::Result<Arc<Self>> {
+        let tree = Self::new(root, limit, hidden)?;
+        if let Some(account) = &tree.account {
+            tree.count_all(account)?;
+        }
+        Ok(Arc::new(tree))
+    }
+
+    /// Opens a tree that another process may change and accounts for: only for sessions that do
+    /// not write. Counts nothing, and shows the use that is told.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_beside(root: OwnedFd, told: Arc<TreeUse>) -> std::io::Result<Arc<Self>> {
+        let mut tree = Self::new(root, None, None)?;
+        tree.told = Some(told);
+        Ok(Arc::new(tree))
+    }
+
+    fn new(root: OwnedFd, limit: Option<Limit>, hidden: Option<&[u8]>) -> std::io::Result<Self> {
         raise_descriptor_limit();
         let stat = fstat(&root)?;
         if kind(&stat) != FileType::Directory {
             return Err(rustix::io::Errno::NOTDIR.into());
         }
-        let tree = Self {
+        Ok(Self {
             identity: identity(&stat),
             account: limit.map(Account::new),
+            told: None,
             hidden: hidden.map(<[u8]>::to_vec),
             privileged: geteuid().is_root(),
             block_bytes: fstatvfs(&root)?.f_frsize.max(512),
             root: Arc::new(root),
-        };
-        if let Some(account) = &tree.account {
-            tree.count_all(account)?;
-        }
-        Ok(Arc::new(tree))
+        })
     }
 
     /// Starts a session of an agent.
@@ -76,8 +124,9 @@ impl Tree {
 
     /// Limit and use; without a limit those of the host's file system.
     pub fn stat(&self) -> TreeStat {
-        if let Some(account) = &self.account {
-            let (limit, (bytes, files)) = (account.limit(), account.used());
+        let counted = self.account.as_ref().map(|it| (it.limit(), it.used()));
+        let told = || self.told.as_ref().map(|it| (it.limit, it.get()));
+        if let Some((limit, (bytes, files))) = counted.or_else(told) {
             return TreeStat {
                 size_bytes: limit.bytes,
                 free_bytes: limit.bytes.saturating_sub(bytes),
@@ -103,7 +152,14 @@ impl Tree {
 
     /// Bytes and files in use; zeros for a tree without a limit, where nothing is counted.
     pub fn used(&self) -> (u64, u64) {
-        self.account.as_ref().map_or((0, 0), Account::used)
+        let told = || self.told.as_ref().map(|it| it.get());
+        let counted = self.account.as_ref().map(Account::used);
+        counted.or_else(told).unwrap_or_default()
+    }
+
+    /// The directory, for whoever opens the tree once more.
+    pub fn directory(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
     }
 
     pub(crate) fn account(&self) -> Option<&Account> {

@@ -292,6 +292,9 @@ pub(crate) struct MountArgs {
     /// Deadline of each remote operation in seconds; past it the volume is lost.
     #[arg(long, env = "BAFS_OP_DEADLINE", default_value_t = 30)]
     pub(crate) op_deadline: u64,
+    /// Say on standard error how each volume is reached, and why not better.
+    #[arg(long)]
+    pub(crate) explain: bool,
 }
 
 #[derive(Debug, Args)]
@@ -308,6 +311,9 @@ pub(crate) struct ExecArgs {
     /// Deadline of each remote operation in seconds; past it the volume is lost.
     #[arg(long, env = "BAFS_OP_DEADLINE", default_value_t = 30)]
     pub(crate) op_deadline: u64,
+    /// Say on standard error how each volume is reached, and why not better.
+    #[arg(long)]
+    pub(crate) explain: bool,
     /// The program and its arguments.
     #[arg(last = true, required = true)]
     pub(crate) program: Vec<String>,

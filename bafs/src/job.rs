@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
+use bafs_client::agent::Explain;
 use bafs_proto::message::{Advert, JobCommand, JobSpec, MountSpec, MountTarget, Role};
 use bafs_proto::volume::{VolumeKind, VolumeStatus};
 
@@ -38,7 +39,11 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
         op_deadline_ms: args.op_deadline.saturating_mul(SECOND_MS),
     };
     let identity = init::load(&args.client.identity, Role::Agent)?;
-    Ok(bafs_client::entry::exec_main(spec, identity))
+    Ok(bafs_client::entry::exec_main(
+        spec,
+        identity,
+        explain(args.explain),
+    ))
 }
 
 /// Runs `bafs mount`.
@@ -60,7 +65,12 @@ pub(crate) fn mount(args: &MountArgs) -> Result<ExitCode> {
         &args.directory,
         identity,
         op_deadline_ms,
+        explain(args.explain),
     ))
+}
+
+fn explain(wanted: bool) -> Explain {
+    if wanted { Explain::Yes } else { Explain::No }
 }
 
 /// A volume as the command line names it.

@@ -30,6 +30,8 @@ pub(super) struct Order {
     pub(super) privilege: Privilege,
     /// Where the agent's own mount points are; an [`OsString`] as it need not be text.
     pub(super) base: OsString,
+    /// How many files the agent could have open when it started; it raises that for itself only.
+    pub(super) descriptors: Option<u64>,
     /// Standard input, output and error.
     pub(super) streams: [Stream; 3],
 }

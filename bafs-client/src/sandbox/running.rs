@@ -15,7 +15,7 @@ use std::{fs, thread};
 
 use nix::sys::signal::Signal;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Resource, getrlimit, pidfd_open, pidfd_send_signal};
 use thiserror::Error;
 use tokio::sync::oneshot;
 
@@ -37,6 +37,7 @@ pub struct Sandbox {
     privilege: Privilege,
     base: PathBuf,
     mount_points: AtomicU32,
+    descriptors: Option<u64>,
 }
 
 /// Why a job could not even be attempted.
@@ -65,6 +66,7 @@ impl Sandbox {
             privilege,
             base,
             mount_points: AtomicU32::new(0),
+            descriptors: getrlimit(Resource::Nofile).current,
         })
     }
 
@@ -105,6 +107,7 @@ impl Sandbox {
             plan,
             privilege: self.privilege,
             base,
+            descriptors: self.descriptors,
             streams,
         };
 

@@ -19,7 +19,7 @@ use nix::sys::prctl::set_pdeathsig;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{SigSet, Signal, kill, killpg};
 use nix::unistd::{Pid, getppid, setsid};
-use rustix::process::{WaitOptions, wait};
+use rustix::process::{Resource, Rlimit, WaitOptions, getrlimit, setrlimit, wait};
 
 use super::control::{self, Order, ProcessEnd, Report, Request, Stream};
 use super::executable::{SHELL, explain, find, is_script, same_file};
@@ -158,6 +158,7 @@ fn start(order: &Order, passed: Vec<OwnedFd>) -> Result<(Pid, Vec<String>), NotS
     let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let notes = root::enter(&plan.volumes, Path::new(&order.base))?;
     rustix::process::umask(mask);
+    limit_descriptors(order.descriptors)?;
     identity::take_on(&plan.identity, order.privilege)?;
     // A change of user clears the death signal.
     set_pdeathsig(Signal::SIGKILL).map_err(|errno| refused("protect init", errno))?;
@@ -178,6 +179,16 @@ fn start(order: &Order, passed: Vec<OwnedFd>) -> Result<(Pid, Vec<String>), NotS
         .thread_set_mask()
         .map_err(|errno| refused("unblock signals", errno))?;
     spawn(plan, streams).map(|job| (job, notes))
+}
+
+/// Gives the job the number of open files that the agent was started with.
+fn limit_descriptors(current: Option<u64>) -> Result<(), NotStarted> {
+    let limit = Rlimit {
+        current,
+        maximum: getrlimit(Resource::Nofile).maximum,
+    };
+    setrlimit(Resource::Nofile, limit)
+        .map_err(|errno| refused("limit open files", Errno::from_raw(errno.raw_os_error())))
 }
 
 fn spawn(plan: &JobPlan, [stdin, stdout, stderr]: [OwnedFd; 3]) -> Result<Pid, NotStarted> {

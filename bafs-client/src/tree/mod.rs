@@ -5,6 +5,7 @@ mod again;
 mod answers;
 mod blocks;
 mod cache;
+mod inline;
 mod local;
 mod near;
 mod remote;
@@ -15,6 +16,7 @@ use std::os::fd::OwnedFd;
 use bafs_proto::ids::InodeNo;
 
 pub use cache::CacheTree;
+pub use inline::InlineTree;
 pub use local::LocalTree;
 pub use remote::{RemoteTree, Server};
 
@@ -30,6 +32,8 @@ pub enum Tree {
     Cache(CacheTree),
     /// In this process.
     Local(LocalTree),
+    /// In this process, on a directory that a server on this machine handed over.
+    Inline(InlineTree),
 }
 
 impl Tree {
@@ -40,6 +44,7 @@ impl Tree {
             Self::Remote(tree) => tree.run(caller, op, data, done),
             Self::Cache(tree) => tree.run(op, done),
             Self::Local(tree) => tree.run(caller, &op, data, done),
+            Self::Inline(tree) => tree.run(caller, op, data, done),
         }
     }
 
@@ -47,7 +52,7 @@ impl Tree {
     pub fn describe(&self, ino: InodeNo) -> Option<(String, u64)> {
         match self {
             Self::Cache(tree) => tree.describe(ino),
-            Self::Remote(_) | Self::Local(_) => None,
+            Self::Remote(_) | Self::Local(_) | Self::Inline(_) => None,
         }
     }
 
@@ -55,7 +60,7 @@ impl Tree {
     pub fn is_single_file(&self) -> bool {
         match self {
             Self::Cache(tree) => tree.is_single_file(),
-            Self::Remote(_) | Self::Local(_) => false,
+            Self::Remote(_) | Self::Local(_) | Self::Inline(_) => false,
         }
     }
 
@@ -63,7 +68,9 @@ impl Tree {
     pub fn whole_files(&self) -> (bool, String) {
         match self {
             Self::Cache(tree) => tree.whole_files(),
-            Self::Remote(_) | Self::Local(_) => (false, "no cache volume".to_owned()),
+            Self::Remote(_) | Self::Local(_) | Self::Inline(_) => {
+                (false, "no cache volume".to_owned())
+            }
         }
     }
 
@@ -73,7 +80,7 @@ impl Tree {
     pub fn hold_whole(&self, ino: InodeNo) -> Option<(OwnedFd, u64)> {
         match self {
             Self::Cache(tree) => tree.hold_whole(ino),
-            Self::Remote(_) | Self::Local(_) => None,
+            Self::Remote(_) | Self::Local(_) | Self::Inline(_) => None,
         }
     }
 
@@ -81,7 +88,7 @@ impl Tree {
     pub fn let_go_whole(&self, ino: InodeNo) {
         match self {
             Self::Cache(tree) => tree.let_go_whole(ino),
-            Self::Remote(_) | Self::Local(_) => {}
+            Self::Remote(_) | Self::Local(_) | Self::Inline(_) => {}
         }
     }
 
@@ -89,6 +96,7 @@ impl Tree {
     pub async fn close(&self) {
         match self {
             Self::Remote(tree) => tree.close().await,
+            Self::Inline(tree) => tree.close().await,
             Self::Cache(_) | Self::Local(_) => {}
         }
     }

@@ -147,6 +147,18 @@ impl RemoteTree {
         })
     }
 
+    pub(super) fn server(&self) -> &Server {
+        &self.session.server
+    }
+
+    pub(super) fn tree(&self) -> &TreeRef {
+        &self.session.tree
+    }
+
+    pub(super) fn epoch(&self) -> Epoch {
+        self.session.link().opened.epoch
+    }
+
     pub(super) fn run(&self, caller: Caller, op: FileOp, data: &[u8], done: Done) {
         if let FileOp::Forget { ino, count } = op {
             self.forget(ino, count);
@@ -161,7 +173,7 @@ impl RemoteTree {
     }
 
     /// Ends the session politely. A server that does not answer ends it by its lease.
-    pub(super) async fn close(&self) {
+    pub(crate) async fn close(&self) {
         self.renewal.abort();
         self.session.is_closing.store(true, Ordering::Release);
         let Session {

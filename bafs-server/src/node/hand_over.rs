@@ -1,24 +1,24 @@
 //! What a node hands over at its door, and who makes it ready.
 
+use bafs_proto::Result;
 use bafs_proto::door::{HandOverOf, HandOverTicket};
-use bafs_proto::token::Token;
-use bafs_proto::{Error, ErrorCode, Result};
+use bafs_proto::token::{Resource, Token};
 
 use super::Node;
+use crate::storage::volume_of;
 
 impl Node {
     /// Gives out a ticket for a hand-over. The right to a cache has been checked; a tree's depends
     /// on the session.
-    pub(super) fn hand_over(&self, what: HandOverOf, _token: &Token) -> Result<HandOverTicket> {
+    pub(super) fn hand_over(&self, what: HandOverOf, token: &Token) -> Result<HandOverTicket> {
         let grant = match what {
-            HandOverOf::Tree { .. } => return Err(unsupported()),
+            HandOverOf::Tree { tree, epoch } => {
+                let resource = volume_of(&tree).map(Resource::Volume)?;
+                let allow = |right| self.access.require(token, resource, right);
+                self.storage.grant_tree(tree, epoch, allow)?
+            }
             HandOverOf::Cache { volume, manifest } => self.caches.grant(volume, manifest)?,
         };
         self.door.ticket(grant)
     }
-}
-
-fn unsupported() -> Error {
-    let text = "this node hands no scratch volume over; use the network";
-    Error::new(ErrorCode::Unsupported, text)
 }

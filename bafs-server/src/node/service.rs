@@ -172,7 +172,9 @@ impl Node {
             move |right| self.access.require(&token, resource?, right)
         };
         match request {
-            Request::OpenTree(call) => plain(Reply::OpenTree(self.storage.open_tree(call).await?)),
+            Request::OpenTree(call) => plain(Reply::OpenTree(
+                self.storage.open_tree(call, deadline).await?,
+            )),
             Request::RunFileOps(call) => {
                 let allow = allow(&call.tree);
                 let (results, data) = self.storage.run_file_ops(call, body, allow).await?;

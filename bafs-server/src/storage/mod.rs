@@ -5,6 +5,7 @@ mod beneath;
 mod extract;
 mod extracts;
 mod fill;
+mod holds;
 mod life;
 mod listing;
 mod store;
@@ -246,8 +247,8 @@ impl Storage {
         let id = row.spec.id;
         let (used_bytes, used_files) = match (row.state, &row.spec.kind) {
             (VolumeState::Ready, VolumeKind::Scratch { .. }) => {
-                let tree = self.trees.tree(&row.spec, self.store.tree(id));
-                self.if_lives(id, tree).await?.used()
+                let used = self.trees.used(&row.spec, self.store.tree(id));
+                self.if_lives(id, used).await?
             }
             (VolumeState::Ready, VolumeKind::Cache { .. }) => {
                 self.caches.used(id).unwrap_or_default()

@@ -6,7 +6,8 @@
 //! lives         how often the store was opened
 //! table.redb    the durable table
 //! making/ID     a volume on its way: its content is in `tree`
-//! volumes/ID    a volume in place; `writer` names the agent that writes it
+//! volumes/ID    a volume in place; `writer` names the agent that writes it, `lock` is held by who
+//!               accounts for it
 //! trash/        what is being removed
 //! cache/        blocks of cache volumes
 //! logs/         what agents of jobs said

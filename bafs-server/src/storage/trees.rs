@@ -1,100 +1,167 @@
-//! Trees of scratch volumes that agents work on: opens each tree once. The sessions themselves are
-//! in `trees.rs` of the crate.
+//! Trees of scratch volumes that agents work on. Who accounts for a tree is in `holds.rs`, the
+//! sessions themselves are in `trees.rs` of the crate.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use bafs_proto::ids::{AgentId, VolumeId};
+use bafs_proto::ids::{AgentId, Epoch, VolumeId};
 use bafs_proto::message::{
     CloseTree, Done, FileResults, OpenTree, RunFileOps, TreeRef, TreeSession,
 };
-use bafs_proto::time::Time;
+use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::Right;
 use bafs_proto::volume::VolumeSpec;
 use bafs_proto::{Error, ErrorCode, Result};
-use bafs_tree::{Limit, Tree};
+use bafs_tree::Limit;
 use bytes::Bytes;
-use tokio::sync::OnceCell;
 
+use super::holds::{VolumeTree, give_back};
 use super::{Storage, Store, blocking, lost};
 use crate::counters::Counters;
+use crate::door::{Grant, Parcel};
 use crate::trees::TreeSessions;
+
+/// An answer is on its way so long before the deadline, to arrive in time.
+const MARGIN: Duration = Duration::from_millis(200);
 
 /// Trees and sessions of this server.
 #[derive(Debug)]
 pub(super) struct OpenTrees {
     sessions: TreeSessions,
-    open: Mutex<BTreeMap<VolumeId, Arc<OnceCell<Arc<Tree>>>>>,
+    trees: Mutex<BTreeMap<VolumeId, Arc<VolumeTree>>>,
 }
 
 impl OpenTrees {
     pub(super) fn new(life: u32, counters: Counters) -> Self {
         Self {
             sessions: TreeSessions::new(life, counters),
-            open: Mutex::default(),
+            trees: Mutex::default(),
         }
     }
 
-    /// The open tree of a volume.
-    pub(super) async fn tree(&self, spec: &VolumeSpec, root: PathBuf) -> Result<Arc<Tree>> {
-        let cell = self.open().entry(spec.id).or_default().clone();
+    /// The tree of a volume.
+    fn volume(&self, spec: &VolumeSpec, root: PathBuf) -> Arc<VolumeTree> {
         let limit = Limit {
             bytes: spec.size_bytes,
             files: spec.size_files,
         };
-        let id = spec.id;
-        let opening = || {
-            blocking(move || {
-                Tree::open(&root, Some(limit)).map_err(|e| {
-                    Error::new(ErrorCode::ServerFault, format!("tree of volume {id}: {e}"))
-                })
-            })
-        };
-        cell.get_or_try_init(opening).await.cloned()
+        let tree = || Arc::new(VolumeTree::new(spec.id, root, limit));
+        self.trees().entry(spec.id).or_insert_with(tree).clone()
     }
 
+    /// Bytes and files that a volume uses: when an agent accounts for it, as last told.
+    pub(super) async fn used(&self, spec: &VolumeSpec, root: PathBuf) -> Result<(u64, u64)> {
+        let volume = self.volume(spec, root);
+        let mut hold = volume.hold().await;
+        Ok(volume.to_read(&mut hold, give_back()).await?.used())
+    }
+
+    /// Ends everything that has to do with a volume that is no more.
     pub(super) async fn drop_volume(&self, id: VolumeId) {
         self.sessions.drop_tree(&TreeRef::Volume(id)).await;
-        self.open().remove(&id);
+        let volume = self.trees().remove(&id);
+        if let Some(volume) = volume {
+            volume.end(lost(id)).await;
+        }
     }
 
     pub(super) async fn sweep(&self, now: Time) {
         self.sessions.sweep(now).await;
+        let volumes: Vec<_> = {
+            let trees = self.trees();
+            trees.iter().map(|(id, tree)| (*id, tree.clone())).collect()
+        };
+        for (id, volume) in volumes {
+            volume.ask_back_if(|epoch| !self.sessions.is_open(&TreeRef::Volume(id), epoch));
+        }
     }
 
-    fn open(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Arc<OnceCell<Arc<Tree>>>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    fn trees(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Arc<VolumeTree>>> {
+        self.trees.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Storage {
-    /// Opens the tree of a scratch volume.
+    /// Opens the tree of a scratch volume. A writer waits until an earlier one on this machine,
+    /// that accounts for the tree itself, has given it back or is dead.
     ///
     /// # Errors
     /// `VolumeLost`, `Busy`, `WrongState`; `Unsupported` for a tree that is no volume's; `Fenced`
     /// for a session that goes on when another agent has written since.
-    pub async fn open_tree(&self, call: OpenTree) -> Result<TreeSession> {
+    pub async fn open_tree(&self, call: OpenTree, deadline: Deadline) -> Result<TreeSession> {
+        let left = deadline.left().saturating_sub(MARGIN);
+        let until = Deadline::after(left);
         let id = volume_of(&call.tree)?;
-        let root = self.scratch(id)?;
-        let spec = self
-            .volumes()
-            .get(id)
-            .map(|row| row.spec.clone())
-            .ok_or_else(|| lost(id))?;
-        let tree = self.if_lives(id, self.trees.tree(&spec, root)).await?;
-        if call.writable {
-            let (store, agent, resumes) = (self.store.clone(), call.agent, call.resumes.is_some());
-            let noting = blocking(move || note_writer(&store, id, agent, resumes));
-            self.if_lives(id, noting).await?;
-        }
-        let session = self.trees.sessions.open(tree, call).await?;
+        let volume = self.tree_of(id)?;
+        let opening = async {
+            let mut hold = volume.hold().await;
+            let tree = if call.writable {
+                let (store, agent, resumes) =
+                    (self.store.clone(), call.agent, call.resumes.is_some());
+                blocking(move || note_writer(&store, id, agent, resumes)).await?;
+                if VolumeTree::is_away(&hold) {
+                    self.trees.sessions.fence(&call.tree).await;
+                }
+                let text = format!("another agent writes volume {id} now");
+                let why = Error::new(ErrorCode::Fenced, text);
+                volume.to_write(&mut hold, why, until).await?
+            } else {
+                volume.to_read(&mut hold, until).await?
+            };
+            self.trees.sessions.open(tree, call).await
+        };
+        let session = self.if_lives(id, opening).await?;
         // A deletion may have come between; it must not leave a tree open.
         if self.volumes().get(id).is_none() {
             self.trees.drop_volume(id).await;
             return Err(lost(id));
         }
         Ok(session)
+    }
+
+    /// Checks, by `allow`, whether an agent may have a tree handed over: it needs the right of its
+    /// session. What is returned does it.
+    ///
+    /// # Errors
+    /// What `allow` answers; `SessionUnknown`, `Fenced`, `VolumeLost`; `Unsupported` for a tree
+    /// that is no volume's.
+    pub fn grant_tree(
+        self: &Arc<Self>,
+        tree: TreeRef,
+        epoch: Epoch,
+        allow: impl FnOnce(Right) -> Result<()>,
+    ) -> Result<Grant> {
+        volume_of(&tree)?;
+        self.trees.sessions.admit(&tree, epoch, allow)?;
+        let storage = self.clone();
+        Ok(Box::new(move || {
+            Box::pin(async move { storage.hand_over(&tree, epoch).await })
+        }))
+    }
+
+    async fn hand_over(&self, tree: &TreeRef, epoch: Epoch) -> Result<Parcel> {
+        let id = volume_of(tree)?;
+        let volume = self.tree_of(id)?;
+        let mut hold = volume.hold().await;
+        let shown = volume.to_read(&mut hold, give_back()).await?;
+        let parcel = self
+            .trees
+            .sessions
+            .hand_over(tree, epoch, |right| match right {
+                Right::Write => volume.to_writer(&mut hold, epoch),
+                _ => volume.to_reader(&shown),
+            })?;
+        self.counters.add("trees.handed_over", 1);
+        Ok(parcel)
+    }
+
+    fn tree_of(&self, id: VolumeId) -> Result<Arc<VolumeTree>> {
+        let root = self.scratch(id)?;
+        let volumes = self.volumes();
+        let row = volumes.get(id).ok_or_else(|| lost(id))?;
+        Ok(self.trees.volume(&row.spec, root))
     }
 
     /// Runs operations of a session, if `allow` grants the right that it needs.

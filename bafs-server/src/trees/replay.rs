@@ -57,6 +57,11 @@ pub(super) struct Replay {
 }
 
 impl Replay {
+    /// Whether no batch has begun.
+    pub(super) fn is_new(&self) -> bool {
+        self.begun_up_to == 0 && self.begun_beyond.is_empty()
+    }
+
     /// Looks a batch up and takes note that it begins if it is new.
     pub(super) fn begin(&mut self, sequence: u64) -> Begin {
         if let Some(answer) = self.answers.get(&sequence) {

@@ -1,0 +1,296 @@
+//! Who accounts for the tree of a scratch volume: this server, or the agent to which it was handed
+//! over. Runs no operation and knows no session.
+//!
+//! A lock file beside the tree is the truth. Whoever accounts for the tree has it open and locked,
+//! and nobody else counts or changes the tree meanwhile. A handed-over lock is the agent's alone:
+//! it outlives this server, and it ends when the agent gives it up or its process is dead, which
+//! is when none of its system calls runs any more.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bafs_proto::door::{DoorReply, DoorRequest, HandedOver, HandedTree};
+use bafs_proto::ids::{Epoch, VolumeId};
+use bafs_proto::net::BoxFuture;
+use bafs_proto::time::Deadline;
+use bafs_proto::{Error, ErrorCode, Result};
+use bafs_tree::{Limit, Tree, TreeUse};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use tokio::sync::{Mutex, MutexGuard, watch};
+
+use super::blocking;
+use crate::door::{Keeper, Parcel};
+use crate::fault::of_disk;
+
+/// An agent that must give a tree back gets so long, in milliseconds; then whoever wants the tree
+/// is asked to come again.
+const GIVE_BACK_MS: u64 = 3_000;
+
+/// Pauses between two looks at the lock.
+const LOOK: Duration = Duration::from_millis(1);
+const LOOK_MAX: Duration = Duration::from_millis(20);
+
+/// The tree of one scratch volume.
+#[derive(Debug)]
+pub(super) struct VolumeTree {
+    id: VolumeId,
+    root: PathBuf,
+    limit: Limit,
+    hold: Mutex<Hold>,
+    /// Wants back what readers got; its receivers are their connections.
+    readers: watch::Sender<Option<Error>>,
+}
+
+/// Who accounts for the tree.
+#[derive(Debug)]
+pub(super) enum Hold {
+    /// Nobody that this server knows of.
+    Nobody,
+    /// This server.
+    Here {
+        /// The counted tree.
+        tree: Arc<Tree>,
+        /// Locked for as long as it is open.
+        lock: OwnedFd,
+    },
+    /// An agent.
+    Away(Away),
+}
+
+#[derive(Debug)]
+pub(super) struct Away {
+    epoch: Epoch,
+    /// Wants the tree back; its receiver is the agent's connection.
+    recall: watch::Sender<Option<Error>>,
+    /// For readers meanwhile.
+    beside: Arc<Tree>,
+}
+
+impl VolumeTree {
+    pub(super) fn new(id: VolumeId, root: PathBuf, limit: Limit) -> Self {
+        Self {
+            id,
+            root,
+            limit,
+            hold: Mutex::new(Hold::Nobody),
+            readers: watch::Sender::new(None),
+        }
+    }
+
+    /// Keeps everybody else from changing who accounts for the tree.
+    pub(super) async fn hold(&self) -> MutexGuard<'_, Hold> {
+        self.hold.lock().await
+    }
+
+    /// The tree for those who do not write.
+    ///
+    /// # Errors
+    /// `Busy` while an agent of an earlier life of the server has it, `ServerFault`.
+    pub(super) async fn to_read(&self, hold: &mut Hold, until: Deadline) -> Result<Arc<Tree>> {
+        match hold {
+            Hold::Away(away) if !away.recall.is_closed() => Ok(away.beside.clone()),
+            _ => self.counted(hold, until).await,
+        }
+    }
+
+    /// The tree for a writer: an agent that has it must give it back first.
+    ///
+    /// # Errors
+    /// `Busy` when it does not, `ServerFault`.
+    pub(super) async fn to_write(
+        &self,
+        hold: &mut Hold,
+        why: Error,
+        until: Deadline,
+    ) -> Result<Arc<Tree>> {
+        if let Hold::Away(away) = hold {
+            ask_back(&away.recall, why);
+        }
+        self.counted(hold, until).await
+    }
+
+    async fn counted(&self, hold: &mut Hold, until: Deadline) -> Result<Arc<Tree>> {
+        if let Hold::Here { tree, .. } = hold {
+            return Ok(tree.clone());
+        }
+        let lock = self.lock(until.earlier(give_back())).await?;
+        let (id, root, limit) = (self.id, self.root.clone(), self.limit);
+        let opened = blocking(move || Tree::open(&root, Some(limit)).map_err(|e| fault(id, &e)));
+        let tree = opened.await?;
+        *hold = Hold::Here {
+            tree: tree.clone(),
+            lock,
+        };
+        Ok(tree)
+    }
+
+    async fn lock(&self, until: Deadline) -> Result<OwnedFd> {
+        let (id, path) = (self.id, self.root.with_file_name("lock"));
+        let mut pause = LOOK;
+        loop {
+            let path = path.clone();
+            let looked = blocking(move || try_lock(&path).map_err(|e| fault(id, &e.into())));
+            if let Some(lock) = looked.await? {
+                return Ok(lock);
+            }
+            if until.left().is_zero() {
+                let text = format!(
+                    "an agent on the node has not given volume {id} back yet; it is killed or \
+                     hangs"
+                );
+                return Err(Error::new(ErrorCode::Busy, text));
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LOOK_MAX);
+        }
+    }
+
+    /// Hands the tree over to a writer, which accounts for it from now on.
+    ///
+    /// # Errors
+    /// `WrongState` when this server does not account for it, `ServerFault`; nothing has changed
+    /// then.
+    pub(super) fn to_writer(&self, hold: &mut Hold, epoch: Epoch) -> Result<Parcel> {
+        let Hold::Here { tree, lock } = hold else {
+            let text = format!("volume {} is not this server's to hand over", self.id);
+            return Err(Error::new(ErrorCode::WrongState, text));
+        };
+        let broken = |e: rustix::io::Errno| fault(self.id, &e.into());
+        let (used, duplicate) = (tree.used(), || rustix::io::dup(tree.directory()));
+        let told = Arc::new(TreeUse::new(self.limit, used));
+        let beside = Tree::open_beside(duplicate().map_err(broken)?, told.clone());
+        let beside = beside.map_err(|e| fault(self.id, &e))?;
+        let files = vec![
+            cloexec(tree.directory()).map_err(broken)?,
+            cloexec(&*lock).map_err(broken)?,
+        ];
+        let (recall, recalled) = watch::channel(None);
+        *hold = Hold::Away(Away {
+            epoch,
+            recall,
+            beside,
+        });
+        Ok(self.parcel(files, used, told, recalled))
+    }
+
+    /// Hands the tree over to a reader.
+    ///
+    /// # Errors
+    /// `ServerFault`.
+    pub(super) fn to_reader(&self, tree: &Tree) -> Result<Parcel> {
+        let used = tree.used();
+        let file = cloexec(tree.directory()).map_err(|e| fault(self.id, &e.into()))?;
+        let told = Arc::new(TreeUse::new(self.limit, used));
+        Ok(self.parcel(vec![file], used, told, self.readers.subscribe()))
+    }
+
+    fn parcel(
+        &self,
+        files: Vec<OwnedFd>,
+        (used_bytes, used_files): (u64, u64),
+        told: Arc<TreeUse>,
+        recall: watch::Receiver<Option<Error>>,
+    ) -> Parcel {
+        let header = HandedOver::Tree(HandedTree {
+            size_bytes: self.limit.bytes,
+            size_files: self.limit.files,
+            used_bytes,
+            used_files,
+        });
+        Parcel {
+            header,
+            files,
+            keeper: Box::new(TreeKeeper(told)),
+            recall,
+        }
+    }
+
+    /// Whether an agent has the tree.
+    pub(super) fn is_away(hold: &Hold) -> bool {
+        matches!(hold, Hold::Away(away) if !away.recall.is_closed())
+    }
+
+    /// Wants the tree back from a writer whose session is over.
+    pub(super) fn ask_back_if(&self, is_over: impl FnOnce(Epoch) -> bool) {
+        let Ok(hold) = self.hold.try_lock() else {
+            return;
+        };
+        if let Hold::Away(away) = &*hold
+            && !away.recall.is_closed()
+            && is_over(away.epoch)
+        {
+            let text = format!("the lease of volume {} was not renewed", self.id);
+            ask_back(&away.recall, Error::new(ErrorCode::SessionUnknown, text));
+        }
+    }
+
+    /// Wants everything back from everybody, as the volume is gone, and waits for it for a while.
+    pub(super) async fn end(&self, why: Error) {
+        let hold = self.hold.lock().await;
+        ask_back(&self.readers, why.clone());
+        let all = async {
+            if let Hold::Away(away) = &*hold {
+                ask_back(&away.recall, why);
+                away.recall.closed().await;
+            }
+            self.readers.closed().await;
+        };
+        let limit = Duration::from_millis(GIVE_BACK_MS);
+        if tokio::time::timeout(limit, all).await.is_err() {
+            tracing::warn!(volume = %self.id, "an agent hangs and keeps a volume that is gone");
+        }
+    }
+}
+
+/// When an agent that is asked now must have given a tree back.
+pub(super) fn give_back() -> Deadline {
+    Deadline::after_ms(GIVE_BACK_MS)
+}
+
+/// Takes note of what an agent tells about a tree that it has.
+struct TreeKeeper(Arc<TreeUse>);
+
+impl Keeper for TreeKeeper {
+    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'_, Result<(DoorReply, Vec<OwnedFd>)>> {
+        let answer = match request {
+            DoorRequest::Used { bytes, files } => {
+                self.0.set((bytes, files));
+                Ok((DoorReply::Done, Vec::new()))
+            }
+            DoorRequest::PinFile { .. } | DoorRequest::ReleaseFile { .. } => {
+                let text = "a scratch volume has no blocks to pin";
+                Err(Error::new(ErrorCode::Unsupported, text))
+            }
+        };
+        Box::pin(std::future::ready(answer))
+    }
+}
+
+fn ask_back(recall: &watch::Sender<Option<Error>>, why: Error) {
+    recall.send_if_modified(|asked| {
+        let first = asked.is_none();
+        asked.get_or_insert(why);
+        first
+    });
+}
+
+/// The locked file; `None` while somebody else has it.
+fn try_lock(path: &std::path::Path) -> rustix::io::Result<Option<OwnedFd>> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let file = open(path, flags, Mode::RUSR | Mode::WUSR)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn cloexec(file: impl std::os::fd::AsFd) -> rustix::io::Result<OwnedFd> {
+    rustix::io::fcntl_dupfd_cloexec(file, 0)
+}
+
+fn fault(id: VolumeId, error: &std::io::Error) -> Error {
+    of_disk(format!("tree of volume {id}"), error)
+}

@@ -1,0 +1,285 @@
+//! Trees handed over to agents: rights, who accounts for what, fencing, deletion, restarts.
+
+mod storage_world;
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use bafs_proto::door::{DoorCall, DoorRequest, DoorWord, HandOver, HandOverOf, Knock, Opening};
+use bafs_proto::file_op::{Caller, FileOp};
+use bafs_proto::ids::{AgentId, Epoch, VolumeId};
+use bafs_proto::message::{CloseTree, DeleteVolume, OpenTree, RunFileOps, ShowVolume, TreeRef};
+use bafs_proto::net::packets::Packets;
+use bafs_proto::time::Deadline;
+use bafs_proto::token::{Resource, Right};
+use bafs_proto::{ErrorCode, PROTOCOL_VERSION, Result, codec};
+use bafs_server::node::Node;
+use storage_world::{FOREVER, World, spec};
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+
+const A: &str = "node:1";
+const V: VolumeId = VolumeId(1);
+
+struct Served {
+    world: World,
+    store: TempDir,
+    node: Arc<Node>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+struct Handed {
+    packets: Packets,
+    opening: Opening,
+    files: Vec<OwnedFd>,
+}
+
+impl Served {
+    async fn new() -> Self {
+        let (world, store) = (World::new(), tempfile::tempdir().expect("directory"));
+        let node = world.node(A, world.config(store.path())).await;
+        let tasks = node.background();
+        world.create(A, spec(1, None)).await.expect("volume");
+        Self {
+            world,
+            store,
+            node,
+            tasks,
+        }
+    }
+
+    async fn open(&self, writable: bool) -> Result<Epoch> {
+        let (tree, agent) = (TreeRef::Volume(V), AgentId(1));
+        let call = OpenTree {
+            tree,
+            agent,
+            writable,
+            resumes: None,
+        };
+        Ok(self.world.call_for(A, call, 1_000).await?.epoch)
+    }
+
+    /// Shows a ticket for the tree, once the door is open.
+    async fn take(&self, epoch: Epoch) -> Result<Handed> {
+        let ticket = loop {
+            let tree = TreeRef::Volume(V);
+            let what = HandOverOf::Tree { tree, epoch };
+            match self.world.call(A, HandOver { what }).await {
+                Err(error) if error.code == ErrorCode::Unsupported => {
+                    tokio::task::yield_now().await;
+                }
+                ticket => break ticket?,
+            }
+        };
+        let packets = Packets::connect(Path::new(&ticket.socket)).expect("connect");
+        let knock = Knock {
+            version: PROTOCOL_VERSION,
+            ticket: ticket.ticket,
+        };
+        let bytes = codec::encode(&knock).expect("encode");
+        packets.send(&bytes, &[]).await.expect("send");
+        let (bytes, files) = packets.receive().await.expect("receive").expect("answer");
+        let opening = codec::decode(&bytes).expect("decode");
+        Ok(Handed {
+            packets,
+            opening,
+            files,
+        })
+    }
+
+    async fn run(&self, epoch: Epoch, ops: Vec<FileOp>) -> Result<()> {
+        let call = RunFileOps {
+            tree: TreeRef::Volume(V),
+            epoch,
+            sequence: 1,
+            caller: Caller::default(),
+            ops,
+        };
+        self.world.call(A, call).await.map(drop)
+    }
+
+    fn tree(&self) -> std::path::PathBuf {
+        let volume = self.store.path().join("volumes").join(V.to_string());
+        volume.join("tree")
+    }
+}
+
+impl Handed {
+    async fn says(&self) -> DoorWord {
+        let (bytes, _) = self
+            .packets
+            .receive()
+            .await
+            .expect("receive")
+            .expect("word");
+        codec::decode(&bytes).expect("decode")
+    }
+
+    async fn stopped(&self) -> ErrorCode {
+        match self.says().await {
+            DoorWord::Stop { why } => why.code,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_writer_gets_the_directory_and_its_lock_and_the_server_keeps_the_lease() {
+    let served = Served::new().await;
+    let epoch = served.open(true).await.expect("open");
+    let handed = served.take(epoch).await.expect("ticket");
+    handed.opening.as_ref().expect("opened");
+    assert_eq!(handed.files.len(), 2);
+    // The lease goes on; operations are the agent's own.
+    served.run(epoch, Vec::new()).await.expect("a sign of life");
+    let refused = served.run(epoch, vec![FileOp::StatFs]).await;
+    assert_eq!(
+        refused.expect_err("not here").code,
+        ErrorCode::SessionUnknown
+    );
+    // What the agent tells is shown, and counted anew once it is gone.
+    let (number, request) = (1, DoorRequest::Used { bytes: 5, files: 6 });
+    let bytes = codec::encode(&DoorCall { number, request }).expect("encode");
+    handed.packets.send(&bytes, &[]).await.expect("send");
+    handed.says().await;
+    let show = ShowVolume { volume: V };
+    let shown = served.world.call(A, show).await.expect("show");
+    assert_eq!((shown.used_bytes, shown.used_files), (5, 6));
+    std::fs::write(served.tree().join("f"), [7; 10_000]).expect("write");
+    drop(handed);
+    loop {
+        let shown = served.world.call(A, show).await.expect("show");
+        if (shown.used_bytes, shown.used_files) == (12_288, 1) {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn rights_are_those_of_the_session() {
+    let served = Served::new().await;
+    let epoch = served.open(true).await.expect("open");
+    let (tree, signer) = (TreeRef::Volume(V), served.world.authority.signer());
+    for (resource, right) in [
+        (Resource::Volume(V), Right::Read),
+        (Resource::Volume(VolumeId(2)), Right::Write),
+    ] {
+        let token = signer.grant(&[resource], &[right], FOREVER);
+        let (token, deadline) = (token.expect("token"), Deadline::after_ms(2_000));
+        let what = HandOverOf::Tree {
+            tree: tree.clone(),
+            epoch,
+        };
+        let pool = &served.world.pool;
+        let refused = pool.call(A, &token, HandOver { what }, deadline).await;
+        assert_eq!(refused.expect_err("refused").code, ErrorCode::RightMissing);
+    }
+}
+
+#[tokio::test]
+async fn a_writer_with_company_and_one_that_has_begun_stay_with_the_server() {
+    let served = Served::new().await;
+    let reader = served.open(false).await.expect("open");
+    let writer = served.open(true).await.expect("open");
+    let refused = served.take(writer).await.expect("ticket").opening;
+    assert_eq!(refused.expect_err("company").code, ErrorCode::WrongState);
+    served
+        .run(writer, vec![FileOp::StatFs])
+        .await
+        .expect("still good");
+    let (tree, epoch) = (TreeRef::Volume(V), reader);
+    let close = CloseTree { tree, epoch };
+    served.world.call(A, close).await.expect("close");
+    let refused = served.take(writer).await.expect("ticket").opening;
+    assert_eq!(refused.expect_err("begun").code, ErrorCode::WrongState);
+}
+
+#[tokio::test]
+async fn the_next_writer_waits_until_the_lock_is_free() {
+    let served = Served::new().await;
+    let first = served.open(true).await.expect("open");
+    let mut handed = served.take(first).await.expect("ticket");
+    handed.opening.as_ref().expect("opened");
+    let busy = served.open(true).await.expect_err("kept out");
+    assert_eq!(busy.code, ErrorCode::Busy);
+    assert_eq!(handed.stopped().await, ErrorCode::Fenced);
+    let fenced = served.run(first, Vec::new()).await.expect_err("fenced");
+    assert_eq!(fenced.code, ErrorCode::Fenced);
+    // The connection alone is not what counts: the lock is.
+    let lock = handed.files.pop().expect("lock");
+    drop(handed);
+    assert_eq!(
+        served.open(true).await.expect_err("kept").code,
+        ErrorCode::Busy
+    );
+    drop(lock);
+    let second = served.open(true).await.expect("free");
+    served
+        .run(second, vec![FileOp::StatFs])
+        .await
+        .expect("runs");
+}
+
+#[tokio::test]
+async fn a_new_life_of_the_server_waits_for_writers_of_the_old_one() {
+    let served = Served::new().await;
+    let first = served.open(true).await.expect("open");
+    let handed = served.take(first).await.expect("ticket");
+    handed.opening.as_ref().expect("opened");
+    let Served {
+        world,
+        store,
+        node,
+        tasks,
+    } = served;
+    tasks.iter().for_each(JoinHandle::abort);
+    world.network.kill(A);
+    drop(node);
+    for task in tasks {
+        let _ = task.await;
+    }
+    let node = world.node(A, world.config(store.path())).await;
+    let tasks = node.background();
+    let served = Served {
+        world,
+        store,
+        node,
+        tasks,
+    };
+    assert_eq!(
+        served.open(true).await.expect_err("kept").code,
+        ErrorCode::Busy
+    );
+    assert_eq!(
+        served.open(false).await.expect_err("kept").code,
+        ErrorCode::Busy
+    );
+    drop(handed);
+    served.open(true).await.expect("free");
+}
+
+#[tokio::test]
+async fn a_deleted_volume_is_wanted_back_from_everybody() {
+    let served = Served::new().await;
+    let writer = served.open(true).await.expect("open");
+    let writer = served.take(writer).await.expect("ticket");
+    let reader = served.open(false).await.expect("open");
+    let reader = served.take(reader).await.expect("ticket");
+    assert_eq!(reader.files.len(), 1, "a reader gets no lock");
+    let delete = DeleteVolume { volume: V };
+    let deleting = served.world.call(A, delete);
+    let giving_back = async {
+        for handed in [writer, reader] {
+            assert_eq!(handed.stopped().await, ErrorCode::VolumeLost);
+            assert!(
+                served.tree().exists(),
+                "nothing goes before all have let go"
+            );
+        }
+    };
+    let (deleted, ()) = tokio::join!(deleting, giving_back);
+    deleted.expect("deleted");
+    assert!(!served.tree().exists());
+}

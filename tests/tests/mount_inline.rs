@@ -1,0 +1,236 @@
+//! Scratch volumes of this machine whose directory the server hands over: the limit, every kind of
+//! death, and that no two writers ever work at once.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bafs_tests::{World, cannot_mount, mounts_with, said, skip};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const INLINE: &str = "volume v: inline";
+const CALLS: &str = "volume v: calls";
+
+fn ready(name: &str) -> Result<Option<World>> {
+    if let Some(reason) = cannot_mount() {
+        skip(name, &reason);
+        return Ok(None);
+    }
+    let world = World::start(&["300MB"])?;
+    world.wait_for_servers(2)?;
+    let create = ["volume", "create", "v", "--node", "n1", "--size", "50MB"];
+    world.json(&create)?;
+    Ok(Some(world))
+}
+
+/// A job with the volume `v` at `/vol`.
+fn job(world: &World, options: &[&str], script: &str) -> Command {
+    let mut args = vec!["exec", "--explain", "--mount", "v:/vol"];
+    args.extend(options);
+    args.extend(["--", "/bin/sh", "-ec", script]);
+    let mut command = world.bafs(&args);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn run(world: &World, script: &str) -> Result<Output> {
+    job(world, &[], script).output().context("bafs exec runs")
+}
+
+fn check(world: &World, script: &str, expected: &str) -> Result<()> {
+    let output = run(world, script)?;
+    let found = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(output.status.success(), "{script}: {}", said(&output));
+    ensure!(found.trim() == expected, "{script}: {}", said(&output));
+    ensure!(said(&output).contains(INLINE), said(&output));
+    Ok(())
+}
+
+/// A job that has said `ready` and goes on.
+struct Busy(Child);
+
+impl Busy {
+    fn start(world: &World, script: &str) -> Result<Self> {
+        let mut child = job(world, &[], script).spawn()?;
+        let stdout = child.stdout.take().context("its output")?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        ensure!(line.trim() == "ready", "the job said {line:?}");
+        Ok(Self(child))
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        kill(Pid::from_raw(i32::try_from(self.0.id())?), signal)?;
+        Ok(())
+    }
+
+    /// Waits for its end, which comes within seconds, and tells what it said.
+    fn end(mut self) -> Result<Output> {
+        for _ in 0..200 {
+            if self.0.try_wait()?.is_some() {
+                return Ok(self.0.wait_with_output()?);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        self.0.kill()?;
+        anyhow::bail!("the job goes on: {}", said(&self.0.wait_with_output()?))
+    }
+}
+
+#[test]
+fn mount_inline_keeps_the_limit_exactly() -> Result<()> {
+    let Some(world) = ready("mount_inline_keeps_the_limit_exactly")? else {
+        return Ok(());
+    };
+    let fill = "cd /vol; dd if=/dev/zero of=a bs=1M count=100 2>&1 | grep -c 'No space left'; \
+        sync a; test $(du -k a | cut -f1) -le 48829; test $(du -k a | cut -f1) -ge 48000; \
+        df -k . | tail -1 | awk '{print $2 <= 48832, $4 < 1000}'; rm a; \
+        dd if=/dev/zero of=b bs=1M count=45 2>/dev/null; stat -c %s b";
+    check(&world, fill, "1\n1 1\n47185920")?;
+    // What is there counts for the next job, which counts anew, and for the server.
+    let rest = "cd /vol; dd if=/dev/zero of=c bs=1M count=10 2>&1 | grep -c 'No space left'; rm c";
+    check(&world, rest, "1")?;
+    let shown = world.json(&["volume", "show", "v"])?;
+    let used = shown["used_bytes"].as_u64().context("bytes")?;
+    ensure!((47_185_920..47_300_000).contains(&used), "{shown}");
+    ensure!(shown["used_files"] == 1, "{shown}");
+    Ok(())
+}
+
+#[test]
+fn mount_inline_loses_nothing_with_its_agent() -> Result<()> {
+    let Some(world) = ready("mount_inline_loses_nothing_with_its_agent")? else {
+        return Ok(());
+    };
+    let script = "echo one > /vol/f; sync /vol/f; echo two > /vol/g; mkdir /vol/d; \
+        exec 3>/vol/gone; rm /vol/gone; dd if=/dev/zero bs=1M count=20 >&3 2>/dev/null; \
+        echo ready; sleep 1000";
+    let busy = Busy::start(&world, script)?;
+    busy.signal(Signal::SIGKILL)?;
+    busy.end()?;
+    check(&world, "cat /vol/f /vol/g; ls /vol", "one\ntwo\nd\nf\ng")?;
+    // The space of the file that only the dead agent had open is free.
+    let fill = "dd if=/dev/zero of=/vol/h bs=1M count=45 2>/dev/null; stat -c %s /vol/h";
+    check(&world, fill, "47185920")
+}
+
+#[test]
+fn mount_inline_writer_is_cut_off_by_the_next() -> Result<()> {
+    let Some(world) = ready("mount_inline_writer_is_cut_off_by_the_next")? else {
+        return Ok(());
+    };
+    let script = "echo ready; i=0; while :; do i=$((i+1)); echo $i > /vol/first; done";
+    let first = Busy::start(&world, script)?;
+    // Nothing of the first comes after the second has its volume.
+    let look = "cp /vol/first /vol/seen; sleep 1; cmp /vol/first /vol/seen; echo same";
+    check(&world, look, "same")?;
+    let ended = first.end()?;
+    ensure!(ended.status.code() == Some(75), said(&ended));
+    ensure!(said(&ended).contains("Fenced"), said(&ended));
+    Ok(())
+}
+
+#[test]
+fn mount_inline_writer_that_hangs_keeps_others_out() -> Result<()> {
+    let Some(world) = ready("mount_inline_writer_that_hangs_keeps_others_out")? else {
+        return Ok(());
+    };
+    let first = Busy::start(&world, "echo ready; sleep 1000")?;
+    first.signal(Signal::SIGSTOP)?;
+    let refused = job(&world, &["--op-deadline", "5"], "echo in > /vol/x").output()?;
+    ensure!(refused.status.code() == Some(75), said(&refused));
+    ensure!(said(&refused).contains("Busy"), said(&refused));
+    first.signal(Signal::SIGCONT)?;
+    let ended = first.end()?;
+    ensure!(ended.status.code() == Some(75), said(&ended));
+    check(&world, "ls /vol; echo in > /vol/x; cat /vol/x", "in")
+}
+
+#[test]
+fn mount_inline_job_ends_with_its_server() -> Result<()> {
+    let Some(mut world) = ready("mount_inline_job_ends_with_its_server")? else {
+        return Ok(());
+    };
+    let script = "echo kept > /vol/f; echo ready; while :; do echo x >> /vol/log; done";
+    let busy = Busy::start(&world, script)?;
+    world.cluster.kill("n1")?;
+    let ended = busy.end()?;
+    ensure!(ended.status.code() == Some(75), said(&ended));
+    ensure!(said(&ended).contains("ended"), said(&ended));
+    world.cluster.restart("n1")?;
+    world.wait_for_servers(2)?;
+    check(&world, "cat /vol/f", "kept")
+}
+
+#[test]
+fn mount_inline_reader_beside_a_writer() -> Result<()> {
+    let Some(world) = ready("mount_inline_reader_beside_a_writer")? else {
+        return Ok(());
+    };
+    let script = "echo here > /vol/f; echo ready; read end || true; \
+        dd if=/dev/zero of=/vol/g bs=1M count=100 2>&1 | grep 'No space left'";
+    let mut command = job(&world, &[], script);
+    let mut writer = command.stdin(Stdio::piped()).spawn()?;
+    let mut said_ready = String::new();
+    let mut stdout = BufReader::new(writer.stdout.take().context("its output")?);
+    stdout.read_line(&mut said_ready)?;
+    let point = tempfile::tempdir()?;
+    let path = point.path().to_string_lossy().into_owned();
+    let mount = world
+        .bafs(&["mount", "--explain", "--read-only", "v", &path])
+        .stderr(Stdio::piped())
+        .spawn()?;
+    for _ in 0..200 {
+        if !mounts_with(&path).is_empty() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let read = std::fs::read(point.path().join("f"));
+    let refused = std::fs::write(point.path().join("h"), b"x").is_err();
+    // The writer still accounts for everything.
+    drop(writer.stdin.take());
+    let mut full = String::new();
+    stdout.read_line(&mut full)?;
+    let writer = writer.wait_with_output()?;
+    kill(Pid::from_raw(i32::try_from(mount.id())?), Signal::SIGTERM)?;
+    let mount = mount.wait_with_output()?;
+    ensure!(read? == b"here\n" && refused, "a view to read only");
+    ensure!(full.contains("No space left"), said(&writer));
+    ensure!(said(&writer).contains(INLINE), said(&writer));
+    ensure!(said(&mount).contains(INLINE), said(&mount));
+    Ok(())
+}
+
+#[test]
+fn mount_inline_leaves_a_writer_with_company_to_the_server() -> Result<()> {
+    let name = "mount_inline_leaves_a_writer_with_company_to_the_server";
+    let Some(world) = ready(name)? else {
+        return Ok(());
+    };
+    let args = ["exec", "--mount", "v:/vol:ro", "--", "/bin/sh", "-c"];
+    let mut reader = world
+        .bafs(&[&args[..], &["echo ready; exec sleep 1000"]].concat())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut line = String::new();
+    BufReader::new(reader.stdout.take().context("its output")?).read_line(&mut line)?;
+    let output = run(&world, "echo x > /vol/f; cat /vol/f")?;
+    kill(Pid::from_raw(i32::try_from(reader.id())?), Signal::SIGTERM)?;
+    reader.wait()?;
+    ensure!(output.status.success(), said(&output));
+    ensure!(said(&output).contains(CALLS), said(&output));
+    check(&world, "cat /vol/f", "x")
+}
+
+#[test]
+fn mount_inline_leaves_the_number_of_open_files_alone() -> Result<()> {
+    let name = "mount_inline_leaves_the_number_of_open_files_alone";
+    let Some(world) = ready(name)? else {
+        return Ok(());
+    };
+    let own = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE)?.0;
+    check(&world, "ulimit -Sn", &own.to_string())
+}
