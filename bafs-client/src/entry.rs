@@ -189,7 +189,11 @@ async fn show(
     let result = loop {
         tokio::select! {
             _ = killed.wait_for(|killed| *killed) => break Ok(()),
-            Some(loss) = lost.recv() => break Err(loss.error),
+            Some(loss) = lost.recv() => match volume.fate().loss() {
+                Some(_) => break Err(loss.error),
+                // Here is no job to end, and the volume is still good for others.
+                None => complain(&format!("bafs: {}", loss.error)),
+            },
             () = tokio::time::sleep(MOUNT_LOOK) => if mounted.is_over() { break Ok(()) },
         }
     };

@@ -53,6 +53,21 @@ impl Fate {
         }
     }
 
+    /// Tells whoever watches the volume, as [`Self::lose`] does, of an error that must not go
+    /// unheard although the volume can still be used.
+    pub fn deplore(&self, error: Error) {
+        if self.loss().is_some() {
+            return;
+        }
+        let error = error.context(format_args!("volume {}", self.0.volume));
+        tracing::warn!(volume = %self.0.volume, %error, "data lost");
+        // Nobody listens when the job is over already.
+        let _ = self.0.losses.send(Loss {
+            volume: self.0.volume.clone(),
+            error,
+        });
+    }
+
     /// Why the volume is lost; `None` while it is there.
     pub fn loss(&self) -> Option<&Error> {
         self.0.loss.get()

@@ -10,6 +10,7 @@ use std::time::Duration;
 use bafs_proto::file_op::{Attr, AttrChange, Caller, Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_proto::message::VolumeUse;
+use bafs_proto::{Error, ErrorCode};
 use nix::libc;
 
 use crate::clock;
@@ -104,9 +105,9 @@ pub struct Volume {
     ownership: Ownership,
     fate: Fate,
     usage: Usage,
-    /// Permission bits of files that change their user or group when executed: a write by an
-    /// ordinary user takes that away, and the kernel leaves this to us.
-    privileged: Mutex<BTreeMap<InodeNo, u32>>,
+    /// Permission bits and group of files that change their user or group when executed: a write
+    /// by an ordinary user takes that away, and the kernel leaves this to us.
+    privileged: Mutex<BTreeMap<InodeNo, (u32, u32)>>,
     any_privileged: AtomicBool,
 }
 
@@ -262,19 +263,35 @@ impl Volume {
         );
     }
 
-    /// The permission bits that a file must get before an ordinary user changes its content;
-    /// `None` if nothing changes.
-    pub fn loses_privilege(&self, ino: InodeNo) -> Option<u32> {
-        if !self.any_privileged.load(Ordering::Relaxed) {
+    /// The permission bits that a file must get before `caller` changes its content; `None` if
+    /// nothing changes. Without the right to execute, the set-group-id bit once meant mandatory
+    /// locking and stays for members of the group; only their first group is known here.
+    pub fn loses_privilege(&self, ino: InodeNo, caller: Caller) -> Option<u32> {
+        if caller.uid == 0 || !self.any_privileged.load(Ordering::Relaxed) {
             return None;
         }
-        self.privileged().get(&ino).map(|mode| {
-            let group = if mode & GROUP_EXECUTE != 0 {
-                SET_GID
-            } else {
-                0
-            };
-            mode & 0o7777 & !(SET_UID | group)
+        self.privileged().get(&ino).map(|(mode, gid)| {
+            let stays = mode & GROUP_EXECUTE == 0 && *gid == caller.gid;
+            let lost = if stays { SET_UID } else { SET_UID | SET_GID };
+            mode & 0o7777 & !lost
+        })
+    }
+
+    /// Takes the answer to a write that nobody waits for: should it fail, the program hears of it
+    /// when it closes the file at best, so whoever started the program is told as well.
+    pub fn deferred(self: &Arc<Self>, done: Done) -> Done {
+        let volume = Arc::clone(self);
+        Box::new(move |result, data| {
+            if let Err(errno) = result {
+                let code = match errno.0 {
+                    libc::ENOSPC => ErrorCode::NoSpaceBytes,
+                    _ => ErrorCode::ServerFault,
+                };
+                let text =
+                    format!("what the program wrote to mapped memory is not kept: {errno:?}");
+                volume.fate.deplore(Error::new(code, text));
+            }
+            done(result, data);
         })
     }
 
@@ -306,8 +323,8 @@ impl Volume {
             }
             (change.uid, change.gid) = (None, None);
         }
-        if change.size.is_some() && change.mode.is_none() && caller.uid != 0 {
-            change.mode = self.loses_privilege(ino);
+        if change.size.is_some() && change.mode.is_none() {
+            change.mode = self.loses_privilege(ino, caller);
         }
         if change == AttrChange::default() {
             return Ok(FileOp::GetAttr { ino, handle });
@@ -353,21 +370,21 @@ impl Volume {
     }
 
     fn observe_attr(&self, mut attr: Attr) -> Attr {
+        if let Ownership::One { shown, .. } = self.ownership {
+            (attr.uid, attr.gid) = (shown.uid, shown.gid);
+        }
         let is_privileged =
             attr.mode & TYPE_BITS == REGULAR && attr.mode & (SET_UID | SET_GID) != 0;
         if is_privileged {
             self.any_privileged.store(true, Ordering::Relaxed);
-            self.privileged().insert(attr.ino, attr.mode);
+            self.privileged().insert(attr.ino, (attr.mode, attr.gid));
         } else if self.any_privileged.load(Ordering::Relaxed) {
             self.privileged().remove(&attr.ino);
-        }
-        if let Ownership::One { shown, .. } = self.ownership {
-            (attr.uid, attr.gid) = (shown.uid, shown.gid);
         }
         attr
     }
 
-    fn privileged(&self) -> MutexGuard<'_, BTreeMap<InodeNo, u32>> {
+    fn privileged(&self) -> MutexGuard<'_, BTreeMap<InodeNo, (u32, u32)>> {
         // No holder leaves the map half-changed.
         self.privileged
             .lock()

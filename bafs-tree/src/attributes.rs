@@ -154,7 +154,16 @@ impl Session {
 
     pub(crate) fn list_xattr(&self, ino: InodeNo) -> FileResult {
         let path = self.anchor(ino)?.proc_path();
-        whole(|buffer| listxattr(&*path, buffer))
+        let mut reply = whole(|buffer| listxattr(&*path, buffer))?;
+        if let FileReply::Bytes(names) = &mut reply {
+            *names = names
+                .split_inclusive(|byte| *byte == 0)
+                .filter(|name| !is_withheld(name))
+                .flatten()
+                .copied()
+                .collect();
+        }
+        Ok(reply)
     }
 }
 
@@ -175,12 +184,19 @@ fn whole(read: impl Fn(&mut [u8]) -> rustix::io::Result<usize>) -> FileResult {
     }
 }
 
-/// The name of an extended attribute. `trusted.` belongs to the host's administrator.
+/// Whether an attribute is none of an agent's business. `trusted.` belongs to the host's
+/// administrator. Access control lists would be kept but not obeyed: the agent's kernel decides
+/// by the permission bits.
+fn is_withheld(name: &[u8]) -> bool {
+    name.starts_with(b"trusted.") || name.starts_with(b"system.posix_acl_")
+}
+
+/// The name of an extended attribute, as the system wants it.
 fn attribute_name(name: &[u8]) -> Outcome<CString> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
         return Err(errno::RANGE);
     }
-    if name.starts_with(b"trusted.") {
+    if is_withheld(name) {
         return Err(errno::OPNOTSUPP);
     }
     CStr::from_bytes_with_nul(&[name, b"\0"].concat())

@@ -32,6 +32,8 @@ pub(crate) struct OpenDirectory {
 pub(crate) enum Handle {
     File(Arc<OpenFile>),
     Directory(Arc<OpenDirectory>),
+    /// A directory that was removed while somebody was in it. Nobody can list it.
+    Removed,
 }
 
 /// Open things by number.
@@ -68,9 +70,17 @@ impl Handles {
         Ok(file)
     }
 
-    pub(crate) fn remove_directory(&mut self, handle: HandleId) -> Outcome<Arc<OpenDirectory>> {
+    /// Forgets an open directory; `None` if there was nothing in it to close.
+    pub(crate) fn remove_directory(
+        &mut self,
+        handle: HandleId,
+    ) -> Outcome<Option<Arc<OpenDirectory>>> {
+        if let Some(Handle::Removed) = self.open.get(&handle.0) {
+            self.open.remove(&handle.0);
+            return Ok(None);
+        }
         let directory = self.directory(handle)?;
         self.open.remove(&handle.0);
-        Ok(directory)
+        Ok(Some(directory))
     }
 }

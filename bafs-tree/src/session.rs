@@ -271,7 +271,14 @@ impl Session {
     }
 
     fn open_directory(&self, ino: InodeNo) -> FileResult {
-        let anchor = self.anchor(ino)?;
+        let anchor = match (self.anchor(ino), self.last_attr(ino)) {
+            (Err(_), Some(attr)) => {
+                // A program's working directory, say: it opens as everywhere, and is empty.
+                let handle = self.handles().insert(Handle::Removed);
+                return Ok(FileReply::Opened { handle, attr });
+            }
+            (anchor, _) => anchor?,
+        };
         if anchor.kind() != FileType::Directory {
             return Err(errno::NOTDIR);
         }
@@ -354,7 +361,9 @@ impl Session {
 
     fn release_directory(&self, handle: HandleId) -> FileResult {
         let directory = self.handles().remove_directory(handle)?;
-        self.closed(directory.ino, &directory.anchor);
+        if let Some(directory) = directory {
+            self.closed(directory.ino, &directory.anchor);
+        }
         Ok(FileReply::Done)
     }
 

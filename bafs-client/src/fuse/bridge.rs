@@ -1,16 +1,18 @@
 //! One volume as the kernel's file system: what its requests have in common. Answers none.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bafs_proto::file_op::FileOp;
-use bafs_proto::ids::HandleId;
+use bafs_proto::ids::{HandleId, InodeNo};
 use fuser::{
-    FileHandle, FopenFlags, INodeNo, InitFlags, KernelConfig, ReplyEmpty, ReplyEntry, Request,
+    FileHandle, FopenFlags, INodeNo, InitFlags, KernelConfig, Notifier, ReplyEmpty, ReplyEntry,
+    Request,
 };
 
 use super::convert::caller;
 use super::replies;
 use super::whole::WholeFiles;
+use crate::tree::Done;
 use crate::volume::Volume;
 
 /// One volume as the kernel's file system.
@@ -22,6 +24,8 @@ pub(super) struct Bridge {
     pub(super) no_opendir: bool,
     /// Files that the kernel may read by itself; `None` when it does not offer to.
     pub(super) whole_files: Option<WholeFiles>,
+    /// The way to tell the kernel something that it did not ask for; set once there is a session.
+    pub(super) notifier: Arc<OnceLock<Notifier>>,
 }
 
 impl Bridge {
@@ -31,6 +35,7 @@ impl Bridge {
             no_open: false,
             no_opendir: false,
             whole_files: None,
+            notifier: Arc::default(),
         }
     }
 
@@ -78,13 +83,45 @@ impl Bridge {
             .run(caller(request), op, &[], replies::empty(reply));
     }
 
+    /// Runs an operation that changes the content of a file. When an ordinary user does it
+    /// (`by_ordinary`), the file loses the right to run as its owner first.
+    pub(super) fn change(
+        &self,
+        request: &Request,
+        (ino, op): (INodeNo, FileOp),
+        data: &[u8],
+        by_ordinary: bool,
+        done: Done,
+    ) {
+        let (caller, ino) = (caller(request), InodeNo(ino.0));
+        let mode = by_ordinary.then(|| self.volume.loses_privilege(ino, caller));
+        let Some(mode) = mode.flatten() else {
+            return self.volume.run(caller, op, data, done);
+        };
+        let notifier = Arc::clone(&self.notifier);
+        let finish: Done = Box::new(move |result, data| {
+            // The kernel left the mode to us and still believes the old one.
+            let told = notifier
+                .get()
+                .map(|it| it.inval_inode(INodeNo(ino.0), -1, 0));
+            if let Some(Err(error)) = told {
+                tracing::debug!(%error, "the kernel keeps the attributes of {ino:?}");
+            }
+            done(result, data);
+        });
+        self.volume
+            .run_without_privilege(caller, (ino, mode), op, data, finish);
+    }
+
     /// Asks the kernel for what suits the volume, as far as it offers that.
+    ///
+    /// Not asked for: `FUSE_ATOMIC_O_TRUNC`, with which `open(O_RDONLY | O_TRUNC)` of a running
+    /// program empties the file before the kernel refuses with `ETXTBSY`.
     pub(super) fn negotiate(&mut self, config: &mut KernelConfig) {
         let mut wanted = InitFlags::FUSE_PARALLEL_DIROPS
             | InitFlags::FUSE_DO_READDIRPLUS
             | InitFlags::FUSE_READDIRPLUS_AUTO
             | InitFlags::FUSE_CACHE_SYMLINKS
-            | InitFlags::FUSE_ATOMIC_O_TRUNC
             | InitFlags::FUSE_HANDLE_KILLPRIV_V2
             | InitFlags::FUSE_ASYNC_DIO
             | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;

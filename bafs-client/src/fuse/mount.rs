@@ -283,17 +283,26 @@ fn mount_own(
         Some(options.as_str()),
     )
     .map_err(|errno| refused(directory, errno.into()))?;
-    Session::from_fd(
-        Bridge::new(Arc::clone(volume)),
-        device,
-        SessionACL::All,
-        config(),
-    )
+    started(volume, |bridge| {
+        Session::from_fd(bridge, device, SessionACL::All, config())
+    })
     .map_err(|error| {
         // The half-made mount would answer nobody.
         let _ = umount2(directory, MntFlags::MNT_DETACH);
         MountError::Handshake(error)
     })
+}
+
+/// Starts a session whose bridge can also speak without being asked.
+fn started(
+    volume: &Arc<Volume>,
+    start: impl FnOnce(Bridge) -> io::Result<Session<Bridge>>,
+) -> io::Result<Session<Bridge>> {
+    let bridge = Bridge::new(Arc::clone(volume));
+    let notifier = Arc::clone(&bridge.notifier);
+    let session = start(bridge)?;
+    notifier.get_or_init(|| session.notifier());
+    Ok(session)
 }
 
 /// Opens the kernel's end of a mount to come.
@@ -332,8 +341,9 @@ fn mount_by_fusermount(
     let mut second = config();
     second.mount_options = options;
     second.acl = SessionACL::Owner;
-    Session::new(Bridge::new(Arc::clone(volume)), directory, &first)
-        .or_else(|_| Session::new(Bridge::new(Arc::clone(volume)), directory, &second))
+    let by = |config| started(volume, |bridge| Session::new(bridge, directory, config));
+    by(&first)
+        .or_else(|_| by(&second))
         .map_err(|error| refused(directory, error))
 }
 

@@ -193,19 +193,7 @@ impl Filesystem for Bridge {
             flags: convert::open_flags(flags.0),
         };
         let finish = replies::opened(self.file_flags(), reply);
-        let truncates = flags.0 & libc::O_TRUNC != 0 && request.uid() != 0;
-        match self
-            .volume
-            .loses_privilege(InodeNo(ino.0))
-            .filter(|_| truncates)
-        {
-            Some(mode) => {
-                let bits = (InodeNo(ino.0), mode);
-                self.volume
-                    .run_without_privilege(caller(request), bits, op, &[], finish);
-            }
-            None => self.volume.run(caller(request), op, &[], finish),
-        }
+        self.volume.run(caller(request), op, &[], finish);
     }
 
     fn create(
@@ -275,20 +263,12 @@ impl Filesystem for Bridge {
             },
             append: flags.0 & libc::O_APPEND != 0 && !mapped,
         };
-        let finish = replies::written(reply);
         let kills = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        match self
-            .volume
-            .loses_privilege(InodeNo(ino.0))
-            .filter(|_| kills)
-        {
-            Some(mode) => {
-                let bits = (InodeNo(ino.0), mode);
-                self.volume
-                    .run_without_privilege(caller(request), bits, op, data, finish);
-            }
-            None => self.volume.run(caller(request), op, data, finish),
+        let mut finish = replies::written(reply);
+        if mapped {
+            finish = self.volume.deferred(finish);
         }
+        self.change(request, (ino, op), data, kills, finish);
     }
 
     fn flush(
@@ -491,17 +471,13 @@ impl Filesystem for Bridge {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let handle = self.handle(ino, handle);
-        self.empty(
-            request,
-            FileOp::Allocate {
-                handle,
-                mode,
-                offset,
-                length,
-            },
-            reply,
-        );
+        let op = FileOp::Allocate {
+            handle: self.handle(ino, handle),
+            mode,
+            offset,
+            length,
+        };
+        self.change(request, (ino, op), &[], true, replies::empty(reply));
     }
 
     fn lseek(
@@ -542,7 +518,7 @@ impl Filesystem for Bridge {
             target_offset,
             length: length.min(COPY_BYTES_MAX),
         };
-        self.volume
-            .run(caller(request), op, &[], replies::written(reply));
+        let finish = replies::written(reply);
+        self.change(request, (target_ino, op), &[], true, finish);
     }
 }
