@@ -3,7 +3,9 @@
 pub mod api;
 pub mod bench;
 pub mod content;
+pub mod dice;
 pub mod stage;
+pub mod stand;
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -174,6 +176,18 @@ pub fn said(output: &Output) -> String {
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     )
+}
+
+/// A program that `cargo xtask test` builds for the tests, or one of that name on the `PATH`.
+pub fn tool(name: &str) -> Option<PathBuf> {
+    let own = std::env::var_os("BAFS_TOOLS").map(PathBuf::from);
+    let beside = program().parent().map(|it| it.join("../tools/bin"));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let places = own.into_iter().chain(beside);
+    places
+        .chain(std::env::split_paths(&path))
+        .map(|place| place.join(name))
+        .find(|path| path.is_file())
 }
 
 /// Processes whose command line contains a text, as `pid command line`.

@@ -11,6 +11,7 @@ mod setup;
 mod shell;
 mod skips;
 mod soak;
+mod suites;
 mod test;
 mod tidy;
 mod totals;

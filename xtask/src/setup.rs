@@ -110,6 +110,36 @@ const PACKAGES: &[Package] = &[
         first_needed_by: Purpose::Test,
     },
     Package {
+        name: "libacl1-dev",
+        why: "a library that the test suite pjdfstest is linked with",
+        gives: Gives::File("/usr/include/sys/acl.h"),
+        first_needed_by: Purpose::Test,
+    },
+    Package {
+        name: "rsync",
+        why: "a program that must work on a mount: links, attributes, renames",
+        gives: Gives::Programs(&["rsync"]),
+        first_needed_by: Purpose::Test,
+    },
+    Package {
+        name: "samtools",
+        why: "a program that must work on a mount: many seeks, indices",
+        gives: Gives::Programs(&["samtools"]),
+        first_needed_by: Purpose::Test,
+    },
+    Package {
+        name: "hdf5-tools",
+        why: "a program that must work on a mount: one file with many parts",
+        gives: Gives::Programs(&["h5repack"]),
+        first_needed_by: Purpose::Test,
+    },
+    Package {
+        name: "netcdf-bin",
+        why: "a program that must work on a mount: files of arrays",
+        gives: Gives::Programs(&["ncgen"]),
+        first_needed_by: Purpose::Test,
+    },
+    Package {
         name: "fio",
         why: "reads and writes in known patterns, to compare file systems",
         gives: Gives::Programs(&["fio"]),

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 
-use crate::{setup, shell, test};
+use crate::{setup, shell, suites, test};
 
 /// Runs the ignored tests of the workspace; the arguments go to nextest.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
@@ -23,6 +23,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     command
         .args(["--profile", "soak", "--run-ignored", "only"])
         .args(arguments);
+    command.env(suites::VARIABLE, suites::ensure()?);
     command.env("BAFS_BIN", shell::target_dir()?.join("release/bafs"));
     shell::run(&mut command)
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::totals::{self, Totals};
-use crate::{setup, shell, skips};
+use crate::{setup, shell, skips, suites};
 
 /// What is left to say when the tests have run.
 pub(crate) struct Account {
@@ -55,6 +55,7 @@ pub(crate) fn command(arguments: &[String]) -> Result<()> {
 /// Runs the tests; the caller shows the account, last.
 pub(crate) fn run(arguments: &[String]) -> Result<Account> {
     setup::ensure(setup::Purpose::Test)?;
+    let suites = suites::ensure()?;
     // Tests start the real program, which cargo builds for no test of another package.
     shell::run(&mut shell::cargo(&[
         "build",
@@ -77,7 +78,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<Account> {
     for mut command in commands {
         command
             .env(skips::LOG_VARIABLE, &log)
-            .env("BAFS_BIN", &program);
+            .env("BAFS_BIN", &program)
+            .env(suites::VARIABLE, &suites);
         let (status, lines) = shell::run_and_keep(&mut command, totals::closing_lines)?;
         closing.extend(lines);
         if !status.success() && fault.is_none() {

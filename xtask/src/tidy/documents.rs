@@ -135,7 +135,8 @@ pub(super) fn check_decisions(files: &[File]) -> Vec<Finding> {
         .collect()
 }
 
-/// Every test that a promise names exists: `… [test: name]`, or `[test: one, another]`.
+/// Every promise, which is an item that begins with `*`, names a test, and every test that is named
+/// exists: `… [test: name]`, or `[test: one, another]`.
 pub(super) fn check_semantics(files: &[File]) -> Vec<Finding> {
     let Some(semantics) = find(files, SEMANTICS) else {
         return Vec::new();
@@ -144,7 +145,7 @@ pub(super) fn check_semantics(files: &[File]) -> Vec<Finding> {
     for file in files.iter().filter(|file| file.is("rs")) {
         functions.extend(function_names(&code_only(&file.text)));
     }
-    let mut findings = Vec::new();
+    let mut findings = unproven(&semantics.text);
     for (index, line) in semantics.text.lines().enumerate() {
         for name in named_tests(line) {
             // `mount::rename` names a function in a module.
@@ -153,6 +154,32 @@ pub(super) fn check_semantics(files: &[File]) -> Vec<Finding> {
                 let what = format!("promises by a test that does not exist: `{name}`");
                 findings.push(Finding::new(SEMANTICS, index + 1, what));
             }
+        }
+    }
+    findings
+}
+
+/// Items that name no test.
+fn unproven(text: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut open = None;
+    for (index, line) in text.lines().chain([""]).enumerate() {
+        let begins = line.starts_with("* ");
+        if begins || line.trim().is_empty() || line.starts_with(['#', '-']) {
+            let unnamed = open.take();
+            findings.extend(unnamed.map(|at| {
+                Finding::new(
+                    SEMANTICS,
+                    at,
+                    "promises without naming a test: `[test: name]`",
+                )
+            }));
+        }
+        if begins {
+            open = Some(index + 1);
+        }
+        if line.contains("[test: ") {
+            open = None;
         }
     }
     findings
@@ -234,6 +261,11 @@ mod tests {
         assert_eq!(check("Rename is atomic. [test: mount::rename, `fsync`]"), 0);
         assert_eq!(check("Nothing is promised here."), 0);
         assert_eq!(check("Lost. [test: gone]\nKept. [test: rename]"), 1);
+        assert_eq!(
+            check("* One.\n* Two,\n  twice. [test: rename]\n* Three.\n"),
+            2
+        );
+        assert_eq!(check("* One,\n  [test: fsync]\n\n- Not ours.\n"), 0);
     }
 
     #[test]

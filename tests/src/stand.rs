@@ -1,0 +1,154 @@
+//! A writable volume on a directory of this host, by each way that data can take; for suites that
+//! only need a directory. Judges nothing.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bafs_client::fate::Fate;
+use bafs_client::fuse::{Mounted, Place};
+use bafs_client::tree::{LocalTree, Tree};
+use bafs_client::usage::Usage;
+use bafs_client::volume::{Mode, Ownership, Volume};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use crate::{World, mounts_with};
+
+/// The way from a program to its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// The process that serves the kernel has the tree.
+    Inline,
+    /// The same, and the kernel keeps nothing.
+    Uncached,
+    /// Agent and node are processes of their own: what `bafs mount` shows.
+    Processes,
+}
+
+impl Way {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Inline, Self::Uncached, Self::Processes];
+}
+
+/// A volume that is shown.
+#[derive(Debug)]
+pub struct Stand {
+    shown: Shown,
+    directory: TempDir,
+}
+
+#[derive(Debug)]
+enum Shown {
+    Here {
+        mounted: Option<Mounted>,
+        _store: TempDir,
+    },
+    Elsewhere {
+        agent: Child,
+        _world: Box<World>,
+    },
+}
+
+impl Stand {
+    /// Shows an empty volume of 2 GB and 100,000 files, open to every user.
+    ///
+    /// # Errors
+    /// What could not be started or mounted.
+    pub fn start(way: Way) -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o755))?;
+        let shown = match way {
+            Way::Inline => show_here(Mode::scratch(true), directory.path())?,
+            Way::Uncached => show_here(Mode::home(true), directory.path())?,
+            Way::Processes => show_elsewhere(directory.path())?,
+        };
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o777))?;
+        Ok(Self { shown, directory })
+    }
+
+    /// Where the volume is.
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// A new directory in the volume.
+    ///
+    /// # Errors
+    /// An I/O error.
+    pub fn directory(&self, name: &str) -> Result<PathBuf> {
+        let path = self.path().join(name);
+        fs::create_dir(&path)?;
+        fs::set_permissions(&path, Permissions::from_mode(0o777))?;
+        Ok(path)
+    }
+}
+
+impl Drop for Stand {
+    fn drop(&mut self) {
+        match &mut self.shown {
+            Shown::Here { mounted, .. } => {
+                if let Some(mounted) = mounted.take() {
+                    mounted.unmount();
+                }
+            }
+            Shown::Elsewhere { agent, .. } => {
+                if let Ok(pid) = i32::try_from(agent.id()) {
+                    // It may have ended by itself, which the test has seen.
+                    let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
+                }
+                let _ = agent.wait();
+            }
+        }
+    }
+}
+
+fn show_here(mode: Mode, directory: &Path) -> Result<Shown> {
+    let store = tempfile::tempdir()?;
+    let limit = bafs_tree::Limit {
+        bytes: 2_000_000_000,
+        files: 100_000,
+    };
+    let session = bafs_tree::Tree::open(store.path(), Some(limit))?.session(true);
+    let run = move |caller, op: &_, data: &[u8], read: &mut _| session.run(caller, op, data, read);
+    let (losses, _) = tokio::sync::mpsc::unbounded_channel();
+    let volume = Volume::new(
+        "stand",
+        Tree::Local(LocalTree::new(run)),
+        mode,
+        Ownership::AsStored,
+        Fate::new("stand", losses),
+        Usage::new(),
+    );
+    let mounted = Mounted::mount(Arc::new(volume), directory, Place::Own)?;
+    Ok(Shown::Here {
+        mounted: Some(mounted),
+        _store: store,
+    })
+}
+
+fn show_elsewhere(directory: &Path) -> Result<Shown> {
+    let world = World::start(&["2GB"])?;
+    world.wait_for_servers(2)?;
+    let create = ["volume", "create", "stand", "--node", "n1"];
+    world.json(&[&create[..], &["--size", "2GB", "--files", "100000"]].concat())?;
+    let at = directory.to_str().context("a temporary path is text")?;
+    let agent = world.bafs(&["mount", "stand", at]).spawn()?;
+    let shown = Shown::Elsewhere {
+        agent,
+        _world: Box::new(world),
+    };
+    for _ in 0..400 {
+        if !mounts_with(at).is_empty() {
+            return Ok(shown);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    ensure!(!mounts_with(at).is_empty(), "the volume is not mounted");
+    Ok(shown)
+}

@@ -1,0 +1,470 @@
+//! Random system calls on a mount and on a plain directory of this host: the same results, errors
+//! and trees. What a call should do is nowhere said; the host's own file system knows.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, ensure};
+use bafs_tests::dice::Dice;
+use bafs_tests::stand::{Stand, Way};
+use bafs_tests::{cannot_mount, skip};
+use rustix::fs::{self as sys, AtFlags, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom};
+use rustix::io::Errno;
+
+/// Files that a side may have open at once.
+const SLOTS: u64 = 4;
+
+/// Largest place in a file that steps touch, in bytes.
+const REACH: u64 = 200_000;
+
+const TARGETS: [&str; 6] = ["a", "d", "../a", "nothing", "d/b", "s"];
+
+#[derive(Debug, Clone)]
+enum Step {
+    Open(u64, String, OFlags, u32),
+    Close(u64),
+    Read(u64, u64, u64),
+    Write(u64, u64, u64),
+    Append(u64, u64),
+    Cut(u64, u64),
+    CutPath(String, u64),
+    Allocate(u64, FallocateFlags, u64, u64),
+    Find(u64, bool, u64),
+    Copy(u64, u64, u64, u64, u64),
+    Sync(u64, bool),
+    MakeDirectory(String, u32),
+    MakeNode(String, sys::FileType, u32),
+    MakeSymlink(&'static str, String),
+    MakeLink(String, String, bool),
+    Unlink(String),
+    RemoveDirectory(String),
+    Rename(String, String, RenameFlags),
+    Chmod(String, u32),
+    Chown(String, u32, u32),
+    Touch(String, i64, i64),
+    SetXattr(String, &'static str, u64, sys::XattrFlags),
+    GetXattr(String, &'static str),
+    RemoveXattr(String, &'static str),
+    Look(String),
+    LookOpen(u64),
+    List(String),
+    ReadLink(String),
+}
+
+/// Few names, so that steps meet each other; one is as long as a name may be, one too long.
+fn name(dice: &mut Dice) -> String {
+    let short = [
+        "a", "b", "d", "d/a", "d/b", "d/e", "d/e/a", "d/e/g", "s", "s/a", "d/", "d/../a", "d/.",
+    ];
+    match dice.below(40) {
+        0 => "x".repeat(255),
+        1 => "x".repeat(256),
+        2 => format!("d/{}", "y".repeat(255)),
+        _ => dice.pick(&short).to_owned(),
+    }
+}
+
+fn step(dice: &mut Dice) -> Step {
+    let slot = dice.below(SLOTS);
+    let (at, length) = (dice.below(REACH), dice.below(20_000));
+    match dice.below(34) {
+        0..=4 => open(dice, slot),
+        5 => Step::Close(slot),
+        6..=7 => Step::Read(slot, at, length),
+        8..=10 => Step::Write(slot, at, length),
+        11 => Step::Append(slot, length),
+        12 => Step::Cut(slot, at),
+        13 => Step::CutPath(name(dice), at),
+        14 => {
+            let keep = FallocateFlags::KEEP_SIZE;
+            let modes = [
+                FallocateFlags::empty(),
+                keep,
+                keep | FallocateFlags::PUNCH_HOLE,
+                FallocateFlags::ZERO_RANGE,
+                FallocateFlags::ZERO_RANGE | keep,
+                FallocateFlags::PUNCH_HOLE,
+            ];
+            Step::Allocate(slot, dice.pick(&modes), at, length)
+        }
+        15 => Step::Find(slot, dice.below(2) == 0, at),
+        16 => Step::Copy(slot, dice.below(SLOTS), at, dice.below(REACH), length),
+        17 => Step::Sync(slot, dice.below(2) == 0),
+        _ => step_on_names(dice),
+    }
+}
+
+fn open(dice: &mut Dice, slot: u64) -> Step {
+    let access = dice.pick(&[OFlags::RDONLY, OFlags::WRONLY, OFlags::RDWR, OFlags::RDWR]);
+    let more = [
+        OFlags::empty(),
+        OFlags::CREATE,
+        OFlags::CREATE,
+        OFlags::CREATE | OFlags::EXCL,
+        OFlags::TRUNC,
+        OFlags::CREATE | OFlags::TRUNC,
+        OFlags::CREATE | OFlags::APPEND,
+        OFlags::APPEND,
+        OFlags::NOFOLLOW,
+        OFlags::DIRECTORY,
+        OFlags::CREATE | OFlags::SYNC,
+        OFlags::PATH,
+        OFlags::PATH | OFlags::NOFOLLOW,
+        OFlags::NOATIME,
+    ];
+    // To open a FIFO must not wait for its other end.
+    let flags = access | dice.pick(&more) | OFlags::NONBLOCK;
+    Step::Open(slot, name(dice), flags, mode(dice))
+}
+
+fn mode(dice: &mut Dice) -> u32 {
+    dice.pick(&[
+        0o644, 0o600, 0o755, 0o777, 0o4755, 0o2755, 0o1777, 0o2770, 0o0, 0o444,
+    ])
+}
+
+fn step_on_names(dice: &mut Dice) -> Step {
+    let path = name(dice);
+    let xattr = dice.pick(&["user.a", "user.b", "user.c", "nothing.a"]);
+    match dice.below(18) {
+        0..=1 => Step::MakeDirectory(path, mode(dice)),
+        2 => {
+            let kinds = [
+                sys::FileType::Fifo,
+                sys::FileType::Socket,
+                sys::FileType::RegularFile,
+            ];
+            Step::MakeNode(path, dice.pick(&kinds), mode(dice))
+        }
+        3 => Step::MakeSymlink(dice.pick(&TARGETS), path),
+        4 => Step::MakeLink(path, name(dice), dice.below(2) == 0),
+        5 => Step::Unlink(path),
+        6 => Step::RemoveDirectory(path),
+        7..=8 => {
+            let flags = [
+                RenameFlags::empty(),
+                RenameFlags::empty(),
+                RenameFlags::NOREPLACE,
+                RenameFlags::EXCHANGE,
+                RenameFlags::EXCHANGE | RenameFlags::NOREPLACE,
+            ];
+            Step::Rename(path, name(dice), dice.pick(&flags))
+        }
+        9 => Step::Chmod(path, mode(dice)),
+        10 => Step::Chown(path, dice.pick(&[0, 1, 65_534]), dice.pick(&[0, 1, 7])),
+        11 => {
+            let seconds = dice.pick(&[0, 1, -1, 1_000_000_000, 4_000_000_000, -1_000_000]);
+            Step::Touch(path, seconds, dice.below(1_000_000_000) as i64)
+        }
+        12 => {
+            let flags = [
+                sys::XattrFlags::empty(),
+                sys::XattrFlags::CREATE,
+                sys::XattrFlags::REPLACE,
+            ];
+            Step::SetXattr(path, xattr, dice.below(200), dice.pick(&flags))
+        }
+        13 => Step::GetXattr(path, xattr),
+        14 => Step::RemoveXattr(path, xattr),
+        15 => Step::Look(path),
+        16 => Step::LookOpen(dice.below(SLOTS)),
+        _ => match dice.below(2) {
+            0 => Step::List(path),
+            _ => Step::ReadLink(path),
+        },
+    }
+}
+
+/// One of the two directories, with what is open in it.
+struct Side {
+    path: PathBuf,
+    root: OwnedFd,
+    open: [Option<OwnedFd>; SLOTS as usize],
+}
+
+impl Side {
+    fn new(path: &Path) -> Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Self {
+            path: path.to_owned(),
+            root: sys::open(path, flags, Mode::empty())?,
+            open: Default::default(),
+        })
+    }
+
+    /// Does a step, and says what came of it.
+    fn run(&mut self, step: &Step) -> String {
+        let done = match step {
+            Step::Open(slot, path, flags, mode) => {
+                let mode = Mode::from_raw_mode(*mode & 0o777);
+                sys::openat(&self.root, path, *flags | OFlags::CLOEXEC, mode).map(|fd| {
+                    self.open[*slot as usize] = Some(fd);
+                    String::new()
+                })
+            }
+            Step::Close(slot) => {
+                self.open[*slot as usize] = None;
+                Ok(String::new())
+            }
+            Step::Read(..)
+            | Step::Write(..)
+            | Step::Append(..)
+            | Step::Cut(..)
+            | Step::Allocate(..)
+            | Step::Find(..)
+            | Step::Copy(..)
+            | Step::Sync(..)
+            | Step::LookOpen(_) => self.run_on_open(step),
+            _ => self.run_on_names(step),
+        };
+        done.unwrap_or_else(|errno| format!("{errno:?}"))
+    }
+
+    fn file(&self, slot: u64) -> Result<&OwnedFd, Errno> {
+        self.open[slot as usize].as_ref().ok_or(Errno::BADF)
+    }
+
+    fn run_on_open(&self, step: &Step) -> Result<String, Errno> {
+        let nothing = |()| String::new();
+        let bytes = |length: u64| vec![length as u8 | 1; length as usize];
+        match *step {
+            Step::Read(slot, at, length) => {
+                let mut data = vec![0; length as usize];
+                let count = rustix::io::pread(self.file(slot)?, &mut data, at)?;
+                Ok(format!("{count} {:x}", sum(&data[..count])))
+            }
+            Step::Write(slot, at, length) => {
+                rustix::io::pwrite(self.file(slot)?, &bytes(length), at).map(|n| n.to_string())
+            }
+            Step::Append(slot, length) => {
+                let file = self.file(slot)?;
+                let end = sys::seek(file, SeekFrom::End(0))?;
+                let wrote = rustix::io::write(file, &bytes(length))?;
+                Ok(format!("{end} {wrote}"))
+            }
+            Step::Cut(slot, size) => sys::ftruncate(self.file(slot)?, size).map(nothing),
+            Step::Allocate(slot, mode, at, length) => {
+                sys::fallocate(self.file(slot)?, mode, at, length).map(nothing)
+            }
+            Step::Find(slot, hole, at) => {
+                // In a directory every file system has places of its own.
+                let stat = sys::fstat(self.file(slot)?)?;
+                if sys::FileType::from_raw_mode(stat.st_mode).is_dir() {
+                    return Ok(String::new());
+                }
+                let place = if hole {
+                    SeekFrom::Hole(at)
+                } else {
+                    SeekFrom::Data(at)
+                };
+                sys::seek(self.file(slot)?, place).map(|at| at.to_string())
+            }
+            Step::Copy(source, target, mut from, mut to, length) => {
+                let (source, target) = (self.file(source)?, self.file(target)?);
+                let (from, to) = (Some(&mut from), Some(&mut to));
+                sys::copy_file_range(source, from, target, to, length as usize)
+                    .map(|count| count.to_string())
+            }
+            Step::Sync(slot, true) => sys::fdatasync(self.file(slot)?).map(nothing),
+            Step::Sync(slot, false) => sys::fsync(self.file(slot)?).map(nothing),
+            Step::LookOpen(slot) => sys::fstat(self.file(slot)?).map(|stat| told(&stat)),
+            _ => unreachable!("needs no open file"),
+        }
+    }
+
+    fn run_on_names(&self, step: &Step) -> Result<String, Errno> {
+        let (root, nothing) = (&self.root, |()| String::new());
+        let bits = |mode: u32| Mode::from_raw_mode(mode);
+        let none = AtFlags::empty();
+        match step {
+            Step::MakeDirectory(path, mode) => {
+                sys::mkdirat(root, path, bits(mode & 0o1777)).map(nothing)
+            }
+            Step::MakeNode(path, kind, mode) => {
+                sys::mknodat(root, path, *kind, bits(mode & 0o777), 0).map(nothing)
+            }
+            Step::MakeSymlink(target, path) => sys::symlinkat(*target, root, path).map(nothing),
+            Step::MakeLink(path, new, follow) => {
+                let flags = if *follow {
+                    AtFlags::SYMLINK_FOLLOW
+                } else {
+                    none
+                };
+                sys::linkat(root, path, root, new, flags).map(nothing)
+            }
+            Step::Unlink(path) => sys::unlinkat(root, path, none).map(nothing),
+            Step::RemoveDirectory(path) => {
+                sys::unlinkat(root, path, AtFlags::REMOVEDIR).map(nothing)
+            }
+            Step::Rename(path, new, flags) => {
+                sys::renameat_with(root, path, root, new, *flags).map(nothing)
+            }
+            Step::Chmod(path, mode) => sys::chmodat(root, path, bits(*mode), none).map(nothing),
+            Step::Chown(path, uid, gid) => {
+                let (uid, gid) = (sys::Uid::from_raw(*uid), sys::Gid::from_raw(*gid));
+                let flags = AtFlags::SYMLINK_NOFOLLOW;
+                sys::chownat(root, path, Some(uid), Some(gid), flags).map(nothing)
+            }
+            Step::Touch(path, tv_sec, tv_nsec) => self.touch(path, *tv_sec, *tv_nsec),
+            Step::Look(path) => {
+                sys::statat(root, path, AtFlags::SYMLINK_NOFOLLOW).map(|stat| told(&stat))
+            }
+            Step::List(path) => self.list(path),
+            Step::ReadLink(path) => {
+                sys::readlinkat(root, path, Vec::new()).map(|it| format!("{it:?}"))
+            }
+            Step::CutPath(path, size) => {
+                let file = sys::openat(root, path, OFlags::WRONLY | OFlags::NONBLOCK, bits(0))?;
+                sys::ftruncate(file, *size).map(nothing)
+            }
+            _ => self.run_on_xattrs(step),
+        }
+    }
+
+    fn run_on_xattrs(&self, step: &Step) -> Result<String, Errno> {
+        match step {
+            Step::SetXattr(path, key, length, flags) => {
+                let value = vec![b'v'; *length as usize];
+                sys::setxattr(self.path.join(path), *key, &value, *flags).map(|()| String::new())
+            }
+            Step::GetXattr(path, key) => {
+                let mut value = vec![0_u8; 300];
+                let length = sys::getxattr(self.path.join(path), *key, &mut value[..])?;
+                Ok(format!("{length} {:x}", sum(&value[..length])))
+            }
+            Step::RemoveXattr(path, key) => {
+                sys::removexattr(self.path.join(path), *key).map(|()| String::new())
+            }
+            _ => unreachable!("needs no attribute"),
+        }
+    }
+
+    fn touch(&self, path: &str, tv_sec: i64, tv_nsec: i64) -> Result<String, Errno> {
+        let time = sys::Timespec { tv_sec, tv_nsec };
+        let times = sys::Timestamps {
+            last_access: time,
+            last_modification: time,
+        };
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        sys::utimensat(&self.root, path, &times, flags)?;
+        let stat = sys::statat(&self.root, path, flags)?;
+        Ok(format!("{} {}", stat.st_mtime, stat.st_mtime_nsec))
+    }
+
+    fn list(&self, path: &str) -> Result<String, Errno> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = sys::openat(&self.root, path, flags, Mode::empty())?;
+        let mut buffer = [MaybeUninit::uninit(); 2048];
+        let mut entries = sys::RawDir::new(directory, &mut buffer);
+        let mut names = Vec::new();
+        while let Some(entry) = entries.next() {
+            let entry = entry?;
+            names.push(format!("{:?} {:?}", entry.file_name(), entry.file_type()));
+        }
+        names.sort();
+        Ok(names.join(","))
+    }
+}
+
+fn sum(data: &[u8]) -> u64 {
+    let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    data.iter().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+/// What `stat` tells, apart from what differs between any two directories.
+fn told(stat: &sys::Stat) -> String {
+    let is_directory = sys::FileType::from_raw_mode(stat.st_mode).is_dir();
+    let size = if is_directory { 0 } else { stat.st_size };
+    format!(
+        "{:o} links {} size {size} owner {}:{}",
+        stat.st_mode, stat.st_nlink, stat.st_uid, stat.st_gid
+    )
+}
+
+/// Everything below a directory that a program could see, times apart.
+fn picture(root: &Path, below: &str, found: &mut BTreeMap<String, String>) -> Result<()> {
+    for entry in fs::read_dir(root.join(below))? {
+        let entry = entry?;
+        let (path, meta) = (entry.path(), entry.metadata()?);
+        let name = format!("{below}{}", entry.file_name().to_string_lossy());
+        let size = if meta.is_dir() { 0 } else { meta.size() };
+        let mut text = format!(
+            "{:o} links {} size {size} owner {}:{}",
+            meta.mode(),
+            meta.nlink(),
+            meta.uid(),
+            meta.gid()
+        );
+        if meta.is_file() {
+            write!(text, " content {:x}", sum(&fs::read(&path)?))?;
+        } else if meta.is_symlink() {
+            write!(text, " to {:?}", fs::read_link(&path)?)?;
+        }
+        let mut names = vec![0_u8; 4096];
+        let length = sys::llistxattr(&path, &mut names[..])?;
+        let mut names: Vec<_> = names[..length].split(|byte| *byte == 0).collect();
+        names.sort_unstable();
+        write!(text, " attributes {names:?}")?;
+        found.insert(name.clone(), text);
+        if meta.is_dir() {
+            picture(root, &format!("{name}/"), found)?;
+        }
+    }
+    Ok(())
+}
+
+fn compare(test: &str, rounds: u64, steps: u64) -> Result<()> {
+    if let Some(reason) = cannot_mount() {
+        skip(test, &reason);
+        return Ok(());
+    }
+    let mut dice = Dice::new(2026);
+    for way in Way::ALL {
+        let (stand, plain) = (Stand::start(way)?, tempfile::tempdir()?);
+        for round in 0..rounds {
+            let (there, here) = (
+                stand.directory(&round.to_string())?,
+                plain.path().join(round.to_string()),
+            );
+            fs::create_dir(&here)?;
+            fs::set_permissions(&here, fs::metadata(&there)?.permissions())?;
+            let (mut mount, mut host) = (Side::new(&there)?, Side::new(&here)?);
+            let mut past = Vec::new();
+            for number in 0..steps {
+                let step = step(&mut dice);
+                let (found, expected) = (mount.run(&step), host.run(&step));
+                past.push(format!("{step:?}: {expected}"));
+                ensure!(
+                    found == expected,
+                    "{way:?}, round {round}, step {number}: {step:?}: {found}, not {expected}; \
+                     before: {past:#?}"
+                );
+            }
+            let (mut found, mut expected) = (BTreeMap::new(), BTreeMap::new());
+            picture(&there, "", &mut found)?;
+            picture(&here, "", &mut expected)?;
+            ensure!(
+                found == expected,
+                "{way:?}, round {round}: {found:#?} is not {expected:#?}"
+            );
+        }
+        println!("model {way:?}: {} operations, none differs", rounds * steps);
+    }
+    Ok(())
+}
+
+#[test]
+fn mount_does_what_a_directory_does() -> Result<()> {
+    compare("mount_does_what_a_directory_does", 20, 300)
+}
+
+#[test]
+#[ignore = "half an hour"]
+fn mount_does_what_a_directory_does_for_long() -> Result<()> {
+    compare("mount_does_what_a_directory_does_for_long", 500, 1_000)
+}

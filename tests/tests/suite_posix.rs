@@ -1,0 +1,198 @@
+//! Suites of others on real mounts: pjdfstest (what each call must do) and fsx (what is written is
+//! read). Figures are printed; nothing here knows what a case tests.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use anyhow::{Context, Result, ensure};
+use bafs_tests::dice::Dice;
+use bafs_tests::stand::{Stand, Way};
+use bafs_tests::{cannot_mount, said, skip, tool};
+
+/// Cases of pjdfstest that do not apply, with the reason. Those named `erofs` run on their own.
+const EXCLUDED: [(&str, &str); 1] = [(
+    "link::link_count_max",
+    "pathconf(2) of the C library knows no LINK_MAX for FUSE, so the case has no number to test",
+)];
+
+/// Least cases that must have passed: a suite that ran nothing has shown nothing.
+const PASSED_MIN: u64 = 380;
+const PASSED_READ_ONLY_MIN: u64 = 13;
+
+/// Two users and groups of every Debian system. What may differ between file systems is asked for.
+const CONFIGURATION: &str = r#"
+[features]
+posix_fallocate = {}
+rename_ctime = {}
+utime_now = {}
+utimensat = {}
+[settings]
+naptime = 0.02
+allow_remount = REMOUNT
+[dummy_auth]
+entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
+"#;
+
+/// `mount -o remount` gives the work to the type's helper, which would look for a program of the
+/// volume's name; the kernel can do it alone.
+const REMOUNT: &str = "#!/bin/sh\nexec mount -i -n \"$3\" \"$4\" \"$2\"\n";
+
+const FSX: &str = "flen = 262144\n[weights]\nclose_open = 0.2\ninvalidate = 1.0\nmapread = 1.0\n\
+    mapwrite = 1.0\nread = 1.0\nwrite = 1.0\ntruncate = 0.3\nfsync = 0.05\nfdatasync = 0.05\n\
+    posix_fallocate = 0.2\npunch_hole = 0.3\nsendfile = 0.3\nposix_fadvise = 0.2\n\
+    copy_file_range = 0.5\n";
+
+fn ready(test: &str, tool_name: &str) -> Option<PathBuf> {
+    let reason = cannot_mount().or_else(|| {
+        let is_root = nix::unistd::geteuid().is_root();
+        (!is_root).then(|| "only root may act as other users".to_owned())
+    });
+    let found = tool(tool_name);
+    let missing = || format!("{tool_name} is missing: `cargo xtask test` installs it");
+    match reason.or_else(|| found.is_none().then(missing)) {
+        Some(reason) => {
+            skip(test, &reason);
+            None
+        }
+        None => found,
+    }
+}
+
+#[test]
+fn mount_passes_pjdfstest() -> Result<()> {
+    let Some(pjdfstest) = ready("mount_passes_pjdfstest", "pjdfstest") else {
+        return Ok(());
+    };
+    for way in Way::ALL {
+        let stand = Stand::start(way)?;
+        let (own, other) = (stand.directory("pjdfstest")?, tempfile::tempdir()?);
+        let all = Figures::of(&run_pjdfstest(&pjdfstest, &own, other.path(), false)?)?;
+        let read_only = Figures::of(&run_pjdfstest(&pjdfstest, &own, other.path(), true)?)?;
+        let excluded: Vec<_> = all
+            .skipped
+            .iter()
+            .filter(|name| !name.contains("::erofs"))
+            .collect();
+        println!(
+            "pjdfstest {way:?}: {} passed, {} failed, {} excluded",
+            all.passed + read_only.passed,
+            all.failed.len() + read_only.failed.len(),
+            excluded.len()
+        );
+        let failed = [all.failed, read_only.failed].concat();
+        ensure!(failed.is_empty(), "{way:?}: failed: {failed:?}");
+        ensure!(all.passed >= PASSED_MIN, "{way:?}: {} passed", all.passed);
+        ensure!(
+            read_only.passed >= PASSED_READ_ONLY_MIN && read_only.skipped.is_empty(),
+            "{way:?}: {} passed on a read-only mount",
+            read_only.passed
+        );
+        let unknown = excluded
+            .iter()
+            .find(|name| !EXCLUDED.iter().any(|(known, _)| known == **name));
+        ensure!(unknown.is_none(), "{way:?}: did not run: {unknown:?}");
+    }
+    Ok(())
+}
+
+/// Runs everything, or the cases that mount the volume read-only for a while. These run alone:
+/// after other cases the crate itself holds files open for writing, on every file system.
+fn run_pjdfstest(program: &Path, own: &Path, other: &Path, remount: bool) -> Result<Output> {
+    let place = tempfile::tempdir()?;
+    let (configuration, helper) = (place.path().join("c.toml"), place.path().join("helper"));
+    fs::write(
+        &configuration,
+        CONFIGURATION.replace("REMOUNT", &remount.to_string()),
+    )?;
+    let script = if remount {
+        fs::write(&helper, REMOUNT)?;
+        // In a mount name space of its own, so that the system's helper stays as it is outside.
+        "chmod 755 $0; h=$(readlink -f /sbin/mount.fuse) && mount --bind $0 $h; exec \"$@\" erofs"
+    } else {
+        "exec \"$@\""
+    };
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-ec", script])
+        .arg(&helper)
+        .arg(program)
+        .arg("-c")
+        .arg(&configuration)
+        .arg("-p")
+        .arg(own)
+        .arg("-s")
+        .arg(other)
+        .output()?;
+    Ok(output)
+}
+
+/// What pjdfstest says at its end, and the cases that did not pass.
+struct Figures {
+    passed: u64,
+    failed: Vec<String>,
+    skipped: Vec<String>,
+}
+
+impl Figures {
+    fn of(output: &Output) -> Result<Self> {
+        let text = String::from_utf8_lossy(&output.stdout);
+        let ending = |word: &str| {
+            text.lines()
+                .filter(|line| line.ends_with(word) && line.contains("::"))
+                .filter_map(|line| line.split_whitespace().next())
+                .map(str::to_owned)
+                .collect()
+        };
+        let summary = text.lines().find(|line| line.starts_with("Summary:"));
+        let passed = summary
+            .and_then(|line| line.split(", ").find_map(|it| it.strip_suffix(" passed")))
+            .and_then(|count| count.trim().parse().ok());
+        Ok(Self {
+            passed: passed.with_context(|| said(output))?,
+            failed: ending(" FAILED"),
+            skipped: ending(" skipped"),
+        })
+    }
+}
+
+#[test]
+fn mount_survives_fsx() -> Result<()> {
+    fsx("mount_survives_fsx", &Way::ALL, 1, 2_000)
+}
+
+#[test]
+#[ignore = "an hour"]
+fn mount_survives_a_million_operations_of_fsx() -> Result<()> {
+    let name = "mount_survives_a_million_operations_of_fsx";
+    fsx(name, &[Way::Inline, Way::Processes], 4, 250_000)?;
+    fsx(name, &[Way::Uncached], 1, 100_000)
+}
+
+fn fsx(test: &str, ways: &[Way], runs: u64, operations: u64) -> Result<()> {
+    let Some(fsx) = ready(test, "fsx") else {
+        return Ok(());
+    };
+    let mut dice = Dice::new(1);
+    for &way in ways {
+        let (stand, place) = (Stand::start(way)?, tempfile::tempdir()?);
+        let configuration = place.path().join("fsx.toml");
+        fs::write(&configuration, FSX)?;
+        for _ in 0..runs {
+            let seed = dice.below(1 << 32).to_string();
+            let output = Command::new(&fsx)
+                .arg("-f")
+                .arg(&configuration)
+                .args(["-N", &operations.to_string(), "-S", &seed, "-P"])
+                .arg(place.path())
+                .arg(stand.path().join(format!("fsx{seed}")))
+                .output()?;
+            ensure!(
+                output.status.success(),
+                "{way:?}, fsx -S {seed}: {}",
+                said(&output)
+            );
+        }
+        println!("fsx {way:?}: {} operations", runs * operations);
+    }
+    Ok(())
+}

@@ -1,0 +1,54 @@
+//! Test suites of others that come as crates: builds them below `target/`. Runs none of them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use crate::shell;
+
+/// Where the tests look for what is built here: the programs' directory.
+pub(crate) const VARIABLE: &str = "BAFS_TOOLS";
+
+/// Crate and version; each gives a program of its own name.
+const SUITES: [(&str, &str); 2] = [("pjdfstest", "0.2.2"), ("fsx", "0.3.2")];
+
+/// Builds what is missing, and gives the directory of the programs. Without a registry the tests
+/// that need them say that they are skipped.
+pub(crate) fn ensure() -> Result<PathBuf> {
+    let root = shell::target_dir()?.join("tools");
+    for (name, version) in SUITES {
+        if is_there(&root, name, version) {
+            continue;
+        }
+        println!("setup: building {name}, a test suite, takes a minute, once");
+        let mut install = shell::cargo(&["install", name, "--version", version, "--locked"]);
+        if let Err(error) = shell::run(install.arg("--root").arg(&root)) {
+            println!("setup: {error:#}");
+        }
+    }
+    Ok(root.join("bin"))
+}
+
+fn is_there(root: &Path, name: &str, version: &str) -> bool {
+    let list = fs::read_to_string(root.join(".crates.toml")).unwrap_or_default();
+    lists(&list, name, version) && root.join("bin").join(name).is_file()
+}
+
+/// Cargo's own list of what it installed, for `cargo install` itself would ask the registry.
+fn lists(list: &str, name: &str, version: &str) -> bool {
+    list.contains(&format!("\"{name} {version} "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_version_that_is_asked_for_counts() {
+        let list = "[v1]\n\"fsx 0.3.2 (registry+https://example.org)\" = [\"fsx\"]\n";
+        assert!(lists(list, "fsx", "0.3.2"));
+        assert!(!lists(list, "fsx", "0.3.1") && !lists(list, "sx", "0.3.2"));
+        assert!(!lists("", "fsx", "0.3.2"));
+    }
+}
