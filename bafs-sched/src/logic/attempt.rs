@@ -59,6 +59,7 @@ impl Scheduler {
         creates: Vec<(VolumeIndex, Option<ServerId>, Space)>,
     ) {
         self.queues.take(job);
+        self.begin_pipeline(self.graph.pipeline(job));
         self.graph.set_state(job, JobState::Active);
         let execution = ExecutionId(self.next_id());
         for (volume, target, size) in creates {
@@ -142,6 +143,7 @@ impl Scheduler {
         };
         self.volumes.add(id, instance);
         if !was_live {
+            self.note_batch(volume);
             self.requeue_users(volume);
         }
     }
@@ -261,6 +263,8 @@ impl Scheduler {
             self.release_if_unneeded(volume);
         }
         self.release_caches(self.graph.pipeline(job));
+        self.end_pipeline_if_final(self.graph.pipeline(job));
+        self.wake_for_batch();
         self.unprotect_if_done();
     }
 
@@ -312,7 +316,7 @@ impl Scheduler {
             let Some((id, _)) = self.volumes.scratch(volume) else {
                 continue;
             };
-            let is_used = self.attempts.values().any(|attempt| attempt.uses(id));
+            let is_used = !self.users_of(id, volume).is_empty();
             // A later volume of that name was never touched by this attempt.
             if !is_used && attempt.uses(id) {
                 self.retire(id);
@@ -395,9 +399,13 @@ impl Scheduler {
             node.is_some_and(|node| node.seen.slots > 0) && !refused_by.contains(server)
         };
         let binding = home.map(|(_, server)| server).filter(can_run);
+        let pipeline = self.graph.pipeline(job);
+        let admission = self.admission.as_ref();
+        let turn = admission.map_or((0, 0), |admission| admission.turn(job, pipeline));
         self.queues.put(
             binding,
             Key {
+                turn,
                 need,
                 starts_pipeline: !is_under_way,
                 job,

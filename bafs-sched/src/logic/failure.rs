@@ -247,7 +247,9 @@ impl Scheduler {
                 self.release_if_unneeded(volume);
             }
             self.release_caches(self.graph.pipeline(job));
+            self.end_pipeline_if_final(self.graph.pipeline(job));
         }
+        self.wake_for_batch();
         self.unprotect_if_done();
     }
 

@@ -39,6 +39,10 @@ pub(super) struct Fleet {
     by_slots: BTreeSet<(u32, u64, ServerId)>,
     /// The same nodes by bytes.
     by_bytes: BTreeSet<(u64, ServerId)>,
+    /// Nodes that may hold new volumes, with or without a free slot, by bytes.
+    by_room: BTreeSet<(u64, ServerId)>,
+    /// The nodes of each group, lost ones too.
+    groups: BTreeMap<String, BTreeSet<ServerId>>,
     slack_permille: u32,
     pub(super) lost: u64,
 }
@@ -78,21 +82,56 @@ impl Fleet {
     ) -> Option<R> {
         let slack = self.slack_permille;
         let node = self.nodes.get_mut(&server)?;
-        let (slots, bytes) = (free_slots(node), available(node, slack).bytes);
-        self.by_slots.remove(&(slots, bytes, server));
-        self.by_bytes.remove(&(bytes, server));
+        let before = (
+            free_slots(node),
+            available(node, slack).bytes,
+            takes_work(node),
+        );
         let result = change(node);
-        let (slots, bytes) = (free_slots(node), available(node, slack).bytes);
+        let after = (
+            free_slots(node),
+            available(node, slack).bytes,
+            takes_work(node),
+        );
+        if before == after {
+            return Some(result);
+        }
+        let (slots, bytes, takes_work) = before;
+        if slots > 0 {
+            self.by_slots.remove(&(slots, bytes, server));
+            self.by_bytes.remove(&(bytes, server));
+        }
+        if takes_work {
+            self.by_room.remove(&(bytes, server));
+        }
+        let (slots, bytes, takes_work) = after;
         if slots > 0 {
             self.by_slots.insert((slots, bytes, server));
             self.by_bytes.insert((bytes, server));
         }
+        if takes_work {
+            self.by_room.insert((bytes, server));
+        }
         Some(result)
+    }
+
+    /// Whether a listing of a node says nothing new.
+    pub(super) fn is_as_seen(&self, seen: &NodeSeen) -> bool {
+        let node = self.nodes.get(&seen.id);
+        node.is_some_and(|node| !node.is_lost && node.missing_since.is_none() && node.seen == *seen)
     }
 
     /// Takes a listing of a node; answers whether it is new or was lost.
     pub(super) fn see(&mut self, seen: NodeSeen) -> bool {
         let server = seen.id;
+        let group = self.nodes.get(&server).map(|node| &node.seen.group);
+        if group != Some(&seen.group) {
+            if let Some(members) = group.and_then(|group| self.groups.get_mut(group)) {
+                members.remove(&server);
+            }
+            let members = self.groups.entry(seen.group.clone()).or_default();
+            members.insert(server);
+        }
         let node = self.nodes.entry(server).or_insert_with(|| Node {
             seen: seen.clone(),
             reserved: Space::ZERO,
@@ -131,6 +170,26 @@ impl Fleet {
         self.nodes
             .get(&server)
             .map_or(Space::ZERO, |node| usable(node, self.slack_permille))
+    }
+
+    /// The nodes of the group of `server`, lost ones too.
+    pub(super) fn group_of(&self, server: ServerId) -> impl Iterator<Item = (ServerId, &Node)> {
+        let group = self.nodes.get(&server).map(|node| &node.seen.group);
+        let members = group.and_then(|group| self.groups.get(group));
+        members
+            .into_iter()
+            .flatten()
+            .map(|member| (*member, &self.nodes[member]))
+    }
+
+    /// Nodes with most bytes for new volumes, best first.
+    pub(super) fn roomiest(&self) -> impl Iterator<Item = ServerId> {
+        self.by_room.iter().rev().map(|key| key.1)
+    }
+
+    /// Nodes with free slots, those with most first.
+    pub(super) fn idle(&self) -> impl Iterator<Item = ServerId> {
+        self.by_slots.iter().rev().map(|key| key.2)
     }
 
     /// Nodes with free slots, best first: those with most free slots, then those with most bytes.
@@ -178,12 +237,15 @@ impl Fleet {
 }
 
 fn free_slots(node: &Node) -> u32 {
-    let is_usable = !node.is_lost && node.missing_since.is_none() && node.aside_until.is_none();
-    if is_usable {
+    if takes_work(node) {
         node.seen.slots.saturating_sub(node.busy)
     } else {
         0
     }
+}
+
+fn takes_work(node: &Node) -> bool {
+    !node.is_lost && node.missing_since.is_none() && node.aside_until.is_none()
 }
 
 fn usable(node: &Node, slack_permille: u32) -> Space {

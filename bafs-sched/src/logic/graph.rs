@@ -31,6 +31,11 @@ impl JobState {
         matches!(self, Self::Failed | Self::Skipped)
     }
 
+    /// Whether the job may start soon, or runs.
+    pub(super) fn is_near(self) -> bool {
+        matches!(self, Self::Ready | Self::Held | Self::Active)
+    }
+
     /// Whether the job has nothing left to do.
     pub(super) fn is_final(self) -> bool {
         self == Self::Done || self.is_dead()
@@ -73,6 +78,10 @@ pub(super) struct VolumeNode {
     pub(super) extracts_left: u32,
     /// Of a cache, pipelines of its users that are not closed.
     pub(super) pipelines_open: u32,
+    /// Users that are ready, held back or active.
+    pub(super) users_near: u32,
+    /// Those of them whose pipelines are not under way.
+    pub(super) users_outside: u32,
 }
 
 impl VolumeNode {
@@ -114,6 +123,10 @@ pub(super) struct Graph {
     pipeline_open: Vec<u32>,
     /// Cache volumes that jobs of each pipeline read, each once.
     pipeline_caches: Vec<Vec<VolumeIndex>>,
+    /// The next job of each job's pipeline, itself when it is the last.
+    sibling: Vec<u32>,
+    /// Whether each pipeline is under way, as far as rules care.
+    is_inside: Vec<bool>,
 }
 
 impl Graph {
@@ -152,7 +165,9 @@ impl Graph {
             volumes[cache.as_usize()].pipelines_open += 1;
         }
         let totals = Totals::default();
-        Self {
+        let sibling = siblings(&pipeline);
+        let is_inside = vec![false; jobs.len()];
+        let mut graph = Self {
             workflow,
             jobs,
             volumes,
@@ -162,6 +177,64 @@ impl Graph {
             pipeline_left,
             pipeline_open,
             pipeline_caches,
+            sibling,
+            is_inside,
+        };
+        for job in graph.job_indexes() {
+            graph.count_near(job, false, graph.state(job).is_near());
+        }
+        graph
+    }
+
+    /// Whether a volume is a cache that several jobs read.
+    pub(super) fn is_batch(&self, volume: VolumeIndex) -> bool {
+        self.volume(volume).is_cache && self.workflow.volume(volume).users.len() > 1
+    }
+
+    /// Whether two jobs read the same caches and ask for as many slots.
+    pub(super) fn reads_alike(&self, job: JobIndex, other: JobIndex) -> bool {
+        let caches = |job: JobIndex| {
+            let mounts = self.workflow.job(job).mounts.iter();
+            let caches = mounts.filter(|mount| self.volume(mount.volume).is_cache);
+            caches.map(|mount| mount.volume)
+        };
+        let cpus = |job: JobIndex| self.workflow.job(job).cpus;
+        cpus(job) == cpus(other) && caches(job).eq(caches(other))
+    }
+
+    /// The jobs of a pipeline.
+    pub(super) fn members(&self, pipeline: u32) -> impl Iterator<Item = JobIndex> {
+        let next = |job: &u32| {
+            let next = self.sibling[*job as usize];
+            (next != *job).then_some(next)
+        };
+        std::iter::successors(Some(pipeline), next).map(JobIndex)
+    }
+
+    /// A pipeline is under way from now on, or not any more.
+    pub(super) fn set_inside(&mut self, pipeline: u32, is_inside: bool) {
+        let was_inside = std::mem::replace(&mut self.is_inside[pipeline as usize], is_inside);
+        let near = |job: &JobIndex| self.state(*job).is_near();
+        let members: Vec<JobIndex> = self.members(pipeline).filter(near).collect();
+        for job in members {
+            for (volume, _) in self.mounted(job) {
+                let outside = &mut self.volumes[volume.as_usize()].users_outside;
+                adjust(outside, !was_inside, !is_inside);
+            }
+        }
+    }
+
+    fn count_near(&mut self, job: JobIndex, before: bool, after: bool) {
+        if before == after {
+            return;
+        }
+        let is_inside = self.is_inside[self.pipeline(job) as usize];
+        for (volume, _) in self.mounted(job) {
+            let volume = &mut self.volumes[volume.as_usize()];
+            adjust(&mut volume.users_near, before, after);
+            if !is_inside {
+                adjust(&mut volume.users_outside, before, after);
+            }
         }
     }
 
@@ -273,6 +346,7 @@ impl Graph {
         let left = &mut self.pipeline_left[self.pipeline[job.as_usize()] as usize];
         adjust(left, !before.is_final(), !state.is_final());
         self.count_open(self.pipeline(job), !before.is_final(), !state.is_final());
+        self.count_near(job, before.is_near(), state.is_near());
         for (volume, writable) in self.mounted(job) {
             let volume = &mut self.volumes[volume.as_usize()];
             adjust(
@@ -334,6 +408,8 @@ fn volume_nodes(workflow: &Workflow) -> Vec<VolumeNode> {
             extracts: Vec::new(),
             extracts_left: 0,
             pipelines_open: 0,
+            users_near: 0,
+            users_outside: 0,
         })
         .collect();
     for (position, job) in workflow.jobs.iter().enumerate() {
@@ -377,6 +453,20 @@ fn pipelines(workflow: &Workflow) -> Vec<u32> {
     (0..count(workflow.jobs.len()))
         .map(|job| root(&mut parent, job))
         .collect()
+}
+
+/// The next job of each job's pipeline, itself when it is the last.
+fn siblings(pipeline: &[u32]) -> Vec<u32> {
+    let mut sibling: Vec<u32> = (0..count(pipeline.len())).collect();
+    let mut last = sibling.clone();
+    for (job, pipeline) in pipeline.iter().enumerate() {
+        let last = &mut last[*pipeline as usize];
+        if *last as usize != job {
+            sibling[*last as usize] = count(job);
+            *last = count(job);
+        }
+    }
+    sibling
 }
 
 /// The caches that jobs of each pipeline read, each once.

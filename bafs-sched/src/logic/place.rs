@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use bafs_proto::ids::ServerId;
 
-use super::queues::Binding;
+use super::queues::{Binding, Key};
 use super::scheduler::{Phase, Scheduler};
-use super::space::{Space, scale_up};
+use super::space::Space;
 use super::timers::Timer;
 use crate::workflow::{JobIndex, VolumeIndex};
 
@@ -15,33 +15,94 @@ use crate::workflow::{JobIndex, VolumeIndex};
 /// wait for another writer, few enough that a million waiting jobs cost nothing.
 const LOOKAHEAD: usize = 16;
 
-/// Part of a cooperative cache beyond its size, in thousandths, where there is room: blocks are
-/// never spread quite evenly.
-const SKEW_PERMILLE: u64 = 100;
+/// Bound jobs that are looked at for one that could run elsewhere.
+const AWAY_LOOKED_AT: usize = 64;
 
-/// The least that a node contributes to a cooperative cache, in bytes; a smaller cache is kept
-/// whole.
-const SHARE_BYTES_MIN: u64 = 4 << 20;
+/// Bound jobs that are tried elsewhere at a time.
+const AWAY_TRIED: usize = 2;
+
+/// Idle nodes that are searched for one that has a part of a job's cache.
+const READERS_LOOKED_AT: usize = 64;
+
+/// Nodes that are tried for a scratch volume that does not fit where its job runs.
+const SPILL_LOOKED_AT: usize = 2;
 
 /// Nodes may appear one after the other; a fleet is judged so long after its first node, in
 /// milliseconds.
 const SETTLE_MS: u64 = 5_000;
 
 /// A volume to create: which, where, how large.
-type Create = (VolumeIndex, Option<ServerId>, Space);
+pub(super) type Create = (VolumeIndex, Option<ServerId>, Space);
+
+/// Whether a scratch volume may lie on another node than the job that needs it first. It is read
+/// and written over the network then, but the storage of all nodes counts as one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Spill {
+    Never,
+    Allowed,
+}
 
 impl Scheduler {
     /// Starts every job that can start, best first.
     pub(super) fn place_all(&mut self) {
-        while let Some(binding) = self.queues.first_awake() {
-            let heads = self.queues.heads(binding, LOOKAHEAD);
-            if !heads.iter().any(|key| self.try_place(key.job, binding)) {
-                self.queues.sleep(binding);
+        loop {
+            let awake = self.queues.awake_first();
+            if awake.is_empty() {
+                break;
+            }
+            for binding in awake {
+                self.place_from(binding);
             }
         }
+        while self.may_spill() && self.place_away() {}
         if std::mem::take(&mut self.is_space_wanted) {
             self.free_idle_caches();
         }
+    }
+
+    /// Starts one job of a queue, or lets the queue sleep.
+    fn place_from(&mut self, binding: Binding) {
+        let is_idle = |server| self.fleet.free_slots(server) > 0;
+        if binding.is_some_and(|server| !is_idle(server)) {
+            self.queues.sleep(binding);
+            return;
+        }
+        let mut failed: Option<Key> = None;
+        for key in self.queues.heads(binding, LOOKAHEAD) {
+            // What fails for one job fails for another of the same need, but for other caches.
+            let is_alike = failed.is_some_and(|failed| {
+                let alike = Key {
+                    job: failed.job,
+                    ..key
+                };
+                alike == failed && self.graph.reads_alike(key.job, failed.job)
+            });
+            if is_alike {
+                continue;
+            }
+            if self.try_place(key.job, binding) {
+                return;
+            }
+            // A job that waits for another writer says nothing of its like.
+            failed = self.may_start(key.job).then_some(key);
+        }
+        match binding {
+            Some(server) if self.may_spill() => self.queues.starve(server),
+            _ => self.queues.sleep(binding),
+        }
+    }
+
+    /// Gives a job whose data lie on a node without a free slot a place on one that has nothing to
+    /// do. Before a barrier all wait for the last, which costs more than data from a neighbour.
+    fn place_away(&mut self) -> bool {
+        if self.fleet.idle().next().is_none() {
+            return false;
+        }
+        let bound = self.queues.bound().take(AWAY_LOOKED_AT);
+        let is_stuck = |(_, server): &(JobIndex, ServerId)| self.fleet.free_slots(*server) == 0;
+        let stuck: Vec<JobIndex> = bound.filter(is_stuck).map(|(job, _)| job).collect();
+        let mut stuck = stuck.into_iter().take(AWAY_TRIED);
+        stuck.any(|job| self.try_place(job, None))
     }
 
     /// Gives a job a place on the node that it is bound to, or on the best of all.
@@ -49,7 +110,7 @@ impl Scheduler {
         if !self.may_start(job) {
             return false;
         }
-        let candidates = binding.map_or_else(|| self.fleet.candidates(), |server| vec![server]);
+        let candidates = binding.map_or_else(|| self.candidates(job), |server| vec![server]);
         self.try_place_on(job, &candidates)
     }
 
@@ -59,19 +120,48 @@ impl Scheduler {
         self.may_start(job) && self.try_place_on(job, &all)
     }
 
+    /// Nodes to try for a job that is bound to none. Where caches are just as large as they must
+    /// be, the roomiest nodes may be those without a part of them, and cannot run their readers.
+    fn candidates(&self, job: JobIndex) -> Vec<ServerId> {
+        let mut candidates = self.fleet.candidates();
+        let mounts = self.graph.workflow.job(job).mounts.iter();
+        let mut caches = mounts.filter(|mount| self.graph.volume(mount.volume).is_cache);
+        if let (Some(_), Some(mount)) = (&self.admission, caches.next()) {
+            let idle = self.fleet.idle().take(READERS_LOOKED_AT);
+            let has_part =
+                |server: &ServerId| self.volumes.live_at(mount.volume, Some(*server)).is_some();
+            candidates.extend(idle.filter(has_part).take(LOOKAHEAD));
+        }
+        candidates
+    }
+
+    /// Whether scratch volumes may lie on other nodes than the jobs that need them first.
+    fn may_spill(&self) -> bool {
+        self.admission.is_some()
+    }
+
     fn try_place_on(&mut self, job: JobIndex, candidates: &[ServerId]) -> bool {
+        if !self.rules_admit(job) {
+            return false;
+        }
         let mounted = self.graph.mounted(job);
-        for &server in candidates {
-            let is_refused = self.graph.job(job).refused_by.contains(&server);
-            if is_refused || self.fleet.free_slots(server) < self.slots_of(job) {
-                continue;
+        let spills = match self.may_spill() {
+            true => &[Spill::Never, Spill::Allowed][..],
+            false => &[Spill::Never][..],
+        };
+        for &spill in spills {
+            for &server in candidates {
+                let is_refused = self.graph.job(job).refused_by.contains(&server);
+                if is_refused || self.fleet.free_slots(server) < self.slots_of(job) {
+                    continue;
+                }
+                if let Some(creates) = self.plan(&mounted, server, spill) {
+                    self.patience = None;
+                    self.assign(job, server, creates);
+                    return true;
+                }
+                self.is_space_wanted = true;
             }
-            if let Some(creates) = self.plan(&mounted, server) {
-                self.patience = None;
-                self.assign(job, server, creates);
-                return true;
-            }
-            self.is_space_wanted = true;
         }
         false
     }
@@ -81,112 +171,65 @@ impl Scheduler {
         let is_kept_back = self
             .protected
             .is_some_and(|pipeline| self.graph.pipeline(job) != pipeline);
-        let mounted = self.graph.mounted(job);
-        let mut written = mounted.iter().filter(|(_, writable)| *writable);
-        !is_kept_back && !written.any(|(volume, _)| self.graph.volume(*volume).writer.is_some())
+        let mounts = &self.graph.workflow.job(job).mounts;
+        let mut written = mounts.iter().filter(|mount| mount.writable);
+        !is_kept_back && !written.any(|mount| self.graph.volume(mount.volume).writer.is_some())
     }
 
     /// The volumes to create so that a job with these volumes can run on `server`, or nothing if
     /// one does not fit.
-    fn plan(&self, mounted: &[(VolumeIndex, bool)], server: ServerId) -> Option<Vec<Create>> {
+    fn plan(
+        &self,
+        mounted: &[(VolumeIndex, bool)],
+        server: ServerId,
+        spill: Spill,
+    ) -> Option<Vec<Create>> {
         let mut creates = Vec::new();
-        let mut taken: BTreeMap<ServerId, Space> = BTreeMap::new();
-        for &(volume, _) in mounted
-            .iter()
-            .filter(|(v, _)| !self.graph.volume(*v).is_cache)
-        {
-            if self.volumes.is_live(volume) {
-                continue;
+        let mut taken = BTreeMap::new();
+        let is_cache = |volume: VolumeIndex| self.graph.volume(volume).is_cache;
+        // Shares that are just large enough must come first, or this node may be left without.
+        let caches_first = self.admission.is_some();
+        for caches in [caches_first, !caches_first] {
+            for &(volume, _) in mounted.iter().filter(|(v, _)| is_cache(*v) == caches) {
+                match caches {
+                    true => self.plan_cache(volume, server, &mut taken, &mut creates)?,
+                    false => self.plan_scratch(volume, server, spill, &mut taken, &mut creates)?,
+                }
             }
-            let target = (!self.settings.remote_io).then_some(server);
-            let size = self.size_of(volume);
-            if target.is_some() {
-                let here = taken.entry(server).or_default();
-                *here = here.plus(size);
-            }
-            creates.push((volume, target, size));
-        }
-        if !self
-            .fleet
-            .available(server)
-            .holds(taken.get(&server).copied().unwrap_or_default())
-        {
-            return None;
-        }
-        for &(volume, _) in mounted
-            .iter()
-            .filter(|(v, _)| self.graph.volume(*v).is_cache)
-        {
-            self.plan_cache(volume, server, &mut taken, &mut creates)?;
         }
         Some(creates)
     }
 
-    fn plan_cache(
+    fn plan_scratch(
         &self,
         volume: VolumeIndex,
         server: ServerId,
+        spill: Spill,
         taken: &mut BTreeMap<ServerId, Space>,
         creates: &mut Vec<Create>,
     ) -> Option<()> {
+        if self.volumes.is_live(volume) {
+            return Some(());
+        }
         let size = self.size_of(volume);
         if self.settings.remote_io {
-            if !self.volumes.is_live(volume) {
-                creates.push((volume, None, size));
-            }
+            creates.push((volume, None, size));
             return Some(());
         }
-        if self.volumes.live_at(volume, Some(server)).is_some() {
-            return Some(());
-        }
-        let left_on = |node: ServerId, taken: &BTreeMap<ServerId, Space>| {
-            self.fleet
-                .available(node)
-                .minus(taken.get(&node).copied().unwrap_or_default())
+        let has_room = |server: &ServerId| {
+            let taken = taken.get(server).copied().unwrap_or_default();
+            self.fleet.available(*server).minus(taken).holds(size)
         };
-        let left = left_on(server, taken);
-        let is_single = self.graph.workflow.volume(volume).users.len() == 1;
-        let shares = if is_single && left.holds(size) {
-            vec![(server, size)]
-        } else if self.volumes.is_live(volume) {
-            // A node that joined later, or whose part was lost.
-            let bytes = size.bytes.min(left.bytes);
-            let is_enough = bytes >= size.bytes.min(SHARE_BYTES_MIN) && left.files >= size.files;
-            vec![(
-                server,
-                is_enough.then_some(Space {
-                    bytes,
-                    files: size.files,
-                })?,
-            )]
-        } else {
-            let rooms = self.rooms(server, |node| left_on(node, taken));
-            shares(size, &rooms).filter(|shares| shares.iter().any(|(node, _)| *node == server))?
+        let mut others = self.fleet.roomiest().take(SPILL_LOOKED_AT);
+        let target = match (has_room(&server), spill) {
+            (true, _) => server,
+            (false, Spill::Allowed) => others.find(has_room)?,
+            (false, Spill::Never) => return None,
         };
-        for (node, share) in shares {
-            let there = taken.entry(node).or_default();
-            *there = there.plus(share);
-            creates.push((volume, Some(node), share));
-        }
+        let there = taken.entry(target).or_default();
+        *there = there.plus(size);
+        creates.push((volume, Some(target), size));
         Some(())
-    }
-
-    /// What the nodes of the group of `server` can give to a cooperative cache.
-    fn rooms(&self, server: ServerId, left: impl Fn(ServerId) -> Space) -> Vec<Room> {
-        let group = self.fleet.get(server).map(|node| node.seen.group.as_str());
-        let peers = self.fleet.live().filter(|(_, node)| {
-            Some(node.seen.group.as_str()) == group
-                && node.missing_since.is_none()
-                && node.aside_until.is_none()
-        });
-        let need = self.scratch_need_max.bytes;
-        let rooms = peers.map(|(peer, node)| Room {
-            server: peer,
-            left: left(peer),
-            scratch_one: need,
-            scratch_all: need.saturating_mul(u64::from(node.seen.slots)),
-        });
-        rooms.collect()
     }
 
     pub(super) fn size_of(&self, volume: VolumeIndex) -> Space {
@@ -204,6 +247,14 @@ impl Scheduler {
             bytes: most.bytes.max(need.bytes),
             files: most.files.max(need.files),
         })
+    }
+
+    /// The largest scratch volume, in bytes.
+    pub(super) fn largest_scratch_volume(&self) -> u64 {
+        let volumes = self.graph.volume_indexes();
+        let scratch = volumes.filter(|volume| !self.graph.volume(*volume).is_cache);
+        let sizes = scratch.map(|volume| self.size_of(volume).bytes);
+        sizes.max().unwrap_or(0)
     }
 
     /// For each job the scratch space that must exist on its node before it can start the first
@@ -337,61 +388,6 @@ impl Scheduler {
     }
 }
 
-/// What a node can give to a cooperative cache, all in bytes but `left`.
-#[derive(Debug, Clone, Copy)]
-struct Room {
-    server: ServerId,
-    left: Space,
-    /// What the scratch volumes of one job may need there.
-    scratch_one: u64,
-    /// What the scratch volumes of jobs in all slots may need there.
-    scratch_all: u64,
-}
-
-/// Divides a cooperative cache of `size` among nodes: whole on each where that leaves room for
-/// scratch volumes in every slot, else in proportion to what is left, keeping room for the
-/// scratch volumes of all slots, or of one job, or none. Nothing if the sum is below the size.
-fn shares(size: Space, rooms: &[Room]) -> Option<Vec<(ServerId, Space)>> {
-    let rooms: Vec<_> = rooms
-        .iter()
-        .filter(|room| room.left.files >= size.files)
-        .collect();
-    for keep in [
-        |room: &Room| room.scratch_all,
-        |room: &Room| room.scratch_one,
-        |_: &Room| 0,
-    ] {
-        let spare = |room: &Room| room.left.bytes.saturating_sub(keep(room));
-        let total = rooms
-            .iter()
-            .fold(0u64, |sum, room| sum.saturating_add(spare(room)));
-        if total < size.bytes {
-            continue;
-        }
-        let wanted = size
-            .bytes
-            .saturating_add(scale_up(size.bytes, SKEW_PERMILLE, 1000));
-        let is_whole = rooms.iter().all(|room| spare(room) >= size.bytes);
-        let share = |room: &Room| match is_whole {
-            true => size.bytes,
-            false => scale_up(wanted, spare(room), total)
-                .min(spare(room))
-                .min(size.bytes),
-        };
-        let shares = rooms.iter().map(|room| {
-            (
-                room.server,
-                Space {
-                    bytes: share(room),
-                    files: size.files,
-                },
-            )
-        });
-        return Some(shares.filter(|(_, share)| share.bytes > 0).collect());
-    }
-    None
-}
-
 fn no_node() -> String {
     "no node is in the catalog: start nodes (`bafs node`), and check the catalog's address"
         .to_owned()
@@ -418,61 +414,6 @@ pub(super) fn describe(space: Space) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn room(id: u64, bytes: u64, scratch_one: u64, slots: u64) -> Room {
-        let left = Space { bytes, files: 10 };
-        Room {
-            server: ServerId(id),
-            left,
-            scratch_one,
-            scratch_all: scratch_one * slots,
-        }
-    }
-
-    fn bytes(size: u64, rooms: &[Room]) -> Option<Vec<u64>> {
-        let shares = shares(
-            Space {
-                bytes: size,
-                files: 1,
-            },
-            rooms,
-        )?;
-        Some(shares.iter().map(|(_, share)| share.bytes).collect())
-    }
-
-    #[test]
-    fn a_cache_is_whole_where_it_fits_and_shared_where_not() {
-        assert_eq!(
-            bytes(50, &[room(1, 100, 10, 2), room(2, 80, 10, 2)]),
-            Some(vec![50, 50])
-        );
-        // 80 and 40 are spare: 110 divided two to one.
-        assert_eq!(
-            bytes(100, &[room(1, 100, 10, 2), room(2, 60, 10, 2)]),
-            Some(vec![74, 37])
-        );
-        // Only with room for one job per node.
-        assert_eq!(
-            bytes(135, &[room(1, 100, 10, 2), room(2, 60, 10, 2)]),
-            Some(vec![90, 50])
-        );
-        assert_eq!(bytes(161, &[room(1, 100, 10, 2), room(2, 60, 10, 2)]), None);
-        assert_eq!(bytes(1, &[]), None);
-    }
-
-    #[test]
-    fn shares_always_hold_the_whole() {
-        for size in 1..=300 {
-            for (a, b, c) in [(100, 100, 100), (1, 2, 297), (0, 150, 150)] {
-                let shares = bytes(
-                    size,
-                    &[room(1, a, 0, 1), room(2, b, 0, 1), room(3, c, 0, 1)],
-                );
-                let sum: u64 = shares.expect("it fits").iter().sum();
-                assert!(sum >= size, "{size}: {sum}");
-            }
-        }
-    }
 
     #[test]
     fn amounts_read_well() {

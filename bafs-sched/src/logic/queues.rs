@@ -1,16 +1,23 @@
 //! Jobs that may start, in the order in which they should. Knows neither space nor servers' state.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bafs_proto::ids::ServerId;
 
 use super::space::Space;
 use crate::workflow::JobIndex;
 
-/// Order among ready jobs: least unfulfilled need first (bytes, then files), then jobs that go on
+/// So few awake queues are looked at one by one.
+const AWAKE_FEW: usize = 32;
+
+/// Servers that look for space again when a volume is gone.
+const FED_AT_ONCE: usize = 4;
+
+/// Order among ready jobs: their turn under a strategy (all alike without one); least unfulfilled need first (bytes, then files), then jobs that go on
 /// with a pipeline, then the order of declaration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
+    pub(super) turn: (u32, u32),
     pub(super) need: Space,
     pub(super) starts_pipeline: bool,
     pub(super) job: JobIndex,
@@ -27,6 +34,10 @@ pub(super) struct Queues {
     queues: BTreeMap<Binding, BTreeSet<Key>>,
     place: BTreeMap<JobIndex, (Binding, Key)>,
     awake: BTreeSet<Binding>,
+    /// Jobs that are bound to a server, in the order of all.
+    bound: BTreeSet<(Key, ServerId)>,
+    /// Servers with a free slot whose jobs wait for space anywhere, the first to wait first.
+    hungry: VecDeque<ServerId>,
 }
 
 impl Queues {
@@ -35,6 +46,9 @@ impl Queues {
         self.take(key.job);
         self.place.insert(key.job, (binding, key));
         self.queues.entry(binding).or_default().insert(key);
+        if let Some(server) = binding {
+            self.bound.insert((key, server));
+        }
         self.awake.insert(binding);
     }
 
@@ -44,6 +58,9 @@ impl Queues {
             && let Some(queue) = self.queues.get_mut(&binding)
         {
             queue.remove(&key);
+            if let Some(server) = binding {
+                self.bound.remove(&(key, server));
+            }
             if queue.is_empty() {
                 self.queues.remove(&binding);
             }
@@ -70,20 +87,49 @@ impl Queues {
         self.awake.insert(None);
     }
 
-    /// The awake queue whose head should start first.
-    pub(super) fn first_awake(&mut self) -> Option<Binding> {
+    /// Awake queues in the order of their heads: only the first of few, all of many. Among many,
+    /// what comes a little too late costs less than to look for the first again and again.
+    pub(super) fn awake_first(&mut self) -> Vec<Binding> {
         let queues = &self.queues;
         self.awake.retain(|binding| queues.contains_key(binding));
         let heads = self
             .awake
             .iter()
-            .filter_map(|binding| Some((queues[binding].first()?, binding)));
-        heads.min().map(|(_, binding)| *binding)
+            .filter_map(|binding| Some((*queues[binding].first()?, *binding)));
+        if self.awake.len() <= AWAKE_FEW {
+            return heads
+                .min()
+                .map(|(_, binding)| binding)
+                .into_iter()
+                .collect();
+        }
+        let mut heads: Vec<(Key, Binding)> = heads.collect();
+        heads.sort_unstable();
+        heads.into_iter().map(|(_, binding)| binding).collect()
     }
 
     /// Nothing in this queue can start now.
     pub(super) fn sleep(&mut self, binding: Binding) {
         self.awake.remove(&binding);
+    }
+
+    /// Nothing in this server's queue can start before some space is free, there or elsewhere.
+    pub(super) fn starve(&mut self, server: ServerId) {
+        self.awake.remove(&Some(server));
+        if !self.hungry.contains(&server) {
+            self.hungry.push_back(server);
+        }
+    }
+
+    /// Some space is free: those who waited longest for it wake.
+    pub(super) fn feed(&mut self) {
+        let few = self.hungry.len().min(FED_AT_ONCE);
+        self.awake.extend(self.hungry.drain(..few).map(Some));
+    }
+
+    /// Jobs that are bound to a server, with it, in the order in which they should start.
+    pub(super) fn bound(&self) -> impl Iterator<Item = (JobIndex, ServerId)> {
+        self.bound.iter().map(|(key, server)| (key.job, *server))
     }
 
     /// The first jobs of a queue.
@@ -110,6 +156,7 @@ mod tests {
 
     fn key(bytes: u64, starts_pipeline: bool, job: u32) -> Key {
         Key {
+            turn: (0, 0),
             need: Space { bytes, files: 0 },
             starts_pipeline,
             job: JobIndex(job),
@@ -137,15 +184,15 @@ mod tests {
         let server = Some(ServerId(1));
         queues.put(None, key(5, true, 1));
         queues.put(server, key(0, false, 2));
-        assert_eq!(queues.first_awake(), Some(server));
+        assert_eq!(queues.awake_first(), [server]);
         queues.sleep(server);
-        assert_eq!(queues.first_awake(), Some(None));
+        assert_eq!(queues.awake_first(), [None]);
         queues.sleep(None);
-        assert_eq!(queues.first_awake(), None);
+        assert_eq!(queues.awake_first(), []);
         queues.wake(ServerId(1));
-        assert_eq!(queues.first_awake(), Some(server));
+        assert_eq!(queues.awake_first(), [server]);
         queues.take(JobIndex(2));
         assert!(!queues.contains(JobIndex(2)));
-        assert_eq!(queues.first_awake(), Some(None));
+        assert_eq!(queues.awake_first(), [None]);
     }
 }

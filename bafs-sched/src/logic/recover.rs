@@ -19,6 +19,9 @@ impl Scheduler {
         let listed: BTreeSet<ServerId> = nodes.iter().map(|node| node.id).collect();
         for node in nodes {
             let server = node.id;
+            if self.fleet.is_as_seen(&node) {
+                continue;
+            }
             let is_back = self.fleet.see(node);
             self.queues.wake(server);
             if is_back {
@@ -82,8 +85,9 @@ impl Scheduler {
             self.environment_fault(job, "its node was lost");
         }
         self.lose_volumes(gone);
-        // Unfulfilled needs have changed, and what was bound to the server is free.
-        self.queues.wake_all();
+        // Whose unfulfilled needs changed is queued anew, awake. Space of others is as before, but
+        // for batch volumes of which a part is gone.
+        self.queues.wake(server);
     }
 
     /// Takes the answer of a server about volumes that it should have.
@@ -123,10 +127,13 @@ impl Scheduler {
     fn lose_volumes(&mut self, gone: Vec<(VolumeIndex, VolumeId)>) {
         for &(volume, id) in &gone {
             self.take_back_extracts(volume, id);
-            self.stop_users(id);
+            self.stop_users(id, volume);
         }
         for &(volume, _) in &gone {
-            self.requeue_users(volume);
+            // Needs count what exists somewhere; a million readers need not be told of a part.
+            if !self.volumes.is_live(volume) {
+                self.requeue_users(volume);
+            }
         }
         let scratch = gone.iter().map(|(volume, _)| *volume);
         let scratch = scratch
@@ -135,10 +142,24 @@ impl Scheduler {
         self.redo(Vec::new(), scratch);
     }
 
-    fn stop_users(&mut self, id: VolumeId) {
-        let users = self.attempts.iter().filter(|(_, attempt)| attempt.uses(id));
-        let users: Vec<JobIndex> = users.map(|(job, _)| *job).collect();
-        for job in users {
+    /// Attempts that use a volume.
+    pub(super) fn users_of(&self, id: VolumeId, volume: VolumeIndex) -> Vec<JobIndex> {
+        let users = &self.graph.workflow.volume(volume).users;
+        let uses = |job: &JobIndex| {
+            self.attempts
+                .get(job)
+                .is_some_and(|attempt| attempt.uses(id))
+        };
+        // A batch volume may have more readers than there are attempts.
+        if users.len() <= self.attempts.len() {
+            return users.iter().copied().filter(uses).collect();
+        }
+        let attempts = self.attempts.iter().filter(|(_, attempt)| attempt.uses(id));
+        attempts.map(|(job, _)| *job).collect()
+    }
+
+    fn stop_users(&mut self, id: VolumeId, volume: VolumeIndex) {
+        for job in self.users_of(id, volume) {
             self.stop(job, None);
         }
     }
@@ -160,6 +181,12 @@ impl Scheduler {
             for writer in self.graph.volume(volume).writers.clone() {
                 self.undo(writer, &mut volumes, &mut undone);
             }
+        }
+        let mut pipelines: Vec<u32> = undone.iter().map(|job| self.graph.pipeline(*job)).collect();
+        pipelines.sort_unstable();
+        pipelines.dedup();
+        for pipeline in pipelines {
+            self.roll_back_pipeline(pipeline);
         }
         for job in undone {
             if self.graph.state(job) == JobState::Waiting {
@@ -187,7 +214,7 @@ impl Scheduler {
             if writable && let Some((id, _)) = self.volumes.scratch(volume) {
                 self.retire(id);
                 self.take_back_extracts(volume, id);
-                self.stop_users(id);
+                self.stop_users(id, volume);
             }
             if !self.volumes.is_live(volume) {
                 volumes.push(volume);

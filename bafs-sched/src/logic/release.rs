@@ -1,5 +1,7 @@
 //! Freeing what nobody needs any more, breaking blockades, and the end of a run.
 
+use std::collections::BTreeSet;
+
 use bafs_proto::ids::VolumeId;
 
 use super::action::Action;
@@ -68,7 +70,7 @@ impl Scheduler {
         is_any
     }
 
-    fn retire_all(&mut self, volume: VolumeIndex) {
+    pub(super) fn retire_all(&mut self, volume: VolumeIndex) {
         let ids: Vec<VolumeId> = self.volumes.live(volume).values().copied().collect();
         for id in ids {
             self.retire(id);
@@ -83,6 +85,7 @@ impl Scheduler {
         let server = instance.server;
         if instance.state == State::Deleting {
             self.forget(id);
+            self.queues.feed();
             server
                 .into_iter()
                 .for_each(|server| self.queues.wake(server));
@@ -142,7 +145,10 @@ impl Scheduler {
             .map(|(_, key)| key)
             .collect();
         heads.sort_unstable();
-        if heads.iter().any(|key| self.try_place_anywhere(key.job)) || self.free_idle_caches() {
+        if heads.iter().any(|key| self.try_place_anywhere(key.job))
+            || self.free_idle_caches()
+            || self.relax_rules()
+        {
             return;
         }
         if let Some(first) = heads.first().map(|key| key.job)
@@ -276,15 +282,21 @@ impl Scheduler {
             .iter()
             .filter(|(_, instance)| instance.state != State::Deleting);
         let live: Vec<VolumeId> = live.map(|(id, _)| id).collect();
-        for id in live {
-            if !self.attempts.values().any(|attempt| attempt.uses(id)) {
-                self.retire(id);
-            }
+        let attempts = self.attempts.values();
+        let used: BTreeSet<VolumeId> = attempts
+            .flat_map(|attempt| attempt.uses.iter().map(|used| used.id))
+            .collect();
+        for id in live.into_iter().filter(|id| !used.contains(id)) {
+            self.retire(id);
         }
+        self.cleaned_with = Some(self.attempts.len());
     }
 
     pub(super) fn end_if_clean(&mut self) {
-        self.delete_idle();
+        // Only the end of an attempt lets go of a volume.
+        if self.cleaned_with != Some(self.attempts.len()) {
+            self.delete_idle();
+        }
         let is_stale = self.stale.values().any(|server| !self.is_lost(*server));
         if self.attempts.is_empty() && self.volumes.is_empty() && !is_stale {
             self.end();

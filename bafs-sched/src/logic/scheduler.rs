@@ -13,6 +13,7 @@ use super::fleet::Fleet;
 use super::graph::{Graph, JobState};
 use super::progress::{JobFailure, Outcome, Progress};
 use super::queues::Queues;
+use super::rules::Admission;
 use super::settings::Settings;
 use super::space::Space;
 use super::timers::{Timer, Timers};
@@ -59,12 +60,18 @@ pub struct Scheduler {
     pub(super) patience: Option<Time>,
     /// When pipelines block each other, the only one that may start jobs.
     pub(super) protected: Option<u32>,
+    /// The strategy's rules, when there are any.
+    pub(super) admission: Option<Admission>,
     /// Caches that are kept only for users that may have to run again.
     pub(super) idle_caches: BTreeSet<VolumeIndex>,
     /// Whether a job with a free slot found no space since this was last looked at.
     pub(super) is_space_wanted: bool,
     /// The most scratch space that one job needs at once.
     pub(super) scratch_need_max: Space,
+    /// The largest scratch volume, in bytes.
+    pub(super) scratch_volume_max: u64,
+    /// While finishing: attempts that were left when idle volumes were deleted last.
+    pub(super) cleaned_with: Option<usize>,
     next_id: u64,
     pub(super) started: u64,
     pub(super) failures: Vec<JobFailure>,
@@ -96,9 +103,12 @@ impl Scheduler {
             timers: Timers::default(),
             patience: None,
             protected: None,
+            admission: None,
             idle_caches: BTreeSet::new(),
             is_space_wanted: false,
             scratch_need_max: Space::ZERO,
+            scratch_volume_max: 0,
+            cleaned_with: None,
             next_id: 0,
             started: 0,
             failures: Vec::new(),
@@ -107,6 +117,9 @@ impl Scheduler {
             out: Vec::new(),
             settings,
         };
+        let rules = scheduler.settings.rules.clone();
+        scheduler.admission = rules.map(|rules| Admission::new(rules, &scheduler.graph));
+        scheduler.scratch_volume_max = scheduler.largest_scratch_volume();
         scheduler.scratch_need_max = scheduler.largest_scratch_need();
         for job in scheduler.graph.job_indexes() {
             if scheduler.graph.state(job) == JobState::Ready {

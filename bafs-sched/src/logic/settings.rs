@@ -2,12 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::rules::Rules;
+
 /// How a workflow is run. Kept in the journal, so that a restart decides alike.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Settings {
     /// Every access goes to home and nothing is cached.
     pub remote_io: bool,
+    /// What may be allocated at once, when the planner chose a strategy; as much as fits without.
+    pub rules: Option<Rules>,
     /// Space of each node that stays unused, in thousandths: cooperative caches are never spread
     /// quite evenly.
     pub slack_permille: u32,
@@ -44,6 +48,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             remote_io: false,
+            rules: None,
             slack_permille: 20,
             lost_after_ms: 6_000,
             nodes_wait_ms: 60_000,

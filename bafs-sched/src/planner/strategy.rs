@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::environment::Environment;
 use super::shape::Shape;
+use crate::logic::{Order, Rules};
 
 /// Which data are allocated at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -199,6 +200,26 @@ impl Allocation {
     /// Whether the strategy is possible.
     pub fn is_possible(&self) -> bool {
         self.shortage.is_none()
+    }
+
+    /// The rules that make the scheduler allocate so.
+    pub fn rules(&self) -> Rules {
+        let order = match self.traversal {
+            Traversal::Any => Order::Need,
+            Traversal::DepthFirst => Order::DepthFirst,
+            Traversal::BreadthFirst | Traversal::PartialSlices => Order::BreadthFirst,
+        };
+        let pipelines_max = match self.strategy {
+            // They hold a private volume of every pipeline; what runs is limited by what is left.
+            Strategy::Slice | Strategy::AllPrivate => self.part_width,
+            _ => self.concurrency,
+        };
+        Rules {
+            order,
+            pipelines_max,
+            is_in_parts: self.traversal == Traversal::PartialSlices,
+            batch_volumes_max: self.batch_volumes,
+        }
     }
 
     /// Pipelines that run at once, with the processors that there are.

@@ -1,0 +1,273 @@
+//! Which data of a workload are allocated at once, as rules that a strategy gives the scheduler:
+//! how many pipelines may be under way, how many batch volumes exist, and in which order jobs go.
+//! Where data lie is `place.rs`. Rules never make a workflow impossible: when they block it, they
+//! give way.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::graph::{Graph, JobState};
+use super::scheduler::Scheduler;
+use super::timers::Timer;
+use crate::workflow::{JobIndex, VolumeIndex};
+
+/// In which order ready jobs start, before their needs decide.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// By need alone.
+    #[default]
+    Need,
+    /// Jobs with fewer jobs before them first.
+    BreadthFirst,
+    /// Jobs with more jobs before them first.
+    DepthFirst,
+}
+
+/// What may be allocated at once. A pipeline is under way from its first start to its last end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rules {
+    /// In which order ready jobs start.
+    pub order: Order,
+    /// Pipelines that may be under way at once.
+    pub pipelines_max: u64,
+    /// Whether the next pipelines begin only when all that are under way have ended.
+    pub is_in_parts: bool,
+    /// Batch volumes that may exist at once: caches with more than one reader.
+    pub batch_volumes_max: u64,
+}
+
+/// How far the rules have been used up.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Admission {
+    pub(super) rules: Rules,
+    /// Jobs before each job on its longest way from a first one.
+    level: Vec<u32>,
+    /// For each pipeline, whether it is under way.
+    is_begun: Vec<bool>,
+    /// How often each pipeline was rolled back: what runs again goes after the others.
+    rounds: Vec<u32>,
+    under_way: u64,
+    /// Pipelines that have begun since none was under way.
+    begun: u64,
+    /// Batch volumes that may exist.
+    batch: BTreeSet<VolumeIndex>,
+    /// No further batch volume can exist until one is not needed: nobody need look again.
+    is_batch_full: bool,
+}
+
+impl Admission {
+    pub(super) fn new(rules: Rules, graph: &Graph) -> Self {
+        let workflow = &graph.workflow;
+        let mut level = vec![0; workflow.jobs.len()];
+        for job in workflow.topological_order() {
+            let parents = workflow.job(job).parents.iter();
+            let above = parents.map(|parent| level[parent.as_usize()] + 1).max();
+            level[job.as_usize()] = above.unwrap_or(0);
+        }
+        let jobs = workflow.jobs.len();
+        Self {
+            rules,
+            level,
+            is_begun: vec![false; jobs],
+            rounds: vec![0; jobs],
+            under_way: 0,
+            begun: 0,
+            batch: BTreeSet::new(),
+            is_batch_full: false,
+        }
+    }
+
+    /// The place of a job in the order, before its needs are looked at.
+    pub(super) fn turn(&self, job: JobIndex, pipeline: u32) -> (u32, u32) {
+        let level = self.level[job.as_usize()];
+        let turn = match self.rules.order {
+            Order::Need => 0,
+            Order::BreadthFirst => level,
+            Order::DepthFirst => u32::MAX - level,
+        };
+        (self.rounds[pipeline as usize], turn)
+    }
+
+    /// Whether no pipeline can begin before others have ended.
+    fn is_full(&self) -> bool {
+        let is_part_full = self.rules.is_in_parts && self.begun >= self.rules.pipelines_max;
+        is_part_full || self.under_way >= self.rules.pipelines_max
+    }
+
+    fn admits(&self, pipeline: u32) -> bool {
+        self.is_begun[pipeline as usize] || !self.is_full()
+    }
+}
+
+impl Scheduler {
+    /// Whether the rules let a job start now. A batch volume that nobody needs now gives way to
+    /// one that this job needs.
+    pub(super) fn rules_admit(&mut self, job: JobIndex) -> bool {
+        let pipeline = self.graph.pipeline(job);
+        let Some(admission) = &self.admission else {
+            return true;
+        };
+        admission.admits(pipeline) && self.make_batch_room(job)
+    }
+
+    /// Batch volumes of a job that do not exist.
+    fn missing_batch(&self, job: JobIndex) -> Vec<VolumeIndex> {
+        let mounts = self.graph.workflow.job(job).mounts.iter();
+        let missing = mounts
+            .map(|mount| mount.volume)
+            .filter(|volume| self.graph.is_batch(*volume) && !self.volumes.is_live(*volume));
+        missing.collect()
+    }
+
+    fn make_batch_room(&mut self, job: JobIndex) -> bool {
+        let missing = self.missing_batch(job);
+        let Some(admission) = self.admission.as_mut().filter(|_| !missing.is_empty()) else {
+            return true;
+        };
+        if admission.is_batch_full {
+            return false;
+        }
+        let volumes = &self.volumes;
+        admission.batch.retain(|volume| volumes.is_live(*volume));
+        let existing = admission.batch.len() as u64;
+        let most = admission.rules.batch_volumes_max.max(missing.len() as u64);
+        let excess = (existing + missing.len() as u64).saturating_sub(most);
+        let batch: Vec<VolumeIndex> = admission.batch.iter().copied().collect();
+        let mut unneeded = batch
+            .into_iter()
+            .filter(|volume| !missing.contains(volume) && !self.is_batch_needed(*volume));
+        let unneeded: Vec<VolumeIndex> = unneeded.by_ref().take(excess as usize).collect();
+        if (unneeded.len() as u64) < excess {
+            if let Some(admission) = &mut self.admission {
+                admission.is_batch_full = true;
+            }
+            return false;
+        }
+        for volume in unneeded {
+            self.retire_all(volume);
+        }
+        true
+    }
+
+    /// Whether a job that may start soon, or runs, reads this batch volume.
+    fn is_batch_needed(&self, volume: VolumeIndex) -> bool {
+        let node = self.graph.volume(volume);
+        let outside = match &self.admission {
+            Some(admission) if admission.is_full() => node.users_outside,
+            _ => 0,
+        };
+        node.users_near > outside
+    }
+
+    /// Takes note of a batch volume that exists from now on.
+    pub(super) fn note_batch(&mut self, volume: VolumeIndex) {
+        if self.graph.is_batch(volume)
+            && let Some(admission) = &mut self.admission
+        {
+            admission.batch.insert(volume);
+        }
+    }
+
+    /// The first job of a pipeline starts.
+    pub(super) fn begin_pipeline(&mut self, pipeline: u32) {
+        let Some(admission) = &mut self.admission else {
+            return;
+        };
+        if std::mem::replace(&mut admission.is_begun[pipeline as usize], true) {
+            return;
+        }
+        admission.under_way += 1;
+        admission.begun += 1;
+        let is_full = admission.is_full();
+        self.graph.set_inside(pipeline, true);
+        if is_full {
+            self.wake_for_batch();
+        }
+    }
+
+    /// A job of a pipeline has ended for good.
+    pub(super) fn end_pipeline_if_final(&mut self, pipeline: u32) {
+        let Some(admission) = &mut self.admission else {
+            return;
+        };
+        if admission.is_begun[pipeline as usize] && self.graph.is_pipeline_final(pipeline) {
+            self.leave(pipeline);
+        }
+    }
+
+    fn leave(&mut self, pipeline: u32) {
+        let Some(admission) = &mut self.admission else {
+            return;
+        };
+        admission.is_begun[pipeline as usize] = false;
+        self.graph.set_inside(pipeline, false);
+        admission.under_way -= 1;
+        if admission.under_way == 0 {
+            admission.begun = 0;
+            self.wake_for_batch();
+            self.queues.wake_all();
+        }
+    }
+
+    /// A pipeline was rolled back: what is left of it goes after the others. It is under way
+    /// unless nothing of it is done.
+    pub(super) fn roll_back_pipeline(&mut self, pipeline: u32) {
+        let Some(admission) = &mut self.admission else {
+            return;
+        };
+        admission.rounds[pipeline as usize] += 1;
+        let is_begun = admission.is_begun[pipeline as usize];
+        let has_state =
+            |job: JobIndex| matches!(self.graph.state(job), JobState::Done | JobState::Active);
+        let has_any = self.graph.members(pipeline).any(has_state);
+        match (is_begun, has_any) {
+            (true, false) => self.leave(pipeline),
+            (false, true) => self.begin_pipeline(pipeline),
+            _ => {}
+        }
+        self.wake_for_batch();
+    }
+
+    /// When a batch volume is not needed now, those who wait for another may go on.
+    pub(super) fn wake_for_batch(&mut self) {
+        let Some(admission) = &self.admission else {
+            return;
+        };
+        let mut batch = admission.batch.iter();
+        let is_needed =
+            |volume: &VolumeIndex| self.volumes.is_live(*volume) && self.is_batch_needed(*volume);
+        if admission.is_batch_full && !batch.all(is_needed) {
+            if let Some(admission) = &mut self.admission {
+                admission.is_batch_full = false;
+            }
+            self.queues.wake_all();
+        }
+    }
+
+    /// The rules block the workflow: a batch volume goes that is in nobody's use, else the rules.
+    /// Answers whether that changed anything.
+    pub(super) fn relax_rules(&mut self) -> bool {
+        let Some(admission) = &self.admission else {
+            return false;
+        };
+        let live = admission.batch.iter().filter(|v| self.volumes.is_live(**v));
+        let live: Vec<VolumeIndex> = live.copied().collect();
+        if live.len() as u64 >= admission.rules.batch_volumes_max {
+            // Nothing is under way, so nobody uses it.
+            live.into_iter().for_each(|volume| self.retire_all(volume));
+        } else {
+            self.admission = None;
+            for job in self.graph.job_indexes() {
+                if self.graph.state(job) == JobState::Ready && self.queues.contains(job) {
+                    self.enqueue(job);
+                }
+            }
+        }
+        self.queues.wake_all();
+        // No fact need follow that would make anybody look again.
+        self.timers.set(self.now.plus_ms(1), Timer::Patience);
+        true
+    }
+}

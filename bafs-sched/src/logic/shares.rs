@@ -1,0 +1,322 @@
+//! Cooperative caches: how much of one each node gets. Which job starts where is `place.rs`.
+
+use std::collections::BTreeMap;
+
+use bafs_proto::ids::ServerId;
+
+use super::place::Create;
+use super::scheduler::Scheduler;
+use super::space::{Space, scale_up};
+use crate::workflow::VolumeIndex;
+
+/// Part of a cooperative cache beyond its size, in thousandths, where there is room: blocks are
+/// never spread quite evenly.
+const SKEW_PERMILLE: u64 = 100;
+
+/// The least that a node contributes to a cooperative cache, in bytes; a smaller cache is kept
+/// whole.
+const SHARE_BYTES_MIN: u64 = 4 << 20;
+
+impl Scheduler {
+    pub(super) fn plan_cache(
+        &self,
+        volume: VolumeIndex,
+        server: ServerId,
+        taken: &mut BTreeMap<ServerId, Space>,
+        creates: &mut Vec<Create>,
+    ) -> Option<()> {
+        let size = self.size_of(volume);
+        if self.settings.remote_io {
+            if !self.volumes.is_live(volume) {
+                creates.push((volume, None, size));
+            }
+            return Some(());
+        }
+        if self.volumes.live_at(volume, Some(server)).is_some() {
+            return Some(());
+        }
+        let left_on = |node: ServerId, taken: &BTreeMap<ServerId, Space>| {
+            self.fleet
+                .available(node)
+                .minus(taken.get(&node).copied().unwrap_or_default())
+        };
+        let left = left_on(server, taken);
+        let is_single = self.graph.workflow.volume(volume).users.len() == 1;
+        let shares = if is_single && left.holds(size) {
+            vec![(server, size)]
+        } else if let Some(have) = self.cached_in_group(volume, server) {
+            // A node that joined later, or whose part was lost.
+            let missing = size.bytes.saturating_sub(have);
+            let unit = self.scratch_volume_max;
+            let wanted = match self.admission {
+                None => size.bytes,
+                Some(_) if missing > 0 => missing.max(SHARE_BYTES_MIN),
+                // A mere reader's part must not cost a scratch volume its place.
+                Some(_) => left.bytes.checked_rem(unit).unwrap_or(left.bytes),
+            };
+            let bytes = match self.admission {
+                Some(_) if missing == 0 => wanted.min(SHARE_BYTES_MIN),
+                _ => wanted,
+            };
+            let bytes = bytes.min(size.bytes).min(left.bytes);
+            let is_enough = bytes >= size.bytes.min(SHARE_BYTES_MIN) && left.files >= size.files;
+            vec![(
+                server,
+                is_enough.then_some(Space {
+                    bytes,
+                    files: size.files,
+                })?,
+            )]
+        } else {
+            let rooms = self.rooms(server, |node| left_on(node, taken));
+            let shares = match self.admission {
+                Some(_) => tight_shares(size, &rooms, self.scratch_volume_max),
+                None => shares(size, &rooms),
+            };
+            shares.filter(|shares| shares.iter().any(|(node, _)| *node == server))?
+        };
+        for (node, share) in shares {
+            let there = taken.entry(node).or_default();
+            *there = there.plus(share);
+            creates.push((volume, Some(node), share));
+        }
+        Some(())
+    }
+
+    /// What the group of `server` holds of a cache, in bytes; nothing when it holds no part.
+    fn cached_in_group(&self, volume: VolumeIndex, server: ServerId) -> Option<u64> {
+        if !self.volumes.is_live(volume) {
+            return None;
+        }
+        let peers = self.fleet.group_of(server);
+        let there = peers.filter_map(|(peer, _)| self.volumes.live_at(volume, Some(peer)));
+        let sizes = there.filter_map(|id| Some(self.volumes.get(id)?.size.bytes));
+        sizes.fold(None, |sum, bytes| Some(sum.unwrap_or(0) + bytes))
+    }
+
+    /// What the nodes of the group of `server` can give to a cooperative cache.
+    fn rooms(&self, server: ServerId, left: impl Fn(ServerId) -> Space) -> Vec<Room> {
+        let peers = self.fleet.group_of(server).filter(|(_, node)| {
+            !node.is_lost && node.missing_since.is_none() && node.aside_until.is_none()
+        });
+        let need = self.scratch_need_max.bytes;
+        let rooms = peers.map(|(peer, node)| Room {
+            server: peer,
+            left: left(peer),
+            scratch_one: need,
+            scratch_all: need.saturating_mul(u64::from(node.seen.slots)),
+        });
+        rooms.collect()
+    }
+}
+
+/// What a node can give to a cooperative cache, all in bytes but `left`.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    server: ServerId,
+    left: Space,
+    /// What the scratch volumes of one job may need there.
+    scratch_one: u64,
+    /// What the scratch volumes of jobs in all slots may need there.
+    scratch_all: u64,
+}
+
+/// Divides a cooperative cache of `size` among nodes: whole on each where that leaves room for
+/// scratch volumes in every slot, else in proportion to what is left, keeping room for the
+/// scratch volumes of all slots, or of one job, or none. Nothing if the sum is below the size.
+fn shares(size: Space, rooms: &[Room]) -> Option<Vec<(ServerId, Space)>> {
+    let rooms: Vec<_> = rooms
+        .iter()
+        .filter(|room| room.left.files >= size.files)
+        .collect();
+    for keep in [
+        |room: &Room| room.scratch_all,
+        |room: &Room| room.scratch_one,
+        |_: &Room| 0,
+    ] {
+        let spare = |room: &Room| room.left.bytes.saturating_sub(keep(room));
+        let total = rooms
+            .iter()
+            .fold(0u64, |sum, room| sum.saturating_add(spare(room)));
+        if total < size.bytes {
+            continue;
+        }
+        let wanted = size
+            .bytes
+            .saturating_add(scale_up(size.bytes, SKEW_PERMILLE, 1000));
+        let is_whole = rooms.iter().all(|room| spare(room) >= size.bytes);
+        let share = |room: &Room| match is_whole {
+            true => size.bytes,
+            false => scale_up(wanted, spare(room), total)
+                .min(spare(room))
+                .min(size.bytes),
+        };
+        let shares = rooms.iter().map(|room| {
+            (
+                room.server,
+                Space {
+                    bytes: share(room),
+                    files: size.files,
+                },
+            )
+        });
+        return Some(shares.filter(|(_, share)| share.bytes > 0).collect());
+    }
+    None
+}
+
+/// Divides a cooperative cache of just `size` among nodes so that as many scratch volumes of
+/// `unit_bytes` as possible still fit, evenly. Nothing if the nodes have less than the size.
+fn tight_shares(size: Space, rooms: &[Room], unit_bytes: u64) -> Option<Vec<(ServerId, Space)>> {
+    let rooms: Vec<_> = rooms
+        .iter()
+        .filter(|room| room.left.files >= size.files)
+        .map(|room| (room.server, room.left.bytes))
+        .collect();
+    let units = |left: u64, most: u64| left.checked_div(unit_bytes).unwrap_or(0).min(most);
+    let spare = |left: u64, most: u64| left - units(left, most) * unit_bytes;
+    let total = |most: u64| {
+        rooms
+            .iter()
+            .map(|(_, left)| u128::from(spare(*left, most)))
+            .sum()
+    };
+    let wanted = u128::from(size.bytes);
+    if wanted > total(0) {
+        return None;
+    }
+    // The most units that every node can keep, as far as it has them.
+    let (mut most, mut too_many) = (
+        0,
+        1 + rooms.iter().map(|room| units(room.1, u64::MAX)).max()?,
+    );
+    while most + 1 < too_many {
+        let middle = most + (too_many - most) / 2;
+        match total(middle) >= wanted {
+            true => most = middle,
+            false => too_many = middle,
+        }
+    }
+    // Some can keep one more.
+    let mut sum: u128 = total(most);
+    let mut spares = Vec::with_capacity(rooms.len());
+    for &(server, left) in &rooms {
+        let (less, more) = (spare(left, most + 1), spare(left, most));
+        let is_enough = sum - u128::from(more - less) >= wanted;
+        sum -= if is_enough {
+            u128::from(more - less)
+        } else {
+            0
+        };
+        spares.push((server, if is_enough { less } else { more }));
+    }
+    let sum = u64::try_from(sum).unwrap_or(u64::MAX);
+    let shares = spares.into_iter().map(|(server, spare)| {
+        let bytes = scale_up(size.bytes, spare, sum).min(spare);
+        (
+            server,
+            Space {
+                bytes,
+                files: size.files,
+            },
+        )
+    });
+    Some(shares.filter(|(_, share)| share.bytes > 0).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn room(id: u64, bytes: u64, scratch_one: u64, slots: u64) -> Room {
+        let left = Space { bytes, files: 10 };
+        Room {
+            server: ServerId(id),
+            left,
+            scratch_one,
+            scratch_all: scratch_one * slots,
+        }
+    }
+
+    fn bytes(size: u64, rooms: &[Room]) -> Option<Vec<u64>> {
+        let shares = shares(
+            Space {
+                bytes: size,
+                files: 1,
+            },
+            rooms,
+        )?;
+        Some(shares.iter().map(|(_, share)| share.bytes).collect())
+    }
+
+    #[test]
+    fn a_cache_is_whole_where_it_fits_and_shared_where_not() {
+        assert_eq!(
+            bytes(50, &[room(1, 100, 10, 2), room(2, 80, 10, 2)]),
+            Some(vec![50, 50])
+        );
+        // 80 and 40 are spare: 110 divided two to one.
+        assert_eq!(
+            bytes(100, &[room(1, 100, 10, 2), room(2, 60, 10, 2)]),
+            Some(vec![74, 37])
+        );
+        // Only with room for one job per node.
+        assert_eq!(
+            bytes(135, &[room(1, 100, 10, 2), room(2, 60, 10, 2)]),
+            Some(vec![90, 50])
+        );
+        assert_eq!(bytes(161, &[room(1, 100, 10, 2), room(2, 60, 10, 2)]), None);
+        assert_eq!(bytes(1, &[]), None);
+    }
+
+    /// The thesis' environment: 50 nodes of 5 GB (in MB here).
+    #[test]
+    fn tight_shares_leave_room_for_as_many_scratch_volumes_as_fit_at_all() {
+        let rooms: Vec<Room> = (0..50).map(|id| room(id, 5_000, 0, 1)).collect();
+        for (size, unit, volumes) in [(45_000, 500, 410), (225_000, 500, 50), (150_000, 2_500, 40)]
+        {
+            let shares = tight_shares(
+                Space {
+                    bytes: size,
+                    files: 1,
+                },
+                &rooms,
+                unit,
+            )
+            .unwrap();
+            let sum: u64 = shares.iter().map(|(_, share)| share.bytes).sum();
+            assert!((size..=size + 50).contains(&sum), "{sum}");
+            let left = |id: u64| {
+                let share = shares.iter().find(|(server, _)| server.0 == id);
+                5_000 - share.map_or(0, |(_, share)| share.bytes)
+            };
+            let kept: u64 = (0..50).map(|id| left(id) / unit).sum();
+            assert_eq!(kept, volumes);
+        }
+        assert_eq!(
+            tight_shares(
+                Space {
+                    bytes: 250_001,
+                    files: 1
+                },
+                &rooms,
+                500
+            ),
+            None
+        );
+    }
+
+    #[test]
+    fn shares_always_hold_the_whole() {
+        for size in 1..=300 {
+            for (a, b, c) in [(100, 100, 100), (1, 2, 297), (0, 150, 150)] {
+                let shares = bytes(
+                    size,
+                    &[room(1, a, 0, 1), room(2, b, 0, 1), room(3, c, 0, 1)],
+                );
+                let sum: u64 = shares.expect("it fits").iter().sum();
+                assert!(sum >= size, "{size}: {sum}");
+            }
+        }
+    }
+}
