@@ -1,7 +1,8 @@
 //! The scheduler: every policy of BAFS. Table of contents; decides nothing itself.
 //!
 //! [`workflow`] reads what the user wrote, [`logic`] decides, [`io`] and [`driver`] do what was
-//! decided, and [`world`] runs the same decisions against simulated servers.
+//! decided. [`world`] runs the same decisions against servers that fail, [`sim`] against servers
+//! whose data take time.
 
 pub mod dice;
 pub mod driver;
@@ -9,5 +10,6 @@ pub mod io;
 pub mod logic;
 pub mod planner;
 pub mod report;
+pub mod sim;
 pub mod workflow;
 pub mod world;

@@ -308,14 +308,11 @@ fn ties_go_to_the_strategy_that_needs_least() {
 
 fn of_one_node(storage_bytes: u64, home_bytes_per_s: u64, local_bytes_per_s: u64) -> Environment {
     Environment {
-        nodes: vec![NodeClass {
-            count: 1,
-            cpus: 8,
-            storage_bytes,
-        }],
+        nodes: vec![NodeClass::new(1, 8, storage_bytes)],
         home_bytes_per_s,
         local_bytes_per_s,
         mtbf_s: None,
+        restart_s: 60,
     }
 }
 
@@ -343,16 +340,8 @@ fn cases() -> impl Generate<Value = Case> {
              var={}",
             f64::from(var) / 20.0
         );
-        let storage = NodeClass {
-            count,
-            cpus,
-            storage_bytes: storage_gb * 1_000_000_000,
-        };
-        let compute = NodeClass {
-            count: 1,
-            cpus: 1,
-            storage_bytes: 0,
-        };
+        let storage = NodeClass::new(count, cpus, storage_gb * 1_000_000_000);
+        let compute = NodeClass::new(1, 1, 0);
         Case {
             shape: Canonical::parse(&text).unwrap().shape(),
             environment: Environment {
@@ -360,6 +349,7 @@ fn cases() -> impl Generate<Value = Case> {
                 home_bytes_per_s: home_mb * 1_000_000,
                 local_bytes_per_s: local_mb * 1_000_000,
                 mtbf_s: None,
+                restart_s: 60,
             },
         }
     })

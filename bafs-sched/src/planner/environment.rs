@@ -12,6 +12,12 @@ use crate::workflow::{QuantityError, parse_duration, parse_size};
 const NODES_MAX: u64 = 10_000_000;
 /// Processors of one node; more is a typing error.
 const CPUS_MAX: u32 = 65_536;
+/// The speed that run times are declared for, in thousandths.
+const SPEED_USUAL: u32 = 1000;
+/// A node a thousand times as fast as others, or as slow, is a typing error.
+const SPEED_RATIO_MAX: f64 = 1000.0;
+/// How long a node that failed is away when the environment does not say, in seconds.
+const RESTART_S: u64 = 60;
 /// Bytes of an environment file.
 const FILE_BYTES_MAX: usize = 1 << 20;
 
@@ -24,6 +30,32 @@ pub struct NodeClass {
     pub cpus: u32,
     /// Bytes that each offers for volumes; 0 for a node that only computes.
     pub storage_bytes: u64,
+    /// The cluster that they are in; nodes of one cluster share caches and a link to home.
+    pub cluster: String,
+    /// How fast they compute, in thousandths of the speed that run times are declared for.
+    pub speed_permille: u32,
+    /// Memory of each in which volumes that were read stay, in bytes.
+    pub memory_bytes: u64,
+    /// Rate of each one's link in bytes per second, where it is not that of the environment.
+    pub local_bytes_per_s: Option<u64>,
+    /// Rate of each one's disk in bytes per second, where it is not that of its link.
+    pub disk_bytes_per_s: Option<u64>,
+}
+
+impl NodeClass {
+    /// `count` nodes of the only cluster, of usual speed, with the links of the environment.
+    pub fn new(count: u32, cpus: u32, storage_bytes: u64) -> Self {
+        Self {
+            count,
+            cpus,
+            storage_bytes,
+            cluster: "default".to_owned(),
+            speed_permille: SPEED_USUAL,
+            memory_bytes: 0,
+            local_bytes_per_s: None,
+            disk_bytes_per_s: None,
+        }
+    }
 }
 
 /// What a workload runs on.
@@ -37,6 +69,8 @@ pub struct Environment {
     pub local_bytes_per_s: u64,
     /// Mean time between failures of any of the nodes in seconds; none fail when it is not given.
     pub mtbf_s: Option<u64>,
+    /// How long a node that failed is away; it returns empty.
+    pub restart_s: u64,
 }
 
 /// Why a text is no environment.
@@ -57,7 +91,7 @@ impl Environment {
     /// ```toml
     /// home-rate = "1 MB/s"      # the link to home
     /// local-rate = "12 MB/s"    # each node's link
-    /// mtbf = "12 h"             # optional
+    /// mtbf = "12 h"             # optional, as is restart = "60 s"
     /// [[nodes]]
     /// count = 50
     /// cpus = 1
@@ -73,6 +107,7 @@ impl Environment {
             home_bytes_per_s: 0,
             local_bytes_per_s: 0,
             mtbf_s: None,
+            restart_s: RESTART_S,
         };
         for (key, value) in &table {
             let place = Place {
@@ -83,10 +118,12 @@ impl Environment {
                 "home-rate" => environment.home_bytes_per_s = place.rate(value.get_ref())?,
                 "local-rate" => environment.local_bytes_per_s = place.rate(value.get_ref())?,
                 "mtbf" => environment.mtbf_s = Some(place.duration(value.get_ref())?),
+                "restart" => environment.restart_s = place.duration(value.get_ref())?,
                 "nodes" => environment.nodes = nodes(text)?,
                 _ => {
-                    return Err(place
-                        .error("is no key; known are home-rate, local-rate, mtbf and [[nodes]]"));
+                    return Err(place.error(
+                        "is no key; known are home-rate, local-rate, mtbf, restart and [[nodes]]",
+                    ));
                 }
             }
         }
@@ -182,19 +219,27 @@ fn nodes(text: &str) -> Result<Vec<NodeClass>, EnvironmentError> {
 
 fn node_class(text: &str, table: &Spanned<Table>) -> Result<NodeClass, EnvironmentError> {
     let (mut count, mut cpus, mut storage_bytes) = (None, None, None);
+    let mut class = NodeClass::new(1, 0, 0);
     for (key, value) in table.get_ref() {
         let place = Place {
             line: line_of(text, key.span().start),
             key: key.get_ref().as_str(),
         };
+        let value = value.get_ref();
         match place.key {
-            "count" => count = Some(place.number(value.get_ref(), 1, NODES_MAX as u32)?),
-            "cpus" => cpus = Some(place.number(value.get_ref(), 0, CPUS_MAX)?),
-            "storage" => storage_bytes = Some(place.size(value.get_ref())?),
+            "count" => count = Some(place.number(value, 1, NODES_MAX as u32)?),
+            "cpus" => cpus = Some(place.number(value, 0, CPUS_MAX)?),
+            "storage" => storage_bytes = Some(place.size(value)?),
+            "cluster" => class.cluster = place.text(value, "a")?.to_owned(),
+            "speed" => class.speed_permille = place.speed(value)?,
+            "memory" => class.memory_bytes = place.size(value)?,
+            "local-rate" => class.local_bytes_per_s = Some(place.rate(value)?),
+            "disk-rate" => class.disk_bytes_per_s = Some(place.rate(value)?),
             _ => {
-                return Err(
-                    place.error("is no key of [[nodes]]; known are count, cpus and storage")
-                );
+                return Err(place.error(
+                    "is no key of [[nodes]]; known are count, cpus and storage, and when needed \
+                     cluster, speed, memory, local-rate and disk-rate",
+                ));
             }
         }
     }
@@ -202,11 +247,10 @@ fn node_class(text: &str, table: &Spanned<Table>) -> Result<NodeClass, Environme
         let message = format!("this [[nodes]] section has no `{key}`");
         at(line_of(text, table.span().start), message)
     };
-    Ok(NodeClass {
-        count: count.ok_or_else(|| missing("count"))?,
-        cpus: cpus.ok_or_else(|| missing("cpus"))?,
-        storage_bytes: storage_bytes.ok_or_else(|| missing("storage"))?,
-    })
+    class.count = count.ok_or_else(|| missing("count"))?;
+    class.cpus = cpus.ok_or_else(|| missing("cpus"))?;
+    class.storage_bytes = storage_bytes.ok_or_else(|| missing("storage"))?;
+    Ok(class)
 }
 
 /// Where a value stands.
@@ -248,6 +292,18 @@ impl Place<'_> {
         match self.read(parse_duration(self.text(value, "12 h")?))? {
             0 => Err(self.error("is zero: nothing would ever be done")),
             seconds => Ok(seconds),
+        }
+    }
+
+    /// A speed relative to the usual one, in thousandths.
+    fn speed(&self, value: &toml::Value) -> Result<u32, EnvironmentError> {
+        let number = value
+            .as_float()
+            .or_else(|| value.as_integer().map(|n| n as f64));
+        let sane = number.filter(|n| (1.0 / SPEED_RATIO_MAX..=SPEED_RATIO_MAX).contains(n));
+        match sane {
+            Some(ratio) => Ok((ratio * f64::from(SPEED_USUAL)).round() as u32),
+            None => Err(self.error("must be a number from 0.001 to 1000, such as 1.5")),
         }
     }
 
@@ -351,6 +407,24 @@ mod tests {
             ("\"5 GB\"", "\"-5 GB\"", 7, "`storage` cannot be read"),
             ("count = 50", "count = 50\ncount = 51", 6, "duplicate key"),
             ("count = 50", "count = ", 5, ""),
+            (
+                "cpus = 1",
+                "cpus = 1\nspeed = 0",
+                7,
+                "`speed` must be a number",
+            ),
+            (
+                "cpus = 1",
+                "cpus = 1\ndisk-rate = \"0 B/s\"",
+                7,
+                "`disk-rate` is zero",
+            ),
+            (
+                "[[nodes]]",
+                "restart = \"0 s\"\n[[nodes]]",
+                4,
+                "`restart` is zero",
+            ),
         ] {
             assert!(THESIS.contains(wrong), "{wrong}");
             let text = THESIS.replacen(wrong, right, 1);

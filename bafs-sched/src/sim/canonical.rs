@@ -1,0 +1,133 @@
+//! The workflow of a canonical workload, job by job, without a text. It plans nothing.
+
+use crate::planner::{Canonical, Layout};
+use crate::workflow::{
+    CachePolicy, Command, Extract, Job, JobIndex, Mount, Url, Volume, VolumeIndex, VolumeKind,
+    Workflow,
+};
+
+/// The workflow that a canonical workload describes: each depth reads one cache volume; the first
+/// scratch volume of a pipeline is filled from home, and a file of the last one goes there.
+pub fn workflow_of(canonical: &Canonical) -> Workflow {
+    let mut workflow = Workflow {
+        name: "canonical".to_owned(),
+        jobs: Vec::with_capacity((canonical.width * canonical.depth) as usize),
+        volumes: Vec::new(),
+        extracts: Vec::with_capacity(canonical.width as usize),
+    };
+    if canonical.batch_bytes > 0 {
+        for depth in 0..canonical.depth {
+            workflow.volumes.push(Volume {
+                name: format!("b{depth}"),
+                kind: VolumeKind::Cache {
+                    source: url(format!("/b{depth}")),
+                    policy: CachePolicy::Lru,
+                },
+                size_bytes: canonical.batch_bytes,
+                size_files: 1,
+                users: Vec::with_capacity(canonical.width as usize),
+            });
+        }
+    }
+    for pipeline in 0..canonical.width {
+        add_pipeline(&mut workflow, canonical, pipeline);
+    }
+    workflow
+}
+
+fn add_pipeline(workflow: &mut Workflow, canonical: &Canonical, pipeline: u32) {
+    let first = workflow.volumes.len() as u32;
+    let volumes = match (canonical.private_bytes, canonical.layout) {
+        (0, _) => 0,
+        (_, Layout::Chain) => canonical.depth + 1,
+        (_, Layout::Shared) => 1,
+    };
+    for at in 0..volumes {
+        let fill = (at == 0).then(|| url(format!("/in{pipeline}")));
+        workflow.volumes.push(Volume {
+            name: format!("p{pipeline}_{at}"),
+            kind: VolumeKind::Scratch { fill },
+            size_bytes: canonical.private_bytes,
+            size_files: 1,
+            users: Vec::new(),
+        });
+    }
+    for depth in 0..canonical.depth {
+        let index = JobIndex(workflow.jobs.len() as u32);
+        let mut mounts = Vec::new();
+        if canonical.batch_bytes > 0 {
+            mounts.push((VolumeIndex(depth), "/batch", false));
+        }
+        if volumes > 1 {
+            mounts.push((VolumeIndex(first + depth), "/in", false));
+            mounts.push((VolumeIndex(first + depth + 1), "/out", true));
+        } else if volumes == 1 {
+            mounts.push((VolumeIndex(first), "/work", true));
+        }
+        for (volume, ..) in &mounts {
+            workflow.volumes[volume.as_usize()].users.push(index);
+        }
+        let mounts = mounts.into_iter().map(|(volume, path, writable)| Mount {
+            volume,
+            path: path.to_owned(),
+            writable,
+        });
+        let job = job(canonical, pipeline, depth, index, mounts.collect());
+        workflow.jobs.push(job);
+    }
+    if volumes > 0 {
+        workflow.extracts.push(Extract {
+            volume: VolumeIndex(first + volumes - 1),
+            path: "out".to_owned(),
+            target: url(format!("/out{pipeline}")),
+        });
+    }
+}
+
+fn job(canonical: &Canonical, pipeline: u32, depth: u32, at: JobIndex, mounts: Vec<Mount>) -> Job {
+    let parent = (depth > 0).then(|| JobIndex(at.0 - 1));
+    let child = (depth + 1 < canonical.depth).then(|| JobIndex(at.0 + 1));
+    Job {
+        name: format!("j{pipeline}_{depth}"),
+        command: Command {
+            executable: "canonical".to_owned(),
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            directory: "/".to_owned(),
+            stdout: None,
+            stderr: None,
+        },
+        cpus: 1,
+        memory_bytes: 0,
+        runtime_s: Some(canonical.run_s.round() as u64),
+        retries: 0,
+        mounts,
+        parents: parent.into_iter().collect(),
+        children: child.into_iter().collect(),
+    }
+}
+
+fn url(path: String) -> Url {
+    format!("bafs://home{path}")
+        .parse()
+        .expect("a plain path makes a URL")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_built_is_recognised_again() {
+        for layout in [Layout::Chain, Layout::Shared] {
+            let text = "width=7,depth=3,batch=2GB,private=100MB,run=50s,var=0.1";
+            let canonical = Canonical {
+                layout,
+                ..Canonical::parse(text).unwrap()
+            };
+            let workflow = workflow_of(&canonical);
+            assert_eq!(workflow.jobs.len(), 21);
+            assert_eq!(Canonical::recognise(&workflow, 0.1), Ok(canonical));
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Clusters of simulated nodes and their cooperative caches: how much of each volume is there, and
+//! what a reader has to wait for. Starts no flow itself.
+//!
+//! Blocks are modelled as amounts. The first reader of what is missing makes it cross the link to
+//! home, others wait for the same transfer. Where a cache has less space than the volume, a scan
+//! finds under LRU nothing that stayed, under MRU as much as there is space.
+
+use std::collections::BTreeMap;
+
+use crate::workflow::{CachePolicy, VolumeIndex};
+
+/// A cache volume in one cluster.
+#[derive(Debug, Clone)]
+pub(super) struct Cache {
+    policy: CachePolicy,
+    /// What its instances can hold together.
+    space_bytes: u64,
+    /// Instances, one for each node that has one.
+    instances: u32,
+    /// What has been fetched and is still there.
+    resident_bytes: u64,
+    /// What is there when the transfer under way is over.
+    fetching_to: Option<u64>,
+    /// Readers that wait for the transfer under way, with their generations.
+    pub(super) waiting: Vec<(u32, u32)>,
+}
+
+impl Cache {
+    /// An instance was created on a node.
+    pub(super) fn add(&mut self, bytes: u64) {
+        self.instances += 1;
+        self.space_bytes += bytes;
+    }
+
+    /// An instance is gone, with the blocks that it held.
+    pub(super) fn remove(&mut self, bytes: u64) {
+        let lost = u128::from(self.resident_bytes) * u128::from(bytes);
+        let lost = lost.checked_div(u128::from(self.space_bytes)).unwrap_or(0);
+        self.instances -= 1;
+        self.space_bytes -= bytes;
+        self.resident_bytes = match self.instances {
+            0 => 0,
+            _ => self.resident_bytes.saturating_sub(lost as u64),
+        };
+    }
+
+    /// Bytes that a reader of `bytes` has to make cross the link to home: nothing when all is
+    /// there. While a transfer is under way, readers wait for that one.
+    pub(super) fn missing(&mut self, bytes: u64) -> u64 {
+        if self.fetching_to.is_some() {
+            return 0;
+        }
+        let is_roomy = self.space_bytes >= bytes;
+        if is_roomy && self.resident_bytes >= bytes {
+            return 0;
+        }
+        let (stays, found) = match (is_roomy, self.policy) {
+            (true, _) => (bytes, self.resident_bytes),
+            (false, CachePolicy::Lru) => (0, 0),
+            (false, CachePolicy::Mru) => (self.space_bytes, self.resident_bytes),
+        };
+        self.fetching_to = Some(stays);
+        bytes.saturating_sub(found).max(1)
+    }
+
+    /// Whether a transfer is under way.
+    pub(super) fn is_fetching(&self) -> bool {
+        self.fetching_to.is_some()
+    }
+
+    /// The transfer is over.
+    pub(super) fn fetched(&mut self) {
+        let all = self.fetching_to.take().unwrap_or(0);
+        self.resident_bytes = self.resident_bytes.max(all).min(self.space_bytes);
+    }
+
+    /// Of `bytes` that a reader on a node with an instance reads, those that come from peers: a
+    /// distributed hash gives each instance an equal share of the blocks.
+    pub(super) fn at_peers(&self, bytes: u64) -> u64 {
+        bytes - bytes / u64::from(self.instances.max(1))
+    }
+}
+
+/// All caches.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Caches {
+    all: Vec<Cache>,
+    known: BTreeMap<(u32, VolumeIndex), u32>,
+}
+
+impl Caches {
+    /// The cache of a volume in a cluster.
+    pub(super) fn index(&mut self, cluster: u32, volume: VolumeIndex, policy: CachePolicy) -> u32 {
+        *self.known.entry((cluster, volume)).or_insert_with(|| {
+            self.all.push(Cache {
+                policy,
+                space_bytes: 0,
+                instances: 0,
+                resident_bytes: 0,
+                fetching_to: None,
+                waiting: Vec::new(),
+            });
+            self.all.len() as u32 - 1
+        })
+    }
+
+    pub(super) fn get(&mut self, index: u32) -> &mut Cache {
+        &mut self.all[index as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cache(policy: CachePolicy, shares: &[u64]) -> Cache {
+        let mut caches = Caches::default();
+        let index = caches.index(0, VolumeIndex(0), policy);
+        let cache = caches.get(index);
+        shares.iter().for_each(|share| cache.add(*share));
+        cache.clone()
+    }
+
+    fn scan(cache: &mut Cache, bytes: u64) -> u64 {
+        let missing = cache.missing(bytes);
+        assert_eq!(cache.is_fetching(), missing > 0);
+        cache.fetched();
+        missing
+    }
+
+    #[test]
+    fn each_byte_crosses_once_while_there_is_space() {
+        let mut cache = cache(CachePolicy::Lru, &[50, 50]);
+        assert_eq!(cache.missing(100), 100);
+        assert_eq!(
+            cache.missing(100),
+            0,
+            "the second reader waits for the first"
+        );
+        cache.fetched();
+        assert_eq!(scan(&mut cache, 100), 0);
+        assert_eq!(cache.at_peers(100), 50);
+        cache.remove(50);
+        cache.add(50);
+        assert_eq!(
+            scan(&mut cache, 100),
+            50,
+            "what a lost node held is fetched again"
+        );
+    }
+
+    #[test]
+    fn a_scan_longer_than_the_cache_falls_off_under_lru_and_degrades_under_mru() {
+        let mut lru = cache(CachePolicy::Lru, &[40, 40]);
+        assert_eq!([scan(&mut lru, 100), scan(&mut lru, 100)], [100, 100]);
+        let mut mru = cache(CachePolicy::Mru, &[40, 40]);
+        assert_eq!([scan(&mut mru, 100), scan(&mut mru, 100)], [100, 20]);
+    }
+}

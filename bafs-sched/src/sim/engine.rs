@@ -1,0 +1,402 @@
+//! The simulation itself: what is due next, and who is told. Decides nothing: the scheduler core
+//! does, and `serve.rs` obeys.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+
+use bafs_proto::ids::{ExecutionId, ExtractId, RunId, VolumeId};
+use bafs_proto::time::Time;
+
+use super::clusters::Caches;
+use super::link::{FlowId, Link, SECOND_US};
+use super::node::{Node, node_of, nodes_of, seen};
+use super::policy::Scenario;
+use super::random::exponential;
+use super::record::{Moment, Run, Spell, Stuck};
+use crate::dice::Dice;
+use crate::logic::{Action, Event, MountedVolume, Outcome, Scheduler};
+use crate::planner::{Canonical, Shape};
+use crate::workflow::{JobIndex, Workflow};
+
+/// A node that fails is missing in the catalog so long afterwards, in microseconds.
+const ADVERT_TTL_US: u64 = 4 * SECOND_US;
+/// A node that returns is in the catalog so long afterwards, in microseconds.
+const ADVERT_US: u64 = SECOND_US;
+
+/// Takes the time of the scheduler's decisions, or does not.
+pub trait Watch {
+    /// Does `step`.
+    fn step(&mut self, step: impl FnOnce());
+}
+
+/// Takes no time.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Unwatched;
+
+impl Watch for Unwatched {
+    fn step(&mut self, step: impl FnOnce()) {
+        step();
+    }
+}
+
+/// Whose a flow is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Owner {
+    /// An execution's, with its generation.
+    Execution(u32, u32),
+    /// A cache's.
+    Fetch(u32),
+    /// A scratch volume's that is filled from home.
+    Fill(VolumeId),
+    /// A file's on its way home.
+    Extract(ExtractId),
+}
+
+/// What happens at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Due {
+    /// A flow of a link may have ended.
+    Link(u32),
+    /// An execution has computed.
+    Computed(u32, u32),
+    /// Some node fails.
+    Fail,
+    /// A node returns.
+    Return(u32),
+    /// The catalog has another list.
+    List,
+}
+
+/// An execution on a node.
+#[derive(Debug, Clone)]
+pub(super) struct Execution {
+    pub(super) id: ExecutionId,
+    pub(super) generation: u32,
+    pub(super) job: JobIndex,
+    pub(super) node: u32,
+    pub(super) volumes: Vec<MountedVolume>,
+    /// How many things it has begun.
+    pub(super) step: usize,
+    /// Flows that the present thing waits for.
+    pub(super) waits: u32,
+    pub(super) flow: Option<(u32, FlowId)>,
+    pub(super) started: u64,
+}
+
+/// A workflow on machines that are not there.
+#[derive(Debug)]
+pub struct Simulation {
+    pub(super) scheduler: Scheduler,
+    pub(super) scenario: Scenario,
+    pub(super) now: u64,
+    due: BinaryHeap<Reverse<(u64, u64, Due)>>,
+    next: u64,
+    /// Facts that the core is told at once.
+    pub(super) facts: VecDeque<Event>,
+    actions: Vec<Action>,
+    pub(super) nodes: Vec<Node>,
+    /// Each node's link and disk, then each cluster's link to home, then its peers altogether.
+    pub(super) links: Vec<Link<Owner>>,
+    /// The earliest time at which each link is looked at.
+    looks: Vec<u64>,
+    pub(super) clusters: usize,
+    /// For each cluster, whether fewer nodes store than compute.
+    pub(super) is_served_by_few: Vec<bool>,
+    pub(super) caches: Caches,
+    pub(super) executions: Vec<Execution>,
+    pub(super) free: Vec<u32>,
+    /// The execution of each job, if one is under way.
+    pub(super) execution_of: Vec<u32>,
+    pub(super) fills: BTreeMap<VolumeId, (u32, u32, FlowId)>,
+    pub(super) extracts: BTreeMap<ExtractId, (u32, u32, FlowId, u64)>,
+    dice: Dice,
+    is_listing_due: bool,
+    pub(super) run: Run,
+    pub(super) running: u32,
+    pub(super) scratch_bytes: u64,
+    pub(super) cache_bytes: u64,
+}
+
+impl Simulation {
+    /// A simulation of which nothing has happened yet.
+    pub fn new(workflow: Workflow, scenario: Scenario) -> Self {
+        // The spread of run times does not matter for what is allocated.
+        let shape = Canonical::recognise(&workflow, 0.0)
+            .map_or_else(|_| Shape::bottleneck(&workflow, 0.0).0, |c| c.shape());
+        let settings = scenario.settings(&shape);
+        let jobs = workflow.jobs.len();
+        let (nodes, clusters) = nodes_of(&scenario.environment);
+        let links = links(&scenario, &nodes, clusters.len());
+        let mut simulation = Self {
+            scheduler: Scheduler::new(RunId(scenario.seed), workflow, settings),
+            now: 0,
+            due: BinaryHeap::new(),
+            next: 0,
+            facts: VecDeque::new(),
+            actions: Vec::new(),
+            is_served_by_few: served_by_few(&scenario, &nodes, clusters.len()),
+            nodes,
+            looks: vec![u64::MAX; links.len()],
+            links,
+            clusters: clusters.len(),
+            caches: Caches::default(),
+            executions: Vec::new(),
+            free: Vec::new(),
+            execution_of: vec![u32::MAX; jobs],
+            fills: BTreeMap::new(),
+            extracts: BTreeMap::new(),
+            dice: Dice::new(scenario.seed ^ 0xfa11),
+            is_listing_due: false,
+            run: empty_run(),
+            running: 0,
+            scratch_bytes: 0,
+            cache_bytes: 0,
+            scenario,
+        };
+        simulation.list();
+        simulation.plan_failure();
+        simulation
+    }
+
+    /// Runs to the end of the workflow.
+    ///
+    /// # Errors
+    /// When nothing is due any more, although the workflow is not over: a defect.
+    pub fn run(self) -> Result<Run, Stuck> {
+        self.run_watched(&mut Unwatched)
+    }
+
+    /// Runs to the end of the workflow, while `watch` takes the time of decisions.
+    ///
+    /// # Errors
+    /// As [`Simulation::run`].
+    pub fn run_watched(mut self, watch: &mut impl Watch) -> Result<Run, Stuck> {
+        loop {
+            while let Some(fact) = self.facts.pop_front() {
+                self.tell(fact, watch);
+            }
+            if let Some(outcome) = self.scheduler.outcome() {
+                self.run.outcome = outcome.clone();
+                break;
+            }
+            self.advance(watch)?;
+        }
+        for cluster in 0..self.clusters {
+            let home = self.home_link(cluster as u32);
+            self.run.home_bytes += self.links[home as usize].asked_bytes;
+        }
+        Ok(self.run)
+    }
+
+    fn advance(&mut self, watch: &mut impl Watch) -> Result<(), Stuck> {
+        let timer = self.scheduler.next_timer().map(|at| at.0 * 1_000);
+        let first = self.due.peek().map(|Reverse((at, ..))| *at);
+        if let Some(timer) = timer
+            && first.is_none_or(|first| timer < first)
+        {
+            self.now = self.now.max(timer);
+            self.tell(Event::Tick, watch);
+            return Ok(());
+        }
+        let Some(Reverse((at, _, due))) = self.due.pop() else {
+            let progress = self.scheduler.progress();
+            return Err(Stuck(format!(
+                "nothing is under way after {} s, but the workflow is not over: {progress:?}",
+                self.now / SECOND_US
+            )));
+        };
+        self.now = at;
+        match due {
+            Due::Link(link) => self.look(link, at),
+            Due::Computed(execution, generation) => self.arrived(execution, generation),
+            Due::Fail => self.fail(),
+            Due::Return(node) => {
+                self.nodes[node as usize].is_up = true;
+                self.list_in(ADVERT_US);
+            }
+            Due::List => self.list(),
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, fact: Event, watch: &mut impl Watch) {
+        let (scheduler, actions) = (&mut self.scheduler, &mut self.actions);
+        let now = Time(self.now / 1_000);
+        watch.step(|| scheduler.step(now, fact, actions));
+        self.run.steps += 1;
+        let mut actions = std::mem::take(&mut self.actions);
+        for action in actions.drain(..) {
+            self.serve(action);
+        }
+        self.actions = actions;
+    }
+
+    pub(super) fn at(&mut self, at: u64, due: Due) {
+        self.next += 1;
+        self.due.push(Reverse((at, self.next, due)));
+    }
+
+    /// Starts a flow of an execution, a cache or a volume.
+    pub(super) fn start_flow(&mut self, link: u32, bytes: u64, owner: Owner) -> FlowId {
+        let id = self.links[link as usize].start(self.now, bytes, owner);
+        self.look_later(link);
+        id
+    }
+
+    pub(super) fn cut_flow(&mut self, link: u32, id: FlowId) {
+        self.links[link as usize].cut(self.now, id);
+        self.look_later(link);
+    }
+
+    /// Makes sure that a link is looked at when its next flow ends.
+    fn look_later(&mut self, link: u32) {
+        if let Some(end) = self.links[link as usize].next_end()
+            && end < self.looks[link as usize]
+        {
+            self.looks[link as usize] = end;
+            self.at(end, Due::Link(link));
+        }
+    }
+
+    fn look(&mut self, link: u32, at: u64) {
+        if self.looks[link as usize] != at {
+            return;
+        }
+        self.looks[link as usize] = u64::MAX;
+        while let Some(owner) = self.links[link as usize].take_ended(self.now) {
+            self.flow_ended(owner);
+        }
+        self.look_later(link);
+    }
+
+    /// The list of nodes is told to the core.
+    fn list(&mut self) {
+        self.is_listing_due = false;
+        let up = self.nodes.iter().enumerate().filter(|(_, node)| node.is_up);
+        let classes = &self.scenario.environment.nodes;
+        let nodes = up
+            .map(|(at, node)| seen(at, &classes[node.class as usize]))
+            .collect();
+        self.facts.push_back(Event::ServersSeen { nodes });
+    }
+
+    fn list_in(&mut self, delay: u64) {
+        if !std::mem::replace(&mut self.is_listing_due, true) {
+            self.at(self.now + delay, Due::List);
+        }
+    }
+
+    fn plan_failure(&mut self) {
+        if let Some(mtbf_s) = self.scenario.environment.mtbf_s {
+            let wait = exponential(&mut self.dice, mtbf_s * SECOND_US);
+            self.at(self.now + wait, Due::Fail);
+        }
+    }
+
+    fn fail(&mut self) {
+        self.plan_failure();
+        let node = self.dice.below(self.nodes.len() as u64) as u32;
+        if !self.nodes[node as usize].is_up {
+            return;
+        }
+        self.run.failures += 1;
+        self.reset_node(node);
+        let restart = self.scenario.environment.restart_s * SECOND_US;
+        // The catalog and the scheduler must have time to miss it: it returns as a new node.
+        self.at(self.now + restart.max(4 * ADVERT_TTL_US), Due::Return(node));
+        self.list_in(ADVERT_TTL_US);
+    }
+
+    pub(super) fn note_moment(&mut self) {
+        self.run.scratch_bytes_max = self.run.scratch_bytes_max.max(self.scratch_bytes);
+        self.run.cache_bytes_max = self.run.cache_bytes_max.max(self.cache_bytes);
+        if self.scenario.is_recorded {
+            self.run.moments.push(Moment {
+                at_us: self.now,
+                running: self.running,
+                scratch_bytes: self.scratch_bytes,
+                cache_bytes: self.cache_bytes,
+            });
+        }
+    }
+
+    pub(super) fn note_spell(&mut self, execution: u32, is_done: bool) {
+        let Execution {
+            job, node, started, ..
+        } = self.executions[execution as usize];
+        self.run.busy_us += u128::from(self.now - started);
+        if is_done {
+            self.run.elapsed_us = self.now;
+        }
+        if self.scenario.is_recorded {
+            let (start_us, end_us) = (started, self.now);
+            self.run.spells.push(Spell {
+                job: job.0,
+                node,
+                start_us,
+                end_us,
+                is_done,
+            });
+        }
+    }
+
+    pub(super) fn node_at(&self, server: bafs_proto::ids::ServerId) -> usize {
+        node_of(server)
+    }
+}
+
+/// The links of all nodes and clusters, in the order of [`Simulation::links`].
+fn links(scenario: &Scenario, nodes: &[Node], clusters: usize) -> Vec<Link<Owner>> {
+    let environment = &scenario.environment;
+    let (home, usual) = (environment.home_bytes_per_s, environment.local_bytes_per_s);
+    let mut links = Vec::with_capacity(2 * (nodes.len() + clusters));
+    let (mut serving, mut fastest) = (vec![0u64; clusters], vec![0u64; clusters]);
+    for node in nodes {
+        let class = &environment.nodes[node.class as usize];
+        let local = class.local_bytes_per_s.unwrap_or(usual);
+        let disk = class.disk_bytes_per_s.unwrap_or(local);
+        links.push(Link::new(local, local));
+        links.push(Link::new(disk, disk));
+        let cluster = node.cluster as usize;
+        fastest[cluster] = fastest[cluster].max(local);
+        if class.storage_bytes > 0 {
+            serving[cluster] = serving[cluster].saturating_add(local);
+        }
+    }
+    links.extend(fastest.iter().map(|local| Link::new(home, *local)));
+    links.extend(
+        serving
+            .iter()
+            .zip(fastest)
+            .map(|(all, one)| Link::new(*all, one)),
+    );
+    links
+}
+
+fn served_by_few(scenario: &Scenario, nodes: &[Node], clusters: usize) -> Vec<bool> {
+    let mut surplus = vec![0i64; clusters];
+    for node in nodes {
+        let class = &scenario.environment.nodes[node.class as usize];
+        surplus[node.cluster as usize] +=
+            i64::from(class.cpus > 0) - i64::from(class.storage_bytes > 0);
+    }
+    surplus.into_iter().map(|surplus| surplus > 0).collect()
+}
+
+fn empty_run() -> Run {
+    Run {
+        elapsed_us: 0,
+        outcome: Outcome::Cancelled,
+        executions: 0,
+        home_bytes: 0,
+        fetched_bytes: 0,
+        peer_bytes: 0,
+        failures: 0,
+        steps: 0,
+        busy_us: 0,
+        scratch_bytes_max: 0,
+        cache_bytes_max: 0,
+        moments: Vec::new(),
+        spells: Vec::new(),
+    }
+}

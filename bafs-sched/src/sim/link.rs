@@ -1,0 +1,155 @@
+//! A shared link (or disk): flows that are under way at once get equal parts of its rate. Integers
+//! only, so equal inputs give equal times on every machine. It does not know who its flows belong
+//! to, nor of other links.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
+
+/// Microseconds in a second: rates are bytes per second, times are in microseconds.
+pub(super) const SECOND_US: u64 = 1_000_000;
+
+/// Names a flow of one link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct FlowId(u64);
+
+/// A link. `T` says whose a flow is.
+///
+/// Since all flows get the same, one number serves for all: what a flow that was there from the
+/// beginning would have got by now. A flow ends when that number has grown by its bytes.
+#[derive(Debug, Clone)]
+pub(super) struct Link<T> {
+    rate: u64,
+    /// The most that one flow can take, in bytes per second.
+    flow_rate_max: u64,
+    /// When `served` was right, in microseconds.
+    at: u64,
+    /// Millionths of a byte that each flow has got since the beginning.
+    served: u128,
+    /// Flows by their ends.
+    flows: BinaryHeap<Reverse<(u128, FlowId, T)>>,
+    /// Flows that were cut off and are still in `flows`.
+    cut: BTreeSet<FlowId>,
+    next: u64,
+    /// Bytes that flows asked for, cut ones in full.
+    pub(super) asked_bytes: u128,
+}
+
+impl<T: Copy + Ord> Link<T> {
+    /// A link of `rate` bytes per second, of which one flow can take `flow_rate_max`.
+    pub(super) fn new(rate: u64, flow_rate_max: u64) -> Self {
+        Self {
+            rate: rate.max(1),
+            flow_rate_max: flow_rate_max.max(1),
+            at: 0,
+            served: 0,
+            flows: BinaryHeap::new(),
+            cut: BTreeSet::new(),
+            next: 0,
+            asked_bytes: 0,
+        }
+    }
+
+    /// Starts a flow.
+    pub(super) fn start(&mut self, now: u64, bytes: u64, owner: T) -> FlowId {
+        self.advance(now);
+        let id = FlowId(self.next);
+        self.next += 1;
+        self.asked_bytes += u128::from(bytes);
+        let end = self.served + u128::from(bytes) * u128::from(SECOND_US);
+        self.flows.push(Reverse((end, id, owner)));
+        id
+    }
+
+    /// Ends a flow before its time.
+    pub(super) fn cut(&mut self, now: u64, id: FlowId) {
+        self.advance(now);
+        self.cut.insert(id);
+        self.drop_cut();
+    }
+
+    /// When the next flow ends, if nothing changes.
+    pub(super) fn next_end(&self) -> Option<u64> {
+        let Reverse((end, ..)) = self.flows.peek()?;
+        let left = end.saturating_sub(self.served);
+        let wait = left.div_ceil(u128::from(self.flow_rate()));
+        Some(
+            self.at
+                .saturating_add(u64::try_from(wait).unwrap_or(u64::MAX)),
+        )
+    }
+
+    /// The next flow that has ended by `now`.
+    pub(super) fn take_ended(&mut self, now: u64) -> Option<T> {
+        self.advance(now);
+        let &Reverse((end, _, owner)) = self.flows.peek()?;
+        (end <= self.served).then(|| {
+            self.flows.pop();
+            self.drop_cut();
+            owner
+        })
+    }
+
+    fn flow_rate(&self) -> u64 {
+        let flows = (self.flows.len() - self.cut.len()).max(1) as u64;
+        (self.rate / flows).clamp(1, self.flow_rate_max)
+    }
+
+    fn advance(&mut self, now: u64) {
+        let passed = now.saturating_sub(self.at);
+        if !self.flows.is_empty() {
+            self.served += u128::from(passed) * u128::from(self.flow_rate());
+        }
+        self.at = self.at.max(now);
+    }
+
+    fn drop_cut(&mut self) {
+        while let Some(Reverse((_, id, _))) = self.flows.peek()
+            && self.cut.remove(id)
+        {
+            self.flows.pop();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ends(link: &mut Link<u8>) -> Vec<(u64, u8)> {
+        let mut found = Vec::new();
+        while let Some(at) = link.next_end() {
+            while let Some(owner) = link.take_ended(at) {
+                found.push((at / 1_000, owner));
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn flows_share_equally() {
+        let mut link = Link::new(100, 100);
+        link.start(0, 100, 1);
+        link.start(0, 300, 2);
+        // Both at 50 until 2 s, then one at 100: 200 bytes more.
+        assert_eq!(ends(&mut link), [(2_000, 1), (4_000, 2)]);
+        assert_eq!(link.asked_bytes, 400);
+    }
+
+    #[test]
+    fn one_flow_has_a_limit_of_its_own() {
+        let mut link = Link::new(100, 10);
+        link.start(0, 100, 1);
+        link.start(5 * SECOND_US, 100, 2);
+        assert_eq!(ends(&mut link), [(10_000, 1), (15_000, 2)]);
+    }
+
+    #[test]
+    fn a_flow_that_is_cut_leaves_its_part_to_the_others() {
+        let mut link = Link::new(100, 100);
+        let first = link.start(0, 1_000, 1);
+        link.start(0, 200, 2);
+        link.cut(2 * SECOND_US, first);
+        assert_eq!(ends(&mut link), [(3_000, 2)]);
+        assert_eq!(link.next_end(), None);
+    }
+}

@@ -1,0 +1,129 @@
+//! What each job reads, computes and writes: as declared, or as measured. It takes no time itself.
+//!
+//! A job reads its volumes one after the other in the order of its mounts, then computes, then
+//! writes in the same order. Unless measured, it reads caches in full, and scratch volumes that
+//! others wrote (or home filled); it writes volumes of its own in full. Of a scratch volume that
+//! several jobs write, each reads one half and writes the other.
+
+use super::link::SECOND_US;
+use super::random::normal;
+use crate::dice::Dice;
+use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
+
+/// What jobs do.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Load {
+    /// As the workflow declares: run times vary with a standard deviation of so many millionths of
+    /// their mean.
+    Declared {
+        /// Standard deviation over mean, in millionths.
+        variability_ppm: u64,
+    },
+    /// As was measured, for each job of the workflow.
+    Measured(Vec<JobLoad>),
+}
+
+/// What one job did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct JobLoad {
+    /// Time of computing in microseconds, on a node of usual speed.
+    pub compute_us: u64,
+    /// For each mount of the job, in their order.
+    pub mounts: Vec<MountLoad>,
+}
+
+/// What one job did with one volume.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MountLoad {
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+}
+
+/// One thing that a job does before the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Work {
+    /// Reads so many bytes of the volume at this place among its mounts.
+    Read(usize, u64),
+    /// Computes so long, in microseconds.
+    Compute(u64),
+    /// Writes so many bytes to the volume at this place among its mounts.
+    Write(usize, u64),
+    /// Nothing more.
+    End,
+}
+
+impl Load {
+    /// The `step`th thing that a job does; what takes no time is there too.
+    pub(super) fn work(&self, workflow: &Workflow, seed: u64, job: JobIndex, step: usize) -> Work {
+        let mounts = workflow.job(job).mounts.len();
+        if step < mounts {
+            return Work::Read(step, self.mount(workflow, job, step).read_bytes);
+        }
+        match step - mounts {
+            0 => Work::Compute(self.compute_us(workflow, seed, job)),
+            at if at <= mounts => {
+                Work::Write(at - 1, self.mount(workflow, job, at - 1).written_bytes)
+            }
+            _ => Work::End,
+        }
+    }
+
+    fn compute_us(&self, workflow: &Workflow, seed: u64, job: JobIndex) -> u64 {
+        match self {
+            // The same in every attempt and under every policy: policies are compared by pairs.
+            Self::Declared { variability_ppm } => {
+                let mean = workflow.job(job).runtime_s.unwrap_or(0) * SECOND_US;
+                let mut dice = Dice::new(seed ^ (u64::from(job.0) << 24));
+                normal(&mut dice, mean, *variability_ppm)
+            }
+            Self::Measured(jobs) => jobs[job.as_usize()].compute_us,
+        }
+    }
+
+    fn mount(&self, workflow: &Workflow, job: JobIndex, at: usize) -> MountLoad {
+        if let Self::Measured(jobs) = self {
+            return jobs[job.as_usize()]
+                .mounts
+                .get(at)
+                .copied()
+                .unwrap_or_default();
+        }
+        let mount = &workflow.job(job).mounts[at];
+        declared(workflow, job, mount.volume, mount.writable)
+    }
+}
+
+fn declared(workflow: &Workflow, job: JobIndex, volume: VolumeIndex, writable: bool) -> MountLoad {
+    let spec = workflow.volume(volume);
+    let all = spec.size_bytes;
+    let VolumeKind::Scratch { fill } = &spec.kind else {
+        return MountLoad {
+            read_bytes: all,
+            written_bytes: 0,
+        };
+    };
+    if !writable {
+        return MountLoad {
+            read_bytes: all,
+            written_bytes: 0,
+        };
+    }
+    let is_first = spec.users.first() == Some(&job) && fill.is_none();
+    // The second user tells for all: in a chain of volumes it only reads.
+    let is_shared = spec.users.get(1).is_some_and(|user| {
+        let mounts = &workflow.job(*user).mounts;
+        mounts.iter().any(|m| m.volume == volume && m.writable)
+    });
+    match is_first && !is_shared {
+        true => MountLoad {
+            read_bytes: 0,
+            written_bytes: all,
+        },
+        false => MountLoad {
+            read_bytes: all / 2,
+            written_bytes: all / 2,
+        },
+    }
+}

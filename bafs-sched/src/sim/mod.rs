@@ -1,0 +1,22 @@
+//! How long a workflow takes on machines that are not there: the real scheduler core in front of
+//! simulated nodes, links and caches. Table of contents.
+//!
+//! [`Simulation`] runs one workflow under one [`Policy`]; the same [`Scenario`] gives the same
+//! [`Run`], byte for byte, on every machine. `docs/PLANNING.md` says what is modelled.
+
+mod canonical;
+mod clusters;
+mod engine;
+mod link;
+mod load;
+mod node;
+mod policy;
+mod random;
+mod record;
+mod serve;
+
+pub use canonical::workflow_of;
+pub use engine::{Simulation, Unwatched, Watch};
+pub use load::{JobLoad, Load, MountLoad};
+pub use policy::{Policy, Scenario};
+pub use record::{Moment, Run, Spell, Stuck};

@@ -1,0 +1,83 @@
+//! What a simulated run was like: totals, and on request what happened when. Values only.
+
+use serde::Serialize;
+
+use crate::logic::Outcome;
+
+/// Totals of a simulated run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Run {
+    /// From the first job to the last file at home, in microseconds.
+    pub elapsed_us: u64,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Executions that were started; more than jobs when some ran again.
+    pub executions: u64,
+    /// Bytes that crossed links to home, both directions.
+    pub home_bytes: u128,
+    /// Bytes of batch data among them.
+    pub fetched_bytes: u128,
+    /// Bytes that crossed nodes' links inside clusters.
+    pub peer_bytes: u128,
+    /// Failures of nodes.
+    pub failures: u64,
+    /// Facts that the scheduler core was told.
+    pub steps: u64,
+    /// Jobs' time on processors, computing or waiting for data, in microseconds.
+    pub busy_us: u128,
+    /// The most pipelines' scratch volumes at once, in bytes.
+    pub scratch_bytes_max: u64,
+    /// The most cache volumes at once, in bytes.
+    pub cache_bytes_max: u64,
+    /// What happened when; empty unless asked for.
+    #[serde(skip)]
+    pub moments: Vec<Moment>,
+    /// Each execution that ended; empty unless asked for.
+    #[serde(skip)]
+    pub spells: Vec<Spell>,
+}
+
+impl Run {
+    /// From the first job to the last file at home, in seconds.
+    pub fn seconds(&self) -> f64 {
+        self.elapsed_us as f64 / 1e6
+    }
+
+    /// Whether every job is done and every file at home.
+    pub fn is_complete(&self) -> bool {
+        self.outcome == Outcome::Complete
+    }
+}
+
+/// What was in use from this time on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moment {
+    /// When, in microseconds.
+    pub at_us: u64,
+    /// Jobs on processors.
+    pub running: u32,
+    /// Bytes of scratch volumes.
+    pub scratch_bytes: u64,
+    /// Bytes of cache volumes.
+    pub cache_bytes: u64,
+}
+
+/// An execution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spell {
+    /// Position of its job in the workflow.
+    pub job: u32,
+    /// Position of its node in the environment.
+    pub node: u32,
+    /// When it started, in microseconds.
+    pub start_us: u64,
+    /// When it ended, in microseconds.
+    pub end_us: u64,
+    /// Whether it did what it should.
+    pub is_done: bool,
+}
+
+/// A simulated run did not come to an end.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Stuck(pub String);

@@ -1,0 +1,441 @@
+//! What simulated servers do when the scheduler asks, and what executions do one thing after the
+//! other. Models where bytes go and how long that takes; decides nothing.
+
+use bafs_proto::ids::{ExecutionId, ExtractId, ServerId, VolumeId};
+use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_proto::{Error, ErrorCode};
+
+use super::engine::{Due, Execution, Owner, Simulation};
+use super::load::Work;
+use crate::logic::{Action, Event, MountedVolume};
+use crate::workflow::{JobIndex, VolumeIndex, VolumeKind};
+
+/// No execution.
+const NONE: u32 = u32::MAX;
+
+impl Simulation {
+    /// Does what the core asks. A node that is down does nothing, and answers nothing: the core
+    /// will miss it.
+    pub(super) fn serve(&mut self, action: Action) {
+        match action {
+            Action::CreateVolume {
+                id,
+                volume,
+                server,
+                size,
+            } => {
+                if self.is_up(server) {
+                    self.create(id, volume, server, size.bytes);
+                }
+            }
+            Action::DeleteVolume { id, server } => {
+                if self.is_up(server) {
+                    self.delete(id, server);
+                    self.facts.push_back(Event::VolumeDeleted { volume: id });
+                }
+            }
+            Action::StartJob {
+                execution,
+                job,
+                server,
+                volumes,
+            } => {
+                if self.is_up(server) {
+                    self.start(execution, job, server, volumes);
+                }
+            }
+            Action::KillJob { execution, server } => {
+                if self.is_up(server) {
+                    self.kill(execution);
+                }
+            }
+            Action::ExtractFile {
+                extract,
+                index,
+                source,
+            } => self.extract(extract, index, &source),
+            Action::ProbeVolumes { server, volumes } => {
+                if self.is_up(server) {
+                    let there = &self.nodes[self.node_at(server)].volumes;
+                    let mut lost = volumes;
+                    lost.retain(|id| !there.contains_key(id));
+                    self.facts.push_back(Event::VolumesProbed { server, lost });
+                }
+            }
+            Action::Finish { .. } => {}
+        }
+    }
+
+    fn is_up(&self, server: ServerId) -> bool {
+        self.nodes[self.node_at(server)].is_up
+    }
+
+    /// The link to home of a cluster.
+    pub(super) fn home_link(&self, cluster: u32) -> u32 {
+        2 * self.nodes.len() as u32 + cluster
+    }
+
+    fn peers_link(&self, cluster: u32) -> u32 {
+        self.home_link(cluster) + self.clusters as u32
+    }
+
+    fn create(&mut self, id: VolumeId, volume: VolumeIndex, server: ServerId, bytes: u64) {
+        let node = self.node_at(server);
+        if self.nodes[node]
+            .volumes
+            .insert(id, (volume, bytes))
+            .is_some()
+        {
+            self.facts.push_back(Event::VolumeCreated { volume: id });
+            return;
+        }
+        let cluster = self.nodes[node].cluster;
+        match &self.scheduler.workflow().volume(volume).kind {
+            VolumeKind::Cache { policy, .. } => {
+                let cache = self.caches.index(cluster, volume, *policy);
+                self.caches.get(cache).add(bytes);
+                self.cache_bytes += bytes;
+            }
+            VolumeKind::Scratch { fill } => {
+                self.scratch_bytes += bytes;
+                if fill.is_some() {
+                    let link = self.home_link(cluster);
+                    let flow = self.start_flow(link, bytes, Owner::Fill(id));
+                    self.fills.insert(id, (node as u32, link, flow));
+                }
+            }
+        }
+        self.note_moment();
+        if !self.fills.contains_key(&id) {
+            self.facts.push_back(Event::VolumeCreated { volume: id });
+        }
+    }
+
+    fn delete(&mut self, id: VolumeId, server: ServerId) {
+        let node = self.node_at(server);
+        if let Some((volume, bytes)) = self.nodes[node].volumes.remove(&id) {
+            self.forget_volume(node, id, volume, bytes);
+            self.note_moment();
+        }
+    }
+
+    fn forget_volume(&mut self, node: usize, id: VolumeId, volume: VolumeIndex, bytes: u64) {
+        match &self.scheduler.workflow().volume(volume).kind {
+            VolumeKind::Cache { policy, .. } => {
+                let cluster = self.nodes[node].cluster;
+                let cache = self.caches.index(cluster, volume, *policy);
+                self.caches.get(cache).remove(bytes);
+                self.cache_bytes -= bytes;
+            }
+            VolumeKind::Scratch { .. } => self.scratch_bytes -= bytes,
+        }
+        if let Some((_, link, flow)) = self.fills.remove(&id) {
+            self.cut_flow(link, flow);
+        }
+    }
+
+    fn start(
+        &mut self,
+        id: ExecutionId,
+        job: JobIndex,
+        server: ServerId,
+        volumes: Vec<MountedVolume>,
+    ) {
+        let node = self.node_at(server) as u32;
+        let execution = Execution {
+            id,
+            generation: 0,
+            job,
+            node,
+            volumes,
+            step: 0,
+            waits: 0,
+            flow: None,
+            started: self.now,
+        };
+        let at = match self.free.pop() {
+            Some(at) => {
+                let generation = self.executions[at as usize].generation + 1;
+                self.executions[at as usize] = Execution {
+                    generation,
+                    ..execution
+                };
+                at
+            }
+            None => {
+                self.executions.push(execution);
+                self.executions.len() as u32 - 1
+            }
+        };
+        self.execution_of[job.as_usize()] = at;
+        self.nodes[node as usize].runs.push(at);
+        self.run.executions += 1;
+        self.running += 1;
+        self.note_moment();
+        self.facts.push_back(Event::JobStarted { execution: id });
+        self.go_on(at);
+    }
+
+    /// Begins what an execution does next; what takes no time is passed over.
+    fn go_on(&mut self, at: u32) {
+        loop {
+            let execution = &mut self.executions[at as usize];
+            let (job, step) = (execution.job, execution.step);
+            execution.step += 1;
+            let seed = self.scenario.seed;
+            let work = self
+                .scenario
+                .load
+                .work(self.scheduler.workflow(), seed, job, step);
+            match work {
+                Work::Read(mount, bytes) => self.read(at, mount, bytes),
+                Work::Write(mount, bytes) => self.transfer(at, mount, bytes),
+                Work::Compute(compute_us) => self.compute(at, compute_us),
+                Work::End => return self.end(at),
+            }
+            if self.executions[at as usize].waits > 0 {
+                return;
+            }
+        }
+    }
+
+    fn compute(&mut self, at: u32, compute_us: u64) {
+        let execution = &mut self.executions[at as usize];
+        let speed = u64::from(self.nodes[execution.node as usize].speed_permille);
+        let wait = u128::from(compute_us) * 1000 / u128::from(speed.max(1));
+        if wait > 0 {
+            execution.waits += 1;
+            let due = Due::Computed(at, execution.generation);
+            self.at(self.now + wait as u64, due);
+        }
+    }
+
+    fn read(&mut self, at: u32, mount: usize, bytes: u64) {
+        let execution = &self.executions[at as usize];
+        let mounted = execution.volumes[mount];
+        let node = execution.node as usize;
+        let spec = self.scheduler.workflow().volume(mounted.volume);
+        let VolumeKind::Cache { policy, .. } = &spec.kind else {
+            return self.transfer(at, mount, bytes);
+        };
+        if mounted.server.is_none() || bytes == 0 {
+            return self.transfer(at, mount, bytes);
+        }
+        if self.nodes[node].read_through_memory(mounted.volume, bytes) {
+            return;
+        }
+        let cluster = self.nodes[node].cluster;
+        let index = self.caches.index(cluster, mounted.volume, *policy);
+        let generation = execution.generation;
+        let cache = self.caches.get(index);
+        let (missing, from_peers) = (cache.missing(bytes), cache.at_peers(bytes));
+        if cache.is_fetching() {
+            cache.waiting.push((at, generation));
+            self.executions[at as usize].waits += 1;
+        }
+        if missing > 0 {
+            self.run.fetched_bytes += u128::from(missing);
+            self.start_flow(self.home_link(cluster), missing, Owner::Fetch(index));
+        }
+        match from_peers {
+            0 => self.transfer_over(at, 2 * node as u32 + 1, bytes),
+            _ => {
+                self.run.peer_bytes += u128::from(from_peers);
+                let link = self.link_to_peers(node, cluster);
+                self.transfer_over(at, link, from_peers);
+            }
+        }
+    }
+
+    /// Where peers' blocks are slowest: at the reader, or, where few nodes store, at those.
+    fn link_to_peers(&self, node: usize, cluster: u32) -> u32 {
+        match self.is_served_by_few[cluster as usize] {
+            true => self.peers_link(cluster),
+            false => 2 * node as u32,
+        }
+    }
+
+    /// Moves bytes between an execution and a scratch volume (or home, with remote I/O).
+    fn transfer(&mut self, at: u32, mount: usize, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        let execution = &self.executions[at as usize];
+        let node = execution.node;
+        let link = match execution.volumes[mount].server {
+            None => self.home_link(self.nodes[node as usize].cluster),
+            Some(server) if self.node_at(server) == node as usize => 2 * node + 1,
+            Some(_) => {
+                self.run.peer_bytes += u128::from(bytes);
+                2 * node
+            }
+        };
+        self.transfer_over(at, link, bytes);
+    }
+
+    fn transfer_over(&mut self, at: u32, link: u32, bytes: u64) {
+        let generation = self.executions[at as usize].generation;
+        let flow = self.start_flow(link, bytes, Owner::Execution(at, generation));
+        let execution = &mut self.executions[at as usize];
+        execution.flow = Some((link, flow));
+        execution.waits += 1;
+    }
+
+    /// A flow has ended.
+    pub(super) fn flow_ended(&mut self, owner: Owner) {
+        match owner {
+            Owner::Execution(at, generation) => {
+                if self.executions[at as usize].generation == generation {
+                    self.executions[at as usize].flow = None;
+                }
+                self.arrived(at, generation);
+            }
+            Owner::Fetch(cache) => {
+                self.caches.get(cache).fetched();
+                let waiting = std::mem::take(&mut self.caches.get(cache).waiting);
+                for (at, generation) in waiting {
+                    self.arrived(at, generation);
+                }
+            }
+            Owner::Fill(id) => {
+                self.fills.remove(&id);
+                self.facts.push_back(Event::VolumeCreated { volume: id });
+            }
+            Owner::Extract(extract) => {
+                if let Some((.., bytes)) = self.extracts.remove(&extract) {
+                    self.run.elapsed_us = self.now;
+                    self.facts
+                        .push_back(Event::FileExtracted { extract, bytes });
+                }
+            }
+        }
+    }
+
+    /// One of the things that an execution waits for is done.
+    pub(super) fn arrived(&mut self, at: u32, generation: u32) {
+        let execution = &mut self.executions[at as usize];
+        if execution.generation != generation || execution.waits == 0 {
+            return;
+        }
+        execution.waits -= 1;
+        if execution.waits == 0 {
+            self.go_on(at);
+        }
+    }
+
+    fn end(&mut self, at: u32) {
+        let id = self.executions[at as usize].id;
+        let is_lost = self.has_lost_volume(at);
+        self.note_spell(at, !is_lost);
+        self.clear(at);
+        let outcome = match is_lost {
+            true => JobOutcome::Environment(Error::new(ErrorCode::VolumeLost, "a volume is gone")),
+            false => JobOutcome::Exited(0),
+        };
+        self.facts.push_back(Event::JobEnded {
+            execution: id,
+            report: report(outcome),
+        });
+    }
+
+    fn has_lost_volume(&self, at: u32) -> bool {
+        let mut volumes = self.executions[at as usize].volumes.iter();
+        volumes.any(|mounted| {
+            let there = mounted
+                .server
+                .map(|server| &self.nodes[self.node_at(server)].volumes);
+            there.is_some_and(|there| !there.contains_key(&mounted.id))
+        })
+    }
+
+    /// Takes an execution off its node.
+    fn clear(&mut self, at: u32) {
+        let execution = &mut self.executions[at as usize];
+        execution.generation += 1;
+        execution.waits = 0;
+        let (node, job, flow) = (execution.node, execution.job, execution.flow.take());
+        self.execution_of[job.as_usize()] = NONE;
+        self.nodes[node as usize].runs.retain(|other| *other != at);
+        if let Some((link, flow)) = flow {
+            self.cut_flow(link, flow);
+        }
+        self.running -= 1;
+        self.free.push(at);
+        self.note_moment();
+    }
+
+    fn kill(&mut self, id: ExecutionId) {
+        let Some((job, _)) = self.scheduler.execution(id) else {
+            return;
+        };
+        let at = self.execution_of[job.as_usize()];
+        if at == NONE || self.executions[at as usize].id != id {
+            self.facts.push_back(Event::JobUnknown { execution: id });
+            return;
+        }
+        self.note_spell(at, false);
+        self.clear(at);
+        let report = report(JobOutcome::Killed);
+        self.facts.push_back(Event::JobEnded {
+            execution: id,
+            report,
+        });
+    }
+
+    fn extract(&mut self, extract: ExtractId, index: u32, source: &MountedVolume) {
+        let workflow = self.scheduler.workflow();
+        let volume = workflow.extracts[index as usize].volume;
+        // The files of a volume are taken as equal parts of it.
+        let same = workflow.volume(volume).size_bytes;
+        let node = source.server.map(|server| self.node_at(server));
+        let Some(node) = node else {
+            // With remote I/O the file is at home already.
+            self.run.elapsed_us = self.now;
+            self.facts.push_back(Event::FileExtracted {
+                extract,
+                bytes: same,
+            });
+            return;
+        };
+        if !self.nodes[node].is_up || self.extracts.contains_key(&extract) {
+            return;
+        }
+        let link = self.home_link(self.nodes[node].cluster);
+        let flow = self.start_flow(link, same, Owner::Extract(extract));
+        self.extracts
+            .insert(extract, (node as u32, link, flow, same));
+    }
+
+    /// A node fails: what was on it is gone.
+    pub(super) fn reset_node(&mut self, node: u32) {
+        for at in self.nodes[node as usize].runs.clone() {
+            self.note_spell(at, false);
+            self.clear(at);
+        }
+        let volumes = std::mem::take(&mut self.nodes[node as usize].volumes);
+        for (id, (volume, bytes)) in volumes {
+            self.forget_volume(node as usize, id, volume, bytes);
+        }
+        let sending = self.extracts.iter().filter(|(_, (at, ..))| *at == node);
+        let sending: Vec<_> = sending
+            .map(|(id, (_, link, flow, _))| (*id, *link, *flow))
+            .collect();
+        for (id, link, flow) in sending {
+            self.extracts.remove(&id);
+            self.cut_flow(link, flow);
+        }
+        self.nodes[node as usize].empty();
+        self.nodes[node as usize].is_up = false;
+        self.note_moment();
+    }
+}
+
+fn report(outcome: JobOutcome) -> JobReport {
+    JobReport {
+        outcome,
+        wall_ms: 0,
+        cpu_ms: 0,
+        output_tail: String::new(),
+        volumes: Vec::new(),
+    }
+}

@@ -1,0 +1,171 @@
+//! The simulator with the real scheduler core: what must come out, whatever the machine.
+
+use bafs_sched::planner::{Canonical, Environment, NodeClass, Strategy, predict};
+use bafs_sched::sim::{Load, Policy, Run, Scenario, Simulation, workflow_of};
+
+const GB: u64 = 1_000_000_000;
+const MB: u64 = 1_000_000;
+
+/// The thesis' environment: 50 nodes of 5 GB, 1 and 12 MB/s.
+fn thesis() -> Environment {
+    Environment::parse(include_str!("../../examples/environments/thesis.toml")).unwrap()
+}
+
+fn simulate(text: &str, environment: &Environment, policy: Policy, seed: u64) -> Run {
+    let canonical = Canonical::parse(text).unwrap();
+    let scenario = Scenario {
+        environment: environment.clone(),
+        policy,
+        load: Load::Declared {
+            variability_ppm: (canonical.variability * 1e6) as u64,
+        },
+        seed,
+        is_recorded: false,
+    };
+    Simulation::new(workflow_of(&canonical), scenario)
+        .run()
+        .unwrap()
+}
+
+fn strategy(text: &str, strategy: Strategy) -> Run {
+    let run = simulate(text, &thesis(), Policy::Strategy(strategy), 1);
+    assert!(run.is_complete(), "{strategy}: {:?}", run.outcome);
+    run
+}
+
+const MIXED: &str = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1";
+
+/// One job on one node: every second can be counted by hand.
+#[test]
+fn one_job_takes_what_its_bytes_and_its_computing_take() {
+    let environment = Environment {
+        nodes: vec![NodeClass::new(1, 1, 10 * GB)],
+        home_bytes_per_s: MB,
+        local_bytes_per_s: 10 * MB,
+        mtbf_s: None,
+        restart_s: 60,
+    };
+    let text = "width=1,depth=1,batch=2GB,private=1GB,run=500s";
+    let run = simulate(text, &environment, Policy::Strategy(Strategy::All), 1);
+    // From home 1,000 s of private and 2,000 s of batch data; 100 s to read the one, 500 to
+    // compute, 100 to write, 1,000 s home.
+    assert_eq!(
+        run.elapsed_us / 1_000_000,
+        1_000 + 2_000 + 100 + 500 + 100 + 1_000
+    );
+    assert_eq!(run.home_bytes, u128::from(4 * GB));
+}
+
+/// Each batch byte crosses the link once under Slice and AllBatch, twice under Minimal, whose two
+/// parts are 205 and 145 pipelines.
+#[test]
+fn batch_data_cross_the_link_as_often_as_the_strategy_says() {
+    let endpoint = u128::from(350 * GB);
+    let batch = u128::from(5 * 45 * GB);
+    for (name, times) in [
+        (Strategy::Slice, 1),
+        (Strategy::AllBatch, 1),
+        (Strategy::Minimal, 2),
+    ] {
+        let run = strategy(MIXED, name);
+        assert_eq!(run.fetched_bytes, times * batch, "{name}");
+        assert_eq!(run.home_bytes, endpoint + times * batch, "{name}");
+        assert_eq!(run.executions, 1_750, "{name}");
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    let text = "width=60,depth=3,batch=20GB,private=0.5GB,run=500s,var=0.3";
+    let environment = Environment {
+        mtbf_s: Some(3_000),
+        ..thesis()
+    };
+    let run = |seed| simulate(text, &environment, Policy::Strategy(Strategy::Slice), seed);
+    let (one, other) = (run(1), run(2));
+    assert_eq!(one, run(1));
+    assert_ne!(one.elapsed_us, other.elapsed_us);
+    assert!(one.failures > 0 && one.is_complete(), "{one:?}");
+}
+
+/// Seconds that each possible strategy takes on a baseline, with what the planner predicts.
+fn compared(text: &str) -> Vec<(Strategy, f64, f64)> {
+    let (shape, environment) = (Canonical::parse(text).unwrap().shape(), thesis());
+    let possible = Strategy::EACH.into_iter().filter(|name| {
+        *name != Strategy::Remote && name.allocate(&shape, &environment).is_possible()
+    });
+    let timed = possible.map(|name| {
+        let predicted = predict(name, &shape, &environment).unwrap();
+        (name, strategy(text, name).seconds(), predicted)
+    });
+    timed.collect()
+}
+
+fn seconds(found: &[(Strategy, f64, f64)], wanted: Strategy) -> f64 {
+    found.iter().find(|(name, ..)| *name == wanted).unwrap().1
+}
+
+/// The thesis' baselines (its figures 4.17 to 4.19): the same winners, by about as much, and each
+/// is the one that the planner chooses.
+#[test]
+fn the_baselines_go_as_in_the_thesis_and_as_planned() {
+    let batch = "width=350,depth=5,batch=176.6GB,private=203.6MB,run=5000s,var=0.1";
+    let private = "width=350,depth=5,batch=30GB,private=2.5GB,run=5000s,var=0.1";
+    for (text, best) in [
+        (MIXED, Strategy::Slice),
+        (private, Strategy::AllBatch),
+        (batch, Strategy::Minimal),
+    ] {
+        let found = compared(text);
+        let first = found.iter().min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+        let planned = found.iter().min_by(|a, b| a.2.total_cmp(&b.2)).unwrap();
+        assert_eq!((first.0, planned.0), (best, best), "{text}: {found:?}");
+        let off = first.2 / first.1 - 1.0;
+        assert!(off.abs() < 0.08, "{text}: the prediction is off by {off}");
+    }
+    let mixed = compared(MIXED);
+    let saved = |slower| 1.0 - seconds(&mixed, Strategy::Slice) / seconds(&mixed, slower);
+    assert!(
+        (0.05..0.25).contains(&saved(Strategy::AllBatch)),
+        "thesis: 15 %: {mixed:?}"
+    );
+    assert!(
+        (0.15..0.35).contains(&saved(Strategy::Minimal)),
+        "thesis: 25 %: {mixed:?}"
+    );
+}
+
+/// The real size takes half a gigabyte for each 400,000 jobs: `JOBS=1000000 NODES=10000`.
+#[test]
+#[ignore = "long, and prints what it took"]
+fn many_jobs_on_many_nodes_in_many_clusters_with_failures() {
+    let number = |name: &str, usual: u32| {
+        std::env::var(name).map_or(usual, |text| text.parse().expect("a number"))
+    };
+    let (jobs, nodes) = (number("JOBS", 10_000), number("NODES", 100));
+    let clusters = (nodes / 100).max(1);
+    let class = |cluster| NodeClass {
+        cluster: format!("c{cluster}"),
+        ..NodeClass::new(nodes / clusters, 1, 20 * GB)
+    };
+    let environment = Environment {
+        nodes: (0..clusters).map(class).collect(),
+        home_bytes_per_s: 100 * MB,
+        local_bytes_per_s: 100 * MB,
+        mtbf_s: Some(30 * 86_400 / u64::from(nodes) + 1),
+        restart_s: 300,
+    };
+    let width = jobs / 5;
+    let text = format!("width={width},depth=5,batch=20GB,private=0.2GB,run=1000s,var=0.2");
+    let run = simulate(&text, &environment, Policy::Strategy(Strategy::All), 1);
+    assert!(run.is_complete(), "{:?}", run.outcome);
+    assert!(run.failures > 0 && run.executions > u64::from(jobs));
+    eprintln!(
+        "{} jobs, {nodes} nodes: {} steps, {} failures, {} executions, {:.0} simulated s",
+        jobs,
+        run.steps,
+        run.failures,
+        run.executions,
+        run.seconds()
+    );
+}
