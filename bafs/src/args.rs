@@ -52,6 +52,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Say which allocation strategy suits a workload, and why, without running it.
     Plan(PlanArgs),
+    /// Run a workload on simulated machines under one strategy or all.
+    Sim(SimArgs),
     /// Say what this machine has, lacks, and has left over; mend it if told to. Never hangs.
     Doctor(DoctorArgs),
     /// The agent of one job; started by nodes.
@@ -374,6 +376,41 @@ pub(crate) struct PlanArgs {
     /// Nodes, storage and links to plan for, as TOML.
     #[arg(long, value_name = "FILE")]
     pub(crate) environment: PathBuf,
+    /// Standard deviation of the workflow's run times, as a share of their mean.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = parse_share,
+        conflicts_with = "canonical")]
+    pub(crate) variability: f64,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  bafs sim blast.bafs --environment cluster.toml --all\n  \
+bafs sim --environment thesis.toml --strategy Slice --failures 12h \\\n    \
+--canonical width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1"
+)]
+pub(crate) struct SimArgs {
+    /// The workflow file.
+    #[arg(required_unless_present = "canonical", conflicts_with = "canonical")]
+    pub(crate) workflow: Option<PathBuf>,
+    /// A workload of `width` equal pipelines of `depth` jobs instead of a workflow.
+    #[arg(long, value_name = "KEY=VALUE,...")]
+    pub(crate) canonical: Option<String>,
+    /// Nodes, storage and links to simulate, as TOML.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) environment: PathBuf,
+    /// The strategy to follow, or `need` for the scheduler without a plan; what the planner
+    /// chooses when not given.
+    #[arg(long, value_name = "NAME", conflicts_with = "all")]
+    pub(crate) strategy: Option<String>,
+    /// Simulate every strategy that is possible, and the scheduler without a plan.
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Seed of everything random: the same seed gives the same result on every machine.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Mean time between failures of any of the nodes, such as 12h, instead of the environment's.
+    #[arg(long, value_name = "MTBF")]
+    pub(crate) failures: Option<String>,
     /// Standard deviation of the workflow's run times, as a share of their mean.
     #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = parse_share,
         conflicts_with = "canonical")]

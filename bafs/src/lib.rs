@@ -17,6 +17,7 @@ mod plan;
 mod rate;
 mod run;
 mod serve;
+mod sim;
 mod volume;
 mod workflow_file;
 
@@ -61,6 +62,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Init(args) => init::init(&args, output)?,
         Command::Check(args) => workflow_file::check(&args.workflow, output)?,
         Command::Plan(args) => plan::run(&args, output)?,
+        Command::Sim(args) => sim::run(&args, output)?,
         Command::Doctor(args) => return doctor::run(&args, output),
         command => return run_async(command, output),
     }

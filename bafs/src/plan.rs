@@ -45,7 +45,7 @@ struct Shown<'p> {
     plan: &'p Plan,
 }
 
-fn environment(path: &Path) -> Result<Environment> {
+pub(crate) fn environment(path: &Path) -> Result<Environment> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("cannot read the environment {}", path.display()))?;
     Environment::parse(&text).map_err(|e| anyhow!("{}: {e}", path.display()))

@@ -1,0 +1,257 @@
+//! `bafs sim`: runs a workload on machines that are not there. It starts nothing.
+
+use std::fmt::Write;
+
+use anyhow::{Result, anyhow, bail};
+use bafs_sched::logic::Outcome;
+use bafs_sched::planner::{Candidate, Canonical, Environment, Shape, Strategy, plan};
+use bafs_sched::sim::{Load, Policy, Run, Scenario, Simulation, workflow_of};
+use bafs_sched::workflow::{Workflow, parse_duration};
+use serde::Serialize;
+
+use crate::args::SimArgs;
+use crate::output::Output;
+use crate::plan::environment;
+use crate::workflow_file;
+
+/// Jobs of a canonical workload that are simulated at most: each is a job in memory.
+const JOBS_MAX: u64 = 10_000_000;
+
+/// Simulates a workflow or a canonical workload, and prints how it went.
+pub(crate) fn run(args: &SimArgs, output: Output) -> Result<()> {
+    let mut environment = environment(&args.environment)?;
+    if let Some(text) = &args.failures {
+        environment.mtbf_s = Some(mtbf(text)?);
+    }
+    let (workflow, shape) = workload(args)?;
+    let plan = plan(shape.clone(), &environment);
+    let chosen = plan.choice.as_ref().map(|choice| choice.strategy);
+    let policies = policies(args, &plan.candidates, chosen)?;
+    let mut rows = Vec::new();
+    for policy in policies {
+        rows.push(simulate(
+            args,
+            &workflow,
+            &environment,
+            &plan.candidates,
+            &shape,
+            policy,
+        )?);
+    }
+    let shown = Shown {
+        environment: &environment,
+        seed: args.seed,
+        chosen,
+        rows: &rows,
+    };
+    output.say(&table(&rows, chosen)?, &shown)
+}
+
+/// What machines get.
+#[derive(Serialize)]
+struct Shown<'s> {
+    environment: &'s Environment,
+    seed: u64,
+    /// What the planner chooses.
+    chosen: Option<Strategy>,
+    rows: &'s [Row],
+}
+
+/// One policy.
+#[derive(Serialize)]
+struct Row {
+    policy: String,
+    predicted_s: Option<f64>,
+    simulated_s: f64,
+    #[serde(flatten)]
+    run: Run,
+}
+
+fn mtbf(text: &str) -> Result<u64> {
+    match parse_duration(text) {
+        Ok(0) => bail!("--failures is zero: nothing would ever be done"),
+        Ok(seconds) => Ok(seconds),
+        Err(error) => bail!("--failures cannot be read: {error}"),
+    }
+}
+
+fn workload(args: &SimArgs) -> Result<(Workflow, Shape)> {
+    if let Some(text) = &args.canonical {
+        let canonical = Canonical::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
+        let jobs = u64::from(canonical.width) * u64::from(canonical.depth);
+        if jobs > JOBS_MAX {
+            bail!("--canonical: {jobs} jobs are too many to simulate; the limit is {JOBS_MAX}");
+        }
+        return Ok((workflow_of(&canonical), canonical.shape()));
+    }
+    let Some(path) = &args.workflow else {
+        bail!("give a workflow file or --canonical");
+    };
+    let workflow = workflow_file::load(path)?;
+    if workflow.jobs.is_empty() {
+        bail!("{} has no jobs to simulate", path.display());
+    }
+    let shape = Canonical::recognise(&workflow, args.variability).map_or_else(
+        |_| Shape::bottleneck(&workflow, args.variability).0,
+        |canonical| canonical.shape(),
+    );
+    Ok((workflow, shape))
+}
+
+fn policies(
+    args: &SimArgs,
+    candidates: &[Candidate],
+    chosen: Option<Strategy>,
+) -> Result<Vec<Policy>> {
+    if args.all {
+        let possible = candidates.iter().filter(|c| c.allocation.is_possible());
+        let strategies = possible.map(|c| Policy::Strategy(c.allocation.strategy));
+        return Ok(std::iter::once(Policy::Need).chain(strategies).collect());
+    }
+    let Some(name) = &args.strategy else {
+        return Ok(vec![chosen.map_or(Policy::Need, Policy::Strategy)]);
+    };
+    if name.eq_ignore_ascii_case("need") {
+        return Ok(vec![Policy::Need]);
+    }
+    let found = candidates.iter().find(|candidate| {
+        let strategy = candidate.allocation.strategy.to_string();
+        strategy.eq_ignore_ascii_case(name)
+    });
+    let Some(candidate) = found else {
+        bail!(
+            "--strategy {name}: known are All, AllPrivate, AllBatch, Slice, Minimal, Remote and \
+             need (the scheduler without a plan)"
+        );
+    };
+    if !candidate.allocation.is_possible() {
+        bail!(
+            "--strategy {name} needs {} bytes of storage, more than there are: `bafs plan` says \
+             what is possible",
+            candidate.allocation.required_bytes
+        );
+    }
+    Ok(vec![Policy::Strategy(candidate.allocation.strategy)])
+}
+
+fn simulate(
+    args: &SimArgs,
+    workflow: &Workflow,
+    environment: &Environment,
+    candidates: &[Candidate],
+    shape: &Shape,
+    policy: Policy,
+) -> Result<Row> {
+    let scenario = Scenario {
+        environment: environment.clone(),
+        policy,
+        load: Load::Declared {
+            variability_ppm: (shape.variability * 1e6).round() as u64,
+        },
+        seed: args.seed,
+        is_recorded: false,
+    };
+    let run = Simulation::new(workflow.clone(), scenario).run();
+    let run = run.map_err(|stuck| anyhow!("policy {policy}: {stuck}"))?;
+    let predicted = candidates
+        .iter()
+        .find(|c| Policy::Strategy(c.allocation.strategy) == policy);
+    Ok(Row {
+        policy: policy.to_string(),
+        predicted_s: predicted.and_then(|candidate| candidate.predicted_s),
+        simulated_s: run.seconds(),
+        run,
+    })
+}
+
+fn table(rows: &[Row], chosen: Option<Strategy>) -> Result<String> {
+    let mut text = format!(
+        "{:<11} {:>12} {:>12} {:>10} {:>10} {:>9} {:>9}\n",
+        "strategy", "simulated", "predicted", "from home", "peers", "runs", "failures"
+    );
+    for row in rows {
+        let predicted = row
+            .predicted_s
+            .map_or_else(|| "-".to_owned(), |seconds| format!("{seconds:.0} s"));
+        writeln!(
+            text,
+            "{:<11} {:>10.0} s {predicted:>12} {:>7.1} GB {:>7.1} GB {:>9} {:>9}",
+            row.policy,
+            row.simulated_s,
+            row.run.home_bytes as f64 / 1e9,
+            row.run.peer_bytes as f64 / 1e9,
+            row.run.executions,
+            row.run.failures,
+        )?;
+        if let Outcome::Failed { jobs, messages } = &row.run.outcome {
+            let reasons = jobs.iter().map(|job| job.reason.as_str());
+            let why = messages.iter().map(String::as_str).chain(reasons).next();
+            writeln!(text, "  FAILED: {}", why.unwrap_or("no reason was given"))?;
+        }
+    }
+    match chosen {
+        Some(strategy) => write!(text, "\nthe planner chooses {strategy}")?,
+        None => write!(text, "\nthe planner finds no strategy that fits")?,
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn sim_args(more: &[&str]) -> SimArgs {
+        let canonical = "width=350,depth=5,batch=45GB,private=0.5GB,run=50s";
+        let usual = [
+            "bafs",
+            "sim",
+            "--environment",
+            "e.toml",
+            "--canonical",
+            canonical,
+        ];
+        let cli = Cli::parse_from(usual.iter().chain(more));
+        match cli.command {
+            Command::Sim(args) => args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn chosen(more: &[&str]) -> Result<Vec<String>> {
+        let text = include_str!("../../examples/environments/thesis.toml");
+        let (args, environment) = (sim_args(more), Environment::parse(text)?);
+        let plan = plan(workload(&args)?.1, &environment);
+        let policies = policies(&args, &plan.candidates, Some(Strategy::Slice))?;
+        Ok(policies.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn strategies_are_named_or_chosen_and_must_fit() {
+        assert_eq!(chosen(&[]).unwrap(), ["Slice"]);
+        assert_eq!(chosen(&["--strategy", "minimal"]).unwrap(), ["Minimal"]);
+        let all = chosen(&["--all"]).unwrap();
+        assert_eq!(all, ["need", "AllBatch", "Slice", "Minimal", "Remote"]);
+        for (name, expected) in [
+            ("Sliced", "known are"),
+            ("All", "needs 1275000000000 bytes"),
+        ] {
+            let error = chosen(&["--strategy", name]).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_mean_time_of_nothing_is_refused() {
+        assert_eq!(mtbf("12 h").unwrap(), 43_200);
+        assert!(mtbf("0 s").unwrap_err().to_string().contains("is zero"));
+        assert!(
+            mtbf("often")
+                .unwrap_err()
+                .to_string()
+                .contains("cannot be read")
+        );
+    }
+}
