@@ -216,7 +216,37 @@ bafs volume create data --node n1 --size 10GB --cache bafs://home/db"
     /// Send a file of a scratch volume home.
     Extract(VolumeExtractArgs),
     /// Start a new generation of a cache volume: its source is listed again.
+    #[command(
+        after_help = "Blocks of files that did not change are kept. Jobs that work with the old \
+generation end with exit code 75 and the reason SourceChanged."
+    )]
     Invalidate(VolumeArgs),
+    /// Fetch what a cache volume does not have yet, behind all that jobs ask for.
+    #[command(
+        after_help = "Every node of a cooperative cache fetches its own share. How far it is: \
+bafs volume show.\n\nExample:\n  bafs volume warm data --path db/nr --pin --wait"
+    )]
+    Warm(VolumeWarmArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VolumeWarmArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Id or name of the volume, or name of a cooperative cache.
+    pub(crate) volume: String,
+    /// Only this file or directory of the source.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub(crate) path: String,
+    /// The blocks stay until they are unpinned.
+    #[arg(long)]
+    pub(crate) pin: bool,
+    /// Fetch nothing: blocks that were pinned may leave again.
+    #[arg(long, conflicts_with_all = ["pin", "wait"])]
+    pub(crate) unpin: bool,
+    /// Wait until all is fetched, or no more finds room.
+    #[arg(long)]
+    pub(crate) wait: bool,
 }
 
 #[derive(Debug, Args)]

@@ -1,6 +1,9 @@
 //! `bafs volume …` and `bafs servers`: the volume API by hand.
 
+mod warm;
+
 use anyhow::{Result, bail};
+use bafs_proto::cache::ShowCache;
 use bafs_proto::ids::{ExtractId, VolumeId};
 use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{
@@ -31,6 +34,7 @@ pub(crate) async fn run(command: VolumeCommand, output: Output) -> Result<()> {
         VolumeCommand::Replicate(args) => replicate(args, output).await,
         VolumeCommand::Extract(args) => extract(args, output).await,
         VolumeCommand::Invalidate(args) => invalidate(args, output).await,
+        VolumeCommand::Warm(args) => warm::warm(args, output).await,
     }
 }
 
@@ -108,8 +112,22 @@ async fn list(args: ClientArgs, output: Output) -> Result<()> {
 }
 
 async fn show(args: VolumeArgs, output: Output) -> Result<()> {
-    let (node, status) = Client::new(&args.client)?.volume(&args.volume).await?;
-    say_status(&node, &status, output)
+    let client = Client::new(&args.client)?;
+    let (node, status) = client.volume(&args.volume).await?;
+    let cache = match status.spec.kind {
+        VolumeKind::Cache { .. } => {
+            let volume = status.spec.id;
+            Some(client.call(&node.address, ShowCache { volume }).await?)
+        }
+        VolumeKind::Scratch { .. } => None,
+    };
+    let mut described = describe(&node, &status);
+    let mut text = status_text(&node, &status);
+    if let Some(cache) = &cache {
+        described["cache"] = warm::describe(cache);
+        text.push_str(&warm::text(cache));
+    }
+    output.say(&text, &described)
 }
 
 async fn delete(args: VolumeArgs, output: Output) -> Result<()> {
@@ -222,7 +240,11 @@ pub(crate) async fn servers(args: ClientArgs, output: Output) -> Result<()> {
 }
 
 fn say_status(node: &Advert, status: &VolumeStatus, output: Output) -> Result<()> {
-    let text = format!(
+    output.say(&status_text(node, status), &describe(node, status))
+}
+
+fn status_text(node: &Advert, status: &VolumeStatus) -> String {
+    format!(
         "{} {} on {}: {} volume, {:?}, {} of {} bytes and {} of {} files used{}",
         status.spec.id,
         status.spec.name,
@@ -237,8 +259,7 @@ fn say_status(node: &Advert, status: &VolumeStatus, output: Output) -> Result<()
             Some(fault) => format!("; {fault}"),
             None => String::new(),
         }
-    );
-    output.say(&text, &describe(node, status))
+    )
 }
 
 fn describe(node: &Advert, status: &VolumeStatus) -> serde_json::Value {

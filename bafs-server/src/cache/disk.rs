@@ -11,31 +11,20 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
-use bafs_proto::Result;
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::{BlockIndex, FileIndex};
+use bafs_proto::ids::FileIndex;
+use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::fault;
 use super::journal::{self, Entry, Journal};
 use super::near::{self, NearMap};
+pub(crate) use super::run::Run;
 use crate::counters::Counters;
 use crate::logic::blocks::{BlockKey, BlockTable, CopyClass, Held, Victim, charge};
 
-/// Blocks of one file that follow each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Run {
-    /// The file.
-    pub(crate) file: FileIndex,
-    /// The first block.
-    pub(crate) first: u64,
-    /// Number of blocks.
-    pub(crate) count: usize,
-    /// Length of the last one in bytes; all others have the block size.
-    pub(crate) last_bytes: u32,
-    /// Block size in bytes.
-    pub(crate) block_bytes: u32,
-}
+/// What is freed at once when the file system is full although the volume is not, in bytes.
+const FULL_DISK_BYTES: u64 = 1 << 20;
 
 /// Blocks that were read from disk.
 #[derive(Debug)]
@@ -308,10 +297,15 @@ impl Disk {
             digest,
             class,
         };
-        let written = self
-            .free_victims(&victims)
-            .and_then(|()| self.write(key, bytes))
-            .and_then(|()| self.journal.append(&[entry]));
+        let write = || {
+            self.write(key, bytes)
+                .and_then(|()| self.journal.append(&[entry]))
+        };
+        let mut written = self.free_victims(&victims).and_then(|()| write());
+        // Others fill the disk too: less is kept than was promised, rather than nothing new.
+        while written.as_ref().is_err_and(is_full) && self.give_way() {
+            written = write();
+        }
         if let Err(error) = written {
             tracing::warn!(%error, "a block is passed through instead of kept");
             if self.punch(&[(key, length)]).is_ok() {
@@ -325,6 +319,40 @@ impl Disk {
             tracing::warn!(%error, "the cache journal stays long");
         }
         Kept::Kept
+    }
+
+    /// Changes why blocks are here, as far as they are (waits for the disk).
+    ///
+    /// # Errors
+    /// `ServerFault` when the disk does not do it: then the next start sees the old classes.
+    pub(crate) fn reclassify(&self, classes: &[(BlockKey, CopyClass)]) -> Result<()> {
+        let retired = self.retired.read().unwrap_or_else(PoisonError::into_inner);
+        if *retired {
+            return Ok(());
+        }
+        let mut entries = Vec::new();
+        {
+            let mut table = self.table();
+            for &(key, class) in classes {
+                if let Some(Held { length, digest, .. }) = table.reclassify(key, class) {
+                    entries.push(Entry::Keep {
+                        key,
+                        length,
+                        digest,
+                        class,
+                    });
+                }
+            }
+        }
+        if entries.is_empty() {
+            return Ok(());
+        }
+        self.journal.append(&entries)
+    }
+
+    /// Whether the generation is over.
+    pub(crate) fn is_retired(&self) -> bool {
+        *self.retired.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends the generation: from here on nothing changes on disk. Waits for changes under way.
@@ -424,10 +452,28 @@ impl Disk {
             let counter = match victim.class {
                 CopyClass::Primary => "cache_evicted_primary",
                 CopyClass::Secondary => "cache_evicted_secondary",
+                CopyClass::Pinned => "cache_evicted_pinned",
             };
             self.counters.add(counter, 1);
         }
         freed
+    }
+
+    /// Frees some space on a full disk. Tells whether it did.
+    fn give_way(&self) -> bool {
+        let victims = self.table().give_way(FULL_DISK_BYTES);
+        if victims.is_empty() {
+            return false;
+        }
+        let pieces: Vec<_> = victims.iter().map(|v| (v.key, v.length)).collect();
+        let freed = self.punch(&pieces);
+        self.counters
+            .add("cache_evicted_for_full_disk", victims.len() as u64);
+        if freed.is_ok() {
+            let mut table = self.table();
+            victims.iter().for_each(|victim| table.freed(victim.key));
+        }
+        freed.is_ok()
     }
 
     fn write(&self, key: BlockKey, bytes: &[u8]) -> Result<()> {
@@ -448,7 +494,18 @@ impl Disk {
             .iter()
             .map(|(key, _)| Entry::Drop { key: *key })
             .collect();
-        self.journal.append(&drops)?;
+        match self.journal.append(&drops) {
+            // It takes them when the blocks are gone. Until then it promises too much, which shows.
+            Err(error) if is_full(&error) => {
+                self.punch_all(pieces)?;
+                self.journal.append(&drops)
+            }
+            Err(error) => Err(error),
+            Ok(()) => self.punch_all(pieces),
+        }
+    }
+
+    fn punch_all(&self, pieces: &[(BlockKey, u32)]) -> Result<()> {
         for (key, length) in pieces {
             let path = self.path_of(key.file);
             let file = match OpenOptions::new().write(true).open(&path) {
@@ -505,54 +562,11 @@ impl Disk {
     }
 }
 
+fn is_full(error: &Error) -> bool {
+    error.code == ErrorCode::NoSpaceBytes
+}
+
 fn punch_hole(file: &File, start: u64, length: u64) -> std::io::Result<()> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     Ok(fallocate(file, flags, start, length)?)
-}
-
-impl Run {
-    /// The block at place `n` of the run.
-    pub(crate) fn key(&self, n: usize) -> BlockKey {
-        BlockKey {
-            file: self.file,
-            block: BlockIndex(self.first + n as u64),
-        }
-    }
-
-    /// Where the block at place `n` begins in its file, in bytes.
-    pub(crate) fn at(&self, n: usize) -> u64 {
-        (self.first + n as u64) * u64::from(self.block_bytes)
-    }
-
-    /// Length of the whole run in bytes.
-    pub(crate) fn bytes(&self) -> usize {
-        self.range(0, self.count).end
-    }
-
-    /// Length of the block at place `n`, in bytes.
-    pub(crate) fn length(&self, n: usize) -> usize {
-        self.range(n, 1).len()
-    }
-
-    /// Where `count` blocks from place `n` on are in the bytes of the run.
-    pub(crate) fn range(&self, n: usize, count: usize) -> std::ops::Range<usize> {
-        let block_bytes = self.block_bytes as usize;
-        let short = if n + count == self.count && count > 0 {
-            block_bytes - self.last_bytes as usize
-        } else {
-            0
-        };
-        n * block_bytes..(n + count) * block_bytes - short
-    }
-
-    /// The part of the run that begins at place `n` and has `count` blocks.
-    pub(crate) fn part(&self, n: usize, count: usize) -> Self {
-        let last_bytes = self.length(n + count - 1) as u32;
-        Self {
-            first: self.first + n as u64,
-            count,
-            last_bytes,
-            ..*self
-        }
-    }
 }

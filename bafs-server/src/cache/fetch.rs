@@ -7,7 +7,7 @@
 //! from home; a read from home waits for nobody. So there are no circles, whatever the servers
 //! believe of each other.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use bafs_proto::cache::CacheMember;
@@ -19,12 +19,14 @@ use bafs_proto::{Error, Result};
 use tokio::sync::watch;
 
 use super::blocking;
+use super::classes::Sorting;
 use super::disk::{Disk, Kept, Run};
 use super::flights::{Block, Flights};
 use super::gate::Gate;
 use super::manifest::Manifest;
 use super::meter::{BlockSet, Meter};
 use super::peers::{CacheName, Peers};
+use super::pins::Pins;
 use super::route::{View, sized};
 use crate::logic::ahead::Readers;
 use crate::logic::blocks::CopyClass;
@@ -66,6 +68,12 @@ pub(crate) struct Generation {
     pub(crate) ahead: BlockSet,
     /// Who reads in order, and where.
     pub(crate) readers: Mutex<Readers>,
+    /// Which paths are pinned.
+    pub(crate) pins: Arc<Pins>,
+    /// How far the classes of the blocks are right.
+    pub(super) sorting: Mutex<Sorting>,
+    /// Whether it was told that blocks are passed through.
+    told_full: AtomicBool,
     /// Where the blocks are.
     pub(super) view: RwLock<Option<Arc<View>>>,
     /// Held while they are placed anew.
@@ -82,6 +90,7 @@ pub(crate) struct Beginning {
     pub(crate) capacity_bytes: u64,
     pub(crate) source_token: Arc<RwLock<Token>>,
     pub(crate) meter: Arc<Meter>,
+    pub(crate) pins: Arc<Pins>,
 }
 
 impl Generation {
@@ -93,6 +102,7 @@ impl Generation {
             capacity_bytes,
             source_token,
             meter,
+            pins,
         } = beginning;
         let source_bytes = manifest.entries().iter().map(sized).sum();
         let extent_bytes = extent_bytes(source_bytes, manifest.block_bytes());
@@ -110,10 +120,28 @@ impl Generation {
             wanted: BlockSet::default(),
             ahead: BlockSet::default(),
             readers: Mutex::default(),
+            pins,
+            sorting: Mutex::default(),
+            told_full: AtomicBool::new(false),
             view: RwLock::default(),
             looking: Mutex::default(),
             recall: watch::Sender::new(None),
         }
+    }
+
+    /// Counts a block that finds no place, and says so once.
+    fn tell_pass_through(&self) {
+        self.meter.add("cache_pass_through", 1);
+        if self.told_full.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let table = self.disk.table();
+        tracing::info!(
+            capacity_bytes = self.capacity_bytes,
+            pinned_bytes = table.class_bytes(CopyClass::Pinned),
+            "a cache volume has no room for some blocks, which are passed through and fetched \
+             again when they are read again; make it larger, or unpin something"
+        );
     }
 
     pub(crate) fn name(&self) -> CacheName {
@@ -203,7 +231,7 @@ impl Fetcher {
         blocking(move || {
             for (n, (bytes, digest)) in blocks.into_iter().enumerate() {
                 if generation.disk.keep(run.key(n), &bytes, digest, class) == Kept::PassedThrough {
-                    generation.meter.add("cache_pass_through", 1);
+                    generation.tell_pass_through();
                 }
             }
         })

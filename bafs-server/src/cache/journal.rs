@@ -39,7 +39,7 @@ pub(crate) enum Entry {
 
 #[derive(Serialize, Deserialize)]
 struct Record {
-    /// 0 drops a block, 1 keeps a primary copy, 2 keeps a secondary copy.
+    /// 0 drops a block, 1 keeps a primary copy, 2 a secondary one, 3 a pinned one.
     kind: u8,
     /// Version of the record's form.
     version: u8,
@@ -67,6 +67,12 @@ impl Record {
                 digest,
                 class: CopyClass::Secondary,
             } => (2, key, length, digest),
+            Entry::Keep {
+                key,
+                length,
+                digest,
+                class: CopyClass::Pinned,
+            } => (3, key, length, digest),
             Entry::Drop { key } => (0, key, 0, Digest([0; 32])),
         };
         let (file, block) = (key.file.0, key.block.0);
@@ -105,6 +111,7 @@ impl Record {
             0 => return Some(Entry::Drop { key }),
             1 => CopyClass::Primary,
             2 => CopyClass::Secondary,
+            3 => CopyClass::Pinned,
             _ => return None,
         };
         Some(Entry::Keep {
@@ -243,10 +250,10 @@ mod tests {
             file: FileIndex(3),
             block: BlockIndex(block),
         };
-        let class = if block.is_multiple_of(2) {
-            CopyClass::Primary
-        } else {
-            CopyClass::Secondary
+        let class = match block % 3 {
+            0 => CopyClass::Primary,
+            1 => CopyClass::Secondary,
+            _ => CopyClass::Pinned,
         };
         Entry::Keep {
             key,

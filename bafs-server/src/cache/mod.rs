@@ -8,6 +8,7 @@
 
 mod ahead;
 mod arrival;
+mod classes;
 mod disk;
 mod fetch;
 mod flights;
@@ -20,10 +21,13 @@ mod manifest;
 mod meter;
 mod near;
 mod peers;
+mod pins;
 mod read;
 mod route;
+mod run;
 mod show;
 mod volume;
+mod warm;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

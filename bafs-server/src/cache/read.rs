@@ -330,8 +330,8 @@ impl Flight {
             fetcher.fetch_from_peers(generation, run, route, &self.urgency, self.deadline);
         match fetched.await {
             Ok(blocks) => {
-                land(&pilots, &Ok(blocks.clone()));
-                self.keep(run, blocks, CopyClass::Secondary).await;
+                self.land(&pilots, run, Ok(blocks), CopyClass::Secondary)
+                    .await;
             }
             Err(_) => {
                 let errand = Errand {
@@ -351,11 +351,7 @@ impl Flight {
             .fetch_heirlooms(generation, run, &self.view, self.deadline)
             .await;
         pilots.iter().for_each(Pilot::turn_home);
-        let class = if is_own {
-            CopyClass::Primary
-        } else {
-            CopyClass::Secondary
-        };
+        let class = generation.class_of(run.file, is_own);
         let mut start = 0;
         while start < run.count {
             let at_hand = inherited[start].is_some();
@@ -372,11 +368,30 @@ impl Flight {
                     .fetch_from_home(generation, &part, &self.urgency, self.deadline)
                     .await
             };
-            land(&pilots[start..start + count], &fetched);
-            if let Ok(blocks) = fetched {
-                self.keep(&part, blocks, class).await;
-            }
+            let pilots = &pilots[start..start + count];
+            self.land(pilots, &part, fetched, class).await;
             start += count;
+        }
+    }
+
+    /// Gives blocks to who waits and to the disk, first to who waits; if nobody does, who asked
+    /// for them wants them on disk.
+    async fn land(
+        &self,
+        pilots: &[Pilot],
+        run: &Run,
+        fetched: Result<Vec<Block>>,
+        class: CopyClass,
+    ) {
+        let is_urgent = self.urgency.is_urgent();
+        if is_urgent || fetched.is_err() {
+            land(pilots, &fetched);
+        }
+        if let Ok(blocks) = fetched {
+            self.keep(run, blocks.clone(), class).await;
+            if !is_urgent {
+                land(pilots, &Ok(blocks));
+            }
         }
     }
 

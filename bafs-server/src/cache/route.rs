@@ -39,11 +39,15 @@ pub(crate) struct View {
 impl Generation {
     /// The extent that a block is part of.
     pub(crate) fn extent(&self, key: BlockKey) -> Extent {
-        let blocks = self.extent_bytes / u64::from(self.manifest.block_bytes());
         Extent {
             file: key.file,
-            number: key.block.0 / blocks,
+            number: key.block.0 / self.extent_blocks(),
         }
+    }
+
+    /// Blocks of an extent.
+    pub(crate) fn extent_blocks(&self) -> u64 {
+        self.extent_bytes / u64::from(self.manifest.block_bytes())
     }
 
     /// Names an extent by path, not by place in the manifest, which moves when the source changes.

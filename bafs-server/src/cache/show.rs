@@ -9,6 +9,7 @@ use super::Caches;
 use super::fetch::Generation;
 use super::peers::PeerCache;
 use crate::clock;
+use crate::logic::blocks::CopyClass;
 
 impl Caches {
     /// Shows a volume.
@@ -16,8 +17,13 @@ impl Caches {
     /// # Errors
     /// `VolumeLost`.
     pub fn show(&self, id: VolumeId) -> Result<CacheStatus> {
-        let generation = self.volume(id)?.generation();
-        let (primary_bytes, secondary_bytes) = generation.disk.table().class_bytes();
+        let volume = self.volume(id)?;
+        let generation = volume.generation();
+        let [primary_bytes, secondary_bytes, pinned_bytes] = {
+            let table = generation.disk.table();
+            let classes = [CopyClass::Primary, CopyClass::Secondary, CopyClass::Pinned];
+            classes.map(|class| table.class_bytes(class))
+        };
         let files = generation.manifest.entries().iter();
         let sizes: Vec<_> = files
             .filter(|entry| entry.kind == SourceKind::File)
@@ -35,9 +41,9 @@ impl Caches {
             capacity_bytes: generation.capacity_bytes,
             primary_bytes,
             secondary_bytes,
-            pinned_bytes: 0,
-            pins: Vec::new(),
-            warming: None,
+            pinned_bytes,
+            pins: generation.pins.paths(),
+            warming: volume.warmer().state(),
             counts: generation.meter.counts().snapshot(),
             peers: peers.collect(),
         })

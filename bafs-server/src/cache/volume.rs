@@ -22,6 +22,8 @@ use super::fault;
 use super::fetch::{Beginning, Generation};
 use super::manifest::{HomeSource, Manifest};
 use super::meter::Meter;
+use super::pins::{PINS, Pins};
+use super::warm::Warmer;
 use crate::counters::Counters;
 use crate::logic::blocks::BlockTable;
 
@@ -45,6 +47,8 @@ pub(crate) struct CacheVolume {
     generation: RwLock<Arc<Generation>>,
     source_token: Arc<RwLock<Token>>,
     meter: Arc<Meter>,
+    pins: Arc<Pins>,
+    warmer: Warmer,
 }
 
 /// The fields of a cache volume's specification.
@@ -121,15 +125,21 @@ impl CacheVolume {
         std::fs::create_dir_all(&place).map_err(|e| fault("make the directory", &place, e))?;
         manifest.save(&place.join("manifest"))?;
         let source_token = Arc::new(RwLock::new(source_token));
-        let meter = Arc::new(Meter::new(counters));
-        let generation = start(place, spec, manifest, source_token.clone(), meter.clone())?;
+        let shared = Shared {
+            source_token: source_token.clone(),
+            meter: Arc::new(Meter::new(counters)),
+            pins: Arc::new(Pins::open(&directory)),
+        };
+        let generation = start(place, spec, manifest, &shared)?;
         write_record(&directory, &record)?;
         Ok(Self {
             directory,
             record: RwLock::new(record),
             generation: RwLock::new(Arc::new(generation)),
             source_token,
-            meter,
+            meter: shared.meter,
+            pins: shared.pins,
+            warmer: Warmer::default(),
         })
     }
 
@@ -146,7 +156,7 @@ impl CacheVolume {
             return Err(Error::new(ErrorCode::VersionMismatch, text));
         }
         let present = record.generation.to_string();
-        remove_others(&directory, &["record", &present])?;
+        remove_others(&directory, &["record", PINS, &present])?;
         let kind = CacheKind::of(&record.spec)?;
         let place = directory.join(present);
         let manifest = Manifest::load(
@@ -157,20 +167,20 @@ impl CacheVolume {
             record.manifest,
         )?;
         let source_token = Arc::new(RwLock::new(record.source_token.clone()));
-        let meter = Arc::new(Meter::new(counters));
-        let generation = start(
-            place,
-            &record.spec,
-            manifest,
-            source_token.clone(),
-            meter.clone(),
-        )?;
+        let shared = Shared {
+            source_token: source_token.clone(),
+            meter: Arc::new(Meter::new(counters)),
+            pins: Arc::new(Pins::open(&directory)),
+        };
+        let generation = start(place, &record.spec, manifest, &shared)?;
         Ok(Self {
             directory,
             record: RwLock::new(record),
             generation: RwLock::new(Arc::new(generation)),
             source_token,
-            meter,
+            meter: shared.meter,
+            pins: shared.pins,
+            warmer: Warmer::default(),
         })
     }
 
@@ -189,6 +199,11 @@ impl CacheVolume {
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
+    }
+
+    /// Its warming.
+    pub(crate) fn warmer(&self) -> &Warmer {
+        &self.warmer
     }
 
     /// Takes a fresher capability for the source (waits for the disk).
@@ -237,14 +252,12 @@ impl CacheVolume {
             manifest.save(&place.join("manifest"))?;
             old.disk
                 .bequeath(&place, &unchanged(&old.manifest, &manifest))?;
-            let token = self.source_token.clone();
-            let generation = start(
-                place.clone(),
-                &fresh.spec,
-                manifest,
-                token,
-                self.meter.clone(),
-            )?;
+            let shared = Shared {
+                source_token: self.source_token.clone(),
+                meter: self.meter.clone(),
+                pins: self.pins.clone(),
+            };
+            let generation = start(place.clone(), &fresh.spec, manifest, &shared)?;
             write_record(&self.directory, &fresh)?;
             Ok(generation)
         };
@@ -266,23 +279,31 @@ impl CacheVolume {
     }
 }
 
+/// What the generations of a volume have in common.
+struct Shared {
+    source_token: Arc<RwLock<Token>>,
+    meter: Arc<Meter>,
+    pins: Arc<Pins>,
+}
+
 fn start(
     place: PathBuf,
     spec: &VolumeSpec,
     manifest: Manifest,
-    source_token: Arc<RwLock<Token>>,
-    meter: Arc<Meter>,
+    shared: &Shared,
 ) -> Result<Generation> {
     let kind = CacheKind::of(spec)?;
     let table = BlockTable::new(spec.size_bytes, spec.size_files, kind.replacement);
-    let disk = Disk::open(place, kind.block_bytes, table, meter.counts().clone())?;
+    let counters = shared.meter.counts().clone();
+    let disk = Disk::open(place, kind.block_bytes, table, counters)?;
     Ok(Generation::new(Beginning {
         manifest,
         disk,
         cooperative: kind.cooperative,
         capacity_bytes: spec.size_bytes,
-        source_token,
-        meter,
+        source_token: shared.source_token.clone(),
+        meter: shared.meter.clone(),
+        pins: shared.pins.clone(),
     }))
 }
 

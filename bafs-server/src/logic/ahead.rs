@@ -60,8 +60,10 @@ impl Readers {
         let near = (NEAR_BYTES / u64::from(step.block_bytes)).max(1);
         let end = step.first + step.count;
         let is_near = |reading: &Reading| {
+            // Blocks that are here may be read without asking: the reader comes back behind what
+            // was fetched ahead of it.
             reading.file == step.file
-                && step.first <= reading.next + near
+                && step.first <= reading.next.max(reading.ahead) + near
                 && end + near >= reading.next
         };
         // The nearest one: several may read the same file close to each other.
@@ -80,7 +82,7 @@ impl Readers {
                 }
             }
         };
-        reading.orderly += end.saturating_sub(reading.next).min(step.count);
+        reading.orderly += end.saturating_sub(reading.next);
         reading.next = reading.next.max(end);
         let wanted = ahead_of(&reading, step, blocks_max);
         if let Some((first, count)) = wanted {
@@ -162,6 +164,22 @@ mod tests {
             let beyond = asked.last().map_or(0, |(first, count)| first + count);
             assert!(beyond.saturating_sub(length) <= length / 4, "{length}");
         }
+    }
+
+    #[test]
+    fn who_reads_the_rest_without_asking_is_still_known() {
+        let mut readers = Readers::default();
+        let (mut next, mut asked) = (0, Vec::new());
+        while next < 3_000 {
+            if let Some((first, count)) = readers.note(step(next, 1, 10_000), PLENTY) {
+                asked.push(count);
+                next = first + count;
+            } else {
+                next += 1;
+            }
+        }
+        assert_eq!(asked.last(), Some(&(AHEAD_BYTES_MAX / u64::from(BLOCK))));
+        assert_eq!(readers.0.len(), 1);
     }
 
     #[test]

@@ -38,7 +38,11 @@ pub(crate) enum CopyClass {
     Primary,
     /// A convenience: another server has it too.
     Secondary,
+    /// As primary, and never to leave.
+    Pinned,
 }
+
+const ALL_CLASSES: [CopyClass; 3] = [CopyClass::Primary, CopyClass::Secondary, CopyClass::Pinned];
 
 /// A block that is on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,6 +78,7 @@ struct Kept {
     holders: u32,
     primary_bytes: u64,
     secondary_bytes: u64,
+    pinned_bytes: u64,
 }
 
 /// Nothing can make room for the block, or it is on its way in or out: it is passed through.
@@ -88,8 +93,10 @@ pub(crate) struct BlockTable {
     used_bytes: u64,
     primary: LruCache<BlockKey, Held>,
     secondary: LruCache<BlockKey, Held>,
+    pinned: LruCache<BlockKey, Held>,
     primary_bytes: u64,
     secondary_bytes: u64,
+    pinned_bytes: u64,
     /// Being written or being freed, with what is charged: not to be touched by anyone else.
     moving: BTreeMap<BlockKey, u64>,
     files: BTreeSet<FileIndex>,
@@ -126,8 +133,10 @@ impl BlockTable {
             used_bytes: 0,
             primary: LruCache::unbounded(),
             secondary: LruCache::unbounded(),
+            pinned: LruCache::unbounded(),
             primary_bytes: 0,
             secondary_bytes: 0,
+            pinned_bytes: 0,
             moving: BTreeMap::new(),
             files: BTreeSet::new(),
             remembered: LruCache::new(REMEMBERED_MAX),
@@ -142,6 +151,7 @@ impl BlockTable {
     pub(crate) fn follow(&mut self) -> Vec<Change> {
         self.changes = Some(Vec::new());
         let all = self.primary.iter().chain(self.secondary.iter());
+        let all = all.chain(self.pinned.iter());
         all.map(|(key, held)| held.change(*key)).collect()
     }
 
@@ -149,6 +159,7 @@ impl BlockTable {
     pub(crate) fn unfollow(&mut self) -> Vec<BlockKey> {
         self.changes = None;
         let all = self.primary.iter().chain(self.secondary.iter());
+        let all = all.chain(self.pinned.iter());
         all.map(|(key, _)| *key).collect()
     }
 
@@ -171,7 +182,9 @@ impl BlockTable {
     /// Takes over uses, the latest last.
     pub(crate) fn note_uses(&mut self, keys: impl IntoIterator<Item = BlockKey>) {
         for key in keys {
-            let _ = self.primary.promote(&key) || self.secondary.promote(&key);
+            let _ = self.primary.promote(&key)
+                || self.secondary.promote(&key)
+                || self.pinned.promote(&key);
         }
         self.unseen_evictions = Some(0);
     }
@@ -189,9 +202,12 @@ impl BlockTable {
         };
         for block in (0..blocks).map(BlockIndex) {
             let key = BlockKey { file, block };
-            let (held, bytes) = match self.primary.peek(&key) {
-                Some(held) => (Some(held), &mut kept.primary_bytes),
-                None => (self.secondary.peek(&key), &mut kept.secondary_bytes),
+            let (held, bytes) = if let Some(held) = self.primary.peek(&key) {
+                (Some(held), &mut kept.primary_bytes)
+            } else if let Some(held) = self.secondary.peek(&key) {
+                (Some(held), &mut kept.secondary_bytes)
+            } else {
+                (self.pinned.peek(&key), &mut kept.pinned_bytes)
             };
             let Some(held) = held.filter(|held| held.verified) else {
                 return false;
@@ -232,9 +248,52 @@ impl BlockTable {
         self.used_bytes
     }
 
-    /// Bytes of primary and of secondary copies.
-    pub(crate) fn class_bytes(&self) -> (u64, u64) {
-        (self.primary_bytes, self.secondary_bytes)
+    /// Bytes of the blocks of a class.
+    pub(crate) fn class_bytes(&self, class: CopyClass) -> u64 {
+        match class {
+            CopyClass::Primary => self.primary_bytes,
+            CopyClass::Secondary => self.secondary_bytes,
+            CopyClass::Pinned => self.pinned_bytes,
+        }
+    }
+
+    /// Files that have or had blocks here, from `first` on.
+    pub(crate) fn files_from(&self, first: FileIndex) -> impl Iterator<Item = FileIndex> + '_ {
+        self.files.range(first..).copied()
+    }
+
+    /// Changes why a block is here. Returns it if that was another class before.
+    pub(crate) fn reclassify(&mut self, key: BlockKey, class: CopyClass) -> Option<Held> {
+        for former in ALL_CLASSES.into_iter().filter(|former| *former != class) {
+            let (list, bytes) = self.list(former);
+            if let Some(held) = list.pop(&key) {
+                *bytes -= charge(held.length);
+                let (list, bytes) = self.list(class);
+                list.put(key, held);
+                *bytes += charge(held.length);
+                if let Some(kept) = self.kept.get_mut(&key.file) {
+                    *kept.bytes(former) -= charge(held.length);
+                    *kept.bytes(class) += charge(held.length);
+                }
+                return Some(held);
+            }
+        }
+        None
+    }
+
+    /// Takes out blocks of at least so many bytes, because the disk has no room for what was
+    /// promised. They stay charged until [`BlockTable::freed`].
+    pub(crate) fn give_way(&mut self, bytes: u64) -> Vec<Victim> {
+        let mut victims = Vec::new();
+        let mut given = 0;
+        while given < bytes
+            && let Some(victim) = self.next_victim(CopyClass::Primary)
+        {
+            given += charge(victim.length);
+            self.moving.insert(victim.key, charge(victim.length));
+            victims.push(victim);
+        }
+        victims
     }
 
     /// Files that have or had blocks here.
@@ -244,7 +303,7 @@ impl BlockTable {
 
     /// Number of blocks that are here.
     pub(crate) fn len(&self) -> usize {
-        self.primary.len() + self.secondary.len()
+        self.primary.len() + self.secondary.len() + self.pinned.len()
     }
 
     /// Finds a block and counts this as its latest use.
@@ -252,6 +311,7 @@ impl BlockTable {
         self.primary
             .get(&key)
             .or_else(|| self.secondary.get(&key))
+            .or_else(|| self.pinned.get(&key))
             .copied()
     }
 
@@ -269,7 +329,10 @@ impl BlockTable {
     pub(crate) fn mark_verified(&mut self, key: BlockKey, stamp: u64) {
         let held = match self.primary.peek_mut(&key) {
             Some(held) => Some(held),
-            None => self.secondary.peek_mut(&key),
+            None => match self.secondary.peek_mut(&key) {
+                Some(held) => Some(held),
+                None => self.pinned.peek_mut(&key),
+            },
         };
         if let Some(held) = held.filter(|held| held.stamp == stamp) {
             held.verified = true;
@@ -399,7 +462,7 @@ impl BlockTable {
             return None;
         }
         let mut taken = None;
-        for class in [CopyClass::Primary, CopyClass::Secondary] {
+        for class in ALL_CLASSES {
             let (list, bytes) = self.list(class);
             if let Some(held) = list.pop(&key) {
                 *bytes -= charge(held.length);
@@ -416,7 +479,7 @@ impl BlockTable {
         Some(held)
     }
 
-    /// Every block with its class, the one used last first, primary ones before secondary ones.
+    /// Every block with its class, the one used last first, secondary ones last.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (BlockKey, Held, CopyClass)> + '_ {
         let primary = self
             .primary
@@ -426,13 +489,18 @@ impl BlockTable {
             .secondary
             .iter()
             .map(|(key, held)| (*key, *held, CopyClass::Secondary));
-        primary.chain(secondary)
+        let pinned = self
+            .pinned
+            .iter()
+            .map(|(key, held)| (*key, *held, CopyClass::Pinned));
+        pinned.chain(primary).chain(secondary)
     }
 
     fn peek(&self, key: BlockKey) -> Option<&Held> {
         self.primary
             .peek(&key)
             .or_else(|| self.secondary.peek(&key))
+            .or_else(|| self.pinned.peek(&key))
     }
 
     /// The blocks of a class, and the space that they are charged for.
@@ -440,6 +508,7 @@ impl BlockTable {
         match class {
             CopyClass::Primary => (&mut self.primary, &mut self.primary_bytes),
             CopyClass::Secondary => (&mut self.secondary, &mut self.secondary_bytes),
+            CopyClass::Pinned => (&mut self.pinned, &mut self.pinned_bytes),
         }
     }
 
@@ -450,11 +519,13 @@ impl BlockTable {
     }
 
     /// Bytes that a new block of this class could get, by driving others out.
-    fn reachable_bytes(&self, class: CopyClass) -> u64 {
+    pub(crate) fn reachable_bytes(&self, class: CopyClass) -> u64 {
         let free = self.capacity_bytes - self.used_bytes;
         let secondary = free + self.movable_bytes(CopyClass::Secondary);
         match class {
-            CopyClass::Primary => secondary + self.movable_bytes(CopyClass::Primary),
+            CopyClass::Primary | CopyClass::Pinned => {
+                secondary + self.movable_bytes(CopyClass::Primary)
+            }
             CopyClass::Secondary => secondary,
         }
     }
@@ -470,13 +541,14 @@ impl BlockTable {
                 self.secondary_bytes,
                 self.kept.values().map(|kept| kept.secondary_bytes).sum(),
             ),
+            CopyClass::Pinned => (0, 0),
         };
         all - kept
     }
 
     fn next_victim(&mut self, for_class: CopyClass) -> Option<Victim> {
         let classes: &[CopyClass] = match for_class {
-            CopyClass::Primary => &[CopyClass::Secondary, CopyClass::Primary],
+            CopyClass::Primary | CopyClass::Pinned => &[CopyClass::Secondary, CopyClass::Primary],
             CopyClass::Secondary => &[CopyClass::Secondary],
         };
         for &class in classes {
@@ -528,6 +600,7 @@ impl Kept {
         match class {
             CopyClass::Primary => &mut self.primary_bytes,
             CopyClass::Secondary => &mut self.secondary_bytes,
+            CopyClass::Pinned => &mut self.pinned_bytes,
         }
     }
 }
@@ -588,6 +661,40 @@ mod tests {
         assert_eq!(put(&mut table, 4, CopyClass::Primary), Ok(vec![3]));
         assert_eq!(put(&mut table, 5, CopyClass::Secondary), Err(NoRoom));
         assert_eq!(put(&mut table, 6, CopyClass::Primary), Ok(vec![0]));
+    }
+
+    #[test]
+    fn pinned_blocks_stay_and_are_let_go_when_they_are_pinned_no_more() {
+        for replacement in [Replacement::Lru, Replacement::Mru] {
+            let mut table = table(3, replacement);
+            assert_eq!(put(&mut table, 0, CopyClass::Pinned), Ok(vec![]));
+            assert_eq!(put(&mut table, 1, CopyClass::Primary), Ok(vec![]));
+            assert!(table.reclassify(key(1), CopyClass::Pinned).is_some());
+            assert!(table.reclassify(key(1), CopyClass::Pinned).is_none());
+            assert_eq!(put(&mut table, 2, CopyClass::Secondary), Ok(vec![]));
+            assert_eq!(put(&mut table, 3, CopyClass::Pinned), Ok(vec![2]));
+            for class in ALL_CLASSES {
+                assert_eq!(put(&mut table, 4, class), Err(NoRoom));
+            }
+            assert_eq!(table.give_way(1), vec![]);
+            assert!(table.reclassify(key(3), CopyClass::Secondary).is_some());
+            assert_eq!(put(&mut table, 4, CopyClass::Primary), Ok(vec![3]));
+        }
+    }
+
+    #[test]
+    fn who_gives_way_to_a_full_disk_stays_charged_until_it_is_off() {
+        let mut table = table(4, Replacement::Lru);
+        for (block, class) in [(0, CopyClass::Primary), (1, CopyClass::Secondary)] {
+            assert_eq!(put(&mut table, block, class), Ok(vec![]));
+        }
+        let keys = |victims: Vec<Victim>| victims.iter().map(|v| v.key).collect::<Vec<_>>();
+        assert_eq!(keys(table.give_way(1)), [key(1)]);
+        assert_eq!(table.used_bytes(), 2 * u64::from(BLOCK));
+        table.freed(key(1));
+        assert_eq!(table.used_bytes(), u64::from(BLOCK));
+        assert_eq!(keys(table.give_way(u64::MAX)), [key(0)]);
+        assert_eq!(table.give_way(1), vec![]);
     }
 
     #[test]
@@ -771,15 +878,20 @@ mod tests {
 
         #[test]
         fn the_sums_are_right_and_the_capacity_is_kept(
-            steps in prop::collection::vec((0u64..20, 1u32..20_000, any::<bool>(), 0u8..4), 1..200),
+            steps in prop::collection::vec((0u64..20, 1u32..20_000, 0usize..3, 0u8..6), 1..200),
             mru in any::<bool>(),
         ) {
             let replacement = if mru { Replacement::Mru } else { Replacement::Lru };
             let mut table = BlockTable::new(60_000, 1, replacement);
-            for (block, length, primary, what) in steps {
-                let class = if primary { CopyClass::Primary } else { CopyClass::Secondary };
+            for (block, length, class, what) in steps {
+                let class = ALL_CLASSES[class];
                 match what {
                     0 => drop(table.find(key(block))),
+                    4 => drop(table.reclassify(key(block), class)),
+                    5 => for victim in table.give_way(u64::from(length)) {
+                        prop_assert!(victim.class != CopyClass::Pinned);
+                        table.freed(victim.key);
+                    },
                     1 => if let Some(held) = table.find(key(block)) {
                         table.remove(key(block), held.stamp);
                         table.freed(key(block));
@@ -797,7 +909,8 @@ mod tests {
                 }
                 let sum: u64 = table.iter().map(|(_, held, _)| charge(held.length)).sum();
                 prop_assert_eq!(sum, table.used_bytes());
-                prop_assert_eq!(sum, table.primary_bytes + table.secondary_bytes);
+                let by_class = ALL_CLASSES.map(|class| table.class_bytes(class));
+                prop_assert_eq!(sum, by_class.iter().sum::<u64>());
                 prop_assert!(sum <= 60_000);
             }
         }

@@ -153,11 +153,12 @@ impl Node {
             tasks.push(tokio::spawn(presence::learn_peers_always(self.clone())));
         }
         tasks.push(tokio::spawn(self.door.clone().serve()));
-        let storage = self.storage.clone();
+        let (storage, caches) = (self.storage.clone(), self.caches.clone());
         tasks.push(tokio::spawn(async move {
             loop {
                 tokio::time::sleep(Duration::from_millis(SWEEP_MS)).await;
                 storage.sweep().await;
+                caches.tick().await;
             }
         }));
         let jobs = StopJobs(self.executor.clone());

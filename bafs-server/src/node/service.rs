@@ -199,6 +199,10 @@ impl Node {
             }
             Request::JoinCache(call) => plain(Reply::JoinCache(self.caches.join(call)?)),
             Request::ShowCache(call) => plain(Reply::ShowCache(self.caches.show(call.volume)?)),
+            Request::WarmCache(call) => {
+                self.storage.touch(call.volume)?;
+                plain(Reply::WarmCache(self.caches.warm(call).await?))
+            }
             Request::ReadBlocks(call) => {
                 if let CacheRef::Volume(id) = &call.cache {
                     self.storage.touch(*id)?;

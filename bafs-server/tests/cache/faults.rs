@@ -73,6 +73,12 @@ async fn a_peer_that_is_unreachable_from_one_other_is_passed_over() {
     // The third one reaches it, and no byte is wrong.
     assert!(read_all(&world, 2).await == bytes);
     assert_eq!(world.nodes[2].count("cache_fallbacks"), 0);
+    // Who stood in for the primary asked it, not home.
+    assert_eq!(world.home_bytes(), bytes.len() as u64);
+    let shown = world.nodes[0].show(ID).peers;
+    let peer = shown.iter().find(|peer| peer.address == two);
+    let peer = peer.expect("it shares the cache");
+    assert!(peer.suspect && peer.counts["failures"] > 0 && peer.counts["fallbacks"] > 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -156,6 +162,8 @@ async fn a_lying_peer_is_found_out_where_the_digest_is_known() {
     }
     assert!(node.count("cache_digest_failures") > 0);
     assert!(node.count("cache_fallbacks") > 0);
+    let shown = node.show(ID).peers;
+    assert!(shown[0].counts["digest_failures"] > 0, "the peer is named");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

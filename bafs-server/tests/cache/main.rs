@@ -1,7 +1,9 @@
 //! Cache volumes and the cooperative cache over real directories and an in-memory network.
 
+mod changing;
 mod faults;
 mod keeping;
 mod near;
 mod sharing;
+mod warming;
 mod world;

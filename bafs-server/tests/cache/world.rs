@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bafs_proto::cache::{CacheStatus, Pinning, WarmCache, WarmState};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, ServerId, VolumeId};
 use bafs_proto::message::{
@@ -194,6 +195,7 @@ impl Service for NodeService {
 }
 
 /// A node with its caches.
+#[derive(Clone)]
 pub(crate) struct Node {
     pub(crate) server: ServerId,
     pub(crate) address: String,
@@ -210,6 +212,27 @@ impl Node {
             .get(name)
             .copied()
             .unwrap_or_default()
+    }
+
+    /// What the node tells of a cache volume.
+    pub(crate) fn show(&self, volume: VolumeId) -> CacheStatus {
+        self.caches.show(volume).expect("works in tests")
+    }
+
+    /// Warms the node's share of a volume and waits until that is over.
+    pub(crate) async fn warm(&self, volume: VolumeId, path: &str, pinning: Pinning) -> WarmState {
+        let path = path.to_owned();
+        let call = WarmCache {
+            volume,
+            path,
+            pinning,
+        };
+        let mut warming = self.caches.warm(call).await.expect("works in tests");
+        while warming.state == WarmState::Running {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            warming = self.show(volume).warming.expect("it has begun");
+        }
+        warming.state
     }
 
     pub(crate) async fn read(

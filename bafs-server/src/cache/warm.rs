@@ -1,0 +1,252 @@
+//! Warming: a server fetches its own share of a cache volume before anyone asks for it, behind all
+//! that somebody waits for. Which blocks stay is decided by the pins.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bafs_proto::cache::{Pinning, WarmCache, WarmState, Warming};
+use bafs_proto::ids::{BlockIndex, FileIndex};
+use bafs_proto::message::SourceKind;
+use bafs_proto::{Error, ErrorCode, Result};
+use tokio::task::JoinSet;
+
+use super::disk::Run;
+use super::fetch::{Fetcher, Generation};
+use super::pins::is_below;
+use super::read::prefetch;
+use super::route::View;
+use super::volume::CacheVolume;
+use super::{Caches, blocking};
+use crate::logic::blocks::CopyClass;
+
+/// Most extents on their way at once.
+const EXTENTS_MAX: usize = 4;
+
+/// A home that is away is asked again so often, with growing pauses.
+const TRIES_MAX: u32 = 20;
+const PAUSE_MS_MIN: u64 = 200;
+const PAUSE_MS_MAX: u64 = 30_000;
+
+/// The warming of a volume; a later one takes the place of the present one.
+#[derive(Debug, Default)]
+pub(crate) struct Warmer {
+    state: Mutex<Option<Warming>>,
+    turn: AtomicU64,
+}
+
+impl Warmer {
+    /// How far the last warming is.
+    pub(crate) fn state(&self) -> Option<Warming> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Warming>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a turn, unless the same one is under way.
+    fn begin(&self, path: &str) -> Option<u64> {
+        let mut state = self.lock();
+        let same = |w: &Warming| w.path == path && w.state == WarmState::Running;
+        if state.as_ref().is_some_and(same) {
+            return None;
+        }
+        *state = Some(Warming {
+            path: path.to_owned(),
+            state: WarmState::Running,
+            wanted_bytes: 0,
+            present_bytes: 0,
+        });
+        Some(self.turn.fetch_add(1, Ordering::AcqRel) + 1)
+    }
+
+    /// Notes how a turn goes on, if it still is the present one. Tells whether it is.
+    fn note(&self, turn: u64, change: impl FnOnce(&mut Warming)) -> bool {
+        let mut state = self.lock();
+        let is_present = self.turn.load(Ordering::Acquire) == turn;
+        if let Some(warming) = state.as_mut().filter(|_| is_present) {
+            change(warming);
+        }
+        is_present
+    }
+}
+
+impl Caches {
+    /// Warms a volume, in the background; harmless to repeat. Tells how far it is.
+    ///
+    /// # Errors
+    /// `VolumeLost`; `NotFound` when the source has no such path; `WrongState` when a path that is
+    /// part of a pinned one shall be unpinned; `ServerFault`.
+    pub async fn warm(self: &Arc<Self>, call: WarmCache) -> Result<Warming> {
+        let volume = self.volume(call.volume)?;
+        let generation = volume.generation();
+        let mut entries = generation.manifest.entries().iter();
+        if !call.path.is_empty() && !entries.any(|entry| is_below(&entry.path, &call.path)) {
+            let text = format!("the source of the volume has no '{}'", call.path);
+            return Err(Error::new(ErrorCode::NotFound, text));
+        }
+        let (pins, path) = (generation.pins.clone(), call.path.clone());
+        match call.pinning {
+            Pinning::Leave => {}
+            Pinning::Pin => blocking(move || pins.add(&path)).await??,
+            Pinning::Unpin => {
+                blocking(move || pins.remove(&path)).await??;
+                self.tick().await;
+                return Ok(volume.warmer().state().unwrap_or(Warming {
+                    path: call.path,
+                    state: WarmState::Done,
+                    wanted_bytes: 0,
+                    present_bytes: 0,
+                }));
+            }
+        }
+        go_on(self.fetcher.clone(), volume.clone(), vec![call.path]);
+        let state = volume.warmer().state();
+        state.ok_or_else(|| Error::new(ErrorCode::ServerFault, "the warming did not begin"))
+    }
+}
+
+/// Warms what is at and below some paths, unless that is under way.
+pub(super) fn go_on(fetcher: Arc<Fetcher>, volume: Arc<CacheVolume>, paths: Vec<String>) {
+    let Some(turn) = volume.warmer().begin(&paths.join(" ")) else {
+        return;
+    };
+    tokio::spawn(async move {
+        let state = match warm(&fetcher, &volume, &paths, turn).await {
+            Ok(state) => state,
+            Err(error) => WarmState::Failed(error),
+        };
+        volume.warmer().note(turn, |warming| warming.state = state);
+    });
+}
+
+async fn warm(
+    fetcher: &Arc<Fetcher>,
+    volume: &Arc<CacheVolume>,
+    paths: &[String],
+    turn: u64,
+) -> Result<WarmState> {
+    fetcher.until_settled().await;
+    loop {
+        let generation = volume.generation();
+        let view = fetcher.view(&generation).await?;
+        let plan = {
+            let (generation, view, paths) = (generation.clone(), view.clone(), paths.to_vec());
+            blocking(move || plan(&generation, &view, &paths)).await?
+        };
+        let wanted_bytes = plan.iter().map(|run| run.bytes() as u64).sum();
+        volume.warmer().note(turn, |warming| {
+            (warming.wanted_bytes, warming.present_bytes) = (wanted_bytes, 0);
+        });
+        let state = fetch(fetcher, volume, &generation, plan, turn).await?;
+        let same = Arc::ptr_eq(&generation, &volume.generation());
+        let over = generation.disk.is_retired() && same;
+        let settled = same && Arc::ptr_eq(&view, &fetcher.view(&generation).await?);
+        if over || settled || !volume.warmer().note(turn, |_| {}) {
+            return Ok(state);
+        }
+        // The source, or who shares it, changed meanwhile: so did this server's share.
+    }
+}
+
+/// This server's share of what is at and below the paths, extent by extent.
+fn plan(generation: &Generation, view: &View, paths: &[String]) -> Vec<Run> {
+    let manifest = &generation.manifest;
+    let block_bytes = manifest.block_bytes();
+    let extent_blocks = generation.extent_blocks();
+    let mut plan = Vec::new();
+    for (file, entry) in (0..).map(FileIndex).zip(manifest.entries()) {
+        let wanted =
+            entry.kind == SourceKind::File && paths.iter().any(|path| is_below(&entry.path, path));
+        if !wanted {
+            continue;
+        }
+        let blocks = manifest.blocks_of(entry);
+        for first in (0..blocks).step_by(extent_blocks as usize) {
+            let count = extent_blocks.min(blocks - first);
+            let run = Run {
+                file,
+                first,
+                count: count as usize,
+                last_bytes: manifest.length_of(entry, BlockIndex(first + count - 1)),
+                block_bytes,
+            };
+            if view.is_own(generation, generation.extent(run.key(0))) {
+                plan.push(run);
+            }
+        }
+    }
+    plan
+}
+
+async fn fetch(
+    fetcher: &Arc<Fetcher>,
+    volume: &Arc<CacheVolume>,
+    generation: &Arc<Generation>,
+    plan: Vec<Run>,
+    turn: u64,
+) -> Result<WarmState> {
+    let mut state = WarmState::Done;
+    let mut under_way: JoinSet<Result<u64>> = JoinSet::new();
+    let mut plan = plan.into_iter();
+    loop {
+        while under_way.len() < EXTENTS_MAX
+            && state == WarmState::Done
+            && let Some(run) = plan.next()
+        {
+            if generation.disk.is_retired() || !volume.warmer().note(turn, |_| {}) {
+                return Ok(state);
+            }
+            if has_room(generation, &run) {
+                let (fetcher, generation) = (fetcher.clone(), generation.clone());
+                under_way.spawn(async move { one_extent(&fetcher, &generation, run).await });
+            } else {
+                state = WarmState::Full;
+            }
+        }
+        let Some(done) = under_way.join_next().await else {
+            return Ok(state);
+        };
+        let broken = |e| Error::new(ErrorCode::ServerFault, format!("warming broke off: {e}"));
+        let present = done.map_err(broken)??;
+        volume
+            .warmer()
+            .note(turn, |warming| warming.present_bytes += present);
+    }
+}
+
+/// Whether an extent is here or finds room: what is pinned may drive out what is not, the rest
+/// drives out no primary copy.
+fn has_room(generation: &Generation, run: &Run) -> bool {
+    let class = match generation.class_of(run.file, true) {
+        CopyClass::Pinned => CopyClass::Pinned,
+        CopyClass::Primary | CopyClass::Secondary => CopyClass::Secondary,
+    };
+    generation.disk.holds_all(run)
+        || generation.disk.table().reachable_bytes(class) >= run.bytes() as u64
+}
+
+/// Brings one extent and puts it into its class. Returns the bytes of it that are here.
+async fn one_extent(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, run: Run) -> Result<u64> {
+    let (mut tries, mut pause_ms) = (1, PAUSE_MS_MIN);
+    while let Err(error) = prefetch(fetcher, generation, run).await {
+        let over = tries == TRIES_MAX || generation.disk.is_retired();
+        if over || !error.is_transient() {
+            return Err(error);
+        }
+        tracing::debug!(%error, "warming is tried again");
+        tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+        (tries, pause_ms) = (tries + 1, (pause_ms * 2).min(PAUSE_MS_MAX));
+    }
+    let generation = generation.clone();
+    blocking(move || {
+        let class = generation.class_of(run.file, true);
+        let keys: Vec<_> = (0..run.count).map(|n| (run.key(n), class)).collect();
+        generation.disk.reclassify(&keys)?;
+        let table = generation.disk.table();
+        let here = (0..run.count).filter(|n| table.holds(run.key(*n)));
+        Ok(here.map(|n| run.length(n) as u64).sum())
+    })
+    .await?
+}

@@ -1,0 +1,226 @@
+//! What is fetched before anyone asks for it: ahead of readers, by warming; and what stays.
+
+use std::path::Path;
+use std::process::Command;
+
+use bafs_proto::ErrorCode;
+use bafs_proto::cache::{Pinning, WarmCache, WarmState};
+use bafs_proto::ids::VolumeId;
+use bafs_proto::volume::Replacement;
+
+use crate::world::{BLOCK, HOME, World, cache, content};
+
+const LARGE: u64 = 64 << 20;
+const ID: VolumeId = VolumeId(1);
+
+fn bytes_of(blocks: u64) -> u64 {
+    blocks * u64::from(BLOCK)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scan_is_read_ahead_and_costs_home_each_byte_once() {
+    let world = World::new(3);
+    let bytes = content(1, 700 * BLOCK as usize + 5);
+    world.home.put("db/scan", bytes.clone(), 1);
+    world.create(&cache(1, LARGE, Replacement::Lru)).await;
+    world.tell();
+    let node = &world.nodes[0];
+    let mut whole = Vec::new();
+    for first in (0..701).step_by(8) {
+        whole.extend(node.read(ID, 0, first, 8).await.expect("read"));
+    }
+    assert!(whole == bytes);
+    assert_eq!(world.home_bytes(), bytes.len() as u64);
+    assert_eq!(world.total("cache_wanted_bytes"), bytes.len() as u64);
+    let ahead = node.count("cache_ahead_bytes");
+    assert!(ahead > bytes.len() as u64 / 4, "{ahead}");
+    let used = node.count("cache_ahead_used_bytes");
+    assert!(used >= ahead, "all of it was read: {used} of {ahead}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn random_reads_fetch_what_they_read_and_nothing_else() {
+    let world = World::new(3);
+    let bytes = content(1, 3_000 * BLOCK as usize);
+    world.home.put("db/random", bytes.clone(), 1);
+    world.create(&cache(1, 2 * LARGE, Replacement::Lru)).await;
+    world.tell();
+    let mut unique = std::collections::BTreeSet::new();
+    for n in 0..300u64 {
+        let block = (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) % 3_000;
+        unique.insert(block);
+        let read = world.nodes[0].read(ID, 0, block, 1).await.expect("read");
+        let start = block as usize * BLOCK as usize;
+        assert!(read == bytes[start..start + BLOCK as usize]);
+    }
+    assert_eq!(world.home_bytes(), bytes_of(unique.len() as u64));
+    assert_eq!(world.total("cache_ahead_bytes"), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_node_warms_its_share_and_home_is_not_needed_any_more() {
+    let world = World::new(4);
+    let files = [
+        content(1, 300 * BLOCK as usize),
+        content(2, 50 * BLOCK as usize + 1),
+    ];
+    world.home.put("db/in/a", files[0].clone(), 1);
+    world.home.put("db/in/b", files[1].clone(), 1);
+    world.home.put("db/out", content(3, 40 * BLOCK as usize), 1);
+    world.create(&cache(1, LARGE, Replacement::Lru)).await;
+    world.tell();
+    let whole = files.iter().map(|file| file.len() as u64).sum::<u64>();
+    for round in 0..2 {
+        for node in &world.nodes {
+            assert_eq!(node.warm(ID, "in", Pinning::Leave).await, WarmState::Done);
+            let warming = node.show(ID).warming.expect("it has begun");
+            assert_eq!(warming.present_bytes, warming.wanted_bytes, "round {round}");
+        }
+        assert_eq!(world.home_bytes(), whole, "round {round}");
+    }
+    for node in &world.nodes {
+        let shown = node.show(ID);
+        let share = shown.primary_bytes as f64 / whole as f64;
+        assert!((0.17..0.33).contains(&share), "{share}");
+        assert_eq!(shown.secondary_bytes, 0);
+    }
+    world.network.kill(HOME);
+    for node in &world.nodes {
+        assert!(
+            node.read(ID, 0, 0, 250).await.expect("read") == files[0][..bytes_of(250) as usize]
+        );
+        assert!(node.read(ID, 1, 0, 51).await.expect("read") == files[1]);
+    }
+    let call = WarmCache {
+        volume: ID,
+        path: "nowhere".to_owned(),
+        pinning: Pinning::Leave,
+    };
+    let refused = world.nodes[0].caches.warm(call).await.map_err(|e| e.code);
+    assert_eq!(refused, Err(ErrorCode::NotFound));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pinned_blocks_stay_over_scans_and_restarts_until_they_are_unpinned() {
+    for replacement in [Replacement::Lru, Replacement::Mru] {
+        let mut world = World::new(1);
+        let pinned = content(1, 10 * BLOCK as usize);
+        let other = content(2, 50 * BLOCK as usize);
+        world.home.put("db/a", pinned.clone(), 1);
+        world.home.put("db/b", other.clone(), 1);
+        world.create(&cache(1, bytes_of(15), replacement)).await;
+        // Some of it is here already, as any block.
+        world.nodes[0].read(ID, 0, 3, 2).await.expect("read");
+        let state = world.nodes[0].warm(ID, "a", Pinning::Pin).await;
+        assert_eq!(state, WarmState::Done);
+        for round in 0..2 {
+            for first in (0..50).step_by(5) {
+                world.nodes[0].read(ID, 1, first, 5).await.expect("read");
+            }
+            assert_eq!(
+                world.nodes[0].show(ID).pinned_bytes,
+                bytes_of(10),
+                "{round}"
+            );
+            drop(world.kill(0));
+            world.start(1);
+            world.tell();
+        }
+        let node = &world.nodes[0];
+        assert_eq!(node.show(ID).pins, ["a"]);
+        world.network.kill(HOME);
+        assert!(node.read(ID, 0, 0, 10).await.expect("read") == pinned);
+        world.network.listen(HOME, world.home.clone());
+        node.warm(ID, "a", Pinning::Unpin).await;
+        let shown = node.show(ID);
+        assert_eq!((shown.pinned_bytes, shown.pins), (0, Vec::new()));
+        for _ in 0..2 {
+            assert!(node.read(ID, 1, 0, 50).await.expect("read") == other);
+        }
+        let evicted = node.count("cache_evicted_primary");
+        assert!(evicted > 0, "they may leave now: {evicted}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_volume_that_is_all_pinned_passes_through_and_warming_ends_where_room_ends() {
+    let world = World::new(1);
+    let bytes = content(1, 30 * BLOCK as usize);
+    world.home.put("db/a", bytes.clone(), 1);
+    world.home.put("db/b", content(2, BLOCK as usize), 1);
+    world
+        .create(&cache(1, bytes_of(10), Replacement::Lru))
+        .await;
+    let node = &world.nodes[0];
+    assert_eq!(node.warm(ID, "a", Pinning::Leave).await, WarmState::Full);
+    let evicted = node.count("cache_evicted_primary");
+    assert_eq!(evicted, 0, "warming drives out nothing");
+    assert_eq!(node.warm(ID, "a", Pinning::Pin).await, WarmState::Full);
+    assert_eq!(node.show(ID).pinned_bytes, bytes_of(10));
+    for _ in 0..3 {
+        node.read(ID, 1, 0, 1).await.expect("read");
+    }
+    assert!(node.count("cache_pass_through") > 0);
+    assert_eq!(node.caches.used(ID).map(|used| used.0), Some(bytes_of(10)));
+}
+
+/// A file system of its own, so small that it fills up.
+struct SmallDisk<'a>(&'a Path);
+
+impl<'a> SmallDisk<'a> {
+    fn mount(path: &'a Path, size: &str) -> Option<Self> {
+        std::fs::create_dir_all(path).expect("directory");
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", size, "tmpfs"])
+            .arg(path)
+            .output();
+        mounted
+            .is_ok_and(|done| done.status.success())
+            .then_some(Self(path))
+    }
+}
+
+impl Drop for SmallDisk<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0).output();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_evicts_instead_of_failing() {
+    let mut world = World::new(0);
+    let place = world.root().join("1");
+    let Some(_disk) = SmallDisk::mount(&place, "size=3m") else {
+        let text = "SKIPPED: a_full_disk_evicts_instead_of_failing: cannot mount a tmpfs\n";
+        eprint!("{text}");
+        if let Some(log) = std::env::var_os("BAFS_SKIP_LOG") {
+            let mut options = std::fs::OpenOptions::new();
+            let log = options.append(true).create(true).open(log);
+            std::io::Write::write_all(&mut log.expect("log"), text.as_bytes()).expect("log");
+        }
+        return;
+    };
+    world.start(1);
+    let bytes = content(1, 600 * BLOCK as usize);
+    world.home.put("db/large", bytes.clone(), 1);
+    // The volume may keep far more than the disk has.
+    world.create(&cache(1, LARGE, Replacement::Lru)).await;
+    let node = &world.nodes[0];
+    for _ in 0..2 {
+        for first in (0..600).step_by(20) {
+            let read = node.read(ID, 0, first, 20).await.expect("read");
+            let start = bytes_of(first) as usize;
+            assert!(
+                read == bytes[start..start + read.len()],
+                "blocks from {first}"
+            );
+        }
+    }
+    assert!(node.count("cache_evicted_for_full_disk") > 0);
+    assert_eq!(node.count("cache_digest_failures"), 0);
+    // The latest blocks are here, not the first ones.
+    let before = world.home_bytes();
+    let last = node.read(ID, 0, 590, 5).await.expect("read");
+    assert!(last == bytes[bytes_of(590) as usize..bytes_of(595) as usize]);
+    assert_eq!(world.home_bytes(), before);
+}
