@@ -3,7 +3,8 @@
 //!
 //! The node gives each copy of a block that may be read a mark of its own, takes the mark away
 //! *before* it touches the bytes, and puts one there *after* they are whole. So bytes that were
-//! read while the mark stayed the same are the block's bytes ([`BlockMap::while_there`]).
+//! read while the mark stayed the same are what the node put there ([`BlockMap::while_there`]).
+//! Beside the mark is a part of the block's digest, so that damage on the disk shows too.
 
 use std::io;
 use std::ops::Range;
@@ -11,9 +12,25 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::fence;
 
+use bafs_proto::hash::Digest;
 use bafs_proto::message::{SourceEntry, SourceKind};
 
 use crate::shared::{SHARED_WORDS_MAX, SharedAccess, SharedWords};
+
+/// Numbers that a block has in the map: its mark, and the first eight bytes of its digest. Nobody
+/// but the node writes them, so they need not withstand more than chance.
+const BLOCK_WORDS: usize = 3;
+
+/// What an agent says of a block: it used it, or it found other bytes than the map says.
+const USED: u32 = 1;
+const DOUBTED: u32 = 2;
+
+/// What the map says of a block that may be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Told {
+    mark: u32,
+    digest: [u32; 2],
+}
 
 /// Where the blocks of each file are in the map. Node and agent work it out alike, from the
 /// manifest.
@@ -41,7 +58,7 @@ impl BlockPlaces {
             firsts.push(u32::try_from(next).ok()?);
         }
         // One number more is needed for what was read.
-        (next < SHARED_WORDS_MAX as u64).then_some(Self { firsts })
+        (next < (SHARED_WORDS_MAX / BLOCK_WORDS) as u64).then_some(Self { firsts })
     }
 
     /// Number of blocks of all files.
@@ -67,9 +84,9 @@ impl BlockPlaces {
 #[derive(Debug)]
 pub struct BlockMap {
     places: BlockPlaces,
-    /// A mark for each block that may be read, 0 for the others.
+    /// For each block a mark, 0 if it may not be read, and a part of its digest.
     present: SharedWords,
-    /// 1 for each block that was used since the node last looked, and how many KiB were.
+    /// What agents say of each block since the node last looked, and how many KiB they read.
     used: SharedWords,
 }
 
@@ -80,7 +97,8 @@ impl BlockMap {
     /// As the system says.
     pub fn create(places: BlockPlaces) -> io::Result<(Self, [OwnedFd; 2])> {
         let length = places.count() + 1;
-        let (present, present_file) = SharedWords::create(length, SharedAccess::Read)?;
+        let marks = length * BLOCK_WORDS;
+        let (present, present_file) = SharedWords::create(marks, SharedAccess::Read)?;
         let (used, used_file) = SharedWords::create(length, SharedAccess::Write)?;
         let map = Self {
             places,
@@ -97,44 +115,73 @@ impl BlockMap {
     pub fn open(places: BlockPlaces, [present, used]: [BorrowedFd<'_>; 2]) -> io::Result<Self> {
         let length = places.count() + 1;
         Ok(Self {
-            present: SharedWords::map(present, length, SharedAccess::Read)?,
+            present: SharedWords::map(present, length * BLOCK_WORDS, SharedAccess::Read)?,
             used: SharedWords::map(used, length, SharedAccess::Write)?,
             places,
         })
     }
 
-    /// Sets the mark of a block. With 0 nobody may read it; the caller may then change its bytes.
-    pub fn set(&self, file: u32, block: u64, mark: u32) {
+    /// Gives a block a mark that no other copy of it had, and tells its digest; without them nobody
+    /// may read it, and the caller may change its bytes.
+    pub fn set(&self, file: u32, block: u64, told: Option<(u32, Digest)>) {
         let words = self.present.words().unwrap_or_default();
-        if let Some(word) = self.places.at(file, block).and_then(|at| words.get(at)) {
-            // The bytes are whole before the mark is there, and the mark gone before they change.
-            fence(SeqCst);
-            word.store(mark, SeqCst);
-            fence(SeqCst);
+        let place = self.places.at(file, block).map(|at| at * BLOCK_WORDS);
+        let Some([mark, first, second]) = place.and_then(|at| words.get(at..at + BLOCK_WORDS))
+        else {
+            return;
+        };
+        // The bytes are whole before the mark is there, and the mark gone before they change.
+        fence(SeqCst);
+        if let Some((_, digest)) = &told {
+            let part = part_of(digest);
+            first.store(part[0], SeqCst);
+            second.store(part[1], SeqCst);
         }
+        mark.store(told.map_or(0, |(mark, _)| mark), SeqCst);
+        fence(SeqCst);
     }
 
     /// Whether a block may be read now.
     pub fn has(&self, file: u32, block: u64) -> bool {
-        self.mark(file, block) != 0
+        self.told(file, block).is_some()
     }
 
-    /// Reads blocks of a file with `read`, which says whether it could; true when what it read are
-    /// these blocks. Counts as a use of them.
-    pub fn while_there(&self, file: u32, blocks: Range<u64>, read: impl FnOnce() -> bool) -> bool {
-        let marks: Vec<u32> = blocks.clone().map(|n| self.mark(file, n)).collect();
-        if marks.contains(&0) {
+    /// Reads whole blocks of a file with `read`, which gives the digest of each in order; true when
+    /// what it read are these blocks. Counts as a use of them. Other bytes than the node put there
+    /// are told to it ([`BlockMap::take_doubt`]).
+    pub fn while_there(
+        &self,
+        file: u32,
+        blocks: Range<u64>,
+        read: impl FnOnce() -> Option<Vec<Digest>>,
+    ) -> bool {
+        let look = || -> Option<Vec<Told>> {
+            let blocks = blocks.clone();
+            blocks.map(|block| self.told(file, block)).collect()
+        };
+        let Some(told) = look() else {
             return false;
-        }
+        };
         fence(SeqCst);
-        let could_read = read();
+        let digests = read();
         fence(SeqCst);
-        let same = |(block, mark): (u64, u32)| self.mark(file, block) == mark;
-        if !could_read || !blocks.clone().zip(marks).all(same) {
+        let Some(digests) = digests.filter(|_| look().as_ref() == Some(&told)) else {
             return false;
+        };
+        let mut good = digests.len() == told.len();
+        for ((block, told), digest) in blocks.zip(told).zip(digests) {
+            let is_right = part_of(&digest) == told.digest;
+            good &= is_right;
+            self.say(file, block, if is_right { USED } else { DOUBTED });
         }
-        self.note_use(file, blocks);
-        true
+        good
+    }
+
+    /// Whether an agent found other bytes in a block than it should have, since this was asked last.
+    pub fn take_doubt(&self, file: u32, block: u64) -> bool {
+        let words = self.used.words().unwrap_or_default();
+        let word = self.places.at(file, block).and_then(|at| words.get(at));
+        word.is_some_and(|word| word.load(Relaxed) == DOUBTED && word.swap(0, Relaxed) == DOUBTED)
     }
 
     /// Counts what was read without asking.
@@ -158,8 +205,7 @@ impl BlockMap {
                 break;
             };
             for (block, word) in (0..).zip(words.get(first..end).unwrap_or_default()) {
-                if word.load(Relaxed) != 0 {
-                    word.store(0, Relaxed);
+                if word.compare_exchange(USED, 0, Relaxed, Relaxed).is_ok() {
                     uses.push((file, block));
                 }
             }
@@ -167,22 +213,31 @@ impl BlockMap {
         uses
     }
 
-    fn mark(&self, file: u32, block: u64) -> u32 {
-        let place = self.places.at(file, block);
-        place
-            .and_then(|at| self.present.load(at, SeqCst))
-            .unwrap_or(0)
+    fn told(&self, file: u32, block: u64) -> Option<Told> {
+        let place = self.places.at(file, block)? * BLOCK_WORDS;
+        let load = |n| self.present.load(place + n, SeqCst);
+        let mark = load(0).filter(|mark| *mark != 0)?;
+        let digest = [load(1)?, load(2)?];
+        Some(Told { mark, digest })
     }
 
-    fn note_use(&self, file: u32, blocks: Range<u64>) {
+    fn say(&self, file: u32, block: u64, what: u32) {
         let words = self.used.words().unwrap_or_default();
-        for place in blocks.filter_map(|block| self.places.at(file, block)) {
+        if let Some(word) = self.places.at(file, block).and_then(|at| words.get(at)) {
             // Looking first: all agents write here, and memory that nobody writes is shared.
-            if words[place].load(Relaxed) == 0 {
-                words[place].store(1, Relaxed);
+            if word.load(Relaxed) < what {
+                word.store(what, Relaxed);
             }
         }
     }
+}
+
+fn part_of(digest: &Digest) -> [u32; 2] {
+    let word = |at: usize| {
+        let bytes = digest.0[at..at + 4].try_into();
+        bytes.map_or(0, u32::from_le_bytes)
+    };
+    [word(0), word(4)]
 }
 
 #[cfg(test)]
@@ -216,27 +271,33 @@ mod tests {
     #[test]
     fn an_agent_reads_what_the_node_marks_and_nothing_else() {
         let (node, agent) = pair(&[3, 1]);
-        assert!(!agent.while_there(0, 0..1, || true));
-        node.set(0, 0, 7);
-        node.set(0, 1, 8);
-        assert!(agent.while_there(0, 0..2, || true));
-        assert!(
-            !agent.while_there(0, 0..2, || false),
-            "it could not be read"
-        );
-        assert!(!agent.while_there(0, 0..3, || true), "one is not there");
-        assert!(!agent.while_there(1, 0..1, || true));
-        assert!(!agent.while_there(9, 0..1, || true));
+        let digest = Digest::of(b"block");
+        let right = |count| move || Some(vec![digest; count]);
+        assert!(!agent.while_there(0, 0..1, right(1)));
+        node.set(0, 0, Some((7, digest)));
+        node.set(0, 1, Some((8, digest)));
+        assert!(agent.while_there(0, 0..2, right(2)));
+        assert!(!agent.while_there(0, 0..2, || None), "it could not be read");
+        assert!(!agent.while_there(0, 0..2, right(1)), "too few");
+        assert!(!agent.while_there(0, 0..3, right(3)), "one is not there");
+        assert!(!agent.while_there(1, 0..1, right(1)));
+        assert!(!agent.while_there(9, 0..1, right(1)));
+        assert_eq!(node.take_uses(), [(0, 0), (0, 1)]);
+        assert_eq!(node.take_uses(), []);
+        // Other bytes than there should be: the node hears of it, once.
+        assert!(!node.take_doubt(0, 1));
+        assert!(!agent.while_there(0, 0..2, || Some(vec![digest, Digest::of(b"other")])));
+        assert_eq!(node.take_uses(), [(0, 0)]);
+        assert!(node.take_doubt(0, 1) && !node.take_doubt(0, 1));
         // Gone, or another copy, at the end.
         assert!(!agent.while_there(0, 0..1, || {
-            node.set(0, 0, 0);
-            true
+            node.set(0, 0, None);
+            right(1)()
         }));
         assert!(!agent.while_there(0, 1..2, || {
-            node.set(0, 1, 9);
-            true
+            node.set(0, 1, Some((9, digest)));
+            right(1)()
         }));
-        assert_eq!(node.take_uses(), [(0, 0), (0, 1)]);
         assert_eq!(node.take_uses(), []);
         agent.note_read(3);
         agent.note_read(4);
@@ -260,13 +321,18 @@ mod tests {
         const BYTES: usize = 64 << 10;
         let file = tempfile::tempfile().expect("file");
         let (node, agent) = pair(&[1]);
+        let digest = Digest::of(b"");
         let (over, good) = (AtomicBool::new(false), AtomicU64::new(0));
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
                     let mut bytes = vec![0u8; BYTES];
                     while !over.load(Relaxed) {
-                        let read = || file.read_exact_at(&mut bytes, 0).is_ok();
+                        let read = || {
+                            file.read_exact_at(&mut bytes, 0).ok()?;
+                            // As if it were always right: marks alone must suffice.
+                            Some(vec![digest])
+                        };
                         if agent.while_there(0, 0..1, read) {
                             assert!(bytes[0] != 0 && bytes.iter().all(|byte| *byte == bytes[0]));
                             good.fetch_add(1, Relaxed);
@@ -280,11 +346,11 @@ mod tests {
                 file.write_all_at(&vec![0; BYTES], 0).expect("punch");
                 file.write_all_at(&vec![(mark % 255 + 1) as u8; BYTES], 0)
                     .expect("write");
-                node.set(0, 0, mark);
+                node.set(0, 0, Some((mark, digest)));
                 if mark.is_multiple_of(16) {
                     std::thread::yield_now();
                 }
-                node.set(0, 0, 0);
+                node.set(0, 0, None);
             }
             over.store(true, Relaxed);
         });

@@ -161,8 +161,9 @@ impl Blocks {
         let near = self.near.as_ref()?;
         let start = block * self.block_bytes();
         let range = start..(start + self.block_bytes()).min(file.size);
-        let mut bytes = vec![0; usize::try_from(range.end - range.start).ok()?];
-        near.read(file, &range, &mut bytes).then(|| bytes.into())
+        let mut bytes = Vec::new();
+        near.read(file, &range, &mut bytes)?;
+        Some(bytes.into())
     }
 
     async fn fetch(&self, file: File, blocks: Range<u64>) -> Result<Vec<Bytes>> {

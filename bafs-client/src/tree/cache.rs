@@ -31,7 +31,7 @@ const ENTRY_BYTES: u32 = 152;
 
 thread_local! {
     /// Where a thread that answers the kernel puts what it reads from a file; it grows to the
-    /// longest read.
+    /// blocks of the longest read.
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -230,16 +230,13 @@ impl CacheTree {
         let Ok(near) = &self.near else {
             return Some(done);
         };
-        let length = usize::try_from(range.end - range.start).unwrap_or(0);
         let mut buffer = BUFFER.take();
-        if buffer.len() < length {
-            buffer.resize(length, 0);
-        }
-        let left = if near.read(file, range, &mut buffer[..length]) {
-            answer_read(done, &buffer[..length]);
-            None
-        } else {
-            Some(done)
+        let left = match near.read(file, range, &mut buffer) {
+            Some(place) => {
+                answer_read(done, &buffer[place]);
+                None
+            }
+            None => Some(done),
         };
         BUFFER.set(buffer);
         left

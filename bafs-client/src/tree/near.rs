@@ -119,11 +119,15 @@ impl Near {
             .is_some_and(|blocks| blocks.map.has(file.index.0, block))
     }
 
-    /// Fills `buffer` with the bytes of `range`, which is as long and within the file; false when
-    /// they are not all here.
-    pub(super) fn read(&self, file: File, range: &Range<u64>, buffer: &mut [u8]) -> bool {
-        self.blocks()
-            .is_some_and(|blocks| blocks.read(file, range, buffer))
+    /// Reads the blocks of `range`, which is within the file, into `buffer`, and says where in it
+    /// the range is; `None` when they are not all here.
+    pub(super) fn read(
+        &self,
+        file: File,
+        range: &Range<u64>,
+        buffer: &mut Vec<u8>,
+    ) -> Option<Range<usize>> {
+        self.blocks()?.read(file, range, buffer)
     }
 
     /// The open file of a file that is wholly here, which the node keeps whole until
@@ -169,24 +173,35 @@ impl Drop for Near {
 }
 
 impl NearBlocks {
-    fn read(&self, file: File, range: &Range<u64>, buffer: &mut [u8]) -> bool {
+    fn read(&self, file: File, range: &Range<u64>, buffer: &mut Vec<u8>) -> Option<Range<usize>> {
         let index = file.index.0;
         let blocks = range.start / self.block_bytes..range.end.div_ceil(self.block_bytes);
         if !blocks.clone().all(|block| self.map.has(index, block)) {
-            return false;
+            return None;
         }
-        let Some(opened) = self.file(file.index) else {
-            return false;
+        let opened = self.file(file.index)?;
+        let start = blocks.start * self.block_bytes;
+        let end = (blocks.end * self.block_bytes).min(file.size);
+        let length = usize::try_from(end - start).ok()?;
+        if buffer.len() < length {
+            buffer.resize(length, 0);
+        }
+        let bytes = &mut buffer[..length];
+        let read = || {
+            opened.read_exact_at(bytes, start).ok()?;
+            let blocks = bytes.chunks(usize::try_from(self.block_bytes).ok()?);
+            Some(blocks.map(Digest::of).collect())
         };
-        let read = || opened.read_exact_at(buffer, range.start).is_ok();
         if !self.map.while_there(index, blocks, read) {
-            return false;
+            return None;
         }
+        let skip = usize::try_from(range.start - start).ok()?;
+        let place = skip..skip + usize::try_from(range.end - range.start).ok()?;
         let bytes = range.end - range.start;
         let before = self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
         let kib = ((before + bytes) >> 10) - (before >> 10);
         self.map.note_read(u32::try_from(kib).unwrap_or(u32::MAX));
-        true
+        Some(place)
     }
 
     fn file(&self, file: FileIndex) -> Option<Arc<OsFile>> {

@@ -62,6 +62,8 @@ pub(crate) struct Disk {
     journal: Journal,
     /// Held while a file is held or let go, so that looking who has it open disturbs nobody.
     pub(super) holding: Mutex<()>,
+    /// Files whose bytes were all compared with their digests, and when they changed last.
+    pub(super) compared: Mutex<BTreeMap<FileIndex, near::Stamp>>,
     /// True when the generation is over. Whoever changes the disk holds it for reading.
     retired: RwLock<bool>,
     pub(super) counters: Counters,
@@ -104,6 +106,14 @@ impl TableGuard<'_> {
     /// What agents are told; `None` while there are none.
     pub(super) fn near(&mut self) -> &mut Option<NearMap> {
         &mut self.0.near
+    }
+
+    /// Whether an agent found other bytes in a block than there should be.
+    fn is_doubted(&mut self, key: BlockKey) -> bool {
+        self.0
+            .near
+            .as_ref()
+            .is_some_and(|near| near.take_doubt(key))
     }
 
     /// Takes over what agents used without asking, if a block of this length drives others out.
@@ -162,6 +172,7 @@ impl Disk {
             shelf,
             journal,
             holding: Mutex::new(()),
+            compared: Mutex::default(),
             retired,
             counters,
         };
@@ -191,7 +202,12 @@ impl Disk {
     pub(crate) fn read(&self, run: &Run) -> Local {
         let found: Vec<Option<Held>> = {
             let mut table = self.table();
-            (0..run.count).map(|n| table.find(run.key(n))).collect()
+            let find = |n| {
+                let found = table.find(run.key(n))?;
+                let verified = found.verified && !table.is_doubted(run.key(n));
+                Some(Held { verified, ..found })
+            };
+            (0..run.count).map(find).collect()
         };
         let mut local = Local::nothing(run);
         if found.iter().all(Option::is_none) {
@@ -363,7 +379,7 @@ impl Disk {
         let mut table = self.table();
         let blocks = table.unfollow();
         if let Some(near) = table.near().take() {
-            near.tell(blocks.into_iter().map(|key| (key, 0)));
+            near.tell(blocks.into_iter().map(|key| (key, None)));
         }
     }
 

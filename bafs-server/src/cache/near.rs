@@ -9,11 +9,12 @@
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::PoisonError;
 use std::time::Duration;
 
+use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex};
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::{BlockMap, BlockPlaces};
@@ -43,9 +44,14 @@ pub(super) struct NearMap {
 impl NearMap {
     /// Tells of changes, in order.
     pub(super) fn tell(&self, changes: impl IntoIterator<Item = Change>) {
-        for (key, mark) in changes {
-            self.map.set(key.file.0, key.block.0, mark);
+        for (key, told) in changes {
+            self.map.set(key.file.0, key.block.0, told);
         }
+    }
+
+    /// Whether an agent found other bytes in a block than there should be, since the last time.
+    pub(super) fn take_doubt(&self, key: BlockKey) -> bool {
+        self.map.take_doubt(key.file.0, key.block.0)
     }
 
     /// Blocks that agents used since the last time.
@@ -109,14 +115,51 @@ impl Disk {
         let opened = File::open(&path).and_then(|opened| {
             flock(&opened, FlockOperation::NonBlockingLockShared)?;
             let length = opened.metadata()?.len();
-            (length == entry.identity.size)
-                .then_some(opened)
-                .ok_or_else(|| std::io::ErrorKind::InvalidData.into())
+            if length != entry.identity.size || !self.is_right(manifest, file, &opened)? {
+                return Err(std::io::ErrorKind::InvalidData.into());
+            }
+            Ok(opened)
         });
         opened.map(OwnedFd::from).map_err(|error| {
             self.table().let_go(file);
             fault("hold a whole file", &path, error)
         })
+    }
+
+    /// Whether all blocks of a file, which are here, are what they should be. They were compared
+    /// when they came; whoever is given the file sees no digest, so it is done once more, and again
+    /// only if the file was written since.
+    fn is_right(
+        &self,
+        manifest: &Manifest,
+        file: FileIndex,
+        opened: &File,
+    ) -> std::io::Result<bool> {
+        let compared = || self.compared.lock().unwrap_or_else(PoisonError::into_inner);
+        let stamp = stamp_of(opened)?;
+        if compared().get(&file) == Some(&stamp) {
+            return Ok(true);
+        }
+        let mut bytes = vec![0; manifest.block_bytes() as usize];
+        let mut left = stamp.0;
+        for block in 0.. {
+            let length = left.min(u64::from(manifest.block_bytes()));
+            if length == 0 {
+                break;
+            }
+            let bytes = &mut bytes[..length as usize];
+            opened.read_exact_at(bytes, block * u64::from(manifest.block_bytes()))?;
+            let block = BlockIndex(block);
+            let digest = self.table().digest_of(BlockKey { file, block });
+            if digest != Some(Digest::of(bytes)) {
+                return Ok(false);
+            }
+            left -= length;
+        }
+        if stamp_of(opened)? == stamp {
+            compared().insert(file, stamp);
+        }
+        Ok(true)
     }
 
     /// Undoes [`Disk::hold`], unless somebody still has the open file; says whether it did (waits
@@ -257,6 +300,15 @@ fn remove<'a>(
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         removed => removed,
     }
+}
+
+/// Size of a file and when it changed last, in seconds and nanoseconds: of its bytes, of anything.
+pub(super) type Stamp = (u64, [i64; 4]);
+
+fn stamp_of(file: &File) -> std::io::Result<Stamp> {
+    let at = file.metadata()?;
+    let times = [at.mtime(), at.mtime_nsec(), at.ctime(), at.ctime_nsec()];
+    Ok((at.len(), times))
 }
 
 fn users(directory: &Path) -> std::io::Result<File> {

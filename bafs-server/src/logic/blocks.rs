@@ -68,9 +68,9 @@ pub(crate) struct Victim {
     pub(crate) class: CopyClass,
 }
 
-/// What those who read without asking must be told of a block: [`Held::mark`] when its bytes may
-/// be read, 0 when not.
-pub(crate) type Change = (BlockKey, u32);
+/// What those who read without asking must be told of a block: its mark and its digest when its
+/// bytes may be read.
+pub(crate) type Change = (BlockKey, Option<(u32, Digest)>);
 
 /// A file whose blocks must stay: somebody reads them without any way to be told.
 #[derive(Debug, Default)]
@@ -119,7 +119,7 @@ impl Held {
     }
 
     fn change(&self, key: BlockKey) -> Change {
-        (key, if self.verified { self.mark() } else { 0 })
+        (key, self.verified.then(|| (self.mark(), self.digest)))
     }
 }
 
@@ -473,7 +473,7 @@ impl BlockTable {
         if let Some(kept) = self.kept.get_mut(&key.file) {
             *kept.bytes(class) -= charge(held.length);
         }
-        self.changed((key, 0));
+        self.changed((key, None));
         self.remembered.put(key, held.digest);
         self.moving.insert(key, charge(held.length));
         Some(held)
@@ -563,7 +563,7 @@ impl BlockTable {
                 let (_, bytes) = self.list(class);
                 *bytes -= charge(held.length);
                 self.remembered.put(key, held.digest);
-                self.changed((key, 0));
+                self.changed((key, None));
                 self.unseen_evictions = self.unseen_evictions.map(|unseen| unseen + 1);
                 return Some(Victim {
                     key,
@@ -858,11 +858,15 @@ mod tests {
                     }
                     (1, Some(held)) => table.mark_verified(key(block), held.stamp),
                     (2, _) => drop(table.restore(key(block), BLOCK, Digest([0; 32]), class)),
-                    (3, _) => told = table.follow().into_iter().collect(),
+                    (3, _) => {
+                        let all = table.follow().into_iter();
+                        told = all.map(|(key, told)| (key, told.map_or(0, |(mark, _)| mark))).collect();
+                    }
                     _ => drop(put(&mut table, block, class)),
                 }
                 let follows = table.changes.is_some();
-                for (key, mark) in table.take_changes() {
+                for (key, told_now) in table.take_changes() {
+                    let mark = told_now.map_or(0, |(mark, _)| mark);
                     let before = told.insert(key, mark);
                     if mark != 0 && before != Some(mark) {
                         prop_assert!(seen.insert(mark), "{mark} is used again");

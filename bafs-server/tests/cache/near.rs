@@ -54,7 +54,10 @@ impl Agent {
         let opened = File::from(opened.ok()?);
         let mut bytes = vec![0; length];
         let at = block * u64::from(BLOCK);
-        let read = || opened.read_exact_at(&mut bytes, at).is_ok();
+        let read = || {
+            opened.read_exact_at(&mut bytes, at).ok()?;
+            Some(vec![Digest::of(&bytes)])
+        };
         let here = self.map.while_there(file, block..block + 1, read);
         self.map.note_read(BLOCK >> 10);
         here.then_some(bytes)
@@ -222,6 +225,44 @@ async fn a_restored_block_is_told_of_only_after_it_was_checked() {
             "block {block}"
         );
     }
+    assert!(agent.hold(0).await.is_some());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn damage_under_a_live_node_is_found_before_anybody_sees_it() {
+    let world = World::new(1);
+    let bytes = content(1, 10 * BLOCK as usize);
+    world.home.put("db/file", bytes.clone(), 1);
+    world.create(&cache(1, LARGE, Replacement::Lru)).await;
+    let node = &world.nodes[0];
+    let mut agent = Agent::new(node).await;
+    scan(node, 0, &bytes).await;
+    eventually(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    assert!(agent.hold(0).await.is_some());
+    agent.let_go(0).await;
+    let path = world.root().join("1").join(ID.to_string());
+    let file = File::options().write(true).open(path.join("1/blocks/0"));
+    let file = file.expect("open");
+    file.write_all_at(b"damage", 3 * u64::from(BLOCK) + 5)
+        .expect("damage");
+    // Held again it is compared again, since it was written.
+    let asked = agent
+        .parcel
+        .keeper
+        .answer(DoorRequest::PinFile { file: FileIndex(0) });
+    assert_eq!(
+        asked.await.map_err(|e| e.code).err(),
+        Some(ErrorCode::ServerFault)
+    );
+    assert!(agent.read(0, 2, BLOCK as usize).is_some());
+    assert!(agent.read(0, 3, BLOCK as usize).is_none());
+    let before = world.home_bytes();
+    scan(node, 0, &bytes).await;
+    assert_eq!(node.count("cache_digest_failures"), 1);
+    assert_eq!(world.home_bytes() - before, u64::from(BLOCK));
+    eventually(|| agent.map.has(0, 3)).await;
+    let read = agent.read(0, 3, BLOCK as usize);
+    assert!(read.as_deref() == Some(block_of(&bytes, 3)));
     assert!(agent.hold(0).await.is_some());
 }
 
