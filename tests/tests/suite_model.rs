@@ -1,5 +1,6 @@
 //! Random system calls on a mount and on a plain directory of this host: the same results, errors
 //! and trees. What a call should do is nowhere said; the host's own file system knows.
+#![allow(clippy::print_stdout, reason = "figures are what a suite is run for")]
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -1,5 +1,6 @@
 //! Suites of others on real mounts: pjdfstest (what each call must do) and fsx (what is written is
 //! read). Figures are printed; nothing here knows what a case tests.
+#![allow(clippy::print_stdout, reason = "figures are what a suite is run for")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,6 @@
 //! Unmodified programs in a volume and in a plain directory: what they print and the trees they
 //! leave are compared. A program that is not installed is named and left out.
+#![allow(clippy::print_stdout, reason = "figures are what a suite is run for")]
 
 use std::fs;
 use std::path::Path;
@@ -46,28 +47,34 @@ const SHORT: [Work; 11] = [
         needs: &["tar", "gzip"],
         script: "cp -r \"$SOURCE\" in; chmod -R u=rwX,go= in; ln in/Cargo.toml in/hard; \
             ln -s Cargo.toml in/soft; mkfifo in/fifo; truncate -s 5M in/hole; \
-            printf end >> in/hole; find in -exec touch -hd @1000000000 {} +; tar --sort=name --numeric-owner -Scf a.tar in; mkdir out; \
+            printf end >> in/hole; find in -exec touch -hd @1000000000 {} +; \
+            tar --sort=name --numeric-owner -Scf a.tar in; mkdir out; \
             tar -xpf a.tar -C out; tar -df a.tar -C out && echo equal; \
             gzip -n a.tar; cksum < a.tar.gz; \
-            cd out/in; test hard -ef Cargo.toml && readlink soft; test $(du -k hole | cut -f1) -lt 100",
+            cd out/in; test hard -ef Cargo.toml && readlink soft; \
+            test $(du -k hole | cut -f1) -lt 100",
     },
     Work {
         name: "rsync -aHX",
         needs: &["rsync", "setfattr"],
         script: "cp -r \"$SOURCE\" in; ln in/Cargo.toml in/hard; ln -s nothing in/soft; \
             setfattr -n user.origin -v here in/Cargo.toml; rsync -aHX in/ out; \
-            rsync -aHXn --delete --itemize-changes in/ out; echo more >> in/Cargo.toml; rm in/soft; \
-            touch -d @1000000000 in/Cargo.toml; rsync -aHX --delete --itemize-changes in/ out | grep -v '^.d'; \
+            rsync -aHXn --delete --itemize-changes in/ out; echo more >> in/Cargo.toml; \
+            rm in/soft; \
+            touch -d @1000000000 in/Cargo.toml; \
+            rsync -aHX --delete --itemize-changes in/ out | grep -v '^.d'; \
             diff -r in out && test out/hard -ef out/Cargo.toml && \
             getfattr --only-values -n user.origin out/hard",
     },
     Work {
         name: "make -j and a C compiler",
         needs: &["make", "cc"],
-        script: "for i in $(seq 40); do printf 'int f%d(void) { return %d; }\\n' $i $i > f$i.c; done; \
+        script: "for i in $(seq 40); do printf 'int f%d(void) { return %d; }\\n' $i $i > f$i.c; \
+            done; \
             { for i in $(seq 40); do echo \"int f$i(void);\"; done; \
             echo '#include <stdio.h>'; echo 'int main(void) { int s = 0;'; \
-            for i in $(seq 40); do echo \"s += f$i();\"; done; echo 'printf(\"%d\\n\", s); }'; } > m.c; \
+            for i in $(seq 40); do echo \"s += f$i();\"; done; echo 'printf(\"%d\\n\", s); }'; \
+            } > m.c; \
             printf 'p: $(patsubst %%.c,%%.o,$(wildcard *.c))\\n\\tcc -o $@ $^\\n' > Makefile; \
             make -sj4 p; ./p; make -s p; touch f7.c; make -j4 p | wc -l; rm p",
     },
@@ -90,7 +97,8 @@ const SHORT: [Work; 11] = [
         name: "samtools: sort, index, view",
         needs: &["samtools"],
         script: "{ printf '@HD\\tVN:1.6\\n@SQ\\tSN:c\\tLN:100000\\n'; \
-            awk 'BEGIN { for (i = 1; i <= 5000; i++) printf \"r%d\\t0\\tc\\t%d\\t60\\t10M\\t*\\t0\\t0\\t\
+            awk 'BEGIN { for (i = 1; i <= 5000; \
+            i++) printf \"r%d\\t0\\tc\\t%d\\t60\\t10M\\t*\\t0\\t0\\t\
             ACGTACGTAC\\tIIIIIIIIII\\n\", i, (i*7919)%99000+1 }'; } > a.sam; \
             samtools sort --no-PG -m 1M -o a.bam a.sam; samtools index a.bam; \
             samtools view a.bam c:50000-60000 | cksum; samtools flagstat a.bam; cksum < a.bam",
@@ -108,19 +116,22 @@ const SHORT: [Work; 11] = [
         script: "seq 200000 | awk '{ print ($1 * 7919) % 200003 }' > n; sort -n -S 1M -T . n > s; \
             cksum < s; split -n l/50 s p.; cat p.* | cmp - s && echo same; \
             find . -name 'p.*' | sort | xargs sed -i 's/7/seven/'; cat p.* | cksum; \
-            cp s t; sed -i 5d t; diff -u s t > d || true; patch -s s d; cmp s t && echo patched; rm d",
+            cp s t; sed -i 5d t; diff -u s t > d || true; patch -s s d; cmp s t && echo patched; \
+            rm d",
     },
     Work {
         name: "python: zipfile, dbm, mmap, copytree",
         needs: &["python3"],
         script: "python3 - <<'E'\nimport zipfile, dbm.dumb, tempfile, shutil, mmap, pickle, os\n\
-            with zipfile.ZipFile('a.zip', 'w') as z:\n for i in range(50): z.writestr(f'f{i}', 'x' * i)\n\
+            with zipfile.ZipFile('a.zip', 'w') as z:\n for i in range(50): z.writestr(f'f{i}', \
+            'x' * i)\n\
             with zipfile.ZipFile('a.zip') as z: z.extractall('z')\n\
             with tempfile.TemporaryFile(dir='.') as t: t.write(b'gone')\n\
             with dbm.dumb.open('d') as d: d['k'] = b'v'\n\
             with open('m', 'w+b') as f:\n f.truncate(1 << 20)\n m = mmap.mmap(f.fileno(), 0)\n\
             \x20m[:] = b'q' * (1 << 20); m.flush()\n\
-            shutil.copytree('z', 'y'); os.replace('y/f3', 'z/f3'); print(sorted(os.listdir('y'))[:5])\nE\n\
+            shutil.copytree('z', 'y'); os.replace('y/f3', 'z/f3'); \
+            print(sorted(os.listdir('y'))[:5])\nE\n\
             rm a.zip; cksum < m",
     },
 ];
@@ -131,7 +142,8 @@ const LONG: [Work; 2] = [
         needs: &["cargo"],
         script: "export CARGO_TARGET_DIR=$PWD/target; cargo new -q --vcs none --name p p; cd p; \
             mkdir tests; echo '#[test] fn t() { assert_eq!(1, 1); }' > tests/t.rs; \
-            cargo build -q --offline; ./../target/debug/p; cargo test -q --offline 2>&1 | grep -c passed; \
+            cargo build -q --offline; ./../target/debug/p; \
+            cargo test -q --offline 2>&1 | grep -c passed; \
             cargo build -q --offline --release; ../target/release/p; rm -r ../target",
     },
     Work {

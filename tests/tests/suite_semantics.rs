@@ -373,7 +373,7 @@ fn mount_refuses_every_change_of_a_cache() -> Result<()> {
 fn mount_ends_a_job_whose_mapped_pages_do_not_fit() -> Result<()> {
     let test = "mount_ends_a_job_whose_mapped_pages_do_not_fit";
     let no_python = Command::new("python3").arg("-V").output().is_err();
-    if let Some(reason) = cannot_mount().or(no_python.then(|| "no python3".to_owned())) {
+    if let Some(reason) = cannot_mount().or_else(|| no_python.then(|| "no python3".to_owned())) {
         skip(test, &reason);
         return Ok(());
     }
