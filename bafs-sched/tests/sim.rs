@@ -8,11 +8,12 @@ const MB: u64 = 1_000_000;
 
 /// The thesis' environment: 50 nodes of 5 GB, 1 and 12 MB/s.
 fn thesis() -> Environment {
-    Environment::parse(include_str!("../../examples/environments/thesis.toml")).unwrap()
+    Environment::parse(include_str!("../../examples/environments/thesis.toml"))
+        .expect("the example is right")
 }
 
 fn simulate(text: &str, environment: &Environment, policy: Policy, seed: u64) -> Run {
-    let canonical = Canonical::parse(text).unwrap();
+    let canonical = Canonical::parse(text).expect("a workload");
     let scenario = Scenario {
         environment: environment.clone(),
         policy,
@@ -24,7 +25,7 @@ fn simulate(text: &str, environment: &Environment, policy: Policy, seed: u64) ->
     };
     Simulation::new(workflow_of(&canonical), scenario)
         .run()
-        .unwrap()
+        .expect("the run ends")
 }
 
 fn strategy(text: &str, strategy: Strategy) -> Run {
@@ -90,19 +91,26 @@ fn the_same_seed_gives_the_same_run() {
 
 /// Seconds that each possible strategy takes on a baseline, with what the planner predicts.
 fn compared(text: &str) -> Vec<(Strategy, f64, f64)> {
-    let (shape, environment) = (Canonical::parse(text).unwrap().shape(), thesis());
+    let (shape, environment) = (
+        Canonical::parse(text).expect("a workload").shape(),
+        thesis(),
+    );
     let possible = Strategy::EACH.into_iter().filter(|name| {
         *name != Strategy::Remote && name.allocate(&shape, &environment).is_possible()
     });
     let timed = possible.map(|name| {
-        let predicted = predict(name, &shape, &environment).unwrap();
+        let predicted = predict(name, &shape, &environment).expect("it is possible");
         (name, strategy(text, name).seconds(), predicted)
     });
     timed.collect()
 }
 
 fn seconds(found: &[(Strategy, f64, f64)], wanted: Strategy) -> f64 {
-    found.iter().find(|(name, ..)| *name == wanted).unwrap().1
+    found
+        .iter()
+        .find(|(name, ..)| *name == wanted)
+        .expect("it ran")
+        .1
 }
 
 /// The thesis' baselines (its figures 4.17 to 4.19): the same winners, by about as much, and each
