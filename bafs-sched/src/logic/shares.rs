@@ -46,19 +46,11 @@ impl Scheduler {
             vec![(server, size)]
         } else if let Some(have) = self.cached_in_group(volume, server) {
             // A node that joined later, or whose part was lost.
-            let missing = size.bytes.saturating_sub(have);
-            let unit = self.scratch_volume_max;
             let wanted = match self.admission {
+                Some(_) => size.bytes.saturating_sub(have).max(SHARE_BYTES_MIN),
                 None => size.bytes,
-                Some(_) if missing > 0 => missing.max(SHARE_BYTES_MIN),
-                // A mere reader's part must not cost a scratch volume its place.
-                Some(_) => left.bytes.checked_rem(unit).unwrap_or(left.bytes),
             };
-            let bytes = match self.admission {
-                Some(_) if missing == 0 => wanted.min(SHARE_BYTES_MIN),
-                _ => wanted,
-            };
-            let bytes = bytes.min(size.bytes).min(left.bytes);
+            let bytes = wanted.min(size.bytes).min(left.bytes);
             let is_enough = bytes >= size.bytes.min(SHARE_BYTES_MIN) && left.files >= size.files;
             vec![(
                 server,
