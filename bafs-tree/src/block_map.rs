@@ -177,7 +177,8 @@ impl BlockMap {
         good
     }
 
-    /// Whether an agent found other bytes in a block than it should have, since this was asked last.
+    /// Whether an agent found other bytes in a block than it should have, since this was asked
+    /// last.
     pub fn take_doubt(&self, file: u32, block: u64) -> bool {
         let words = self.used.words().unwrap_or_default();
         let word = self.places.at(file, block).and_then(|at| words.get(at));

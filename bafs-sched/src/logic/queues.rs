@@ -13,8 +13,9 @@ const AWAKE_FEW: usize = 32;
 /// Servers that look for space again when a volume is gone.
 const FED_AT_ONCE: usize = 4;
 
-/// Order among ready jobs: their turn under a strategy (all alike without one); least unfulfilled need first (bytes, then files), then jobs that go on
-/// with a pipeline, then the order of declaration.
+/// Order among ready jobs: their turn under a strategy (all alike without one), then least
+/// unfulfilled need first (bytes, then files), then jobs that go on with a pipeline, then the order
+/// of declaration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) turn: (u32, u32),

@@ -188,28 +188,39 @@ async fn fetch(
     turn: u64,
 ) -> Result<WarmState> {
     let mut state = WarmState::Done;
-    let mut under_way: JoinSet<Result<u64>> = JoinSet::new();
+    let mut under_way: JoinSet<(u64, Result<u64>)> = JoinSet::new();
     let mut plan = plan.into_iter();
+    let mut next = plan.next();
+    // Room that extents under way may still take.
+    let mut promised: u64 = 0;
     loop {
         while under_way.len() < EXTENTS_MAX
             && state == WarmState::Done
-            && let Some(run) = plan.next()
+            && let Some(run) = next
         {
             if generation.disk.is_retired() || !volume.warmer().note(turn, |_| {}) {
                 return Ok(state);
             }
-            if has_room(generation, &run) {
+            if has_room(generation, &run, promised) {
                 let (fetcher, generation) = (fetcher.clone(), generation.clone());
-                under_way.spawn(async move { one_extent(&fetcher, &generation, run).await });
-            } else {
+                let bytes = run.bytes() as u64;
+                promised += bytes;
+                under_way
+                    .spawn(async move { (bytes, one_extent(&fetcher, &generation, run).await) });
+                next = plan.next();
+            } else if under_way.is_empty() {
                 state = WarmState::Full;
+            } else {
+                break;
             }
         }
         let Some(done) = under_way.join_next().await else {
             return Ok(state);
         };
         let broken = |e| Error::new(ErrorCode::ServerFault, format!("warming broke off: {e}"));
-        let present = done.map_err(broken)??;
+        let (bytes, present) = done.map_err(broken)?;
+        promised -= bytes;
+        let present = present?;
         volume
             .warmer()
             .note(turn, |warming| warming.present_bytes += present);
@@ -217,14 +228,14 @@ async fn fetch(
 }
 
 /// Whether an extent is here or finds room: what is pinned may drive out what is not, the rest
-/// drives out no primary copy.
-fn has_room(generation: &Generation, run: &Run) -> bool {
+/// drives out no primary copy. `promised` is what extents under way may still take.
+fn has_room(generation: &Generation, run: &Run, promised: u64) -> bool {
     let class = match generation.class_of(run.file, true) {
         CopyClass::Pinned => CopyClass::Pinned,
         CopyClass::Primary | CopyClass::Secondary => CopyClass::Secondary,
     };
     generation.disk.holds_all(run)
-        || generation.disk.table().reachable_bytes(class) >= run.bytes() as u64
+        || generation.disk.table().reachable_bytes(class) >= promised + run.bytes() as u64
 }
 
 /// Brings one extent and puts it into its class. Returns the bytes of it that are here.

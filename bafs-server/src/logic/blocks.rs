@@ -859,8 +859,9 @@ mod tests {
                     (1, Some(held)) => table.mark_verified(key(block), held.stamp),
                     (2, _) => drop(table.restore(key(block), BLOCK, Digest([0; 32]), class)),
                     (3, _) => {
+                        let mark = |told: Option<_>| told.map_or(0, |(mark, _)| mark);
                         let all = table.follow().into_iter();
-                        told = all.map(|(key, told)| (key, told.map_or(0, |(mark, _)| mark))).collect();
+                        told = all.map(|(key, told)| (key, mark(told))).collect();
                     }
                     _ => drop(put(&mut table, block, class)),
                 }
