@@ -21,9 +21,9 @@ use crate::io::listing::Listing;
 use crate::io::remote_io;
 use crate::io::servers::{Place, Servers};
 use crate::io::watch::{WatchList, Watched, watch as watch_node};
-use crate::logic::{Action, Event, Progress, Scheduler, Settings};
+use crate::logic::{Action, Event, MountedVolume, Progress, Scheduler, Settings};
 use crate::report::{Ledger, RunReport};
-use crate::workflow::Workflow;
+use crate::workflow::{JobIndex, Workflow};
 
 /// How often the catalog is asked, in milliseconds.
 const POLL_MS: u64 = 1_000;
@@ -420,6 +420,25 @@ impl Driver {
         }
     }
 
+    fn start(
+        &mut self,
+        execution: ExecutionId,
+        job: JobIndex,
+        server: ServerId,
+        volumes: Vec<MountedVolume>,
+    ) {
+        let (servers, notes, now) = (self.servers.clone(), self.notes.clone(), now());
+        let place = self.place(server);
+        let with_place = volumes
+            .into_iter()
+            .map(|v| (v, v.server.map(|server| self.place(server))));
+        let volumes: Vec<_> = with_place.collect();
+        self.tasks.spawn(async move {
+            let started = servers.start(now, execution, job, &place, volumes).await;
+            send(&notes, Some(started)).await;
+        });
+    }
+
     /// Starts to do what the core asks; the outcome returns as a fact.
     fn execute(&mut self, action: Action) {
         let (servers, notes, now) = (self.servers.clone(), self.notes.clone(), now());
@@ -439,6 +458,19 @@ impl Driver {
                     .await;
                 });
             }
+            Action::CopyVolume {
+                id,
+                source,
+                server,
+                size,
+            } => {
+                let holder = source.server.map(|holder| self.place(holder));
+                let place = self.place(server);
+                self.tasks.spawn(async move {
+                    let copied = servers.copy(now, id, source, holder, &place, size).await;
+                    send(&notes, Some(copied)).await;
+                });
+            }
             Action::DeleteVolume { id, server } => {
                 let place = self.place(server);
                 self.tasks.spawn(async move {
@@ -450,17 +482,7 @@ impl Driver {
                 job,
                 server,
                 volumes,
-            } => {
-                let place = self.place(server);
-                let with_place = volumes
-                    .into_iter()
-                    .map(|v| (v, v.server.map(|server| self.place(server))));
-                let volumes: Vec<_> = with_place.collect();
-                self.tasks.spawn(async move {
-                    let started = servers.start(now, execution, job, &place, volumes).await;
-                    send(&notes, Some(started)).await;
-                });
-            }
+            } => self.start(execution, job, server, volumes),
             Action::KillJob { execution, server } => {
                 let place = self.place(server);
                 self.tasks.spawn(async move {

@@ -9,6 +9,7 @@ pub mod driver;
 pub mod io;
 pub mod logic;
 pub mod planner;
+pub mod replay;
 pub mod report;
 pub mod sim;
 pub mod workflow;

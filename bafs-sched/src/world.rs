@@ -64,6 +64,7 @@ struct Node {
 struct Execution {
     job: JobIndex,
     volumes: Vec<MountedVolume>,
+    runtime_ms: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -238,6 +239,12 @@ impl World {
             } => {
                 self.serve_create(id, volume, server, size);
             }
+            Action::CopyVolume {
+                id,
+                source,
+                server,
+                size,
+            } => self.serve_copy(id, source, server, size),
             Action::DeleteVolume { id, server } => {
                 let lost = Event::VolumeDeleteFailed { volume: id };
                 if !self.is_alive(server) {
@@ -252,23 +259,7 @@ impl World {
                 job,
                 server,
                 volumes,
-            } => {
-                let lost = Event::JobStartFailed {
-                    execution,
-                    error: unreachable_error(),
-                };
-                if !self.is_alive(server) {
-                    self.at(CALL_MS, Due::Tell(lost));
-                    return;
-                }
-                self.check_start(job, &volumes);
-                self.node(server)
-                    .executions
-                    .insert(execution, Execution { job, volumes });
-                let runtime_ms = 500 + self.dice.below(4_000);
-                self.at(runtime_ms, Due::End(server, execution));
-                self.answer(Event::JobStarted { execution }, lost);
-            }
+            } => self.serve_start(execution, job, server, volumes),
             Action::KillJob { execution, server } => {
                 if !self.is_alive(server) {
                     self.at(CALL_MS, Due::Tell(Event::ServerSilent { server }));
@@ -297,6 +288,33 @@ impl World {
         }
     }
 
+    fn serve_start(
+        &mut self,
+        execution: ExecutionId,
+        job: JobIndex,
+        server: ServerId,
+        volumes: Vec<MountedVolume>,
+    ) {
+        let lost = Event::JobStartFailed {
+            execution,
+            error: unreachable_error(),
+        };
+        if !self.is_alive(server) {
+            self.at(CALL_MS, Due::Tell(lost));
+            return;
+        }
+        self.check_start(job, &volumes);
+        let runtime_ms = 500 + self.dice.below(4_000);
+        let running = Execution {
+            job,
+            volumes,
+            runtime_ms,
+        };
+        self.node(server).executions.insert(execution, running);
+        self.at(runtime_ms, Due::End(server, execution));
+        self.answer(Event::JobStarted { execution }, lost);
+    }
+
     fn serve_create(&mut self, id: VolumeId, volume: VolumeIndex, server: ServerId, size: Space) {
         let failed = |error| Event::VolumeCreateFailed { volume: id, error };
         if !self.is_alive(server) {
@@ -321,6 +339,31 @@ impl World {
             Event::VolumeCreated { volume: id },
             failed(unreachable_error()),
         );
+    }
+
+    fn serve_copy(&mut self, id: VolumeId, source: MountedVolume, server: ServerId, size: Space) {
+        let content = self.content(&source).cloned();
+        let failed = Event::VolumeCreateFailed {
+            volume: id,
+            error: unreachable_error(),
+        };
+        let (true, Some(content)) = (self.is_alive(server), content) else {
+            self.at(CALL_MS, Due::Tell(failed));
+            return;
+        };
+        // Nobody writes it meanwhile, so what it has now is what is copied.
+        self.node(server)
+            .volumes
+            .entry(id)
+            .or_insert((size, source.volume, content));
+        let copying_ms = 50 + self.dice.below(1_000);
+        let made = Event::VolumeCreated { volume: id };
+        let event = if self.is_faulty(self.faults.reply_lost) {
+            failed
+        } else {
+            made
+        };
+        self.at(copying_ms, Due::Tell(event));
     }
 
     fn serve_extract(&mut self, extract: ExtractId, index: u32, source: MountedVolume) {
@@ -407,7 +450,10 @@ impl World {
         };
         let event = Event::JobEnded {
             execution,
-            report: report(outcome),
+            report: JobReport {
+                wall_ms: ended.runtime_ms,
+                ..report(outcome)
+            },
         };
         self.at(20, Due::Tell(event));
     }

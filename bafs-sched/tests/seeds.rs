@@ -7,7 +7,9 @@
 
 use bafs_proto::ids::RunId;
 use bafs_sched::dice::Dice;
-use bafs_sched::logic::{Event, Outcome, Scheduler, Settings, Space};
+use bafs_sched::logic::{
+    CheckpointPolicy, Decision, Event, Outcome, Receipt, Scheduler, Settings, Space,
+};
 use bafs_sched::workflow::{Workflow, parse_workflow};
 use bafs_sched::world::{Faults, NodeSpec, World};
 
@@ -88,13 +90,29 @@ fn world(seed: u64) -> World {
         nodes_wait_ms: 300_000,
         stuck_wait_ms: 300_000,
         cleanup_ms: 600_000,
+        checkpoint: match dice.below(3) {
+            0 => CheckpointPolicy::Never,
+            1 => CheckpointPolicy::Always,
+            _ => CheckpointPolicy::CostBenefit,
+        },
         ..Settings::default()
     };
     World::new(seed, workflow, settings, nodes, faults)
 }
 
-/// Runs one seed; answers how many executions were re-runs and how many nodes were lost.
-fn run(seed: u64) -> (u64, u64) {
+/// What happened in runs.
+#[derive(Debug, Default)]
+struct Tally {
+    /// Executions that were re-runs.
+    again: u64,
+    /// Nodes that were lost.
+    lost: u64,
+    /// Copies that took the place of lost volumes.
+    saved: u64,
+}
+
+/// Runs one seed.
+fn run(seed: u64) -> Tally {
     println!("SEED={seed}");
     let mut world = world(seed);
     let outcome = world.run(LIMIT_MS);
@@ -120,10 +138,12 @@ fn run(seed: u64) -> (u64, u64) {
         "seed {seed}: the replay differs"
     );
     let progress = replayed.progress();
-    (
-        progress.executions - progress.jobs_total,
-        progress.nodes_lost,
-    )
+    let saved = |(_, receipt): &(_, &Receipt)| matches!(receipt.decision, Decision::Saved(_));
+    Tally {
+        again: progress.executions - progress.jobs_total,
+        lost: progress.nodes_lost,
+        saved: replayed.receipts().filter(saved).count() as u64,
+    }
 }
 
 #[test]
@@ -133,12 +153,17 @@ fn every_seed_ends_complete() {
         return;
     }
     let seeds = std::env::var("SEEDS").map_or(SEEDS, |text| text.parse().expect("a number"));
-    let runs = (0..seeds).map(run);
-    let (again, lost) = runs.fold((0, 0), |(a, b), (c, d)| (a + c, b + d));
-    println!("{seeds} seeds: {again} executions were re-runs, {lost} nodes were lost");
+    let total = (0..seeds)
+        .map(run)
+        .fold(Tally::default(), |sum, run| Tally {
+            again: sum.again + run.again,
+            lost: sum.lost + run.lost,
+            saved: sum.saved + run.saved,
+        });
+    println!("{seeds} seeds: {total:?}");
     assert!(
-        again > seeds && lost > seeds / 4,
-        "the faults must happen: {again} and {lost}"
+        total.again > seeds && total.lost > seeds / 4 && total.saved > seeds / 30,
+        "the faults must happen, and copies must help: {total:?}"
     );
 }
 
@@ -173,4 +198,68 @@ fn a_job_finds_the_only_node_that_can_take_it() {
     wide.jobs[0].cpus = 2;
     let mut world = World::new(1, wide, settings, nodes, Faults::default());
     assert_eq!(world.run(60_000), Outcome::Complete);
+}
+
+/// Runs 12 pipelines of four stages of 30 s on four nodes; answers virtual seconds and re-runs.
+fn compare(seed: u64, checkpoint: CheckpointPolicy, node_dies: u64) -> (u64, u64) {
+    let mut text = String::new();
+    for p in 0..12 {
+        for at in 0..4 {
+            text += &job(&format!("j{p}_{at}"));
+            text += &format!("volume v{p}_{at} scratch 5 MB files 10\n");
+            text += &format!("mount v{p}_{at} j{p}_{at} /out\n");
+            if at > 0 {
+                text += &format!("parent j{p}_{} child j{p}_{at}\n", at - 1);
+                text += &format!("mount v{p}_{} j{p}_{at} /in ro\n", at - 1);
+            }
+        }
+        text += &format!("extract v{p}_3 out bafs://home/out.{p}\n");
+    }
+    let node = NodeSpec {
+        capacity: Space {
+            bytes: 1_000_000_000,
+            files: 100_000,
+        },
+        slots: 2,
+    };
+    let faults = Faults {
+        node_dies,
+        node_wiped: 1_000,
+        until_ms: 100_000,
+        ..Faults::default()
+    };
+    let settings = Settings {
+        checkpoint,
+        environment_faults_max: 1_000,
+        ..Settings::default()
+    };
+    let mut world = World::new(seed, workflow(&text), settings, vec![node; 4], faults);
+    assert_eq!(world.run(LIMIT_MS), Outcome::Complete);
+    let progress = world.scheduler.progress();
+    (
+        world.elapsed_ms() / 1_000,
+        progress.executions - progress.jobs_total,
+    )
+}
+
+/// Sums of [`compare`] over some seeds.
+fn compare_all(checkpoint: CheckpointPolicy, node_dies: u64) -> (u64, u64) {
+    let runs = (0..12).map(|seed| compare(seed, checkpoint, node_dies));
+    let sum = runs.fold((0, 0), |(a, b), (c, d)| (a + c, b + d));
+    println!("{node_dies} of 1000 nodes die in a second, {checkpoint:?}: {sum:?}");
+    sum
+}
+
+#[test]
+fn copies_cost_little_without_failures_and_spare_work_with_them() {
+    let never = compare_all(CheckpointPolicy::Never, 0);
+    let sometimes = compare_all(CheckpointPolicy::CostBenefit, 0);
+    assert!(
+        sometimes.0 * 100 <= never.0 * 103,
+        "{sometimes:?} {never:?}"
+    );
+    let never = compare_all(CheckpointPolicy::Never, 15);
+    let always = compare_all(CheckpointPolicy::Always, 15);
+    let sometimes = compare_all(CheckpointPolicy::CostBenefit, 15);
+    assert!(sometimes.1 < never.1 && always.1 < never.1);
 }

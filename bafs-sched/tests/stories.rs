@@ -95,6 +95,9 @@ fn describe(scheduler: &Scheduler, action: &Action) -> String {
                 id.0, server.0, size.bytes
             )
         }
+        Action::CopyVolume {
+            id, source, server, ..
+        } => format!("copy {} to {} on n{}", source.id.0, id.0, server.0),
         Action::DeleteVolume { id, server } => format!("delete {} on n{}", id.0, server.0),
         Action::StartJob {
             execution,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// A user-space, batch-aware distributed file system.
 ///
@@ -54,6 +54,10 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// Run a workload on simulated machines under one strategy or all.
     Sim(SimArgs),
+    /// Tell all that happened in a run and what was decided, from its journal.
+    Replay(ReplayArgs),
+    /// Tell what happened to a job, a volume or a node of a run, and why.
+    Why(WhyArgs),
     /// Say what this machine has, lacks, and has left over; mend it if told to. Never hangs.
     Doctor(DoctorArgs),
     /// The agent of one job; started by nodes.
@@ -382,6 +386,36 @@ pub(crate) struct RunArgs {
     /// Access home directly, with nothing cached and no volumes: the way without BAFS.
     #[arg(long)]
     pub(crate) remote_io: bool,
+    /// When to copy what jobs wrote to another node, in case theirs is lost.
+    #[arg(long, value_enum, default_value = "cost-benefit")]
+    pub(crate) checkpoint: Checkpoint,
+}
+
+/// When what jobs wrote is copied to another node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Checkpoint {
+    /// What is lost is computed again.
+    Never,
+    /// After each stage, as far as there is room.
+    Always,
+    /// After a stage whose loss would cost more than the copy.
+    CostBenefit,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  bafs replay blast.bafs.journal")]
+pub(crate) struct ReplayArgs {
+    /// Journal of the run, which may be under way.
+    pub(crate) journal: PathBuf,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  bafs why blast.bafs.journal work3")]
+pub(crate) struct WhyArgs {
+    /// Journal of the run, which may be under way.
+    pub(crate) journal: PathBuf,
+    /// Name of the job, volume or node.
+    pub(crate) name: String,
 }
 
 #[derive(Debug, Args)]

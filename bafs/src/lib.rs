@@ -9,6 +9,7 @@ pub mod cluster;
 pub mod demo;
 mod display;
 mod doctor;
+mod history;
 mod init;
 mod job;
 mod output;
@@ -63,6 +64,8 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Check(args) => workflow_file::check(&args.workflow, output)?,
         Command::Plan(args) => plan::run(&args, output)?,
         Command::Sim(args) => sim::run(&args, output)?,
+        Command::Replay(args) => history::replay_all(&args, output)?,
+        Command::Why(args) => history::why(&args, output)?,
         Command::Doctor(args) => return doctor::run(&args, output),
         command => return run_async(command, output),
     }

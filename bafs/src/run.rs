@@ -10,12 +10,12 @@ use bafs_proto::identity::Identity;
 use bafs_proto::message::Role;
 use bafs_sched::driver::{self, Cancel, RunOptions};
 use bafs_sched::io::homes::FileHome;
-use bafs_sched::logic::{Outcome, Progress, Settings};
+use bafs_sched::logic::{CheckpointPolicy, Outcome, Progress, Settings};
 use bafs_sched::report::RunReport;
 use bafs_sched::workflow::Workflow;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::RunArgs;
+use crate::args::{Checkpoint, RunArgs};
 use crate::client::Client;
 use crate::cluster::{Cluster, ClusterSpec};
 use crate::display::Display;
@@ -36,8 +36,8 @@ const COLUMNS_SHOWN: usize = 500;
 pub(crate) struct Way {
     /// File of the journal.
     pub(crate) journal: PathBuf,
-    /// Without volumes and caches.
-    pub(crate) remote_io: bool,
+    /// How it is run.
+    pub(crate) settings: Settings,
     /// For people or for machines.
     pub(crate) output: Output,
     /// Kill a node when so many jobs are done.
@@ -57,6 +57,18 @@ pub(crate) async fn run(args: RunArgs, output: Output) -> Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+fn settings(args: &RunArgs) -> Settings {
+    Settings {
+        remote_io: args.remote_io,
+        checkpoint: match args.checkpoint {
+            Checkpoint::Never => CheckpointPolicy::Never,
+            Checkpoint::Always => CheckpointPolicy::Always,
+            Checkpoint::CostBenefit => CheckpointPolicy::CostBenefit,
+        },
+        ..Settings::default()
+    }
 }
 
 async fn run_local(
@@ -108,7 +120,7 @@ async fn run_local(
             .journal
             .clone()
             .unwrap_or_else(|| cluster.directory().join("journal")),
-        remote_io: args.remote_io,
+        settings: settings(args),
         output,
         kill_after_jobs: None,
     };
@@ -148,10 +160,7 @@ pub(crate) async fn on_cluster(
         catalog: cluster.catalog().to_owned(),
         identity: client.identity.clone(),
         journal: way.journal.clone(),
-        settings: Settings {
-            remote_io: way.remote_io,
-            ..Settings::default()
-        },
+        settings: way.settings.clone(),
         file_home: Some(FileHome {
             address: cluster.home().to_owned(),
             root,
@@ -201,10 +210,7 @@ async fn run_remote(args: &RunArgs, workflow: Workflow, output: Output) -> Resul
         catalog: catalog.clone(),
         identity,
         journal: args.journal.clone().unwrap_or_else(default_journal),
-        settings: Settings {
-            remote_io: args.remote_io,
-            ..Settings::default()
-        },
+        settings: settings(args),
         file_home: None,
         cancel: cancel.clone(),
     };

@@ -127,9 +127,52 @@ impl Servers {
                 (kind, token)
             }
         };
+        self.make(id, volume, place, size, kind, source_token).await
+    }
+
+    /// Copies a volume to another node.
+    pub(crate) async fn copy(
+        &self,
+        now: Time,
+        id: VolumeId,
+        source: MountedVolume,
+        holder: Option<Place>,
+        place: &Place,
+        size: Space,
+    ) -> Event {
+        let copied = async {
+            let gone = || Error::new(ErrorCode::VolumeLost, "there is nothing to copy");
+            let holder = holder.ok_or_else(gone)?;
+            let rights = [Resource::Volume(source.id)];
+            let expires = now.plus_ms(TOKEN_MS);
+            let token = self
+                .verifier
+                .narrow(&self.token, &rights, &[Right::Read], expires)?;
+            let fill = Some(Source::Volume {
+                address: holder.address,
+                volume: source.id,
+            });
+            let kind = Kind::Scratch { fill };
+            self.make(id, source.volume, place, size, kind, token).await
+        };
+        match copied.await {
+            Ok(()) => Event::VolumeCreated { volume: id },
+            Err(error) => Event::VolumeCreateFailed { volume: id, error },
+        }
+    }
+
+    async fn make(
+        &self,
+        id: VolumeId,
+        volume: VolumeIndex,
+        place: &Place,
+        size: Space,
+        kind: Kind,
+        source_token: Token,
+    ) -> Result<()> {
         let spec = VolumeSpec {
             id,
-            name: spec.name.clone(),
+            name: self.workflow.volume(volume).name.clone(),
             owner: format!("{} (run {})", self.workflow.name, self.run),
             kind,
             size_bytes: size.bytes,

@@ -21,6 +21,17 @@ pub enum Action {
         /// How much to reserve: for a cache perhaps less than the whole.
         size: Space,
     },
+    /// Copy a volume to another node; answered by `VolumeCreated` or `VolumeCreateFailed`.
+    CopyVolume {
+        /// Id of the copy.
+        id: VolumeId,
+        /// What is copied.
+        source: MountedVolume,
+        /// Where the copy goes.
+        server: ServerId,
+        /// How much to reserve.
+        size: Space,
+    },
     /// Delete a volume; answered by `VolumeDeleted` or `VolumeDeleteFailed`.
     DeleteVolume {
         /// Which.

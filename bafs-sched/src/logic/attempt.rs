@@ -170,6 +170,14 @@ impl Scheduler {
     }
 
     pub(super) fn volume_created(&mut self, id: VolumeId) {
+        if self
+            .volumes
+            .get(id)
+            .is_some_and(|i| i.state == State::Copying)
+        {
+            self.copied(id);
+            return;
+        }
         let creating = self
             .volumes
             .get_mut(id)
@@ -228,7 +236,7 @@ impl Scheduler {
         }
         let tail = report.output_tail;
         match report.outcome {
-            JobOutcome::Exited(0) => self.succeed(job),
+            JobOutcome::Exited(0) => self.succeed(job, report.wall_ms),
             JobOutcome::Exited(code) => {
                 self.own_fault(job, format!("exited with code {code}"), tail);
             }
@@ -243,7 +251,7 @@ impl Scheduler {
         }
     }
 
-    fn succeed(&mut self, job: JobIndex) {
+    fn succeed(&mut self, job: JobIndex, wall_ms: u64) {
         let server = self.attempts[&job].server;
         self.fleet.update(server, |node| {
             node.faults_in_row = 0;
@@ -251,6 +259,8 @@ impl Scheduler {
         });
         self.end_attempt(job);
         self.graph.set_state(job, JobState::Done);
+        self.graph.job_mut(job).wall_ms = wall_ms;
+        self.checkpoints.learn_job(wall_ms);
         for child in self.graph.workflow.job(job).children.clone() {
             if self.graph.state(child) == JobState::Waiting {
                 self.settle(child, 0);
@@ -261,8 +271,11 @@ impl Scheduler {
                 self.send_files(volume);
             }
             self.release_if_unneeded(volume);
+            if writable {
+                self.consider_copy(volume);
+            }
         }
-        self.release_caches(self.graph.pipeline(job));
+        self.release_kept(self.graph.pipeline(job));
         self.end_pipeline_if_final(self.graph.pipeline(job));
         self.wake_for_batch();
         self.unprotect_if_done();

@@ -234,7 +234,7 @@ impl Scheduler {
         let pipeline = self.graph.close_extract(volume);
         self.release_if_unneeded(volume);
         if let Some(pipeline) = pipeline {
-            self.release_caches(pipeline);
+            self.release_kept(pipeline);
         }
     }
 }

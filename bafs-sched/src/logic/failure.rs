@@ -246,7 +246,7 @@ impl Scheduler {
                 self.give_up_extracts(volume);
                 self.release_if_unneeded(volume);
             }
-            self.release_caches(self.graph.pipeline(job));
+            self.release_kept(self.graph.pipeline(job));
             self.end_pipeline_if_final(self.graph.pipeline(job));
         }
         self.wake_for_batch();
@@ -255,6 +255,14 @@ impl Scheduler {
 
     /// A volume could not be created. It is deleted all the same, as it may exist.
     pub(super) fn create_failed(&mut self, id: VolumeId, error: &Error) {
+        if self
+            .volumes
+            .get(id)
+            .is_some_and(|i| i.state == State::Copying)
+        {
+            self.copy_failed(id);
+            return;
+        }
         let creating = self
             .volumes
             .get_mut(id)

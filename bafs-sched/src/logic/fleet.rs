@@ -45,6 +45,8 @@ pub(super) struct Fleet {
     groups: BTreeMap<String, BTreeSet<ServerId>>,
     slack_permille: u32,
     pub(super) lost: u64,
+    /// Nodes that are not lost.
+    pub(super) alive: u64,
 }
 
 impl Fleet {
@@ -143,6 +145,7 @@ impl Fleet {
             is_unfit: false,
         });
         let is_new = node.is_lost;
+        self.alive += u64::from(is_new);
         self.update(server, |node| {
             node.seen = seen;
             node.missing_since = None;
@@ -236,16 +239,16 @@ impl Fleet {
     }
 }
 
+fn takes_work(node: &Node) -> bool {
+    !node.is_lost && node.missing_since.is_none() && node.aside_until.is_none()
+}
+
 fn free_slots(node: &Node) -> u32 {
     if takes_work(node) {
         node.seen.slots.saturating_sub(node.busy)
     } else {
         0
     }
-}
-
-fn takes_work(node: &Node) -> bool {
-    !node.is_lost && node.missing_since.is_none() && node.aside_until.is_none()
 }
 
 fn usable(node: &Node, slack_permille: u32) -> Space {

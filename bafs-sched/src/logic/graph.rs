@@ -48,6 +48,8 @@ pub(super) struct JobNode {
     pub(super) state: JobState,
     /// Parents that are not done.
     pub(super) parents_left: u32,
+    /// Wall time of its last success in milliseconds.
+    pub(super) wall_ms: u64,
     /// Failures by its own fault.
     pub(super) own_faults: u32,
     /// Failures of the environment.
@@ -138,6 +140,7 @@ impl Graph {
                 JobState::Waiting
             },
             parents_left: count(job.parents.len()),
+            wall_ms: 0,
             own_faults: 0,
             environment_faults: 0,
             last_server: None,
@@ -248,18 +251,29 @@ impl Graph {
         self.pipeline_left[pipeline as usize] == 0
     }
 
+    /// The pipeline of a volume's users, which is one for a scratch volume.
+    pub(super) fn pipeline_of(&self, volume: VolumeIndex) -> Option<u32> {
+        let user = self.workflow.volume(volume).users.first()?;
+        Some(self.pipeline(*user))
+    }
+
+    /// Whether a pipeline is final and its files are at home.
+    pub(super) fn is_pipeline_closed(&self, pipeline: u32) -> bool {
+        self.pipeline_open[pipeline as usize] == 0
+    }
+
     /// The caches that nothing of this pipeline can need any more; none while it is open.
     pub(super) fn caches_of_closed(&self, pipeline: u32) -> Vec<VolumeIndex> {
-        let closed = self.pipeline_open[pipeline as usize] == 0;
-        let caches = closed.then(|| self.pipeline_caches[pipeline as usize].clone());
+        let caches = self
+            .is_pipeline_closed(pipeline)
+            .then(|| self.pipeline_caches[pipeline as usize].clone());
         caches.unwrap_or_default()
     }
 
     /// Takes note that an extract from `volume` is done or given up. Answers its pipeline.
     pub(super) fn close_extract(&mut self, volume: VolumeIndex) -> Option<u32> {
         self.volumes[volume.as_usize()].extracts_left -= 1;
-        let user = *self.workflow.volume(volume).users.first()?;
-        let pipeline = self.pipeline(user);
+        let pipeline = self.pipeline_of(volume)?;
         self.count_open(pipeline, true, false);
         Some(pipeline)
     }

@@ -18,6 +18,7 @@ impl Scheduler {
         self.check_jobs();
         self.check_volumes();
         self.check_nodes();
+        self.check_copies();
     }
 
     fn check_jobs(&self) {

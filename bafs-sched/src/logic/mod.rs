@@ -6,6 +6,7 @@
 
 mod action;
 mod attempt;
+mod checkpoint;
 mod event;
 mod extraction;
 mod failure;
@@ -26,6 +27,7 @@ mod timers;
 mod volumes;
 
 pub use action::{Action, MountedVolume};
+pub use checkpoint::{CheckpointPolicy, Decision, Receipt};
 pub use event::{Event, NodeSeen};
 pub use progress::{JobFailure, Outcome, Progress};
 pub use rules::{Order, Rules};

@@ -173,7 +173,11 @@ impl Scheduler {
             .is_some_and(|pipeline| self.graph.pipeline(job) != pipeline);
         let mounts = &self.graph.workflow.job(job).mounts;
         let mut written = mounts.iter().filter(|mount| mount.writable);
-        !is_kept_back && !written.any(|mount| self.graph.volume(mount.volume).writer.is_some())
+        !is_kept_back
+            && !written.any(|mount| {
+                let is_written = self.graph.volume(mount.volume).writer.is_some();
+                is_written || self.is_being_copied(mount.volume)
+            })
     }
 
     /// The volumes to create so that a job with these volumes can run on `server`, or nothing if

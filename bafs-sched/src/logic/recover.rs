@@ -71,6 +71,8 @@ impl Scheduler {
             return;
         }
         self.fleet.lost += 1;
+        self.fleet.alive -= 1;
+        self.checkpoints.losses += 1;
         let mut gone = Vec::new();
         for (id, volume) in there {
             self.stale.insert(id, server);
@@ -98,12 +100,13 @@ impl Scheduler {
                 continue;
             };
             // A volume that is being created need not be there yet.
-            if instance.server == Some(server) && instance.state != State::Creating {
+            if instance.server == Some(server) && !instance.state.is_being_made() {
                 let volume = instance.volume;
                 gone.extend(self.forget(id).then_some((volume, id)));
                 self.queues.wake(server);
             }
         }
+        self.checkpoints.losses += u64::from(!gone.is_empty());
         self.lose_volumes(gone);
     }
 
@@ -113,17 +116,19 @@ impl Scheduler {
             return false;
         };
         if let Some(server) = instance.server {
-            if instance.state == State::Creating {
+            if instance.state.is_being_made() {
                 self.unanswered.insert(id, server);
             }
             self.fleet.update(server, |node| {
                 node.reserved = node.reserved.minus(instance.size)
             });
         }
+        self.forget_copy(id, instance.volume);
         instance.state != State::Deleting
     }
 
-    /// Stops who uses these volumes and runs their writers again where somebody still needs them.
+    /// Stops who uses these volumes; where somebody still needs them, a copy takes their place, or
+    /// their writers run again.
     fn lose_volumes(&mut self, gone: Vec<(VolumeIndex, VolumeId)>) {
         for &(volume, id) in &gone {
             self.take_back_extracts(volume, id);
@@ -175,7 +180,8 @@ impl Scheduler {
         }
         while let Some(volume) = volumes.pop() {
             let is_here = self.volumes.is_live(volume);
-            if is_here || !self.graph.volume(volume).is_needed() {
+            let is_needed = self.graph.volume(volume).is_needed();
+            if is_here || !is_needed || self.restore(volume) {
                 continue;
             }
             for writer in self.graph.volume(volume).writers.clone() {
@@ -210,6 +216,9 @@ impl Scheduler {
         for (volume, writable) in self.graph.mounted(job) {
             if self.graph.volume(volume).is_cache {
                 continue;
+            }
+            if writable {
+                self.drop_copy(volume);
             }
             if writable && let Some((id, _)) = self.volumes.scratch(volume) {
                 self.retire(id);

@@ -24,9 +24,10 @@ impl Scheduler {
         let (volume, server) = (instance.volume, instance.server);
         match server {
             Some(server) => {
-                if instance.state == State::Creating {
+                if instance.state.is_being_made() {
                     self.unanswered.insert(id, server);
                 }
+                self.forget_copy(id, volume);
                 self.volumes.retire(id);
                 self.out.push(Action::DeleteVolume { id, server });
             }
@@ -50,11 +51,13 @@ impl Scheduler {
         self.retire_all(volume);
     }
 
-    /// Deletes the caches that only this pipeline could have needed again, if it is closed.
-    pub(super) fn release_caches(&mut self, pipeline: u32) {
+    /// Deletes the caches and copies that only this pipeline could have needed again, if it is
+    /// closed.
+    pub(super) fn release_kept(&mut self, pipeline: u32) {
         for cache in self.graph.caches_of_closed(pipeline) {
             self.release_if_unneeded(cache);
         }
+        self.drop_copies_of_closed(pipeline);
     }
 
     /// Gives the space of caches that nobody will read unless something is lost to jobs that are
@@ -148,6 +151,7 @@ impl Scheduler {
         if heads.iter().any(|key| self.try_place_anywhere(key.job))
             || self.free_idle_caches()
             || self.relax_rules()
+            || self.drop_all_copies()
         {
             return;
         }
@@ -175,7 +179,7 @@ impl Scheduler {
             && self
                 .volumes
                 .iter()
-                .all(|(_, instance)| instance.state == State::Ready)
+                .all(|(_, instance)| instance.state.is_complete())
     }
 
     /// Drops the volumes of the last pipeline that is under way, other than the one of `job`, and

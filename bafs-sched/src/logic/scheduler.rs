@@ -7,6 +7,7 @@ use bafs_proto::time::Time;
 
 use super::action::{Action, MountedVolume};
 use super::attempt::{Attempt, Stage};
+use super::checkpoint::Checkpoints;
 use super::event::{Event, NodeSeen};
 use super::extraction::Extractions;
 use super::fleet::Fleet;
@@ -51,6 +52,7 @@ pub struct Scheduler {
     pub(super) attempts: BTreeMap<JobIndex, Attempt>,
     pub(super) executions: BTreeMap<ExecutionId, JobIndex>,
     pub(super) extractions: Extractions,
+    pub(super) checkpoints: Checkpoints,
     /// Volumes that a server may still have although they were given up: to be deleted there.
     pub(super) stale: BTreeMap<VolumeId, ServerId>,
     /// Volumes that were given up while they were being created: they may yet come to exist.
@@ -98,6 +100,7 @@ impl Scheduler {
             attempts: BTreeMap::new(),
             executions: BTreeMap::new(),
             extractions,
+            checkpoints: Checkpoints::default(),
             stale: BTreeMap::new(),
             unanswered: BTreeMap::new(),
             timers: Timers::default(),
@@ -136,6 +139,7 @@ impl Scheduler {
         }
         // Clocks of machines step back now and then; the core's time does not.
         self.now = self.now.max(now);
+        self.checkpoints.observe(self.now, self.fleet.alive);
         while let Some(timer) = self.timers.take_due(self.now) {
             self.fire(timer);
         }
@@ -209,7 +213,7 @@ impl Scheduler {
     pub fn ready_volumes(&self) -> BTreeMap<ServerId, Vec<VolumeId>> {
         let mut ready: BTreeMap<ServerId, Vec<VolumeId>> = BTreeMap::new();
         for (id, instance) in self.volumes.iter() {
-            if let (State::Ready, Some(server)) = (instance.state, instance.server) {
+            if let (true, Some(server)) = (instance.state.is_complete(), instance.server) {
                 ready.entry(server).or_default().push(id);
             }
         }
@@ -234,8 +238,9 @@ impl Scheduler {
                         size,
                     });
                 }
+                State::Copying => actions.extend(self.copy_action(id, instance)),
                 State::Deleting => actions.push(Action::DeleteVolume { id, server }),
-                State::Ready => {}
+                State::Ready | State::Copy => {}
             }
         }
         for (&id, &server) in self

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::checkpoint::CheckpointPolicy;
 use super::rules::Rules;
 
 /// How a workflow is run. Kept in the journal, so that a restart decides alike.
@@ -12,6 +13,8 @@ pub struct Settings {
     pub remote_io: bool,
     /// What may be allocated at once, when the planner chose a strategy; as much as fits without.
     pub rules: Option<Rules>,
+    /// When volumes are copied to another node.
+    pub checkpoint: CheckpointPolicy,
     /// Space of each node that stays unused, in thousandths: cooperative caches are never spread
     /// quite evenly.
     pub slack_permille: u32,
@@ -49,6 +52,7 @@ impl Default for Settings {
         Self {
             remote_io: false,
             rules: None,
+            checkpoint: CheckpointPolicy::default(),
             slack_permille: 20,
             lost_after_ms: 6_000,
             nodes_wait_ms: 60_000,

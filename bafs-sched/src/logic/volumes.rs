@@ -14,8 +14,29 @@ pub(super) enum State {
     Creating,
     /// Ready.
     Ready,
+    /// A copy of a volume that exists elsewhere, being made.
+    Copying,
+    /// A copy, complete: of use when the volume is lost.
+    Copy,
     /// To be deleted; counts as reserved until it is gone.
     Deleting,
+}
+
+impl State {
+    /// Whether jobs may use the volume now or soon.
+    fn is_live(self) -> bool {
+        matches!(self, Self::Creating | Self::Ready)
+    }
+
+    /// Whether its server was asked to make it and has not answered.
+    pub(super) fn is_being_made(self) -> bool {
+        matches!(self, Self::Creating | Self::Copying)
+    }
+
+    /// Whether it is complete on its server.
+    pub(super) fn is_complete(self) -> bool {
+        matches!(self, Self::Ready | Self::Copy)
+    }
 }
 
 /// A volume of the workflow as it exists on one server.
@@ -106,10 +127,7 @@ impl Volumes {
     }
 
     pub(super) fn add(&mut self, id: VolumeId, instance: Instance) {
-        assert!(
-            instance.state != State::Deleting,
-            "a volume begins its life alive"
-        );
+        assert!(instance.state.is_live(), "a volume begins its life alive");
         let (volume, server) = (instance.volume, instance.server);
         let before = self.live[volume.as_usize()].insert(server, id);
         assert!(before.is_none(), "a volume exists once on a server");
@@ -119,10 +137,31 @@ impl Volumes {
         self.instances.insert(id, instance);
     }
 
+    /// Adds a copy: it exists, but no job uses it.
+    pub(super) fn add_copy(&mut self, id: VolumeId, instance: Instance) {
+        assert!(!instance.state.is_live(), "a copy is not in use");
+        if let Some(server) = instance.server {
+            let there = self.on_server.entry(server).or_default();
+            there.insert(id, instance.volume);
+        }
+        self.instances.insert(id, instance);
+    }
+
+    /// Takes a complete copy into use, in the place of a volume that is gone.
+    pub(super) fn promote(&mut self, id: VolumeId) {
+        let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
+        assert!(instance.state == State::Copy, "only a copy is promoted");
+        instance.state = State::Ready;
+        let before = self.live[instance.volume.as_usize()].insert(instance.server, id);
+        assert!(before.is_none(), "a volume exists once on a server");
+    }
+
     /// Takes a volume out of use; it keeps its space until it is removed.
     pub(super) fn retire(&mut self, id: VolumeId) {
         if let Some(instance) = self.instances.get_mut(&id) {
-            if instance.state != State::Deleting {
+            if instance.state.is_live() {
                 self.live[instance.volume.as_usize()].remove(&instance.server);
             }
             instance.state = State::Deleting;
@@ -133,7 +172,7 @@ impl Volumes {
     /// Forgets a volume that is gone.
     pub(super) fn remove(&mut self, id: VolumeId) -> Option<Instance> {
         let instance = self.instances.remove(&id)?;
-        if instance.state != State::Deleting {
+        if instance.state.is_live() {
             self.live[instance.volume.as_usize()].remove(&instance.server);
         }
         if let Some(server) = instance.server

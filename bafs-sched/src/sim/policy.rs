@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::logic::Settings;
+use crate::logic::{CheckpointPolicy, Settings};
 use crate::planner::{Environment, Shape, Strategy};
 
 use super::load::Load;
@@ -56,6 +56,8 @@ impl Scenario {
         Settings {
             remote_io: is_remote,
             rules,
+            // The strategies are compared as the model sees them: without copies.
+            checkpoint: CheckpointPolicy::Never,
             slack_permille: 0,
             // Nodes are away for a while after a failure, and then it goes on.
             stuck_wait_ms: 100 * 1_000 * self.environment.restart_s,

@@ -28,6 +28,16 @@ impl Simulation {
                     self.create(id, volume, server, size.bytes);
                 }
             }
+            Action::CopyVolume {
+                id,
+                source,
+                server,
+                size,
+            } => {
+                if self.is_up(server) {
+                    self.copy(id, source.volume, server, size.bytes);
+                }
+            }
             Action::DeleteVolume { id, server } => {
                 if self.is_up(server) {
                     self.delete(id, server);
@@ -77,6 +87,23 @@ impl Simulation {
 
     fn peers_link(&self, cluster: u32) -> u32 {
         self.home_link(cluster) + self.clusters as u32
+    }
+
+    /// Copies travel between the nodes of the target's cluster.
+    fn copy(&mut self, id: VolumeId, volume: VolumeIndex, server: ServerId, bytes: u64) {
+        let node = self.node_at(server);
+        if self.nodes[node]
+            .volumes
+            .insert(id, (volume, bytes))
+            .is_some()
+        {
+            return;
+        }
+        self.scratch_bytes += bytes;
+        let link = self.peers_link(self.nodes[node].cluster);
+        let flow = self.start_flow(link, bytes, Owner::Fill(id));
+        self.fills.insert(id, (node as u32, link, flow));
+        self.note_moment();
     }
 
     fn create(&mut self, id: VolumeId, volume: VolumeIndex, server: ServerId, bytes: u64) {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use bafs_proto::message::ReadCounters;
-use bafs_sched::logic::Outcome;
+use bafs_sched::logic::{Outcome, Settings};
 use bafs_sched::workflow::{Workflow, parse_workflow};
 use serde::Serialize;
 
@@ -215,7 +215,10 @@ async fn measure(
         } else {
             "journal"
         }),
-        remote_io,
+        settings: Settings {
+            remote_io,
+            ..Settings::default()
+        },
         output,
         kill_after_jobs: args.kill_node.filter(|_| !remote_io),
     };

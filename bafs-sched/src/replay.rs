@@ -1,0 +1,278 @@
+//! A run once more, from its journal: what was told to the core, what it decided, and why. Needs no
+//! server and changes nothing; the same journal gives the same lines on every machine.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bafs_proto::ids::{ExecutionId, ExtractId, ServerId, VolumeId};
+use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_proto::time::Time;
+use serde::Serialize;
+
+use crate::io::journal::History;
+use crate::logic::{Action, Decision, Event, NodeSeen, Receipt, Scheduler};
+use crate::workflow::{JobIndex, VolumeIndex};
+
+/// One thing that happened or was decided.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Line {
+    /// When, in milliseconds since the run's first fact.
+    pub at_ms: u64,
+    /// Names of the jobs, volumes and nodes that it is about.
+    pub about: Vec<String>,
+    /// What, in a sentence.
+    pub text: String,
+}
+
+/// Replays a journal. Answers every line, and the core as it is at the end.
+pub fn replay(history: History) -> (Vec<Line>, Scheduler) {
+    let header = history.header;
+    let scheduler = Scheduler::new(header.run, header.workflow, header.settings);
+    let mut teller = Teller::new(scheduler);
+    let first = history.records.first().map_or(Time(0), |(now, _)| *now);
+    for (now, event) in history.records {
+        teller.at_ms = now.ms_since(first);
+        teller.event(&event);
+        let mut actions = Vec::new();
+        teller.scheduler.step(now, event, &mut actions);
+        for action in &actions {
+            teller.action(action);
+        }
+        teller.decisions();
+    }
+    (teller.lines, teller.scheduler)
+}
+
+struct Teller {
+    scheduler: Scheduler,
+    at_ms: u64,
+    lines: Vec<Line>,
+    listed: BTreeSet<ServerId>,
+    executions: BTreeMap<ExecutionId, (JobIndex, ServerId)>,
+    volumes: BTreeMap<VolumeId, (VolumeIndex, ServerId)>,
+    extracts: BTreeMap<ExtractId, u32>,
+    receipts: BTreeMap<VolumeIndex, Receipt>,
+    /// Volumes about which something may have been decided since they were looked at.
+    touched: BTreeSet<VolumeIndex>,
+}
+
+impl Teller {
+    fn new(scheduler: Scheduler) -> Self {
+        Self {
+            scheduler,
+            at_ms: 0,
+            lines: Vec::new(),
+            listed: BTreeSet::new(),
+            executions: BTreeMap::new(),
+            volumes: BTreeMap::new(),
+            extracts: BTreeMap::new(),
+            receipts: BTreeMap::new(),
+            touched: BTreeSet::new(),
+        }
+    }
+
+    fn tell(&mut self, about: &[&str], text: String) {
+        let about = about.iter().map(|&name| name.to_owned()).collect();
+        let at_ms = self.at_ms;
+        self.lines.push(Line { at_ms, about, text });
+    }
+
+    fn job(&self, job: JobIndex) -> String {
+        self.scheduler.workflow().job(job).name.clone()
+    }
+
+    fn volume(&self, volume: VolumeIndex) -> String {
+        self.scheduler.workflow().volume(volume).name.clone()
+    }
+
+    fn node(&self, server: ServerId) -> String {
+        let node = self.scheduler.node(server);
+        node.map_or_else(|| server.to_string(), |node| node.name.clone())
+    }
+
+    fn event(&mut self, event: &Event) {
+        match event {
+            Event::ServersSeen { nodes } => self.seen(nodes),
+            Event::ServerSilent { server } => {
+                let node = self.node(*server);
+                self.tell(&[&node], format!("node {node} answers no call: it is lost"));
+            }
+            Event::VolumeCreateFailed { volume, error } => {
+                self.of_volume(*volume, &format!("could not be made: {error}"));
+            }
+            Event::VolumesProbed { lost, .. } => {
+                lost.iter().for_each(|id| self.of_volume(*id, "is lost"));
+            }
+            Event::JobStartFailed { execution, error } => {
+                self.of_job(*execution, &format!("could not be started: {error}"));
+            }
+            Event::JobUnknown { execution } => {
+                self.of_job(*execution, "is not known there any more");
+            }
+            Event::JobEnded { execution, report } => {
+                self.of_job(*execution, &ended(report));
+            }
+            Event::FileExtracted { extract, bytes } => {
+                self.of_extract(*extract, &format!("is at home: {bytes} bytes"));
+            }
+            Event::ExtractFailed { extract, error } => {
+                self.of_extract(*extract, &format!("was not sent: {error}"));
+            }
+            Event::CancelRequested => self.tell(&[], "the user cancels the run".to_owned()),
+            Event::Resumed { .. } => self.tell(&[], "a scheduler takes up the journal".to_owned()),
+            Event::VolumeCreated { .. }
+            | Event::VolumeDeleted { .. }
+            | Event::VolumeDeleteFailed { .. }
+            | Event::JobStarted { .. }
+            | Event::Tick => {}
+        }
+    }
+
+    fn seen(&mut self, nodes: &[NodeSeen]) {
+        let listed: BTreeSet<ServerId> = nodes.iter().map(|node| node.id).collect();
+        for node in nodes {
+            if self.listed.contains(&node.id) {
+                continue;
+            }
+            let text = format!("node {} is listed, with {} slots", node.name, node.slots);
+            self.tell(&[&node.name], text);
+        }
+        for server in self.listed.difference(&listed).copied().collect::<Vec<_>>() {
+            let node = self.node(server);
+            self.tell(&[&node], format!("node {node} is not listed any more"));
+        }
+        self.listed = listed;
+    }
+
+    fn of_job(&mut self, execution: ExecutionId, what: &str) {
+        let Some(&(job, server)) = self.executions.get(&execution) else {
+            return;
+        };
+        let mounts = &self.scheduler.workflow().job(job).mounts;
+        let volumes: Vec<VolumeIndex> = mounts.iter().map(|mount| mount.volume).collect();
+        self.touched.extend(volumes);
+        let (job, node) = (self.job(job), self.node(server));
+        self.tell(&[&job, &node], format!("job {job} on node {node} {what}"));
+    }
+
+    fn of_volume(&mut self, id: VolumeId, what: &str) {
+        let Some(&(volume, server)) = self.volumes.get(&id) else {
+            return;
+        };
+        self.touched.insert(volume);
+        let (volume, node) = (self.volume(volume), self.node(server));
+        let text = format!("volume {volume} on node {node} {what}");
+        self.tell(&[&volume, &node], text);
+    }
+
+    fn of_extract(&mut self, extract: ExtractId, what: &str) {
+        let Some(&index) = self.extracts.get(&extract) else {
+            return;
+        };
+        let spec = &self.scheduler.workflow().extracts[index as usize];
+        let (path, volume) = (spec.path.clone(), self.volume(spec.volume));
+        self.tell(&[&volume], format!("file {path} of volume {volume} {what}"));
+    }
+
+    fn action(&mut self, action: &Action) {
+        match action {
+            Action::CreateVolume {
+                id,
+                volume,
+                server,
+                size,
+            } => {
+                self.volumes.insert(*id, (*volume, *server));
+                self.of_volume(*id, &format!("is made, with {} bytes", size.bytes));
+            }
+            Action::CopyVolume {
+                id, source, server, ..
+            } => {
+                self.volumes.insert(*id, (source.volume, *server));
+                self.of_volume(*id, "is made as a copy");
+            }
+            Action::DeleteVolume { id, .. } => self.of_volume(*id, "is deleted"),
+            Action::StartJob {
+                execution,
+                job,
+                server,
+                ..
+            } => {
+                self.executions.insert(*execution, (*job, *server));
+                self.of_job(*execution, "starts");
+            }
+            Action::KillJob { execution, .. } => self.of_job(*execution, "is killed"),
+            Action::ExtractFile { extract, index, .. } => {
+                self.extracts.insert(*extract, *index);
+                self.of_extract(*extract, "is sent home");
+            }
+            Action::ProbeVolumes { .. } => {}
+            Action::Finish { outcome } => self.tell(&[], format!("the run ends: {outcome:?}")),
+        }
+    }
+
+    /// Tells what was decided about copies of the volumes that were touched.
+    fn decisions(&mut self) {
+        for volume in std::mem::take(&mut self.touched) {
+            let Some(receipt) = self.scheduler.receipt(volume).cloned() else {
+                continue;
+            };
+            if self.receipts.get(&volume) == Some(&receipt) {
+                continue;
+            }
+            let name = self.volume(volume);
+            let text = format!("a copy of volume {name} {}", self.reason(&receipt));
+            self.tell(&[&name], text);
+            self.receipts.insert(volume, receipt);
+        }
+    }
+
+    fn reason(&self, receipt: &Receipt) -> String {
+        let cost = match receipt.copy_ms {
+            Some(ms) => format!("costs {} s", seconds(ms)),
+            None => "costs what is not known yet".to_owned(),
+        };
+        let waits = match receipt.space_ms {
+            0 => String::new(),
+            ms => format!(", and its space keeps {} s of work waiting", seconds(ms)),
+        };
+        let weighed = format!(
+            "{cost}{waits}; without one a loss costs {} s, which happens with a probability of \
+             {:.4} % in the {} s that it is needed: that is worth {:.3} s",
+            seconds(receipt.redo_ms),
+            receipt.risk_ppm as f64 / 1e4,
+            seconds(receipt.exposure_ms),
+            receipt.benefit_us as f64 / 1e6,
+        );
+        match receipt.decision {
+            Decision::NotWorth => format!("is not made: it {weighed}"),
+            Decision::NoRoom => format!("finds no room on another node; it {weighed}"),
+            Decision::Copying(to) => format!("goes to node {}: it {weighed}", self.node(to)),
+            Decision::Copied(on, ms) => {
+                format!(
+                    "is complete on node {}, after {} s",
+                    self.node(on),
+                    seconds(ms)
+                )
+            }
+            Decision::Failed => "could not be made".to_owned(),
+            Decision::Saved(ms) => format!("takes its place: {} s of work are saved", seconds(ms)),
+            Decision::Unused => "was never needed".to_owned(),
+        }
+    }
+}
+
+fn seconds(ms: u64) -> String {
+    format!("{}.{:01}", ms / 1_000, ms % 1_000 / 100)
+}
+
+fn ended(report: &JobReport) -> String {
+    let after = format!("after {} s", seconds(report.wall_ms));
+    match &report.outcome {
+        JobOutcome::Exited(0) => format!("is done {after}"),
+        JobOutcome::Exited(code) => format!("exits with code {code} {after}"),
+        JobOutcome::Signaled(signal) => format!("is ended by signal {signal} {after}"),
+        JobOutcome::NotStarted(why) => format!("could not be started: {why}"),
+        JobOutcome::Environment(error) => format!("loses its environment {after}: {error}"),
+        JobOutcome::Killed => format!("was killed {after}"),
+    }
+}
