@@ -143,7 +143,7 @@ fn the_baselines_go_as_in_the_thesis_and_as_planned() {
     );
 }
 
-/// The real size takes half a gigabyte for each 400,000 jobs: `JOBS=1000000 NODES=10000`.
+/// The size that the simulator is meant for: `JOBS=1000000 NODES=10000`.
 #[test]
 #[ignore = "long, and prints what it took"]
 fn many_jobs_on_many_nodes_in_many_clusters_with_failures() {

@@ -207,7 +207,7 @@ fn cluster_cache_peers_cut_off_from_each_other_stay_peers_of_others() -> Result<
 
 /// Nodes are killed, stopped and started at random while others read.
 #[test]
-#[ignore = "takes ten minutes; `cargo xtask soak` runs it"]
+#[ignore = "long: `cargo xtask soak` runs it"]
 fn cluster_cache_survives_long_churn() -> Result<()> {
     let seed: u64 = std::env::var("SEED")
         .ok()

@@ -465,7 +465,7 @@ fn mount_does_what_a_directory_does() -> Result<()> {
 }
 
 #[test]
-#[ignore = "half an hour"]
+#[ignore = "long: `cargo xtask soak` runs it"]
 fn mount_does_what_a_directory_does_for_long() -> Result<()> {
     compare("mount_does_what_a_directory_does_for_long", 500, 1_000)
 }

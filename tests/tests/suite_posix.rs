@@ -162,7 +162,7 @@ fn mount_survives_fsx() -> Result<()> {
 }
 
 #[test]
-#[ignore = "an hour"]
+#[ignore = "long: `cargo xtask soak` runs it"]
 fn mount_survives_a_million_operations_of_fsx() -> Result<()> {
     let name = "mount_survives_a_million_operations_of_fsx";
     fsx(name, &[Way::Inline, Way::Processes], 4, 250_000)?;

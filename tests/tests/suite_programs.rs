@@ -223,7 +223,7 @@ fn mount_gives_programs_the_same_results() -> Result<()> {
 }
 
 #[test]
-#[ignore = "ten minutes"]
+#[ignore = "long: `cargo xtask soak` runs it"]
 fn mount_gives_more_programs_the_same_results() -> Result<()> {
     let name = "mount_gives_more_programs_the_same_results";
     compare(name, &SHORT, &[Way::Inline, Way::Uncached])?;
