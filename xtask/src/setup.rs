@@ -18,6 +18,9 @@ pub(crate) enum Purpose {
     Test,
     /// To run the benchmarks.
     Bench,
+    /// To compare with other network file systems in `bench datapath`. Nothing asks for it by
+    /// itself: these packages start services.
+    Peers,
 }
 
 /// How to see that a package is there: by what it gives, so that other ways to install it count.
@@ -144,6 +147,42 @@ const PACKAGES: &[Package] = &[
         why: "reads and writes in known patterns, to compare file systems",
         gives: Gives::Programs(&["fio"]),
         first_needed_by: Purpose::Bench,
+    },
+    Package {
+        name: "glusterfs-server",
+        why: "GlusterFS, a file system to compare with",
+        gives: Gives::Programs(&["glusterd", "gluster", "glusterfs"]),
+        first_needed_by: Purpose::Peers,
+    },
+    Package {
+        name: "moosefs-master",
+        why: "MooseFS, a file system to compare with",
+        gives: Gives::Programs(&["mfsmaster"]),
+        first_needed_by: Purpose::Peers,
+    },
+    Package {
+        name: "moosefs-chunkserver",
+        why: "the part of MooseFS that stores",
+        gives: Gives::Programs(&["mfschunkserver"]),
+        first_needed_by: Purpose::Peers,
+    },
+    Package {
+        name: "moosefs-client",
+        why: "the part of MooseFS that mounts",
+        gives: Gives::Programs(&["mfsmount", "mfssetgoal"]),
+        first_needed_by: Purpose::Peers,
+    },
+    Package {
+        name: "sshfs",
+        why: "a file system to compare with",
+        gives: Gives::Programs(&["sshfs"]),
+        first_needed_by: Purpose::Peers,
+    },
+    Package {
+        name: "openssh-server",
+        why: "the server of sshfs",
+        gives: Gives::Programs(&["sshd"]),
+        first_needed_by: Purpose::Peers,
     },
 ];
 

@@ -6,6 +6,7 @@
 #![allow(clippy::print_stdout, reason = "a benchmark prints what it measured")]
 
 mod cache;
+mod datapath;
 pub mod machine;
 pub mod measure;
 pub mod options;
@@ -28,11 +29,18 @@ pub struct Benchmark {
 }
 
 /// Every benchmark.
-pub const ALL: &[Benchmark] = &[Benchmark {
-    name: "cache",
-    about: "the cooperative cache: home traffic, warm and cold reads, replacement, churn",
-    run: cache::run,
-}];
+pub const ALL: &[Benchmark] = &[
+    Benchmark {
+        name: "cache",
+        about: "the cooperative cache: home traffic, warm and cold reads, replacement, churn",
+        run: cache::run,
+    },
+    Benchmark {
+        name: "datapath",
+        about: "what a program gets of a volume, beside the wire and other file systems",
+        run: datapath::run,
+    },
+];
 
 /// Does what the command line says.
 ///
@@ -47,6 +55,9 @@ pub fn main(arguments: &[String]) -> Result<()> {
             Ok(())
         }
         [part, rest @ ..] if part == cache::SOURCE_PROCESS => cache::source_process(rest),
+        [part, rest @ ..] if part == datapath::WORK_PROCESS => datapath::work_process(rest),
+        [part, rest @ ..] if part == datapath::WIRE_PROCESS => datapath::wire_process(rest),
+        [part, rest @ ..] if part == datapath::DELAY_PROCESS => datapath::delay_process(rest),
         [name, rest @ ..] => {
             let benchmark = ALL.iter().find(|benchmark| benchmark.name == name);
             let benchmark = benchmark.with_context(|| format!("no benchmark '{name}'"))?;

@@ -1,0 +1,248 @@
+//! Other network file systems over loopback, beside a volume behind the network: the same files and
+//! programs. A peer that does not start is named, and counts as not beaten.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use nix::mount::{MntFlags, umount2};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use super::shown::Shown;
+use super::work::{Work, rate};
+use crate::bench::measure::{Samples, Way, digits, interleave};
+use crate::bench::{Options, Report};
+use crate::mounts_with;
+
+/// A file system that we are compared with.
+struct Kind {
+    name: &'static str,
+    /// What must be installed.
+    programs: &'static [&'static str],
+    /// Starts server and client in a network of their own; `$D` is a directory to work in and
+    /// `$D/mnt` is where it must appear.
+    script: &'static str,
+}
+
+/// Two of them refuse the address 127.0.0.1.
+const NETWORK: &str = "ip link set lo up; ip addr add 10.99.0.1/32 dev lo; mkdir $D/mnt; ";
+
+const KINDS: [Kind; 3] = [
+    Kind {
+        name: "GlusterFS",
+        programs: &["glusterd", "gluster", "glusterfs"],
+        script: "mkdir -p $D/brick $D/work $D/log
+            sed \"s#working-directory .*#working-directory $D/work#\" /etc/glusterfs/glusterd.vol \
+                >$D/glusterd.vol
+            glusterd -f $D/glusterd.vol -p $D/glusterd.pid -l $D/log/glusterd.log
+            for i in $(seq 50); do
+                gluster --mode=script volume create bench transport tcp 10.99.0.1:$D/brick force \
+                    && break
+                sleep 0.2
+            done
+            gluster --mode=script volume start bench
+            glusterfs --volfile-server=10.99.0.1 --volfile-id=bench $D/mnt -l $D/log/client.log",
+    },
+    Kind {
+        name: "MooseFS",
+        programs: &["mfsmaster", "mfschunkserver", "mfsmount", "mfssetgoal"],
+        script: "mkdir -p $D/etc $D/master $D/chunk $D/hdd
+            cp /var/lib/mfs/metadata.mfs.empty $D/master/metadata.mfs
+            echo '* / rw,alldirs,admin,maproot=0:0' >$D/etc/exports.cfg
+            echo $D/hdd >$D/etc/hdd.cfg
+            own='WORKING_USER = root\\nWORKING_GROUP = root\\nMASTER_HOST = 10.99.0.1\\n'
+            printf \"${own}DATA_PATH = $D/master\\nEXPORTS_FILENAME = $D/etc/exports.cfg\\n\" \
+                >$D/etc/master.cfg
+            for port in MATOML MATOCS MATOCL; do
+                echo \"${port}_LISTEN_HOST = 10.99.0.1\" >>$D/etc/master.cfg
+            done
+            printf \"${own}DATA_PATH = $D/chunk\\nHDD_CONF_FILENAME = $D/etc/hdd.cfg\\n\" \
+                >$D/etc/chunk.cfg
+            echo 'CSSERV_LISTEN_HOST = 10.99.0.1' >>$D/etc/chunk.cfg
+            mfsmaster -c $D/etc/master.cfg start
+            mfschunkserver -c $D/etc/chunk.cfg start
+            sleep 2
+            mfsmount -H 10.99.0.1 $D/mnt
+            mfssetgoal -r 1 $D/mnt",
+    },
+    Kind {
+        name: "sshfs",
+        programs: &["sshd", "ssh-keygen", "sshfs"],
+        script: "mkdir -p $D/source /run/sshd
+            ssh-keygen -q -t ed25519 -N '' -f $D/host
+            ssh-keygen -q -t ed25519 -N '' -f $D/key
+            cp $D/key.pub $D/authorized
+            printf \"Port 2222\\nListenAddress 10.99.0.1\\nHostKey $D/host\\nPidFile $D/sshd.pid\\n\
+AuthorizedKeysFile $D/authorized\\nStrictModes no\\nPermitRootLogin yes\\nUsePAM no\\n\
+Subsystem sftp internal-sftp\\n\" >$D/sshd.cfg
+            $(command -v sshd) -f $D/sshd.cfg
+            sshfs -p 2222 -o IdentityFile=$D/key,StrictHostKeyChecking=no \
+                -o UserKnownHostsFile=/dev/null,Ciphers=aes128-gcm@openssh.com \
+                root@10.99.0.1:$D/source $D/mnt",
+    },
+];
+
+/// Time for a peer to start.
+const START: Duration = Duration::from_secs(40);
+
+/// A peer that runs, in a network of its own.
+struct Peer {
+    name: &'static str,
+    first: Child,
+    mount: PathBuf,
+    _directory: TempDir,
+}
+
+impl Peer {
+    fn start(kind: &Kind) -> Result<Self> {
+        let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+        for program in kind.programs {
+            let found = std::env::split_paths(&path).any(|place| place.join(program).is_file());
+            if !found {
+                bail!("{program} is missing: `cargo xtask setup peers` installs it");
+            }
+        }
+        let directory = tempfile::tempdir()?;
+        let log = fs::File::create(directory.path().join("log.txt"))?;
+        let script = format!("set -e; {NETWORK}{}\nexec sleep infinity", kind.script);
+        let first = Command::new("unshare")
+            .arg("--net")
+            .args(["sh", "-c", &script])
+            .env("D", directory.path())
+            .env("PATH", path)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()?;
+        let mut peer = Self {
+            name: kind.name,
+            first,
+            mount: directory.path().join("mnt"),
+            _directory: directory,
+        };
+        let mut waited = Duration::ZERO;
+        while !peer.is_shown() {
+            if waited > START || peer.first.try_wait()?.is_some() {
+                bail!("it does not start: {}", peer.said());
+            }
+            std::thread::sleep(Duration::from_millis(100));
+            waited += Duration::from_millis(100);
+        }
+        Ok(peer)
+    }
+
+    fn is_shown(&self) -> bool {
+        let text = self.mount.to_str().unwrap_or_default();
+        !mounts_with(text).is_empty() && fs::write(self.mount.join("ready"), "").is_ok()
+    }
+
+    fn said(&self) -> String {
+        let log = self.mount.with_file_name("log.txt");
+        let text = fs::read_to_string(log).unwrap_or_default();
+        let lines: Vec<_> = text.lines().rev().take(3).collect();
+        lines.into_iter().rev().collect::<Vec<_>>().join("; ")
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = umount2(&self.mount, MntFlags::MNT_DETACH);
+        // Its servers left the script's session, but not its network.
+        for pid in processes_beside(self.first.id()) {
+            let _ = kill(pid, Signal::SIGKILL);
+        }
+        let _ = self.first.wait();
+    }
+}
+
+/// Processes in the network of this one, unless that is our own.
+fn processes_beside(first: u32) -> Vec<Pid> {
+    let network = |process: &Path| fs::read_link(process.join("ns/net")).ok();
+    let theirs = network(&Path::new("/proc").join(first.to_string()));
+    if theirs.is_none() || theirs == network(Path::new("/proc/self")) {
+        return Vec::new();
+    }
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries
+        .filter(|entry| network(&entry.path()) == theirs)
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Pid::from_raw))
+        .collect()
+}
+
+pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
+    let (mib, files) = (options.pick(256, 64), options.pick(2_000, 500));
+    let shown = Shown::start("20GB")?;
+    let mut peers = Vec::new();
+    for kind in &KINDS {
+        match Peer::start(kind) {
+            Ok(peer) => peers.push(peer),
+            Err(error) => report.not_measured(kind.name, &format!("{error:#}")),
+        }
+    }
+    report.section(&format!(
+        "beside peers over loopback: {mib} MiB in MB/s, {files} files of 4 KiB in files/s"
+    ));
+    let mut places = vec![("BAFS", shown.path())];
+    places.extend(peers.iter().map(|peer| (peer.name, peer.mount.as_path())));
+    let found = measure(&places, options, (mib, files))?;
+    let mut head = vec!["work".to_owned()];
+    head.extend(places.iter().map(|(name, _)| (*name).to_owned()));
+    head.push("BAFS / best peer".to_owned());
+    let mut rows = vec![head];
+    for (work, samples) in Work::ALL.iter().zip(&found) {
+        let mut cells = vec![work.name().to_owned()];
+        cells.extend(samples.iter().map(Samples::to_string));
+        let best = samples[1..].iter().map(Samples::median).fold(0.0, f64::max);
+        let factor = samples[0].median() / best;
+        cells.push(if best > 0.0 {
+            digits(factor)
+        } else {
+            String::new()
+        });
+        rows.push(cells);
+        if best > 0.0 {
+            report.figure(&format!("peer_{}", work.name()), factor);
+        }
+    }
+    report.table(&rows);
+    let beaten = (1..places.len()).filter(|peer| {
+        let ahead = |row: &Vec<Samples>| row[0].median() > row[*peer].median();
+        found.iter().all(ahead)
+    });
+    report.figure("peers_behind", beaten.count() as f64);
+    Ok(())
+}
+
+/// For each work the rates of each place.
+fn measure(
+    places: &[(&str, &Path)],
+    options: &Options,
+    (mib, files): (u64, u64),
+) -> Result<Vec<Vec<Samples>>> {
+    let values = std::cell::RefCell::new(vec![vec![Vec::new(); places.len()]; Work::ALL.len()]);
+    let mut ways: Vec<_> = places
+        .iter()
+        .enumerate()
+        .map(|(place, (name, path))| {
+            let values = &values;
+            Way::new(name, move || {
+                for (index, work) in Work::ALL.into_iter().enumerate() {
+                    let amount = if work.is_bulk() { mib } else { files };
+                    let found = rate(work, path, amount).context("a round of work")?;
+                    values.borrow_mut()[index][place].push(found);
+                }
+                Ok(0.0)
+            })
+        })
+        .collect();
+    interleave(options.pick(5, 2), &mut ways)?;
+    drop(ways);
+    let by_work = values.into_inner().into_iter();
+    Ok(by_work
+        .map(|places| places.into_iter().map(Samples::new).collect())
+        .collect())
+}

@@ -1,0 +1,134 @@
+//! Many small files made on a volume behind a link that is far: with the agent's delegation, and
+//! with each operation answered by the server before the program goes on.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bafs_proto::identity::Identity;
+use bafs_proto::limits::OP_DEADLINE_MS_DEFAULT;
+use bafs_proto::message::{
+    JobCommand, JobOutcome, JobReport, JobSpec, MountSpec, MountTarget, Role,
+};
+
+use super::delay::Link;
+use super::row;
+use super::shown::distant_world;
+use super::work::{Work, arguments, rate_of};
+use crate::World;
+use crate::bench::measure::{Way, interleave};
+use crate::bench::{Options, Report};
+
+/// One way of the link takes so long.
+const DELAY: Duration = Duration::from_millis(1);
+
+pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
+    let files = options.pick(20_000, 2_000);
+    // Without delegation every file takes some round trips: a part of them tells the rate.
+    let fewer = options.pick(1_000, 200);
+    let world = distant_world("2GB")?;
+    let link = Link::start(world.cluster.address("n1"), DELAY)?;
+    report.section(&format!(
+        "{files} files of 4 KiB behind a link of {} ms each way: files/s",
+        DELAY.as_millis()
+    ));
+    let mut serial = 0;
+    let mut storm = |files, delegated| {
+        serial += 1;
+        one_storm(&world, &link.address, files, delegated, serial)
+    };
+    let storm = std::cell::RefCell::new(&mut storm);
+    let mut ways = [
+        Way::new("each operation waits", || storm.borrow_mut()(fewer, false)),
+        Way::new("delegated", || storm.borrow_mut()(files, true)),
+    ];
+    let samples = interleave(options.pick(5, 2), &mut ways)?;
+    let mut rows = vec![row(["way", "files/s", "gain"])];
+    for (way, rate) in ways.iter().zip(&samples) {
+        let gain = rate.ratio_to(&samples[0]);
+        rows.push(row([way.name, &rate.to_string(), &gain.to_string()]));
+    }
+    report.table(&rows);
+    report.measured("delegation_gain", &samples[1].ratio_to(&samples[0]));
+    Ok(())
+}
+
+/// Files per second of a job, from its start of making them until all are at the server.
+fn one_storm(world: &World, server: &str, files: u64, delegated: bool, serial: u32) -> Result<f64> {
+    let identity = world.cluster.identity();
+    let token = Identity::load(&identity.join("scheduler"), Role::Scheduler)?.token;
+    let volume = world.json(&["volume", "show", "work"])?["id"]
+        .as_str()
+        .context("a volume has an id")?
+        .parse()?;
+    let directory = format!("/work/{serial}");
+    let own = std::env::current_exe()?;
+    let own = own.to_str().context("the path of this program is text")?;
+    let work = |work| arguments(work, &directory, files).join(" ");
+    let script = format!(
+        "mkdir {directory} && {own} {} && {own} {} >/dev/null",
+        work(Work::Create),
+        work(Work::Unlink)
+    );
+    let mount = MountSpec {
+        name: "work".to_owned(),
+        path: "/work".to_owned(),
+        target: MountTarget::Scratch {
+            server: server.to_owned(),
+            volume,
+        },
+        writable: true,
+        token,
+    };
+    let job = JobSpec {
+        name: "storm".to_owned(),
+        command: JobCommand {
+            executable: "/bin/sh".to_owned(),
+            arguments: vec!["-c".to_owned(), script],
+            environment: std::env::vars()
+                .filter(|(name, _)| name == "PATH")
+                .collect(),
+            directory: "/".to_owned(),
+            stdout: None,
+            stderr: None,
+        },
+        mounts: vec![mount],
+        op_deadline_ms: OP_DEADLINE_MS_DEFAULT,
+    };
+    let report = run_job(world, &job, delegated)?;
+    ensure!(
+        report.outcome == JobOutcome::Exited(0),
+        "{:?}: {}",
+        report.outcome,
+        report.output_tail
+    );
+    rate_of(Work::Create, files, &report.output_tail)
+}
+
+/// Runs a job under an agent of its own.
+fn run_job(world: &World, job: &JobSpec, delegated: bool) -> Result<JobReport> {
+    let mut command = Command::new(crate::program());
+    command
+        .arg("agent")
+        .arg("--identity")
+        .arg(world.cluster.identity().join("agent"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    if !delegated {
+        command.env("BAFS_DELEGATE", "false");
+    }
+    let mut agent = command.spawn()?;
+    let mut input = agent.stdin.take().context("standard input is piped")?;
+    serde_json::to_writer(&mut input, job)?;
+    input.write_all(b"\n")?;
+    let output = agent.wait_with_output();
+    drop(input);
+    let output = output?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = said.lines().rfind(|line| !line.is_empty());
+    Ok(serde_json::from_str(
+        line.context("the agent did not report")?,
+    )?)
+}

@@ -1,0 +1,210 @@
+//! What programs do to files, in a process of its own, so that only its own waiting is measured.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use rustix::fs::statvfs;
+
+use super::MIB;
+use crate::bench::measure::seconds;
+
+/// Hidden first argument: this process works on files and prints how many seconds that took.
+pub(in crate::bench) const WORK_PROCESS: &str = "--datapath-work";
+
+/// Bytes of a small file.
+const SMALL_BYTES: usize = 4 << 10;
+
+/// Work on one large file or on many small ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Work {
+    /// Writes a file of so many MiB and closes it; ends when another program could see it all.
+    Write,
+    /// The same, with fsync before the close.
+    WriteSync,
+    /// Reads it when this machine's kernel has nothing of it.
+    ReadCold,
+    /// Reads it once more.
+    ReadAgain,
+    /// Makes so many files of 4 KiB.
+    Create,
+    /// Asks for their attributes.
+    Stat,
+    /// Opens and reads each.
+    OpenRead,
+    /// Removes them.
+    Unlink,
+}
+
+impl Work {
+    pub(super) const ALL: [Self; 8] = [
+        Self::Write,
+        Self::WriteSync,
+        Self::ReadCold,
+        Self::ReadAgain,
+        Self::Create,
+        Self::Stat,
+        Self::OpenRead,
+        Self::Unlink,
+    ];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Write => "write",
+            Self::WriteSync => "write+fsync",
+            Self::ReadCold => "read-cold",
+            Self::ReadAgain => "read-again",
+            Self::Create => "create",
+            Self::Stat => "stat",
+            Self::OpenRead => "open+read",
+            Self::Unlink => "unlink",
+        }
+    }
+
+    pub(super) fn is_bulk(self) -> bool {
+        matches!(
+            self,
+            Self::Write | Self::WriteSync | Self::ReadCold | Self::ReadAgain
+        )
+    }
+
+    fn of(name: &str) -> Result<Self> {
+        let found = Self::ALL.into_iter().find(|work| work.name() == name);
+        found.with_context(|| format!("'{name}' is no work"))
+    }
+}
+
+/// Arguments of the process that does `work` on `amount` MiB or files below `directory`.
+pub(super) fn arguments(work: Work, directory: &str, amount: u64) -> [String; 4] {
+    let amount = amount.to_string();
+    [WORK_PROCESS, work.name(), directory, &amount].map(str::to_owned)
+}
+
+/// Does it in a process of its own: MB/s, or files per second.
+pub(super) fn rate(work: Work, directory: &Path, amount: u64) -> Result<f64> {
+    let directory = directory.to_str().context("a temporary path is text")?;
+    let output = Command::new(std::env::current_exe()?)
+        .args(arguments(work, directory, amount))
+        .output()?;
+    let name = work.name();
+    ensure!(
+        output.status.success(),
+        "{name} on {directory}: {}",
+        crate::said(&output)
+    );
+    rate_of(work, amount, &String::from_utf8_lossy(&output.stdout))
+}
+
+/// The rate that the process's output tells.
+pub(super) fn rate_of(work: Work, amount: u64, said: &str) -> Result<f64> {
+    let took: f64 = said.trim().parse().with_context(|| said.to_owned())?;
+    let done = if work.is_bulk() {
+        amount * MIB / 1_000_000
+    } else {
+        amount
+    };
+    Ok(done as f64 / took)
+}
+
+/// The process. Arguments: work, directory, amount.
+pub(in crate::bench) fn work_process(arguments: &[String]) -> Result<()> {
+    let [work, directory, amount] = arguments else {
+        bail!("work needs a name, a directory and an amount");
+    };
+    let (work, directory) = (Work::of(work)?, Path::new(directory));
+    let amount: u64 = amount.parse()?;
+    let file = directory.join("large");
+    let took = match work {
+        Work::Write | Work::WriteSync => {
+            // Not what is measured: a file of before would have to be cut first.
+            if file.exists() {
+                fs::remove_file(&file)?;
+            }
+            let sync = work == Work::WriteSync;
+            seconds(|| write(directory, &file, amount, sync))?.0
+        }
+        Work::ReadCold => {
+            let opened = File::open(&file)?;
+            posix_fadvise(&opened, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?;
+            drop(opened);
+            seconds(|| read(&file, amount))?.0
+        }
+        Work::ReadAgain => seconds(|| read(&file, amount))?.0,
+        Work::Create | Work::Stat | Work::OpenRead | Work::Unlink => {
+            let directory = directory.join("small");
+            fs::create_dir_all(&directory)?;
+            seconds(|| many(work, &directory, amount))?.0
+        }
+    };
+    println!("{took}");
+    Ok(())
+}
+
+fn write(directory: &Path, path: &Path, mib: u64, sync: bool) -> Result<()> {
+    let piece: Vec<u8> = (0..MIB).map(|at| (at * 31 / 7) as u8).collect();
+    let mut file = File::create(path)?;
+    for _ in 0..mib {
+        file.write_all(&piece)?;
+    }
+    if sync {
+        file.sync_all()?;
+    }
+    drop(file);
+    all_is_done(directory)
+}
+
+/// Space is told by the server, which must have seen all that was done before to tell it right.
+fn all_is_done(directory: &Path) -> Result<()> {
+    statvfs(directory)?;
+    Ok(())
+}
+
+fn read(path: &Path, mib: u64) -> Result<()> {
+    let mut file = File::open(path)?;
+    let mut piece = vec![0; MIB as usize];
+    let mut found = 0;
+    loop {
+        match file.read(&mut piece)? {
+            0 => break,
+            count => found += count as u64,
+        }
+    }
+    ensure!(found == mib * MIB, "{found} bytes were read");
+    Ok(())
+}
+
+fn many(work: Work, directory: &Path, files: u64) -> Result<()> {
+    (0..files).try_for_each(|number| one(work, directory, number))?;
+    if matches!(work, Work::Create | Work::Unlink) {
+        all_is_done(directory)?;
+    }
+    Ok(())
+}
+
+fn one(work: Work, directory: &Path, number: u64) -> Result<()> {
+    let path = directory.join(format!("file-{number}"));
+    match work {
+        Work::Create => {
+            let options = OpenOptions::new().write(true).create_new(true).clone();
+            options
+                .open(path)?
+                .write_all(&[number as u8; SMALL_BYTES])?;
+        }
+        Work::Stat => {
+            let bytes = fs::metadata(&path)?.len();
+            ensure!(bytes == SMALL_BYTES as u64, "{bytes} bytes in {path:?}");
+        }
+        Work::OpenRead => {
+            let found = fs::read(&path)?;
+            ensure!(
+                found == [number as u8; SMALL_BYTES],
+                "wrong bytes in {path:?}"
+            );
+        }
+        _ => fs::remove_file(&path)?,
+    }
+    Ok(())
+}
