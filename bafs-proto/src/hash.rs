@@ -58,6 +58,33 @@ impl fmt::Debug for Hasher {
     }
 }
 
+/// A secret that makes digests which nobody makes without it.
+#[derive(Clone)]
+pub(crate) struct DigestKey([u8; 32]);
+
+impl DigestKey {
+    /// The key for `purpose` that follows from a secret and where it is used. Other purposes and
+    /// other places have keys from which this one cannot be guessed.
+    pub(crate) fn derive(purpose: &str, secret: &[u8], place: &[u8]) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key(purpose);
+        hasher.update(&(secret.len() as u64).to_le_bytes());
+        hasher.update(secret).update(place);
+        Self(*hasher.finalize().as_bytes())
+    }
+
+    /// The digest of `bytes` under this key.
+    pub(crate) fn digest(&self, bytes: &[u8]) -> Digest {
+        Digest(*blake3::keyed_hash(&self.0, bytes).as_bytes())
+    }
+
+    /// Whether `digest` is [`Self::digest`] of `bytes`, in a time that does not tell where it
+    /// differs.
+    pub(crate) fn made(&self, digest: &[u8], bytes: &[u8]) -> bool {
+        let made = blake3::keyed_hash(&self.0, bytes);
+        blake3::Hash::from_slice(digest).is_ok_and(|digest| digest == made)
+    }
+}
+
 /// A 64-bit weight that is the same on every machine for the same parts: the score of rendezvous
 /// hashing (Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998).
 pub fn score(parts: &[&[u8]]) -> u64 {
@@ -80,6 +107,20 @@ mod tests {
         let mut hasher = Hasher::new();
         hasher.update(b"ab").update(b"c");
         assert_eq!(hasher.digest(), Digest::of(b"abc"));
+    }
+
+    #[test]
+    fn keys_differ_by_purpose_secret_and_place() {
+        let key = |purpose, secret: &str, place: &str| {
+            DigestKey::derive(purpose, secret.as_bytes(), place.as_bytes())
+        };
+        let ours = key("reset", "ab", "c");
+        let digest = ours.digest(b"id");
+        assert!(key("reset", "ab", "c").made(&digest.0, b"id"));
+        assert!(!ours.made(&digest.0, b"other") && !ours.made(&digest.0[..16], b"id"));
+        for other in [key("else", "ab", "c"), key("reset", "a", "bc")] {
+            assert_ne!(other.digest(b"id"), digest);
+        }
     }
 
     #[test]

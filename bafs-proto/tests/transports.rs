@@ -110,6 +110,68 @@ async fn calls_cross_quic() {
     server.abort();
 }
 
+/// A server in a runtime of its own, which can end as a killed process does: without a word.
+fn serve_apart(address: &str, identity: Identity) -> (tokio::runtime::Runtime, String) {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .expect("runtime");
+    let inside = runtime.enter();
+    let soon = Deadline::after_ms(10_000);
+    let listener = loop {
+        // The port is free as soon as the last task of the former life is gone.
+        match QuicListener::bind(address, identity.clone()) {
+            Err(error) if error.code == ErrorCode::Conflict && soon.left_ms() > 0 => {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+            listener => break listener.expect("listener"),
+        }
+    };
+    let address = listener.local_address().expect("address").to_string();
+    runtime.spawn(async move { listener.serve(Arc::new(Mirror)).await });
+    drop(inside);
+    (runtime, address)
+}
+
+/// What a call hears that was under way when its server ended, and another began at its address.
+async fn heard_after(restarted_as: impl FnOnce(&Authority, &Identity) -> Identity) -> String {
+    let authority = Authority::generate().expect("authority");
+    let server = identity(&authority, Role::Server);
+    let (runtime, address) = serve_apart("127.0.0.1:0", server.clone());
+    let dialer = QuicDialer::new(identity(&authority, Role::Agent)).expect("dialer");
+    let pool = Pool::new(Arc::new(dialer));
+    let late = || Deadline::after_ms(30_000);
+    let connection = pool.connection(&address, late()).await.expect("connection");
+    let token = Token::none();
+    let under_way = connection.call(&token, ReadCounters, late());
+    let restart = async {
+        let call = connection.call(&token, ListVolumes::default(), late());
+        call.await.expect("it serves");
+        runtime.shutdown_background();
+        let server = restarted_as(&authority, &server);
+        serve_apart(&address, server).0
+    };
+    let (broken, restarted) = tokio::join!(under_way, restart);
+    restarted.shutdown_background();
+    let error = broken.expect_err("its server is gone");
+    assert_eq!(error.code, ErrorCode::Unreachable);
+    assert!(connection.is_closed());
+    error.detail
+}
+
+#[tokio::test]
+async fn a_restarted_server_says_that_it_forgot() {
+    let heard = heard_after(|_, server| server.clone()).await;
+    assert!(heard.contains("reset by peer"), "{heard}");
+}
+
+#[tokio::test]
+async fn nobody_else_can_say_that_a_server_forgot() {
+    let heard = heard_after(|authority, _| identity(authority, Role::Server)).await;
+    assert!(heard.contains("timed out"), "{heard}");
+}
+
 #[tokio::test]
 async fn strangers_are_refused() {
     let authority = Authority::generate().expect("authority");
@@ -128,7 +190,8 @@ async fn strangers_are_refused() {
             Deadline::after_ms(2_000),
         )
         .await;
-    assert_eq!(refused.expect_err("refused").code, ErrorCode::Unreachable);
+    let refused = refused.expect_err("refused");
+    assert_eq!(refused.code, ErrorCode::PeerRefused, "{refused}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use bafs_tests::{program, said, skip};
+use bafs_tests::{World, program, said, skip};
 
 /// Longest time until the user is told; the scheduler's own patience would be 45 seconds.
 const AT_ONCE: Duration = Duration::from_secs(5);
@@ -73,5 +73,27 @@ fn an_error_in_a_job_description_file_shows_that_files_line() -> Result<()> {
     ensure!(output.status.code() == Some(1), text);
     ensure!(text.contains("one.submit:2:"), text);
     ensure!(text.contains("2 | environment = A=1;B=two words"), text);
+    Ok(())
+}
+
+#[test]
+fn cluster_refuses_a_foreign_identity_at_once() -> Result<()> {
+    let world = World::start(&["20MB"])?;
+    let stranger = tempfile::tempdir()?;
+    let identity = stranger.path().join("cluster");
+    let made = Command::new(program())
+        .arg("init")
+        .arg(&identity)
+        .output()?;
+    ensure!(made.status.success(), said(&made));
+    let workflow = world.workflow("job j {\nexecutable = /bin/true\n}\n")?;
+    let workflow = workflow.to_string_lossy();
+    for args in [&["servers"][..], &["run", &workflow]] {
+        let mut command = world.bafs(args);
+        let output = command.env("BAFS_IDENTITY", &identity).output()?;
+        let text = said(&output);
+        ensure!(output.status.code() == Some(1), "{args:?}: {text}");
+        ensure!(text.contains("PeerRefused"), "{args:?}: {text}");
+    }
     Ok(())
 }

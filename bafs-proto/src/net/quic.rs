@@ -9,12 +9,17 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
-use quinn::{Endpoint, EndpointConfig, RecvStream, SendStream, TransportConfig, VarInt};
+use quinn::crypto::{CryptoError, HmacKey};
+use quinn::{
+    ConnectionError, ConnectionId, ConnectionIdGenerator, Endpoint, EndpointConfig, RecvStream,
+    SendStream, TransportConfig, VarInt,
+};
 
 use super::{BoxFuture, Connection, Dial, Exchange, Frame, Peer, Service, answer, tls};
 use crate::PROTOCOL_VERSION;
 use crate::codec;
 use crate::error::{Error, ErrorCode, Result};
+use crate::hash::DigestKey;
 use crate::identity::{Identity, SERVER_NAME};
 use crate::limits::{BODY_BYTES_MAX, HEAD_BYTES_MAX, STREAMS_MAX};
 use crate::message::Hello;
@@ -25,6 +30,19 @@ const IDLE_MS: u32 = 5_000;
 
 /// How often a quiet connection is kept alive.
 const KEEP_ALIVE_MS: u64 = 1_000;
+
+/// Error codes of QUIC that stand for alerts of TLS (RFC 9001, section 4.8).
+const TLS_ALERTS: std::ops::Range<u64> = 0x100..0x200;
+
+/// Bytes of a connection's name, all by chance: names that can be checked, as the library makes
+/// them, belong to one life of an endpoint, and the next life ignores them without a word.
+const NAME_BYTES: usize = 8;
+
+/// What the key is for by which a restarted server tells peers that it forgot their connections.
+const RESET_PURPOSE: &str = "bafs 2026 stateless reset of a connection";
+
+/// Shortest pause between two such words: a thousand agents hear it within a second or two.
+const RESET_PAUSE: Duration = Duration::from_millis(1);
 
 /// Flow-control window of a stream and of a connection, in bytes: 1.25 MB, the library's default,
 /// is made for 100 Mbit/s at 100 ms and halves the rate of a faster link.
@@ -72,20 +90,25 @@ impl QuicDialer {
             .connect(target, SERVER_NAME)
             .map_err(|e| unreachable(e.to_string()))?
             .await
-            .map_err(|e| unreachable(e.to_string()))?;
-        let (mut send, mut receive) = connection
-            .open_bi()
-            .await
-            .map_err(|e| unreachable(e.to_string()))?;
-        let hello = codec::encode(&self.hello())?;
-        write_frame(&mut send, (hello.into(), Bytes::new())).await?;
-        let (head, _) = read_frame(&mut receive).await?;
-        let theirs = codec::decode::<Result<Hello>>(&head)??;
-        check_hello(&self.hello(), &theirs)?;
+            .map_err(|e| not_connected(address, &e))?;
+        // A server looks at our certificate when we believe to be connected already.
+        self.say_hello(&connection).await.map_err(|error| {
+            let reason = connection.close_reason();
+            reason.map_or(error, |reason| not_connected(address, &reason))
+        })?;
         Ok(Connection::new(Arc::new(QuicLink {
             connection,
             address: address.to_owned(),
         })))
+    }
+
+    async fn say_hello(&self, connection: &quinn::Connection) -> Result<()> {
+        let (mut send, mut receive) = connection.open_bi().await.map_err(|e| broken(&e))?;
+        let hello = codec::encode(&self.hello())?;
+        write_frame(&mut send, (hello.into(), Bytes::new())).await?;
+        let (head, _) = read_frame(&mut receive).await?;
+        let theirs = codec::decode::<Result<Hello>>(&head)??;
+        check_hello(&self.hello(), &theirs)
     }
 
     fn hello(&self) -> Hello {
@@ -290,7 +313,7 @@ async fn resolve(address: &str) -> Result<SocketAddr> {
 /// As [`QuicDialer::new`].
 pub fn client_endpoint(identity: &Identity) -> Result<Endpoint> {
     let any = SocketAddr::from(([0, 0, 0, 0], 0));
-    let mut endpoint = endpoint(any, None)?;
+    let mut endpoint = endpoint(any, None, identity)?;
     let tls = tls::client_config(identity)?;
     let crypto = QuicClientConfig::try_from(tls)
         .map_err(|e| Error::new(ErrorCode::Malformed, format!("TLS: {e}")))?;
@@ -314,10 +337,14 @@ pub fn server_endpoint(address: &str, identity: &Identity) -> Result<Endpoint> {
         .map_err(|e| Error::new(ErrorCode::Malformed, format!("TLS: {e}")))?;
     let mut config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
     config.transport_config(Arc::new(transport()));
-    endpoint(target, Some(config))
+    endpoint(target, Some(config), identity)
 }
 
-fn endpoint(address: SocketAddr, server: Option<quinn::ServerConfig>) -> Result<Endpoint> {
+fn endpoint(
+    address: SocketAddr,
+    server: Option<quinn::ServerConfig>,
+    identity: &Identity,
+) -> Result<Endpoint> {
     let failed = |e: std::io::Error| {
         let code = match e.kind() {
             std::io::ErrorKind::AddrInUse => ErrorCode::Conflict,
@@ -336,7 +363,58 @@ fn endpoint(address: SocketAddr, server: Option<quinn::ServerConfig>) -> Result<
             "a network endpoint needs a running tokio runtime",
         )
     })?;
-    Endpoint::new(EndpointConfig::default(), server, socket, runtime).map_err(failed)
+    let bound = socket.local_addr().map_err(failed)?;
+    Endpoint::new(lasting(identity, bound), server, socket, runtime).map_err(failed)
+}
+
+/// What is the same in each life of an endpoint: by it the next life answers packets for the last
+/// one in a way that the peer knows for genuine, and the peer need not wait for silence. The key
+/// depends on the address, as a server of the same identity elsewhere could be made to say so too.
+fn lasting(identity: &Identity, bound: SocketAddr) -> EndpointConfig {
+    let place = bound.to_string();
+    let key = DigestKey::derive(RESET_PURPOSE, &identity.key_der, place.as_bytes());
+    let mut config = EndpointConfig::new(Arc::new(ResetKey(key)));
+    config
+        .cid_generator(|| Box::new(RandomNames))
+        .min_reset_interval(RESET_PAUSE);
+    config
+}
+
+struct ResetKey(DigestKey);
+
+impl HmacKey for ResetKey {
+    fn sign(&self, data: &[u8], signature_out: &mut [u8]) {
+        signature_out.copy_from_slice(&self.0.digest(data).0);
+    }
+
+    fn signature_len(&self) -> usize {
+        32
+    }
+
+    fn verify(&self, data: &[u8], signature: &[u8]) -> std::result::Result<(), CryptoError> {
+        if self.0.made(signature, data) {
+            Ok(())
+        } else {
+            Err(CryptoError)
+        }
+    }
+}
+
+/// Names of connections; see [`NAME_BYTES`].
+struct RandomNames;
+
+impl ConnectionIdGenerator for RandomNames {
+    fn generate_cid(&mut self) -> ConnectionId {
+        ConnectionId::new(&rand::random::<[u8; NAME_BYTES]>())
+    }
+
+    fn cid_len(&self) -> usize {
+        NAME_BYTES
+    }
+
+    fn cid_lifetime(&self) -> Option<Duration> {
+        None
+    }
 }
 
 fn transport() -> TransportConfig {
@@ -401,6 +479,29 @@ fn length_of(bytes: &Bytes) -> Result<u32> {
     u32::try_from(bytes.len()).map_err(|_| Error::new(ErrorCode::Malformed, "frame too long"))
 }
 
-fn broken(error: &dyn std::fmt::Display) -> Error {
-    Error::new(ErrorCode::Unreachable, error.to_string())
+/// Why there is no connection. A certificate that is not accepted never will be, by either side.
+fn not_connected(address: &str, error: &ConnectionError) -> Error {
+    let code = match error {
+        ConnectionError::TransportError(error) => Some(error.code),
+        ConnectionError::ConnectionClosed(close) => Some(close.error_code),
+        _ => None,
+    };
+    let refused = code.is_some_and(|code| TLS_ALERTS.contains(&u64::from(code)));
+    if !refused {
+        return broken(error).context(address);
+    }
+    let text =
+        format!("{address}: {error}; are the identities of one cluster, which `bafs init` made?");
+    Error::new(ErrorCode::PeerRefused, text)
+}
+
+/// The library says what broke, and only below that why.
+fn broken(error: &dyn std::error::Error) -> Error {
+    let mut text = error.to_string();
+    let mut below = error.source();
+    while let Some(cause) = below {
+        text = format!("{text}: {cause}");
+        below = cause.source();
+    }
+    Error::new(ErrorCode::Unreachable, text)
 }
