@@ -20,6 +20,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use crate::counters::Counters;
+use crate::fault;
 
 /// Jobs that may run at once, per slot: a scheduler that overlaps the end of one job with the start
 /// of the next stays well below.
@@ -138,7 +139,12 @@ impl Executor {
         state.running += 1;
         let this = self.clone();
         let task = tokio::spawn(async move {
-            let report = agent::run(&this.config, &call, killed).await;
+            let accompanying = this.clone();
+            let report = fault::apart("the supervision of a job", async move {
+                Ok(agent::run(&accompanying.config, &call, killed).await)
+            });
+            let report = report.await;
+            let report = report.unwrap_or_else(|error| bare(JobOutcome::Environment(error)));
             this.finish(id, report);
         });
         // The task cannot have ended yet: its last act needs the lock that is held here.

@@ -1,9 +1,10 @@
-//! What a disk refuses, in the terms of the wire. Touches no file.
+//! What a disk refuses and what a panic says, in the terms of the wire. Touches no file.
 
 use std::fmt::Display;
 use std::io;
 
-use bafs_proto::{Error, ErrorCode};
+use bafs_proto::{Error, ErrorCode, Result};
+use tokio::task::JoinSet;
 
 /// The error of a store that does not do what it should. A full disk is a lack of space, which
 /// whoever chooses the node must know; anything else may pass.
@@ -15,9 +16,42 @@ pub(crate) fn of_disk(doing: impl Display, error: &io::Error) -> Error {
     Error::new(code, format!("{doing}: {error}"))
 }
 
+/// Does work whose end others wait for, in a task of its own: a panic is an error then, and not a
+/// silence for ever. Dropping the future ends the work.
+///
+/// # Errors
+/// That of the work; `ServerFault` when it panicked.
+pub(crate) async fn apart<T: Send + 'static>(
+    doing: impl Display,
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    let mut alone = JoinSet::new();
+    alone.spawn(work);
+    match alone.join_next().await {
+        Some(Ok(result)) => result,
+        Some(Err(error)) => {
+            tracing::error!(%error, "{doing} failed by a mistake in this program");
+            let text = format!("{doing}: a mistake in this program: {error}; please report it");
+            Err(Error::new(ErrorCode::ServerFault, text))
+        }
+        None => unreachable!("one task was spawned"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_an_error_with_its_reason() {
+        let fine = apart("work", async { Ok(7) }).await;
+        assert_eq!(fine, Ok(7));
+        let nothing: Vec<u32> = Vec::new();
+        let error = apart("work", async move { Ok(nothing[7]) }).await;
+        let error = error.expect_err("a panic");
+        assert_eq!(error.code, ErrorCode::ServerFault);
+        assert!(error.detail.contains("index out of bounds"), "{error}");
+    }
 
     #[test]
     fn a_full_disk_is_a_lack_of_space() {

@@ -16,6 +16,7 @@ use super::fill::Fill;
 use super::table::{Change, VolumeRecord};
 use super::{Storage, blocking, lost};
 use crate::clock;
+use crate::fault::apart;
 use crate::logic::space::{Amount, Short};
 use crate::logic::volumes::{Creation, Refusal, VOLUMES_MAX};
 
@@ -153,20 +154,10 @@ impl Storage {
     }
 
     async fn make(self: Arc<Self>, call: CreateVolume) {
-        let (id, kind) = (call.spec.id, call.spec.kind.clone());
-        let scratch = matches!(kind, VolumeKind::Scratch { .. });
-        let made = match self.begin(id, scratch).await {
-            Ok(()) => tokio::select! {
-                made = self.prepare(&call) => made,
-                () = self.until_deleted(id) => Err(lost(id)),
-            },
-            Err(error) => Err(error),
-        };
-        let placed = match made {
-            Ok(manifest) => self.place(&call.spec, manifest).await,
-            Err(error) => Err(error),
-        };
-        if let Err(error) = placed {
+        let id = call.spec.id;
+        let scratch = matches!(call.spec.kind, VolumeKind::Scratch { .. });
+        let making = self.clone().make_whole(call);
+        if let Err(error) = apart(format!("making volume {id}"), making).await {
             let _turn = self.turn(id).await;
             self.discard(id, scratch).await;
             let mut volumes = self.volumes();
@@ -177,6 +168,17 @@ impl Storage {
             volumes.failed(clock::now(), id, error);
         }
         self.notify();
+    }
+
+    async fn make_whole(self: Arc<Self>, call: CreateVolume) -> Result<()> {
+        let id = call.spec.id;
+        let scratch = matches!(call.spec.kind, VolumeKind::Scratch { .. });
+        self.begin(id, scratch).await?;
+        let manifest = tokio::select! {
+            made = self.prepare(&call) => made?,
+            () = self.until_deleted(id) => return Err(lost(id)),
+        };
+        self.place(&call.spec, manifest).await
     }
 
     async fn begin(&self, id: VolumeId, scratch: bool) -> Result<()> {
