@@ -10,6 +10,7 @@ pub mod door;
 pub mod executor;
 mod fault;
 pub mod home;
+pub mod homes;
 mod lives;
 pub mod logic;
 pub mod node;

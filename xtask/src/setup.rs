@@ -119,6 +119,12 @@ const PACKAGES: &[Package] = &[
         first_needed_by: Purpose::Test,
     },
     Package {
+        name: "nginx-light",
+        why: "a web server, as a home of another kind",
+        gives: Gives::Programs(&["nginx"]),
+        first_needed_by: Purpose::Test,
+    },
+    Package {
         name: "rsync",
         why: "a program that must work on a mount: links, attributes, renames",
         gives: Gives::Programs(&["rsync"]),

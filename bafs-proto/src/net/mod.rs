@@ -10,6 +10,8 @@ pub mod pool;
 pub mod quic;
 mod tls;
 
+pub use tls::use_ring;
+
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;

@@ -28,6 +28,7 @@ use super::meter::{BlockSet, Meter};
 use super::peers::{CacheName, Peers};
 use super::pins::Pins;
 use super::route::{View, sized};
+use crate::homes::Homes;
 use crate::logic::ahead::Readers;
 use crate::logic::blocks::CopyClass;
 use crate::logic::placement::extent_bytes;
@@ -151,6 +152,7 @@ impl Generation {
 
 /// What a server needs to fetch blocks.
 pub(crate) struct Fetcher {
+    pub(super) homes: Arc<Homes>,
     pub(super) pool: Pool,
     pub(super) token: Token,
     pub(super) server: ServerId,
@@ -165,9 +167,10 @@ pub(crate) struct Fetcher {
 
 impl Fetcher {
     /// A fetcher that shows `token` to its peers, which reach it at `address`.
-    pub(crate) fn new(pool: Pool, token: Token, server: ServerId, address: String) -> Self {
+    pub(crate) fn new(homes: Arc<Homes>, token: Token, server: ServerId, address: String) -> Self {
         Self {
-            pool,
+            pool: homes.pool().clone(),
+            homes,
             token,
             server,
             address,
@@ -200,9 +203,9 @@ impl Fetcher {
         let _ = tokio::time::timeout_at(self.settle_until.instant().into(), known).await;
     }
 
-    /// Connections to other servers.
-    pub(crate) fn pool(&self) -> &Pool {
-        &self.pool
+    /// Where the sources are.
+    pub(crate) fn homes(&self) -> &Homes {
+        &self.homes
     }
 
     /// What this server believes of others. Not to be held while waiting.

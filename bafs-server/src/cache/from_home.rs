@@ -5,7 +5,6 @@ use std::sync::{Arc, PoisonError};
 use bafs_proto::message::ReadSource;
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
-use bytes::Bytes;
 
 use super::arrival::Origin;
 use super::disk::Run;
@@ -45,13 +44,9 @@ impl Fetcher {
         let mut tries = 0;
         loop {
             tries += 1;
-            let asked = self.pool.call_with_body(
-                manifest.home(),
-                &token,
-                call.clone(),
-                Bytes::new(),
-                deadline,
-            );
+            let asked = self
+                .homes
+                .read(manifest.home(), &token, call.clone(), deadline);
             let (data, body) = asked.await?;
             generation.meter.add("cache_home_reads", 1);
             generation.meter.add("cache_home_bytes", body.len() as u64);

@@ -7,20 +7,19 @@ use bafs_proto::hash::{Digest, Hasher};
 use bafs_proto::ids::{BlockIndex, FileIndex};
 use bafs_proto::limits::{MANIFEST_ENTRIES_MAX, PAGE_ENTRIES_MAX};
 use bafs_proto::message::{ListSource, ManifestPage, SourceEntry, SourceKind};
-use bafs_proto::net::pool::Pool;
 use bafs_proto::path::check_relative;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result, codec};
-use bytes::Bytes;
 
 use super::fault;
+use crate::homes::Homes;
 use crate::source::{PAGE_BYTES_MAX, entry_bytes};
 
 /// Where a cache volume's bytes come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HomeSource {
-    /// Address of the home server.
+    /// Address of the home: that of a home server, or a URL of scheme and host.
     pub(crate) address: String,
     /// Path below its export.
     pub(crate) path: String,
@@ -43,7 +42,7 @@ impl Manifest {
     /// # Errors
     /// What home answers; `Malformed` when its listing is out of order or too long.
     pub(crate) async fn list(
-        pool: &Pool,
+        homes: &Homes,
         source: HomeSource,
         block_bytes: u32,
         token: &Token,
@@ -56,9 +55,7 @@ impl Manifest {
                 path: source.path.clone(),
                 after,
             };
-            let (page, _) = pool
-                .call_until(&source.address, token, call, Bytes::new(), deadline)
-                .await?;
+            let page = homes.list(&source.address, token, call, deadline).await?;
             if page.more && page.entries.is_empty() {
                 return Err(bad_listing(&source, "has an empty page in the middle"));
             }
@@ -131,7 +128,7 @@ impl Manifest {
         self.is_file
     }
 
-    /// Address of the home server.
+    /// Address of the home.
     pub(crate) fn home(&self) -> &str {
         &self.source.address
     }

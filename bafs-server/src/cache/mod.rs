@@ -40,7 +40,6 @@ use bafs_proto::limits::BODY_BYTES_MAX;
 use bafs_proto::message::{
     Advert, Blocks, CacheAdvert, CacheRef, ManifestPage, ReadBlocks, ReadManifest, Reader,
 };
-use bafs_proto::net::pool::Pool;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::volume::VolumeSpec;
@@ -54,6 +53,7 @@ use self::read::Errand;
 use self::volume::{CacheKind, CacheVolume};
 use crate::clock;
 use crate::counters::Counters;
+use crate::homes::Homes;
 
 /// Names of directories that are being removed begin so.
 const REMOVED_PREFIX: &str = "removed-";
@@ -86,7 +86,7 @@ impl Caches {
     /// `ServerFault` when the disk does not do it.
     pub fn open(
         directory: PathBuf,
-        pool: Pool,
+        homes: Arc<Homes>,
         token: Token,
         (server, address): (ServerId, String),
         counters: Counters,
@@ -115,7 +115,7 @@ impl Caches {
                 }
             }
         }
-        let fetcher = Arc::new(Fetcher::new(pool, token, server, address));
+        let fetcher = Arc::new(Fetcher::new(homes, token, server, address));
         if volumes.values().any(|volume| is_shared(volume)) {
             fetcher.unsettle();
         }
@@ -153,10 +153,10 @@ impl Caches {
             blocking(move || volume.refresh_token(source_token)).await??;
             return Ok(digest);
         }
-        let pool = self.fetcher.pool();
+        let homes = self.fetcher.homes();
         let block_bytes = kind.block_bytes;
         let manifest =
-            Manifest::list(pool, kind.source, block_bytes, &source_token, deadline).await?;
+            Manifest::list(homes, kind.source, block_bytes, &source_token, deadline).await?;
         let digest = manifest.digest();
         let (directory, spec, id) = (self.place(spec.id), spec.clone(), spec.id);
         let counters = self.counters.clone();
@@ -188,10 +188,10 @@ impl Caches {
         let _one_at_a_time = changing.lock().await;
         let volume = self.volume(id)?;
         let kind = CacheKind::of(&volume.spec())?;
-        let pool = self.fetcher.pool();
+        let homes = self.fetcher.homes();
         let block_bytes = kind.block_bytes;
         let manifest =
-            Manifest::list(pool, kind.source, block_bytes, &source_token, deadline).await?;
+            Manifest::list(homes, kind.source, block_bytes, &source_token, deadline).await?;
         let digest = manifest.digest();
         let (old, renewed) = (volume.generation(), volume.clone());
         let is_same = old.manifest.digest() == digest;

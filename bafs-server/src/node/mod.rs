@@ -21,6 +21,7 @@ use crate::cache::Caches;
 use crate::counters::Counters;
 use crate::door::Door;
 use crate::executor::{Executor, ExecutorConfig};
+use crate::homes::Homes;
 use crate::logic::space::Amount;
 use crate::serving::{ADVERT_TTL_MS, Running, pool, reachable};
 use crate::storage::{Storage, Store};
@@ -95,16 +96,17 @@ impl Node {
     pub async fn open(config: NodeConfig, address: String, pool: Pool) -> Result<Arc<Self>> {
         let counters = Counters::default();
         let path = config.store.clone();
-        let (opened, used, id_pool) = (
+        let homes = Homes::new(pool.clone(), config.identity.verifier.clone());
+        let (opened, used, sources) = (
             counters.clone(),
             config.identity.token.clone(),
-            pool.clone(),
+            homes.clone(),
         );
         let reached = address.clone();
         let (store, caches) = tokio::task::spawn_blocking(move || {
             let store = Arc::new(Store::open(&path)?);
             let own = (store.id(), reached);
-            let caches = Caches::open(store.cache(), id_pool, used, own, opened)?;
+            let caches = Caches::open(store.cache(), sources, used, own, opened)?;
             Ok::<_, Error>((store, caches))
         })
         .await
@@ -117,8 +119,7 @@ impl Node {
             files: config.capacity_files,
         };
         let (opened, cached) = (store.clone(), caches.clone());
-        let storage =
-            Storage::open(opened, capacity, pool.clone(), cached, counters.clone()).await?;
+        let storage = Storage::open(opened, capacity, homes, cached, counters.clone()).await?;
         let executor = ExecutorConfig {
             slots: config.slots,
             program: config.agent_program.clone(),

@@ -114,7 +114,7 @@ impl Storage {
             return Err(reused(extract, &record.path));
         }
         let root = self.scratch(call.volume)?;
-        let (pool, asked, volume) = (self.pool.clone(), call.clone(), call.volume);
+        let (pool, asked, volume) = (self.homes.pool().clone(), call.clone(), call.volume);
         let sending = async move {
             blocking(move || Upload::open(&root, asked, pool, deadline))
                 .await?

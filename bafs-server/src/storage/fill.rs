@@ -13,7 +13,6 @@ use bafs_proto::limits::IO_BYTES_MAX;
 use bafs_proto::message::{
     ListSource, ListVolumeTree, ReadSource, ReadVolumeFile, SourceEntry, SourceKind, SourcePage,
 };
-use bafs_proto::net::pool::Pool;
 use bafs_proto::path::check_relative;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
@@ -26,6 +25,7 @@ use tokio::task::{JoinError, JoinSet};
 use super::beneath::{self, Beneath};
 use super::listing::PIECE_BYTES;
 use crate::counters::Counters;
+use crate::homes::Homes;
 use crate::logic::space::Amount;
 
 /// Bytes of one range: as much as one read of a file operation.
@@ -51,7 +51,7 @@ const SYNC_EACH_MAX: u64 = 64;
 /// What fills a volume, and how much it may hold.
 #[derive(Debug, Clone)]
 pub(super) struct Fill {
-    pub(super) pool: Pool,
+    pub(super) homes: Arc<Homes>,
     pub(super) token: Token,
     pub(super) source: Source,
     pub(super) limit: Amount,
@@ -275,15 +275,15 @@ impl Fill {
     }
 
     async fn list(&self, after: Option<String>) -> Result<SourcePage> {
-        let (deadline, body) = (Deadline::after_ms(CALL_MS), Bytes::new());
-        let (pool, token) = (&self.pool, &self.token);
+        let deadline = Deadline::after_ms(CALL_MS);
+        let (homes, token) = (&self.homes, &self.token);
         match &self.source {
             Source::Home { address, path } => {
                 let call = ListSource {
                     path: path.clone(),
                     after,
                 };
-                let page = pool.call_until(address, token, call, body, deadline).await;
+                let page = homes.list(address, token, call, deadline).await;
                 page.map_err(|e| e.context(format!("'{path}' of home {address}")))
             }
             Source::Volume { address, volume } => {
@@ -291,11 +291,14 @@ impl Fill {
                     volume: *volume,
                     after,
                 };
-                let page = pool.call_until(address, token, call, body, deadline).await;
+                let body = Bytes::new();
+                let page = homes
+                    .pool()
+                    .call_until(address, token, call, body, deadline);
+                let page = page.await.map(|(page, _)| page);
                 page.map_err(|e| e.context(of_volume(*volume, address)))
             }
         }
-        .map(|(page, _)| page)
     }
 
     /// The range of a file that starts at `offset`, checked.
@@ -328,8 +331,8 @@ impl Fill {
         offset: u64,
         length: u32,
     ) -> Result<(Vec<Digest>, Bytes)> {
-        let (deadline, body) = (Deadline::after_ms(CALL_MS), Bytes::new());
-        let (pool, token, identity) = (&self.pool, &self.token, entry.identity);
+        let deadline = Deadline::after_ms(CALL_MS);
+        let (homes, token, identity) = (&self.homes, &self.token, entry.identity);
         let result = match &self.source {
             Source::Home {
                 address,
@@ -348,7 +351,7 @@ impl Fill {
                     length,
                     block_bytes,
                 };
-                let data = pool.call_until(address, token, call, body, deadline).await;
+                let data = homes.read_until(address, token, call, deadline).await;
                 data.map_err(|e| e.context(format!("home {address}")))
             }
             Source::Volume { address, volume } => {
@@ -360,8 +363,12 @@ impl Fill {
                     offset,
                     length,
                 };
-                let data = pool.call_until(address, token, call, body, deadline).await;
-                data.map_err(|e| e.context(of_volume(volume, address)))
+                let body = Bytes::new();
+                let data = homes
+                    .pool()
+                    .call_until(address, token, call, body, deadline);
+                data.await
+                    .map_err(|e| e.context(of_volume(volume, address)))
             }
         };
         result.map(|(data, body)| (data.digests, body))

@@ -196,7 +196,7 @@ impl Storage {
             VolumeKind::Scratch { fill: None } => Ok(None),
             VolumeKind::Scratch { fill: Some(source) } => {
                 let fill = Fill {
-                    pool: self.pool.clone(),
+                    homes: self.homes.clone(),
                     token,
                     source: source.clone(),
                     limit: Amount {

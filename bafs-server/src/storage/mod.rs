@@ -20,7 +20,6 @@ use bafs_proto::message::{
     ListVolumeTree, ListVolumes, ReadVolumeFile, RenewVolumes, RenewedVolumes, SourceData,
     SourceIdentity, SourcePage, VolumeList,
 };
-use bafs_proto::net::pool::Pool;
 use bafs_proto::volume::{VolumeKind, VolumeState, VolumeStatus};
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
@@ -32,6 +31,7 @@ pub(crate) use trees::volume_of;
 use crate::cache::Caches;
 use crate::clock;
 use crate::counters::Counters;
+use crate::homes::Homes;
 use crate::logic::space::Amount;
 use crate::logic::volumes::{Row, VolumeTable};
 use extracts::Extracts;
@@ -56,7 +56,7 @@ pub struct Storage {
     extracts: Extracts,
     trees: OpenTrees,
     caches: Arc<Caches>,
-    pool: Pool,
+    homes: Arc<Homes>,
     counters: Counters,
 }
 
@@ -69,7 +69,7 @@ impl Storage {
     pub async fn open(
         store: Arc<Store>,
         capacity: Amount,
-        pool: Pool,
+        homes: Arc<Homes>,
         caches: Arc<Caches>,
         counters: Counters,
     ) -> Result<Arc<Self>> {
@@ -114,7 +114,7 @@ impl Storage {
             changed: watch::Sender::new(0),
             extracts: Extracts::default(),
             caches,
-            pool,
+            homes,
             counters,
         }))
     }

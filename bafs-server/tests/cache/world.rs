@@ -22,6 +22,7 @@ use bafs_proto::volume::{Replacement, Source, VolumeKind, VolumeSpec};
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_server::cache::Caches;
 use bafs_server::counters::Counters;
+use bafs_server::homes::Homes;
 use bytes::Bytes;
 
 pub(crate) const BLOCK: u32 = 16 << 10;
@@ -309,7 +310,7 @@ impl World {
         let server = ServerId(number * 1_000_003);
         let caches = Caches::open(
             directory.clone(),
-            pool,
+            Homes::servers_only(pool),
             Token::none(),
             (server, address.clone()),
             counters.clone(),

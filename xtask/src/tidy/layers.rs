@@ -54,6 +54,16 @@ const ENCLOSED: &[Enclosed] = &[
         files_max: 1,
     },
     Enclosed {
+        name: "opendal",
+        places: &["bafs-server/src/homes/objects.rs"],
+        files_max: 1,
+    },
+    Enclosed {
+        name: "opendal_http_transport_reqwest",
+        places: &["bafs-server/src/homes/objects.rs"],
+        files_max: 1,
+    },
+    Enclosed {
         name: "redb",
         places: &["bafs-server/src/"],
         files_max: 1,

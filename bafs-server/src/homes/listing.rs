@@ -1,0 +1,128 @@
+//! Listings of homes that do not make them as ours do: adds the directories that are only names,
+//! puts everything in path order, refuses what is no tree. Asks nobody.
+
+use std::collections::BTreeMap;
+
+use bafs_proto::hash::Digest;
+use bafs_proto::limits::MANIFEST_ENTRIES_MAX;
+use bafs_proto::message::{SourceEntry, SourceIdentity, SourceKind, SourcePage};
+use bafs_proto::path::check_relative;
+use bafs_proto::{Error, ErrorCode, Result};
+
+/// Permission bits where a home knows none.
+pub(super) const FILE_MODE: u32 = 0o644;
+pub(super) const DIRECTORY_MODE: u32 = 0o755;
+
+/// A file as a home without permissions shows it; the empty path is what was asked for itself.
+pub(super) fn file(path: &str, identity: SourceIdentity) -> SourceEntry {
+    SourceEntry {
+        path: path.to_owned(),
+        kind: SourceKind::File,
+        identity,
+        mode: FILE_MODE,
+    }
+}
+
+/// A directory as a home shows it that knows nothing but its name.
+pub(super) fn directory(path: &str) -> SourceEntry {
+    SourceEntry {
+        path: path.to_owned(),
+        kind: SourceKind::Directory,
+        identity: SourceIdentity {
+            size: 0,
+            mtime_ns: 0,
+        },
+        mode: DIRECTORY_MODE,
+    }
+}
+
+/// Entries in any order as the only page of a listing.
+///
+/// # Errors
+/// `BadPath` when a name cannot be that of a file here, `Malformed` when a file has others below
+/// it or there are too many: an error, never a gap.
+pub(super) fn page(entries: Vec<SourceEntry>) -> Result<SourcePage> {
+    let mut tree: BTreeMap<Vec<String>, SourceEntry> = BTreeMap::new();
+    let parts = |path: &str| -> Vec<String> {
+        let parts = path.split('/').filter(|part| !part.is_empty());
+        parts.map(str::to_owned).collect()
+    };
+    for entry in entries {
+        check_relative(&entry.path)?;
+        let place = parts(&entry.path);
+        let is_other = |known: &SourceEntry| known.kind != entry.kind;
+        if tree.get(&place).is_some_and(is_other) {
+            return Err(no_tree(&entry.path, "is both a file and a directory"));
+        }
+        for depth in (0..place.len()).rev() {
+            let above = tree.entry(place[..depth].to_vec());
+            let above = above.or_insert_with(|| directory(&place[..depth].join("/")));
+            if above.kind != SourceKind::Directory {
+                return Err(no_tree(&above.path, "is a file with others below it"));
+            }
+        }
+        tree.insert(place, entry);
+        if tree.len() > MANIFEST_ENTRIES_MAX {
+            return Err(no_tree("", "has more files than a volume can show"));
+        }
+    }
+    Ok(SourcePage {
+        entries: tree.into_values().collect(),
+        more: false,
+    })
+}
+
+/// Digests of the pieces of a range.
+pub(super) fn digests(data: &[u8], block_bytes: u32) -> Vec<Digest> {
+    data.chunks(block_bytes as usize).map(Digest::of).collect()
+}
+
+/// How a home says that a file is another one now.
+pub(super) fn changed(path: &str, why: &str) -> Error {
+    let text = format!("'{path}' is not the file that it was: {why}");
+    Error::new(ErrorCode::SourceChanged, text)
+}
+
+fn no_tree(path: &str, why: &str) -> Error {
+    let text = format!("the home cannot be shown as files: '{path}' {why}");
+    Error::new(ErrorCode::Malformed, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(path: &str) -> SourceEntry {
+        let identity = SourceIdentity {
+            size: 1,
+            mtime_ns: 2,
+        };
+        file(path, identity)
+    }
+
+    #[test]
+    fn directories_are_made_up_and_components_are_compared_one_by_one() {
+        let page = page(vec![named("a/c"), named("a.b"), named("a/b/d")]).expect("a tree");
+        let paths: Vec<_> = page.entries.iter().map(|e| e.path.as_str()).collect();
+        assert_eq!(paths, ["", "a", "a/b", "a/b/d", "a/c", "a.b"]);
+        assert!(!page.more);
+    }
+
+    #[test]
+    fn what_is_no_tree_is_refused() {
+        for (entries, code) in [
+            (vec![named("a"), named("a/b")], ErrorCode::Malformed),
+            (vec![named("a/b"), named("a")], ErrorCode::Malformed),
+            (vec![named("a//b")], ErrorCode::BadPath),
+            (vec![named("../b")], ErrorCode::BadPath),
+        ] {
+            assert_eq!(page(entries).expect_err("no tree").code, code);
+        }
+    }
+
+    #[test]
+    fn a_single_file_stays_one() {
+        let page = page(vec![named("")]).expect("a file");
+        assert_eq!(page.entries, [named("")]);
+    }
+}

@@ -1,0 +1,220 @@
+//! Homes as a node reaches them, of whatever kind: one trait, an implementation for each kind, and
+//! the choice between them. Keeps no data; checks rights where no home server does.
+//!
+//! An address without `://` is that of a home server; any other is a URL of scheme and host, and
+//! the path is below it.
+
+mod bafs;
+mod listing;
+mod objects;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bafs_proto::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BODY_BYTES_MAX};
+use bafs_proto::message::{ListSource, ReadSource, SourceData, SourcePage};
+use bafs_proto::net::BoxFuture;
+use bafs_proto::net::pool::Pool;
+use bafs_proto::path::check_relative;
+use bafs_proto::time::Deadline;
+use bafs_proto::token::{Resource, Right, Token, Verifier};
+use bafs_proto::{Error, ErrorCode, Result};
+use bytes::Bytes;
+
+use crate::access::Access;
+use bafs::BafsHome;
+use objects::Objects;
+
+/// Pause before a failed call is repeated, in milliseconds; doubles up to the maximum.
+const PAUSE_MS_MIN: u64 = 50;
+const PAUSE_MS_MAX: u64 = 2_000;
+
+/// A home of some kind, at one address. A call is made once; a late one is dropped by the caller.
+trait Home: Send + Sync {
+    /// A page of what is below a path, in path order.
+    fn list<'a>(
+        &'a self,
+        token: &'a Token,
+        call: ListSource,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<SourcePage>>;
+
+    /// A range of a file that is still what it was, with the digests of its pieces.
+    fn read<'a>(
+        &'a self,
+        token: &'a Token,
+        call: ReadSource,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<(SourceData, Bytes)>>;
+}
+
+/// All homes that a node can reach.
+pub struct Homes {
+    pool: Pool,
+    /// Checks what a home server would check; without it only home servers are reached.
+    access: Option<Access>,
+    /// By address; made when first asked for.
+    known: Mutex<BTreeMap<String, Arc<dyn Home>>>,
+}
+
+impl std::fmt::Debug for Homes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Homes")
+    }
+}
+
+impl Homes {
+    /// Home servers only.
+    pub fn servers_only(pool: Pool) -> Arc<Self> {
+        Arc::new(Self {
+            pool,
+            access: None,
+            known: Mutex::default(),
+        })
+    }
+
+    /// Homes of every kind, for those who have a right of this authority.
+    pub fn new(pool: Pool, verifier: Verifier) -> Arc<Self> {
+        Arc::new(Self {
+            pool,
+            access: Some(Access::new(verifier)),
+            known: Mutex::default(),
+        })
+    }
+
+    /// Connections to other servers.
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// A page of a listing, asked for again while that fails transiently.
+    ///
+    /// # Errors
+    /// What the home answers; `Unsupported` when no home of that kind is reached from here;
+    /// `RightMissing`, `BadPath`; `DeadlineExceeded`.
+    pub(crate) async fn list(
+        &self,
+        address: &str,
+        token: &Token,
+        call: ListSource,
+        deadline: Deadline,
+    ) -> Result<SourcePage> {
+        let home = self.at(address)?;
+        self.allow(address, token, &call.path, Right::Read)?;
+        until(deadline, || home.list(token, call.clone(), deadline)).await
+    }
+
+    /// A range of a file, asked for once.
+    ///
+    /// # Errors
+    /// As [`Self::list`]; `SourceChanged` when the file is another one now.
+    pub(crate) async fn read(
+        &self,
+        address: &str,
+        token: &Token,
+        call: ReadSource,
+        deadline: Deadline,
+    ) -> Result<(SourceData, Bytes)> {
+        let home = self.at(address)?;
+        self.allow(address, token, &call.path, Right::Read)?;
+        check_range(&call)?;
+        in_time(deadline, home.read(token, call, deadline)).await
+    }
+
+    /// A range of a file, asked for again while that fails transiently.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub(crate) async fn read_until(
+        &self,
+        address: &str,
+        token: &Token,
+        call: ReadSource,
+        deadline: Deadline,
+    ) -> Result<(SourceData, Bytes)> {
+        let home = self.at(address)?;
+        self.allow(address, token, &call.path, Right::Read)?;
+        check_range(&call)?;
+        until(deadline, || home.read(token, call.clone(), deadline)).await
+    }
+
+    /// The home at an address.
+    fn at(&self, address: &str) -> Result<Arc<dyn Home>> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(home) = known.get(address) {
+            return Ok(home.clone());
+        }
+        let home = self.make(address)?;
+        known.insert(address.to_owned(), home.clone());
+        Ok(home)
+    }
+
+    fn make(&self, address: &str) -> Result<Arc<dyn Home>> {
+        let Some((scheme, _)) = address.split_once("://") else {
+            return Ok(Arc::new(BafsHome::new(self.pool.clone(), address)));
+        };
+        match scheme {
+            "http" | "https" => Ok(Arc::new(Objects::web(address)?)),
+            _ => {
+                let text = format!("no home of the kind '{scheme}' is reached from this node");
+                Err(Error::new(ErrorCode::Unsupported, text))
+            }
+        }
+    }
+
+    /// Checks what a home server checks itself.
+    fn allow(&self, address: &str, token: &Token, path: &str, right: Right) -> Result<()> {
+        if !address.contains("://") {
+            return Ok(());
+        }
+        check_relative(path)?;
+        let Some(access) = &self.access else {
+            let text = format!("{address} is no home server; only those are reached from here");
+            return Err(Error::new(ErrorCode::Unsupported, text));
+        };
+        access.require(token, Resource::Home(path.to_owned()), right)
+    }
+}
+
+fn check_range(call: &ReadSource) -> Result<()> {
+    let blocks = BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX;
+    if call.length <= BODY_BYTES_MAX && blocks.contains(&call.block_bytes) {
+        return Ok(());
+    }
+    let text = format!(
+        "cannot read {} bytes in blocks of {}",
+        call.length, call.block_bytes
+    );
+    Err(Error::new(ErrorCode::Malformed, text))
+}
+
+async fn in_time<T>(deadline: Deadline, work: impl Future<Output = Result<T>>) -> Result<T> {
+    let late = || {
+        let text = "the home did not answer in time";
+        Error::new(ErrorCode::DeadlineExceeded, text)
+    };
+    tokio::time::timeout_at(deadline.instant().into(), work)
+        .await
+        .map_err(|_| late())?
+}
+
+/// Makes a call again and again while it fails transiently, until the deadline.
+async fn until<'a, T>(
+    deadline: Deadline,
+    call: impl Fn() -> BoxFuture<'a, Result<T>>,
+) -> Result<T> {
+    let mut pause_ms = PAUSE_MS_MIN;
+    loop {
+        match in_time(deadline, call()).await {
+            Err(error)
+                if error.is_transient() && deadline.left() > Duration::from_millis(pause_ms) =>
+            {
+                tracing::debug!(%error, "a home will be asked again");
+            }
+            result => return result,
+        }
+        tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+        pause_ms = (pause_ms * 2).min(PAUSE_MS_MAX);
+    }
+}

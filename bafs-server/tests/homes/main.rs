@@ -1,0 +1,9 @@
+//! Homes of other kinds, each a real server on loopback: nodes fill volumes from them, cache them,
+//! send results to them, and notice what changed.
+
+#[path = "../storage_world/mod.rs"]
+mod storage_world;
+
+mod servers;
+mod stage;
+mod web;

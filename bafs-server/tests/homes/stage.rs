@@ -1,0 +1,120 @@
+//! A node with its store, and what tests of every kind of home ask of it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bafs_proto::hash::Digest;
+use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
+use bafs_proto::message::{CacheRef, ReadBlocks, ReadManifest, Reader, SourceEntry};
+use bafs_proto::time::Deadline;
+use bafs_proto::volume::{Replacement, Source, VolumeKind, VolumeSpec};
+use bafs_proto::{Error, Result};
+use bafs_server::node::Node;
+use bytes::Bytes;
+
+use crate::storage_world::{World, spec};
+
+pub(crate) const NODE: &str = "node:1";
+
+/// Block size of the caches of these tests, in bytes.
+pub(crate) const BLOCK: u32 = 64 << 10;
+
+/// One node.
+pub(crate) struct Stage {
+    pub(crate) world: World,
+    store: tempfile::TempDir,
+    _node: Arc<Node>,
+}
+
+impl Stage {
+    pub(crate) async fn new() -> Self {
+        let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+        let node = world.node(NODE, world.config(store.path())).await;
+        Self {
+            world,
+            store,
+            _node: node,
+        }
+    }
+
+    /// Fills scratch volume `id` from a home; its directory.
+    pub(crate) async fn fill(&self, id: u128, address: &str, path: &str) -> Result<PathBuf> {
+        let spec = spec(id, Some(source(address, path)));
+        self.create(spec).await?;
+        let volume = self.store.path().join("volumes");
+        Ok(volume.join(VolumeId(id).to_string()).join("tree"))
+    }
+
+    /// Makes cache volume `id` of a home.
+    pub(crate) async fn cache(&self, id: u128, address: &str, path: &str) -> Result<()> {
+        let spec = VolumeSpec {
+            kind: VolumeKind::Cache {
+                source: source(address, path),
+                cooperative: String::new(),
+                replacement: Replacement::Lru,
+                block_bytes: BLOCK,
+            },
+            ..spec(id, None)
+        };
+        self.create(spec).await
+    }
+
+    async fn create(&self, spec: VolumeSpec) -> Result<()> {
+        let made = self.world.create(NODE, spec).await?;
+        made.fault.map_or(Ok(()), Err)
+    }
+
+    /// What a cache volume shows, with the digest of it.
+    pub(crate) async fn manifest(&self, id: u128) -> (Digest, Vec<SourceEntry>) {
+        let call = ReadManifest {
+            volume: VolumeId(id),
+            first: FileIndex(0),
+        };
+        let page = self.world.call(NODE, call).await.expect("manifest");
+        assert!(!page.more);
+        (page.manifest, page.entries)
+    }
+
+    /// The whole content of a file of a cache volume, as an agent reads it.
+    pub(crate) async fn read(&self, id: u128, path: &str) -> Result<Vec<u8>> {
+        let (manifest, entries) = self.manifest(id).await;
+        let file = entries.iter().position(|entry| entry.path == path);
+        let file = file.unwrap_or_else(|| panic!("no {path} among {entries:?}"));
+        let mut content = Vec::new();
+        let size = entries[file].identity.size;
+        while (content.len() as u64) < size {
+            let call = ReadBlocks {
+                cache: CacheRef::Volume(VolumeId(id)),
+                manifest,
+                file: FileIndex(file as u32),
+                first: BlockIndex(content.len() as u64 / u64::from(BLOCK)),
+                count: 4,
+                reader: Reader::Agent,
+            };
+            let (pool, token) = (&self.world.pool, &self.world.token);
+            let deadline = Deadline::after_ms(20_000);
+            let (_, data) = pool
+                .call_with_body(NODE, token, call, Bytes::new(), deadline)
+                .await?;
+            assert!(!data.is_empty(), "{path} ends too early");
+            content.extend_from_slice(&data);
+        }
+        Ok(content)
+    }
+}
+
+/// The text of an error, checked to say what it must.
+pub(crate) fn says<T>(result: Result<T>, words: &[&str]) -> Error {
+    let error = result.err().expect("an error");
+    for word in words {
+        assert!(error.detail.contains(word), "'{word}' is not in: {error}");
+    }
+    error
+}
+
+fn source(address: &str, path: &str) -> Source {
+    Source::Home {
+        address: address.to_owned(),
+        path: path.to_owned(),
+    }
+}
