@@ -196,6 +196,9 @@ pub(crate) struct NodeArgs {
     /// Jobs to run at once; the number of processors when not given, 0 for storage only.
     #[arg(long)]
     pub(crate) slots: Option<u32>,
+    /// What homes of other kinds ask for: credentials, permitted directories. Mode 0600.
+    #[arg(long, env = "BAFS_HOMES", value_name = "FILE")]
+    pub(crate) homes: Option<PathBuf>,
     /// Address of the catalog to advertise to.
     #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
     pub(crate) catalog: Option<String>,
@@ -206,7 +209,8 @@ pub(crate) enum VolumeCommand {
     /// Create a volume on a node.
     #[command(
         after_help = "Example:\n  bafs volume create work --node n1 --size 10GB\n  \
-bafs volume create data --node n1 --size 10GB --cache bafs://home/db"
+bafs volume create data --node n1 --size 10GB --cache bafs://home/db\n  \
+bafs volume create ref --node n1 --size 10GB --cache s3://genomes/hg38"
     )]
     Create(VolumeCreateArgs),
     /// List the volumes of all nodes.

@@ -11,7 +11,7 @@ use bafs_proto::net::quic::QuicDialer;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::volume::{Source, VolumeStatus};
-use bafs_sched::workflow::Url;
+use bafs_sched::workflow::{Scheme, Url};
 
 use crate::args::ClientArgs;
 use crate::init;
@@ -146,6 +146,10 @@ impl Client {
     /// A home URL as the wire knows it.
     pub(crate) async fn home_source(&self, text: &str) -> Result<Source> {
         let url: Url = text.parse().map_err(|e| anyhow::anyhow!("'{text}': {e}"))?;
+        if url.scheme != Scheme::Bafs {
+            let (address, path) = url.foreign_place()?;
+            return Ok(Source::Home { address, path });
+        }
         let address = self.home_address(&url).await?;
         Ok(Source::Home {
             address,

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 use bafs_proto::message::Role;
 use bafs_server::catalog::{self, CatalogConfig};
 use bafs_server::home::{self, HomeConfig};
+use bafs_server::homes::HomeSettings;
 use bafs_server::node::{self, NodeConfig};
 use bafs_server::serving::Running;
 use tokio::io::AsyncReadExt;
@@ -61,6 +62,7 @@ pub(crate) async fn node(args: NodeArgs, output: Output) -> Result<()> {
     {
         tracing::warn!("it stores volumes, but {error:#}");
     }
+    let homes = args.homes.as_deref().map(HomeSettings::load).transpose()?;
     let config = NodeConfig {
         listen: args.server.listen.clone(),
         identity: init::load(&args.server.identity, Role::Server)?,
@@ -73,6 +75,7 @@ pub(crate) async fn node(args: NodeArgs, output: Output) -> Result<()> {
         slots,
         agent_program: std::env::current_exe().context("cannot find the bafs program")?,
         agent_identity: init::directory_of(&args.server.identity, Role::Agent),
+        homes: homes.unwrap_or_default(),
     };
     until_stopped(node::start(config).await?, &args.server, output).await
 }

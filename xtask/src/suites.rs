@@ -1,4 +1,5 @@
-//! Test suites of others that come as crates: builds them below `target/`. Runs none of them.
+//! Programs for tests that come as crates, suites and servers: builds them below `target/`. Runs
+//! none of them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,20 +11,28 @@ use crate::shell;
 /// Where the tests look for what is built here: the programs' directory.
 pub(crate) const VARIABLE: &str = "BAFS_TOOLS";
 
-/// Crate and version; each gives a program of its own name.
-const SUITES: [(&str, &str); 2] = [("pjdfstest", "0.2.2"), ("fsx", "0.3.2")];
+/// Crate, version and features; each gives a program of its own name.
+const SUITES: [(&str, &str, &str); 3] = [
+    ("pjdfstest", "0.2.2", ""),
+    ("fsx", "0.3.2", ""),
+    ("s3s-fs", "0.14.1", "binary"),
+];
 
 /// Builds what is missing, and gives the directory of the programs. Without a registry the tests
 /// that need them say that they are skipped.
 pub(crate) fn ensure() -> Result<PathBuf> {
     let root = shell::target_dir()?.join("tools");
-    for (name, version) in SUITES {
+    for (name, version, features) in SUITES {
         if is_there(&root, name, version) {
             continue;
         }
-        println!("setup: building {name}, a test suite, takes a minute, once");
+        println!("setup: building {name} for tests, takes a minute or two, once");
         let mut install = shell::cargo(&["install", name, "--version", version, "--locked"]);
-        if let Err(error) = shell::run(install.arg("--root").arg(&root)) {
+        install
+            .args(["--features", features])
+            .arg("--root")
+            .arg(&root);
+        if let Err(error) = shell::run(&mut install) {
             println!("setup: {error:#}");
         }
     }

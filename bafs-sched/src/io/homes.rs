@@ -1,4 +1,4 @@
-//! Which home server a URL of a workflow means, and which path there. Asks nobody.
+//! Which home a URL of a workflow means, and which path there. Asks nobody.
 
 use std::collections::BTreeMap;
 
@@ -28,9 +28,9 @@ pub struct Homes {
 /// A place at home.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HomePath {
-    /// The home server, `host:port`.
+    /// The home server, `host:port`; or scheme and host of what nodes reach by themselves.
     pub address: String,
-    /// Path below its export, without a leading slash.
+    /// Path below that, without a leading slash.
     pub path: String,
 }
 
@@ -66,7 +66,7 @@ impl Homes {
     ///
     /// # Errors
     /// `Unreachable` when the catalog knows no home of that name (yet), `BadPath` when a file is
-    /// not below the exported directory, `Unsupported` for other schemes.
+    /// not below the exported directory or a URL of the web has a query.
     pub fn resolve(&self, url: &Url) -> Result<HomePath> {
         match url.scheme {
             Scheme::Bafs => {
@@ -85,36 +85,32 @@ impl Homes {
                     path: below_root(&url.path),
                 })
             }
-            Scheme::File => self.resolve_file(url),
-            Scheme::Ftp | Scheme::Http | Scheme::Https | Scheme::S3 | Scheme::Sftp => {
-                let text = format!(
-                    "{url} cannot be reached: only bafs:// and file:// are served; export the \
-                     data with `bafs home` and write bafs://NAME/PATH"
-                );
-                Err(Error::new(ErrorCode::Unsupported, text))
-            }
+            Scheme::File => match &self.file_home {
+                Some(home) => resolve_file(url, home),
+                None => foreign(url),
+            },
+            Scheme::Ftp | Scheme::Http | Scheme::Https | Scheme::S3 | Scheme::Sftp => foreign(url),
         }
     }
+}
 
-    fn resolve_file(&self, url: &Url) -> Result<HomePath> {
-        let Some(home) = &self.file_home else {
-            let text = format!(
-                "{url} names a file of this machine, but no home serves it: use bafs://NAME/PATH, \
-                 or run with --local"
-            );
-            return Err(Error::new(ErrorCode::Unsupported, text));
-        };
-        let root = home.root.trim_end_matches('/');
-        match url.path.strip_prefix(root) {
-            Some(rest) if rest.is_empty() || rest.starts_with('/') => Ok(HomePath {
-                address: home.address.clone(),
-                path: below_root(rest),
-            }),
-            _ => {
-                let text =
-                    format!("{url} is not below '{root}', the directory that the home exports");
-                Err(Error::new(ErrorCode::BadPath, text))
-            }
+/// A place that the nodes reach by themselves.
+fn foreign(url: &Url) -> Result<HomePath> {
+    let place = url.foreign_place();
+    let (address, path) = place.map_err(|e| Error::new(ErrorCode::BadPath, e.to_string()))?;
+    Ok(HomePath { address, path })
+}
+
+fn resolve_file(url: &Url, home: &FileHome) -> Result<HomePath> {
+    let root = home.root.trim_end_matches('/');
+    match url.path.strip_prefix(root) {
+        Some(rest) if rest.is_empty() || rest.starts_with('/') => Ok(HomePath {
+            address: home.address.clone(),
+            path: below_root(rest),
+        }),
+        _ => {
+            let text = format!("{url} is not below '{root}', the directory that the home exports");
+            Err(Error::new(ErrorCode::BadPath, text))
         }
     }
 }
@@ -162,10 +158,11 @@ mod tests {
             resolve(&homes, "file:///srv/database"),
             Err(ErrorCode::BadPath)
         );
-        assert_eq!(resolve(&homes, "ftp://home/a"), Err(ErrorCode::Unsupported));
+        assert_eq!(resolve(&homes, "ftp://home/a"), place("ftp://home", "a"));
+        assert_eq!(resolve(&homes, "http://h/a?b"), Err(ErrorCode::BadPath));
         assert_eq!(
             resolve(&Homes::default(), "file:///a"),
-            Err(ErrorCode::Unsupported)
+            place("file://", "a")
         );
     }
 }

@@ -288,6 +288,14 @@ impl Servers {
             let (target, resource) = match place {
                 None => {
                     let home = self.home_of(mount.volume, mounted.id).await?;
+                    if home.address.contains("://") {
+                        let text = format!(
+                            "remote I/O needs a home server, but {} is none: export the data \
+                             with `bafs home`, or run with volumes",
+                            home.address
+                        );
+                        return Err(Error::new(ErrorCode::Unsupported, text));
+                    }
                     let resource = Resource::Home(home.path.clone());
                     (
                         MountTarget::Home {

@@ -71,6 +71,44 @@ impl Scheme {
     }
 }
 
+impl Url {
+    /// The home as nodes know it that is no home server: address and path below it.
+    ///
+    /// # Errors
+    /// What of the URL has no meaning there.
+    pub fn foreign_place(&self) -> Result<(String, String), UrlError> {
+        let address = format!("{}://{}", self.scheme.name(), self.host);
+        let path = self.path.trim_start_matches('/');
+        if !matches!(self.scheme, Scheme::Http | Scheme::Https) {
+            return Ok((address, path.to_owned()));
+        }
+        if path.contains('?') {
+            let hint = "name a file by its path alone";
+            return Err(error(format!("{self} has a query"), hint));
+        }
+        let decoded = decode(path).filter(|path| !path.split('/').any(|part| part == ".."));
+        let wrong = || error(format!("{self} is wrongly encoded"), "write %25 for a %");
+        Ok((address, decoded.ok_or_else(wrong)?))
+    }
+}
+
+/// A path of the web without its `%` codes; `None` when one is wrong.
+fn decode(path: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(path.len());
+    let mut rest = path.as_bytes();
+    while let Some((&first, behind)) = rest.split_first() {
+        if first != b'%' {
+            bytes.push(first);
+            rest = behind;
+            continue;
+        }
+        let (code, behind) = behind.split_at_checked(2)?;
+        bytes.push(u8::from_str_radix(std::str::from_utf8(code).ok()?, 16).ok()?);
+        rest = behind;
+    }
+    String::from_utf8(bytes).ok()
+}
+
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}://{}{}", self.scheme.name(), self.host, self.path)
@@ -237,6 +275,24 @@ mod tests {
             let url: Url = text.parse().unwrap();
             assert_eq!(url.to_string(), normal);
             assert_eq!(normal.parse::<Url>().unwrap(), url);
+        }
+    }
+
+    #[test]
+    fn foreign_places_are_host_and_path() {
+        let place = |text: &str| text.parse::<Url>().unwrap().foreign_place();
+        let is = |address: &str, path: &str| Ok((address.to_owned(), path.to_owned()));
+        assert_eq!(place("s3://b/a%20b/c"), is("s3://b", "a%20b/c"));
+        assert_eq!(place("sftp://h:22"), is("sftp://h:22", ""));
+        assert_eq!(place("file:///a/b"), is("file://", "a/b"));
+        assert_eq!(place("https://h/a%20b"), is("https://h", "a b"));
+        for wrong in [
+            "https://h/a?b",
+            "https://h/%2",
+            "https://h/%zz",
+            "http://h/%2f..%2f",
+        ] {
+            assert!(place(wrong).is_err(), "{wrong}");
         }
     }
 

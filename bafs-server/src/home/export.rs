@@ -16,7 +16,7 @@ pub const OWN: &str = ".bafs-put";
 
 /// An exported directory.
 #[derive(Debug)]
-pub(super) struct Export {
+pub(crate) struct Export {
     root: OwnedFd,
     root_path: PathBuf,
     identity: (u64, u64),
@@ -24,15 +24,15 @@ pub(super) struct Export {
 
 /// Something below the export, held but not opened.
 #[derive(Debug)]
-pub(super) struct Found {
-    pub(super) fd: OwnedFd,
-    pub(super) stat: Stat,
+pub(crate) struct Found {
+    pub(crate) fd: OwnedFd,
+    pub(crate) stat: Stat,
     /// Where it really is, after symbolic links.
-    pub(super) path: String,
+    pub(crate) path: String,
 }
 
 impl Export {
-    pub(super) fn open(root: &Path) -> Result<Self> {
+    pub(crate) fn open(root: &Path) -> Result<Self> {
         let fail = |error: Errno| {
             let text = format!(
                 "cannot export {}: {error}; give a directory that exists and is readable",
@@ -51,11 +51,11 @@ impl Export {
         })
     }
 
-    pub(super) fn root_path(&self) -> &Path {
+    pub(crate) fn root_path(&self) -> &Path {
         &self.root_path
     }
 
-    pub(super) fn is_root(&self, stat: &Stat) -> bool {
+    pub(crate) fn is_root(&self, stat: &Stat) -> bool {
         (stat.st_dev, stat.st_ino) == self.identity
     }
 
@@ -63,7 +63,7 @@ impl Export {
     ///
     /// # Errors
     /// `BadPath`, `NotFound`, `RightMissing` when the server itself may not go there.
-    pub(super) fn find(&self, path: &str) -> Result<Found> {
+    pub(crate) fn find(&self, path: &str) -> Result<Found> {
         check_relative(path)?;
         if is_own(path) {
             return Err(not_found(path));
@@ -102,7 +102,7 @@ impl Export {
     /// # Errors
     /// As [`Self::find`]; what `allow` answers; `WrongState` when something on the way is no
     /// directory.
-    pub(super) fn make_directory(
+    pub(crate) fn make_directory(
         &self,
         path: &str,
         allow: &dyn Fn(&str) -> Result<()>,
@@ -144,14 +144,14 @@ impl Export {
     }
 
     /// Whether `name` in the directory `found` is the server's own.
-    pub(super) fn is_own_name(&self, found: &Stat, name: &str) -> bool {
+    pub(crate) fn is_own_name(&self, found: &Stat, name: &str) -> bool {
         name == OWN && self.is_root(found)
     }
 }
 
 impl Found {
     /// Where `name` in this directory really is.
-    pub(super) fn inside(&self, name: &str) -> String {
+    pub(crate) fn inside(&self, name: &str) -> String {
         if self.path.is_empty() {
             name.to_owned()
         } else {
@@ -163,7 +163,7 @@ impl Found {
     ///
     /// # Errors
     /// `WrongState` for anything else, which could block or has no content.
-    pub(super) fn open_file(&self) -> Result<File> {
+    pub(crate) fn open_file(&self) -> Result<File> {
         if kind(&self.stat) != FileType::RegularFile {
             let text = format!("'{}' is no regular file", self.path);
             return Err(Error::new(ErrorCode::WrongState, text));
@@ -173,7 +173,7 @@ impl Found {
     }
 
     /// Opens a directory for listing.
-    pub(super) fn open_directory(&self) -> Result<OwnedFd> {
+    pub(crate) fn open_directory(&self) -> Result<OwnedFd> {
         reopen(self, OFlags::DIRECTORY).map_err(|error| refuse(&self.path, error))
     }
 }
@@ -199,7 +199,7 @@ fn is_own(path: &str) -> bool {
     path.split('/').next() == Some(OWN)
 }
 
-pub(super) fn kind(stat: &Stat) -> FileType {
+pub(crate) fn kind(stat: &Stat) -> FileType {
     FileType::from_raw_mode(stat.st_mode)
 }
 
@@ -208,7 +208,7 @@ fn not_found(path: &str) -> Error {
 }
 
 /// What a failed system call means to the caller.
-pub(super) fn refuse(path: &str, error: Errno) -> Error {
+pub(crate) fn refuse(path: &str, error: Errno) -> Error {
     let code = match error {
         Errno::NOENT | Errno::NOTDIR => return not_found(path),
         Errno::XDEV | Errno::LOOP | Errno::NAMETOOLONG => ErrorCode::BadPath,

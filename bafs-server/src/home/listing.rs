@@ -23,7 +23,7 @@ struct Page<'a> {
 ///
 /// # Errors
 /// `NotFound`, `BadPath`; an error, never a gap, when a directory cannot be read.
-pub(super) fn list(
+pub(crate) fn list(
     export: &Export,
     top: &Found,
     after: Option<&str>,

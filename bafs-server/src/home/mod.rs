@@ -6,20 +6,21 @@
 mod export;
 mod listing;
 mod puts;
+mod reading;
 mod throttle;
 
+pub(crate) use export::Export;
 pub use export::OWN as OWN_DIRECTORY;
+pub(crate) use listing::list;
+pub(crate) use puts::Puts;
+pub(crate) use reading::read;
 
-use std::fmt::Display;
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bafs_proto::hash::Digest;
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::ServerId;
-use bafs_proto::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BODY_BYTES_MAX};
 use bafs_proto::message::{
     Advert, CloseTree, Counters as CounterValues, Done, ListSource, OpenTree, ReadSource, Reply,
     Request, RunFileOps, ServerKind, SourceData, SourceEntry, SourcePage, TreeRef, TreeSession,
@@ -31,17 +32,15 @@ use bafs_proto::token::{Resource, Right, Token, Verifier};
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::Tree;
 use bytes::Bytes;
-use rustix::fs::fstat;
 
 use crate::access::Access;
 use crate::clock;
 use crate::counters::Counters;
 use crate::lives::Life;
 use crate::serving::{ADVERT_TTL_MS, Running, advertise, pool, reachable};
-use crate::source::{entry, identity};
+use crate::source::entry;
 use crate::trees::TreeSessions;
-use export::{Export, Found};
-use puts::Puts;
+use export::Found;
 use throttle::Throttle;
 
 /// How often silent tree sessions are looked for, in milliseconds.
@@ -229,7 +228,7 @@ impl Home {
 
     fn list(&self, token: &Token, call: &ListSource) -> Result<SourcePage> {
         let top = self.find(token, &call.path, Right::Read)?;
-        let (page, bytes) = listing::list(&self.export, &top, call.after.as_deref())?;
+        let (page, bytes) = list(&self.export, &top, call.after.as_deref())?;
         self.counters.add("home_listed_bytes", bytes as u64);
         Ok(page)
     }
@@ -246,53 +245,7 @@ impl Home {
     }
 
     fn read(&self, token: &Token, call: &ReadSource) -> Result<(SourceData, Bytes)> {
-        let ReadSource {
-            path,
-            offset,
-            length,
-            block_bytes,
-            ..
-        } = call;
-        if *length > BODY_BYTES_MAX || !(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(block_bytes) {
-            let text = format!("cannot read {length} bytes in blocks of {block_bytes}");
-            return Err(Error::new(ErrorCode::Malformed, text));
-        }
-        let changed = |why: &dyn Display| {
-            let text = format!("'{path}' is not the file that it was: {why}");
-            Error::new(ErrorCode::SourceChanged, text)
-        };
-        let found = match self.find(token, path, Right::Read) {
-            Err(error) if error.code == ErrorCode::NotFound => return Err(changed(&"it is gone")),
-            other => other?,
-        };
-        if identity(&found.stat) != call.identity {
-            return Err(changed(&"size or time differ"));
-        }
-        let file = found.open_file()?;
-        let left = call
-            .identity
-            .size
-            .saturating_sub(*offset)
-            .min(u64::from(*length));
-        let mut data = vec![0; usize::try_from(left).unwrap_or(0)];
-        let fail = |error: std::io::Error| {
-            Error::new(
-                ErrorCode::ServerFault,
-                format!("cannot read '{path}': {error}"),
-            )
-        };
-        match file.read_exact_at(&mut data, *offset) {
-            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
-                return Err(changed(&"it became shorter"));
-            }
-            other => other.map_err(fail)?,
-        }
-        let after = fstat(&file).map_err(|error| fail(error.into()))?;
-        if identity(&after) != call.identity {
-            return Err(changed(&"it changed while it was read"));
-        }
-        let digests = data.chunks(*block_bytes as usize).map(Digest::of).collect();
-        Ok((SourceData { digests }, data.into()))
+        read(call, || self.find(token, &call.path, Right::Read))
     }
 
     async fn open_tree(self: &Arc<Self>, token: Token, call: OpenTree) -> Result<TreeSession> {

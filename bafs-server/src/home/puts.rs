@@ -57,7 +57,7 @@ struct Upload {
 
 /// All uploads of an export.
 #[derive(Debug)]
-pub(super) struct Puts {
+pub(crate) struct Puts {
     export: Arc<Export>,
     directory: PathBuf,
     /// One call at a time per upload.
@@ -69,7 +69,7 @@ impl Puts {
     ///
     /// # Errors
     /// `ServerFault` when their directory cannot be made.
-    pub(super) fn open(export: Arc<Export>) -> Result<Self> {
+    pub(crate) fn open(export: Arc<Export>) -> Result<Self> {
         let directory = export.root_path().join(OWN);
         match fs::create_dir(&directory) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -85,7 +85,7 @@ impl Puts {
     }
 
     /// The server's own directory in the export.
-    pub(super) fn directory(&self) -> &Path {
+    pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
 
@@ -94,7 +94,7 @@ impl Puts {
     ///
     /// # Errors
     /// What `allow` answers; `BadPath`; `Conflict` when the id was used for another path.
-    pub(super) fn begin(
+    pub(crate) fn begin(
         &self,
         call: &BeginPut,
         allow: impl Fn(&str) -> Result<()>,
@@ -134,7 +134,7 @@ impl Puts {
     ///
     /// # Errors
     /// `NotFound` before the upload was begun, `Conflict` when the bytes would leave a gap.
-    pub(super) fn write(
+    pub(crate) fn write(
         &self,
         extract: ExtractId,
         offset: u64,
@@ -174,7 +174,7 @@ impl Puts {
     /// # Errors
     /// `WrongState` when bytes are missing; `DigestMismatch` when they are wrong: then all that
     /// was received is dropped, and the upload starts again from 0.
-    pub(super) fn commit(
+    pub(crate) fn commit(
         &self,
         call: &CommitPut,
         allow: impl Fn(&str) -> Result<()>,
@@ -202,7 +202,7 @@ impl Puts {
     }
 
     /// Removes uploads that nobody continued and receipts that nobody needs any more.
-    pub(super) fn sweep(&self, now: Time) {
+    pub(crate) fn sweep(&self, now: Time) {
         let Ok(places) = fs::read_dir(&self.directory) else {
             return;
         };

@@ -1,14 +1,18 @@
 //! A home server of ours, asked over QUIC. It checks rights, ranges and changes itself.
 
 use bafs_proto::Result;
-use bafs_proto::message::{ListSource, ReadSource, SourceData, SourcePage};
+use bafs_proto::hash::Digest;
+use bafs_proto::message::{
+    BeginPut, CommitPut, ListSource, PutProgress, PutRange, PutReceipt, ReadSource, SourceData,
+    SourcePage,
+};
 use bafs_proto::net::BoxFuture;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bytes::Bytes;
 
-use super::Home;
+use super::{Home, Put};
 
 /// A home server.
 pub(super) struct BafsHome {
@@ -44,5 +48,46 @@ impl Home for BafsHome {
             .pool
             .call_with_body(&self.address, token, call, body, deadline);
         Box::pin(asked)
+    }
+
+    fn begin<'a>(&'a self, put: &'a Put, deadline: Deadline) -> BoxFuture<'a, Result<PutProgress>> {
+        let call = BeginPut {
+            extract: put.extract,
+            path: put.path.clone(),
+            mode: put.mode,
+        };
+        Box::pin(self.pool.call(&self.address, &put.token, call, deadline))
+    }
+
+    fn write<'a>(
+        &'a self,
+        put: &'a Put,
+        offset: u64,
+        data: Bytes,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<PutProgress>> {
+        let call = PutRange {
+            extract: put.extract,
+            offset,
+        };
+        let (address, token) = (&self.address, &put.token);
+        let told = self
+            .pool
+            .call_with_body(address, token, call, data, deadline);
+        Box::pin(async move { told.await.map(|(told, _)| told) })
+    }
+
+    fn commit<'a>(
+        &'a self,
+        put: &'a Put,
+        digest: Digest,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<PutReceipt>> {
+        let call = CommitPut {
+            extract: put.extract,
+            size: put.size,
+            digest,
+        };
+        Box::pin(self.pool.call(&self.address, &put.token, call, deadline))
     }
 }

@@ -5,15 +5,23 @@
 //! the path is below it.
 
 mod bafs;
+mod file;
 mod listing;
 mod objects;
+mod settings;
+
+pub use settings::HomeSettings;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use bafs_proto::hash::Digest;
+use bafs_proto::ids::ExtractId;
 use bafs_proto::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BODY_BYTES_MAX};
-use bafs_proto::message::{ListSource, ReadSource, SourceData, SourcePage};
+use bafs_proto::message::{
+    ListSource, PutProgress, PutReceipt, ReadSource, SourceData, SourcePage,
+};
 use bafs_proto::net::BoxFuture;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::path::check_relative;
@@ -24,11 +32,28 @@ use bytes::Bytes;
 
 use crate::access::Access;
 use bafs::BafsHome;
-use objects::Objects;
+use file::Files;
+use objects::{Bucket, Web};
 
 /// Pause before a failed call is repeated, in milliseconds; doubles up to the maximum.
 const PAUSE_MS_MIN: u64 = 50;
 const PAUSE_MS_MAX: u64 = 2_000;
+
+/// A file on its way to a home.
+pub(crate) struct Put {
+    /// The upload; the same one resumes.
+    pub(crate) extract: ExtractId,
+    /// Address of the home.
+    pub(crate) home: String,
+    /// Where the file shall be.
+    pub(crate) path: String,
+    /// Permission bits.
+    pub(crate) mode: u32,
+    /// Size in bytes.
+    pub(crate) size: u64,
+    /// Capability for the place.
+    pub(crate) token: Token,
+}
 
 /// A home of some kind, at one address. A call is made once; a late one is dropped by the caller.
 trait Home: Send + Sync {
@@ -47,6 +72,26 @@ trait Home: Send + Sync {
         call: ReadSource,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<(SourceData, Bytes)>>;
+
+    /// Begins an upload or shows where it is. Nothing is visible before the commit.
+    fn begin<'a>(&'a self, put: &'a Put, deadline: Deadline) -> BoxFuture<'a, Result<PutProgress>>;
+
+    /// Adds bytes that follow on what was received.
+    fn write<'a>(
+        &'a self,
+        put: &'a Put,
+        offset: u64,
+        data: Bytes,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<PutProgress>>;
+
+    /// Puts an upload in place, whole and with this digest; the file is durable then.
+    fn commit<'a>(
+        &'a self,
+        put: &'a Put,
+        digest: Digest,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<PutReceipt>>;
 }
 
 /// All homes that a node can reach.
@@ -54,6 +99,7 @@ pub struct Homes {
     pool: Pool,
     /// Checks what a home server would check; without it only home servers are reached.
     access: Option<Access>,
+    settings: HomeSettings,
     /// By address; made when first asked for.
     known: Mutex<BTreeMap<String, Arc<dyn Home>>>,
 }
@@ -70,15 +116,17 @@ impl Homes {
         Arc::new(Self {
             pool,
             access: None,
+            settings: HomeSettings::default(),
             known: Mutex::default(),
         })
     }
 
     /// Homes of every kind, for those who have a right of this authority.
-    pub fn new(pool: Pool, verifier: Verifier) -> Arc<Self> {
+    pub fn new(pool: Pool, verifier: Verifier, settings: HomeSettings) -> Arc<Self> {
         Arc::new(Self {
             pool,
             access: Some(Access::new(verifier)),
+            settings,
             known: Mutex::default(),
         })
     }
@@ -139,6 +187,47 @@ impl Homes {
         until(deadline, || home.read(token, call.clone(), deadline)).await
     }
 
+    /// Begins an upload or shows where it is.
+    ///
+    /// # Errors
+    /// As [`Self::list`]; `Unsupported` when such homes take no files; `Conflict`.
+    pub(crate) async fn begin(&self, put: &Put, deadline: Deadline) -> Result<PutProgress> {
+        let home = self.at(&put.home)?;
+        self.allow(&put.home, &put.token, &put.path, Right::Write)?;
+        in_time(deadline, home.begin(put, deadline)).await
+    }
+
+    /// Adds bytes to an upload.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    pub(crate) async fn write(
+        &self,
+        put: &Put,
+        offset: u64,
+        data: Bytes,
+        deadline: Deadline,
+    ) -> Result<PutProgress> {
+        let home = self.at(&put.home)?;
+        self.allow(&put.home, &put.token, &put.path, Right::Write)?;
+        in_time(deadline, home.write(put, offset, data, deadline)).await
+    }
+
+    /// Puts an upload in place.
+    ///
+    /// # Errors
+    /// As [`Self::begin`]; `WrongState` when bytes are missing, `DigestMismatch`.
+    pub(crate) async fn commit(
+        &self,
+        put: &Put,
+        digest: Digest,
+        deadline: Deadline,
+    ) -> Result<PutReceipt> {
+        let home = self.at(&put.home)?;
+        self.allow(&put.home, &put.token, &put.path, Right::Write)?;
+        in_time(deadline, home.commit(put, digest, deadline)).await
+    }
+
     /// The home at an address.
     fn at(&self, address: &str) -> Result<Arc<dyn Home>> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -154,10 +243,16 @@ impl Homes {
         let Some((scheme, _)) = address.split_once("://") else {
             return Ok(Arc::new(BafsHome::new(self.pool.clone(), address)));
         };
+        let setting = self.settings.of(address);
         match scheme {
-            "http" | "https" => Ok(Arc::new(Objects::web(address)?)),
+            "file" => Ok(Arc::new(Files::new(&self.settings)?)),
+            "http" | "https" => Ok(Arc::new(Web::new(address, setting)?)),
+            "s3" => Ok(Arc::new(Bucket::new(address, setting)?)),
             _ => {
-                let text = format!("no home of the kind '{scheme}' is reached from this node");
+                let text = format!(
+                    "{address}: '{scheme}' is no kind of home; use bafs, file, ftp, http, https, \
+                     s3 or sftp"
+                );
                 Err(Error::new(ErrorCode::Unsupported, text))
             }
         }
@@ -217,4 +312,12 @@ async fn until<'a, T>(
         tokio::time::sleep(Duration::from_millis(pause_ms)).await;
         pause_ms = (pause_ms * 2).min(PAUSE_MS_MAX);
     }
+}
+
+/// What a home says of which nobody can write.
+fn read_only(address: &str) -> Error {
+    let text = format!(
+        "{address} takes no files: extract to a home that does (bafs, file, ftp, s3 or sftp)"
+    );
+    Error::new(ErrorCode::Unsupported, text)
 }

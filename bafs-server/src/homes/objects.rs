@@ -1,50 +1,52 @@
-//! Homes that speak HTTP: web servers, and object stores. The only user of opendal.
+//! What every home that speaks HTTP has in common: guarded reads. The only user of opendal.
 //!
 //! A file is what its size, its time and its ETag say. The ETag has no field of its own in an
 //! identity: its digest stands for the fraction of the second of the time, which HTTP does not
 //! tell. So an identity needs no table beside it and survives a restart.
 
+mod bucket;
+mod web;
+
 use bafs_proto::hash::Digest;
-use bafs_proto::message::{ListSource, ReadSource, SourceData, SourceIdentity, SourcePage};
-use bafs_proto::net::{BoxFuture, use_ring};
-use bafs_proto::time::Deadline;
-use bafs_proto::token::Token;
+use bafs_proto::message::{ReadSource, SourceData, SourceIdentity};
+use bafs_proto::net::use_ring;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::{Bytes, BytesMut};
 use futures_util::TryStreamExt;
-use opendal::services::Http;
 use opendal::{ErrorKind, HttpTransporter, Metadata, Operator};
 use opendal_http_transport_reqwest::ReqwestTransport;
 
-use super::Home;
-use super::listing::{changed, digests, file, page};
+use super::listing::{changed, digests};
+
+pub(super) use bucket::Bucket;
+pub(super) use web::Web;
 
 const NANOSECONDS: i64 = 1_000_000_000;
 
-/// A web server.
-pub(super) struct Objects {
+/// Questions about single files under way at once: fills a wide-area link without a flood.
+const STATS_MAX: usize = 16;
+
+/// A service with its name for messages.
+struct Objects {
     operator: Operator,
     address: String,
 }
 
 impl Objects {
-    /// The web server at `address`, a URL without a path.
-    ///
-    /// # Errors
-    /// `Malformed` when that is no address.
-    pub(super) fn web(address: &str) -> Result<Self> {
-        let this = |error| fault(address, "", &error);
-        let operator = Operator::new(Http::default().endpoint(address)).map_err(this)?;
+    fn new(address: &str, service: impl opendal::Builder) -> Result<Self> {
+        use_ring();
+        let operator = Operator::new(service).map_err(|e| fault(address, "", &e))?;
+        let transport = HttpTransporter::new(ReqwestTransport::default());
+        let context = operator.base_context().with_http_transport(transport);
         Ok(Self {
-            operator: with_transport(operator),
+            operator: operator.with_context(context),
             address: address.to_owned(),
         })
     }
 
-    async fn list(&self, call: ListSource) -> Result<SourcePage> {
-        let fault = |error| fault(&self.address, &call.path, &error);
-        let found = self.operator.stat(&call.path).await.map_err(fault)?;
-        page(vec![file("", self.identity(&call.path, &found)?)])
+    async fn stat(&self, path: &str) -> Result<SourceIdentity> {
+        let found = self.operator.stat(path).await;
+        self.identity(path, &found.map_err(|e| self.fault(path, &e))?)
     }
 
     async fn read(&self, call: ReadSource) -> Result<(SourceData, Bytes)> {
@@ -52,7 +54,7 @@ impl Objects {
         let fault = |error: opendal::Error| match error.kind() {
             ErrorKind::NotFound => changed(path, "it is gone"),
             ErrorKind::RangeNotSatisfied => changed(path, "it became shorter"),
-            _ => fault(&self.address, path, &error),
+            _ => self.fault(path, &error),
         };
         let left = call.identity.size.saturating_sub(call.offset);
         let length = left.min(u64::from(call.length));
@@ -67,9 +69,7 @@ impl Objects {
                 return Err(changed(path, "size, time or ETag differ"));
             }
             while let Some(piece) = stream.try_next().await.map_err(fault)? {
-                for piece in piece {
-                    data.extend_from_slice(&piece);
-                }
+                piece.for_each(|piece| data.extend_from_slice(&piece));
                 if data.len() as u64 > length {
                     let text = format!(
                         "{} sends more of '{path}' than was asked for: it cannot serve ranges; \
@@ -98,62 +98,55 @@ impl Objects {
             );
             return Err(Error::new(ErrorCode::Unsupported, text));
         }
+        // A listing may tell the fraction, but the answer to a read never does.
         let seconds = time.map_or(0, |time| time.into_inner().as_second());
-        let fraction = found.etag().map_or(0, |etag| fraction(etag.as_bytes()));
+        let fraction = found.etag().map_or(0, fraction);
         Ok(SourceIdentity {
             size: found.content_length(),
             mtime_ns: seconds.saturating_mul(NANOSECONDS).saturating_add(fraction),
         })
     }
-}
 
-impl Home for Objects {
-    fn list<'a>(
-        &'a self,
-        _token: &'a Token,
-        call: ListSource,
-        _deadline: Deadline,
-    ) -> BoxFuture<'a, Result<SourcePage>> {
-        Box::pin(self.list(call))
+    fn fault(&self, path: &str, error: &opendal::Error) -> Error {
+        fault(&self.address, path, error)
     }
-
-    fn read<'a>(
-        &'a self,
-        _token: &'a Token,
-        call: ReadSource,
-        _deadline: Deadline,
-    ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
-        Box::pin(self.read(call))
-    }
-}
-
-fn with_transport(operator: Operator) -> Operator {
-    use_ring();
-    let transport = HttpTransporter::new(ReqwestTransport::default());
-    let context = operator.base_context().with_http_transport(transport);
-    operator.with_context(context)
 }
 
 /// Nanoseconds of a second that stand for an ETag.
-fn fraction(etag: &[u8]) -> i64 {
-    let digest = Digest::of(etag);
+fn fraction(etag: &str) -> i64 {
+    let Digest(digest) = Digest::of(etag.trim_matches('"').as_bytes());
     let mut first = [0; 8];
-    first.copy_from_slice(&digest.0[..8]);
-    i64::try_from(u64::from_le_bytes(first) % NANOSECONDS as u64).unwrap_or(0)
+    first.copy_from_slice(&digest[..8]);
+    i64::try_from(u64::from_le_bytes(first) % NANOSECONDS.unsigned_abs()).unwrap_or(0)
 }
 
 /// What a failed request means to the caller.
 fn fault(address: &str, path: &str, error: &opendal::Error) -> Error {
-    let code = match error.kind() {
-        ErrorKind::NotFound => {
-            let text = format!("{address} has no '{path}'");
-            return Error::new(ErrorCode::NotFound, text);
+    let (code, why) = match error.kind() {
+        ErrorKind::NotFound => (ErrorCode::NotFound, "there is no such file"),
+        ErrorKind::PermissionDenied => (
+            ErrorCode::RightMissing,
+            "permission refused; check the credentials in the node's homes.toml",
+        ),
+        ErrorKind::ConfigInvalid => (ErrorCode::Malformed, "the settings make no sense"),
+        ErrorKind::RateLimited => (ErrorCode::Busy, "it wants fewer requests"),
+        ErrorKind::ConditionNotMatch | ErrorKind::Conflict => {
+            (ErrorCode::Conflict, "somebody else changed it")
         }
-        ErrorKind::PermissionDenied => ErrorCode::RightMissing,
-        ErrorKind::ConfigInvalid => ErrorCode::Malformed,
-        ErrorKind::RateLimited => ErrorCode::Busy,
-        _ if error.is_temporary() => ErrorCode::Unreachable,
-        _ => ErrorCode::ServerFault,
+        _ if error.is_temporary() => (ErrorCode::Unreachable, "it does not answer as it should"),
+        _ => (ErrorCode::ServerFault, "it refused"),
     };
-    Error::new(code, format!("{address} at '{path}': {error}"))
+    Error::new(code, format!("{address}, '{path}': {why} ({error})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn etags_differ_in_the_fraction_whatever_their_quotes() {
+        assert_eq!(fraction("\"a\""), fraction("a"));
+        assert_ne!(fraction("a"), fraction("b"));
+        assert!((0..NANOSECONDS).contains(&fraction("a")));
+    }
 }

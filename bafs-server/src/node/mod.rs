@@ -21,7 +21,7 @@ use crate::cache::Caches;
 use crate::counters::Counters;
 use crate::door::Door;
 use crate::executor::{Executor, ExecutorConfig};
-use crate::homes::Homes;
+use crate::homes::{HomeSettings, Homes};
 use crate::logic::space::Amount;
 use crate::serving::{ADVERT_TTL_MS, Running, pool, reachable};
 use crate::storage::{Storage, Store};
@@ -54,6 +54,8 @@ pub struct NodeConfig {
     pub agent_program: PathBuf,
     /// Directory with the identity that agents show.
     pub agent_identity: PathBuf,
+    /// What it is told of homes of other kinds.
+    pub homes: HomeSettings,
 }
 
 /// Starts a node. Stopping it kills its jobs and keeps its volumes.
@@ -96,7 +98,11 @@ impl Node {
     pub async fn open(config: NodeConfig, address: String, pool: Pool) -> Result<Arc<Self>> {
         let counters = Counters::default();
         let path = config.store.clone();
-        let homes = Homes::new(pool.clone(), config.identity.verifier.clone());
+        let homes = Homes::new(
+            pool.clone(),
+            config.identity.verifier.clone(),
+            config.homes.clone(),
+        );
         let (opened, used, sources) = (
             counters.clone(),
             config.identity.token.clone(),

@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use bafs_proto::hash::Hasher;
 use bafs_proto::limits::IO_BYTES_MAX;
-use bafs_proto::message::{BeginPut, CommitPut, ExtractFile, PutRange, PutReceipt, SourceIdentity};
-use bafs_proto::net::pool::Pool;
+use bafs_proto::message::{ExtractFile, PutReceipt, SourceIdentity};
 use bafs_proto::path::check_relative;
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
@@ -18,6 +17,7 @@ use bytes::Bytes;
 
 use super::beneath::Beneath;
 use super::identity;
+use crate::homes::{Homes, Put};
 
 /// Bytes of one piece of an upload.
 const PIECE_BYTES: u64 = IO_BYTES_MAX as u64;
@@ -36,10 +36,10 @@ const RESYNC_MAX: u32 = 4;
 /// One extraction under way.
 pub(super) struct Upload {
     call: ExtractFile,
-    pool: Pool,
+    homes: Arc<Homes>,
     deadline: Deadline,
     file: Arc<File>,
-    mode: u32,
+    put: Put,
     identity: SourceIdentity,
     hasher: Hasher,
     hashed_bytes: u64,
@@ -53,7 +53,7 @@ impl Upload {
     pub(super) fn open(
         root: &Path,
         call: ExtractFile,
-        pool: Pool,
+        homes: Arc<Homes>,
         deadline: Deadline,
     ) -> Result<Self> {
         check_relative(&call.path)?;
@@ -82,12 +82,20 @@ impl Upload {
             .mode()
             & 0o777;
         let (file, hasher) = (Arc::new(file), Hasher::new());
+        let put = Put {
+            extract: call.extract,
+            home: call.home.clone(),
+            path: call.target.clone(),
+            mode,
+            size: identity.size,
+            token: call.home_token.clone(),
+        };
         Ok(Self {
             call,
-            pool,
+            homes,
             deadline,
             file,
-            mode,
+            put,
             identity,
             hasher,
             hashed_bytes: 0,
@@ -125,14 +133,8 @@ impl Upload {
     }
 
     async fn attempt(&mut self) -> Result<PutReceipt> {
-        let (extract, size) = (self.call.extract, self.identity.size);
-        let (home, token) = (self.call.home.clone(), self.call.home_token.clone());
-        let begin = BeginPut {
-            extract,
-            path: self.call.target.clone(),
-            mode: self.mode,
-        };
-        let progress = self.pool.call(&home, &token, begin, self.step()).await?;
+        let (homes, size) = (self.homes.clone(), self.identity.size);
+        let progress = homes.begin(&self.put, self.step()).await?;
         if let Some(receipt) = progress.receipt {
             return self.accept(receipt);
         }
@@ -146,12 +148,7 @@ impl Upload {
             let piece = self.read(at, received).await?;
             let end = at + piece.len() as u64;
             if end > received {
-                let put = PutRange {
-                    extract,
-                    offset: at,
-                };
-                let (pool, step) = (&self.pool, self.step());
-                let (told, _) = pool.call_with_body(&home, &token, put, piece, step).await?;
+                let told = homes.write(&self.put, at, piece, self.step()).await?;
                 if told.received_bytes != end {
                     let text = format!("home has {} bytes, not {end}", told.received_bytes);
                     return Err(Error::new(ErrorCode::WrongState, text));
@@ -165,12 +162,7 @@ impl Upload {
             return Err(Error::new(ErrorCode::WrongState, text));
         }
         let digest = self.hasher.digest();
-        let commit = CommitPut {
-            extract,
-            size,
-            digest,
-        };
-        let receipt = self.pool.call(&home, &token, commit, self.step()).await?;
+        let receipt = homes.commit(&self.put, digest, self.step()).await?;
         if receipt.size != size || receipt.digest != digest {
             let text = "home's receipt is for other bytes than were sent";
             return Err(Error::new(ErrorCode::DigestMismatch, text));

@@ -114,9 +114,9 @@ impl Storage {
             return Err(reused(extract, &record.path));
         }
         let root = self.scratch(call.volume)?;
-        let (pool, asked, volume) = (self.homes.pool().clone(), call.clone(), call.volume);
+        let (homes, asked, volume) = (self.homes.clone(), call.clone(), call.volume);
         let sending = async move {
-            blocking(move || Upload::open(&root, asked, pool, deadline))
+            blocking(move || Upload::open(&root, asked, homes, deadline))
                 .await?
                 .run()
                 .await

@@ -4,6 +4,8 @@
 #[path = "../storage_world/mod.rs"]
 mod storage_world;
 
+mod bucket;
+mod file;
 mod servers;
 mod stage;
 mod web;

@@ -1,7 +1,8 @@
 //! Servers of others as children of the test: started on a free port, gone with the value.
 
+use std::io::Write;
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -77,4 +78,34 @@ pub(crate) fn nginx(root: &Path) -> Server {
     let mut command = Command::new("nginx");
     command.arg("-c").arg(&file).arg("-p").arg(directory.path());
     start(command, port, directory)
+}
+
+/// s3s-fs with one bucket in `root`, for one key; `None` when it could not be built here, which is
+/// announced.
+pub(crate) fn s3(test: &str, root: &Path) -> Option<Server> {
+    let beside = std::env::current_exe().expect("own path");
+    let beside = beside.ancestors().nth(3).map(|it| it.join("tools/bin"));
+    let told = std::env::var_os("BAFS_TOOLS").map(PathBuf::from);
+    let programs = [told, beside].into_iter().flatten();
+    let mut programs = programs.map(|directory| directory.join("s3s-fs"));
+    let Some(program) = programs.find(|program| program.is_file()) else {
+        skip(test, "there is no s3s-fs; `cargo xtask test` builds it");
+        return None;
+    };
+    let (directory, port) = (tempfile::tempdir().expect("directory"), free_port());
+    let mut command = Command::new(program);
+    command
+        .args(["--host", "127.0.0.1", "--port", &port.to_string()])
+        .args(["--access-key", "key", "--secret-key", "secret"])
+        .arg(root);
+    Some(start(command, port, directory))
+}
+
+fn skip(test: &str, reason: &str) {
+    let line = format!("SKIPPED: {test}: {reason}\n");
+    eprint!("{line}");
+    if let Some(log) = std::env::var_os("BAFS_SKIP_LOG") {
+        let log = std::fs::File::options().append(true).create(true).open(log);
+        let _ = log.and_then(|mut log| log.write_all(line.as_bytes()));
+    }
 }

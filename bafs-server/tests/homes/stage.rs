@@ -1,14 +1,18 @@
 //! A node with its store, and what tests of every kind of home ask of it.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
-use bafs_proto::message::{CacheRef, ReadBlocks, ReadManifest, Reader, SourceEntry};
+use bafs_proto::ids::{BlockIndex, ExtractId, FileIndex, VolumeId};
+use bafs_proto::message::{
+    CacheRef, ExtractFile, PutReceipt, ReadBlocks, ReadManifest, Reader, SourceEntry,
+};
 use bafs_proto::time::Deadline;
 use bafs_proto::volume::{Replacement, Source, VolumeKind, VolumeSpec};
 use bafs_proto::{Error, Result};
+use bafs_server::homes::HomeSettings;
 use bafs_server::node::Node;
 use bytes::Bytes;
 
@@ -27,9 +31,16 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    pub(crate) async fn new() -> Self {
+    /// A node whose `homes.toml` is this text.
+    pub(crate) async fn new(homes: &str) -> Self {
         let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
-        let node = world.node(NODE, world.config(store.path())).await;
+        let mut config = world.config(store.path());
+        let file = store.path().join("homes.toml");
+        std::fs::write(&file, homes).expect("settings");
+        let mode = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(&file, mode).expect("settings");
+        config.homes = HomeSettings::load(&file).expect("settings");
+        let node = world.node(NODE, config).await;
         Self {
             world,
             store,
@@ -100,6 +111,34 @@ impl Stage {
             content.extend_from_slice(&data);
         }
         Ok(content)
+    }
+}
+
+impl Stage {
+    /// Sends a file of scratch volume `id` to a home, as upload `extract`.
+    pub(crate) async fn extract(
+        &self,
+        extract: u128,
+        (id, path): (u128, &str),
+        (address, target): (&str, &str),
+    ) -> Result<PutReceipt> {
+        let call = ExtractFile {
+            volume: VolumeId(id),
+            path: path.to_owned(),
+            extract: ExtractId(extract),
+            home: address.to_owned(),
+            target: target.to_owned(),
+            home_token: self.world.token.clone(),
+        };
+        self.world.call(NODE, call).await
+    }
+
+    /// Scratch volume `id` with a file in it.
+    pub(crate) async fn volume_with(&self, id: u128, path: &str, content: &[u8]) {
+        self.create(spec(id, None)).await.expect("volume");
+        let volume = self.store.path().join("volumes");
+        let tree = volume.join(VolumeId(id).to_string()).join("tree");
+        std::fs::write(tree.join(path), content).expect("write");
     }
 }
 

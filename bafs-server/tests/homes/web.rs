@@ -14,7 +14,7 @@ async fn a_file_of_a_web_server_fills_volumes_and_is_cached() {
     std::fs::write(root.path().join("d/a file"), &content).expect("file");
     let nginx = nginx(root.path());
     let address = format!("http://127.0.0.1:{}", nginx.port);
-    let stage = Stage::new().await;
+    let stage = Stage::new("").await;
 
     let tree = stage.fill(1, &address, "d/a file").await.expect("fill");
     assert_eq!(std::fs::read(tree.join("a file")).expect("file"), content);
@@ -23,7 +23,7 @@ async fn a_file_of_a_web_server_fills_volumes_and_is_cached() {
 
     let missing = stage.fill(3, &address, "d/nothing").await;
     assert_eq!(
-        says(missing, &["has no 'd/nothing'"]).code,
+        says(missing, &["d/nothing", "no such file", "bafs.list"]).code,
         ErrorCode::NotFound
     );
 }

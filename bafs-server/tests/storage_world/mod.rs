@@ -19,6 +19,7 @@ use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::volume::{Source, VolumeKind, VolumeSpec, VolumeStatus};
 use bafs_proto::{Error, ErrorCode, Result};
+use bafs_server::homes::HomeSettings;
 use bafs_server::node::{Node, NodeConfig};
 use bytes::Bytes;
 
@@ -67,6 +68,7 @@ impl World {
             slots: 1,
             agent_program: "/bin/false".into(),
             agent_identity: "/nowhere".into(),
+            homes: HomeSettings::default(),
         }
     }
 

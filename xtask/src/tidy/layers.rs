@@ -55,12 +55,12 @@ const ENCLOSED: &[Enclosed] = &[
     },
     Enclosed {
         name: "opendal",
-        places: &["bafs-server/src/homes/objects.rs"],
-        files_max: 1,
+        places: &["bafs-server/src/homes/objects"],
+        files_max: 3,
     },
     Enclosed {
         name: "opendal_http_transport_reqwest",
-        places: &["bafs-server/src/homes/objects.rs"],
+        places: &["bafs-server/src/homes/objects"],
         files_max: 1,
     },
     Enclosed {
@@ -70,8 +70,11 @@ const ENCLOSED: &[Enclosed] = &[
     },
     Enclosed {
         name: "toml",
-        places: &["bafs-sched/src/planner/environment.rs"],
-        files_max: 1,
+        places: &[
+            "bafs-sched/src/planner/environment.rs",
+            "bafs-server/src/homes/settings.rs",
+        ],
+        files_max: 2,
     },
     Enclosed {
         name: "clap",

@@ -1,0 +1,71 @@
+//! Reads ranges of files below an export, each as it was when it was listed. Checks no rights.
+
+use std::fmt::Display;
+use std::os::unix::fs::FileExt;
+
+use bafs_proto::hash::Digest;
+use bafs_proto::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BODY_BYTES_MAX};
+use bafs_proto::message::{ReadSource, SourceData};
+use bafs_proto::{Error, ErrorCode, Result};
+use bytes::Bytes;
+use rustix::fs::fstat;
+
+use super::export::Found;
+use crate::source::identity;
+
+/// A range of a file that `find` finds.
+///
+/// # Errors
+/// What `find` answers; `SourceChanged` when the file is another one now; `Malformed`.
+pub(crate) fn read(
+    call: &ReadSource,
+    find: impl FnOnce() -> Result<Found>,
+) -> Result<(SourceData, Bytes)> {
+    let ReadSource {
+        path,
+        offset,
+        length,
+        block_bytes,
+        ..
+    } = call;
+    if *length > BODY_BYTES_MAX || !(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(block_bytes) {
+        let text = format!("cannot read {length} bytes in blocks of {block_bytes}");
+        return Err(Error::new(ErrorCode::Malformed, text));
+    }
+    let changed = |why: &dyn Display| {
+        let text = format!("'{path}' is not the file that it was: {why}");
+        Error::new(ErrorCode::SourceChanged, text)
+    };
+    let found = match find() {
+        Err(error) if error.code == ErrorCode::NotFound => return Err(changed(&"it is gone")),
+        other => other?,
+    };
+    if identity(&found.stat) != call.identity {
+        return Err(changed(&"size or time differ"));
+    }
+    let file = found.open_file()?;
+    let left = call
+        .identity
+        .size
+        .saturating_sub(*offset)
+        .min(u64::from(*length));
+    let mut data = vec![0; usize::try_from(left).unwrap_or(0)];
+    let fail = |error: std::io::Error| {
+        Error::new(
+            ErrorCode::ServerFault,
+            format!("cannot read '{path}': {error}"),
+        )
+    };
+    match file.read_exact_at(&mut data, *offset) {
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+            return Err(changed(&"it became shorter"));
+        }
+        other => other.map_err(fail)?,
+    }
+    let after = fstat(&file).map_err(|error| fail(error.into()))?;
+    if identity(&after) != call.identity {
+        return Err(changed(&"it changed while it was read"));
+    }
+    let digests = data.chunks(*block_bytes as usize).map(Digest::of).collect();
+    Ok((SourceData { digests }, data.into()))
+}

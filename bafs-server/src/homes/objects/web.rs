@@ -1,0 +1,140 @@
+//! Files of a web server: one, or those that a list beside them names. Writes nothing.
+//!
+//! The web knows no directories. A directory is shown when it has a file `bafs.list` with one
+//! path in each line, relative to the directory.
+
+use bafs_proto::hash::Digest;
+use bafs_proto::message::{
+    ListSource, PutProgress, PutReceipt, ReadSource, SourceData, SourceEntry, SourcePage,
+};
+use bafs_proto::net::BoxFuture;
+use bafs_proto::time::Deadline;
+use bafs_proto::token::Token;
+use bafs_proto::{Error, ErrorCode, Result};
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use opendal::ErrorKind;
+use opendal::services::Http;
+
+use super::super::listing::{directory, file, page};
+use super::super::settings::HomeSetting;
+use super::super::{Home, Put, read_only};
+use super::{Objects, STATS_MAX};
+
+/// Name of the file that lists a directory.
+const LIST: &str = "bafs.list";
+
+/// Most bytes of it.
+const LIST_BYTES_MAX: u64 = 256 << 20;
+
+/// A web server.
+pub(crate) struct Web(Objects);
+
+impl Web {
+    /// The web server at `address`, a URL without a path.
+    ///
+    /// # Errors
+    /// `Malformed` when that is no address.
+    pub(crate) fn new(address: &str, setting: Option<&HomeSetting>) -> Result<Self> {
+        let mut service = Http::default().endpoint(address);
+        if let Some(setting) = setting {
+            let text = |field: &Option<String>| field.clone().unwrap_or_default();
+            service = service
+                .username(&text(&setting.user))
+                .password(&text(&setting.password))
+                .token(&text(&setting.token));
+        }
+        Ok(Self(Objects::new(address, service)?))
+    }
+
+    async fn list(&self, path: &str) -> Result<SourcePage> {
+        let objects = &self.0;
+        let list = join(path, LIST);
+        match objects.operator.stat(&list).await {
+            Ok(found) if found.content_length() <= LIST_BYTES_MAX => {}
+            Ok(_) => {
+                let text = format!("{}, '{list}': it is too long", objects.address);
+                return Err(Error::new(ErrorCode::Malformed, text));
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound && !path.is_empty() => {
+                let found = objects.stat(path).await.map_err(|error| {
+                    let hint = "a directory of a web server is shown by its file bafs.list";
+                    Error::new(error.code, format!("{}; {hint}", error.detail))
+                })?;
+                return page(vec![file("", found)]);
+            }
+            Err(error) => return Err(objects.fault(&list, &error)),
+        }
+        let text = objects.operator.read(&list).await;
+        let text = text.map_err(|error| objects.fault(&list, &error))?.to_vec();
+        let text = String::from_utf8(text).map_err(|_| {
+            let text = format!("{}, '{list}': it is no UTF-8 text", objects.address);
+            Error::new(ErrorCode::Malformed, text)
+        })?;
+        let names = text.lines().map(|line| line.trim_start_matches("./"));
+        let names = names.filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let described = stream::iter(names.map(str::to_owned).collect::<Vec<_>>())
+            .map(|name| self.describe(path, name))
+            .buffer_unordered(STATS_MAX);
+        let mut entries: Vec<SourceEntry> = described.try_collect().await?;
+        entries.push(directory(""));
+        page(entries)
+    }
+
+    async fn describe(&self, path: &str, name: String) -> Result<SourceEntry> {
+        bafs_proto::path::check_relative(&name)?;
+        let found = self.0.stat(&join(path, &name)).await;
+        let found = found.map_err(|e| e.context(format!("named in {LIST}")))?;
+        Ok(file(&name, found))
+    }
+}
+
+impl Home for Web {
+    fn list<'a>(
+        &'a self,
+        _token: &'a Token,
+        call: ListSource,
+        _deadline: Deadline,
+    ) -> BoxFuture<'a, Result<SourcePage>> {
+        Box::pin(async move { self.list(&call.path).await })
+    }
+
+    fn read<'a>(
+        &'a self,
+        _token: &'a Token,
+        call: ReadSource,
+        _deadline: Deadline,
+    ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
+        Box::pin(self.0.read(call))
+    }
+
+    fn begin<'a>(&'a self, _: &'a Put, _: Deadline) -> BoxFuture<'a, Result<PutProgress>> {
+        Box::pin(async { Err(read_only(&self.0.address)) })
+    }
+
+    fn write<'a>(
+        &'a self,
+        _: &'a Put,
+        _: u64,
+        _: Bytes,
+        _: Deadline,
+    ) -> BoxFuture<'a, Result<PutProgress>> {
+        Box::pin(async { Err(read_only(&self.0.address)) })
+    }
+
+    fn commit<'a>(
+        &'a self,
+        _: &'a Put,
+        _: Digest,
+        _: Deadline,
+    ) -> BoxFuture<'a, Result<PutReceipt>> {
+        Box::pin(async { Err(read_only(&self.0.address)) })
+    }
+}
+
+fn join(path: &str, name: &str) -> String {
+    match path {
+        "" => name.to_owned(),
+        path => format!("{path}/{name}"),
+    }
+}

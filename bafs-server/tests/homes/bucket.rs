@@ -1,0 +1,89 @@
+//! Homes in an object store: s3s-fs.
+
+use std::path::Path;
+
+use bafs_proto::ErrorCode;
+use bafs_proto::hash::Digest;
+
+use crate::servers::{Server, s3};
+use crate::stage::{Stage, says};
+use crate::storage_world::noise;
+
+const HOME: &str = "s3://bucket";
+
+fn settings(server: &Server, secret: &str) -> String {
+    format!(
+        "[[home]]\nurl = \"s3://bucket\"\nendpoint = \"http://127.0.0.1:{}\"\n\
+         region = \"us-east-1\"\naccess_key_id = \"key\"\nsecret_access_key = \"{secret}\"\n",
+        server.port
+    )
+}
+
+fn store(root: &Path, path: &str, content: &[u8]) {
+    let path = root.join("bucket").join(path);
+    std::fs::create_dir_all(path.parent().expect("parent")).expect("directory");
+    std::fs::write(path, content).expect("object");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bucket_fills_volumes_and_is_cached_and_takes_results() {
+    let root = tempfile::tempdir().expect("root");
+    let (large, small) = (noise(2_500_000, 2), noise(1_000, 3));
+    store(root.path(), "in/large", &large);
+    store(root.path(), "in/sub-1/small", &small);
+    store(root.path(), "in/sub/empty", b"");
+    let test = "a_bucket_fills_volumes_and_is_cached_and_takes_results";
+    let Some(server) = s3(test, root.path()) else {
+        return;
+    };
+    let stage = Stage::new(&settings(&server, "secret")).await;
+
+    let tree = stage.fill(1, HOME, "in").await.expect("fill");
+    let file = |path: &str| std::fs::read(tree.join(path)).expect("file");
+    assert_eq!(file("large"), large);
+    assert_eq!(file("sub-1/small"), small);
+    assert!(file("sub/empty").is_empty());
+
+    stage.cache(2, HOME, "in").await.expect("cache");
+    assert_eq!(stage.read(2, "large").await.expect("read"), large);
+    store(root.path(), "in/sub-1/small", &noise(1_001, 4));
+    let changed = stage.read(2, "sub-1/small").await;
+    assert_eq!(
+        says(changed, &["sub-1/small"]).code,
+        ErrorCode::SourceChanged
+    );
+
+    // More than one part, and none at all.
+    let result = noise(11_000_000, 5);
+    stage.volume_with(3, "result", &result).await;
+    let receipt = stage.extract(1, (3, "result"), (HOME, "out/result")).await;
+    assert_eq!(receipt.expect("extract").digest, Digest::of(&result));
+    stage.volume_with(4, "nothing", b"").await;
+    let receipt = stage
+        .extract(2, (4, "nothing"), (HOME, "out/nothing"))
+        .await;
+    assert_eq!(receipt.expect("extract").size, 0);
+    let object = |path: &str| std::fs::read(root.path().join("bucket").join(path));
+    assert!(object("out/result").expect("object") == result);
+    assert!(object("out/nothing").expect("object").is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bucket_says_what_is_wrong() {
+    let root = tempfile::tempdir().expect("root");
+    store(root.path(), "a", b"a");
+    let Some(server) = s3("a_bucket_says_what_is_wrong", root.path()) else {
+        return;
+    };
+    let stage = Stage::new(&settings(&server, "wrong")).await;
+    let refused = stage.fill(1, HOME, "").await;
+    let refused = says(refused, &["permission refused", "homes.toml"]);
+    assert_eq!(refused.code, ErrorCode::RightMissing);
+    let unknown = stage.fill(2, "s3://other", "").await;
+    let unknown = says(unknown, &["no credentials for s3://other"]);
+    assert_eq!(unknown.code, ErrorCode::RightMissing);
+
+    let stage = Stage::new(&settings(&server, "secret")).await;
+    let missing = stage.fill(1, HOME, "nothing").await;
+    assert_eq!(says(missing, &["'nothing'"]).code, ErrorCode::NotFound);
+}
