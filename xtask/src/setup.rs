@@ -125,6 +125,30 @@ const PACKAGES: &[Package] = &[
         first_needed_by: Purpose::Test,
     },
     Package {
+        name: "openssh-server",
+        why: "sshd, as a home of another kind",
+        gives: Gives::Programs(&["sshd"]),
+        first_needed_by: Purpose::Test,
+    },
+    Package {
+        name: "openssh-client",
+        why: "ssh, by which homes behind SSH are reached, and ssh-keygen",
+        gives: Gives::Programs(&["ssh", "ssh-keygen"]),
+        first_needed_by: Purpose::Test,
+    },
+    Package {
+        name: "vsftpd",
+        why: "an FTP server, as a home of another kind",
+        gives: Gives::Programs(&["vsftpd"]),
+        first_needed_by: Purpose::Test,
+    },
+    Package {
+        name: "python3-pyftpdlib",
+        why: "another FTP server, which speaks the newer commands",
+        gives: Gives::File("/usr/lib/python3/dist-packages/pyftpdlib/__main__.py"),
+        first_needed_by: Purpose::Test,
+    },
+    Package {
         name: "rsync",
         why: "a program that must work on a mount: links, attributes, renames",
         gives: Gives::Programs(&["rsync"]),

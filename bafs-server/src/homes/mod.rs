@@ -9,6 +9,7 @@ mod file;
 mod listing;
 mod objects;
 mod settings;
+mod sftp;
 
 pub use settings::HomeSettings;
 
@@ -34,10 +35,14 @@ use crate::access::Access;
 use bafs::BafsHome;
 use file::Files;
 use objects::{Bucket, Web};
+use sftp::Sftp;
 
 /// Pause before a failed call is repeated, in milliseconds; doubles up to the maximum.
 const PAUSE_MS_MIN: u64 = 50;
 const PAUSE_MS_MAX: u64 = 2_000;
+
+/// Names of unfinished uploads at homes that have no other place for them begin so.
+const UPLOAD_PREFIX: &str = ".bafs-put-";
 
 /// A file on its way to a home.
 pub(crate) struct Put {
@@ -248,6 +253,7 @@ impl Homes {
             "file" => Ok(Arc::new(Files::new(&self.settings)?)),
             "http" | "https" => Ok(Arc::new(Web::new(address, setting)?)),
             "s3" => Ok(Arc::new(Bucket::new(address, setting)?)),
+            "sftp" => Ok(Arc::new(Sftp::new(address, setting)?)),
             _ => {
                 let text = format!(
                     "{address}: '{scheme}' is no kind of home; use bafs, file, ftp, http, https, \
@@ -320,4 +326,19 @@ fn read_only(address: &str) -> Error {
         "{address} takes no files: extract to a home that does (bafs, file, ftp, s3 or sftp)"
     );
     Error::new(ErrorCode::Unsupported, text)
+}
+
+/// Where an upload grows, beside its place: a path on the same file system.
+fn beside(put: &Put) -> String {
+    let (above, _) = put.path.rsplit_once('/').unwrap_or_default();
+    let name = format!("{UPLOAD_PREFIX}{}", put.extract);
+    match above {
+        "" => name,
+        above => format!("{above}/{name}"),
+    }
+}
+
+/// Whether a name is that of an unfinished upload, which is never shown.
+fn is_own(name: &str) -> bool {
+    name.starts_with(UPLOAD_PREFIX)
 }

@@ -7,5 +7,6 @@ mod storage_world;
 mod bucket;
 mod file;
 mod servers;
+mod sftp;
 mod stage;
 mod web;

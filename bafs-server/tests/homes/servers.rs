@@ -109,3 +109,62 @@ fn skip(test: &str, reason: &str) {
         let _ = log.and_then(|mut log| log.write_all(line.as_bytes()));
     }
 }
+
+/// sshd on a port of its own, for root by a key of this test.
+pub(crate) struct Ssh {
+    pub(crate) server: Server,
+    keys: tempfile::TempDir,
+}
+
+impl Ssh {
+    /// The lines of `homes.toml` for it.
+    pub(crate) fn settings(&self, key: &str) -> String {
+        let keys = self.keys.path().display();
+        format!(
+            "[[home]]\nurl = \"sftp://127.0.0.1:{}\"\nuser = \"{}\"\nkey = \"{keys}/{key}\"\n\
+             known_hosts = \"{keys}/known\"\n",
+            self.server.port,
+            user()
+        )
+    }
+}
+
+fn user() -> String {
+    let output = Command::new("id").arg("-un").output().expect("id");
+    String::from_utf8(output.stdout)
+        .expect("text")
+        .trim()
+        .to_owned()
+}
+
+/// OpenSSH's server; its host key is known, and `key` but not `other` opens it.
+pub(crate) fn sshd() -> Ssh {
+    let (directory, keys) = (tempfile::tempdir(), tempfile::tempdir());
+    let (directory, keys) = (directory.expect("directory"), keys.expect("directory"));
+    let port = free_port();
+    let at = |name: &str| keys.path().join(name);
+    for name in ["host", "key", "other"] {
+        let made = Command::new("ssh-keygen")
+            .args(["-q", "-t", "ed25519", "-N", "", "-f"])
+            .arg(at(name))
+            .status();
+        assert!(made.expect("ssh-keygen").success());
+    }
+    std::fs::copy(at("key.pub"), at("authorized")).expect("key");
+    let host = std::fs::read_to_string(at("host.pub")).expect("key");
+    std::fs::write(at("known"), format!("[127.0.0.1]:{port} {host}")).expect("known hosts");
+    let configuration = format!(
+        "Port {port}\nListenAddress 127.0.0.1\nHostKey {}\nAuthorizedKeysFile {}\n\
+         StrictModes no\nUsePAM no\nPidFile none\nPermitRootLogin yes\n\
+         PasswordAuthentication no\nSubsystem sftp internal-sftp\n",
+        at("host").display(),
+        at("authorized").display()
+    );
+    std::fs::write(at("sshd_config"), configuration).expect("configuration");
+    // It separates privileges in a directory that its package makes when the machine starts.
+    let _ = std::fs::create_dir_all("/run/sshd");
+    let mut command = Command::new("/usr/sbin/sshd");
+    command.args(["-D", "-e", "-f"]).arg(at("sshd_config"));
+    let server = start(command, port, directory);
+    Ssh { server, keys }
+}

@@ -1,0 +1,521 @@
+//! A home behind SSH. An upload is a file of another name beside its place: it is resumed where it
+//! ended, read back and compared, made durable, and renamed over what was there.
+
+mod packet;
+mod session;
+
+use std::sync::Arc;
+
+use bafs_proto::hash::{Digest, Hasher};
+use bafs_proto::limits::MANIFEST_ENTRIES_MAX;
+use bafs_proto::message::{
+    ListSource, PutProgress, PutReceipt, ReadSource, SourceData, SourceEntry, SourceIdentity,
+    SourceKind, SourcePage,
+};
+use bafs_proto::net::BoxFuture;
+use bafs_proto::time::Deadline;
+use bafs_proto::token::Token;
+use bafs_proto::{Error, ErrorCode, Result};
+use bytes::Bytes;
+use futures_util::future::join_all;
+use tokio::sync::Mutex;
+
+use super::listing::{changed, digests, page};
+use super::settings::HomeSetting;
+use super::{Home, Put, beside};
+use packet::{Attributes, Kind};
+use session::Session;
+
+/// Bytes of one read or write: what every server takes.
+const PIECE_BYTES: u64 = 32 << 10;
+
+/// Bytes that are read back at once.
+const WINDOW_BYTES: u64 = 1 << 20;
+
+/// Flags of an open file.
+const READ: u32 = 1;
+const WRITE: u32 = 2;
+const CREATE: u32 = 8;
+
+/// Bits of a mode that tell the kind of a file.
+const KIND_MASK: u32 = 0o170_000;
+const DIRECTORY: u32 = 0o040_000;
+const LINK: u32 = 0o120_000;
+const FILE: u32 = 0o100_000;
+
+const SYNC: &str = "fsync@openssh.com";
+const REPLACE: &str = "posix-rename@openssh.com";
+
+/// A host that is reached by SSH.
+pub(super) struct Sftp {
+    address: String,
+    arguments: Vec<String>,
+    session: Mutex<Option<Arc<Session>>>,
+}
+
+impl Sftp {
+    /// The host of `address`, which is `sftp://HOST` or `sftp://HOST:PORT`.
+    ///
+    /// # Errors
+    /// `RightMissing` without settings, `Malformed` when that is no host.
+    pub(super) fn new(address: &str, setting: Option<&HomeSetting>) -> Result<Self> {
+        let Some(setting) = setting else {
+            let text = format!(
+                "no credentials for {address} on this node: add [[home]] with its url, user and \
+                 key to the file of `bafs node --homes FILE`"
+            );
+            return Err(Error::new(ErrorCode::RightMissing, text));
+        };
+        let arguments = arguments(address, setting).ok_or_else(|| {
+            let text = format!("{address} is no host; write it as sftp://HOST or sftp://HOST:PORT");
+            Error::new(ErrorCode::Malformed, text)
+        })?;
+        Ok(Self {
+            address: address.to_owned(),
+            arguments,
+            session: Mutex::default(),
+        })
+    }
+
+    async fn session(&self) -> Result<Arc<Session>> {
+        let mut session = self.session.lock().await;
+        if let Some(session) = session.as_ref().filter(|session| !session.is_over()) {
+            return Ok(session.clone());
+        }
+        let opened = Arc::new(Session::open(&self.arguments).await?);
+        *session = Some(opened.clone());
+        Ok(opened)
+    }
+
+    fn at(&self, path: &str) -> impl Fn(Error) -> Error {
+        let at = format!("{}, '{path}'", self.address);
+        move |error| error.context(&at)
+    }
+
+    async fn list(&self, path: &str) -> Result<SourcePage> {
+        let session = self.session().await?;
+        let top = stat(&session, path).await?;
+        let mut entries = vec![entry("", top)?];
+        let mut left = Vec::new();
+        if top.mode & KIND_MASK == DIRECTORY {
+            left.push(String::new());
+        }
+        while let Some(directory) = left.pop() {
+            for (name, found) in names(&session, &below(path, &directory)).await? {
+                let name = below(&directory, &name);
+                match found.mode & KIND_MASK {
+                    DIRECTORY => left.push(name.clone()),
+                    LINK => {
+                        entries.push(link(&session, path, &name, found).await?);
+                        continue;
+                    }
+                    FILE => {}
+                    _ => continue,
+                }
+                entries.push(entry(&name, found)?);
+            }
+            if entries.len() > MANIFEST_ENTRIES_MAX {
+                let text = "it has more files than a volume can show";
+                return Err(Error::new(ErrorCode::Malformed, text));
+            }
+        }
+        page(entries)
+    }
+
+    async fn read(&self, call: &ReadSource) -> Result<(SourceData, Bytes)> {
+        let path = &call.path;
+        let session = self.session().await?;
+        let file = open(&session, path, READ, None).await.map_err(|error| {
+            if error.code == ErrorCode::NotFound {
+                return changed(path, "it is gone");
+            }
+            error
+        })?;
+        let left = call.identity.size.saturating_sub(call.offset);
+        let length = left.min(u64::from(call.length));
+        // Before and after the data; all of it on the way at once.
+        let before = session.ask(Kind::Fstat, |it| it.bytes(&file));
+        let pieces = read_pieces(&session, &file, call.offset, length);
+        let data = pieces.await;
+        let after = session.ask(Kind::Fstat, |it| it.bytes(&file));
+        let closed = session.ask(Kind::Close, |it| it.bytes(&file));
+        for found in [before.await?, after.await?] {
+            if identity(found.attributes()?) != call.identity {
+                return Err(changed(path, "size or time differ"));
+            }
+        }
+        closed.await?.done()?;
+        let data = data?;
+        if data.len() as u64 != length {
+            return Err(changed(path, "it became shorter"));
+        }
+        let digests = digests(&data, call.block_bytes);
+        Ok((SourceData { digests }, data.into()))
+    }
+
+    async fn begin(&self, put: &Put) -> Result<PutProgress> {
+        let session = self.session().await?;
+        let mut upper = String::new();
+        let (above, _) = put.path.rsplit_once('/').unwrap_or_default();
+        for part in above.split('/').filter(|part| !part.is_empty()) {
+            upper = below(&upper, part);
+            if stat(&session, &upper).await.is_err() {
+                let made = session.ask(Kind::Mkdir, |it| it.text(&rooted(&upper)).mode(None));
+                made.await?.done()?;
+            }
+        }
+        let temporary = beside(put);
+        let received_bytes = match stat(&session, &temporary).await {
+            Ok(found) if found.size <= put.size => found.size,
+            Ok(_) => {
+                remove(&session, &temporary).await?;
+                0
+            }
+            Err(error) if error.code == ErrorCode::NotFound => 0,
+            Err(error) => return Err(error),
+        };
+        Ok(PutProgress {
+            received_bytes,
+            receipt: None,
+        })
+    }
+
+    async fn write(&self, put: &Put, offset: u64, data: &[u8]) -> Result<PutProgress> {
+        let session = self.session().await?;
+        // Nobody else may read it before it is whole.
+        let file = open(&session, &beside(put), WRITE | CREATE, Some(0o600)).await?;
+        let mut at = offset;
+        let mut written = Vec::new();
+        for piece in data.chunks(PIECE_BYTES as usize) {
+            written.push(session.ask(Kind::Write, |it| it.bytes(&file).long(at).bytes(piece)));
+            at += piece.len() as u64;
+        }
+        let replies = join_all(written).await;
+        close(&session, &file).await?;
+        replies.into_iter().try_for_each(|reply| reply?.done())?;
+        Ok(PutProgress {
+            received_bytes: at,
+            receipt: None,
+        })
+    }
+
+    async fn commit(&self, put: &Put, digest: Digest) -> Result<PutReceipt> {
+        let session = self.session().await?;
+        let temporary = beside(put);
+        let flags = if put.size == 0 {
+            READ | WRITE | CREATE
+        } else {
+            READ | WRITE
+        };
+        let file = open(&session, &temporary, flags, Some(0o600)).await?;
+        let finished = finish(&session, &file, put, digest).await;
+        close(&session, &file).await?;
+        if finished
+            .as_ref()
+            .is_err_and(|error| error.code == ErrorCode::DigestMismatch)
+        {
+            remove(&session, &temporary).await?;
+        }
+        finished?;
+        let (from, to) = (rooted(&temporary), rooted(&put.path));
+        let renamed = if session.can(REPLACE) {
+            session
+                .ask(Kind::Extended, |it| it.text(REPLACE).text(&from).text(&to))
+                .await
+        } else {
+            // Fails where there is a file already: it cannot be replaced at once.
+            session
+                .ask(Kind::Rename, |it| it.text(&from).text(&to))
+                .await
+        };
+        renamed?.done()?;
+        Ok(PutReceipt {
+            extract: put.extract,
+            path: put.path.clone(),
+            size: put.size,
+            digest,
+        })
+    }
+}
+
+impl Home for Sftp {
+    fn list<'a>(
+        &'a self,
+        _token: &'a Token,
+        call: ListSource,
+        _deadline: Deadline,
+    ) -> BoxFuture<'a, Result<SourcePage>> {
+        Box::pin(async move { self.list(&call.path).await.map_err(self.at(&call.path)) })
+    }
+
+    fn read<'a>(
+        &'a self,
+        _token: &'a Token,
+        call: ReadSource,
+        _deadline: Deadline,
+    ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
+        Box::pin(async move { self.read(&call).await.map_err(self.at(&call.path)) })
+    }
+
+    fn begin<'a>(&'a self, put: &'a Put, _: Deadline) -> BoxFuture<'a, Result<PutProgress>> {
+        Box::pin(async move { self.begin(put).await.map_err(self.at(&put.path)) })
+    }
+
+    fn write<'a>(
+        &'a self,
+        put: &'a Put,
+        offset: u64,
+        data: Bytes,
+        _: Deadline,
+    ) -> BoxFuture<'a, Result<PutProgress>> {
+        Box::pin(async move {
+            let written = self.write(put, offset, &data).await;
+            written.map_err(self.at(&put.path))
+        })
+    }
+
+    fn commit<'a>(
+        &'a self,
+        put: &'a Put,
+        digest: Digest,
+        _: Deadline,
+    ) -> BoxFuture<'a, Result<PutReceipt>> {
+        Box::pin(async move { self.commit(put, digest).await.map_err(self.at(&put.path)) })
+    }
+}
+
+/// How `ssh` is called: no questions, no masters that outlive it, no forwarding.
+fn arguments(address: &str, setting: &HomeSetting) -> Option<Vec<String>> {
+    let rest = address.strip_prefix("sftp://")?;
+    let (host, port) = match rest.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, Some(port.parse::<u16>().ok()?)),
+        _ => (rest, None),
+    };
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':');
+    if host.is_empty() || host.starts_with('-') || !host.chars().all(is_plain) {
+        return None;
+    }
+    let mut arguments: Vec<String> = ["-x", "-a", "-T"].map(str::to_owned).into();
+    let mut option = |text: String| arguments.extend(["-o".to_owned(), text]);
+    for fixed in [
+        "LogLevel=ERROR",
+        "BatchMode=yes",
+        "ConnectTimeout=15",
+        "ServerAliveInterval=15",
+        "ServerAliveCountMax=3",
+        "ControlMaster=no",
+        "ControlPath=none",
+        "PermitLocalCommand=no",
+        "ClearAllForwardings=yes",
+    ] {
+        option(fixed.to_owned());
+    }
+    if let Some(file) = &setting.known_hosts {
+        option(format!("UserKnownHostsFile={}", file.display()));
+        option("GlobalKnownHostsFile=none".to_owned());
+    }
+    if let Some(key) = &setting.key {
+        option("IdentitiesOnly=yes".to_owned());
+        arguments.extend(["-i".to_owned(), key.display().to_string()]);
+    }
+    if let Some(user) = &setting.user {
+        arguments.extend(["-l".to_owned(), user.clone()]);
+    }
+    if let Some(port) = port {
+        arguments.extend(["-p".to_owned(), port.to_string()]);
+    }
+    arguments.extend(["-s", "--", host, "sftp"].map(str::to_owned));
+    Some(arguments)
+}
+
+async fn stat(session: &Session, path: &str) -> Result<Attributes> {
+    let found = session.ask(Kind::Stat, |it| it.text(&rooted(path)));
+    found.await?.attributes()
+}
+
+async fn open(session: &Session, path: &str, flags: u32, mode: Option<u32>) -> Result<Vec<u8>> {
+    let opened = session.ask(Kind::Open, |it| {
+        it.text(&rooted(path)).number(flags).mode(mode)
+    });
+    opened.await?.handle()
+}
+
+async fn close(session: &Session, handle: &[u8]) -> Result<()> {
+    let closed = session.ask(Kind::Close, |it| it.bytes(handle));
+    closed.await?.done()
+}
+
+async fn remove(session: &Session, path: &str) -> Result<()> {
+    let removed = session.ask(Kind::Remove, |it| it.text(&rooted(path)));
+    removed.await?.done()
+}
+
+/// Reads an upload back and makes it durable if it is right.
+async fn finish(session: &Session, file: &[u8], put: &Put, digest: Digest) -> Result<()> {
+    let mut hasher = Hasher::new();
+    let mut at = 0;
+    loop {
+        let piece = read_pieces(session, file, at, WINDOW_BYTES).await?;
+        if piece.is_empty() {
+            break;
+        }
+        at += piece.len() as u64;
+        hasher.update(&piece);
+    }
+    if (at, hasher.digest()) != (put.size, digest) {
+        let text = "what arrived is damaged; it is sent again";
+        return Err(Error::new(ErrorCode::DigestMismatch, text));
+    }
+    let mode = Some(put.mode);
+    let set = session.ask(Kind::Fsetstat, |it| it.bytes(file).mode(mode));
+    set.await?.done()?;
+    if session.can(SYNC) {
+        let synced = session.ask(Kind::Extended, |it| it.text(SYNC).bytes(file));
+        synced.await?.done()?;
+    }
+    Ok(())
+}
+
+/// Up to `length` bytes from `offset`, fewer only at the end of the file.
+async fn read_pieces(session: &Session, file: &[u8], offset: u64, length: u64) -> Result<Vec<u8>> {
+    let ask = |at: u64, count: u64| {
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        session.ask(Kind::Read, |it| it.bytes(file).long(at).number(count))
+    };
+    let starts = (0..length).step_by(PIECE_BYTES as usize);
+    let wanted = starts.map(|start| (start, PIECE_BYTES.min(length - start)));
+    let replies = wanted.map(|(start, count)| async move {
+        let mut piece = ask(offset + start, count).await?.data()?;
+        // A server may send less than it could.
+        while !piece.is_empty() && (piece.len() as u64) < count {
+            let more = piece.len() as u64;
+            let rest = ask(offset + start + more, count - more).await?.data()?;
+            if rest.is_empty() {
+                break;
+            }
+            piece.extend(rest);
+        }
+        Ok((count, piece))
+    });
+    let mut data = Vec::with_capacity(usize::try_from(length).unwrap_or(0));
+    for reply in join_all(replies).await {
+        let (count, piece) = reply?;
+        let is_short = (piece.len() as u64) < count;
+        data.extend(piece);
+        if is_short {
+            break;
+        }
+    }
+    Ok(data)
+}
+
+async fn names(session: &Session, path: &str) -> Result<Vec<(String, Attributes)>> {
+    let opened = session.ask(Kind::Opendir, |it| it.text(&rooted(path)));
+    let directory = opened.await?.handle()?;
+    let mut all = Vec::new();
+    loop {
+        let page = session.ask(Kind::Readdir, |it| it.bytes(&directory));
+        let page = page.await?.names()?;
+        if page.is_empty() {
+            break;
+        }
+        for (name, found) in page {
+            match String::from_utf8(name) {
+                Ok(name) if name == "." || name == ".." || super::is_own(&name) => {}
+                Ok(name) => all.push((name, found)),
+                Err(_) => tracing::warn!(path, "a name that is not UTF-8 is left out of a listing"),
+            }
+        }
+    }
+    close(session, &directory).await?;
+    Ok(all)
+}
+
+async fn link(session: &Session, top: &str, name: &str, found: Attributes) -> Result<SourceEntry> {
+    let place = rooted(&below(top, name));
+    let read = session.ask(Kind::Readlink, |it| it.text(&place));
+    let target = read.await?.names()?.pop().map(|(target, _)| target);
+    let target = target.ok_or_else(|| {
+        Error::new(
+            ErrorCode::Malformed,
+            format!("the link '{name}' leads nowhere"),
+        )
+    })?;
+    Ok(SourceEntry {
+        path: name.to_owned(),
+        kind: SourceKind::Symlink(target),
+        identity: SourceIdentity {
+            size: 0,
+            ..identity(found)
+        },
+        mode: 0o777,
+    })
+}
+
+fn entry(path: &str, found: Attributes) -> Result<SourceEntry> {
+    let kind = match found.mode & KIND_MASK {
+        FILE => SourceKind::File,
+        DIRECTORY => SourceKind::Directory,
+        _ => {
+            let text = "it is neither a file nor a directory";
+            return Err(Error::new(ErrorCode::WrongState, text));
+        }
+    };
+    let is_file = kind == SourceKind::File;
+    let size = if is_file { found.size } else { 0 };
+    Ok(SourceEntry {
+        path: path.to_owned(),
+        kind,
+        identity: SourceIdentity {
+            size,
+            ..identity(found)
+        },
+        mode: found.mode & 0o7777,
+    })
+}
+
+fn identity(found: Attributes) -> SourceIdentity {
+    SourceIdentity {
+        size: found.size,
+        mtime_ns: i64::from(found.mtime_s) * 1_000_000_000,
+    }
+}
+
+fn below(path: &str, name: &str) -> String {
+    match (path, name) {
+        ("", name) => name.to_owned(),
+        (path, "") => path.to_owned(),
+        (path, name) => format!("{path}/{name}"),
+    }
+}
+
+/// The path as the server knows it.
+fn rooted(path: &str) -> String {
+    format!("/{path}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_host_becomes_an_option_of_ssh() {
+        let of = |address: &str| arguments(address, &HomeSetting::default());
+        let plain = of("sftp://h.example:22").expect("a host");
+        assert_eq!(
+            plain[plain.len() - 6..],
+            ["-p", "22", "-s", "--", "h.example", "sftp"]
+        );
+        let six = of("sftp://[::1]").expect("a host");
+        assert_eq!(six[six.len() - 4..], ["-s", "--", "::1", "sftp"]);
+        for wrong in [
+            "sftp://-oProxyCommand=x",
+            "sftp://",
+            "sftp://a b",
+            "sftp://h:x",
+        ] {
+            assert_eq!(of(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Homes behind SSH: OpenSSH.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use bafs_proto::ErrorCode;
+use bafs_proto::hash::Digest;
+
+use crate::servers::sshd;
+use crate::stage::{Stage, says};
+use crate::storage_world::noise;
+
+fn path(root: &Path, below: &str) -> String {
+    let path = root.join(below).display().to_string();
+    path.trim_start_matches('/').to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_behind_ssh_fills_volumes_and_is_cached_and_takes_results() {
+    let (ssh, root) = (sshd(), tempfile::tempdir().expect("root"));
+    let root = root.path();
+    let (large, small) = (noise(3_000_000, 2), noise(1_000, 3));
+    std::fs::create_dir_all(root.join("in/sub")).expect("directory");
+    std::fs::write(root.join("in/large"), &large).expect("file");
+    std::fs::write(root.join("in/sub/small"), &small).expect("file");
+    std::fs::write(root.join("in/sub/empty"), b"").expect("file");
+    std::os::unix::fs::symlink("sub/small", root.join("in/link")).expect("link");
+    let address = format!("sftp://127.0.0.1:{}", ssh.server.port);
+    let stage = Stage::new(&ssh.settings("key")).await;
+
+    let tree = stage.fill(1, &address, &path(root, "in")).await;
+    let tree = tree.expect("fill");
+    let file = |path: &str| std::fs::read(tree.join(path)).expect("file");
+    assert!(file("large") == large);
+    assert_eq!(file("link"), small);
+    assert!(file("sub/empty").is_empty());
+
+    let source = path(root, "in");
+    stage.cache(2, &address, &source).await.expect("cache");
+    assert!(stage.read(2, "large").await.expect("read") == large);
+    std::fs::write(root.join("in/sub/small"), noise(1_001, 4)).expect("file");
+    let changed = stage.read(2, "sub/small").await;
+    assert_eq!(says(changed, &["sub/small"]).code, ErrorCode::SourceChanged);
+    std::fs::remove_file(root.join("in/sub/small")).expect("file");
+    let gone = stage.read(2, "sub/small").await;
+    assert_eq!(says(gone, &["is gone"]).code, ErrorCode::SourceChanged);
+
+    let result = noise(2_500_000, 5);
+    stage.volume_with(3, "result", &result).await;
+    let target = path(root, "out/deep/result");
+    for extract in [1, 2] {
+        // The second one replaces the first.
+        let receipt = stage
+            .extract(extract, (3, "result"), (&address, &target))
+            .await;
+        assert_eq!(receipt.expect("extract").digest, Digest::of(&result));
+    }
+    let out = root.join("out/deep");
+    assert!(std::fs::read(out.join("result")).expect("result") == result);
+    assert_eq!(std::fs::read_dir(&out).expect("directory").count(), 1);
+    let mode = std::fs::metadata(out.join("result"))
+        .expect("result")
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o644);
+    stage.volume_with(4, "nothing", b"").await;
+    let target = path(root, "out/nothing");
+    let receipt = stage.extract(3, (4, "nothing"), (&address, &target)).await;
+    assert_eq!(receipt.expect("extract").size, 0);
+    assert_eq!(
+        std::fs::metadata(root.join("out/nothing"))
+            .expect("file")
+            .len(),
+        0
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_behind_ssh_says_what_is_wrong() {
+    let (ssh, root) = (sshd(), tempfile::tempdir().expect("root"));
+    let address = format!("sftp://127.0.0.1:{}", ssh.server.port);
+    let stage = Stage::new(&ssh.settings("other")).await;
+    let refused = stage.fill(1, &address, "etc").await;
+    let refused = says(refused, &[&address, "Permission denied", "homes.toml"]);
+    assert_eq!(refused.code, ErrorCode::RightMissing);
+    let unknown = stage.fill(2, "sftp://elsewhere", "etc").await;
+    says(unknown, &["no credentials for sftp://elsewhere"]);
+
+    let stage = Stage::new(&ssh.settings("key")).await;
+    let missing = stage.fill(1, &address, &path(root.path(), "nothing")).await;
+    assert_eq!(says(missing, &["no such file"]).code, ErrorCode::NotFound);
+    stage.volume_with(2, "a", b"a").await;
+    let target = stage.extract(1, (2, "a"), (&address, "proc/a")).await;
+    says(target, &["proc/a"]);
+}
