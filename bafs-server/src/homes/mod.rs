@@ -6,6 +6,7 @@
 
 mod bafs;
 mod file;
+mod ftp;
 mod listing;
 mod objects;
 mod settings;
@@ -34,6 +35,7 @@ use bytes::Bytes;
 use crate::access::Access;
 use bafs::BafsHome;
 use file::Files;
+use ftp::Ftp;
 use objects::{Bucket, Web};
 use sftp::Sftp;
 
@@ -251,6 +253,7 @@ impl Homes {
         let setting = self.settings.of(address);
         match scheme {
             "file" => Ok(Arc::new(Files::new(&self.settings)?)),
+            "ftp" => Ok(Arc::new(Ftp::new(address, setting))),
             "http" | "https" => Ok(Arc::new(Web::new(address, setting)?)),
             "s3" => Ok(Arc::new(Bucket::new(address, setting)?)),
             "sftp" => Ok(Arc::new(Sftp::new(address, setting)?)),

@@ -6,6 +6,7 @@ mod storage_world;
 
 mod bucket;
 mod file;
+mod ftp;
 mod servers;
 mod sftp;
 mod stage;

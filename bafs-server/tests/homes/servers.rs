@@ -168,3 +168,40 @@ pub(crate) fn sshd() -> Ssh {
     let server = start(command, port, directory);
     Ssh { server, keys }
 }
+
+/// vsftpd, which shows `root` to nobody but the anonymous, who may read; without MLSD.
+pub(crate) fn vsftpd(root: &Path) -> Server {
+    let (directory, port) = (tempfile::tempdir().expect("directory"), free_port());
+    let configuration = format!(
+        "listen=YES\nlisten_address=127.0.0.1\nlisten_port={port}\nbackground=NO\n\
+         anonymous_enable=YES\nlocal_enable=NO\nanon_root={}\nno_anon_password=YES\n\
+         pasv_address=127.0.0.1\nseccomp_sandbox=NO\nuse_localtime=NO\n\
+         secure_chroot_dir={}\n",
+        root.display(),
+        directory.path().display()
+    );
+    let file = directory.path().join("vsftpd.conf");
+    std::fs::write(&file, configuration).expect("configuration");
+    let mut command = Command::new("vsftpd");
+    command.arg(&file);
+    start(command, port, directory)
+}
+
+/// pyftpdlib, which shows `root` to `me` with the password `hush`; the anonymous are refused.
+pub(crate) fn pyftpdlib(root: &Path) -> Server {
+    let (directory, port) = (tempfile::tempdir().expect("directory"), free_port());
+    let mut command = Command::new("/usr/bin/python3");
+    command
+        .args([
+            "-m",
+            "pyftpdlib",
+            "-i",
+            "127.0.0.1",
+            "-p",
+            &port.to_string(),
+            "-w",
+        ])
+        .args(["-u", "me", "-P", "hush", "-d"])
+        .arg(root);
+    start(command, port, directory)
+}

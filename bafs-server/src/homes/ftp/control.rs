@@ -1,0 +1,261 @@
+//! A connection to an FTP server: commands, replies, passive data connections. Knows no homes.
+
+use std::net::SocketAddr;
+
+use bafs_proto::{Error, ErrorCode, Result};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+
+use super::facts;
+
+/// Longest line of a reply, in bytes, and most lines of one.
+const LINE_BYTES_MAX: u64 = 8 << 10;
+const LINES_MAX: usize = 1_000;
+
+/// Most bytes of a listing of one directory.
+const LISTING_BYTES_MAX: u64 = 256 << 20;
+
+/// What a server answers: a code and its lines, without the code.
+#[derive(Debug)]
+pub(super) struct Reply {
+    pub(super) code: u16,
+    pub(super) lines: Vec<String>,
+}
+
+/// A connection that is logged in.
+pub(super) struct Control {
+    stream: BufReader<TcpStream>,
+    peer: SocketAddr,
+    /// Whether the server knows the commands of RFC 3659.
+    pub(super) has_facts: bool,
+}
+
+impl Control {
+    /// Connects to `host:port` and logs in.
+    ///
+    /// # Errors
+    /// `Unreachable`; `RightMissing` when the login is refused.
+    pub(super) async fn open(host: &str, user: &str, password: &str) -> Result<Self> {
+        let stream = TcpStream::connect(host).await.map_err(|e| broken(&e))?;
+        let peer = stream.peer_addr().map_err(|e| broken(&e))?;
+        // Commands are small and each is waited for.
+        stream.set_nodelay(true).map_err(|e| broken(&e))?;
+        let mut this = Self {
+            stream: BufReader::new(stream),
+            peer,
+            has_facts: false,
+        };
+        let greeting = this.reply().await?;
+        if greeting.code != 220 {
+            return Err(greeting.refused());
+        }
+        let mut login = this.ask("USER", user).await?;
+        if login.code == 331 {
+            login = this.ask("PASS", password).await?;
+        }
+        if !matches!(login.code, 202 | 230) {
+            let said = login.refused();
+            let text = format!(
+                "the login of '{user}' is refused: check user and password in the node's \
+                 homes.toml ({})",
+                said.detail
+            );
+            let code = if login.code == 421 {
+                ErrorCode::Busy
+            } else {
+                ErrorCode::RightMissing
+            };
+            return Err(Error::new(code, text));
+        }
+        this.done("TYPE", "I").await?;
+        let features = this.ask("FEAT", "").await?;
+        let has = |name: &str| {
+            let mut lines = features
+                .lines
+                .iter()
+                .map(|line| line.trim().to_ascii_uppercase());
+            lines.any(|line| line.starts_with(name))
+        };
+        this.has_facts = features.code == 211 && has("MLST");
+        if features.code == 211 && has("UTF8") {
+            this.ask("OPTS", "UTF8 ON").await?;
+        }
+        Ok(this)
+    }
+
+    /// Sends a command and reads its reply.
+    ///
+    /// # Errors
+    /// `BadPath` for a name that would be two commands; `Unreachable`.
+    pub(super) async fn ask(&mut self, command: &str, argument: &str) -> Result<Reply> {
+        if argument.contains(['\r', '\n', '\0']) {
+            let text = "a name with a line break cannot be said in FTP";
+            return Err(Error::new(ErrorCode::BadPath, text));
+        }
+        let space = if argument.is_empty() { "" } else { " " };
+        let line = format!("{command}{space}{argument}\r\n");
+        let stream = self.stream.get_mut();
+        stream
+            .write_all(line.as_bytes())
+            .await
+            .map_err(|e| broken(&e))?;
+        self.reply().await
+    }
+
+    /// Sends a command that must succeed.
+    pub(super) async fn done(&mut self, command: &str, argument: &str) -> Result<Reply> {
+        let reply = self.ask(command, argument).await?;
+        match reply.code {
+            200..=299 => Ok(reply),
+            _ => Err(reply.refused()),
+        }
+    }
+
+    /// Reads a file from `offset`: `length` bytes, or fewer at its end.
+    pub(super) async fn read(&mut self, path: &str, offset: u64, length: u64) -> Result<Vec<u8>> {
+        let data = self.transfer(offset, "RETR", path).await?;
+        let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or(0));
+        let taken = data.take(length).read_to_end(&mut bytes).await;
+        // A server that is cut short says so, or that it is done: either is right.
+        self.reply().await?;
+        taken.map_err(|e| broken(&e))?;
+        Ok(bytes)
+    }
+
+    /// Gives a file to `take`, piece by piece.
+    pub(super) async fn read_all(
+        &mut self,
+        path: &str,
+        mut take: impl FnMut(&[u8]) + Send,
+    ) -> Result<()> {
+        let mut data = self.transfer(0, "RETR", path).await?;
+        let mut piece = vec![0; 256 << 10];
+        while let count @ 1.. = data.read(&mut piece).await.map_err(|e| broken(&e))? {
+            take(&piece[..count]);
+        }
+        self.end_of_transfer().await
+    }
+
+    /// Writes bytes by `STOR` or `APPE`; when this returns the server has them all.
+    pub(super) async fn write(&mut self, command: &str, path: &str, bytes: &[u8]) -> Result<()> {
+        let mut data = self.transfer(0, command, path).await?;
+        data.write_all(bytes).await.map_err(|e| broken(&e))?;
+        data.shutdown().await.map_err(|e| broken(&e))?;
+        drop(data);
+        self.end_of_transfer().await
+    }
+
+    /// The lines that `command` lists.
+    pub(super) async fn lines(&mut self, command: &str, argument: &str) -> Result<Vec<String>> {
+        let data = self.transfer(0, command, argument).await?;
+        let mut bytes = Vec::new();
+        let read = data
+            .take(LISTING_BYTES_MAX + 1)
+            .read_to_end(&mut bytes)
+            .await;
+        read.map_err(|e| broken(&e))?;
+        if bytes.len() as u64 > LISTING_BYTES_MAX {
+            return Err(Error::new(ErrorCode::Malformed, "a listing is too long"));
+        }
+        self.end_of_transfer().await?;
+        let text = String::from_utf8(bytes).map_err(|_| {
+            let text = "a listing has names that are not UTF-8";
+            Error::new(ErrorCode::Malformed, text)
+        })?;
+        Ok(text.lines().map(str::to_owned).collect())
+    }
+
+    async fn end_of_transfer(&mut self) -> Result<()> {
+        let reply = self.reply().await?;
+        match reply.code {
+            200..=299 => Ok(()),
+            _ => Err(reply.refused()),
+        }
+    }
+
+    /// Opens a data connection and begins a transfer on it.
+    async fn transfer(&mut self, offset: u64, command: &str, path: &str) -> Result<TcpStream> {
+        let passive = self.ask("EPSV", "").await?;
+        let text = passive.lines.join(" ");
+        let port = match passive.code {
+            229 => facts::extended_port(&text),
+            _ => {
+                let passive = self.done("PASV", "").await?;
+                // The address that it tells is often that of its own network.
+                facts::passive_port(&passive.lines.join(" "))
+            }
+        };
+        let port = port
+            .ok_or_else(|| Error::new(ErrorCode::Malformed, format!("it tells no port: {text}")))?;
+        let place = SocketAddr::new(self.peer.ip(), port);
+        let data = TcpStream::connect(place).await.map_err(|e| broken(&e))?;
+        if offset > 0 {
+            let restart = self.ask("REST", &offset.to_string()).await?;
+            if restart.code != 350 {
+                return Err(restart.refused());
+            }
+        }
+        let begun = self.ask(command, path).await?;
+        match begun.code {
+            125 | 150 => Ok(data),
+            _ => Err(begun.refused()),
+        }
+    }
+
+    async fn reply(&mut self) -> Result<Reply> {
+        let mut lines = Vec::new();
+        let mut first: Option<String> = None;
+        loop {
+            let mut line = Vec::new();
+            let mut limited = (&mut self.stream).take(LINE_BYTES_MAX);
+            let read = limited.read_until(b'\n', &mut line).await;
+            if read.map_err(|e| broken(&e))? == 0 || line.last() != Some(&b'\n') {
+                return Err(broken(&"it ended the connection"));
+            }
+            let line = String::from_utf8_lossy(&line).trim_end().to_owned();
+            let code = first.get_or_insert_with(|| line.chars().take(3).collect());
+            let is_coded = line.starts_with(code.as_str());
+            let is_last = is_coded && line.as_bytes().get(3) != Some(&b'-');
+            let text = if is_coded {
+                line.get(4..).unwrap_or_default()
+            } else {
+                &line
+            };
+            lines.push(text.to_owned());
+            if !is_last && lines.len() < LINES_MAX {
+                continue;
+            }
+            let code = code.parse().map_err(|_| {
+                Error::new(ErrorCode::Malformed, format!("it speaks no FTP: {line}"))
+            })?;
+            return Ok(Reply { code, lines });
+        }
+    }
+}
+
+impl Reply {
+    /// What a refusal means to the caller.
+    pub(super) fn refused(&self) -> Error {
+        let said = self.lines.join(" ");
+        let is_denied = ["ermission", "denied", "not permitted"]
+            .iter()
+            .any(|word| said.contains(word));
+        let code = match self.code {
+            421 => ErrorCode::Busy,
+            452 | 552 => ErrorCode::NoSpaceBytes,
+            530 | 532 | 553 => ErrorCode::RightMissing,
+            550 if is_denied => ErrorCode::RightMissing,
+            550 => ErrorCode::NotFound,
+            500..=504 => ErrorCode::Unsupported,
+            _ => ErrorCode::ServerFault,
+        };
+        Error::new(code, format!("it says {}: {said}", self.code))
+    }
+}
+
+fn broken(error: &dyn std::fmt::Display) -> Error {
+    Error::new(
+        ErrorCode::Unreachable,
+        format!("the connection failed: {error}"),
+    )
+}

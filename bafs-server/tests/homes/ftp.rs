@@ -1,0 +1,100 @@
+//! Homes behind FTP: pyftpdlib with the newer commands, vsftpd without.
+
+use std::path::Path;
+
+use bafs_proto::ErrorCode;
+use bafs_proto::hash::Digest;
+
+use crate::servers::{pyftpdlib, vsftpd};
+use crate::stage::{Stage, says};
+use crate::storage_world::noise;
+
+/// Fills `root`, which the server of `address` shows, and tries all that reads.
+async fn reads(stage: &Stage, root: &Path, address: &str) {
+    let (large, small) = (noise(3_000_000, 2), noise(1_000, 3));
+    std::fs::create_dir_all(root.join("in/a dir")).expect("directory");
+    std::fs::write(root.join("in/large"), &large).expect("file");
+    std::fs::write(root.join("in/a dir/.small one"), &small).expect("file");
+    std::fs::write(root.join("in/a dir/empty"), b"").expect("file");
+    std::os::unix::fs::symlink("large", root.join("in/link")).expect("link");
+
+    let tree = stage.fill(1, address, "in").await.expect("fill");
+    let file = |path: &str| std::fs::read(tree.join(path)).expect("file");
+    assert!(file("large") == large);
+    assert!(file("link") == large);
+    assert_eq!(file("a dir/.small one"), small);
+    assert!(file("a dir/empty").is_empty());
+    let tree = stage.fill(2, address, "in/large").await.expect("fill");
+    assert!(std::fs::read(tree.join("large")).expect("file") == large);
+
+    stage.cache(3, address, "").await.expect("cache");
+    assert!(stage.read(3, "in/large").await.expect("read") == large);
+    std::fs::write(root.join("in/a dir/.small one"), noise(1_001, 4)).expect("file");
+    let changed = stage.read(3, "in/a dir/.small one").await;
+    assert_eq!(says(changed, &["small one"]).code, ErrorCode::SourceChanged);
+    std::fs::remove_file(root.join("in/a dir/.small one")).expect("file");
+    let gone = stage.read(3, "in/a dir/.small one").await;
+    assert_eq!(says(gone, &["is gone"]).code, ErrorCode::SourceChanged);
+    let missing = stage.fill(4, address, "nothing").await;
+    assert_eq!(
+        says(missing, &[address, "nothing"]).code,
+        ErrorCode::NotFound
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_with_the_newer_commands_is_read_and_written() {
+    let root = tempfile::tempdir().expect("root");
+    let server = pyftpdlib(root.path());
+    let address = format!("ftp://127.0.0.1:{}", server.port);
+    let login = |password: &str| {
+        format!("[[home]]\nurl = \"{address}\"\nuser = \"me\"\npassword = \"{password}\"\n")
+    };
+    let stage = Stage::new(&login("hush")).await;
+    reads(&stage, root.path(), &address).await;
+
+    let result = noise(2_500_000, 5);
+    stage.volume_with(11, "result", &result).await;
+    for extract in [1, 2] {
+        // The second one replaces the first.
+        let target = (address.as_str(), "out/deep/result");
+        let receipt = stage.extract(extract, (11, "result"), target).await;
+        assert_eq!(receipt.expect("extract").digest, Digest::of(&result));
+    }
+    let out = root.path().join("out/deep");
+    assert!(std::fs::read(out.join("result")).expect("result") == result);
+    assert_eq!(std::fs::read_dir(&out).expect("directory").count(), 1);
+    stage.volume_with(12, "nothing", b"").await;
+    let target = (address.as_str(), "nothing");
+    let receipt = stage.extract(3, (12, "nothing"), target).await;
+    assert_eq!(receipt.expect("extract").size, 0);
+    assert_eq!(
+        std::fs::metadata(root.path().join("nothing"))
+            .expect("file")
+            .len(),
+        0
+    );
+
+    let stage = Stage::new(&login("wrong")).await;
+    let refused = stage.fill(1, &address, "in").await;
+    let refused = says(refused, &["login of 'me' is refused", "homes.toml"]);
+    assert_eq!(refused.code, ErrorCode::RightMissing);
+    assert!(!refused.detail.contains("wrong"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_without_the_newer_commands_is_read() {
+    let root = tempfile::tempdir().expect("root");
+    let all = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(root.path(), all).expect("mode");
+    let server = vsftpd(root.path());
+    let address = format!("ftp://127.0.0.1:{}", server.port);
+    let stage = Stage::new("").await;
+    reads(&stage, root.path(), &address).await;
+
+    stage.volume_with(11, "result", b"a").await;
+    let target = (address.as_str(), "result");
+    let refused = stage.extract(1, (11, "result"), target).await;
+    let refused = says(refused, &["ermission"]);
+    assert_eq!(refused.code, ErrorCode::RightMissing);
+}
