@@ -68,7 +68,7 @@ impl Scheduler {
         let mut uses = Vec::new();
         let mut missing = BTreeSet::new();
         for mount in self.graph.workflow.job(job).mounts.clone() {
-            let (id, home) = self.mountable(mount.volume, server);
+            let (id, home) = self.mountable(mount.volume, server, job);
             uses.push(MountedVolume {
                 volume: mount.volume,
                 id,
@@ -104,18 +104,22 @@ impl Scheduler {
         self.graph.workflow.job(job).cpus.max(1)
     }
 
-    fn mountable(&self, volume: VolumeIndex, server: ServerId) -> (VolumeId, Option<ServerId>) {
+    fn mountable(
+        &self,
+        volume: VolumeIndex,
+        server: ServerId,
+        job: JobIndex,
+    ) -> (VolumeId, Option<ServerId>) {
         let found = if self.graph.volume(volume).is_cache && !self.settings.remote_io {
-            self.volumes
-                .live_at(volume, Some(server))
-                .map(|id| (id, Some(server)))
+            self.part_for(volume, server, job)
+                .map(|(id, peer)| (id, Some(peer)))
         } else {
             self.volumes.scratch(volume)
         };
         found.expect("a place has all volumes of its job")
     }
 
-    fn create(&mut self, volume: VolumeIndex, server: Option<ServerId>, size: Space) {
+    pub(super) fn create(&mut self, volume: VolumeIndex, server: Option<ServerId>, size: Space) {
         let id = VolumeId(self.next_id());
         let state = match server {
             Some(server) => {
@@ -317,6 +321,7 @@ impl Scheduler {
         let Some(attempt) = self.end_attempt(job) else {
             return;
         };
+        self.leave_if_untouched(job);
         if attempt.stage == Stage::Preparing {
             return;
         }

@@ -31,6 +31,13 @@ pub(super) struct Node {
     pub(super) is_unfit: bool,
 }
 
+impl Node {
+    /// Whether it gets new work and new volumes.
+    pub(super) fn takes_work(&self) -> bool {
+        !self.is_lost && self.missing_since.is_none() && self.aside_until.is_none()
+    }
+}
+
 /// All nodes, with those that can take work ordered by what they have free.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Fleet {
@@ -87,13 +94,13 @@ impl Fleet {
         let before = (
             free_slots(node),
             available(node, slack).bytes,
-            takes_work(node),
+            node.takes_work(),
         );
         let result = change(node);
         let after = (
             free_slots(node),
             available(node, slack).bytes,
-            takes_work(node),
+            node.takes_work(),
         );
         if before == after {
             return Some(result);
@@ -239,12 +246,8 @@ impl Fleet {
     }
 }
 
-fn takes_work(node: &Node) -> bool {
-    !node.is_lost && node.missing_since.is_none() && node.aside_until.is_none()
-}
-
 fn free_slots(node: &Node) -> u32 {
-    if takes_work(node) {
+    if node.takes_work() {
         node.seen.slots.saturating_sub(node.busy)
     } else {
         0

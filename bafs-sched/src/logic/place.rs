@@ -225,9 +225,17 @@ impl Scheduler {
             self.fleet.available(*server).minus(taken).holds(size)
         };
         let mut others = self.fleet.roomiest().take(SPILL_LOOKED_AT);
+        // The roomiest may be those that a new cache fills first.
+        let beside = || {
+            let peers = self.fleet.group_of(server).filter(|_| !taken.is_empty());
+            let mut usable = peers
+                .filter(|(_, node)| node.takes_work())
+                .map(|(id, _)| id);
+            usable.find(has_room)
+        };
         let target = match (has_room(&server), spill) {
             (true, _) => server,
-            (false, Spill::Allowed) => others.find(has_room)?,
+            (false, Spill::Allowed) => others.find(has_room).or_else(beside)?,
             (false, Spill::Never) => return None,
         };
         let there = taken.entry(target).or_default();
@@ -359,6 +367,9 @@ impl Scheduler {
                     describe(have)
                 ));
             }
+        }
+        if self.may_spill() {
+            return None;
         }
         self.first_needs()
             .into_iter()

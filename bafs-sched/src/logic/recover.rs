@@ -25,6 +25,7 @@ impl Scheduler {
             let is_back = self.fleet.see(node);
             self.queues.wake(server);
             if is_back {
+                self.complete_caches(server);
                 // What it had when it was given up has been made anew elsewhere.
                 let stale = self.stale.iter().filter(|(_, at)| **at == server);
                 self.out

@@ -96,6 +96,11 @@ impl Admission {
         is_part_full || self.under_way >= self.rules.pipelines_max
     }
 
+    /// The batch volumes that may exist.
+    pub(super) fn batch(&self) -> Vec<VolumeIndex> {
+        self.batch.iter().copied().collect()
+    }
+
     fn admits(&self, pipeline: u32) -> bool {
         self.is_begun[pipeline as usize] || !self.is_full()
     }
@@ -211,6 +216,22 @@ impl Scheduler {
         }
     }
 
+    /// An attempt came to nothing: its pipeline is not under way if it was all that there was, or
+    /// it would keep a place that nobody fills.
+    pub(super) fn leave_if_untouched(&mut self, job: JobIndex) {
+        let pipeline = self.graph.pipeline(job);
+        let Some(admission) = &self.admission else {
+            return;
+        };
+        let has_state = |other: JobIndex| {
+            let state = self.graph.state(other);
+            other != job && matches!(state, JobState::Done | JobState::Active)
+        };
+        if admission.is_begun[pipeline as usize] && !self.graph.members(pipeline).any(has_state) {
+            self.leave(pipeline);
+        }
+    }
+
     /// A pipeline was rolled back: what is left of it goes after the others. It is under way
     /// unless nothing of it is done.
     pub(super) fn roll_back_pipeline(&mut self, pipeline: u32) {
@@ -246,15 +267,22 @@ impl Scheduler {
         }
     }
 
-    /// The rules block the workflow: a batch volume goes that is in nobody's use, else the rules.
-    /// Answers whether that changed anything.
+    /// The rules block the workflow: the part that is under way takes no further pipelines, else
+    /// a batch volume goes that is in nobody's use, else the rules. Answers whether that changed
+    /// anything.
     pub(super) fn relax_rules(&mut self) -> bool {
-        let Some(admission) = &self.admission else {
+        let Some(admission) = &mut self.admission else {
             return false;
         };
+        admission.is_batch_full = false;
         let live = admission.batch.iter().filter(|v| self.volumes.is_live(**v));
         let live: Vec<VolumeIndex> = live.copied().collect();
-        if live.len() as u64 >= admission.rules.batch_volumes_max {
+        if admission.under_way > 0 && !admission.is_full() && admission.rules.is_in_parts {
+            // Where volumes lie, fewer pipelines fit than their bytes alone would let.
+            if let Some(admission) = &mut self.admission {
+                admission.begun = admission.rules.pipelines_max;
+            }
+        } else if !live.is_empty() && live.len() as u64 >= admission.rules.batch_volumes_max {
             // Nothing is under way, so nobody uses it.
             live.into_iter().for_each(|volume| self.retire_all(volume));
         } else {

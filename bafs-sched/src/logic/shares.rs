@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use bafs_proto::ids::ServerId;
+use bafs_proto::ids::{ServerId, VolumeId};
 
 use super::place::Create;
 use super::scheduler::Scheduler;
 use super::space::{Space, scale_up};
-use crate::workflow::VolumeIndex;
+use crate::workflow::{JobIndex, VolumeIndex};
 
 /// Part of a cooperative cache beyond its size, in thousandths, where there is room: blocks are
 /// never spread quite evenly.
@@ -52,6 +52,11 @@ impl Scheduler {
             };
             let bytes = wanted.min(size.bytes).min(left.bytes);
             let is_enough = bytes >= size.bytes.min(SHARE_BYTES_MIN) && left.files >= size.files;
+            let is_whole = have >= size.bytes;
+            let is_costly = is_whole && !self.is_spare(left.bytes, bytes);
+            if (!is_enough || is_costly) && self.may_read_at_peers() {
+                return Some(());
+            }
             vec![(
                 server,
                 is_enough.then_some(Space {
@@ -65,7 +70,9 @@ impl Scheduler {
                 Some(_) => tight_shares(size, &rooms, self.scratch_volume_max),
                 None => shares(size, &rooms),
             };
-            shares.filter(|shares| shares.iter().any(|(node, _)| *node == server))?
+            let has_part =
+                |shares: &Vec<(ServerId, Space)>| shares.iter().any(|(node, _)| *node == server);
+            shares.filter(|shares| self.may_read_at_peers() || has_part(shares))?
         };
         for (node, share) in shares {
             let there = taken.entry(node).or_default();
@@ -73,6 +80,64 @@ impl Scheduler {
             creates.push((volume, Some(node), share));
         }
         Some(())
+    }
+
+    /// A node came: it takes the parts of batch volumes that its group lacks, before scratch
+    /// volumes take its room. A cache that lacks a part of its size may find nothing again.
+    pub(super) fn complete_caches(&mut self, server: ServerId) {
+        let Some(admission) = &self.admission else {
+            return;
+        };
+        for volume in admission.batch() {
+            let size = self.size_of(volume);
+            let have = match self.volumes.live_at(volume, Some(server)) {
+                Some(_) => None,
+                None => self.cached_in_group(volume, server),
+            };
+            let left = self.fleet.available(server);
+            let bytes = have.map_or(0, |have| size.bytes.saturating_sub(have).min(left.bytes));
+            let part = Space {
+                bytes,
+                files: size.files,
+            };
+            if bytes >= SHARE_BYTES_MIN && left.holds(part) && self.graph.volume(volume).is_needed()
+            {
+                self.create(volume, Some(server), part);
+            }
+        }
+    }
+
+    /// Whether a job may mount a part of a cache that lies on another node of its group. Where
+    /// caches are just as large as they must be, nodes full of scratch volumes have none.
+    fn may_read_at_peers(&self) -> bool {
+        self.admission.is_some()
+    }
+
+    /// Whether as many scratch volumes fit into `left` bytes after some of them were given away.
+    fn is_spare(&self, left: u64, given: u64) -> bool {
+        let unit = self.scratch_volume_max;
+        let fitting = |bytes: u64| bytes.checked_div(unit).unwrap_or(0);
+        fitting(left) == fitting(left - given.min(left))
+    }
+
+    /// The part of a cache that a job on `server` mounts: its node's own, else one of the group,
+    /// which the job's number picks so that readers spread.
+    pub(super) fn part_for(
+        &self,
+        volume: VolumeIndex,
+        server: ServerId,
+        job: JobIndex,
+    ) -> Option<(VolumeId, ServerId)> {
+        if let Some(id) = self.volumes.live_at(volume, Some(server)) {
+            return Some((id, server));
+        }
+        let peers = self.fleet.group_of(server);
+        let parts = peers.filter_map(|(peer, _)| {
+            let id = self.volumes.live_at(volume, Some(peer))?;
+            Some((id, peer))
+        });
+        let parts: Vec<(VolumeId, ServerId)> = parts.collect();
+        parts.get(job.as_usize() % parts.len().max(1)).copied()
     }
 
     /// What the group of `server` holds of a cache, in bytes; nothing when it holds no part.
@@ -88,9 +153,8 @@ impl Scheduler {
 
     /// What the nodes of the group of `server` can give to a cooperative cache.
     fn rooms(&self, server: ServerId, left: impl Fn(ServerId) -> Space) -> Vec<Room> {
-        let peers = self.fleet.group_of(server).filter(|(_, node)| {
-            !node.is_lost && node.missing_since.is_none() && node.aside_until.is_none()
-        });
+        let peers = self.fleet.group_of(server);
+        let peers = peers.filter(|(_, node)| node.takes_work());
         let need = self.scratch_need_max.bytes;
         let rooms = peers.map(|(peer, node)| Room {
             server: peer,

@@ -21,7 +21,8 @@ pub fn workflow_of(canonical: &Canonical) -> Workflow {
                 name: format!("b{depth}"),
                 kind: VolumeKind::Cache {
                     source: url(format!("/b{depth}")),
-                    policy: CachePolicy::Lru,
+                    // Scanned from end to end, where LRU finds nothing again once a part is lost.
+                    policy: CachePolicy::Mru,
                 },
                 size_bytes: canonical.batch_bytes,
                 size_files: 1,

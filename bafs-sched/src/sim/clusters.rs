@@ -17,6 +17,10 @@ pub(super) struct Cache {
     space_bytes: u64,
     /// Instances, one for each node that has one.
     instances: u32,
+    /// The links of these nodes together, as a link of the simulation.
+    pub(super) link: u32,
+    /// Rate of that link, in bytes per second.
+    rate: u64,
     /// What has been fetched and is still there.
     resident_bytes: u64,
     /// What is there when the transfer under way is over.
@@ -26,14 +30,16 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    /// An instance was created on a node.
-    pub(super) fn add(&mut self, bytes: u64) {
+    /// An instance was created on a node with a link of this rate; answers the rate of all.
+    pub(super) fn add(&mut self, bytes: u64, rate: u64) -> u64 {
         self.instances += 1;
         self.space_bytes += bytes;
+        self.rate = self.rate.saturating_add(rate);
+        self.rate
     }
 
-    /// An instance is gone, with the blocks that it held.
-    pub(super) fn remove(&mut self, bytes: u64) {
+    /// An instance is gone, with the blocks that it held; answers the rate of those left.
+    pub(super) fn remove(&mut self, bytes: u64, rate: u64) -> u64 {
         let lost = u128::from(self.resident_bytes) * u128::from(bytes);
         let lost = lost.checked_div(u128::from(self.space_bytes)).unwrap_or(0);
         self.instances -= 1;
@@ -42,6 +48,13 @@ impl Cache {
             0 => 0,
             _ => self.resident_bytes.saturating_sub(lost as u64),
         };
+        self.rate = self.rate.saturating_sub(rate);
+        self.rate
+    }
+
+    /// How many nodes have a part.
+    pub(super) fn instances(&self) -> u32 {
+        self.instances
     }
 
     /// Bytes that a reader of `bytes` has to make cross the link to home: nothing when all is
@@ -89,13 +102,26 @@ pub(super) struct Caches {
 }
 
 impl Caches {
-    /// The cache of a volume in a cluster.
-    pub(super) fn index(&mut self, cluster: u32, volume: VolumeIndex, policy: CachePolicy) -> u32 {
+    /// The cache of a volume in a cluster, if a part of it was ever there.
+    pub(super) fn find(&self, cluster: u32, volume: VolumeIndex) -> Option<u32> {
+        self.known.get(&(cluster, volume)).copied()
+    }
+
+    /// The cache of a volume in a cluster; if there is none yet, one with this link.
+    pub(super) fn index(
+        &mut self,
+        cluster: u32,
+        volume: VolumeIndex,
+        policy: CachePolicy,
+        link: u32,
+    ) -> u32 {
         *self.known.entry((cluster, volume)).or_insert_with(|| {
             self.all.push(Cache {
                 policy,
                 space_bytes: 0,
                 instances: 0,
+                link,
+                rate: 0,
                 resident_bytes: 0,
                 fetching_to: None,
                 waiting: Vec::new(),
@@ -115,9 +141,11 @@ mod tests {
 
     fn cache(policy: CachePolicy, shares: &[u64]) -> Cache {
         let mut caches = Caches::default();
-        let index = caches.index(0, VolumeIndex(0), policy);
+        let index = caches.index(0, VolumeIndex(0), policy, 0);
         let cache = caches.get(index);
-        shares.iter().for_each(|share| cache.add(*share));
+        for share in shares {
+            cache.add(*share, 1);
+        }
         cache.clone()
     }
 
@@ -140,8 +168,8 @@ mod tests {
         cache.fetched();
         assert_eq!(scan(&mut cache, 100), 0);
         assert_eq!(cache.at_peers(100), 50);
-        cache.remove(50);
-        cache.add(50);
+        cache.remove(50, 1);
+        cache.add(50, 1);
         assert_eq!(
             scan(&mut cache, 100),
             50,

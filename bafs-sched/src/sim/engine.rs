@@ -95,13 +95,14 @@ pub struct Simulation {
     pub(super) facts: VecDeque<Event>,
     actions: Vec<Action>,
     pub(super) nodes: Vec<Node>,
-    /// Each node's link and disk, then each cluster's link to home, then its peers altogether.
+    /// Each node's link and disk, then each cluster's link to home, then its peers altogether;
+    /// then those of the nodes that have parts of a cache, as caches come.
     pub(super) links: Vec<Link<Owner>>,
     /// The earliest time at which each link is looked at.
     looks: Vec<u64>,
     pub(super) clusters: usize,
-    /// For each cluster, whether fewer nodes store than compute.
-    pub(super) is_served_by_few: Vec<bool>,
+    /// For each cluster, how many nodes compute.
+    pub(super) computing: Vec<u32>,
     pub(super) caches: Caches,
     pub(super) executions: Vec<Execution>,
     pub(super) free: Vec<u32>,
@@ -134,7 +135,7 @@ impl Simulation {
             next: 0,
             facts: VecDeque::new(),
             actions: Vec::new(),
-            is_served_by_few: served_by_few(&scenario, &nodes, clusters.len()),
+            computing: computing(&scenario, &nodes, clusters.len()),
             nodes,
             looks: vec![u64::MAX; links.len()],
             links,
@@ -241,6 +242,19 @@ impl Simulation {
         let id = self.links[link as usize].start(self.now, bytes, owner);
         self.look_later(link);
         id
+    }
+
+    /// Adds a link without any rate yet, of which one flow can take what a node's link carries.
+    pub(super) fn add_link(&mut self, flow_rate_max: u64) -> u32 {
+        self.links.push(Link::new(0, flow_rate_max));
+        self.looks.push(u64::MAX);
+        self.links.len() as u32 - 1
+    }
+
+    pub(super) fn set_rate(&mut self, link: u32, rate: u64) {
+        self.links[link as usize].set_rate(self.now, rate);
+        self.looks[link as usize] = u64::MAX;
+        self.look_later(link);
     }
 
     pub(super) fn cut_flow(&mut self, link: u32, id: FlowId) {
@@ -373,14 +387,13 @@ fn links(scenario: &Scenario, nodes: &[Node], clusters: usize) -> Vec<Link<Owner
     links
 }
 
-fn served_by_few(scenario: &Scenario, nodes: &[Node], clusters: usize) -> Vec<bool> {
-    let mut surplus = vec![0i64; clusters];
+fn computing(scenario: &Scenario, nodes: &[Node], clusters: usize) -> Vec<u32> {
+    let mut computing = vec![0; clusters];
     for node in nodes {
         let class = &scenario.environment.nodes[node.class as usize];
-        surplus[node.cluster as usize] +=
-            i64::from(class.cpus > 0) - i64::from(class.storage_bytes > 0);
+        computing[node.cluster as usize] += u32::from(class.cpus > 0);
     }
-    surplus.into_iter().map(|surplus| surplus > 0).collect()
+    computing
 }
 
 fn empty_run() -> Run {

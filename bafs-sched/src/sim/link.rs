@@ -49,6 +49,12 @@ impl<T: Copy + Ord> Link<T> {
         }
     }
 
+    /// Gives the link another rate from now on.
+    pub(super) fn set_rate(&mut self, now: u64, rate: u64) {
+        self.advance(now);
+        self.rate = rate.max(1);
+    }
+
     /// Starts a flow.
     pub(super) fn start(&mut self, now: u64, bytes: u64, owner: T) -> FlowId {
         self.advance(now);

@@ -14,6 +14,7 @@ mod policy;
 mod random;
 mod record;
 mod serve;
+pub mod study;
 
 pub use canonical::workflow_of;
 pub use engine::{Simulation, Unwatched, Watch};

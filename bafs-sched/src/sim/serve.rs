@@ -119,8 +119,18 @@ impl Simulation {
         let cluster = self.nodes[node].cluster;
         match &self.scheduler.workflow().volume(volume).kind {
             VolumeKind::Cache { policy, .. } => {
-                let cache = self.caches.index(cluster, volume, *policy);
-                self.caches.get(cache).add(bytes);
+                let policy = *policy;
+                let local = self.local_rate(node);
+                let cache = match self.caches.find(cluster, volume) {
+                    Some(cache) => cache,
+                    None => {
+                        let link = self.add_link(local);
+                        self.caches.index(cluster, volume, policy, link)
+                    }
+                };
+                let cache = self.caches.get(cache);
+                let (link, rate) = (cache.link, cache.add(bytes, local));
+                self.set_rate(link, rate);
                 self.cache_bytes += bytes;
             }
             VolumeKind::Scratch { fill } => {
@@ -148,10 +158,13 @@ impl Simulation {
 
     fn forget_volume(&mut self, node: usize, id: VolumeId, volume: VolumeIndex, bytes: u64) {
         match &self.scheduler.workflow().volume(volume).kind {
-            VolumeKind::Cache { policy, .. } => {
-                let cluster = self.nodes[node].cluster;
-                let cache = self.caches.index(cluster, volume, *policy);
-                self.caches.get(cache).remove(bytes);
+            VolumeKind::Cache { .. } => {
+                let (cluster, local) = (self.nodes[node].cluster, self.local_rate(node));
+                if let Some(cache) = self.caches.find(cluster, volume) {
+                    let cache = self.caches.get(cache);
+                    let (link, rate) = (cache.link, cache.remove(bytes, local));
+                    self.set_rate(link, rate);
+                }
                 self.cache_bytes -= bytes;
             }
             VolumeKind::Scratch { .. } => self.scratch_bytes -= bytes,
@@ -242,20 +255,29 @@ impl Simulation {
         let mounted = execution.volumes[mount];
         let node = execution.node as usize;
         let spec = self.scheduler.workflow().volume(mounted.volume);
-        let VolumeKind::Cache { policy, .. } = &spec.kind else {
+        let is_cache = matches!(spec.kind, VolumeKind::Cache { .. });
+        let Some(server) = mounted.server.filter(|_| is_cache && bytes > 0) else {
             return self.transfer(at, mount, bytes);
         };
-        if mounted.server.is_none() || bytes == 0 {
-            return self.transfer(at, mount, bytes);
-        }
         if self.nodes[node].read_through_memory(mounted.volume, bytes) {
             return;
         }
         let cluster = self.nodes[node].cluster;
-        let index = self.caches.index(cluster, mounted.volume, *policy);
+        let Some(index) = self.caches.find(cluster, mounted.volume) else {
+            return self.transfer(at, mount, bytes);
+        };
         let generation = execution.generation;
+        let is_narrow = self.caches.get(index).instances() < self.computing[cluster as usize];
+        let is_own = self.node_at(server) == node;
         let cache = self.caches.get(index);
-        let (missing, from_peers) = (cache.missing(bytes), cache.at_peers(bytes));
+        let (missing, at_peers) = (cache.missing(bytes), cache.at_peers(bytes));
+        let link = if is_narrow {
+            cache.link
+        } else {
+            2 * node as u32
+        };
+        // A part on another node passes on what it has from its peers.
+        let from_peers = at_peers + if is_own { 0 } else { bytes };
         if cache.is_fetching() {
             cache.waiting.push((at, generation));
             self.executions[at as usize].waits += 1;
@@ -268,18 +290,17 @@ impl Simulation {
             0 => self.transfer_over(at, 2 * node as u32 + 1, bytes),
             _ => {
                 self.run.peer_bytes += u128::from(from_peers);
-                let link = self.link_to_peers(node, cluster);
                 self.transfer_over(at, link, from_peers);
             }
         }
     }
 
-    /// Where peers' blocks are slowest: at the reader, or, where few nodes store, at those.
-    fn link_to_peers(&self, node: usize, cluster: u32) -> u32 {
-        match self.is_served_by_few[cluster as usize] {
-            true => self.peers_link(cluster),
-            false => 2 * node as u32,
-        }
+    fn local_rate(&self, node: usize) -> u64 {
+        let environment = &self.scenario.environment;
+        let class = &environment.nodes[self.nodes[node].class as usize];
+        class
+            .local_bytes_per_s
+            .unwrap_or(environment.local_bytes_per_s)
     }
 
     /// Moves bytes between an execution and a scratch volume (or home, with remote I/O).
@@ -351,7 +372,8 @@ impl Simulation {
     }
 
     fn end(&mut self, at: u32) {
-        let id = self.executions[at as usize].id;
+        let Execution { id, started, .. } = self.executions[at as usize];
+        let wall_ms = (self.now - started) / 1_000;
         let is_lost = self.has_lost_volume(at);
         self.note_spell(at, !is_lost);
         self.clear(at);
@@ -361,7 +383,7 @@ impl Simulation {
         };
         self.facts.push_back(Event::JobEnded {
             execution: id,
-            report: report(outcome),
+            report: report(outcome, wall_ms),
         });
     }
 
@@ -402,7 +424,7 @@ impl Simulation {
         }
         self.note_spell(at, false);
         self.clear(at);
-        let report = report(JobOutcome::Killed);
+        let report = report(JobOutcome::Killed, 0);
         self.facts.push_back(Event::JobEnded {
             execution: id,
             report,
@@ -457,10 +479,10 @@ impl Simulation {
     }
 }
 
-fn report(outcome: JobOutcome) -> JobReport {
+fn report(outcome: JobOutcome, wall_ms: u64) -> JobReport {
     JobReport {
         outcome,
-        wall_ms: 0,
+        wall_ms,
         cpu_ms: 0,
         output_tail: String::new(),
         volumes: Vec::new(),

@@ -1,0 +1,307 @@
+//! Studies of how well the planner chooses: the thesis' sensitivity studies (its figures 4.20 to
+//! 4.28), workloads drawn at random, and the comparison of every strategy at one point. It neither
+//! runs points side by side nor prints.
+
+use serde::Serialize;
+
+use super::canonical::workflow_of;
+use super::engine::Simulation;
+use super::load::Load;
+use super::policy::{Policy, Scenario};
+use super::record::Stuck;
+use crate::dice::Dice;
+use crate::planner::{Canonical, Environment, Layout, NodeClass, Strategy, plan};
+
+const MB: f64 = 1e6;
+const GB: f64 = 1e9;
+/// Jobs of a random workload at most, so that a point takes a moment.
+const RANDOM_JOBS_MAX: u64 = 4_000;
+
+/// The quantity that a study varies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Varied {
+    /// Pipelines for each processor.
+    Width,
+    /// Jobs of a pipeline.
+    Depth,
+    /// A batch volume, in hundredths of the storage.
+    Batch,
+    /// A private volume, in hundredths of the storage.
+    Private,
+    /// Computing time of a job, in seconds.
+    Run,
+    /// Standard deviation of the computing time over its mean.
+    Variability,
+    /// The same with computing a thousand times as long.
+    LongVariability,
+    /// Rate of the link to home over that of the nodes' links.
+    HomeRate,
+    /// Failures of nodes in a day.
+    Failures,
+}
+
+/// One workload in one environment.
+#[derive(Debug, Clone)]
+pub struct Point {
+    /// Value of the quantity that is varied.
+    pub x: f64,
+    /// The workload.
+    pub canonical: Canonical,
+    /// The machines.
+    pub environment: Environment,
+}
+
+/// A strategy at one point.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Timed {
+    /// Which.
+    pub strategy: Strategy,
+    /// As the planner predicts, in seconds; nothing when it believes that it never ends.
+    pub predicted_s: Option<f64>,
+    /// As simulated, the mean over all seeds, in seconds.
+    pub simulated_s: f64,
+}
+
+/// Every possible strategy at one point, and the planner's choice.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Compared {
+    /// What the planner chooses.
+    pub chosen: Option<Strategy>,
+    /// The strategies that need no consent, in the order of the table.
+    pub timed: Vec<Timed>,
+}
+
+/// The thesis' environment: 50 nodes of one processor and 5 GB, 1 and 12 MB/s.
+pub fn thesis_environment() -> Environment {
+    Environment {
+        nodes: vec![NodeClass::new(50, 1, 5_000_000_000)],
+        home_bytes_per_s: 1_000_000,
+        local_bytes_per_s: 12_000_000,
+        mtbf_s: None,
+        restart_s: 60,
+    }
+}
+
+/// The thesis' three baseline workloads (its table 4.4), with their names.
+pub fn baselines() -> [(&'static str, Canonical); 3] {
+    let of = |batch_bytes, private_bytes| Canonical {
+        width: 350,
+        depth: 5,
+        batch_bytes,
+        private_bytes,
+        run_s: 5_000.0,
+        variability: 0.1,
+        layout: Layout::Chain,
+    };
+    [
+        ("batch", of(176_600_000_000, 203_600_000)),
+        ("private", of(30_000_000_000, 2_500_000_000)),
+        ("mixed", of(45_000_000_000, 500_000_000)),
+    ]
+}
+
+impl Varied {
+    /// All studies in the order of the thesis.
+    pub const EACH: [Self; 9] = [
+        Self::Width,
+        Self::Depth,
+        Self::Batch,
+        Self::Private,
+        Self::Run,
+        Self::Variability,
+        Self::LongVariability,
+        Self::HomeRate,
+        Self::Failures,
+    ];
+
+    /// A name without spaces.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Width => "width",
+            Self::Depth => "depth",
+            Self::Batch => "batch",
+            Self::Private => "private",
+            Self::Run => "run",
+            Self::Variability => "variability",
+            Self::LongVariability => "long-variability",
+            Self::HomeRate => "home-rate",
+            Self::Failures => "failures",
+        }
+    }
+
+    /// What is varied, with its unit.
+    pub fn axis(self) -> &'static str {
+        match self {
+            Self::Width => "pipelines for each processor",
+            Self::Depth => "jobs in a pipeline",
+            Self::Batch => "batch volume, % of the storage",
+            Self::Private => "private volume, % of the storage",
+            Self::Run => "computing of a job, s",
+            Self::Variability => "deviation of the computing time over its mean",
+            Self::LongVariability => "the same, computing 1000 times as long",
+            Self::HomeRate => "rate to home over rate of a node",
+            Self::Failures => "failures in a day",
+        }
+    }
+
+    /// Whether the axis is better logarithmic.
+    pub fn is_logarithmic(self) -> bool {
+        matches!(self, Self::Run | Self::HomeRate)
+    }
+
+    /// The `step`th of `steps` points with all else as in `base`.
+    pub fn point(self, base: &Canonical, step: u32, steps: u32) -> Point {
+        let mut point = Point {
+            x: 0.0,
+            canonical: base.clone(),
+            environment: thesis_environment(),
+        };
+        let (canonical, environment) = (&mut point.canonical, &mut point.environment);
+        let storage_bytes = environment.storage_bytes() as f64;
+        let part = f64::from(step + 1) / f64::from(steps);
+        let from_zero = f64::from(step) / f64::from(steps.max(2) - 1);
+        let between = |low: f64, high: f64| low * (high / low).powf(from_zero);
+        point.x = match self {
+            Self::Width => {
+                canonical.width = (1_000.0 * part).round().max(1.0) as u32;
+                f64::from(canonical.width) / environment.cpus() as f64
+            }
+            Self::Depth => {
+                canonical.depth = (20.0 * part).round().max(1.0) as u32;
+                f64::from(canonical.depth)
+            }
+            Self::Batch => {
+                canonical.batch_bytes = (0.96 * part * storage_bytes).round() as u64;
+                96.0 * part
+            }
+            Self::Private => {
+                canonical.private_bytes = (0.02 * part * storage_bytes).round() as u64;
+                2.0 * part
+            }
+            Self::Run => {
+                canonical.run_s = between(10.0, 1e6).round();
+                canonical.run_s
+            }
+            Self::Variability | Self::LongVariability => {
+                canonical.variability = 1.9 * from_zero;
+                if self == Self::LongVariability {
+                    canonical.run_s *= 1_000.0;
+                }
+                canonical.variability
+            }
+            Self::HomeRate => {
+                let local = environment.local_bytes_per_s as f64;
+                environment.home_bytes_per_s = (local * between(0.005, 2.0)).round() as u64;
+                environment.home_bytes_per_s as f64 / local
+            }
+            Self::Failures => {
+                let in_a_day = 4.0 * from_zero;
+                environment.mtbf_s = (in_a_day > 0.0).then(|| (86_400.0 / in_a_day) as u64);
+                in_a_day
+            }
+        };
+        point
+    }
+}
+
+/// A workload and machines drawn at random. The same seed gives the same.
+pub fn random_point(seed: u64) -> Point {
+    let mut dice = Dice::new(seed ^ 0x7e57);
+    let mut between = |low: f64, high: f64| {
+        let part = dice.below(1 << 32) as f64 / f64::from(u32::MAX);
+        low * (high / low).powf(part)
+    };
+    let nodes = between(8.0, 100.0).round() as u32;
+    let node_bytes = between(GB, 50.0 * GB).round();
+    let storage_bytes = f64::from(nodes) * node_bytes;
+    let local = between(10.0 * MB, 120.0 * MB).round();
+    let depth = between(1.0, 12.0).round() as u32;
+    let most = (RANDOM_JOBS_MAX / u64::from(depth)).min(1_000) as f64;
+    let environment = Environment {
+        nodes: vec![NodeClass::new(nodes, 1, node_bytes as u64)],
+        home_bytes_per_s: (local * between(0.01, 1.0)).round() as u64,
+        local_bytes_per_s: local as u64,
+        mtbf_s: None,
+        restart_s: 60,
+    };
+    let canonical = Canonical {
+        width: between(10.0, most).round() as u32,
+        depth,
+        batch_bytes: (storage_bytes * between(0.01, 0.9)).round() as u64,
+        private_bytes: (storage_bytes * between(0.000_3, 0.02)).min(node_bytes) as u64,
+        run_s: between(50.0, 50_000.0).round(),
+        variability: between(0.01, 1.0),
+        layout: Layout::Chain,
+    };
+    Point {
+        x: seed as f64,
+        canonical,
+        environment,
+    }
+}
+
+/// Simulates every strategy that is possible at a point, `seeds` times each.
+///
+/// # Errors
+/// When a simulated run does not end as it should: a defect.
+pub fn compare(point: &Point, seeds: u64) -> Result<Compared, Stuck> {
+    let shape = point.canonical.shape();
+    let plan = plan(shape, &point.environment);
+    let chosen = plan.choice.map(|choice| choice.strategy);
+    let possible = plan.candidates.into_iter().filter(|candidate| {
+        let allocation = &candidate.allocation;
+        allocation.is_possible() && allocation.strategy != Strategy::Remote
+    });
+    let workflow = workflow_of(&point.canonical);
+    let mut timed = Vec::new();
+    for candidate in possible {
+        let strategy = candidate.allocation.strategy;
+        let mut sum_s = 0.0;
+        for seed in 0..seeds {
+            let scenario = Scenario {
+                environment: point.environment.clone(),
+                policy: Policy::Strategy(strategy),
+                load: Load::Declared {
+                    variability_ppm: (point.canonical.variability * 1e6).round() as u64,
+                },
+                seed: seed + 1,
+                is_recorded: false,
+            };
+            let run = Simulation::new(workflow.clone(), scenario).run()?;
+            if !run.is_complete() {
+                return Err(Stuck(format!("{strategy}, seed {seed}: {:?}", run.outcome)));
+            }
+            sum_s += run.seconds();
+        }
+        timed.push(Timed {
+            strategy,
+            predicted_s: candidate.predicted_s,
+            simulated_s: sum_s / seeds.max(1) as f64,
+        });
+    }
+    Ok(Compared { chosen, timed })
+}
+
+impl Compared {
+    /// The strategy that is fastest in the simulation.
+    pub fn best(&self) -> Option<Timed> {
+        let by_time = |a: &&Timed, b: &&Timed| a.simulated_s.total_cmp(&b.simulated_s);
+        self.timed.iter().min_by(by_time).copied()
+    }
+
+    /// The strategy that is slowest in the simulation.
+    pub fn worst(&self) -> Option<Timed> {
+        let by_time = |a: &&Timed, b: &&Timed| a.simulated_s.total_cmp(&b.simulated_s);
+        self.timed.iter().max_by(by_time).copied()
+    }
+
+    /// Simulated time of the chosen strategy over that of the best; nothing without a choice.
+    pub fn regret(&self) -> Option<f64> {
+        let chosen = self
+            .timed
+            .iter()
+            .find(|t| Some(t.strategy) == self.chosen)?;
+        Some(chosen.simulated_s / self.best()?.simulated_s)
+    }
+}
