@@ -26,6 +26,12 @@ const NANOSECONDS: i64 = 1_000_000_000;
 /// Questions about single files under way at once: fills a wide-area link without a flood.
 const STATS_MAX: usize = 16;
 
+/// Characters of what a server says that are passed on.
+const SAID_CHARACTERS_MAX: usize = 600;
+
+const REFUSED: &str =
+    "permission refused; check the credentials in the node's homes.toml and the path";
+
 /// A service with its name for messages.
 struct Objects {
     operator: Operator,
@@ -122,21 +128,26 @@ fn fraction(etag: &str) -> i64 {
 
 /// What a failed request means to the caller.
 fn fault(address: &str, path: &str, error: &opendal::Error) -> Error {
+    // The context names the status, and the answer itself may be a whole page.
+    let said: String = error
+        .to_string()
+        .chars()
+        .take(SAID_CHARACTERS_MAX)
+        .collect();
+    let is_login = said.contains("status: 401");
     let (code, why) = match error.kind() {
         ErrorKind::NotFound => (ErrorCode::NotFound, "there is no such file"),
-        ErrorKind::PermissionDenied => (
-            ErrorCode::RightMissing,
-            "permission refused; check the credentials in the node's homes.toml",
-        ),
+        ErrorKind::PermissionDenied => (ErrorCode::RightMissing, REFUSED),
+        _ if is_login => (ErrorCode::RightMissing, REFUSED),
         ErrorKind::ConfigInvalid => (ErrorCode::Malformed, "the settings make no sense"),
         ErrorKind::RateLimited => (ErrorCode::Busy, "it wants fewer requests"),
         ErrorKind::ConditionNotMatch | ErrorKind::Conflict => {
             (ErrorCode::Conflict, "somebody else changed it")
         }
         _ if error.is_temporary() => (ErrorCode::Unreachable, "it does not answer as it should"),
-        _ => (ErrorCode::ServerFault, "it refused"),
+        _ => (ErrorCode::Unsupported, "it does not do that"),
     };
-    Error::new(code, format!("{address}, '{path}': {why} ({error})"))
+    Error::new(code, format!("{address}, '{path}': {why} ({said})"))
 }
 
 #[cfg(test)]

@@ -64,6 +64,7 @@ async fn a_server_with_the_newer_commands_is_read_and_written() {
     let out = root.path().join("out/deep");
     assert!(std::fs::read(out.join("result")).expect("result") == result);
     assert_eq!(std::fs::read_dir(&out).expect("directory").count(), 1);
+    stage.resumes(&address, (root.path(), "")).await;
     stage.volume_with(12, "nothing", b"").await;
     let target = (address.as_str(), "nothing");
     let receipt = stage.extract(3, (12, "nothing"), target).await;

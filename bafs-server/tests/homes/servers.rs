@@ -68,11 +68,13 @@ pub(crate) fn nginx(root: &Path) -> Server {
            uwsgi_temp_path {own}/4; scgi_temp_path {own}/5;
            server {{
              listen 127.0.0.1:{port}; root {};
-             location /private/ {{ return 403; }}
+             location /private/ {{ auth_basic x; auth_basic_user_file {own}/users; }}
+             location /closed/ {{ return 403; }}
            }}
          }}",
         root.display()
     );
+    std::fs::write(directory.path().join("users"), "me:{PLAIN}hush\n").expect("users");
     let file = directory.path().join("nginx.conf");
     std::fs::write(&file, configuration).expect("configuration");
     let mut command = Command::new("nginx");

@@ -63,6 +63,8 @@ async fn a_host_behind_ssh_fills_volumes_and_is_cached_and_takes_results() {
         .permissions()
         .mode();
     assert_eq!(mode & 0o777, 0o644);
+    let at = format!("{}/", path(root, "in"));
+    stage.resumes(&address, (&root.join("in"), &at)).await;
     stage.volume_with(4, "nothing", b"").await;
     let target = path(root, "out/nothing");
     let receipt = stage.extract(3, (4, "nothing"), (&address, &target)).await;

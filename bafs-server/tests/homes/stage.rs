@@ -1,7 +1,7 @@
 //! A node with its store, and what tests of every kind of home ask of it.
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bafs_proto::hash::Digest;
@@ -16,7 +16,7 @@ use bafs_server::homes::HomeSettings;
 use bafs_server::node::Node;
 use bytes::Bytes;
 
-use crate::storage_world::{World, spec};
+use crate::storage_world::{World, noise, spec};
 
 pub(crate) const NODE: &str = "node:1";
 
@@ -131,6 +131,30 @@ impl Stage {
             home_token: self.world.token.clone(),
         };
         self.world.call(NODE, call).await
+    }
+
+    /// Extractions that find a part of an upload, `directory` being where `at` is for the server: a
+    /// right part is gone on with, a wrong or overlong one is replaced.
+    pub(crate) async fn resumes(&self, address: &str, (directory, at): (&Path, &str)) {
+        let content = noise(2_500_000, 9);
+        self.volume_with(90, "result", &content).await;
+        let parts = [
+            &content[..1_500_000],
+            b"something else",
+            &noise(3_000_000, 1),
+        ];
+        for (extract, part) in (90..).zip(parts) {
+            let upload = directory.join(format!(".bafs-put-{}", ExtractId(extract)));
+            std::fs::write(&upload, part).expect("part");
+            let target = format!("{at}result");
+            let receipt = self
+                .extract(extract, (90, "result"), (address, &target))
+                .await;
+            assert_eq!(receipt.expect("extract").digest, Digest::of(&content));
+            assert!(std::fs::read(directory.join("result")).expect("result") == content);
+            assert!(!upload.exists());
+            std::fs::remove_file(directory.join("result")).expect("result");
+        }
     }
 
     /// Scratch volume `id` with a file in it.

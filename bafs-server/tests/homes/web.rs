@@ -1,4 +1,7 @@
-//! Homes behind a web server: nginx.
+//! Homes behind a web server: nginx, and small ones with bad habits.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
 
 use bafs_proto::ErrorCode;
 
@@ -7,23 +10,124 @@ use crate::stage::{Stage, says};
 use crate::storage_world::noise;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_of_a_web_server_fills_volumes_and_is_cached() {
+async fn files_of_a_web_server_fill_volumes_and_are_cached() {
     let root = tempfile::tempdir().expect("root");
-    let content = noise(700_001, 1);
-    std::fs::create_dir(root.path().join("d")).expect("directory");
-    std::fs::write(root.path().join("d/a file"), &content).expect("file");
+    let (large, small) = (noise(700_001, 1), noise(1_000, 2));
+    let put = |path: &str, content: &[u8]| {
+        let path = root.path().join(path);
+        std::fs::create_dir_all(path.parent().expect("parent")).expect("directory");
+        std::fs::write(path, content).expect("file");
+    };
+    put("d/a file", &large);
+    put("d/sub/small", &small);
+    put("d/unlisted", b"x");
+    put(
+        "d/bafs.list",
+        b"# what `find . -type f` says\n./a file\n./sub/small\n",
+    );
     let nginx = nginx(root.path());
     let address = format!("http://127.0.0.1:{}", nginx.port);
     let stage = Stage::new("").await;
 
+    // One file, and those of a list.
     let tree = stage.fill(1, &address, "d/a file").await.expect("fill");
-    assert_eq!(std::fs::read(tree.join("a file")).expect("file"), content);
-    stage.cache(2, &address, "d/a file").await.expect("cache");
-    assert_eq!(stage.read(2, "a file").await.expect("read"), content);
+    assert!(std::fs::read(tree.join("a file")).expect("file") == large);
+    let tree = stage.fill(2, &address, "d").await.expect("fill");
+    assert!(std::fs::read(tree.join("a file")).expect("file") == large);
+    assert_eq!(std::fs::read(tree.join("sub/small")).expect("file"), small);
+    assert_eq!(std::fs::read_dir(&tree).expect("directory").count(), 2);
+    stage.cache(3, &address, "d").await.expect("cache");
+    assert!(stage.read(3, "a file").await.expect("read") == large);
 
-    let missing = stage.fill(3, &address, "d/nothing").await;
+    put("d/sub/small", &noise(1_000, 3));
+    // The same size; nginx makes its ETag of the time in seconds and the size.
+    let other = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+    let file = std::fs::File::options()
+        .write(true)
+        .open(root.path().join("d/sub/small"));
+    file.expect("file").set_modified(other).expect("time");
+    let changed = stage.read(3, "sub/small").await;
+    assert_eq!(says(changed, &["sub/small"]).code, ErrorCode::SourceChanged);
+    std::fs::remove_file(root.path().join("d/sub/small")).expect("file");
+    let gone = stage.read(3, "sub/small").await;
+    assert_eq!(says(gone, &["is gone"]).code, ErrorCode::SourceChanged);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_web_server_says_what_is_wrong() {
+    let root = tempfile::tempdir().expect("root");
+    for directory in ["private", "d"] {
+        std::fs::create_dir(root.path().join(directory)).expect("directory");
+    }
+    std::fs::write(root.path().join("private/a"), b"secret").expect("file");
+    let nginx = nginx(root.path());
+    let address = format!("http://127.0.0.1:{}", nginx.port);
+    let login = |password: &str| {
+        format!("[[home]]\nurl = \"{address}\"\nuser = \"me\"\npassword = \"{password}\"\n")
+    };
+    let stage = Stage::new("").await;
+    let missing = stage.fill(1, &address, "d/nothing").await;
+    let missing = says(missing, &["d/nothing", "no such file", "bafs.list"]);
+    assert_eq!(missing.code, ErrorCode::NotFound);
+    for (id, path) in [(2, "private/a"), (3, "closed/a")] {
+        let refused = stage.fill(id, &address, path).await;
+        let refused = says(refused, &[path, "permission refused", "homes.toml"]);
+        assert_eq!(refused.code, ErrorCode::RightMissing);
+    }
+    stage.volume_with(4, "a", b"a").await;
+    let refused = stage.extract(1, (4, "a"), (&address, "d/a")).await;
+    let refused = says(refused, &["takes no files", "sftp"]);
+    assert_eq!(refused.code, ErrorCode::Unsupported);
+
+    let stage = Stage::new(&login("wrong")).await;
+    let refused = stage.fill(1, &address, "private/a").await;
     assert_eq!(
-        says(missing, &["d/nothing", "no such file", "bafs.list"]).code,
-        ErrorCode::NotFound
+        says(refused, &["permission refused"]).code,
+        ErrorCode::RightMissing
     );
+    let stage = Stage::new(&login("hush")).await;
+    let tree = stage.fill(1, &address, "private/a").await.expect("fill");
+    assert_eq!(std::fs::read(tree.join("a")).expect("file"), b"secret");
+}
+
+/// A web server that answers everything with `head` and 300,000 bytes.
+fn careless(head: &'static str) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let mut lines = BufReader::new(stream.try_clone().expect("stream")).lines();
+            let request = lines.next().and_then(Result::ok).unwrap_or_default();
+            while lines
+                .next()
+                .is_some_and(|line| line.is_ok_and(|line| !line.is_empty()))
+            {}
+            if request.contains("bafs.list") {
+                let _ = stream.write_all(b"HTTP/1.1 404 no\r\ncontent-length: 0\r\n\r\n");
+                continue;
+            }
+            let length = "content-length: 300000\r\nconnection: close\r\n";
+            let _ = stream.write_all(format!("HTTP/1.1 200 OK\r\n{length}{head}\r\n").as_bytes());
+            if !request.starts_with("HEAD") {
+                let _ = stream.write_all(&vec![7; 300_000]);
+            }
+        }
+    });
+    port
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn servers_that_cannot_be_guarded_or_asked_for_ranges_are_refused() {
+    let stage = Stage::new("").await;
+    let address = format!("http://127.0.0.1:{}", careless(""));
+    let unguarded = stage.fill(1, &address, "a").await;
+    let unguarded = says(unguarded, &["neither ETag nor Last-Modified"]);
+    assert_eq!(unguarded.code, ErrorCode::Unsupported);
+
+    let address = format!("http://127.0.0.1:{}", careless("etag: \"x\"\r\n"));
+    stage.cache(2, &address, "a").await.expect("cache");
+    let whole = stage.read(2, "a").await;
+    let whole = says(whole, &["cannot serve ranges"]);
+    assert_eq!(whole.code, ErrorCode::Unsupported);
 }
