@@ -9,6 +9,7 @@ mod cache;
 mod datapath;
 pub mod machine;
 pub mod measure;
+pub mod nohang;
 pub mod options;
 pub mod report;
 
@@ -40,6 +41,11 @@ pub const ALL: &[Benchmark] = &[
         about: "what a program gets of a volume, beside the wire and other file systems",
         run: datapath::run,
     },
+    Benchmark {
+        name: "nohang",
+        about: "programs while servers, links, disks and agents fail: nothing hangs or is left",
+        run: nohang::run,
+    },
 ];
 
 /// Does what the command line says.
@@ -59,6 +65,9 @@ pub fn main(arguments: &[String]) -> Result<()> {
         [part, rest @ ..] if part == datapath::WIRE_PROCESS => datapath::wire_process(rest),
         [part, rest @ ..] if part == datapath::DELAY_PROCESS => datapath::delay_process(rest),
         [name, rest @ ..] => {
+            if let Some(ended) = nohang::tool(name, rest) {
+                return ended;
+            }
             let benchmark = ALL.iter().find(|benchmark| benchmark.name == name);
             let benchmark = benchmark.with_context(|| format!("no benchmark '{name}'"))?;
             let options = Options::parse(rest)?;

@@ -1,0 +1,189 @@
+//! What goes wrong, and how it is put right again, in a name space of its own.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::Signal;
+
+use super::case::Running;
+use crate::World;
+
+/// The node that holds all volumes.
+const NODE: &str = "n1";
+
+/// Size of the disk that gets full.
+const SMALL_DISK: &str = "size=256m";
+
+/// What goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The server is stopped (SIGSTOP), and stays so.
+    ServerStop,
+    /// The server is killed (SIGKILL), and stays away.
+    ServerKill,
+    /// The server is killed and started again at once.
+    ServerRestart,
+    /// No packet goes between agents and server any more.
+    LinkCut,
+    /// Somebody else fills the server's disk.
+    DiskFull,
+    /// The agent is killed (SIGKILL).
+    AgentKill,
+    /// The agent is stopped (SIGSTOP).
+    AgentStop,
+}
+
+impl Fault {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::ServerStop,
+        Self::ServerKill,
+        Self::ServerRestart,
+        Self::LinkCut,
+        Self::DiskFull,
+        Self::AgentKill,
+        Self::AgentStop,
+    ];
+
+    /// Its name, for tables and `--only`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ServerStop => "server-stop",
+            Self::ServerKill => "server-kill",
+            Self::ServerRestart => "server-restart",
+            Self::LinkCut => "link-cut",
+            Self::DiskFull => "disk-full",
+            Self::AgentKill => "agent-kill",
+            Self::AgentStop => "agent-stop",
+        }
+    }
+
+    /// Whether programs may go on for good once it has happened, so that nobody need wait.
+    pub(super) fn passes(self) -> bool {
+        matches!(self, Self::ServerRestart | Self::DiskFull)
+    }
+
+    /// What must be there before anything runs.
+    pub(super) fn prepare(self, world: &mut World) -> Result<()> {
+        if self != Self::DiskFull {
+            return Ok(());
+        }
+        world.cluster.kill(NODE)?;
+        let store = store(world);
+        std::fs::remove_dir_all(&store)?;
+        std::fs::create_dir(&store)?;
+        let nothing = MsFlags::empty();
+        mount(
+            Some("tmpfs"),
+            &store,
+            Some("tmpfs"),
+            nothing,
+            Some(SMALL_DISK),
+        )?;
+        world.cluster.restart(NODE)
+    }
+
+    /// Makes it happen.
+    pub(super) fn happen(self, world: &mut World, running: &[Running]) -> Result<()> {
+        match self {
+            Self::ServerStop => world.cluster.signal(NODE, Signal::SIGSTOP),
+            Self::ServerKill => world.cluster.kill(NODE),
+            Self::ServerRestart => {
+                world.cluster.kill(NODE)?;
+                world.cluster.restart(NODE)
+            }
+            Self::LinkCut => cut(world.cluster.address(NODE)),
+            Self::DiskFull => fill(&filler(world)),
+            Self::AgentKill => running.iter().try_for_each(|it| it.signal(Signal::SIGKILL)),
+            Self::AgentStop => running.iter().try_for_each(|it| it.signal(Signal::SIGSTOP)),
+        }
+    }
+
+    /// Puts right what can be put right.
+    pub(super) fn heal(self, world: &mut World) -> Result<()> {
+        match self {
+            Self::ServerStop => world.cluster.signal(NODE, Signal::SIGCONT),
+            Self::ServerKill => world.cluster.restart(NODE),
+            Self::LinkCut => nft(&["delete", "table", "inet", "cut"]),
+            Self::DiskFull => Ok(std::fs::remove_file(filler(world))?),
+            Self::ServerRestart | Self::AgentKill | Self::AgentStop => Ok(()),
+        }
+    }
+
+    /// Takes away what [`Self::prepare`] made.
+    pub(super) fn clear(self, world: &World) -> Result<()> {
+        if self == Self::DiskFull {
+            umount2(&store(world), MntFlags::MNT_DETACH)?;
+        }
+        Ok(())
+    }
+}
+
+/// Gives this thread, and what it starts, a network and a table of mounts of its own.
+pub(super) fn live_apart() -> Result<()> {
+    unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)?;
+    let nothing: Option<&str> = None;
+    mount(
+        nothing,
+        "/",
+        nothing,
+        MsFlags::MS_REC | MsFlags::MS_PRIVATE,
+        nothing,
+    )?;
+    run("ip", &["link", "set", "lo", "up"])
+}
+
+/// Has agents that come now take the way over the network.
+pub(super) fn close_door(world: &World) -> Result<()> {
+    let door = store(world).join(bafs_proto::door::DOOR_NAME);
+    std::fs::remove_file(&door).with_context(|| door.display().to_string())
+}
+
+fn store(world: &World) -> PathBuf {
+    world.cluster.directory().join(NODE)
+}
+
+fn filler(world: &World) -> PathBuf {
+    store(world).join("filler")
+}
+
+/// No packet to or from the server arrives any more.
+fn cut(address: &str) -> Result<()> {
+    let port = address
+        .rsplit(':')
+        .next()
+        .context("an address has a port")?;
+    let rules = format!(
+        "table inet cut {{ chain arriving {{ type filter hook input priority 0; \
+         udp dport {port} drop; udp sport {port} drop; }} }}"
+    );
+    nft(&[&rules])
+}
+
+fn nft(arguments: &[&str]) -> Result<()> {
+    run("nft", arguments)
+}
+
+fn run(program: &str, arguments: &[&str]) -> Result<()> {
+    let output = Command::new(program).args(arguments).output();
+    let output = output.with_context(|| format!("{program} does not start"))?;
+    ensure!(
+        output.status.success(),
+        "{program}: {}",
+        crate::said(&output)
+    );
+    Ok(())
+}
+
+fn fill(path: &Path) -> Result<()> {
+    let mut file = File::create(path)?;
+    for size in [1 << 20, 4096, 1] {
+        while file.write_all(&vec![0; size]).is_ok() {}
+    }
+    Ok(())
+}

@@ -1,0 +1,270 @@
+//! The program that meets the faults: it works on a directory call by call, and notes in a file on
+//! the host what it is at, so that others see what it sees. Knows nothing of volumes.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, IntoRawFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use nix::time::{ClockId, clock_gettime};
+
+use crate::content::Content;
+use crate::dice::Dice;
+use crate::stage::FILE;
+
+/// What the command line of the benchmarks calls it.
+pub const PROBE: &str = "nohang-probe";
+
+/// As [`PROBE`], for the one that looks afterwards.
+pub const CHECK: &str = "nohang-check";
+
+/// The file that grows on a scratch volume, in records of this size.
+const LOG: &str = "log";
+const RECORD_BYTES: usize = 4096;
+const RECORDS_AT_ONCE: u64 = 8;
+
+/// Every so many rounds there is an fsync, and names change.
+const ROUNDS: u64 = 4;
+
+/// What a cache volume shows.
+pub(super) const SET_BYTES: usize = 8 << 20;
+const SET_SEED: u64 = 77;
+const READ_BYTES: u64 = 64 << 10;
+
+/// Pause between two rounds: others want to work as well.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// What a program works on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Work {
+    Scratch,
+    Cache,
+}
+
+impl Work {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Scratch => "scratch",
+            Self::Cache => "cache",
+        }
+    }
+}
+
+/// What a probe tells: where it is, and what it met.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct State {
+    /// Records that are in a file which was closed, or synced: nothing may lose them.
+    pub(super) kept: u64,
+    /// Calls that returned.
+    pub(super) calls: u64,
+    /// When the call under way began, in nanoseconds of the machine's clock; 0 without one.
+    pub(super) began_ns: u64,
+    /// The longest call so far.
+    pub(super) longest_ns: u64,
+    /// The error that ended it; 0 without one.
+    pub(super) errno: u64,
+    /// Bytes that it read and that were wrong.
+    pub(super) wrong_bytes: u64,
+}
+
+impl State {
+    /// What a probe said last; nothing before it began.
+    pub(super) fn read(path: &Path) -> Self {
+        let mut bytes = [0; 48];
+        let read = File::open(path).and_then(|file| file.read_exact_at(&mut bytes, 0));
+        if read.is_err() {
+            return Self::default();
+        }
+        let mut numbers = bytes.chunks_exact(8).map(|eight| {
+            let mut number = [0; 8];
+            number.copy_from_slice(eight);
+            u64::from_le_bytes(number)
+        });
+        let mut next = || numbers.next().unwrap_or(0);
+        Self {
+            kept: next(),
+            calls: next(),
+            began_ns: next(),
+            longest_ns: next(),
+            errno: next(),
+            wrong_bytes: next(),
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let numbers = [
+            self.kept,
+            self.calls,
+            self.began_ns,
+            self.longest_ns,
+            self.errno,
+            self.wrong_bytes,
+        ];
+        numbers.iter().flat_map(|n| n.to_le_bytes()).collect()
+    }
+}
+
+/// The machine's clock, the same in each process: nanoseconds.
+pub(super) fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from);
+    now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// What home has for cache volumes.
+pub(super) fn set() -> Content {
+    Content::new(SET_SEED, SET_BYTES)
+}
+
+/// `nohang-probe KIND DIRECTORY STATE`: works until an error, or a signal, ends it.
+pub(super) fn probe(arguments: &[String]) -> Result<()> {
+    let (work, directory, state) = parse(arguments)?;
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(state)?;
+    let mut probe = Probe {
+        directory,
+        told: file,
+        state: State::default(),
+        dice: Dice::new(u64::from(std::process::id())),
+    };
+    let ended = match work {
+        Work::Scratch => probe.write_for_ever(),
+        Work::Cache => probe.read_for_ever(),
+    };
+    let error = ended.err().context("it goes on for ever")?;
+    probe.state.errno = u64::from(error.raw_os_error().unwrap_or(255).unsigned_abs());
+    probe.tell();
+    Err(error.into())
+}
+
+/// `nohang-check KIND DIRECTORY STATE`: prints how many bytes of what a probe had kept are wrong.
+pub(super) fn check(arguments: &[String]) -> Result<()> {
+    let (_, directory, state) = parse(arguments)?;
+    let state = State::read(&state);
+    let log = fs::read(directory.join(LOG)).unwrap_or_default();
+    let mut wrong = (state.kept as usize * RECORD_BYTES).saturating_sub(log.len());
+    for (index, found) in log.chunks(RECORD_BYTES).enumerate() {
+        let is_kept = (index as u64) < state.kept;
+        let expected = record(index as u64);
+        // The rest may be missing, or cut anywhere; nothing else may stand in its place.
+        let is_right =
+            found == &expected[..found.len()] || (!is_kept && found.iter().all(|b| *b == 0));
+        wrong += if is_right { 0 } else { found.len() };
+    }
+    println!("{wrong}");
+    Ok(())
+}
+
+fn parse(arguments: &[String]) -> Result<(Work, PathBuf, PathBuf)> {
+    ensure!(arguments.len() == 3, "a probe needs KIND DIRECTORY STATE");
+    let work = match arguments[0].as_str() {
+        "scratch" => Work::Scratch,
+        _ => Work::Cache,
+    };
+    Ok((work, (&arguments[1]).into(), (&arguments[2]).into()))
+}
+
+fn record(index: u64) -> Vec<u8> {
+    Content::new(index + 1, RECORD_BYTES).bytes().to_vec()
+}
+
+struct Probe {
+    directory: PathBuf,
+    told: File,
+    state: State,
+    dice: Dice,
+}
+
+impl Probe {
+    fn write_for_ever(&mut self) -> io::Result<()> {
+        let log = self.directory.join(LOG);
+        for round in 0.. {
+            let first = self.state.kept;
+            let records: Vec<u8> = (first..first + RECORDS_AT_ONCE).flat_map(record).collect();
+            let mut options = OpenOptions::new();
+            options.create(true).append(true);
+            let mut file = self.call(|| options.open(&log))?;
+            self.call(|| file.write_all(&records))?;
+            if round % ROUNDS == 0 {
+                self.call(|| file.sync_all())?;
+            }
+            self.call(|| close(file))?;
+            self.state.kept += RECORDS_AT_ONCE;
+            let at = self.dice.below(self.state.kept);
+            let found = self.read(&log, at * RECORD_BYTES as u64, RECORD_BYTES)?;
+            self.state.wrong_bytes += different(&found, &record(at));
+            if round % ROUNDS == 0 {
+                self.change_names(round)?;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    fn change_names(&mut self, round: u64) -> io::Result<()> {
+        let path = |name: &str| self.directory.join(OsStr::new(name));
+        let (one, two) = (path(&format!("one-{round}")), path("two"));
+        let mut file = self.call(|| File::create(&one))?;
+        self.call(|| file.write_all(b"one"))?;
+        self.call(|| close(file))?;
+        self.call(|| fs::rename(&one, &two))?;
+        self.call(|| fs::remove_file(&two))
+    }
+
+    fn read_for_ever(&mut self) -> io::Result<()> {
+        let path = self.directory.join(FILE);
+        let set = set();
+        loop {
+            let at = self.dice.below(SET_BYTES as u64 - READ_BYTES);
+            let found = self.read(&path, at, READ_BYTES as usize)?;
+            self.state.wrong_bytes += set.wrong_bytes(at, &found);
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Reads past what the kernel keeps: it shall ask.
+    fn read(&mut self, path: &Path, at: u64, length: usize) -> io::Result<Vec<u8>> {
+        let file = self.call(|| File::open(path))?;
+        // Advice: what is not clean stays, and is as good.
+        let _ = posix_fadvise(file.as_fd(), 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
+        let mut found = vec![0; length];
+        self.call(|| file.read_exact_at(&mut found, at))?;
+        self.call(|| close(file))?;
+        Ok(found)
+    }
+
+    /// One call, which may take long.
+    fn call<T>(&mut self, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        self.state.began_ns = now_ns();
+        self.tell();
+        let result = call();
+        let took = now_ns().saturating_sub(self.state.began_ns);
+        self.state.began_ns = 0;
+        self.state.calls += 1;
+        self.state.longest_ns = self.state.longest_ns.max(took);
+        self.tell();
+        result
+    }
+
+    fn tell(&self) {
+        // The host's own disk; should that fail, whoever watches sees a probe that stands still.
+        let _ = self.told.write_all_at(&self.state.bytes(), 0);
+    }
+}
+
+/// Errors of `close` are errors.
+fn close(file: File) -> io::Result<()> {
+    nix::unistd::close(file.into_raw_fd()).map_err(io::Error::from)
+}
+
+fn different(found: &[u8], expected: &[u8]) -> u64 {
+    let pairs = found.iter().zip(expected);
+    pairs.filter(|(a, b)| a != b).count() as u64
+}
