@@ -49,6 +49,10 @@ pub(crate) const DOOR_OPEN_MS: u64 = 5_000;
 /// Time for the answer to a request at the door, in milliseconds.
 pub(crate) const DOOR_CALL_MS: u64 = 10_000;
 
+/// Time for a node to give a whole file, in milliseconds: whoever opens the file waits for it, and
+/// can do without.
+pub(crate) const DOOR_HOLD_MS: u64 = 1_000;
+
 /// Forgotten references that are sent in one batch.
 pub(crate) const FORGETS_MAX: usize = 1_024;
 

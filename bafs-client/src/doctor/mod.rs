@@ -1,6 +1,7 @@
 //! What a host has, lacks, and has left over from killed processes. It never waits for a file
 //! system that may hang: mounts are read from the kernel's table, and touched by a child only.
 
+pub(crate) mod connections;
 pub mod mounts;
 
 use std::fs;

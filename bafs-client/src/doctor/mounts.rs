@@ -11,7 +11,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 
-use super::CONNECTIONS;
+use super::connections;
 use crate::clock;
 use crate::limits;
 use crate::logic::mount_table::{self, MountEntry};
@@ -82,7 +82,7 @@ pub fn health(mount: &MountEntry) -> Health {
         Some(0) => Health::Alive,
         Some(DEAD) => Health::Dead,
         _ => Health::Silent {
-            waiting: waiting(mount),
+            waiting: connections::waiting(mount.device.1),
         },
     }
 }
@@ -112,13 +112,6 @@ fn wait_a_little(mut child: Child) -> Option<i32> {
     None
 }
 
-/// Calls that wait for an answer on the mount's connection.
-fn waiting(mount: &MountEntry) -> Option<u64> {
-    let path = Path::new(CONNECTIONS).join(mount.device.1.to_string());
-    let text = fs::read_to_string(path.join("waiting")).ok()?;
-    text.trim().parse().ok()
-}
-
 /// Takes a mount away, whoever uses it and whether or not anybody serves it, and has the kernel
 /// fail what waits for it. Waits for nothing.
 pub fn take_away(mount: &MountEntry) {
@@ -127,9 +120,8 @@ pub fn take_away(mount: &MountEntry) {
         Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
         Err(_) => ask_fusermount(&mount.point),
     }
-    let path = Path::new(CONNECTIONS).join(mount.device.1.to_string());
     // Only root may; then the end of the last descriptor does the same.
-    let _ = fs::write(path.join("abort"), "1");
+    let _ = connections::abort(mount.device.1);
 }
 
 /// An ordinary user's way.

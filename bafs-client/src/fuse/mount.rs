@@ -21,6 +21,7 @@ use thiserror::Error;
 
 use super::bridge::Bridge;
 use crate::clock;
+use crate::doctor::connections;
 use crate::limits::{DETACH, READ_AHEAD_KIB, SESSION_THREADS};
 use crate::volume::Volume;
 
@@ -180,7 +181,10 @@ impl Mounted {
         {
             tracing::debug!(%error, "fusermount3 does not stop watching");
         }
-        if !finishes(&server, DETACH / 2) {
+        // A volume that is lost has no more to say, whoever holds files of it, or sees it in
+        // another name space.
+        let is_lost = self.volume.fate().loss().is_some();
+        if is_lost || !finishes(&server, DETACH / 2) {
             // Somebody still holds a file of it. Whoever waits for an answer gets an error.
             self.abort();
             if !finishes(&server, DETACH / 2) {
@@ -212,9 +216,8 @@ impl Mounted {
         let Some(connection) = self.connection else {
             return;
         };
-        let path = format!("/sys/fs/fuse/connections/{connection}/abort");
-        if let Err(error) = fs::write(&path, "1") {
-            tracing::debug!(%error, path, "cannot abort");
+        if let Err(error) = connections::abort(connection) {
+            tracing::debug!(%error, connection, "cannot abort");
         }
     }
 

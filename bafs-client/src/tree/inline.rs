@@ -99,7 +99,9 @@ impl InlineTree {
     /// Gives the tree back and ends the session.
     pub(super) async fn close(&self) {
         self.watching.abort();
-        if let Some((connection, used)) = self.kept.told() {
+        if !self.lease.is_lost()
+            && let Some((connection, used)) = self.kept.told()
+        {
             // The server counts for itself; this is for whoever asks in between.
             let limit = Duration::from_millis(CLOSE_MS);
             let _ = tokio::time::timeout(limit, connection.call(used)).await;

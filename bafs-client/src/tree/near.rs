@@ -6,8 +6,9 @@ use std::fs::File as OsFile;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
 
 use bafs_proto::door::{DoorReply, DoorRequest, HandOverOf, HandedOver};
 use bafs_proto::hash::Digest;
@@ -21,7 +22,7 @@ use tokio::task::JoinHandle;
 use super::remote::Server;
 use crate::door::{self, DoorConnection};
 use crate::fate::Fate;
-use crate::limits::NEAR_FILES_MAX;
+use crate::limits::{DOOR_HOLD_MS, NEAR_FILES_MAX};
 use crate::logic::directory::File;
 
 /// What the node on this machine handed over, for as long as it may be used.
@@ -32,6 +33,10 @@ pub(super) struct Near {
     connection: Arc<DoorConnection>,
     watch: JoinHandle<()>,
     runtime: Handle,
+    /// How long the node may take to give a whole file.
+    hold: Duration,
+    /// The node did not: others need not wait as well.
+    is_silent: AtomicBool,
 }
 
 /// The blocks that are here. Dropped, nothing of them is open any more.
@@ -110,6 +115,8 @@ impl Near {
             connection,
             watch,
             runtime: Handle::current(),
+            hold: Duration::from_millis(server.op_deadline_ms.min(DOOR_HOLD_MS)),
+            is_silent: AtomicBool::new(false),
         })
     }
 
@@ -136,8 +143,18 @@ impl Near {
     /// # Errors
     /// Why the node does not give it.
     pub(super) fn hold(&self, file: FileIndex) -> Result<OwnedFd> {
-        let call = self.connection.call(DoorRequest::PinFile { file });
-        match self.runtime.block_on(call)? {
+        if self.is_silent.load(Ordering::Relaxed) {
+            return Err(silent());
+        }
+        let asking = self.connection.call(DoorRequest::PinFile { file });
+        let asking = async { tokio::time::timeout(self.hold, asking).await };
+        let Ok(answer) = self.runtime.block_on(asking) else {
+            // It may still hold the file, for nobody.
+            self.is_silent.store(true, Ordering::Relaxed);
+            self.let_go(file);
+            return Err(silent());
+        };
+        match answer? {
             (DoorReply::Pinned, mut files) if files.len() == 1 => Ok(files.remove(0)),
             _ => {
                 let text = "the node's answer does not fit the question";
@@ -163,6 +180,11 @@ impl Near {
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
     }
+}
+
+fn silent() -> Error {
+    let text = "the node does not answer at its door; files are read block by block";
+    Error::new(ErrorCode::DeadlineExceeded, text)
 }
 
 impl Drop for Near {

@@ -159,6 +159,10 @@ impl RemoteTree {
         self.session.link().opened.epoch
     }
 
+    pub(super) fn is_lost(&self) -> bool {
+        self.session.fate.loss().is_some()
+    }
+
     pub(super) fn run(&self, caller: Caller, op: FileOp, data: &[u8], done: Done) {
         if let FileOp::Forget { ino, count } = op {
             self.forget(ino, count);
