@@ -7,6 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
@@ -59,7 +60,7 @@ pub(super) struct Found {
     /// What the program and whoever started it saw.
     pub(super) saw: String,
     /// Until the program went on, or everything of it was gone.
-    pub(super) seconds_ms: u64,
+    pub(super) took_ms: u64,
     /// It was neither.
     pub(super) hung: bool,
     pub(super) leftovers: Vec<String>,
@@ -177,12 +178,11 @@ impl Running {
             let status = self.agent.try_wait()?;
             self.ended = status.map(|status| (watch.elapsed(), status));
         }
-        // A program on the host may end by an error of its own call while its mount lives.
         let is_over = self.ended.is_some() && self.mounts().is_empty() && self.probes().is_empty();
-        let by_itself =
-            self.case.place == Place::Host && self.state().errno != 0 && self.ended.is_none();
-        let lost = self.errors().contains("\"volume\"");
-        if probe_ended && (is_over || (by_itself && !lost && self.agent_is_well())) {
+        // A full disk ends the program on the host, and nothing else.
+        let full = self.state().errno == Errno::ENOSPC as u64;
+        let by_itself = self.case.place == Place::Host && full && self.ended.is_none();
+        if probe_ended && (is_over || by_itself) {
             self.resolved = Some(watch.elapsed());
         }
         Ok(self.resolved.is_some())
@@ -211,7 +211,7 @@ impl Running {
         Ok(Found {
             case: self.case.name(),
             saw,
-            seconds_ms: u64::try_from(took.as_millis())?,
+            took_ms: u64::try_from(took.as_millis())?,
             hung,
             leftovers,
             wrong_bytes,
@@ -222,7 +222,7 @@ impl Running {
         let mut saw = match (state.errno, state.began_ns, self.ended) {
             (0, _, None) => "went on".to_owned(),
             (0, ..) => "killed".to_owned(),
-            (errno, ..) => format!("{:?}", nix::errno::Errno::from_raw(errno as i32)),
+            (errno, ..) => format!("{:?}", Errno::from_raw(errno as i32)),
         };
         let errors = self.errors();
         let reason = errors.lines().rev().find_map(|line| {
@@ -298,11 +298,6 @@ impl Running {
 
     fn errors(&self) -> String {
         std::fs::read_to_string(self.path("errors")).unwrap_or_default()
-    }
-
-    fn agent_is_well(&self) -> bool {
-        let probes = self.errors();
-        !probes.contains("\"reason\"")
     }
 
     fn path(&self, name: &str) -> PathBuf {

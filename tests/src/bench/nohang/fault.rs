@@ -104,6 +104,14 @@ impl Fault {
         }
     }
 
+    /// Keeps it so: what makes room on a full disk is not to help.
+    pub(super) fn stay(self, world: &World) -> Result<()> {
+        match self {
+            Self::DiskFull => fill(&filler(world)),
+            _ => Ok(()),
+        }
+    }
+
     /// Puts right what can be put right.
     pub(super) fn heal(self, world: &mut World) -> Result<()> {
         match self {
@@ -159,8 +167,8 @@ fn cut(address: &str) -> Result<()> {
         .next()
         .context("an address has a port")?;
     let rules = format!(
-        "table inet cut {{ chain arriving {{ type filter hook input priority 0; \
-         udp dport {port} drop; udp sport {port} drop; }} }}"
+        "table inet cut {{\nchain arriving {{\ntype filter hook input priority 0;\n\
+         udp dport {port} drop;\nudp sport {port} drop;\n}}\n}}"
     );
     nft(&[&rules])
 }
@@ -181,8 +189,8 @@ fn run(program: &str, arguments: &[&str]) -> Result<()> {
 }
 
 fn fill(path: &Path) -> Result<()> {
-    let mut file = File::create(path)?;
-    for size in [1 << 20, 4096, 1] {
+    let mut file = File::options().create(true).append(true).open(path)?;
+    for size in [1 << 20, 4096] {
         while file.write_all(&vec![0; size]).is_ok() {}
     }
     Ok(())

@@ -92,10 +92,10 @@ fn meet_here(fault: Fault, tools: &str) -> Result<Verdict> {
             running.push(Running::start(&world, tools, case, DEADLINE_S)?);
         }
     }
-    running.iter_mut().for_each(Running::mark);
     let watch = Watch::start();
     fault.happen(&mut world, &running)?;
-    let hung = watch_all(fault, &mut running, &watch)?;
+    running.iter_mut().for_each(Running::mark);
+    let hung = watch_all(fault, &world, &mut running, &watch)?;
     fault.heal(&mut world)?;
     world.wait_for_servers(2)?;
     let mut verdict = Verdict::default();
@@ -107,8 +107,14 @@ fn meet_here(fault: Fault, tools: &str) -> Result<Verdict> {
 }
 
 /// Watches until each program has ended, or is known to go on; tells which did neither.
-fn watch_all(fault: Fault, running: &mut [Running], watch: &Watch) -> Result<Vec<bool>> {
+fn watch_all(
+    fault: Fault,
+    world: &World,
+    running: &mut [Running],
+    watch: &Watch,
+) -> Result<Vec<bool>> {
     loop {
+        fault.stay(world)?;
         let elapsed = watch.elapsed();
         let (mut all_ended, mut all_well, mut stuck) = (true, true, Vec::new());
         for it in running.iter_mut() {
@@ -131,7 +137,7 @@ fn watch_all(fault: Fault, running: &mut [Running], watch: &Watch) -> Result<Vec
 
 impl Verdict {
     fn add(&mut self, found: Found) {
-        let took = Duration::from_millis(found.seconds_ms);
+        let took = Duration::from_millis(found.took_ms);
         self.cases += 1;
         self.hung += usize::from(found.hung);
         self.wrong_bytes += found.wrong_bytes;

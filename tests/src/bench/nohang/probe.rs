@@ -1,7 +1,6 @@
 //! The program that meets the faults: it works on a directory call by call, and notes in a file on
 //! the host what it is at, so that others see what it sees. Knows nothing of volumes.
 
-use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, IntoRawFd};
@@ -128,8 +127,9 @@ pub(super) fn probe(arguments: &[String]) -> Result<()> {
         .create(true)
         .truncate(true)
         .open(state)?;
+    // As a program that was started there: should the mount go, it does not find what is below.
+    std::env::set_current_dir(&directory)?;
     let mut probe = Probe {
-        directory,
         told: file,
         state: State::default(),
         dice: Dice::new(u64::from(std::process::id())),
@@ -176,7 +176,6 @@ fn record(index: u64) -> Vec<u8> {
 }
 
 struct Probe {
-    directory: PathBuf,
     told: File,
     state: State,
     dice: Dice,
@@ -184,7 +183,7 @@ struct Probe {
 
 impl Probe {
     fn write_for_ever(&mut self) -> io::Result<()> {
-        let log = self.directory.join(LOG);
+        let log = PathBuf::from(LOG);
         for round in 0.. {
             let first = self.state.kept;
             let records: Vec<u8> = (first..first + RECORDS_AT_ONCE).flat_map(record).collect();
@@ -209,17 +208,16 @@ impl Probe {
     }
 
     fn change_names(&mut self, round: u64) -> io::Result<()> {
-        let path = |name: &str| self.directory.join(OsStr::new(name));
-        let (one, two) = (path(&format!("one-{round}")), path("two"));
+        let (one, two) = (format!("one-{round}"), "two");
         let mut file = self.call(|| File::create(&one))?;
         self.call(|| file.write_all(b"one"))?;
         self.call(|| close(file))?;
-        self.call(|| fs::rename(&one, &two))?;
-        self.call(|| fs::remove_file(&two))
+        self.call(|| fs::rename(&one, two))?;
+        self.call(|| fs::remove_file(two))
     }
 
     fn read_for_ever(&mut self) -> io::Result<()> {
-        let path = self.directory.join(FILE);
+        let path = PathBuf::from(FILE);
         let set = set();
         loop {
             let at = self.dice.below(SET_BYTES as u64 - READ_BYTES);
