@@ -42,22 +42,46 @@ fn start(command: &mut Command, port: u16) -> Result<Server> {
     anyhow::bail!("{command:?} does not listen")
 }
 
-fn nginx(own: &Path, root: &Path) -> Result<(Server, u16)> {
-    let port = free_port()?;
+/// nginx, and the ports at which it shows `root` plainly and by TLS, with the certificate
+/// `own/certificate`.
+fn nginx(own: &Path, root: &Path) -> Result<(Server, u16, u16)> {
+    let (port, tls) = (free_port()?, free_port()?);
+    let (certificate, key) = (own.join("certificate"), own.join("certificate.key"));
+    let mut openssl = Command::new("openssl");
+    openssl
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+        ])
+        .args([
+            "-nodes",
+            "-subj",
+            "/CN=test",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+        ])
+        .args(["-addext", "basicConstraints=critical,CA:FALSE", "-keyout"])
+        .arg(key)
+        .arg("-out")
+        .arg(certificate);
+    ensure!(openssl.output()?.status.success(), "{openssl:?}");
     let (file, own) = (own.join("nginx.conf"), own.display());
     let text = format!(
         "daemon off; master_process off; pid {own}/pid; error_log stderr;
          events {{ worker_connections 64; }}
          http {{ access_log {own}/access; client_body_temp_path {own}/1; proxy_temp_path {own}/2;
            fastcgi_temp_path {own}/3; uwsgi_temp_path {own}/4; scgi_temp_path {own}/5;
-           server {{ listen 127.0.0.1:{port}; root {}; }} }}",
+           ssl_certificate {own}/certificate; ssl_certificate_key {own}/certificate.key;
+           server {{ listen 127.0.0.1:{port}; listen 127.0.0.1:{tls} ssl; root {}; }} }}",
         root.display()
     );
     std::fs::write(&file, text)?;
-    Ok((
-        start(Command::new("nginx").arg("-c").arg(file), port)?,
-        port,
-    ))
+    let server = start(Command::new("nginx").arg("-c").arg(file), port)?;
+    Ok((server, port, tls))
 }
 
 /// OpenSSH's server and the settings by which nodes reach it.
@@ -113,7 +137,7 @@ fn cluster_runs_a_workflow_between_homes_of_other_kinds() -> Result<()> {
     std::fs::write(web.join("db/data"), &data)?;
     std::fs::write(web.join("db/bafs.list"), "data\n")?;
     std::fs::write(web.join("query"), "line 4242\n")?;
-    let (_nginx, http) = nginx(&etc, &web)?;
+    let (_nginx, http, https) = nginx(&etc, &web)?;
     let (_sshd, ssh, settings) = sshd(&etc)?;
     let homes = own.path().join("homes.toml");
     std::fs::write(&homes, settings)?;
@@ -122,7 +146,7 @@ fn cluster_runs_a_workflow_between_homes_of_other_kinds() -> Result<()> {
     let text = format!(
         "volume db cache http://127.0.0.1:{http}/db 1 MB\n\
          for i in 1..2\n\
-         volume query$(i) scratch 100 KB files 10 from http://127.0.0.1:{http}/query\n\
+         volume query$(i) scratch 100 KB files 10 from https://127.0.0.1:{https}/query\n\
          volume work$(i) scratch 1 MB files 10\n\
          job search$(i) {{\n\
            executable = /bin/sh\n\
@@ -140,7 +164,8 @@ fn cluster_runs_a_workflow_between_homes_of_other_kinds() -> Result<()> {
     let mut run = Command::new(program());
     run.args(["run", "--local", "2"])
         .arg(&workflow)
-        .env("BAFS_HOMES", &homes);
+        .env("BAFS_HOMES", &homes)
+        .env("SSL_CERT_FILE", etc.join("certificate"));
     let done = run.stdin(Stdio::null()).output()?;
     ensure!(done.status.success(), "{}", said(&done));
     let expected = format!("4243:line 4242\n{}\n", data.len());

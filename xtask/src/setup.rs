@@ -125,6 +125,12 @@ const PACKAGES: &[Package] = &[
         first_needed_by: Purpose::Test,
     },
     Package {
+        name: "openssl",
+        why: "a certificate for that web server",
+        gives: Gives::Programs(&["openssl"]),
+        first_needed_by: Purpose::Test,
+    },
+    Package {
         name: "openssh-server",
         why: "sshd, as a home of another kind",
         gives: Gives::Programs(&["sshd"]),
