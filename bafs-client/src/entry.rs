@@ -25,6 +25,7 @@ use crate::fuse::{MountError, Mounted, Place, open_device};
 use crate::job::{JobEnd, JobIo, run_job, silence_of};
 use crate::keeper::Keeper;
 use crate::limits::SPEC_BYTES_MAX;
+use crate::memory;
 use crate::sandbox::{NotStartedReason, Privilege, Sandbox, enter_private};
 use crate::volume::Volume;
 
@@ -257,6 +258,8 @@ fn runtime() -> Result<Runtime> {
 }
 
 fn pool(identity: &Identity) -> Result<Pool> {
+    // Who has connections serves volumes.
+    memory::protect();
     Ok(Pool::new(Arc::new(QuicDialer::new(identity.clone())?)))
 }
 

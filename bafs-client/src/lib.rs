@@ -16,6 +16,7 @@ mod keeper;
 mod kernel;
 mod limits;
 pub mod logic;
+pub mod memory;
 mod output;
 mod pulse;
 pub mod sandbox;

@@ -25,6 +25,10 @@ pub(crate) const COPY_BYTES_MAX: u64 = 64 << 20;
 /// files at once, while the page cache of the kernel does the real caching.
 pub(crate) const BLOCK_BUFFER_BYTES: usize = 16 << 20;
 
+/// What an agent keeps of data that pass through it when nobody says otherwise, in bytes: some
+/// operations of the largest size for each of a hundred processes, and four volumes' blocks.
+pub(crate) const MEMORY_BYTES_DEFAULT: u64 = 256 << 20;
+
 /// Files of blocks on this machine that an agent keeps open for one volume.
 pub(crate) const NEAR_FILES_MAX: usize = 64;
 

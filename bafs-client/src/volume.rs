@@ -18,6 +18,7 @@ use crate::errno::passed_through;
 use crate::fate::Fate;
 use crate::limits::BELIEVE;
 use crate::logic::directory::Owner;
+use crate::memory;
 use crate::tree::{Done, Tree};
 use crate::usage::Usage;
 
@@ -175,6 +176,7 @@ impl Volume {
         let start = clock::now();
         let volume = Arc::clone(self);
         let seen = Seen::of(&op, &self.mode);
+        let held = memory::hold(self.tree.copied_bytes(&op, data));
         let finish = move |result: FileResult, data: &[u8]| {
             let result = match result {
                 Ok(reply) => Ok(volume.observe(reply, seen)),
@@ -182,6 +184,7 @@ impl Volume {
             };
             volume.usage.waited(clock::ms_since(start));
             done(result, data);
+            drop(held);
         };
         self.tree
             .run(self.stored(caller), op, data, Box::new(finish));

@@ -48,6 +48,8 @@ pub struct ExecutorConfig {
     pub program: PathBuf,
     /// Directory with the identity that agents show.
     pub identity: PathBuf,
+    /// Memory of each agent for data that pass through it, in bytes; its own default if `None`.
+    pub memory_bytes: Option<u64>,
     /// Where the agents' standard error goes.
     pub logs: PathBuf,
 }

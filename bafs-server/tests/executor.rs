@@ -23,6 +23,7 @@ fn executor(directory: &Path, script: &str) -> Arc<Executor> {
         slots: 2,
         program,
         identity: "/some/identity".into(),
+        memory_bytes: None,
         logs: directory.to_owned(),
     };
     Executor::new(config, Counters::default())

@@ -65,6 +65,19 @@ pub(crate) enum Command {
     Agent(AgentArgs),
 }
 
+/// What an agent may use.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct MemoryArgs {
+    /// Memory for the data that pass through, over all volumes; about 64 MiB more are for the rest.
+    #[arg(
+        long,
+        env = "BAFS_MEMORY",
+        value_name = "SIZE",
+        default_value = "256MiB"
+    )]
+    pub(crate) memory: String,
+}
+
 /// How to reach a cluster.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ClientArgs {
@@ -193,6 +206,9 @@ pub(crate) struct NodeArgs {
     /// Nodes of one group share cooperative caches.
     #[arg(long, default_value = "default")]
     pub(crate) group: String,
+    /// Memory of each agent for the data that pass through it; 256 MiB when not given.
+    #[arg(long, env = "BAFS_AGENT_MEMORY", value_name = "SIZE")]
+    pub(crate) agent_memory: Option<String>,
     /// Jobs to run at once; the number of processors when not given, 0 for storage only.
     #[arg(long)]
     pub(crate) slots: Option<u32>,
@@ -329,6 +345,8 @@ pub(crate) struct MountArgs {
     /// Mount read-only.
     #[arg(long)]
     pub(crate) read_only: bool,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
     /// Deadline of each remote operation in seconds; past it the volume is lost.
     #[arg(long, env = "BAFS_OP_DEADLINE", default_value_t = 30)]
     pub(crate) op_deadline: u64,
@@ -354,6 +372,8 @@ pub(crate) struct ExecArgs {
     /// Say on standard error how each volume is reached, and why not better.
     #[arg(long)]
     pub(crate) explain: bool,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
     /// The program and its arguments.
     #[arg(last = true, required = true)]
     pub(crate) program: Vec<String>,
@@ -521,6 +541,8 @@ pub(crate) struct DoctorArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct AgentArgs {
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
     /// Directory of the agent's identity.
     #[arg(long)]
     pub(crate) identity: PathBuf,

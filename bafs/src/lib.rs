@@ -24,11 +24,11 @@ mod workflow_file;
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-use args::{Cli, Command};
+use args::{AgentArgs, Cli, Command, ExecArgs, MountArgs};
 use output::Output;
 
 /// Exit code of a command that failed.
@@ -55,6 +55,12 @@ pub fn main() -> ExitCode {
 
 fn dispatch(cli: Cli) -> Result<ExitCode> {
     let output = Output::new(cli.json);
+    if let Command::Agent(AgentArgs { memory, .. })
+    | Command::Exec(ExecArgs { memory, .. })
+    | Command::Mount(MountArgs { memory, .. }) = &cli.command
+    {
+        bafs_client::memory::bound(rate::parse_bytes(&memory.memory).context("--memory")?);
+    }
     match cli.command {
         // These three enter a private name space, which a process with threads may not.
         Command::Agent(args) => return Ok(bafs_client::entry::agent_main(&args.identity)),

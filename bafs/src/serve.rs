@@ -74,6 +74,12 @@ pub(crate) async fn node(args: NodeArgs, output: Output) -> Result<()> {
         name,
         slots,
         agent_program: std::env::current_exe().context("cannot find the bafs program")?,
+        agent_memory_bytes: args
+            .agent_memory
+            .as_deref()
+            .map(parse_bytes)
+            .transpose()
+            .context("--agent-memory")?,
         agent_identity: init::directory_of(&args.server.identity, Role::Agent),
         homes: homes.unwrap_or_default(),
     };

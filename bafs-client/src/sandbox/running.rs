@@ -26,6 +26,7 @@ use super::outcome::{JobOutcome, JobReport, JobUsage, NotStarted};
 use super::plan::{Input, JobPlan, JobStreams, Output, PlanError};
 use super::privilege::{EnterError, Privilege, refused};
 use super::stages::{OUTER, SELF, SUBCOMMAND};
+use crate::memory;
 
 /// Directories that the private mount points may cover, in the agent's name space only. No
 /// agent needs them, and most are empty; one of them exists everywhere.
@@ -141,6 +142,7 @@ impl Sandbox {
                 drop(command);
                 match spawned {
                     Ok(child) => {
+                        memory::expose(child.id());
                         let _ = started.send(Ok(()));
                         let report = watched.watch(child, &order, passed);
                         // Nobody may be waiting any more.

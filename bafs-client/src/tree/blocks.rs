@@ -15,8 +15,9 @@ use tokio::sync::watch;
 
 use super::near::Near;
 use super::remote::Server;
-use crate::limits::{BLOCK_BUFFER_BYTES, DIGEST_RETRIES};
+use crate::limits::DIGEST_RETRIES;
 use crate::logic::directory::File;
+use crate::memory;
 
 /// File and block.
 type Key = (u32, u64);
@@ -281,7 +282,7 @@ impl Buffer {
                 used: self.uses,
             },
         );
-        while self.bytes > BLOCK_BUFFER_BYTES {
+        while self.bytes > memory::blocks_bytes_max() {
             let Some((_, oldest)) = self.order.pop_first() else {
                 break;
             };

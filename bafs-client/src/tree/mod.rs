@@ -48,6 +48,16 @@ impl Tree {
         }
     }
 
+    /// Bytes that an operation keeps in this process until it is over: a write's data once, a
+    /// read's as they come and as they are put together.
+    pub(crate) fn copied_bytes(&self, op: &FileOp, data: &[u8]) -> usize {
+        match (self, op) {
+            (Self::Local(_) | Self::Inline(_), _) => 0,
+            (_, FileOp::Read { length, .. }) => 2 * *length as usize,
+            _ => data.len(),
+        }
+    }
+
     /// Path and size of a file, if the tree knows them by itself.
     pub fn describe(&self, ino: InodeNo) -> Option<(String, u64)> {
         match self {

@@ -182,10 +182,12 @@ fn spawn(config: &ExecutorConfig) -> Result<(Child, ChildStdin, ChildStdout), Er
         );
         Error::new(ErrorCode::ServerFault, text)
     };
+    let memory = config.memory_bytes.map(|bytes| format!("{bytes} B"));
     let mut child = Command::new(&config.program)
         .arg("agent")
         .arg("--identity")
         .arg(&config.identity)
+        .envs(memory.map(|memory| ("BAFS_MEMORY", memory)))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

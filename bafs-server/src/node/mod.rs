@@ -54,6 +54,8 @@ pub struct NodeConfig {
     pub agent_program: PathBuf,
     /// Directory with the identity that agents show.
     pub agent_identity: PathBuf,
+    /// Memory of each agent for data that pass through it, in bytes; its own default if `None`.
+    pub agent_memory_bytes: Option<u64>,
     /// What it is told of homes of other kinds.
     pub homes: HomeSettings,
 }
@@ -130,6 +132,7 @@ impl Node {
             slots: config.slots,
             program: config.agent_program.clone(),
             identity: config.agent_identity.clone(),
+            memory_bytes: config.agent_memory_bytes,
             logs: store.logs(),
         };
         let executor = Executor::new(executor, counters.clone());

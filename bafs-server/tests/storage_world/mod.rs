@@ -68,6 +68,7 @@ impl World {
             slots: 1,
             agent_program: "/bin/false".into(),
             agent_identity: "/nowhere".into(),
+            agent_memory_bytes: None,
             homes: HomeSettings::default(),
         }
     }
