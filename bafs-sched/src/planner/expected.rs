@@ -38,6 +38,101 @@ pub fn response_s(customers: u64, demand_s: f64, think_s: f64) -> f64 {
     response
 }
 
+/// Computing times: normal, but never below zero.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Times {
+    /// Mean of the normal variable.
+    normal_mean_s: f64,
+    /// Deviation of the normal variable.
+    normal_deviation_s: f64,
+    /// Mean of what is left when values below zero count as zero.
+    pub(super) mean_s: f64,
+    /// Its standard deviation.
+    pub(super) deviation_s: f64,
+}
+
+impl Times {
+    /// Normal times of which those below zero count as zero.
+    pub(super) fn not_negative(mean_s: f64, deviation_s: f64) -> Self {
+        let mut times = Self {
+            normal_mean_s: mean_s,
+            normal_deviation_s: deviation_s,
+            mean_s,
+            deviation_s,
+        };
+        if deviation_s > 0.0 {
+            let ratio = mean_s / deviation_s;
+            let (below, density) = (normal_probability(ratio), normal_density(ratio));
+            times.mean_s = mean_s * below + deviation_s * density;
+            let square = (mean_s * mean_s + deviation_s * deviation_s) * below
+                + mean_s * deviation_s * density;
+            times.deviation_s = (square - times.mean_s * times.mean_s).max(0.0).sqrt();
+        }
+        times
+    }
+
+    /// What is left on average of a job that is met at a random time, which takes `fixed_s` besides.
+    pub(super) fn mean_rest_s(&self, fixed_s: f64) -> f64 {
+        let mean = self.mean_s + fixed_s;
+        if mean <= 0.0 {
+            return 0.0;
+        }
+        (mean + self.deviation_s * self.deviation_s / mean) / 2.0
+    }
+
+    /// The longest such rest among `count` jobs, about: the one that 1 of `count` + 1 exceeds.
+    pub(super) fn longest_rest_s(&self, count: u64, fixed_s: f64) -> f64 {
+        let mean = self.mean_s + fixed_s;
+        if mean <= 0.0 {
+            return 0.0;
+        }
+        let wanted = mean / (count as f64 + 1.0);
+        let (mut low, mut high) = (0.0, mean + 12.0 * self.normal_deviation_s);
+        for _ in 0..60 {
+            let middle = (low + high) / 2.0;
+            if self.beyond_s(middle, fixed_s) > wanted {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        high
+    }
+
+    /// The integral of the probability that a job takes longer than `t`, from `from` on.
+    fn beyond_s(&self, from: f64, fixed_s: f64) -> f64 {
+        let certain = (fixed_s - from).max(0.0);
+        let from = (from - fixed_s).max(0.0);
+        let deviation = self.normal_deviation_s;
+        if deviation <= 0.0 {
+            return certain + (self.mean_s - from).max(0.0);
+        }
+        let z = (from - self.normal_mean_s) / deviation;
+        certain + deviation * (normal_density(z) - z * normal_probability(-z)).max(0.0)
+    }
+}
+
+fn normal_density(x: f64) -> f64 {
+    (-x * x / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt()
+}
+
+/// Φ(x), by the series for small and the continued fraction for large arguments.
+fn normal_probability(x: f64) -> f64 {
+    if x < 0.0 {
+        return 1.0 - normal_probability(-x);
+    }
+    if x > 3.0 {
+        let fraction = (1..=40).rev().fold(x, |below, k| x + f64::from(k) / below);
+        return 1.0 - normal_density(x) / fraction;
+    }
+    let (mut term, mut sum) = (x, x);
+    for k in 1..60 {
+        term *= x * x / f64::from(2 * k + 1);
+        sum += term;
+    }
+    0.5 + normal_density(x) * sum
+}
+
 /// Φ⁻¹(`probability`) for 0.5 ≤ `probability` < 1: Wichura's AS 241 (PPND7), good to seven digits.
 fn normal_quantile(probability: f64) -> f64 {
     let q = probability - 0.5;
@@ -114,6 +209,25 @@ mod tests {
         }
         let huge = expected_maximum_normal(u64::MAX);
         assert!((7.0..7.5).contains(&huge), "{huge}");
+    }
+
+    #[test]
+    fn times_below_zero_count_as_zero() {
+        let usual = Times::not_negative(100.0, 10.0);
+        assert!((usual.mean_s - 100.0).abs() < 1e-6 && (usual.deviation_s - 10.0).abs() < 1e-6);
+        // E max(0, N(0, 1)) = 1 / sqrt(2 pi), its square's mean is 1/2.
+        let half = Times::not_negative(0.0, 1.0);
+        assert!((half.mean_s - 0.398_942).abs() < 1e-5, "{half:?}");
+        assert!((half.deviation_s - 0.583_819).abs() < 1e-5, "{half:?}");
+        assert!((normal_probability(1.96) - 0.975_002).abs() < 1e-6);
+        assert!((normal_probability(-4.0) - 3.167_1e-5).abs() < 1e-8);
+    }
+
+    #[test]
+    fn rests_of_even_jobs_are_uniform() {
+        let even = Times::not_negative(90.0, 0.0);
+        assert!((even.mean_rest_s(10.0) - 50.0).abs() < 1e-9);
+        assert!((even.longest_rest_s(9, 10.0) - 90.0).abs() < 1e-6);
     }
 
     #[test]

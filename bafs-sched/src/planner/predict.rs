@@ -1,10 +1,10 @@
 //! How long a strategy takes: the printed model of thesis §4.4 with its errata corrected, and the
 //! model that BAFS uses. Seconds in `f64`. It neither says what is possible nor chooses.
 //!
-//! `docs/PLANNING.md` gives the reason of each correction; the numbers (C1) to (C9) are the same.
+//! `docs/PLANNING.md` gives the reason of each correction; the numbers (C1) to (C10) are the same.
 
 use super::environment::Environment;
-use super::expected::{expected_maximum_normal, response_s};
+use super::expected::{Times, expected_maximum_normal, response_s};
 use super::shape::Shape;
 use super::strategy::{Allocation, Strategy};
 
@@ -225,13 +225,14 @@ impl Model<'_> {
         let stage = Stage {
             jobs: self.shape.width,
             fetch_s,
+            read_s: depth * self.read_s(running),
             work_s: depth * self.work_s(running),
             demand_s: self.endpoint_s(),
         };
         let waves = self.shape.width.div_ceil(running) as f64;
         // (C5) Also without barriers the run ends with its last pipeline.
         let spread_s =
-            self.deviation_s() * (depth * waves).sqrt() * expected_maximum_normal(running);
+            self.times().deviation_s * (depth * waves).sqrt() * expected_maximum_normal(running);
         stage.seconds(running, waves) + spread_s
     }
 
@@ -245,6 +246,7 @@ impl Model<'_> {
             let stage = Stage {
                 jobs: width,
                 fetch_s: self.home_s(batch_bytes),
+                read_s: self.read_s(running),
                 work_s: self.work_s(running),
                 demand_s,
             };
@@ -256,9 +258,10 @@ impl Model<'_> {
         );
         let outer_waves = match depth {
             1 => width.div_ceil(outer) as f64,
+            _ if inner >= outer => self.waves(width, outer),
             _ => self.outer_waves(width, outer, inner),
         };
-        let inner_waves = width.div_ceil(inner) as f64;
+        let inner_waves = self.waves(width, inner);
         let seconds = if depth == 1 {
             stage(outer, in_s + out_s, outer_waves)
         } else {
@@ -271,10 +274,37 @@ impl Model<'_> {
             1 | 2 => (outer, outer_waves),
             _ => (inner, inner_waves),
         };
-        let segments = self.allocation.segments(depth) as f64;
-        let jobs_between = waves * depth as f64 / segments;
-        let spread_s = self.deviation_s() * jobs_between.sqrt() * expected_maximum_normal(last);
-        seconds + segments * spread_s
+        let segments = self.stretches(width, last) as f64;
+        let stages = depth as f64 / segments;
+        let times = self.times();
+        let spread_s = times.deviation_s * (waves * stages).sqrt() * expected_maximum_normal(last);
+        seconds + segments * spread_s.min(self.tail_s(last))
+    }
+
+    /// (C5) Where jobs wait for processors, one that is late takes fewer of them: no time is lost
+    /// until the last have started, then the longest rest among those that run, beyond a usual one.
+    fn tail_s(&self, running: u64) -> f64 {
+        let (times, fixed_s) = (self.times(), self.work_s(running) - self.times().mean_s);
+        (times.longest_rest_s(running, fixed_s) - times.mean_rest_s(fixed_s)).max(0.0)
+    }
+
+    /// Waves of one stage. Only between barriers the processors that a stage leaves idle at its
+    /// end can take jobs of the next.
+    fn waves(&self, width: u64, running: u64) -> f64 {
+        let stretches = self.stretches(width, running);
+        let stages = self.shape.depth.div_ceil(stretches);
+        let together = (width * stages).div_ceil(running) as f64 / stages as f64;
+        together.max(1.0)
+    }
+
+    /// (C5) Stretches of stages at whose ends pipelines really wait. With two batch volumes and
+    /// two waves nobody does: breadth first, a stage has ended when the one after the next begins.
+    fn stretches(&self, width: u64, running: u64) -> u64 {
+        let never_waits = self.allocation.batch_volumes >= 2 && width >= 2 * running;
+        match never_waits {
+            true => 1,
+            false => self.allocation.segments(self.shape.depth),
+        }
     }
 
     /// Pipelines at once in the first and last stage, where not all hold something (C6).
@@ -335,28 +365,71 @@ impl Model<'_> {
         let stage = Stage {
             jobs: self.shape.width,
             fetch_s: 0.0,
-            work_s: depth * self.shape.run_s,
+            read_s: 0.0,
+            work_s: depth * self.times().mean_s,
             demand_s: depth * self.home_s(bytes),
         };
         let waves = self.shape.width.div_ceil(running) as f64;
         let spread_s =
-            self.deviation_s() * (depth * waves).sqrt() * expected_maximum_normal(running);
+            self.times().deviation_s * (depth * waves).sqrt() * expected_maximum_normal(running);
         stage.seconds(running, waves) + spread_s
     }
 
     /// What a job does besides using the link to home: (C3) it reads only the blocks that are not
     /// on its own node already, (C2) over links that concurrent jobs share.
     fn work_s(&self, running: u64) -> f64 {
-        let nodes = self.environment.storing_nodes().max(1) as f64;
-        let ends = self
-            .environment
+        self.read_s(running) + self.other_s(running)
+    }
+
+    /// What a job does besides reading batch data.
+    fn other_s(&self, running: u64) -> f64 {
+        2.0 * self.shape.private_io_bytes / self.local_rate(running) + self.times().mean_s
+    }
+
+    /// The part of a node's link that each of the running jobs has.
+    fn local_rate(&self, running: u64) -> f64 {
+        let environment = self.environment;
+        let ends = environment
             .storing_nodes()
-            .min(self.environment.computing_nodes())
-            .max(1);
-        let share = (ends as f64 / running as f64).min(1.0);
-        let local = self.environment.local_bytes_per_s as f64 * share;
-        let batch_bytes = self.shape.batch_read_bytes * (1.0 - 1.0 / nodes);
-        (batch_bytes + 2.0 * self.shape.private_io_bytes) / local + self.shape.run_s
+            .min(environment.computing_nodes());
+        let share = (ends.max(1) as f64 / running as f64).min(1.0);
+        environment.local_bytes_per_s as f64 * share
+    }
+
+    /// (C2) Batch data come over the reader's link, but where few nodes have room for parts of a
+    /// cache, over those few links: readers elsewhere take what these nodes pass on.
+    fn read_s(&self, running: u64) -> f64 {
+        let holders = self.holders().max(1) as f64;
+        let at_peers = self.shape.batch_read_bytes * (1.0 - 1.0 / holders);
+        let own_s = at_peers / self.local_rate(running);
+        let readers = self.environment.computing_nodes().max(1) as f64;
+        if holders >= readers {
+            return own_s;
+        }
+        let passed_on = self.shape.batch_read_bytes * (1.0 - holders / readers);
+        let all = self.environment.local_bytes_per_s as f64 * holders;
+        let demand_s = (at_peers + passed_on) / all;
+        own_s.max(response_s(running, demand_s, self.other_s(running)))
+    }
+
+    /// Nodes that have parts of the caches: all, unless scratch volumes fill nodes to the last
+    /// byte; then those that give up a place for one.
+    fn holders(&self) -> u64 {
+        let nodes = self.environment.storing_nodes();
+        let unit = u128::from(self.shape.largest_volume_bytes);
+        let node = u128::from(self.environment.largest_node_bytes());
+        let keeps_rest = node.checked_rem(unit).is_none_or(|rest| rest > 0);
+        let is_tight = matches!(
+            self.allocation.strategy,
+            Strategy::Minimal | Strategy::Slice
+        );
+        if keeps_rest || !is_tight {
+            return nodes;
+        }
+        let bytes = self.shape.batch_bytes * u128::from(self.allocation.batch_volumes);
+        u64::try_from(bytes.div_ceil(unit.max(1)))
+            .unwrap_or(nodes)
+            .min(nodes)
     }
 
     fn home_s(&self, bytes: f64) -> f64 {
@@ -367,8 +440,9 @@ impl Model<'_> {
         self.home_s(self.shape.endpoint_in_bytes + self.shape.endpoint_out_bytes)
     }
 
-    fn deviation_s(&self) -> f64 {
-        self.shape.run_s * self.shape.variability
+    /// (C10) No computing takes less than no time.
+    fn times(&self) -> Times {
+        Times::not_negative(self.shape.run_s, self.shape.run_s * self.shape.variability)
     }
 }
 
@@ -377,6 +451,8 @@ struct Stage {
     jobs: u64,
     /// Seconds in which the batch data cross the link to home, once for all.
     fetch_s: f64,
+    /// Seconds of its work in which a job reads batch data.
+    read_s: f64,
     /// Seconds that a job takes besides the link to home.
     work_s: f64,
     /// Seconds of the link to home that each job needs for itself.
@@ -386,15 +462,15 @@ struct Stage {
 impl Stage {
     /// The length of the stage when `running` jobs run at once in `waves`.
     ///
-    /// (C1) The cold wave: batch data cross the link once, whichever sibling asks first. (C4) The
-    /// one that is ahead fetches while the others compute, so of transfer and work only the
-    /// longer counts, and of the shorter a share; a job alone does one after the other. (C2) The
+    /// (C1) The cold wave: batch data cross the link once, whichever sibling asks first. (C4) All
+    /// siblings wait for that one transfer before they compute; what overlaps with it is their own
+    /// reading from each other. (C2) The
     /// first wave asks for its endpoint data all at once; later ones meet others at the link as
     /// in a closed queueing network. The link's own work is a lower bound.
     fn seconds(&self, running: u64, waves: f64) -> f64 {
         let siblings = running as f64;
         let (fetch_s, work_s) = (self.fetch_s, self.work_s);
-        let cold_s = (fetch_s + work_s / siblings).max(work_s + fetch_s / siblings);
+        let cold_s = fetch_s.max(self.read_s) + (work_s - self.read_s);
         let first_s = cold_s + siblings * self.demand_s;
         let cycle_s = work_s + response_s(running, self.demand_s, work_s);
         let link_s = fetch_s + self.jobs as f64 * self.demand_s;

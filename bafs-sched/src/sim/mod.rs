@@ -15,9 +15,11 @@ mod random;
 mod record;
 mod serve;
 pub mod study;
+mod trial;
 
 pub use canonical::workflow_of;
 pub use engine::{Simulation, Unwatched, Watch};
 pub use load::{JobLoad, Load, MountLoad};
 pub use policy::{Policy, Scenario};
 pub use record::{Moment, Run, Spell, Stuck};
+pub use trial::{Trial, fastest, trials};
