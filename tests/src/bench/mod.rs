@@ -11,7 +11,9 @@ pub mod machine;
 pub mod measure;
 pub mod nohang;
 pub mod options;
+mod planner;
 pub mod report;
+mod sim;
 
 use anyhow::{Context, Result};
 
@@ -45,6 +47,16 @@ pub const ALL: &[Benchmark] = &[
         name: "nohang",
         about: "programs while servers, links, disks and agents fail: nothing hangs or is left",
         run: nohang::run,
+    },
+    Benchmark {
+        name: "planner",
+        about: "predictions beside the simulator: baselines, regret over two grids, other graphs",
+        run: planner::run,
+    },
+    Benchmark {
+        name: "sim",
+        about: "the scheduler core at size: a million jobs on ten thousand simulated nodes",
+        run: sim::run,
     },
 ];
 

@@ -1,0 +1,134 @@
+//! What the thesis prints of its baselines: what is possible, how many pipelines at once, and who
+//! is faster by how much.
+
+use anyhow::{Context, Result, ensure};
+use bafs_sched::planner::Strategy;
+use bafs_sched::sim::study::{self, Compared, Point, compare, thesis_environment};
+
+use super::super::{Options, Report};
+
+fn point(workload: &str) -> Result<Point> {
+    let mut all = study::baselines().into_iter();
+    let found = all.find(|(name, _)| *name == workload);
+    let (_, canonical) = found.context("the baselines have names")?;
+    let environment = thesis_environment();
+    Ok(Point {
+        x: 0.0,
+        canonical,
+        environment,
+    })
+}
+
+/// The possible sets of the thesis' table, and the concurrency of the mixed baseline.
+pub(super) fn golden(_: &Options, report: &mut Report) -> Result<()> {
+    use Strategy::{AllBatch, Minimal, Slice};
+    let expected: [(&str, &[Strategy]); 3] = [
+        ("batch", &[Slice, Minimal]),
+        ("private", &[AllBatch, Minimal]),
+        ("mixed", &[AllBatch, Slice, Minimal]),
+    ];
+    let mut wrong = 0;
+    for (workload, possible) in expected {
+        let Point {
+            canonical,
+            environment,
+            ..
+        } = point(workload)?;
+        let shape = canonical.shape();
+        let found = Strategy::EACH.into_iter().filter(|strategy| {
+            *strategy != Strategy::Remote && strategy.allocate(&shape, &environment).is_possible()
+        });
+        wrong += u32::from(!found.eq(possible.iter().copied()));
+    }
+    report.figure("possible_sets_wrong", f64::from(wrong));
+    let mixed = point("mixed")?;
+    let shape = mixed.canonical.shape();
+    for (strategy, figure) in [
+        (AllBatch, "concurrency_all_batch"),
+        (Slice, "concurrency_slice"),
+        (Minimal, "concurrency_minimal"),
+    ] {
+        let allocation = strategy.allocate(&shape, &mixed.environment);
+        report.figure(figure, allocation.concurrency as f64);
+        if strategy == Minimal {
+            report.figure("minimal_last_part", allocation.last_part_width as f64);
+        }
+    }
+    ensure!(wrong == 0, "{wrong} possible sets differ from the thesis'");
+    Ok(())
+}
+
+/// Each baseline under each strategy, simulated.
+pub(super) fn baselines_of(report: &mut Report) -> Result<[Compared; 3]> {
+    let mut rows = vec![
+        [
+            "workload",
+            "strategy",
+            "simulated s",
+            "predicted s",
+            "chosen",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+    ];
+    let mut all = Vec::new();
+    for workload in ["batch", "private", "mixed"] {
+        let compared = compare(&point(workload)?, 1)?;
+        for timed in &compared.timed {
+            let is_chosen = compared.chosen == Some(timed.strategy);
+            rows.push(vec![
+                workload.to_owned(),
+                timed.strategy.to_string(),
+                format!("{:.0}", timed.simulated_s),
+                format!("{:.0}", timed.predicted_s.unwrap_or(f64::NAN)),
+                if is_chosen { "yes" } else { "" }.to_owned(),
+            ]);
+        }
+        all.push(compared);
+    }
+    report.table(&rows);
+    all.try_into()
+        .map_err(|_| anyhow::anyhow!("there are three baselines"))
+}
+
+/// By how much the winners lead, in per cent of the other's time; the thesis' figures beside.
+pub(super) fn baselines(_: &Options, report: &mut Report) -> Result<()> {
+    use Strategy::{AllBatch, Minimal, Slice};
+    let [batch, private, mixed] = baselines_of(report)?;
+    let saved = |compared: &Compared, faster: Strategy, slower: Strategy| {
+        let seconds = |strategy| {
+            let timed = compared
+                .timed
+                .iter()
+                .find(|timed| timed.strategy == strategy);
+            timed.map_or(f64::NAN, |timed| timed.simulated_s)
+        };
+        100.0 * (1.0 - seconds(faster) / seconds(slower))
+    };
+    for (figure, value, thesis) in [
+        (
+            "batch_minimal_saves_slice_percent",
+            saved(&batch, Minimal, Slice),
+            "20",
+        ),
+        (
+            "private_all_batch_saves_minimal_percent",
+            saved(&private, AllBatch, Minimal),
+            "> 0",
+        ),
+        (
+            "mixed_slice_saves_all_batch_percent",
+            saved(&mixed, Slice, AllBatch),
+            "15",
+        ),
+        (
+            "mixed_slice_saves_minimal_percent",
+            saved(&mixed, Slice, Minimal),
+            "25",
+        ),
+    ] {
+        report.say(&format!("  {figure}: {value:.1} (thesis: {thesis})"));
+        report.figure(figure, value);
+    }
+    Ok(())
+}

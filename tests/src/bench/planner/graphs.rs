@@ -1,0 +1,96 @@
+//! Graphs that are not canonical: how long it takes to plan one of a thousand jobs, by its
+//! bottleneck and by simulating every candidate.
+
+use std::fmt::Write;
+
+use anyhow::{Result, anyhow};
+use bafs_sched::dice::Dice;
+use bafs_sched::planner::{Shape, plan};
+use bafs_sched::sim::study::thesis_environment;
+use bafs_sched::sim::{Load, fastest, trials};
+use bafs_sched::workflow::{Workflow, parse_workflow};
+
+use super::super::measure::{Samples, seconds};
+use super::super::{Options, Report};
+
+/// Plans graphs of a thousand jobs with unequal volumes, several parents, fan-out and fan-in.
+pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
+    let (mut by_shape, mut by_trials, mut gains) = (Vec::new(), Vec::new(), Vec::new());
+    let environment = thesis_environment();
+    for seed in 0..options.pick(10, 3) {
+        let workflow = graph(seed)?;
+        let (taken, (shape, planned)) = seconds(|| {
+            let (shape, _) = Shape::bottleneck(&workflow, 0.1);
+            let planned = plan(shape.clone(), &environment);
+            Ok((shape, planned))
+        })?;
+        by_shape.push(taken);
+        let load = Load::Declared {
+            variability_ppm: 100_000,
+        };
+        let (taken, found) = seconds(|| Ok(trials(&workflow, &shape, &environment, &load, seed)?))?;
+        by_trials.push(taken);
+        let chosen = planned.choice.map(|choice| choice.strategy.to_string());
+        let of_choice = found.iter().find(|t| Some(t.policy.to_string()) == chosen);
+        if let (Some(best), Some(of_choice)) = (fastest(&found), of_choice) {
+            gains.push(of_choice.run.seconds() / best.run.seconds());
+        }
+    }
+    report.measured("graph_plan_s", &Samples::new(by_shape));
+    report.measured("graph_trials_s", &Samples::new(by_trials));
+    if gains.is_empty() {
+        report.not_measured("graph_bottleneck_regret", "no strategy fitted any graph");
+    } else {
+        report.measured("graph_bottleneck_regret", &Samples::new(gains));
+    }
+    Ok(())
+}
+
+/// A hundred parts of ten jobs: a first one, eight beside each other, a last one that reads all.
+fn graph(seed: u64) -> Result<Workflow> {
+    let mut dice = Dice::new(seed);
+    let mut text = String::new();
+    for cache in 0..4 {
+        let size = 1 + dice.below(40);
+        writeln!(
+            text,
+            "volume db{cache} cache bafs://home/db{cache} {size} GB"
+        )?;
+    }
+    for part in 0..100 {
+        let size = |dice: &mut Dice| 10 + dice.below(500);
+        writeln!(
+            text,
+            "volume in{part} scratch {} MB from bafs://home/in{part}",
+            size(&mut dice)
+        )?;
+        for job in 0..10 {
+            let runtime = 100 + dice.below(5_000);
+            writeln!(
+                text,
+                "job j{part}x{job} {{\nexecutable = x\nruntime = {runtime} s\n}}"
+            )?;
+            writeln!(text, "volume v{part}x{job} scratch {} MB", size(&mut dice))?;
+            writeln!(text, "mount v{part}x{job} j{part}x{job} /out")?;
+            let cache = dice.below(4);
+            writeln!(text, "mount db{cache} j{part}x{job} /db")?;
+            match job {
+                0 => writeln!(text, "mount in{part} j{part}x0 /in")?,
+                1..9 => {
+                    writeln!(text, "parent j{part}x0 child j{part}x{job}")?;
+                    writeln!(text, "mount v{part}x0 j{part}x{job} /in ro")?;
+                }
+                _ => {
+                    for middle in 1..9 {
+                        writeln!(text, "parent j{part}x{middle} child j{part}x9")?;
+                        writeln!(text, "mount v{part}x{middle} j{part}x9 /in{middle} ro")?;
+                    }
+                    writeln!(text, "extract v{part}x9 out bafs://home/out{part}")?;
+                }
+            }
+        }
+    }
+    let none = |_: &str| Err("no files".to_owned());
+    let parsed = parse_workflow("graph.bafs", &text, &none);
+    Ok(parsed.map_err(|error| anyhow!("{error:?}"))?.workflow)
+}

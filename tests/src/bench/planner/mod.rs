@@ -1,0 +1,36 @@
+//! `bench planner`: the planner's predictions beside the simulator. Each part is a file of its own;
+//! none needs a mount or a network.
+
+mod golden;
+mod graphs;
+mod regret;
+
+use anyhow::{Result, ensure};
+
+use super::{Options, Report};
+
+type Part = (&'static str, fn(&Options, &mut Report) -> Result<()>);
+
+const PARTS: &[Part] = &[
+    ("golden", golden::golden),
+    ("baselines", golden::baselines),
+    ("regret", regret::studies),
+    ("validation", regret::validation),
+    ("graphs", graphs::run),
+];
+
+/// Runs the wanted parts.
+pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
+    let names: Vec<_> = PARTS.iter().map(|part| part.0).collect();
+    let is_known = |name: &String| names.contains(&name.as_str());
+    ensure!(
+        options.only.iter().all(is_known),
+        "the parts are {}",
+        names.join(", ")
+    );
+    for (name, part) in PARTS.iter().filter(|part| options.wants(part.0)) {
+        report.section(name);
+        part(options, report)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,172 @@
+//! How much longer the predicted strategy takes than the best one, over the thesis' sensitivity
+//! studies and over workloads drawn at random, which nobody looked at while the model was made.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Result, anyhow, ensure};
+use bafs_sched::sim::study::{Compared, Point, Varied, baselines, compare, random_point};
+
+use super::super::machine::cores;
+use super::super::{Options, Report};
+
+/// Strategies closer than this are as good as each other: seeds move them by more.
+const TIE: f64 = 1.01;
+
+struct Task {
+    label: String,
+    point: Point,
+    seeds: u64,
+}
+
+/// The nine studies with three workloads each.
+pub(super) fn studies(options: &Options, report: &mut Report) -> Result<()> {
+    let (steps, seeds) = options.pick((20, 30), (6, 3));
+    let mut tasks = Vec::new();
+    for varied in Varied::EACH {
+        for (workload, base) in baselines() {
+            for step in 0..steps {
+                tasks.push(Task {
+                    label: format!("{}/{workload}", varied.name()),
+                    point: varied.point(&base, step, steps),
+                    seeds: if varied == Varied::Failures { seeds } else { 1 },
+                });
+            }
+        }
+    }
+    let found = compare_all(&tasks)?;
+    tell(report, "regret", &found)?;
+    let (mut crossovers, mut predicted) = (0, 0);
+    for row in found.chunks(steps as usize) {
+        let (all, seen) = count_crossovers(row);
+        crossovers += all;
+        predicted += seen;
+    }
+    report.figure("crossovers", f64::from(crossovers));
+    report.figure("crossovers_predicted", f64::from(predicted));
+    Ok(())
+}
+
+/// Workloads and machines drawn at random.
+pub(super) fn validation(options: &Options, report: &mut Report) -> Result<()> {
+    let seeds = 0..options.pick(400, 60);
+    let tasks: Vec<Task> = seeds
+        .map(|seed| Task {
+            label: "random".to_owned(),
+            point: random_point(seed),
+            seeds: 1,
+        })
+        .collect();
+    tell(report, "validation_regret", &compare_all(&tasks)?)
+}
+
+/// Compares all points, as many at once as there are processors.
+fn compare_all(tasks: &[Task]) -> Result<Vec<(&Task, Compared)>> {
+    let next = AtomicUsize::new(0);
+    let found = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..cores() {
+            scope.spawn(|| {
+                while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let compared = compare(&task.point, task.seeds);
+                    let compared = compared
+                        .map(|compared| (task, compared))
+                        .map_err(|stuck| anyhow!("{} at {}: {stuck}", task.label, task.point.x));
+                    if let Ok(mut found) = found.lock() {
+                        found.push(compared);
+                    }
+                }
+            });
+        }
+    });
+    let found = found
+        .into_inner()
+        .map_err(|_| anyhow!("a comparison panicked"))?;
+    let mut found = found.into_iter().collect::<Result<Vec<_>>>()?;
+    // Tasks lie in one slice: their addresses are their order.
+    found.sort_by_key(|(task, _)| std::ptr::from_ref(*task) as usize);
+    ensure!(found.len() == tasks.len(), "a comparison panicked");
+    Ok(found)
+}
+
+fn tell(report: &mut Report, figure: &str, found: &[(&Task, Compared)]) -> Result<()> {
+    let with_choice = found
+        .iter()
+        .filter(|(_, compared)| compared.timed.len() > 1);
+    let rows =
+        with_choice.filter_map(|(task, compared)| Some((*task, compared, compared.regret()?)));
+    let rows: Vec<_> = rows.collect();
+    let mut regrets: Vec<f64> = rows.iter().map(|row| row.2).collect();
+    ensure!(!regrets.is_empty(), "no point has two strategies");
+    regrets.sort_by(f64::total_cmp);
+    let count = regrets.len();
+    let mean = regrets.iter().sum::<f64>() / count as f64;
+    report.figure(&format!("{figure}_points"), count as f64);
+    report.figure(&format!("{figure}_mean"), mean);
+    report.figure(
+        &format!("{figure}_p99"),
+        regrets[(count * 99 / 100).min(count - 1)],
+    );
+    report.figure(&format!("{figure}_max"), regrets[count - 1]);
+    let is_worst = |compared: &Compared, regret: f64| {
+        let worst = compared.worst().map(|worst| worst.strategy);
+        regret > TIE && worst == compared.chosen
+    };
+    let worst = rows.iter().filter(|row| is_worst(row.1, row.2)).count();
+    report.figure(&format!("{figure}_worst_choices"), worst as f64);
+    let mut table = vec![
+        ["study", "mean", "max", "at", "chosen", "best"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
+    for group in rows.chunk_by(|a, b| a.0.label == b.0.label) {
+        let mean = group.iter().map(|row| row.2).sum::<f64>() / group.len() as f64;
+        let by_regret = group.iter().max_by(|a, b| a.2.total_cmp(&b.2));
+        if let Some((task, compared, regret)) = by_regret {
+            let name = |strategy: Option<_>| strategy.map_or(String::new(), |s| format!("{s}"));
+            table.push(vec![
+                task.label.clone(),
+                format!("{mean:.4}"),
+                format!("{regret:.4}"),
+                format!("{:.4}", task.point.x),
+                name(compared.chosen),
+                name(compared.best().map(|best| best.strategy)),
+            ]);
+        }
+    }
+    report.table(&table);
+    Ok(())
+}
+
+/// Changes of the best strategy along a study, and those that the choice makes too, at most one
+/// point away. Changes between strategies that are as good as each other do not count.
+fn count_crossovers(row: &[(&Task, Compared)]) -> (u32, u32) {
+    let best = |at: usize| row[at].1.best().map(|best| best.strategy);
+    let chosen = |at: usize| row[at].1.chosen;
+    let is_clear = |at: usize, over: Option<_>| {
+        let best = row[at].1.best();
+        let other = row[at]
+            .1
+            .timed
+            .iter()
+            .find(|timed| Some(timed.strategy) == over);
+        match (best, other) {
+            (Some(best), Some(other)) => other.simulated_s > TIE * best.simulated_s,
+            _ => true,
+        }
+    };
+    let (mut all, mut predicted) = (0, 0);
+    for at in 0..row.len().saturating_sub(1) {
+        let (from, to) = (best(at), best(at + 1));
+        if from == to || !is_clear(at, to) || !is_clear(at + 1, from) {
+            continue;
+        }
+        all += 1;
+        let near = at.saturating_sub(1)..(at + 2).min(row.len() - 1);
+        let is_seen = near
+            .into_iter()
+            .any(|i| chosen(i) == from && chosen(i + 1) == to);
+        predicted += u32::from(is_seen);
+    }
+    (all, predicted)
+}

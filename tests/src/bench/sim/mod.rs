@@ -1,0 +1,140 @@
+//! `bench sim`: how fast the scheduler core decides and the simulator simulates, from 10⁴ to 10⁶
+//! jobs. It needs no mount and no network.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use bafs_sched::planner::{Canonical, Environment, NodeClass, Strategy};
+use bafs_sched::sim::{self, Load, Policy, Run, Scenario, Simulation, workflow_of};
+
+use super::measure::Watch;
+use super::{Options, Report};
+
+/// Jobs, and nodes in clusters of a hundred.
+const SIZES: [(u32, u32); 3] = [(10_000, 100), (100_000, 1_000), (1_000_000, 10_000)];
+/// Decisions at the beginning of a run, while nearly all jobs wait.
+const EARLY: usize = 100_000;
+
+/// Takes the time of each decision, in nanoseconds.
+#[derive(Default)]
+struct Times(Vec<u32>);
+
+impl sim::Watch for Times {
+    fn step(&mut self, step: impl FnOnce()) {
+        let watch = Watch::start();
+        step();
+        let nanoseconds = watch.elapsed().as_nanos().min(u128::from(u32::MAX));
+        self.0.push(nanoseconds as u32);
+    }
+}
+
+impl Times {
+    fn total_s(&self) -> f64 {
+        self.0.iter().map(|time| f64::from(*time)).sum::<f64>() / 1e9
+    }
+
+    /// The time that so many of a thousand do not exceed, of the first `count`, in milliseconds.
+    fn quantile_ms(&self, permille: usize, count: usize) -> f64 {
+        let mut first = self.0[..count.min(self.0.len())].to_vec();
+        first.sort_unstable();
+        let at = (first.len() * permille / 1_000).min(first.len().saturating_sub(1));
+        f64::from(first.get(at).copied().unwrap_or(0)) / 1e6
+    }
+}
+
+/// Simulates each size.
+pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
+    let sizes = options.pick(&SIZES[..], &SIZES[..2]);
+    let mut rows = vec![[
+        "jobs",
+        "nodes",
+        "s",
+        "decisions/s",
+        "p99 ms",
+        "max ms",
+        "failures",
+    ]];
+    let mut lines: Vec<[String; 7]> = Vec::new();
+    let mut taken: Vec<(u32, f64)> = Vec::new();
+    for &(jobs, nodes) in sizes {
+        let mut times = Times::default();
+        let watch = Watch::start();
+        let run = simulate(jobs, nodes, &mut times)?;
+        let seconds = watch.elapsed().as_secs_f64();
+        let decisions = times.0.len();
+        let per_s = decisions as f64 / times.total_s();
+        let (p99, max) = (
+            times.quantile_ms(990, decisions),
+            times.quantile_ms(1_000, decisions),
+        );
+        report.figure(&format!("jobs_{jobs}_s"), seconds);
+        report.figure(&format!("jobs_{jobs}_decisions_per_s"), per_s);
+        report.figure(&format!("jobs_{jobs}_decision_p99_ms"), p99);
+        let early = times.quantile_ms(990, EARLY);
+        report.figure(&format!("jobs_{jobs}_early_decision_p99_ms"), early);
+        report.figure(&format!("jobs_{jobs}_decision_max_ms"), max);
+        if let Some(&(fewer, before)) = taken.last() {
+            let n_log_n = |n: u32| f64::from(n) * f64::from(n).ln();
+            let growth = seconds / before / (n_log_n(jobs) / n_log_n(fewer));
+            report.figure(&format!("growth_over_n_log_n_{fewer}_{jobs}"), growth);
+        }
+        taken.push((jobs, seconds));
+        let texts = [seconds, per_s, p99, max].map(|value| format!("{value:.3}"));
+        let [s, rate, p99, max] = texts;
+        let failures = run.failures.to_string();
+        lines.push([
+            jobs.to_string(),
+            nodes.to_string(),
+            s,
+            rate,
+            p99,
+            max,
+            failures,
+        ]);
+    }
+    report.figure("peak_mib", peak_mib());
+    let head = rows.pop().unwrap_or_default().map(str::to_owned).to_vec();
+    let body = lines.into_iter().map(|line| line.to_vec());
+    report.table(&std::iter::once(head).chain(body).collect::<Vec<_>>());
+    Ok(())
+}
+
+fn simulate(jobs: u32, nodes: u32, times: &mut Times) -> Result<Run> {
+    let clusters = nodes / 100;
+    let class = |cluster| NodeClass {
+        cluster: format!("c{cluster}"),
+        ..NodeClass::new(nodes / clusters, 1, 20_000_000_000)
+    };
+    let environment = Environment {
+        nodes: (0..clusters).map(class).collect(),
+        home_bytes_per_s: 100_000_000,
+        local_bytes_per_s: 100_000_000,
+        // Each node fails once in a month.
+        mtbf_s: Some(Duration::from_secs(30 * 86_400).as_secs() / u64::from(nodes) + 1),
+        restart_s: 300,
+    };
+    let width = jobs / 5;
+    let text = format!("width={width},depth=5,batch=20GB,private=0.1GB,run=1000s,var=0.2");
+    let scenario = Scenario {
+        environment,
+        policy: Policy::Strategy(Strategy::All),
+        load: Load::Declared {
+            variability_ppm: 200_000,
+        },
+        seed: 1,
+        is_recorded: false,
+    };
+    let workflow = workflow_of(&Canonical::parse(&text)?);
+    let run = Simulation::new(workflow, scenario).run_watched(times)?;
+    ensure!(run.is_complete(), "{jobs} jobs: {:?}", run.outcome);
+    ensure!(run.executions > u64::from(jobs), "no failure cost anything");
+    Ok(run)
+}
+
+/// The most memory that this process had, in MiB.
+fn peak_mib() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
+    kib.unwrap_or(f64::NAN) / 1024.0
+}
