@@ -71,7 +71,7 @@ impl Times {
         times
     }
 
-    /// What is left on average of a job that is met at a random time, which takes `fixed_s` besides.
+    /// What is left on average of a job that is met at a random time; it takes `fixed_s` besides.
     pub(super) fn mean_rest_s(&self, fixed_s: f64) -> f64 {
         let mean = self.mean_s + fixed_s;
         if mean <= 0.0 {
