@@ -1,0 +1,60 @@
+//! fio writes patterns that it knows again, in every way that it can write, and looks at them.
+
+use anyhow::{Context, Result, ensure};
+use bafs_tests::{World, cannot_mount, said, skip, tool};
+
+/// How it writes: the engine, whether past the page cache, the order and the size of a write.
+const WAYS: [[&str; 4]; 5] = [
+    ["psync", "0", "randwrite", "4k"],
+    ["mmap", "0", "randrw", "16k"],
+    ["libaio", "1", "write", "1m"],
+    ["libaio", "1", "randrw", "64k"],
+    ["io_uring", "0", "randwrite", "32k"],
+];
+
+/// On a volume through the node's door, and on one over the network.
+#[test]
+#[ignore = "some GiB"]
+fn mount_verifies_what_fio_wrote() -> Result<()> {
+    let name = "mount_verifies_what_fio_wrote";
+    if let Some(reason) = cannot_mount() {
+        skip(name, &reason);
+        return Ok(());
+    }
+    if tool("fio").is_none() {
+        skip(name, "fio is missing: apt-get install fio");
+        return Ok(());
+    }
+    let world = World::start(&["3GB"])?;
+    world.wait_for_servers(2)?;
+    for way in ["inline", "calls"] {
+        world.json(&["volume", "create", way, "--node", "n1", "--size", "1GB"])?;
+        if way == "calls" {
+            let door = world.cluster.directory().join("n1").join("door.sock");
+            std::fs::remove_file(&door).context("the node has a door")?;
+        }
+        for [engine, direct, order, size] in WAYS {
+            let script = format!(
+                "cd /vol && fio --name=v --size=256m --ioengine={engine} --direct={direct} \
+                 --rw={order} --bs={size} --iodepth=8 --verify=crc32c --do_verify=1 \
+                 --verify_fatal=1 --fsync=1000"
+            );
+            let mount = format!("{way}:/vol");
+            let args = [
+                "exec",
+                "--explain",
+                "--mount",
+                &mount,
+                "--",
+                "/bin/sh",
+                "-c",
+                &script,
+            ];
+            let output = world.bafs(&args).output()?;
+            let told = said(&output);
+            ensure!(output.status.success(), "{engine} {order}, {way}: {told}");
+            ensure!(told.contains(&format!(": {way}")), "{way}: {told}");
+        }
+    }
+    Ok(())
+}
