@@ -71,26 +71,14 @@ impl Times {
         times
     }
 
-    /// What is left on average of a job that is met at a random time; it takes `fixed_s` besides.
-    pub(super) fn mean_rest_s(&self, fixed_s: f64) -> f64 {
-        let mean = self.mean_s + fixed_s;
-        if mean <= 0.0 {
-            return 0.0;
-        }
-        (mean + self.deviation_s * self.deviation_s / mean) / 2.0
-    }
-
-    /// The longest such rest among `count` jobs, about: the one that 1 of `count` + 1 exceeds.
-    pub(super) fn longest_rest_s(&self, count: u64, fixed_s: f64) -> f64 {
-        let mean = self.mean_s + fixed_s;
-        if mean <= 0.0 {
-            return 0.0;
-        }
-        let wanted = mean / (count as f64 + 1.0);
-        let (mut low, mut high) = (0.0, mean + 12.0 * self.normal_deviation_s);
+    /// The longest rest among `count` jobs that are met at a random time, about: the one that 1 of
+    /// `count` + 1 exceeds.
+    pub(super) fn longest_rest_s(&self, count: u64) -> f64 {
+        let wanted = self.mean_s / (count as f64 + 1.0);
+        let (mut low, mut high) = (0.0, self.mean_s + 12.0 * self.normal_deviation_s);
         for _ in 0..60 {
             let middle = (low + high) / 2.0;
-            if self.beyond_s(middle, fixed_s) > wanted {
+            if self.beyond_s(middle) > wanted {
                 low = middle;
             } else {
                 high = middle;
@@ -100,15 +88,13 @@ impl Times {
     }
 
     /// The integral of the probability that a job takes longer than `t`, from `from` on.
-    fn beyond_s(&self, from: f64, fixed_s: f64) -> f64 {
-        let certain = (fixed_s - from).max(0.0);
-        let from = (from - fixed_s).max(0.0);
+    fn beyond_s(&self, from: f64) -> f64 {
         let deviation = self.normal_deviation_s;
         if deviation <= 0.0 {
-            return certain + (self.mean_s - from).max(0.0);
+            return (self.mean_s - from).max(0.0);
         }
         let z = (from - self.normal_mean_s) / deviation;
-        certain + deviation * (normal_density(z) - z * normal_probability(-z)).max(0.0)
+        deviation * (normal_density(z) - z * normal_probability(-z)).max(0.0)
     }
 }
 
@@ -225,9 +211,8 @@ mod tests {
 
     #[test]
     fn rests_of_even_jobs_are_uniform() {
-        let even = Times::not_negative(90.0, 0.0);
-        assert!((even.mean_rest_s(10.0) - 50.0).abs() < 1e-9);
-        assert!((even.longest_rest_s(9, 10.0) - 90.0).abs() < 1e-6);
+        let even = Times::not_negative(100.0, 0.0);
+        assert!((even.longest_rest_s(9) - 90.0).abs() < 1e-6);
     }
 
     #[test]
