@@ -37,8 +37,27 @@ pub struct Agent {
     pub ownership: Ownership,
     /// Deadline of each remote operation, in milliseconds.
     pub op_deadline_ms: u64,
+    /// How it works, as the command line says.
+    pub choices: Choices,
+}
+
+/// What the command line says about how an agent works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choices {
     /// Whether a person is told how each volume is reached.
     pub explain: Explain,
+    /// Whether the writer of a volume behind the network is answered before the server has run what
+    /// is sure to succeed there.
+    pub delegate: bool,
+}
+
+impl Default for Choices {
+    fn default() -> Self {
+        Self {
+            explain: Explain::No,
+            delegate: true,
+        }
+    }
 }
 
 /// Whether a person is told how each volume is reached, and why not better.
@@ -70,7 +89,7 @@ impl Agent {
             id: AgentId::random(),
             ownership,
             op_deadline_ms,
-            explain: Explain::No,
+            choices: Choices::default(),
         }
     }
 
@@ -89,7 +108,7 @@ impl Agent {
         let (tree, mode, usage, way) = opened
             .map_err(|error| error.context(format_args!("cannot open volume {}", mount.name)))?;
         tracing::debug!(volume = mount.name, way, "volume opened");
-        if self.explain == Explain::Yes {
+        if self.choices.explain == Explain::Yes {
             // Without a standard error there is nobody to tell.
             let _ = writeln!(std::io::stderr(), "bafs: volume {}: {way}", mount.name);
         }
@@ -102,6 +121,14 @@ impl Agent {
             (_, ownership) => ownership,
         };
         Ok(Volume::new(&mount.name, tree, mode, ownership, fate, usage))
+    }
+
+    /// A tree behind the network, of which this process is the writer.
+    async fn delegate(&self, tree: RemoteTree) -> Tree {
+        if self.choices.delegate {
+            tree.delegate().await;
+        }
+        Tree::Remote(tree)
     }
 
     async fn open_tree(
@@ -124,10 +151,10 @@ impl Agent {
                 let (tree, why) = match InlineTree::take(open().await?, mount.writable, fate).await
                 {
                     Ok(tree) => (Tree::Inline(tree), None),
-                    Err((tree, NotOpened::Refused(why))) => (Tree::Remote(tree), Some(why)),
+                    Err((tree, NotOpened::Refused(why))) => (self.delegate(tree).await, Some(why)),
                     Err((tree, NotOpened::Broken(why))) => {
                         tree.close().await;
-                        (Tree::Remote(open().await?), Some(why))
+                        (self.delegate(open().await?).await, Some(why))
                     }
                 };
                 let way = why.map_or_else(|| INLINE.to_owned(), |why| format!("{CALLS} ({why})"));

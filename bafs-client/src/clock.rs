@@ -1,6 +1,9 @@
-//! The agent's only clock, for durations; nothing is decided by the time of day.
+//! The agent's only clock. The time of day is only told, as the time of a change; nothing is
+//! decided by it.
 
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use bafs_proto::file_op::FileTime;
 
 /// Now, on the clock that never jumps.
 #[allow(clippy::disallowed_methods)] // the one place where the agent reads the clock
@@ -11,4 +14,15 @@ pub(crate) fn now() -> Instant {
 /// Whole milliseconds since `start`.
 pub(crate) fn ms_since(start: Instant) -> u64 {
     u64::try_from(now().saturating_duration_since(start).as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The time of day.
+#[allow(clippy::disallowed_methods)] // as above
+pub(crate) fn time_of_day() -> FileTime {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let since = since.unwrap_or_default();
+    FileTime {
+        seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+        nanoseconds: since.subsec_nanos(),
+    }
 }

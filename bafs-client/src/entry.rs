@@ -19,7 +19,7 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
-use crate::agent::{Agent, Explain};
+use crate::agent::{Agent, Choices};
 use crate::doctor;
 use crate::fuse::{MountError, Mounted, Place, open_device};
 use crate::job::{JobEnd, JobIo, run_job, silence_of};
@@ -50,7 +50,7 @@ const WORKERS: usize = 2;
 /// report say that the agent still works: who started it kills one that is stuck.
 ///
 /// Call it with one thread, after `sandbox::dispatch_job_init`.
-pub fn agent_main(identity_dir: &Path) -> ExitCode {
+pub fn agent_main(identity_dir: &Path, choices: Choices) -> ExitCode {
     let entered = enter_private();
     let mut input = BufReader::new(io::stdin());
     let end = read_spec(&mut input).and_then(|spec| {
@@ -75,7 +75,7 @@ pub fn agent_main(identity_dir: &Path) -> ExitCode {
             privilege,
             JobIo::Captured,
             killed,
-            Explain::No,
+            choices,
         )))
     });
     let end = end.unwrap_or_else(|error| JobEnd::environment(error, None));
@@ -98,7 +98,7 @@ pub fn agent_main(identity_dir: &Path) -> ExitCode {
 /// Exit codes: the job's own; 128 and the signal's number; 127 or 126 when the program is missing
 /// or cannot be executed; 75 when the environment failed, with a line of JSON on standard error.
 /// Call it with one thread, after `sandbox::dispatch_job_init`.
-pub fn exec_main(spec: JobSpec, identity: Identity, explain: Explain) -> ExitCode {
+pub fn exec_main(spec: JobSpec, identity: Identity, choices: Choices) -> ExitCode {
     let end = enter_private()
         .map_err(|error| unsupported(&error))
         .and_then(|privilege| {
@@ -106,7 +106,7 @@ pub fn exec_main(spec: JobSpec, identity: Identity, explain: Explain) -> ExitCod
             runtime.block_on(async {
                 let killed = kill_on_signals()?;
                 let io = JobIo::Inherited;
-                Ok(serve_job(spec, &identity, privilege, io, killed, explain).await)
+                Ok(serve_job(spec, &identity, privilege, io, killed, choices).await)
             })
         });
     let end = end.unwrap_or_else(|error| JobEnd::environment(error, None));
@@ -132,11 +132,11 @@ pub fn mount_main(
     directory: &Path,
     identity: Identity,
     op_deadline_ms: u64,
-    explain: Explain,
+    choices: Choices,
 ) -> ExitCode {
     let name = mount.name.clone();
     let shown = runtime().and_then(|runtime| {
-        runtime.block_on(show(mount, directory, &identity, op_deadline_ms, explain))
+        runtime.block_on(show(mount, directory, &identity, op_deadline_ms, choices))
     });
     match shown {
         Ok(()) => ExitCode::SUCCESS,
@@ -150,12 +150,12 @@ async fn serve_job(
     privilege: Privilege,
     io: JobIo,
     killed: watch::Receiver<bool>,
-    explain: Explain,
+    choices: Choices,
 ) -> JobEnd {
     let prepared = pool(identity).and_then(|pool| {
         let sandbox = Sandbox::prepare(privilege).map_err(|error| unsupported(&error))?;
         let mut agent = Agent::new(pool, privilege, spec.op_deadline_ms);
-        agent.explain = explain;
+        agent.choices = choices;
         Ok((agent, sandbox))
     });
     match prepared {
@@ -169,13 +169,13 @@ async fn show(
     directory: &Path,
     identity: &Identity,
     op_deadline_ms: u64,
-    explain: Explain,
+    choices: Choices,
 ) -> Result<()> {
     let mut killed = kill_on_signals()?;
     let (losses, mut lost) = mpsc::unbounded_channel();
     // On the host numbers of users are what they are, whoever mounts.
     let mut agent = Agent::new(pool(identity)?, Privilege::Root, op_deadline_ms);
-    agent.explain = explain;
+    agent.choices = choices;
     let volume = Arc::new(agent.open(&mount, losses).await?);
     let directory = std::path::absolute(directory).map_err(|error| unsupported(&error))?;
     let (shown, silence) = (Arc::clone(&volume), silence_of(&agent));
@@ -207,6 +207,11 @@ async fn show(
         keeper.dismiss();
     }
     volume.close().await;
+    // What was answered already may have failed at the very end.
+    let result = match volume.fate().loss() {
+        Some(loss) => result.and_then(|()| Err(loss.clone())),
+        None => result,
+    };
     let used = volume.usage();
     complain(&format!(
         "bafs: volume {}: {} bytes read, {} written; the longest call took {} ms",

@@ -14,6 +14,10 @@ pub(crate) const SESSION_THREADS: usize = 2;
 /// sequential reads, and more than 1024 brings nothing.
 pub(crate) const READ_AHEAD_KIB: u32 = 1024;
 
+/// The same for a tree behind a server, in KiB: so many requests of 1 MiB are on their way at once,
+/// which fills a link of 1 GB/s up to 8 ms long.
+pub(crate) const REMOTE_READ_AHEAD_KIB: u32 = 8192;
+
 /// Encoded bytes of one directory page. The kernel asks for 32 KiB of its own form, in which an
 /// entry with attributes takes about a third more than in ours.
 pub(crate) const DIRECTORY_PAGE_BYTES: u32 = 24 << 10;
@@ -74,6 +78,28 @@ pub(crate) const SPEC_BYTES_MAX: u64 = 64 << 20;
 
 /// How long a detached volume may take until the kernel lets it go.
 pub(crate) const DETACH: Duration = Duration::from_secs(2);
+
+/// Bytes of one volume that were answered as written and have not reached its server. What is
+/// beyond waits: enough for 1 GB/s at 30 ms, and lost with the agent.
+pub(crate) const LOG_BYTES_MAX: u64 = 32 << 20;
+
+/// Operations that were answered and have not reached the server, at about 300 bytes.
+pub(crate) const LOG_OPS_MAX: u64 = 32_768;
+
+/// Operations of one batch: their answers fit a header.
+pub(crate) const BATCH_OPS_MAX: usize = 1_024;
+
+/// Data of one batch, in bytes: one large write of the kernel, which then is not copied again.
+pub(crate) const BATCH_BYTES: usize = 1 << 20;
+
+/// Batches of one volume on their way to the server.
+pub(crate) const BATCHES_MAX: usize = 8;
+
+/// Pages of a directory that are read to know all its names; a larger one is left to the server.
+pub(crate) const DIRECTORY_PAGES_MAX: usize = 8;
+
+/// Names of one volume that are known by their directories, at about 60 bytes.
+pub(crate) const NAMES_KNOWN_MAX: usize = 1 << 20;
 
 /// First pause after an operation that did not reach its server, in milliseconds; doubles up to
 /// the longest.

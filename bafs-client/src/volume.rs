@@ -159,6 +159,11 @@ impl Volume {
         self.tree.is_single_file()
     }
 
+    /// Bytes that the kernel should read ahead of a sequential reader, in KiB.
+    pub fn read_ahead_kib(&self) -> u32 {
+        self.tree.read_ahead_kib()
+    }
+
     /// Ends the session with the server.
     pub async fn close(&self) {
         self.tree.close().await;

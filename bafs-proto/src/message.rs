@@ -14,7 +14,8 @@ use crate::error::{Error, ErrorCode, Result};
 use crate::file_op::{Caller, FileOp, FileResult};
 use crate::hash::Digest;
 use crate::ids::{
-    AgentId, BlockIndex, Epoch, ExecutionId, ExtractId, FileIndex, ServerId, VolumeId,
+    AgentId, BlockIndex, Epoch, ExecutionId, ExtractId, FileIndex, HandleId, InodeNo, ServerId,
+    VolumeId,
 };
 use crate::token::Token;
 use crate::volume::{VolumeSpec, VolumeStatus};
@@ -546,10 +547,26 @@ pub struct RunFileOps {
     /// Number of this batch within the session, from 1. A number that the server has answered
     /// before is answered again from memory, so that a lost reply never runs an operation twice.
     pub sequence: u64,
+    /// If given, the batch runs when the batch of this number has run; 0 for the first. Batches
+    /// that are given an order are each other's neighbours in one chain.
+    pub after: Option<u64>,
     /// On whose behalf.
     pub caller: Caller,
     /// What to do.
     pub ops: Vec<FileOp>,
+    /// Numbers for what operations make, so that later ones can name it before it is made.
+    pub given: Vec<GivenNumbers>,
+}
+
+/// How an agent calls what one of its operations makes; the session uses these numbers then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GivenNumbers {
+    /// Place of the operation in its batch.
+    pub op: u32,
+    /// The file that it makes; `None` if it makes none.
+    pub ino: Option<InodeNo>,
+    /// The handle that it opens; `None` if it opens none.
+    pub handle: Option<HandleId>,
 }
 
 impl fmt::Debug for RunFileOps {

@@ -6,13 +6,16 @@ mod replay;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
 
 use bafs_proto::file_op::{Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::Epoch;
 use bafs_proto::limits::{
     BODY_BYTES_MAX, DIRECTORY_BYTES_MAX, HEAD_BYTES_MAX, OPS_MAX, PATH_BYTES_MAX, XATTR_BYTES_MAX,
 };
-use bafs_proto::message::{CloseTree, FileResults, OpenTree, RunFileOps, TreeRef, TreeSession};
+use bafs_proto::message::{
+    CloseTree, FileResults, GivenNumbers, OpenTree, RunFileOps, TreeRef, TreeSession,
+};
 use bafs_proto::time::Time;
 use bafs_proto::token::Right;
 use bafs_proto::{Error, ErrorCode, Result};
@@ -27,6 +30,9 @@ use replay::{Answer, Begin, Replay};
 
 /// A session ends when it is silent for so long, in milliseconds.
 pub const LEASE_MS: u64 = 60_000;
+
+/// Longest that a batch waits for the one before it; its agent then sends it again.
+const TURN: Duration = Duration::from_secs(10);
 
 /// Most sessions at once; each may hold many open files.
 const SESSIONS_MAX: usize = 4096;
@@ -62,6 +68,8 @@ struct Open {
     writable: bool,
     last_seen: Mutex<Time>,
     replay: Mutex<Replay>,
+    /// The last batch of the agent's chain that has run.
+    last_in_order: watch::Sender<u64>,
     /// Taken out when the session ends. Every operation runs under the read lock, so whoever has
     /// the write lock knows that nothing of the session runs any more.
     session: RwLock<Option<Session>>,
@@ -112,6 +120,7 @@ impl TreeSessions {
             writable,
             last_seen: Mutex::new(clock::now()),
             replay: Mutex::default(),
+            last_in_order: watch::Sender::new(0),
             session: RwLock::new(Some(tree.session(writable))),
         });
         let (epoch, earlier) = self.lock().insert(name, session)?;
@@ -154,8 +163,10 @@ impl TreeSessions {
             tree,
             epoch,
             sequence,
+            after,
             caller,
             ops,
+            given,
         } = call;
         let session = self.lock().find(&tree, epoch)?;
         *lock(&session.last_seen) = clock::now();
@@ -174,6 +185,9 @@ impl TreeSessions {
             );
             return Err(Error::new(ErrorCode::Malformed, text));
         }
+        if let Some(after) = after {
+            session.wait_for_turn(after, sequence).await?;
+        }
         let begun = lock(&session.replay).begin(sequence);
         let mut answer = match begun {
             Begin::Known(answer) => answer,
@@ -186,10 +200,13 @@ impl TreeSessions {
                 let (shared, session) = (self.0.clone(), session.clone());
                 // Not tied to this call: a caller that gives up may ask again for the answer.
                 tokio::task::spawn_blocking(move || {
-                    let ran = session.run_batch(caller, &ops, &body);
+                    let ran = session.run_batch(caller, &ops, &given, &body);
                     let answer = ran.map_err(|()| shared.why_ended(&tree, epoch));
                     shared.count(&answer);
                     lock(&session.replay).finish(sequence, &ops, &answer);
+                    if after.is_some() {
+                        session.last_in_order.send_replace(sequence);
+                    }
                     sender.send_replace(Some(answer));
                 });
                 answer
@@ -396,22 +413,41 @@ impl Open {
         }
     }
 
+    /// Waits until the batch before this one in the agent's chain has run.
+    async fn wait_for_turn(&self, after: u64, sequence: u64) -> Result<()> {
+        let mut last = self.last_in_order.subscribe();
+        let is_here = |last: &u64| *last == after || *last >= sequence;
+        let turn = tokio::time::timeout(TURN, last.wait_for(is_here)).await;
+        match turn {
+            Ok(Ok(_)) => Ok(()),
+            _ => {
+                let text = format!("batch {sequence} waits for batch {after}; send both again");
+                Err(Error::new(ErrorCode::Busy, text))
+            }
+        }
+    }
+
     /// Runs each operation; `Err` when the session ended before all ran.
     fn run_batch(
         &self,
         caller: bafs_proto::file_op::Caller,
         ops: &[FileOp],
+        given: &[GivenNumbers],
         data: &[u8],
     ) -> Result<(Vec<FileResult>, Bytes), ()> {
         let mut results = Vec::with_capacity(ops.len());
         let (mut out, mut named) = (Vec::new(), 0);
-        for op in ops {
+        let mut given = given.iter().peekable();
+        for (place, op) in ops.iter().enumerate() {
             let guard = self.session.read().unwrap_or_else(PoisonError::into_inner);
             let session = guard.as_ref().ok_or(())?;
-            let result = if fits(op, out.len(), named) {
-                session.run(caller, op, data, &mut out)
-            } else {
-                Err(Errno(nix::errno::Errno::E2BIG as i32))
+            let numbers = given.next_if(|given| given.op as usize == place);
+            let result = match numbers {
+                _ if !fits(op, out.len(), named) => Err(Errno(nix::errno::Errno::E2BIG as i32)),
+                None => session.run(caller, op, data, &mut out),
+                Some(GivenNumbers { ino, handle, .. }) => {
+                    session.run_given((caller, op, data), (*ino, *handle), &mut out)
+                }
             };
             named += replay::named_bytes(&result);
             results.push(result);

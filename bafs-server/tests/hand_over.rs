@@ -93,8 +93,10 @@ impl Served {
             tree: TreeRef::Volume(V),
             epoch,
             sequence: 1,
+            after: None,
             caller: Caller::default(),
             ops,
+            given: Vec::new(),
         };
         self.world.call(A, call).await.map(drop)
     }

@@ -299,14 +299,15 @@ async fn remote_files_are_read_and_written_in_a_tree() {
             tree,
             epoch,
             sequence,
+            after: None,
             caller,
             ops: vec![op],
+            given: Vec::new(),
         }
     };
-    let name = b"f".to_vec();
     let create = FileOp::Create {
         parent: InodeNo::ROOT,
-        name,
+        name: b"f".to_vec(),
         mode: 0o600,
         flags: 2,
     };
@@ -368,8 +369,10 @@ async fn a_reader_gets_nothing_out_of_a_writers_session() {
         tree: tree.clone(),
         epoch,
         sequence: 1,
+        after: None,
         caller: Caller::default(),
         ops: vec![op],
+        given: Vec::new(),
     };
     let make = FileOp::MakeDirectory {
         parent: InodeNo::ROOT,

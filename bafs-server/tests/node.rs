@@ -54,8 +54,10 @@ fn run_ops(epoch: Epoch, sequence: u64, ops: Vec<FileOp>) -> RunFileOps {
         tree: TreeRef::Volume(V),
         epoch,
         sequence,
+        after: None,
         caller,
         ops,
+        given: Vec::new(),
     }
 }
 

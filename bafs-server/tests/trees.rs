@@ -61,8 +61,10 @@ impl Bench {
             tree: VOLUME,
             epoch,
             sequence,
+            after: None,
             caller: Caller::default(),
             ops,
+            given: Vec::new(),
         };
         let body = Bytes::copy_from_slice(body);
         self.sessions
@@ -185,8 +187,10 @@ async fn writers_of_a_home_tree_live_side_by_side() {
         tree,
         epoch,
         sequence: 1,
+        after: None,
         caller,
         ops,
+        given: Vec::new(),
     };
     assert!(bench.sessions.run(run, Bytes::new()).await.is_ok());
 }

@@ -10,6 +10,9 @@ use crate::anchor::Anchor;
 use crate::directory::Stream;
 use crate::errno::{self, Outcome};
 
+/// Numbers from here on are given by agents; ours are counted from 1.
+const GIVEN_FIRST: u64 = 1 << 61;
+
 /// An open file.
 #[derive(Debug)]
 pub(crate) struct OpenFile {
@@ -48,6 +51,26 @@ impl Handles {
         self.last += 1;
         self.open.insert(self.last, handle);
         HandleId(self.last)
+    }
+
+    /// Gives a file that was just opened, and its handle, other numbers; the handle's must be free
+    /// and in the agents' range.
+    pub(crate) fn renumber(
+        &mut self,
+        handle: HandleId,
+        wished: HandleId,
+        ino: InodeNo,
+    ) -> Outcome<()> {
+        if wished.0 < GIVEN_FIRST || self.open.contains_key(&wished.0) {
+            return Err(errno::INVAL);
+        }
+        let Some(Handle::File(file)) = self.open.remove(&handle.0) else {
+            return Err(errno::BADF);
+        };
+        let file = Arc::into_inner(file).ok_or(errno::BUSY)?;
+        let file = Arc::new(OpenFile { ino, ..file });
+        self.open.insert(wished.0, Handle::File(file));
+        Ok(())
     }
 
     pub(crate) fn file(&self, handle: HandleId) -> Outcome<Arc<OpenFile>> {

@@ -14,6 +14,9 @@ use crate::errno::{self, Outcome};
 /// reaches them by itself.
 const SPARE_FIRST: u64 = 1 << 62;
 
+/// Numbers from here to [`SPARE_FIRST`] are given by agents.
+const GIVEN_FIRST: u64 = 1 << 61;
+
 #[derive(Debug)]
 struct Entry {
     identity: Identity,
@@ -72,6 +75,18 @@ impl Inodes {
         }
         self.insert(number, identity, anchor);
         (InodeNo(number), None)
+    }
+
+    /// Gives a file that was just made another number, which must be free and in the agents' range.
+    pub(crate) fn renumber(&mut self, ino: InodeNo, wished: InodeNo) -> Outcome<()> {
+        let is_free = !self.by_number.contains_key(&wished.0);
+        if !(GIVEN_FIRST..SPARE_FIRST).contains(&wished.0) || !is_free {
+            return Err(errno::INVAL);
+        }
+        let entry = self.by_number.remove(&ino.0).ok_or(errno::STALE)?;
+        self.by_identity.insert(entry.identity, wished.0);
+        self.by_number.insert(wished.0, entry);
+        Ok(())
     }
 
     /// The number of a file that is known, else the one that it would probably get.

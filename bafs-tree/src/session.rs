@@ -123,6 +123,31 @@ impl Session {
         }
     }
 
+    /// Runs one operation that makes or opens a file, which the session calls by the given numbers
+    /// from then on.
+    ///
+    /// # Errors
+    /// As [`Self::run`]; `EINVAL` for numbers that are taken or not for agents to give.
+    pub fn run_given(
+        &self,
+        (caller, op, data): (Caller, &FileOp, &[u8]),
+        (ino, handle): (Option<InodeNo>, Option<HandleId>),
+        out: &mut Vec<u8>,
+    ) -> FileResult {
+        let mut reply = self.run(caller, op, data, out)?;
+        if let (Some(ino), FileReply::Attr(attr) | FileReply::Opened { attr, .. }) =
+            (ino, &mut reply)
+        {
+            self.inodes().renumber(attr.ino, ino)?;
+            attr.ino = ino;
+        }
+        if let (Some(wished), FileReply::Opened { handle, attr }) = (handle, &mut reply) {
+            self.handles().renumber(*handle, wished, attr.ino)?;
+            *handle = wished;
+        }
+        Ok(reply)
+    }
+
     fn run_on_xattrs(&self, op: &FileOp) -> FileResult {
         match op {
             FileOp::SetXattr {

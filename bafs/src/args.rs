@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 /// A user-space, batch-aware distributed file system.
 ///
@@ -353,6 +353,8 @@ pub(crate) struct MountArgs {
     /// Say on standard error how each volume is reached, and why not better.
     #[arg(long)]
     pub(crate) explain: bool,
+    #[command(flatten)]
+    pub(crate) delegate: DelegateArgs,
 }
 
 #[derive(Debug, Args)]
@@ -374,6 +376,8 @@ pub(crate) struct ExecArgs {
     pub(crate) explain: bool,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
+    #[command(flatten)]
+    pub(crate) delegate: DelegateArgs,
     /// The program and its arguments.
     #[arg(last = true, required = true)]
     pub(crate) program: Vec<String>,
@@ -546,4 +550,15 @@ pub(crate) struct AgentArgs {
     /// Directory of the agent's identity.
     #[arg(long)]
     pub(crate) identity: PathBuf,
+    #[command(flatten)]
+    pub(crate) delegate: DelegateArgs,
+}
+
+/// How the writer of a volume on another node works.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct DelegateArgs {
+    /// Whether programs that write a volume on another node go on before its server has run what
+    /// is sure to succeed.
+    #[arg(long, env = "BAFS_DELEGATE", default_value_t = true, action = ArgAction::Set)]
+    pub(crate) delegate: bool,
 }

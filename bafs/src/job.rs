@@ -1,15 +1,15 @@
-//! `bafs mount` and `bafs exec`: an agent for a person. They run before any thread exists,
-//! because a process that has threads may not enter a user name space.
+//! `bafs mount`, `bafs exec` and `bafs agent`: agents for a person and for a node. They run before
+//! any thread exists, because a process that has threads may not enter a user name space.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use bafs_client::agent::Explain;
+use bafs_client::agent::{Choices, Explain};
 use bafs_proto::message::{Advert, JobCommand, JobSpec, MountSpec, MountTarget, Role};
 use bafs_proto::volume::{VolumeKind, VolumeStatus};
 
-use crate::args::{ClientArgs, ExecArgs, MountArgs};
+use crate::args::{AgentArgs, ClientArgs, DelegateArgs, ExecArgs, MountArgs};
 use crate::client::Client;
 use crate::init;
 
@@ -42,7 +42,7 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
     Ok(bafs_client::entry::exec_main(
         spec,
         identity,
-        explain(args.explain),
+        choices(args.explain, args.delegate),
     ))
 }
 
@@ -65,12 +65,19 @@ pub(crate) fn mount(args: &MountArgs) -> Result<ExitCode> {
         &args.directory,
         identity,
         op_deadline_ms,
-        explain(args.explain),
+        choices(args.explain, args.delegate),
     ))
 }
 
-fn explain(wanted: bool) -> Explain {
-    if wanted { Explain::Yes } else { Explain::No }
+/// Runs `bafs agent`.
+pub(crate) fn agent(args: &AgentArgs) -> ExitCode {
+    let choices = choices(false, args.delegate);
+    bafs_client::entry::agent_main(&args.identity, choices)
+}
+
+fn choices(explain: bool, DelegateArgs { delegate }: DelegateArgs) -> Choices {
+    let explain = if explain { Explain::Yes } else { Explain::No };
+    Choices { explain, delegate }
 }
 
 /// A volume as the command line names it.

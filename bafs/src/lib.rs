@@ -63,7 +63,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
     }
     match cli.command {
         // These three enter a private name space, which a process with threads may not.
-        Command::Agent(args) => return Ok(bafs_client::entry::agent_main(&args.identity)),
+        Command::Agent(args) => return Ok(job::agent(&args)),
         Command::Exec(args) => return job::exec(&args),
         Command::Mount(args) => return job::mount(&args),
         Command::Init(args) => init::init(&args, output)?,

@@ -14,6 +14,7 @@ use bafs_client::fuse::{Mounted, Place};
 use bafs_client::tree::{LocalTree, Tree};
 use bafs_client::usage::Usage;
 use bafs_client::volume::{Mode, Ownership, Volume};
+use bafs_proto::door::DOOR_NAME;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
@@ -29,11 +30,13 @@ pub enum Way {
     Uncached,
     /// Agent and node are processes of their own: what `bafs mount` shows.
     Processes,
+    /// The same as on another machine: the node's door is shut, and agents use the network.
+    Network,
 }
 
 impl Way {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Inline, Self::Uncached, Self::Processes];
+    pub const ALL: [Self; 4] = [Self::Inline, Self::Uncached, Self::Processes, Self::Network];
 }
 
 /// A volume that is shown.
@@ -66,7 +69,8 @@ impl Stand {
         let shown = match way {
             Way::Inline => show_here(Mode::scratch(true), directory.path())?,
             Way::Uncached => show_here(Mode::home(true), directory.path())?,
-            Way::Processes => show_elsewhere(directory.path())?,
+            Way::Processes => show_elsewhere(directory.path(), true)?,
+            Way::Network => show_elsewhere(directory.path(), false)?,
         };
         fs::set_permissions(directory.path(), Permissions::from_mode(0o777))?;
         Ok(Self { shown, directory })
@@ -132,9 +136,12 @@ fn show_here(mode: Mode, directory: &Path) -> Result<Shown> {
     })
 }
 
-fn show_elsewhere(directory: &Path) -> Result<Shown> {
+fn show_elsewhere(directory: &Path, by_door: bool) -> Result<Shown> {
     let world = World::start(&["2GB"])?;
     world.wait_for_servers(2)?;
+    if !by_door {
+        fs::remove_file(world.cluster.directory().join("n1").join(DOOR_NAME))?;
+    }
     let create = ["volume", "create", "stand", "--node", "n1"];
     world.json(&[&create[..], &["--size", "2GB", "--files", "100000"]].concat())?;
     let at = directory.to_str().context("a temporary path is text")?;

@@ -22,7 +22,7 @@ use thiserror::Error;
 use super::bridge::Bridge;
 use crate::clock;
 use crate::doctor::connections;
-use crate::limits::{DETACH, READ_AHEAD_KIB, SESSION_THREADS};
+use crate::limits::{DETACH, SESSION_THREADS};
 use crate::volume::Volume;
 
 const DEVICE: &str = "/dev/fuse";
@@ -229,7 +229,7 @@ impl Mounted {
         let (major, minor) = (libc::major(metadata.dev()), libc::minor(metadata.dev()));
         self.connection = Some(minor);
         let path = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
-        if let Err(error) = fs::write(&path, READ_AHEAD_KIB.to_string()) {
+        if let Err(error) = fs::write(&path, self.volume.read_ahead_kib().to_string()) {
             tracing::debug!(%error, path, "read-ahead stays as it is");
         }
     }

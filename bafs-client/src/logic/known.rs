@@ -10,6 +10,9 @@ use bafs_proto::ids::{Epoch, HandleId, InodeNo};
 /// spare numbers above.
 const SPARE_FIRST: u64 = 1 << 61;
 
+/// No session has this number.
+const NEVER: Epoch = Epoch(0);
+
 /// Names remembered for one file: enough for the usual hard links.
 const NAMES_MAX: usize = 8;
 
@@ -178,7 +181,13 @@ impl Known {
     pub fn admit(&mut self, parent: InodeNo, name: &Name, attr: &Attr) -> InodeNo {
         let ino = match self.by_server.get(&attr.ino) {
             Some(ino) => *ino,
-            None => self.meet(attr),
+            None => match self.renumbered(parent, name, attr) {
+                Some(ino) => {
+                    self.settle(ino, attr.ino);
+                    ino
+                }
+                None => self.meet(attr),
+            },
         };
         self.refer(ino);
         if let Some(file) = self.files.get_mut(&ino) {
@@ -186,6 +195,16 @@ impl Known {
         }
         self.name(parent, name, ino);
         ino
+    }
+
+    /// A file that has a number of ours or of an earlier session's, and that the present one has
+    /// under another number: its name and its birth tell.
+    fn renumbered(&self, parent: InodeNo, name: &Name, attr: &Attr) -> Option<InodeNo> {
+        let ino = self.named(parent, name)?;
+        let file = self.files.get(&ino)?;
+        let is_of_before = file.place.is_none_or(|place| place.epoch != self.epoch);
+        let is_same = ino.0 >= SPARE_FIRST && same_birth(file.born_ns, attr.born_ns);
+        (is_of_before && is_same).then_some(ino)
     }
 
     /// A file that the present session has shown for the first time.
@@ -322,6 +341,71 @@ impl Known {
         };
         self.handles.insert(HandleId(self.last_handle), open);
         HandleId(self.last_handle)
+    }
+
+    /// A file was made that the session will know by the number that it gets here.
+    pub fn make(&mut self, parent: InodeNo, name: &Name) -> InodeNo {
+        let ino = self.spare();
+        let file = File {
+            references: 1,
+            ..File::default()
+        };
+        self.files.insert(ino, file);
+        self.make_again(ino);
+        self.name(parent, name, ino);
+        ino
+    }
+
+    /// The present session makes a file again that an earlier one should have made.
+    pub fn make_again(&mut self, ino: InodeNo) {
+        self.settle(ino, ino);
+        self.refer(ino);
+    }
+
+    /// A file was opened; the session will know the handle by the second number.
+    pub fn open_given(&mut self, opening: Opening) -> (HandleId, HandleId) {
+        let given = HandleId(SPARE_FIRST + self.last_handle + 1);
+        (self.open(opening, given), given)
+    }
+
+    /// A file was opened, of which the session learns when it must.
+    pub fn open_unseen(&mut self, opening: Opening) -> HandleId {
+        let handle = self.open(opening, HandleId(0));
+        if let Some(open) = self.handles.get_mut(&handle) {
+            open.place.0 = NEVER;
+        }
+        handle
+    }
+
+    /// A handle of a file that the session was never told of.
+    pub fn unseen(&self, ino: InodeNo) -> Option<HandleId> {
+        let mut handles = self.handles.iter();
+        let found = handles.find(|(_, open)| open.ino == ino && open.place.0 == NEVER);
+        found.map(|(handle, _)| *handle)
+    }
+
+    /// The present session opens a handle of [`Self::open_given`] by the same number.
+    pub fn open_given_again(&mut self, given: HandleId) {
+        self.open_again(HandleId(given.0.saturating_sub(SPARE_FIRST)), given);
+    }
+
+    /// Whether the kernel knows a file.
+    pub fn has(&self, ino: InodeNo) -> bool {
+        self.files.contains_key(&ino)
+    }
+
+    /// The server told when a file was made.
+    pub fn born(&mut self, ino: InodeNo, born_ns: u64) {
+        if let Some(file) = self.files.get_mut(&ino) {
+            file.born_ns = born_ns;
+        }
+    }
+
+    /// The kernel learned once more, without the session, that a name leads to a file.
+    pub fn meet_again(&mut self, ino: InodeNo) {
+        if let Some(file) = self.files.get_mut(&ino) {
+            file.references += 1;
+        }
     }
 
     /// How to open a handle again.
@@ -523,6 +607,20 @@ mod tests {
         assert_eq!(asked, FileOp::ReadLink { ino: InodeNo(11) });
         assert_eq!(known.forget(gone, 1), None);
         assert_eq!(known.forget(fresh, 1), Some((InodeNo(11), 1)));
+    }
+
+    #[test]
+    fn a_file_that_we_numbered_is_the_same_under_the_number_of_a_new_session() {
+        let mut known = known();
+        let file = known.make(InodeNo::ROOT, &name("a"));
+        known.born(file, 5);
+        assert_eq!(known.way(file), Way::Here(file));
+        known.begin(Epoch(2));
+        assert_eq!(known.admit(InodeNo::ROOT, &name("a"), &attr(11, 5)), file);
+        assert_eq!(known.way(file), Way::Here(InodeNo(11)));
+        known.begin(Epoch(3));
+        let other = known.admit(InodeNo::ROOT, &name("a"), &attr(11, 6));
+        assert_ne!(other, file, "born later");
     }
 
     #[test]

@@ -1,6 +1,10 @@
 //! What the agent decides without waiting: no clock, no file, no network.
 
+pub mod delegation;
 pub mod directory;
+pub mod image;
 pub mod known;
+pub mod learning;
+pub mod log;
 pub mod mount_table;
 pub mod pages;

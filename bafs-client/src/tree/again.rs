@@ -423,7 +423,7 @@ impl Session {
     }
 
     /// What a name leads to now, in the session's numbers; counts no reference.
-    async fn find(
+    pub(super) async fn find(
         &self,
         link: &Link,
         parent: InodeNo,
@@ -463,7 +463,7 @@ impl Session {
         }
     }
 
-    fn is_sole_writer(&self) -> bool {
+    pub(super) fn is_sole_writer(&self) -> bool {
         self.writable && matches!(self.tree, TreeRef::Volume(_))
     }
 

@@ -5,10 +5,12 @@ mod again;
 mod answers;
 mod blocks;
 mod cache;
+mod delegated;
 mod inline;
 mod local;
 mod near;
 mod remote;
+mod settling;
 
 use bafs_proto::file_op::{Caller, FileOp, FileResult};
 use std::os::fd::OwnedFd;
@@ -19,6 +21,8 @@ pub use cache::CacheTree;
 pub use inline::InlineTree;
 pub use local::LocalTree;
 pub use remote::{RemoteTree, Server};
+
+use crate::limits::{READ_AHEAD_KIB, REMOTE_READ_AHEAD_KIB};
 
 /// Takes the answer to one operation, with the data of a read. Called once.
 pub type Done = Box<dyn FnOnce(FileResult, &[u8]) + Send>;
@@ -99,6 +103,14 @@ impl Tree {
         match self {
             Self::Cache(tree) => tree.let_go_whole(ino),
             Self::Remote(_) | Self::Local(_) | Self::Inline(_) => {}
+        }
+    }
+
+    /// Bytes that the kernel should read ahead of a sequential reader, in KiB.
+    pub fn read_ahead_kib(&self) -> u32 {
+        match self {
+            Self::Remote(_) => REMOTE_READ_AHEAD_KIB,
+            Self::Cache(_) | Self::Local(_) | Self::Inline(_) => READ_AHEAD_KIB,
         }
     }
 

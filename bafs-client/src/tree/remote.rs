@@ -3,13 +3,15 @@
 //! happens when the server forgot the session is in `again.rs`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bafs_proto::file_op::{Caller, Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::{AgentId, Epoch, InodeNo};
 use bafs_proto::limits::OPS_MAX;
-use bafs_proto::message::{CloseTree, FileResults, OpenTree, RunFileOps, TreeRef, TreeSession};
+use bafs_proto::message::{
+    CloseTree, FileResults, GivenNumbers, OpenTree, RunFileOps, TreeRef, TreeSession,
+};
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
@@ -19,7 +21,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use super::Done;
-use crate::errno::errno_of;
+use super::delegated::{Delegated, errno_of_trouble};
 use crate::fate::{Fate, is_fatal};
 use crate::limits::{CLOSE_MS, FORGETS_MAX, PAUSE_MS_MAX, PAUSE_MS_MIN, RENEW_MS_MAX};
 use crate::logic::known::Known;
@@ -50,6 +52,7 @@ pub struct RemoteTree {
     session: Arc<Session>,
     runtime: Handle,
     renewal: JoinHandle<()>,
+    shipping: OnceLock<JoinHandle<()>>,
 }
 
 /// What the agent does with a tree, over all lives of its server.
@@ -70,6 +73,8 @@ pub(super) struct Session {
     forgets: Mutex<(Epoch, Vec<FileOp>)>,
     /// Set before the session is ended on purpose.
     is_closing: AtomicBool,
+    /// What the one writer of a volume may answer by itself.
+    pub(super) delegated: OnceLock<Delegated>,
 }
 
 /// A session as one life of the server knows it.
@@ -79,6 +84,10 @@ pub(super) struct Link {
     /// The last number given to a batch.
     sequence: Arc<AtomicU64>,
 }
+
+/// The number of a batch, that of the batch that must run before it, and how it calls what it
+/// makes.
+pub(super) type Numbers = (u64, Option<u64>, Vec<GivenNumbers>);
 
 /// Why operations have no result.
 #[derive(Debug)]
@@ -99,6 +108,16 @@ impl Link {
             opened,
             sequence: Arc::default(),
         }
+    }
+
+    /// The number of a batch that begins now.
+    pub(super) fn next_sequence(&self) -> u64 {
+        self.sequence.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// The numbers of a batch that may run at any time.
+    fn number(&self) -> Numbers {
+        (self.next_sequence(), None, Vec::new())
     }
 }
 
@@ -138,13 +157,28 @@ impl RemoteTree {
             renaming: AtomicUsize::new(0),
             forgets: Mutex::new((opened.epoch, Vec::new())),
             is_closing: AtomicBool::new(false),
+            delegated: OnceLock::new(),
         });
         let renewal = tokio::spawn(Arc::clone(&session).renew());
         Ok(Self {
             session,
             runtime: Handle::current(),
             renewal,
+            shipping: OnceLock::new(),
         })
+    }
+
+    /// From now on answers what is sure to succeed before the server has run it, if this session
+    /// is the one writer of a volume. Must be called within a tokio runtime.
+    pub async fn delegate(&self) {
+        if !self.session.is_sole_writer() || self.session.delegated.get().is_some() {
+            return;
+        }
+        let delegated = self.session.begin_delegation().await;
+        if self.session.delegated.set(delegated).is_ok() {
+            let shipping = tokio::spawn(Arc::clone(&self.session).ship());
+            let _ = self.shipping.set(shipping);
+        }
     }
 
     pub(super) fn server(&self) -> &Server {
@@ -169,15 +203,33 @@ impl RemoteTree {
             return done(Ok(FileReply::Done), &[]);
         }
         let session = Arc::clone(&self.session);
-        let data = Bytes::copy_from_slice(data);
+        let Some(own) = self.session.delegated.get() else {
+            let data = Bytes::copy_from_slice(data);
+            self.runtime.spawn(async move {
+                let (result, data) = session.run_one(caller, op, data).await;
+                done(result, &data);
+            });
+            return;
+        };
+        let Some((decision, done)) = session.answer(own, caller, &op, data, done) else {
+            return;
+        };
+        let asked = (caller, op, Bytes::copy_from_slice(data));
+        let session = Arc::clone(&self.session);
         self.runtime.spawn(async move {
-            let (result, data) = session.run_one(caller, op, data).await;
-            done(result, &data);
+            if let Some(own) = session.delegated.get() {
+                let (result, data) = session.answer_later(own, asked, decision).await;
+                done(result, &data);
+            }
         });
     }
 
     /// Ends the session politely. A server that does not answer ends it by its lease.
     pub(crate) async fn close(&self) {
+        if let Some(own) = self.session.delegated.get() {
+            let end = own.state().delegation.log.end();
+            self.session.wait_settled(own, end).await;
+        }
         self.renewal.abort();
         self.session.is_closing.store(true, Ordering::Release);
         let Session {
@@ -201,7 +253,11 @@ impl RemoteTree {
     }
 
     fn forget(&self, ino: InodeNo, count: u64) {
-        if self.session.forget(ino, count) >= FORGETS_MAX {
+        let queued = match self.session.delegated.get() {
+            Some(own) => self.session.forget_later(own, ino, count),
+            None => self.session.forget(ino, count),
+        };
+        if queued >= FORGETS_MAX {
             let session = Arc::clone(&self.session);
             self.runtime
                 .spawn(async move { session.send_forgets().await });
@@ -212,12 +268,20 @@ impl RemoteTree {
 impl Drop for RemoteTree {
     fn drop(&mut self) {
         self.renewal.abort();
+        if let Some(shipping) = self.shipping.get() {
+            shipping.abort();
+        }
     }
 }
 
 impl Session {
     /// Runs an operation, over restarts of the server if there are any.
-    async fn run_one(&self, caller: Caller, op: FileOp, data: Bytes) -> (FileResult, Bytes) {
+    pub(super) async fn run_one(
+        &self,
+        caller: Caller,
+        op: FileOp,
+        data: Bytes,
+    ) -> (FileResult, Bytes) {
         let deadline = self.server.deadline();
         let _renaming = Renaming::of(self, &op);
         let mut maybe_ran = false;
@@ -245,12 +309,7 @@ impl Session {
                 Err(trouble) => break trouble,
             }
         };
-        let errno = match trouble {
-            Trouble::Refused(errno) => errno,
-            Trouble::Failed(code) => errno_of(code),
-            Trouble::Forgotten { .. } | Trouble::NotThere(_) => errno_of(ErrorCode::SessionUnknown),
-        };
-        (Err(errno), Bytes::new())
+        (Err(errno_of_trouble(trouble)), Bytes::new())
     }
 
     async fn attempt(
@@ -287,7 +346,7 @@ impl Session {
         deadline: Deadline,
     ) -> Result<(FileResult, Bytes), Trouble> {
         let (mut results, body) = self
-            .run_batch(link, caller, vec![op], data, deadline)
+            .run_batch(link, caller, (vec![op], link.number()), data, deadline)
             .await?;
         match results.pop() {
             Some(result) => Ok((result, body)),
@@ -297,11 +356,11 @@ impl Session {
 
     /// Runs a batch once, however often it must be sent. An error that ends the session ends the
     /// volume too; whoever waits for it gets the code.
-    async fn run_batch(
+    pub(super) async fn run_batch(
         &self,
         link: &Link,
         caller: Caller,
-        ops: Vec<FileOp>,
+        (ops, (sequence, after, given)): (Vec<FileOp>, Numbers),
         data: &Bytes,
         deadline: Deadline,
     ) -> Result<(Vec<FileResult>, Bytes), Trouble> {
@@ -309,9 +368,11 @@ impl Session {
         let call = RunFileOps {
             tree: self.tree.clone(),
             epoch: link.opened.epoch,
-            sequence: link.sequence.fetch_add(1, Ordering::Relaxed) + 1,
+            sequence,
+            after,
             caller,
             ops,
+            given,
         };
         let mut maybe_ran = false;
         let calling = self.call(call, data, deadline, &mut maybe_ran);
@@ -407,7 +468,7 @@ impl Session {
     }
 
     /// Takes note of what the kernel forgot; the answer is how much the server is to be told.
-    fn forget(&self, ino: InodeNo, count: u64) -> usize {
+    pub(super) fn forget(&self, ino: InodeNo, count: u64) -> usize {
         let mut known = self.known();
         let epoch = known.epoch();
         let dropped = known.forget(ino, count);
@@ -454,7 +515,8 @@ impl Session {
         };
         let (caller, deadline) = (Caller::default(), self.server.deadline());
         let nothing = Bytes::new();
-        let sent = self.run_batch(&link, caller, forgets, &nothing, deadline);
+        let batch = (forgets, link.number());
+        let sent = self.run_batch(&link, caller, batch, &nothing, deadline);
         // A loss is recorded where it is found; nothing else can be done about it here.
         if let Err(Trouble::Forgotten { .. }) = sent.await {
             let _ = self.resume(&link, deadline).await;

@@ -53,6 +53,8 @@ pub(crate) struct Fake {
     tree: Arc<bafs_tree::Tree>,
     sessions: Mutex<BTreeMap<u64, Arc<bafs_tree::Session>>>,
     answered: Mutex<BTreeMap<(u64, u64), (FileResults, Bytes)>>,
+    /// For each session the last batch in its agent's order that ran.
+    in_order: Mutex<BTreeMap<u64, u64>>,
     fault: Mutex<Fault>,
     epochs: AtomicU64,
     pub(crate) blocks_sent: AtomicU64,
@@ -68,6 +70,7 @@ impl Fake {
             tree: bafs_tree::Tree::open(root, None).unwrap(),
             sessions: Mutex::default(),
             answered: Mutex::default(),
+            in_order: Mutex::default(),
             fault: Mutex::new(Fault::None),
             epochs: AtomicU64::new(0),
             blocks_sent: AtomicU64::new(0),
@@ -173,6 +176,19 @@ impl Fake {
         }
     }
 
+    async fn wait_for_turn(&self, run: &RunFileOps) {
+        let Some(after) = run.after else { return };
+        loop {
+            let last = self.in_order.lock().unwrap().get(&run.epoch.0).copied();
+            let last = last.unwrap_or(0);
+            let is_gone = !self.sessions.lock().unwrap().contains_key(&run.epoch.0);
+            if is_gone || last == after || last >= run.sequence {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
     fn run_ops(&self, run: RunFileOps, body: &Bytes) -> Result<(Reply, Bytes)> {
         let key = (run.epoch.0, run.sequence);
         if let Some((results, data)) = self.answered.lock().unwrap().get(&key) {
@@ -184,13 +200,22 @@ impl Fake {
         let results = run
             .ops
             .iter()
-            .map(|op| {
+            .enumerate()
+            .map(|(at, op)| {
                 self.ops_run.fetch_add(1, Ordering::Relaxed);
-                session.run(run.caller, op, body, &mut data)
+                let given = run.given.iter().find(|given| given.op as usize == at);
+                let numbers = given.map_or((None, None), |given| (given.ino, given.handle));
+                session.run_given((run.caller, op, body), numbers, &mut data)
             })
             .collect();
         let answer = (FileResults { results }, Bytes::from(data));
         self.answered.lock().unwrap().insert(key, answer.clone());
+        if run.after.is_some() {
+            self.in_order
+                .lock()
+                .unwrap()
+                .insert(run.epoch.0, run.sequence);
+        }
         Ok((Reply::RunFileOps(answer.0), answer.1))
     }
 }
@@ -206,6 +231,9 @@ impl Service for Fake {
             }
             if fault == (Fault::Restart { runs: false }) {
                 self.restart();
+            }
+            if let Request::RunFileOps(run) = &incoming.request {
+                self.wait_for_turn(run).await;
             }
             let damage = matches!(fault, Fault::Damage(_));
             let answer = self.answer(incoming.request, &incoming.body, damage);

@@ -306,8 +306,10 @@ impl<'a> Session<'a> {
             tree: tree(),
             epoch: self.epoch,
             sequence: self.sequence,
+            after: None,
             caller: Caller::default(),
             ops: vec![op],
+            given: Vec::new(),
         };
         let mut answer = self.servers.until(self.home, call, CALL_MS).await?;
         let first = answer.results.pop().ok_or_else(|| {

@@ -1,0 +1,564 @@
+//! What the one writer of a volume may answer before the server has run it: only what is sure to
+//! succeed there. Decides with what is known of the tree ([`Image`]), of numbers ([`Known`]) and of
+//! free space; what it answers goes to the [`Log`].
+
+use std::collections::BTreeSet;
+
+use bafs_proto::file_op::{
+    Attr, AttrChange, Caller, Errno, FileOp, FileReply, FileResult, FileTime, Name, SetTime,
+};
+use bafs_proto::ids::{HandleId, InodeNo};
+use bafs_proto::limits::NAME_BYTES_MAX;
+use bytes::Bytes;
+use nix::libc;
+
+use super::image::{Image, is_directory, is_regular};
+use super::known::{Known, Opening};
+use super::log::{Entry, Log, Room};
+
+const TYPE_BITS: u32 = 0o170_000;
+const SET_UID_GID: u32 = 0o6000;
+const SET_GID: u32 = 0o2000;
+
+/// Blocks that a new name may cost its directory, and a new directory itself.
+const NAME_BLOCKS: u64 = 4;
+
+/// Blocks that a write may cost beyond its own bytes: at both ends, and for the file's index.
+const WRITE_BLOCKS: u64 = 4;
+
+/// Nearer to the volume's limit every operation is left to the server, which counts exactly.
+const MARGIN: Room = Room {
+    bytes: 1 << 20,
+    files: 16,
+};
+
+/// Links of a directory from which the server decides whether there may be more.
+const LINKS_MAX: u32 = 30_000;
+
+/// The kernel asks for this attribute before each write.
+pub(super) const CAPABILITY: &[u8] = b"security.capability";
+
+/// Where a file may end that surely fits the server's file system.
+const END_MAX: u64 = 1 << 40;
+
+/// What an operation makes, which files it is about, and what it may cost.
+type Effect = (
+    (Option<InodeNo>, Option<HandleId>),
+    [Option<InodeNo>; 2],
+    Room,
+);
+
+/// What becomes of an operation.
+#[derive(Debug)]
+pub enum Decision {
+    /// This is the answer, and all that the server must be told is in the log.
+    Answered(FileResult),
+    /// The server answers, once it has run what is before this position of the log.
+    AskAfter(u64),
+    /// The names of the directory should be known first; otherwise the server answers.
+    List(InodeNo),
+    /// The session must be given what the operation names first.
+    Provide,
+}
+
+/// All that the writer of a volume needs to answer by itself.
+#[derive(Debug, Default)]
+pub struct Delegation {
+    /// What is known of files and names.
+    pub image: Image,
+    /// What the server has not run yet.
+    pub log: Log,
+    /// Free space when the server last told it; what is in the log may still come off.
+    pub(super) free: Room,
+    /// What operations that the server is asked itself may take at this moment.
+    pub(super) asking: Room,
+    /// Callers to whom the server gives what they make.
+    pub(super) makers: BTreeSet<(u32, u32)>,
+    /// How a new file and a new directory look.
+    pub(super) new_file: Option<Attr>,
+    pub(super) new_directory: Option<Attr>,
+}
+
+/// An operation and all that a decision about it needs.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked<'a> {
+    /// On whose behalf.
+    pub caller: Caller,
+    /// In the kernel's numbers.
+    pub op: &'a FileOp,
+    /// What a write writes.
+    pub data: &'a [u8],
+    /// The time of day.
+    pub now: FileTime,
+}
+
+impl Delegation {
+    /// Answers an operation if that is safe. With `may_list` it may ask for a listing first.
+    pub fn decide(&mut self, known: &mut Known, asked: Asked<'_>, may_list: bool) -> Decision {
+        match asked.op {
+            FileOp::Lookup { parent, name } => self.lookup(known, *parent, name, may_list),
+            FileOp::GetAttr { ino, .. } => match self.image.attr(*ino) {
+                Some(attr) => Decision::Answered(Ok(FileReply::Attr(attr))),
+                None => {
+                    self.tell_times(known, asked, *ino);
+                    self.ask_about(&[*ino])
+                }
+            },
+            FileOp::Create {
+                parent,
+                name,
+                mode,
+                flags,
+            } => {
+                let parent = (*parent, name);
+                let made = self.make(known, asked, parent, *mode, Some(*flags));
+                made.unwrap_or_else(|| self.ask_after_all())
+            }
+            FileOp::MakeDirectory { parent, name, mode } => {
+                let made = self.make(known, asked, (*parent, name), *mode, None);
+                made.unwrap_or_else(|| self.ask_after_all())
+            }
+            FileOp::Unlink { parent, name } => {
+                let removed = self.unlink(known, asked, *parent, name);
+                removed.unwrap_or_else(|| self.ask_after_all())
+            }
+            FileOp::SetAttr {
+                ino,
+                handle,
+                change,
+            } => {
+                let changed = self.set_attr(known, asked, (*ino, *handle), change);
+                changed.unwrap_or_else(|| self.ask_after_all())
+            }
+            FileOp::Write {
+                handle,
+                offset,
+                append,
+                ..
+            } => {
+                let written = self.write(known, asked, *handle, (*offset, *append));
+                written.unwrap_or_else(|| self.ask_after_all())
+            }
+            FileOp::Open { ino, flags } => {
+                let opened = self.open(known, asked, *ino, *flags);
+                opened.unwrap_or_else(|| self.ask_after_all())
+            }
+            FileOp::Release { handle } => self.release(known, asked, *handle),
+            FileOp::GetXattr { ino, name } if name == CAPABILITY && self.image.is_plain(*ino) => {
+                Decision::Answered(Err(Errno(libc::ENODATA)))
+            }
+            FileOp::ReadLink { ino }
+            | FileOp::GetXattr { ino, .. }
+            | FileOp::ListXattr { ino }
+            | FileOp::OpenDirectory { ino } => self.ask_about(&[*ino]),
+            FileOp::Read { handle, .. } => match known.opening(*handle) {
+                Some(Opening { ino, .. }) => self.ask_about(&[ino]),
+                None => self.ask_after_all(),
+            },
+            _ => self.ask_after_all(),
+        }
+    }
+
+    fn ask_after_all(&self) -> Decision {
+        Decision::AskAfter(self.log.end())
+    }
+
+    /// The server is asked as soon as it knows all about these files.
+    fn ask_about(&self, files: &[InodeNo]) -> Decision {
+        let busy = files.iter().filter_map(|ino| self.log.busy(*ino)).max();
+        Decision::AskAfter(busy.unwrap_or(0))
+    }
+
+    fn lookup(
+        &mut self,
+        known: &mut Known,
+        parent: InodeNo,
+        name: &Name,
+        may_list: bool,
+    ) -> Decision {
+        let absent = || Decision::Answered(Err(Errno(libc::ENOENT)));
+        let in_log = self.log.name(parent, name);
+        if in_log == Some(false) {
+            return absent();
+        }
+        let is_there = in_log.or_else(|| self.image.has(parent, name));
+        let ino = known.named(parent, name);
+        if let Some(ino) = ino.filter(|_| is_there != Some(false))
+            && let Some(attr) = self.image.attr(ino)
+        {
+            known.meet_again(ino);
+            return Decision::Answered(Ok(FileReply::Attr(attr)));
+        }
+        let is_fit = name.len() <= NAME_BYTES_MAX && !matches!(&name[..], b"" | b"." | b"..");
+        match is_there {
+            Some(false) if is_fit => absent(),
+            None if is_fit && may_list && self.can_be_listed(parent) => Decision::List(parent),
+            _ => match ino {
+                Some(ino) => self.ask_about(&[parent, ino]),
+                None => self.ask_about(&[parent]),
+            },
+        }
+    }
+
+    fn can_be_listed(&self, directory: InodeNo) -> bool {
+        let about = self.image.about(directory);
+        about.is_some_and(|attr| is_directory(&attr)) && self.image.may_be_listed(directory)
+    }
+
+    /// Whether space is sure for an operation beside all that is in the log.
+    fn has_room(&self, cost: Room) -> bool {
+        let promised = self.log.promised();
+        let bytes = promised.bytes + self.asking.bytes + cost.bytes + MARGIN.bytes;
+        let files = promised.files + self.asking.files + cost.files + MARGIN.files;
+        cost == Room::default() || (bytes <= self.free.bytes && files <= self.free.files)
+    }
+
+    /// Whether an operation on this name is sure to find its directory as it is known here.
+    fn directory(&self, parent: InodeNo, name: &Name) -> Option<Attr> {
+        let is_fit = name.len() <= NAME_BYTES_MAX && !matches!(&name[..], b"" | b"." | b"..");
+        let attr = self.image.about(parent).filter(is_directory)?;
+        let is_alive = attr.nlink >= 2 && attr.nlink < LINKS_MAX;
+        (is_fit && is_alive && self.log.name(parent, name).is_none()).then_some(attr)
+    }
+
+    /// A new file, open with these flags, or a new directory.
+    fn make(
+        &mut self,
+        known: &mut Known,
+        asked: Asked<'_>,
+        (parent, name): (InodeNo, &Name),
+        mode: u32,
+        flags: Option<i32>,
+    ) -> Option<Decision> {
+        let Caller { uid, gid, .. } = asked.caller;
+        let directory = self.directory(parent, name)?;
+        let is_sure = self.image.has(parent, name) == Some(false)
+            && directory.mode & SET_GID == 0
+            && self.makers.contains(&(uid, gid));
+        let (pattern, kept) = match flags {
+            Some(_) => (self.new_file?, 0o7777),
+            None => (self.new_directory?, 0o1777),
+        };
+        let cost = Room {
+            bytes: NAME_BLOCKS * block_bytes(&directory),
+            files: 1,
+        };
+        if !is_sure || !self.has_room(cost) || mode & SET_UID_GID != 0 {
+            return None;
+        }
+        let Ok(translated) = known.translate(asked.op) else {
+            return Some(Decision::Provide);
+        };
+        let ino = known.make(parent, name);
+        let attr = Attr {
+            ino,
+            mode: pattern.mode & TYPE_BITS | mode & kept,
+            uid,
+            gid,
+            atime: asked.now,
+            mtime: asked.now,
+            ctime: asked.now,
+            born_ns: 0,
+            ..pattern
+        };
+        self.image.make(&attr);
+        self.image.name(parent, name);
+        let is_directory = flags.is_none();
+        self.image.change(parent, |about| {
+            (about.mtime, about.ctime) = (asked.now, asked.now);
+            about.nlink += u32::from(is_directory);
+        });
+        let opened = flags.map(|flags| {
+            let opening = Opening {
+                ino,
+                flags,
+                is_directory: false,
+            };
+            known.open_given(opening)
+        });
+        let made = (Some(ino), opened.map(|(_, given)| given));
+        self.append(
+            known,
+            asked,
+            translated,
+            (made, [Some(parent), Some(ino)], cost),
+        );
+        Some(Decision::Answered(Ok(match opened {
+            Some((handle, _)) => FileReply::Opened { handle, attr },
+            None => FileReply::Attr(attr),
+        })))
+    }
+
+    fn unlink(
+        &mut self,
+        known: &mut Known,
+        asked: Asked<'_>,
+        parent: InodeNo,
+        name: &Name,
+    ) -> Option<Decision> {
+        self.directory(parent, name)?;
+        let ino = known.named(parent, name)?;
+        let attr = self.image.about(ino)?;
+        let is_sure = self.image.has(parent, name) != Some(false);
+        // Once it has no name nobody could open it for those who think that they have.
+        if !is_sure || is_directory(&attr) || known.unseen(ino).is_some() {
+            return None;
+        }
+        let Ok(translated) = known.translate(asked.op) else {
+            return Some(Decision::Provide);
+        };
+        self.image.unname(parent, name);
+        self.image.change(parent, |about| {
+            (about.mtime, about.ctime) = (asked.now, asked.now);
+        });
+        self.image.change(ino, |about| {
+            about.nlink = about.nlink.saturating_sub(1);
+            about.ctime = asked.now;
+        });
+        let about = [Some(parent), Some(ino)];
+        self.append(
+            known,
+            asked,
+            translated,
+            ((None, None), about, Room::default()),
+        );
+        Some(Decision::Answered(Ok(FileReply::Done)))
+    }
+
+    fn set_attr(
+        &mut self,
+        known: &mut Known,
+        asked: Asked<'_>,
+        (ino, handle): (InodeNo, Option<HandleId>),
+        change: &AttrChange,
+    ) -> Option<Decision> {
+        let attr = self.image.attr(ino)?;
+        let is_plain = is_regular(&attr) || is_directory(&attr);
+        let bits = change.mode.unwrap_or(0) | attr.mode;
+        let touches_more = change.size.is_some() || change.uid.is_some() || change.gid.is_some();
+        if !is_plain || touches_more || bits & SET_UID_GID != 0 || attr.nlink == 0 {
+            return None;
+        }
+        let settled = |time: Option<SetTime>| {
+            time.map(|time| match time {
+                SetTime::Now => asked.now,
+                SetTime::At(time) => time,
+            })
+        };
+        let (atime, mtime) = (settled(change.atime), settled(change.mtime));
+        let op = FileOp::SetAttr {
+            ino,
+            handle: None,
+            change: AttrChange {
+                atime: atime.map(SetTime::At),
+                mtime: mtime.map(SetTime::At),
+                ..*change
+            },
+        };
+        let Ok(translated) = known.translate(&op) else {
+            return Some(Decision::Provide);
+        };
+        if mtime.is_some() {
+            self.image.owes_nothing(ino);
+        }
+        self.image.change(ino, |about| {
+            about.mode = change
+                .mode
+                .map_or(about.mode, |mode| about.mode & TYPE_BITS | mode);
+            about.atime = atime.unwrap_or(about.atime);
+            about.mtime = mtime.unwrap_or(about.mtime);
+            about.ctime = asked.now;
+        });
+        let _ = handle;
+        let asked = Asked { op: &op, ..asked };
+        let about = [Some(ino), None];
+        self.append(
+            known,
+            asked,
+            translated,
+            ((None, None), about, Room::default()),
+        );
+        let attr = self.image.attr(ino)?;
+        Some(Decision::Answered(Ok(FileReply::Attr(attr))))
+    }
+
+    fn write(
+        &mut self,
+        known: &mut Known,
+        asked: Asked<'_>,
+        handle: HandleId,
+        (offset, append): (u64, bool),
+    ) -> Option<Decision> {
+        let Opening { ino, flags, .. } = known.opening(handle)?;
+        let attr = self.image.about(ino)?;
+        let offset = if append {
+            self.image.attr(ino)?.size
+        } else {
+            offset
+        };
+        let length = asked.data.len() as u64;
+        let end = offset.checked_add(length).filter(|end| *end < END_MAX)?;
+        let is_sure = is_regular(&attr) && attr.mode & SET_UID_GID == 0 && end > offset;
+        let block_bytes = block_bytes(&attr);
+        let cost = Room {
+            bytes: length.next_multiple_of(block_bytes) + WRITE_BLOCKS * block_bytes,
+            files: 0,
+        };
+        if !is_sure || flags & (libc::O_SYNC | libc::O_DSYNC) != 0 || !self.has_room(cost) {
+            return None;
+        }
+        let FileOp::Write { data, .. } = asked.op else {
+            return None;
+        };
+        let op = FileOp::Write {
+            handle,
+            offset,
+            data: *data,
+            append: false,
+        };
+        let Ok(translated) = known.translate(&op) else {
+            return Some(Decision::Provide);
+        };
+        self.image.write(ino, offset, length, asked.now);
+        let asked = Asked { op: &op, ..asked };
+        self.append(
+            known,
+            asked,
+            translated,
+            ((None, None), [Some(ino), None], cost),
+        );
+        Some(Decision::Answered(Ok(FileReply::Written { length })))
+    }
+
+    fn open(
+        &mut self,
+        known: &mut Known,
+        asked: Asked<'_>,
+        ino: InodeNo,
+        flags: i32,
+    ) -> Option<Decision> {
+        let attr = self.image.attr(ino)?;
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let needed = if writes { 0o600 } else { 0o400 };
+        let is_sure = is_regular(&attr) && attr.nlink > 0 && attr.mode & needed == needed;
+        if !is_sure || flags & libc::O_TRUNC != 0 {
+            return None;
+        }
+        let opening = Opening {
+            ino,
+            flags,
+            is_directory: false,
+        };
+        if !writes {
+            // The page cache may have all that is read.
+            let handle = known.open_unseen(opening);
+            return Some(Decision::Answered(Ok(FileReply::Opened { handle, attr })));
+        }
+        let Ok(translated) = known.translate(asked.op) else {
+            return Some(Decision::Provide);
+        };
+        let (handle, given) = known.open_given(opening);
+        let made = (None, Some(given));
+        self.append(
+            known,
+            asked,
+            translated,
+            (made, [Some(ino), None], Room::default()),
+        );
+        Some(Decision::Answered(Ok(FileReply::Opened { handle, attr })))
+    }
+
+    fn release(&mut self, known: &mut Known, asked: Asked<'_>, handle: HandleId) -> Decision {
+        let Some(Opening { ino, .. }) = known.opening(handle) else {
+            return self.ask_after_all();
+        };
+        if known.is_stale(handle) {
+            known.close(handle);
+            return Decision::Answered(Ok(FileReply::Done));
+        }
+        self.tell_times(known, asked, ino);
+        let Ok(translated) = known.translate(asked.op) else {
+            return self.ask_after_all();
+        };
+        self.append(
+            known,
+            asked,
+            translated,
+            ((None, None), [Some(ino), None], Room::default()),
+        );
+        Decision::Answered(Ok(FileReply::Done))
+    }
+
+    /// The server is to keep the time of change that programs were told.
+    fn tell_times(&mut self, known: &Known, asked: Asked<'_>, ino: InodeNo) {
+        let Some(mtime) = self.image.take_owed_time(ino) else {
+            return;
+        };
+        let op = FileOp::SetAttr {
+            ino,
+            handle: None,
+            change: AttrChange {
+                mtime: Some(SetTime::At(mtime)),
+                ..AttrChange::default()
+            },
+        };
+        // A file that a restarted server must be shown first keeps that server's time.
+        if let Ok(translated) = known.translate(&op) {
+            let (asked, about) = (Asked { op: &op, ..asked }, [Some(ino), None]);
+            self.append(
+                known,
+                asked,
+                translated,
+                ((None, None), about, Room::default()),
+            );
+        }
+    }
+
+    fn append(
+        &mut self,
+        known: &Known,
+        asked: Asked<'_>,
+        translated: FileOp,
+        (made, about, cost): Effect,
+    ) {
+        self.log.append(Entry {
+            caller: asked.caller,
+            op: asked.op.clone(),
+            asked: (known.epoch(), translated),
+            data: match asked.op {
+                FileOp::Write { .. } => Bytes::copy_from_slice(asked.data),
+                _ => Bytes::new(),
+            },
+            made,
+            about,
+            cost,
+        });
+    }
+
+    /// The oldest entry of the log has run.
+    pub fn settle(&mut self, known: &mut Known, reply: Option<&FileReply>) {
+        let Some(entry) = self.log.settle() else {
+            return;
+        };
+        if let ((Some(ino), _), Some(FileReply::Attr(attr) | FileReply::Opened { attr, .. })) =
+            (entry.made, reply)
+        {
+            known.born(ino, attr.born_ns);
+        }
+        match &entry.op {
+            FileOp::Unlink { parent, name } => known.unname(*parent, name),
+            FileOp::Release { handle } => known.close(*handle),
+            _ => {}
+        }
+        self.spend(entry.cost);
+    }
+
+    /// The server told what is free, after all that is settled now.
+    pub fn has_free(&mut self, free: Room) {
+        self.free = free;
+    }
+}
+
+fn block_bytes(attr: &Attr) -> u64 {
+    u64::from(attr.block_size).clamp(4096, 1 << 20)
+}

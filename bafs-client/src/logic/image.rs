@@ -1,0 +1,277 @@
+//! What the one writer of a volume knows of its tree without asking: attributes of files, and the
+//! names in directories that were seen whole. Nobody else changes the tree, so it stays true.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bafs_proto::file_op::{Attr, FileTime, Name};
+use bafs_proto::ids::InodeNo;
+
+const TYPE_BITS: u32 = 0o170_000;
+const DIRECTORY: u32 = 0o040_000;
+const REGULAR: u32 = 0o100_000;
+
+/// Unit of [`Attr::blocks`], in bytes.
+const STAT_BLOCK_BYTES: u64 = 512;
+
+/// Attributes and names, by the kernel's numbers.
+#[derive(Debug, Default)]
+pub struct Image {
+    files: BTreeMap<InodeNo, File>,
+    /// Every name in these directories.
+    whole: BTreeMap<InodeNo, BTreeSet<Name>>,
+    /// Names in all of them.
+    names: usize,
+    /// Directories with too many names to know.
+    large: BTreeSet<InodeNo>,
+    /// Counts changes of names.
+    changes: u64,
+    /// Files without capabilities, for which the kernel asks before each write.
+    plain: BTreeSet<InodeNo>,
+}
+
+#[derive(Debug)]
+struct File {
+    attr: Attr,
+    /// Whether its allocated space follows from its size.
+    is_dense: bool,
+    /// Whether the attributes are what the server would say.
+    is_exact: bool,
+    /// Whether the program was told a time of change that the server does not know yet.
+    owes_times: bool,
+}
+
+impl Image {
+    /// The attributes of a file, if they are known exactly.
+    pub fn attr(&self, ino: InodeNo) -> Option<Attr> {
+        let file = self.files.get(&ino)?;
+        file.is_exact.then_some(file.attr)
+    }
+
+    /// The attributes of a file as far as they are known: space, size, times and links may have
+    /// changed.
+    pub fn about(&self, ino: InodeNo) -> Option<Attr> {
+        self.files.get(&ino).map(|file| file.attr)
+    }
+
+    /// The server told attributes.
+    pub fn see(&mut self, attr: &Attr) {
+        let file = File {
+            attr: *attr,
+            is_dense: false,
+            is_exact: true,
+            owes_times: false,
+        };
+        self.files.insert(attr.ino, file);
+    }
+
+    /// A file was made.
+    pub fn make(&mut self, attr: &Attr) {
+        self.see(attr);
+        self.plain.insert(attr.ino);
+        if let Some(file) = self.files.get_mut(&attr.ino) {
+            file.is_dense = attr.mode & TYPE_BITS == REGULAR && attr.size == 0;
+            file.owes_times = attr.mode & TYPE_BITS == REGULAR;
+        }
+        if attr.mode & TYPE_BITS == DIRECTORY {
+            self.whole.insert(attr.ino, BTreeSet::new());
+        }
+    }
+
+    /// A file was written.
+    pub fn write(&mut self, ino: InodeNo, offset: u64, length: u64, now: FileTime) {
+        let Some(file) = self.files.get_mut(&ino) else {
+            return;
+        };
+        file.is_dense &= offset <= file.attr.size;
+        file.is_exact &= file.is_dense;
+        file.owes_times = true;
+        file.attr.size = file.attr.size.max(offset + length);
+        if file.is_dense {
+            let block_bytes = u64::from(file.attr.block_size).max(STAT_BLOCK_BYTES);
+            let bytes = file.attr.size.next_multiple_of(block_bytes);
+            file.attr.blocks = bytes / STAT_BLOCK_BYTES;
+        }
+        (file.attr.mtime, file.attr.ctime) = (now, now);
+    }
+
+    /// Attributes that do not touch the content were changed.
+    pub fn change(&mut self, ino: InodeNo, change: impl FnOnce(&mut Attr)) {
+        if let Some(file) = self.files.get_mut(&ino) {
+            change(&mut file.attr);
+        }
+    }
+
+    /// The time of change that the server is to be told, once.
+    pub fn take_owed_time(&mut self, ino: InodeNo) -> Option<FileTime> {
+        let file = self.files.get_mut(&ino)?;
+        std::mem::take(&mut file.owes_times).then_some(file.attr.mtime)
+    }
+
+    /// The server is told the times by something else.
+    pub fn owes_nothing(&mut self, ino: InodeNo) {
+        self.take_owed_time(ino);
+    }
+
+    /// Something was done to a file whose effect on its attributes only the server knows.
+    pub fn doubt(&mut self, ino: InodeNo) {
+        self.files.remove(&ino);
+    }
+
+    /// A name in a directory was changed, which leaves its mode, and more or less its links.
+    pub fn blur(&mut self, directory: InodeNo) {
+        if let Some(file) = self.files.get_mut(&directory) {
+            file.is_exact = false;
+        }
+    }
+
+    /// Whether a file surely has no capabilities.
+    pub fn is_plain(&self, ino: InodeNo) -> bool {
+        self.plain.contains(&ino)
+    }
+
+    /// A file has no capabilities, or may have some.
+    pub fn set_plain(&mut self, ino: InodeNo, is_plain: bool) {
+        if is_plain {
+            self.plain.insert(ino);
+        } else {
+            self.plain.remove(&ino);
+        }
+    }
+
+    /// The kernel does not know the file any more.
+    pub fn forget(&mut self, ino: InodeNo) {
+        self.files.remove(&ino);
+        self.plain.remove(&ino);
+        self.large.remove(&ino);
+        self.close(ino);
+    }
+
+    fn close(&mut self, directory: InodeNo) {
+        let names = self.whole.remove(&directory);
+        self.names -= names.map_or(0, |names| names.len());
+    }
+
+    /// Whether a directory has a name; `None` if that is not known.
+    pub fn has(&self, directory: InodeNo, name: &Name) -> Option<bool> {
+        self.whole.get(&directory).map(|names| names.contains(name))
+    }
+
+    /// Counts changes of names: what was listed between two of the same count is true.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Whether it is worth to look at all names of a directory.
+    pub fn may_be_listed(&self, directory: InodeNo) -> bool {
+        !self.whole.contains_key(&directory) && !self.large.contains(&directory)
+    }
+
+    /// A directory was listed whole, at the time of that count of changes.
+    pub fn list(&mut self, directory: InodeNo, names: BTreeSet<Name>, changes: u64, most: usize) {
+        if self.names + names.len() > most {
+            self.large.insert(directory);
+        } else if self.changes == changes && !self.whole.contains_key(&directory) {
+            self.names += names.len();
+            self.whole.insert(directory, names);
+        }
+    }
+
+    /// A directory has too many names to know them all.
+    pub fn is_large(&mut self, directory: InodeNo) {
+        self.large.insert(directory);
+    }
+
+    /// A name was made.
+    pub fn name(&mut self, directory: InodeNo, name: &Name) {
+        self.changes += 1;
+        if let Some(names) = self.whole.get_mut(&directory)
+            && names.insert(name.clone())
+        {
+            self.names += 1;
+        }
+    }
+
+    /// A name was removed.
+    pub fn unname(&mut self, directory: InodeNo, name: &Name) {
+        self.changes += 1;
+        if let Some(names) = self.whole.get_mut(&directory)
+            && names.remove(name)
+        {
+            self.names -= 1;
+        }
+    }
+}
+
+/// Whether these are attributes of a directory.
+pub fn is_directory(attr: &Attr) -> bool {
+    attr.mode & TYPE_BITS == DIRECTORY
+}
+
+/// Whether these are attributes of a regular file.
+pub fn is_regular(attr: &Attr) -> bool {
+    attr.mode & TYPE_BITS == REGULAR
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attr(ino: u64, mode: u32) -> Attr {
+        Attr {
+            ino: InodeNo(ino),
+            size: 0,
+            blocks: 0,
+            atime: FileTime::default(),
+            mtime: FileTime::default(),
+            ctime: FileTime::default(),
+            mode,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            block_size: 4096,
+            born_ns: 0,
+        }
+    }
+
+    fn now(seconds: i64) -> FileTime {
+        FileTime {
+            seconds,
+            nanoseconds: 0,
+        }
+    }
+
+    #[test]
+    fn space_is_known_until_a_write_leaves_a_hole() {
+        let mut image = Image::default();
+        let ino = InodeNo(5);
+        image.make(&attr(5, REGULAR));
+        image.write(ino, 0, 5000, now(1));
+        image.write(ino, 100, 100, now(2));
+        let known = image.attr(ino).expect("known");
+        assert_eq!((known.size, known.blocks, known.mtime), (5000, 16, now(2)));
+        image.write(ino, 9000, 1, now(3));
+        assert_eq!(image.attr(ino), None);
+        assert_eq!(image.about(ino).map(|attr| attr.size), Some(9001));
+        assert_eq!(image.take_owed_time(ino), Some(now(3)));
+        assert_eq!(image.take_owed_time(ino), None);
+    }
+
+    #[test]
+    fn a_listing_counts_only_if_nothing_changed_meanwhile() {
+        let mut image = Image::default();
+        let (root, a) = (InodeNo::ROOT, b"a".to_vec());
+        let names = BTreeSet::from([a.clone()]);
+        let before = image.changes();
+        image.unname(root, &a);
+        image.list(root, names.clone(), before, 10);
+        assert_eq!(image.has(root, &a), None);
+        image.list(root, names.clone(), image.changes(), 10);
+        assert_eq!(image.has(root, &a), Some(true));
+        image.name(root, &b"b".to_vec());
+        image.list(InodeNo(9), names, image.changes(), 2);
+        assert!(!image.may_be_listed(InodeNo(9)));
+        image.forget(root);
+        assert_eq!((image.has(root, &a), image.names), (None, 0));
+    }
+}

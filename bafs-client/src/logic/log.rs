@@ -1,0 +1,253 @@
+//! Operations that were answered before their server ran them, in their order, until it has. What
+//! waits is bounded by whoever appends.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use bafs_proto::file_op::{Caller, FileOp, Name};
+use bafs_proto::ids::{Epoch, HandleId, InodeNo};
+use bytes::Bytes;
+
+/// An operation that was answered.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// On whose behalf.
+    pub caller: Caller,
+    /// What was asked, in the kernel's numbers.
+    pub op: FileOp,
+    /// The same in the numbers of a session.
+    pub asked: (Epoch, FileOp),
+    /// What a write writes.
+    pub data: Bytes,
+    /// Numbers of what it makes.
+    pub made: (Option<InodeNo>, Option<HandleId>),
+    /// Files whose server has not all of their state before it has run.
+    pub about: [Option<InodeNo>; 2],
+    /// The most space that it can take.
+    pub cost: Room,
+}
+
+/// Space, promised or free.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Room {
+    /// In bytes.
+    pub bytes: u64,
+    /// In files.
+    pub files: u64,
+}
+
+/// The operations that have not been settled. Positions count all that ever were appended.
+#[derive(Debug, Default)]
+pub struct Log {
+    entries: VecDeque<Entry>,
+    settled: u64,
+    sent: u64,
+    bytes: u64,
+    unsent_bytes: u64,
+    promised: Room,
+    /// Names that an entry makes (`true`) or removes; each has one entry at most, so that whether
+    /// that has run can be seen by the name.
+    names: BTreeMap<(InodeNo, Name), bool>,
+    /// The position behind the last entry about a file.
+    busy: BTreeMap<InodeNo, u64>,
+}
+
+impl Log {
+    /// The position behind the last entry.
+    pub fn end(&self) -> u64 {
+        self.settled + self.entries.len() as u64
+    }
+
+    /// Everything before this position has run.
+    pub fn settled(&self) -> u64 {
+        self.settled
+    }
+
+    /// Everything before this position is on its way.
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Bytes of data that wait.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Space that the entries can take at most.
+    pub fn promised(&self) -> Room {
+        self.promised
+    }
+
+    /// What must be settled before the server knows all of a file; `None` if it does.
+    pub fn busy(&self, ino: InodeNo) -> Option<u64> {
+        self.busy.get(&ino).copied()
+    }
+
+    /// What an entry does to a name.
+    pub fn name(&self, parent: InodeNo, name: &Name) -> Option<bool> {
+        self.names.get(&(parent, name.clone())).copied()
+    }
+
+    /// Appends an operation; gives the position behind it.
+    pub fn append(&mut self, entry: Entry) -> u64 {
+        let end = self.end() + 1;
+        self.bytes += entry.data.len() as u64;
+        self.unsent_bytes += entry.data.len() as u64;
+        self.promised.bytes += entry.cost.bytes;
+        self.promised.files += entry.cost.files;
+        for ino in entry.about.iter().flatten() {
+            self.busy.insert(*ino, end);
+        }
+        if let Some((parent, name, makes)) = name_of(&entry.op) {
+            self.names.insert((parent, name.clone()), makes);
+        }
+        self.entries.push_back(entry);
+        end
+    }
+
+    /// The entry at a position, if it is not settled.
+    pub fn entry(&self, position: u64) -> Option<&Entry> {
+        let index = position.checked_sub(self.settled)?;
+        self.entries.get(usize::try_from(index).ok()?)
+    }
+
+    /// The next entries to send, at most `most`, all of one caller and of not much more than so
+    /// many bytes; they count as sent.
+    pub fn take(&mut self, most: usize, bytes_max: usize) -> Vec<Entry> {
+        let mut taken: Vec<Entry> = Vec::new();
+        let mut bytes = 0;
+        while let Some(entry) = self.entry(self.sent) {
+            let length = entry.data.len();
+            let is_full = taken.len() >= most || (bytes > 0 && bytes + length > bytes_max);
+            if is_full || taken.first().is_some_and(|first| !same(first, entry)) {
+                break;
+            }
+            bytes += length;
+            taken.push(entry.clone());
+            self.sent += 1;
+            self.unsent_bytes -= length as u64;
+        }
+        taken
+    }
+
+    /// Entries that were not sent, and their bytes.
+    pub fn unsent(&self) -> (u64, u64) {
+        (self.end() - self.sent, self.unsent_bytes)
+    }
+
+    /// The oldest entry has run.
+    pub fn settle(&mut self) -> Option<Entry> {
+        let entry = self.entries.pop_front()?;
+        if self.sent == self.settled {
+            self.sent += 1;
+            self.unsent_bytes -= entry.data.len() as u64;
+        }
+        self.settled += 1;
+        self.bytes -= entry.data.len() as u64;
+        self.promised.bytes -= entry.cost.bytes;
+        self.promised.files -= entry.cost.files;
+        for ino in entry.about.iter().flatten() {
+            if self.busy.get(ino).is_some_and(|end| *end <= self.settled) {
+                self.busy.remove(ino);
+            }
+        }
+        if let Some((parent, name, _)) = name_of(&entry.op) {
+            self.names.remove(&(parent, name.clone()));
+        }
+        Some(entry)
+    }
+
+    /// What is not settled must be sent again.
+    pub fn rewind(&mut self) {
+        self.sent = self.settled;
+        self.unsent_bytes = self.bytes;
+    }
+}
+
+fn same(one: &Entry, other: &Entry) -> bool {
+    (one.caller.uid, one.caller.gid) == (other.caller.uid, other.caller.gid)
+}
+
+/// The name that an operation makes (`true`) or removes.
+pub fn name_of(op: &FileOp) -> Option<(InodeNo, &Name, bool)> {
+    match op {
+        FileOp::Create { parent, name, .. } | FileOp::MakeDirectory { parent, name, .. } => {
+            Some((*parent, name, true))
+        }
+        FileOp::Unlink { parent, name } => Some((*parent, name, false)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(uid: u32, op: FileOp, bytes: usize) -> Entry {
+        Entry {
+            caller: Caller {
+                uid,
+                ..Caller::default()
+            },
+            asked: (Epoch(1), op.clone()),
+            op,
+            data: Bytes::from(vec![0; bytes]),
+            made: (None, None),
+            about: [Some(InodeNo(7)), None],
+            cost: Room {
+                bytes: 10,
+                files: 1,
+            },
+        }
+    }
+
+    #[test]
+    fn batches_have_one_caller_and_a_size() {
+        let mut log = Log::default();
+        for (uid, bytes) in [(1, 600), (1, 600), (1, 10), (2, 10), (2, 10)] {
+            log.append(entry(uid, FileOp::StatFs, bytes));
+        }
+        let mut sizes = Vec::new();
+        loop {
+            let batch = log.take(2, 1000);
+            if batch.is_empty() {
+                break;
+            }
+            sizes.push(batch.len());
+        }
+        assert_eq!(sizes, [1, 2, 2]);
+        assert_eq!((log.sent(), log.settled(), log.bytes()), (5, 0, 1230));
+        assert_eq!(log.busy(InodeNo(7)), Some(5));
+        for _ in 0..3 {
+            log.settle();
+        }
+        log.rewind();
+        assert_eq!((log.sent(), log.unsent()), (3, (2, 20)));
+        while log.settle().is_some() {}
+        assert_eq!(
+            (log.busy(InodeNo(7)), log.promised()),
+            (None, Room::default())
+        );
+    }
+
+    #[test]
+    fn a_name_is_remembered_until_its_entry_has_run() {
+        let (parent, name) = (InodeNo::ROOT, b"a".to_vec());
+        let mut log = Log::default();
+        log.append(entry(
+            1,
+            FileOp::Unlink {
+                parent,
+                name: name.clone(),
+            },
+            0,
+        ));
+        assert_eq!(log.name(parent, &name), Some(false));
+        log.settle();
+        assert_eq!(log.name(parent, &name), None);
+    }
+}

@@ -1,0 +1,127 @@
+//! Scratch volumes behind the network, whose writer is answered before the server has run what it
+//! asked: the limit, and the death of either side.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bafs_proto::door::DOOR_NAME;
+use bafs_tests::{World, cannot_mount, said, skip};
+
+const CALLS: &str = "volume v: calls";
+
+/// A node whose door is shut, with a volume `v` of 50 MB.
+fn ready(name: &str) -> Result<Option<World>> {
+    if let Some(reason) = cannot_mount() {
+        skip(name, &reason);
+        return Ok(None);
+    }
+    let world = World::start(&["300MB"])?;
+    world.wait_for_servers(2)?;
+    shut_door(&world)?;
+    let create = ["volume", "create", "v", "--node", "n1", "--size", "50MB"];
+    world.json(&create)?;
+    Ok(Some(world))
+}
+
+fn shut_door(world: &World) -> Result<()> {
+    Ok(fs::remove_file(
+        world.cluster.directory().join("n1").join(DOOR_NAME),
+    )?)
+}
+
+/// A job with the volume `v` at `/vol`.
+fn job(world: &World, script: &str) -> Command {
+    let args = ["exec", "--explain", "--mount", "v:/vol", "--"];
+    let mut command = world.bafs(&[&args[..], &["/bin/sh", "-ec", script]].concat());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn check(world: &World, script: &str, expected: &str) -> Result<()> {
+    let output: Output = job(world, script).output().context("bafs exec runs")?;
+    let found = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(output.status.success(), "{script}: {}", said(&output));
+    ensure!(found.trim() == expected, "{script}: {}", said(&output));
+    ensure!(said(&output).contains(CALLS), said(&output));
+    Ok(())
+}
+
+#[test]
+fn mount_network_keeps_the_limit_exactly() -> Result<()> {
+    let Some(world) = ready("mount_network_keeps_the_limit_exactly")? else {
+        return Ok(());
+    };
+    let fill = "cd /vol; dd if=/dev/zero of=a bs=1M count=100 2>&1 | grep -c 'No space left'; \
+        sync a; test $(du -k a | cut -f1) -le 48829; test $(du -k a | cut -f1) -ge 48000; \
+        df -k . | tail -1 | awk '{print $2 <= 48832, $4 < 1000}'; rm a; \
+        dd if=/dev/zero of=b bs=1M count=45 2>/dev/null; stat -c %s b";
+    check(&world, fill, "1\n1 1\n47185920")?;
+    let small = "cd /vol; rm b; mkdir d; n=0; \
+        while dd if=/dev/zero of=d/$n bs=64k count=1 2>/dev/null; do n=$((n+1)); done; \
+        echo $((n > 700 && n * 65536 <= 50000000)); rm -r d; ls";
+    check(&world, small, "1")?;
+    let shown = world.json(&["volume", "show", "v"])?;
+    ensure!(shown["used_files"] == 0, "{shown}");
+    Ok(())
+}
+
+#[test]
+fn mount_network_keeps_what_was_synced_when_its_agent_is_killed() -> Result<()> {
+    let Some(world) = ready("mount_network_keeps_what_was_synced_when_its_agent_is_killed")? else {
+        return Ok(());
+    };
+    let script = "cd /vol; mkdir d; for i in 1 2 3 4 5 6 7 8 9; do echo $i > d/$i; done; \
+        echo whole > f; sync d/9 f; echo more >> f; sync f; echo ready; sleep 1000";
+    let mut first = job(&world, script).spawn()?;
+    let mut line = String::new();
+    BufReader::new(first.stdout.take().context("its output")?).read_line(&mut line)?;
+    ensure!(line.trim() == "ready", "the job said {line:?}");
+    first.kill()?;
+    first.wait()?;
+    check(
+        &world,
+        "cd /vol; cat d/* | tr -d '\\n'; cat f",
+        "123456789whole\nmore",
+    )
+}
+
+#[test]
+fn mount_network_brings_all_to_the_server_before_its_job_has_ended() -> Result<()> {
+    let Some(world) = ready("mount_network_brings_all_to_the_server_before_its_job_has_ended")?
+    else {
+        return Ok(());
+    };
+    let script = "cd /vol; mkdir d; i=0; while [ $i -lt 500 ]; do echo $i > d/$i; i=$((i+1)); \
+        done; rm d/0; mv d/1 one; echo made";
+    check(&world, script, "made")?;
+    check(&world, "cd /vol; cat one; cat d/* | wc -l", "1\n498")
+}
+
+#[test]
+fn mount_network_goes_on_over_a_killed_server() -> Result<()> {
+    let Some(mut world) = ready("mount_network_goes_on_over_a_killed_server")? else {
+        return Ok(());
+    };
+    let script = "cd /vol; mkdir d; echo ready; i=0; while [ $i -lt 3000 ]; do \
+        echo $i > d/$i; [ $((i % 5)) -ne 0 ] || rm d/$i; i=$((i+1)); done; \
+        ls d | wc -l; cat d/* | awk '{s += $1} END {print s}'";
+    let mut job = job(&world, script).spawn()?;
+    let mut lines = BufReader::new(job.stdout.take().context("its output")?).lines();
+    let ready = lines.next().context("it begins")??;
+    ensure!(ready == "ready", "the job said {ready:?}");
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(300));
+        world.cluster.kill("n1")?;
+        world.cluster.restart("n1")?;
+    }
+    let found: Vec<String> = lines.collect::<std::io::Result<_>>()?;
+    let output = job.wait_with_output()?;
+    let expected: u64 = (0..3000).filter(|i| i % 5 != 0).sum();
+    let expected = ["2400".to_owned(), expected.to_string()];
+    ensure!(found == expected, "{found:?}: {}", said(&output));
+    ensure!(output.status.success(), said(&output));
+    Ok(())
+}
