@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::hash::Digest;
-use crate::ids::{Epoch, FileIndex, VolumeId};
+use crate::ids::{BlockIndex, Epoch, FileIndex, VolumeId};
 use crate::message::TreeRef;
 
 /// Longest message at the door, in bytes; it travels as one packet.
@@ -142,6 +142,15 @@ pub enum DoorRequest {
         /// Which.
         file: FileIndex,
     },
+    /// Asks for blocks of a cache volume, wherever they are: as [`crate::message::ReadBlocks`].
+    ReadBlocks {
+        /// The file.
+        file: FileIndex,
+        /// The first block.
+        first: BlockIndex,
+        /// How many; those past the end of the file are left out.
+        count: u32,
+    },
 }
 
 /// Answer to a [`DoorRequest`].
@@ -151,6 +160,9 @@ pub enum DoorReply {
     Done,
     /// The file, which comes as the open file beside this.
     Pinned,
+    /// The blocks, one after the other from the beginning of the open file beside this, which is
+    /// in memory; and the digest of each.
+    Blocks(Vec<Digest>),
 }
 
 /// What a node says after the hand-over.

@@ -17,6 +17,7 @@ use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode, PROTOCOL_VERSION, Result, codec};
 use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
+use tokio::task::{JoinError, JoinSet};
 
 use crate::clock;
 use crate::counters::Counters;
@@ -29,6 +30,9 @@ const CONNECTIONS_MAX: usize = 2048;
 
 /// Time for one message of an agent that is in the middle of something, in milliseconds.
 const MESSAGE_MS: u64 = 5_000;
+
+/// Most requests of one agent that are answered at once.
+const CALLS_MAX: usize = 64;
 
 /// Pause after a connection could not be accepted: descriptors are short.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -48,10 +52,14 @@ pub struct Parcel {
     pub recall: watch::Receiver<Option<Error>>,
 }
 
+/// What an agent is told, with the open files beside it.
+pub type Answer = Result<(DoorReply, Vec<OwnedFd>)>;
+
 /// Looks after something that was handed over, until it is dropped.
 pub trait Keeper: Send {
-    /// Answers one request, with open files if it calls for some.
-    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'_, Result<(DoorReply, Vec<OwnedFd>)>>;
+    /// Answers one request. Several may be under way at once; what was begun is done, even when the
+    /// agent is gone.
+    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'static, Answer>;
 }
 
 /// Tickets of one node and the place where they are shown.
@@ -214,6 +222,7 @@ async fn keep(
     mut recall: watch::Receiver<Option<Error>>,
 ) -> Result<()> {
     let mut may_recall = true;
+    let mut answers = Answers(JoinSet::new());
     loop {
         tokio::select! {
             why = recalled(&mut recall), if may_recall => {
@@ -222,19 +231,38 @@ async fn keep(
                     in_time(say(packets, &DoorWord::Stop { why }, &[])).await?;
                 }
             }
-            packet = packets.receive() => {
-                let Some((bytes, _files)) = packet.map_err(broken)? else {
-                    return Ok(());
-                };
-                let DoorCall { number, request } = codec::decode(&bytes)?;
-                let (answer, files) = match keeper.answer(request).await {
+            Some(answered) = answers.0.join_next() => {
+                let (number, answer) = answered.map_err(broke_off)?;
+                let (answer, files) = match answer {
                     Ok((reply, files)) => (Ok(reply), files),
                     Err(error) => (Err(error), Vec::new()),
                 };
                 in_time(say(packets, &DoorWord::Answer { number, answer }, &files)).await?;
             }
+            packet = packets.receive(), if answers.0.len() < CALLS_MAX => {
+                let Some((bytes, _files)) = packet.map_err(broken)? else {
+                    return Ok(());
+                };
+                let DoorCall { number, request } = codec::decode(&bytes)?;
+                let answer = keeper.answer(request);
+                answers.0.spawn(async move { (number, answer.await) });
+            }
         }
     }
+}
+
+/// Requests of one agent that are being answered.
+struct Answers(JoinSet<(u64, Answer)>);
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        self.0.detach_all();
+    }
+}
+
+fn broke_off(error: JoinError) -> Error {
+    let text = format!("the answer to an agent at the door broke off: {error}");
+    Error::new(ErrorCode::ServerFault, text)
 }
 
 /// Why it must be given back; `None` when nobody will ever say so.

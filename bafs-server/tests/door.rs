@@ -14,9 +14,9 @@ use bafs_proto::door::{
 use bafs_proto::ids::FileIndex;
 use bafs_proto::net::BoxFuture;
 use bafs_proto::net::packets::Packets;
-use bafs_proto::{Error, ErrorCode, PROTOCOL_VERSION, Result, codec};
+use bafs_proto::{Error, ErrorCode, PROTOCOL_VERSION, codec};
 use bafs_server::counters::Counters;
-use bafs_server::door::{Door, Grant, Keeper, Parcel};
+use bafs_server::door::{Answer, Door, Grant, Keeper, Parcel};
 use tokio::sync::watch;
 
 const HEADER: HandedOver = HandedOver::Tree(HandedTree {
@@ -32,11 +32,12 @@ struct Kept {
 }
 
 impl Keeper for Kept {
-    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'_, Result<(DoorReply, Vec<OwnedFd>)>> {
+    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'static, Answer> {
+        let path = self.file.clone();
         Box::pin(async move {
             match request {
                 DoorRequest::PinFile { .. } => {
-                    let file = File::open(&self.file).expect("open");
+                    let file = File::open(path).expect("open");
                     Ok((DoorReply::Pinned, vec![file.into()]))
                 }
                 _ => Err(Error::new(ErrorCode::Unsupported, "no")),

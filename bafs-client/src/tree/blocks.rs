@@ -9,7 +9,7 @@ use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, VolumeId};
 use bafs_proto::limits::IO_BYTES_MAX;
 use bafs_proto::message::{CacheRef, ReadBlocks, Reader};
-use bafs_proto::{Error, ErrorCode, Result};
+use bafs_proto::{Error, ErrorClass, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::sync::watch;
 
@@ -169,13 +169,28 @@ impl Blocks {
 
     async fn fetch(&self, file: File, blocks: Range<u64>) -> Result<Vec<Bytes>> {
         let deadline = self.server.deadline();
+        let first = BlockIndex(blocks.start);
+        let count = u32::try_from(blocks.end - blocks.start)
+            .map_err(|_| Error::new(ErrorCode::Malformed, "too many blocks in one read"))?;
+        if let Some(near) = &self.near {
+            let fetching = near.fetch(file.index, first, count);
+            let fetched = tokio::time::timeout_at(deadline.instant().into(), fetching).await;
+            let fetched = fetched
+                .unwrap_or_else(|_| Err(Error::new(ErrorCode::DeadlineExceeded, "no answer")))
+                .and_then(|(digests, body)| self.verify(file, blocks.clone(), &digests, &body));
+            match fetched {
+                Err(why) if why.class() != ErrorClass::VolumeLost => {
+                    tracing::debug!(%why, "blocks are asked for through the network");
+                }
+                fetched => return fetched,
+            }
+        }
         let call = ReadBlocks {
             cache: CacheRef::Volume(self.volume),
             manifest: self.manifest,
             file: file.index,
-            first: BlockIndex(blocks.start),
-            count: u32::try_from(blocks.end - blocks.start)
-                .map_err(|_| Error::new(ErrorCode::Malformed, "too many blocks in one read"))?,
+            first,
+            count,
             reader: Reader::Agent,
         };
         let Server {

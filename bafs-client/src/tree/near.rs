@@ -12,9 +12,11 @@ use std::time::Duration;
 
 use bafs_proto::door::{DoorReply, DoorRequest, HandOverOf, HandedOver};
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::{FileIndex, VolumeId};
+use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
+use bafs_proto::limits::BODY_BYTES_MAX;
 use bafs_proto::{Error, ErrorClass, ErrorCode, Result};
 use bafs_tree::{BlockMap, BlockPlaces};
+use bytes::Bytes;
 use rustix::fs::{Mode, OFlags, openat};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
@@ -163,6 +165,31 @@ impl Near {
         }
     }
 
+    /// Blocks of a file, from wherever the node has or gets them, with the digest of each.
+    ///
+    /// # Errors
+    /// The node's; `Unreachable` when it is gone, `DeadlineExceeded` when it takes long.
+    pub(super) async fn fetch(
+        &self,
+        file: FileIndex,
+        first: BlockIndex,
+        count: u32,
+    ) -> Result<(Vec<Digest>, Bytes)> {
+        let request = DoorRequest::ReadBlocks { file, first, count };
+        match self.connection.call(request).await? {
+            (DoorReply::Blocks(digests), mut files) if files.len() == 1 => {
+                let bytes = contents(&OsFile::from(files.remove(0)));
+                let text = |error| format!("blocks in memory cannot be read: {error}");
+                let bytes = bytes.map_err(|error| Error::new(ErrorCode::Malformed, text(error)))?;
+                Ok((digests, bytes.into()))
+            }
+            _ => {
+                let text = "the node's answer does not fit the question";
+                Err(Error::new(ErrorCode::Malformed, text))
+            }
+        }
+    }
+
     /// Gives a file back. Waits for nothing.
     pub(super) fn let_go(&self, file: FileIndex) {
         let connection = Arc::clone(&self.connection);
@@ -185,6 +212,14 @@ impl Near {
 fn silent() -> Error {
     let text = "the node does not answer at its door; files are read block by block";
     Error::new(ErrorCode::DeadlineExceeded, text)
+}
+
+/// Bytes of a file that a node made in memory, at most as many as one call may carry.
+fn contents(file: &OsFile) -> std::io::Result<Vec<u8>> {
+    let length = file.metadata()?.len().min(u64::from(BODY_BYTES_MAX));
+    let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
+    file.read_exact_at(&mut bytes, 0)?;
+    Ok(bytes)
 }
 
 impl Drop for Near {

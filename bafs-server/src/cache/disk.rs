@@ -11,20 +11,18 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
+use bafs_proto::Result;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::FileIndex;
-use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::fault;
 use super::journal::{self, Entry, Journal};
+use super::keep::is_full;
 use super::near::{self, NearMap};
 pub(crate) use super::run::Run;
 use crate::counters::Counters;
-use crate::logic::blocks::{BlockKey, BlockTable, CopyClass, Held, Victim, charge};
-
-/// What is freed at once when the file system is full although the volume is not, in bytes.
-const FULL_DISK_BYTES: u64 = 1 << 20;
+use crate::logic::blocks::{BlockKey, BlockTable, CopyClass, Held, charge};
 
 /// Blocks that were read from disk.
 #[derive(Debug)]
@@ -45,21 +43,12 @@ impl Local {
     }
 }
 
-/// What became of a block that was given to [`Disk::keep`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kept {
-    /// It is on disk.
-    Kept,
-    /// It is not: no room, a full disk, or the generation is over.
-    PassedThrough,
-}
-
 /// The blocks of one generation of a cache volume.
 pub(crate) struct Disk {
     pub(super) directory: PathBuf,
     block_bytes: u32,
     shelf: Mutex<Shelf>,
-    journal: Journal,
+    pub(super) journal: Journal,
     /// Held while a file is held or let go, so that looking who has it open disturbs nobody.
     pub(super) holding: Mutex<()>,
     /// Files whose bytes were all compared with their digests, and when they changed last.
@@ -117,7 +106,7 @@ impl TableGuard<'_> {
     }
 
     /// Takes over what agents used without asking, if a block of this length drives others out.
-    fn note_near_uses(&mut self, length: u32) {
+    pub(super) fn note_near_uses(&mut self, length: u32) {
         if self.wants_uses(length) {
             let uses = self.0.near.as_ref().map(NearMap::take_uses);
             self.note_uses(uses.unwrap_or_default());
@@ -286,57 +275,6 @@ impl Disk {
         }
     }
 
-    /// Writes a block whose digest was verified, if there is room for it (waits for the disk).
-    pub(crate) fn keep(
-        &self,
-        key: BlockKey,
-        bytes: &[u8],
-        digest: Digest,
-        class: CopyClass,
-    ) -> Kept {
-        let retired = self.retired.read().unwrap_or_else(PoisonError::into_inner);
-        if *retired {
-            return Kept::PassedThrough;
-        }
-        let length = bytes.len() as u32;
-        let reserved = {
-            let mut table = self.table();
-            table.note_near_uses(length);
-            table.reserve(key, length, class)
-        };
-        let Ok(victims) = reserved else {
-            return Kept::PassedThrough;
-        };
-        let entry = Entry::Keep {
-            key,
-            length,
-            digest,
-            class,
-        };
-        let write = || {
-            self.write(key, bytes)
-                .and_then(|()| self.journal.append(&[entry]))
-        };
-        let mut written = self.free_victims(&victims).and_then(|()| write());
-        // Others fill the disk too: less is kept than was promised, rather than nothing new.
-        while written.as_ref().is_err_and(is_full) && self.give_way() {
-            written = write();
-        }
-        if let Err(error) = written {
-            tracing::warn!(%error, "a block is passed through instead of kept");
-            if self.punch(&[(key, length)]).is_ok() {
-                self.table().cancel(key);
-            }
-            return Kept::PassedThrough;
-        }
-        self.table().put(key, length, digest, class, true);
-        let blocks = self.table().len();
-        if let Err(error) = self.journal.compact(blocks, || self.live()) {
-            tracing::warn!(%error, "the cache journal stays long");
-        }
-        Kept::Kept
-    }
-
     /// Changes why blocks are here, as far as they are (waits for the disk).
     ///
     /// # Errors
@@ -434,7 +372,7 @@ impl Disk {
     }
 
     /// What the journal must say at least, oldest use first.
-    fn live(&self) -> Vec<Entry> {
+    pub(super) fn live(&self) -> Vec<Entry> {
         let table = self.table();
         let kept = table.iter().map(|(key, held, class)| {
             let Held { length, digest, .. } = held;
@@ -450,62 +388,8 @@ impl Disk {
         entries
     }
 
-    fn free_victims(&self, victims: &[Victim]) -> Result<()> {
-        if victims.is_empty() {
-            return Ok(());
-        }
-        let pieces: Vec<_> = victims
-            .iter()
-            .map(|victim| (victim.key, victim.length))
-            .collect();
-        let freed = self.punch(&pieces);
-        let mut table = self.table();
-        for victim in victims {
-            match &freed {
-                Ok(()) => table.freed(victim.key),
-                Err(_) => table.stuck(victim.key, victim.length),
-            }
-            let counter = match victim.class {
-                CopyClass::Primary => "cache_evicted_primary",
-                CopyClass::Secondary => "cache_evicted_secondary",
-                CopyClass::Pinned => "cache_evicted_pinned",
-            };
-            self.counters.add(counter, 1);
-        }
-        freed
-    }
-
-    /// Frees some space on a full disk. Tells whether it did.
-    fn give_way(&self) -> bool {
-        let victims = self.table().give_way(FULL_DISK_BYTES);
-        if victims.is_empty() {
-            return false;
-        }
-        let pieces: Vec<_> = victims.iter().map(|v| (v.key, v.length)).collect();
-        let freed = self.punch(&pieces);
-        self.counters
-            .add("cache_evicted_for_full_disk", victims.len() as u64);
-        if freed.is_ok() {
-            let mut table = self.table();
-            victims.iter().for_each(|victim| table.freed(victim.key));
-        }
-        freed.is_ok()
-    }
-
-    fn write(&self, key: BlockKey, bytes: &[u8]) -> Result<()> {
-        let path = self.path_of(key.file);
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(false);
-        let offset = key.block.0 * u64::from(self.block_bytes);
-        let file = options
-            .open(&path)
-            .map_err(|e| fault("open the blocks", &path, e))?;
-        file.write_all_at(bytes, offset)
-            .map_err(|e| fault("write a block", &path, e))
-    }
-
     /// Journals that the blocks go, and gives their space back to the file system.
-    fn punch(&self, pieces: &[(BlockKey, u32)]) -> Result<()> {
+    pub(super) fn punch(&self, pieces: &[(BlockKey, u32)]) -> Result<()> {
         let drops: Vec<_> = pieces
             .iter()
             .map(|(key, _)| Entry::Drop { key: *key })
@@ -576,10 +460,6 @@ impl Disk {
     pub(super) fn path_of(&self, file: FileIndex) -> PathBuf {
         self.directory.join("blocks").join(file.to_string())
     }
-}
-
-fn is_full(error: &Error) -> bool {
-    error.code == ErrorCode::NoSpaceBytes
 }
 
 fn punch_hole(file: &File, start: u64, length: u64) -> std::io::Result<()> {

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 
 use super::blocking;
 use super::classes::Sorting;
-use super::disk::{Disk, Kept, Run};
+use super::disk::{Disk, Run};
 use super::flights::{Block, Flights};
 use super::gate::Gate;
 use super::manifest::Manifest;
@@ -130,9 +130,9 @@ impl Generation {
         }
     }
 
-    /// Counts a block that finds no place, and says so once.
-    fn tell_pass_through(&self) {
-        self.meter.add("cache_pass_through", 1);
+    /// Counts blocks that find no place, and says so once.
+    fn tell_pass_through(&self, blocks: u64) {
+        self.meter.add("cache_pass_through", blocks);
         if self.told_full.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -232,10 +232,9 @@ impl Fetcher {
     ) -> Result<()> {
         let (generation, run) = (generation.clone(), *run);
         blocking(move || {
-            for (n, (bytes, digest)) in blocks.into_iter().enumerate() {
-                if generation.disk.keep(run.key(n), &bytes, digest, class) == Kept::PassedThrough {
-                    generation.tell_pass_through();
-                }
+            let passed = generation.disk.keep(&run, &blocks, class);
+            if passed > 0 {
+                generation.tell_pass_through(passed as u64);
             }
         })
         .await

@@ -2,24 +2,32 @@
 //! opens no socket.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::fs::File;
+use std::io::Write;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bafs_proto::door::{DoorReply, DoorRequest, HandedCache, HandedOver};
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::{FileIndex, VolumeId};
+use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
+use bafs_proto::message::Reader;
 use bafs_proto::net::BoxFuture;
+use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
+use rustix::fs::{MemfdFlags, memfd_create};
 use tokio::runtime::Handle;
 
-use super::fetch::Generation;
-use super::{Caches, blocking, source_changed};
-use crate::door::{Grant, Keeper, Parcel};
+use super::fetch::{Fetcher, Generation};
+use super::{Caches, blocking, read_for, source_changed};
+use crate::door::{Answer, Grant, Keeper, Parcel};
 
 /// How long agents may take to give back whole files when a generation ends: their jobs are killed
 /// meanwhile.
 const TAKE_BACK_MS: u64 = 5_000;
+
+/// Time for a read at the door, in milliseconds: who waits longer asks again through the network,
+/// where it says how long it can wait; the blocks come meanwhile.
+const READ_MS: u64 = 5_000;
 
 /// How often it is looked whether a file that somebody may still have open is free.
 const LOOK: Duration = Duration::from_millis(20);
@@ -36,7 +44,8 @@ impl Caches {
         if generation.manifest.digest() != manifest {
             return Err(source_changed());
         }
-        Ok(Box::new(move || Box::pin(hand_over(generation))))
+        let fetcher = self.fetcher.clone();
+        Ok(Box::new(move || Box::pin(hand_over(fetcher, generation))))
     }
 
     /// Brings the counters up to date with what agents read without asking.
@@ -48,31 +57,83 @@ impl Caches {
     }
 }
 
-async fn hand_over(generation: Arc<Generation>) -> Result<Parcel> {
+async fn hand_over(fetcher: Arc<Fetcher>, generation: Arc<Generation>) -> Result<Parcel> {
     let shared = generation.clone();
     let files = blocking(move || shared.disk.share(&shared.manifest)).await??;
     let manifest = generation.manifest.digest();
     let recall = generation.recall.subscribe();
-    let keeper = CacheKeeper {
+    let held = Arc::new(HeldFiles {
         generation,
-        held: BTreeMap::new(),
-    };
+        holds: Mutex::default(),
+    });
     Ok(Parcel {
         header: HandedOver::Cache(HandedCache { manifest }),
         files,
-        keeper: Box::new(keeper),
+        keeper: Box::new(CacheKeeper { fetcher, held }),
         recall,
     })
 }
 
-/// Knows which whole files one agent has.
+/// Answers one agent.
 struct CacheKeeper {
-    generation: Arc<Generation>,
-    held: BTreeMap<FileIndex, u32>,
+    fetcher: Arc<Fetcher>,
+    held: Arc<HeldFiles>,
 }
 
-impl CacheKeeper {
-    async fn hold(&mut self, file: FileIndex) -> Result<(DoorReply, Vec<OwnedFd>)> {
+impl Keeper for CacheKeeper {
+    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'static, Answer> {
+        let (fetcher, held) = (self.fetcher.clone(), self.held.clone());
+        Box::pin(async move {
+            match request {
+                DoorRequest::PinFile { file } => held.hold(file).await,
+                DoorRequest::ReleaseFile { file } => held.let_go(file),
+                DoorRequest::ReadBlocks { file, first, count } => {
+                    read_blocks(&fetcher, &held.generation, file, (first, count)).await
+                }
+                DoorRequest::Used { .. } => {
+                    let text = "a cache volume needs no account of its use";
+                    Err(Error::new(ErrorCode::Unsupported, text))
+                }
+            }
+        })
+    }
+}
+
+/// Reads blocks for an agent on this machine, and lays them down in memory that it gets: nothing is
+/// encrypted, cut into packets and put together again.
+async fn read_blocks(
+    fetcher: &Arc<Fetcher>,
+    generation: &Arc<Generation>,
+    file: FileIndex,
+    (first, count): (BlockIndex, u32),
+) -> Answer {
+    if generation.recall.borrow().is_some() {
+        return Err(source_changed());
+    }
+    let deadline = Deadline::after_ms(READ_MS);
+    let blocks = (file, first, count);
+    let (digests, bytes) = read_for(fetcher, generation, blocks, Reader::Agent, deadline).await?;
+    let broken = |error: std::io::Error| {
+        Error::new(
+            ErrorCode::ServerFault,
+            format!("make room for blocks in memory: {error}"),
+        )
+    };
+    let mut memory = File::from(
+        memfd_create("bafs-blocks", MemfdFlags::CLOEXEC).map_err(|error| broken(error.into()))?,
+    );
+    memory.write_all(&bytes).map_err(broken)?;
+    Ok((DoorReply::Blocks(digests), vec![memory.into()]))
+}
+
+/// Knows which whole files one agent has.
+struct HeldFiles {
+    generation: Arc<Generation>,
+    holds: Mutex<BTreeMap<FileIndex, u32>>,
+}
+
+impl HeldFiles {
+    async fn hold(&self, file: FileIndex) -> Answer {
         if self.generation.recall.borrow().is_some() {
             return Err(source_changed());
         }
@@ -85,46 +146,36 @@ impl CacheKeeper {
         };
         self.generation.meter.add(name, 1);
         let opened = held?;
-        *self.held.entry(file).or_default() += 1;
+        *self.lock().entry(file).or_default() += 1;
         Ok((DoorReply::Pinned, vec![opened]))
     }
 
-    fn let_go(&mut self, file: FileIndex) -> Result<(DoorReply, Vec<OwnedFd>)> {
-        let Some(holds) = self.held.get_mut(&file) else {
+    fn let_go(&self, file: FileIndex) -> Answer {
+        let mut held = self.lock();
+        let Some(holds) = held.get_mut(&file) else {
             let text = format!("file {file} was not handed over");
             return Err(Error::new(ErrorCode::WrongState, text));
         };
         *holds -= 1;
         if *holds == 0 {
-            self.held.remove(&file);
+            held.remove(&file);
         }
         tokio::spawn(let_go_when_free(self.generation.clone(), file));
         Ok((DoorReply::Done, Vec::new()))
     }
-}
 
-impl Keeper for CacheKeeper {
-    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'_, Result<(DoorReply, Vec<OwnedFd>)>> {
-        Box::pin(async move {
-            match request {
-                DoorRequest::PinFile { file } => self.hold(file).await,
-                DoorRequest::ReleaseFile { file } => self.let_go(file),
-                DoorRequest::Used { .. } => {
-                    let text = "a cache volume needs no account of its use";
-                    Err(Error::new(ErrorCode::Unsupported, text))
-                }
-            }
-        })
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<FileIndex, u32>> {
+        self.holds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for CacheKeeper {
+impl Drop for HeldFiles {
     fn drop(&mut self) {
         // A node that ends lets everything go.
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
-        for (file, holds) in std::mem::take(&mut self.held) {
+        for (file, holds) in std::mem::take(&mut *self.lock()) {
             for _ in 0..holds {
                 runtime.spawn(let_go_when_free(self.generation.clone(), file));
             }

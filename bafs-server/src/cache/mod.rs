@@ -17,6 +17,7 @@ mod from_peers;
 mod gate;
 mod hand_over;
 mod journal;
+mod keep;
 mod manifest;
 mod meter;
 mod near;
@@ -35,7 +36,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::cache::{CacheMember, JoinCache};
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_proto::ids::{BlockIndex, FileIndex, ServerId, VolumeId};
 use bafs_proto::limits::BODY_BYTES_MAX;
 use bafs_proto::message::{
     Advert, Blocks, CacheAdvert, CacheRef, ManifestPage, ReadBlocks, ReadManifest, Reader,
@@ -312,24 +313,9 @@ impl Caches {
         deadline: Deadline,
     ) -> Result<(Blocks, Bytes)> {
         let generation = self.find(&call.cache, call.manifest)?;
-        let Some(run) = run_of(&generation, &call)? else {
-            return Ok((
-                Blocks {
-                    digests: Vec::new(),
-                },
-                Bytes::new(),
-            ));
-        };
-        let (digests, bytes) = match call.reader {
-            Reader::Heir => read::read_for_heir(generation.clone(), run, deadline).await?,
-            reader @ (Reader::Agent | Reader::Peer | Reader::Ahead | Reader::Detour) => {
-                if reader == Reader::Agent {
-                    ahead::follow(&self.fetcher, &generation, &run);
-                }
-                let (fetcher, generation) = (self.fetcher.clone(), generation.clone());
-                read::read(fetcher, generation, run, Errand::of(reader), deadline).await?
-            }
-        };
+        let blocks = (call.file, call.first, call.count);
+        let (digests, bytes) =
+            read_for(&self.fetcher, &generation, blocks, call.reader, deadline).await?;
         if call.reader != Reader::Agent {
             let bytes = bytes.len() as u64;
             generation.meter.add("cache_served_bytes", bytes);
@@ -402,32 +388,53 @@ fn is_shared(volume: &CacheVolume) -> bool {
     !volume.generation().cooperative.is_empty()
 }
 
-/// The blocks that a call asks for, as far as the file goes; `None` when these are none.
-fn run_of(generation: &Generation, call: &ReadBlocks) -> Result<Option<Run>> {
-    if call.count == 0 {
+/// Reads blocks, given by file, first one and number, as the kind of reader permits.
+async fn read_for(
+    fetcher: &Arc<Fetcher>,
+    generation: &Arc<Generation>,
+    blocks: (FileIndex, BlockIndex, u32),
+    reader: Reader,
+    deadline: Deadline,
+) -> Result<read::Read> {
+    let Some(run) = run_of(generation, blocks)? else {
+        return Ok((Vec::new(), Bytes::new()));
+    };
+    let (fetcher, generation) = (fetcher.clone(), generation.clone());
+    match reader {
+        Reader::Heir => read::read_for_heir(generation, run, deadline).await,
+        Reader::Agent | Reader::Peer | Reader::Ahead | Reader::Detour => {
+            if reader == Reader::Agent {
+                ahead::follow(&fetcher, &generation, &run);
+            }
+            read::read(fetcher, generation, run, Errand::of(reader), deadline).await
+        }
+    }
+}
+
+/// The blocks that are asked for, as far as the file goes; `None` when these are none.
+fn run_of(
+    generation: &Generation,
+    (file, first, count): (FileIndex, BlockIndex, u32),
+) -> Result<Option<Run>> {
+    if count == 0 {
         return Ok(None);
     }
     let manifest = &generation.manifest;
     let block_bytes = manifest.block_bytes();
-    if u64::from(call.count) * u64::from(block_bytes) > u64::from(BODY_BYTES_MAX) {
-        let text = format!(
-            "{} blocks of {block_bytes} bytes do not fit a reply",
-            call.count
-        );
+    if u64::from(count) * u64::from(block_bytes) > u64::from(BODY_BYTES_MAX) {
+        let text = format!("{count} blocks of {block_bytes} bytes do not fit a reply");
         return Err(Error::new(ErrorCode::Malformed, text));
     }
-    let entry = manifest.file(call.file)?;
+    let entry = manifest.file(file)?;
     let blocks = manifest.blocks_of(entry);
-    let count = blocks
-        .saturating_sub(call.first.0)
-        .min(u64::from(call.count));
+    let count = blocks.saturating_sub(first.0).min(u64::from(count));
     if count == 0 {
         return Ok(None);
     }
-    let last = bafs_proto::ids::BlockIndex(call.first.0 + count - 1);
+    let last = BlockIndex(first.0 + count - 1);
     Ok(Some(Run {
-        file: call.file,
-        first: call.first.0,
+        file,
+        first: first.0,
         count: count as usize,
         last_bytes: manifest.length_of(entry, last),
         block_bytes,

@@ -21,7 +21,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use tokio::sync::{Mutex, MutexGuard, watch};
 
 use super::blocking;
-use crate::door::{Keeper, Parcel};
+use crate::door::{Answer, Keeper, Parcel};
 use crate::fault::of_disk;
 
 /// An agent that must give a tree back gets so long, in milliseconds; then whoever wants the tree
@@ -253,14 +253,16 @@ pub(super) fn give_back() -> Deadline {
 struct TreeKeeper(Arc<TreeUse>);
 
 impl Keeper for TreeKeeper {
-    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'_, Result<(DoorReply, Vec<OwnedFd>)>> {
+    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'static, Answer> {
         let answer = match request {
             DoorRequest::Used { bytes, files } => {
                 self.0.set((bytes, files));
                 Ok((DoorReply::Done, Vec::new()))
             }
-            DoorRequest::PinFile { .. } | DoorRequest::ReleaseFile { .. } => {
-                let text = "a scratch volume has no blocks to pin";
+            DoorRequest::PinFile { .. }
+            | DoorRequest::ReleaseFile { .. }
+            | DoorRequest::ReadBlocks { .. } => {
+                let text = "a scratch volume has no blocks";
                 Err(Error::new(ErrorCode::Unsupported, text))
             }
         };

@@ -5,6 +5,7 @@ mod churn;
 mod knee;
 mod link;
 mod peer;
+mod shell;
 mod warm;
 
 use std::future::Future;

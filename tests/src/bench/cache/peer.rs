@@ -11,6 +11,7 @@ use bafs_proto::message::Role;
 use bafs_proto::net::quic;
 use bytes::Bytes;
 
+use super::shell::Shell;
 use super::{MIB, Outcome, row};
 use crate::api::{CacheVolume, CacheWish, READ_BYTES, Speaker};
 use crate::bench::measure::{Way, interleave, seconds};
@@ -28,6 +29,9 @@ const AT_ONCE: u64 = 4;
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
     let set = MIB * options.pick(256, 64);
     let content = Content::new(3, set);
+    if let Some(reason) = crate::cannot_mount() {
+        anyhow::bail!("jobs with volumes cannot run here: {reason}");
+    }
     let stage = Stage::start(2, "20GB", None)?;
     stage.put("peer", &content)?;
     let source = Source::start(&stage.world.cluster.identity(), set)?;
@@ -35,15 +39,25 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
         "{} MiB that only a peer has, over loopback",
         set / MIB
     ));
-    let mut serial = 0;
+    let serial = std::cell::Cell::new(0);
     let (mut wrong, mut peer_wrong) = (0, 0);
     let mut ways = [
         Way::new("bare QUIC stream", || source.fetch(&stage, set)),
-        Way::new("cold from a peer, through the own node", || {
-            serial += 1;
-            let (rate, bad) = from_peer(&stage, &format!("peer-{serial}"), &content)?;
-            wrong += bad;
-            Ok(rate)
+        Way::new("cold from a peer, by a program in a job", || {
+            serial.set(serial.get() + 1);
+            let name = format!("peer-{}", serial.get());
+            let read = |volume: &CacheVolume| in_job(&stage, volume, set);
+            from_peer(&stage, &name, &content, read)
+        }),
+        Way::new("cold from a peer, by the volume API", || {
+            serial.set(serial.get() + 1);
+            let name = format!("peer-{}", serial.get());
+            let read = |volume: &CacheVolume| {
+                let (rate, bad) = read_all(&stage, volume, &content)?;
+                wrong += bad;
+                Ok(rate)
+            };
+            from_peer(&stage, &name, &content, read)
         }),
         Way::new("warm from the own node", || {
             let (rate, bad) = from_own(&stage, &content)?;
@@ -61,13 +75,19 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
     }
     report.table(&rows);
     report.measured("peer_vs_quinn", &samples[1].ratio_to(&samples[0]));
+    report.measured("peer_by_api_vs_quinn", &samples[2].ratio_to(&samples[0]));
     Ok(Outcome {
         wrong_bytes: wrong + peer_wrong,
     })
 }
 
 /// Has everything on the first node, makes the second one a peer, and reads there.
-fn from_peer(stage: &Stage, cooperative: &str, content: &Content) -> Result<(f64, u64)> {
+fn from_peer(
+    stage: &Stage,
+    cooperative: &str,
+    content: &Content,
+    mut read: impl FnMut(&CacheVolume) -> Result<f64>,
+) -> Result<f64> {
     let wish = CacheWish {
         cooperative: cooperative.to_owned(),
         ..CacheWish::of("peer", 2 * content.bytes().len() as u64)
@@ -77,14 +97,26 @@ fn from_peer(stage: &Stage, cooperative: &str, content: &Content) -> Result<(f64
     read_all(stage, &first[0], content)?;
     let second = stage.caches(&nodes[1..], &wish)?;
     let before = stage.home_bytes()?;
-    let found = read_all(stage, &second[0], content)?;
+    let rate = read(&second[0])?;
     let home_bytes = stage.home_bytes()? - before;
     ensure!(
         home_bytes == 0,
         "{home_bytes} bytes came from home, not from the peer"
     );
     stage.delete(&[first, second].concat())?;
-    Ok(found)
+    Ok(rate)
+}
+
+/// Reads the data file by fio in a job on the volume's node: MB/s. The bytes are compared by the
+/// way through the volume API, and by the kernel's reader in the fault tests.
+fn in_job(stage: &Stage, volume: &CacheVolume, set: usize) -> Result<f64> {
+    let mut shell = Shell::start(stage, &volume.id.to_string())?;
+    shell.run("true")?;
+    let options = format!(
+        "--name=read --filename=/data/{FILE} --readonly --invalidate=0 --size={set} \
+         --ioengine=psync --rw=read --bs=1M"
+    );
+    shell.fio(&options, set)
 }
 
 /// Reads what the own node has.

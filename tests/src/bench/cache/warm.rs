@@ -1,13 +1,12 @@
 //! Reads of a cache volume whose blocks are on this node, through a job's mount, beside the same
 //! file on the local file system. Both are read by fio, an unmodified program, within the same job.
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::{cell::RefCell, rc::Rc};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
+use super::shell::Shell;
 use super::{MIB, Outcome, row};
 use crate::api::CacheWish;
 use crate::bench::machine::{Cold, drop_caches};
@@ -112,7 +111,7 @@ fn compare_ways(
                     "only root can empty the page cache"
                 );
             }
-            shell.borrow_mut().fio(&path, set, pages, pattern)
+            fio(&mut shell.borrow_mut(), &path, set, pages, pattern)
         })
     };
     let mut ways = [way("bafs", &mounted), way("native", native)];
@@ -142,77 +141,16 @@ fn compare_ways(
     Ok(ratio)
 }
 
-/// A shell in a job with the volume at `/data`: everything it runs uses the same mount.
-struct Shell {
-    child: Child,
-    input: Option<ChildStdin>,
-    output: BufReader<ChildStdout>,
-}
-
-impl Shell {
-    fn start(stage: &Stage, volume: &str) -> Result<Self> {
-        let mount = format!("{volume}:/data:ro");
-        let mut child = stage
-            .world
-            .bafs(&["exec", "--mount", &mount, "--", "/bin/sh"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let input = child.stdin.take();
-        let output = child.stdout.take().context("standard output is piped")?;
-        let output = BufReader::new(output);
-        Ok(Self {
-            child,
-            input,
-            output,
-        })
-    }
-
-    /// Runs a line, and returns what it printed on standard output.
-    fn run(&mut self, line: &str) -> Result<String> {
-        const END: &str = "--end-of-command--";
-        let input = self.input.as_mut().context("the shell lives")?;
-        writeln!(input, "{line}; echo {END}")?;
-        input.flush()?;
-        let mut said = String::new();
-        while !said.ends_with(&format!("{END}\n")) {
-            let read = self.output.read_line(&mut said)?;
-            ensure!(read > 0, "the job's shell ended: {said}");
-        }
-        said.truncate(said.len() - END.len() - 1);
-        Ok(said)
-    }
-
-    /// Reads a file once with a pattern: MB/s. Random reads of pages on disk read a part of it.
-    fn fio(&mut self, path: &Path, set: usize, pages: Pages, pattern: &Pattern) -> Result<f64> {
-        let part = match (pages, pattern.figure) {
-            (Pages::OnDisk, "rand") => set / 16,
-            _ => set,
-        };
-        let said = self.run(&format!(
-            "fio --name=read --filename={} --readonly --invalidate=0 --size={set} --io_size={part} \
-             --output-format=json {} 2>/dev/null",
-            path.display(),
-            pattern.options
-        ))?;
-        let found: serde_json::Value = serde_json::from_str(&said).context(said)?;
-        let read = &found["jobs"][0]["read"];
-        ensure!(
-            read["io_bytes"].as_u64() == Some(part as u64),
-            "fio read {read}"
-        );
-        let bytes = read["io_bytes"].as_f64().context("fio tells bytes")?;
-        // `runtime` has whole milliseconds only; the longest latency sum is finer.
-        let seconds = read["runtime"].as_f64().context("fio tells the time")? / 1e3;
-        ensure!(seconds > 0.0, "too short to be measured: {read}");
-        Ok(bytes / seconds / 1e6)
-    }
-}
-
-impl Drop for Shell {
-    fn drop(&mut self) {
-        // It ends with its standard input.
-        drop(self.input.take());
-        let _ = self.child.wait();
-    }
+/// Reads a file once with a pattern: MB/s. Random reads of pages on disk read a part of it.
+fn fio(shell: &mut Shell, path: &Path, set: usize, pages: Pages, pattern: &Pattern) -> Result<f64> {
+    let part = match (pages, pattern.figure) {
+        (Pages::OnDisk, "rand") => set / 16,
+        _ => set,
+    };
+    let options = format!(
+        "--name=read --filename={} --readonly --invalidate=0 --size={set} --io_size={part} {}",
+        path.display(),
+        pattern.options
+    );
+    shell.fio(&options, part)
 }

@@ -1,0 +1,193 @@
+//! Writes fetched blocks to disk, as far as there is room for them. Fetches nothing.
+
+use std::fs::OpenOptions;
+use std::io::IoSlice;
+
+use bafs_proto::hash::Digest;
+use bafs_proto::{Error, ErrorCode, Result};
+use bytes::Bytes;
+use rustix::io::{Errno, pwritev};
+
+use super::disk::{Disk, Run};
+use super::fault;
+use super::flights::Block;
+use super::journal::Entry;
+use crate::logic::blocks::{CopyClass, Victim};
+
+/// What is freed at once when the file system is full although the volume is not, in bytes.
+const FULL_DISK_BYTES: u64 = 1 << 20;
+
+/// Most blocks of one write: what a system call takes (`IOV_MAX`).
+const WRITE_BLOCKS_MAX: usize = 1024;
+
+impl Disk {
+    /// Writes the blocks of a run, whose digests were verified, as far as there is room for them
+    /// (waits for the disk). Returns how many are passed through instead: there is no room, the
+    /// disk is full, or the generation is over.
+    pub(crate) fn keep(&self, run: &Run, blocks: &[Block], class: CopyClass) -> usize {
+        debug_assert_eq!(run.count, blocks.len());
+        let retired = self.retired();
+        if *retired {
+            return run.count;
+        }
+        let (kept, victims) = self.reserve(run, class);
+        if kept.is_empty() {
+            return run.count;
+        }
+        let entry = |n: &usize| keeps(run, *n, blocks[*n].1, class);
+        let entries: Vec<_> = kept.iter().map(entry).collect();
+        let write = || {
+            for places in neighbours(&kept) {
+                let bytes: Vec<_> = blocks[places.clone()].iter().map(|(b, _)| b).collect();
+                self.write(run, places.start, &bytes)?;
+            }
+            self.journal.append(&entries)
+        };
+        let mut written = self.free_victims(&victims).and_then(|()| write());
+        // Others fill the disk too: less is kept than was promised, rather than nothing new.
+        while written.as_ref().is_err_and(is_full) && self.give_way() {
+            written = write();
+        }
+        if let Err(error) = written {
+            tracing::warn!(%error, blocks = kept.len(), "blocks are passed through, not kept");
+            self.cancel(run, &kept);
+            return run.count;
+        }
+        let blocks_here = {
+            let mut table = self.table();
+            for &n in &kept {
+                table.put(run.key(n), run.length(n) as u32, blocks[n].1, class, true);
+            }
+            table.len()
+        };
+        if let Err(error) = self.journal.compact(blocks_here, || self.live()) {
+            tracing::warn!(%error, "the cache journal stays long");
+        }
+        run.count - kept.len()
+    }
+
+    /// Reserves space: the places in the run of the blocks that got some, and who must go first.
+    fn reserve(&self, run: &Run, class: CopyClass) -> (Vec<usize>, Vec<Victim>) {
+        let (mut kept, mut victims) = (Vec::with_capacity(run.count), Vec::new());
+        let mut table = self.table();
+        for n in 0..run.count {
+            let length = run.length(n) as u32;
+            table.note_near_uses(length);
+            if let Ok(gone) = table.reserve(run.key(n), length, class) {
+                kept.push(n);
+                victims.extend(gone);
+            }
+        }
+        (kept, victims)
+    }
+
+    /// Undoes a reservation, whatever was written.
+    fn cancel(&self, run: &Run, kept: &[usize]) {
+        let piece = |n: &usize| (run.key(*n), run.length(*n) as u32);
+        let pieces: Vec<_> = kept.iter().map(piece).collect();
+        if self.punch(&pieces).is_ok() {
+            let mut table = self.table();
+            pieces.iter().for_each(|(key, _)| table.cancel(*key));
+        }
+    }
+
+    fn free_victims(&self, victims: &[Victim]) -> Result<()> {
+        if victims.is_empty() {
+            return Ok(());
+        }
+        let pieces: Vec<_> = victims
+            .iter()
+            .map(|victim| (victim.key, victim.length))
+            .collect();
+        let freed = self.punch(&pieces);
+        let mut table = self.table();
+        for victim in victims {
+            match &freed {
+                Ok(()) => table.freed(victim.key),
+                Err(_) => table.stuck(victim.key, victim.length),
+            }
+            let counter = match victim.class {
+                CopyClass::Primary => "cache_evicted_primary",
+                CopyClass::Secondary => "cache_evicted_secondary",
+                CopyClass::Pinned => "cache_evicted_pinned",
+            };
+            self.counters.add(counter, 1);
+        }
+        freed
+    }
+
+    /// Frees some space on a full disk. Tells whether it did.
+    fn give_way(&self) -> bool {
+        let victims = self.table().give_way(FULL_DISK_BYTES);
+        if victims.is_empty() {
+            return false;
+        }
+        let pieces: Vec<_> = victims.iter().map(|v| (v.key, v.length)).collect();
+        let freed = self.punch(&pieces);
+        self.counters
+            .add("cache_evicted_for_full_disk", victims.len() as u64);
+        if freed.is_ok() {
+            let mut table = self.table();
+            victims.iter().for_each(|victim| table.freed(victim.key));
+        }
+        freed.is_ok()
+    }
+
+    /// Writes neighbouring blocks at once: one system call, and the page cache takes larger pieces.
+    fn write(&self, run: &Run, first: usize, blocks: &[&Bytes]) -> Result<()> {
+        let path = self.path_of(run.file);
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false);
+        let file = options
+            .open(&path)
+            .map_err(|e| fault("open the blocks", &path, e))?;
+        let mut offset = run.at(first);
+        for blocks in blocks.chunks(WRITE_BLOCKS_MAX) {
+            let mut slices: Vec<_> = blocks.iter().map(|bytes| IoSlice::new(bytes)).collect();
+            let mut left = slices.as_mut_slice();
+            while !left.is_empty() {
+                let written = match pwritev(&file, left, offset) {
+                    Ok(0) => Err(std::io::ErrorKind::WriteZero.into()),
+                    Err(Errno::INTR) => continue,
+                    written => written.map_err(std::io::Error::from),
+                };
+                let written = written.map_err(|e| fault("write blocks", &path, e))?;
+                offset += written as u64;
+                IoSlice::advance_slices(&mut left, written);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs of numbers that follow each other.
+fn neighbours(numbers: &[usize]) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
+    let groups = numbers.chunk_by(|one, next| one + 1 == *next);
+    groups.map(|group| group[0]..group[group.len() - 1] + 1)
+}
+
+fn keeps(run: &Run, n: usize, digest: Digest, class: CopyClass) -> Entry {
+    Entry::Keep {
+        key: run.key(n),
+        length: run.length(n) as u32,
+        digest,
+        class,
+    }
+}
+
+/// Whether an error says that the disk has no room.
+pub(super) fn is_full(error: &Error) -> bool {
+    error.code == ErrorCode::NoSpaceBytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_written_together() {
+        let found: Vec<_> = neighbours(&[0, 1, 2, 5, 7, 8]).collect();
+        assert_eq!(found, [0..3, 5..6, 7..9]);
+        assert_eq!(neighbours(&[]).count(), 0);
+    }
+}
