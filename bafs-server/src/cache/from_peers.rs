@@ -21,8 +21,8 @@ use crate::clock;
 
 /// A peer that is silent for so long is asked whether it lives; a slow home is no reason to leave
 /// the primary, a silent primary is.
-const PROBE_AFTER_MS: u64 = 1_000;
-const PROBE_MS_MAX: u64 = 2_000;
+const PROBE_AFTER_MS: u64 = 300;
+const PROBE_MS_MAX: u64 = 1_000;
 
 /// In answers to an heir: this block is not to be had here.
 pub(super) const ABSENT: Digest = Digest([0; 32]);

@@ -1,6 +1,7 @@
 //! `bench cache`: the cooperative cache on real processes. Each part is a file of its own.
 
 mod blast;
+mod blocks;
 mod churn;
 mod knee;
 mod link;
@@ -69,6 +70,11 @@ const PARTS: &[Part] = &[
         name: "blast",
         figures: &["blast_alone_vs_cooperative"],
         run: blast::run,
+    },
+    Part {
+        name: "blocks",
+        figures: &[],
+        run: blocks::run,
     },
     Part {
         name: "churn",
