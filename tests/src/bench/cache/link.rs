@@ -80,8 +80,8 @@ pub(super) fn cold(options: &Options, report: &mut Report) -> Result<Outcome> {
         digits(link_s)
     ));
     report.say(&format!(
-        "  {} jobs with a mount of their own, {} programs (cmp) in each; every byte is compared. Two \
-         processors run all nodes, agents and programs.",
+        "  {} jobs with a mount of their own, {} programs (cmp) in each; every byte is compared. \
+         The processors of one machine run all nodes, agents and programs.",
         NODES * all.jobs,
         all.programs
     ));
