@@ -49,6 +49,13 @@ impl Readers {
     }
 }
 
+/// One job on each node, with many programs.
+const PROGRAMS: Readers = Readers {
+    jobs: 1,
+    programs: 16,
+    speakers: 0,
+};
+
 /// What one run took.
 #[derive(Debug, Clone, Copy)]
 struct Run {
@@ -70,7 +77,7 @@ pub(super) fn cold(options: &Options, report: &mut Report) -> Result<Outcome> {
         programs,
         speakers,
     };
-    let all = readers(1, 16, 0);
+    let all = PROGRAMS;
     // The last ones cost this machine more than the link gives: it runs all nodes and all readers.
     let kinds = [readers(1, 2, 0), all, readers(4, 1, 12)];
     report.section(&format!(
@@ -126,11 +133,7 @@ pub(super) fn cold(options: &Options, report: &mut Report) -> Result<Outcome> {
 /// Cooperation against caches that stand alone, and against remote I/O.
 pub(super) fn factors(options: &Options, report: &mut Report) -> Result<Outcome> {
     let set = MIB * options.pick(16, 2);
-    let readers = Readers {
-        jobs: 1,
-        programs: 16,
-        speakers: 0,
-    };
+    let readers = PROGRAMS;
     let content = Arc::new(Content::new(5, set));
     let stage = Stage::start(NODES, "2GB", Some(LINK))?;
     stage.put("factor", &content)?;
