@@ -148,8 +148,8 @@ pub(super) fn probe(arguments: &[String]) -> Result<()> {
     Err(error.into())
 }
 
-/// `nohang-check WAY DIRECTORY STATE`: prints how many bytes are wrong of what a probe may count on:
-/// what it closed on this node, what it synced on another (decision 0018).
+/// `nohang-check WAY DIRECTORY STATE`: prints how many bytes are wrong of what a probe may count
+/// on: what it closed on this node, what it synced on another (decision 0018).
 pub(super) fn check(arguments: &[String]) -> Result<()> {
     let (_, directory, state) = parse(arguments)?;
     let state = State::read(&state);
