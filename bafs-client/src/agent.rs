@@ -55,7 +55,7 @@ impl Default for Choices {
     fn default() -> Self {
         Self {
             explain: Explain::No,
-            delegate: true,
+            delegate: false,
         }
     }
 }

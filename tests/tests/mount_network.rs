@@ -34,7 +34,15 @@ fn shut_door(world: &World) -> Result<()> {
 
 /// A job with the volume `v` at `/vol`.
 fn job(world: &World, script: &str) -> Command {
-    let args = ["exec", "--explain", "--mount", "v:/vol", "--"];
+    let args = [
+        "exec",
+        "--delegate",
+        "true",
+        "--explain",
+        "--mount",
+        "v:/vol",
+        "--",
+    ];
     let mut command = world.bafs(&[&args[..], &["/bin/sh", "-ec", script]].concat());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command

@@ -42,7 +42,7 @@ impl Shown {
             .to_str()
             .context("a temporary path is text")?;
         let agent = world
-            .bafs(&["mount", "work", at])
+            .bafs(&["mount", "--delegate", "true", "work", at])
             .stderr(Stdio::null())
             .spawn()?;
         let shown = Self {

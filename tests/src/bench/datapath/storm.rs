@@ -116,9 +116,7 @@ fn run_job(world: &World, job: &JobSpec, delegated: bool) -> Result<JobReport> {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null());
-    if !delegated {
-        command.env("BAFS_DELEGATE", "false");
-    }
+    command.env("BAFS_DELEGATE", delegated.to_string());
     let mut agent = command.spawn()?;
     let mut input = agent.stdin.take().context("standard input is piped")?;
     serde_json::to_writer(&mut input, job)?;

@@ -57,10 +57,8 @@ impl Work {
 /// What a probe tells: where it is, and what it met.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct State {
-    /// Records that are in a file which was closed.
-    pub(super) closed: u64,
-    /// Records that are in a file which was synced.
-    pub(super) synced: u64,
+    /// Records that are in a file which was closed, or synced: nothing may lose them.
+    pub(super) kept: u64,
     /// Calls that returned.
     pub(super) calls: u64,
     /// When the call under way began, in nanoseconds of the machine's clock; 0 without one.
@@ -76,7 +74,7 @@ pub(super) struct State {
 impl State {
     /// What a probe said last; nothing before it began.
     pub(super) fn read(path: &Path) -> Self {
-        let mut bytes = [0; 56];
+        let mut bytes = [0; 48];
         let read = File::open(path).and_then(|file| file.read_exact_at(&mut bytes, 0));
         if read.is_err() {
             return Self::default();
@@ -88,8 +86,7 @@ impl State {
         });
         let mut next = || numbers.next().unwrap_or(0);
         Self {
-            closed: next(),
-            synced: next(),
+            kept: next(),
             calls: next(),
             began_ns: next(),
             longest_ns: next(),
@@ -100,8 +97,7 @@ impl State {
 
     fn bytes(&self) -> Vec<u8> {
         let numbers = [
-            self.closed,
-            self.synced,
+            self.kept,
             self.calls,
             self.began_ns,
             self.longest_ns,
@@ -148,19 +144,14 @@ pub(super) fn probe(arguments: &[String]) -> Result<()> {
     Err(error.into())
 }
 
-/// `nohang-check WAY DIRECTORY STATE`: prints how many bytes are wrong of what a probe may count
-/// on: what it closed on this node, what it synced on another (decision 0018).
+/// `nohang-check KIND DIRECTORY STATE`: prints how many bytes of what a probe had kept are wrong.
 pub(super) fn check(arguments: &[String]) -> Result<()> {
     let (_, directory, state) = parse(arguments)?;
     let state = State::read(&state);
-    let kept = match arguments[0].as_str() {
-        "near" => state.closed,
-        _ => state.synced,
-    };
     let log = fs::read(directory.join(LOG)).unwrap_or_default();
-    let mut wrong = (kept as usize * RECORD_BYTES).saturating_sub(log.len());
+    let mut wrong = (state.kept as usize * RECORD_BYTES).saturating_sub(log.len());
     for (index, found) in log.chunks(RECORD_BYTES).enumerate() {
-        let is_kept = (index as u64) < kept;
+        let is_kept = (index as u64) < state.kept;
         let expected = record(index as u64);
         // The rest may be missing, or cut anywhere; nothing else may stand in its place.
         let is_right =
@@ -194,22 +185,18 @@ impl Probe {
     fn write_for_ever(&mut self) -> io::Result<()> {
         let log = PathBuf::from(LOG);
         for round in 0.. {
-            let first = self.state.closed;
+            let first = self.state.kept;
             let records: Vec<u8> = (first..first + RECORDS_AT_ONCE).flat_map(record).collect();
             let mut options = OpenOptions::new();
             options.create(true).append(true);
             let mut file = self.call(|| options.open(&log))?;
             self.call(|| file.write_all(&records))?;
-            let is_synced = round % ROUNDS == 0;
-            if is_synced {
+            if round % ROUNDS == 0 {
                 self.call(|| file.sync_all())?;
             }
             self.call(|| close(file))?;
-            self.state.closed += RECORDS_AT_ONCE;
-            if is_synced {
-                self.state.synced = self.state.closed;
-            }
-            let at = self.dice.below(self.state.closed);
+            self.state.kept += RECORDS_AT_ONCE;
+            let at = self.dice.below(self.state.kept);
             let found = self.read(&log, at * RECORD_BYTES as u64, RECORD_BYTES)?;
             self.state.wrong_bytes += different(&found, &record(at));
             if round % ROUNDS == 0 {
