@@ -18,7 +18,7 @@ struct Work {
     script: &'static str,
 }
 
-const SHORT: [Work; 11] = [
+const SHORT: [Work; 13] = [
     Work {
         name: "sqlite3, rollback journal and WAL",
         needs: &["sqlite3"],
@@ -134,15 +134,41 @@ const SHORT: [Work; 11] = [
             print(sorted(os.listdir('y'))[:5])\nE\n\
             rm a.zip; cksum < m",
     },
+    Work {
+        name: "cargo: build, run, build again",
+        needs: &["cargo", "cc"],
+        script: "export CARGO_TARGET_DIR=$PWD/target; cargo new -q --vcs none --name p p; cd p; \
+            cargo build -q --offline; ../target/debug/p; \
+            echo 'fn main() { println!(\"again\"); }' > src/main.rs; touch src/main.rs; \
+            cargo run -q --offline; rm -r ../target",
+    },
+    Work {
+        name: "pip install, over it again, and import",
+        needs: &["python3", "pip3"],
+        script: "python3 - <<'E'\nimport zipfile\n\
+            with zipfile.ZipFile('demo-1.0-py3-none-any.whl', 'w') as z:\n\
+            \x20for i in range(200): z.writestr(f'demo/m{i}.py', f'n = {i}\\n')\n\
+            \x20z.writestr('demo/__init__.py', 'from . import m7, m199\\n')\n\
+            \x20d = 'demo-1.0.dist-info/'\n\
+            \x20z.writestr(d + 'METADATA', 'Metadata-Version: 2.1\\nName: demo\\n\
+            Version: 1.0\\n')\n\
+            \x20z.writestr(d + 'WHEEL', 'Wheel-Version: 1.0\\nGenerator: t\\n\
+            Root-Is-Purelib: true\\nTag: py3-none-any\\n')\n\
+            \x20z.writestr(d + 'RECORD', '')\nE\n\
+            export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore; \
+            for i in 1 2; do pip3 install -q --no-index --no-cache-dir --upgrade --target t *.whl; \
+            done; PYTHONPATH=t python3 -c 'import demo; print(demo.m7.n + demo.m199.n)'; \
+            PYTHONPATH=t pip3 list --path t; find t -name __pycache__ | xargs rm -r; \
+            rm *.whl t/*/direct_url.json t/*/RECORD",
+    },
 ];
 
 const LONG: [Work; 2] = [
     Work {
-        name: "cargo build of a crate",
-        needs: &["cargo"],
+        name: "cargo: test, and build for release",
+        needs: &["cargo", "cc"],
         script: "export CARGO_TARGET_DIR=$PWD/target; cargo new -q --vcs none --name p p; cd p; \
             mkdir tests; echo '#[test] fn t() { assert_eq!(1, 1); }' > tests/t.rs; \
-            cargo build -q --offline; ./../target/debug/p; \
             cargo test -q --offline 2>&1 | grep -c passed; \
             cargo build -q --offline --release; ../target/release/p; rm -r ../target",
     },

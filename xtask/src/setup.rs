@@ -155,6 +155,12 @@ const PACKAGES: &[Package] = &[
         first_needed_by: Purpose::Test,
     },
     Package {
+        name: "python3-pip",
+        why: "a program that must work on a mount: many small files, renames",
+        gives: Gives::Programs(&["pip3"]),
+        first_needed_by: Purpose::Test,
+    },
+    Package {
         name: "rsync",
         why: "a program that must work on a mount: links, attributes, renames",
         gives: Gives::Programs(&["rsync"]),

@@ -13,18 +13,15 @@ use std::sync::{Mutex, PoisonError};
 use bafs_proto::hash::{Digest, Hasher};
 use bafs_proto::limits::MANIFEST_ENTRIES_MAX;
 use bafs_proto::message::{
-    ListSource, PutProgress, PutReceipt, ReadSource, SourceData, SourceEntry, SourceIdentity,
-    SourcePage,
+    PutProgress, PutReceipt, ReadSource, SourceData, SourceEntry, SourceIdentity, SourcePage,
 };
-use bafs_proto::net::BoxFuture;
-use bafs_proto::time::Deadline;
-use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
+use super::host::Host;
 use super::listing::{changed, digests, directory, file, page};
 use super::settings::HomeSetting;
-use super::{Home, Put, beside};
+use super::{Put, beside};
 use control::Control;
 use facts::{Facts, Kind};
 
@@ -36,7 +33,6 @@ const ANONYMOUS: (&str, &str) = ("anonymous", "bafs@");
 
 /// An FTP server.
 pub(super) struct Ftp {
-    address: String,
     host: String,
     user: String,
     password: String,
@@ -57,7 +53,6 @@ impl Ftp {
             None => ANONYMOUS,
         };
         Self {
-            address: address.to_owned(),
             host: if has_port {
                 host.to_owned()
             } else {
@@ -95,12 +90,9 @@ impl Ftp {
     fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Control>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    fn at(&self, path: &str) -> impl Fn(Error) -> Error {
-        let at = format!("{}, '{path}'", self.address);
-        move |error| error.context(&at)
-    }
-
+impl Host for Ftp {
     async fn list(&self, path: &str) -> Result<SourcePage> {
         let mut control = self.control().await?;
         let top = look(&mut control, path).await?;
@@ -217,52 +209,6 @@ impl Ftp {
             size: put.size,
             digest,
         })
-    }
-}
-
-impl Home for Ftp {
-    fn list<'a>(
-        &'a self,
-        _token: &'a Token,
-        call: ListSource,
-        _deadline: Deadline,
-    ) -> BoxFuture<'a, Result<SourcePage>> {
-        Box::pin(async move { self.list(&call.path).await.map_err(self.at(&call.path)) })
-    }
-
-    fn read<'a>(
-        &'a self,
-        _token: &'a Token,
-        call: ReadSource,
-        _deadline: Deadline,
-    ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
-        Box::pin(async move { self.read(&call).await.map_err(self.at(&call.path)) })
-    }
-
-    fn begin<'a>(&'a self, put: &'a Put, _: Deadline) -> BoxFuture<'a, Result<PutProgress>> {
-        Box::pin(async move { self.begin(put).await.map_err(self.at(&put.path)) })
-    }
-
-    fn write<'a>(
-        &'a self,
-        put: &'a Put,
-        offset: u64,
-        data: Bytes,
-        _: Deadline,
-    ) -> BoxFuture<'a, Result<PutProgress>> {
-        Box::pin(async move {
-            let written = self.write(put, offset, &data).await;
-            written.map_err(self.at(&put.path))
-        })
-    }
-
-    fn commit<'a>(
-        &'a self,
-        put: &'a Put,
-        digest: Digest,
-        _: Deadline,
-    ) -> BoxFuture<'a, Result<PutReceipt>> {
-        Box::pin(async move { self.commit(put, digest).await.map_err(self.at(&put.path)) })
     }
 }
 

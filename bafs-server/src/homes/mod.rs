@@ -7,6 +7,7 @@
 mod bafs;
 mod file;
 mod ftp;
+mod host;
 mod listing;
 mod objects;
 mod settings;
@@ -36,6 +37,7 @@ use crate::access::Access;
 use bafs::BafsHome;
 use file::Files;
 use ftp::Ftp;
+use host::Addressed;
 use objects::{Bucket, Web};
 use sftp::Sftp;
 
@@ -171,9 +173,7 @@ impl Homes {
         call: ReadSource,
         deadline: Deadline,
     ) -> Result<(SourceData, Bytes)> {
-        let home = self.at(address)?;
-        self.allow(address, token, &call.path, Right::Read)?;
-        check_range(&call)?;
+        let home = self.readable(address, token, &call)?;
         in_time(deadline, home.read(token, call, deadline)).await
     }
 
@@ -188,9 +188,7 @@ impl Homes {
         call: ReadSource,
         deadline: Deadline,
     ) -> Result<(SourceData, Bytes)> {
-        let home = self.at(address)?;
-        self.allow(address, token, &call.path, Right::Read)?;
-        check_range(&call)?;
+        let home = self.readable(address, token, &call)?;
         until(deadline, || home.read(token, call.clone(), deadline)).await
     }
 
@@ -199,8 +197,7 @@ impl Homes {
     /// # Errors
     /// As [`Self::list`]; `Unsupported` when such homes take no files; `Conflict`.
     pub(crate) async fn begin(&self, put: &Put, deadline: Deadline) -> Result<PutProgress> {
-        let home = self.at(&put.home)?;
-        self.allow(&put.home, &put.token, &put.path, Right::Write)?;
+        let home = self.writable(put)?;
         in_time(deadline, home.begin(put, deadline)).await
     }
 
@@ -215,8 +212,7 @@ impl Homes {
         data: Bytes,
         deadline: Deadline,
     ) -> Result<PutProgress> {
-        let home = self.at(&put.home)?;
-        self.allow(&put.home, &put.token, &put.path, Right::Write)?;
+        let home = self.writable(put)?;
         in_time(deadline, home.write(put, offset, data, deadline)).await
     }
 
@@ -230,9 +226,23 @@ impl Homes {
         digest: Digest,
         deadline: Deadline,
     ) -> Result<PutReceipt> {
+        let home = self.writable(put)?;
+        in_time(deadline, home.commit(put, digest, deadline)).await
+    }
+
+    /// The home of a range that may be read.
+    fn readable(&self, address: &str, token: &Token, call: &ReadSource) -> Result<Arc<dyn Home>> {
+        let home = self.at(address)?;
+        self.allow(address, token, &call.path, Right::Read)?;
+        check_range(call)?;
+        Ok(home)
+    }
+
+    /// The home where a file may be put.
+    fn writable(&self, put: &Put) -> Result<Arc<dyn Home>> {
         let home = self.at(&put.home)?;
         self.allow(&put.home, &put.token, &put.path, Right::Write)?;
-        in_time(deadline, home.commit(put, digest, deadline)).await
+        Ok(home)
     }
 
     /// The home at an address.
@@ -253,10 +263,20 @@ impl Homes {
         let setting = self.settings.of(address);
         match scheme {
             "file" => Ok(Arc::new(Files::new(&self.settings)?)),
-            "ftp" => Ok(Arc::new(Ftp::new(address, setting))),
+            "ftp" => Ok(Arc::new(Addressed::new(
+                address,
+                Ftp::new(address, setting),
+            ))),
             "http" | "https" => Ok(Arc::new(Web::new(address, setting)?)),
-            "s3" => Ok(Arc::new(Bucket::new(address, setting)?)),
-            "sftp" => Ok(Arc::new(Sftp::new(address, setting)?)),
+            "s3" => {
+                let setting = self.settings.needed(address, "region and keys")?;
+                Ok(Arc::new(Bucket::new(address, setting)?))
+            }
+            "sftp" => {
+                let setting = self.settings.needed(address, "user and key")?;
+                let host = Sftp::new(address, setting)?;
+                Ok(Arc::new(Addressed::new(address, host)))
+            }
             _ => {
                 let text = format!(
                     "{address}: '{scheme}' is no kind of home; use bafs, file, ftp, http, https, \

@@ -88,6 +88,20 @@ impl HomeSettings {
             .find(|home| home.url.trim_end_matches('/') == address)
     }
 
+    /// What is known of the home at an address that cannot be reached without.
+    ///
+    /// # Errors
+    /// `RightMissing` when nothing is; it names the `fields` that are needed.
+    pub(super) fn needed(&self, address: &str, fields: &str) -> Result<&HomeSetting> {
+        self.of(address).ok_or_else(|| {
+            let text = format!(
+                "no credentials for {address} on this node: add [[home]] with its url, {fields} to \
+                 the file of `bafs node --homes FILE`"
+            );
+            Error::new(ErrorCode::RightMissing, text)
+        })
+    }
+
     /// The directories that file homes may use.
     pub(super) fn directories(&self) -> impl Iterator<Item = &Path> {
         let paths = self.homes.iter();

@@ -9,20 +9,18 @@ use std::sync::Arc;
 use bafs_proto::hash::{Digest, Hasher};
 use bafs_proto::limits::MANIFEST_ENTRIES_MAX;
 use bafs_proto::message::{
-    ListSource, PutProgress, PutReceipt, ReadSource, SourceData, SourceEntry, SourceIdentity,
-    SourceKind, SourcePage,
+    PutProgress, PutReceipt, ReadSource, SourceData, SourceEntry, SourceIdentity, SourceKind,
+    SourcePage,
 };
-use bafs_proto::net::BoxFuture;
-use bafs_proto::time::Deadline;
-use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use tokio::sync::Mutex;
 
+use super::host::Host;
 use super::listing::{changed, digests, page};
 use super::settings::HomeSetting;
-use super::{Home, Put, beside};
+use super::{Put, beside};
 use packet::{Attributes, Kind};
 use session::Session;
 
@@ -48,7 +46,6 @@ const REPLACE: &str = "posix-rename@openssh.com";
 
 /// A host that is reached by SSH.
 pub(super) struct Sftp {
-    address: String,
     arguments: Vec<String>,
     session: Mutex<Option<Arc<Session>>>,
 }
@@ -57,21 +54,13 @@ impl Sftp {
     /// The host of `address`, which is `sftp://HOST` or `sftp://HOST:PORT`.
     ///
     /// # Errors
-    /// `RightMissing` without settings, `Malformed` when that is no host.
-    pub(super) fn new(address: &str, setting: Option<&HomeSetting>) -> Result<Self> {
-        let Some(setting) = setting else {
-            let text = format!(
-                "no credentials for {address} on this node: add [[home]] with its url, user and \
-                 key to the file of `bafs node --homes FILE`"
-            );
-            return Err(Error::new(ErrorCode::RightMissing, text));
-        };
+    /// `Malformed` when that is no host.
+    pub(super) fn new(address: &str, setting: &HomeSetting) -> Result<Self> {
         let arguments = arguments(address, setting).ok_or_else(|| {
             let text = format!("{address} is no host; write it as sftp://HOST or sftp://HOST:PORT");
             Error::new(ErrorCode::Malformed, text)
         })?;
         Ok(Self {
-            address: address.to_owned(),
             arguments,
             session: Mutex::default(),
         })
@@ -86,12 +75,9 @@ impl Sftp {
         *session = Some(opened.clone());
         Ok(opened)
     }
+}
 
-    fn at(&self, path: &str) -> impl Fn(Error) -> Error {
-        let at = format!("{}, '{path}'", self.address);
-        move |error| error.context(&at)
-    }
-
+impl Host for Sftp {
     async fn list(&self, path: &str) -> Result<SourcePage> {
         let session = self.session().await?;
         let top = stat(&session, path).await?;
@@ -235,52 +221,6 @@ impl Sftp {
             size: put.size,
             digest,
         })
-    }
-}
-
-impl Home for Sftp {
-    fn list<'a>(
-        &'a self,
-        _token: &'a Token,
-        call: ListSource,
-        _deadline: Deadline,
-    ) -> BoxFuture<'a, Result<SourcePage>> {
-        Box::pin(async move { self.list(&call.path).await.map_err(self.at(&call.path)) })
-    }
-
-    fn read<'a>(
-        &'a self,
-        _token: &'a Token,
-        call: ReadSource,
-        _deadline: Deadline,
-    ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
-        Box::pin(async move { self.read(&call).await.map_err(self.at(&call.path)) })
-    }
-
-    fn begin<'a>(&'a self, put: &'a Put, _: Deadline) -> BoxFuture<'a, Result<PutProgress>> {
-        Box::pin(async move { self.begin(put).await.map_err(self.at(&put.path)) })
-    }
-
-    fn write<'a>(
-        &'a self,
-        put: &'a Put,
-        offset: u64,
-        data: Bytes,
-        _: Deadline,
-    ) -> BoxFuture<'a, Result<PutProgress>> {
-        Box::pin(async move {
-            let written = self.write(put, offset, &data).await;
-            written.map_err(self.at(&put.path))
-        })
-    }
-
-    fn commit<'a>(
-        &'a self,
-        put: &'a Put,
-        digest: Digest,
-        _: Deadline,
-    ) -> BoxFuture<'a, Result<PutReceipt>> {
-        Box::pin(async move { self.commit(put, digest).await.map_err(self.at(&put.path)) })
     }
 }
 

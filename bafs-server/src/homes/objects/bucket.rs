@@ -50,15 +50,8 @@ impl Bucket {
     /// The bucket of `address`, which is `s3://BUCKET`.
     ///
     /// # Errors
-    /// `RightMissing` without settings, `Malformed` when they make no sense.
-    pub(crate) fn new(address: &str, setting: Option<&HomeSetting>) -> Result<Self> {
-        let Some(setting) = setting else {
-            let text = format!(
-                "no credentials for {address} on this node: add [[home]] with its url, region and \
-                 keys to the file of `bafs node --homes FILE`"
-            );
-            return Err(Error::new(ErrorCode::RightMissing, text));
-        };
+    /// `Malformed` when the settings make no sense.
+    pub(crate) fn new(address: &str, setting: &HomeSetting) -> Result<Self> {
         let mut service = S3::default()
             .bucket(address.trim_start_matches("s3://"))
             .region(setting.region.as_deref().unwrap_or_default())

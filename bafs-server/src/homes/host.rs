@@ -1,0 +1,110 @@
+//! A host that holds a home and knows nothing of rights and deadlines, as a home: whose address
+//! is named in what goes wrong.
+
+use bafs_proto::hash::Digest;
+use bafs_proto::message::{
+    ListSource, PutProgress, PutReceipt, ReadSource, SourceData, SourcePage,
+};
+use bafs_proto::net::BoxFuture;
+use bafs_proto::time::Deadline;
+use bafs_proto::token::Token;
+use bafs_proto::{Error, Result};
+use bytes::Bytes;
+
+use super::{Home, Put};
+
+/// What is asked of a host; each as in [`Home`].
+pub(super) trait Host: Send + Sync {
+    fn list(&self, path: &str) -> impl Future<Output = Result<SourcePage>> + Send;
+
+    fn read(&self, call: &ReadSource) -> impl Future<Output = Result<(SourceData, Bytes)>> + Send;
+
+    fn begin(&self, put: &Put) -> impl Future<Output = Result<PutProgress>> + Send;
+
+    fn write(
+        &self,
+        put: &Put,
+        offset: u64,
+        data: &[u8],
+    ) -> impl Future<Output = Result<PutProgress>> + Send;
+
+    fn commit(&self, put: &Put, digest: Digest) -> impl Future<Output = Result<PutReceipt>> + Send;
+}
+
+/// A host at an address.
+pub(super) struct Addressed<H> {
+    address: String,
+    host: H,
+}
+
+impl<H: Host> Addressed<H> {
+    pub(super) fn new(address: &str, host: H) -> Self {
+        Self {
+            address: address.to_owned(),
+            host,
+        }
+    }
+
+    fn at(&self, path: &str) -> impl Fn(Error) -> Error {
+        let at = format!("{}, '{path}'", self.address);
+        move |error| error.context(&at)
+    }
+}
+
+impl<H: Host> Home for Addressed<H> {
+    fn list<'a>(
+        &'a self,
+        _token: &'a Token,
+        call: ListSource,
+        _deadline: Deadline,
+    ) -> BoxFuture<'a, Result<SourcePage>> {
+        Box::pin(async move {
+            let listed = self.host.list(&call.path).await;
+            listed.map_err(self.at(&call.path))
+        })
+    }
+
+    fn read<'a>(
+        &'a self,
+        _token: &'a Token,
+        call: ReadSource,
+        _deadline: Deadline,
+    ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
+        Box::pin(async move {
+            let read = self.host.read(&call).await;
+            read.map_err(self.at(&call.path))
+        })
+    }
+
+    fn begin<'a>(&'a self, put: &'a Put, _: Deadline) -> BoxFuture<'a, Result<PutProgress>> {
+        Box::pin(async move {
+            let begun = self.host.begin(put).await;
+            begun.map_err(self.at(&put.path))
+        })
+    }
+
+    fn write<'a>(
+        &'a self,
+        put: &'a Put,
+        offset: u64,
+        data: Bytes,
+        _: Deadline,
+    ) -> BoxFuture<'a, Result<PutProgress>> {
+        Box::pin(async move {
+            let written = self.host.write(put, offset, &data).await;
+            written.map_err(self.at(&put.path))
+        })
+    }
+
+    fn commit<'a>(
+        &'a self,
+        put: &'a Put,
+        digest: Digest,
+        _: Deadline,
+    ) -> BoxFuture<'a, Result<PutReceipt>> {
+        Box::pin(async move {
+            let committed = self.host.commit(put, digest).await;
+            committed.map_err(self.at(&put.path))
+        })
+    }
+}
