@@ -2,6 +2,7 @@
 //! is a file of its own; to add one, a line in [`PARTS`] with the figures that it measures.
 
 mod delay;
+mod local;
 mod peers;
 mod remote;
 mod shown;
@@ -27,6 +28,11 @@ struct Part {
 }
 
 const PARTS: &[Part] = &[
+    Part {
+        name: "local",
+        figures: &["local_read_warm", "local_write", "local_create_1"],
+        run: local::run,
+    },
     Part {
         name: "remote",
         figures: &["remote_read_vs_quinn", "remote_write_vs_quinn"],

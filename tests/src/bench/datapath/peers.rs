@@ -193,7 +193,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     head.extend(places.iter().map(|(name, _)| (*name).to_owned()));
     head.push("BAFS / best peer".to_owned());
     let mut rows = vec![head];
-    for (work, samples) in Work::ALL.iter().zip(&found) {
+    for (work, samples) in Work::BESIDE_PEERS.iter().zip(&found) {
         let mut cells = vec![work.name().to_owned()];
         cells.extend(samples.iter().map(Samples::to_string));
         let best = samples[1..].iter().map(Samples::median).fold(0.0, f64::max);
@@ -223,14 +223,17 @@ fn measure(
     options: &Options,
     (mib, files): (u64, u64),
 ) -> Result<Vec<Vec<Samples>>> {
-    let values = std::cell::RefCell::new(vec![vec![Vec::new(); places.len()]; Work::ALL.len()]);
+    let values = std::cell::RefCell::new(vec![
+        vec![Vec::new(); places.len()];
+        Work::BESIDE_PEERS.len()
+    ]);
     let mut ways: Vec<_> = places
         .iter()
         .enumerate()
         .map(|(place, (name, path))| {
             let values = &values;
             Way::new(name, move || {
-                for (index, work) in Work::ALL.into_iter().enumerate() {
+                for (index, work) in Work::BESIDE_PEERS.into_iter().enumerate() {
                     let amount = if work.is_bulk() { mib } else { files };
                     let found = rate(work, path, amount).context("a round of work")?;
                     values.borrow_mut()[index][place].push(found);

@@ -1,4 +1,5 @@
-//! A scratch volume that is mounted as on another machine: the way of the network, over loopback.
+//! A scratch volume that is mounted as on another machine, by the way of the network over loopback,
+//! or as on the machine that has it.
 
 use std::fs;
 use std::path::Path;
@@ -24,18 +25,32 @@ pub(super) struct Shown {
 /// A cluster of one node whose door is shut, so that agents must use the network, with a volume
 /// named `work`.
 pub(super) fn distant_world(size: &str) -> Result<World> {
+    let world = near_world(size)?;
+    fs::remove_file(world.cluster.directory().join("n1").join(DOOR_NAME))?;
+    Ok(world)
+}
+
+/// A cluster of one node with a volume named `work`.
+fn near_world(size: &str) -> Result<World> {
     let world = World::start(&[size])?;
     world.wait_for_servers(2)?;
-    fs::remove_file(world.cluster.directory().join("n1").join(DOOR_NAME))?;
     let create = ["volume", "create", "work", "--node", "n1", "--size", size];
     world.json(&[&create[..], &["--files", "200000"]].concat())?;
     Ok(world)
 }
 
 impl Shown {
-    /// Shows an empty volume of nearly so much space.
+    /// Shows an empty volume of nearly so much space, as on another machine.
     pub(super) fn start(size: &str) -> Result<Self> {
-        let world = distant_world(size)?;
+        Self::show(distant_world(size)?)
+    }
+
+    /// Shows one as on the machine that has it.
+    pub(super) fn near(size: &str) -> Result<Self> {
+        Self::show(near_world(size)?)
+    }
+
+    fn show(world: World) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let at = directory
             .path()

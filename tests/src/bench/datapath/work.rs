@@ -33,6 +33,14 @@ pub(super) enum Work {
     Create,
     /// Asks for their attributes.
     Stat,
+    /// Asks for them four times more.
+    StatAgain,
+    /// Lists the directory and asks for the attributes of each.
+    List,
+    /// Asks for so many files that are not there, twice.
+    Absent,
+    /// Gives each another name, and its own again.
+    Rename,
     /// Opens and reads each.
     OpenRead,
     /// Removes them.
@@ -40,7 +48,8 @@ pub(super) enum Work {
 }
 
 impl Work {
-    pub(super) const ALL: [Self; 8] = [
+    /// What is measured beside peers.
+    pub(super) const BESIDE_PEERS: [Self; 8] = [
         Self::Write,
         Self::WriteSync,
         Self::ReadCold,
@@ -59,6 +68,10 @@ impl Work {
             Self::ReadAgain => "read-again",
             Self::Create => "create",
             Self::Stat => "stat",
+            Self::StatAgain => "stat-again",
+            Self::List => "list+stat",
+            Self::Absent => "absent",
+            Self::Rename => "rename",
             Self::OpenRead => "open+read",
             Self::Unlink => "unlink",
         }
@@ -72,7 +85,9 @@ impl Work {
     }
 
     fn of(name: &str) -> Result<Self> {
-        let found = Self::ALL.into_iter().find(|work| work.name() == name);
+        let others = [Self::StatAgain, Self::List, Self::Absent, Self::Rename];
+        let mut all = Self::BESIDE_PEERS.into_iter().chain(others);
+        let found = all.find(|work| work.name() == name);
         found.with_context(|| format!("'{name}' is no work"))
     }
 }
@@ -96,6 +111,38 @@ pub(super) fn rate(work: Work, directory: &Path, amount: u64) -> Result<f64> {
         crate::said(&output)
     );
     rate_of(work, amount, &String::from_utf8_lossy(&output.stdout))
+}
+
+/// The rate of so many processes at once, each with files of its own.
+pub(super) fn rate_at_once(
+    work: Work,
+    directory: &Path,
+    amount: u64,
+    processes: usize,
+) -> Result<f64> {
+    let mut running = Vec::new();
+    for number in 0..processes {
+        let own = directory.join(format!("process-{number}"));
+        fs::create_dir_all(&own)?;
+        let own = own.to_str().context("a temporary path is text")?.to_owned();
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(arguments(work, &own, amount));
+        running.push(std::thread::spawn(move || command.output()));
+    }
+    let mut sum = 0.0;
+    for process in running {
+        let output = process
+            .join()
+            .map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+        ensure!(
+            output.status.success(),
+            "{}: {}",
+            work.name(),
+            crate::said(&output)
+        );
+        sum += rate_of(work, amount, &String::from_utf8_lossy(&output.stdout))?;
+    }
+    Ok(sum)
 }
 
 /// The rate that the process's output tells.
@@ -133,7 +180,7 @@ pub(in crate::bench) fn work_process(arguments: &[String]) -> Result<()> {
             seconds(|| read(&file, amount))?.0
         }
         Work::ReadAgain => seconds(|| read(&file, amount))?.0,
-        Work::Create | Work::Stat | Work::OpenRead | Work::Unlink => {
+        _ => {
             let directory = directory.join("small");
             fs::create_dir_all(&directory)?;
             seconds(|| many(work, &directory, amount))?.0
@@ -177,8 +224,16 @@ fn read(path: &Path, mib: u64) -> Result<()> {
 }
 
 fn many(work: Work, directory: &Path, files: u64) -> Result<()> {
-    (0..files).try_for_each(|number| one(work, directory, number))?;
-    if matches!(work, Work::Create | Work::Unlink) {
+    let rounds = match work {
+        Work::StatAgain => 4,
+        Work::Absent => 2,
+        _ => 1,
+    };
+    match work {
+        Work::List => list(directory, files)?,
+        _ => (0..files * rounds).try_for_each(|number| one(work, directory, number % files))?,
+    }
+    if matches!(work, Work::Create | Work::Rename | Work::Unlink) {
         all_is_done(directory)?;
     }
     Ok(())
@@ -193,7 +248,7 @@ fn one(work: Work, directory: &Path, number: u64) -> Result<()> {
                 .open(path)?
                 .write_all(&[number as u8; SMALL_BYTES])?;
         }
-        Work::Stat => {
+        Work::Stat | Work::StatAgain => {
             let bytes = fs::metadata(&path)?.len();
             ensure!(bytes == SMALL_BYTES as u64, "{bytes} bytes in {path:?}");
         }
@@ -204,7 +259,25 @@ fn one(work: Work, directory: &Path, number: u64) -> Result<()> {
                 "wrong bytes in {path:?}"
             );
         }
+        Work::Absent => {
+            let there = directory.join(format!("absent-{number}")).exists();
+            ensure!(!there, "a file that nobody made");
+        }
+        Work::Rename => {
+            let other = directory.join(format!("other-{number}"));
+            fs::rename(&path, &other)?;
+            fs::rename(&other, &path)?;
+        }
         _ => fs::remove_file(&path)?,
     }
+    Ok(())
+}
+
+fn list(directory: &Path, files: u64) -> Result<()> {
+    let mut bytes = 0;
+    for entry in fs::read_dir(directory)? {
+        bytes += entry?.metadata()?.len();
+    }
+    ensure!(bytes == files * SMALL_BYTES as u64, "{bytes} bytes in all");
     Ok(())
 }
