@@ -145,7 +145,7 @@ fn a_wrong_byte_in_the_middle_is_damage_and_at_the_end_a_tear() {
 #[test]
 fn other_files_versions_and_schedulers_are_refused() {
     let (_directory, path) = scratch();
-    std::fs::write(&path, b"bafs-journal 2\n").expect("write");
+    std::fs::write(&path, b"bafs-journal 1\n").expect("write");
     assert_eq!(code(&path), ErrorCode::VersionMismatch);
     std::fs::write(&path, b"#!/bin/sh\n").expect("write");
     assert_eq!(code(&path), ErrorCode::Malformed);

@@ -414,7 +414,9 @@ impl Scheduler {
         let refused_by = &self.graph.job(job).refused_by;
         let can_run = |server: &ServerId| {
             let node = self.fleet.get(*server);
-            node.is_some_and(|node| node.seen.slots > 0) && !refused_by.contains(server)
+            node.is_some_and(|node| node.seen.slots > 0)
+                && !refused_by.contains(server)
+                && self.can_ever_hold(job, *server, need)
         };
         let binding = home.map(|(_, server)| server).filter(can_run);
         let pipeline = self.graph.pipeline(job);
@@ -429,6 +431,24 @@ impl Scheduler {
                 job,
             },
         );
+    }
+
+    /// Whether a node could hold what a job still needs beside what the job has there: waiting for
+    /// others to leave does not help where it could not.
+    fn can_ever_hold(&self, job: JobIndex, server: ServerId, need: Space) -> bool {
+        let mounted = self.graph.mounted(job).into_iter();
+        let scratch = mounted.filter(|(volume, _)| !self.graph.volume(*volume).is_cache);
+        let here = scratch.filter(|(v, _)| self.volumes.live_at(*v, Some(server)).is_some());
+        let held = here.fold(Space::ZERO, |sum, (v, _)| sum.plus(self.size_of(v)));
+        let (mut left, mut need) = (self.fleet.usable(server).minus(held), need);
+        // Of caches a part may do, wherever that is.
+        for (cache, _) in self.graph.mounted(job) {
+            if self.graph.volume(cache).is_cache && !self.volumes.is_live(cache) {
+                need = need.minus(self.size_of(cache));
+            }
+        }
+        left.files = left.files.max(need.files);
+        self.may_spill() || left.holds(need)
     }
 
     /// The need of jobs changed because a volume came or went.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use bafs_proto::ids::ServerId;
 
+use super::course::Courses;
 use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// Where a job is in its life.
@@ -26,6 +27,11 @@ pub(super) enum JobState {
 }
 
 impl JobState {
+    /// Whether the job has its volumes, or needs none any more.
+    pub(super) fn has_begun(self) -> bool {
+        self == Self::Active || self.is_final()
+    }
+
     /// Whether the job will never run.
     pub(super) fn is_dead(self) -> bool {
         matches!(self, Self::Failed | Self::Skipped)
@@ -129,6 +135,8 @@ pub(super) struct Graph {
     sibling: Vec<u32>,
     /// Whether each pipeline is under way, as far as rules care.
     is_inside: Vec<bool>,
+    /// In which order each pipeline needs little space.
+    pub(super) courses: Courses,
 }
 
 impl Graph {
@@ -149,10 +157,12 @@ impl Graph {
         let jobs: Vec<_> = jobs.collect();
         let mut volumes = volume_nodes(&workflow);
         let mut rank = vec![0; jobs.len()];
-        for (position, job) in workflow.topological_order().into_iter().enumerate() {
+        let order = workflow.topological_order();
+        for (position, job) in order.iter().enumerate() {
             rank[job.as_usize()] = count(position);
         }
         let pipeline = pipelines(&workflow);
+        let courses = Courses::new(&workflow, &pipeline, &order);
         let mut pipeline_left = vec![0; jobs.len()];
         for pipeline in &pipeline {
             pipeline_left[*pipeline as usize] += 1;
@@ -182,6 +192,7 @@ impl Graph {
             pipeline_caches,
             sibling,
             is_inside,
+            courses,
         };
         for job in graph.job_indexes() {
             graph.count_near(job, false, graph.state(job).is_near());
@@ -361,6 +372,12 @@ impl Graph {
         adjust(left, !before.is_final(), !state.is_final());
         self.count_open(self.pipeline(job), !before.is_final(), !state.is_final());
         self.count_near(job, before.is_near(), state.is_near());
+        if before.has_begun() != state.has_begun() {
+            let jobs = &self.jobs;
+            let has_begun = |job: JobIndex| jobs[job.as_usize()].state.has_begun();
+            let pipeline = self.pipeline[job.as_usize()];
+            self.courses.moved(pipeline, job, has_begun);
+        }
         for (volume, writable) in self.mounted(job) {
             let volume = &mut self.volumes[volume.as_usize()];
             adjust(

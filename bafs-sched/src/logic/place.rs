@@ -6,9 +6,8 @@ use std::collections::BTreeMap;
 use bafs_proto::ids::ServerId;
 
 use super::queues::{Binding, Key};
-use super::scheduler::{Phase, Scheduler};
+use super::scheduler::Scheduler;
 use super::space::Space;
-use super::timers::Timer;
 use crate::workflow::{JobIndex, VolumeIndex};
 
 /// Jobs at the head of a queue that are tried before the queue sleeps: enough to pass jobs that
@@ -27,10 +26,6 @@ const READERS_LOOKED_AT: usize = 64;
 /// Nodes that are tried for a scratch volume that does not fit where its job runs.
 const SPILL_LOOKED_AT: usize = 2;
 
-/// Nodes may appear one after the other; a fleet is judged so long after its first node, in
-/// milliseconds.
-const SETTLE_MS: u64 = 5_000;
-
 /// A volume to create: which, where, how large.
 pub(super) type Create = (VolumeIndex, Option<ServerId>, Space);
 
@@ -40,6 +35,15 @@ pub(super) type Create = (VolumeIndex, Option<ServerId>, Space);
 enum Spill {
     Never,
     Allowed,
+}
+
+/// Whether a start may leave pipelines that wait for each other's space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Care {
+    /// Never.
+    Safe,
+    /// Where nothing else goes on.
+    None,
 }
 
 impl Scheduler {
@@ -68,6 +72,7 @@ impl Scheduler {
             return;
         }
         let mut failed: Option<Key> = None;
+        self.is_held_back = false;
         for key in self.queues.heads(binding, LOOKAHEAD) {
             // What fails for one job fails for another of the same need, but for other caches.
             let is_alike = failed.is_some_and(|failed| {
@@ -83,13 +88,31 @@ impl Scheduler {
             if self.try_place(key.job, binding) {
                 return;
             }
-            // A job that waits for another writer says nothing of its like.
-            failed = self.may_start(key.job).then_some(key);
+            // A job that waits for another writer, or for its pipeline's turn, says nothing of its
+            // like.
+            let is_telling = self.may_start(key.job) && !self.is_held_back;
+            failed = is_telling.then_some(key);
+        }
+        if let (true, Some(server)) = (self.is_held_back, binding)
+            && self.place_easiest(server)
+        {
+            return;
         }
         match binding {
             Some(server) if self.may_spill() => self.queues.starve(server),
             _ => self.queues.sleep(binding),
         }
+    }
+
+    /// Starts the next job of a pipeline at home on this node that what is free there lets end:
+    /// among many that must wait it may be far behind.
+    fn place_easiest(&mut self, server: ServerId) -> bool {
+        let Some(job) = self.easiest(server) else {
+            return false;
+        };
+        self.queues.contains(job)
+            && self.may_start(job)
+            && self.try_place_on(job, &[server], Care::Safe)
     }
 
     /// Gives a job whose data lie on a node without a free slot a place on one that has nothing to
@@ -111,13 +134,13 @@ impl Scheduler {
             return false;
         }
         let candidates = binding.map_or_else(|| self.candidates(job), |server| vec![server]);
-        self.try_place_on(job, &candidates)
+        self.try_place_on(job, &candidates, Care::Safe)
     }
 
     /// Gives a job a place on any node that can take it, however many must be looked at.
-    pub(super) fn try_place_anywhere(&mut self, job: JobIndex) -> bool {
+    pub(super) fn try_place_anywhere(&mut self, job: JobIndex, care: Care) -> bool {
         let all: Vec<ServerId> = self.fleet.live().map(|(server, _)| server).collect();
-        self.may_start(job) && self.try_place_on(job, &all)
+        self.may_start(job) && self.try_place_on(job, &all, care)
     }
 
     /// Nodes to try for a job that is bound to none. Where caches are just as large as they must
@@ -136,11 +159,11 @@ impl Scheduler {
     }
 
     /// Whether scratch volumes may lie on other nodes than the jobs that need them first.
-    fn may_spill(&self) -> bool {
+    pub(super) fn may_spill(&self) -> bool {
         self.admission.is_some()
     }
 
-    fn try_place_on(&mut self, job: JobIndex, candidates: &[ServerId]) -> bool {
+    fn try_place_on(&mut self, job: JobIndex, candidates: &[ServerId], care: Care) -> bool {
         if !self.rules_admit(job) {
             return false;
         }
@@ -155,8 +178,15 @@ impl Scheduler {
                 if is_refused || self.fleet.free_slots(server) < self.slots_of(job) {
                     continue;
                 }
-                if let Some(creates) = self.plan(&mounted, server, spill) {
+                let creates = self.plan(&mounted, server, spill);
+                let creates = creates.filter(|c| self.can_end_from(job, server, c));
+                let is_fit = creates.is_some();
+                let creates =
+                    creates.filter(|c| care == Care::None || self.is_safe(job, server, c));
+                self.is_held_back |= is_fit && creates.is_none();
+                if let Some(creates) = creates {
                     self.patience = None;
+                    self.note_claims(job, server, &creates);
                     self.assign(job, server, creates);
                     return true;
                 }
@@ -271,7 +301,7 @@ impl Scheduler {
 
     /// For each job the scratch space that must exist on its node before it can start the first
     /// time.
-    fn first_needs(&self) -> Vec<Space> {
+    pub(super) fn first_needs(&self) -> Vec<Space> {
         let mut needs = vec![Space::ZERO; self.graph.workflow.jobs.len()];
         for volume in self.graph.volume_indexes() {
             let users = &self.graph.workflow.volume(volume).users;
@@ -284,167 +314,5 @@ impl Scheduler {
             }
         }
         needs
-    }
-
-    /// Starts the run as soon as the workflow fits into the nodes seen; gives up when it does not
-    /// for too long.
-    pub(super) fn gather(&mut self) {
-        let has_nodes = self.fleet.live().any(|(_, node)| node.seen.slots > 0);
-        let trouble = if has_nodes {
-            self.misfit()
-        } else {
-            Some(no_node())
-        };
-        let Some(trouble) = trouble else {
-            self.phase = Phase::Running;
-            self.patience = None;
-            return;
-        };
-        let wait_ms = self.settings.nodes_wait_ms;
-        let wait_ms = if has_nodes {
-            SETTLE_MS.min(wait_ms)
-        } else {
-            wait_ms
-        };
-        let mut until = self.now.plus_ms(wait_ms);
-        if let Some(earlier) = self.patience {
-            until = until.min(earlier);
-        }
-        if self.patience != Some(until) {
-            self.patience = Some(until);
-            self.timers.set(until, Timer::Patience);
-        }
-        if self.now >= until {
-            self.messages.push(trouble);
-            self.finish();
-        }
-    }
-
-    /// Why the workflow can never run on the nodes that are there, if so.
-    pub(super) fn misfit(&self) -> Option<String> {
-        let slots = self
-            .fleet
-            .live()
-            .map(|(_, node)| node.seen.slots)
-            .max()
-            .unwrap_or(0);
-        let wide = self
-            .graph
-            .job_indexes()
-            .find(|job| self.slots_of(*job) > slots);
-        if let Some(job) = wide {
-            let (name, cpus) = (&self.graph.workflow.job(job).name, self.slots_of(job));
-            return Some(format!(
-                "job '{name}' asks for {cpus} CPUs, but no node has more than {slots} slots: add \
-                 a larger node or ask for fewer"
-            ));
-        }
-        if self.settings.remote_io {
-            return None;
-        }
-        let workers = || self.fleet.live().filter(|(_, node)| node.seen.slots > 0);
-        let largest = workers()
-            .map(|(id, _)| self.fleet.usable(id))
-            .max()
-            .unwrap_or_default();
-        for volume in self.graph.volume_indexes() {
-            let (need, spec) = (self.size_of(volume), self.graph.workflow.volume(volume));
-            let (have, place) = if self.graph.volume(volume).is_cache {
-                (self.largest_group(), "all nodes of a group together offer")
-            } else {
-                (largest, "the largest node offers")
-            };
-            let fits = match self.graph.volume(volume).is_cache {
-                true => have.holds(need),
-                false => workers().any(|(id, _)| self.fleet.usable(id).holds(need)),
-            };
-            if !fits && !spec.users.is_empty() {
-                return Some(format!(
-                    "volume '{}' needs {}, but {place} {}: add storage, or make the volume \
-                     smaller",
-                    spec.name,
-                    describe(need),
-                    describe(have)
-                ));
-            }
-        }
-        if self.may_spill() {
-            return None;
-        }
-        self.first_needs()
-            .into_iter()
-            .enumerate()
-            .find_map(|(job, need)| {
-                let fits = workers().any(|(id, _)| self.fleet.usable(id).holds(need));
-                let name = &self.graph.workflow.jobs[job].name;
-                (!fits).then(|| {
-                    format!(
-                        "the scratch volumes of job '{name}' need {} on one node, but the largest \
-                     node offers {}: add a larger node, or make the volumes smaller",
-                        describe(need),
-                        describe(largest)
-                    )
-                })
-            })
-    }
-
-    fn largest_group(&self) -> Space {
-        let mut groups: BTreeMap<&str, Space> = BTreeMap::new();
-        for (id, node) in self.fleet.live() {
-            let sum = groups.entry(&node.seen.group).or_default();
-            let usable = self.fleet.usable(id);
-            *sum = Space {
-                bytes: sum.bytes.saturating_add(usable.bytes),
-                // Every node of the group must be able to hold every file.
-                files: sum.files.max(usable.files),
-            };
-        }
-        groups.into_values().max().unwrap_or_default()
-    }
-}
-
-fn no_node() -> String {
-    "no node is in the catalog: start nodes (`bafs node`), and check the catalog's address"
-        .to_owned()
-}
-
-/// An amount for people: three digits and a decimal unit.
-pub(super) fn describe(space: Space) -> String {
-    const UNITS: [(&str, u64); 4] = [
-        ("TB", 1_000_000_000_000),
-        ("GB", 1_000_000_000),
-        ("MB", 1_000_000),
-        ("kB", 1_000),
-    ];
-    let bytes = match UNITS.iter().find(|(_, unit)| space.bytes >= *unit) {
-        Some((name, unit)) => {
-            let tenths = u128::from(space.bytes) * 10 / u128::from(*unit);
-            format!("{}.{} {name}", tenths / 10, tenths % 10)
-        }
-        None => format!("{} bytes", space.bytes),
-    };
-    format!("{bytes} and {} files", space.files)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn amounts_read_well() {
-        assert_eq!(
-            describe(Space {
-                bytes: 1_250_000_000,
-                files: 3
-            }),
-            "1.2 GB and 3 files"
-        );
-        assert_eq!(
-            describe(Space {
-                bytes: 999,
-                files: 0
-            }),
-            "999 bytes and 0 files"
-        );
     }
 }

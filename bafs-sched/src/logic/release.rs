@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use bafs_proto::ids::VolumeId;
 
 use super::action::Action;
+use super::fit::describe;
 use super::graph::JobState;
-use super::place::describe;
+use super::place::Care;
 use super::progress::Outcome;
 use super::queues::Key;
 use super::scheduler::{Phase, Scheduler};
@@ -73,6 +74,18 @@ impl Scheduler {
         is_any
     }
 
+    /// Gives the space of all caches to whoever waits, when nobody runs: they are fetched again.
+    /// Answers whether there was one.
+    fn free_unused_caches(&mut self) -> bool {
+        let caches = self.graph.volume_indexes();
+        let caches = caches.filter(|volume| self.graph.volume(*volume).is_cache);
+        let live: Vec<VolumeIndex> = caches.filter(|v| self.volumes.is_live(*v)).collect();
+        for &cache in &live {
+            self.retire_all(cache);
+        }
+        !live.is_empty()
+    }
+
     pub(super) fn retire_all(&mut self, volume: VolumeIndex) {
         let ids: Vec<VolumeId> = self.volumes.live(volume).values().copied().collect();
         for id in ids {
@@ -89,6 +102,9 @@ impl Scheduler {
         if instance.state == State::Deleting {
             self.forget(id);
             self.queues.feed();
+            server
+                .into_iter()
+                .for_each(|server| self.settle_claims(server));
             server
                 .into_iter()
                 .for_each(|server| self.queues.wake(server));
@@ -148,10 +164,21 @@ impl Scheduler {
             .map(|(_, key)| key)
             .collect();
         heads.sort_unstable();
-        if heads.iter().any(|key| self.try_place_anywhere(key.job))
+        let mut candidates: Vec<JobIndex> = heads.iter().map(|key| key.job).collect();
+        // Among many that wait, those that go on with a pipeline may be far behind.
+        let under_way = self.protected.into_iter().chain(self.pipelines_at_home());
+        let next = under_way.filter_map(|pipeline| self.graph.courses.next_of(pipeline));
+        candidates.extend(next.filter(|job| self.queues.contains(*job)));
+        let try_all = |scheduler: &mut Self, care| {
+            let mut jobs = candidates.iter();
+            jobs.any(|job| scheduler.try_place_anywhere(*job, care))
+        };
+        if try_all(self, Care::Safe)
             || self.free_idle_caches()
             || self.relax_rules()
             || self.drop_all_copies()
+            || try_all(self, Care::None)
+            || self.free_unused_caches()
         {
             return;
         }

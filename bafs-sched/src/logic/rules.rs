@@ -194,6 +194,9 @@ impl Scheduler {
 
     /// A job of a pipeline has ended for good.
     pub(super) fn end_pipeline_if_final(&mut self, pipeline: u32) {
+        if self.graph.is_pipeline_final(pipeline) {
+            self.end_claims(pipeline);
+        }
         let Some(admission) = &mut self.admission else {
             return;
         };

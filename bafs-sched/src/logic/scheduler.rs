@@ -15,6 +15,7 @@ use super::graph::{Graph, JobState};
 use super::progress::{JobFailure, Outcome, Progress};
 use super::queues::Queues;
 use super::rules::Admission;
+use super::safety::Claims;
 use super::settings::Settings;
 use super::space::Space;
 use super::timers::{Timer, Timers};
@@ -64,10 +65,14 @@ pub struct Scheduler {
     pub(super) protected: Option<u32>,
     /// The strategy's rules, when there are any.
     pub(super) admission: Option<Admission>,
+    /// Where pipelines are at home, and which need room elsewhere.
+    pub(super) claims: Claims,
     /// Caches that are kept only for users that may have to run again.
     pub(super) idle_caches: BTreeSet<VolumeIndex>,
     /// Whether a job with a free slot found no space since this was last looked at.
     pub(super) is_space_wanted: bool,
+    /// Whether a job that had room was kept back lately, so that others can end.
+    pub(super) is_held_back: bool,
     /// The most scratch space that one job needs at once.
     pub(super) scratch_need_max: Space,
     /// The largest scratch volume, in bytes.
@@ -107,8 +112,10 @@ impl Scheduler {
             patience: None,
             protected: None,
             admission: None,
+            claims: Claims::default(),
             idle_caches: BTreeSet::new(),
             is_space_wanted: false,
+            is_held_back: false,
             scratch_need_max: Space::ZERO,
             scratch_volume_max: 0,
             cleaned_with: None,

@@ -15,7 +15,7 @@ const SKEW_PERMILLE: u64 = 100;
 
 /// The least that a node contributes to a cooperative cache, in bytes; a smaller cache is kept
 /// whole.
-const SHARE_BYTES_MIN: u64 = 4 << 20;
+pub(super) const SHARE_BYTES_MIN: u64 = 4 << 20;
 
 impl Scheduler {
     pub(super) fn plan_cache(

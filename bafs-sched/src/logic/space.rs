@@ -31,6 +31,15 @@ impl Space {
         }
     }
 
+    /// The larger of both, in each respect.
+    #[must_use]
+    pub fn most(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.max(other.bytes),
+            files: self.files.max(other.files),
+        }
+    }
+
     /// The difference, zero where `other` is larger.
     #[must_use]
     pub fn minus(self, other: Self) -> Self {

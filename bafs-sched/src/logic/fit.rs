@@ -1,0 +1,522 @@
+//! Admission of a whole workflow: whether it fits into the nodes that are there, before anything
+//! starts. What cannot fit is refused with what is missing; what is not known to fit may try.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bafs_proto::ids::ServerId;
+
+use super::place::Create;
+use super::scheduler::{Phase, Scheduler};
+use super::space::Space;
+use super::timers::Timer;
+use crate::workflow::{JobIndex, VolumeIndex};
+
+/// Nodes may appear one after the other; a fleet is judged so long after its first node, in
+/// milliseconds.
+const SETTLE_MS: u64 = 5_000;
+
+/// Kinds of pipelines that are judged: those with the same sizes count as one kind.
+const KINDS_MAX: usize = 256;
+
+/// Jobs of a pipeline for which every order and every place are tried, and how many of these.
+const TRIED_JOBS_MAX: usize = 12;
+const TRIES_MAX: u32 = 50_000;
+
+/// What became of trying whether a pipeline fits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fit {
+    Fits,
+    Never,
+    Unknown,
+}
+
+impl Scheduler {
+    /// Starts the run as soon as the workflow fits into the nodes seen; gives up when it does not
+    /// for too long.
+    pub(super) fn gather(&mut self) {
+        let has_nodes = self.fleet.live().any(|(_, node)| node.seen.slots > 0);
+        let trouble = if has_nodes {
+            self.misfit()
+        } else {
+            Some(no_node())
+        };
+        let Some(trouble) = trouble else {
+            self.phase = Phase::Running;
+            self.patience = None;
+            return;
+        };
+        let wait_ms = self.settings.nodes_wait_ms;
+        let wait_ms = if has_nodes {
+            SETTLE_MS.min(wait_ms)
+        } else {
+            wait_ms
+        };
+        let mut until = self.now.plus_ms(wait_ms);
+        if let Some(earlier) = self.patience {
+            until = until.min(earlier);
+        }
+        if self.patience != Some(until) {
+            self.patience = Some(until);
+            self.timers.set(until, Timer::Patience);
+        }
+        if self.now >= until {
+            self.messages.push(trouble);
+            self.finish();
+        }
+    }
+
+    /// Why the workflow can never run on the nodes that are there, if so.
+    pub(super) fn misfit(&self) -> Option<String> {
+        let too_wide = self.too_wide();
+        if too_wide.is_some() || self.settings.remote_io {
+            return too_wide;
+        }
+        let too_large = self.too_large_volume().or_else(|| self.too_large_caches());
+        if too_large.is_some() || self.may_spill() {
+            return too_large;
+        }
+        self.too_large_job().or_else(|| self.too_large_pipeline())
+    }
+
+    fn too_wide(&self) -> Option<String> {
+        let slots = self.fleet.live().map(|(_, node)| node.seen.slots).max();
+        let slots = slots.unwrap_or(0);
+        let mut jobs = self.graph.job_indexes();
+        let wide = jobs.find(|job| self.slots_of(*job) > slots)?;
+        let (name, cpus) = (&self.graph.workflow.job(wide).name, self.slots_of(wide));
+        Some(format!(
+            "job '{name}' asks for {cpus} CPUs, but no node has more than {slots} slots: add a \
+             larger node or ask for fewer"
+        ))
+    }
+
+    /// What each node that runs jobs offers, the largest first.
+    fn sizes(&self) -> Vec<Space> {
+        let workers = self.fleet.live().filter(|(_, node)| node.seen.slots > 0);
+        let mut sizes: Vec<Space> = workers.map(|(id, _)| self.fleet.usable(id)).collect();
+        sizes.sort_unstable_by(|a, b| b.cmp(a));
+        sizes
+    }
+
+    fn too_large_volume(&self) -> Option<String> {
+        let sizes = self.sizes();
+        let group = self.largest_group();
+        for volume in self.graph.volume_indexes() {
+            let (need, spec) = (self.size_of(volume), self.graph.workflow.volume(volume));
+            let is_cache = self.graph.volume(volume).is_cache;
+            let fits = match is_cache {
+                true => group.holds(need),
+                false => sizes.iter().any(|size| size.holds(need)),
+            };
+            if fits || spec.users.is_empty() {
+                continue;
+            }
+            let (have, place) = match is_cache {
+                true => (group, "all nodes of a group together offer"),
+                false => (largest(&sizes), "the largest node offers"),
+            };
+            return Some(format!(
+                "volume '{}' needs {}, but {place} {}: {} too little; add storage, or make the \
+                 volume smaller (nodes: {})",
+                spec.name,
+                describe(need),
+                describe(have),
+                describe(need.minus(have)),
+                describe_sizes(&sizes)
+            ));
+        }
+        None
+    }
+
+    /// A job whose caches together fit into no group.
+    fn too_large_caches(&self) -> Option<String> {
+        let group = self.largest_group();
+        let is_cache = |volume: &VolumeIndex| self.graph.volume(*volume).is_cache;
+        self.graph.job_indexes().find_map(|job| {
+            let mounted = self
+                .graph
+                .mounted(job)
+                .into_iter()
+                .map(|(volume, _)| volume);
+            let caches: Vec<VolumeIndex> = mounted.filter(is_cache).collect();
+            let need = caches.iter().map(|cache| self.size_of(*cache).bytes).sum();
+            (caches.len() > 1 && need > group.bytes).then(|| {
+                let name = &self.graph.workflow.job(job).name;
+                let (need, have) = (bytes_only(need), bytes_only(group.bytes));
+                format!(
+                    "job '{name}' reads {} at once, which need {}, but all nodes of a group \
+                     together offer {}: {} too little; add storage, or split the job",
+                    self.names(&caches),
+                    describe_bytes(need),
+                    describe_bytes(have),
+                    describe_bytes(need.minus(have))
+                )
+            })
+        })
+    }
+
+    fn too_large_job(&self) -> Option<String> {
+        let sizes = self.sizes();
+        let needs = self.first_needs().into_iter().enumerate();
+        let mut large = needs.filter(|(_, need)| !sizes.iter().any(|size| size.holds(*need)));
+        let (job, need) = large.next()?;
+        let have = largest(&sizes);
+        Some(format!(
+            "the scratch volumes of job '{}' need {} on one node, but the largest node offers {}: \
+             {} too little; add a larger node, or make the volumes smaller (nodes: {})",
+            self.graph.workflow.jobs[job].name,
+            describe(need),
+            describe(have),
+            describe(need.minus(have)),
+            describe_sizes(&sizes)
+        ))
+    }
+
+    /// A pipeline that does not fit even when nothing else runs.
+    fn too_large_pipeline(&self) -> Option<String> {
+        let sizes = self.sizes();
+        let mut seen = BTreeSet::new();
+        for job in self.graph.job_indexes() {
+            let pipeline = self.graph.pipeline(job);
+            let peak = self.graph.courses.peak(pipeline);
+            let is_head = self.graph.courses.of(pipeline).first() == Some(&job);
+            if !is_head || sizes.iter().any(|size| size.holds(peak)) {
+                continue;
+            }
+            if seen.len() >= KINDS_MAX || !seen.insert(self.kind(pipeline)) {
+                continue;
+            }
+            if self.fits_alone(pipeline, &sizes) == Fit::Never {
+                return Some(self.describe_pipeline(pipeline, &sizes));
+            }
+        }
+        None
+    }
+
+    /// The sizes of all scratch volumes of each job of a pipeline.
+    fn kind(&self, pipeline: u32) -> Vec<Vec<Space>> {
+        let course = self.graph.courses.of(pipeline).iter();
+        let sizes = |job: &JobIndex| {
+            let scratch = self.scratch_of(*job).into_iter();
+            scratch.map(|volume| self.size_of(volume)).collect()
+        };
+        course.map(sizes).collect()
+    }
+
+    fn describe_pipeline(&self, pipeline: u32, sizes: &[Space]) -> String {
+        let course = self.graph.courses.of(pipeline);
+        let sum = |job: &JobIndex| {
+            let scratch = self.scratch_of(*job).into_iter();
+            scratch.fold(Space::ZERO, |sum, volume| sum.plus(self.size_of(volume)))
+        };
+        let peak = self.graph.courses.peak(pipeline);
+        let demanding = course.iter().max_by_key(|job| sum(job));
+        let demanding = demanding.copied().unwrap_or(JobIndex(pipeline));
+        let name = |job: JobIndex| &self.graph.workflow.job(job).name;
+        let have = largest(sizes);
+        format!(
+            "the pipeline of job '{}' can never fit, in whatever order and even alone: it needs up \
+             to {} at once, most of it at job '{}' with {}, but the largest node offers {}: {} too \
+             little; add a node of that size, add more nodes, or make the volumes smaller (nodes: \
+             {})",
+            name(JobIndex(pipeline)),
+            describe(peak),
+            name(demanding),
+            self.names(&self.scratch_of(demanding)),
+            describe(have),
+            describe(peak.minus(have)),
+            describe_sizes(sizes)
+        )
+    }
+
+    fn scratch_of(&self, job: JobIndex) -> Vec<VolumeIndex> {
+        let mounted = self
+            .graph
+            .mounted(job)
+            .into_iter()
+            .map(|(volume, _)| volume);
+        mounted
+            .filter(|volume| !self.graph.volume(*volume).is_cache)
+            .collect()
+    }
+
+    fn names(&self, volumes: &[VolumeIndex]) -> String {
+        let named = volumes.iter().map(|volume| {
+            let name = &self.graph.workflow.volume(*volume).name;
+            format!("'{name}' ({})", describe_bytes(self.size_of(*volume)))
+        });
+        let named: Vec<String> = named.collect();
+        match named.split_last() {
+            Some((last, [])) => format!("volume {last}"),
+            Some((last, others)) => format!("volumes {} and {last}", others.join(", ")),
+            None => "no volume".to_owned(),
+        }
+    }
+
+    /// Whether a pipeline fits when nothing else runs: its volumes may lie on several nodes, those
+    /// that a job makes on one.
+    fn fits_alone(&self, pipeline: u32, sizes: &[Space]) -> Fit {
+        let course = self.graph.courses.of(pipeline);
+        // No job makes volumes on more than one.
+        let free = sizes.iter().copied().take(course.len()).collect();
+        let mut trial = self.trial(course, free, BTreeMap::new(), BTreeSet::new());
+        match trial.go_on() {
+            true => Fit::Fits,
+            false if trial.tries_left > 0 => Fit::Never,
+            false => Fit::Unknown,
+        }
+    }
+
+    /// Whether the pipeline of `job` can still end, if only when nothing else runs, once the job
+    /// has made these volumes. A pipeline that needs several nodes must not lie on the wrong ones.
+    pub(super) fn can_end_from(&self, job: JobIndex, server: ServerId, creates: &[Create]) -> bool {
+        let pipeline = self.graph.pipeline(job);
+        let peak = self.graph.courses.peak(pipeline);
+        if creates.is_empty()
+            || self.may_spill()
+            || self.settings.remote_io
+            || self.fleet.usable(server).holds(peak)
+        {
+            return true;
+        }
+        let course = self.graph.courses.of(pipeline);
+        let mut place: BTreeMap<VolumeIndex, ServerId> = BTreeMap::new();
+        for job in course {
+            for volume in self.scratch_of(*job) {
+                let there = self.volumes.scratch(volume).and_then(|(_, server)| server);
+                place.extend(there.map(|server| (volume, server)));
+            }
+        }
+        let made = creates
+            .iter()
+            .filter_map(|(v, server, _)| Some((*v, (*server)?)));
+        place.extend(made.filter(|(volume, _)| !self.graph.volume(*volume).is_cache));
+        let workers = self.fleet.live().filter(|(_, node)| node.seen.slots > 0);
+        let mut nodes: Vec<ServerId> = workers.map(|(id, _)| id).collect();
+        nodes.sort_by_key(|id| std::cmp::Reverse(self.fleet.usable(*id)));
+        nodes.truncate(course.len());
+        for node in place.values() {
+            if !nodes.contains(node) {
+                nodes.push(*node);
+            }
+        }
+        let mut free: Vec<Space> = nodes.iter().map(|id| self.fleet.usable(*id)).collect();
+        let mut at = BTreeMap::new();
+        for (volume, server) in place {
+            let Some(node) = nodes.iter().position(|id| *id == server) else {
+                continue;
+            };
+            free[node] = free[node].minus(self.size_of(volume));
+            at.insert(volume, node);
+        }
+        let has_begun = |other: &&JobIndex| **other != job && self.graph.state(**other).has_begun();
+        let done = course.iter().filter(has_begun).copied().collect();
+        let mut trial = self.trial(course, free, at, done);
+        // Its volumes are made already.
+        let scratch = self.scratch_of(job);
+        trial.run(job, &[], Space::ZERO, 0, &scratch) || trial.tries_left == 0
+    }
+
+    fn trial<'s>(
+        &'s self,
+        course: &'s [JobIndex],
+        free: Vec<Space>,
+        place: BTreeMap<VolumeIndex, usize>,
+        done: BTreeSet<JobIndex>,
+    ) -> Trial<'s> {
+        let tries_left = match course.len() <= TRIED_JOBS_MAX {
+            true => TRIES_MAX,
+            false => u32::try_from(course.len()).unwrap_or(u32::MAX),
+        };
+        Trial {
+            scheduler: self,
+            course,
+            free,
+            place,
+            done,
+            tries_left,
+        }
+    }
+
+    fn largest_group(&self) -> Space {
+        let mut groups: BTreeMap<&str, Space> = BTreeMap::new();
+        for (id, node) in self.fleet.live() {
+            let sum = groups.entry(&node.seen.group).or_default();
+            let usable = self.fleet.usable(id);
+            *sum = Space {
+                bytes: sum.bytes.saturating_add(usable.bytes),
+                // Every node of the group must be able to hold every file.
+                files: sum.files.max(usable.files),
+            };
+        }
+        groups.into_values().max().unwrap_or_default()
+    }
+}
+
+/// A pipeline that is tried in thought, alone on all nodes.
+struct Trial<'s> {
+    scheduler: &'s Scheduler,
+    course: &'s [JobIndex],
+    free: Vec<Space>,
+    /// Where the volumes that exist are, as a position in `free`.
+    place: BTreeMap<VolumeIndex, usize>,
+    done: BTreeSet<JobIndex>,
+    tries_left: u32,
+}
+
+impl Trial<'_> {
+    /// Whether the rest can be run from here, in some order. Tries the course first.
+    fn go_on(&mut self) -> bool {
+        if self.done.len() == self.course.len() {
+            return true;
+        }
+        let workflow = &self.scheduler.graph.workflow;
+        let is_ready = |job: &JobIndex| {
+            let mut parents = workflow.job(*job).parents.iter();
+            let pipeline = |job: JobIndex| self.scheduler.graph.pipeline(job);
+            !self.done.contains(job)
+                && parents
+                    .all(|parent| pipeline(*parent) != pipeline(*job) || self.done.contains(parent))
+        };
+        let ready: Vec<JobIndex> = self.course.iter().copied().filter(is_ready).collect();
+        for job in ready {
+            let scratch = self.scheduler.scratch_of(job);
+            let made: Vec<VolumeIndex> = scratch
+                .iter()
+                .copied()
+                .filter(|volume| !self.place.contains_key(volume))
+                .collect();
+            let need = made.iter().fold(Space::ZERO, |sum, volume| {
+                sum.plus(self.scheduler.size_of(*volume))
+            });
+            for node in 0..self.free.len() {
+                // Empty nodes of one size are the same.
+                let is_same = |other: usize| {
+                    let holds = |at: usize| self.place.values().any(|place| *place == at);
+                    self.free[other] == self.free[node] && !holds(other) && !holds(node)
+                };
+                let is_new = !(0..node).any(is_same);
+                if !is_new || !self.free[node].holds(need) {
+                    continue;
+                }
+                if self.tries_left == 0 {
+                    return false;
+                }
+                self.tries_left -= 1;
+                if self.run(job, &made, need, node, &scratch) {
+                    return true;
+                }
+                if made.is_empty() {
+                    break;
+                }
+            }
+        }
+        false
+    }
+
+    fn run(
+        &mut self,
+        job: JobIndex,
+        made: &[VolumeIndex],
+        need: Space,
+        node: usize,
+        scratch: &[VolumeIndex],
+    ) -> bool {
+        let before = (self.free.clone(), self.place.clone());
+        self.free[node] = self.free[node].minus(need);
+        self.place.extend(made.iter().map(|volume| (*volume, node)));
+        self.done.insert(job);
+        for volume in scratch {
+            let users = &self.scheduler.graph.workflow.volume(*volume).users;
+            if users.iter().all(|user| self.done.contains(user))
+                && let Some(node) = self.place.remove(volume)
+            {
+                self.free[node] = self.free[node].plus(self.scheduler.size_of(*volume));
+            }
+        }
+        if self.go_on() {
+            return true;
+        }
+        self.done.remove(&job);
+        (self.free, self.place) = before;
+        false
+    }
+}
+
+fn largest(sizes: &[Space]) -> Space {
+    sizes.first().copied().unwrap_or_default()
+}
+
+fn bytes_only(bytes: u64) -> Space {
+    Space { bytes, files: 0 }
+}
+
+fn no_node() -> String {
+    "no node is in the catalog: start nodes (`bafs node`), and check the catalog's address"
+        .to_owned()
+}
+
+/// Sizes of nodes for people, equal ones together, the largest first.
+fn describe_sizes(sizes: &[Space]) -> String {
+    /// More kinds than that are left out.
+    const KINDS_SHOWN: usize = 4;
+    let mut kinds: Vec<(Space, u64)> = Vec::new();
+    for size in sizes {
+        match kinds.last_mut() {
+            Some((kind, count)) if kind == size => *count += 1,
+            _ => kinds.push((*size, 1)),
+        }
+    }
+    let shown = kinds.iter().take(KINDS_SHOWN);
+    let shown = shown.map(|(size, count)| format!("{count} with {}", describe(*size)));
+    let mut text = shown.collect::<Vec<_>>().join(", ");
+    if kinds.len() > KINDS_SHOWN {
+        text += ", and smaller ones";
+    }
+    text
+}
+
+/// An amount for people: three digits and a decimal unit.
+pub(super) fn describe(space: Space) -> String {
+    format!("{} and {} files", describe_bytes(space), space.files)
+}
+
+/// The bytes of an amount for people.
+pub(super) fn describe_bytes(space: Space) -> String {
+    const UNITS: [(&str, u64); 4] = [
+        ("TB", 1_000_000_000_000),
+        ("GB", 1_000_000_000),
+        ("MB", 1_000_000),
+        ("kB", 1_000),
+    ];
+    match UNITS.iter().find(|(_, unit)| space.bytes >= *unit) {
+        Some((name, unit)) => {
+            let tenths = u128::from(space.bytes) * 10 / u128::from(*unit);
+            format!("{}.{} {name}", tenths / 10, tenths % 10)
+        }
+        None => format!("{} bytes", space.bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_read_well() {
+        assert_eq!(
+            describe(Space {
+                bytes: 1_250_000_000,
+                files: 3
+            }),
+            "1.2 GB and 3 files"
+        );
+        assert_eq!(
+            describe(Space {
+                bytes: 999,
+                files: 0
+            }),
+            "999 bytes and 0 files"
+        );
+    }
+}

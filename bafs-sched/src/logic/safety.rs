@@ -1,0 +1,259 @@
+//! Whether every pipeline that holds space can still come to its end after a job has taken more:
+//! Dijkstra's banker, node by node. So pipelines never wait for each other's space, and nothing
+//! that is done has to be dropped to make way. Where jobs go is `place.rs`.
+//!
+//! A node is *safe* when the pipelines at home there can end there one after the other, each with
+//! what is free and what those before it leave. A job may start where all nodes on which it takes
+//! space stay safe. A pipeline that is too large for any single node *leans* on another node: that
+//! one has room for the rest of it once its own pipelines have ended.
+//!
+//! Copies give way when nothing else helps, and of a cache a node needs but a small part; so both
+//! count as free. What fails (nodes, volumes) may leave nodes unsafe; then `look_for_blockade`
+//! helps, as it does where jobs of one pipeline wait for another pipeline.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bafs_proto::ids::ServerId;
+
+use super::course::floor;
+use super::place::Create;
+use super::scheduler::Scheduler;
+use super::space::Space;
+use super::volumes::State;
+use crate::workflow::{JobIndex, VolumeIndex};
+
+/// Nodes that are looked at for one to lean on, those with most room first.
+const REFUGES_LOOKED_AT: usize = 64;
+
+/// Where pipelines are at home, and which lean.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Claims {
+    /// The node on which each pipeline created scratch volumes last.
+    home: BTreeMap<u32, ServerId>,
+    /// Nodes whose pipelines need room on another one, with the most that one of them needs.
+    leaning: BTreeMap<ServerId, Space>,
+}
+
+/// What a pipeline has on a node, and what it still needs beyond that.
+#[derive(Debug, Clone, Copy)]
+struct Claim {
+    pipeline: u32,
+    held: Space,
+    rest: Space,
+}
+
+/// A node with a start that is only considered.
+struct Ground {
+    free: Space,
+    claims: Vec<Claim>,
+}
+
+impl Ground {
+    /// What is free when all whose turn can come have ended, and what the others lack most.
+    fn settle(mut self) -> (Space, Option<Space>) {
+        self.claims.sort_unstable_by_key(|claim| claim.rest);
+        let mut free = self.free;
+        loop {
+            let before = self.claims.len();
+            self.claims.retain(|claim| {
+                let can_end = free.holds(claim.rest);
+                free = if can_end { free.plus(claim.held) } else { free };
+                !can_end
+            });
+            if self.claims.is_empty() || self.claims.len() == before {
+                break;
+            }
+        }
+        let left = self.claims.iter().map(|claim| claim.rest);
+        (free, left.reduce(Space::most))
+    }
+}
+
+impl Scheduler {
+    /// Whether `job` may start on `server` and create these volumes: everything under way can end
+    /// all the same.
+    pub(super) fn is_safe(&self, job: JobIndex, server: ServerId, creates: &[Create]) -> bool {
+        self.leans(job, server, creates).is_some()
+    }
+
+    /// The nodes that lean on others once `job` has started, or nothing if it must not.
+    fn leans(
+        &self,
+        job: JobIndex,
+        server: ServerId,
+        creates: &[Create],
+    ) -> Option<Vec<(ServerId, Space)>> {
+        let mut taken: BTreeMap<ServerId, Space> = BTreeMap::new();
+        for (_, target, size) in creates {
+            let Some(target) = target else { continue };
+            let there = taken.entry(*target).or_default();
+            *there = there.plus(*size);
+        }
+        // A strategy's rules say themselves how much may be under way.
+        if self.admission.is_some() {
+            return Some(Vec::new());
+        }
+        let mut leans = Vec::new();
+        for (&target, &size) in &taken {
+            let left = self.fleet.available(target).minus(size);
+            if left.holds(self.graph.courses.most) {
+                continue;
+            }
+            let start = (target == server).then_some((job, creates));
+            let ground = self.ground(target, size, start);
+            if let (_, Some(lack)) = ground.settle() {
+                leans.push((target, lack));
+            }
+        }
+        if leans.is_empty() {
+            return Some(leans);
+        }
+        let is_large = |(target, _): &(ServerId, Space)| {
+            let peak = self.graph.courses.peak(self.graph.pipeline(job));
+            *target == server && !self.fleet.usable(*target).holds(peak)
+        };
+        let lack = leans.iter().map(|(_, lack)| *lack);
+        let lack = lack.chain(self.claims.leaning.values().copied());
+        let lack = lack.reduce(Space::most).unwrap_or_default();
+        let leaning: BTreeSet<ServerId> = leans.iter().map(|(target, _)| *target).collect();
+        let can_lean = leans.iter().all(is_large) && self.has_refuge(lack, &leaning, &taken);
+        can_lean.then_some(leans)
+    }
+
+    /// Whether a node that leans on none has so much room when its own pipelines have ended.
+    fn has_refuge(
+        &self,
+        need: Space,
+        leaning: &BTreeSet<ServerId>,
+        taken: &BTreeMap<ServerId, Space>,
+    ) -> bool {
+        let leans = |server: &ServerId| {
+            leaning.contains(server) || self.claims.leaning.contains_key(server)
+        };
+        let has_slots = |server: &ServerId| {
+            let node = self.fleet.get(*server);
+            node.is_some_and(|node| node.seen.slots > 0)
+        };
+        let nodes = self.fleet.roomiest().filter(|server| !leans(server));
+        nodes
+            .filter(has_slots)
+            .take(REFUGES_LOOKED_AT)
+            .any(|server| {
+                let taken = taken.get(&server).copied().unwrap_or_default();
+                let (free, lack) = self.ground(server, taken, None).settle();
+                lack.is_none() && free.holds(need)
+            })
+    }
+
+    /// What a node has when `taken` of it is taken, by a start there if one is given.
+    fn ground(
+        &self,
+        server: ServerId,
+        taken: Space,
+        start: Option<(JobIndex, &[Create])>,
+    ) -> Ground {
+        let mut free = self.fleet.available(server).minus(taken);
+        let mut held: BTreeMap<u32, Space> = BTreeMap::new();
+        let starting = start.map(|(job, _)| self.graph.pipeline(job));
+        let has_begun = |job: JobIndex| {
+            start.is_some_and(|(starting, _)| starting == job) || self.graph.state(job).has_begun()
+        };
+        // Goes without any further start.
+        let is_leaving = |volume: VolumeIndex| {
+            let users = &self.graph.workflow.volume(volume).users;
+            users.iter().all(|user| has_begun(*user))
+        };
+        for (id, volume) in self.volumes.on_server(server) {
+            let Some(instance) = self.volumes.get(id) else {
+                continue;
+            };
+            let is_cache = self.graph.volume(volume).is_cache;
+            match instance.state {
+                State::Deleting | State::Copying | State::Copy => free = free.plus(instance.size),
+                State::Creating | State::Ready if is_cache => {
+                    free = free.plus(floor(instance.size));
+                }
+                State::Creating | State::Ready if is_leaving(volume) => {
+                    free = free.plus(instance.size);
+                }
+                State::Creating | State::Ready => {
+                    if let Some(pipeline) = self.graph.pipeline_of(volume) {
+                        let there = held.entry(pipeline).or_default();
+                        *there = there.plus(instance.size);
+                    }
+                }
+            }
+        }
+        for (volume, target, size) in start.into_iter().flat_map(|(_, creates)| creates) {
+            if *target == Some(server) {
+                match self.graph.volume(*volume).is_cache {
+                    true => free = free.plus(floor(*size)),
+                    false if is_leaving(*volume) => free = free.plus(*size),
+                    false => {
+                        let there = held.entry(starting.unwrap_or_default()).or_default();
+                        *there = there.plus(*size);
+                    }
+                }
+            }
+        }
+        let is_home = |pipeline: &u32| {
+            starting == Some(*pipeline) || self.claims.home.get(pipeline) == Some(&server)
+        };
+        let claims = held.into_iter().filter(|(pipeline, _)| is_home(pipeline));
+        let claims = claims.map(|(pipeline, held)| {
+            let rest = match start {
+                Some((job, _)) if starting == Some(pipeline) => {
+                    self.graph.courses.rest_with(pipeline, job, has_begun)
+                }
+                _ => self.graph.courses.rest(pipeline),
+            };
+            Claim {
+                pipeline,
+                held,
+                rest,
+            }
+        });
+        let claims = claims.collect();
+        Ground { free, claims }
+    }
+
+    /// The next job of the pipeline that needs least to end, of those at home on this node.
+    pub(super) fn easiest(&self, server: ServerId) -> Option<JobIndex> {
+        let claims = self.ground(server, Space::ZERO, None).claims.into_iter();
+        let least = claims.min_by_key(|claim| claim.rest)?;
+        self.graph.courses.next_of(least.pipeline)
+    }
+
+    /// Takes note of a start that was found safe, before it happens.
+    pub(super) fn note_claims(&mut self, job: JobIndex, server: ServerId, creates: &[Create]) {
+        let leans = self.leans(job, server, creates).unwrap_or_default();
+        self.claims.leaning.extend(leans);
+        let is_scratch = |(volume, ..): &Create| !self.graph.volume(*volume).is_cache;
+        if creates.iter().any(is_scratch) {
+            self.claims.home.insert(self.graph.pipeline(job), server);
+        }
+    }
+
+    /// Space became free on a node: perhaps it leans no more.
+    pub(super) fn settle_claims(&mut self, server: ServerId) {
+        if self.claims.leaning.contains_key(&server) {
+            let (_, lack) = self.ground(server, Space::ZERO, None).settle();
+            match lack {
+                Some(lack) => drop(self.claims.leaning.insert(server, lack)),
+                None => drop(self.claims.leaning.remove(&server)),
+            }
+            // Those who may lean now wait anywhere.
+            self.queues.wake_all();
+        }
+    }
+
+    /// Pipelines that have created scratch volumes and are not at their end.
+    pub(super) fn pipelines_at_home(&self) -> impl Iterator<Item = u32> {
+        self.claims.home.keys().copied()
+    }
+
+    /// A pipeline has ended for good.
+    pub(super) fn end_claims(&mut self, pipeline: u32) {
+        self.claims.home.remove(&pipeline);
+    }
+}
