@@ -11,11 +11,6 @@ pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// Whole milliseconds since `start`.
-pub(crate) fn ms_since(start: Instant) -> u64 {
-    u64::try_from(now().saturating_duration_since(start).as_millis()).unwrap_or(u64::MAX)
-}
-
 /// The time of day.
 #[allow(clippy::disallowed_methods)] // as above
 pub(crate) fn time_of_day() -> FileTime {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use bafs_proto::file_op::Name;
 use bafs_proto::ids::InodeNo;
@@ -17,8 +18,17 @@ pub struct Usage {
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
     longest_call_ms: AtomicU64,
+    waiting: Mutex<Waiting>,
     /// `None` when touched pages are not counted.
     touched: Option<Mutex<Touched>>,
+}
+
+/// Calls under way, and for how long there were any.
+#[derive(Debug, Default)]
+struct Waiting {
+    calls: u32,
+    since: Option<Instant>,
+    total: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -50,9 +60,25 @@ impl Usage {
         }
     }
 
-    /// A call took so long.
-    pub fn waited(&self, ms: u64) {
-        self.longest_call_ms.fetch_max(ms, Ordering::Relaxed);
+    /// A call began.
+    pub fn begun(&self, now: Instant) {
+        let mut waiting = self.waiting();
+        waiting.calls += 1;
+        waiting.since.get_or_insert(now);
+    }
+
+    /// A call that had [`Self::begun`] ended.
+    pub fn ended(&self, begun: Instant, now: Instant) {
+        let took = now.saturating_duration_since(begun);
+        self.longest_call_ms
+            .fetch_max(whole_ms(took), Ordering::Relaxed);
+        let mut waiting = self.waiting();
+        waiting.calls = waiting.calls.saturating_sub(1);
+        if waiting.calls == 0
+            && let Some(since) = waiting.since.take()
+        {
+            waiting.total += now.saturating_duration_since(since);
+        }
     }
 
     /// Bytes were written.
@@ -131,7 +157,13 @@ impl Usage {
             written_bytes: self.written_bytes.load(Ordering::Relaxed),
             pages,
             longest_call_ms: self.longest_call_ms.load(Ordering::Relaxed),
+            waited_ms: whole_ms(self.waiting().total),
         }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        // No holder leaves the sums half-changed.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn touched(&self) -> Option<MutexGuard<'_, Touched>> {
@@ -140,6 +172,10 @@ impl Usage {
             .as_ref()
             .map(|touched| touched.lock().unwrap_or_else(PoisonError::into_inner))
     }
+}
+
+fn whole_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The path that the seen names give; a file whose way to the root is unknown is named by number.
@@ -174,11 +210,8 @@ mod tests {
         usage.read(InodeNo(6), 4_096, 1);
         usage.read(InodeNo(9), 4_096, 1);
         usage.wrote(3);
-        usage.waited(4);
-        usage.waited(2);
         let report = usage.report("v", |_| None);
         assert_eq!((report.read_bytes, report.written_bytes), (5_002, 3));
-        assert_eq!(report.longest_call_ms, 4);
         assert_eq!(report.pages.len(), 2);
         assert_eq!(report.pages[0].path, "db/a.phr");
         assert_eq!(
@@ -199,6 +232,22 @@ mod tests {
         let report = usage.report("v", |_| None);
         assert_eq!(report.read_bytes, 9_001);
         assert_eq!(report.pages[0].runs, [(0, 3)]);
+    }
+
+    #[test]
+    fn calls_at_the_same_time_are_waited_for_once() {
+        let usage = Usage::new();
+        let start = crate::clock::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        usage.begun(at(0));
+        usage.begun(at(10));
+        usage.ended(at(0), at(30));
+        usage.ended(at(10), at(50));
+        usage.begun(at(100));
+        usage.ended(at(100), at(101));
+        usage.begun(at(200));
+        let report = usage.report("v", |_| None);
+        assert_eq!((report.longest_call_ms, report.waited_ms), (40, 51));
     }
 
     #[test]

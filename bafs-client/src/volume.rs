@@ -179,6 +179,7 @@ impl Volume {
             Err(errno) => return done(Err(errno), &[]),
         };
         let start = clock::now();
+        self.usage.begun(start);
         let volume = Arc::clone(self);
         let seen = Seen::of(&op, &self.mode);
         let held = memory::hold(self.tree.copied_bytes(&op, data));
@@ -187,7 +188,7 @@ impl Volume {
                 Ok(reply) => Ok(volume.observe(reply, seen)),
                 Err(errno) => Err(passed_through(errno)),
             };
-            volume.usage.waited(clock::ms_since(start));
+            volume.usage.ended(start, clock::now());
             done(result, data);
             drop(held);
         };

@@ -23,8 +23,9 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 
 /// Version of the protocol; part of the ALPN and of [`message::Hello`].
 ///
-/// Ledger: 1 = first form (2026-11); 2 = batches of operations in an order, with given numbers.
-pub const PROTOCOL_VERSION: u32 = 2;
+/// Ledger: 1 = first form (2026-11); 2 = batches of operations in an order, with given numbers;
+/// 3 = agents report how long calls were under way.
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// Application-layer protocol name that both ends of a QUIC connection must offer.
 pub const ALPN: &[u8] = b"bafs/1";

@@ -823,6 +823,10 @@ pub struct VolumeUse {
     pub pages: Vec<TouchedPages>,
     /// Longest time a call waited, in milliseconds.
     pub longest_call_ms: u64,
+    /// Time in which at least one call was under way, in milliseconds: an upper bound of how long
+    /// the job waited for this volume. What the kernel does without the agent is not in it.
+    #[serde(default)]
+    pub waited_ms: u64,
 }
 
 /// Pages of a file that were read: pairs of first page and number of pages, ascending.

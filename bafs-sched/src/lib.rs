@@ -6,11 +6,13 @@
 
 pub mod dice;
 pub mod driver;
+pub mod goodput;
 pub mod io;
 pub mod logic;
 pub mod planner;
 pub mod replay;
 pub mod report;
 pub mod sim;
+pub mod timeline;
 pub mod workflow;
 pub mod world;

@@ -58,6 +58,12 @@ pub(crate) enum Command {
     Replay(ReplayArgs),
     /// Tell what happened to a job, a volume or a node of a run, and why.
     Why(WhyArgs),
+    /// Show how far a run is, from the journal that it writes.
+    Status(StatusArgs),
+    /// Write what a run did as one page: who ran where and when, space, failures, copies, ledger.
+    Report(ReportArgs),
+    /// Print a workflow, or how far a run of it is, as a graph in the DOT language.
+    Graph(GraphArgs),
     /// Say what this machine has, lacks, and has left over; mend it if told to. Never hangs.
     Doctor(DoctorArgs),
     /// The agent of one job; started by nodes.
@@ -444,6 +450,46 @@ pub(crate) struct WhyArgs {
     pub(crate) journal: PathBuf,
     /// Name of the job, volume or node.
     pub(crate) name: String,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  bafs status blast.bafs\n  bafs status blast.bafs.journal --json"
+)]
+pub(crate) struct StatusArgs {
+    /// Journal of the run, or its workflow if the journal is beside it.
+    pub(crate) run: PathBuf,
+    /// Show it once, on a terminal too.
+    #[arg(long)]
+    pub(crate) once: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  bafs report blast.bafs.journal -o blast.html\n  \
+bafs report blast.bafs --json | jq .goodput.total"
+)]
+pub(crate) struct ReportArgs {
+    /// Journal of the run, or its workflow if the journal is beside it.
+    pub(crate) run: PathBuf,
+    /// File of the page; the journal's name with `.html` when not given.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  bafs graph blast.bafs | dot -Tsvg > blast.svg\n  \
+bafs graph blast.bafs.journal -o run.dot\n\n\
+Jobs of a run: white waits, yellow may start, orange is held back, blue is under way, green is \
+done, red failed, grey is skipped."
+)]
+pub(crate) struct GraphArgs {
+    /// A workflow file, or the journal of a run.
+    pub(crate) workflow: PathBuf,
+    /// File to write to instead of printing.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

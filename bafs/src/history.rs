@@ -1,8 +1,10 @@
 //! `bafs replay` and `bafs why`: what a run did and why, from its journal. They run nothing.
 
-use std::path::Path;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use bafs_sched::io::journal;
 use bafs_sched::replay::{Line, replay};
 
@@ -28,6 +30,44 @@ pub(crate) fn why(args: &WhyArgs, output: Output) -> Result<()> {
         );
     }
     say(&told, output)
+}
+
+/// How every journal begins, of whatever version.
+const BEGINNING: &[u8] = b"bafs-journal ";
+
+/// Whether a file is a journal.
+pub(crate) fn is_journal(path: &Path) -> Result<bool> {
+    let failed = || format!("cannot read {}", path.display());
+    let file = File::open(path).with_context(failed)?;
+    let mut start = Vec::new();
+    file.take(BEGINNING.len() as u64)
+        .read_to_end(&mut start)
+        .with_context(failed)?;
+    Ok(start == BEGINNING)
+}
+
+/// The journal that a user means who names it, or the workflow that it is beside.
+pub(crate) fn journal_of(path: &Path) -> Result<PathBuf> {
+    if is_journal(path)? {
+        return Ok(path.to_owned());
+    }
+    let mut name = path.to_owned().into_os_string();
+    name.push(".journal");
+    let beside = PathBuf::from(name);
+    if beside.exists() {
+        return Ok(beside);
+    }
+    bail!(
+        "{} is no journal, and there is no {}: name the file that `bafs run --journal` was given",
+        path.display(),
+        beside.display()
+    );
+}
+
+/// Whether a scheduler has a journal open.
+pub(crate) fn is_being_written(path: &Path) -> bool {
+    let open = File::open(path);
+    open.is_ok_and(|file| file.try_lock_shared().is_err())
 }
 
 fn lines(path: &Path) -> Result<Vec<Line>> {

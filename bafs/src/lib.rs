@@ -9,16 +9,20 @@ pub mod cluster;
 pub mod demo;
 mod display;
 mod doctor;
+mod graph;
 mod history;
 mod init;
 mod job;
 mod output;
 mod own_directory;
+pub mod picture;
 mod plan;
 mod rate;
+mod report;
 mod run;
 mod serve;
 mod sim;
+mod status;
 mod volume;
 mod workflow_file;
 
@@ -71,6 +75,9 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Plan(args) => plan::run(&args, output)?,
         Command::Sim(args) => sim::run(&args, output)?,
         Command::Replay(args) => history::replay_all(&args, output)?,
+        Command::Status(args) => status::run(&args, output)?,
+        Command::Report(args) => report::run(&args, output)?,
+        Command::Graph(args) => graph::run(&args, output)?,
         Command::Why(args) => history::why(&args, output)?,
         Command::Doctor(args) => return doctor::run(&args, output),
         command => return run_async(command, output),

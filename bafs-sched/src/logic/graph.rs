@@ -3,13 +3,15 @@
 use std::collections::BTreeSet;
 
 use bafs_proto::ids::ServerId;
+use serde::Serialize;
 
 use super::course::Courses;
 use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// Where a job is in its life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum JobState {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JobState {
     /// A job that it depends on is not done.
     Waiting,
     /// It may start.

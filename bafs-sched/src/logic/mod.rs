@@ -32,6 +32,7 @@ mod volumes;
 pub use action::{Action, MountedVolume};
 pub use checkpoint::{CheckpointPolicy, Decision, Receipt};
 pub use event::{Event, NodeSeen};
+pub use graph::JobState;
 pub use progress::{JobFailure, Outcome, Progress};
 pub use rules::{Order, Rules};
 pub use scheduler::Scheduler;

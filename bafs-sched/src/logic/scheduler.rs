@@ -207,6 +207,11 @@ impl Scheduler {
         Some((job, self.attempts.get(&job)?.server))
     }
 
+    /// Where a job is in its life.
+    pub fn job_state(&self, job: JobIndex) -> JobState {
+        self.graph.state(job)
+    }
+
     /// Executions that run and must be watched.
     pub fn running(&self) -> impl Iterator<Item = (ExecutionId, ServerId)> {
         let is_running = |attempt: &&Attempt| attempt.stage == Stage::Running;

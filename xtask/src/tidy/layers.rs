@@ -77,6 +77,11 @@ const ENCLOSED: &[Enclosed] = &[
         files_max: 2,
     },
     Enclosed {
+        name: "plotters",
+        places: &["bafs/src/picture.rs"],
+        files_max: 1,
+    },
+    Enclosed {
         name: "clap",
         places: &["bafs/", "xtask/"],
         files_max: usize::MAX,

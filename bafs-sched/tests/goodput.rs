@@ -1,0 +1,113 @@
+//! The ledger of where time went, over simulated runs with and without faults.
+
+use bafs_sched::dice::Dice;
+use bafs_sched::goodput::goodput;
+use bafs_sched::io::journal::{Header, History};
+use bafs_sched::logic::{CheckpointPolicy, JobState, Outcome, Settings, Space};
+use bafs_sched::timeline::{Fate, Timeline, timeline};
+use bafs_sched::workflow::{Workflow, parse_workflow};
+use bafs_sched::world::{Faults, NodeSpec, World};
+
+fn workflow(width: u32, depth: u32) -> Workflow {
+    let mut text = "volume batch bafs://home/data 5 MB\n".to_owned();
+    for i in 0..width {
+        for at in 0..=depth {
+            text += &format!("volume v{i}_{at} scratch 1 MB files 10\n");
+        }
+        for at in 0..depth {
+            let job = format!("j{i}_{at}");
+            text += &format!("job {job} {{\n  executable = /bin/true\n  retry = 3\n}}\n");
+            text += &format!(
+                "mount batch {job} /data\nmount v{i}_{} {job} /out\n",
+                at + 1
+            );
+            if at > 0 {
+                text += &format!("parent j{i}_{} child {job}\n", at - 1);
+                text += &format!("mount v{i}_{at} {job} /in ro\n");
+            }
+        }
+        text += &format!("extract v{i}_{depth} out bafs://home/out.{i}\n");
+    }
+    parse_workflow("w.bafs", &text, &|path| Err(path.to_owned()))
+        .expect("it parses")
+        .workflow
+}
+
+fn run(seed: u64, faults: Faults) -> (Workflow, Timeline) {
+    let mut dice = Dice::new(seed);
+    let workflow = workflow(1 + dice.below(5) as u32, 1 + dice.below(4) as u32);
+    let settings = Settings {
+        environment_faults_max: 1_000,
+        nodes_wait_ms: 300_000,
+        stuck_wait_ms: 300_000,
+        checkpoint: CheckpointPolicy::Always,
+        ..Settings::default()
+    };
+    let node = NodeSpec {
+        capacity: Space {
+            bytes: 40_000_000,
+            files: 10_000,
+        },
+        slots: 2,
+    };
+    let nodes = vec![node; 3];
+    let mut world = World::new(seed, workflow.clone(), settings.clone(), nodes, faults);
+    assert_eq!(world.run(4 * 3_600_000), Outcome::Complete);
+    let run = world.scheduler.run();
+    let header = Header {
+        run,
+        workflow: workflow.clone(),
+        settings,
+    };
+    let records = world.records;
+    (workflow, timeline(History { header, records }))
+}
+
+#[test]
+fn the_columns_sum_to_the_time_that_each_job_took() {
+    let (mut lost, mut copied) = (0, 0);
+    for seed in 0..100 {
+        let faults = Faults {
+            node_dies: 20,
+            node_wiped: 500,
+            reply_lost: 20,
+            job_fails: 100,
+            environment_fails: 50,
+            volume_vanishes: 5,
+            until_ms: 60_000,
+        };
+        let (workflow, timeline) = run(seed, faults);
+        let ledger = goodput(&workflow, &timeline);
+        for job in &ledger.jobs {
+            assert_eq!(job.account.sum_ms(), job.wall_ms, "seed {seed}: {job:?}");
+        }
+        let done = timeline.executions.iter().filter(|e| e.fate == Fate::Done);
+        assert_eq!(done.count(), timeline.jobs.len(), "seed {seed}");
+        assert!(timeline.jobs.iter().all(|job| job.state == JobState::Done));
+        assert_eq!(
+            timeline.progress.executions,
+            timeline.executions.len() as u64
+        );
+        let was_again = timeline.executions.len() > timeline.jobs.len();
+        assert_eq!(ledger.total.lost_ms > 0, was_again, "seed {seed}");
+        lost += ledger.total.lost_ms;
+        copied += timeline.receipts.len();
+    }
+    assert!(
+        lost > 0 && copied > 0,
+        "nothing failed, so nothing was tested"
+    );
+}
+
+#[test]
+fn without_faults_what_ran_was_computing_and_nothing_is_lost() {
+    let (workflow, timeline) = run(7, Faults::default());
+    let ledger = goodput(&workflow, &timeline);
+    let ran: u64 = timeline.executions.iter().map(|e| e.wall_ms).sum();
+    assert_eq!(ledger.total.computing_ms, ran);
+    assert_eq!(ledger.total.lost_ms, 0);
+    assert!(ledger.total.copying_ms > 0, "files were sent home");
+    assert!(ledger.slot_ms >= ran && ledger.goodput_permille > 0);
+    let sent = timeline.sendings.iter().all(|s| s.bytes.is_some());
+    assert!(sent && !timeline.sendings.is_empty());
+}

@@ -1,0 +1,149 @@
+//! `bafs graph`: a workflow, or a run of it, as a graph in the DOT language. It runs nothing.
+
+use std::fmt::Write;
+
+use anyhow::{Context, Result};
+use bafs_sched::io::journal;
+use bafs_sched::logic::JobState;
+use bafs_sched::replay::replay;
+use bafs_sched::workflow::{JobIndex, VolumeKind, Workflow};
+
+use crate::args::GraphArgs;
+use crate::history;
+use crate::output::Output;
+use crate::workflow_file;
+
+/// Prints the graph, or writes it to a file.
+pub(crate) fn run(args: &GraphArgs, output: Output) -> Result<()> {
+    let (workflow, states) = if history::is_journal(&args.workflow)? {
+        let (_, scheduler) = replay(journal::read(&args.workflow)?);
+        let jobs = 0..scheduler.workflow().jobs.len() as u32;
+        let states = jobs.map(|job| scheduler.job_state(JobIndex(job)));
+        (
+            scheduler.workflow().clone(),
+            Some(states.collect::<Vec<_>>()),
+        )
+    } else {
+        (workflow_file::load(&args.workflow)?, None)
+    };
+    let dot = dot(&workflow, states.as_deref())?;
+    match &args.output {
+        Some(path) => {
+            std::fs::write(path, dot).with_context(|| format!("cannot write {}", path.display()))
+        }
+        None => output.say(dot.trim_end(), &serde_json::json!({ "dot": dot })),
+    }
+}
+
+/// The graph: jobs as boxes, in the colour of their state where there is one; volumes as ellipses;
+/// files that go home as notes.
+pub(crate) fn dot(workflow: &Workflow, states: Option<&[JobState]>) -> Result<String> {
+    let mut dot = format!("digraph {} {{\n", quoted(&workflow.name));
+    dot += "  rankdir=LR;\n  node [fontname=\"sans-serif\", style=filled, fillcolor=white];\n";
+    for (at, job) in workflow.jobs.iter().enumerate() {
+        let state = states.and_then(|states| states.get(at));
+        let colour = state.map_or("white", |state| colour(*state));
+        let label = quoted(&job.name);
+        writeln!(
+            dot,
+            "  j{at} [shape=box, fillcolor={colour}, label={label}];"
+        )?;
+        for parent in &job.parents {
+            writeln!(dot, "  j{} -> j{at};", parent.0)?;
+        }
+        for mount in &job.mounts {
+            let volume = mount.volume.0;
+            let (path, from_to) = (
+                quoted(&mount.path),
+                (format!("v{volume}"), format!("j{at}")),
+            );
+            let ends = if mount.writable { "both" } else { "forward" };
+            let (from, to) = from_to;
+            writeln!(
+                dot,
+                "  {from} -> {to} [style=dashed, dir={ends}, fontsize=9, label={path}];"
+            )?;
+        }
+    }
+    for (at, volume) in workflow.volumes.iter().enumerate() {
+        let (kind, colour) = match &volume.kind {
+            VolumeKind::Scratch { .. } => ("scratch", "gray92"),
+            VolumeKind::Cache { .. } => ("cache", "lightcyan"),
+        };
+        let label = format!("{}\n{kind}, {} bytes", volume.name, volume.size_bytes);
+        let label = quoted(&label);
+        writeln!(
+            dot,
+            "  v{at} [shape=ellipse, fillcolor={colour}, label={label}];"
+        )?;
+    }
+    for (at, extract) in workflow.extracts.iter().enumerate() {
+        let label = quoted(&extract.target.to_string());
+        writeln!(dot, "  e{at} [shape=note, label={label}];")?;
+        writeln!(dot, "  v{} -> e{at};", extract.volume.0)?;
+    }
+    dot += "}\n";
+    Ok(dot)
+}
+
+fn colour(state: JobState) -> &'static str {
+    match state {
+        JobState::Waiting => "white",
+        JobState::Ready => "lightyellow",
+        JobState::Held => "orange",
+        JobState::Active => "lightskyblue",
+        JobState::Done => "palegreen",
+        JobState::Failed => "tomato",
+        JobState::Skipped => "gray70",
+    }
+}
+
+/// A string of the DOT language that shows the text, whatever is in it.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' => quoted += "\\\"",
+            '\\' => quoted += "\\\\",
+            '\n' => quoted += "\\n",
+            c if c.is_control() => quoted.push('\u{fffd}'),
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_sched::workflow::parse_workflow;
+
+    use super::*;
+
+    #[test]
+    fn the_graph_has_every_part_and_colours_states() {
+        let text = "volume b bafs://home/data 1 MB\nvolume p scratch 1 MB\n\
+            job a {\nexecutable = /bin/true\n}\njob c {\nexecutable = /bin/true\n}\n\
+            parent a child c\nmount b a /data\nmount p a /work\nmount p c /work\n\
+            extract p x bafs://home/x\n";
+        let mut workflow = parse_workflow("w.bafs", text, &|path| Err(path.to_owned()))
+            .expect("it parses")
+            .workflow;
+        workflow.jobs[0].name = "a\"]; evil [x=\"\\".to_owned();
+        let plain = dot(&workflow, None).expect("a graph");
+        for part in [
+            "j0 -> j1;",
+            "v0 -> j0 [style=dashed, dir=forward",
+            "v1 -> j1 [style=dashed, dir=both",
+            "v1 -> e0;",
+            "label=\"a\\\"]; evil [x=\\\"\\\\\"]",
+        ] {
+            assert!(plain.contains(part), "{part} is missing:\n{plain}");
+        }
+        assert!(!plain.contains("palegreen"));
+        let states = [JobState::Done, JobState::Failed];
+        let coloured = dot(&workflow, Some(&states)).expect("a graph");
+        assert!(coloured.contains("j0 [shape=box, fillcolor=palegreen"));
+        assert!(coloured.contains("j1 [shape=box, fillcolor=tomato"));
+    }
+}

@@ -1,0 +1,182 @@
+//! The pictures of a report, from a run's intervals.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use bafs_sched::timeline::{Execution, Fate, Holding, Timeline};
+
+use crate::picture::{Axis, Bar, Chart, Colour, Curve, Gantt, Joined};
+
+fn seconds(ms: u64) -> f64 {
+    ms as f64 / 1e3
+}
+
+/// Which execution ran where and when: a row for each slot that was used.
+pub(super) fn gantt(timeline: &Timeline) -> Result<String> {
+    let mut by_node: BTreeMap<&str, Vec<&Execution>> = BTreeMap::new();
+    for execution in &timeline.executions {
+        by_node.entry(&execution.node).or_default().push(execution);
+    }
+    let (mut rows, mut bars) = (Vec::new(), Vec::new());
+    for (node, executions) in by_node {
+        let first = rows.len();
+        let mut free_at: Vec<u64> = Vec::new();
+        for execution in executions {
+            let until = execution.ended_ms.unwrap_or(timeline.wall_ms);
+            let free = free_at.iter().position(|at| *at <= execution.asked_ms);
+            let lane = free.unwrap_or(free_at.len());
+            if free.is_none() {
+                free_at.push(0);
+                let name = format!("{node} {}", lane + 1);
+                rows.push(name);
+            }
+            free_at[lane] = until;
+            bars.push(Bar {
+                row: first + lane,
+                from: seconds(execution.asked_ms),
+                until: seconds(until),
+                colour: colour(execution.fate),
+            });
+        }
+    }
+    let kinds = [
+        ("done", Fate::Done),
+        ("rolled back", Fate::RolledBack),
+        ("failed", Fate::Failed),
+        ("given up", Fate::GivenUp),
+        ("under way", Fate::Running),
+    ];
+    let has = |fate: Fate| timeline.executions.iter().any(|e| e.fate == fate);
+    let kinds = kinds.into_iter().filter(|(_, fate)| has(*fate));
+    let gantt = Gantt {
+        title: "Executions by node".to_owned(),
+        x: "time, s".to_owned(),
+        rows,
+        bars,
+        legend: kinds
+            .map(|(name, fate)| (name.to_owned(), colour(fate)))
+            .collect(),
+    };
+    gantt.svg()
+}
+
+fn colour(fate: Fate) -> Colour {
+    match fate {
+        Fate::Done => Colour::GOOD,
+        Fate::RolledBack => Colour::WASTED,
+        Fate::Failed => Colour::BAD,
+        Fate::GivenUp => Colour::NEUTRAL,
+        Fate::Running => Colour::OPEN,
+    }
+}
+
+/// Jobs that ran, and slots that were there.
+pub(super) fn processors(timeline: &Timeline) -> Result<String> {
+    let end = timeline.wall_ms;
+    let ran = timeline.executions.iter().map(|execution| {
+        let until = execution.ended_ms.unwrap_or(end);
+        (execution.asked_ms, until, 1.0)
+    });
+    let there = timeline.nodes.iter().flat_map(|node| {
+        let present = node.present.iter();
+        present.map(|(from, until)| (*from, until.unwrap_or(end), f64::from(node.slots)))
+    });
+    let curves = vec![
+        sum_over_time("jobs on nodes", ran, end),
+        sum_over_time("slots there", there, end),
+    ];
+    chart("Processors", "jobs at once", curves)
+}
+
+/// Bytes that volumes reserved, and bytes that nodes offered.
+pub(super) fn space(timeline: &Timeline) -> Result<String> {
+    let end = timeline.wall_ms;
+    let of = |holding: Holding| {
+        let volumes = timeline.volumes.iter();
+        let volumes = volumes.filter(move |volume| volume.holding == holding);
+        volumes.map(move |volume| {
+            let until = volume.gone_ms.unwrap_or(end);
+            (volume.asked_ms, until, volume.bytes as f64)
+        })
+    };
+    let offered = timeline.nodes.iter().flat_map(|node| {
+        let present = node.present.iter();
+        present.map(|(from, until)| (*from, until.unwrap_or(end), node.capacity_bytes as f64))
+    });
+    let mut curves = vec![
+        sum_over_time("scratch volumes", of(Holding::Scratch), end),
+        sum_over_time("cache volumes", of(Holding::Cache), end),
+        sum_over_time("copies", of(Holding::Copy), end),
+        sum_over_time("offered", offered, end),
+    ];
+    curves.retain(|curve| curve.points.iter().any(|(_, y)| *y > 0.0));
+    chart("Space", "bytes reserved", curves)
+}
+
+/// What a journal knows of the traffic to home.
+pub(super) fn home(timeline: &Timeline) -> Result<String> {
+    let end = timeline.wall_ms;
+    let sent = timeline.sendings.iter().filter_map(|sending| {
+        let at = sending.ended_ms?;
+        Some((at, end + 1, sending.bytes? as f64))
+    });
+    let filled = timeline.volumes.iter().filter_map(|volume| {
+        let at = volume.made_ms.filter(|_| volume.is_filled)?;
+        Some((at, end + 1, volume.bytes as f64))
+    });
+    let read = timeline.executions.iter().filter_map(|execution| {
+        let at = execution.ended_ms?;
+        Some((at, end + 1, execution.distinct_bytes as f64))
+    });
+    let mut curves = vec![
+        sum_over_time("files sent home", sent, end),
+        sum_over_time("volumes filled from home (as declared)", filled, end),
+        sum_over_time("read by jobs from caches and home", read, end),
+    ];
+    curves.retain(|curve| curve.points.iter().any(|(_, y)| *y > 0.0));
+    chart("Home", "bytes so far", curves)
+}
+
+fn chart(title: &str, y: &str, curves: Vec<Curve>) -> Result<String> {
+    let chart = Chart {
+        title: title.to_owned(),
+        x: Axis::new("time, s"),
+        y: Axis::new(y),
+        joined: Joined::Steps,
+        curves,
+    };
+    chart.svg()
+}
+
+/// The sum of amounts, each of which counts in an interval of time.
+fn sum_over_time(name: &str, intervals: impl Iterator<Item = (u64, u64, f64)>, end: u64) -> Curve {
+    let mut changes: BTreeMap<u64, f64> = BTreeMap::from([(0, 0.0), (end, 0.0)]);
+    for (from, until, amount) in intervals {
+        *changes.entry(from).or_default() += amount;
+        if until <= end {
+            *changes.entry(until).or_default() -= amount;
+        }
+    }
+    let mut sum: f64 = 0.0;
+    let points = changes.into_iter().map(|(at, change)| {
+        sum += change;
+        (seconds(at), sum.max(0.0))
+    });
+    Curve {
+        name: name.to_owned(),
+        points: points.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_count_while_they_last() {
+        let intervals = [(0, 2_000, 1.0), (1_000, 3_000, 2.0), (2_000, 9_000, 1.0)];
+        let curve = sum_over_time("x", intervals.into_iter(), 4_000);
+        let expected = [(0.0, 1.0), (1.0, 3.0), (2.0, 3.0), (3.0, 1.0), (4.0, 1.0)];
+        assert_eq!(curve.points, expected);
+    }
+}

@@ -1,0 +1,182 @@
+//! `bafs report`: what a run did, as one page or as data, from its journal. It runs nothing.
+
+mod charts;
+mod page;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use bafs_sched::goodput::{Goodput, goodput};
+use bafs_sched::logic::Outcome;
+use bafs_sched::replay::{Line, replay};
+use bafs_sched::timeline::{Timeline, timeline};
+use serde::Serialize;
+
+use crate::args::ReportArgs;
+use crate::history;
+use crate::output::Output;
+
+/// All that a report tells.
+#[derive(Debug, Serialize)]
+struct Report {
+    timeline: Timeline,
+    goodput: Goodput,
+    /// What went wrong with the run as a whole, or is not as it should be.
+    warnings: Vec<String>,
+    /// Everything that happened, in order.
+    lines: Vec<Line>,
+}
+
+/// Writes the page, or prints the data.
+pub(crate) fn run(args: &ReportArgs, output: Output) -> Result<()> {
+    let journal = history::journal_of(&args.run)?;
+    let report = read(&journal)?;
+    if let Some(path) = &args.output {
+        write(&report, path)?;
+    }
+    if output.is_json() {
+        return output.say("", &report);
+    }
+    let path = match &args.output {
+        Some(path) => path.clone(),
+        None => {
+            let mut name = journal.into_os_string();
+            name.push(".html");
+            let path = PathBuf::from(name);
+            write(&report, &path)?;
+            path
+        }
+    };
+    output.say(&format!("the report is in {}", path.display()), &())
+}
+
+fn read(journal: &Path) -> Result<Report> {
+    let history = bafs_sched::io::journal::read(journal)?;
+    let workflow = history.header.workflow.clone();
+    let (lines, _) = replay(history.clone());
+    let timeline = timeline(history);
+    let goodput = goodput(&workflow, &timeline);
+    Ok(Report {
+        warnings: warnings(&timeline),
+        goodput,
+        timeline,
+        lines,
+    })
+}
+
+fn write(report: &Report, path: &Path) -> Result<()> {
+    let page = page::page(report)?;
+    std::fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn warnings(timeline: &Timeline) -> Vec<String> {
+    let mut warnings = Vec::new();
+    match &timeline.outcome {
+        Some(Outcome::Failed { jobs, messages }) => {
+            let jobs = jobs.iter().map(|job| {
+                let name = &job.name;
+                match job.node.as_str() {
+                    "" => format!("job {name} failed: {}", job.reason),
+                    node => format!("job {name} failed on {node}: {}", job.reason),
+                }
+            });
+            warnings.extend(jobs.chain(messages.iter().cloned()));
+        }
+        Some(Outcome::Cancelled) => warnings.push("the user cancelled the run".to_owned()),
+        Some(Outcome::Complete) => {}
+        None => warnings.push("the journal ends before the run does".to_owned()),
+    }
+    for node in &timeline.nodes {
+        let absences = node.present.iter().filter(|(_, until)| until.is_some());
+        let absences = absences.count();
+        if absences > 0 {
+            warnings.push(format!("node {} was lost {absences} times", node.name));
+        }
+    }
+    let lost = timeline.volumes.iter().filter(|volume| volume.is_lost);
+    let lost = lost.count();
+    if lost > 0 {
+        warnings.push(format!("{lost} volumes were lost or could not be made"));
+    }
+    warnings
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_sched::io::journal::{Header, History};
+    use bafs_sched::logic::{Settings, Space};
+    use bafs_sched::workflow::parse_workflow;
+    use bafs_sched::world::{Faults, NodeSpec, World};
+
+    use super::*;
+
+    fn history(seed: u64) -> History {
+        let text = "for i in 1..4\n\
+            volume p$(i) scratch 1 MB\n\
+            job a$(i) {\nexecutable = /bin/true\nretry = 3\n}\n\
+            job b$(i) {\nexecutable = /bin/true\nretry = 3\n}\n\
+            parent a$(i) child b$(i)\n\
+            mount p$(i) a$(i) /work\nmount p$(i) b$(i) /work\n\
+            extract p$(i) x bafs://home/x.$(i)\nend\n";
+        let mut workflow = parse_workflow("w.bafs", text, &|path| Err(path.to_owned()))
+            .expect("it parses")
+            .workflow;
+        workflow.jobs[0].name = "<img src=x onerror=alert(1)>".to_owned();
+        workflow.name = "\"><script>alert(1)</script>".to_owned();
+        let spec = NodeSpec {
+            capacity: Space {
+                bytes: 50_000_000,
+                files: 100_000,
+            },
+            slots: 2,
+        };
+        let faults = Faults {
+            node_dies: 100,
+            node_wiped: 1_000,
+            job_fails: 300,
+            until_ms: 30_000,
+            ..Faults::default()
+        };
+        let settings = Settings {
+            nodes_wait_ms: 300_000,
+            stuck_wait_ms: 300_000,
+            ..Settings::default()
+        };
+        let nodes = vec![spec; 2];
+        let mut world = World::new(seed, workflow.clone(), settings.clone(), nodes, faults);
+        assert_eq!(world.run(4 * 3_600_000), Outcome::Complete);
+        let header = Header {
+            run: world.scheduler.run(),
+            workflow,
+            settings,
+        };
+        let records = world.records;
+        History { header, records }
+    }
+
+    #[test]
+    fn a_page_is_whole_and_no_name_is_markup() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("run.journal");
+        let history = history(3);
+        let header = history.header.clone();
+        let opened = bafs_sched::io::journal::Journal::open(&path, || header);
+        let (mut journal, _) = opened.expect("it is created");
+        journal.append(&history.records).expect("it is written");
+        let report = read(&path).expect("it is read");
+        let page = page::page(&report).expect("it is drawn");
+        assert!(page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>\n"));
+        assert!(page.contains("&lt;img src=x"));
+        for bad in ["<script", "<img", "http://", "https://", "url("] {
+            let found = page.replace("http://www.w3.org/2000/svg", "");
+            assert!(!found.contains(bad), "{bad} is in the page");
+        }
+        assert_eq!(page.matches("<svg").count(), 4);
+        for section in ["Ledger", "Failures", "Copies", "Warnings", "What happened"] {
+            assert!(page.contains(section), "{section} is missing");
+        }
+        assert!(report.goodput.total.lost_ms > 0, "nothing was lost");
+        let data = serde_json::to_value(&report).expect("it is data");
+        assert_eq!(data["timeline"]["jobs"].as_array().map(Vec::len), Some(8));
+    }
+}

@@ -1,0 +1,238 @@
+//! `bafs status`: how far a run is, from the journal that it is writing. It runs nothing.
+
+use std::fmt::Write;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use bafs_sched::goodput::{Account, goodput};
+use bafs_sched::io::journal;
+use bafs_sched::logic::{Outcome, Progress};
+use bafs_sched::timeline::{Fate, Timeline, timeline};
+use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
+use crate::args::StatusArgs;
+use crate::history;
+use crate::output::Output;
+
+/// Time between looks, and the least part of the time that is not spent looking.
+const LOOK: Duration = Duration::from_millis(500);
+const PAUSE_PER_LOOK: u32 = 9;
+
+/// Executions that are shown at most.
+const SHOWN: usize = 12;
+const BAR: usize = 30;
+
+/// How far a run is.
+#[derive(Debug, Serialize)]
+struct Status {
+    workflow: String,
+    /// From the run's first fact to the last one that its journal has, in milliseconds.
+    wall_ms: u64,
+    /// How it ended; `null` while it is under way.
+    outcome: Option<Outcome>,
+    /// Whether a scheduler has the journal open.
+    is_running: bool,
+    progress: Progress,
+    /// For each stage: its jobs that are done, and all.
+    stages: Vec<(u64, u64)>,
+    nodes: Vec<NodeStatus>,
+    running: Vec<Running>,
+    ledger: Account,
+}
+
+/// A node.
+#[derive(Debug, Serialize)]
+struct NodeStatus {
+    name: String,
+    is_lost: bool,
+    slots: u32,
+    jobs: u32,
+    capacity_bytes: u64,
+    reserved_bytes: u64,
+}
+
+/// An execution that is under way.
+#[derive(Debug, Serialize)]
+struct Running {
+    job: String,
+    node: String,
+    for_ms: u64,
+}
+
+/// Shows how far a run is: on a terminal until it is over, otherwise once.
+pub(crate) fn run(args: &StatusArgs, output: Output) -> Result<()> {
+    let path = history::journal_of(&args.run)?;
+    let look = || -> Result<Status> {
+        let is_running = history::is_being_written(&path);
+        let history = journal::read(&path)?;
+        let workflow = history.header.workflow.clone();
+        let timeline = timeline(history);
+        let ledger = goodput(&workflow, &timeline).total;
+        Ok(status(&timeline, is_running, ledger))
+    };
+    if output.is_json() || args.once || !std::io::stdout().is_terminal() {
+        let status = look()?;
+        return output.say(&text(&status)?, &status);
+    }
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout());
+    bar.set_style(ProgressStyle::with_template("{msg}")?);
+    loop {
+        let start = now();
+        let status = look()?;
+        bar.set_message(text(&status)?);
+        bar.tick();
+        if status.outcome.is_some() || !status.is_running {
+            break;
+        }
+        std::thread::sleep(LOOK.max(start.elapsed() * PAUSE_PER_LOOK));
+    }
+    bar.abandon();
+    Ok(())
+}
+
+#[expect(clippy::disallowed_methods, reason = "how long looking took")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+fn status(timeline: &Timeline, is_running: bool, ledger: Account) -> Status {
+    let mut stages: Vec<(u64, u64)> = Vec::new();
+    for job in &timeline.jobs {
+        let at = job.stage as usize;
+        stages.resize(stages.len().max(at + 1), (0, 0));
+        stages[at].1 += 1;
+        stages[at].0 += u64::from(job.state == bafs_sched::logic::JobState::Done);
+    }
+    let open = || {
+        let executions = timeline.executions.iter();
+        executions.filter(|e| e.fate == Fate::Running && timeline.outcome.is_none())
+    };
+    let nodes = timeline.nodes.iter().map(|node| {
+        let here = open().filter(|execution| execution.node == node.name);
+        let volumes = timeline.volumes.iter();
+        let volumes = volumes.filter(|v| v.node == node.name && v.gone_ms.is_none());
+        NodeStatus {
+            name: node.name.clone(),
+            is_lost: node
+                .present
+                .last()
+                .is_some_and(|(_, until)| until.is_some()),
+            slots: node.slots,
+            jobs: here.count() as u32,
+            capacity_bytes: node.capacity_bytes,
+            reserved_bytes: volumes.map(|volume| volume.bytes).sum(),
+        }
+    });
+    let running = open().map(|execution| Running {
+        job: timeline.jobs[execution.job.as_usize()].name.clone(),
+        node: execution.node.clone(),
+        for_ms: timeline.wall_ms.saturating_sub(execution.asked_ms),
+    });
+    Status {
+        workflow: timeline.workflow.clone(),
+        wall_ms: timeline.wall_ms,
+        outcome: timeline.outcome.clone(),
+        is_running,
+        progress: timeline.progress,
+        stages,
+        nodes: nodes.collect(),
+        running: running.collect(),
+        ledger,
+    }
+}
+
+fn text(status: &Status) -> Result<String> {
+    let progress = &status.progress;
+    let how = match (&status.outcome, status.is_running) {
+        (Some(Outcome::Complete), _) => "complete",
+        (Some(Outcome::Failed { .. }), _) => "FAILED",
+        (Some(Outcome::Cancelled), _) => "cancelled",
+        (None, true) => "under way",
+        (None, false) => {
+            "not over, and no scheduler runs it: `bafs run` with the same journal goes on"
+        }
+    };
+    let seconds = status.wall_ms as f64 / 1e3;
+    let mut text = format!("{}: {how}; {seconds:.1} s\n", visible(&status.workflow));
+    let jobs = bar(progress.jobs_done, progress.jobs_total);
+    let (done, total) = (progress.jobs_done, progress.jobs_total);
+    let (running, failed) = (progress.jobs_running, progress.jobs_failed);
+    writeln!(
+        text,
+        "jobs   {jobs} {done}/{total} done, {running} running, {failed} failed"
+    )?;
+    let files = bar(progress.extracts_done, progress.extracts_total);
+    let (done, total) = (progress.extracts_done, progress.extracts_total);
+    let bytes = HumanBytes(progress.extracted_bytes);
+    writeln!(text, "files  {files} {done}/{total} at home, {bytes}")?;
+    for (stage, (done, all)) in status.stages.iter().enumerate().take(SHOWN) {
+        writeln!(text, "stage {stage:<2} {} {done}/{all}", bar(*done, *all))?;
+    }
+    for node in status.nodes.iter().take(SHOWN) {
+        let name = visible(&node.name);
+        if node.is_lost {
+            writeln!(text, "node {name} is lost")?;
+            continue;
+        }
+        let space = bar(node.reserved_bytes, node.capacity_bytes);
+        let (used, all) = (
+            HumanBytes(node.reserved_bytes),
+            HumanBytes(node.capacity_bytes),
+        );
+        let (jobs, slots) = (node.jobs, node.slots);
+        writeln!(
+            text,
+            "node {name} {space} {used} of {all} reserved, {jobs}/{slots} jobs"
+        )?;
+    }
+    for running in status.running.iter().take(SHOWN) {
+        let (job, node) = (visible(&running.job), visible(&running.node));
+        let seconds = running.for_ms as f64 / 1e3;
+        writeln!(text, "  {job} on {node} for {seconds:.1} s")?;
+    }
+    if status.running.len() > SHOWN {
+        writeln!(text, "  and {} more", status.running.len() - SHOWN)?;
+    }
+    let ledger = &status.ledger;
+    let part = |ms: u64| 100.0 * ms as f64 / ledger.sum_ms().max(1) as f64;
+    write!(
+        text,
+        "time of jobs: {:.0} % computing, {:.0} % waiting for data, {:.0} % copying, {:.0} % lost, \
+         {:.0} % overhead, {:.0} % queued",
+        part(ledger.computing_ms),
+        part(ledger.waiting_ms),
+        part(ledger.copying_ms),
+        part(ledger.lost_ms),
+        part(ledger.overhead_ms),
+        part(ledger.queued_ms),
+    )?;
+    Ok(text)
+}
+
+fn bar(part: u64, whole: u64) -> String {
+    let filled = (u128::from(part.min(whole)) * BAR as u128)
+        .checked_div(u128::from(whole))
+        .unwrap_or(0) as usize;
+    format!("[{}{}]", "=".repeat(filled), " ".repeat(BAR - filled))
+}
+
+/// Without what would steer a terminal.
+fn visible(text: &str) -> String {
+    let shown = |c: char| if c.is_control() { '\u{fffd}' } else { c };
+    text.chars().map(shown).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_are_of_one_length() {
+        for (part, whole) in [(0, 0), (0, 3), (1, 3), (3, 3), (9, 3), (u64::MAX, u64::MAX)] {
+            assert_eq!(bar(part, whole).len(), BAR + 2);
+        }
+        assert_eq!(bar(1, 2).matches('=').count(), BAR / 2);
+    }
+}

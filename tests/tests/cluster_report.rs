@@ -1,0 +1,164 @@
+//! What a run on real processes says of itself: the ledger's sums, the page, the graph, the state.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bafs_tests::{World, cannot_mount, said, skip};
+use serde_json::Value;
+
+/// Three pipelines: the first job reads shared data, then sleeps; the second reads what it wrote.
+const WORKFLOW: &str = "volume data cache bafs://home/data 4 MB\n\
+    for i in 1..3\n\
+    volume work$(i) scratch 4 MB files 10\n\
+    job first$(i) {\n\
+      executable = /bin/sh\n\
+      arguments = -c \"cat /data/one > /work/all; sleep 1.5\"\n\
+    }\n\
+    job second$(i) {\n\
+      executable = /bin/sh\n\
+      arguments = -c \"cksum < /work/all > /work/sum\"\n\
+    }\n\
+    parent first$(i) child second$(i)\n\
+    mount data first$(i) /data\n\
+    mount work$(i) first$(i) /work\n\
+    mount work$(i) second$(i) /work\n\
+    extract work$(i) sum bafs://home/out/$(i)\n\
+    end\n";
+
+fn ready(name: &str, node_sizes: &[&str], limit: Option<&str>) -> Result<Option<World>> {
+    if let Some(reason) = cannot_mount() {
+        skip(name, &reason);
+        return Ok(None);
+    }
+    let world = World::start_with(node_sizes, limit)?;
+    world.wait_for_servers(node_sizes.len() + 1)?;
+    world.put("data/one", &vec![7; 2_000_000])?;
+    Ok(Some(world))
+}
+
+fn number(value: &Value, name: &str) -> Result<u64> {
+    value[name]
+        .as_u64()
+        .with_context(|| format!("{name} in {value}"))
+}
+
+/// The ledger of a run, of which every row must sum to what its job took.
+fn ledger(world: &World, journal: &str) -> Result<Value> {
+    let report = world.json(&["report", journal])?;
+    let jobs = report["goodput"]["jobs"].as_array().context("jobs")?;
+    ensure!(jobs.len() == 6, "{report}");
+    for job in jobs {
+        let columns = [
+            "computing_ms",
+            "waiting_ms",
+            "copying_ms",
+            "lost_ms",
+            "overhead_ms",
+            "queued_ms",
+        ];
+        let mut sum = 0;
+        for column in columns {
+            sum += number(job, column)?;
+        }
+        let wall = number(job, "wall_ms")?;
+        ensure!(sum.abs_diff(wall) * 100 <= wall, "{sum} of {wall}: {job}");
+    }
+    Ok(report)
+}
+
+#[test]
+fn cluster_accounts_for_the_time_of_a_run() -> Result<()> {
+    let name = "cluster_accounts_for_the_time_of_a_run";
+    let Some(world) = ready(name, &["30MB", "30MB"], Some("1MB/s"))? else {
+        return Ok(());
+    };
+    let path = world.workflow(WORKFLOW)?;
+    let workflow = path.to_string_lossy().into_owned();
+    let run = world.json(&["run", &workflow])?;
+    let report = ledger(&world, &workflow)?;
+    let wall = number(&report["timeline"], "wall_ms")?;
+    ensure!(wall == number(&run, "wall_ms")?, "{wall}: {run}");
+    let jobs = report["goodput"]["jobs"].as_array().context("jobs")?;
+    for job in jobs
+        .iter()
+        .filter(|job| job["job"].as_str().is_some_and(|n| n.starts_with('f')))
+    {
+        // Each sleeps for 1.5 s, and waits for two megabytes behind a link of one a second.
+        ensure!(number(job, "computing_ms")? >= 1_400, "{job}");
+        ensure!(number(job, "waiting_ms")? >= 500, "{job}");
+        ensure!(number(job, "lost_ms")? == 0, "{job}");
+    }
+    let page = path.with_extension("html");
+    let output = world
+        .bafs(&["report", &workflow, "-o", &page.to_string_lossy()])
+        .output()?;
+    ensure!(output.status.success(), said(&output));
+    let page = std::fs::read_to_string(page)?;
+    ensure!(
+        page.contains("complete") && page.contains("second3"),
+        "{page}"
+    );
+    let graph = world
+        .bafs(&["graph", &format!("{workflow}.journal")])
+        .output()?;
+    let graph = String::from_utf8(graph.stdout)?;
+    ensure!(graph.matches("fillcolor=palegreen").count() == 6, "{graph}");
+    let status = world.json(&["status", &workflow])?;
+    ensure!(
+        status["outcome"] == "Complete" && status["is_running"] == false,
+        "{status}"
+    );
+    Ok(())
+}
+
+#[test]
+fn cluster_tells_how_far_a_run_is_and_what_a_lost_node_cost() -> Result<()> {
+    let name = "cluster_tells_how_far_a_run_is_and_what_a_lost_node_cost";
+    let Some(mut world) = ready(name, &["30MB", "30MB", "30MB"], None)? else {
+        return Ok(());
+    };
+    let path = world.workflow(&WORKFLOW.replace("sleep 1.5", "sleep 4"))?;
+    let workflow = path.to_string_lossy().into_owned();
+    let mut command = world.bafs(&["run", &workflow, "--json"]);
+    let run = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let mut victim = None;
+    for _ in 0..200 {
+        std::thread::sleep(Duration::from_millis(100));
+        if !path.with_extension("bafs.journal").exists() {
+            continue;
+        }
+        let status = world.json(&["status", &workflow])?;
+        let running = status["running"].as_array().context("running")?;
+        if status["is_running"] == true && running.len() == 3 {
+            victim = running[0]["node"].as_str().map(str::to_owned);
+            break;
+        }
+    }
+    let victim = victim.context("three jobs were not seen to run")?;
+    world.cluster.kill(&victim)?;
+    let output = run.wait_with_output()?;
+    ensure!(output.status.success(), said(&output));
+    let report = ledger(&world, &workflow)?;
+    let executions = report["timeline"]["executions"]
+        .as_array()
+        .context("executions")?;
+    let mut executions = executions.iter();
+    let is_lost = executions.any(|e| e["node"] == *victim && e["fate"] == "given_up");
+    ensure!(is_lost, "{report}");
+    // It had run for some time when its node was killed, and was missed only later.
+    ensure!(
+        number(&report["goodput"]["total"], "lost_ms")? >= 1_000,
+        "{report}"
+    );
+    let warned = report["warnings"].as_array().context("warnings")?;
+    let names_node = warned.iter().any(|w| {
+        w.as_str()
+            .is_some_and(|w| w.contains(&format!("node {victim}")))
+    });
+    ensure!(names_node, "{report}");
+    Ok(())
+}
