@@ -1,11 +1,14 @@
 //! The catalog: which servers live. Soft state only; it may crash and return, and running jobs do
 //! not notice. What it decides is in `logic/adverts.rs`.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::ServerId;
-use bafs_proto::message::{Advertised, Counters as CounterValues, Reply, Request, ServerList};
+use bafs_proto::message::{
+    Advertised, Counters as CounterValues, QueryServers, Reply, Request, ServerList,
+};
 use bafs_proto::net::quic::QuicListener;
 use bafs_proto::net::{BoxFuture, Incoming, Service};
 use bafs_proto::token::{Resource, Right, Verifier};
@@ -14,7 +17,7 @@ use bytes::Bytes;
 
 use crate::access::Access;
 use crate::clock;
-use crate::counters::Counters;
+use crate::counters::{Counters, Figures};
 use crate::logic::adverts::{ADVERTS_MAX, Adverts, Refusal};
 use crate::serving::Running;
 
@@ -34,7 +37,8 @@ pub struct CatalogConfig {
 pub async fn start(config: CatalogConfig) -> Result<Running> {
     let service = Arc::new(Catalog::new(config.identity.verifier.clone()));
     let listener = QuicListener::bind(&config.listen, config.identity)?;
-    Running::start(listener, service)
+    let published = service.clone();
+    Running::start(listener, service, Arc::new(move || published.figures()))
 }
 
 /// Answers calls about servers.
@@ -54,6 +58,14 @@ impl Catalog {
             access: Access::new(verifier),
             adverts: Mutex::default(),
             counters: Counters::default(),
+        }
+    }
+
+    fn figures(&self) -> Figures {
+        let listed = self.adverts().query(clock::now(), &QueryServers::default());
+        Figures {
+            counters: self.counters.snapshot(),
+            gauges: BTreeMap::from([("servers", listed.len() as u64)]),
         }
     }
 

@@ -43,6 +43,18 @@ impl Counters {
     }
 }
 
+/// What a server publishes at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Numbers that only grow while the server lives, by name.
+    pub counters: BTreeMap<String, u64>,
+    /// Numbers that go up and down, by name.
+    pub gauges: BTreeMap<&'static str, u64>,
+}
+
+/// Reads what a server publishes; takes no longer than a lock.
+pub type ReadFigures = Arc<dyn Fn() -> Figures + Send + Sync>;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,5 +1,6 @@
 //! What all servers share: listening, telling the catalog, stopping.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +15,8 @@ use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use tokio::task::JoinHandle;
 
+use crate::counters::ReadFigures;
+
 /// How often a server tells the catalog that it is alive.
 pub const ADVERTISE_MS: u64 = 1_000;
 
@@ -21,11 +24,17 @@ pub const ADVERTISE_MS: u64 = 1_000;
 pub const ADVERT_TTL_MS: u64 = 4 * ADVERTISE_MS;
 
 /// A server that is running.
-#[derive(Debug)]
 pub struct Running {
     address: SocketAddr,
     listener: Arc<QuicListener>,
     tasks: Vec<JoinHandle<()>>,
+    figures: ReadFigures,
+}
+
+impl fmt::Debug for Running {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Running({})", self.address)
+    }
 }
 
 impl Running {
@@ -33,7 +42,11 @@ impl Running {
     ///
     /// # Errors
     /// `ServerFault` when the system does not tell the address.
-    pub fn start(listener: QuicListener, service: Arc<dyn Service>) -> Result<Self> {
+    pub fn start(
+        listener: QuicListener,
+        service: Arc<dyn Service>,
+        figures: ReadFigures,
+    ) -> Result<Self> {
         let address = listener.local_address()?;
         let listener = Arc::new(listener);
         let serving = listener.clone();
@@ -42,12 +55,18 @@ impl Running {
             address,
             listener,
             tasks: vec![task],
+            figures,
         })
     }
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Reads what it publishes.
+    pub fn figures(&self) -> ReadFigures {
+        self.figures.clone()
     }
 
     /// Ties a background task to the server: it ends when the server stops.

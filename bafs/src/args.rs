@@ -109,6 +109,10 @@ pub(crate) struct ServerArgs {
         default_value = "127.0.0.1:0"
     )]
     pub(crate) listen: String,
+    /// Publish figures for Prometheus at this address, to everybody who reaches it; port 0 takes
+    /// any.
+    #[arg(long, env = "BAFS_METRICS", value_name = "HOST:PORT")]
+    pub(crate) metrics: Option<String>,
     /// End when standard input ends: the server goes with the program that started it.
     #[arg(long)]
     pub(crate) until_stdin_closes: bool,
@@ -417,6 +421,9 @@ pub(crate) struct RunArgs {
     /// Journal of the run; `WORKFLOW.journal` when not given. Delete it to start afresh.
     #[arg(long, value_name = "FILE")]
     pub(crate) journal: Option<PathBuf>,
+    /// Publish figures for Prometheus at this address while it runs.
+    #[arg(long, env = "BAFS_METRICS", value_name = "HOST:PORT")]
+    pub(crate) metrics: Option<String>,
     /// Access home directly, with nothing cached and no volumes: the way without BAFS.
     #[arg(long)]
     pub(crate) remote_io: bool,

@@ -35,6 +35,8 @@ pub struct ClusterSpec {
     pub node_sizes: Vec<String>,
     /// Jobs that each node runs at once.
     pub slots: u32,
+    /// Every server publishes figures for Prometheus on loopback.
+    pub metrics: bool,
     /// Keep the directory at the end.
     pub keep: bool,
 }
@@ -43,6 +45,7 @@ pub struct ClusterSpec {
 #[derive(Debug)]
 pub struct Cluster {
     program: PathBuf,
+    metrics: bool,
     export: PathBuf,
     /// The home's own directory in the export, when this cluster is why it is there.
     home_state: Option<PathBuf>,
@@ -55,6 +58,7 @@ struct Process {
     name: String,
     args: Vec<String>,
     address: String,
+    metrics: String,
     child: Child,
 }
 
@@ -72,6 +76,7 @@ impl Cluster {
         let home_state = spec.export.join(home::OWN_DIRECTORY);
         let mut cluster = Self {
             program: spec.program.clone(),
+            metrics: spec.metrics,
             export: spec.export.clone(),
             home_state: (!home_state.exists()).then_some(home_state),
             processes: Vec::new(),
@@ -117,6 +122,14 @@ impl Cluster {
             .iter()
             .find(|p| p.name == name)
             .map_or("", |p| &p.address)
+    }
+
+    /// Address of a process' metrics; empty when there are none.
+    pub fn metrics(&self, name: &str) -> &str {
+        self.processes
+            .iter()
+            .find(|p| p.name == name)
+            .map_or("", |p| &p.metrics)
     }
 
     /// Process id of a process.
@@ -183,9 +196,15 @@ impl Cluster {
     fn spawn(&mut self, name: &str, args: Vec<String>) -> Result<()> {
         let log = self.directory.path().join(format!("{name}.log"));
         let identity = path_text(&self.identity())?;
+        let metrics: &[&str] = if self.metrics {
+            &["--metrics", "127.0.0.1:0"]
+        } else {
+            &[]
+        };
         let mut child = Command::new(&self.program)
             .arg("--json")
             .args(&args)
+            .args(metrics)
             .args(["--identity", &identity, "--until-stdin-closes"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -198,14 +217,16 @@ impl Cluster {
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line)?;
         let said: Option<serde_json::Value> = serde_json::from_str(&line).ok();
-        let address = said
-            .as_ref()
-            .and_then(|said| said["listening"].as_str())
-            .map(str::to_owned);
+        let text = |name: &str| {
+            let said = said.as_ref().and_then(|said| said[name].as_str());
+            said.map(str::to_owned)
+        };
+        let address = text("listening");
         let process = Process {
             name: name.to_owned(),
             args,
             address: address.clone().unwrap_or_default(),
+            metrics: text("metrics").unwrap_or_default(),
             child,
         };
         self.processes.push(process);

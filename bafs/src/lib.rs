@@ -13,6 +13,7 @@ mod graph;
 mod history;
 mod init;
 mod job;
+mod metrics;
 mod output;
 mod own_directory;
 pub mod picture;

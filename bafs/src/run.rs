@@ -20,6 +20,7 @@ use crate::client::Client;
 use crate::cluster::{Cluster, ClusterSpec};
 use crate::display::Display;
 use crate::init;
+use crate::metrics::{self, Shown};
 use crate::output::Output;
 use crate::rate::{parse_bytes, parse_rate};
 use crate::workflow_file;
@@ -42,6 +43,8 @@ pub(crate) struct Way {
     pub(crate) output: Output,
     /// Kill a node when so many jobs are done.
     pub(crate) kill_after_jobs: Option<u32>,
+    /// Where progress is published.
+    pub(crate) shown: Shown,
 }
 
 /// Runs the command.
@@ -110,6 +113,7 @@ async fn run_local(
         limit: args.limit.clone(),
         node_sizes: vec![size; nodes as usize],
         slots: cores.div_ceil(nodes),
+        metrics: false,
         keep: false,
     };
     let interrupted = interrupted();
@@ -123,11 +127,22 @@ async fn run_local(
         settings: settings(args),
         output,
         kill_after_jobs: None,
+        shown: publish(args)?,
     };
     tokio::select! {
         report = on_cluster(workflow, &mut cluster, &way) => report,
         () = interrupted => bail!("interrupted; the throw-away cluster was removed"),
     }
+}
+
+/// Publishes the progress of a run, if it shall be.
+fn publish(args: &RunArgs) -> Result<Shown> {
+    let shown = Shown::default();
+    if let Some(at) = &args.metrics {
+        let at = metrics::start(at, shown.figures())?;
+        eprintln!("metrics at http://{at}/metrics");
+    }
+    Ok(shown)
 }
 
 /// Whether this machine can run jobs; a cluster on it would only find out later.
@@ -171,6 +186,7 @@ pub(crate) async fn on_cluster(
     let mut kill_at = way.kill_after_jobs.map(u64::from);
     let progress = |progress: &Progress| {
         display.show(progress);
+        way.shown.set(progress);
         if kill_at.is_some_and(|jobs| progress.jobs_done >= jobs) {
             kill_at = None;
             kill_a_node(cluster);
@@ -222,7 +238,12 @@ async fn run_remote(args: &RunArgs, workflow: Workflow, output: Output) -> Resul
         interrupted().await;
         std::process::exit(130);
     });
-    let report = driver::run(workflow, options, |progress| display.show(progress)).await;
+    let shown = publish(args)?;
+    let progress = |progress: &Progress| {
+        display.show(progress);
+        shown.set(progress);
+    };
+    let report = driver::run(workflow, options, progress).await;
     stopper.abort();
     Ok(report?)
 }

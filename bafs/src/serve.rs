@@ -14,6 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
 use crate::init;
+use crate::metrics;
 use crate::output::Output;
 use crate::rate::{parse_bytes, parse_rate};
 
@@ -99,9 +100,16 @@ fn check_listen(listen: &str) -> Result<()> {
 
 async fn until_stopped(server: Running, args: &ServerArgs, output: Output) -> Result<()> {
     let address = server.address().to_string();
+    let metrics = match &args.metrics {
+        Some(at) => Some(metrics::start(at, server.figures())?.to_string()),
+        None => None,
+    };
+    let also = metrics
+        .as_ref()
+        .map(|at| format!("; metrics at http://{at}/metrics"));
     output.say(
-        &format!("listening at {address}"),
-        &serde_json::json!({ "listening": address }),
+        &format!("listening at {address}{}", also.unwrap_or_default()),
+        &serde_json::json!({ "listening": address, "metrics": metrics }),
     )?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

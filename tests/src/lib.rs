@@ -84,15 +84,25 @@ impl World {
     /// # Errors
     /// A process that does not start.
     pub fn start_with(node_sizes: &[&str], limit: Option<&str>) -> Result<Self> {
+        Self::start_as(node_sizes, |spec| spec.limit = limit.map(str::to_owned))
+    }
+
+    /// Starts a cluster after `change` has changed what it shall be.
+    ///
+    /// # Errors
+    /// A process that does not start.
+    pub fn start_as(node_sizes: &[&str], change: impl FnOnce(&mut ClusterSpec)) -> Result<Self> {
         let home = tempfile::tempdir()?;
-        let spec = ClusterSpec {
+        let mut spec = ClusterSpec {
             program: program(),
             export: home.path().to_owned(),
-            limit: limit.map(str::to_owned),
+            limit: None,
             node_sizes: node_sizes.iter().map(|&size| size.to_owned()).collect(),
             slots: 2,
+            metrics: false,
             keep: false,
         };
+        change(&mut spec);
         Ok(Self {
             cluster: Cluster::start(&spec)?,
             home,

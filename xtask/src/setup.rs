@@ -125,6 +125,12 @@ const PACKAGES: &[Package] = &[
         first_needed_by: Purpose::Test,
     },
     Package {
+        name: "prometheus",
+        why: "to see that it understands the metrics",
+        gives: Gives::Programs(&["prometheus", "promtool"]),
+        first_needed_by: Purpose::Test,
+    },
+    Package {
         name: "openssl",
         why: "a certificate for that web server",
         gives: Gives::Programs(&["openssl"]),

@@ -35,7 +35,7 @@ use bytes::Bytes;
 
 use crate::access::Access;
 use crate::clock;
-use crate::counters::Counters;
+use crate::counters::{Counters, Figures, ReadFigures};
 use crate::lives::Life;
 use crate::serving::{ADVERT_TTL_MS, Running, advertise, pool, reachable};
 use crate::source::entry;
@@ -85,7 +85,12 @@ pub async fn start(config: HomeConfig) -> Result<Running> {
     } = config;
     let home = Home::open(&root, identity.verifier.clone(), limit_bytes_per_s)?;
     let listener = QuicListener::bind(&listen, identity.clone())?;
-    let mut running = Running::start(listener, home.clone())?;
+    let counters = home.counters.clone();
+    let figures: ReadFigures = Arc::new(move || Figures {
+        counters: counters.snapshot(),
+        ..Figures::default()
+    });
+    let mut running = Running::start(listener, home.clone(), figures)?;
     let sweeping = home.clone();
     running.add_task(tokio::spawn(async move { sweeping.sweep_for_ever().await }));
     if let Some(catalog) = catalog {

@@ -5,6 +5,7 @@ mod hand_over;
 mod presence;
 mod service;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use tokio::task::JoinHandle;
 
 use crate::access::Access;
 use crate::cache::Caches;
-use crate::counters::Counters;
+use crate::counters::{Counters, Figures, ReadFigures};
 use crate::door::Door;
 use crate::executor::{Executor, ExecutorConfig};
 use crate::homes::{HomeSettings, Homes};
@@ -71,7 +72,9 @@ pub async fn start(config: NodeConfig) -> Result<Running> {
     let pool = pool(&config.identity)?;
     let node = Node::open(config, address, pool).await?;
     let tasks = node.background();
-    let mut running = Running::start(listener, node)?;
+    let published = node.clone();
+    let figures: ReadFigures = Arc::new(move || published.figures());
+    let mut running = Running::start(listener, node, figures)?;
     tasks.into_iter().for_each(|task| running.add_task(task));
     Ok(running)
 }
@@ -177,6 +180,23 @@ impl Node {
             std::future::pending::<()>().await;
         }));
         tasks
+    }
+
+    /// What the node publishes.
+    fn figures(&self) -> Figures {
+        let (capacity, free) = self.storage.space();
+        let (slots, jobs) = (self.config.slots, self.executor.running());
+        Figures {
+            counters: self.counters.snapshot(),
+            gauges: BTreeMap::from([
+                ("capacity_bytes", capacity.bytes),
+                ("capacity_files", capacity.files),
+                ("free_bytes", free.bytes),
+                ("free_files", free.files),
+                ("slots", u64::from(slots)),
+                ("jobs", u64::from(jobs)),
+            ]),
+        }
     }
 
     /// What the node says of itself.

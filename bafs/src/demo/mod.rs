@@ -20,6 +20,7 @@ use serde::Serialize;
 use crate::args::DemoArgs;
 use crate::client::Client;
 use crate::cluster::{Cluster, ClusterSpec};
+use crate::metrics::Shown;
 use crate::output::Output;
 use crate::own_directory::OwnDirectory;
 use crate::run::{self, Way};
@@ -197,6 +198,7 @@ async fn measure(
         limit: Some(args.limit.clone()),
         node_sizes: sizes.map(|&size| size.to_owned()).collect(),
         slots: 1,
+        metrics: false,
         keep: args.keep,
     };
     let mut cluster = tokio::task::block_in_place(|| Cluster::start(&spec))?;
@@ -221,6 +223,7 @@ async fn measure(
         },
         output,
         kill_after_jobs: args.kill_node.filter(|_| !remote_io),
+        shown: Shown::default(),
     };
     let report = run::on_cluster(workflow.clone(), &mut cluster, &way).await?;
     ensure!(

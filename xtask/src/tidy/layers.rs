@@ -77,6 +77,21 @@ const ENCLOSED: &[Enclosed] = &[
         files_max: 2,
     },
     Enclosed {
+        name: "hyper",
+        places: &["bafs/src/metrics/http.rs"],
+        files_max: 1,
+    },
+    Enclosed {
+        name: "hyper_util",
+        places: &["bafs/src/metrics/http.rs"],
+        files_max: 1,
+    },
+    Enclosed {
+        name: "prometheus_client",
+        places: &["bafs/src/metrics/text.rs"],
+        files_max: 1,
+    },
+    Enclosed {
         name: "plotters",
         places: &["bafs/src/picture.rs"],
         files_max: 1,
