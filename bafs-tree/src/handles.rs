@@ -53,6 +53,11 @@ impl Handles {
         HandleId(self.last)
     }
 
+    /// Whether an agent may give a handle this number.
+    pub(crate) fn is_givable(&self, wished: HandleId) -> bool {
+        wished.0 >= GIVEN_FIRST && !self.open.contains_key(&wished.0)
+    }
+
     /// Gives a file that was just opened, and its handle, other numbers; the handle's must be free
     /// and in the agents' range.
     pub(crate) fn renumber(
@@ -61,7 +66,7 @@ impl Handles {
         wished: HandleId,
         ino: InodeNo,
     ) -> Outcome<()> {
-        if wished.0 < GIVEN_FIRST || self.open.contains_key(&wished.0) {
+        if !self.is_givable(wished) {
             return Err(errno::INVAL);
         }
         let Some(Handle::File(file)) = self.open.remove(&handle.0) else {

@@ -77,10 +77,14 @@ impl Inodes {
         (InodeNo(number), None)
     }
 
+    /// Whether an agent may give a file this number.
+    pub(crate) fn is_givable(&self, wished: InodeNo) -> bool {
+        (GIVEN_FIRST..SPARE_FIRST).contains(&wished.0) && !self.by_number.contains_key(&wished.0)
+    }
+
     /// Gives a file that was just made another number, which must be free and in the agents' range.
     pub(crate) fn renumber(&mut self, ino: InodeNo, wished: InodeNo) -> Outcome<()> {
-        let is_free = !self.by_number.contains_key(&wished.0);
-        if !(GIVEN_FIRST..SPARE_FIRST).contains(&wished.0) || !is_free {
+        if ino == InodeNo::ROOT || !self.is_givable(wished) {
             return Err(errno::INVAL);
         }
         let entry = self.by_number.remove(&ino.0).ok_or(errno::STALE)?;

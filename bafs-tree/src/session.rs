@@ -127,14 +127,30 @@ impl Session {
     /// from then on.
     ///
     /// # Errors
-    /// As [`Self::run`]; `EINVAL` for numbers that are taken or not for agents to give.
+    /// As [`Self::run`]; `EEXIST` where a file is there already; `EINVAL` for numbers that are
+    /// taken or not for agents to give, or that the operation makes nothing for: it has not run.
     pub fn run_given(
         &self,
         (caller, op, data): (Caller, &FileOp, &[u8]),
         (ino, handle): (Option<InodeNo>, Option<HandleId>),
         out: &mut Vec<u8>,
     ) -> FileResult {
-        let mut reply = self.run(caller, op, data, out)?;
+        let makes_file = matches!(op, FileOp::Create { .. } | FileOp::MakeDirectory { .. });
+        let opens = matches!(op, FileOp::Create { .. } | FileOp::Open { .. });
+        if (ino, handle) == (None, None) {
+            return self.run(caller, op, data, out);
+        }
+        let is_fit = ino.is_none_or(|ino| makes_file && self.inodes().is_givable(ino))
+            && handle.is_none_or(|handle| opens && self.handles().is_givable(handle));
+        if !is_fit {
+            return Err(errno::INVAL);
+        }
+        let mut op = op.clone();
+        if let FileOp::Create { flags, .. } = &mut op {
+            // What is there already has a number by which others may know it.
+            *flags |= OFlags::EXCL.bits().cast_signed();
+        }
+        let mut reply = self.run(caller, &op, data, out)?;
         if let (Some(ino), FileReply::Attr(attr) | FileReply::Opened { attr, .. }) =
             (ino, &mut reply)
         {

@@ -2,8 +2,11 @@
 
 mod bench;
 
+use std::fs;
+
 use bafs_proto::file_op::{FileOp, FileReply};
-use bench::{Bench, ROOT};
+use bafs_proto::ids::{HandleId, InodeNo};
+use bench::{Bench, CALLER, ROOMY, ROOT};
 use nix::libc;
 
 #[test]
@@ -66,4 +69,64 @@ fn access_control_lists_are_refused_and_hidden() {
     assert!(hidden.is_ok() || !nix::unistd::geteuid().is_root());
     let listed = bench.ok(FileOp::ListXattr { ino });
     assert_eq!(listed, FileReply::Bytes(b"user.x\0".to_vec()));
+}
+
+#[test]
+fn numbers_are_given_only_to_what_an_operation_makes() {
+    const GIVEN: u64 = 1 << 61;
+    let bench = Bench::new(Some(ROOMY));
+    let (ino, handle) = bench.create(ROOT, "f", 0o640);
+    let name = |text: &str| text.as_bytes().to_vec();
+    let make = |text: &str| FileOp::MakeDirectory {
+        parent: ROOT,
+        name: name(text),
+        mode: 0o755,
+    };
+    let create = |text: &str| FileOp::Create {
+        parent: ROOT,
+        name: name(text),
+        mode: 0o644,
+        flags: libc::O_RDWR,
+    };
+    let lookup = FileOp::Lookup {
+        parent: ROOT,
+        name: name("f"),
+    };
+    let root = FileOp::GetAttr {
+        ino: ROOT,
+        handle: None,
+    };
+    let (file, open) = (Some(InodeNo(GIVEN)), Some(HandleId(GIVEN)));
+    let given = |op: &FileOp, numbers| {
+        let mut out = Vec::new();
+        let ran = bench
+            .session
+            .run_given((CALLER, op, &[]), numbers, &mut out);
+        ran.map_err(|errno| errno.0)
+    };
+    // What is there keeps its number, and the root above all.
+    for op in [&lookup, &root, &FileOp::Open { ino, flags: 0 }] {
+        assert_eq!(given(op, (file, None)), Err(libc::EINVAL), "{op:?}");
+    }
+    for op in [&make("d"), &lookup, &FileOp::Release { handle }] {
+        assert_eq!(given(op, (None, open)), Err(libc::EINVAL), "{op:?}");
+    }
+    assert_eq!(given(&create("f"), (file, open)), Err(libc::EEXIST));
+    // Refused numbers leave nothing behind.
+    for number in [0, 1, ino.0, 1 << 62] {
+        let numbers = (Some(InodeNo(number)), None);
+        assert_eq!(given(&make("d"), numbers), Err(libc::EINVAL), "{number}");
+    }
+    let numbers = (file, Some(handle));
+    assert_eq!(given(&create("g"), numbers), Err(libc::EINVAL));
+    let names = fs::read_dir(bench.path("")).expect("list").count();
+    assert_eq!(names, 1, "refused operations made something");
+    assert!(given(&create("g"), (file, open)).is_ok());
+    assert_eq!(given(&make("d"), (file, None)), Err(libc::EINVAL), "taken");
+    assert!(given(&make("d"), (Some(InodeNo(GIVEN + 1)), None)).is_ok());
+    let reopened = given(
+        &FileOp::Open { ino, flags: 0 },
+        (None, Some(HandleId(GIVEN + 1))),
+    );
+    assert!(reopened.is_ok());
 }
