@@ -14,7 +14,7 @@ use crate::door::NotOpened;
 use crate::fate::{Fate, Loss};
 use crate::logic::directory::Owner;
 use crate::sandbox::Privilege;
-use crate::tree::{CacheTree, InlineTree, RemoteTree, Server, Tree};
+use crate::tree::{CacheTree, InlineTree, Promise, RemoteTree, Server, Tree};
 use crate::usage::Usage;
 use crate::volume::{Mode, Ownership, Volume};
 
@@ -22,6 +22,10 @@ use crate::volume::{Mode, Ownership, Volume};
 const INLINE: &str = "inline: each operation runs in this process, on the directory that the \
     server on this machine handed over; no messages";
 const CALLS: &str = "calls: each operation is a call to the server";
+const EARLY: &str = "calls: what is sure to succeed is answered first and brought to the server in \
+    order; fsync and the end of the job wait until it has run";
+const EARLY_CLOSE: &str = "calls: what is sure to succeed is answered first and brought to the \
+    server in order; close, fsync and changes of names wait until it has run";
 const HOME: &str = "calls: each operation is a call to the home server, nothing is kept";
 const WHOLE: &str = "whole files: what is here wholly is read by the kernel itself";
 const BLOCKS: &str = "blocks: names are in memory, data come in blocks from the node's server";
@@ -47,15 +51,15 @@ pub struct Choices {
     /// Whether a person is told how each volume is reached.
     pub explain: Explain,
     /// Whether the writer of a volume behind the network is answered before the server has run what
-    /// is sure to succeed there.
-    pub delegate: bool,
+    /// is sure to succeed there, and what is promised then.
+    pub delegate: Option<Promise>,
 }
 
 impl Default for Choices {
     fn default() -> Self {
         Self {
             explain: Explain::No,
-            delegate: false,
+            delegate: None,
         }
     }
 }
@@ -125,8 +129,8 @@ impl Agent {
 
     /// A tree behind the network, of which this process is the writer.
     async fn delegate(&self, tree: RemoteTree) -> Tree {
-        if self.choices.delegate {
-            tree.delegate().await;
+        if let Some(promise) = self.choices.delegate {
+            tree.delegate(promise).await;
         }
         Tree::Remote(tree)
     }
@@ -157,7 +161,12 @@ impl Agent {
                         (self.delegate(open().await?).await, Some(why))
                     }
                 };
-                let way = why.map_or_else(|| INLINE.to_owned(), |why| format!("{CALLS} ({why})"));
+                let calls = match self.choices.delegate.filter(|_| mount.writable) {
+                    None => CALLS,
+                    Some(Promise::Synced) => EARLY,
+                    Some(Promise::Closed) => EARLY_CLOSE,
+                };
+                let way = why.map_or_else(|| INLINE.to_owned(), |why| format!("{calls} ({why})"));
                 (tree, Mode::scratch(mount.writable), Usage::new(), way)
             }
             MountTarget::Home { server, path } => {

@@ -196,6 +196,25 @@ impl Volume {
             .run(self.stored(caller), op, data, Box::new(finish));
     }
 
+    /// Whether the close of a file has something to wait for.
+    pub fn close_waits(&self) -> bool {
+        self.tree.close_waits()
+    }
+
+    /// A program closes a file: `done` is called when what it did with it is as safe as promised.
+    pub fn close_file(self: &Arc<Self>, ino: InodeNo, done: Done) {
+        if self.fate.loss().is_some() {
+            return done(Err(Errno(libc::EIO)), &[]);
+        }
+        let start = clock::now();
+        let volume = Arc::clone(self);
+        let finish = move |result: FileResult, data: &[u8]| {
+            volume.usage.waited(clock::ms_since(start));
+            done(result.map_err(passed_through), data);
+        };
+        self.tree.close_file(ino, Box::new(finish));
+    }
+
     /// Reads from an open file.
     pub fn read(
         self: &Arc<Self>,

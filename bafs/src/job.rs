@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use bafs_client::agent::{Choices, Explain};
+use bafs_client::tree::Promise;
 use bafs_proto::message::{Advert, JobCommand, JobSpec, MountSpec, MountTarget, Role};
 use bafs_proto::volume::{VolumeKind, VolumeStatus};
 
@@ -42,7 +43,7 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
     Ok(bafs_client::entry::exec_main(
         spec,
         identity,
-        choices(args.explain, args.delegate),
+        choices(args.explain, args.delegate, Promise::Synced),
     ))
 }
 
@@ -65,18 +66,20 @@ pub(crate) fn mount(args: &MountArgs) -> Result<ExitCode> {
         &args.directory,
         identity,
         op_deadline_ms,
-        choices(args.explain, args.delegate),
+        // Programs on the host outlive the agent, and do not run again.
+        choices(args.explain, args.delegate, Promise::Closed),
     ))
 }
 
 /// Runs `bafs agent`.
 pub(crate) fn agent(args: &AgentArgs) -> ExitCode {
-    let choices = choices(false, args.delegate);
+    let choices = choices(false, args.delegate, Promise::Synced);
     bafs_client::entry::agent_main(&args.identity, choices)
 }
 
-fn choices(explain: bool, DelegateArgs { delegate }: DelegateArgs) -> Choices {
+fn choices(explain: bool, DelegateArgs { delegate }: DelegateArgs, promise: Promise) -> Choices {
     let explain = if explain { Explain::Yes } else { Explain::No };
+    let delegate = delegate.then_some(promise);
     Choices { explain, delegate }
 }
 

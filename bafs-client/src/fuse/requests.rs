@@ -274,13 +274,16 @@ impl Filesystem for Bridge {
     fn flush(
         &self,
         _request: &Request,
-        _ino: INodeNo,
+        ino: INodeNo,
         _handle: FileHandle,
         _owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        // Every write has been answered by the tree, so a close has nothing to add. The kernel
-        // still writes mapped pages back before it closes; it only stops asking.
+        if self.volume.close_waits() {
+            let finish = replies::empty(reply);
+            return self.volume.close_file(InodeNo(ino.0), finish);
+        }
+        // The kernel still writes mapped pages back before it closes; it only stops asking.
         reply.error(fuser::Errno::ENOSYS);
     }
 

@@ -7,18 +7,24 @@ use std::collections::BTreeSet;
 use bafs_proto::file_op::{
     Attr, AttrChange, Caller, Errno, FileOp, FileReply, FileResult, FileTime, Name, SetTime,
 };
-use bafs_proto::ids::{HandleId, InodeNo};
+use bafs_proto::ids::{Epoch, HandleId, InodeNo};
 use bafs_proto::limits::NAME_BYTES_MAX;
 use bytes::Bytes;
 use nix::libc;
 
 use super::image::{Image, is_directory, is_regular};
 use super::known::{Known, Opening};
-use super::log::{Entry, Log, Room};
+use super::log::{Entry, Log, NO_SESSION, Room};
+use super::questions::Questions;
 
 const TYPE_BITS: u32 = 0o170_000;
 const SET_UID_GID: u32 = 0o6000;
 const SET_GID: u32 = 0o2000;
+
+/// What the server itself must be allowed to change names in a directory, and to open files: to the
+/// kernel it is their owner, unless it may do all.
+const NAMES_CHANGE: u32 = 0o300;
+const OPENS_ALL: u32 = 0o600;
 
 /// Blocks that a new name may cost its directory, and a new directory itself.
 const NAME_BLOCKS: u64 = 4;
@@ -72,6 +78,10 @@ pub struct Delegation {
     pub(super) free: Room,
     /// What operations that the server is asked itself may take at this moment.
     pub(super) asking: Room,
+    /// Counts those of them that took space and have been answered.
+    pub(super) spent: u64,
+    /// What the server is asked itself.
+    pub(super) questions: Questions,
     /// Callers to whom the server gives what they make.
     pub(super) makers: BTreeSet<(u32, u32)>,
     /// How a new file and a new directory look.
@@ -122,12 +132,8 @@ impl Delegation {
                 let removed = self.unlink(known, asked, *parent, name);
                 removed.unwrap_or_else(|| self.ask_after_all())
             }
-            FileOp::SetAttr {
-                ino,
-                handle,
-                change,
-            } => {
-                let changed = self.set_attr(known, asked, (*ino, *handle), change);
+            FileOp::SetAttr { ino, change, .. } => {
+                let changed = self.set_attr(known, asked, *ino, change);
                 changed.unwrap_or_else(|| self.ask_after_all())
             }
             FileOp::Write {
@@ -159,7 +165,7 @@ impl Delegation {
         }
     }
 
-    fn ask_after_all(&self) -> Decision {
+    pub(super) fn ask_after_all(&self) -> Decision {
         Decision::AskAfter(self.log.end())
     }
 
@@ -218,7 +224,9 @@ impl Delegation {
         let is_fit = name.len() <= NAME_BYTES_MAX && !matches!(&name[..], b"" | b"." | b"..");
         let attr = self.image.about(parent).filter(is_directory)?;
         let is_alive = attr.nlink >= 2 && attr.nlink < LINKS_MAX;
-        (is_fit && is_alive && self.log.name(parent, name).is_none()).then_some(attr)
+        let is_open_to_server = attr.mode & NAMES_CHANGE == NAMES_CHANGE;
+        (is_fit && is_alive && is_open_to_server && self.log.name(parent, name).is_none())
+            .then_some(attr)
     }
 
     /// A new file, open with these flags, or a new directory.
@@ -329,7 +337,7 @@ impl Delegation {
         &mut self,
         known: &mut Known,
         asked: Asked<'_>,
-        (ino, handle): (InodeNo, Option<HandleId>),
+        ino: InodeNo,
         change: &AttrChange,
     ) -> Option<Decision> {
         let attr = self.image.attr(ino)?;
@@ -337,6 +345,9 @@ impl Delegation {
         let bits = change.mode.unwrap_or(0) | attr.mode;
         let touches_more = change.size.is_some() || change.uid.is_some() || change.gid.is_some();
         if !is_plain || touches_more || bits & SET_UID_GID != 0 || attr.nlink == 0 {
+            return None;
+        }
+        if shuts(change) && known.unseen(ino).is_some() {
             return None;
         }
         let settled = |time: Option<SetTime>| {
@@ -369,7 +380,6 @@ impl Delegation {
             about.mtime = mtime.unwrap_or(about.mtime);
             about.ctime = asked.now;
         });
-        let _ = handle;
         let asked = Asked { op: &op, ..asked };
         let about = [Some(ino), None];
         self.append(
@@ -430,101 +440,34 @@ impl Delegation {
         Some(Decision::Answered(Ok(FileReply::Written { length })))
     }
 
-    fn open(
-        &mut self,
-        known: &mut Known,
-        asked: Asked<'_>,
-        ino: InodeNo,
-        flags: i32,
-    ) -> Option<Decision> {
-        let attr = self.image.attr(ino)?;
-        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        let needed = if writes { 0o600 } else { 0o400 };
-        let is_sure = is_regular(&attr) && attr.nlink > 0 && attr.mode & needed == needed;
-        if !is_sure || flags & libc::O_TRUNC != 0 {
-            return None;
-        }
-        let opening = Opening {
-            ino,
-            flags,
-            is_directory: false,
-        };
-        if !writes {
-            // The page cache may have all that is read.
-            let handle = known.open_unseen(opening);
-            return Some(Decision::Answered(Ok(FileReply::Opened { handle, attr })));
-        }
-        let Ok(translated) = known.translate(asked.op) else {
-            return Some(Decision::Provide);
-        };
-        let (handle, given) = known.open_given(opening);
-        let made = (None, Some(given));
-        self.append(
-            known,
-            asked,
-            translated,
-            (made, [Some(ino), None], Room::default()),
-        );
-        Some(Decision::Answered(Ok(FileReply::Opened { handle, attr })))
-    }
-
-    fn release(&mut self, known: &mut Known, asked: Asked<'_>, handle: HandleId) -> Decision {
-        let Some(Opening { ino, .. }) = known.opening(handle) else {
-            return self.ask_after_all();
-        };
-        if known.is_stale(handle) {
-            known.close(handle);
-            return Decision::Answered(Ok(FileReply::Done));
-        }
-        self.tell_times(known, asked, ino);
-        let Ok(translated) = known.translate(asked.op) else {
-            return self.ask_after_all();
-        };
-        self.append(
-            known,
-            asked,
-            translated,
-            ((None, None), [Some(ino), None], Room::default()),
-        );
-        Decision::Answered(Ok(FileReply::Done))
-    }
-
-    /// The server is to keep the time of change that programs were told.
-    fn tell_times(&mut self, known: &Known, asked: Asked<'_>, ino: InodeNo) {
-        let Some(mtime) = self.image.take_owed_time(ino) else {
-            return;
-        };
-        let op = FileOp::SetAttr {
-            ino,
-            handle: None,
-            change: AttrChange {
-                mtime: Some(SetTime::At(mtime)),
-                ..AttrChange::default()
-            },
-        };
-        // A file that a restarted server must be shown first keeps that server's time.
-        if let Ok(translated) = known.translate(&op) {
-            let (asked, about) = (Asked { op: &op, ..asked }, [Some(ino), None]);
-            self.append(
-                known,
-                asked,
-                translated,
-                ((None, None), about, Room::default()),
-            );
-        }
-    }
-
-    fn append(
+    pub(super) fn append(
         &mut self,
         known: &Known,
         asked: Asked<'_>,
         translated: FileOp,
+        effect: Effect,
+    ) {
+        self.append_as((known.epoch(), translated), asked, effect);
+    }
+
+    /// Appends what the present session lacks something for: it is given that when it is sent.
+    pub(super) fn append_untranslated(&mut self, asked: Asked<'_>, effect: Effect) {
+        self.append_as((NO_SESSION, asked.op.clone()), asked, effect);
+    }
+
+    fn append_as(
+        &mut self,
+        translated: (Epoch, FileOp),
+        asked: Asked<'_>,
         (made, about, cost): Effect,
     ) {
+        for ino in about.iter().flatten() {
+            self.questions.change(*ino);
+        }
         self.log.append(Entry {
             caller: asked.caller,
             op: asked.op.clone(),
-            asked: (known.epoch(), translated),
+            asked: translated,
             data: match asked.op {
                 FileOp::Write { .. } => Bytes::copy_from_slice(asked.data),
                 _ => Bytes::new(),
@@ -553,10 +496,32 @@ impl Delegation {
         self.spend(entry.cost);
     }
 
-    /// The server told what is free, after all that is settled now.
-    pub fn has_free(&mut self, free: Room) {
-        self.free = free;
+    /// Counts the operations that took space without the log: what the server tells together with
+    /// a batch includes those that this counted when the batch was sent.
+    pub fn spent(&self) -> u64 {
+        self.spent
     }
+
+    /// The server told what is free, after all that is settled now; `spent` is the count when it
+    /// was asked.
+    pub fn has_free(&mut self, told: Room, spent: u64) {
+        self.free = if spent == self.spent {
+            told
+        } else {
+            Room {
+                bytes: told.bytes.min(self.free.bytes),
+                files: told.files.min(self.free.files),
+            }
+        };
+    }
+}
+
+/// Whether a file may be closed to the server by a change of its permission bits, so that what
+/// programs have open must be open there before.
+pub fn shuts(change: &AttrChange) -> bool {
+    change
+        .mode
+        .is_some_and(|mode| mode & OPENS_ALL != OPENS_ALL)
 }
 
 fn block_bytes(attr: &Attr) -> u64 {

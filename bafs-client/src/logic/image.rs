@@ -117,6 +117,12 @@ impl Image {
         self.files.remove(&ino);
     }
 
+    /// The same was done to some file with several names.
+    pub fn doubt_linked(&mut self) {
+        let one_name = |file: &File| is_directory(&file.attr) || file.attr.nlink <= 1;
+        self.files.retain(|_, file| one_name(file));
+    }
+
     /// A name in a directory was changed, which leaves its mode, and more or less its links.
     pub fn blur(&mut self, directory: InodeNo) {
         if let Some(file) = self.files.get_mut(&directory) {

@@ -233,19 +233,29 @@ impl Known {
         }
     }
 
-    fn settle(&mut self, ino: InodeNo, server: InodeNo) {
+    /// The present session has a file under a number; what it had for it before is no more.
+    /// Gives that number, and how many references the session counts there.
+    fn settle(&mut self, ino: InodeNo, server: InodeNo) -> Option<(InodeNo, u64)> {
         let epoch = self.epoch;
-        if let Some(file) = self.files.get_mut(&ino)
-            && file.place.is_none_or(|place| place.epoch != epoch)
-        {
-            let (ino, references) = (server, 0);
+        let file = self.files.get_mut(&ino)?;
+        let before = file.place.filter(|place| place.epoch == epoch);
+        if before.is_none_or(|place| place.ino != server) {
             file.place = Some(Place {
                 epoch,
-                ino,
-                references,
+                ino: server,
+                references: 0,
             });
         }
         self.by_server.insert(server, ino);
+        let Place {
+            ino: number,
+            references,
+            ..
+        } = before.filter(|place| place.ino != server)?;
+        if self.by_server.get(&number) == Some(&ino) {
+            self.by_server.remove(&number);
+        }
+        Some((number, references))
     }
 
     fn refer(&mut self, ino: InodeNo) {
@@ -356,10 +366,18 @@ impl Known {
         ino
     }
 
-    /// The present session makes a file again that an earlier one should have made.
-    pub fn make_again(&mut self, ino: InodeNo) {
-        self.settle(ino, ino);
-        self.refer(ino);
+    /// The present session makes a file again that an earlier one should have made. Gives what the
+    /// session called it if it was there and was taken away, and how many references that has.
+    pub fn make_again(&mut self, ino: InodeNo) -> Option<(InodeNo, u64)> {
+        let before = self.settle(ino, ino);
+        if let Some(place) = self
+            .files
+            .get_mut(&ino)
+            .and_then(|file| file.place.as_mut())
+        {
+            place.references = 1;
+        }
+        before
     }
 
     /// A file was opened; the session will know the handle by the second number.
@@ -377,11 +395,26 @@ impl Known {
         handle
     }
 
-    /// A handle of a file that the session was never told of.
+    /// A handle of a file that the present session does not have: it was never told of it, or a
+    /// restart made it forget.
     pub fn unseen(&self, ino: InodeNo) -> Option<HandleId> {
         let mut handles = self.handles.iter();
-        let found = handles.find(|(_, open)| open.ino == ino && open.place.0 == NEVER);
+        let found = handles.find(|(_, open)| open.ino == ino && open.place.0 != self.epoch);
         found.map(|(handle, _)| *handle)
+    }
+
+    /// Whether no session was ever told of a handle.
+    pub fn is_untold(&self, handle: HandleId) -> bool {
+        let open = self.handles.get(&handle);
+        open.is_some_and(|open| open.place.0 == NEVER)
+    }
+
+    /// Whether operations name a handle to the present session by the number of
+    /// [`Self::open_given`], so that the session must open it so.
+    pub fn is_awaited(&self, given: HandleId) -> bool {
+        let handle = HandleId(given.0.saturating_sub(SPARE_FIRST));
+        let open = self.handles.get(&handle);
+        open.is_some_and(|open| open.place == (self.epoch, given))
     }
 
     /// The present session opens a handle of [`Self::open_given`] by the same number.
@@ -621,6 +654,48 @@ mod tests {
         known.begin(Epoch(3));
         let other = known.admit(InodeNo::ROOT, &name("a"), &attr(11, 6));
         assert_ne!(other, file, "born later");
+    }
+
+    #[test]
+    fn a_file_that_is_made_again_is_known_by_its_new_number_only() {
+        let mut known = known();
+        let file = known.make(InodeNo::ROOT, &name("a"));
+        known.begin(Epoch(2));
+        // It is there half-made, is found, and is taken away.
+        assert!(known.find_again(file, &attr(11, 0)));
+        assert_eq!(known.way(file), Way::Here(InodeNo(11)));
+        assert_eq!(known.make_again(file), Some((InodeNo(11), 1)));
+        assert_eq!(known.way(file), Way::Here(file));
+        // The host may give the old number to another file now.
+        assert_eq!(known.of_server(InodeNo(11)), None);
+        let other = known.admit(InodeNo::ROOT, &name("b"), &attr(11, 0));
+        assert_eq!(known.way(other), Way::Here(InodeNo(11)));
+        assert_ne!(other, file);
+        assert_eq!(known.make_again(file), None);
+        assert_eq!(known.forget(file, 1), Some((file, 1)));
+    }
+
+    #[test]
+    fn handles_that_a_restart_made_forget_are_as_unseen_as_untold_ones() {
+        let mut known = known();
+        let ino = known.admit(InodeNo::ROOT, &name("a"), &attr(11, 1));
+        let opening = Opening {
+            ino,
+            flags: 0,
+            is_directory: false,
+        };
+        let (told, given) = known.open_given(opening);
+        assert_eq!(known.unseen(ino), None);
+        assert!(known.is_awaited(given));
+        known.begin(Epoch(2));
+        assert!(!known.is_awaited(given));
+        assert_eq!(known.unseen(ino), Some(told));
+        assert!(!known.is_untold(told));
+        known.open_again(told, HandleId(5));
+        assert!(!known.is_awaited(given), "it is open by another number");
+        let untold = known.open_unseen(opening);
+        assert_eq!(known.unseen(ino), Some(untold));
+        assert!(known.is_untold(untold));
     }
 
     #[test]

@@ -9,24 +9,46 @@ use super::delegation::{CAPABILITY, Delegation};
 use super::image::{is_directory, is_regular};
 use super::known::Known;
 use super::log::{Room, name_of};
+use super::questions::Question;
 
 impl Delegation {
     /// The server is asked something itself: until it answers nobody counts on what that changes.
-    pub fn begin_asking(&mut self, known: &Known, op: &FileOp) {
-        self.doubt(known, op);
+    pub fn begin_asking(&mut self, known: &Known, op: &FileOp) -> Question {
         let cost = cost_of(op);
         self.asking.bytes += cost.bytes;
         self.asking.files += cost.files;
+        let changing = self.doubt(known, op);
+        // Of a file with very many names not all are known here: it may be any of these.
+        let may_be_there = |parent, name| self.image.has(parent, name) != Some(false);
+        let some_linked = removed(op).is_some_and(|(parent, name)| {
+            known.named(parent, name).is_none() && may_be_there(parent, name)
+        });
+        if some_linked {
+            self.image.doubt_linked();
+        }
+        self.questions.begin(changing, some_linked)
     }
 
     /// The server has answered it.
-    pub fn end_asking(&mut self, known: &Known, caller: Caller, op: &FileOp, result: &FileResult) {
+    pub fn end_asking(
+        &mut self,
+        known: &Known,
+        (caller, op, question): (Caller, &FileOp, Question),
+        result: &FileResult,
+    ) {
         let cost = cost_of(op);
         self.asking.bytes -= cost.bytes;
         self.asking.files -= cost.files;
-        self.spend(cost);
-        self.doubt(known, op);
-        self.learn(caller, op, result);
+        if cost != Room::default() {
+            self.spend(cost);
+            self.spent += 1;
+        }
+        let changed = self.doubt(known, op);
+        if question.changes_any() {
+            self.image.doubt_linked();
+        }
+        self.learn((caller, op, &question), result);
+        self.questions.end(question, changed);
     }
 
     /// What was free before may be taken now, until the server tells.
@@ -36,9 +58,10 @@ impl Delegation {
     }
 
     /// Takes in what the server answered to an operation that it was asked itself.
-    fn learn(&mut self, caller: Caller, op: &FileOp, result: &FileResult) {
+    fn learn(&mut self, (caller, op, question): (Caller, &FileOp, &Question), result: &FileResult) {
         if let (FileOp::GetXattr { ino, name }, Err(Errno(libc::ENODATA))) = (op, result)
             && name == CAPABILITY
+            && self.questions.is_true(question, *ino)
         {
             self.image.set_plain(*ino, true);
         }
@@ -53,7 +76,7 @@ impl Delegation {
                 | FileOp::SetAttr { .. }
                 | FileOp::Open { .. },
                 FileReply::Attr(attr) | FileReply::Opened { attr, .. },
-            ) => self.learn_attr(attr),
+            ) => self.learn_attr(question, attr),
             (
                 FileOp::Create { mode, .. } | FileOp::MakeDirectory { mode, .. },
                 FileReply::Attr(attr) | FileReply::Opened { attr, .. },
@@ -70,20 +93,21 @@ impl Delegation {
                 } else if is_directory(attr) {
                     self.new_directory.get_or_insert(*attr);
                 }
-                self.image.see(attr);
+                self.learn_attr(question, attr);
             }
             (FileOp::ReadDirectory { .. }, FileReply::Entries(entries)) => {
                 for attr in entries.iter().filter_map(|entry| entry.attr.as_ref()) {
-                    self.learn_attr(attr);
+                    self.learn_attr(question, attr);
                 }
             }
             _ => {}
         }
     }
 
-    /// What was asked before something was appended to the log is out of date.
-    fn learn_attr(&mut self, attr: &Attr) {
-        if self.log.busy(attr.ino).is_none() {
+    /// What was asked before the file changed is out of date, whether the server has run that
+    /// meanwhile or not.
+    fn learn_attr(&mut self, question: &Question, attr: &Attr) {
+        if self.log.busy(attr.ino).is_none() && self.questions.is_true(question, attr.ino) {
             self.image.see(attr);
         }
     }
@@ -114,9 +138,10 @@ impl Delegation {
         }
     }
 
-    /// Forgets what the server may change by an operation.
-    fn doubt(&mut self, known: &Known, op: &FileOp) {
+    /// Forgets what the server may change by an operation; gives the files.
+    fn doubt(&mut self, known: &Known, op: &FileOp) -> Vec<InodeNo> {
         let mut changed = Vec::new();
+        let mut directories = Vec::new();
         let named = |parent: &InodeNo, name: &Name| known.named(*parent, name);
         let opened = |handle: &HandleId| known.opening(*handle).map(|opening| opening.ino);
         if let FileOp::SetXattr { ino, .. } = op {
@@ -128,7 +153,7 @@ impl Delegation {
             | FileOp::RemoveXattr { ino, .. } => changed.push(Some(*ino)),
             FileOp::MakeLink { ino, parent, .. } => {
                 changed.push(Some(*ino));
-                self.image.blur(*parent);
+                directories.push(*parent);
             }
             FileOp::Create { parent, name, .. }
             | FileOp::MakeNode { parent, name, .. }
@@ -137,7 +162,7 @@ impl Delegation {
             | FileOp::Unlink { parent, name }
             | FileOp::RemoveDirectory { parent, name } => {
                 changed.push(named(parent, name));
-                self.image.blur(*parent);
+                directories.push(*parent);
             }
             FileOp::Rename {
                 parent,
@@ -147,8 +172,7 @@ impl Delegation {
                 ..
             } => {
                 changed.extend([named(parent, name), named(new_parent, new_name)]);
-                self.image.blur(*parent);
-                self.image.blur(*new_parent);
+                directories.extend([*parent, *new_parent]);
             }
             FileOp::Write { handle, .. }
             | FileOp::Allocate { handle, .. }
@@ -156,9 +180,28 @@ impl Delegation {
             FileOp::Open { ino, flags } if flags & libc::O_TRUNC != 0 => changed.push(Some(*ino)),
             _ => {}
         }
-        for ino in changed.into_iter().flatten() {
-            self.image.doubt(ino);
+        let mut touched: Vec<InodeNo> = changed.into_iter().flatten().collect();
+        for ino in &touched {
+            self.image.doubt(*ino);
         }
+        for directory in directories {
+            self.image.blur(directory);
+            touched.push(directory);
+        }
+        touched
+    }
+}
+
+/// The name of a file that an operation takes away.
+fn removed(op: &FileOp) -> Option<(InodeNo, &Name)> {
+    match op {
+        FileOp::Unlink { parent, name } => Some((*parent, name)),
+        FileOp::Rename {
+            new_parent,
+            new_name,
+            ..
+        } => Some((*new_parent, new_name)),
+        _ => None,
     }
 }
 
@@ -199,5 +242,296 @@ pub fn changes(op: &FileOp) -> bool {
                 | FileOp::RemoveDirectory { .. }
                 | FileOp::Rename { .. }
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use bafs_proto::file_op::{AttrChange, BodyRange, FileTime, TreeStat};
+    use bafs_proto::ids::Epoch;
+
+    use super::super::delegation::{Asked, Decision};
+    use super::*;
+
+    const CALLER: Caller = Caller {
+        uid: 7,
+        gid: 7,
+        pid: 1,
+    };
+    const GOOD: Room = Room {
+        bytes: 1 << 30,
+        files: 1 << 20,
+    };
+    const ROOT: InodeNo = InodeNo::ROOT;
+
+    fn attr(ino: InodeNo, mode: u32, nlink: u32) -> Attr {
+        Attr {
+            ino,
+            size: 0,
+            blocks: 0,
+            atime: FileTime::default(),
+            mtime: FileTime::default(),
+            ctime: FileTime::default(),
+            mode,
+            nlink,
+            uid: 7,
+            gid: 7,
+            rdev: 0,
+            block_size: 4096,
+            born_ns: 1,
+        }
+    }
+
+    /// A writer who knows that the root is empty, and how new files look.
+    struct Writer {
+        own: Delegation,
+        known: Known,
+    }
+
+    impl Writer {
+        fn new() -> Self {
+            let mut own = Delegation::default();
+            own.has_free(GOOD, 0);
+            own.image.see(&attr(ROOT, 0o040_755, 2));
+            own.image.list(ROOT, BTreeSet::new(), 0, 100);
+            own.makers.insert((7, 7));
+            own.new_file = Some(attr(InodeNo(9), 0o100_644, 1));
+            own.new_directory = Some(attr(InodeNo(9), 0o040_755, 2));
+            let known = Known::new(Epoch(1));
+            Self { own, known }
+        }
+
+        fn decide(&mut self, op: &FileOp) -> Decision {
+            let data = match op {
+                FileOp::Write { data, .. } => vec![1; data.length as usize],
+                _ => Vec::new(),
+            };
+            let asked = Asked {
+                caller: CALLER,
+                op,
+                data: &data,
+                now: FileTime::default(),
+            };
+            self.own.decide(&mut self.known, asked, false)
+        }
+
+        /// Makes a file early; its number and handle.
+        fn make(&mut self, name: &str) -> (InodeNo, HandleId) {
+            match self.decide(&create(ROOT, name)) {
+                Decision::Answered(Ok(FileReply::Opened { handle, attr })) => (attr.ino, handle),
+                other => panic!("{other:?}"),
+            }
+        }
+
+        fn settle_all(&mut self) {
+            while !self.own.log.is_empty() {
+                self.own.settle(&mut self.known, None);
+            }
+        }
+
+        /// The server forgets all and settles nothing.
+        fn restart(&mut self) {
+            let epoch = Epoch(self.known.epoch().0 + 1);
+            self.known.begin(epoch);
+            self.own.log.rewind();
+        }
+
+        /// The server is asked directly.
+        fn ask(&mut self, op: &FileOp) -> Question {
+            self.own.begin_asking(&self.known, op)
+        }
+
+        fn answered(&mut self, op: &FileOp, question: Question, reply: FileReply) {
+            let asked = (CALLER, op, question);
+            self.own.end_asking(&self.known, asked, &Ok(reply));
+        }
+    }
+
+    fn create(parent: InodeNo, name: &str) -> FileOp {
+        FileOp::Create {
+            parent,
+            name: name.into(),
+            mode: 0o644,
+            flags: libc::O_RDWR,
+        }
+    }
+
+    fn write(handle: HandleId, length: u32) -> FileOp {
+        FileOp::Write {
+            handle,
+            offset: 0,
+            data: BodyRange { start: 0, length },
+            append: true,
+        }
+    }
+
+    fn chmod(ino: InodeNo, mode: u32) -> FileOp {
+        let change = AttrChange {
+            mode: Some(mode),
+            ..AttrChange::default()
+        };
+        FileOp::SetAttr {
+            ino,
+            handle: None,
+            change,
+        }
+    }
+
+    fn is_early(decision: &Decision) -> bool {
+        matches!(decision, Decision::Answered(Ok(_)))
+    }
+
+    #[test]
+    fn attributes_that_were_asked_for_before_a_change_are_not_learned() {
+        let mut writer = Writer::new();
+        let (ino, handle) = writer.make("a");
+        assert!(is_early(&writer.decide(&write(handle, 100))));
+        writer.settle_all();
+        let op = FileOp::GetAttr { ino, handle: None };
+        let question = writer.ask(&op);
+        // Written and brought there while the answer is on its way.
+        assert!(is_early(&writer.decide(&write(handle, 50))));
+        writer.settle_all();
+        let old = Attr {
+            size: 100,
+            ..attr(ino, 0o100_644, 1)
+        };
+        writer.answered(&op, question, FileReply::Attr(old));
+        assert!(is_early(&writer.decide(&write(handle, 1))));
+        let last = writer.own.log.entry(writer.own.log.end() - 1);
+        let Some(FileOp::Write { offset, .. }) = last.map(|entry| &entry.op) else {
+            panic!("{last:?}");
+        };
+        assert_eq!(*offset, 150, "an append went to the wrong place");
+    }
+
+    #[test]
+    fn a_stale_handle_stays_known_until_what_was_written_with_it_has_run() {
+        let mut writer = Writer::new();
+        let (ino, handle) = writer.make("a");
+        assert!(is_early(&writer.decide(&write(handle, 100))));
+        writer.restart();
+        assert!(writer.known.is_stale(handle));
+        assert!(is_early(&writer.decide(&FileOp::Release { handle })));
+        assert!(writer.known.opening(handle).is_some(), "a write needs it");
+        writer.settle_all();
+        assert!(writer.known.opening(handle).is_none());
+        assert!(writer.known.has(ino));
+    }
+
+    #[test]
+    fn what_is_open_unseen_keeps_a_file_from_being_shut_and_removed_early() {
+        let mut writer = Writer::new();
+        let (ino, handle) = writer.make("a");
+        assert!(is_early(&writer.decide(&FileOp::Release { handle })));
+        writer.settle_all();
+        let flags = libc::O_RDONLY;
+        let opened = writer.decide(&FileOp::Open { ino, flags });
+        let Decision::Answered(Ok(FileReply::Opened { handle, .. })) = opened else {
+            panic!("{opened:?}");
+        };
+        let (parent, name) = (ROOT, b"a".to_vec());
+        let unlink = FileOp::Unlink { parent, name };
+        assert!(is_early(&writer.decide(&chmod(ino, 0o640))));
+        assert!(!is_early(&writer.decide(&chmod(ino, 0o200))));
+        assert!(!is_early(&writer.decide(&unlink)));
+        assert!(is_early(&writer.decide(&FileOp::Release { handle })));
+        assert!(is_early(&writer.decide(&chmod(ino, 0o200))));
+        assert!(is_early(&writer.decide(&unlink)));
+    }
+
+    #[test]
+    fn nobody_opens_unseen_what_is_being_removed() {
+        let mut writer = Writer::new();
+        let (ino, handle) = writer.make("a");
+        assert!(is_early(&writer.decide(&FileOp::Release { handle })));
+        writer.settle_all();
+        let (parent, name) = (ROOT, b"a".to_vec());
+        let rename = FileOp::Rename {
+            parent,
+            name: b"b".to_vec(),
+            new_parent: parent,
+            new_name: name,
+            flags: 0,
+        };
+        let look = FileOp::GetAttr { ino, handle: None };
+        let earlier = writer.ask(&look);
+        let question = writer.ask(&rename);
+        // Its attributes come meanwhile, and would say that it may be opened.
+        let told = FileReply::Attr(attr(ino, 0o100_644, 1));
+        writer.answered(&look, earlier, told.clone());
+        let later = writer.ask(&look);
+        writer.answered(&look, later, told);
+        let flags = libc::O_RDONLY;
+        assert!(!is_early(&writer.decide(&FileOp::Open { ino, flags })));
+        writer.answered(&rename, question, FileReply::Done);
+    }
+
+    #[test]
+    fn directories_that_their_owner_may_not_change_are_left_to_the_server() {
+        for mode in [0o500, 0o600, 0o055] {
+            let mut writer = Writer::new();
+            assert!(is_early(&writer.decide(&chmod(ROOT, mode))));
+            let refused = writer.decide(&create(ROOT, "a"));
+            assert!(!is_early(&refused), "mode {mode:o}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_not_remembered_may_be_any_linked_files() {
+        let mut writer = Writer::new();
+        let linked = InodeNo(50);
+        writer.own.image.see(&attr(linked, 0o100_644, 12));
+        writer.own.image.see(&attr(InodeNo(51), 0o100_644, 1));
+        writer.own.image.name(ROOT, &b"old".to_vec());
+        let (parent, name) = (ROOT, b"old".to_vec());
+        let op = FileOp::Unlink { parent, name };
+        let earlier = writer.ask(&FileOp::StatFs);
+        let question = writer.ask(&op);
+        assert!(writer.own.image.attr(linked).is_none());
+        assert!(writer.own.image.attr(InodeNo(51)).is_some());
+        let look = FileOp::GetAttr {
+            ino: linked,
+            handle: None,
+        };
+        let told = FileReply::Attr(attr(linked, 0o100_644, 12));
+        let meanwhile = writer.ask(&look);
+        writer.answered(&look, meanwhile, told.clone());
+        assert!(writer.own.image.attr(linked).is_none());
+        writer.answered(&op, question, FileReply::Done);
+        let stat = TreeStat {
+            size_bytes: 0,
+            free_bytes: 0,
+            size_files: 0,
+            free_files: 0,
+        };
+        writer.answered(&FileOp::StatFs, earlier, FileReply::StatFs(stat));
+        let after = writer.ask(&look);
+        writer.answered(&look, after, told);
+        assert!(writer.own.image.attr(linked).is_some());
+    }
+
+    #[test]
+    fn space_that_was_told_before_a_direct_change_is_not_promised_twice() {
+        let mut writer = Writer::new();
+        let ((_, other), (_, handle)) = (writer.make("a"), writer.make("b"));
+        let op = FileOp::Allocate {
+            handle: other,
+            mode: 0,
+            offset: 0,
+            length: 900 << 20,
+        };
+        let sent_before = writer.own.spent();
+        let question = writer.ask(&op);
+        writer.answered(&op, question, FileReply::Done);
+        // A batch that ran before it tells of the space as it was then.
+        writer.settle_all();
+        writer.own.has_free(GOOD, sent_before);
+        assert!(is_early(&writer.decide(&write(handle, 1000))));
+        assert!(!is_early(&writer.decide(&write(handle, 200 << 20))));
+        writer.own.has_free(GOOD, writer.own.spent());
+        assert!(is_early(&writer.decide(&write(handle, 200 << 20))));
     }
 }

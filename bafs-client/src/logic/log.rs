@@ -7,6 +7,9 @@ use bafs_proto::file_op::{Caller, FileOp, Name};
 use bafs_proto::ids::{Epoch, HandleId, InodeNo};
 use bytes::Bytes;
 
+/// No session has this number: an entry has none of its numbers.
+pub const NO_SESSION: Epoch = Epoch(0);
+
 /// An operation that was answered.
 #[derive(Debug, Clone)]
 pub struct Entry {
@@ -14,7 +17,7 @@ pub struct Entry {
     pub caller: Caller,
     /// What was asked, in the kernel's numbers.
     pub op: FileOp,
-    /// The same in the numbers of a session.
+    /// The same in the numbers of a session; those of [`NO_SESSION`] mean nothing.
     pub asked: (Epoch, FileOp),
     /// What a write writes.
     pub data: Bytes,
@@ -161,10 +164,13 @@ impl Log {
         Some(entry)
     }
 
-    /// What is not settled must be sent again.
+    /// What is not settled must be sent again, to a session that may have other numbers for all.
     pub fn rewind(&mut self) {
         self.sent = self.settled;
         self.unsent_bytes = self.bytes;
+        for entry in &mut self.entries {
+            entry.asked.0 = NO_SESSION;
+        }
     }
 }
 
@@ -227,6 +233,8 @@ mod tests {
         }
         log.rewind();
         assert_eq!((log.sent(), log.unsent()), (3, (2, 20)));
+        let again = log.take(9, 1000);
+        assert!(again.iter().all(|entry| entry.asked.0 == NO_SESSION));
         while log.settle().is_some() {}
         assert_eq!(
             (log.busy(InodeNo(7)), log.promised()),

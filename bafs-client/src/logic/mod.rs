@@ -7,4 +7,7 @@ pub mod known;
 pub mod learning;
 pub mod log;
 pub mod mount_table;
+mod opening;
 pub mod pages;
+pub mod questions;
+pub mod settling;

@@ -1,56 +1,79 @@
-//! Answers for the one writer of a volume before its server has run the operations, and brings them
-//! there in their order. What may be answered is decided in `logic/delegation.rs`; what becomes of
-//! operations that a restart of the server met on their way is found out in `settling.rs`.
+//! Answers for the one writer of a volume before its server has run the operations. What may be
+//! answered is decided in `logic/delegation.rs`; `shipping.rs` brings it to the server.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use bafs_proto::file_op::{BodyRange, Caller, Errno, FileOp, FileReply, FileResult};
+use bafs_proto::ErrorCode;
+use bafs_proto::file_op::{Caller, Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::InodeNo;
 use bafs_proto::limits::DIRECTORY_BYTES_MAX;
-use bafs_proto::message::GivenNumbers;
-use bafs_proto::{Error, ErrorCode};
-use bytes::{Bytes, BytesMut};
-use nix::libc;
+use bytes::Bytes;
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinHandle;
 
 use super::Done;
-use super::remote::{Link, Session, Trouble};
+use super::remote::{Session, Trouble};
 use crate::clock;
 use crate::errno::errno_of;
 use crate::limits::{
     BATCH_BYTES, BATCH_OPS_MAX, BATCHES_MAX, DIRECTORY_PAGES_MAX, LOG_BYTES_MAX, LOG_OPS_MAX,
     NAMES_KNOWN_MAX,
 };
-use crate::logic::delegation::{Asked, Decision, Delegation};
+use crate::logic::delegation::{Asked, Decision, Delegation, shuts};
 use crate::logic::learning::changes;
-use crate::logic::log::{Entry, Room};
+use crate::logic::log::Room;
 
 /// How often an operation is decided about again because its session lacked something.
 const ROUNDS_MAX: usize = 8;
+
+/// What of a program's work an agent's death does not lose, once the program was told of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Promise {
+    /// What it synced: enough where the agent's death ends the program, which then runs again.
+    Synced,
+    /// What it closed too, and each change of names and attributes.
+    Closed,
+}
 
 /// What a session with a delegation has beside it.
 #[derive(Debug)]
 pub(super) struct Delegated {
     state: Mutex<State>,
+    promise: Promise,
     /// There may be something to send.
-    wake: Notify,
+    pub(super) wake: Notify,
     /// All before this position of the log has run.
-    settled: watch::Sender<u64>,
+    pub(super) settled: watch::Sender<u64>,
 }
 
 #[derive(Default)]
 pub(super) struct State {
     pub(super) delegation: Delegation,
-    /// Answers that are held back while the log is full.
-    held: VecDeque<(Done, FileResult)>,
+    held: Vec<Held>,
     /// References that the kernel dropped, to be told when all before a position has run.
-    forgets: VecDeque<(u64, InodeNo, u64)>,
+    pub(super) forgets: VecDeque<(u64, InodeNo, u64)>,
     /// Somebody waits for this position.
     wanted: u64,
     /// Batches on their way.
-    under_way: usize,
+    pub(super) under_way: usize,
+}
+
+/// An answer that is held back.
+pub(super) struct Held {
+    done: Done,
+    result: FileResult,
+    until: Until,
+}
+
+/// What an answer waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Until {
+    /// Nothing.
+    Now,
+    /// That the log is not full any more.
+    Room,
+    /// That all before a position of the log has run.
+    Ran(u64),
 }
 
 impl std::fmt::Debug for State {
@@ -60,6 +83,23 @@ impl std::fmt::Debug for State {
 }
 
 impl State {
+    /// Whether an answer may go.
+    fn is_over(&self, until: Until) -> bool {
+        match until {
+            Until::Now => true,
+            Until::Room => !self.is_full(),
+            Until::Ran(position) => self.delegation.log.settled() >= position,
+        }
+    }
+
+    /// Takes out the answers that may go now.
+    pub(super) fn let_go(&mut self) -> Vec<Held> {
+        let all = std::mem::take(&mut self.held);
+        let (over, held) = all.into_iter().partition(|held| self.is_over(held.until));
+        self.held = held;
+        over
+    }
+
     fn is_full(&self) -> bool {
         let log = &self.delegation.log;
         log.bytes() > LOG_BYTES_MAX || log.end() - log.settled() > LOG_OPS_MAX
@@ -67,7 +107,7 @@ impl State {
 
     /// Whether a batch should go now: a small one waits while others are on their way, so that
     /// more travels with it.
-    fn should_send(&self) -> bool {
+    pub(super) fn should_send(&self) -> bool {
         let log = &self.delegation.log;
         let (ops, bytes) = log.unsent();
         let is_large = bytes >= BATCH_BYTES as u64 / 2 || ops >= BATCH_OPS_MAX as u64 / 2;
@@ -76,17 +116,21 @@ impl State {
     }
 }
 
-/// A batch on its way.
-pub(super) struct Sent {
-    /// For each entry whether it was left out, because nothing of it is left to do.
-    left_out: Vec<bool>,
-    pub(super) answer: JoinHandle<Result<Vec<FileResult>, Trouble>>,
+impl Held {
+    pub(super) fn answer(self) {
+        (self.done)(self.result, &[]);
+    }
+
+    fn refuse(self) {
+        (self.done)(Err(errno_of(ErrorCode::VolumeLost)), &[]);
+    }
 }
 
 impl Delegated {
-    pub(super) fn new() -> Self {
+    fn new(promise: Promise) -> Self {
         Self {
             state: Mutex::default(),
+            promise,
             wake: Notify::new(),
             settled: watch::Sender::new(0),
         }
@@ -96,12 +140,34 @@ impl Delegated {
         // No holder leaves what it changes half-changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// What the answer to an operation waits for that appended what ends at this position.
+    fn until(&self, op: &FileOp, appended: Option<u64>) -> Until {
+        let has_no_close = matches!(
+            op,
+            FileOp::MakeDirectory { .. }
+                | FileOp::Unlink { .. }
+                | FileOp::SetAttr { handle: None, .. }
+        );
+        match appended {
+            // Nobody waits for the answer to a release.
+            None => Until::Now,
+            Some(_) if matches!(op, FileOp::Release { .. }) => Until::Now,
+            Some(end) if has_no_close && self.promise == Promise::Closed => Until::Ran(end),
+            Some(_) => Until::Room,
+        }
+    }
+
+    /// Whether the close of a file has something to wait for.
+    pub(super) fn close_waits(&self) -> bool {
+        self.promise == Promise::Closed
+    }
 }
 
 impl Session {
     /// Learns what a delegation begins with.
-    pub(super) async fn begin_delegation(&self) -> Delegated {
-        let own = Delegated::new();
+    pub(super) async fn begin_delegation(&self, promise: Promise) -> Delegated {
+        let own = Delegated::new(promise);
         let caller = Caller::default();
         let (free, _) = self.run_one(caller, FileOp::StatFs, Bytes::new()).await;
         let (ino, handle) = (InodeNo::ROOT, None);
@@ -109,7 +175,7 @@ impl Session {
         let (root, _) = self.run_one(caller, op, Bytes::new()).await;
         {
             let delegation = &mut own.state().delegation;
-            delegation.has_free(room_of(free.as_ref().ok()));
+            delegation.has_free(room_of(free.as_ref().ok()), 0);
             if let Ok(FileReply::Attr(attr)) = root {
                 delegation.image.see(&attr);
             }
@@ -117,12 +183,13 @@ impl Session {
         own
     }
 
+    /// The decision, and where the log ends now if it has grown.
     fn decide(
         &self,
         own: &Delegated,
         (caller, op, data): (Caller, &FileOp, &[u8]),
         may_list: bool,
-    ) -> Decision {
+    ) -> (Decision, Option<u64>) {
         let now = clock::time_of_day();
         let asked = Asked {
             caller,
@@ -133,12 +200,13 @@ impl Session {
         let mut state = own.state();
         let before = state.delegation.log.end();
         let decision = state.delegation.decide(&mut self.known(), asked, may_list);
-        let has_more = state.delegation.log.end() > before;
-        if has_more && state.should_send() {
+        let end = state.delegation.log.end();
+        let appended = (end > before).then_some(end);
+        if appended.is_some() && state.should_send() {
             drop(state);
             own.wake.notify_one();
         }
-        decision
+        (decision, appended)
     }
 
     /// Answers at once if that may be; otherwise gives back what it was not answered with.
@@ -151,22 +219,45 @@ impl Session {
         done: Done,
     ) -> Option<(Decision, Done)> {
         match self.decide(own, (caller, op, data), true) {
-            Decision::Answered(result) => {
-                let mut state = own.state();
-                if matches!(op, FileOp::Write { .. }) && state.is_full() {
-                    state.held.push_back((done, result));
-                    drop(state);
-                    if self.fate.loss().is_some() {
-                        self.refuse_held(own);
-                    }
-                } else {
-                    drop(state);
-                    done(result, &[]);
-                }
+            (Decision::Answered(result), appended) => {
+                let until = own.until(op, appended);
+                self.answer_when(own, until, done, result);
                 None
             }
-            decision => Some((decision, done)),
+            (decision, _) => Some((decision, done)),
         }
+    }
+
+    /// Answers now, or has it answered when that may be.
+    fn answer_when(&self, own: &Delegated, until: Until, done: Done, result: FileResult) {
+        if until == Until::Now {
+            return done(result, &[]);
+        }
+        let mut state = own.state();
+        if state.is_over(until) {
+            drop(state);
+            return done(result, &[]);
+        }
+        state.held.push(Held {
+            done,
+            result,
+            until,
+        });
+        if let Until::Ran(position) = until {
+            state.wanted = state.wanted.max(position);
+        }
+        drop(state);
+        own.wake.notify_one();
+        if self.fate.loss().is_some() {
+            self.refuse_held(own);
+        }
+    }
+
+    /// A program closes a file: what it did with it has run when this is answered.
+    pub(super) fn close_file(&self, own: &Delegated, ino: InodeNo, done: Done) {
+        let busy = own.state().delegation.log.busy(ino);
+        let until = busy.map_or(Until::Now, Until::Ran);
+        self.answer_when(own, until, done, Ok(FileReply::Done));
     }
 
     /// Answers with the server's help.
@@ -176,10 +267,13 @@ impl Session {
         (caller, op, data): (Caller, FileOp, Bytes),
         mut decision: Decision,
     ) -> (FileResult, Bytes) {
-        let mut may_list = true;
+        let (mut may_list, mut appended) = (true, None);
         for _ in 0..ROUNDS_MAX {
             match decision {
-                Decision::Answered(result) => return (result, Bytes::new()),
+                Decision::Answered(result) => {
+                    let until = own.until(&op, appended);
+                    return (self.wait_until(own, until, result).await, Bytes::new());
+                }
                 Decision::AskAfter(position) => {
                     self.wait_settled(own, position).await;
                     break;
@@ -189,50 +283,85 @@ impl Session {
                     self.list(own, directory).await;
                 }
                 Decision::Provide => {
+                    // What a restarted server does not have yet may have to be made again first.
+                    self.wait_for_all(own).await;
                     if let Err(errno) = self.provide_all(&op).await {
                         return (Err(errno), Bytes::new());
                     }
                 }
             }
-            decision = self.decide(own, (caller, &op, &data), may_list);
+            (decision, appended) = self.decide(own, (caller, &op, &data), may_list);
         }
-        self.wait_for_log(own, &op).await;
-        if let Err(errno) = self.open_unseen(&op).await {
-            return (Err(errno), Bytes::new());
+        if changes(&op) {
+            // What changes something goes when all before it has run.
+            self.wait_for_all(own).await;
         }
-        own.state().delegation.begin_asking(&self.known(), &op);
-        let (result, body) = self.run_one(caller, op.clone(), data).await;
+        let question = own.state().delegation.begin_asking(&self.known(), &op);
+        // From here on nobody opens what this removes without the server.
+        let (result, body) = match self.open_unseen(&op).await {
+            Ok(()) => self.run_one(caller, op.clone(), data).await,
+            Err(errno) => (Err(errno), Bytes::new()),
+        };
         let mut state = own.state();
         let delegation = &mut state.delegation;
-        delegation.end_asking(&self.known(), caller, &op, &result);
+        delegation.end_asking(&self.known(), (caller, &op, question), &result);
         (result, body)
     }
 
-    /// What changes something goes when all before it has run.
-    async fn wait_for_log(&self, own: &Delegated, op: &FileOp) {
-        if changes(op) {
-            let end = own.state().delegation.log.end();
-            self.wait_settled(own, end).await;
+    /// Waits until an answer may go.
+    async fn wait_until(&self, own: &Delegated, until: Until, result: FileResult) -> FileResult {
+        match until {
+            Until::Now => return result,
+            Until::Ran(position) => self.wait_settled(own, position).await,
+            Until::Room => loop {
+                let settled = {
+                    let state = own.state();
+                    if state.is_over(until) {
+                        return result;
+                    }
+                    state.delegation.log.settled()
+                };
+                if self.fate.loss().is_some() {
+                    break;
+                }
+                self.wait_settled(own, settled + 1).await;
+            },
+        }
+        match self.fate.loss() {
+            Some(_) => Err(errno_of(ErrorCode::VolumeLost)),
+            None => result,
         }
     }
 
-    /// Before a file loses a name the server must have it open, if the program has.
+    /// Waits until all that is in the log now has run.
+    pub(super) async fn wait_for_all(&self, own: &Delegated) {
+        let end = own.state().delegation.log.end();
+        self.wait_settled(own, end).await;
+    }
+
+    /// Before a file loses a name, or may not be opened any more, the server must have it open if
+    /// the program has.
     async fn open_unseen(&self, op: &FileOp) -> Result<(), Errno> {
-        let victim = match op {
+        let touched = match op {
             FileOp::Unlink { parent, name } => self.known().named(*parent, name),
             FileOp::Rename {
                 new_parent,
                 new_name,
                 ..
             } => self.known().named(*new_parent, new_name),
+            FileOp::SetAttr { ino, change, .. } if shuts(change) => Some(*ino),
             _ => None,
         };
-        let Some(ino) = victim else { return Ok(()) };
+        let Some(ino) = touched else { return Ok(()) };
         loop {
             let Some(handle) = self.known().unseen(ino) else {
                 return Ok(());
             };
-            self.provide_all(&FileOp::Release { handle }).await?;
+            let provided = self.provide_all(&FileOp::Release { handle }).await;
+            // It may have been closed meanwhile.
+            if self.known().opening(handle).is_some() {
+                provided?;
+            }
         }
     }
 
@@ -265,6 +394,12 @@ impl Session {
         own.wake.notify_one();
         let waiting = settled.wait_for(|settled| *settled >= position);
         let _ = self.fate.while_there(waiting).await;
+    }
+
+    /// The volume is lost: nobody will make room for answers that are held back.
+    pub(super) fn refuse_held(&self, own: &Delegated) {
+        let held = std::mem::take(&mut own.state().held);
+        held.into_iter().for_each(Held::refuse);
     }
 
     /// Learns all names of a directory, if they are not too many.
@@ -320,226 +455,16 @@ impl Session {
         self.forget_now(&mut state, ino, count)
     }
 
-    fn forget_now(&self, state: &mut State, ino: InodeNo, count: u64) -> usize {
+    pub(super) fn forget_now(&self, state: &mut State, ino: InodeNo, count: u64) -> usize {
         let queued = self.forget(ino, count);
         if !self.known().has(ino) {
             state.delegation.image.forget(ino);
         }
         queued
     }
-
-    /// Sends what is in the log for as long as the volume is there.
-    pub(super) async fn ship(self: Arc<Self>) {
-        let Some(own) = self.delegated.get() else {
-            return;
-        };
-        let mut sent = VecDeque::<Sent>::new();
-        // The session that all of them go to, and the last of them.
-        let (mut link, mut last) = (self.link(), 0);
-        while self.fate.loss().is_none() {
-            own.state().under_way = sent.len();
-            let mut trouble = None;
-            if link.opened.epoch != self.link().opened.epoch {
-                // Somebody else has found out.
-                trouble = Some(Trouble::Forgotten { maybe_ran: true });
-            } else if own.state().should_send() {
-                match self.send(own, &link, &mut last).await {
-                    Ok(batch) => sent.push_back(batch),
-                    Err(other) => trouble = Some(other),
-                }
-                if trouble.is_none() {
-                    continue;
-                }
-            }
-            if let Some(trouble) = trouble {
-                (link, last) = (self.recover(own, &mut sent, trouble).await, 0);
-                continue;
-            }
-            let Some(oldest) = sent.front_mut() else {
-                self.fate.while_there(own.wake.notified()).await;
-                continue;
-            };
-            let answer = tokio::select! {
-                answer = &mut oldest.answer => answer,
-                () = own.wake.notified() => continue,
-            };
-            let Some(batch) = sent.pop_front() else {
-                continue;
-            };
-            match answer {
-                Ok(Ok(results)) => self.settle(own, &batch, results),
-                Ok(Err(trouble)) => {
-                    (link, last) = (self.recover(own, &mut sent, trouble).await, 0);
-                }
-                Err(error) => {
-                    let text = format!("a batch was not sent: {error}");
-                    self.fate.lose(Error::new(ErrorCode::ServerFault, text));
-                }
-            }
-        }
-        self.refuse_held(own);
-    }
-
-    /// The volume is lost: nobody will make room for answers that are held back.
-    fn refuse_held(&self, own: &Delegated) {
-        let held = std::mem::take(&mut own.state().held);
-        for (done, _) in held {
-            done(Err(errno_of(ErrorCode::VolumeLost)), &[]);
-        }
-    }
-
-    /// Puts the next batch on its way.
-    async fn send(
-        self: &Arc<Self>,
-        own: &Delegated,
-        link: &Link,
-        last: &mut u64,
-    ) -> Result<Sent, Trouble> {
-        let entries = own.state().delegation.log.take(BATCH_OPS_MAX, BATCH_BYTES);
-        let count = entries.len();
-        let caller = entries
-            .first()
-            .map(|entry| entry.caller)
-            .unwrap_or_default();
-        let caller = Caller { pid: 0, ..caller };
-        let mut ops = Vec::with_capacity(count + 1);
-        let mut given = Vec::new();
-        let mut left_out = Vec::with_capacity(count);
-        let with_data = entries
-            .iter()
-            .filter(|entry| !entry.data.is_empty())
-            .count();
-        let total: usize = entries.iter().map(|entry| entry.data.len()).sum();
-        let (mut body, mut whole) = (BytesMut::new(), Bytes::new());
-        if with_data > 1 {
-            body.reserve(total);
-        }
-        for entry in &entries {
-            let op = self.in_session(link, entry).await?;
-            left_out.push(op.is_none());
-            let Some(mut op) = op else { continue };
-            if let FileOp::Write { data, .. } = &mut op {
-                *data = BodyRange {
-                    start: body.len() as u32,
-                    length: entry.data.len() as u32,
-                };
-                if with_data > 1 {
-                    body.extend_from_slice(&entry.data);
-                } else {
-                    whole = entry.data.clone();
-                }
-            }
-            if entry.made != (None, None) {
-                given.push(GivenNumbers {
-                    op: ops.len() as u32,
-                    ino: entry.made.0,
-                    handle: entry.made.1,
-                });
-            }
-            ops.push(op);
-        }
-        ops.push(FileOp::StatFs);
-        let body = if with_data > 1 { body.freeze() } else { whole };
-        let sequence = link.next_sequence();
-        let after = std::mem::replace(last, sequence);
-        let (session, link) = (Arc::clone(self), link.clone());
-        let answer = tokio::spawn(async move {
-            let deadline = session.server.deadline();
-            let numbers = (sequence, Some(after), given);
-            let ran = session.run_batch(&link, caller, (ops, numbers), &body, deadline);
-            ran.await.map(|(results, _)| results)
-        });
-        Ok(Sent { left_out, answer })
-    }
-
-    /// Takes in the answers of the oldest batch.
-    fn settle(&self, own: &Delegated, batch: &Sent, results: Vec<FileResult>) {
-        let mut results = results.into_iter();
-        let mut state = own.state();
-        for left_out in &batch.left_out {
-            let result = if *left_out {
-                Some(Ok(FileReply::Done))
-            } else {
-                results.next()
-            };
-            if let Some(Err(errno)) = result {
-                let log = &state.delegation.log;
-                let op = log.entry(log.settled()).map(|entry| entry.op.clone());
-                self.fail_late(&op, errno);
-            }
-            let reply = result.and_then(Result::ok);
-            state.delegation.settle(&mut self.known(), reply.as_ref());
-        }
-        if let Some(Ok(stat @ FileReply::StatFs(_))) = results.next() {
-            state.delegation.has_free(room_of(Some(&stat)));
-        }
-        self.after_settling(own, state);
-    }
-
-    /// Tells everybody how far the log is settled.
-    pub(super) fn after_settling(&self, own: &Delegated, mut state: MutexGuard<'_, State>) {
-        let settled = state.delegation.log.settled();
-        let mut queued = 0;
-        while let Some(&(position, ino, count)) = state.forgets.front() {
-            if position > settled {
-                break;
-            }
-            state.forgets.pop_front();
-            queued = self.forget_now(&mut state, ino, count).max(queued);
-        }
-        let mut held = VecDeque::new();
-        if !state.is_full() {
-            held = std::mem::take(&mut state.held);
-        }
-        drop(state);
-        own.settled.send_replace(settled);
-        for (done, result) in held {
-            done(result, &[]);
-        }
-    }
-
-    /// An operation that was answered has failed: what the program believes is not true.
-    fn fail_late(&self, op: &Option<FileOp>, errno: Errno) {
-        let code = match errno.0 {
-            libc::ENOSPC => ErrorCode::NoSpaceBytes,
-            _ => ErrorCode::ServerFault,
-        };
-        let text = format!("an operation failed after it was answered: {op:?}: {errno:?}");
-        self.fate.lose(Error::new(code, text));
-    }
-
-    /// An entry in numbers of the session; `None` when nothing of it is left to do.
-    async fn in_session(&self, link: &Link, entry: &Entry) -> Result<Option<FileOp>, Trouble> {
-        if entry.asked.0 == link.opened.epoch {
-            return Ok(Some(entry.asked.1.clone()));
-        }
-        // A restarted server knows none of the numbers any more.
-        if let FileOp::Open { .. } = entry.op {
-            // It is opened again when somebody needs it.
-            return Ok(None);
-        }
-        if let FileOp::Release { handle } = entry.op
-            && self.known().is_stale(handle)
-        {
-            return Ok(None);
-        }
-        let deadline = self.server.deadline();
-        let op = self.translate(link, &entry.op, deadline).await?;
-        let mut known = self.known();
-        if known.epoch() != link.opened.epoch {
-            return Err(Trouble::Forgotten { maybe_ran: false });
-        }
-        if let Some(ino) = entry.made.0 {
-            known.make_again(ino);
-        }
-        if let Some(given) = entry.made.1 {
-            known.open_given_again(given);
-        }
-        Ok(Some(op))
-    }
 }
 
-fn room_of(stat: Option<&FileReply>) -> Room {
+pub(super) fn room_of(stat: Option<&FileReply>) -> Room {
     match stat {
         Some(FileReply::StatFs(stat)) => Room {
             bytes: stat.free_bytes,

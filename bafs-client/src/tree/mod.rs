@@ -11,13 +11,15 @@ mod local;
 mod near;
 mod remote;
 mod settling;
+mod shipping;
 
-use bafs_proto::file_op::{Caller, FileOp, FileResult};
+use bafs_proto::file_op::{Caller, FileOp, FileReply, FileResult};
 use std::os::fd::OwnedFd;
 
 use bafs_proto::ids::InodeNo;
 
 pub use cache::CacheTree;
+pub use delegated::Promise;
 pub use inline::InlineTree;
 pub use local::LocalTree;
 pub use remote::{RemoteTree, Server};
@@ -49,6 +51,22 @@ impl Tree {
             Self::Cache(tree) => tree.run(op, done),
             Self::Local(tree) => tree.run(caller, &op, data, done),
             Self::Inline(tree) => tree.run(caller, op, data, done),
+        }
+    }
+
+    /// Whether the close of a file has something to wait for.
+    pub fn close_waits(&self) -> bool {
+        match self {
+            Self::Remote(tree) => tree.close_waits(),
+            Self::Cache(_) | Self::Local(_) | Self::Inline(_) => false,
+        }
+    }
+
+    /// A program closes a file: answers when what it did with it is as safe as was promised.
+    pub fn close_file(&self, ino: InodeNo, done: Done) {
+        match self {
+            Self::Remote(tree) => tree.close_file(ino, done),
+            Self::Cache(_) | Self::Local(_) | Self::Inline(_) => done(Ok(FileReply::Done), &[]),
         }
     }
 

@@ -21,10 +21,11 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use super::Done;
-use super::delegated::{Delegated, errno_of_trouble};
+use super::delegated::{Delegated, Promise, errno_of_trouble};
 use crate::fate::{Fate, is_fatal};
 use crate::limits::{CLOSE_MS, FORGETS_MAX, PAUSE_MS_MAX, PAUSE_MS_MIN, RENEW_MS_MAX};
 use crate::logic::known::Known;
+use crate::logic::learning::changes;
 
 /// How to call the server that holds a volume.
 #[derive(Debug, Clone)]
@@ -169,12 +170,13 @@ impl RemoteTree {
     }
 
     /// From now on answers what is sure to succeed before the server has run it, if this session
-    /// is the one writer of a volume. Must be called within a tokio runtime.
-    pub async fn delegate(&self) {
+    /// is the one writer of a volume; an agent's death loses nothing that is promised. Must be
+    /// called within a tokio runtime.
+    pub async fn delegate(&self, promise: Promise) {
         if !self.session.is_sole_writer() || self.session.delegated.get().is_some() {
             return;
         }
-        let delegated = self.session.begin_delegation().await;
+        let delegated = self.session.begin_delegation(promise).await;
         if self.session.delegated.set(delegated).is_ok() {
             let shipping = tokio::spawn(Arc::clone(&self.session).ship());
             let _ = self.shipping.set(shipping);
@@ -224,11 +226,24 @@ impl RemoteTree {
         });
     }
 
+    /// Whether [`Self::close_file`] has something to wait for.
+    pub(super) fn close_waits(&self) -> bool {
+        let own = self.session.delegated.get();
+        own.is_some_and(Delegated::close_waits)
+    }
+
+    /// A program closes a file; answers when that may be told.
+    pub(super) fn close_file(&self, ino: InodeNo, done: Done) {
+        match self.session.delegated.get() {
+            Some(own) => self.session.close_file(own, ino, done),
+            None => done(Ok(FileReply::Done), &[]),
+        }
+    }
+
     /// Ends the session politely. A server that does not answer ends it by its lease.
     pub(crate) async fn close(&self) {
         if let Some(own) = self.session.delegated.get() {
-            let end = own.state().delegation.log.end();
-            self.session.wait_settled(own, end).await;
+            self.session.wait_for_all(own).await;
         }
         self.renewal.abort();
         self.session.is_closing.store(true, Ordering::Release);
@@ -282,10 +297,13 @@ impl Session {
         op: FileOp,
         data: Bytes,
     ) -> (FileResult, Bytes) {
-        let deadline = self.server.deadline();
+        let mut deadline = self.server.deadline();
         let _renaming = Renaming::of(self, &op);
         let mut maybe_ran = false;
         let trouble = loop {
+            if self.wait_for_missing(&op).await {
+                deadline = self.server.deadline();
+            }
             let link = self.link();
             let attempt = async {
                 if maybe_ran && let Some(reply) = self.look(&link, &op, deadline).await? {
@@ -310,6 +328,17 @@ impl Session {
             }
         };
         (Err(errno_of_trouble(trouble)), Bytes::new())
+    }
+
+    /// What an operation names may have to be made again in a restarted server first. Not so where
+    /// it changes something: then all before it had run, and what is behind may wait for it.
+    async fn wait_for_missing(&self, op: &FileOp) -> bool {
+        let own = self.delegated.get().filter(|_| !changes(op));
+        let Some(own) = own.filter(|_| self.known().translate(op).is_err()) else {
+            return false;
+        };
+        self.wait_for_all(own).await;
+        true
     }
 
     async fn attempt(

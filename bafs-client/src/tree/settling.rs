@@ -1,19 +1,20 @@
 //! What became of operations of the log when the server forgot the session. They ran in their
-//! order, so those that ran are the first of them; how many is told by names, of which each has one
-//! operation at most. The rest runs once more: to write or set the same again changes nothing.
+//! order, so those that ran are the first of them; how many is told by names, which
+//! `logic/settling.rs` chooses. The rest runs once more: to write or set the same changes nothing.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use bafs_proto::file_op::{Caller, FileOp};
-use bafs_proto::ids::InodeNo;
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode};
 use bytes::Bytes;
 
-use super::delegated::{Delegated, Sent};
+use super::delegated::Delegated;
 use super::remote::{Link, Session, Trouble};
+use super::shipping::Sent;
 use crate::logic::image::{is_directory, is_regular};
-use crate::logic::log::{Entry, name_of};
+use crate::logic::log::Entry;
+use crate::logic::settling::Search;
 
 impl Session {
     /// Goes on after a batch did not come through; the rest goes to the session that it gives.
@@ -81,57 +82,27 @@ impl Session {
         entries: &[Entry],
         deadline: Deadline,
     ) -> Result<usize, Trouble> {
-        let makers: BTreeMap<InodeNo, usize> = entries
-            .iter()
-            .enumerate()
-            .filter_map(|(at, entry)| entry.made.0.map(|ino| (ino, at)))
-            .collect();
-        let mut absent: BTreeMap<InodeNo, bool> = BTreeMap::new();
-        for (at, entry) in entries.iter().enumerate().rev() {
-            let Some((parent, name, makes)) = name_of(&entry.op) else {
-                continue;
-            };
-            let mut above = vec![parent];
-            while let Some(maker) = above.last().and_then(|ino| makers.get(ino))
-                && let Some((higher, _, _)) = name_of(&entries[*maker].op)
-            {
-                above.push(higher);
-            }
-            let mut is_missing = false;
-            // From the top: a directory that was not made yet has no names.
-            for ino in above.iter().rev() {
-                let Some(maker) = makers.get(ino) else {
-                    continue;
-                };
-                if let Some(known) = absent.get(ino) {
-                    is_missing |= known;
-                } else if let Some((parent, name, _)) = name_of(&entries[*maker].op) {
-                    is_missing =
-                        is_missing || self.find(link, parent, name, deadline).await?.is_none();
-                    absent.insert(*ino, is_missing);
-                }
-                if is_missing {
-                    break;
-                }
-            }
-            if is_missing {
-                continue;
-            }
-            let found = self.find(link, parent, name, deadline).await?;
-            match found {
-                Some(attr) if makes => {
-                    let may_be_half_made =
-                        is_directory(&attr) || is_regular(&attr) && attr.size == 0;
-                    if may_be_half_made && self.take_away(link, entry, deadline).await? {
-                        return Ok(at);
-                    }
-                    return Ok(at + 1);
-                }
-                None if !makes => return Ok(at + 1),
-                _ => {}
+        let mut search = Search::new(entries);
+        let mut last = None;
+        while let Some(look) = search.next_look() {
+            let found = self.find(link, look.parent, look.name, deadline).await?;
+            search.tell(look, found.is_some());
+            if let Some(attr) = found {
+                last = Some((search.ran(), attr));
             }
         }
-        Ok(0)
+        let ran = search.ran();
+        let Some(at) = ran.checked_sub(1) else {
+            return Ok(0);
+        };
+        // The last one may have been under way.
+        let may_be_half_made = last.is_some_and(|(behind, attr)| {
+            behind == ran && (is_directory(&attr) || is_regular(&attr) && attr.size == 0)
+        });
+        if may_be_half_made && self.take_away(link, &entries[at], deadline).await? {
+            return Ok(at);
+        }
+        Ok(ran)
     }
 
     /// Removes what may lack its owner and mode, so that it is made again; not if it has content.

@@ -61,6 +61,8 @@ pub(crate) struct Fake {
     pub(crate) ops_run: AtomicU64,
     pub(crate) closed: AtomicU32,
     pub(crate) lease_ms: AtomicU64,
+    /// How many turns of other tasks a request and its answer may take, each; chosen by this seed.
+    late: Mutex<(u64, u64)>,
 }
 
 impl Fake {
@@ -77,11 +79,28 @@ impl Fake {
             ops_run: AtomicU64::new(0),
             closed: AtomicU32::new(0),
             lease_ms: AtomicU64::new(600_000),
+            late: Mutex::new((0, 0)),
         })
     }
 
     pub(crate) fn set(&self, fault: Fault) {
         *self.fault.lock().unwrap() = fault;
+    }
+
+    /// From now on requests and answers take their time, at most so many turns of other tasks.
+    pub(crate) fn be_late(&self, turns_max: u64, seed: u64) {
+        *self.late.lock().unwrap() = (turns_max, seed);
+    }
+
+    async fn take_time(&self) {
+        let turns = {
+            let (turns_max, seed) = &mut *self.late.lock().unwrap();
+            *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (*seed >> 33) % (*turns_max + 1)
+        };
+        for _ in 0..turns {
+            tokio::task::yield_now().await;
+        }
     }
 
     /// A way to call this server over memory.
@@ -185,7 +204,7 @@ impl Fake {
             if is_gone || last == after || last >= run.sequence {
                 return;
             }
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            tokio::task::yield_now().await;
         }
     }
 
@@ -223,6 +242,7 @@ impl Fake {
 impl Service for Fake {
     fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(async move {
+            self.take_time().await;
             let fault = self.fault();
             match fault {
                 Fault::Refuse(code) => return Err(Error::new(code, "as the test wants it")),
@@ -244,6 +264,7 @@ impl Service for Fake {
             if let Fault::LostReplies(_) = fault {
                 return Err(Error::new(ErrorCode::Unreachable, "the reply got lost"));
             }
+            self.take_time().await;
             answer
         })
     }

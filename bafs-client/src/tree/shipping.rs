@@ -1,0 +1,238 @@
+//! Brings what the one writer of a volume was told to its server: in batches, in order, and again
+//! after a restart. What may be told is decided in `logic/delegation.rs`; what became of batches
+//! that a restart met on their way is found out in `settling.rs`.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, MutexGuard};
+
+use bafs_proto::file_op::{BodyRange, Caller, Errno, FileOp, FileReply, FileResult};
+use bafs_proto::message::GivenNumbers;
+use bafs_proto::{Error, ErrorCode};
+use bytes::{Bytes, BytesMut};
+use nix::libc;
+use tokio::task::JoinHandle;
+
+use super::delegated::{Delegated, Held, State, room_of};
+use super::remote::{Link, Session, Trouble};
+use crate::limits::{BATCH_BYTES, BATCH_OPS_MAX};
+use crate::logic::log::Entry;
+
+/// A batch on its way.
+pub(super) struct Sent {
+    /// For each entry whether it was left out, because nothing of it is left to do.
+    left_out: Vec<bool>,
+    /// The count of operations that had taken space without the log.
+    spent: u64,
+    pub(super) answer: JoinHandle<Result<Vec<FileResult>, Trouble>>,
+}
+
+impl Session {
+    /// Sends what is in the log for as long as the volume is there.
+    pub(super) async fn ship(self: Arc<Self>) {
+        let Some(own) = self.delegated.get() else {
+            return;
+        };
+        let mut sent = VecDeque::<Sent>::new();
+        // The session that all of them go to, and the last of them.
+        let (mut link, mut last) = (self.link(), 0);
+        while self.fate.loss().is_none() {
+            own.state().under_way = sent.len();
+            let mut trouble = None;
+            if link.opened.epoch != self.link().opened.epoch {
+                // Somebody else has found out.
+                trouble = Some(Trouble::Forgotten { maybe_ran: true });
+            } else if own.state().should_send() {
+                match self.send(own, &link, &mut last).await {
+                    Ok(batch) => sent.push_back(batch),
+                    Err(other) => trouble = Some(other),
+                }
+                if trouble.is_none() {
+                    continue;
+                }
+            }
+            if let Some(trouble) = trouble {
+                (link, last) = (self.recover(own, &mut sent, trouble).await, 0);
+                continue;
+            }
+            let Some(oldest) = sent.front_mut() else {
+                self.fate.while_there(own.wake.notified()).await;
+                continue;
+            };
+            let answer = tokio::select! {
+                answer = &mut oldest.answer => answer,
+                () = own.wake.notified() => continue,
+            };
+            let Some(batch) = sent.pop_front() else {
+                continue;
+            };
+            match answer {
+                Ok(Ok(results)) => self.settle(own, &batch, results),
+                Ok(Err(trouble)) => {
+                    (link, last) = (self.recover(own, &mut sent, trouble).await, 0);
+                }
+                Err(error) => {
+                    let text = format!("a batch was not sent: {error}");
+                    self.fate.lose(Error::new(ErrorCode::ServerFault, text));
+                }
+            }
+        }
+        self.refuse_held(own);
+    }
+
+    /// Puts the next batch on its way.
+    async fn send(
+        self: &Arc<Self>,
+        own: &Delegated,
+        link: &Link,
+        last: &mut u64,
+    ) -> Result<Sent, Trouble> {
+        let (entries, spent) = {
+            let delegation = &mut own.state().delegation;
+            let entries = delegation.log.take(BATCH_OPS_MAX, BATCH_BYTES);
+            (entries, delegation.spent())
+        };
+        let count = entries.len();
+        let caller = entries
+            .first()
+            .map(|entry| entry.caller)
+            .unwrap_or_default();
+        let caller = Caller { pid: 0, ..caller };
+        let mut ops = Vec::with_capacity(count + 1);
+        let mut given = Vec::new();
+        let mut left_out = Vec::with_capacity(count);
+        let with_data = entries
+            .iter()
+            .filter(|entry| !entry.data.is_empty())
+            .count();
+        let total: usize = entries.iter().map(|entry| entry.data.len()).sum();
+        let (mut body, mut whole) = (BytesMut::new(), Bytes::new());
+        if with_data > 1 {
+            body.reserve(total);
+        }
+        for entry in &entries {
+            let op = self.in_session(link, entry).await?;
+            left_out.push(op.is_none());
+            let Some(mut op) = op else { continue };
+            if let FileOp::Write { data, .. } = &mut op {
+                *data = BodyRange {
+                    start: body.len() as u32,
+                    length: entry.data.len() as u32,
+                };
+                if with_data > 1 {
+                    body.extend_from_slice(&entry.data);
+                } else {
+                    whole = entry.data.clone();
+                }
+            }
+            if entry.made != (None, None) {
+                given.push(GivenNumbers {
+                    op: ops.len() as u32,
+                    ino: entry.made.0,
+                    handle: entry.made.1,
+                });
+            }
+            ops.push(op);
+        }
+        ops.push(FileOp::StatFs);
+        let body = if with_data > 1 { body.freeze() } else { whole };
+        let sequence = link.next_sequence();
+        let after = std::mem::replace(last, sequence);
+        let (session, link) = (Arc::clone(self), link.clone());
+        let answer = tokio::spawn(async move {
+            let deadline = session.server.deadline();
+            let numbers = (sequence, Some(after), given);
+            let ran = session.run_batch(&link, caller, (ops, numbers), &body, deadline);
+            ran.await.map(|(results, _)| results)
+        });
+        Ok(Sent {
+            left_out,
+            spent,
+            answer,
+        })
+    }
+
+    /// Takes in the answers of the oldest batch.
+    fn settle(&self, own: &Delegated, batch: &Sent, results: Vec<FileResult>) {
+        let mut results = results.into_iter();
+        let mut state = own.state();
+        for left_out in &batch.left_out {
+            let result = if *left_out {
+                Some(Ok(FileReply::Done))
+            } else {
+                results.next()
+            };
+            if let Some(Err(errno)) = result {
+                let log = &state.delegation.log;
+                let op = log.entry(log.settled()).map(|entry| entry.op.clone());
+                self.fail_late(&op, errno);
+            }
+            let reply = result.and_then(Result::ok);
+            state.delegation.settle(&mut self.known(), reply.as_ref());
+        }
+        if let Some(Ok(stat @ FileReply::StatFs(_))) = results.next() {
+            state.delegation.has_free(room_of(Some(&stat)), batch.spent);
+        }
+        self.after_settling(own, state);
+    }
+
+    /// Tells everybody how far the log is settled.
+    pub(super) fn after_settling(&self, own: &Delegated, mut state: MutexGuard<'_, State>) {
+        let settled = state.delegation.log.settled();
+        let mut queued = 0;
+        while let Some(&(position, ino, count)) = state.forgets.front() {
+            if position > settled {
+                break;
+            }
+            state.forgets.pop_front();
+            queued = self.forget_now(&mut state, ino, count).max(queued);
+        }
+        let answers = state.let_go();
+        drop(state);
+        own.settled.send_replace(settled);
+        answers.into_iter().for_each(Held::answer);
+    }
+
+    /// An operation that was answered has failed: what the program believes is not true.
+    fn fail_late(&self, op: &Option<FileOp>, errno: Errno) {
+        let code = match errno.0 {
+            libc::ENOSPC => ErrorCode::NoSpaceBytes,
+            _ => ErrorCode::ServerFault,
+        };
+        let text = format!("an operation failed after it was answered: {op:?}: {errno:?}");
+        self.fate.lose(Error::new(code, text));
+    }
+
+    /// An entry in numbers of the session; `None` when nothing of it is left to do.
+    async fn in_session(&self, link: &Link, entry: &Entry) -> Result<Option<FileOp>, Trouble> {
+        if entry.asked.0 == link.opened.epoch {
+            return Ok(Some(entry.asked.1.clone()));
+        }
+        // A restarted server knows none of the numbers any more.
+        if let (FileOp::Open { .. }, Some(given)) = (&entry.op, entry.made.1)
+            && !self.known().is_awaited(given)
+        {
+            // It is opened again when somebody needs it.
+            return Ok(None);
+        }
+        if let FileOp::Release { handle } = entry.op
+            && self.known().is_stale(handle)
+        {
+            return Ok(None);
+        }
+        let deadline = self.server.deadline();
+        let op = self.translate(link, &entry.op, deadline).await?;
+        let mut known = self.known();
+        if known.epoch() != link.opened.epoch {
+            return Err(Trouble::Forgotten { maybe_ran: false });
+        }
+        let before = entry.made.0.and_then(|ino| known.make_again(ino));
+        if let Some(given) = entry.made.1 {
+            known.open_given_again(given);
+        }
+        drop(known);
+        if let Some((ino, count)) = before {
+            self.queue(link.opened.epoch, FileOp::Forget { ino, count });
+        }
+        Ok(Some(op))
+    }
+}

@@ -1,0 +1,57 @@
+//! A volume behind a small server, with a delegation.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bafs_client::fate::{Fate, Loss};
+use bafs_client::tree::{Promise, RemoteTree, Tree};
+use bafs_client::usage::Usage;
+use bafs_client::volume::{Mode, Ownership, Volume};
+use bafs_proto::file_op::{Caller, FileOp, FileResult};
+use bafs_proto::ids::AgentId;
+use bafs_proto::message::TreeRef;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::serving::{Fake, VOLUME};
+
+pub(crate) struct World {
+    pub(crate) server: Arc<Fake>,
+    pub(crate) volume: Arc<Volume>,
+    _losses: mpsc::UnboundedReceiver<Loss>,
+    pub(crate) directory: tempfile::TempDir,
+}
+
+impl World {
+    pub(crate) async fn new(promise: Promise) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let server = Fake::new(directory.path());
+        let (sender, losses) = mpsc::unbounded_channel();
+        let fate = Fate::new("work", sender);
+        let (called, agent) = (server.server(5_000), AgentId::random());
+        let tree = RemoteTree::open(called, TreeRef::Volume(VOLUME), agent, true, fate.clone())
+            .await
+            .unwrap();
+        tree.delegate(promise).await;
+        let (mode, ownership) = (Mode::scratch(true), Ownership::AsStored);
+        let tree = Tree::Remote(tree);
+        let volume = Volume::new("work", tree, mode, ownership, fate, Usage::new());
+        Self {
+            server,
+            volume: Arc::new(volume),
+            _losses: losses,
+            directory,
+        }
+    }
+
+    pub(crate) async fn run(&self, op: FileOp, data: &[u8]) -> (FileResult, Vec<u8>) {
+        let (send, receive) = oneshot::channel();
+        let done = move |result, data: &[u8]| drop(send.send((result, data.to_vec())));
+        self.volume.run(Caller::default(), op, data, Box::new(done));
+        let answered = tokio::time::timeout(Duration::from_secs(20), receive).await;
+        answered.expect("it is answered").unwrap()
+    }
+
+    pub(crate) async fn flush(&self) {
+        self.run(FileOp::StatFs, &[]).await.0.unwrap();
+    }
+}
