@@ -207,9 +207,10 @@ impl Volume {
             return done(Err(Errno(libc::EIO)), &[]);
         }
         let start = clock::now();
+        self.usage.begun(start);
         let volume = Arc::clone(self);
         let finish = move |result: FileResult, data: &[u8]| {
-            volume.usage.waited(clock::ms_since(start));
+            volume.usage.ended(start, clock::now());
             done(result.map_err(passed_through), data);
         };
         self.tree.close_file(ino, Box::new(finish));
