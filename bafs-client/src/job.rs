@@ -345,8 +345,9 @@ async fn let_go(Bound { mounted, .. }: Bound) -> VolumeUse {
     if let Err(error) = unmounted {
         tracing::error!(%error, volume = volume.name(), "unmounting failed");
     }
+    let held = volume.held().await;
     volume.close().await;
-    volume.usage()
+    volume.usage_holding(held)
 }
 
 fn judge(ended: Result<sandbox::JobReport, Stop>, late_loss: Option<Loss>) -> JobEnd {

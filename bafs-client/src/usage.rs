@@ -1,16 +1,21 @@
-//! What a job did to one of its volumes: bytes, touched pages, the longest wait.
+//! What a job did to one of its volumes: bytes, touched pages, which file first, the longest wait.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bafs_proto::file_op::Name;
+use bafs_proto::file_op::{FileOp, Name, TreeStat};
 use bafs_proto::ids::InodeNo;
 use bafs_proto::message::{TouchedPages, VolumeUse};
 
+use nix::libc;
+
 use crate::limits::TOUCHED_FILES_MAX;
 use crate::logic::pages::PageSet;
+
+/// Names that were looked up lately and are remembered until the first file was opened.
+const NAMES_MAX: usize = 256;
 
 /// Counts what happens on one volume. All methods may be called from any thread.
 #[derive(Debug, Default)]
@@ -19,6 +24,12 @@ pub struct Usage {
     written_bytes: AtomicU64,
     longest_call_ms: AtomicU64,
     waiting: Mutex<Waiting>,
+    /// Files opened for reading, and changes of files or directories.
+    opened: AtomicU64,
+    changes: AtomicU64,
+    /// The first of each; nothing is remembered once both are known.
+    firsts: Mutex<Firsts>,
+    has_firsts: AtomicBool,
     /// `None` when touched pages are not counted.
     touched: Option<Mutex<Touched>>,
 }
@@ -38,6 +49,24 @@ struct Touched {
     names: BTreeMap<InodeNo, (InodeNo, Name)>,
     /// Files that count as read wholly.
     whole: BTreeSet<InodeNo>,
+}
+
+#[derive(Debug, Default)]
+struct Firsts {
+    read: Option<String>,
+    changed: Option<String>,
+    names: BTreeMap<InodeNo, (InodeNo, Name)>,
+}
+
+impl Firsts {
+    fn path_in(&self, parent: InodeNo, name: &Name) -> String {
+        let name = String::from_utf8_lossy(name).into_owned();
+        if parent == InodeNo::ROOT {
+            return name;
+        }
+        let parent = path_of(&self.names, parent);
+        format!("{parent}/{name}")
+    }
 }
 
 #[derive(Debug, Default)]
@@ -78,6 +107,78 @@ impl Usage {
             && let Some(since) = waiting.since.take()
         {
             waiting.total += now.saturating_duration_since(since);
+        }
+    }
+
+    /// The volume cannot be changed: the name of the first change is not waited for.
+    pub fn expect_no_changes(&self) {
+        let mut firsts = self.firsts.lock().unwrap_or_else(PoisonError::into_inner);
+        firsts.changed = Some(String::new());
+    }
+
+    /// An operation was asked for: takes note of what it opens or changes.
+    pub fn asked(&self, op: &FileOp) {
+        match op {
+            FileOp::Open { ino, flags } => {
+                let mode = flags & libc::O_ACCMODE;
+                if mode != libc::O_WRONLY {
+                    self.opened.fetch_add(1, Ordering::Relaxed);
+                    self.note_first(|firsts| {
+                        let path = path_of(&firsts.names, *ino);
+                        firsts.read.get_or_insert(path);
+                    });
+                }
+                if mode != libc::O_RDONLY || flags & libc::O_TRUNC != 0 {
+                    self.changed(|firsts| path_of(&firsts.names, *ino));
+                }
+            }
+            FileOp::Create { parent, name, .. }
+            | FileOp::MakeNode { parent, name, .. }
+            | FileOp::MakeDirectory { parent, name, .. }
+            | FileOp::MakeSymlink { parent, name, .. }
+            | FileOp::MakeLink { parent, name, .. }
+            | FileOp::Unlink { parent, name }
+            | FileOp::RemoveDirectory { parent, name }
+            | FileOp::Rename { parent, name, .. } => {
+                self.changed(|firsts| firsts.path_in(*parent, name));
+            }
+            _ => {}
+        }
+    }
+
+    /// A name led to a file.
+    pub fn found(&self, ino: InodeNo, parent: InodeNo, name: &Name) {
+        self.note_first(|firsts| {
+            if firsts.names.len() >= NAMES_MAX {
+                firsts.names.clear();
+            }
+            firsts.names.insert(ino, (parent, name.clone()));
+        });
+    }
+
+    /// Whether names still matter to [`Self::found`].
+    pub fn wants_names(&self) -> bool {
+        !self.has_firsts.load(Ordering::Relaxed)
+    }
+
+    fn changed(&self, path: impl FnOnce(&Firsts) -> String) {
+        self.changes.fetch_add(1, Ordering::Relaxed);
+        self.note_first(|firsts| {
+            if firsts.changed.is_none() {
+                firsts.changed = Some(path(firsts));
+            }
+        });
+    }
+
+    fn note_first(&self, note: impl FnOnce(&mut Firsts)) {
+        if !self.wants_names() {
+            return;
+        }
+        let mut firsts = self.firsts.lock().unwrap_or_else(PoisonError::into_inner);
+        note(&mut firsts);
+        if firsts.read.is_some() && firsts.changed.is_some() {
+            firsts.names.clear();
+            self.has_firsts.store(true, Ordering::Relaxed);
         }
     }
 
@@ -132,11 +233,12 @@ impl Usage {
         }
     }
 
-    /// The report on the volume of this name. `describe` gives path and size of a file; without
-    /// an answer what was seen at lookups and reads is taken.
+    /// The report on the volume of this name, which held so much at the end. `describe` gives path
+    /// and size of a file; without an answer what was seen at lookups and reads is taken.
     pub fn report(
         &self,
         name: &str,
+        held: Option<TreeStat>,
         describe: impl Fn(InodeNo) -> Option<(String, u64)>,
     ) -> VolumeUse {
         let mut pages = Vec::new();
@@ -151,7 +253,16 @@ impl Usage {
                 pages.push(TouchedPages { path, size, runs });
             }
         }
+        let firsts = self.firsts.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = |size: u64, free: u64| size.saturating_sub(free);
+        let first_page = pages.first().map(|page| page.path.clone());
         VolumeUse {
+            opened: self.opened.load(Ordering::Relaxed),
+            changes: self.changes.load(Ordering::Relaxed),
+            first_read: firsts.read.clone().or(first_page).unwrap_or_default(),
+            first_changed: firsts.changed.clone().unwrap_or_default(),
+            held_bytes: held.map_or(0, |stat| used(stat.size_bytes, stat.free_bytes)),
+            held_files: held.map_or(0, |stat| used(stat.size_files, stat.free_files)),
             name: name.to_owned(),
             read_bytes: self.read_bytes.load(Ordering::Relaxed),
             written_bytes: self.written_bytes.load(Ordering::Relaxed),
@@ -210,7 +321,7 @@ mod tests {
         usage.read(InodeNo(6), 4_096, 1);
         usage.read(InodeNo(9), 4_096, 1);
         usage.wrote(3);
-        let report = usage.report("v", |_| None);
+        let report = usage.report("v", None, |_| None);
         assert_eq!((report.read_bytes, report.written_bytes), (5_002, 3));
         assert_eq!(report.pages.len(), 2);
         assert_eq!(report.pages[0].path, "db/a.phr");
@@ -219,7 +330,7 @@ mod tests {
             (10_000, &[(0, 2)][..])
         );
         assert_eq!(report.pages[1].path, "inode 9");
-        let described = usage.report("v", |_| Some(("known".into(), 1)));
+        let described = usage.report("v", None, |_| Some(("known".into(), 1)));
         assert_eq!(described.pages[1].path, "known");
     }
 
@@ -229,7 +340,7 @@ mod tests {
         usage.read(InodeNo(2), 0, 1);
         usage.read_whole(InodeNo(2), 9_000);
         usage.read_whole(InodeNo(2), 9_000);
-        let report = usage.report("v", |_| None);
+        let report = usage.report("v", None, |_| None);
         assert_eq!(report.read_bytes, 9_001);
         assert_eq!(report.pages[0].runs, [(0, 3)]);
     }
@@ -246,7 +357,7 @@ mod tests {
         usage.begun(at(100));
         usage.ended(at(100), at(101));
         usage.begun(at(200));
-        let report = usage.report("v", |_| None);
+        let report = usage.report("v", None, |_| None);
         assert_eq!((report.longest_call_ms, report.waited_ms), (40, 51));
     }
 
@@ -256,14 +367,44 @@ mod tests {
         usage.saw(InodeNo(2), InodeNo(3), &b"a".to_vec(), 0);
         usage.saw(InodeNo(3), InodeNo(2), &b"b".to_vec(), 0);
         usage.read(InodeNo(2), 0, 1);
-        assert_eq!(usage.report("v", |_| None).pages[0].path, "inode 2");
+        assert_eq!(usage.report("v", None, |_| None).pages[0].path, "inode 2");
+    }
+
+    #[test]
+    fn the_first_file_that_is_read_and_the_first_that_is_changed_have_names() {
+        let usage = Usage::new();
+        usage.found(InodeNo(5), InodeNo::ROOT, &b"out".to_vec());
+        usage.found(InodeNo(6), InodeNo(5), &b"a".to_vec());
+        let open = |flags| FileOp::Open {
+            ino: InodeNo(6),
+            flags,
+        };
+        usage.asked(&open(libc::O_RDONLY));
+        let report = usage.report("v", None, |_| None);
+        assert_eq!((report.opened, report.changes), (1, 0));
+        assert_eq!((&*report.first_read, &*report.first_changed), ("out/a", ""));
+        assert!(usage.wants_names());
+        let (parent, name) = (InodeNo(5), b"b".to_vec());
+        usage.asked(&FileOp::Unlink { parent, name });
+        usage.asked(&open(libc::O_RDWR));
+        assert!(!usage.wants_names(), "nothing more is remembered");
+        let stat = TreeStat {
+            size_bytes: 10,
+            free_bytes: 3,
+            size_files: 5,
+            free_files: 4,
+        };
+        let report = usage.report("v", Some(stat), |_| None);
+        assert_eq!((report.opened, report.changes), (2, 2));
+        assert_eq!(report.first_changed, "out/b");
+        assert_eq!((report.held_bytes, report.held_files), (7, 1));
     }
 
     #[test]
     fn without_pages_only_bytes_count() {
         let usage = Usage::new();
         usage.read(InodeNo(2), 0, 10);
-        let report = usage.report("v", |_| None);
+        let report = usage.report("v", None, |_| None);
         assert_eq!((report.read_bytes, report.pages.len()), (10, 0));
     }
 }

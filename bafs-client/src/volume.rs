@@ -7,11 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bafs_proto::file_op::{Attr, AttrChange, Caller, Errno, FileOp, FileReply, FileResult};
+use bafs_proto::file_op::{
+    Attr, AttrChange, Caller, Errno, FileOp, FileReply, FileResult, TreeStat,
+};
 use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_proto::message::VolumeUse;
 use bafs_proto::{Error, ErrorCode};
 use nix::libc;
+use tokio::sync::oneshot;
 
 use crate::clock;
 use crate::errno::passed_through;
@@ -122,6 +125,9 @@ impl Volume {
         fate: Fate,
         usage: Usage,
     ) -> Self {
+        if mode.read_only {
+            usage.expect_no_changes();
+        }
         Self {
             name: name.to_owned(),
             tree,
@@ -151,7 +157,35 @@ impl Volume {
 
     /// What the job did to it so far.
     pub fn usage(&self) -> VolumeUse {
-        self.usage.report(&self.name, |ino| self.tree.describe(ino))
+        self.usage_holding(None)
+    }
+
+    /// As [`Self::usage`], with what [`Self::held`] answered.
+    pub fn usage_holding(&self, held: Option<TreeStat>) -> VolumeUse {
+        let describe = |ino| self.tree.describe(ino);
+        self.usage.report(&self.name, held, describe)
+    }
+
+    /// What a volume that may be written holds now; nothing when it does not answer.
+    pub async fn held(self: &Arc<Self>) -> Option<TreeStat> {
+        if self.mode.read_only || !self.mode.cached {
+            return None;
+        }
+        let (told, answer) = oneshot::channel();
+        let done: Done = Box::new(move |result, _| {
+            // Nobody waits any more: then nobody needs it.
+            let _ = told.send(result);
+        });
+        let caller = Caller {
+            uid: 0,
+            gid: 0,
+            pid: 0,
+        };
+        self.run(caller, FileOp::StatFs, &[], done);
+        match answer.await {
+            Ok(Ok(FileReply::StatFs(stat))) => Some(stat),
+            _ => None,
+        }
     }
 
     /// Whether the volume is one file instead of a directory.
@@ -181,7 +215,8 @@ impl Volume {
         let start = clock::now();
         self.usage.begun(start);
         let volume = Arc::clone(self);
-        let seen = Seen::of(&op, &self.mode);
+        self.usage.asked(&op);
+        let seen = Seen::of(&op, &self.mode, &self.usage);
         let held = memory::hold(self.tree.copied_bytes(&op, data));
         let finish = move |result: FileResult, data: &[u8]| {
             let result = match result {
@@ -369,12 +404,12 @@ impl Volume {
         match reply {
             FileReply::Attr(attr) => {
                 let attr = self.observe_attr(attr);
-                seen.note(&self.usage, &attr);
+                seen.note(&self.usage, &self.mode, &attr);
                 FileReply::Attr(attr)
             }
             FileReply::Opened { handle, attr } => {
                 let attr = self.observe_attr(attr);
-                seen.note(&self.usage, &attr);
+                seen.note(&self.usage, &self.mode, &attr);
                 if !self.mode.cached {
                     self.usage.sized(attr.ino, attr.size);
                 }
@@ -421,16 +456,17 @@ impl Volume {
     }
 }
 
-/// Where an answer tells the name of a file, for the report on touched pages. Only trees without
-/// any caching need it: a cache volume knows its names, and scratch volumes are not reported.
+/// Where an answer tells the name of a file: for the report on touched pages of trees without any
+/// caching (a cache volume knows its names, and scratch volumes do not report pages), and until the
+/// first opened file is known.
 enum Seen {
     Nothing,
     Name(InodeNo, Vec<u8>),
 }
 
 impl Seen {
-    fn of(op: &FileOp, mode: &Mode) -> Self {
-        if mode.cached {
+    fn of(op: &FileOp, mode: &Mode, usage: &Usage) -> Self {
+        if mode.stateless || (mode.cached && !usage.wants_names()) {
             return Self::Nothing;
         }
         match op {
@@ -442,9 +478,12 @@ impl Seen {
         }
     }
 
-    fn note(&self, usage: &Usage, attr: &Attr) {
+    fn note(&self, usage: &Usage, mode: &Mode, attr: &Attr) {
         if let Self::Name(parent, name) = self {
-            usage.saw(attr.ino, *parent, name, attr.size);
+            if !mode.cached {
+                usage.saw(attr.ino, *parent, name, attr.size);
+            }
+            usage.found(attr.ino, *parent, name);
         }
     }
 }

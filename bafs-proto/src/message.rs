@@ -819,6 +819,18 @@ pub struct VolumeUse {
     pub read_bytes: u64,
     /// Bytes that the kernel gave the agent.
     pub written_bytes: u64,
+    /// Files that were opened for reading.
+    pub opened: u64,
+    /// Changes of files and directories: opened for writing, created, renamed, removed.
+    pub changes: u64,
+    /// Path of the first file that was read, empty if none was.
+    pub first_read: String,
+    /// Path of the first file that was changed, empty if none was.
+    pub first_changed: String,
+    /// Bytes and files that it held at the end, 0 when that is not known.
+    pub held_bytes: u64,
+    /// See `held_bytes`.
+    pub held_files: u64,
     /// For a cache volume and for a home mount: the distinct 4 KiB pages that were read.
     pub pages: Vec<TouchedPages>,
     /// Longest time a call waited, in milliseconds.

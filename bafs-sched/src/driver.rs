@@ -328,7 +328,11 @@ impl Driver {
                 _ => None,
             };
             let is_listing = matches!(event, Event::ServersSeen { .. });
+            let warned = self.scheduler.warnings().len();
             self.scheduler.step(now, event, &mut actions);
+            for warning in &self.scheduler.warnings()[warned..] {
+                tracing::warn!("{}", warning.text);
+            }
             if is_listing {
                 self.follow_addresses();
             }

@@ -38,6 +38,7 @@ pub fn replay(history: History) -> (Vec<Line>, Scheduler) {
             teller.action(action);
         }
         teller.decisions();
+        teller.warnings();
     }
     (teller.lines, teller.scheduler)
 }
@@ -53,6 +54,8 @@ struct Teller {
     receipts: BTreeMap<VolumeIndex, Receipt>,
     /// Volumes about which something may have been decided since they were looked at.
     touched: BTreeSet<VolumeIndex>,
+    /// Warnings that were told.
+    warned: usize,
 }
 
 impl Teller {
@@ -67,6 +70,7 @@ impl Teller {
             extracts: BTreeMap::new(),
             receipts: BTreeMap::new(),
             touched: BTreeSet::new(),
+            warned: 0,
         }
     }
 
@@ -223,6 +227,21 @@ impl Teller {
             let text = format!("a copy of volume {name} {}", self.reason(&receipt));
             self.tell(&[&name], text);
             self.receipts.insert(volume, receipt);
+        }
+    }
+
+    /// Tells what jobs did against the declarations.
+    fn warnings(&mut self) {
+        let new = self
+            .scheduler
+            .warnings()
+            .get(self.warned..)
+            .unwrap_or_default()
+            .to_vec();
+        self.warned += new.len();
+        for warning in new {
+            let (job, volume) = (self.job(warning.job), self.volume(warning.volume));
+            self.tell(&[&job, &volume], format!("warning: {}", warning.text));
         }
     }
 

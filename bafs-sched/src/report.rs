@@ -25,6 +25,10 @@ pub struct RunReport {
     pub totals: Progress,
     /// Each job of which an execution ended, in the order of declaration.
     pub jobs: Vec<JobSummary>,
+    /// What jobs did against the declarations of the workflow, in sentences.
+    pub warnings: Vec<String>,
+    /// Further ones that were not kept.
+    pub warnings_omitted: u64,
 }
 
 /// What became of one job.
@@ -92,6 +96,7 @@ impl Ledger {
 
     /// The report of a run that is over.
     pub fn report(self, scheduler: &Scheduler, outcome: Outcome) -> RunReport {
+        let warnings = scheduler.warnings().iter();
         RunReport {
             run: scheduler.run(),
             workflow: scheduler.workflow().name.clone(),
@@ -99,6 +104,8 @@ impl Ledger {
             wall_ms: self.last.ms_since(self.first.unwrap_or(self.last)),
             totals: scheduler.progress(),
             jobs: self.jobs.into_values().collect(),
+            warnings: warnings.map(|warning| warning.text.clone()).collect(),
+            warnings_omitted: scheduler.warnings_omitted(),
         }
     }
 }

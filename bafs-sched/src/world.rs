@@ -5,6 +5,9 @@
 //! vanish, jobs fail at most as often as they are retried. In the end all nodes return for good,
 //! so every workflow must end complete.
 
+mod deeds;
+mod faults;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ExecutionId, ExtractId, RunId, ServerId, VolumeId};
@@ -16,39 +19,13 @@ use crate::dice::Dice;
 use crate::logic::{Action, Event, MountedVolume, NodeSeen, Outcome, Scheduler, Settings, Space};
 use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
+pub use faults::{Faults, NodeSpec};
+
 /// Adverts are believed for so long after a node died, in milliseconds.
 const ADVERT_TTL_MS: u64 = 4_000;
 const POLL_MS: u64 = 1_000;
 /// A call to a dead node fails after so long, in milliseconds.
 const CALL_MS: u64 = 20_000;
-
-/// A node to simulate.
-#[derive(Debug, Clone)]
-pub struct NodeSpec {
-    /// Its space.
-    pub capacity: Space,
-    /// Jobs that it runs at once.
-    pub slots: u32,
-}
-
-/// Faults to inject, each in thousandths of its occasions.
-#[derive(Debug, Clone, Default)]
-pub struct Faults {
-    /// A node dies in some second.
-    pub node_dies: u64,
-    /// A node that returns is empty.
-    pub node_wiped: u64,
-    /// The reply to a call gets lost after the call was served.
-    pub reply_lost: u64,
-    /// A job exits with code 1; at most as often as it is retried.
-    pub job_fails: u64,
-    /// A job's environment fails.
-    pub environment_fails: u64,
-    /// A ready volume vanishes in some second.
-    pub volume_vanishes: u64,
-    /// Faults happen until this time, in milliseconds.
-    pub until_ms: u64,
-}
 
 #[derive(Debug, Clone)]
 struct Node {
@@ -83,6 +60,9 @@ pub struct World {
     pub scheduler: Scheduler,
     /// All facts that it was told.
     pub records: Vec<(Time, Event)>,
+    /// What jobs do to volumes, by their names, where it is not what they declare: whether they
+    /// read, and whether they write.
+    pub deeds: BTreeMap<(String, String), (bool, bool)>,
     /// Extracts that arrived at home, by position in the workflow, with how often they did.
     pub home: BTreeMap<u32, u32>,
     now: Time,
@@ -118,6 +98,7 @@ impl World {
         let mut world = Self {
             scheduler: Scheduler::new(RunId(seed), workflow, settings),
             records: Vec::new(),
+            deeds: BTreeMap::new(),
             home: BTreeMap::new(),
             now: Time(0),
             dice: Dice::new(seed),
@@ -452,6 +433,7 @@ impl World {
             execution,
             report: JobReport {
                 wall_ms: ended.runtime_ms,
+                volumes: self.uses(ended.job),
                 ..report(outcome)
             },
         };

@@ -32,6 +32,9 @@ const NODE_SIZE: &str = "10 GB";
 const LINES_SHOWN: usize = 20;
 const COLUMNS_SHOWN: usize = 500;
 
+/// Most warnings about declarations that a report shows.
+const WARNINGS_SHOWN: usize = 20;
+
 /// How a workflow is run on a throw-away cluster.
 #[derive(Debug, Clone)]
 pub(crate) struct Way {
@@ -286,6 +289,13 @@ pub(crate) fn explain(report: &RunReport) -> String {
         "; {} of {} jobs done, {} of {} files at home, {took:.1} s",
         totals.jobs_done, totals.jobs_total, totals.extracts_done, totals.extracts_total
     );
+    for warning in report.warnings.iter().take(WARNINGS_SHOWN) {
+        text += &format!("\nwarning: {warning}");
+    }
+    let more = report.warnings.len().saturating_sub(WARNINGS_SHOWN) as u64;
+    if more + report.warnings_omitted > 0 {
+        text += &format!("\n{} further warnings", more + report.warnings_omitted);
+    }
     if let Outcome::Failed { jobs, messages } = &report.outcome {
         for failure in jobs {
             text += &format!("\njob {} failed", failure.name);

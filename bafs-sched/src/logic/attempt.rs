@@ -238,6 +238,10 @@ impl Scheduler {
             self.stopped(job, fault);
             return;
         }
+        match &report.outcome {
+            JobOutcome::Exited(0) => self.compare_with_declared(job, &report),
+            _ => self.look_for_refused_writes(job, &report),
+        }
         let tail = report.output_tail;
         match report.outcome {
             JobOutcome::Exited(0) => self.succeed(job, report.wall_ms),

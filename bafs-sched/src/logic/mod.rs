@@ -8,6 +8,7 @@ mod action;
 mod attempt;
 mod checkpoint;
 mod course;
+mod declared;
 mod event;
 mod extraction;
 mod failure;
@@ -31,6 +32,7 @@ mod volumes;
 
 pub use action::{Action, MountedVolume};
 pub use checkpoint::{CheckpointPolicy, Decision, Receipt};
+pub use declared::Warning;
 pub use event::{Event, NodeSeen};
 pub use graph::JobState;
 pub use progress::{JobFailure, Outcome, Progress};

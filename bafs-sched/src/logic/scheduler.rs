@@ -8,6 +8,7 @@ use bafs_proto::time::Time;
 use super::action::{Action, MountedVolume};
 use super::attempt::{Attempt, Stage};
 use super::checkpoint::Checkpoints;
+use super::declared::Deeds;
 use super::event::{Event, NodeSeen};
 use super::extraction::Extractions;
 use super::fleet::Fleet;
@@ -67,6 +68,8 @@ pub struct Scheduler {
     pub(super) admission: Option<Admission>,
     /// Where pipelines are at home, and which need room elsewhere.
     pub(super) claims: Claims,
+    /// What jobs did, to compare it with what is declared.
+    pub(super) deeds: Deeds,
     /// Caches that are kept only for users that may have to run again.
     pub(super) idle_caches: BTreeSet<VolumeIndex>,
     /// Whether a job with a free slot found no space since this was last looked at.
@@ -113,6 +116,7 @@ impl Scheduler {
             protected: None,
             admission: None,
             claims: Claims::default(),
+            deeds: Deeds::default(),
             idle_caches: BTreeSet::new(),
             is_space_wanted: false,
             is_held_back: false,

@@ -1,0 +1,261 @@
+//! Whether jobs did what the workflow declares, by what their agents report: dependencies that are
+//! not declared, reading before writing, writing to what is read-only, mounts that nobody uses. It
+//! warns and decides nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bafs_proto::message::{JobReport, VolumeUse};
+
+use super::scheduler::Scheduler;
+use crate::workflow::{JobIndex, VolumeIndex, VolumeKind};
+
+/// Warnings that are kept; more are counted.
+const WARNINGS_MAX: usize = 100;
+
+/// Jobs that are looked at to find out whether one is before another.
+const SEARCH_MAX: usize = 10_000;
+
+/// What a program says that was not allowed to write.
+const READ_ONLY: &str = "Read-only file system";
+
+/// Something that a job did and the workflow does not declare, or the other way round.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Warning {
+    /// The job that did it.
+    pub job: JobIndex,
+    /// The volume that it is about.
+    pub volume: VolumeIndex,
+    /// The whole in a sentence, with all names.
+    pub text: String,
+}
+
+/// What jobs did to scratch volumes that are still of interest.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Deeds {
+    /// Jobs that changed each volume, and the file that each changed first.
+    wrote: BTreeMap<VolumeIndex, BTreeMap<JobIndex, String>>,
+    /// Jobs that read each volume, and the file that each read first.
+    read: BTreeMap<VolumeIndex, BTreeMap<JobIndex, String>>,
+    warnings: Vec<Warning>,
+    /// What was warned of, once for each kind, job and volume.
+    known: BTreeSet<(u8, JobIndex, VolumeIndex)>,
+    omitted: u64,
+}
+
+fn has_read(used: &VolumeUse) -> bool {
+    used.opened > 0 || used.read_bytes > 0
+}
+
+fn has_written(used: &VolumeUse) -> bool {
+    used.changes > 0 || used.written_bytes > 0
+}
+
+impl Scheduler {
+    /// What was done against the declarations so far, in the order in which it was found.
+    pub fn warnings(&self) -> &[Warning] {
+        &self.deeds.warnings
+    }
+
+    /// Warnings that were not kept.
+    pub fn warnings_omitted(&self) -> u64 {
+        self.deeds.omitted
+    }
+
+    /// Looks at what a job did that is done.
+    pub(super) fn compare_with_declared(&mut self, job: JobIndex, report: &JobReport) {
+        for (volume, writable) in self.graph.mounted(job) {
+            let name = &self.graph.workflow.volume(volume).name;
+            let used = report.volumes.iter().find(|used| used.name == *name);
+            let Some(used) = used.cloned() else {
+                continue;
+            };
+            if !has_read(&used) && !has_written(&used) {
+                self.warn_unused(job, volume, writable);
+            }
+            if !self.graph.volume(volume).is_cache {
+                self.note_read(job, volume, &used);
+                self.note_write(job, volume, &used);
+            }
+        }
+        for (volume, _) in self.graph.mounted(job) {
+            if self.graph.volume(volume).users_left == 0 {
+                self.deeds.wrote.remove(&volume);
+                self.deeds.read.remove(&volume);
+            }
+        }
+    }
+
+    fn note_read(&mut self, job: JobIndex, volume: VolumeIndex, used: &VolumeUse) {
+        // What it wrote itself it may read.
+        if !has_read(used) || has_written(used) {
+            return;
+        }
+        let spec = self.graph.workflow.volume(volume);
+        let is_filled = matches!(&spec.kind, VolumeKind::Scratch { fill: Some(_) });
+        let file = &used.first_read;
+        let writers = self.deeds.wrote.get(&volume);
+        let others: Vec<JobIndex> = writers.into_iter().flatten().map(|(job, _)| *job).collect();
+        let is_unordered = |other: &JobIndex| self.is_before(*other, job) == Some(false);
+        let unordered: Vec<JobIndex> = others.iter().copied().filter(is_unordered).collect();
+        if others.is_empty() && !is_filled {
+            let (reader, name) = (&self.graph.workflow.job(job).name, &spec.name);
+            let declared = self.graph.volume(volume).writers.iter().copied();
+            let names = self.job_names(declared.filter(|writer| *writer != job));
+            let text = format!(
+                "job '{reader}' read {} of volume '{name}' before any job wrote there: {names} \
+                 may write it, but did not",
+                file_name(file)
+            );
+            self.warn(0, job, volume, text);
+        }
+        for other in unordered {
+            self.warn_unordered(job, file, other, volume);
+        }
+        let readers = self.deeds.read.entry(volume).or_default();
+        readers.insert(job, file.clone());
+    }
+
+    fn note_write(&mut self, job: JobIndex, volume: VolumeIndex, used: &VolumeUse) {
+        if !has_written(used) {
+            return;
+        }
+        let readers = self.deeds.read.get(&volume).cloned().unwrap_or_default();
+        for (reader, file) in readers {
+            let is_ordered = self.is_before(reader, job) != Some(false)
+                || self.is_before(job, reader) != Some(false);
+            if !is_ordered {
+                self.warn_unordered(reader, &file, job, volume);
+            }
+        }
+        let writers = self.deeds.wrote.entry(volume).or_default();
+        writers.insert(job, used.first_changed.clone());
+    }
+
+    fn warn_unordered(
+        &mut self,
+        reader: JobIndex,
+        file: &str,
+        writer: JobIndex,
+        volume: VolumeIndex,
+    ) {
+        let name = |job: JobIndex| &self.graph.workflow.job(job).name;
+        let (read, wrote) = (name(reader), name(writer));
+        let changed = self
+            .deeds
+            .wrote
+            .get(&volume)
+            .and_then(|all| all.get(&writer));
+        let changed = changed.filter(|file| !file.is_empty());
+        let changed = changed
+            .map(|file| format!(" (file '{file}')"))
+            .unwrap_or_default();
+        let text = format!(
+            "job '{read}' read {} of volume '{}', which job '{wrote}' changed{changed}, but \
+             neither is ordered before the other: what it read depends on chance; write 'parent \
+             {wrote} child {read}' or give each a volume of its own",
+            file_name(file),
+            self.graph.workflow.volume(volume).name
+        );
+        self.warn(1, reader, volume, text);
+    }
+
+    fn warn_unused(&mut self, job: JobIndex, volume: VolumeIndex, writable: bool) {
+        let spec = self.graph.workflow.job(job);
+        let path = spec.mounts.iter().find(|mount| mount.volume == volume);
+        let path = path.map_or("", |mount| &mount.path);
+        let (what, name) = (&spec.name, &self.graph.workflow.volume(volume).name);
+        let access = if writable { "read nor wrote" } else { "read" };
+        let neither = if writable { "neither " } else { "never " };
+        let text = format!(
+            "job '{what}' {neither}{access} volume '{name}', which it mounts at {path}: without \
+             this mount it could start earlier and on more nodes"
+        );
+        self.warn(2, job, volume, text);
+    }
+
+    /// A job failed by its own fault: perhaps it tried to write where it must not.
+    pub(super) fn look_for_refused_writes(&mut self, job: JobIndex, report: &JobReport) {
+        if !report.output_tail.contains(READ_ONLY) {
+            return;
+        }
+        let mounted = self.graph.mounted(job);
+        let locked: Vec<VolumeIndex> = mounted
+            .into_iter()
+            .filter_map(|(volume, writable)| (!writable).then_some(volume))
+            .collect();
+        let line = report
+            .output_tail
+            .lines()
+            .find(|line| line.contains(READ_ONLY));
+        let line: String = line.unwrap_or_default().chars().take(200).collect();
+        let spec = self.graph.workflow.job(job).clone();
+        let is_named = |volume: &VolumeIndex| {
+            let mut mounts = spec.mounts.iter();
+            mounts.any(|mount| mount.volume == *volume && line.contains(&mount.path))
+        };
+        let named: Vec<VolumeIndex> = locked.iter().copied().filter(is_named).collect();
+        for volume in if named.is_empty() { locked } else { named } {
+            let kind = match self.graph.volume(volume).is_cache {
+                true => "batch data, which nobody may change",
+                false => "mounted 'ro' by this job",
+            };
+            let text = format!(
+                "job '{}' tried to write to volume '{}', it seems, which is {kind}; it said: \
+                 {line}",
+                spec.name,
+                self.graph.workflow.volume(volume).name
+            );
+            self.warn(3, job, volume, text);
+        }
+    }
+
+    fn warn(&mut self, kind: u8, job: JobIndex, volume: VolumeIndex, text: String) {
+        if self.deeds.warnings.len() >= WARNINGS_MAX {
+            self.deeds.omitted += 1;
+        } else if self.deeds.known.insert((kind, job, volume)) {
+            self.deeds.warnings.push(Warning { job, volume, text });
+        }
+    }
+
+    /// Whether a job is before another by declaration; nothing when that takes too long to find.
+    fn is_before(&self, earlier: JobIndex, later: JobIndex) -> Option<bool> {
+        let mut seen = BTreeSet::new();
+        let mut next = vec![later];
+        while let Some(job) = next.pop() {
+            if job == earlier {
+                return Some(true);
+            }
+            let rank = self.graph.rank(earlier);
+            let parents = self.graph.workflow.job(job).parents.iter().copied();
+            for parent in parents.filter(|parent| self.graph.rank(*parent) >= rank) {
+                if seen.insert(parent) {
+                    next.push(parent);
+                }
+            }
+            if seen.len() > SEARCH_MAX {
+                return None;
+            }
+        }
+        Some(false)
+    }
+
+    fn job_names(&self, jobs: impl Iterator<Item = JobIndex>) -> String {
+        const SHOWN: usize = 3;
+        let names = jobs.map(|job| format!("'{}'", self.graph.workflow.job(job).name));
+        let mut names: Vec<String> = names.take(SHOWN + 1).collect();
+        let is_more = names.len() > SHOWN;
+        names.truncate(SHOWN);
+        match (names.is_empty(), is_more) {
+            (true, _) => "no job".to_owned(),
+            (false, true) => format!("{} and others", names.join(", ")),
+            (false, false) => names.join(", "),
+        }
+    }
+}
+
+fn file_name(path: &str) -> String {
+    match path.is_empty() {
+        true => "files".to_owned(),
+        false => format!("file '{path}'"),
+    }
+}

@@ -1,0 +1,31 @@
+//! What a simulated cluster is made of, and what may go wrong in it. Values only.
+
+use crate::logic::Space;
+
+/// A node to simulate.
+#[derive(Debug, Clone)]
+pub struct NodeSpec {
+    /// Its space.
+    pub capacity: Space,
+    /// Jobs that it runs at once.
+    pub slots: u32,
+}
+
+/// Faults to inject, each in thousandths of its occasions.
+#[derive(Debug, Clone, Default)]
+pub struct Faults {
+    /// A node dies in some second.
+    pub node_dies: u64,
+    /// A node that returns is empty.
+    pub node_wiped: u64,
+    /// The reply to a call gets lost after the call was served.
+    pub reply_lost: u64,
+    /// A job exits with code 1; at most as often as it is retried.
+    pub job_fails: u64,
+    /// A job's environment fails.
+    pub environment_fails: u64,
+    /// A ready volume vanishes in some second.
+    pub volume_vanishes: u64,
+    /// Faults happen until this time, in milliseconds.
+    pub until_ms: u64,
+}

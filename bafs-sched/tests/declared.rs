@@ -1,0 +1,82 @@
+//! Jobs that do not do what the workflow declares: what is warned of, with which names, and that
+//! nothing is where they do.
+
+use bafs_sched::logic::{Outcome, Settings, Space};
+use bafs_sched::workflow::parse_workflow;
+use bafs_sched::world::{Faults, NodeSpec, World};
+
+/// Job w writes v, r reads it after that, and o uses the filled volume f that w changes.
+const TEXT: &str = "job w JOB\njob r JOB\njob o JOB\nparent w child r\n\
+    volume v scratch 1 MB\nvolume f scratch 1 MB from bafs://home/f\n\
+    volume b cache bafs://home/b 1 MB\nmount v w /v\nmount v r /v ro\nmount f w /f\n\
+    mount f o /f ro\nmount b r /b\n";
+
+/// Runs it with these departures from what is declared: job, volume, reads, writes.
+fn warnings(deeds: &[(&str, &str, bool, bool)]) -> Vec<String> {
+    let text = TEXT.replace("JOB", "{\n  executable = x\n}");
+    let none = |path: &str| Err(path.to_owned());
+    let workflow = parse_workflow("w.bafs", &text, &none)
+        .expect("it is right")
+        .workflow;
+    let node = NodeSpec {
+        capacity: Space {
+            bytes: 100_000_000,
+            files: 100_000,
+        },
+        slots: 4,
+    };
+    let mut world = World::new(
+        3,
+        workflow,
+        Settings::default(),
+        vec![node],
+        Faults::default(),
+    );
+    for &(job, volume, reads, writes) in deeds {
+        world
+            .deeds
+            .insert((job.to_owned(), volume.to_owned()), (reads, writes));
+    }
+    assert_eq!(world.run(1_000_000), Outcome::Complete);
+    let warnings = world.scheduler.warnings().iter();
+    warnings.map(|warning| warning.text.clone()).collect()
+}
+
+fn only(warnings: &[String]) -> &str {
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    &warnings[0]
+}
+
+fn check(warning: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(warning.contains(part), "{part} is not in: {warning}");
+    }
+}
+
+#[test]
+fn who_does_as_declared_is_not_warned() {
+    let deeds = [("w", "f", true, false)];
+    assert_eq!(warnings(&deeds), Vec::<String>::new());
+}
+
+#[test]
+fn a_dependency_that_is_not_declared_is_found_by_what_both_did() {
+    let found = warnings(&[]);
+    let parts = ["'o'", "'w'", "'f'", "'file'", "parent w child o"];
+    check(only(&found), &parts);
+}
+
+#[test]
+fn reading_what_nobody_wrote_is_told_with_who_should_have() {
+    let found = warnings(&[("w", "f", true, false), ("w", "v", true, false)]);
+    check(
+        only(&found),
+        &["'r'", "'w'", "'v'", "'file'", "before any job wrote"],
+    );
+}
+
+#[test]
+fn a_mount_that_is_never_used_is_named_with_its_path() {
+    let found = warnings(&[("w", "f", true, false), ("r", "b", false, false)]);
+    check(only(&found), &["'r'", "never read", "'b'", "/b"]);
+}
