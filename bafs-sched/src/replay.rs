@@ -240,8 +240,15 @@ impl Teller {
             .to_vec();
         self.warned += new.len();
         for warning in new {
-            let (job, volume) = (self.job(warning.job), self.volume(warning.volume));
-            self.tell(&[&job, &volume], format!("warning: {}", warning.text));
+            let job = warning.job.map(|job| self.job(job));
+            let volume = warning.volume.map(|volume| self.volume(volume));
+            let node = warning.node.map(|node| self.node(node));
+            let about: Vec<&str> = [&job, &volume, &node]
+                .into_iter()
+                .flatten()
+                .map(|n| &**n)
+                .collect();
+            self.tell(&about, format!("warning: {}", warning.text));
         }
     }
 

@@ -50,6 +50,7 @@ enum Due {
     Tell(Event),
     End(ServerId, ExecutionId),
     Return(ServerId),
+    Kill(ServerId),
     Second,
 }
 
@@ -178,6 +179,11 @@ impl World {
             Due::Tell(event) => self.tell(event),
             Due::End(server, execution) => self.end(server, execution),
             Due::Return(server) => self.revive(server),
+            Due::Kill(server) => {
+                if self.is_alive(server) {
+                    self.kill(server);
+                }
+            }
             Due::Second => self.second(),
         }
     }
@@ -292,7 +298,10 @@ impl World {
             runtime_ms,
         };
         self.node(server).executions.insert(execution, running);
-        self.at(runtime_ms, Due::End(server, execution));
+        match self.faults.poison_job == Some(job) {
+            true => self.at(300, Due::Kill(server)),
+            false => self.at(runtime_ms, Due::End(server, execution)),
+        }
         self.answer(Event::JobStarted { execution }, lost);
     }
 
@@ -418,6 +427,8 @@ impl World {
         let retries = self.scheduler.workflow().job(ended.job).retries;
         let outcome = if lost {
             JobOutcome::Environment(Error::new(ErrorCode::VolumeLost, "a volume is gone"))
+        } else if self.faults.poison_node == Some(server) {
+            JobOutcome::Exited(1)
         } else if self.is_faulty(self.faults.environment_fails) {
             JobOutcome::Environment(unreachable_error())
         } else if self.is_faulty(self.faults.job_fails)

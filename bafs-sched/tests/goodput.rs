@@ -38,6 +38,7 @@ fn run(seed: u64, faults: Faults) -> (Workflow, Timeline) {
     let workflow = workflow(1 + dice.below(5) as u32, 1 + dice.below(4) as u32);
     let settings = Settings {
         environment_faults_max: 1_000,
+        killed_nodes_max: 1_000,
         nodes_wait_ms: 300_000,
         stuck_wait_ms: 300_000,
         checkpoint: CheckpointPolicy::Always,
@@ -75,6 +76,7 @@ fn the_columns_sum_to_the_time_that_each_job_took() {
             environment_fails: 50,
             volume_vanishes: 5,
             until_ms: 60_000,
+            ..Faults::default()
         };
         let (workflow, timeline) = run(seed, faults);
         let ledger = goodput(&workflow, &timeline);

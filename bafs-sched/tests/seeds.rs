@@ -84,9 +84,11 @@ fn world(seed: u64) -> World {
         environment_fails: dice.below(100),
         volume_vanishes: dice.below(10),
         until_ms: 120_000,
+        ..Faults::default()
     };
     let settings = Settings {
         environment_faults_max: 1_000,
+        killed_nodes_max: 1_000,
         nodes_wait_ms: 300_000,
         stuck_wait_ms: 300_000,
         cleanup_ms: 600_000,
@@ -231,6 +233,7 @@ fn compare(seed: u64, checkpoint: CheckpointPolicy, node_dies: u64) -> (u64, u64
     let settings = Settings {
         checkpoint,
         environment_faults_max: 1_000,
+        killed_nodes_max: 1_000,
         ..Settings::default()
     };
     let mut world = World::new(seed, workflow(&text), settings, vec![node; 4], faults);

@@ -225,7 +225,7 @@ impl Scheduler {
         let attempt = &self.attempts[&job];
         match (attempt.stage == Stage::Stopping, attempt.fault.clone()) {
             (true, fault) => self.stopped(job, fault),
-            (false, _) => self.environment_fault(job, "its node restarted and knows it no more"),
+            (false, _) => self.node_went(job, "its node restarted and knows it no more"),
         }
     }
 
@@ -266,6 +266,7 @@ impl Scheduler {
             node.is_unfit = false;
         });
         self.end_attempt(job);
+        self.blame_nodes(job);
         self.graph.set_state(job, JobState::Done);
         self.graph.job_mut(job).wall_ms = wall_ms;
         self.checkpoints.learn_job(wall_ms);
@@ -415,11 +416,13 @@ impl Scheduler {
         }
         // An appliance only stores: its volumes are mounted from elsewhere. So are those of a node
         // that cannot run this job.
-        let refused_by = &self.graph.job(job).refused_by;
+        let node = self.graph.job(job);
+        let (refused_by, avoided) = (&node.refused_by, &node.failed_on);
         let can_run = |server: &ServerId| {
             let node = self.fleet.get(*server);
             node.is_some_and(|node| node.seen.slots > 0)
                 && !refused_by.contains(server)
+                && !avoided.contains(server)
                 && self.can_ever_hold(job, *server, need)
         };
         let binding = home.map(|(_, server)| server).filter(can_run);

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bafs_proto::ids::ServerId;
 use bafs_proto::message::{JobReport, VolumeUse};
 
 use super::scheduler::Scheduler;
@@ -18,13 +19,16 @@ const SEARCH_MAX: usize = 10_000;
 /// What a program says that was not allowed to write.
 const READ_ONLY: &str = "Read-only file system";
 
-/// Something that a job did and the workflow does not declare, or the other way round.
+/// Something that a user should know while a run goes on: a job did what the workflow does not
+/// declare, a node was set aside, a size was too small.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Warning {
-    /// The job that did it.
-    pub job: JobIndex,
-    /// The volume that it is about.
-    pub volume: VolumeIndex,
+    /// The job that it is about, if it is about one.
+    pub job: Option<JobIndex>,
+    /// The volume that it is about, if it is about one.
+    pub volume: Option<VolumeIndex>,
+    /// The node that it is about, if it is about one.
+    pub node: Option<ServerId>,
     /// The whole in a sentence, with all names.
     pub text: String,
 }
@@ -51,7 +55,7 @@ fn has_written(used: &VolumeUse) -> bool {
 }
 
 impl Scheduler {
-    /// What was done against the declarations so far, in the order in which it was found.
+    /// What the user should know so far, in the order in which it was found.
     pub fn warnings(&self) -> &[Warning] {
         &self.deeds.warnings
     }
@@ -210,10 +214,22 @@ impl Scheduler {
     }
 
     fn warn(&mut self, kind: u8, job: JobIndex, volume: VolumeIndex, text: String) {
+        if self.deeds.known.insert((kind, job, volume)) {
+            self.tell(Warning {
+                job: Some(job),
+                volume: Some(volume),
+                node: None,
+                text,
+            });
+        }
+    }
+
+    /// Tells the user something, if it is not too much.
+    pub(super) fn tell(&mut self, warning: Warning) {
         if self.deeds.warnings.len() >= WARNINGS_MAX {
             self.deeds.omitted += 1;
-        } else if self.deeds.known.insert((kind, job, volume)) {
-            self.deeds.warnings.push(Warning { job, volume, text });
+        } else {
+            self.deeds.warnings.push(warning);
         }
     }
 

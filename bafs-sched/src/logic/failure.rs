@@ -2,9 +2,12 @@
 //! Lost volumes are `recover.rs`.
 
 use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorClass, ErrorCode};
 
 use super::action::Action;
+use super::attempt::Stage;
+use super::declared::Warning;
 use super::fleet::Node;
 use super::graph::JobState;
 use super::progress::JobFailure;
@@ -33,9 +36,16 @@ fn is_hopeless_there(code: ErrorCode) -> bool {
 /// So many nodes may say that they cannot run a job; then it is the job.
 const REFUSALS_MAX: usize = 3;
 
+/// Jobs that lose the same node within so long, in milliseconds, lost it once.
+const SAME_LOSS_MS: u64 = 5_000;
+
 impl Scheduler {
     /// The attempt failed by the job's own fault: it is tried again as often as declared.
     pub(super) fn own_fault(&mut self, job: JobIndex, reason: String, output_tail: String) {
+        if let Some(server) = self.attempts.get(&job).map(|attempt| attempt.server) {
+            self.graph.job_mut(job).failed_on.insert(server);
+        }
+        self.graph.job_mut(job).killed.clear();
         self.abandon_attempt(job);
         if self.count_own_fault(job) {
             self.fail(job, reason, output_tail);
@@ -159,6 +169,8 @@ impl Scheduler {
             .count_fault(server, self.settings.node_faults_max)
         {
             self.set_aside(server, self.settings.aside_ms);
+            let text = format!("fails jobs while others do not, the last time because {fault}");
+            self.tell_aside(server, &text);
         }
         let node = self.graph.job_mut(job);
         node.environment_faults = node.environment_faults.saturating_add(1);
@@ -172,6 +184,67 @@ impl Scheduler {
         } else {
             self.settle(job, self.settings.pause_ms(faults));
         }
+    }
+
+    /// A job succeeded: where it failed before, by its own fault as it seemed, the node may be to
+    /// blame.
+    pub(super) fn blame_nodes(&mut self, job: JobIndex) {
+        self.graph.job_mut(job).killed.clear();
+        let here = self.graph.job(job).last_server;
+        for server in std::mem::take(&mut self.graph.job_mut(job).failed_on) {
+            if Some(server) != here && self.fleet.blame(server, self.settings.node_faults_max) {
+                self.set_aside(server, self.settings.aside_ms);
+                self.tell_aside(server, "fails jobs that succeed on other nodes");
+            }
+        }
+    }
+
+    fn tell_aside(&mut self, server: ServerId, why: &str) {
+        let (name, seconds) = (self.fleet.name(server), self.settings.aside_ms / 1_000);
+        let text = format!("node {name} {why}: it gets no new work for {seconds} s");
+        self.tell(Warning {
+            job: None,
+            volume: None,
+            node: Some(server),
+            text,
+        });
+    }
+
+    /// The node of an attempt was lost, or restarted. A job that this happens to again and again,
+    /// while few nodes are lost without it, is believed to be the cause.
+    pub(super) fn node_went(&mut self, job: JobIndex, fault: &str) {
+        let Some(server) = self.attempts.get(&job).map(|attempt| attempt.server) else {
+            return;
+        };
+        let has_run = self.attempts[&job].stage == Stage::Running;
+        if has_run {
+            // All jobs of a node tell of one and the same loss.
+            let is_known = |(gone, at): &(ServerId, Time)| {
+                *gone == server && self.now.ms_since(*at) < SAME_LOSS_MS
+            };
+            if !self.last_gone.as_ref().is_some_and(is_known) {
+                self.nodes_gone += 1;
+            }
+            self.last_gone = Some((server, self.now));
+            self.graph.job_mut(job).killed.push(server);
+        }
+        let killed = &self.graph.job(job).killed;
+        let is_poison = killed.len() as u64 >= u64::from(self.settings.killed_nodes_max)
+            && killed.len() as u64 * 2 > self.nodes_gone;
+        if !(has_run && is_poison) {
+            return self.environment_fault(job, fault);
+        }
+        let names: Vec<String> = killed
+            .iter()
+            .map(|server| self.fleet.name(*server))
+            .collect();
+        let reason = format!(
+            "is held: each node that ran it was lost or restarted meanwhile ({}), and few others \
+             were; run it alone to see why",
+            names.join(", ")
+        );
+        self.abandon_attempt(job);
+        self.fail(job, reason, String::new());
     }
 
     /// Gives a node no new work for a while.
@@ -195,6 +268,7 @@ impl Scheduler {
             if node.aside_until.is_some_and(|until| until <= now) {
                 node.aside_until = None;
                 node.faults_in_row = 0;
+                node.blamed = 0;
                 node.is_unfit = false;
             }
         });

@@ -29,6 +29,8 @@ pub(super) struct Node {
     pub(super) faults_in_row: u32,
     /// Its agents cannot run jobs, as far as we know.
     pub(super) is_unfit: bool,
+    /// Jobs that failed there by their own fault, as it seemed, and succeeded elsewhere.
+    pub(super) blamed: u32,
 }
 
 impl Node {
@@ -150,6 +152,7 @@ impl Fleet {
             aside_until: None,
             faults_in_row: 0,
             is_unfit: false,
+            blamed: 0,
         });
         let is_new = node.is_lost;
         self.alive += u64::from(is_new);
@@ -229,6 +232,18 @@ impl Fleet {
     pub(super) fn is_any_fit(&self) -> bool {
         self.live()
             .any(|(_, node)| !node.is_unfit && node.seen.slots > 0)
+    }
+
+    /// Counts a job that failed there and succeeded elsewhere; answers whether the node should be
+    /// set aside: that happens again and again, and to no other node.
+    pub(super) fn blame(&mut self, server: ServerId, blamed_max: u32) -> bool {
+        let Some(node) = self.nodes.get_mut(&server) else {
+            return false;
+        };
+        node.blamed = node.blamed.saturating_add(1);
+        let is_bad = node.blamed >= blamed_max;
+        let mut others = self.live().filter(|(id, _)| *id != server);
+        is_bad && others.any(|(_, node)| node.blamed == 0 && node.seen.slots > 0)
     }
 
     /// Counts a failure of the environment; answers whether the node should be set aside: it fails

@@ -66,6 +66,10 @@ pub(super) struct JobNode {
     pub(super) last_server: Option<ServerId>,
     /// Nodes that cannot run it, however often they try.
     pub(super) refused_by: BTreeSet<ServerId>,
+    /// Nodes on which it failed by its own fault, as it seemed.
+    pub(super) failed_on: BTreeSet<ServerId>,
+    /// Nodes that were lost or restarted while it ran, one after the other.
+    pub(super) killed: Vec<ServerId>,
 }
 
 /// What is left of a volume.
@@ -155,6 +159,8 @@ impl Graph {
             environment_faults: 0,
             last_server: None,
             refused_by: BTreeSet::new(),
+            failed_on: BTreeSet::new(),
+            killed: Vec::new(),
         });
         let jobs: Vec<_> = jobs.collect();
         let mut volumes = volume_nodes(&workflow);

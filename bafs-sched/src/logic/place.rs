@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use bafs_proto::ids::ServerId;
 
+use super::fleet::Node;
 use super::queues::{Binding, Key};
 use super::scheduler::Scheduler;
 use super::space::Space;
@@ -158,6 +159,24 @@ impl Scheduler {
         candidates
     }
 
+    /// Without nodes on which the job failed by its own fault, while there are others: where it
+    /// succeeds tells whose fault it was.
+    fn without_failed(&self, job: JobIndex, candidates: &[ServerId], care: Care) -> Vec<ServerId> {
+        let failed_on = &self.graph.job(job).failed_on;
+        let slots = self.slots_of(job);
+        let is_other = |(server, node): (ServerId, &Node)| {
+            !failed_on.contains(&server) && node.takes_work() && node.seen.slots >= slots
+        };
+        let is_free = failed_on.is_empty() || care == Care::None;
+        if is_free || !self.fleet.live().any(is_other) {
+            return candidates.to_vec();
+        }
+        let kept = candidates
+            .iter()
+            .filter(|server| !failed_on.contains(server));
+        kept.copied().collect()
+    }
+
     /// Whether scratch volumes may lie on other nodes than the jobs that need them first.
     pub(super) fn may_spill(&self) -> bool {
         self.admission.is_some()
@@ -172,8 +191,9 @@ impl Scheduler {
             true => &[Spill::Never, Spill::Allowed][..],
             false => &[Spill::Never][..],
         };
+        let candidates = self.without_failed(job, candidates, care);
         for &spill in spills {
-            for &server in candidates {
+            for &server in &candidates {
                 let is_refused = self.graph.job(job).refused_by.contains(&server);
                 if is_refused || self.fleet.free_slots(server) < self.slots_of(job) {
                     continue;

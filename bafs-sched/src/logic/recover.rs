@@ -85,7 +85,7 @@ impl Scheduler {
             .filter(|(_, attempt)| attempt.server == server);
         let jobs: Vec<JobIndex> = here.map(|(job, _)| *job).collect();
         for job in jobs {
-            self.environment_fault(job, "its node was lost");
+            self.node_went(job, "its node was lost");
         }
         self.lose_volumes(gone);
         // Whose unfulfilled needs changed is queued anew, awake. Space of others is as before, but

@@ -68,6 +68,9 @@ pub struct Scheduler {
     pub(super) admission: Option<Admission>,
     /// Where pipelines are at home, and which need room elsewhere.
     pub(super) claims: Claims,
+    /// Losses and restarts of nodes that ran jobs, and the last of them.
+    pub(super) nodes_gone: u64,
+    pub(super) last_gone: Option<(ServerId, Time)>,
     /// What jobs did, to compare it with what is declared.
     pub(super) deeds: Deeds,
     /// Caches that are kept only for users that may have to run again.
@@ -116,6 +119,8 @@ impl Scheduler {
             protected: None,
             admission: None,
             claims: Claims::default(),
+            nodes_gone: 0,
+            last_gone: None,
             deeds: Deeds::default(),
             idle_caches: BTreeSet::new(),
             is_space_wanted: false,

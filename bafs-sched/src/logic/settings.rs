@@ -32,6 +32,9 @@ pub struct Settings {
     /// A node with so many failures of the environment in a row, while others have none, is set
     /// aside.
     pub node_faults_max: u32,
+    /// A job is held back as failed when so many nodes in a row were lost while it ran, and most of
+    /// all that were lost.
+    pub killed_nodes_max: u32,
     /// How long a node is set aside, in milliseconds.
     pub aside_ms: u64,
     /// First pause before something is tried again, in milliseconds; doubles each time.
@@ -60,6 +63,7 @@ impl Default for Settings {
             volume_lifetime_ms: 600_000,
             environment_faults_max: 10,
             node_faults_max: 3,
+            killed_nodes_max: 3,
             aside_ms: 60_000,
             pause_ms_min: 250,
             pause_ms_max: 10_000,

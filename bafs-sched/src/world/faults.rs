@@ -1,6 +1,9 @@
 //! What a simulated cluster is made of, and what may go wrong in it. Values only.
 
+use bafs_proto::ids::ServerId;
+
 use crate::logic::Space;
+use crate::workflow::JobIndex;
 
 /// A node to simulate.
 #[derive(Debug, Clone)]
@@ -26,6 +29,10 @@ pub struct Faults {
     pub environment_fails: u64,
     /// A ready volume vanishes in some second.
     pub volume_vanishes: u64,
+    /// The node on which every job exits with code 1, whatever it is.
+    pub poison_node: Option<ServerId>,
+    /// The job that kills each node that runs it.
+    pub poison_job: Option<JobIndex>,
     /// Faults happen until this time, in milliseconds.
     pub until_ms: u64,
 }

@@ -1,0 +1,117 @@
+//! Jobs and nodes that fail again and again, in virtual time with seeds: whose fault it is decides
+//! what happens, and whoever is set aside or held is named.
+
+use bafs_proto::ids::ServerId;
+use bafs_sched::logic::{Outcome, Settings, Space};
+use bafs_sched::workflow::{JobIndex, Workflow, parse_workflow};
+use bafs_sched::world::{Faults, NodeSpec, World};
+
+const SEEDS: u64 = 50;
+
+/// So many jobs that depend on nothing, each with a volume of its own.
+fn workflow(jobs: u32, retries: u32) -> Workflow {
+    let mut text = String::new();
+    for job in 0..jobs {
+        text += &format!(
+            "job j{job} {{\n  executable = x\n  retry = {retries}\n}}\nvolume v{job} scratch 1 MB\n\
+             mount v{job} j{job} /v\nextract v{job} out bafs://home/out.{job}\n"
+        );
+    }
+    let none = |path: &str| Err(path.to_owned());
+    parse_workflow("w.bafs", &text, &none)
+        .expect("it is right")
+        .workflow
+}
+
+fn world(seed: u64, workflow: Workflow, faults: Faults) -> World {
+    let node = NodeSpec {
+        capacity: Space {
+            bytes: 1_000_000_000,
+            files: 1_000_000,
+        },
+        slots: 1,
+    };
+    World::new(seed, workflow, Settings::default(), vec![node; 4], faults)
+}
+
+fn warnings(world: &World) -> String {
+    let texts = world
+        .scheduler
+        .warnings()
+        .iter()
+        .map(|warning| &*warning.text);
+    texts.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn a_node_that_fails_jobs_which_succeed_elsewhere_is_set_aside() {
+    for seed in 0..SEEDS {
+        let faults = Faults {
+            poison_node: Some(ServerId(2)),
+            ..Faults::default()
+        };
+        let mut world = world(seed, workflow(60, 2), faults);
+        assert_eq!(world.run(10_000_000), Outcome::Complete, "seed {seed}");
+        let told = warnings(&world);
+        assert!(
+            told.contains("node n2 fails jobs that succeed on other nodes"),
+            "{told}"
+        );
+        let progress = world.scheduler.progress();
+        let again = progress.executions - progress.jobs_total;
+        // Without setting it aside, a quarter of all first starts would fail.
+        assert!(
+            (3..10).contains(&again),
+            "seed {seed}: {again} jobs ran again"
+        );
+    }
+}
+
+#[test]
+fn a_job_that_kills_every_node_is_held_and_the_others_finish() {
+    for seed in 0..SEEDS {
+        let faults = Faults {
+            poison_job: Some(JobIndex(5)),
+            ..Faults::default()
+        };
+        let mut world = world(seed, workflow(30, 0), faults);
+        let outcome = world.run(10_000_000);
+        let Outcome::Failed { jobs, .. } = outcome else {
+            panic!("seed {seed}: {outcome:?}");
+        };
+        let names: Vec<&str> = jobs.iter().map(|failure| &*failure.name).collect();
+        assert_eq!(names, ["j5"], "seed {seed}");
+        assert!(
+            jobs[0].reason.starts_with("is held: each node that ran it"),
+            "{}",
+            jobs[0].reason
+        );
+        assert_eq!(world.scheduler.progress().jobs_done, 29, "seed {seed}");
+        assert_eq!(world.home.len(), 29);
+    }
+}
+
+#[test]
+fn a_job_that_fails_by_its_own_fault_runs_as_often_as_declared_and_is_told() {
+    for seed in 0..SEEDS {
+        // On the only node that there is, so that the node is not blamed.
+        let faults = Faults {
+            poison_node: Some(ServerId(1)),
+            ..Faults::default()
+        };
+        let node = NodeSpec {
+            capacity: Space {
+                bytes: 100_000_000,
+                files: 100_000,
+            },
+            slots: 2,
+        };
+        let nodes = vec![node];
+        let mut world = World::new(seed, workflow(1, 2), Settings::default(), nodes, faults);
+        let Outcome::Failed { jobs, .. } = world.run(10_000_000) else {
+            panic!("seed {seed}: it cannot succeed");
+        };
+        assert_eq!(jobs[0].reason, "exited with code 1");
+        assert_eq!(world.scheduler.progress().executions, 3);
+    }
+}
