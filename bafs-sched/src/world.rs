@@ -64,6 +64,8 @@ pub struct World {
     /// What jobs do to volumes, by their names, where it is not what they declare: whether they
     /// read, and whether they write.
     pub deeds: BTreeMap<(String, String), (bool, bool)>,
+    /// What volumes need, by name: a job that finds less ends without space.
+    pub needs: BTreeMap<String, Space>,
     /// Extracts that arrived at home, by position in the workflow, with how often they did.
     pub home: BTreeMap<u32, u32>,
     now: Time,
@@ -100,6 +102,7 @@ impl World {
             scheduler: Scheduler::new(RunId(seed), workflow, settings),
             records: Vec::new(),
             deeds: BTreeMap::new(),
+            needs: BTreeMap::new(),
             home: BTreeMap::new(),
             now: Time(0),
             dice: Dice::new(seed),
@@ -427,6 +430,8 @@ impl World {
         let retries = self.scheduler.workflow().job(ended.job).retries;
         let outcome = if lost {
             JobOutcome::Environment(Error::new(ErrorCode::VolumeLost, "a volume is gone"))
+        } else if self.is_too_small(&ended.volumes) {
+            JobOutcome::Environment(Error::new(ErrorCode::NoSpaceBytes, "a volume is full"))
         } else if self.faults.poison_node == Some(server) {
             JobOutcome::Exited(1)
         } else if self.is_faulty(self.faults.environment_fails) {
@@ -444,7 +449,7 @@ impl World {
             execution,
             report: JobReport {
                 wall_ms: ended.runtime_ms,
-                volumes: self.uses(ended.job),
+                volumes: self.uses(ended.job, &ended.volumes),
                 ..report(outcome)
             },
         };

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use bafs_proto::Error;
 use bafs_proto::ids::{ExecutionId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_proto::{Error, ErrorClass};
 
 use super::action::{Action, MountedVolume};
 use super::graph::JobState;
@@ -239,7 +239,15 @@ impl Scheduler {
             return;
         }
         match &report.outcome {
-            JobOutcome::Exited(0) => self.compare_with_declared(job, &report),
+            JobOutcome::Exited(0) => {
+                self.compare_with_declared(job, &report);
+                self.learn_sizes(job, &report);
+            }
+            JobOutcome::Environment(error)
+                if error.class() == ErrorClass::NoSpace && self.grow(job, &report) =>
+            {
+                return;
+            }
             _ => self.look_for_refused_writes(job, &report),
         }
         let tail = report.output_tail;

@@ -36,6 +36,7 @@ impl Scheduler {
     pub(super) fn gather(&mut self) {
         let has_nodes = self.fleet.live().any(|(_, node)| node.seen.slots > 0);
         let trouble = if has_nodes {
+            self.begin_probes();
             self.misfit()
         } else {
             Some(no_node())

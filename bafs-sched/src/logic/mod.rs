@@ -26,6 +26,7 @@ mod safety;
 mod scheduler;
 mod settings;
 mod shares;
+mod sizes;
 mod space;
 mod timers;
 mod volumes;

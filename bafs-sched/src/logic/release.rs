@@ -166,7 +166,8 @@ impl Scheduler {
         heads.sort_unstable();
         let mut candidates: Vec<JobIndex> = heads.iter().map(|key| key.job).collect();
         // Among many that wait, those that go on with a pipeline may be far behind.
-        let under_way = self.protected.into_iter().chain(self.pipelines_at_home());
+        let under_way = self.protected.into_iter().chain(self.probes());
+        let under_way = under_way.chain(self.pipelines_at_home());
         let next = under_way.filter_map(|pipeline| self.graph.courses.next_of(pipeline));
         candidates.extend(next.filter(|job| self.queues.contains(*job)));
         let try_all = |scheduler: &mut Self, care| {

@@ -196,6 +196,7 @@ impl Scheduler {
     pub(super) fn end_pipeline_if_final(&mut self, pipeline: u32) {
         if self.graph.is_pipeline_final(pipeline) {
             self.end_claims(pipeline);
+            self.pass_probe_on(pipeline);
         }
         let Some(admission) = &mut self.admission else {
             return;

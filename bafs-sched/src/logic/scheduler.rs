@@ -18,6 +18,7 @@ use super::queues::Queues;
 use super::rules::Admission;
 use super::safety::Claims;
 use super::settings::Settings;
+use super::sizes::Sizes;
 use super::space::Space;
 use super::timers::{Timer, Timers};
 use super::volumes::{State, Volumes};
@@ -71,6 +72,8 @@ pub struct Scheduler {
     /// Losses and restarts of nodes that ran jobs, and the last of them.
     pub(super) nodes_gone: u64,
     pub(super) last_gone: Option<(ServerId, Time)>,
+    /// Sizes that are not declared, or were too small.
+    pub(super) sizes: Sizes,
     /// What jobs did, to compare it with what is declared.
     pub(super) deeds: Deeds,
     /// Caches that are kept only for users that may have to run again.
@@ -99,6 +102,7 @@ impl Scheduler {
         let extractions = Extractions::new(workflow.extracts.len());
         let volumes = Volumes::new(workflow.volumes.len());
         let graph = Graph::new(workflow);
+        let sizes = Sizes::new(&graph);
         let mut scheduler = Self {
             run,
             now: Time(0),
@@ -121,6 +125,7 @@ impl Scheduler {
             claims: Claims::default(),
             nodes_gone: 0,
             last_gone: None,
+            sizes,
             deeds: Deeds::default(),
             idle_caches: BTreeSet::new(),
             is_space_wanted: false,

@@ -40,6 +40,15 @@ impl Space {
         }
     }
 
+    /// The smaller of both, in each respect.
+    #[must_use]
+    pub fn least(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.min(other.bytes),
+            files: self.files.min(other.files),
+        }
+    }
+
     /// The difference, zero where `other` is larger.
     #[must_use]
     pub fn minus(self, other: Self) -> Self {

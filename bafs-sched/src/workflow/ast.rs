@@ -113,7 +113,8 @@ pub(super) struct Settings {
 pub(super) struct VolumeDeclaration {
     pub(super) name: Word,
     pub(super) kind: VolumeKind,
-    pub(super) size_bytes: u64,
+    /// Nothing when it is to be measured.
+    pub(super) size_bytes: Option<u64>,
     pub(super) size_place: Place,
     pub(super) size_files: Option<u64>,
 }

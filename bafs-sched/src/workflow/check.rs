@@ -173,11 +173,12 @@ impl Checker<'_> {
                 self.complete = false;
                 continue;
             }
-            if size_bytes == 0 {
+            if size_bytes == Some(0) {
                 let message = format!("volume '{}' has no space", name.text);
                 let hint = "a size counts everything that is in the volume at one time";
                 self.diagnostics.error_hint(size_place, message, hint);
             }
+            let size_bytes = size_bytes.unwrap_or(0);
             let size_files = size_files
                 .unwrap_or_else(|| (size_bytes / BYTES_PER_FILE_DEFAULT).max(FILES_DEFAULT_MIN));
             let users = vec![];

@@ -104,7 +104,7 @@ pub struct Volume {
     pub name: String,
     /// What the volume is for.
     pub kind: VolumeKind,
-    /// The bytes to reserve, at least one.
+    /// The bytes to reserve; 0 when the size is not known and must be measured.
     pub size_bytes: u64,
     /// The files to reserve, at least one.
     pub size_files: u64,

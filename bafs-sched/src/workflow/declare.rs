@@ -20,6 +20,9 @@ use super::url::Url;
 /// Options of a `volume` statement; a word that is one of them is no unit of size.
 const VOLUME_OPTIONS: [&str; 4] = ["files", "from", "lru", "mru"];
 
+/// In the place of the size of a scratch volume: it is measured.
+const UNKNOWN: &str = "unknown";
+
 /// Turns statements into declarations and reads the description files that they name.
 pub(super) struct Declarer<'r> {
     pub(super) declarations: Declarations,
@@ -171,7 +174,7 @@ impl<'r> Declarer<'r> {
                 declared.unwrap_or_else(|(name, Reported)| VolumeDeclaration {
                     name,
                     kind: VolumeKind::Scratch { fill: None },
-                    size_bytes: 1,
+                    size_bytes: Some(1),
                     size_place: name_place,
                     size_files: None,
                 }),
@@ -280,7 +283,7 @@ impl Cursor<'_, '_> {
         }
     }
 
-    fn volume_kind(&mut self) -> Parsed<(VolumeKind, u64, Place)> {
+    fn volume_kind(&mut self) -> Parsed<(VolumeKind, Option<u64>, Place)> {
         let word = self.word("'scratch', 'cache' or a URL")?;
         let kind = if word.text.eq_ignore_ascii_case("scratch") {
             VolumeKind::Scratch { fill: None }
@@ -304,7 +307,13 @@ impl Cursor<'_, '_> {
             }
         };
         let size_place = self.next_place();
-        Ok((kind, self.size()?, size_place))
+        let next = self.words.get(self.next);
+        let is_unknown = next.is_some_and(|word| word.text.eq_ignore_ascii_case(UNKNOWN));
+        if is_unknown && matches!(kind, VolumeKind::Scratch { .. }) {
+            self.next += 1;
+            return Ok((kind, None, size_place));
+        }
+        Ok((kind, Some(self.size()?), size_place))
     }
 
     /// Options in any order. One with an error is reported and left out.

@@ -3,14 +3,16 @@
 use bafs_proto::message::VolumeUse;
 
 use super::World;
+use crate::logic::{MountedVolume, Space};
 use crate::workflow::{JobIndex, Mount};
 
 impl World {
     /// What the agent of a job reports of its volumes.
-    pub(super) fn uses(&self, job: JobIndex) -> Vec<VolumeUse> {
+    pub(super) fn uses(&self, job: JobIndex, mounted: &[MountedVolume]) -> Vec<VolumeUse> {
         let workflow = self.scheduler.workflow();
         let spec = workflow.job(job);
-        let used = |mount: &Mount| {
+        let used = |(mount, mounted): (&Mount, &MountedVolume)| {
+            let held = self.held(mounted);
             let volume = workflow.volume(mount.volume);
             let names = (spec.name.clone(), volume.name.clone());
             let declared = (!mount.writable, mount.writable);
@@ -24,13 +26,36 @@ impl World {
                 changes: u64::from(writes),
                 first_read: file(reads),
                 first_changed: file(writes),
-                held_bytes: 0,
-                held_files: 0,
+                held_bytes: held.bytes,
+                held_files: held.files,
                 pages: Vec::new(),
                 longest_call_ms: 0,
                 waited_ms: 0,
             }
         };
-        spec.mounts.iter().map(used).collect()
+        spec.mounts.iter().zip(mounted).map(used).collect()
+    }
+
+    /// What a volume holds when its job has ended: what it needs, as far as it has space.
+    fn held(&self, mounted: &MountedVolume) -> Space {
+        let name = &self.scheduler.workflow().volume(mounted.volume).name;
+        let need = self.needs.get(name).copied().unwrap_or_default();
+        need.least(self.space_of(mounted).unwrap_or(need))
+    }
+
+    /// Whether one of these volumes has less space than it needs.
+    pub(super) fn is_too_small(&self, volumes: &[MountedVolume]) -> bool {
+        let is_short = |mounted: &MountedVolume| {
+            let name = &self.scheduler.workflow().volume(mounted.volume).name;
+            let need = self.needs.get(name).copied().unwrap_or_default();
+            self.space_of(mounted)
+                .is_some_and(|space| !space.holds(need))
+        };
+        volumes.iter().any(is_short)
+    }
+
+    fn space_of(&self, mounted: &MountedVolume) -> Option<Space> {
+        let node = self.nodes.get(&mounted.server?)?;
+        node.volumes.get(&mounted.id).map(|(size, ..)| *size)
     }
 }

@@ -1,0 +1,313 @@
+//! Sizes that are not declared, or too small: measured by pipelines that run first, learned from
+//! every finished job, and doubled once when a job found no space. Places nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bafs_proto::message::JobReport;
+
+use super::course::Courses;
+use super::declared::Warning;
+use super::fit::describe;
+use super::graph::{Graph, JobState};
+use super::scheduler::Scheduler;
+use super::space::{Space, scale_up};
+use crate::workflow::{JobIndex, VolumeIndex};
+
+/// What is reserved beyond what was measured, in thousandths, and at least so many bytes and files.
+const MARGIN_PERMILLE: u64 = 250;
+const MARGIN_MIN: Space = Space {
+    bytes: 1 << 20,
+    files: 64,
+};
+
+/// Volumes that are expected to need alike: those of pipelines of equally many jobs that are made
+/// by the job of the same position, in the same place among its volumes.
+type Kind = (usize, usize, usize);
+
+/// Sizes of volumes for which the workflow gives none.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Sizes {
+    kinds: BTreeMap<Kind, Vec<VolumeIndex>>,
+    kind_of: BTreeMap<VolumeIndex, Kind>,
+    /// What is reserved for each kind that was measured.
+    learned: BTreeMap<Kind, Space>,
+    /// Pipelines that are measured, by their number of jobs: all others of that number wait.
+    probes: BTreeMap<usize, u32>,
+    /// Pipelines that have volumes of unknown size, by their number of jobs, not yet run.
+    unknown: BTreeMap<usize, BTreeSet<u32>>,
+    /// Volumes that were made larger because a job found no space.
+    grown: BTreeSet<VolumeIndex>,
+    is_begun: bool,
+}
+
+impl Sizes {
+    pub(super) fn new(graph: &Graph) -> Self {
+        let mut sizes = Self::default();
+        for job in graph.job_indexes() {
+            let pipeline = graph.pipeline(job);
+            let course = graph.courses.of(pipeline);
+            if course.first() != Some(&job) {
+                continue;
+            }
+            let mut seen = BTreeSet::new();
+            for (position, job) in course.iter().enumerate() {
+                for (place, (volume, _)) in graph.mounted(*job).into_iter().enumerate() {
+                    if graph.workflow.volume(volume).size_bytes > 0 || !seen.insert(volume) {
+                        continue;
+                    }
+                    let kind = (course.len(), position, place);
+                    sizes.kinds.entry(kind).or_default().push(volume);
+                    sizes.kind_of.insert(volume, kind);
+                    let unknown = sizes.unknown.entry(course.len()).or_default();
+                    unknown.insert(pipeline);
+                }
+            }
+        }
+        sizes
+    }
+
+    fn is_known(&self, jobs: usize) -> bool {
+        let mut kinds = self.kinds.keys().filter(|kind| kind.0 == jobs);
+        kinds.all(|kind| self.learned.contains_key(kind))
+    }
+}
+
+fn with_margin(held: Space) -> Space {
+    let more = |held: u64, least: u64| {
+        held.saturating_add(scale_up(held, MARGIN_PERMILLE, 1000).max(least))
+    };
+    Space {
+        bytes: more(held.bytes, MARGIN_MIN.bytes),
+        files: more(held.files, MARGIN_MIN.files),
+    }
+}
+
+impl Scheduler {
+    /// Nodes are known: volumes of unknown size get so much that a pipeline fits on the largest
+    /// node twice, and one pipeline of each number of jobs is run first.
+    pub(super) fn begin_probes(&mut self) {
+        if self.sizes.kinds.is_empty() || std::mem::replace(&mut self.sizes.is_begun, true) {
+            return;
+        }
+        let workers = self.fleet.live().filter(|(_, node)| node.seen.slots > 0);
+        let largest = workers.map(|(id, _)| self.fleet.usable(id)).max();
+        let largest = largest.unwrap_or_default();
+        for (kind, volumes) in self.sizes.kinds.clone() {
+            let pipeline = volumes.first().and_then(|v| self.graph.pipeline_of(*v));
+            let known = pipeline.map(|pipeline| self.graph.courses.peak(pipeline));
+            let left = largest.minus(known.unwrap_or_default());
+            let parts = self
+                .sizes
+                .kinds
+                .keys()
+                .filter(|other| other.0 == kind.0)
+                .count();
+            let parts = 2 * parts as u64;
+            let size = Space {
+                bytes: (left.bytes / parts).max(1),
+                files: (left.files / parts).max(1),
+            };
+            for volume in volumes {
+                self.graph.resize(volume, size);
+            }
+        }
+        if !self.settings.remote_io {
+            for (jobs, pipelines) in &self.sizes.unknown {
+                self.sizes
+                    .probes
+                    .extend(pipelines.first().map(|first| (*jobs, *first)));
+            }
+        }
+        self.sizes_changed();
+    }
+
+    /// Whether a pipeline waits until another was measured.
+    pub(super) fn waits_for_probe(&self, pipeline: u32) -> bool {
+        if self.sizes.probes.is_empty() {
+            return false;
+        }
+        let jobs = self.graph.courses.of(pipeline).len();
+        let probe = self.sizes.probes.get(&jobs);
+        let is_unknown =
+            |probe: &u32| *probe != pipeline && self.sizes.unknown[&jobs].contains(&pipeline);
+        probe.is_some_and(is_unknown)
+    }
+
+    /// Pipelines that are measured now.
+    pub(super) fn probes(&self) -> impl Iterator<Item = u32> {
+        self.sizes.probes.values().copied()
+    }
+
+    /// A job is done: what its volumes hold is what others of their kind will need.
+    pub(super) fn learn_sizes(&mut self, job: JobIndex, report: &JobReport) {
+        let mut raised = Vec::new();
+        for (volume, _) in self.graph.mounted(job) {
+            let name = &self.graph.workflow.volume(volume).name;
+            let used = report.volumes.iter().find(|used| used.name == *name);
+            let (Some(kind), Some(used)) = (self.sizes.kind_of.get(&volume), used) else {
+                continue;
+            };
+            let held = Space {
+                bytes: used.held_bytes,
+                files: used.held_files,
+            };
+            let known = self.sizes.learned.get(kind).copied();
+            // The margin is there to be used, but not up to its end.
+            let is_enough = known.is_some_and(|known| known.holds(held.plus(half(held))));
+            let is_measured = held != Space::ZERO;
+            if is_measured && (known.is_none() || !is_enough) {
+                let size = with_margin(held).most(known.unwrap_or_default());
+                if known != Some(size) {
+                    raised.push((*kind, size));
+                }
+            }
+        }
+        for (kind, size) in raised {
+            self.sizes.learned.insert(kind, size);
+            self.end_probe_if_known(kind.0);
+        }
+    }
+
+    fn end_probe_if_known(&mut self, jobs: usize) {
+        if !self.sizes.is_known(jobs) {
+            return;
+        }
+        self.sizes.probes.remove(&jobs);
+        let learned: Vec<(Kind, Space)> =
+            self.sizes.learned.iter().map(|(k, s)| (*k, *s)).collect();
+        for (kind, size) in learned.into_iter().filter(|(kind, _)| kind.0 == jobs) {
+            let size = size.least(self.largest_usable());
+            for volume in self.sizes.kinds[&kind].clone() {
+                let is_grown = self.sizes.grown.contains(&volume);
+                if !is_grown && !self.volumes.is_live(volume) {
+                    self.graph.resize(volume, size);
+                }
+            }
+        }
+        self.sizes_changed();
+    }
+
+    fn largest_usable(&self) -> Space {
+        let nodes = self.fleet.live().map(|(id, _)| self.fleet.usable(id));
+        nodes.fold(Space::ZERO, Space::most)
+    }
+
+    /// A pipeline is at its end: if it was measured and came to nothing, the next one is.
+    pub(super) fn pass_probe_on(&mut self, pipeline: u32) {
+        let jobs = self.graph.courses.of(pipeline).len();
+        if let Some(unknown) = self.sizes.unknown.get_mut(&jobs) {
+            unknown.remove(&pipeline);
+        }
+        if self.sizes.probes.get(&jobs) != Some(&pipeline) {
+            return;
+        }
+        let next = self.sizes.unknown.get(&jobs).and_then(|left| left.first());
+        match next.copied() {
+            Some(next) => drop(self.sizes.probes.insert(jobs, next)),
+            None => drop(self.sizes.probes.remove(&jobs)),
+        }
+        self.queues.wake_all();
+    }
+
+    /// A job found no space. The first time its volumes are made larger, and it runs again;
+    /// answers whether it does.
+    pub(super) fn grow(&mut self, job: JobIndex, report: &JobReport) -> bool {
+        let mounted = self.graph.mounted(job).into_iter();
+        let is_scratch = |(volume, writable): &(VolumeIndex, bool)| {
+            *writable && !self.graph.volume(*volume).is_cache && !self.sizes.grown.contains(volume)
+        };
+        let all: Vec<VolumeIndex> = mounted
+            .filter(is_scratch)
+            .map(|(volume, _)| volume)
+            .collect();
+        let is_full = |volume: &VolumeIndex| {
+            let (size, spec) = (self.size_of(*volume), self.graph.workflow.volume(*volume));
+            let mut used = report.volumes.iter().filter(|used| used.name == spec.name);
+            used.any(|used| {
+                used.held_bytes >= size.bytes - size.bytes / 10
+                    || used.held_files >= size.files - size.files / 10
+            })
+        };
+        let full: Vec<VolumeIndex> = all.iter().copied().filter(is_full).collect();
+        let volumes = if full.is_empty() { all } else { full };
+        let largest = self.largest_usable();
+        let double = |size: Space| size.plus(size).least(largest);
+        let grows = |volume: &VolumeIndex| double(self.size_of(*volume)) != self.size_of(*volume);
+        let volumes: Vec<VolumeIndex> = volumes.into_iter().filter(grows).collect();
+        if volumes.is_empty() {
+            return false;
+        }
+        self.abandon_attempt(job);
+        for &volume in &volumes {
+            let (before, after) = (self.size_of(volume), double(self.size_of(volume)));
+            if let Some((id, _)) = self.volumes.scratch(volume) {
+                self.retire(id);
+                self.take_back_extracts(volume, id);
+            }
+            self.graph.resize(volume, after);
+            self.sizes.grown.insert(volume);
+            let name = &self.graph.workflow.volume(volume).name;
+            let text = format!(
+                "job '{}' found no space in volume '{name}' of {}: it runs again with {}, this \
+                 once; declare a larger size",
+                self.graph.workflow.job(job).name,
+                describe(before),
+                describe(after)
+            );
+            self.tell(Warning {
+                job: Some(job),
+                volume: Some(volume),
+                node: None,
+                text,
+            });
+        }
+        self.sizes_changed();
+        self.redo(Vec::new(), volumes);
+        self.settle(job, 0);
+        true
+    }
+
+    /// Everything that was derived from sizes is derived anew.
+    fn sizes_changed(&mut self) {
+        self.graph.measure_courses();
+        self.scratch_volume_max = self.largest_scratch_volume();
+        self.scratch_need_max = self.largest_scratch_need();
+        for job in self.graph.job_indexes() {
+            if self.graph.state(job) == JobState::Ready && self.queues.contains(job) {
+                self.enqueue(job);
+            }
+        }
+        self.queues.wake_all();
+    }
+}
+
+fn half(held: Space) -> Space {
+    Space {
+        bytes: scale_up(held.bytes, MARGIN_PERMILLE / 2, 1000),
+        files: scale_up(held.files, MARGIN_PERMILLE / 2, 1000),
+    }
+}
+
+impl Graph {
+    /// Changes what is to be reserved for a volume from now on.
+    pub(super) fn resize(&mut self, volume: VolumeIndex, size: Space) {
+        let spec = &mut self.workflow.volumes[volume.as_usize()];
+        (spec.size_bytes, spec.size_files) = (size.bytes, size.files);
+    }
+
+    /// Sizes changed: what pipelines need at once is counted anew. Courses stay when they are as
+    /// good.
+    fn measure_courses(&mut self) {
+        let pipelines: Vec<u32> = self.job_indexes().map(|job| self.pipeline(job)).collect();
+        let order = self.workflow.topological_order();
+        let mut courses = Courses::new(&self.workflow, &pipelines, &order);
+        let has_begun = |job: JobIndex| self.state(job).has_begun();
+        for job in &order {
+            courses.moved(pipelines[job.as_usize()], *job, has_begun);
+        }
+        for job in order.iter().rev() {
+            courses.moved(pipelines[job.as_usize()], *job, has_begun);
+        }
+        self.courses = courses;
+    }
+}

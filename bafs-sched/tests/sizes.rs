@@ -1,0 +1,121 @@
+//! Volumes whose sizes are not declared, or too small, in virtual time with seeds.
+
+use bafs_sched::dice::Dice;
+use bafs_sched::logic::{Outcome, Settings, Space};
+use bafs_sched::workflow::{Workflow, parse_workflow};
+use bafs_sched::world::{Faults, NodeSpec, World};
+
+const SEEDS: u64 = 50;
+
+/// `width` pipelines of two jobs with a volume each.
+fn workflow(width: u32, size: &str) -> Workflow {
+    let mut text = String::new();
+    for p in 0..width {
+        text += &format!(
+            "job a{p} JOB\njob b{p} JOB\nparent a{p} child b{p}\nvolume x{p} scratch {size}\n\
+             volume y{p} scratch {size}\nmount x{p} a{p} /x\nmount x{p} b{p} /x ro\n\
+             mount y{p} b{p} /y\nextract y{p} out bafs://home/out.{p}\n"
+        );
+    }
+    let text = text.replace("JOB", "{\n  executable = x\n}");
+    let none = |path: &str| Err(path.to_owned());
+    parse_workflow("w.bafs", &text, &none)
+        .expect("it is right")
+        .workflow
+}
+
+fn megabytes(bytes: u64) -> Space {
+    Space {
+        bytes: bytes * 1_000_000,
+        files: 10,
+    }
+}
+
+fn world(seed: u64, workflow: Workflow) -> World {
+    let node = NodeSpec {
+        capacity: Space {
+            bytes: 200_000_000,
+            files: 1_000_000,
+        },
+        slots: 4,
+    };
+    World::new(
+        seed,
+        workflow,
+        Settings::default(),
+        vec![node; 2],
+        Faults::default(),
+    )
+}
+
+#[test]
+fn a_probe_measures_what_the_others_reserve() {
+    for seed in 0..SEEDS {
+        let mut dice = Dice::new(seed);
+        let mut world = world(seed, workflow(30, "unknown"));
+        for p in 0..30 {
+            world
+                .needs
+                .insert(format!("x{p}"), megabytes(10 + dice.below(2)));
+            world.needs.insert(format!("y{p}"), megabytes(5));
+        }
+        assert_eq!(world.run(10_000_000), Outcome::Complete, "seed {seed}");
+        let sizes = world
+            .scheduler
+            .workflow()
+            .volumes
+            .iter()
+            .map(|v| v.size_bytes);
+        let last = sizes.skip(2);
+        assert!(
+            last.clone().max() < Some(15_000_000),
+            "seed {seed}: measured sizes"
+        );
+        let progress = world.scheduler.progress();
+        assert_eq!(progress.executions, progress.jobs_total, "seed {seed}");
+        // With the probe's generous volumes one pipeline would run at a time on each node.
+        assert!(
+            world.elapsed_ms() < 60_000,
+            "seed {seed}: {}",
+            world.elapsed_ms()
+        );
+    }
+}
+
+#[test]
+fn a_size_that_is_too_small_is_doubled_once_with_a_message() {
+    for seed in 0..SEEDS {
+        let mut world = world(seed, workflow(4, "10 MB"));
+        world.needs.insert("y2".to_owned(), megabytes(15));
+        assert_eq!(world.run(10_000_000), Outcome::Complete, "seed {seed}");
+        let told = world.scheduler.warnings();
+        assert_eq!(told.len(), 1, "{told:?}");
+        for part in [
+            "'b2'",
+            "'y2'",
+            "10.0 MB",
+            "20.0 MB",
+            "declare a larger size",
+        ] {
+            assert!(told[0].text.contains(part), "{}", told[0].text);
+        }
+        let progress = world.scheduler.progress();
+        assert_eq!(progress.executions, progress.jobs_total + 1);
+    }
+}
+
+#[test]
+fn a_size_that_is_still_too_small_is_the_jobs_fault() {
+    let mut world = world(1, workflow(2, "10 MB"));
+    world.needs.insert("x0".to_owned(), megabytes(50));
+    let Outcome::Failed { jobs, .. } = world.run(10_000_000) else {
+        panic!("it cannot succeed");
+    };
+    assert_eq!(jobs[0].name, "a0");
+    assert!(
+        jobs[0].reason.contains("larger volume than declared"),
+        "{}",
+        jobs[0].reason
+    );
+    assert_eq!(world.home.len(), 1, "the other pipeline is done");
+}
