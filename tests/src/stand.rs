@@ -145,9 +145,7 @@ fn show_elsewhere(directory: &Path, by_door: bool) -> Result<Shown> {
     let create = ["volume", "create", "stand", "--node", "n1"];
     world.json(&[&create[..], &["--size", "2GB", "--files", "100000"]].concat())?;
     let at = directory.to_str().context("a temporary path is text")?;
-    let agent = world
-        .bafs(&["mount", "--delegate", "true", "stand", at])
-        .spawn()?;
+    let agent = world.bafs(&["mount", "stand", at]).spawn()?;
     let shown = Shown::Elsewhere {
         agent,
         _world: Box::new(world),

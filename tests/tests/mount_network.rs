@@ -1,14 +1,16 @@
 //! Scratch volumes behind the network, whose writer is answered before the server has run what it
 //! asked: the limit, and the death of either side.
 
-use std::fs;
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Output, Stdio};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::IntoRawFd;
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use bafs_proto::door::DOOR_NAME;
-use bafs_tests::{World, cannot_mount, said, skip};
+use bafs_tests::{World, cannot_mount, mounts_with, said, skip};
+use nix::sys::signal::Signal;
 
 const CALLS: &str = "volume v: calls";
 
@@ -34,15 +36,7 @@ fn shut_door(world: &World) -> Result<()> {
 
 /// A job with the volume `v` at `/vol`.
 fn job(world: &World, script: &str) -> Command {
-    let args = [
-        "exec",
-        "--delegate",
-        "true",
-        "--explain",
-        "--mount",
-        "v:/vol",
-        "--",
-    ];
+    let args = ["exec", "--explain", "--mount", "v:/vol", "--"];
     let mut command = world.bafs(&[&args[..], &["/bin/sh", "-ec", script]].concat());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
@@ -94,6 +88,112 @@ fn mount_network_keeps_what_was_synced_when_its_agent_is_killed() -> Result<()> 
         "cd /vol; cat d/* | tr -d '\\n'; cat f",
         "123456789whole\nmore",
     )
+}
+
+/// A mount of `v` on a directory of the host, and the agent that serves it.
+struct Shown {
+    agent: Child,
+    directory: tempfile::TempDir,
+}
+
+impl Shown {
+    fn start(world: &World) -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let at = directory.path().to_str().context("a path is text")?;
+        let mut command = world.bafs(&["mount", "--explain", "v", at]);
+        let agent = command.stderr(Stdio::piped()).spawn()?;
+        let mut shown = Self { agent, directory };
+        let said = shown.agent.stderr.take().context("what it says")?;
+        let mut line = String::new();
+        BufReader::new(said).read_line(&mut line)?;
+        ensure!(line.contains(CALLS) && line.contains("close"), "{line}");
+        for _ in 0..400 {
+            if !mounts_with(shown.at()).is_empty() {
+                return Ok(shown);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        bail!("the volume is not mounted")
+    }
+
+    fn at(&self) -> &str {
+        self.directory.path().to_str().unwrap_or_default()
+    }
+
+    fn sh(&self, script: &str) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-ec", script]).current_dir(self.at());
+        command
+    }
+
+    fn kill(&mut self) -> Result<()> {
+        self.agent.kill()?;
+        self.agent.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        // It may be gone already, which is what most tests want; its keeper takes the mount away.
+        let _ = self.kill();
+        for _ in 0..200 {
+            if mounts_with(self.at()).is_empty() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+#[test]
+fn mount_network_keeps_what_was_closed_on_the_host_when_its_agent_is_killed() -> Result<()> {
+    let name = "mount_network_keeps_what_was_closed_on_the_host_when_its_agent_is_killed";
+    let Some(world) = ready(name)? else {
+        return Ok(());
+    };
+    // Many times without a wait: what is not at the server yet would be lost with the agent.
+    let mut expected = String::new();
+    for round in 0..5 {
+        let mut shown = Shown::start(&world)?;
+        let script = format!(
+            "mkdir d{round}; i=0; while [ $i -lt 40 ]; do echo $i > d{round}/$i; i=$((i+1)); \
+            done; echo more >> d{round}/39; chmod 600 d{round}/38; rm d{round}/0; \
+            mkdir last{round}"
+        );
+        let status = shown.sh(&script).status()?;
+        shown.kill()?;
+        ensure!(status.success(), "{script}: {status}");
+        expected += "39 820 600 last\n";
+    }
+    let look = "cd /vol; for r in 0 1 2 3 4; do echo $(ls d$r | wc -l) \
+        $(cat d$r/* | awk '/^[0-9]/ {s += $1} /more/ {s += 40} END {print s}') \
+        $(stat -c %a d$r/38) $(test -d last$r && echo last); done";
+    check(&world, look, expected.trim())
+}
+
+#[test]
+fn mount_network_closes_on_the_host_only_what_the_server_has_run() -> Result<()> {
+    let name = "mount_network_closes_on_the_host_only_what_the_server_has_run";
+    let Some(world) = ready(name)? else {
+        return Ok(());
+    };
+    let mut shown = Shown::start(&world)?;
+    // The first file teaches the agent how files look here.
+    ensure!(shown.sh("echo 1 > first; ls").status()?.success());
+    world.cluster.signal("n1", Signal::SIGSTOP)?;
+    // Nobody at the server answers these, and they would end the volume if they waited.
+    let mut file = File::create(shown.directory.path().join("f"))?;
+    file.write_all(b"2\n")?;
+    let closing = std::thread::spawn(move || nix::unistd::close(file.into_raw_fd()));
+    std::thread::sleep(Duration::from_millis(300));
+    let waits = !closing.is_finished();
+    world.cluster.signal("n1", Signal::SIGCONT)?;
+    let closed = closing.join().map_err(|_| anyhow!("the close panicked"))?;
+    shown.kill()?;
+    ensure!(waits, "it was closed before the server knew of it");
+    closed.context("the close failed")?;
+    check(&world, "cat /vol/first /vol/f", "1\n2")
 }
 
 #[test]

@@ -57,7 +57,7 @@ impl Shown {
             .to_str()
             .context("a temporary path is text")?;
         let agent = world
-            .bafs(&["mount", "--delegate", "true", "work", at])
+            .bafs(&["mount", "work", at])
             .stderr(Stdio::null())
             .spawn()?;
         let shown = Self {

@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use super::probe::{CHECK, PROBE, State, Work, now_ns, set};
+use super::probe::{CHECK, Keeps, PROBE, State, Work, now_ns, set};
 use crate::bench::measure::Watch;
 use crate::stage::FILE;
 use crate::{World, processes_with, said};
@@ -79,6 +79,14 @@ impl Case {
         };
         format!("{}-{place}-{way}", self.work.name())
     }
+
+    /// A job far from its volume is answered first, and runs again should its agent die.
+    fn keeps(self) -> Keeps {
+        match (self.place, self.way) {
+            (Place::Job, Way::Far) => Keeps::Synced,
+            _ => Keeps::Closed,
+        }
+    }
 }
 
 /// A program that works.
@@ -115,11 +123,14 @@ impl Running {
         running.agent.wait()?;
         let (seconds, work) = (deadline_s.to_string(), case.work.name());
         let (state, point) = (running.text("state"), running.text("mnt"));
+        let keeps = case.keeps().name();
         let common = ["--op-deadline", &seconds, "--explain"];
         let mut command = match case.place {
             Place::Job => {
                 let mount = format!("{volume}:/vol");
-                let own = ["--mount", &mount, "--", tools, PROBE, work, "/vol", &state];
+                let own = [
+                    "--mount", &mount, "--", tools, PROBE, work, "/vol", &state, keeps,
+                ];
                 world.bafs(&[&["exec"], &common[..], &own[..]].concat())
             }
             Place::Host => world.bafs(&[&["mount"], &common[..], &[&volume, &point]].concat()),
@@ -131,7 +142,7 @@ impl Running {
         running.agent = command.spawn()?;
         if case.place == Place::Host {
             running.until(|it| !it.mounts().is_empty())?;
-            let arguments = [PROBE, work, &point, &state];
+            let arguments = [PROBE, work, &point, &state, keeps];
             let errors = File::create(running.path("probe-errors"))?;
             let mut probe = Command::new(tools);
             probe

@@ -54,10 +54,29 @@ impl Work {
     }
 }
 
+/// What a program is promised of its records on a scratch volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Keeps {
+    /// Those that it synced: its agent's death ends it too.
+    Synced,
+    /// Those of files that it closed.
+    Closed,
+}
+
+impl Keeps {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Synced => "synced",
+            Self::Closed => "closed",
+        }
+    }
+}
+
 /// What a probe tells: where it is, and what it met.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct State {
-    /// Records that are in a file which was closed, or synced: nothing may lose them.
+    /// Records that are in a file which was closed, or synced as [`Keeps`] says: nothing may lose
+    /// them.
     pub(super) kept: u64,
     /// Calls that returned.
     pub(super) calls: u64,
@@ -119,8 +138,13 @@ pub(super) fn set() -> Content {
     Content::new(SET_SEED, SET_BYTES)
 }
 
-/// `nohang-probe KIND DIRECTORY STATE`: works until an error, or a signal, ends it.
+/// `nohang-probe KIND DIRECTORY STATE synced|closed`: works until an error, or a signal, ends it.
 pub(super) fn probe(arguments: &[String]) -> Result<()> {
+    let (arguments, keeps) = match arguments.split_last() {
+        Some((last, rest)) if last == Keeps::Synced.name() => (rest, Keeps::Synced),
+        Some((_, rest)) => (rest, Keeps::Closed),
+        None => (arguments, Keeps::Closed),
+    };
     let (work, directory, state) = parse(arguments)?;
     let file = OpenOptions::new()
         .write(true)
@@ -135,7 +159,7 @@ pub(super) fn probe(arguments: &[String]) -> Result<()> {
         dice: Dice::new(u64::from(std::process::id())),
     };
     let ended = match work {
-        Work::Scratch => probe.write_for_ever(),
+        Work::Scratch => probe.write_for_ever(keeps),
         Work::Cache => probe.read_for_ever(),
     };
     let error = ended.err().context("it goes on for ever")?;
@@ -182,10 +206,11 @@ struct Probe {
 }
 
 impl Probe {
-    fn write_for_ever(&mut self) -> io::Result<()> {
+    fn write_for_ever(&mut self, keeps: Keeps) -> io::Result<()> {
         let log = PathBuf::from(LOG);
+        let mut written = 0;
         for round in 0.. {
-            let first = self.state.kept;
+            let first = written;
             let records: Vec<u8> = (first..first + RECORDS_AT_ONCE).flat_map(record).collect();
             let mut options = OpenOptions::new();
             options.create(true).append(true);
@@ -195,8 +220,11 @@ impl Probe {
                 self.call(|| file.sync_all())?;
             }
             self.call(|| close(file))?;
-            self.state.kept += RECORDS_AT_ONCE;
-            let at = self.dice.below(self.state.kept);
+            written += RECORDS_AT_ONCE;
+            if keeps == Keeps::Closed || round % ROUNDS == 0 {
+                self.state.kept = written;
+            }
+            let at = self.dice.below(written);
             let found = self.read(&log, at * RECORD_BYTES as u64, RECORD_BYTES)?;
             self.state.wrong_bytes += different(&found, &record(at));
             if round % ROUNDS == 0 {
