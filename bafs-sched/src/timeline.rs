@@ -83,7 +83,9 @@ impl Fate {
 pub struct Execution {
     /// Of which job.
     pub job: JobIndex,
-    /// On which node, by its name.
+    /// On which node,
+    pub server: ServerId,
+    /// by its name: a node whose store was lost returns as another of the same name.
     pub node: String,
     /// When the node was asked to start it.
     pub asked_ms: u64,
@@ -130,7 +132,9 @@ pub struct Making {
     pub volume: VolumeIndex,
     /// What it is.
     pub holding: Holding,
-    /// On which node, by its name.
+    /// On which node,
+    pub server: ServerId,
+    /// by its name: a node whose store was lost returns as another of the same name.
     pub node: String,
     /// Bytes reserved for it.
     pub bytes: u64,
@@ -164,6 +168,8 @@ pub struct Sending {
 /// A node and when it was there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NodeStanding {
+    /// Which.
+    pub server: ServerId,
     /// Its name.
     pub name: String,
     /// Jobs that it runs at once.
@@ -283,6 +289,7 @@ impl Observer {
     fn seen(&mut self, node: &NodeSeen) {
         let at = *self.node_at.entry(node.id).or_insert_with(|| {
             self.nodes.push(NodeStanding {
+                server: node.id,
                 name: node.name.clone(),
                 slots: node.slots,
                 capacity_bytes: node.capacity.bytes,
@@ -391,9 +398,8 @@ impl Observer {
                     *until = Some(self.at_ms);
                 }
                 // What was on it is of no use any more, and no server will say so.
-                let node = &self.nodes[at].name;
                 let there = self.volumes.iter_mut();
-                for making in there.filter(|m| m.node == *node && m.gone_ms.is_none()) {
+                for making in there.filter(|m| m.server == server && m.gone_ms.is_none()) {
                     making.is_lost = true;
                     making.gone_ms = Some(self.at_ms);
                 }
@@ -450,6 +456,7 @@ impl Observer {
             name: declared.name.clone(),
             volume,
             holding: as_copy.unwrap_or(holding),
+            server,
             node: self.node(server),
             bytes,
             is_filled: is_filled && as_copy.is_none(),
@@ -479,6 +486,7 @@ impl Observer {
         self.open.insert(id, self.executions.len());
         self.executions.push(Execution {
             job,
+            server,
             node: self.node(server),
             asked_ms: self.at_ms,
             ended_ms: None,

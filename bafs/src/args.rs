@@ -427,9 +427,23 @@ pub(crate) struct RunArgs {
     /// Access home directly, with nothing cached and no volumes: the way without BAFS.
     #[arg(long)]
     pub(crate) remote_io: bool,
+    /// In which order jobs start; another than `need` is for comparison.
+    #[arg(long, value_enum, default_value = "need")]
+    pub(crate) order: StartOrder,
     /// When to copy what jobs wrote to another node, in case theirs is lost.
     #[arg(long, value_enum, default_value = "cost-benefit")]
     pub(crate) checkpoint: Checkpoint,
+}
+
+/// In which order jobs start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StartOrder {
+    /// Those first for which the least has to be made.
+    Need,
+    /// Those first that have fewer jobs before them.
+    BreadthFirst,
+    /// Those first that have more jobs before them.
+    DepthFirst,
 }
 
 /// When what jobs wrote is copied to another node.
@@ -550,6 +564,11 @@ pub(crate) struct SimArgs {
     /// Simulate every strategy that is possible, and the scheduler without a plan.
     #[arg(long)]
     pub(crate) all: bool,
+    /// Write pictures into this directory: processors and storage over time, a Gantt chart of each
+    /// run, the workflow as DOT; of a workload in a line also the planner's choice over sizes, and
+    /// how each strategy's time depends on each quantity (simulated; takes a while).
+    #[arg(long, value_name = "DIR")]
+    pub(crate) plot: Option<PathBuf>,
     /// Seed of everything random: the same seed gives the same result on every machine.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,

@@ -101,6 +101,19 @@ impl Cluster {
         Ok(cluster)
     }
 
+    /// Starts another node, with further words of its command line.
+    ///
+    /// # Errors
+    /// As [`Cluster::start`].
+    pub fn add_node(&mut self, name: &str, more: &[&str]) -> Result<()> {
+        let store = path_text(&self.directory.path().join(name))?;
+        let catalog = self.catalog().to_owned();
+        let mut args = words(&["node", "--store", &store, "--name", name]);
+        args.extend(words(&["--catalog", &catalog]));
+        args.extend(words(more));
+        self.spawn(name, args)
+    }
+
     /// Address of the catalog.
     pub fn catalog(&self) -> &str {
         self.address("catalog")

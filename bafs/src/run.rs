@@ -10,12 +10,12 @@ use bafs_proto::identity::Identity;
 use bafs_proto::message::Role;
 use bafs_sched::driver::{self, Cancel, RunOptions};
 use bafs_sched::io::homes::FileHome;
-use bafs_sched::logic::{CheckpointPolicy, Outcome, Progress, Settings};
+use bafs_sched::logic::{CheckpointPolicy, Order, Outcome, Progress, Rules, Settings};
 use bafs_sched::report::RunReport;
 use bafs_sched::workflow::Workflow;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::{Checkpoint, RunArgs};
+use crate::args::{Checkpoint, RunArgs, StartOrder};
 use crate::client::Client;
 use crate::cluster::{Cluster, ClusterSpec};
 use crate::display::Display;
@@ -68,6 +68,7 @@ pub(crate) async fn run(args: RunArgs, output: Output) -> Result<ExitCode> {
 fn settings(args: &RunArgs) -> Settings {
     Settings {
         remote_io: args.remote_io,
+        rules: rules(args.order),
         checkpoint: match args.checkpoint {
             Checkpoint::Never => CheckpointPolicy::Never,
             Checkpoint::Always => CheckpointPolicy::Always,
@@ -75,6 +76,21 @@ fn settings(args: &RunArgs) -> Settings {
         },
         ..Settings::default()
     }
+}
+
+/// An order alone: everything may be allocated at once that fits.
+fn rules(order: StartOrder) -> Option<Rules> {
+    let order = match order {
+        StartOrder::Need => return None,
+        StartOrder::BreadthFirst => Order::BreadthFirst,
+        StartOrder::DepthFirst => Order::DepthFirst,
+    };
+    Some(Rules {
+        order,
+        pipelines_max: u64::MAX,
+        is_in_parts: false,
+        batch_volumes_max: u64::MAX,
+    })
 }
 
 async fn run_local(

@@ -1,5 +1,7 @@
 //! `bafs sim`: runs a workload on machines that are not there. It starts nothing.
 
+mod plot;
+
 use std::fmt::Write;
 
 use anyhow::{Result, anyhow, bail};
@@ -44,7 +46,17 @@ pub(crate) fn run(args: &SimArgs, output: Output) -> Result<()> {
         chosen,
         rows: &rows,
     };
-    output.say(&table(&rows, chosen)?, &shown)
+    output.say(&table(&rows, chosen)?, &shown)?;
+    let Some(directory) = &args.plot else {
+        return Ok(());
+    };
+    let mut written = plot::write(directory, &workflow, &rows)?;
+    if let Some(text) = &args.canonical {
+        let canonical = Canonical::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
+        written.extend(plot::write_canonical(directory, &canonical, &environment)?);
+    }
+    let directory = directory.display();
+    output.remark(&format!("in {directory}: {}", written.join(", ")))
 }
 
 /// What machines get.
@@ -149,7 +161,7 @@ fn simulate(
             variability_ppm: (shape.variability * 1e6).round() as u64,
         },
         seed: args.seed,
-        is_recorded: false,
+        is_recorded: args.plot.is_some(),
     };
     let run = Simulation::new(workflow.clone(), scenario).run();
     let run = run.map_err(|stuck| anyhow!("policy {policy}: {stuck}"))?;

@@ -110,9 +110,9 @@ fn status(timeline: &Timeline, is_running: bool, ledger: Account) -> Status {
         executions.filter(|e| e.fate == Fate::Running && timeline.outcome.is_none())
     };
     let nodes = timeline.nodes.iter().map(|node| {
-        let here = open().filter(|execution| execution.node == node.name);
+        let here = open().filter(|execution| execution.server == node.server);
         let volumes = timeline.volumes.iter();
-        let volumes = volumes.filter(|v| v.node == node.name && v.gone_ms.is_none());
+        let volumes = volumes.filter(|v| v.server == node.server && v.gone_ms.is_none());
         NodeStatus {
             name: node.name.clone(),
             is_lost: node

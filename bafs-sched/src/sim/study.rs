@@ -150,12 +150,23 @@ impl Varied {
         matches!(self, Self::Run | Self::HomeRate)
     }
 
-    /// The `step`th of `steps` points with all else as in `base`.
+    /// The `step`th of `steps` points with all else as in `base`, in the thesis' environment.
     pub fn point(self, base: &Canonical, step: u32, steps: u32) -> Point {
+        self.point_in(&thesis_environment(), base, step, steps)
+    }
+
+    /// The same in another environment.
+    pub fn point_in(
+        self,
+        environment: &Environment,
+        base: &Canonical,
+        step: u32,
+        steps: u32,
+    ) -> Point {
         let mut point = Point {
             x: 0.0,
             canonical: base.clone(),
-            environment: thesis_environment(),
+            environment: environment.clone(),
         };
         let (canonical, environment) = (&mut point.canonical, &mut point.environment);
         let storage_bytes = environment.storage_bytes() as f64;

@@ -87,10 +87,9 @@ fn warnings(timeline: &Timeline) -> Vec<String> {
         None => warnings.push("the journal ends before the run does".to_owned()),
     }
     for node in &timeline.nodes {
-        let absences = node.present.iter().filter(|(_, until)| until.is_some());
-        let absences = absences.count();
-        if absences > 0 {
-            warnings.push(format!("node {} was lost {absences} times", node.name));
+        for at_ms in node.present.iter().filter_map(|(_, until)| *until) {
+            let seconds = at_ms as f64 / 1e3;
+            warnings.push(format!("node {} was lost at {seconds:.1} s", node.name));
         }
     }
     let lost = timeline.volumes.iter().filter(|volume| volume.is_lost);

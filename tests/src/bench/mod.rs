@@ -7,6 +7,7 @@
 
 mod cache;
 mod datapath;
+mod experiments;
 pub mod machine;
 pub mod measure;
 pub mod nohang;
@@ -44,6 +45,11 @@ pub const ALL: &[Benchmark] = &[
         run: datapath::run,
     },
     Benchmark {
+        name: "experiments",
+        about: "the scheduler on real processes: scoping, orders, copies, twins of applications",
+        run: experiments::run,
+    },
+    Benchmark {
         name: "nohang",
         about: "programs while servers, links, disks and agents fail: nothing hangs or is left",
         run: nohang::run,
@@ -73,6 +79,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
             Ok(())
         }
         [part, rest @ ..] if part == cache::SOURCE_PROCESS => cache::source_process(rest),
+        [part, rest @ ..] if part == experiments::JOB_PROCESS => experiments::job_process(rest),
         [part, rest @ ..] if part == datapath::WORK_PROCESS => datapath::work_process(rest),
         [part, rest @ ..] if part == datapath::WIRE_PROCESS => datapath::wire_process(rest),
         [part, rest @ ..] if part == datapath::DELAY_PROCESS => datapath::delay_process(rest),

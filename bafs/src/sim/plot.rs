@@ -1,0 +1,234 @@
+//! `bafs sim --plot`: pictures of simulated runs. Decides nothing.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow};
+use bafs_sched::planner::{Canonical, Environment, Strategy, plan};
+use bafs_sched::sim::Run;
+use bafs_sched::sim::study::{Varied, compare};
+use bafs_sched::workflow::Workflow;
+
+use super::Row;
+use crate::graph;
+use crate::picture::{Axis, Bar, Chart, Colour, Curve, Gantt, Joined, Map};
+
+/// Points of a sensitivity curve.
+const STEPS: u32 = 6;
+
+/// Squares along each side of the map, and their values as shares of all storage.
+const SQUARES: u32 = 24;
+const BATCH: (f64, f64) = (0.005, 0.96);
+const PRIVATE: (f64, f64) = (0.000_05, 0.02);
+
+/// Writes the pictures of all runs.
+pub(super) fn write(directory: &Path, workflow: &Workflow, rows: &[Row]) -> Result<Vec<String>> {
+    std::fs::create_dir_all(directory)
+        .with_context(|| format!("cannot make {}", directory.display()))?;
+    let mut files = Files {
+        directory,
+        written: Vec::new(),
+    };
+    files.write("workflow.dot", &graph::dot(workflow, None)?)?;
+    let running = |run: &Run| over_time(run, |moment| f64::from(moment.running));
+    // Remote I/O may take a hundred times as long, and would leave no room for the others.
+    let is_shown = |row: &&Row| row.policy != Strategy::Remote.to_string() || rows.len() == 1;
+    let curves = rows.iter().filter(is_shown).map(|row| Curve {
+        name: row.policy.clone(),
+        points: running(&row.run),
+    });
+    let chart = steps("Processors", "jobs on processors", curves.collect());
+    files.write("processors.svg", &chart.svg()?)?;
+    for row in rows {
+        let name = row.policy.to_lowercase();
+        let chart = storage(row);
+        files.write(&format!("storage-{name}.svg"), &chart.svg()?)?;
+        files.write(&format!("gantt-{name}.svg"), &gantt(row).svg()?)?;
+    }
+    Ok(files.written)
+}
+
+/// Writes what is special to canonical workloads: which strategy the planner chooses for which
+/// sizes, and how each strategy's simulated time depends on each quantity.
+pub(super) fn write_canonical(
+    directory: &Path,
+    canonical: &Canonical,
+    environment: &Environment,
+) -> Result<Vec<String>> {
+    let mut files = Files {
+        directory,
+        written: Vec::new(),
+    };
+    files.write("map.svg", &map(canonical, environment).svg()?)?;
+    for varied in Varied::EACH {
+        let mut curves: BTreeMap<Strategy, Vec<(f64, f64)>> = BTreeMap::new();
+        for step in 0..STEPS {
+            let point = varied.point_in(environment, canonical, step, STEPS);
+            let compared = compare(&point, 1).map_err(|stuck| anyhow!("{stuck}"))?;
+            for timed in compared.timed {
+                let points = curves.entry(timed.strategy).or_default();
+                points.push((point.x, timed.simulated_s));
+            }
+        }
+        let curves = curves.into_iter().map(|(strategy, points)| Curve {
+            name: strategy.to_string(),
+            points,
+        });
+        let chart = Chart {
+            title: format!("Sensitivity: {}", varied.name()),
+            x: Axis {
+                title: varied.axis().to_owned(),
+                is_logarithmic: varied.is_logarithmic(),
+            },
+            y: Axis::new("simulated time, s"),
+            joined: Joined::Straight,
+            curves: curves.collect(),
+        };
+        let name = format!("sensitivity-{}.svg", varied.name());
+        files.write(&name, &chart.svg()?)?;
+    }
+    Ok(files.written)
+}
+
+struct Files<'d> {
+    directory: &'d Path,
+    written: Vec<String>,
+}
+
+impl Files<'_> {
+    fn write(&mut self, name: &str, text: &str) -> Result<()> {
+        let path = self.directory.join(name);
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        self.written.push(name.to_owned());
+        Ok(())
+    }
+}
+
+fn over_time(run: &Run, of: impl Fn(&bafs_sched::sim::Moment) -> f64) -> Vec<(f64, f64)> {
+    let moments = run.moments.iter();
+    moments.map(|m| (m.at_us as f64 / 1e6, of(m))).collect()
+}
+
+fn steps(title: &str, y: &str, curves: Vec<Curve>) -> Chart {
+    Chart {
+        title: title.to_owned(),
+        x: Axis::new("time, s"),
+        y: Axis::new(y),
+        joined: Joined::Steps,
+        curves,
+    }
+}
+
+fn storage(row: &Row) -> Chart {
+    let curve = |name: &str, points| Curve {
+        name: name.to_owned(),
+        points,
+    };
+    let curves = vec![
+        curve(
+            "scratch volumes",
+            over_time(&row.run, |m| m.scratch_bytes as f64),
+        ),
+        curve(
+            "cache volumes",
+            over_time(&row.run, |m| m.cache_bytes as f64),
+        ),
+    ];
+    steps(
+        &format!("Storage, {}", row.policy),
+        "bytes allocated",
+        curves,
+    )
+}
+
+/// A row for each job that a node ran at once with others.
+fn gantt(row: &Row) -> Gantt {
+    let mut by_node: BTreeMap<u32, Vec<_>> = BTreeMap::new();
+    for spell in &row.run.spells {
+        by_node.entry(spell.node).or_default().push(spell);
+    }
+    let (mut rows, mut bars) = (Vec::new(), Vec::new());
+    for (node, mut spells) in by_node {
+        spells.sort_by_key(|spell| spell.start_us);
+        let first = rows.len();
+        let mut free_at: Vec<u64> = Vec::new();
+        for spell in spells {
+            let free = free_at.iter().position(|at| *at <= spell.start_us);
+            let lane = free.unwrap_or(free_at.len());
+            if free.is_none() {
+                free_at.push(0);
+                rows.push(format!("node {node}, {}", lane + 1));
+            }
+            free_at[lane] = spell.end_us;
+            bars.push(Bar {
+                row: first + lane,
+                from: spell.start_us as f64 / 1e6,
+                until: spell.end_us as f64 / 1e6,
+                colour: if spell.is_done {
+                    Colour::GOOD
+                } else {
+                    Colour::BAD
+                },
+            });
+        }
+    }
+    Gantt {
+        title: format!("Executions, {}", row.policy),
+        x: "time, s".to_owned(),
+        rows,
+        bars,
+        legend: vec![
+            ("done".to_owned(), Colour::GOOD),
+            ("lost".to_owned(), Colour::BAD),
+        ],
+    }
+}
+
+fn map(canonical: &Canonical, environment: &Environment) -> Map {
+    let storage = environment.storage_bytes() as f64;
+    let values = |(low, high): (f64, f64)| -> Vec<f64> {
+        let part = |at: u32| f64::from(at) / f64::from(SQUARES - 1);
+        (0..SQUARES)
+            .map(|at| storage * low * (high / low).powf(part(at)))
+            .collect()
+    };
+    let (columns, rows) = (values(BATCH), values(PRIVATE));
+    let mut kinds: Vec<String> = Vec::new();
+    let mut kind = |strategy: Strategy| {
+        let name = strategy.to_string();
+        kinds
+            .iter()
+            .position(|known| *known == name)
+            .unwrap_or_else(|| {
+                kinds.push(name);
+                kinds.len() - 1
+            })
+    };
+    let mut cells = Vec::new();
+    for private in &rows {
+        let mut row = Vec::new();
+        for batch in &columns {
+            let point = Canonical {
+                batch_bytes: *batch as u64,
+                private_bytes: *private as u64,
+                ..canonical.clone()
+            };
+            let choice = plan(point.shape(), environment).choice;
+            row.push(choice.map(|choice| kind(choice.strategy)));
+        }
+        cells.push(row);
+    }
+    let axis = |title: &str| Axis {
+        title: title.to_owned(),
+        is_logarithmic: true,
+    };
+    Map {
+        title: "Strategy that the planner chooses".to_owned(),
+        x: axis("batch volume, bytes"),
+        y: axis("private volume, bytes"),
+        columns,
+        rows,
+        cells,
+        kinds,
+    }
+}

@@ -1,0 +1,136 @@
+//! Fig 3.6: copies never, always, and by cost and benefit, with and without failing nodes. Scaled:
+//! 12 pipelines of 3 jobs of 3 s on 4 nodes, a failure each 20 s, of 64, 60 s, 180 s.
+
+use anyhow::{Context, Result};
+
+use super::field::{Field, Text, Took, Wish, all_done};
+use super::{HOME, Plot};
+use crate::bench::measure::Watch;
+use crate::bench::{Options, Report};
+use bafs_sched::dice::Dice;
+
+const NODES: u32 = 4;
+const DEPTH: u32 = 3;
+const JOB_MS: u64 = 3_000;
+const MTBF_S: f64 = 20.0;
+/// A node that failed is away so long.
+const AWAY_S: f64 = 1.0;
+const LARGE: u64 = 24_000_000;
+const SMALL: u64 = 256_000;
+const POLICIES: [&str; 3] = ["cost-benefit", "never", "always"];
+
+pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
+    let width = options.pick(12, 6);
+    let seeds: u64 = options.pick(10, 1);
+    report.section(&format!(
+        "failures: {width} pipelines of {DEPTH} jobs of {JOB_MS} ms on {NODES} nodes with 2 slots; \
+         one fails each {MTBF_S} s (mean), loses all, and is back after {AWAY_S} s; {seeds} seeds \
+         (thesis: 64, 60 s, 180 s). That a node is missed takes the scheduler as long as it would \
+         in a large run"
+    ));
+    let mut plot = Plot::new(
+        "failures",
+        "Copies (Fig 3.6); 0 calm and small, 1 calm and large, 2.. failing and large, by seed",
+        "case",
+        "seconds",
+    );
+    let mut runs = Plot::new(
+        "failures-executions",
+        "Copies (Fig 3.6), executions; cases as above",
+        "case",
+        "executions",
+    );
+    let (mut calm, mut sums) = ([0.0; 3], [0.0; 3]);
+    let cases = [(SMALL, None), (LARGE, None)];
+    let failing = (0..seeds).map(|seed| (LARGE, Some(seed + 1)));
+    for (case, (bytes, seed)) in cases.into_iter().chain(failing).enumerate() {
+        for (at, policy) in POLICIES.into_iter().enumerate() {
+            let took = once(width, bytes, policy, seed)?;
+            all_done(policy, &took)?;
+            plot.add(policy, case as f64, took.seconds);
+            runs.add(policy, case as f64, took.executions as f64);
+            match seed {
+                Some(_) => sums[at] += took.seconds,
+                None if bytes == LARGE => calm[at] = took.seconds,
+                None => {}
+            }
+        }
+    }
+    plot.write(report)?;
+    runs.write(report)?;
+    report.figure("copies_calm_vs_never", calm[0] / calm[1]);
+    report.figure("copies_failing_vs_never", sums[0] / sums[1]);
+    report.figure("copies_failing_vs_always", sums[0] / sums[2]);
+    Ok(())
+}
+
+/// One run on a cluster of its own: what failed before must not matter.
+fn once(width: u32, bytes: u64, policy: &str, seed: Option<u64>) -> Result<Took> {
+    let node = 2_000_000_000;
+    let mut field = Field::start(&vec![Wish::new(node, 2); NODES as usize], HOME)?;
+    let text = workflow(width, bytes)?;
+    let watch = Watch::start();
+    let mut dice = Dice::new(seed.unwrap_or(0));
+    let mut next_s = between(&mut dice);
+    let mut away: Option<(String, f64)> = None;
+    let took = field.run_while(&text, &["--checkpoint", policy], |world| {
+        let now_s = watch.elapsed().as_secs_f64();
+        if seed.is_none() {
+            return Ok(());
+        }
+        match away.take() {
+            Some((node, back_s)) if now_s >= back_s => world.cluster.restart(&node)?,
+            Some(waiting) => away = Some(waiting),
+            None if now_s >= next_s => {
+                let node = format!("n{}", 1 + dice.below(u64::from(NODES)));
+                world.cluster.kill(&node)?;
+                let store = world.cluster.directory().join(&node);
+                std::fs::remove_dir_all(&store).context("a node's store")?;
+                away = Some((node, now_s + AWAY_S));
+                next_s = now_s + between(&mut dice);
+            }
+            None => {}
+        }
+        Ok(())
+    });
+    if let Some((node, _)) = away {
+        field.world.cluster.restart(&node)?;
+    }
+    took
+}
+
+/// Time to the next failure, in seconds.
+fn between(dice: &mut Dice) -> f64 {
+    let part = (dice.below(1_000_000) + 1) as f64 / 1e6;
+    -part.ln() * MTBF_S
+}
+
+fn workflow(width: u32, bytes: u64) -> Result<String> {
+    let mut text = Text::default();
+    for i in 0..width {
+        for stage in 0..DEPTH {
+            let (name, size) = (format!("j{i}_{stage}"), bytes * 12 / 10 + 200_000);
+            text.line(&format!("volume p{i}_{stage} scratch {size}B files 10"));
+            let mut steps = Vec::new();
+            if stage > 0 {
+                steps.push(format!("read:/in/data:{bytes}"));
+            }
+            steps.push(format!("compute:{JOB_MS}"));
+            steps.push(format!("write:/out/data:{bytes}:{bytes}"));
+            if stage == DEPTH - 1 {
+                steps.push("write:/out/result:1000:1000".to_owned());
+            }
+            text.job(&name, &steps)?;
+            text.line(&format!("mount p{i}_{stage} {name} /out"));
+            if stage > 0 {
+                text.line(&format!("parent j{i}_{} child {name}", stage - 1));
+                text.line(&format!("mount p{i}_{} {name} /in ro", stage - 1));
+            }
+        }
+        text.line(&format!(
+            "extract p{i}_{} result bafs://home/out/{i}",
+            DEPTH - 1
+        ));
+    }
+    Ok(text.0)
+}

@@ -1,0 +1,189 @@
+//! A cluster for experiments, workflows of synthetic jobs, and what a run on it took.
+
+use std::fmt::Write as _;
+use std::process::{Child, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::job::JOB_PROCESS;
+use crate::World;
+use crate::api::Api;
+
+/// Characters that are shown of why a run failed.
+const WHY_MAX: usize = 600;
+
+/// A node to start.
+#[derive(Debug, Clone)]
+pub(super) struct Wish {
+    pub(super) size: String,
+    pub(super) slots: u32,
+    /// Nodes of one group share caches.
+    pub(super) group: String,
+}
+
+impl Wish {
+    pub(super) fn new(bytes: u64, slots: u32) -> Self {
+        Self {
+            size: format!("{bytes}B"),
+            slots,
+            group: "default".to_owned(),
+        }
+    }
+}
+
+/// A cluster, with a home behind a slow link.
+#[derive(Debug)]
+pub(super) struct Field {
+    pub(super) world: World,
+    api: Api,
+    runs: u32,
+}
+
+/// What a run took.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Took {
+    pub(super) seconds: f64,
+    /// Bytes of files over the link to home, both directions.
+    pub(super) home_bytes: u64,
+    pub(super) executions: u64,
+    /// Jobs that did not get done.
+    pub(super) failed: u64,
+    /// Jobs on nodes at once, as a mean over the run.
+    pub(super) busy: f64,
+}
+
+impl Field {
+    pub(super) fn start(wishes: &[Wish], home_rate: &str) -> Result<Self> {
+        let mut world = World::start_as(&[], |spec| spec.limit = Some(home_rate.to_owned()))?;
+        for (at, wish) in wishes.iter().enumerate() {
+            let slots = wish.slots.to_string();
+            let more = [
+                "--size",
+                &wish.size,
+                "--slots",
+                &slots,
+                "--group",
+                &wish.group,
+            ];
+            world.cluster.add_node(&format!("n{}", at + 1), &more)?;
+        }
+        world.wait_for_servers(wishes.len() + 1)?;
+        let api = Api::new(&world.cluster.identity())?;
+        Ok(Self {
+            world,
+            api,
+            runs: 0,
+        })
+    }
+
+    /// Puts a file of so many bytes at home.
+    pub(super) fn put(&self, path: &str, bytes: u64) -> Result<()> {
+        let content: Vec<u8> = (0..bytes).map(|at| ((at * 31) >> 5) as u8).collect();
+        self.world.put(path, &content)
+    }
+
+    fn home_bytes(&self) -> Result<u64> {
+        let home = self.world.cluster.home();
+        let counters = self.api.wait(self.api.speaker().counters(home))?;
+        let value = |name: &str| counters.get(name).copied().unwrap_or(0);
+        Ok(value("home_read_bytes") + value("home_written_bytes"))
+    }
+
+    /// Runs a workflow; `meanwhile` is called again and again until it is over.
+    pub(super) fn run_while(
+        &mut self,
+        workflow: &str,
+        arguments: &[&str],
+        mut meanwhile: impl FnMut(&mut World) -> Result<()>,
+    ) -> Result<Took> {
+        self.runs += 1;
+        let path = self.world.workflow(workflow)?;
+        let journal = self.world.home.path().join(format!("journal{}", self.runs));
+        let before = self.home_bytes()?;
+        let (path, journal) = (path.to_string_lossy(), journal.to_string_lossy());
+        let mut command = self
+            .world
+            .bafs(&["run", &path, "--journal", &journal, "--json"]);
+        command.args(arguments);
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let report = read_along(&mut child);
+        while child.try_wait()?.is_none() {
+            meanwhile(&mut self.world)?;
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        let text = report
+            .join()
+            .map_err(|_| anyhow::anyhow!("reading the report failed"))??;
+        let report: Value = serde_json::from_str(&text)
+            .with_context(|| format!("bafs run {arguments:?} gave no report: {text}"))?;
+        let home_bytes = self.home_bytes()? - before;
+        took(&report, home_bytes)
+    }
+
+    /// Runs a workflow.
+    pub(super) fn run(&mut self, workflow: &str, arguments: &[&str]) -> Result<Took> {
+        self.run_while(workflow, arguments, |_| Ok(()))
+    }
+}
+
+/// Reads what a process prints while it runs, or it would wait for a reader.
+fn read_along(child: &mut Child) -> std::thread::JoinHandle<Result<String>> {
+    let out = child.stdout.take();
+    std::thread::spawn(move || {
+        let out = out.context("standard output is piped")?;
+        Ok(std::io::read_to_string(out)?)
+    })
+}
+
+fn took(report: &Value, home_bytes: u64) -> Result<Took> {
+    if report["outcome"] != "Complete" {
+        let why = report["outcome"].to_string();
+        let why: String = why.chars().take(WHY_MAX).collect();
+        println!("  a run did not end complete: {why}");
+    }
+    let number = |name: &str| report["totals"][name].as_u64().context(name.to_owned());
+    let wall_ms = report["wall_ms"].as_u64().context("wall_ms")?;
+    let jobs = report["jobs"].as_array().context("jobs")?;
+    let ran_ms: u64 = jobs.iter().filter_map(|job| job["wall_ms"].as_u64()).sum();
+    Ok(Took {
+        seconds: wall_ms as f64 / 1e3,
+        home_bytes,
+        executions: number("executions")?,
+        failed: number("jobs_total")? - number("jobs_done")?,
+        busy: ran_ms as f64 / wall_ms.max(1) as f64,
+    })
+}
+
+/// The text of a workflow of synthetic jobs.
+#[derive(Debug, Default)]
+pub(super) struct Text(pub(super) String);
+
+impl Text {
+    /// Another line.
+    pub(super) fn line(&mut self, line: &str) {
+        self.0 += line;
+        self.0.push('\n');
+    }
+
+    /// Another job that does these steps.
+    pub(super) fn job(&mut self, name: &str, steps: &[String]) -> Result<()> {
+        let tool = std::env::current_exe()?;
+        let tool = tool.to_str().context("the program's path is text")?;
+        let steps = steps.join(" ");
+        writeln!(
+            self.0,
+            "job {name} {{\nexecutable = {tool}\narguments = {JOB_PROCESS} {steps}\n}}"
+        )?;
+        Ok(())
+    }
+}
+
+/// All of these must have been done, or the times compare different work.
+pub(super) fn all_done(name: &str, took: &Took) -> Result<()> {
+    ensure!(took.failed == 0, "{name}: {} jobs failed", took.failed);
+    Ok(())
+}

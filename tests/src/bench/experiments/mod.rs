@@ -1,0 +1,185 @@
+//! `bench experiments`: the experiments of chapter 3 of the thesis (its figures 3.3 to 3.7), scaled
+//! to one machine: real processes, real bytes, synthetic jobs; computing is sleeping.
+//!
+//! Each part says by how much it is scaled. The link to home carries a twelfth of what is taken for
+//! a node's link. The data go to `target/experiments/*.json`, the pictures beside them.
+
+mod batch;
+mod failures;
+mod field;
+mod job;
+mod pipe;
+mod scoping;
+mod twins;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use bafs::picture::{Axis, Chart, Curve, Joined};
+use serde_json::json;
+
+pub(super) use self::job::{JOB_PROCESS, job_process};
+use super::measure::{Watch, digits};
+use super::{Options, Report};
+
+/// Rate of the link to home: a twelfth of a node's, which is taken for 96 MB/s as all nodes share
+/// the processors of one machine.
+const HOME: &str = "8MB/s";
+
+/// The orders that are compared: as the command line names them, and as tables do.
+const ORDERS: [(&str, &str); 3] = [
+    ("need", "ours"),
+    ("breadth-first", "breadth first"),
+    ("depth-first", "depth first"),
+];
+
+struct Part {
+    name: &'static str,
+    /// Figures that are missing when it fails.
+    figures: &'static [&'static str],
+    run: fn(&Options, &mut Report) -> Result<()>,
+}
+
+const PARTS: &[Part] = &[
+    Part {
+        name: "scoping",
+        figures: &["scoping_home_vs_minimum_max"],
+        run: scoping::run,
+    },
+    Part {
+        name: "batch",
+        figures: &[
+            "batch_vs_breadth_first_max",
+            "batch_vs_depth_first_max",
+            "batch_knee",
+        ],
+        run: batch::run,
+    },
+    Part {
+        name: "pipe",
+        figures: &["pipe_failed_jobs", "pipe_vs_best_other_max"],
+        run: pipe::run,
+    },
+    Part {
+        name: "failures",
+        figures: &[
+            "copies_calm_vs_never",
+            "copies_failing_vs_never",
+            "copies_failing_vs_always",
+        ],
+        run: failures::run,
+    },
+    Part {
+        name: "twins",
+        figures: &["twins_vs_best_other_max", "twins_blast_far", "twins_hf_far"],
+        run: twins::run,
+    },
+];
+
+/// Runs the wanted parts. One that fails does not keep the others from running.
+pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
+    let known = |name: &String| PARTS.iter().any(|part| part.name == name);
+    let names: Vec<_> = PARTS.iter().map(|part| part.name).collect();
+    ensure!(
+        options.only.iter().all(known),
+        "the parts are {}",
+        names.join(", ")
+    );
+    let mut failed = Vec::new();
+    for part in PARTS.iter().filter(|part| options.wants(part.name)) {
+        let watch = Watch::start();
+        if let Err(error) = (part.run)(options, report) {
+            failed.push(part.name);
+            for figure in part.figures {
+                report.not_measured(figure, &format!("{error:#}"));
+            }
+        }
+        let took = watch.elapsed().as_secs_f64();
+        report.say(&format!("  ({}: {took:.0} s)", part.name));
+    }
+    ensure!(
+        failed.is_empty(),
+        "these parts failed: {}",
+        failed.join(", ")
+    );
+    Ok(())
+}
+
+/// Curves over one axis, as they grow.
+struct Plot {
+    name: &'static str,
+    title: &'static str,
+    x: &'static str,
+    y: &'static str,
+    curves: Vec<Curve>,
+}
+
+impl Plot {
+    fn new(name: &'static str, title: &'static str, x: &'static str, y: &'static str) -> Self {
+        Self {
+            name,
+            title,
+            x,
+            y,
+            curves: Vec::new(),
+        }
+    }
+
+    /// Another point of a curve.
+    fn add(&mut self, curve: &str, x: f64, y: f64) {
+        let found = self.curves.iter_mut().find(|known| known.name == curve);
+        match found {
+            Some(known) => known.points.push((x, y)),
+            None => self.curves.push(Curve {
+                name: curve.to_owned(),
+                points: vec![(x, y)],
+            }),
+        }
+    }
+
+    /// Writes the data and the picture, and prints the table.
+    fn write(self, report: &Report) -> Result<()> {
+        let directory = directory()?;
+        std::fs::create_dir_all(&directory)?;
+        let mut rows = vec![vec![self.x.to_owned()]];
+        rows[0].extend(self.curves.iter().map(|curve| curve.name.clone()));
+        let longest = self.curves.iter().map(|curve| curve.points.len()).max();
+        for at in 0..longest.unwrap_or(0) {
+            let x = self.curves.iter().find_map(|curve| curve.points.get(at));
+            let mut row = vec![digits(x.map_or(0.0, |(x, _)| *x))];
+            let values = self.curves.iter().map(|curve| curve.points.get(at));
+            row.extend(values.map(|point| point.map_or_else(String::new, |(_, y)| digits(*y))));
+            rows.push(row);
+        }
+        report.say(&format!("  {}: {}", self.title, self.y));
+        report.table(&rows);
+        let curves: serde_json::Map<_, _> = self
+            .curves
+            .iter()
+            .map(|curve| (curve.name.clone(), json!(curve.points)))
+            .collect();
+        let data = json!({ "title": self.title, "x": self.x, "y": self.y, "curves": curves });
+        std::fs::write(
+            directory.join(format!("{}.json", self.name)),
+            data.to_string(),
+        )?;
+        let chart = Chart {
+            title: self.title.to_owned(),
+            x: Axis::new(self.x),
+            y: Axis::new(self.y),
+            joined: Joined::Straight,
+            curves: self.curves,
+        };
+        let picture = directory.join(format!("{}.svg", self.name));
+        std::fs::write(&picture, chart.svg()?)?;
+        report.say(&format!("  picture: {}", picture.display()));
+        Ok(())
+    }
+}
+
+/// Where data and pictures go: beside the programs' directory.
+fn directory() -> Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    let target = program.ancestors().nth(2).context("a program in target")?;
+    Ok(target.join("experiments"))
+}

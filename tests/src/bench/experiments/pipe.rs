@@ -1,0 +1,90 @@
+//! Fig 3.5: a pipe-intensive workload and little storage. Scaled: 12 pipelines of 4 jobs and 16 MB
+//! of storage, of 32 and 512 MB; on one node with 8 slots, as the scheduler places no scratch
+//! volume on a node that only stores.
+
+use anyhow::Result;
+
+use super::field::{Field, Text, Wish};
+use super::{HOME, ORDERS, Plot};
+use crate::bench::{Options, Report};
+
+const DEPTH: u32 = 4;
+const STORAGE: u64 = 16_000_000;
+
+pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
+    let width = options.pick(12, 4);
+    report.section(&format!(
+        "pipe: {width} pipelines of {DEPTH} jobs on one node with 8 slots and {} MB (thesis: 32, \
+         16 nodes that compute and one with 512 MB that stores: the scheduler places no scratch \
+         volume on a node that only stores)",
+        STORAGE / 1_000_000
+    ));
+    // What is offered beside the slack that the scheduler keeps.
+    let node = Wish::new(STORAGE * 1_000 / 979, 8);
+    let mut field = Field::start(&[node], HOME)?;
+    let (x, title) = (
+        "private volume, % of the storage",
+        "Pipe-intensive (Fig 3.5)",
+    );
+    let mut plot = Plot::new("pipe", title, x, "seconds");
+    let mut busy = Plot::new(
+        "pipe-busy",
+        "Pipe-intensive (Fig 3.5), busy",
+        x,
+        "jobs at once",
+    );
+    let points = options.pick(&[10, 24, 30, 40, 60, 100][..], &[30, 100]);
+    let (mut failed, mut worst): (u64, f64) = (0, 0.0);
+    for &percent in points {
+        let mut seconds = Vec::new();
+        for (order, name) in ORDERS {
+            let volume = STORAGE * percent / 100;
+            let took = field.run(&workflow(width, volume)?, &["--order", order])?;
+            plot.add(name, percent as f64, took.seconds);
+            busy.add(name, percent as f64, took.busy);
+            if order == "need" {
+                failed += took.failed;
+            }
+            // What did not do all has no time.
+            seconds.push(if took.failed == 0 {
+                took.seconds
+            } else {
+                f64::INFINITY
+            });
+        }
+        worst = worst.max(seconds[0] / seconds[1].min(seconds[2]));
+    }
+    plot.write(report)?;
+    busy.write(report)?;
+    report.figure("pipe_failed_jobs", failed as f64);
+    report.figure("pipe_vs_best_other_max", worst);
+    Ok(())
+}
+
+fn workflow(width: u32, volume: u64) -> Result<String> {
+    let mut text = Text::default();
+    // A file system needs some room of its own.
+    let data = volume * 8 / 10;
+    for i in 0..width {
+        text.line(&format!("volume p{i} scratch {volume}B files 10"));
+        for stage in 0..DEPTH {
+            let name = format!("j{i}_{stage}");
+            let mut steps = Vec::new();
+            if stage > 0 {
+                steps.push(format!("read:/work/data:{data}"));
+            }
+            steps.push("compute:400".to_owned());
+            steps.push(format!("write:/work/data:{data}:{data}"));
+            if stage == DEPTH - 1 {
+                steps.push("write:/work/result:1000:1000".to_owned());
+            }
+            text.job(&name, &steps)?;
+            if stage > 0 {
+                text.line(&format!("parent j{i}_{} child {name}", stage - 1));
+            }
+            text.line(&format!("mount p{i} {name} /work"));
+        }
+        text.line(&format!("extract p{i} result bafs://home/out/{i}"));
+    }
+    Ok(text.0)
+}
