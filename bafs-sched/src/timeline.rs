@@ -42,6 +42,8 @@ pub struct Timeline {
     pub nodes: Vec<NodeStanding>,
     /// The last decision about a copy of each volume for which there was one.
     pub receipts: Vec<CopyReceipt>,
+    /// What the scheduler warned of.
+    pub warnings: Vec<String>,
 }
 
 /// A job at the end of the journal.
@@ -547,6 +549,12 @@ impl Observer {
             jobs: workflow.jobs.iter().enumerate().map(standing).collect(),
             receipts: receipts
                 .map(|(volume, receipt)| self.receipt(volume, receipt))
+                .collect(),
+            warnings: self
+                .scheduler
+                .warnings()
+                .iter()
+                .map(|warning| warning.text.clone())
                 .collect(),
             executions: self.executions,
             volumes: self.volumes,

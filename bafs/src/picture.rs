@@ -303,11 +303,16 @@ impl Gantt {
                     .draw(),
             )?;
             let low = |row: usize| (rows - row) as f64;
+            // A gap lets people tell bars apart that follow each other at once.
+            let gap = end / 800.0;
             drawn(chart.draw_series(bars.iter().map(|bar| {
-                let corners = [
-                    (bar.from, low(bar.row) - 0.12),
-                    (bar.until.max(bar.from), low(bar.row) - 0.88),
-                ];
+                let until = bar.until.max(bar.from);
+                let seen = if until - bar.from > 2.0 * gap {
+                    until - gap
+                } else {
+                    until
+                };
+                let corners = [(bar.from, low(bar.row) - 0.12), (seen, low(bar.row) - 0.88)];
                 Rectangle::new(corners, bar.colour.rgb().filled())
             })))?;
             for (row, name) in self.rows.iter().take(rows).enumerate() {

@@ -256,6 +256,36 @@ mod tests {
     }
 
     #[test]
+    fn pictures_of_every_run_and_of_the_choice_are_written() {
+        let text = include_str!("../../examples/environments/thesis.toml");
+        let environment = Environment::parse(text).unwrap();
+        let canonical = Canonical::parse("width=20,depth=2,batch=45GB,private=0.5GB,run=50s");
+        let canonical = canonical.unwrap();
+        let (workflow, shape) = (workflow_of(&canonical), canonical.shape());
+        let directory = tempfile::tempdir().unwrap();
+        let args = sim_args(&["--plot", &directory.path().to_string_lossy()]);
+        let plan = plan(shape.clone(), &environment);
+        let policy = Policy::Strategy(Strategy::Slice);
+        let candidates = &plan.candidates;
+        let row = simulate(&args, &workflow, &environment, candidates, &shape, policy).unwrap();
+        let written = plot::write(directory.path(), &workflow, &[row]).unwrap();
+        let names = [
+            "workflow.dot",
+            "processors.svg",
+            "storage-slice.svg",
+            "gantt-slice.svg",
+        ];
+        assert_eq!(written, names);
+        let read = |name| std::fs::read_to_string(directory.path().join(name)).unwrap();
+        // A bar for each of forty jobs beside the frame's own rectangles.
+        assert!(read("gantt-slice.svg").matches("<rect").count() > 40);
+        assert!(read("processors.svg").contains("Slice"));
+        let map = plot::map(&canonical, &environment);
+        let chosen = map.cells.iter().flatten().flatten().count();
+        assert!(chosen > 0 && map.kinds.len() > 1, "{:?}", map.kinds);
+    }
+
+    #[test]
     fn a_mean_time_of_nothing_is_refused() {
         assert_eq!(mtbf("12 h").unwrap(), 43_200);
         assert!(mtbf("0 s").unwrap_err().to_string().contains("is zero"));

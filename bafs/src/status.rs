@@ -39,6 +39,8 @@ struct Status {
     stages: Vec<(u64, u64)>,
     nodes: Vec<NodeStatus>,
     running: Vec<Running>,
+    /// What the scheduler warned of.
+    warnings: Vec<String>,
     ledger: Account,
 }
 
@@ -139,6 +141,7 @@ fn status(timeline: &Timeline, is_running: bool, ledger: Account) -> Status {
         stages,
         nodes: nodes.collect(),
         running: running.collect(),
+        warnings: timeline.warnings.clone(),
         ledger,
     }
 }
@@ -194,6 +197,9 @@ fn text(status: &Status) -> Result<String> {
     }
     if status.running.len() > SHOWN {
         writeln!(text, "  and {} more", status.running.len() - SHOWN)?;
+    }
+    for warning in status.warnings.iter().rev().take(SHOWN).rev() {
+        writeln!(text, "warning: {}", visible(warning))?;
     }
     let ledger = &status.ledger;
     let part = |ms: u64| 100.0 * ms as f64 / ledger.sum_ms().max(1) as f64;

@@ -99,6 +99,8 @@ fn cluster_accounts_for_the_time_of_a_run() -> Result<()> {
         page.contains("complete") && page.contains("second3"),
         "{page}"
     );
+    let is_told = page.contains(&*world.home.path().to_string_lossy());
+    ensure!(!is_told, "a path of this machine is in the page");
     let graph = world
         .bafs(&["graph", &format!("{workflow}.journal")])
         .output()?;

@@ -118,15 +118,15 @@ pub(super) fn home(timeline: &Timeline) -> Result<String> {
     let end = timeline.wall_ms;
     let sent = timeline.sendings.iter().filter_map(|sending| {
         let at = sending.ended_ms?;
-        Some((at, end + 1, sending.bytes? as f64))
+        Some((at, end, sending.bytes? as f64))
     });
     let filled = timeline.volumes.iter().filter_map(|volume| {
         let at = volume.made_ms.filter(|_| volume.is_filled)?;
-        Some((at, end + 1, volume.bytes as f64))
+        Some((at, end, volume.bytes as f64))
     });
     let read = timeline.executions.iter().filter_map(|execution| {
         let at = execution.ended_ms?;
-        Some((at, end + 1, execution.distinct_bytes as f64))
+        Some((at, end, execution.distinct_bytes as f64))
     });
     let mut curves = vec![
         sum_over_time("files sent home", sent, end),
@@ -153,7 +153,7 @@ fn sum_over_time(name: &str, intervals: impl Iterator<Item = (u64, u64, f64)>, e
     let mut changes: BTreeMap<u64, f64> = BTreeMap::from([(0, 0.0), (end, 0.0)]);
     for (from, until, amount) in intervals {
         *changes.entry(from).or_default() += amount;
-        if until <= end {
+        if until < end {
             *changes.entry(until).or_default() -= amount;
         }
     }

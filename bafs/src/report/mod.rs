@@ -86,6 +86,7 @@ fn warnings(timeline: &Timeline) -> Vec<String> {
         Some(Outcome::Complete) => {}
         None => warnings.push("the journal ends before the run does".to_owned()),
     }
+    warnings.extend(timeline.warnings.iter().cloned());
     for node in &timeline.nodes {
         for at_ms in node.present.iter().filter_map(|(_, until)| *until) {
             let seconds = at_ms as f64 / 1e3;

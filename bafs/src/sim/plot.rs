@@ -184,7 +184,7 @@ fn gantt(row: &Row) -> Gantt {
     }
 }
 
-fn map(canonical: &Canonical, environment: &Environment) -> Map {
+pub(super) fn map(canonical: &Canonical, environment: &Environment) -> Map {
     let storage = environment.storage_bytes() as f64;
     let values = |(low, high): (f64, f64)| -> Vec<f64> {
         let part = |at: u32| f64::from(at) / f64::from(SQUARES - 1);
