@@ -14,13 +14,15 @@ use crate::door::NotOpened;
 use crate::fate::{Fate, Loss};
 use crate::logic::directory::Owner;
 use crate::sandbox::Privilege;
-use crate::tree::{CacheTree, InlineTree, Promise, RemoteTree, Server, Tree};
+use crate::tree::{self, CacheTree, Place, Promise, RemoteTree, Server, Tree};
 use crate::usage::Usage;
 use crate::volume::{Mode, Ownership, Volume};
 
 /// How a volume is reached, for people.
 const INLINE: &str = "inline: each operation runs in this process, on the directory that the \
     server on this machine handed over; no messages";
+const BOUND: &str = "directory: the job works on the directory itself, which the server on this \
+    machine watches; no messages";
 const CALLS: &str = "calls: each operation is a call to the server";
 const EARLY: &str = "calls: what is sure to succeed is answered first and brought to the server in \
     order; fsync and the end of the job wait until it has run";
@@ -41,6 +43,8 @@ pub struct Agent {
     pub ownership: Ownership,
     /// Deadline of each remote operation, in milliseconds.
     pub op_deadline_ms: u64,
+    /// Where it shows volumes.
+    pub place: Place,
     /// How it works, as the command line says.
     pub choices: Choices,
 }
@@ -93,6 +97,7 @@ impl Agent {
             id: AgentId::random(),
             ownership,
             op_deadline_ms,
+            place: Place::Job,
             choices: Choices::default(),
         }
     }
@@ -152,9 +157,10 @@ impl Agent {
         Ok(match &mount.target {
             MountTarget::Scratch { server, volume } => {
                 let open = || remote(server, TreeRef::Volume(*volume));
-                let (tree, why) = match InlineTree::take(open().await?, mount.writable, fate).await
-                {
-                    Ok(tree) => (Tree::Inline(tree), None),
+                let lease = open().await?;
+                let taken = tree::take(lease, mount.writable, self.place, fate).await;
+                let (tree, why) = match taken {
+                    Ok(tree) => (tree, None),
                     Err((tree, NotOpened::Refused(why))) => (self.delegate(tree).await, Some(why)),
                     Err((tree, NotOpened::Broken(why))) => {
                         tree.close().await;
@@ -166,7 +172,11 @@ impl Agent {
                     Some(Promise::Synced) => EARLY,
                     Some(Promise::Closed) => EARLY_CLOSE,
                 };
-                let way = why.map_or_else(|| INLINE.to_owned(), |why| format!("{calls} ({why})"));
+                let way = match (&tree, why) {
+                    (_, Some(why)) => format!("{calls} ({why})"),
+                    (Tree::Bound(_), None) => BOUND.to_owned(),
+                    (_, None) => INLINE.to_owned(),
+                };
                 (tree, Mode::scratch(mount.writable), Usage::new(), way)
             }
             MountTarget::Home { server, path } => {

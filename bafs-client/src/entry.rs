@@ -27,6 +27,7 @@ use crate::keeper::Keeper;
 use crate::limits::SPEC_BYTES_MAX;
 use crate::memory;
 use crate::sandbox::{NotStartedReason, Privilege, Sandbox, enter_private};
+use crate::tree;
 use crate::volume::Volume;
 
 /// Exit code when the environment of a job failed, `EX_TEMPFAIL`: running it again may help.
@@ -176,6 +177,7 @@ async fn show(
     // On the host numbers of users are what they are, whoever mounts.
     let mut agent = Agent::new(pool(identity)?, Privilege::Root, op_deadline_ms);
     agent.choices = choices;
+    agent.place = tree::Place::Host;
     let volume = Arc::new(agent.open(&mount, losses).await?);
     let directory = std::path::absolute(directory).map_err(|error| unsupported(&error))?;
     let (shown, silence) = (Arc::clone(&volume), silence_of(&agent));

@@ -4,6 +4,7 @@
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ use crate::sandbox::{
     self, Access, Identity, JobControl, JobPlan, JobStreams, NotStarted, NotStartedReason, Output,
     RunningJob, Sandbox, Session, VolumeBind, job_environment,
 };
+use crate::volume::Volume;
 
 /// Where a job's input and output go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,7 +117,9 @@ enum Stop {
 
 /// A volume that the job will see: the mount, and the file system path to bind.
 struct Bound {
-    mounted: Mounted,
+    volume: Arc<Volume>,
+    /// `None` where a directory of this machine is shown as it is.
+    mounted: Option<Mounted>,
     bind: VolumeBind,
 }
 
@@ -136,24 +140,22 @@ async fn mount_all(
             failed(Error::new(ErrorCode::Unsupported, text))
         };
         let volume = Arc::new(agent.open(mount, losses.clone()).await.map_err(failed)?);
-        let directory = sandbox.mount_point().map_err(|error| unable(&error))?;
-        let is_single_file = volume.is_single_file();
-        let source = if is_single_file {
-            directory.join(SINGLE_FILE_NAME)
-        } else {
-            directory.clone()
+        let (mounted, source) = match volume.directory() {
+            Some(directory) => (None, directory.to_owned()),
+            None => {
+                let directory = sandbox.mount_point().map_err(|error| unable(&error))?;
+                let mounted = mount_one(&volume, directory.clone())
+                    .await
+                    .map_err(failed)?;
+                let source = if volume.is_single_file() {
+                    directory.join(SINGLE_FILE_NAME)
+                } else {
+                    directory
+                };
+                (Some(mounted), source)
+            }
         };
-        // Mounting waits for the kernel, which may already ask the volume something.
-        let mounting =
-            tokio::task::spawn_blocking(move || Mounted::mount(volume, &directory, Place::Own));
-        let mounted = mounting
-            .await
-            .map_err(|error| unable(&error))?
-            .map_err(|error| {
-                let text = format!("volume {}: {error}", mount.name);
-                failed(Error::new(environment_code(error.errno()), text))
-            })?;
-        let access = if mounted.volume().mode().read_only {
+        let access = if volume.mode().read_only {
             Access::ReadOnly
         } else {
             Access::ReadWrite
@@ -165,9 +167,28 @@ async fn mount_all(
             path,
             access,
         };
-        bound.push(Bound { mounted, bind });
+        bound.push(Bound {
+            volume,
+            mounted,
+            bind,
+        });
     }
     Ok(bound)
+}
+
+async fn mount_one(volume: &Arc<Volume>, directory: PathBuf) -> Result<Mounted, Error> {
+    let shown = Arc::clone(volume);
+    // Mounting waits for the kernel, which may already ask the volume something.
+    let mounting =
+        tokio::task::spawn_blocking(move || Mounted::mount(shown, &directory, Place::Own));
+    let mounted = mounting.await.map_err(|error| {
+        let text = format!("volume {}: {error}", volume.name());
+        Error::new(ErrorCode::Unsupported, text)
+    })?;
+    mounted.map_err(|error| {
+        let text = format!("volume {}: {error}", volume.name());
+        Error::new(environment_code(error.errno()), text)
+    })
 }
 
 fn start(
@@ -313,8 +334,8 @@ async fn end_job(control: JobControl, reason: String, mounts: &[Bound]) {
         return;
     }
     tracing::warn!("job does not die; aborting the connections of its volumes");
-    for bound in mounts {
-        bound.mounted.abort();
+    for mounted in mounts.iter().filter_map(|bound| bound.mounted.as_ref()) {
+        mounted.abort();
     }
     if let Ok(Err(error)) = tokio::task::spawn_blocking(move || again.kill(&reason)).await {
         tracing::error!(%error, "job does not die");
@@ -338,12 +359,14 @@ async fn release(mounts: Vec<Bound>) -> Vec<VolumeUse> {
     volumes
 }
 
-async fn let_go(Bound { mounted, .. }: Bound) -> VolumeUse {
-    let volume = Arc::clone(mounted.volume());
-    // What is still unwritten in mapped pages is written by this.
-    let unmounted = tokio::task::spawn_blocking(move || mounted.unmount()).await;
-    if let Err(error) = unmounted {
-        tracing::error!(%error, volume = volume.name(), "unmounting failed");
+async fn let_go(bound: Bound) -> VolumeUse {
+    let volume = bound.volume;
+    if let Some(mounted) = bound.mounted {
+        // What is still unwritten in mapped pages is written by this.
+        let unmounted = tokio::task::spawn_blocking(move || mounted.unmount()).await;
+        if let Err(error) = unmounted {
+            tracing::error!(%error, volume = volume.name(), "unmounting failed");
+        }
     }
     let held = volume.held().await;
     volume.close().await;

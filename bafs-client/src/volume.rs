@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -196,6 +197,12 @@ impl Volume {
     /// Bytes that the kernel should read ahead of a sequential reader, in KiB.
     pub fn read_ahead_kib(&self) -> u32 {
         self.tree.read_ahead_kib()
+    }
+
+    /// The directory that is shown as it is, if the kernel does all by itself and nothing is to be
+    /// mounted.
+    pub fn directory(&self) -> Option<&Path> {
+        self.tree.directory()
     }
 
     /// Ends the session with the server.

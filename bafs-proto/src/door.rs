@@ -94,8 +94,11 @@ pub enum HandedOver {
 
 /// A scratch volume whose directory comes as the first open file. A writer gets a second one: it
 /// is locked, and as long as anybody has it open nobody else is given the volume to write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HandedTree {
+    /// Where the directory is on this machine, if it may be shown to a job itself: then nobody
+    /// accounts for operations, and the server watches what it holds.
+    pub bind: Option<String>,
     /// Most bytes that it may hold.
     pub size_bytes: u64,
     /// Most files and directories that it may hold.

@@ -59,6 +59,24 @@ pub enum Replacement {
     Mru,
 }
 
+/// How the limit of a scratch volume is kept.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LimitKind {
+    /// Each operation is accounted for: past the limit it fails with ENOSPC.
+    #[default]
+    Exact,
+    /// A job on the node works on the directory itself, as fast as the disk. The server looks now
+    /// and then, and ends a job that is past the limit.
+    Watched,
+}
+
+/// Least margin of a watched volume, in bytes: what a fast disk takes until a job is ended.
+const MARGIN_BYTES_MIN: u64 = 256 << 20;
+
+/// Least margin of a watched volume, in files.
+const MARGIN_FILES_MIN: u64 = 10_000;
+
 /// A request for a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeSpec {
@@ -74,8 +92,25 @@ pub struct VolumeSpec {
     pub size_bytes: u64,
     /// Reserved number of files and directories (inodes), the root not counted.
     pub size_files: u64,
+    /// How the limit of a scratch volume is kept; a cache always keeps its own exactly.
+    pub limit: LimitKind,
     /// The volume is deleted this long after the last sign of interest, in milliseconds.
     pub lifetime_ms: u64,
+}
+
+impl VolumeSpec {
+    /// Bytes and files that are reserved for it: for a watched volume a tenth more than it may
+    /// hold, so that one past its limit takes nothing from others until it is ended.
+    pub fn reserved(&self) -> (u64, u64) {
+        let (bytes, files) = (self.size_bytes, self.size_files);
+        match self.limit {
+            LimitKind::Exact => (bytes, files),
+            LimitKind::Watched => (
+                bytes.saturating_add((bytes / 10).max(MARGIN_BYTES_MIN)),
+                files.saturating_add((files / 10).max(MARGIN_FILES_MIN)),
+            ),
+        }
+    }
 }
 
 /// Where a volume is in its life.

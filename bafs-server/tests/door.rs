@@ -20,6 +20,7 @@ use bafs_server::door::{Answer, Door, Grant, Keeper, Parcel};
 use tokio::sync::watch;
 
 const HEADER: HandedOver = HandedOver::Tree(HandedTree {
+    bind: None,
     size_bytes: 1,
     size_files: 2,
     used_bytes: 3,

@@ -291,6 +291,13 @@ pub(crate) struct VolumeArgs {
     pub(crate) volume: String,
 }
 
+/// How the limits of a scratch volume are kept.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum LimitArg {
+    Exact,
+    Watched,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct VolumeCreateArgs {
     #[command(flatten)]
@@ -306,6 +313,10 @@ pub(crate) struct VolumeCreateArgs {
     /// Files to reserve.
     #[arg(long, default_value_t = 10_000)]
     pub(crate) files: u64,
+    /// How the limits are kept: `exact`, or `watched`, where jobs on the node work on the directory
+    /// itself, as fast as its disk, and a job past a limit is ended (exit code 75).
+    #[arg(long, default_value = "exact", conflicts_with = "cache")]
+    pub(crate) limit: LimitArg,
     /// Fill the scratch volume from this home path.
     #[arg(long, value_name = "URL", conflicts_with = "cache")]
     pub(crate) from: Option<String>,

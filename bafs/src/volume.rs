@@ -9,11 +9,12 @@ use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{
     Advert, CreateVolume, DeleteVolume, ExtractFile, InvalidateVolume, PutReceipt,
 };
-use bafs_proto::volume::{Replacement, Source, VolumeKind, VolumeSpec, VolumeStatus};
+use bafs_proto::volume::{LimitKind, Replacement, Source, VolumeKind, VolumeSpec, VolumeStatus};
 use serde_json::json;
 
 use crate::args::{
-    ClientArgs, VolumeArgs, VolumeCommand, VolumeCreateArgs, VolumeExtractArgs, VolumeReplicateArgs,
+    ClientArgs, LimitArg, VolumeArgs, VolumeCommand, VolumeCreateArgs, VolumeExtractArgs,
+    VolumeReplicateArgs,
 };
 use crate::client::Client;
 use crate::output::Output;
@@ -65,6 +66,10 @@ async fn create(args: VolumeCreateArgs, output: Output) -> Result<()> {
         kind,
         size_bytes: parse_bytes(&args.size)?,
         size_files: args.files,
+        limit: match args.limit {
+            LimitArg::Exact => LimitKind::Exact,
+            LimitArg::Watched => LimitKind::Watched,
+        },
         lifetime_ms: args.hours.saturating_mul(HOUR_MS),
     };
     let status = create_at(&client, &node, spec).await?;

@@ -20,7 +20,7 @@ use bafs_proto::net::pool::Pool;
 use bafs_proto::net::quic::QuicDialer;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
-use bafs_proto::volume::{Replacement, Source, VolumeKind, VolumeSpec, VolumeStatus};
+use bafs_proto::volume::{LimitKind, Replacement, Source, VolumeKind, VolumeSpec, VolumeStatus};
 use bytes::Bytes;
 use tokio::runtime::Runtime;
 
@@ -158,6 +158,7 @@ impl Speaker {
             },
             size_bytes: wish.size_bytes,
             size_files: 1_000,
+            limit: LimitKind::Exact,
             lifetime_ms: LIFETIME_MS,
         };
         let source_token = self.token.clone();

@@ -4,6 +4,7 @@ pub mod api;
 pub mod bench;
 pub mod content;
 pub mod dice;
+pub mod exec;
 pub mod stage;
 pub mod stand;
 

@@ -2,11 +2,12 @@
 //! death, and that no two writers ever work at once.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{World, cannot_mount, mounts_with, said, skip};
+use bafs_tests::exec::{self, Busy, job};
+use bafs_tests::{World, mounts_with, said};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -14,25 +15,12 @@ const INLINE: &str = "volume v: inline";
 const CALLS: &str = "volume v: calls";
 
 fn ready(name: &str) -> Result<Option<World>> {
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
-        return Ok(None);
+    let world = exec::ready(name, "300MB")?;
+    if let Some(world) = &world {
+        let create = ["volume", "create", "v", "--node", "n1", "--size", "50MB"];
+        world.json(&create)?;
     }
-    let world = World::start(&["300MB"])?;
-    world.wait_for_servers(2)?;
-    let create = ["volume", "create", "v", "--node", "n1", "--size", "50MB"];
-    world.json(&create)?;
-    Ok(Some(world))
-}
-
-/// A job with the volume `v` at `/vol`.
-fn job(world: &World, options: &[&str], script: &str) -> Command {
-    let mut args = vec!["exec", "--explain", "--mount", "v:/vol"];
-    args.extend(options);
-    args.extend(["--", "/bin/sh", "-ec", script]);
-    let mut command = world.bafs(&args);
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
+    Ok(world)
 }
 
 fn run(world: &World, script: &str) -> Result<Output> {
@@ -40,43 +28,7 @@ fn run(world: &World, script: &str) -> Result<Output> {
 }
 
 fn check(world: &World, script: &str, expected: &str) -> Result<()> {
-    let output = run(world, script)?;
-    let found = String::from_utf8_lossy(&output.stdout).into_owned();
-    ensure!(output.status.success(), "{script}: {}", said(&output));
-    ensure!(found.trim() == expected, "{script}: {}", said(&output));
-    ensure!(said(&output).contains(INLINE), said(&output));
-    Ok(())
-}
-
-/// A job that has said `ready` and goes on.
-struct Busy(Child);
-
-impl Busy {
-    fn start(world: &World, script: &str) -> Result<Self> {
-        let mut child = job(world, &[], script).spawn()?;
-        let stdout = child.stdout.take().context("its output")?;
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line)?;
-        ensure!(line.trim() == "ready", "the job said {line:?}");
-        Ok(Self(child))
-    }
-
-    fn signal(&self, signal: Signal) -> Result<()> {
-        kill(Pid::from_raw(i32::try_from(self.0.id())?), signal)?;
-        Ok(())
-    }
-
-    /// Waits for its end, which comes within seconds, and tells what it said.
-    fn end(mut self) -> Result<Output> {
-        for _ in 0..200 {
-            if self.0.try_wait()?.is_some() {
-                return Ok(self.0.wait_with_output()?);
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        self.0.kill()?;
-        anyhow::bail!("the job goes on: {}", said(&self.0.wait_with_output()?))
-    }
+    exec::check(world, &[], INLINE, script, expected)
 }
 
 #[test]
@@ -107,7 +59,7 @@ fn mount_inline_loses_nothing_with_its_agent() -> Result<()> {
     let script = "echo one > /vol/f; sync /vol/f; echo two > /vol/g; mkdir /vol/d; \
         exec 3>/vol/gone; rm /vol/gone; dd if=/dev/zero bs=1M count=20 >&3 2>/dev/null; \
         echo ready; sleep 1000";
-    let busy = Busy::start(&world, script)?;
+    let busy = Busy::start(&world, &[], script)?;
     busy.signal(Signal::SIGKILL)?;
     busy.end()?;
     check(&world, "cat /vol/f /vol/g; ls /vol", "one\ntwo\nd\nf\ng")?;
@@ -122,7 +74,7 @@ fn mount_inline_writer_is_cut_off_by_the_next() -> Result<()> {
         return Ok(());
     };
     let script = "echo ready; i=0; while :; do i=$((i+1)); echo $i > /vol/first; done";
-    let first = Busy::start(&world, script)?;
+    let first = Busy::start(&world, &[], script)?;
     // Nothing of the first comes after the second has its volume.
     let look = "cp /vol/first /vol/seen; sleep 1; cmp /vol/first /vol/seen; echo same";
     check(&world, look, "same")?;
@@ -137,7 +89,7 @@ fn mount_inline_writer_that_hangs_keeps_others_out() -> Result<()> {
     let Some(world) = ready("mount_inline_writer_that_hangs_keeps_others_out")? else {
         return Ok(());
     };
-    let first = Busy::start(&world, "echo ready; sleep 1000")?;
+    let first = Busy::start(&world, &[], "echo ready; sleep 1000")?;
     first.signal(Signal::SIGSTOP)?;
     let refused = job(&world, &["--op-deadline", "5"], "echo in > /vol/x").output()?;
     ensure!(refused.status.code() == Some(75), said(&refused));
@@ -154,7 +106,7 @@ fn mount_inline_job_ends_with_its_server() -> Result<()> {
         return Ok(());
     };
     let script = "echo kept > /vol/f; echo ready; while :; do echo x >> /vol/log; done";
-    let busy = Busy::start(&world, script)?;
+    let busy = Busy::start(&world, &[], script)?;
     world.cluster.kill("n1")?;
     let ended = busy.end()?;
     ensure!(ended.status.code() == Some(75), said(&ended));

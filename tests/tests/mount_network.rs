@@ -4,28 +4,25 @@
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::IntoRawFd;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use bafs_proto::door::DOOR_NAME;
-use bafs_tests::{World, cannot_mount, mounts_with, said, skip};
+use bafs_tests::{World, exec, mounts_with, said};
 use nix::sys::signal::Signal;
 
 const CALLS: &str = "volume v: calls";
 
 /// A node whose door is shut, with a volume `v` of 50 MB.
 fn ready(name: &str) -> Result<Option<World>> {
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
-        return Ok(None);
+    let world = exec::ready(name, "300MB")?;
+    if let Some(world) = &world {
+        shut_door(world)?;
+        let create = ["volume", "create", "v", "--node", "n1", "--size", "50MB"];
+        world.json(&create)?;
     }
-    let world = World::start(&["300MB"])?;
-    world.wait_for_servers(2)?;
-    shut_door(&world)?;
-    let create = ["volume", "create", "v", "--node", "n1", "--size", "50MB"];
-    world.json(&create)?;
-    Ok(Some(world))
+    Ok(world)
 }
 
 fn shut_door(world: &World) -> Result<()> {
@@ -34,21 +31,12 @@ fn shut_door(world: &World) -> Result<()> {
     )?)
 }
 
-/// A job with the volume `v` at `/vol`.
 fn job(world: &World, script: &str) -> Command {
-    let args = ["exec", "--explain", "--mount", "v:/vol", "--"];
-    let mut command = world.bafs(&[&args[..], &["/bin/sh", "-ec", script]].concat());
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
+    exec::job(world, &[], script)
 }
 
 fn check(world: &World, script: &str, expected: &str) -> Result<()> {
-    let output: Output = job(world, script).output().context("bafs exec runs")?;
-    let found = String::from_utf8_lossy(&output.stdout).into_owned();
-    ensure!(output.status.success(), "{script}: {}", said(&output));
-    ensure!(found.trim() == expected, "{script}: {}", said(&output));
-    ensure!(said(&output).contains(CALLS), said(&output));
-    Ok(())
+    exec::check(world, &[], CALLS, script, expected)
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use nix::Result;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
+use super::plan::Access;
 use crate::logic::mount_table::{self, MountEntry};
 
 const NOTHING: Option<&str> = None;
@@ -53,7 +54,7 @@ pub(super) fn memory(target: &Path, mode: u32) -> Result<()> {
 
 /// Forbids further changes of a tree that [`memory`] made, though not of mounts below it.
 pub(super) fn seal_memory(target: &Path) -> Result<()> {
-    remount_read_only(target, memory_flags())
+    remount(target, memory_flags() | MsFlags::MS_RDONLY)
 }
 
 fn memory_flags() -> MsFlags {
@@ -71,20 +72,25 @@ pub(super) fn detach(target: &Path) -> Result<()> {
     umount2(target, MntFlags::MNT_DETACH)
 }
 
-/// Forbids writes through the mount at `target` and all mounts below it.
+/// Gives nobody more rights or devices through the mount at `target` and all mounts below it, and
+/// forbids writes if that is wanted.
 ///
 /// `proc` is where the process list is mounted at this moment.
-pub(super) fn read_only(target: &Path, proc: &Path) -> Result<()> {
+pub(super) fn restrict(target: &Path, access: Access, proc: &Path) -> Result<()> {
+    let more = match access {
+        Access::ReadOnly => MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_RDONLY,
+        Access::ReadWrite => MsFlags::MS_NOSUID | MsFlags::MS_NODEV,
+    };
     let table = fs::read(proc.join("self/mountinfo"))
         .map_err(|error| super::privilege::errno_of(&error))?;
     for (at, flags) in mounts_below(&table, target) {
-        remount_read_only(&at, flags)?;
+        remount(&at, flags | more)?;
     }
     Ok(())
 }
 
-fn remount_read_only(target: &Path, keep: MsFlags) -> Result<()> {
-    let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | keep;
+fn remount(target: &Path, flags: MsFlags) -> Result<()> {
+    let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | flags;
     mount(NOTHING, target, NOTHING, flags, NOTHING)
 }
 

@@ -17,7 +17,7 @@ use super::layout::{self, HostTree, Kind, Place};
 use super::limits::{NOTES_MAX, SHADOWED_ENTRIES_MAX};
 use super::mounts;
 use super::outcome::{NotStarted, NotStartedReason};
-use super::plan::{Access, VolumeBind, check_overlaps};
+use super::plan::{VolumeBind, check_overlaps};
 use super::privilege::errno_of;
 
 /// While the root is being built, a tree in memory is `/` and holds these three.
@@ -233,11 +233,8 @@ fn install(
         make_mount_point(&target, kind).map_err(unusable)?;
     }
     mounts::move_to(staged, &target).map_err(|errno| unusable(errno.into()))?;
-    if volume.access == Access::ReadOnly {
-        mounts::read_only(&target, &below(HOST, Path::new("/proc")))
-            .map_err(|errno| unusable(errno.into()))?;
-    }
-    Ok(())
+    mounts::restrict(&target, volume.access, &below(HOST, Path::new("/proc")))
+        .map_err(|errno| unusable(errno.into()))
 }
 
 fn show_processes(notes: &mut Notes) -> Result<(), NotStarted> {

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use bafs_proto::door::{DoorRequest, HandOverOf, HandedOver, HandedTree};
+use bafs_proto::door::{DoorRequest, HandedOver, HandedTree};
 use bafs_proto::file_op::{Caller, FileOp, FileResult};
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::{Limit, Session, Tree, TreeUse};
@@ -14,7 +14,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use super::{Done, LocalTree, RemoteTree};
-use crate::door::{self, DoorConnection, NotOpened, Parcel};
+use crate::door::{DoorConnection, Parcel};
 use crate::errno::errno_of;
 use crate::fate::Fate;
 use crate::limits::CLOSE_MS;
@@ -46,25 +46,17 @@ struct Held {
 }
 
 impl InlineTree {
-    /// Has the tree of a session handed over. Must be called within a tokio runtime.
+    /// Runs the operations of a tree that was handed over. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// The session and why the server must run its operations; when something broke on the way,
-    /// the session is of no use any more.
-    pub(crate) async fn take(
+    /// The session, which is of no use any more, and what broke on the way.
+    pub(super) async fn open(
         lease: RemoteTree,
+        parcel: Parcel,
         writable: bool,
         fate: &Fate,
-    ) -> Result<Self, (RemoteTree, NotOpened)> {
-        let what = HandOverOf::Tree {
-            tree: lease.tree().clone(),
-            epoch: lease.epoch(),
-        };
-        let held = match door::fetch(lease.server(), what).await {
-            Ok(parcel) => open(parcel, writable).await.map_err(NotOpened::Broken),
-            Err(why) => Err(why),
-        };
-        let held = match held {
+    ) -> Result<Self, (RemoteTree, Error)> {
+        let held = match open(parcel, writable).await {
             Ok(held) => held,
             Err(why) => return Err((lease, why)),
         };

@@ -4,8 +4,10 @@
 mod again;
 mod answers;
 mod blocks;
+mod bound;
 mod cache;
 mod delegated;
+mod handed;
 mod inline;
 mod local;
 mod near;
@@ -13,17 +15,22 @@ mod remote;
 mod settling;
 mod shipping;
 
+use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{Caller, FileOp, FileReply, FileResult};
 use std::os::fd::OwnedFd;
+use std::path::Path;
 
 use bafs_proto::ids::InodeNo;
 
+pub use bound::BoundTree;
 pub use cache::CacheTree;
 pub use delegated::Promise;
+pub use handed::{Place, take};
 pub use inline::InlineTree;
 pub use local::LocalTree;
 pub use remote::{RemoteTree, Server};
 
+use crate::errno::errno_of;
 use crate::limits::{READ_AHEAD_KIB, REMOTE_READ_AHEAD_KIB};
 
 /// Takes the answer to one operation, with the data of a read. Called once.
@@ -40,6 +47,8 @@ pub enum Tree {
     Local(LocalTree),
     /// In this process, on a directory that a server on this machine handed over.
     Inline(InlineTree),
+    /// A directory of this machine that the kernel shows by itself; no operation comes here.
+    Bound(BoundTree),
 }
 
 impl Tree {
@@ -51,6 +60,7 @@ impl Tree {
             Self::Cache(tree) => tree.run(op, done),
             Self::Local(tree) => tree.run(caller, &op, data, done),
             Self::Inline(tree) => tree.run(caller, op, data, done),
+            Self::Bound(_) => done(Err(errno_of(ErrorCode::Unsupported)), &[]),
         }
     }
 
@@ -58,7 +68,7 @@ impl Tree {
     pub fn close_waits(&self) -> bool {
         match self {
             Self::Remote(tree) => tree.close_waits(),
-            Self::Cache(_) | Self::Local(_) | Self::Inline(_) => false,
+            Self::Cache(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => false,
         }
     }
 
@@ -66,7 +76,9 @@ impl Tree {
     pub fn close_file(&self, ino: InodeNo, done: Done) {
         match self {
             Self::Remote(tree) => tree.close_file(ino, done),
-            Self::Cache(_) | Self::Local(_) | Self::Inline(_) => done(Ok(FileReply::Done), &[]),
+            Self::Cache(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => {
+                done(Ok(FileReply::Done), &[]);
+            }
         }
     }
 
@@ -74,9 +86,17 @@ impl Tree {
     /// read's as they come and as they are put together.
     pub(crate) fn copied_bytes(&self, op: &FileOp, data: &[u8]) -> usize {
         match (self, op) {
-            (Self::Local(_) | Self::Inline(_), _) => 0,
+            (Self::Local(_) | Self::Inline(_) | Self::Bound(_), _) => 0,
             (_, FileOp::Read { length, .. }) => 2 * *length as usize,
             _ => data.len(),
+        }
+    }
+
+    /// The directory that is shown as it is, if the kernel does all by itself.
+    pub fn directory(&self) -> Option<&Path> {
+        match self {
+            Self::Bound(tree) => Some(tree.directory()),
+            Self::Remote(_) | Self::Cache(_) | Self::Local(_) | Self::Inline(_) => None,
         }
     }
 
@@ -84,7 +104,7 @@ impl Tree {
     pub fn describe(&self, ino: InodeNo) -> Option<(String, u64)> {
         match self {
             Self::Cache(tree) => tree.describe(ino),
-            Self::Remote(_) | Self::Local(_) | Self::Inline(_) => None,
+            Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => None,
         }
     }
 
@@ -92,7 +112,7 @@ impl Tree {
     pub fn is_single_file(&self) -> bool {
         match self {
             Self::Cache(tree) => tree.is_single_file(),
-            Self::Remote(_) | Self::Local(_) | Self::Inline(_) => false,
+            Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => false,
         }
     }
 
@@ -100,7 +120,7 @@ impl Tree {
     pub fn whole_files(&self) -> (bool, String) {
         match self {
             Self::Cache(tree) => tree.whole_files(),
-            Self::Remote(_) | Self::Local(_) | Self::Inline(_) => {
+            Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => {
                 (false, "no cache volume".to_owned())
             }
         }
@@ -112,7 +132,7 @@ impl Tree {
     pub fn hold_whole(&self, ino: InodeNo) -> Option<(OwnedFd, u64)> {
         match self {
             Self::Cache(tree) => tree.hold_whole(ino),
-            Self::Remote(_) | Self::Local(_) | Self::Inline(_) => None,
+            Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => None,
         }
     }
 
@@ -120,7 +140,7 @@ impl Tree {
     pub fn let_go_whole(&self, ino: InodeNo) {
         match self {
             Self::Cache(tree) => tree.let_go_whole(ino),
-            Self::Remote(_) | Self::Local(_) | Self::Inline(_) => {}
+            Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => {}
         }
     }
 
@@ -128,7 +148,7 @@ impl Tree {
     pub fn read_ahead_kib(&self) -> u32 {
         match self {
             Self::Remote(_) => REMOTE_READ_AHEAD_KIB,
-            Self::Cache(_) | Self::Local(_) | Self::Inline(_) => READ_AHEAD_KIB,
+            Self::Cache(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => READ_AHEAD_KIB,
         }
     }
 
@@ -137,6 +157,7 @@ impl Tree {
         match self {
             Self::Remote(tree) => tree.close().await,
             Self::Inline(tree) => tree.close().await,
+            Self::Bound(tree) => tree.close().await,
             Self::Cache(_) | Self::Local(_) => {}
         }
     }

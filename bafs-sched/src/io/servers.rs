@@ -13,7 +13,7 @@ use bafs_proto::net::pool::Pool;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token, Verifier};
 use bafs_proto::volume::{
-    Replacement, Source, VolumeKind as Kind, VolumeSpec, VolumeState, VolumeStatus,
+    LimitKind, Replacement, Source, VolumeKind as Kind, VolumeSpec, VolumeState, VolumeStatus,
 };
 use bafs_proto::{Error, ErrorClass, ErrorCode, Result};
 use bytes::Bytes;
@@ -177,6 +177,7 @@ impl Servers {
             kind,
             size_bytes: size.bytes,
             size_files: size.files,
+            limit: LimitKind::Exact,
             lifetime_ms: self.settings.volume_lifetime_ms,
         };
         let call = CreateVolume { spec, source_token };

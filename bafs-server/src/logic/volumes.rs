@@ -264,16 +264,14 @@ pub struct Deletion {
 }
 
 fn amount(spec: &VolumeSpec) -> Amount {
-    Amount {
-        bytes: spec.size_bytes,
-        files: spec.size_files,
-    }
+    let (bytes, files) = spec.reserved();
+    Amount { bytes, files }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bafs_proto::volume::VolumeKind;
+    use bafs_proto::volume::{LimitKind, VolumeKind};
     use proptest::prelude::*;
 
     fn spec(id: u128, bytes: u64) -> VolumeSpec {
@@ -284,6 +282,7 @@ mod tests {
             kind: VolumeKind::Scratch { fill: None },
             size_bytes: bytes,
             size_files: 1,
+            limit: LimitKind::Exact,
             lifetime_ms: 1_000,
         }
     }

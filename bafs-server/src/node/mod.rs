@@ -174,6 +174,7 @@ impl Node {
                 caches.tick().await;
             }
         }));
+        tasks.push(tokio::spawn(self.storage.clone().watch()));
         let jobs = StopJobs(self.executor.clone());
         tasks.push(tokio::spawn(async move {
             let _jobs = jobs;

@@ -7,7 +7,7 @@
 //! is when none of its system calls runs any more.
 
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use bafs_proto::door::{DoorReply, DoorRequest, HandedOver, HandedTree};
 use bafs_proto::ids::{Epoch, VolumeId};
 use bafs_proto::net::BoxFuture;
 use bafs_proto::time::Deadline;
+use bafs_proto::volume::LimitKind;
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::{Limit, Tree, TreeUse};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
@@ -38,6 +39,7 @@ pub(super) struct VolumeTree {
     id: VolumeId,
     root: PathBuf,
     limit: Limit,
+    kind: LimitKind,
     hold: Mutex<Hold>,
     /// Wants back what readers got; its receivers are their connections.
     readers: watch::Sender<Option<Error>>,
@@ -66,14 +68,17 @@ pub(super) struct Away {
     recall: watch::Sender<Option<Error>>,
     /// For readers meanwhile.
     beside: Arc<Tree>,
+    /// What the tree holds, as last told.
+    told: Arc<TreeUse>,
 }
 
 impl VolumeTree {
-    pub(super) fn new(id: VolumeId, root: PathBuf, limit: Limit) -> Self {
+    pub(super) fn new(id: VolumeId, root: PathBuf, limit: Limit, kind: LimitKind) -> Self {
         Self {
             id,
             root,
             limit,
+            kind,
             hold: Mutex::new(Hold::Nobody),
             readers: watch::Sender::new(None),
         }
@@ -131,7 +136,12 @@ impl VolumeTree {
         let mut pause = LOOK;
         loop {
             let path = path.clone();
-            let looked = blocking(move || try_lock(&path).map_err(|e| fault(id, &e.into())));
+            let bound = (self.kind == LimitKind::Watched).then(|| self.root.clone());
+            let looked = blocking(move || {
+                let lock = try_lock(&path).map_err(|e| fault(id, &e.into()))?;
+                // Processes of a job outlive its agent, which had the lock, for a moment.
+                Ok(lock.filter(|_| !bound.is_some_and(|root| is_bound(&root))))
+            });
             if let Some(lock) = looked.await? {
                 return Ok(lock);
             }
@@ -171,6 +181,7 @@ impl VolumeTree {
             epoch,
             recall,
             beside,
+            told: told.clone(),
         });
         Ok(self.parcel(files, used, told, recalled))
     }
@@ -193,7 +204,9 @@ impl VolumeTree {
         told: Arc<TreeUse>,
         recall: watch::Receiver<Option<Error>>,
     ) -> Parcel {
+        let path = self.root.to_str().map(str::to_owned);
         let header = HandedOver::Tree(HandedTree {
+            bind: path.filter(|_| self.kind == LimitKind::Watched),
             size_bytes: self.limit.bytes,
             size_files: self.limit.files,
             used_bytes,
@@ -204,6 +217,41 @@ impl VolumeTree {
             files,
             keeper: Box::new(TreeKeeper(told)),
             recall,
+        }
+    }
+
+    /// Whether an agent has the tree, and nobody counts what it holds.
+    pub(super) fn is_watched(&self) -> bool {
+        // Whoever has the lock now is about to change that; the next look will tell.
+        self.kind == LimitKind::Watched
+            && self.hold.try_lock().is_ok_and(|hold| Self::is_away(&hold))
+    }
+
+    pub(super) fn id(&self) -> VolumeId {
+        self.id
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(super) fn limit(&self) -> Limit {
+        self.limit
+    }
+
+    /// Takes note of what was found in a tree that an agent has.
+    pub(super) fn found(&self, used: (u64, u64)) {
+        if let Ok(hold) = self.hold.try_lock()
+            && let Hold::Away(away) = &*hold
+        {
+            away.told.set(used);
+        }
+    }
+
+    /// Has the session of a writer end.
+    pub(super) async fn end_writer(&self, why: Error) {
+        if let Hold::Away(away) = &*self.hold.lock().await {
+            ask_back(&away.recall, why);
         }
     }
 
@@ -279,7 +327,7 @@ fn ask_back(recall: &watch::Sender<Option<Error>>, why: Error) {
 }
 
 /// The locked file; `None` while somebody else has it.
-fn try_lock(path: &std::path::Path) -> rustix::io::Result<Option<OwnedFd>> {
+fn try_lock(path: &Path) -> rustix::io::Result<Option<OwnedFd>> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = open(path, flags, Mode::RUSR | Mode::WUSR)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -287,6 +335,37 @@ fn try_lock(path: &std::path::Path) -> rustix::io::Result<Option<OwnedFd>> {
         Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Whether a process of this machine still sees the directory where it may write: its table of
+/// mounts says so until none of its system calls runs any more. A table that this user may not
+/// read belongs to nobody that was let in at the door.
+fn is_bound(root: &Path) -> bool {
+    let Some(end) = root.to_str().and_then(last_parts) else {
+        return false;
+    };
+    let Ok(processes) = std::fs::read_dir("/proc") else {
+        return false;
+    };
+    processes.flatten().any(|process| {
+        let table = std::fs::read_to_string(process.path().join("mountinfo"));
+        table.is_ok_and(|table| table.lines().any(|line| shows_writable(line, end)))
+    })
+}
+
+/// Whether a line of a table of mounts, proc_pid_mountinfo(5), is a directory that ends so and may
+/// be written there: its fourth field is the directory, the sixth are the options.
+fn shows_writable(line: &str, end: &str) -> bool {
+    let mut fields = line.split(' ').skip(3);
+    let (directory, options) = (fields.next(), fields.nth(1));
+    directory.is_some_and(|directory| directory.ends_with(end))
+        && options.is_some_and(|options| options.split(',').any(|option| option == "rw"))
+}
+
+/// The last parts of a volume's path, which no other volume has.
+fn last_parts(root: &str) -> Option<&str> {
+    let start = root.rmatch_indices('/').nth(1)?.0;
+    root.get(start..)
 }
 
 fn cloexec(file: impl std::os::fd::AsFd) -> rustix::io::Result<OwnedFd> {

@@ -11,6 +11,7 @@ mod listing;
 mod store;
 mod table;
 mod trees;
+mod watching;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -55,6 +56,7 @@ pub struct Storage {
     changed: watch::Sender<u64>,
     extracts: Extracts,
     trees: OpenTrees,
+    looks: watching::Looks,
     caches: Arc<Caches>,
     homes: Arc<Homes>,
     counters: Counters,
@@ -107,6 +109,7 @@ impl Storage {
         .await?;
         Ok(Arc::new(Self {
             trees: OpenTrees::new(store.life(), counters.clone()),
+            looks: watching::Looks::default(),
             store,
             table,
             volumes: Mutex::new(volumes),

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
 /// Form of the records, first byte of each.
-const RECORD_VERSION: u8 = 1;
+const RECORD_VERSION: u8 = 2;
 
 /// Most receipts kept; beyond it the oldest goes.
 const RECEIPTS_MAX: u64 = 200_000;
@@ -348,7 +348,7 @@ fn fault(error: &dyn std::fmt::Display) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bafs_proto::volume::VolumeKind;
+    use bafs_proto::volume::{LimitKind, VolumeKind};
 
     fn record(id: u128) -> VolumeRecord {
         let spec = VolumeSpec {
@@ -358,6 +358,7 @@ mod tests {
             kind: VolumeKind::Scratch { fill: None },
             size_bytes: 1,
             size_files: 1,
+            limit: LimitKind::Exact,
             lifetime_ms: 1,
         };
         VolumeRecord {

@@ -47,7 +47,7 @@ impl OpenTrees {
             bytes: spec.size_bytes,
             files: spec.size_files,
         };
-        let tree = || Arc::new(VolumeTree::new(spec.id, root, limit));
+        let tree = || Arc::new(VolumeTree::new(spec.id, root, limit, spec.limit));
         self.trees().entry(spec.id).or_insert_with(tree).clone()
     }
 
@@ -76,6 +76,13 @@ impl OpenTrees {
         for (id, volume) in volumes {
             volume.ask_back_if(|epoch| !self.sessions.is_open(&TreeRef::Volume(id), epoch));
         }
+    }
+
+    /// Volumes that agents have, and whose operations nobody counts.
+    pub(super) fn watched(&self) -> Vec<Arc<VolumeTree>> {
+        let trees = self.trees();
+        let watched = trees.values().filter(|tree| tree.is_watched());
+        watched.cloned().collect()
     }
 
     fn trees(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Arc<VolumeTree>>> {

@@ -18,7 +18,7 @@ use bafs_proto::net::pool::Pool;
 use bafs_proto::net::{BoxFuture, Incoming, Service};
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
-use bafs_proto::volume::{Replacement, Source, VolumeKind, VolumeSpec};
+use bafs_proto::volume::{LimitKind, Replacement, Source, VolumeKind, VolumeSpec};
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_server::cache::Caches;
 use bafs_server::counters::Counters;
@@ -433,6 +433,7 @@ pub(crate) fn cache(number: u128, size_bytes: u64, replacement: Replacement) -> 
         },
         size_bytes,
         size_files: 100_000,
+        limit: LimitKind::Exact,
         lifetime_ms: 60_000,
     }
 }

@@ -17,7 +17,7 @@ use bafs_proto::net::pool::Pool;
 use bafs_proto::net::{BoxFuture, Incoming, Service};
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
-use bafs_proto::volume::{Source, VolumeKind, VolumeSpec, VolumeStatus};
+use bafs_proto::volume::{LimitKind, Source, VolumeKind, VolumeSpec, VolumeStatus};
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_server::homes::HomeSettings;
 use bafs_server::node::{Node, NodeConfig};
@@ -124,6 +124,7 @@ pub(crate) fn spec(id: u128, fill: Option<Source>) -> VolumeSpec {
         kind: VolumeKind::Scratch { fill },
         size_bytes: 8 << 20,
         size_files: 100,
+        limit: LimitKind::Exact,
         lifetime_ms: 3_600_000,
     }
 }

@@ -14,6 +14,7 @@ pub mod nohang;
 pub mod options;
 mod planner;
 pub mod report;
+mod shell;
 mod sim;
 
 use anyhow::{Context, Result};

@@ -3,10 +3,10 @@
 
 use anyhow::Result;
 
-use super::shell::Shell;
 use super::{MIB, Outcome, row};
 use crate::api::CacheWish;
 use crate::bench::measure::{Samples, digits, seconds};
+use crate::bench::shell::Shell;
 use crate::bench::{Options, Report};
 use crate::content::Content;
 use crate::stage::{FILE, Stage};
@@ -84,7 +84,7 @@ fn once(stage: &Stage, set: usize, block_bytes: u32, pattern: &str) -> Result<(f
         ..CacheWish::of("blocks", 2 * set as u64)
     };
     let volumes = stage.caches(&stage.nodes(), &wish)?;
-    let mut shell = Shell::start(stage, &volumes[0].id.to_string())?;
+    let mut shell = Shell::job(&stage.world, &format!("{}:/data:ro", volumes[0].id))?;
     shell.run("true")?;
     let before = stage.home_bytes()?;
     let (time, said) = seconds(|| {

@@ -6,7 +6,6 @@ mod churn;
 mod knee;
 mod link;
 mod peer;
-mod shell;
 mod warm;
 
 use std::future::Future;

@@ -11,10 +11,10 @@ use bafs_proto::message::Role;
 use bafs_proto::net::quic;
 use bytes::Bytes;
 
-use super::shell::Shell;
 use super::{MIB, Outcome, row};
 use crate::api::{CacheVolume, CacheWish, READ_BYTES, Speaker};
 use crate::bench::measure::{Way, interleave, seconds};
+use crate::bench::shell::Shell;
 use crate::bench::{Options, Report};
 use crate::content::Content;
 use crate::stage::{FILE, Stage};
@@ -110,13 +110,13 @@ fn from_peer(
 /// Reads the data file by fio in a job on the volume's node: MB/s. The bytes are compared by the
 /// way through the volume API, and by the kernel's reader in the fault tests.
 fn in_job(stage: &Stage, volume: &CacheVolume, set: usize) -> Result<f64> {
-    let mut shell = Shell::start(stage, &volume.id.to_string())?;
+    let mut shell = Shell::job(&stage.world, &format!("{}:/data:ro", volume.id))?;
     shell.run("true")?;
     let options = format!(
         "--name=read --filename=/data/{FILE} --readonly --invalidate=0 --size={set} \
          --ioengine=psync --rw=read --bs=1M"
     );
-    shell.fio(&options, set)
+    shell.fio(&options, set as u64)
 }
 
 /// Reads what the own node has.

@@ -6,11 +6,11 @@ use std::{cell::RefCell, rc::Rc};
 
 use anyhow::{Result, ensure};
 
-use super::shell::Shell;
 use super::{MIB, Outcome, row};
 use crate::api::CacheWish;
 use crate::bench::machine::{Cold, drop_caches};
 use crate::bench::measure::{Way, interleave};
+use crate::bench::shell::Shell;
 use crate::bench::{Options, Report};
 use crate::content::Content;
 use crate::stage::{FILE, Stage};
@@ -63,9 +63,9 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
         "{} MiB on this node, read by fio in a job: MB/s through the mount and natively",
         set / MIB
     ));
-    let shell = Rc::new(RefCell::new(Shell::start(
-        &stage,
-        &volumes[0].id.to_string(),
+    let shell = Rc::new(RefCell::new(Shell::job(
+        &stage.world,
+        &format!("{}:/data:ro", volumes[0].id),
     )?));
     // Fills the node's cache, and checks it.
     let compare = format!("cmp /data/{FILE} {} && echo same", native.display());
@@ -152,5 +152,5 @@ fn fio(shell: &mut Shell, path: &Path, set: usize, pages: Pages, pattern: &Patte
         path.display(),
         pattern.options
     );
-    shell.fio(&options, part)
+    shell.fio(&options, part as u64)
 }

@@ -1,18 +1,16 @@
 //! A scratch volume of this machine, as `bafs mount` shows it, beside a plain directory of the same
 //! file system: data by fio, names and attributes by a process of our own, alone and four at once.
 
-use std::fs;
+use std::cell::RefCell;
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::MIB;
-use super::row;
-use super::shown::Shown;
-use super::work::{Work, rate_at_once};
-use crate::bench::machine::{Cold, drop_caches};
+use super::shown::{Shown, near_world};
+use super::work::{Work, arguments, rate_of};
+use super::{MIB, row};
 use crate::bench::measure::{Samples, Way, interleave};
+use crate::bench::shell::Shell;
 use crate::bench::{Options, Report};
 
 /// What is where before fio starts.
@@ -38,63 +36,63 @@ struct Pattern {
 
 const PATTERNS: [Pattern; 9] = [
     Pattern {
-        figure: "local_read_cold",
+        figure: "read_cold",
         name: "read, cold",
         options: "--ioengine=psync --rw=read --bs=1M --readonly",
         before: Before::Cold,
         part: 1,
     },
     Pattern {
-        figure: "local_read_warm",
+        figure: "read_warm",
         name: "read, warm",
         options: "--ioengine=psync --rw=read --bs=1M --readonly",
         before: Before::Warm,
         part: 1,
     },
     Pattern {
-        figure: "local_rand_read",
+        figure: "rand_read",
         name: "read 4 KiB at random, warm",
         options: "--ioengine=psync --rw=randread --bs=4k --norandommap --readonly",
         before: Before::Warm,
         part: 1,
     },
     Pattern {
-        figure: "local_mmap_read",
+        figure: "mmap_read",
         name: "read by mmap, warm",
         options: "--ioengine=mmap --rw=read --bs=4k --readonly",
         before: Before::Warm,
         part: 1,
     },
     Pattern {
-        figure: "local_write",
+        figure: "write",
         name: "write",
         options: "--ioengine=psync --rw=write --bs=1M",
         before: Before::Nothing,
         part: 1,
     },
     Pattern {
-        figure: "local_write_sync",
+        figure: "write_sync",
         name: "write and fsync",
         options: "--ioengine=psync --rw=write --bs=1M --end_fsync=1",
         before: Before::Nothing,
         part: 1,
     },
     Pattern {
-        figure: "local_overwrite",
+        figure: "overwrite",
         name: "write over it",
         options: "--ioengine=psync --rw=write --bs=1M --overwrite=1",
         before: Before::Warm,
         part: 1,
     },
     Pattern {
-        figure: "local_append",
+        figure: "append",
         name: "write by 4 KiB",
         options: "--ioengine=psync --rw=write --bs=4k",
         before: Before::Nothing,
         part: 4,
     },
     Pattern {
-        figure: "local_rand_write",
+        figure: "rand_write",
         name: "write 4 KiB at random",
         options: "--ioengine=psync --rw=randwrite --bs=4k --norandommap",
         before: Before::Warm,
@@ -114,110 +112,144 @@ const NAMES: [Work; 8] = [
     Work::Unlink,
 ];
 
+/// Where the programs of a comparison run, and where the two sides are there.
+struct Comparison<'a> {
+    /// Figures begin so.
+    prefix: &'a str,
+    shell: RefCell<Shell>,
+    volume: String,
+    directory: String,
+}
+
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let shown = Shown::near("20GB")?;
     let native = tempfile::tempdir()?;
-    data(options, report, shown.path(), native.path())?;
+    let comparison = Comparison {
+        prefix: "local",
+        shell: RefCell::new(Shell::host()?),
+        volume: text(shown.path())?,
+        directory: text(native.path())?,
+    };
+    report.section("a volume of this machine as `bafs mount` shows it, beside a plain directory");
+    compare(options, report, &comparison)
+}
+
+/// The same in a job, of a volume whose limit is watched: its directory itself is shown.
+pub(super) fn run_bound(options: &Options, report: &mut Report) -> Result<()> {
+    let world = near_world("20GB", &["--limit", "watched"])?;
+    let native = tempfile::tempdir()?;
+    let comparison = Comparison {
+        prefix: "direct",
+        shell: RefCell::new(Shell::job(&world, "work:/data")?),
+        volume: "/data".to_owned(),
+        directory: text(native.path())?,
+    };
+    report.section("a watched volume of this machine in a job, beside a plain directory");
+    compare(options, report, &comparison)
+}
+
+fn text(path: &Path) -> Result<String> {
+    let path = path.to_str().context("a temporary path is text")?;
+    Ok(path.to_owned())
+}
+
+/// All rows; the middle of the data rows and that of the others are figures of their own.
+fn compare(options: &Options, report: &mut Report, comparison: &Comparison<'_>) -> Result<()> {
+    let data = data(options, report, comparison)?;
+    let mut names_found = Vec::new();
     for processes in [1, 4] {
-        names(options, report, shown.path(), native.path(), processes)?;
+        names_found.extend(names(options, report, comparison, processes)?);
+    }
+    for (kind, found) in [("data", data), ("meta", names_found)] {
+        let least = found.iter().copied().fold(f64::INFINITY, f64::min);
+        report.figure(&format!("{}_{kind}", comparison.prefix), least);
     }
     Ok(())
 }
 
-fn data(options: &Options, report: &mut Report, shown: &Path, native: &Path) -> Result<()> {
+fn data(options: &Options, report: &mut Report, comparison: &Comparison<'_>) -> Result<Vec<f64>> {
     let bytes = MIB * options.pick(512, 64);
-    report.section(&format!(
-        "{} MiB in a volume of this machine and in a plain directory, by fio: MB/s",
-        bytes / MIB
-    ));
+    report.say(&format!("{} MiB by fio: MB/s", bytes / MIB));
     let mut rows = vec![row(["work", "volume", "directory", "volume / directory"])];
+    let mut ratios = Vec::new();
     for pattern in &PATTERNS {
-        let way = |name, place: &Path| {
-            let file = place.join("data");
-            Way::new(name, move || fio(&file, bytes, pattern))
+        let way = |name, place: &str| {
+            let file = format!("{place}/data");
+            Way::new(name, move || {
+                fio(&mut comparison.shell.borrow_mut(), &file, bytes, pattern)
+            })
         };
-        let mut ways = [way("volume", shown), way("directory", native)];
+        let mut ways = [
+            way("volume", &comparison.volume),
+            way("directory", &comparison.directory),
+        ];
         let found = interleave(options.pick(5, 2), &mut ways)?;
-        rows.push(compared(report, pattern.figure, pattern.name, &found));
+        let figure = format!("{}_{}", comparison.prefix, pattern.figure);
+        ratios.push(compared(report, &figure, pattern.name, &found, &mut rows));
     }
     report.table(&rows);
-    Ok(())
+    Ok(ratios)
 }
 
-/// One row, and its figure.
-fn compared(report: &mut Report, figure: &str, name: &str, found: &[Samples]) -> Vec<String> {
+/// Adds a row and its figure, and returns the ratio.
+fn compared(
+    report: &mut Report,
+    figure: &str,
+    name: &str,
+    found: &[Samples],
+    rows: &mut Vec<Vec<String>>,
+) -> f64 {
     let ratio = found[0].ratio_to(&found[1]);
     report.measured(figure, &ratio);
-    let cells = [name, &found[0].to_string(), &found[1].to_string()];
-    [&cells[..], &[&ratio.to_string()]]
-        .concat()
-        .iter()
-        .map(|cell| (*cell).to_owned())
-        .collect()
+    let (volume, directory) = (found[0].to_string(), found[1].to_string());
+    rows.push(row([name, &volume, &directory, &ratio.to_string()]));
+    ratio.median()
 }
 
 /// Moves the bytes of a file once: MB/s.
-fn fio(file: &Path, bytes: u64, pattern: &Pattern) -> Result<f64> {
-    if pattern.before == Before::Nothing {
-        if file.exists() {
-            fs::remove_file(file)?;
-        }
-    } else if !fs::metadata(file).is_ok_and(|found| found.len() == bytes) {
-        let fill = "--ioengine=psync --rw=write --bs=1M --end_fsync=1";
-        call_fio(file, bytes, bytes, fill)?;
-    }
-    match pattern.before {
-        Before::Nothing => nix::unistd::sync(),
-        Before::Cold => ensure!(
-            drop_caches(&[file])? == Cold::Everything,
-            "only root can empty the page cache"
+fn fio(shell: &mut Shell, file: &str, bytes: u64, pattern: &Pattern) -> Result<f64> {
+    let before = match pattern.before {
+        Before::Nothing => format!("rm -f {file}; sync"),
+        Before::Cold => format!(
+            "test \"$(stat -c %s {file})\" = {bytes} && sync && \
+             echo 3 >/proc/sys/vm/drop_caches && echo cold"
         ),
-        Before::Warm => {
-            std::io::copy(&mut fs::File::open(file)?, &mut std::io::sink())?;
-        }
+        Before::Warm => format!(
+            "test \"$(stat -c %s {file} 2>/dev/null)\" = {bytes} || \
+             head -c {bytes} /dev/urandom >{file}; cat {file} >/dev/null"
+        ),
+    };
+    let said = shell.run(&before)?;
+    if pattern.before == Before::Cold && said.trim() != "cold" {
+        // The first of all.
+        shell.run(&format!("head -c {bytes} /dev/urandom >{file}"))?;
+        let said = shell.run(&before)?;
+        ensure!(said.trim() == "cold", "only root can empty the page cache");
     }
-    call_fio(file, bytes, bytes / pattern.part, pattern.options)
-}
-
-fn call_fio(file: &Path, bytes: u64, moved: u64, options: &str) -> Result<f64> {
-    let output = Command::new("fio")
-        .args(["--output-format=json", "--name=local", "--invalidate=0"])
-        .arg(format!("--filename={}", file.display()))
-        .arg(format!("--size={bytes}"))
-        .arg(format!("--io_size={moved}"))
-        .args(options.split(' '))
-        .output()
-        .context("fio")?;
-    ensure!(output.status.success(), crate::said(&output));
-    let found: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-    let part = |name: &str, field: &str| found["jobs"][0][name][field].as_u64().unwrap_or(0);
-    let done = part("read", "io_bytes") + part("write", "io_bytes");
-    ensure!(done == moved, "fio moved {done} bytes, not {moved}");
-    // In whole milliseconds.
-    let seconds = (part("read", "runtime") + part("write", "runtime")) as f64 / 1e3;
-    ensure!(seconds > 0.0, "too short to be measured");
-    Ok(moved as f64 / seconds / 1e6)
+    let moved = bytes / pattern.part;
+    let options = format!(
+        "--name=local --invalidate=0 --filename={file} --size={bytes} --io_size={moved} {}",
+        pattern.options
+    );
+    shell.fio(&options, moved)
 }
 
 fn names(
     options: &Options,
     report: &mut Report,
-    shown: &Path,
-    native: &Path,
+    comparison: &Comparison<'_>,
     processes: usize,
-) -> Result<()> {
+) -> Result<Vec<f64>> {
     let files = options.pick(5_000, 500);
-    report.section(&format!(
-        "{processes} x {files} files of 4 KiB in a volume of this machine and in a plain \
-         directory: files/s"
-    ));
-    let places = [shown, native];
-    let values = std::cell::RefCell::new(vec![[Vec::new(), Vec::new()]; NAMES.len()]);
+    report.say(&format!("{processes} x {files} files of 4 KiB: files/s"));
+    let places = [&comparison.volume, &comparison.directory];
+    let values = RefCell::new(vec![[Vec::new(), Vec::new()]; NAMES.len()]);
     let mut ways = [0, 1].map(|place| {
         let values = &values;
         Way::new(["volume", "directory"][place], move || {
             for (index, work) in NAMES.into_iter().enumerate() {
-                let found = rate_at_once(work, places[place], files, processes)?;
+                let mut shell = comparison.shell.borrow_mut();
+                let found = at_once(&mut shell, work, places[place], files, processes)?;
                 values.borrow_mut()[index][place].push(found);
             }
             Ok(0.0)
@@ -226,11 +258,37 @@ fn names(
     interleave(options.pick(5, 2), &mut ways)?;
     drop(ways);
     let mut rows = vec![row(["work", "volume", "directory", "volume / directory"])];
+    let mut ratios = Vec::new();
     for (work, values) in NAMES.iter().zip(values.into_inner()) {
         let found = values.map(Samples::new);
-        let figure = format!("local_{}_{processes}", work.name());
-        rows.push(compared(report, &figure, work.name(), &found));
+        let figure = format!("{}_{}_{processes}", comparison.prefix, work.name());
+        ratios.push(compared(report, &figure, work.name(), &found, &mut rows));
     }
     report.table(&rows);
-    Ok(())
+    Ok(ratios)
+}
+
+/// The rate of so many processes at once, each with files of its own.
+fn at_once(
+    shell: &mut Shell,
+    work: Work,
+    place: &str,
+    files: u64,
+    processes: usize,
+) -> Result<f64> {
+    let program = std::env::current_exe()?;
+    let program = program.display();
+    let one = arguments(work, "$own", files).join(" ");
+    let line = format!(
+        "for i in $(seq {processes}); do own={place}/process-$i; mkdir -p $own; {program} {one} & \
+         done; wait"
+    );
+    let said = shell.run(&line)?;
+    let rates: Result<Vec<f64>> = said
+        .lines()
+        .map(|line| rate_of(work, files, line))
+        .collect();
+    let rates = rates?;
+    ensure!(rates.len() == processes, "{}: {said}", work.name());
+    Ok(rates.iter().sum())
 }

@@ -30,8 +30,13 @@ struct Part {
 const PARTS: &[Part] = &[
     Part {
         name: "local",
-        figures: &["local_read_warm", "local_write", "local_create_1"],
+        figures: &["local_data", "local_meta"],
         run: local::run,
+    },
+    Part {
+        name: "bound",
+        figures: &["direct_data", "direct_meta"],
+        run: local::run_bound,
     },
     Part {
         name: "remote",

@@ -25,17 +25,19 @@ pub(super) struct Shown {
 /// A cluster of one node whose door is shut, so that agents must use the network, with a volume
 /// named `work`.
 pub(super) fn distant_world(size: &str) -> Result<World> {
-    let world = near_world(size)?;
+    let world = near_world(size, &[])?;
     fs::remove_file(world.cluster.directory().join("n1").join(DOOR_NAME))?;
     Ok(world)
 }
 
-/// A cluster of one node with a volume named `work`.
-fn near_world(size: &str) -> Result<World> {
+/// A cluster of one node with a volume named `work`, made with these options.
+pub(super) fn near_world(size: &str, options: &[&str]) -> Result<World> {
     let world = World::start(&[size])?;
     world.wait_for_servers(2)?;
+    // A watched volume takes a margin too.
+    let size = if options.is_empty() { size } else { "16GB" };
     let create = ["volume", "create", "work", "--node", "n1", "--size", size];
-    world.json(&[&create[..], &["--files", "200000"]].concat())?;
+    world.json(&[&create[..], &["--files", "200000"], options].concat())?;
     Ok(world)
 }
 
@@ -47,7 +49,7 @@ impl Shown {
 
     /// Shows one as on the machine that has it.
     pub(super) fn near(size: &str) -> Result<Self> {
-        Self::show(near_world(size)?)
+        Self::show(near_world(size, &[])?)
     }
 
     fn show(world: World) -> Result<Self> {

@@ -113,38 +113,6 @@ pub(super) fn rate(work: Work, directory: &Path, amount: u64) -> Result<f64> {
     rate_of(work, amount, &String::from_utf8_lossy(&output.stdout))
 }
 
-/// The rate of so many processes at once, each with files of its own.
-pub(super) fn rate_at_once(
-    work: Work,
-    directory: &Path,
-    amount: u64,
-    processes: usize,
-) -> Result<f64> {
-    let mut running = Vec::new();
-    for number in 0..processes {
-        let own = directory.join(format!("process-{number}"));
-        fs::create_dir_all(&own)?;
-        let own = own.to_str().context("a temporary path is text")?.to_owned();
-        let mut command = Command::new(std::env::current_exe()?);
-        command.args(arguments(work, &own, amount));
-        running.push(std::thread::spawn(move || command.output()));
-    }
-    let mut sum = 0.0;
-    for process in running {
-        let output = process
-            .join()
-            .map_err(|_| anyhow::anyhow!("a thread panicked"))??;
-        ensure!(
-            output.status.success(),
-            "{}: {}",
-            work.name(),
-            crate::said(&output)
-        );
-        sum += rate_of(work, amount, &String::from_utf8_lossy(&output.stdout))?;
-    }
-    Ok(sum)
-}
-
 /// The rate that the process's output tells.
 pub(super) fn rate_of(work: Work, amount: u64, said: &str) -> Result<f64> {
     let took: f64 = said.trim().parse().with_context(|| said.to_owned())?;

@@ -1,13 +1,14 @@
-//! A shell in a job, which a benchmark tells what to run: everything uses the same mount.
+//! A shell, in a job or on the host, which a benchmark tells what to run: everything uses the same
+//! mount.
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::stage::Stage;
+use crate::World;
 
-/// A shell in a job with the volume at `/data`.
+/// A shell that waits for lines.
 pub(super) struct Shell {
     child: Child,
     input: Option<ChildStdin>,
@@ -15,15 +16,19 @@ pub(super) struct Shell {
 }
 
 impl Shell {
-    /// Starts the job.
-    pub(super) fn start(stage: &Stage, volume: &str) -> Result<Self> {
-        let mount = format!("{volume}:/data:ro");
-        let mut child = stage
-            .world
-            .bafs(&["exec", "--mount", &mount, "--", "/bin/sh"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
+    /// Starts one in a job with a volume, as `bafs exec --mount` calls it.
+    pub(super) fn job(world: &World, mount: &str) -> Result<Self> {
+        Self::start(&mut world.bafs(&["exec", "--mount", mount, "--", "/bin/sh"]))
+    }
+
+    /// Starts one on the host.
+    pub(super) fn host() -> Result<Self> {
+        Self::start(&mut Command::new("/bin/sh"))
+    }
+
+    fn start(command: &mut Command) -> Result<Self> {
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn()?;
         let input = child.stdin.take();
         let output = child.stdout.take().context("standard output is piped")?;
         let output = BufReader::new(output);
@@ -49,19 +54,18 @@ impl Shell {
         Ok(said)
     }
 
-    /// Runs fio, which must move so many bytes by reading: MB/s.
-    pub(super) fn fio(&mut self, options: &str, bytes: usize) -> Result<f64> {
+    /// Runs fio, which must move so many bytes by reading or by writing: MB/s.
+    pub(super) fn fio(&mut self, options: &str, bytes: u64) -> Result<f64> {
         let said = self.run(&format!("fio --output-format=json {options} 2>/dev/null"))?;
         let found: serde_json::Value = serde_json::from_str(&said).context(said)?;
-        let read = &found["jobs"][0]["read"];
-        ensure!(
-            read["io_bytes"].as_u64() == Some(bytes as u64),
-            "fio read {read}"
-        );
-        // In whole milliseconds.
-        let seconds = read["runtime"].as_f64().context("fio tells the time")? / 1e3;
-        ensure!(seconds > 0.0, "too short to be measured: {read}");
-        Ok(bytes as f64 / seconds / 1e6)
+        let job = &found["jobs"][0];
+        let part = |way: &str, field: &str| job[way][field].as_u64().unwrap_or(0);
+        let moved = part("read", "io_bytes") + part("write", "io_bytes");
+        ensure!(moved == bytes, "fio moved {moved} bytes: {job}");
+        // In whole milliseconds, a flush at the end included.
+        let ms = part("read", "runtime") + part("write", "runtime");
+        ensure!(ms > 0, "too short to be measured: {job}");
+        Ok(bytes as f64 / ms as f64 * 1e3 / 1e6)
     }
 }
 

@@ -1,0 +1,64 @@
+//! Has the tree of a scratch volume handed over by a server on this machine, and chooses what shows
+//! it: operations in this process, or the directory itself where nobody accounts for operations.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use bafs_proto::door::{HandOverOf, HandedOver};
+use rustix::fs::fstat;
+
+use super::{BoundTree, InlineTree, RemoteTree, Tree};
+use crate::door::{self, NotOpened, Parcel};
+use crate::fate::Fate;
+
+/// Where the tree will be shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// In the name space of a job, which is killed with everything that it sees.
+    Job,
+    /// On a directory of the host, from which nothing can be taken away safely.
+    Host,
+}
+
+/// Has the tree of a session handed over. Must be called within a tokio runtime.
+///
+/// # Errors
+/// The session and why the server must run its operations; when something broke on the way, the
+/// session is of no use any more.
+pub async fn take(
+    lease: RemoteTree,
+    writable: bool,
+    place: Place,
+    fate: &Fate,
+) -> Result<Tree, (RemoteTree, NotOpened)> {
+    let what = HandOverOf::Tree {
+        tree: lease.tree().clone(),
+        epoch: lease.epoch(),
+    };
+    let parcel = match door::fetch(lease.server(), what).await {
+        Ok(parcel) => parcel,
+        Err(why) => return Err((lease, why)),
+    };
+    if let Some(directory) = bindable(&parcel).filter(|_| place == Place::Job) {
+        let lock = parcel.files.into_iter().nth(1);
+        let tree = BoundTree::new(directory, lease, lock, parcel.connection, fate.clone());
+        return Ok(Tree::Bound(tree));
+    }
+    let opened = InlineTree::open(lease, parcel, writable, fate).await;
+    let opened = opened.map(Tree::Inline);
+    opened.map_err(|(lease, why)| (lease, NotOpened::Broken(why)))
+}
+
+/// The directory's path, if the server allows to show it and it leads there for this process too.
+fn bindable(parcel: &Parcel) -> Option<PathBuf> {
+    let HandedOver::Tree(header) = &parcel.header else {
+        return None;
+    };
+    let path = Path::new(header.bind.as_ref()?);
+    let handed = fstat(parcel.files.first()?.as_fd()).ok()?;
+    let found = fs::symlink_metadata(path).ok()?;
+    let is_same = found.is_dir() && (found.dev(), found.ino()) == (handed.st_dev, handed.st_ino);
+    is_same.then(|| path.to_owned())
+}

@@ -1,0 +1,99 @@
+//! Jobs with a volume `v` at `/vol`, run by `bafs exec`: to their end, or until they are disturbed.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::{World, cannot_mount, said, skip};
+
+/// A cluster of one node of this size; `None` where a test must skip itself.
+///
+/// # Errors
+/// What does not start.
+pub fn ready(test: &str, size: &str) -> Result<Option<World>> {
+    if let Some(reason) = cannot_mount() {
+        skip(test, &reason);
+        return Ok(None);
+    }
+    let world = World::start(&[size])?;
+    world.wait_for_servers(2)?;
+    Ok(Some(world))
+}
+
+/// A job that runs a script in a shell.
+pub fn job(world: &World, options: &[&str], script: &str) -> Command {
+    let mut args = vec!["exec", "--explain", "--mount", "v:/vol"];
+    args.extend(options);
+    args.extend(["--", "/bin/sh", "-ec", script]);
+    let mut command = world.bafs(&args);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Runs a job, which must succeed and print this; its volume must be reached in this `way`.
+///
+/// # Errors
+/// What differs.
+pub fn check(
+    world: &World,
+    options: &[&str],
+    way: &str,
+    script: &str,
+    expected: &str,
+) -> Result<()> {
+    let output = job(world, options, script)
+        .output()
+        .context("bafs exec runs")?;
+    let found = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(output.status.success(), "{script}: {}", said(&output));
+    ensure!(found.trim() == expected, "{script}: {}", said(&output));
+    ensure!(said(&output).contains(way), said(&output));
+    Ok(())
+}
+
+/// A job that has said `ready` and goes on.
+#[derive(Debug)]
+pub struct Busy(Child);
+
+impl Busy {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// When it does not say so.
+    pub fn start(world: &World, options: &[&str], script: &str) -> Result<Self> {
+        let mut child = job(world, options, script).spawn()?;
+        let stdout = child.stdout.take().context("its output")?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        ensure!(line.trim() == "ready", "the job said {line:?}");
+        Ok(Self(child))
+    }
+
+    /// Sends its agent a signal.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        kill(Pid::from_raw(i32::try_from(self.0.id())?), signal)?;
+        Ok(())
+    }
+
+    /// Waits for its end, which comes within seconds, and tells what it said.
+    ///
+    /// # Errors
+    /// When it goes on.
+    pub fn end(mut self) -> Result<Output> {
+        for _ in 0..200 {
+            if self.0.try_wait()?.is_some() {
+                return Ok(self.0.wait_with_output()?);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        self.0.kill()?;
+        anyhow::bail!("the job goes on: {}", said(&self.0.wait_with_output()?))
+    }
+}

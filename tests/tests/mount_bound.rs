@@ -1,0 +1,185 @@
+//! Scratch volumes whose limit is watched: a job of the same machine works on the directory itself.
+//! The limit, every kind of death, and that no two writers ever work at once.
+
+use anyhow::{Context, Result, ensure};
+use bafs_tests::exec::{self, Busy, job};
+use bafs_tests::{World, said};
+use nix::sys::signal::Signal;
+
+const BOUND: &str = "volume v: directory";
+const INLINE: &str = "volume v: inline";
+
+/// A node of 1 GB with a watched volume `v` of 20 MB and 1,000 files.
+fn ready(name: &str) -> Result<Option<World>> {
+    let world = exec::ready(name, "1GB")?;
+    if let Some(world) = &world {
+        create(world, "v", "20MB", "1000")?;
+    }
+    Ok(world)
+}
+
+fn create(world: &World, name: &str, size: &str, files: &str) -> Result<serde_json::Value> {
+    let create = [
+        "volume", "create", name, "--node", "n1", "--limit", "watched",
+    ];
+    world.json(&[&create[..], &["--size", size, "--files", files]].concat())
+}
+
+fn check(world: &World, script: &str, expected: &str) -> Result<()> {
+    exec::check(world, &[], BOUND, script, expected)
+}
+
+/// Runs a job that must be ended for this reason.
+fn ends(world: &World, script: &str, reason: &str) -> Result<()> {
+    let ended = job(world, &[], script).output()?;
+    ensure!(ended.status.code() == Some(75), said(&ended));
+    ensure!(said(&ended).contains(reason), said(&ended));
+    Ok(())
+}
+
+#[test]
+fn mount_bound_shows_the_directory_itself() -> Result<()> {
+    let Some(world) = ready("mount_bound_shows_the_directory_itself")? else {
+        return Ok(());
+    };
+    // The kernel serves it, and set-user-id has no effect.
+    let look = "echo x > /vol/f; chmod 6755 /vol/f; mkfifo /vol/p; \
+        grep ' /vol ' /proc/self/mountinfo | grep -c fuse || true; \
+        grep ' /vol ' /proc/self/mountinfo | cut -d' ' -f6 | tr , '\\n' | grep -c '^no[sd]'";
+    check(&world, look, "0\n2")?;
+    let shown = world.json(&["volume", "show", "v"])?;
+    ensure!(shown["used_files"] == 2, "{shown}");
+    // A reader sees it, and changes nothing.
+    let args = [
+        "exec",
+        "--explain",
+        "--mount",
+        "v:/vol:ro",
+        "--",
+        "/bin/sh",
+        "-c",
+    ];
+    let look = "cat /vol/f; echo y > /vol/f || echo refused; rm -f /vol/f; ls /vol";
+    let output = world.bafs(&[&args[..], &[look]].concat()).output()?;
+    let found = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(found == "x\nrefused\nf\np\n", said(&output));
+    ensure!(said(&output).contains(BOUND), said(&output));
+    Ok(())
+}
+
+#[test]
+fn mount_bound_ends_a_job_past_the_limit() -> Result<()> {
+    let Some(world) = ready("mount_bound_ends_a_job_past_the_limit")? else {
+        return Ok(());
+    };
+    let fill = "cd /vol; while :; do cat /bin/sh >> f; done";
+    ends(&world, fill, "make it larger")?;
+    let many = "cd /vol; rm f; i=0; while :; do i=$((i+1)); : > $i; done";
+    ends(&world, many, "make it larger")?;
+    check(
+        &world,
+        "cd /vol; find . -type f -delete; echo 1 > f; ls",
+        "f",
+    )
+}
+
+#[test]
+fn mount_bound_reserves_a_margin() -> Result<()> {
+    let Some(world) = ready("mount_bound_reserves_a_margin")? else {
+        return Ok(());
+    };
+    // 1 GB less twice 20 MB and 256 MiB: a third one has no room for its margin.
+    create(&world, "w", "20MB", "1000")?;
+    create(&world, "x", "20MB", "1000")?;
+    ensure!(create(&world, "y", "20MB", "1000").is_err(), "a fourth one");
+    Ok(())
+}
+
+#[test]
+fn mount_bound_loses_nothing_with_its_agent() -> Result<()> {
+    let Some(world) = ready("mount_bound_loses_nothing_with_its_agent")? else {
+        return Ok(());
+    };
+    let script = "echo one > /vol/f; mkdir /vol/d; echo ready; \
+        i=0; while :; do i=$((i+1)); echo $i > /vol/last; done";
+    let busy = Busy::start(&world, &[], script)?;
+    busy.signal(Signal::SIGKILL)?;
+    busy.end()?;
+    // Nothing of the first comes after the second has its volume.
+    let look = "cp /vol/last /vol/seen; sleep 1; cmp /vol/last /vol/seen; cat /vol/f; ls -d /vol/d";
+    check(&world, look, "one\n/vol/d")
+}
+
+#[test]
+fn mount_bound_writer_is_cut_off_by_the_next() -> Result<()> {
+    let Some(world) = ready("mount_bound_writer_is_cut_off_by_the_next")? else {
+        return Ok(());
+    };
+    let script = "echo ready; i=0; while :; do i=$((i+1)); echo $i > /vol/first; done";
+    let first = Busy::start(&world, &[], script)?;
+    let look = "cp /vol/first /vol/seen; sleep 1; cmp /vol/first /vol/seen; echo same";
+    check(&world, look, "same")?;
+    let ended = first.end()?;
+    ensure!(ended.status.code() == Some(75), said(&ended));
+    ensure!(said(&ended).contains("Fenced"), said(&ended));
+    Ok(())
+}
+
+#[test]
+fn mount_bound_job_ends_with_its_volume() -> Result<()> {
+    let Some(world) = ready("mount_bound_job_ends_with_its_volume")? else {
+        return Ok(());
+    };
+    let busy = Busy::start(
+        &world,
+        &[],
+        "echo ready; while :; do echo x >> /vol/f; done",
+    )?;
+    world.json(&["volume", "delete", "v"])?;
+    let ended = busy.end()?;
+    ensure!(ended.status.code() == Some(75), said(&ended));
+    let path = world.cluster.directory().join("n1/volumes");
+    let left = std::fs::read_dir(path).context("the store")?.count();
+    ensure!(left == 0, "{left} volumes are left");
+    Ok(())
+}
+
+#[test]
+fn mount_bound_job_ends_with_its_server() -> Result<()> {
+    let Some(mut world) = ready("mount_bound_job_ends_with_its_server")? else {
+        return Ok(());
+    };
+    let script = "echo kept > /vol/f; echo ready; while :; do echo x > /vol/g; done";
+    let busy = Busy::start(&world, &[], script)?;
+    world.cluster.kill("n1")?;
+    let ended = busy.end()?;
+    ensure!(ended.status.code() == Some(75), said(&ended));
+    world.cluster.restart("n1")?;
+    world.wait_for_servers(2)?;
+    check(&world, "cat /vol/f", "kept")
+}
+
+#[test]
+fn mount_bound_is_for_jobs_and_not_for_the_host() -> Result<()> {
+    let Some(world) = ready("mount_bound_is_for_jobs_and_not_for_the_host")? else {
+        return Ok(());
+    };
+    check(&world, "echo x > /vol/f", "")?;
+    let point = tempfile::tempdir()?;
+    let at = point.path().to_str().context("a temporary path is text")?;
+    let mut mount = world.bafs(&["mount", "--explain", "v", at]);
+    let mount = mount.stderr(std::process::Stdio::piped()).spawn()?;
+    for _ in 0..200 {
+        if point.path().join("f").exists() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    nix::sys::signal::kill(
+        nix::unistd::Pid::from_raw(i32::try_from(mount.id())?),
+        Signal::SIGTERM,
+    )?;
+    let output = mount.wait_with_output()?;
+    ensure!(said(&output).contains(INLINE), said(&output));
+    Ok(())
+}
