@@ -6,6 +6,7 @@ mod beside;
 mod serving;
 
 use bafs_client::tree::Promise;
+use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{BodyRange, Caller, FileOp, FileReply, FileResult};
 use bafs_proto::ids::InodeNo;
 use beside::{Both, Dice, World};
@@ -139,6 +140,45 @@ async fn a_close_that_is_promised_waits_for_the_server_and_others_do_not() {
             assert!(removed.try_recv().is_err(), "the server has not run it");
         }
         world.server.set(Fault::None);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_close_fails_if_what_was_answered_first_did() {
+    let world = World::new(Promise::Closed).await;
+    for round in 0..2 {
+        let made = world
+            .run(create(&format!("f{round}")), &[])
+            .await
+            .0
+            .unwrap();
+        let FileReply::Opened { handle, attr } = made else {
+            panic!("{made:?}");
+        };
+        world.flush().await;
+        if round == 0 {
+            continue;
+        }
+        world.server.set(Fault::Full);
+        world.server.be_late(200, 1);
+        let data = BodyRange {
+            start: 0,
+            length: 5,
+        };
+        let write = FileOp::Write {
+            handle,
+            offset: 0,
+            data,
+            append: false,
+        };
+        // Whether it hears of it already is a matter of time.
+        let _ = world.run(write, b"hello").await;
+        let (send, receive) = oneshot::channel();
+        let done = move |result: FileResult, _: &[u8]| drop(send.send(result));
+        world.volume.close_file(attr.ino, Box::new(done));
+        assert!(receive.await.unwrap().is_err(), "nothing of it was kept");
+        let code = world.volume.fate().loss().map(|loss| loss.code);
+        assert_eq!(code, Some(ErrorCode::NoSpaceBytes));
     }
 }
 

@@ -121,7 +121,7 @@ impl Held {
         (self.done)(self.result, &[]);
     }
 
-    fn refuse(self) {
+    pub(super) fn refuse(self) {
         (self.done)(Err(errno_of(ErrorCode::VolumeLost)), &[]);
     }
 }
@@ -236,7 +236,7 @@ impl Session {
         let mut state = own.state();
         if state.is_over(until) {
             drop(state);
-            return done(result, &[]);
+            return done(self.unless_lost(result), &[]);
         }
         state.held.push(Held {
             done,
@@ -257,7 +257,16 @@ impl Session {
     pub(super) fn close_file(&self, own: &Delegated, ino: InodeNo, done: Done) {
         let busy = own.state().delegation.log.busy(ino);
         let until = busy.map_or(Until::Now, Until::Ran);
-        self.answer_when(own, until, done, Ok(FileReply::Done));
+        // What has run may have failed.
+        let result = self.unless_lost(Ok(FileReply::Done));
+        self.answer_when(own, until, done, result);
+    }
+
+    fn unless_lost(&self, result: FileResult) -> FileResult {
+        match self.fate.loss() {
+            Some(_) => Err(errno_of(ErrorCode::VolumeLost)),
+            None => result,
+        }
     }
 
     /// Answers with the server's help.
@@ -327,10 +336,7 @@ impl Session {
                 self.wait_settled(own, settled + 1).await;
             },
         }
-        match self.fate.loss() {
-            Some(_) => Err(errno_of(ErrorCode::VolumeLost)),
-            None => result,
-        }
+        self.unless_lost(result)
     }
 
     /// Waits until all that is in the log now has run.

@@ -189,7 +189,12 @@ impl Session {
         let answers = state.let_go();
         drop(state);
         own.settled.send_replace(settled);
-        answers.into_iter().for_each(Held::answer);
+        // What has run may have failed.
+        let tell = match self.fate.loss() {
+            None => Held::answer,
+            Some(_) => Held::refuse,
+        };
+        answers.into_iter().for_each(tell);
     }
 
     /// An operation that was answered has failed: what the program believes is not true.

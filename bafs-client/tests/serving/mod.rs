@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bafs_client::tree::Server;
+use bafs_proto::file_op::{Errno, FileOp};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{Epoch, VolumeId};
 use bafs_proto::message::{
@@ -25,6 +26,7 @@ use bafs_proto::net::{BoxFuture, Incoming, Service};
 use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
+use nix::libc;
 
 pub(crate) const ADDRESS: &str = "server";
 pub(crate) const BLOCK_BYTES: u32 = 16 << 10;
@@ -40,6 +42,8 @@ pub(crate) enum Fault {
     Refuse(ErrorCode),
     /// Does not answer.
     Silent,
+    /// Has no room for what is written.
+    Full,
     /// Sends damaged blocks, so many times.
     Damage(u32),
     /// Starts again: before the next request runs, or after it ran and before it is answered.
@@ -222,6 +226,10 @@ impl Fake {
             .enumerate()
             .map(|(at, op)| {
                 self.ops_run.fetch_add(1, Ordering::Relaxed);
+                let is_full = *self.fault.lock().unwrap() == Fault::Full;
+                if is_full && matches!(op, FileOp::Write { .. }) {
+                    return Err(Errno(libc::ENOSPC));
+                }
                 let given = run.given.iter().find(|given| given.op as usize == at);
                 let numbers = given.map_or((None, None), |given| (given.ino, given.handle));
                 session.run_given((run.caller, op, body), numbers, &mut data)
