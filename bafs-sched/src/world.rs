@@ -5,10 +5,11 @@
 //! vanish, jobs fail at most as often as they are retried. In the end all nodes return for good,
 //! so every workflow must end complete.
 
+mod chaos;
 mod deeds;
 mod faults;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use bafs_proto::ids::{ExecutionId, ExtractId, RunId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
@@ -19,6 +20,7 @@ use crate::dice::Dice;
 use crate::logic::{Action, Event, MountedVolume, NodeSeen, Outcome, Scheduler, Settings, Space};
 use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
+pub use chaos::Verdict;
 pub use faults::{Faults, NodeSpec};
 
 /// Adverts are believed for so long after a node died, in milliseconds.
@@ -32,10 +34,20 @@ struct Node {
     spec: NodeSpec,
     died: Option<Time>,
     was_hurt: bool,
+    /// Since when, and until when, it answers nothing although it lives.
+    away: Option<(Time, Time)>,
+    /// While it is away, its jobs stand still too.
+    is_stopped: bool,
+    full_until: Time,
     /// Volumes with the jobs whose output they hold.
-    volumes: BTreeMap<VolumeId, (Space, VolumeIndex, BTreeSet<JobIndex>)>,
+    volumes: BTreeMap<VolumeId, (Space, VolumeIndex, Content)>,
     executions: BTreeMap<ExecutionId, Execution>,
+    /// Reports of executions that ended.
+    reports: BTreeMap<ExecutionId, JobReport>,
 }
+
+/// What each job wrote into a volume: a digest of the job and of all that it saw.
+type Content = BTreeMap<JobIndex, u64>;
 
 #[derive(Debug, Clone)]
 struct Execution {
@@ -61,6 +73,8 @@ pub struct World {
     pub scheduler: Scheduler,
     /// All facts that it was told.
     pub records: Vec<(Time, Event)>,
+    /// Digests of what arrived at home, by position in the workflow.
+    pub outputs: BTreeMap<u32, u64>,
     /// What jobs do to volumes, by their names, where it is not what they declare: whether they
     /// read, and whether they write.
     pub deeds: BTreeMap<(String, String), (bool, bool)>,
@@ -75,6 +89,10 @@ pub struct World {
     due: BTreeMap<(Time, u64), Due>,
     next: u64,
     told: Option<Vec<NodeSeen>>,
+    /// Files that came home a second time with other content.
+    mismatches: u64,
+    /// The catalog lists nothing before this time.
+    catalog_back: Time,
     failed: BTreeMap<JobIndex, u32>,
     sent: BTreeMap<ExtractId, u32>,
 }
@@ -93,14 +111,21 @@ impl World {
                 spec,
                 died: None,
                 was_hurt: false,
+                away: None,
+                is_stopped: false,
+                full_until: Time(0),
                 volumes: BTreeMap::new(),
                 executions: BTreeMap::new(),
+                reports: BTreeMap::new(),
             };
             (ServerId(at as u64 + 1), node)
         });
         let mut world = Self {
             scheduler: Scheduler::new(RunId(seed), workflow, settings),
             records: Vec::new(),
+            outputs: BTreeMap::new(),
+            mismatches: 0,
+            catalog_back: Time(0),
             deeds: BTreeMap::new(),
             needs: BTreeMap::new(),
             home: BTreeMap::new(),
@@ -152,6 +177,11 @@ impl World {
             .outcome()
             .cloned()
             .expect("the loop above waits for it")
+    }
+
+    /// Has the core told a fact at this time, in milliseconds.
+    pub fn tell_at(&mut self, at_ms: u64, event: Event) {
+        self.at(at_ms, Due::Tell(event));
     }
 
     /// How long the run took in virtual time, in milliseconds.
@@ -207,7 +237,8 @@ impl World {
     }
 
     fn is_alive(&self, server: ServerId) -> bool {
-        self.nodes[&server].died.is_none()
+        let node = &self.nodes[&server];
+        node.died.is_none() && node.away.is_none()
     }
 
     fn answer(&mut self, event: Event, lost: Event) {
@@ -220,6 +251,10 @@ impl World {
     }
 
     fn serve(&mut self, action: Action) {
+        if let Some(back) = self.back_in_time(&action) {
+            self.at(back, Due::Serve(action));
+            return;
+        }
         match action {
             Action::CreateVolume {
                 id,
@@ -293,6 +328,9 @@ impl World {
             self.at(CALL_MS, Due::Tell(lost));
             return;
         }
+        if self.is_started_again(server, execution) {
+            return;
+        }
         self.check_start(job, &volumes);
         let runtime_ms = 500 + self.dice.below(4_000);
         let running = Execution {
@@ -314,6 +352,11 @@ impl World {
             self.at(CALL_MS, Due::Tell(failed(unreachable_error())));
             return;
         }
+        if self.now < self.nodes[&server].full_until {
+            let error = Error::new(ErrorCode::NoSpaceBytes, "the disk is full");
+            self.at(10, Due::Tell(failed(error)));
+            return;
+        }
         let node = self.node(server);
         let used = node
             .volumes
@@ -327,7 +370,7 @@ impl World {
         }
         node.volumes
             .entry(id)
-            .or_insert((size, volume, BTreeSet::new()));
+            .or_insert((size, volume, Content::new()));
         self.answer(
             Event::VolumeCreated { volume: id },
             failed(unreachable_error()),
@@ -378,9 +421,13 @@ impl World {
                 .iter()
                 .any(|m| m.volume == source.volume && m.writable);
             assert!(
-                !writes || content.contains(job),
+                !writes || content.contains_key(job),
                 "extracted before {job:?} wrote"
             );
+        }
+        let digest = chaos::digest(content.values().copied());
+        if *self.outputs.entry(index).or_insert(digest) != digest {
+            self.mismatches += 1;
         }
         if self.sent.insert(extract, index).is_none() {
             *self.home.entry(index).or_default() += 1;
@@ -389,9 +436,9 @@ impl World {
     }
 
     /// What a volume holds, if it can be reached.
-    fn content(&self, mounted: &MountedVolume) -> Option<&BTreeSet<JobIndex>> {
+    fn content(&self, mounted: &MountedVolume) -> Option<&Content> {
         let node = self.nodes.get(&mounted.server?)?;
-        if node.died.is_some() {
+        if node.died.is_some() || node.away.is_some() {
             return None;
         }
         node.volumes.get(&mounted.id).map(|(_, _, content)| content)
@@ -410,7 +457,7 @@ impl World {
                     .iter()
                     .any(|m| m.volume == mounted.volume && m.writable);
                 assert!(
-                    !writes || content.contains(parent),
+                    !writes || content.contains_key(parent),
                     "{} starts without the output of {}",
                     workflow.job(job).name,
                     workflow.job(*parent).name
@@ -420,6 +467,11 @@ impl World {
     }
 
     fn end(&mut self, server: ServerId, execution: ExecutionId) {
+        if let (true, Some((_, back))) = (self.nodes[&server].is_stopped, self.nodes[&server].away)
+        {
+            self.at(back.ms_since(self.now) + 1, Due::End(server, execution));
+            return;
+        }
         let Some(ended) = self.node(server).executions.remove(&execution) else {
             return;
         };
@@ -445,26 +497,15 @@ impl World {
             self.write(&ended);
             JobOutcome::Exited(0)
         };
-        let event = Event::JobEnded {
-            execution,
-            report: JobReport {
-                wall_ms: ended.runtime_ms,
-                volumes: self.uses(ended.job, &ended.volumes),
-                ..report(outcome)
-            },
+        let report = JobReport {
+            wall_ms: ended.runtime_ms,
+            volumes: self.uses(ended.job, &ended.volumes),
+            ..report(outcome)
         };
-        self.at(20, Due::Tell(event));
-    }
-
-    fn write(&mut self, ended: &Execution) {
-        let mounts = self.scheduler.workflow().job(ended.job).mounts.clone();
-        for (mount, mounted) in mounts.iter().zip(&ended.volumes) {
-            if let (true, Some(server)) = (mount.writable, mounted.server)
-                && let Some((_, _, content)) = self.node(server).volumes.get_mut(&mounted.id)
-            {
-                content.insert(ended.job);
-            }
-        }
+        let away = self.nodes[&server].away;
+        self.node(server).reports.insert(execution, report.clone());
+        let delay = 20 + away.map_or(0, |(_, back)| back.ms_since(self.now));
+        self.at(delay, Due::Tell(Event::JobEnded { execution, report }));
     }
 
     fn node(&mut self, server: ServerId) -> &mut Node {
@@ -474,6 +515,7 @@ impl World {
     }
 
     fn second(&mut self) {
+        self.more_faults();
         for server in self.nodes.keys().copied().collect::<Vec<_>>() {
             if self.is_alive(server) && self.is_faulty(self.faults.node_dies) {
                 self.kill(server);
@@ -494,7 +536,8 @@ impl World {
         // As the driver does: who is listed, but was given up, gets another chance.
         let is_given_up = nodes.iter().any(|node| self.scheduler.is_lost(node.id));
         let is_chance = is_given_up && self.now.0.is_multiple_of(10 * POLL_MS);
-        if is_chance || self.told.as_ref() != Some(&nodes) {
+        let is_listing = self.now >= self.catalog_back;
+        if is_listing && (is_chance || self.told.as_ref() != Some(&nodes)) {
             self.told = Some(nodes.clone());
             self.tell(Event::ServersSeen { nodes });
         }
@@ -508,6 +551,7 @@ impl World {
         node.died = Some(now);
         node.was_hurt = true;
         node.executions.clear();
+        node.reports.clear();
         if is_wiped {
             node.volumes.clear();
         }
@@ -529,8 +573,8 @@ impl World {
 }
 
 fn is_listed(node: &Node, now: Time) -> bool {
-    node.died
-        .is_none_or(|died| now.ms_since(died) < ADVERT_TTL_MS)
+    let is_fresh = |since: Time| now.ms_since(since) < ADVERT_TTL_MS;
+    node.died.is_none_or(is_fresh) && node.away.is_none_or(|(since, _)| is_fresh(since))
 }
 
 fn seen(server: ServerId, node: &Node) -> NodeSeen {

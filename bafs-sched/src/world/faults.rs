@@ -33,6 +33,17 @@ pub struct Faults {
     pub poison_node: Option<ServerId>,
     /// The job that kills each node that runs it.
     pub poison_job: Option<JobIndex>,
+    /// A node is stopped (SIGSTOP) in some second: it answers nothing, and its jobs stand still.
+    pub node_stops: u64,
+    /// The link of a node is cut in some second: it answers nothing, but its jobs go on.
+    pub link_cut: u64,
+    /// The disk of a node is full in some second, and nothing can be made there for a while.
+    pub disk_full: u64,
+    /// The catalog is gone in some second, and lists nothing for a while.
+    pub catalog_dies: u64,
+    /// The scheduler is killed in some second: answers under way are lost, half of what it asked
+    /// for was not sent yet, and its journal is taken up again.
+    pub scheduler_dies: u64,
     /// Faults happen until this time, in milliseconds.
     pub until_ms: u64,
 }

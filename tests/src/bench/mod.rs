@@ -6,6 +6,7 @@
 #![allow(clippy::print_stdout, reason = "a benchmark prints what it measured")]
 
 mod cache;
+mod chaos;
 mod datapath;
 mod experiments;
 pub mod machine;
@@ -39,6 +40,11 @@ pub const ALL: &[Benchmark] = &[
         name: "cache",
         about: "the cooperative cache: home traffic, warm and cold reads, replacement, churn",
         run: cache::run,
+    },
+    Benchmark {
+        name: "chaos",
+        about: "runs while nodes, links, disks, catalog and scheduler fail: all end well, or not",
+        run: chaos::run,
     },
     Benchmark {
         name: "datapath",

@@ -1,0 +1,54 @@
+//! Chaos in virtual time: nodes, links, disks, the catalog and the scheduler fail by a seed, and
+//! every run ends complete, with the files of a run without faults, and with nothing left. `SEED=n`
+//! runs the one seed, `SEEDS=n` so many.
+
+use bafs_sched::world::World;
+
+const SEEDS: u64 = 100;
+const SOAK_SEEDS: u64 = 1_000;
+
+fn run(seeds: std::ops::Range<u64>) {
+    let (mut lost, mut again, mut restarts) = (0, 0, 0);
+    let count = seeds.end - seeds.start;
+    let calm = World::calm();
+    for seed in seeds {
+        println!("SEED={seed}");
+        let verdict = World::chaos(seed, &calm);
+        assert!(verdict.is_complete, "seed {seed}: {verdict:?}");
+        assert!(verdict.is_identical, "seed {seed}: {verdict:?}");
+        assert_eq!(verdict.leaks, 0, "seed {seed}: {verdict:?}");
+        lost += verdict.lost;
+        again += verdict.again;
+        restarts += verdict.restarts;
+    }
+    println!("{lost} nodes lost, {again} executions again, {restarts} restarts");
+    assert!(count == 1 || (lost >= count && again > count && restarts > count));
+}
+
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().expect("a number"))
+}
+
+#[test]
+fn every_run_ends_complete_with_the_same_files_and_nothing_left() {
+    match number("SEED") {
+        Some(seed) => run(seed..seed + 1),
+        None => run(0..number("SEEDS").unwrap_or(SEEDS) / 2),
+    }
+}
+
+/// The second half of the seeds, on another processor.
+#[test]
+fn every_other_run_ends_complete_with_the_same_files_and_nothing_left() {
+    let seeds = number("SEEDS").unwrap_or(SEEDS);
+    if number("SEED").is_none() {
+        run(seeds / 2..seeds);
+    }
+}
+
+#[test]
+#[ignore = "takes minutes; runs in soak"]
+fn soak_every_run_ends_complete_with_the_same_files_and_nothing_left() {
+    run(SEEDS..SEEDS + SOAK_SEEDS);
+}
