@@ -20,6 +20,7 @@ use crate::io::journal::{Header, Journal, Record};
 use crate::io::listing::Listing;
 use crate::io::remote_io;
 use crate::io::servers::{Place, Servers};
+use crate::io::steer;
 use crate::io::watch::{WatchList, Watched, watch as watch_node};
 use crate::logic::{Action, Event, MountedVolume, Progress, Scheduler, Settings};
 use crate::report::{Ledger, RunReport};
@@ -88,6 +89,8 @@ pub(crate) enum Note {
     Refused(Error),
     /// Volumes must be kept alive.
     RenewDue,
+    /// Users may have wished something.
+    WishesDue,
 }
 
 /// Runs a workflow to its end, or goes on with it if its journal exists. `progress` is called
@@ -164,6 +167,9 @@ struct Driver {
     /// When a failure of the environment was told last.
     told: Option<Time>,
     is_cancelled: bool,
+    /// The journal beside which users leave wishes, and how many were read.
+    wishes_of: PathBuf,
+    read_wishes: u64,
 }
 
 impl Driver {
@@ -216,6 +222,8 @@ impl Driver {
             is_resumed,
             told: None,
             is_cancelled: false,
+            wishes_of: options.journal.clone(),
+            read_wishes: 0,
         };
         Ok((driver, receiver))
     }
@@ -254,6 +262,12 @@ impl Driver {
                 {
                     return;
                 }
+                tokio::time::sleep(Duration::from_millis(POLL_MS)).await;
+            }
+        });
+        let notes = self.notes.clone();
+        self.tasks.spawn(async move {
+            while notes.send(Note::WishesDue).await.is_ok() {
                 tokio::time::sleep(Duration::from_millis(POLL_MS)).await;
             }
         });
@@ -302,7 +316,24 @@ impl Driver {
             Note::Listing(adverts) => batch.extend(self.listing.compare(&self.scheduler, adverts)),
             Note::Refused(error) => self.refusal = Some(error),
             Note::RenewDue => self.renew(),
+            Note::WishesDue => batch.extend(self.wishes()),
         }
+    }
+
+    /// What users wished since the last time.
+    fn wishes(&mut self) -> Vec<Event> {
+        let from = self.read_wishes.max(self.scheduler.wishes());
+        let wishes = steer::read(&self.wishes_of, self.scheduler.workflow(), from);
+        self.read_wishes = from + wishes.len() as u64;
+        let numbered = (from + 1..).zip(wishes);
+        numbered
+            .map(|(count, wish)| {
+                if wish.is_none() {
+                    tracing::warn!(count, "a wish was not understood");
+                }
+                Event::Steered { count, wish }
+            })
+            .collect()
     }
 
     /// Makes facts durable, tells them to the core, and does what it asks.

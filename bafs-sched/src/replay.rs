@@ -9,7 +9,7 @@ use bafs_proto::time::Time;
 use serde::Serialize;
 
 use crate::io::journal::History;
-use crate::logic::{Action, Decision, Event, NodeSeen, Receipt, Scheduler};
+use crate::logic::{Action, Decision, Event, NodeSeen, Receipt, Scheduler, Wish};
 use crate::workflow::{JobIndex, VolumeIndex};
 
 /// One thing that happened or was decided.
@@ -121,6 +121,7 @@ impl Teller {
             Event::ExtractFailed { extract, error } => {
                 self.of_extract(*extract, &format!("was not sent: {error}"));
             }
+            Event::Steered { wish, .. } => self.wish(*wish),
             Event::CancelRequested => self.tell(&[], "the user cancels the run".to_owned()),
             Event::Resumed { .. } => self.tell(&[], "a scheduler takes up the journal".to_owned()),
             Event::VolumeCreated { .. }
@@ -128,6 +129,23 @@ impl Teller {
             | Event::VolumeDeleteFailed { .. }
             | Event::JobStarted { .. }
             | Event::Tick => {}
+        }
+    }
+
+    fn wish(&mut self, wish: Option<Wish>) {
+        let jobs = self.scheduler.workflow().jobs.len();
+        match wish {
+            Some(Wish::Prefer { job, priority }) if job.as_usize() < jobs => {
+                let name = self.job(job);
+                let text = format!("the user gives the pipeline of job {name} priority {priority}");
+                self.tell(&[&name], text);
+            }
+            Some(Wish::Cancel { job }) if job.as_usize() < jobs => {
+                let name = self.job(job);
+                let text = format!("the user cancels the pipeline of job {name}");
+                self.tell(&[&name], text);
+            }
+            _ => self.tell(&[], "the user wishes what is not understood".to_owned()),
         }
     }
 

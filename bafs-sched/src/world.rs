@@ -435,37 +435,6 @@ impl World {
         self.answer(Event::FileExtracted { extract, bytes: 1 }, lost);
     }
 
-    /// What a volume holds, if it can be reached.
-    fn content(&self, mounted: &MountedVolume) -> Option<&Content> {
-        let node = self.nodes.get(&mounted.server?)?;
-        if node.died.is_some() || node.away.is_some() {
-            return None;
-        }
-        node.volumes.get(&mounted.id).map(|(_, _, content)| content)
-    }
-
-    /// A job must find what every job before it wrote into its volumes.
-    fn check_start(&self, job: JobIndex, volumes: &[MountedVolume]) {
-        let workflow = self.scheduler.workflow();
-        for mounted in volumes {
-            let Some(content) = self.content(mounted) else {
-                continue;
-            };
-            for parent in &workflow.job(job).parents {
-                let mounts = &workflow.job(*parent).mounts;
-                let writes = mounts
-                    .iter()
-                    .any(|m| m.volume == mounted.volume && m.writable);
-                assert!(
-                    !writes || content.contains_key(parent),
-                    "{} starts without the output of {}",
-                    workflow.job(job).name,
-                    workflow.job(*parent).name
-                );
-            }
-        }
-    }
-
     fn end(&mut self, server: ServerId, execution: ExecutionId) {
         if let (true, Some((_, back))) = (self.nodes[&server].is_stopped, self.nodes[&server].away)
         {
@@ -532,7 +501,9 @@ impl World {
             .nodes
             .iter()
             .filter(|(_, node)| is_listed(node, self.now));
-        let nodes: Vec<NodeSeen> = nodes.map(|(server, node)| seen(*server, node)).collect();
+        let nodes: Vec<NodeSeen> = nodes
+            .map(|(server, node)| deeds::seen(*server, node))
+            .collect();
         // As the driver does: who is listed, but was given up, gets another chance.
         let is_given_up = nodes.iter().any(|node| self.scheduler.is_lost(node.id));
         let is_chance = is_given_up && self.now.0.is_multiple_of(10 * POLL_MS);
@@ -575,18 +546,6 @@ impl World {
 fn is_listed(node: &Node, now: Time) -> bool {
     let is_fresh = |since: Time| now.ms_since(since) < ADVERT_TTL_MS;
     node.died.is_none_or(is_fresh) && node.away.is_none_or(|(since, _)| is_fresh(since))
-}
-
-fn seen(server: ServerId, node: &Node) -> NodeSeen {
-    NodeSeen {
-        id: server,
-        name: format!("n{}", server.0),
-        address: format!("n{}:1", server.0),
-        group: "g".to_owned(),
-        capacity: node.spec.capacity,
-        foreign: Space::ZERO,
-        slots: node.spec.slots,
-    }
 }
 
 fn unreachable_error() -> Error {

@@ -2,6 +2,8 @@
 //! every run ends complete, with the files of a run without faults, and with nothing left. `SEED=n`
 //! runs the one seed, `SEEDS=n` so many.
 
+#![allow(clippy::print_stdout, reason = "a seed that fails must be known")]
+
 use bafs_sched::world::World;
 
 const SEEDS: u64 = 100;

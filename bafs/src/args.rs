@@ -54,6 +54,10 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// Run a workload on simulated machines under one strategy or all.
     Sim(SimArgs),
+    /// Let a pipeline of a run that goes on go before others.
+    Prefer(PreferArgs),
+    /// Give up what is not done of a pipeline of a run that goes on.
+    Cancel(CancelArgs),
     /// Tell all that happened in a run and what was decided, from its journal.
     Replay(ReplayArgs),
     /// Tell what happened to a job, a volume or a node of a run, and why.
@@ -482,6 +486,28 @@ pub(crate) struct WhyArgs {
     pub(crate) journal: PathBuf,
     /// Name of the job, volume or node.
     pub(crate) name: String,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  bafs prefer blast.bafs search7")]
+pub(crate) struct PreferArgs {
+    /// Journal of the run, or its workflow if the journal is beside it.
+    pub(crate) run: PathBuf,
+    /// Any job of the pipeline.
+    pub(crate) pipeline: String,
+    /// Those with a higher one go first; all pipelines begin with 0.
+    #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
+    pub(crate) priority: i32,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  bafs cancel blast.bafs search7\n\n\
+The run goes on with the others, and ends with exit code 1. Ctrl-C at `bafs run` stops the whole.")]
+pub(crate) struct CancelArgs {
+    /// Journal of the run, or its workflow if the journal is beside it.
+    pub(crate) run: PathBuf,
+    /// Any job of the pipeline.
+    pub(crate) pipeline: String,
 }
 
 #[derive(Debug, Args)]

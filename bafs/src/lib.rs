@@ -24,6 +24,7 @@ mod run;
 mod serve;
 mod sim;
 mod status;
+mod steer;
 mod volume;
 mod workflow_file;
 
@@ -75,6 +76,8 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Check(args) => workflow_file::check(&args.workflow, output)?,
         Command::Plan(args) => plan::run(&args, output)?,
         Command::Sim(args) => sim::run(&args, output)?,
+        Command::Prefer(args) => steer::prefer(&args, output)?,
+        Command::Cancel(args) => steer::cancel(&args, output)?,
         Command::Replay(args) => history::replay_all(&args, output)?,
         Command::Status(args) => status::run(&args, output)?,
         Command::Report(args) => report::run(&args, output)?,

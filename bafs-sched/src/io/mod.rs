@@ -5,4 +5,5 @@ pub mod journal;
 pub(crate) mod listing;
 pub(crate) mod remote_io;
 pub(crate) mod servers;
+pub mod steer;
 pub(crate) mod watch;

@@ -380,7 +380,7 @@ impl Scheduler {
     /// Puts a job that has no attempt where it belongs, after a pause if one is given.
     pub(super) fn settle(&mut self, job: JobIndex, pause_ms: u64) {
         self.queues.take(job);
-        if self.graph.has_dead_parent(job) {
+        if self.graph.has_dead_parent(job) || self.is_given_up(job) {
             self.skip(job);
             return;
         }
@@ -440,6 +440,7 @@ impl Scheduler {
         self.queues.put(
             binding,
             Key {
+                behind: self.behind(pipeline),
                 turn,
                 need,
                 starts_pipeline: !is_under_way,

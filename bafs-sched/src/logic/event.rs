@@ -6,6 +6,7 @@ use bafs_proto::message::JobReport;
 use serde::{Deserialize, Serialize};
 
 use super::space::Space;
+use crate::workflow::JobIndex;
 
 /// One fact.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,6 +90,13 @@ pub enum Event {
     },
     /// The user wants the workflow to stop.
     CancelRequested,
+    /// The user wishes something of a pipeline while the run goes on.
+    Steered {
+        /// How many wishes were read so far, this one included.
+        count: u64,
+        /// What; nothing when it was not understood.
+        wish: Option<Wish>,
+    },
     /// Time passed, and a timer may be due.
     Tick,
     /// A scheduler takes up the journal of an earlier one, whose last facts may be missing in it.
@@ -96,6 +104,23 @@ pub enum Event {
         /// A random number: ids that it gives from now on begin with it, so that none means
         /// another thing than to servers that remember what the journal does not.
         series: u32,
+    },
+}
+
+/// What a user wishes of a pipeline, named by any of its jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Wish {
+    /// Its jobs go before those of pipelines with a lower priority; all begin with 0.
+    Prefer {
+        /// Any job of it.
+        job: JobIndex,
+        /// The priority.
+        priority: i32,
+    },
+    /// What is not done of it is not done any more.
+    Cancel {
+        /// Any job of it.
+        job: JobIndex,
     },
 }
 

@@ -28,13 +28,14 @@ mod settings;
 mod shares;
 mod sizes;
 mod space;
+mod steering;
 mod timers;
 mod volumes;
 
 pub use action::{Action, MountedVolume};
 pub use checkpoint::{CheckpointPolicy, Decision, Receipt};
 pub use declared::Warning;
-pub use event::{Event, NodeSeen};
+pub use event::{Event, NodeSeen, Wish};
 pub use graph::JobState;
 pub use progress::{JobFailure, Outcome, Progress};
 pub use rules::{Order, Rules};

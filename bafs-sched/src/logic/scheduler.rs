@@ -20,6 +20,7 @@ use super::safety::Claims;
 use super::settings::Settings;
 use super::sizes::Sizes;
 use super::space::Space;
+use super::steering::Steering;
 use super::timers::{Timer, Timers};
 use super::volumes::{State, Volumes};
 use crate::workflow::{JobIndex, VolumeIndex, Workflow};
@@ -72,6 +73,8 @@ pub struct Scheduler {
     /// Losses and restarts of nodes that ran jobs, and the last of them.
     pub(super) nodes_gone: u64,
     pub(super) last_gone: Option<(ServerId, Time)>,
+    /// What users wished of pipelines.
+    pub(super) steering: Steering,
     /// Sizes that are not declared, or were too small.
     pub(super) sizes: Sizes,
     /// What jobs did, to compare it with what is declared.
@@ -125,6 +128,7 @@ impl Scheduler {
             claims: Claims::default(),
             nodes_gone: 0,
             last_gone: None,
+            steering: Steering::default(),
             sizes,
             deeds: Deeds::default(),
             idle_caches: BTreeSet::new(),
@@ -348,6 +352,7 @@ impl Scheduler {
             Event::VolumeDeleted { volume } => self.volume_deleted(volume),
             Event::VolumeDeleteFailed { volume } => self.delete_failed(volume),
             Event::CancelRequested => self.cancel(),
+            Event::Steered { count, wish } => self.steer(count, wish),
             Event::Tick => {}
             Event::Resumed { series } => self.next_id = u64::from(series) << SERIES_BITS,
         }

@@ -138,8 +138,8 @@ impl World {
         }
     }
 
-    /// Volumes and jobs that nodes still have when a minute has passed, but for volumes of nodes that
-    /// were given up: these end with their leases.
+    /// Volumes and jobs that nodes still have when a minute has passed, but for volumes of nodes
+    /// that were given up: these end with their leases.
     fn leaks(&mut self) -> u64 {
         let end = self.now.plus_ms(60_000);
         while self.due.keys().next().is_some_and(|(at, _)| *at < end) {

@@ -1,9 +1,10 @@
-//! What simulated agents report of the volumes of a job.
+//! What jobs find in their volumes, and what simulated agents report of these.
 
+use bafs_proto::ids::ServerId;
 use bafs_proto::message::VolumeUse;
 
-use super::World;
-use crate::logic::{MountedVolume, Space};
+use super::{Content, Node, World};
+use crate::logic::{MountedVolume, NodeSeen, Space};
 use crate::workflow::{JobIndex, Mount};
 
 impl World {
@@ -57,5 +58,49 @@ impl World {
     fn space_of(&self, mounted: &MountedVolume) -> Option<Space> {
         let node = self.nodes.get(&mounted.server?)?;
         node.volumes.get(&mounted.id).map(|(size, ..)| *size)
+    }
+
+    /// What a volume holds, if it can be reached.
+    pub(super) fn content(&self, mounted: &MountedVolume) -> Option<&Content> {
+        let node = self.nodes.get(&mounted.server?)?;
+        if node.died.is_some() || node.away.is_some() {
+            return None;
+        }
+        node.volumes.get(&mounted.id).map(|(_, _, content)| content)
+    }
+
+    /// A job must find what every job before it wrote into its volumes.
+    pub(super) fn check_start(&self, job: JobIndex, volumes: &[MountedVolume]) {
+        let workflow = self.scheduler.workflow();
+        for mounted in volumes {
+            let Some(content) = self.content(mounted) else {
+                continue;
+            };
+            for parent in &workflow.job(job).parents {
+                let mounts = &workflow.job(*parent).mounts;
+                let writes = mounts
+                    .iter()
+                    .any(|m| m.volume == mounted.volume && m.writable);
+                assert!(
+                    !writes || content.contains_key(parent),
+                    "{} starts without the output of {}",
+                    workflow.job(job).name,
+                    workflow.job(*parent).name
+                );
+            }
+        }
+    }
+}
+
+/// What the catalog says of a node.
+pub(super) fn seen(server: ServerId, node: &Node) -> NodeSeen {
+    NodeSeen {
+        id: server,
+        name: format!("n{}", server.0),
+        address: format!("n{}:1", server.0),
+        group: "g".to_owned(),
+        capacity: node.spec.capacity,
+        foreign: Space::ZERO,
+        slots: node.spec.slots,
     }
 }

@@ -1,0 +1,80 @@
+//! What users wish of pipelines while a run goes on: which go first, which are given up.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::event::Wish;
+use super::graph::JobState;
+use super::scheduler::Scheduler;
+use crate::workflow::JobIndex;
+
+/// All wishes so far.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Steering {
+    count: u64,
+    priority: BTreeMap<u32, i32>,
+    given_up: BTreeSet<u32>,
+}
+
+impl Scheduler {
+    /// Wishes that were read so far, understood or not.
+    pub fn wishes(&self) -> u64 {
+        self.steering.count
+    }
+
+    /// How far behind the user wants a pipeline.
+    pub(super) fn behind(&self, pipeline: u32) -> i32 {
+        let priority = self.steering.priority.get(&pipeline);
+        priority.map_or(0, |priority| priority.saturating_neg())
+    }
+
+    /// Whether the user does not want the rest of a job's pipeline.
+    pub(super) fn is_given_up(&self, job: JobIndex) -> bool {
+        let given_up = &self.steering.given_up;
+        !given_up.is_empty() && given_up.contains(&self.graph.pipeline(job))
+    }
+
+    pub(super) fn steer(&mut self, count: u64, wish: Option<Wish>) {
+        self.steering.count = self.steering.count.max(count);
+        let (Some(Wish::Prefer { job, .. } | Wish::Cancel { job }), jobs) =
+            (wish, self.graph.workflow.jobs.len())
+        else {
+            return;
+        };
+        // A journal may be damaged in ways that its checksums do not show.
+        if job.as_usize() >= jobs {
+            return;
+        }
+        let pipeline = self.graph.pipeline(job);
+        let members: Vec<JobIndex> = self.graph.members(pipeline).collect();
+        match wish {
+            Some(Wish::Prefer { priority, .. }) => {
+                self.steering.priority.insert(pipeline, priority);
+                for job in members {
+                    if self.queues.contains(job) {
+                        self.enqueue(job);
+                    }
+                }
+            }
+            Some(Wish::Cancel { .. }) => self.give_up(pipeline, &members),
+            None => {}
+        }
+    }
+
+    fn give_up(&mut self, pipeline: u32, members: &[JobIndex]) {
+        if self.graph.is_pipeline_final(pipeline) || !self.steering.given_up.insert(pipeline) {
+            return;
+        }
+        let name = &self.graph.workflow.jobs[pipeline as usize].name;
+        self.messages.push(format!(
+            "the pipeline of job '{name}' was cancelled: what was not done of it was given up"
+        ));
+        for &job in members {
+            match self.graph.state(job) {
+                // It is given up when its attempt has ended.
+                JobState::Active => self.stop(job, None),
+                state if !state.is_final() => self.skip(job),
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! `bafs prefer` and `bafs cancel`: wishes for a run that goes on. Its scheduler reads and journals
+//! them; these commands only leave them beside its journal.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use bafs_sched::io::{journal, steer};
+use bafs_sched::logic::Wish;
+use bafs_sched::workflow::JobIndex;
+
+use crate::args::{CancelArgs, PreferArgs};
+use crate::history;
+use crate::output::Output;
+
+/// Lets a pipeline go before others.
+pub(crate) fn prefer(args: &PreferArgs, output: Output) -> Result<()> {
+    let priority = args.priority;
+    let wish = |job| Wish::Prefer { job, priority };
+    tell(&args.run, &args.pipeline, wish)?;
+    let text = format!(
+        "the pipeline of job {} gets priority {priority}",
+        args.pipeline
+    );
+    output.say(
+        &text,
+        &serde_json::json!({"job": args.pipeline, "priority": priority}),
+    )
+}
+
+/// Gives up the rest of a pipeline.
+pub(crate) fn cancel(args: &CancelArgs, output: Output) -> Result<()> {
+    tell(&args.run, &args.pipeline, |job| Wish::Cancel { job })?;
+    let text = format!("the pipeline of job {} is given up", args.pipeline);
+    output.say(
+        &text,
+        &serde_json::json!({"job": args.pipeline, "cancelled": true}),
+    )
+}
+
+fn tell(run: &Path, name: &str, wish: impl FnOnce(JobIndex) -> Wish) -> Result<()> {
+    let path = history::journal_of(run)?;
+    if !history::is_being_written(&path) {
+        bail!(
+            "no scheduler runs with the journal {}: start it with `bafs run`, then wish",
+            path.display()
+        );
+    }
+    let workflow = journal::read(&path)?.header.workflow;
+    let unknown = || format!("the run has no job '{name}': name any job of the pipeline");
+    let job = steer::find(&workflow, name).with_context(unknown)?;
+    Ok(steer::tell(&path, &workflow, wish(job))?)
+}
