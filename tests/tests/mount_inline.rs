@@ -106,14 +106,45 @@ fn mount_inline_job_ends_with_its_server() -> Result<()> {
         return Ok(());
     };
     let script = "echo kept > /vol/f; echo ready; while :; do echo x >> /vol/log; done";
-    let busy = Busy::start(&world, &[], script)?;
+    let busy = Busy::start(&world, &["--op-deadline", "3"], script)?;
     world.cluster.kill("n1")?;
     let ended = busy.end()?;
     ensure!(ended.status.code() == Some(75), said(&ended));
-    ensure!(said(&ended).contains("ended"), said(&ended));
+    ensure!(said(&ended).contains("cannot go on"), said(&ended));
     world.cluster.restart("n1")?;
     world.wait_for_servers(2)?;
     check(&world, "cat /vol/f", "kept")
+}
+
+#[test]
+fn mount_inline_writer_goes_on_over_a_restarted_server() -> Result<()> {
+    let name = "mount_inline_writer_goes_on_over_a_restarted_server";
+    let Some(mut world) = ready(name)? else {
+        return Ok(());
+    };
+    let directory = tempfile::tempdir()?;
+    let end = directory.path().join("end");
+    // What is open stays open, even without a name; numbers, contents and the limit stay exact.
+    let script = format!(
+        "cd /vol; echo hidden > gone; exec 3< gone 4>> log; rm gone; ino=$(stat -c %i log); \
+        echo ready; i=0; while [ ! -e {} ]; do echo $i >&4; i=$((i+1)); done; exec 4>&-; \
+        read word <&3; test $word = hidden; test $(wc -l < log) = $i; \
+        test $(stat -c %i log) = $ino; exec 3<&-; rm log; \
+        dd if=/dev/zero of=a bs=1M count=100 2>&1 | grep -q 'No space left'; \
+        test $(du -k a | cut -f1) -ge 48000; test $(du -k a | cut -f1) -le 48829; \
+        rm a; echo done > last",
+        end.display()
+    );
+    let busy = Busy::start(&world, &[], &script)?;
+    for _ in 0..2 {
+        world.cluster.kill("n1")?;
+        world.cluster.restart("n1")?;
+        world.wait_for_servers(2)?;
+    }
+    std::fs::write(&end, "")?;
+    let ended = busy.end()?;
+    ensure!(ended.status.success(), said(&ended));
+    check(&world, "cd /vol; ls; cat last", "last\ndone")
 }
 
 #[test]

@@ -46,7 +46,7 @@ pub async fn take(
         let tree = BoundTree::new(directory, lease, lock, parcel.connection, fate.clone());
         return Ok(Tree::Bound(tree));
     }
-    let opened = InlineTree::open(lease, parcel, writable, fate).await;
+    let opened = InlineTree::open(lease, parcel, writable).await;
     let opened = opened.map(Tree::Inline);
     opened.map_err(|(lease, why)| (lease, NotOpened::Broken(why)))
 }

@@ -1,26 +1,31 @@
 //! A scratch volume of this machine whose directory the server has handed over: operations run in
 //! the calling thread, and for a writer this process accounts for the space. The server keeps the
-//! lease and may want everything back.
+//! lease and may want everything back; when it restarts, it is given the lock, and gives it again.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
-use bafs_proto::door::{DoorRequest, HandedOver, HandedTree};
+use bafs_proto::door::{DoorRequest, HandOverOf, HandedOver, HandedTree};
 use bafs_proto::file_op::{Caller, FileOp, FileResult};
+use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::{Limit, Session, Tree, TreeUse};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
+use super::remote;
 use super::{Done, LocalTree, RemoteTree};
-use crate::door::{DoorConnection, Parcel};
+use crate::door::{self, DoorConnection, Parcel};
 use crate::errno::errno_of;
-use crate::fate::Fate;
 use crate::limits::CLOSE_MS;
 
 /// How often the server is told what a volume holds, when that has changed.
 const TELL: Duration = Duration::from_secs(1);
+
+/// Pause between two attempts to have a tree handed over again: the door of a node that starts
+/// opens a little later than its other ears.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// A handed-over tree.
 #[derive(Debug)]
@@ -34,14 +39,26 @@ pub struct InlineTree {
 
 /// What is kept until it must be given back.
 #[derive(Debug)]
-struct Kept(RwLock<Option<Held>>);
+struct Kept {
+    state: RwLock<State>,
+    /// Whether operations wait for the server to come back.
+    is_shut: Mutex<bool>,
+    opened: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    held: Option<Held>,
+    /// The lock is the server's, so nothing may run.
+    is_paused: bool,
+}
 
 #[derive(Debug)]
 struct Held {
     // In the order of giving back: first nothing is open any more, then the lock goes.
     session: Session,
     tree: Arc<Tree>,
-    _lock: Option<OwnedFd>,
+    lock: Option<OwnedFd>,
     connection: Arc<DoorConnection>,
 }
 
@@ -54,17 +71,17 @@ impl InlineTree {
         lease: RemoteTree,
         parcel: Parcel,
         writable: bool,
-        fate: &Fate,
     ) -> Result<Self, (RemoteTree, Error)> {
         let held = match open(parcel, writable).await {
             Ok(held) => held,
             Err(why) => return Err((lease, why)),
         };
         let connection = held.connection.clone();
-        let kept = Arc::new(Kept(RwLock::new(Some(held))));
+        let kept = Arc::new(Kept::new(held));
         let run = kept.clone();
         let local = LocalTree::new(move |caller, op, data, out| run.run(caller, op, data, out));
-        let watching = tokio::spawn(watch(kept.clone(), connection, writable, fate.clone()));
+        let session = lease.session();
+        let watching = tokio::spawn(watch(kept.clone(), connection, writable, session));
         Ok(Self {
             local: Arc::new(local),
             kept,
@@ -110,35 +127,115 @@ impl Drop for InlineTree {
 }
 
 impl Kept {
+    fn new(held: Held) -> Self {
+        let state = State {
+            held: Some(held),
+            is_paused: false,
+        };
+        Self {
+            state: RwLock::new(state),
+            is_shut: Mutex::new(false),
+            opened: Condvar::new(),
+        }
+    }
+
     fn run(&self, caller: Caller, op: &FileOp, data: &[u8], out: &mut Vec<u8>) -> FileResult {
-        // A panic of an operation leaves the session as usable as one through a server.
-        let kept = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        match &*kept {
-            Some(held) => held.session.run(caller, op, data, out),
-            None => Err(errno_of(ErrorCode::VolumeLost)),
+        loop {
+            {
+                // A panic of an operation leaves the session as usable as one through a server.
+                let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+                if !state.is_paused {
+                    return match &state.held {
+                        Some(held) => held.session.run(caller, op, data, out),
+                        None => Err(errno_of(ErrorCode::VolumeLost)),
+                    };
+                }
+            }
+            let mut is_shut = self.is_shut.lock().unwrap_or_else(PoisonError::into_inner);
+            while *is_shut {
+                let waiting = self.opened.wait(is_shut);
+                is_shut = waiting.unwrap_or_else(PoisonError::into_inner);
+            }
         }
     }
 
     /// What the server should know of the volume's use, and the way to tell it.
     fn told(&self) -> Option<(Arc<DoorConnection>, DoorRequest)> {
-        let kept = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let held = kept.as_ref()?;
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let held = state.held.as_ref()?;
         let (bytes, files) = held.tree.used();
         Some((held.connection.clone(), DoorRequest::Used { bytes, files }))
     }
 
+    /// When this returns, no operation runs until there is a lock again, and nobody is kept out.
+    fn pause(&self) {
+        self.shut(true);
+        let mut state = self.write();
+        state.is_paused = true;
+        if let Some(held) = &mut state.held {
+            held.lock = None;
+        }
+    }
+
+    /// Goes on with the same session below another lock, if the directory is the same.
+    fn go_on(
+        &self,
+        root: &OwnedFd,
+        lock: Option<OwnedFd>,
+        connection: &Arc<DoorConnection>,
+    ) -> Result<()> {
+        let mut state = self.write();
+        let Some(held) = &mut state.held else {
+            return Err(malformed("the tree was given back meanwhile"));
+        };
+        let is_same = held.tree.is_at(root);
+        if !is_same.map_err(|error| broken(&error))? {
+            return Err(malformed("the server handed another directory over"));
+        }
+        (held.lock, held.connection) = (lock, Arc::clone(connection));
+        state.is_paused = false;
+        drop(state);
+        self.shut(false);
+        Ok(())
+    }
+
     /// When this returns, no operation runs and none will.
     fn give_back(&self) {
-        drop(
-            self.0
-                .write()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take(),
-        );
+        let held = {
+            let mut state = self.write();
+            state.is_paused = false;
+            state.held.take()
+        };
+        self.shut(false);
+        drop(held);
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn shut(&self, is_shut: bool) {
+        *self.is_shut.lock().unwrap_or_else(PoisonError::into_inner) = is_shut;
+        self.opened.notify_all();
     }
 }
 
 async fn open(parcel: Parcel, writable: bool) -> Result<Held> {
+    let (header, root, lock, connection) = unpack(parcel, writable)?;
+    let opening = tokio::task::spawn_blocking(move || open_tree(root, &header, writable));
+    let tree = opening.await.map_err(|error| broken(&error))?;
+    let tree = tree.map_err(|error| broken(&error))?;
+    Ok(Held {
+        session: tree.session(writable),
+        tree,
+        lock,
+        connection: Arc::new(connection),
+    })
+}
+
+type Unpacked = (HandedTree, OwnedFd, Option<OwnedFd>, DoorConnection);
+
+fn unpack(parcel: Parcel, writable: bool) -> Result<Unpacked> {
     let Parcel {
         header,
         files,
@@ -153,19 +250,7 @@ async fn open(parcel: Parcel, writable: bool) -> Result<Held> {
     if writable && lock.is_none() {
         return Err(malformed("no lock was handed over"));
     }
-    let opening = tokio::task::spawn_blocking(move || open_tree(root, &header, writable));
-    let broken = |error: &dyn std::fmt::Display| {
-        let text = format!("open the handed-over directory: {error}");
-        Error::new(ErrorCode::ServerFault, text)
-    };
-    let tree = opening.await.map_err(|error| broken(&error))?;
-    let tree = tree.map_err(|error| broken(&error))?;
-    Ok(Held {
-        session: tree.session(writable),
-        tree,
-        _lock: lock,
-        connection: Arc::new(connection),
-    })
+    Ok((header, root, lock, connection))
 }
 
 fn open_tree(root: OwnedFd, header: &HandedTree, writable: bool) -> std::io::Result<Arc<Tree>> {
@@ -180,12 +265,29 @@ fn open_tree(root: OwnedFd, header: &HandedTree, writable: bool) -> std::io::Res
     Tree::open_beside(root, Arc::new(TreeUse::new(limit, used)))
 }
 
-/// Tells the server what the volume holds, until everything must be given back.
-async fn watch(kept: Arc<Kept>, connection: Arc<DoorConnection>, writable: bool, fate: Fate) {
+/// Tells the server what the volume holds, until everything must be given back. A server that is
+/// gone is waited for up to the deadline.
+async fn watch(
+    kept: Arc<Kept>,
+    mut connection: Arc<DoorConnection>,
+    writable: bool,
+    session: Arc<remote::Session>,
+) {
     let mut last = None;
+    let mut link = session.link();
     let why = loop {
         tokio::select! {
-            why = connection.over() => break why,
+            why = connection.over() => {
+                if why.code != ErrorCode::Unreachable {
+                    break why;
+                }
+                tracing::warn!(tree = ?session.tree, %why, "operations wait for the server");
+                match take_again(&kept, &session, writable, &link).await {
+                    Ok(again) => connection = again,
+                    Err(error) => break error,
+                }
+                (link, last) = (session.link(), None);
+            }
             () = tokio::time::sleep(TELL) => {}
         }
         let now = kept.told().filter(|_| writable);
@@ -197,9 +299,63 @@ async fn watch(kept: Arc<Kept>, connection: Arc<DoorConnection>, writable: bool,
             let _ = connection.call(used).await;
         }
     };
-    fate.lose(why);
+    session.fate.lose(why);
     drop(connection);
     give_back(&kept).await;
+}
+
+/// Gives a new life of the server the lock, so that it can count the tree and know its writer, and
+/// has both handed over again. What is open stays open: another writer in between would have made
+/// the server refuse.
+async fn take_again(
+    kept: &Arc<Kept>,
+    session: &Arc<remote::Session>,
+    writable: bool,
+    before: &remote::Link,
+) -> Result<Arc<DoorConnection>> {
+    let deadline = session.server.deadline();
+    let pausing = Arc::clone(kept);
+    // Waits for operations that run.
+    let paused = tokio::task::spawn_blocking(move || pausing.pause()).await;
+    paused.map_err(|error| broken(&error))?;
+    let parcel = fetch_again(session, before.clone(), deadline).await?;
+    let (_, root, lock, connection) = unpack(parcel, writable)?;
+    let connection = Arc::new(connection);
+    kept.go_on(&root, lock, &connection)?;
+    tracing::warn!(tree = ?session.tree, "the server is back; operations go on");
+    Ok(connection)
+}
+
+async fn fetch_again(
+    session: &remote::Session,
+    mut link: remote::Link,
+    deadline: Deadline,
+) -> Result<Parcel> {
+    loop {
+        if session.resume(&link, deadline).await.is_err() {
+            // It is recorded where it was found.
+            let text = "the storage server on this machine ended";
+            return Err(session
+                .fate
+                .loss()
+                .cloned()
+                .unwrap_or_else(|| Error::new(ErrorCode::Unreachable, text)));
+        }
+        link = session.link();
+        let what = HandOverOf::Tree {
+            tree: session.tree.clone(),
+            epoch: link.opened.epoch,
+        };
+        match door::fetch(&session.server, what).await {
+            Ok(parcel) => return Ok(parcel),
+            Err(error) if session.fate.loss().is_some() || deadline.left() <= AGAIN => {
+                let text = "the server restarted and does not hand the volume over again";
+                return Err(Error::from(error).context(text));
+            }
+            Err(error) => tracing::debug!(?error, "not handed over again yet"),
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
 }
 
 async fn give_back(kept: &Arc<Kept>) {
@@ -208,6 +364,11 @@ async fn give_back(kept: &Arc<Kept>) {
     if let Err(error) = tokio::task::spawn_blocking(move || kept.give_back()).await {
         tracing::error!(%error, "a handed-over directory was not given back");
     }
+}
+
+fn broken(error: &dyn std::fmt::Display) -> Error {
+    let text = format!("open the handed-over directory: {error}");
+    Error::new(ErrorCode::ServerFault, text)
 }
 
 fn malformed(text: &str) -> Error {

@@ -183,6 +183,10 @@ impl RemoteTree {
         }
     }
 
+    pub(super) fn session(&self) -> Arc<Session> {
+        Arc::clone(&self.session)
+    }
+
     pub(super) fn server(&self) -> &Server {
         &self.session.server
     }
