@@ -65,7 +65,7 @@ fn bytes(mb: f64) -> u64 {
 }
 
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
-    let width = options.pick(8, 4);
+    let width = options.pick(8, 2);
     report.section(&format!(
         "twins: {width} pipelines of one job on 4 nodes with 2 slots, bytes and computing by \
          1/{SCALE}, at most {COMPUTE_MS_MAX} ms of computing (thesis: 64 pipelines, 16 \
