@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use bafs_proto::identity::Identity;
 use bafs_proto::message::{JobOutcome, JobSpec, MountSpec, Role};
+use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
-use bafs_proto::net::quic::QuicDialer;
 use bafs_proto::{Error, ErrorCode, Result};
 use nix::unistd::geteuid;
 use serde_json::json;
@@ -267,7 +267,7 @@ fn runtime() -> Result<Runtime> {
 fn pool(identity: &Identity) -> Result<Pool> {
     // Who has connections serves volumes.
     memory::protect();
-    Ok(Pool::new(Arc::new(QuicDialer::new(identity.clone())?)))
+    Ok(Pool::new(Arc::new(Dialer::new(identity)?)))
 }
 
 /// Runs where the volumes are served, so that it falls silent when they do.

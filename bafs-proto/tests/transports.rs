@@ -1,17 +1,20 @@
-//! The same calls over both transports: QUIC on loopback and memory.
+//! The same calls over every transport: QUIC and TCP on loopback, and memory.
 
 use std::sync::Arc;
 
 use bafs_proto::identity::{Authority, Identity};
 use bafs_proto::message::{Counters, ListVolumes, ReadCounters, Reply, Request, Role, VolumeList};
+use bafs_proto::net::channel::{Channel, Dialer, Listener};
 use bafs_proto::net::mem::Network;
 use bafs_proto::net::pool::Pool;
-use bafs_proto::net::quic::{QuicDialer, QuicListener};
+use bafs_proto::net::quic::QuicListener;
+use bafs_proto::net::tcp::TcpListener;
 use bafs_proto::net::{BoxFuture, Incoming, Service};
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Answers with the body reversed, refuses one call and sleeps on another.
 struct Mirror;
@@ -96,18 +99,96 @@ async fn calls_cross_memory() {
     assert_eq!(gone.expect_err("gone").code, ErrorCode::Unreachable);
 }
 
+fn listen(address: &str, identity: &Identity) -> Result<(Listener, String)> {
+    let listener = Listener::bind(address, identity)?;
+    let address = listener.local_address()?.to_string();
+    Ok((listener, address))
+}
+
+fn pool(channel: Channel, identity: &Identity) -> Pool {
+    Pool::new(Arc::new(Dialer::by(channel, identity).expect("dialer")))
+}
+
+async fn check_channel(channel: Channel) {
+    let authority = Authority::generate().expect("authority");
+    let server = identity(&authority, Role::Server);
+    let (listener, address) = listen("127.0.0.1:0", &server).expect("listener");
+    let taken = listen(&address, &server);
+    assert_eq!(taken.expect_err("port in use").code, ErrorCode::Conflict);
+    tokio::spawn(async move { listener.serve(Arc::new(Mirror)).await });
+    check_calls(&pool(channel, &identity(&authority, Role::Agent)), &address).await;
+}
+
 #[tokio::test]
 async fn calls_cross_quic() {
+    check_channel(Channel::Quic).await;
+}
+
+#[tokio::test]
+async fn calls_cross_tcp() {
+    check_channel(Channel::Tcp).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn neighbours_are_reached_by_tcp_and_where_it_fails_by_quic() {
     let authority = Authority::generate().expect("authority");
-    let listener =
-        QuicListener::bind("127.0.0.1:0", identity(&authority, Role::Server)).expect("listener");
-    let address = listener.local_address().expect("address").to_string();
-    let taken = QuicListener::bind(&address, identity(&authority, Role::Server));
-    assert_eq!(taken.expect_err("port in use").code, ErrorCode::Conflict);
-    let server = tokio::spawn(async move { listener.serve(Arc::new(Mirror)).await });
-    let dialer = QuicDialer::new(identity(&authority, Role::Agent)).expect("dialer");
-    check_calls(&Pool::new(Arc::new(dialer)), &address).await;
-    server.abort();
+    let server = identity(&authority, Role::Server);
+    let pool = pool(Channel::Auto, &identity(&authority, Role::Agent));
+    let any = ([127, 0, 0, 1], 0).into();
+    let tcp = TcpListener::bind(any, &server).expect("listener");
+    let address = tcp.local_address().expect("address").to_string();
+    tokio::spawn(async move { tcp.serve(Arc::new(Mirror)).await });
+    check_calls(&pool, &address).await;
+    let quic = QuicListener::bind("127.0.0.1:0", server).expect("listener");
+    let address = quic.local_address().expect("address").to_string();
+    tokio::spawn(async move { quic.serve(Arc::new(Mirror)).await });
+    check_calls(&pool, &address).await;
+}
+
+async fn check_many_at_once(channel: Channel) {
+    let authority = Authority::generate().expect("authority");
+    let (listener, address) =
+        listen("127.0.0.1:0", &identity(&authority, Role::Server)).expect("listener");
+    tokio::spawn(async move { listener.serve(Arc::new(Mirror)).await });
+    let pool = pool(channel, &identity(&authority, Role::Agent));
+    let late = || Deadline::after_ms(60_000);
+    let mut calls = tokio::task::JoinSet::new();
+    for number in 0..600usize {
+        let (pool, address) = (pool.clone(), address.clone());
+        calls.spawn(async move {
+            // Some give up on the way, at any point of it.
+            let deadline = if number % 7 == 3 {
+                Deadline::after_ms(number as u64 % 20 + 1)
+            } else {
+                late()
+            };
+            let length = if number % 5 == 0 { 1_500_000 } else { number };
+            let body = vec![number as u8; length];
+            let call = ListVolumes::default();
+            let token = Token::none();
+            let answer = pool
+                .call_with_body(&address, &token, call, body.clone().into(), deadline)
+                .await;
+            match answer {
+                Ok((_, answer)) => assert_eq!(answer, body),
+                Err(error) => assert!(number % 7 == 3, "{number}: {error}"),
+            }
+        });
+    }
+    while let Some(call) = calls.join_next().await {
+        call.expect("call");
+    }
+    check_calls(&pool, &address).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_calls_at_once_over_quic() {
+    check_many_at_once(Channel::Quic).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_calls_at_once_over_tcp() {
+    check_many_at_once(Channel::Tcp).await;
 }
 
 /// A server in a runtime of its own, which can end as a killed process does: without a word.
@@ -121,7 +202,7 @@ fn serve_apart(address: &str, identity: Identity) -> (tokio::runtime::Runtime, S
     let soon = Deadline::after_ms(10_000);
     let listener = loop {
         // The port is free as soon as the last task of the former life is gone.
-        match QuicListener::bind(address, identity.clone()) {
+        match Listener::bind(address, &identity) {
             Err(error) if error.code == ErrorCode::Conflict && soon.left_ms() > 0 => {
                 std::thread::sleep(std::time::Duration::from_millis(5));
             }
@@ -135,12 +216,14 @@ fn serve_apart(address: &str, identity: Identity) -> (tokio::runtime::Runtime, S
 }
 
 /// What a call hears that was under way when its server ended, and another began at its address.
-async fn heard_after(restarted_as: impl FnOnce(&Authority, &Identity) -> Identity) -> String {
+async fn heard_after(
+    channel: Channel,
+    restarted_as: impl FnOnce(&Authority, &Identity) -> Identity,
+) -> String {
     let authority = Authority::generate().expect("authority");
     let server = identity(&authority, Role::Server);
     let (runtime, address) = serve_apart("127.0.0.1:0", server.clone());
-    let dialer = QuicDialer::new(identity(&authority, Role::Agent)).expect("dialer");
-    let pool = Pool::new(Arc::new(dialer));
+    let pool = pool(channel, &identity(&authority, Role::Agent));
     let late = || Deadline::after_ms(30_000);
     let connection = pool.connection(&address, late()).await.expect("connection");
     let token = Token::none();
@@ -162,36 +245,140 @@ async fn heard_after(restarted_as: impl FnOnce(&Authority, &Identity) -> Identit
 
 #[tokio::test]
 async fn a_restarted_server_says_that_it_forgot() {
-    let heard = heard_after(|_, server| server.clone()).await;
+    let heard = heard_after(Channel::Quic, |_, server| server.clone()).await;
     assert!(heard.contains("reset by peer"), "{heard}");
 }
 
 #[tokio::test]
-async fn nobody_else_can_say_that_a_server_forgot() {
-    let heard = heard_after(|authority, _| identity(authority, Role::Server)).await;
-    assert!(heard.contains("timed out"), "{heard}");
+async fn the_end_of_a_server_breaks_its_tcp_connections() {
+    let heard = heard_after(Channel::Tcp, |_, server| server.clone()).await;
+    assert!(!heard.contains("timed out"), "{heard}");
+}
+
+async fn check_silence(channel: Channel) {
+    let authority = Authority::generate().expect("authority");
+    let (runtime, address) = serve_apart("127.0.0.1:0", identity(&authority, Role::Server));
+    let pool = pool(channel, &identity(&authority, Role::Agent));
+    let late = || Deadline::after_ms(60_000);
+    let connection = pool.connection(&address, late()).await.expect("connection");
+    let (token, call) = (Token::none(), ListVolumes::default());
+    connection
+        .call(&token, call, late())
+        .await
+        .expect("it serves");
+    // Frozen, as by SIGSTOP: the kernel still takes what is sent.
+    let (thaw, frozen) = std::sync::mpsc::channel::<()>();
+    runtime.spawn(async move { frozen.recv() });
+    let error = connection.call(&token, ReadCounters, late()).await;
+    let error = error.expect_err("nobody answers");
+    assert_eq!(error.code, ErrorCode::Unreachable, "{error}");
+    assert!(error.detail.contains("timed out"), "{error}");
+    assert!(connection.is_closed());
+    drop(thaw);
+    let call = ListVolumes::default();
+    let again = pool.call_until(&address, &token, call, Bytes::new(), late());
+    again.await.expect("it serves again");
+    runtime.shutdown_background();
 }
 
 #[tokio::test]
-async fn strangers_are_refused() {
+async fn silence_is_noticed_over_quic() {
+    check_silence(Channel::Quic).await;
+}
+
+#[tokio::test]
+async fn silence_is_noticed_over_tcp() {
+    check_silence(Channel::Tcp).await;
+}
+
+#[tokio::test]
+async fn garbage_ends_its_connection_and_no_other() {
+    let authority = Authority::generate().expect("authority");
+    let (listener, address) =
+        listen("127.0.0.1:0", &identity(&authority, Role::Server)).expect("listener");
+    tokio::spawn(async move { listener.serve(Arc::new(Mirror)).await });
+    let pool = pool(Channel::Tcp, &identity(&authority, Role::Agent));
+    check_calls(&pool, &address).await;
+    for garbage in [
+        &[0u8; 64][..],
+        &[0x16, 3, 1, 0xff, 0xff, 7, 7],
+        &[0xff; 70_000],
+    ] {
+        let mut stream = tokio::net::TcpStream::connect(&address)
+            .await
+            .expect("connect");
+        // It may be thrown out while it speaks.
+        let _ = stream.write_all(garbage).await;
+        let _ = stream.shutdown().await;
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer).await;
+        assert!(answer.len() < 100, "an alert at most");
+    }
+    check_calls(&pool, &address).await;
+}
+
+#[tokio::test]
+async fn a_server_that_stops_says_so() {
+    for channel in [Channel::Quic, Channel::Tcp] {
+        let authority = Authority::generate().expect("authority");
+        let (listener, address) =
+            listen("127.0.0.1:0", &identity(&authority, Role::Server)).expect("listener");
+        let listener = Arc::new(listener);
+        let serving = listener.clone();
+        tokio::spawn(async move { serving.serve(Arc::new(Mirror)).await });
+        let pool = pool(channel, &identity(&authority, Role::Agent));
+        let late = || Deadline::after_ms(60_000);
+        let connection = pool.connection(&address, late()).await.expect("connection");
+        let token = Token::none();
+        let (under_way, ()) = tokio::join!(connection.call(&token, ReadCounters, late()), async {
+            let call = connection.call(&token, ListVolumes::default(), late());
+            call.await.expect("it serves");
+            listener.close().await;
+        });
+        assert_eq!(under_way.expect_err("stopped").code, ErrorCode::Unreachable);
+        assert!(connection.is_closed());
+    }
+}
+
+#[tokio::test]
+async fn nobody_else_can_say_that_a_server_forgot() {
+    let heard = heard_after(Channel::Quic, |authority, _| {
+        identity(authority, Role::Server)
+    })
+    .await;
+    assert!(heard.contains("timed out"), "{heard}");
+}
+
+async fn check_strangers(channel: Channel) {
     let authority = Authority::generate().expect("authority");
     let stranger = Authority::generate().expect("authority");
-    let listener =
-        QuicListener::bind("127.0.0.1:0", identity(&authority, Role::Server)).expect("listener");
-    let address = listener.local_address().expect("address").to_string();
+    let (listener, address) =
+        listen("127.0.0.1:0", &identity(&authority, Role::Server)).expect("listener");
     tokio::spawn(async move { listener.serve(Arc::new(Mirror)).await });
-    let dialer = QuicDialer::new(identity(&stranger, Role::Agent)).expect("dialer");
-    let pool = Pool::new(Arc::new(dialer));
-    let refused = pool
-        .call(
-            &address,
-            &Token::none(),
-            ListVolumes::default(),
-            Deadline::after_ms(2_000),
-        )
-        .await;
-    let refused = refused.expect_err("refused");
-    assert_eq!(refused.code, ErrorCode::PeerRefused, "{refused}");
+    // Neither whom the server does not know, nor who knows the server only.
+    let mut half = identity(&authority, Role::Agent);
+    let other = identity(&stranger, Role::Agent);
+    (half.certificate_der, half.key_der) = (other.certificate_der.clone(), other.key_der.clone());
+    for stranger in [other, half] {
+        let pool = pool(channel, &stranger);
+        let token = Token::none();
+        let soon = Deadline::after_ms(2_000);
+        let refused = pool
+            .call(&address, &token, ListVolumes::default(), soon)
+            .await;
+        let refused = refused.expect_err("refused");
+        assert_eq!(refused.code, ErrorCode::PeerRefused, "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn strangers_are_refused_over_quic() {
+    check_strangers(Channel::Quic).await;
+}
+
+#[tokio::test]
+async fn strangers_are_refused_over_tcp() {
+    check_strangers(Channel::Tcp).await;
 }
 
 #[test]

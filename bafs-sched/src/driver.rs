@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::{ExecutionId, RunId, ServerId};
 use bafs_proto::message::{Advert, JobOutcome};
+use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
-use bafs_proto::net::quic::QuicDialer;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::{Error, ErrorCode, Result};
 use tokio::sync::{mpsc, watch};
@@ -105,7 +105,7 @@ pub async fn run(
     options: RunOptions,
     progress: impl FnMut(&Progress),
 ) -> Result<RunReport> {
-    let pool = Pool::new(Arc::new(QuicDialer::new(options.identity.clone())?));
+    let pool = Pool::new(Arc::new(Dialer::new(&options.identity)?));
     run_over(pool, workflow, options, progress).await
 }
 

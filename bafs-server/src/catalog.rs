@@ -9,7 +9,7 @@ use bafs_proto::ids::ServerId;
 use bafs_proto::message::{
     Advertised, Counters as CounterValues, QueryServers, Reply, Request, ServerList,
 };
-use bafs_proto::net::quic::QuicListener;
+use bafs_proto::net::channel::Listener;
 use bafs_proto::net::{BoxFuture, Incoming, Service};
 use bafs_proto::token::{Resource, Right, Verifier};
 use bafs_proto::{Error, ErrorCode, Result};
@@ -36,7 +36,7 @@ pub struct CatalogConfig {
 /// `Conflict` when the port is in use, `Malformed` when the identity is not usable.
 pub async fn start(config: CatalogConfig) -> Result<Running> {
     let service = Arc::new(Catalog::new(config.identity.verifier.clone()));
-    let listener = QuicListener::bind(&config.listen, config.identity)?;
+    let listener = Listener::bind(&config.listen, &config.identity)?;
     let published = service.clone();
     Running::start(listener, service, Arc::new(move || published.figures()))
 }

@@ -9,8 +9,8 @@ use bafs_proto::Result;
 use bafs_proto::identity::Identity;
 use bafs_proto::message::{Advert, Advertise};
 use bafs_proto::net::Service;
+use bafs_proto::net::channel::{Dialer, Listener};
 use bafs_proto::net::pool::Pool;
-use bafs_proto::net::quic::{QuicDialer, QuicListener};
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use tokio::task::JoinHandle;
@@ -26,7 +26,7 @@ pub const ADVERT_TTL_MS: u64 = 4 * ADVERTISE_MS;
 /// A server that is running.
 pub struct Running {
     address: SocketAddr,
-    listener: Arc<QuicListener>,
+    listener: Arc<Listener>,
     tasks: Vec<JoinHandle<()>>,
     figures: ReadFigures,
 }
@@ -43,7 +43,7 @@ impl Running {
     /// # Errors
     /// `ServerFault` when the system does not tell the address.
     pub fn start(
-        listener: QuicListener,
+        listener: Listener,
         service: Arc<dyn Service>,
         figures: ReadFigures,
     ) -> Result<Self> {
@@ -83,12 +83,12 @@ impl Running {
     }
 }
 
-/// A pool of QUIC connections for a process with this identity.
+/// A pool of connections for a process with this identity.
 ///
 /// # Errors
 /// `ServerFault` or `Malformed` when the identity or the network is not usable.
 pub fn pool(identity: &Identity) -> Result<Pool> {
-    Ok(Pool::new(Arc::new(QuicDialer::new(identity.clone())?)))
+    Ok(Pool::new(Arc::new(Dialer::new(identity)?)))
 }
 
 /// The address that others use for what listens at `local`: a server that listens everywhere is

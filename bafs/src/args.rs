@@ -21,8 +21,30 @@ pub(crate) struct Cli {
     #[arg(long, global = true)]
     pub(crate) json: bool,
 
+    /// How this process talks to servers, and for which channels its servers listen.
+    #[arg(
+        long,
+        global = true,
+        env = "BAFS_CHANNEL",
+        value_enum,
+        default_value_t = ChannelChoice::Auto
+    )]
+    pub(crate) channel: ChannelChoice,
+
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// What carries calls, always encrypted, both ends known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ChannelChoice {
+    /// TCP to servers of networks that this machine is attached to, where it gets through; else
+    /// QUIC.
+    Auto,
+    /// QUIC only.
+    Quic,
+    /// TCP only, to servers elsewhere too.
+    Tcp,
 }
 
 #[derive(Debug, Subcommand)]

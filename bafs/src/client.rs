@@ -6,8 +6,8 @@ use anyhow::{Context, Result, bail};
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{Advert, Call, ListVolumes, QueryServers, Role, ServerKind};
+use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
-use bafs_proto::net::quic::QuicDialer;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::volume::{Source, VolumeStatus};
@@ -36,7 +36,7 @@ impl Client {
     /// Connects with the identities in `cluster` to the catalog at an address.
     pub(crate) fn with(cluster: &Path, catalog: &str) -> Result<Self> {
         let identity = init::load(cluster, Role::Scheduler)?;
-        let pool = Pool::new(std::sync::Arc::new(QuicDialer::new(identity.clone())?));
+        let pool = Pool::new(std::sync::Arc::new(Dialer::new(&identity)?));
         Ok(Self {
             identity,
             pool,

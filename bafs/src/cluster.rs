@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use bafs_proto::net::channel;
 use bafs_server::home;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -219,6 +220,8 @@ impl Cluster {
             .args(&args)
             .args(metrics)
             .args(["--identity", &identity, "--until-stdin-closes"])
+            // Where this process was told nothing its environment is theirs.
+            .envs(channel::told().map(|channel| ("BAFS_CHANNEL", channel.name())))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(File::options().create(true).append(true).open(&log)?)

@@ -105,7 +105,7 @@ async fn check_cluster(client: &Client, treatment: Treatment) -> Vec<Check> {
         checks.push(match asked.await {
             Ok(_) => told(subject, Standing::Fine, "answers", ""),
             Err(error) => {
-                let remedy = "is it stopped, and is its UDP port open from here?";
+                let remedy = "is it stopped, and are its UDP and TCP ports open from here?";
                 told(subject, Standing::Broken, format!("{error:#}"), remedy)
             }
         });

@@ -31,10 +31,11 @@ mod workflow_file;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use bafs_proto::net::channel::{self, Channel};
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-use args::{AgentArgs, Cli, Command, ExecArgs, MountArgs};
+use args::{AgentArgs, ChannelChoice, Cli, Command, ExecArgs, MountArgs};
 use output::Output;
 
 /// Exit code of a command that failed.
@@ -61,6 +62,11 @@ pub fn main() -> ExitCode {
 
 fn dispatch(cli: Cli) -> Result<ExitCode> {
     let output = Output::new(cli.json);
+    channel::choose(match cli.channel {
+        ChannelChoice::Auto => Channel::Auto,
+        ChannelChoice::Quic => Channel::Quic,
+        ChannelChoice::Tcp => Channel::Tcp,
+    });
     if let Command::Agent(AgentArgs { memory, .. })
     | Command::Exec(ExecArgs { memory, .. })
     | Command::Mount(MountArgs { memory, .. }) = &cli.command

@@ -16,8 +16,8 @@ use bafs_proto::message::{
     JobState, MountSpec, MountTarget, ReadBlocks, ReadCounters, ReadManifest, Reader, Role,
     ShowVolume, SourceEntry, SourceKind, StartJob, WatchJobs,
 };
+use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
-use bafs_proto::net::quic::QuicDialer;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::volume::{LimitKind, Replacement, Source, VolumeKind, VolumeSpec, VolumeStatus};
@@ -115,7 +115,7 @@ impl Speaker {
     pub fn new(identity: &Path) -> Result<Self> {
         let identity = Identity::load(&identity.join("scheduler"), Role::Scheduler)?;
         let token = identity.token.clone();
-        let pool = Pool::new(Arc::new(QuicDialer::new(identity)?));
+        let pool = Pool::new(Arc::new(Dialer::new(&identity)?));
         Ok(Self { pool, token })
     }
 

@@ -1,7 +1,7 @@
 //! Servers in bad surroundings: full disks and senders of garbage.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::UdpSocket;
+use std::net::{TcpStream, UdpSocket};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -81,6 +81,20 @@ fn cluster_does_not_mind_garbage_at_its_ports() -> Result<()> {
                 .map(|at| (number.wrapping_mul(2_654_435_761) >> (at % 24)) as u8 ^ at as u8)
                 .collect();
             socket.send_to(&bytes, address)?;
+        }
+    }
+    // Over TCP: some who say nothing and stay, some who speak nonsense.
+    let mut silent = Vec::new();
+    for name in ["catalog", "home", "n1"] {
+        let address = world.cluster.address(name);
+        for number in 0..100_usize {
+            let mut stream = TcpStream::connect(address)?;
+            let bytes: Vec<u8> = (0..number * 700)
+                .map(|at| (at * number >> 3) as u8)
+                .collect();
+            // It may be thrown out while it speaks.
+            let _ = stream.write_all(&bytes);
+            silent.push(stream);
         }
     }
     let made = world.json(&["volume", "create", "v", "--node", "n1", "--size", "1MB"])?;

@@ -1,13 +1,18 @@
 //! Calls over connections, whatever carries them; no retry policy (callers decide that).
 //!
 //! A request is one exchange: a bounded header and a raw body go out, a header and a body come
-//! back. [`quic`] carries exchanges between processes, [`mem`] within one, for tests.
+//! back. [`quic`] and [`tcp`] carry exchanges between processes, [`channel`] chooses between them;
+//! [`mem`] carries them within one process, for tests.
 //! [`packets`] is apart: it carries open files between processes of one machine.
 
+pub mod channel;
+mod hello;
 pub mod mem;
 pub mod packets;
 pub mod pool;
 pub mod quic;
+mod routes;
+pub mod tcp;
 mod tls;
 
 pub use tls::use_ring;

@@ -15,21 +15,18 @@ use quinn::{
     SendStream, TransportConfig, VarInt,
 };
 
+use super::hello::{
+    FRAME_MS, HELLO_MS, IDLE_MS, KEEP_ALIVE_MS, broken, check_hello, decode_lengths,
+    encode_lengths, hello_of, resolve,
+};
 use super::{BoxFuture, Connection, Dial, Exchange, Frame, Peer, Service, answer, tls};
-use crate::PROTOCOL_VERSION;
 use crate::codec;
 use crate::error::{Error, ErrorCode, Result};
 use crate::hash::DigestKey;
 use crate::identity::{Identity, SERVER_NAME};
-use crate::limits::{BODY_BYTES_MAX, HEAD_BYTES_MAX, STREAMS_MAX};
+use crate::limits::STREAMS_MAX;
 use crate::message::Hello;
 use crate::time::Deadline;
-
-/// A peer that says nothing for so long is taken for gone; the next call connects afresh.
-const IDLE_MS: u32 = 5_000;
-
-/// How often a quiet connection is kept alive.
-const KEEP_ALIVE_MS: u64 = 1_000;
 
 /// Error codes of QUIC that stand for alerts of TLS (RFC 9001, section 4.8).
 const TLS_ALERTS: std::ops::Range<u64> = 0x100..0x200;
@@ -50,14 +47,6 @@ const WINDOW_BYTES: u32 = 8 << 20;
 
 /// Socket buffers in bytes: with the system's default the kernel drops packets of a burst.
 const SOCKET_BYTES: usize = 4 << 20;
-
-/// Time for the peer to say hello.
-const HELLO_MS: u64 = 5_000;
-
-/// Time for a request to arrive whole and for a reply to be taken, in milliseconds: the largest
-/// frame at 10 kB/s. Callers give up by their own deadlines long before; this is for a peer that
-/// lives and takes nothing, which must not keep memory for ever.
-const FRAME_MS: u64 = 600_000;
 
 /// Connects to servers.
 pub struct QuicDialer {
@@ -269,44 +258,6 @@ async fn greet(connection: &quinn::Connection, ours: &Hello) -> Result<Hello> {
     verdict
 }
 
-fn hello_of(identity: &Identity) -> Hello {
-    Hello {
-        version: PROTOCOL_VERSION,
-        cluster: identity.cluster,
-        role: identity.role,
-    }
-}
-
-fn check_hello(ours: &Hello, theirs: &Hello) -> Result<()> {
-    if theirs.version != ours.version {
-        let text = format!(
-            "peer speaks protocol {}, this is {}",
-            theirs.version, ours.version
-        );
-        return Err(Error::new(ErrorCode::VersionMismatch, text));
-    }
-    if theirs.cluster != ours.cluster {
-        return Err(Error::new(
-            ErrorCode::PeerRefused,
-            "peer belongs to another cluster",
-        ));
-    }
-    Ok(())
-}
-
-async fn resolve(address: &str) -> Result<SocketAddr> {
-    tokio::net::lookup_host(address)
-        .await
-        .ok()
-        .and_then(|mut all| all.next())
-        .ok_or_else(|| {
-            Error::new(
-                ErrorCode::Unreachable,
-                format!("'{address}' has no address"),
-            )
-        })
-}
-
 /// The bare endpoint below [`QuicDialer`]: who measures the library alone starts here.
 ///
 /// # Errors
@@ -431,9 +382,7 @@ fn transport() -> TransportConfig {
 }
 
 async fn write_frame(send: &mut SendStream, (head, body): Frame) -> Result<()> {
-    let mut lengths = [0; 8];
-    lengths[..4].copy_from_slice(&length_of(&head)?.to_le_bytes());
-    lengths[4..].copy_from_slice(&length_of(&body)?.to_le_bytes());
+    let lengths = encode_lengths(&head, &body)?;
     let mut pieces = [Bytes::copy_from_slice(&lengths), head, body];
     send.write_all_chunks(&mut pieces)
         .await
@@ -447,15 +396,9 @@ async fn read_frame(receive: &mut RecvStream) -> Result<Frame> {
         .read_exact(&mut lengths)
         .await
         .map_err(|e| broken(&e))?;
-    let number =
-        |i: usize| u32::from_le_bytes([lengths[i], lengths[i + 1], lengths[i + 2], lengths[i + 3]]);
-    let (head_length, body_length) = (number(0), number(4));
-    if head_length > HEAD_BYTES_MAX || body_length > BODY_BYTES_MAX {
-        let text = format!("frame of {head_length} + {body_length} bytes is over the limit");
-        return Err(Error::new(ErrorCode::Malformed, text));
-    }
-    let head = read_bytes(receive, head_length as usize).await?;
-    let body = read_bytes(receive, body_length as usize).await?;
+    let (head_length, body_length) = decode_lengths(lengths)?;
+    let head = read_bytes(receive, head_length).await?;
+    let body = read_bytes(receive, body_length).await?;
     Ok((head, body))
 }
 
@@ -475,10 +418,6 @@ async fn read_bytes(receive: &mut RecvStream, length: usize) -> Result<Bytes> {
     Ok(bytes.freeze())
 }
 
-fn length_of(bytes: &Bytes) -> Result<u32> {
-    u32::try_from(bytes.len()).map_err(|_| Error::new(ErrorCode::Malformed, "frame too long"))
-}
-
 /// Why there is no connection. A certificate that is not accepted never will be, by either side.
 fn not_connected(address: &str, error: &ConnectionError) -> Error {
     let code = match error {
@@ -493,15 +432,4 @@ fn not_connected(address: &str, error: &ConnectionError) -> Error {
     let text =
         format!("{address}: {error}; are the identities of one cluster, which `bafs init` made?");
     Error::new(ErrorCode::PeerRefused, text)
-}
-
-/// The library says what broke, and only below that why.
-fn broken(error: &dyn std::error::Error) -> Error {
-    let mut text = error.to_string();
-    let mut below = error.source();
-    while let Some(cause) = below {
-        text = format!("{text}: {cause}");
-        below = cause.source();
-    }
-    Error::new(ErrorCode::Unreachable, text)
 }

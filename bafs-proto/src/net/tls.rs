@@ -1,19 +1,34 @@
-//! Mutual TLS 1.3 from an [`Identity`], and the only user of rustls' configuration.
+//! Mutual TLS 1.3 from an [`Identity`], and the only user of rustls and tokio-rustls.
 
+use std::io;
 use std::sync::Arc;
 
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls::{CipherSuite, ClientConfig, RootCertStore, ServerConfig};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::ALPN;
 use crate::error::{Error, ErrorCode, Result};
-use crate::identity::Identity;
+use crate::identity::{Identity, SERVER_NAME};
+
+/// A TCP connection on which both ends have shown who they are.
+pub(super) type Secured = tokio_rustls::TlsStream<TcpStream>;
+
+/// Most bytes that are encrypted ahead of what the socket takes. It makes large writes: the
+/// library's 64 KiB are sixteen for each MiB.
+const AHEAD_BYTES: usize = 256 << 10;
+
+/// Most bytes that are thrown away of a peer that was refused; see [`Acceptor::accept`].
+const UNHEARD_BYTES: u64 = 64 << 10;
 
 /// Configuration of a side that accepts connections: the peer must show a certificate of this
 /// cluster's authority.
 pub(super) fn server_config(identity: &Identity) -> Result<ServerConfig> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = provider();
     let verifier =
         WebPkiClientVerifier::builder_with_provider(Arc::new(roots(identity)?), provider.clone())
             .build()
@@ -30,7 +45,7 @@ pub(super) fn server_config(identity: &Identity) -> Result<ServerConfig> {
 
 /// Configuration of a side that connects: shows its own certificate and checks the server's.
 pub(super) fn client_config(identity: &Identity) -> Result<ClientConfig> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = provider();
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(|e| bad(&e))?
@@ -39,6 +54,105 @@ pub(super) fn client_config(identity: &Identity) -> Result<ClientConfig> {
         .map_err(|e| bad(&e))?;
     config.alpn_protocols = vec![ALPN.to_vec()];
     Ok(config)
+}
+
+/// Ring with the fastest cipher first: AES of 128 bits where the processor has instructions for it,
+/// else ChaCha20. Peers may still choose any of TLS 1.3.
+fn provider() -> Arc<CryptoProvider> {
+    let mut provider = rustls::crypto::ring::default_provider();
+    let first = if has_aes() {
+        CipherSuite::TLS13_AES_128_GCM_SHA256
+    } else {
+        CipherSuite::TLS13_CHACHA20_POLY1305_SHA256
+    };
+    provider.cipher_suites.sort_by_key(|s| s.suite() != first);
+    Arc::new(provider)
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_aes() -> bool {
+    std::arch::is_x86_feature_detected!("aes") && std::arch::is_x86_feature_detected!("pclmulqdq")
+}
+
+#[cfg(target_arch = "aarch64")]
+fn has_aes() -> bool {
+    std::arch::is_aarch64_feature_detected!("aes")
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn has_aes() -> bool {
+    false
+}
+
+/// Secures TCP connections to servers.
+pub(super) struct Connector(TlsConnector);
+
+impl Connector {
+    /// Shows `identity` to servers.
+    pub(super) fn new(identity: &Identity) -> Result<Self> {
+        Ok(Self(Arc::new(client_config(identity)?).into()))
+    }
+
+    /// Secures a connection. The server has not looked at our certificate when this returns.
+    pub(super) async fn connect(&self, stream: TcpStream) -> io::Result<Secured> {
+        let name = ServerName::try_from(SERVER_NAME).map_err(io::Error::other)?;
+        let mut stream = self.0.connect(name, stream).await?;
+        stream.get_mut().1.set_buffer_limit(Some(AHEAD_BYTES));
+        check_protocol(stream.get_ref().1.alpn_protocol())?;
+        Ok(stream.into())
+    }
+}
+
+/// Secures TCP connections of clients.
+pub(super) struct Acceptor(TlsAcceptor);
+
+impl Acceptor {
+    /// Shows `identity` to clients.
+    pub(super) fn new(identity: &Identity) -> Result<Self> {
+        Ok(Self(Arc::new(server_config(identity)?).into()))
+    }
+
+    /// Secures a connection. Who is refused is heard out, or the system would throw the refusal
+    /// away together with what nobody reads.
+    pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<Secured> {
+        let mut stream = match self.0.accept(stream).into_fallible().await {
+            Ok(stream) => stream,
+            Err((error, mut stream)) => {
+                let _ = tokio::io::AsyncWriteExt::shutdown(&mut stream).await;
+                let mut unheard = stream.take(UNHEARD_BYTES);
+                let _ = tokio::io::copy(&mut unheard, &mut tokio::io::sink()).await;
+                return Err(error);
+            }
+        };
+        stream.get_mut().1.set_buffer_limit(Some(AHEAD_BYTES));
+        check_protocol(stream.get_ref().1.alpn_protocol())?;
+        Ok(stream.into())
+    }
+}
+
+/// Unlike QUIC, TLS lets peers go on who name no protocol at all.
+fn check_protocol(agreed: Option<&[u8]>) -> io::Result<()> {
+    if agreed == Some(ALPN) {
+        return Ok(());
+    }
+    let text = "the peer does not say that it speaks BAFS";
+    Err(io::Error::new(io::ErrorKind::InvalidData, text))
+}
+
+/// Whether a failure says that one side does not accept the other's certificate or protocol: it
+/// never will.
+pub(super) fn is_refusal(error: &io::Error) -> bool {
+    let below = error.get_ref().and_then(|e| e.downcast_ref());
+    matches!(
+        below,
+        Some(
+            rustls::Error::AlertReceived(_)
+                | rustls::Error::InvalidCertificate(_)
+                | rustls::Error::NoCertificatesPresented
+                | rustls::Error::NoApplicationProtocol
+                | rustls::Error::PeerIncompatible(_)
+        )
+    )
 }
 
 /// Makes ring what TLS means in this process wherever nothing else is said: for clients of other

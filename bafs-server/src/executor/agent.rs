@@ -6,6 +6,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use bafs_proto::message::{JobOutcome, JobReport, StartJob};
+use bafs_proto::net::channel;
 use bafs_proto::{Error, ErrorCode, codec};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -188,6 +189,7 @@ fn spawn(config: &ExecutorConfig) -> Result<(Child, ChildStdin, ChildStdout), Er
         .arg("--identity")
         .arg(&config.identity)
         .envs(memory.map(|memory| ("BAFS_MEMORY", memory)))
+        .env("BAFS_CHANNEL", channel::chosen().name())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

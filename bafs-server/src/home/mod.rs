@@ -25,7 +25,7 @@ use bafs_proto::message::{
     Advert, CloseTree, Counters as CounterValues, Done, ListSource, OpenTree, ReadSource, Reply,
     Request, RunFileOps, ServerKind, SourceData, SourceEntry, SourcePage, TreeRef, TreeSession,
 };
-use bafs_proto::net::quic::QuicListener;
+use bafs_proto::net::channel::Listener;
 use bafs_proto::net::{BoxFuture, Incoming, Service};
 use bafs_proto::time::Deadline;
 use bafs_proto::token::{Resource, Right, Token, Verifier};
@@ -84,7 +84,7 @@ pub async fn start(config: HomeConfig) -> Result<Running> {
         limit_bytes_per_s,
     } = config;
     let home = Home::open(&root, identity.verifier.clone(), limit_bytes_per_s)?;
-    let listener = QuicListener::bind(&listen, identity.clone())?;
+    let listener = Listener::bind(&listen, &identity)?;
     let counters = home.counters.clone();
     let figures: ReadFigures = Arc::new(move || Figures {
         counters: counters.snapshot(),

@@ -1,4 +1,4 @@
-//! A home server of ours, asked over QUIC. It checks rights, ranges and changes itself.
+//! A home server of ours, asked over the network. It checks rights, ranges and changes itself.
 
 use bafs_proto::Result;
 use bafs_proto::hash::Digest;

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use bafs_proto::identity::Identity;
 use bafs_proto::message::{Advert, ServerKind};
+use bafs_proto::net::channel::Listener;
 use bafs_proto::net::pool::Pool;
-use bafs_proto::net::quic::QuicListener;
 use bafs_proto::{Error, ErrorCode, Result};
 use tokio::task::JoinHandle;
 
@@ -67,7 +67,7 @@ pub struct NodeConfig {
 /// `Conflict` when the port or the store is in use, `Malformed` when the identity is not usable,
 /// `ServerFault` when the store cannot be read.
 pub async fn start(config: NodeConfig) -> Result<Running> {
-    let listener = QuicListener::bind(&config.listen, config.identity.clone())?;
+    let listener = Listener::bind(&config.listen, &config.identity)?;
     let address = reachable(listener.local_address()?);
     let pool = pool(&config.identity)?;
     let node = Node::open(config, address, pool).await?;

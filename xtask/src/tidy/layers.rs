@@ -24,6 +24,11 @@ const ENCLOSED: &[Enclosed] = &[
         files_max: 1,
     },
     Enclosed {
+        name: "tokio_rustls",
+        places: &["bafs-proto/src/net/tls.rs"],
+        files_max: 1,
+    },
+    Enclosed {
         name: "bincode",
         places: &["bafs-proto/src/codec.rs"],
         files_max: 1,

@@ -1,0 +1,216 @@
+//! Which transport carries calls: QUIC or TLS over TCP. Servers listen for both at one port number;
+//! who connects chooses.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use super::hello::resolve;
+use super::quic::{QuicDialer, QuicListener};
+use super::routes;
+use super::tcp::{NotConnected, TcpDialer, TcpListener};
+use super::{BoxFuture, Connection, Dial, Service};
+use crate::error::{Error, ErrorCode, Result};
+use crate::identity::Identity;
+use crate::time::Deadline;
+
+/// Longest time for TCP to get through to a server that is near.
+const PATIENCE: Duration = Duration::from_millis(1_500);
+
+/// How long a server that only QUIC reaches is not tried by TCP, in milliseconds.
+const AVOID_MS: u64 = 60_000;
+
+/// Ports to try when any will do: one of both kinds must be free.
+const PORTS_MAX: u32 = 32;
+
+/// How a process talks to servers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Channel {
+    /// TCP to servers on networks that this machine is attached to, where it gets through; else
+    /// QUIC.
+    #[default]
+    Auto,
+    /// QUIC only; a server does not listen for TCP.
+    Quic,
+    /// TCP only.
+    Tcp,
+}
+
+impl Channel {
+    /// Its name on a command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Quic => "quic",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+static CHOSEN: OnceLock<Channel> = OnceLock::new();
+
+/// Says once, before the first connection, how this process talks; `Auto` if nobody does.
+pub fn choose(channel: Channel) {
+    // The first word counts.
+    let _ = CHOSEN.set(channel);
+}
+
+/// What [`choose`] was told, if anything.
+pub fn told() -> Option<Channel> {
+    CHOSEN.get().copied()
+}
+
+/// How this process talks.
+pub fn chosen() -> Channel {
+    told().unwrap_or_default()
+}
+
+/// Connects to servers by the channel that fits.
+#[derive(Debug)]
+pub struct Dialer {
+    channel: Channel,
+    quic: QuicDialer,
+    tcp: TcpDialer,
+    /// Servers that TCP does not reach, and until when that is believed.
+    avoided: Mutex<BTreeMap<SocketAddr, Deadline>>,
+}
+
+impl Dialer {
+    /// A dialer that shows `identity`, by the [`chosen`] channel. Must be made within a runtime.
+    ///
+    /// # Errors
+    /// `ServerFault` when no socket can be had, `Malformed` when the identity is not usable.
+    pub fn new(identity: &Identity) -> Result<Self> {
+        Self::by(chosen(), identity)
+    }
+
+    /// As [`Dialer::new`], by the given channel.
+    ///
+    /// # Errors
+    /// As [`Dialer::new`].
+    pub fn by(channel: Channel, identity: &Identity) -> Result<Self> {
+        Ok(Self {
+            channel,
+            quic: QuicDialer::new(identity.clone())?,
+            tcp: TcpDialer::new(identity)?,
+            avoided: Mutex::default(),
+        })
+    }
+
+    async fn near(&self, address: &str, deadline: Deadline) -> Result<Connection> {
+        let target = tokio::time::timeout_at(deadline.instant().into(), resolve(address)).await;
+        let silent = || Error::new(ErrorCode::Unreachable, format!("{address} does not answer"));
+        let target = target.map_err(|_| silent())??;
+        if !routes::is_near(target.ip()) || self.is_avoided(target) {
+            return self.quic.dial(address, deadline).await;
+        }
+        // Half of the time is kept for the other way.
+        let patience = PATIENCE.min(deadline.left() / 2);
+        let connecting = self.tcp.connect(address, target, patience);
+        let connected = tokio::time::timeout_at(deadline.instant().into(), connecting).await;
+        let no_way = match connected.map_err(|_| silent())? {
+            Ok(connection) => return Ok(connection),
+            Err(NotConnected::Failed(error)) => return Err(error),
+            Err(NotConnected::NoWay(error)) => error,
+        };
+        match self.quic.dial(address, deadline).await {
+            Ok(connection) => {
+                tracing::debug!(address, %no_way, "reached by QUIC");
+                self.avoided().insert(target, Deadline::after_ms(AVOID_MS));
+                Ok(connection)
+            }
+            Err(error) => {
+                let text = format!("{}; {}", error.detail, no_way.detail);
+                Err(Error::new(error.code, text))
+            }
+        }
+    }
+
+    fn is_avoided(&self, target: SocketAddr) -> bool {
+        let mut avoided = self.avoided();
+        avoided.retain(|_, until| until.left_ms() > 0);
+        avoided.contains_key(&target)
+    }
+
+    fn avoided(&self) -> MutexGuard<'_, BTreeMap<SocketAddr, Deadline>> {
+        self.avoided.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Dial for Dialer {
+    fn dial<'a>(
+        &'a self,
+        address: &'a str,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<Connection>> {
+        match self.channel {
+            Channel::Auto => Box::pin(self.near(address, deadline)),
+            Channel::Quic => self.quic.dial(address, deadline),
+            Channel::Tcp => self.tcp.dial(address, deadline),
+        }
+    }
+}
+
+/// Accepts connections of both kinds and hands requests to a service.
+#[derive(Debug)]
+pub struct Listener {
+    quic: QuicListener,
+    tcp: Option<TcpListener>,
+}
+
+impl Listener {
+    /// Listens at `address` (`host:port`, port 0 for any) as the [`chosen`] channel says. Must be
+    /// called within a tokio runtime.
+    ///
+    /// # Errors
+    /// `Conflict` when the port is in use, `ServerFault` when the address cannot be listened at.
+    pub fn bind(address: &str, identity: &Identity) -> Result<Self> {
+        let mut tries = 0;
+        loop {
+            let quic = QuicListener::bind(address, identity.clone())?;
+            if chosen() == Channel::Quic {
+                return Ok(Self { quic, tcp: None });
+            }
+            tries += 1;
+            match TcpListener::bind(quic.local_address()?, identity) {
+                Ok(tcp) => {
+                    let tcp = Some(tcp);
+                    return Ok(Self { quic, tcp });
+                }
+                Err(error)
+                    if error.code == ErrorCode::Conflict
+                        && address.ends_with(":0")
+                        && tries < PORTS_MAX => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// `ServerFault` when the system does not say.
+    pub fn local_address(&self) -> Result<SocketAddr> {
+        self.quic.local_address()
+    }
+
+    /// Serves until [`Listener::close`] or the runtime's end.
+    pub async fn serve(&self, service: Arc<dyn Service>) {
+        let quic = self.quic.serve(service.clone());
+        match &self.tcp {
+            Some(tcp) => {
+                tokio::join!(quic, tcp.serve(service));
+            }
+            None => quic.await,
+        }
+    }
+
+    /// Ends all connections politely, so that clients need not wait for silence.
+    pub async fn close(&self) {
+        if let Some(tcp) = &self.tcp {
+            tcp.close();
+        }
+        self.quic.close().await;
+    }
+}

@@ -1,0 +1,101 @@
+//! How connections begin, whatever carries them: a name becomes an address, and both ends say
+//! what they are.
+
+use std::net::SocketAddr;
+
+use crate::PROTOCOL_VERSION;
+use crate::error::{Error, ErrorCode, Result};
+use crate::identity::Identity;
+use crate::limits::{BODY_BYTES_MAX, HEAD_BYTES_MAX};
+use crate::message::Hello;
+
+/// Time for the peer to say hello, in milliseconds.
+pub(super) const HELLO_MS: u64 = 5_000;
+
+/// A peer that says nothing for so long is taken for gone, in milliseconds; the next call connects
+/// afresh.
+pub(super) const IDLE_MS: u32 = 5_000;
+
+/// How often a quiet connection is kept alive, in milliseconds.
+pub(super) const KEEP_ALIVE_MS: u64 = 1_000;
+
+/// Time for a request to arrive whole and for a reply to be taken, in milliseconds: the largest
+/// frame at 10 kB/s. Callers give up by their own deadlines long before; this is for a peer that
+/// lives and takes nothing, which must not keep memory for ever.
+pub(super) const FRAME_MS: u64 = 600_000;
+
+/// What a process with this identity says.
+pub(super) fn hello_of(identity: &Identity) -> Hello {
+    Hello {
+        version: PROTOCOL_VERSION,
+        cluster: identity.cluster,
+        role: identity.role,
+    }
+}
+
+/// Refuses another version or another cluster in words.
+pub(super) fn check_hello(ours: &Hello, theirs: &Hello) -> Result<()> {
+    if theirs.version != ours.version {
+        let text = format!(
+            "peer speaks protocol {}, this is {}",
+            theirs.version, ours.version
+        );
+        return Err(Error::new(ErrorCode::VersionMismatch, text));
+    }
+    if theirs.cluster != ours.cluster {
+        return Err(Error::new(
+            ErrorCode::PeerRefused,
+            "peer belongs to another cluster",
+        ));
+    }
+    Ok(())
+}
+
+/// The first address of a name, `host:port`.
+pub(super) async fn resolve(address: &str) -> Result<SocketAddr> {
+    tokio::net::lookup_host(address)
+        .await
+        .ok()
+        .and_then(|mut all| all.next())
+        .ok_or_else(|| {
+            Error::new(
+                ErrorCode::Unreachable,
+                format!("'{address}' has no address"),
+            )
+        })
+}
+
+/// The two lengths before a frame, as they travel.
+pub(super) fn encode_lengths(head: &[u8], body: &[u8]) -> Result<[u8; 8]> {
+    let length_of = |bytes: &[u8]| {
+        let long = |_| Error::new(ErrorCode::Malformed, "frame too long");
+        u32::try_from(bytes.len()).map_err(long)
+    };
+    let mut lengths = [0; 8];
+    lengths[..4].copy_from_slice(&length_of(head)?.to_le_bytes());
+    lengths[4..].copy_from_slice(&length_of(body)?.to_le_bytes());
+    Ok(lengths)
+}
+
+/// Lengths of head and body, within their limits.
+pub(super) fn decode_lengths(lengths: [u8; 8]) -> Result<(usize, usize)> {
+    let [a, b, c, d, e, f, g, h] = lengths;
+    let head = u32::from_le_bytes([a, b, c, d]);
+    let body = u32::from_le_bytes([e, f, g, h]);
+    if head > HEAD_BYTES_MAX || body > BODY_BYTES_MAX {
+        let text = format!("frame of {head} + {body} bytes is over the limit");
+        return Err(Error::new(ErrorCode::Malformed, text));
+    }
+    Ok((head as usize, body as usize))
+}
+
+/// The library says what broke, and only below that why.
+pub(super) fn broken(error: &dyn std::error::Error) -> Error {
+    let mut text = error.to_string();
+    let mut below = error.source();
+    while let Some(cause) = below {
+        text = format!("{text}: {cause}");
+        below = cause.source();
+    }
+    Error::new(ErrorCode::Unreachable, text)
+}

@@ -1,0 +1,432 @@
+//! What travels on one TCP connection: frames of many calls, in pieces, so that a small one never
+//! waits for a large one to end; and signs of life.
+//!
+//! A piece is a header (call, then kind and length in one word; 32 bits each, little endian) and
+//! that many bytes. The first piece of a call begins with the lengths of head and body and holds
+//! the whole head; all pieces together are the frame.
+
+use std::collections::{HashMap, VecDeque};
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, watch};
+
+use crate::error::{Error, ErrorCode, Result};
+use crate::net::Frame;
+use crate::net::hello::{FRAME_MS, IDLE_MS, KEEP_ALIVE_MS, broken, decode_lengths, encode_lengths};
+use crate::net::tls::Secured;
+
+/// Bytes of a body in one piece; what others wait for at most.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// Longest hello, in bytes, and answer to it: an error has a text.
+const HELLO_BYTES_MAX: usize = 4 << 10;
+
+/// Pieces given to one write of the socket.
+const SLICES: usize = 8;
+
+/// Frames that may be under way at once on one connection, from a peer that has no other bound.
+const PARTS_MAX: usize = 1024;
+
+/// What one call weighs at least in [`Room`], in KiB.
+const CALL_KIB_MIN: usize = 128;
+
+const DATA: u32 = 0;
+const CANCEL: u32 = 1;
+const ALIVE: u32 = 2;
+
+/// A bound for calls and their bodies at once: calls weigh their request's body in KiB.
+pub(super) type Room = Arc<Semaphore>;
+
+/// The weight of a call with a request body of so many bytes, in permits of a [`Room`].
+pub(super) fn weight(body: usize) -> u32 {
+    u32::try_from(body.div_ceil(1024).max(CALL_KIB_MIN)).unwrap_or(u32::MAX)
+}
+
+/// What a peer said.
+pub(super) enum Word {
+    /// A whole frame of a call, with its place in the room.
+    Frame(u32, Frame, Option<OwnedSemaphorePermit>),
+    /// There was no room for the call; its frame was thrown away.
+    Refused(u32),
+    /// The peer no longer wants an answer.
+    Cancel(u32),
+}
+
+/// The sending half of a connection, and what both halves know of its life.
+pub(super) struct Outbox {
+    writing: Mutex<Writing>,
+    closed: watch::Sender<bool>,
+    /// Reads and writes that moved bytes, and ticks of [`Outbox::keep`].
+    heard: AtomicU64,
+    sent: AtomicU64,
+    ticks: AtomicU64,
+}
+
+struct Writing {
+    half: Option<WriteHalf<Secured>>,
+    /// What must go out before anything else. Whoever writes may stop to wait at any moment; the
+    /// next one goes on here, so that pieces stay whole.
+    left: VecDeque<Bytes>,
+}
+
+/// The two halves of a connection. Requests are held to `room`, if there is one.
+pub(super) fn halves(stream: Secured, room: Option<Room>) -> (Arc<Outbox>, Inbox) {
+    let (read, write) = tokio::io::split(stream);
+    let outbox = Arc::new(Outbox {
+        writing: Mutex::new(Writing {
+            half: Some(write),
+            left: VecDeque::new(),
+        }),
+        closed: watch::Sender::new(false),
+        heard: AtomicU64::new(0),
+        sent: AtomicU64::new(0),
+        ticks: AtomicU64::new(0),
+    });
+    let inbox = Inbox {
+        read,
+        parts: HashMap::new(),
+        room,
+        outbox: outbox.clone(),
+        looked: 0,
+    };
+    (outbox, inbox)
+}
+
+impl Outbox {
+    /// Sends a frame, other calls' pieces between its own.
+    ///
+    /// # Errors
+    /// `Malformed` when it is too long, `Unreachable` when the connection is broken.
+    pub(super) async fn send(&self, call: u32, (head, mut body): Frame) -> Result<()> {
+        let lengths = encode_lengths(&head, &body)?;
+        let first = body.split_to(body.len().min(PIECE_BYTES));
+        let length = lengths.len() + head.len() + first.len();
+        let mut begin = header(call, DATA, length);
+        begin.put_slice(&lengths);
+        self.put([begin.freeze(), head, first]).await?;
+        while !body.is_empty() {
+            let piece = body.split_to(body.len().min(PIECE_BYTES));
+            let begin = header(call, DATA, piece.len()).freeze();
+            self.put([begin, piece, Bytes::new()]).await?;
+        }
+        Ok(())
+    }
+
+    /// Says that nobody waits for an answer any more.
+    pub(super) async fn cancel(&self, call: u32) {
+        let word = header(call, CANCEL, 0).freeze();
+        // A broken connection has no calls to cancel.
+        let _ = self.put([word, Bytes::new(), Bytes::new()]).await;
+    }
+
+    /// Ends the connection; whoever waits to send stops waiting.
+    pub(super) async fn close(&self) {
+        self.closed.send_replace(true);
+        self.writing.lock().await.half = None;
+    }
+
+    /// Asks for the end: [`Outbox::closed`] comes true.
+    pub(super) fn ask_to_close(&self) {
+        self.closed.send_replace(true);
+    }
+
+    /// Waits for the end.
+    pub(super) async fn closed(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.closed.subscribe().wait_for(|closed| *closed).await;
+    }
+
+    /// Gives signs of life while nothing else is said, until the peer has been silent for too long
+    /// or `go_on`, asked at every tick, says no.
+    pub(super) async fn keep(&self, mut go_on: impl FnMut() -> bool) -> Error {
+        let (mut heard, mut sent, mut silent_ms) = (0, 0, 0);
+        loop {
+            tokio::time::sleep(Duration::from_millis(KEEP_ALIVE_MS)).await;
+            self.ticks.fetch_add(1, Ordering::Relaxed);
+            if !go_on() {
+                return Error::new(ErrorCode::Unreachable, "closed after nobody used it");
+            }
+            let now = self.heard.load(Ordering::Relaxed);
+            silent_ms = if now == heard {
+                silent_ms + KEEP_ALIVE_MS
+            } else {
+                0
+            };
+            heard = now;
+            if silent_ms >= u64::from(IDLE_MS) {
+                return Error::new(ErrorCode::Unreachable, "timed out");
+            }
+            if sent == self.sent.load(Ordering::Relaxed) {
+                self.give_sign().await;
+            }
+            sent = self.sent.load(Ordering::Relaxed);
+        }
+    }
+
+    /// Says that this end lives, unless something else is being said.
+    async fn give_sign(&self) {
+        let Ok(mut writing) = self.writing.try_lock() else {
+            return;
+        };
+        if writing.left.is_empty() {
+            writing.left.push_back(header(0, ALIVE, 0).freeze());
+        }
+        let soon = Duration::from_millis(KEEP_ALIVE_MS);
+        // What does not go now stays; a failure shows to the reader of this connection.
+        let _ = tokio::time::timeout(soon, self.drain(&mut writing)).await;
+    }
+
+    async fn put(&self, words: [Bytes; 3]) -> Result<()> {
+        let writing = async {
+            let mut writing = self.writing.lock().await;
+            let words = words.into_iter().filter(|w| !w.is_empty());
+            writing.left.extend(words);
+            self.drain(&mut writing).await
+        };
+        tokio::select! {
+            biased;
+            written = writing => written.map_err(|e| broken(&e)),
+            () = self.closed() => Err(Error::new(ErrorCode::Unreachable, "the connection ended")),
+        }
+    }
+
+    async fn drain(&self, writing: &mut Writing) -> io::Result<()> {
+        let Writing { half, left } = writing;
+        let half = half
+            .as_mut()
+            .ok_or_else(|| io::Error::new(io::ErrorKind::NotConnected, "the connection ended"))?;
+        while !left.is_empty() {
+            let written = poll_fn(|context| {
+                let mut slices = [IoSlice::new(&[]); SLICES];
+                let count = left.len().min(SLICES);
+                for (slice, word) in slices.iter_mut().zip(left.iter()) {
+                    *slice = IoSlice::new(word);
+                }
+                Pin::new(&mut *half).poll_write_vectored(context, &slices[..count])
+            })
+            .await?;
+            if written == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            advance(left, written);
+        }
+        half.flush().await?;
+        self.sent.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// Takes `count` bytes off the front.
+fn advance(left: &mut VecDeque<Bytes>, mut count: usize) {
+    while count > 0 {
+        let Some(first) = left.front_mut() else {
+            return;
+        };
+        let taken = count.min(first.len());
+        first.advance(taken);
+        count -= taken;
+        if first.is_empty() {
+            left.pop_front();
+        }
+    }
+}
+
+fn header(call: u32, kind: u32, length: usize) -> BytesMut {
+    // A head and a piece together are far below the 24 bits of a length.
+    let length = u32::try_from(length).unwrap_or(u32::MAX) & 0x00ff_ffff;
+    let mut header = BytesMut::with_capacity(16);
+    header.put_u32_le(call);
+    header.put_u32_le(kind << 24 | length);
+    header
+}
+
+/// The receiving half of a connection.
+pub(super) struct Inbox {
+    read: ReadHalf<Secured>,
+    parts: HashMap<u32, Part>,
+    room: Option<Room>,
+    outbox: Arc<Outbox>,
+    /// The tick at which old parts were last looked for.
+    looked: u64,
+}
+
+/// A frame of which more is to come.
+struct Part {
+    head: Bytes,
+    body: BytesMut,
+    /// Bytes that `body` lacks.
+    lacks: usize,
+    /// `None` when nobody counts, or when there was no room: the body is thrown away then.
+    permit: Option<OwnedSemaphorePermit>,
+    refused: bool,
+    since: u64,
+}
+
+impl Inbox {
+    /// The next word. To be given up only together with the connection.
+    ///
+    /// # Errors
+    /// `Malformed` for what no peer says, `Unreachable` when the connection is broken.
+    pub(super) async fn next(&mut self) -> Result<Word> {
+        loop {
+            self.look_for_old_parts()?;
+            let mut word = [0; 8];
+            self.fill(&mut (&mut word[..]).limit(8)).await?;
+            let [a, b, c, d, e, f, g, h] = word;
+            let (call, word) = (
+                u32::from_le_bytes([a, b, c, d]),
+                u32::from_le_bytes([e, f, g, h]),
+            );
+            let length = (word & 0x00ff_ffff) as usize;
+            match (word >> 24, length) {
+                (DATA, _) => {
+                    if let Some(word) = self.take_piece(call, length).await? {
+                        return Ok(word);
+                    }
+                }
+                (CANCEL, 0) => {
+                    self.parts.remove(&call);
+                    return Ok(Word::Cancel(call));
+                }
+                (ALIVE, 0) => {}
+                (kind, _) => {
+                    let text = format!("a piece of the unknown kind {kind}");
+                    return Err(Error::new(ErrorCode::Malformed, text));
+                }
+            }
+        }
+    }
+
+    async fn take_piece(&mut self, call: u32, mut length: usize) -> Result<Option<Word>> {
+        let mut part = match self.parts.remove(&call) {
+            Some(part) => part,
+            None => {
+                let part = self.begin(length).await?;
+                length -= 8 + part.head.len();
+                part
+            }
+        };
+        if length > part.lacks {
+            return Err(malformed("a piece is longer than its frame"));
+        }
+        part.lacks -= length;
+        if part.refused {
+            self.skip(length).await?;
+        } else {
+            self.fill(&mut (&mut part.body).limit(length)).await?;
+        }
+        if part.lacks > 0 {
+            if length == 0 || self.parts.len() >= PARTS_MAX {
+                return Err(malformed("too many frames are under way"));
+            }
+            self.parts.insert(call, part);
+            return Ok(None);
+        }
+        let frame = (part.head, part.body.freeze());
+        Ok(Some(match part.refused {
+            true => Word::Refused(call),
+            false => Word::Frame(call, frame, part.permit),
+        }))
+    }
+
+    /// Reads lengths and head of a frame of which `length` bytes come at once.
+    async fn begin(&mut self, length: usize) -> Result<Part> {
+        let mut lengths = [0; 8];
+        if length < lengths.len() {
+            return Err(malformed("a frame without lengths"));
+        }
+        self.fill(&mut (&mut lengths[..]).limit(8)).await?;
+        let (head_length, body_length) = decode_lengths(lengths)?;
+        if head_length > length - lengths.len() {
+            return Err(malformed("a frame's head in several pieces"));
+        }
+        let mut head = BytesMut::with_capacity(head_length);
+        self.fill(&mut (&mut head).limit(head_length)).await?;
+        let room = self.room.clone();
+        let permit =
+            room.map(|room| room.try_acquire_many_owned(weight(head_length + body_length)));
+        let refused = permit.as_ref().is_some_and(Result::is_err);
+        Ok(Part {
+            head: head.freeze(),
+            body: BytesMut::with_capacity(if refused { 0 } else { body_length }),
+            lacks: body_length,
+            permit: permit.and_then(Result::ok),
+            refused,
+            since: self.outbox.ticks.load(Ordering::Relaxed),
+        })
+    }
+
+    async fn skip(&mut self, mut length: usize) -> Result<()> {
+        let mut unwanted = [0; 4096];
+        while length > 0 {
+            let count = length.min(unwanted.len());
+            self.fill(&mut (&mut unwanted[..count]).limit(count))
+                .await?;
+            length -= count;
+        }
+        Ok(())
+    }
+
+    /// Reads until `into` is full.
+    async fn fill(&mut self, into: &mut (impl BufMut + Send)) -> Result<()> {
+        while into.has_remaining_mut() {
+            let count = self.read.read_buf(into).await.map_err(|e| broken(&e))?;
+            if count == 0 {
+                return Err(Error::new(ErrorCode::Unreachable, "the peer broke off"));
+            }
+            self.outbox.heard.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Peers give signs of life, so this is asked once a second at least.
+    fn look_for_old_parts(&mut self) -> Result<()> {
+        let now = self.outbox.ticks.load(Ordering::Relaxed);
+        if now == self.looked {
+            return Ok(());
+        }
+        self.looked = now;
+        let limit = FRAME_MS / KEEP_ALIVE_MS;
+        if self.parts.values().any(|part| now - part.since > limit) {
+            let text = format!("a frame took more than {FRAME_MS} ms; the link is too slow");
+            return Err(Error::new(ErrorCode::DeadlineExceeded, text));
+        }
+        Ok(())
+    }
+}
+
+/// Sends a head alone, before anything else on a connection: a frame in one piece.
+pub(super) async fn write_frame(stream: &mut Secured, head: &[u8]) -> io::Result<()> {
+    let lengths = encode_lengths(head, &[]).map_err(io::Error::other)?;
+    let mut frame = header(0, DATA, lengths.len() + head.len());
+    frame.put_slice(&lengths);
+    frame.put_slice(head);
+    stream.write_all(&frame).await?;
+    stream.flush().await
+}
+
+/// Reads what [`write_frame`] wrote.
+pub(super) async fn read_frame(stream: &mut Secured) -> io::Result<Result<Bytes>> {
+    let mut words = [0; 16];
+    stream.read_exact(&mut words).await?;
+    let [_, _, _, _, _, _, _, _, a, b, c, d, e, f, g, h] = words;
+    let length = match decode_lengths([a, b, c, d, e, f, g, h]) {
+        Ok((head, 0)) if head <= HELLO_BYTES_MAX => head,
+        Ok(_) => return Ok(Err(malformed("a connection begins with a hello"))),
+        Err(error) => return Ok(Err(error)),
+    };
+    let mut head = vec![0; length];
+    stream.read_exact(&mut head).await?;
+    Ok(Ok(head.into()))
+}
+
+fn malformed(text: &str) -> Error {
+    Error::new(ErrorCode::Malformed, text)
+}

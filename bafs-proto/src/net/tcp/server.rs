@@ -1,0 +1,212 @@
+//! The side of servers: takes connections, hands requests to a service.
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, watch};
+
+use super::pieces::{self, Outbox, Word, halves};
+use super::{SERVER_ROOM_KIB, socket};
+use crate::codec;
+use crate::error::{Error, ErrorCode, Result};
+use crate::identity::Identity;
+use crate::message::{Hello, ReplyHead};
+use crate::net::hello::{FRAME_MS, HELLO_MS, broken, check_hello, hello_of};
+use crate::net::tls::{Acceptor, Secured};
+use crate::net::{Frame, Peer, Service, answer};
+
+/// Connections that are being secured at once: the others wait, as do floods.
+const HANDSHAKES_MAX: usize = 256;
+
+/// Pause when the system has no descriptor for the next connection.
+const BREATH: Duration = Duration::from_millis(50);
+
+/// Accepts connections and hands requests to a service.
+pub struct TcpListener {
+    socket: tokio::net::TcpListener,
+    acceptor: Arc<Acceptor>,
+    hello: Hello,
+    stop: watch::Sender<bool>,
+}
+
+impl std::fmt::Debug for TcpListener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("TcpListener")
+    }
+}
+
+impl TcpListener {
+    /// Listens at `address`, port 0 for any. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// `Conflict` when the port is in use, `ServerFault` when the address cannot be listened at.
+    pub fn bind(address: SocketAddr, identity: &Identity) -> Result<Self> {
+        let failed = |e: std::io::Error| {
+            let code = match e.kind() {
+                std::io::ErrorKind::AddrInUse => ErrorCode::Conflict,
+                _ => ErrorCode::ServerFault,
+            };
+            Error::new(code, format!("cannot listen at {address} (TCP): {e}"))
+        };
+        socket::raise_descriptors();
+        let socket = socket::listen(address).map_err(failed)?;
+        Ok(Self {
+            socket: tokio::net::TcpListener::from_std(socket).map_err(failed)?,
+            acceptor: Arc::new(Acceptor::new(identity)?),
+            hello: hello_of(identity),
+            stop: watch::Sender::new(false),
+        })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// `ServerFault` when the system does not say.
+    pub fn local_address(&self) -> Result<SocketAddr> {
+        self.socket
+            .local_addr()
+            .map_err(|e| Error::new(ErrorCode::ServerFault, e.to_string()))
+    }
+
+    /// Serves until [`TcpListener::close`] or the runtime's end.
+    pub async fn serve(&self, service: Arc<dyn Service>) {
+        let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+        let mut stopped = self.stop.subscribe();
+        loop {
+            // The semaphore is never closed.
+            let place = handshakes.clone().acquire_owned().await;
+            let accepted = tokio::select! {
+                accepted = self.socket.accept() => accepted,
+                _ = stopped.wait_for(|stop| *stop) => return,
+            };
+            let (stream, from) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!(%error, "a connection was not accepted");
+                    tokio::time::sleep(BREATH).await;
+                    continue;
+                }
+            };
+            let (service, hello) = (service.clone(), self.hello.clone());
+            let (acceptor, stop) = (self.acceptor.clone(), self.stop.subscribe());
+            tokio::spawn(async move {
+                let greeting = greet(stream, from, &acceptor, &hello);
+                let greeted = tokio::time::timeout(Duration::from_millis(HELLO_MS), greeting)
+                    .await
+                    .unwrap_or_else(|_| {
+                        Err(Error::new(ErrorCode::DeadlineExceeded, "no hello came"))
+                    });
+                drop(place);
+                let ended = match greeted {
+                    Ok((stream, peer)) => serve_connection(stream, peer, service, stop).await,
+                    Err(error) => error,
+                };
+                tracing::debug!(error = %ended, "connection ended");
+            });
+        }
+    }
+
+    /// Ends all connections, so that clients need not wait for silence.
+    pub fn close(&self) {
+        self.stop.send_replace(true);
+    }
+}
+
+async fn greet(
+    stream: TcpStream,
+    from: SocketAddr,
+    acceptor: &Acceptor,
+    ours: &Hello,
+) -> Result<(Secured, Peer)> {
+    socket::prepare(&stream);
+    let mut stream = acceptor.accept(stream).await.map_err(|e| broken(&e))?;
+    let head = pieces::read_frame(&mut stream)
+        .await
+        .map_err(|e| broken(&e))??;
+    let theirs = codec::decode::<Hello>(&head);
+    let verdict = theirs.and_then(|theirs| check_hello(ours, &theirs).map(|()| theirs));
+    let reply: Result<Hello> = verdict.clone().map(|_| ours.clone());
+    pieces::write_frame(&mut stream, &codec::encode(&reply)?)
+        .await
+        .map_err(|e| broken(&e))?;
+    let peer = Peer {
+        role: verdict?.role,
+        address: from.to_string(),
+    };
+    Ok((stream, peer))
+}
+
+/// Calls whose answers are wanted.
+type Wanted = Arc<Mutex<HashSet<u32>>>;
+
+async fn serve_connection(
+    stream: Secured,
+    peer: Peer,
+    service: Arc<dyn Service>,
+    mut stop: watch::Receiver<bool>,
+) -> Error {
+    let room = Arc::new(Semaphore::new(SERVER_ROOM_KIB));
+    let (outbox, mut inbox) = halves(stream, Some(room));
+    let wanted = Wanted::default();
+    let serving = async {
+        loop {
+            match inbox.next().await {
+                Ok(Word::Frame(call, frame, place)) => {
+                    if !lock(&wanted).insert(call) {
+                        let text = "two calls of one number";
+                        return Error::new(ErrorCode::Malformed, text);
+                    }
+                    let (service, peer) = (service.clone(), peer.clone());
+                    let (outbox, wanted) = (outbox.clone(), wanted.clone());
+                    // Once begun a call is served to its end, as its caller cannot know how far it
+                    // came; only the answer can be unwanted.
+                    tokio::spawn(async move {
+                        let frame = answer(service, peer, frame).await;
+                        if lock(&wanted).remove(&call) {
+                            reply(&outbox, call, frame).await;
+                        }
+                        drop(place);
+                    });
+                }
+                Ok(Word::Refused(call)) => {
+                    let text = "too many calls of this connection are under way";
+                    let busy: ReplyHead = Err(Error::new(ErrorCode::Busy, text));
+                    let head = codec::encode(&busy).unwrap_or_default();
+                    let outbox = outbox.clone();
+                    let frame = (head.into(), Bytes::new());
+                    tokio::spawn(async move { reply(&outbox, call, frame).await });
+                }
+                Ok(Word::Cancel(call)) => {
+                    lock(&wanted).remove(&call);
+                }
+                Err(error) => return error,
+            }
+        }
+    };
+    let error = tokio::select! {
+        error = serving => error,
+        error = outbox.keep(|| true) => error,
+        () = outbox.closed() => Error::new(ErrorCode::DeadlineExceeded, "a reply was not taken"),
+        _ = stop.wait_for(|stop| *stop) => Error::new(ErrorCode::Unreachable, "server stops"),
+    };
+    outbox.close().await;
+    error
+}
+
+async fn reply(outbox: &Outbox, call: u32, frame: Frame) {
+    let limit = Duration::from_millis(FRAME_MS);
+    match tokio::time::timeout(limit, outbox.send(call, frame)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "reply not sent"),
+        // The peer lives and takes nothing.
+        Err(_) => outbox.ask_to_close(),
+    }
+}
+
+fn lock(wanted: &Wanted) -> std::sync::MutexGuard<'_, HashSet<u32>> {
+    wanted.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,44 @@
+//! How TCP sockets are set.
+
+use std::io;
+use std::net::SocketAddr;
+
+use rustix::net::sockopt::set_tcp_user_timeout;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use tokio::net::TcpStream;
+
+use crate::net::hello::IDLE_MS;
+
+/// Bytes that the kernel may hold beyond what is on the wire: the next piece, small or large, waits
+/// behind them. Buffers as such are left to the kernel, which makes them fit.
+const UNSENT_BYTES: u32 = 256 << 10;
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 1024;
+
+/// Sets a socket up for calls. Best effort: each setting is for speed, or for a case that signs of
+/// life cover too.
+pub(super) fn prepare(stream: &TcpStream) {
+    let _ = stream.set_nodelay(true);
+    let _ = socket2::SockRef::from(stream).set_tcp_notsent_lowat(UNSENT_BYTES);
+    let _ = set_tcp_user_timeout(stream, IDLE_MS);
+}
+
+/// A socket that listens. A port whose last owner has just ended is free.
+pub(super) fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+    let kind = socket2::Type::STREAM.nonblocking().cloexec();
+    let socket = socket2::Socket::new(socket2::Domain::for_address(address), kind, None)?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Lets this process have as many connections as it may: each needs a descriptor.
+pub(super) fn raise_descriptors() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::debug!(%error, "the limit of open files stays");
+    }
+}
