@@ -3,6 +3,7 @@
 //! This crate takes no decisions. Servers, agents and schedulers depend on it and never on each
 //! other. Reading order: [`ids`], [`volume`], [`message`], [`file_op`], [`error`], [`net`].
 
+pub mod buffer;
 pub mod cache;
 pub mod codec;
 pub mod door;

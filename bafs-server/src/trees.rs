@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
+use bafs_proto::buffer::Buffer;
 use bafs_proto::file_op::{Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::Epoch;
 use bafs_proto::limits::{
@@ -436,7 +437,7 @@ impl Open {
         data: &[u8],
     ) -> Result<(Vec<FileResult>, Bytes), ()> {
         let mut results = Vec::with_capacity(ops.len());
-        let (mut out, mut named) = (Vec::new(), 0);
+        let (mut out, mut named) = (Buffer::with_room(read_bytes(ops)), 0);
         let mut given = given.iter().peekable();
         for (place, op) in ops.iter().enumerate() {
             let guard = self.session.read().unwrap_or_else(PoisonError::into_inner);
@@ -452,7 +453,7 @@ impl Open {
             named += replay::named_bytes(&result);
             results.push(result);
         }
-        Ok((results, out.into()))
+        Ok((results, out.freeze()))
     }
 
     /// Closes everything, after what runs at this moment.
@@ -464,6 +465,18 @@ impl Open {
                 .take(),
         );
     }
+}
+
+/// Bytes that a batch reads at most, as far as they fit a reply.
+fn read_bytes(ops: &[FileOp]) -> usize {
+    let bytes: u64 = ops
+        .iter()
+        .map(|op| match op {
+            FileOp::Read { length, .. } => u64::from(*length),
+            _ => 0,
+        })
+        .sum();
+    bytes.min(u64::from(BODY_BYTES_MAX)) as usize
 }
 
 /// Whether the most that `op` can answer still fits the reply, beside the bytes in its body and

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use bafs_proto::buffer::Buffer;
 use bafs_proto::file_op::{Caller, Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::{AgentId, Epoch, InodeNo};
 use bafs_proto::limits::OPS_MAX;
@@ -210,7 +211,7 @@ impl RemoteTree {
         }
         let session = Arc::clone(&self.session);
         let Some(own) = self.session.delegated.get() else {
-            let data = Bytes::copy_from_slice(data);
+            let data = Buffer::copy_of(data).freeze();
             self.runtime.spawn(async move {
                 let (result, data) = session.run_one(caller, op, data).await;
                 done(result, &data);
@@ -220,7 +221,7 @@ impl RemoteTree {
         let Some((decision, done)) = session.answer(own, caller, &op, data, done) else {
             return;
         };
-        let asked = (caller, op, Bytes::copy_from_slice(data));
+        let asked = (caller, op, Buffer::copy_of(data).freeze());
         let session = Arc::clone(&self.session);
         self.runtime.spawn(async move {
             if let Some(own) = session.delegated.get() {

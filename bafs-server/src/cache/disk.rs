@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use bafs_proto::Result;
+use bafs_proto::buffer::Buffer;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::FileIndex;
 use rustix::fs::{FallocateFlags, fallocate};
@@ -28,7 +29,7 @@ use crate::logic::blocks::{BlockKey, BlockTable, CopyClass, Held, charge};
 #[derive(Debug)]
 pub(crate) struct Local {
     /// Bytes of the whole run; anything where a block is not here.
-    pub(crate) bytes: Vec<u8>,
+    pub(crate) bytes: Buffer,
     /// Digest of each block that is here.
     pub(crate) digests: Vec<Option<Digest>>,
 }
@@ -37,7 +38,7 @@ impl Local {
     /// None of a run.
     pub(crate) fn nothing(run: &Run) -> Self {
         Self {
-            bytes: vec![0; run.bytes()],
+            bytes: Buffer::of_any(run.bytes()),
             digests: vec![None; run.count],
         }
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bafs_proto::buffer::Buffer;
 use bafs_proto::hash::Digest;
 use bafs_proto::message::Reader;
 use bafs_proto::net::BoxFuture;
@@ -109,7 +110,7 @@ pub(crate) fn read(
         }
         Ok((
             local.digests.into_iter().flatten().collect(),
-            Bytes::from(local.bytes),
+            local.bytes.freeze(),
         ))
     })
 }
@@ -149,7 +150,7 @@ pub(crate) async fn read_for_heir(
         .collect();
     let local = read_local(&generation, run).await?;
     let mut digests = Vec::with_capacity(run.count);
-    let mut body = Vec::with_capacity(run.bytes());
+    let mut body = Buffer::with_room(run.bytes());
     for (n, passenger) in flying.into_iter().enumerate() {
         if let Some(digest) = local.digests[n] {
             digests.push(digest);
@@ -166,7 +167,7 @@ pub(crate) async fn read_for_heir(
         digests.push(landed.as_ref().map_or(ABSENT, |(_, digest)| *digest));
         body.extend_from_slice(landed.as_ref().map_or(&[][..], |(bytes, _)| bytes));
     }
-    Ok((digests, Bytes::from(body)))
+    Ok((digests, body.freeze()))
 }
 
 async fn read_local(generation: &Arc<Generation>, run: Run) -> Result<Local> {

@@ -14,9 +14,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, watch};
 
+use crate::buffer::Buffer;
 use crate::error::{Error, ErrorCode, Result};
 use crate::net::Frame;
 use crate::net::hello::{FRAME_MS, IDLE_MS, KEEP_ALIVE_MS, broken, decode_lengths, encode_lengths};
@@ -70,18 +71,21 @@ pub(super) struct Outbox {
 }
 
 struct Writing {
-    half: Option<WriteHalf<Secured>>,
+    half: Option<Box<dyn AsyncWrite + Send + Unpin>>,
     /// What must go out before anything else. Whoever writes may stop to wait at any moment; the
     /// next one goes on here, so that pieces stay whole.
     left: VecDeque<Bytes>,
 }
 
 /// The two halves of a connection. Requests are held to `room`, if there is one.
-pub(super) fn halves(stream: Secured, room: Option<Room>) -> (Arc<Outbox>, Inbox) {
+pub(super) fn halves(
+    stream: impl AsyncRead + AsyncWrite + Send + 'static,
+    room: Option<Room>,
+) -> (Arc<Outbox>, Inbox) {
     let (read, write) = tokio::io::split(stream);
     let outbox = Arc::new(Outbox {
         writing: Mutex::new(Writing {
-            half: Some(write),
+            half: Some(Box::new(write)),
             left: VecDeque::new(),
         }),
         closed: watch::Sender::new(false),
@@ -90,7 +94,7 @@ pub(super) fn halves(stream: Secured, room: Option<Room>) -> (Arc<Outbox>, Inbox
         ticks: AtomicU64::new(0),
     });
     let inbox = Inbox {
-        read,
+        read: Box::new(read),
         parts: HashMap::new(),
         room,
         outbox: outbox.clone(),
@@ -249,7 +253,7 @@ fn header(call: u32, kind: u32, length: usize) -> BytesMut {
 
 /// The receiving half of a connection.
 pub(super) struct Inbox {
-    read: ReadHalf<Secured>,
+    read: Box<dyn AsyncRead + Send + Unpin>,
     parts: HashMap<u32, Part>,
     room: Option<Room>,
     outbox: Arc<Outbox>,
@@ -260,7 +264,7 @@ pub(super) struct Inbox {
 /// A frame of which more is to come.
 struct Part {
     head: Bytes,
-    body: BytesMut,
+    body: Buffer,
     /// Bytes that `body` lacks.
     lacks: usize,
     /// `None` when nobody counts, or when there was no room: the body is thrown away then.
@@ -320,7 +324,7 @@ impl Inbox {
         if part.refused {
             self.skip(length).await?;
         } else {
-            self.fill(&mut (&mut part.body).limit(length)).await?;
+            self.fill(&mut (&mut *part.body).limit(length)).await?;
         }
         if part.lacks > 0 {
             if length == 0 || self.parts.len() >= PARTS_MAX {
@@ -355,7 +359,7 @@ impl Inbox {
         let refused = permit.as_ref().is_some_and(Result::is_err);
         Ok(Part {
             head: head.freeze(),
-            body: BytesMut::with_capacity(if refused { 0 } else { body_length }),
+            body: Buffer::with_room(if refused { 0 } else { body_length }),
             lacks: body_length,
             permit: permit.and_then(Result::ok),
             refused,
@@ -429,4 +433,145 @@ pub(super) async fn read_frame(stream: &mut Secured) -> io::Result<Result<Bytes>
 
 fn malformed(text: &str) -> Error {
     Error::new(ErrorCode::Malformed, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::{BODY_BYTES_MAX, HEAD_BYTES_MAX};
+    use tokio::io::DuplexStream;
+
+    /// Holds less than a piece, as a slow link does.
+    const LINK_BYTES: usize = 4096;
+
+    fn frame(head: &'static [u8], body: usize) -> Frame {
+        (head.into(), vec![7; body].into())
+    }
+
+    fn link(room: Option<usize>) -> (Arc<Outbox>, Inbox) {
+        let (near, far) = tokio::io::duplex(LINK_BYTES);
+        let room = room.map(|kib| Arc::new(Semaphore::new(kib)));
+        (halves(near, None).0, halves(far, room).1)
+    }
+
+    async fn heard(inbox: &mut Inbox) -> (u32, usize) {
+        match inbox.next().await.expect("a word") {
+            Word::Frame(call, (head, body), _) => (call, head.len() + body.len()),
+            Word::Refused(call) => (call, 0),
+            Word::Cancel(call) => (call, usize::MAX),
+        }
+    }
+
+    #[tokio::test]
+    async fn small_frames_pass_large_ones() {
+        let (outbox, mut inbox) = link(None);
+        let sending = async {
+            let (large, small) = (frame(b"large", 4 << 20), frame(b"small", 100));
+            tokio::join!(outbox.send(1, large), outbox.send(2, small))
+        };
+        let receiving = async { (heard(&mut inbox).await, heard(&mut inbox).await) };
+        let ((large, small), words) = tokio::join!(sending, receiving);
+        large.and(small).expect("sent");
+        assert_eq!(words, ((2, 105), (1, 5 + (4 << 20))));
+    }
+
+    #[tokio::test]
+    async fn who_stops_to_wait_leaves_a_whole_connection() {
+        let (outbox, mut inbox) = link(None);
+        let given_up = Duration::from_millis(20);
+        let sending = outbox.send(1, frame(b"large", 2 << 20));
+        assert!(tokio::time::timeout(given_up, sending).await.is_err());
+        let sending = async {
+            outbox.cancel(1).await;
+            outbox.send(2, frame(b"small", 1)).await
+        };
+        let receiving = async { (heard(&mut inbox).await, heard(&mut inbox).await) };
+        let (sent, words) = tokio::join!(sending, receiving);
+        sent.expect("sent");
+        assert_eq!(words, ((1, usize::MAX), (2, 6)));
+        assert!(inbox.parts.is_empty());
+    }
+
+    #[tokio::test]
+    async fn more_than_there_is_room_for_is_refused() {
+        let (outbox, mut inbox) = link(Some(3 * CALL_KIB_MIN));
+        let sending = async {
+            for call in 0..4 {
+                let frame = frame(b"head", if call == 1 { 1 << 20 } else { 10 });
+                outbox.send(call, frame).await.expect("sent");
+            }
+        };
+        let receiving = async {
+            let mut words = Vec::new();
+            while words.len() < 4 {
+                words.push(inbox.next().await.expect("a word"));
+            }
+            words
+        };
+        let ((), words) = tokio::join!(sending, receiving);
+        let refused = |word: &Word| matches!(word, Word::Refused(1));
+        assert_eq!(
+            words.iter().map(refused).collect::<Vec<_>>(),
+            [false, true, false, false]
+        );
+        outbox.ask_to_close();
+        let late = outbox.send(9, frame(b"late", 1 << 20)).await;
+        assert_eq!(late.expect_err("closed").code, ErrorCode::Unreachable);
+    }
+
+    /// What a receiver says of bytes that no sender of ours sends.
+    async fn verdict(bytes: Vec<u8>) -> ErrorCode {
+        let (near, far): (DuplexStream, DuplexStream) = tokio::io::duplex(1 << 16);
+        let mut inbox = halves(far, None).1;
+        let sending = async move {
+            let mut near = near;
+            let _ = near.write_all(&bytes).await;
+        };
+        let receiving = async {
+            loop {
+                if let Err(error) = inbox.next().await {
+                    return error.code;
+                }
+            }
+        };
+        tokio::join!(sending, receiving).1
+    }
+
+    #[tokio::test]
+    async fn nonsense_is_refused() {
+        let piece = |call, kind, length, bytes: &[u8]| {
+            let mut piece = header(call, kind, length);
+            piece.put_slice(bytes);
+            piece.to_vec()
+        };
+        let lengths = |head: u32, body: u32| {
+            let mut lengths = head.to_le_bytes().to_vec();
+            lengths.extend(body.to_le_bytes());
+            lengths
+        };
+        let begun = piece(1, DATA, 9, &[&lengths(0, 100)[..], b"x"].concat());
+        let nonsense = [
+            piece(1, 3, 0, b""),
+            piece(1, 255, 0, b""),
+            piece(1, CANCEL, 1, b"x"),
+            piece(0, ALIVE, 5, b"xxxxx"),
+            piece(1, DATA, 7, b"xxxxxxx"),
+            piece(1, DATA, 8, &lengths(1, 0)),
+            piece(1, DATA, 8, &lengths(HEAD_BYTES_MAX + 1, 0)),
+            piece(1, DATA, 8, &lengths(0, BODY_BYTES_MAX + 1)),
+            piece(1, DATA, 9, &[&lengths(0, 0)[..], b"x"].concat()),
+            [begun.clone(), piece(1, DATA, 0, b"")].concat(),
+            [begun.clone(), piece(1, DATA, 101, &[0; 101])].concat(),
+            (0..=PARTS_MAX as u32)
+                .flat_map(|call| piece(call, DATA, 9, &[&lengths(0, 9)[..], b"x"].concat()))
+                .collect(),
+        ];
+        for (number, bytes) in nonsense.into_iter().enumerate() {
+            assert_eq!(verdict(bytes).await, ErrorCode::Malformed, "{number}");
+        }
+        for cut in 0..begun.len() {
+            let verdict = verdict(begun[..cut].to_vec()).await;
+            assert_eq!(verdict, ErrorCode::Unreachable, "{cut}");
+        }
+    }
 }
