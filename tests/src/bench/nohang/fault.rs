@@ -168,7 +168,8 @@ fn cut(address: &str) -> Result<()> {
         .context("an address has a port")?;
     let rules = format!(
         "table inet cut {{\nchain arriving {{\ntype filter hook input priority 0;\n\
-         udp dport {port} drop;\nudp sport {port} drop;\n}}\n}}"
+         udp dport {port} drop;\nudp sport {port} drop;\n\
+         tcp dport {port} drop;\ntcp sport {port} drop;\n}}\n}}"
     );
     nft(&[&rules])
 }
