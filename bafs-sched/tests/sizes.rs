@@ -17,6 +17,10 @@ fn workflow(width: u32, size: &str) -> Workflow {
              mount y{p} b{p} /y\nextract y{p} out bafs://home/out.{p}\n"
         );
     }
+    parse(&text)
+}
+
+fn parse(text: &str) -> Workflow {
     let text = text.replace("JOB", "{\n  executable = x\n}");
     let none = |path: &str| Err(path.to_owned());
     parse_workflow("w.bafs", &text, &none)
@@ -118,4 +122,25 @@ fn a_size_that_is_still_too_small_is_the_jobs_fault() {
         jobs[0].reason
     );
     assert_eq!(world.home.len(), 1, "the other pipeline is done");
+}
+
+#[test]
+fn what_is_measured_may_wait_for_a_job_of_another_pipeline() {
+    let pairs = "job p1 JOB\njob p2 JOB\njob q1 JOB\njob q2 JOB\nvolume vp scratch unknown\n\
+                 volume vq scratch unknown\nmount vp p1 /v\nmount vp p2 /v\nmount vq q1 /v\n\
+                 mount vq q2 /v\nparent p1 child p2\nparent q1 child q2\nparent q1 child p2\n";
+    let back = format!("{pairs}job r JOB\nparent p2 child r\nparent r child q2\n");
+    let singles = "job b JOB\njob a JOB\nvolume vb scratch unknown\nvolume va scratch unknown\n\
+                   mount vb b /v\nmount va a /v\nparent a child b\n";
+    for text in [pairs, &back, singles] {
+        for seed in 0..SEEDS {
+            let mut world = world(seed, parse(text));
+            for name in ["vp", "vq", "va", "vb"] {
+                world.needs.insert(name.to_owned(), megabytes(10));
+            }
+            assert_eq!(world.run(10_000_000), Outcome::Complete, "seed {seed}");
+            let progress = world.scheduler.progress();
+            assert_eq!(progress.executions, progress.jobs_total, "seed {seed}");
+        }
+    }
 }

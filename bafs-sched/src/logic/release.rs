@@ -157,6 +157,9 @@ impl Scheduler {
         if !self.attempts.is_empty() || self.queues.is_empty() || !self.is_quiet() {
             return;
         }
+        if self.pass_stuck_probes_on() {
+            return;
+        }
         let mut heads: Vec<Key> = self
             .queues
             .all_heads()
@@ -183,7 +186,8 @@ impl Scheduler {
         {
             return;
         }
-        if let Some(first) = heads.first().map(|key| key.job)
+        let mut free = candidates.iter().copied();
+        if let Some(first) = free.find(|job| !self.waits_for_probe(self.graph.pipeline(*job)))
             && self.make_way(first)
         {
             return;

@@ -11,6 +11,7 @@ use super::fit::describe;
 use super::graph::{Graph, JobState};
 use super::scheduler::Scheduler;
 use super::space::{Space, scale_up};
+use super::timers::Timer;
 use crate::workflow::{JobIndex, VolumeIndex};
 
 /// What is reserved beyond what was measured, in thousandths, and at least so many bytes and files.
@@ -207,6 +208,30 @@ impl Scheduler {
             None => drop(self.sizes.probes.remove(&jobs)),
         }
         self.queues.wake_all();
+    }
+
+    /// Nothing goes on: where what is measured waits for a job that waits for the measurement,
+    /// the next of its like that has a job ready is measured. Answers whether there was one.
+    pub(super) fn pass_stuck_probes_on(&mut self) -> bool {
+        let is_ready = |pipeline: &u32| {
+            let mut jobs = self.graph.members(*pipeline);
+            jobs.any(|job| self.queues.contains(job))
+        };
+        let mut passed = Vec::new();
+        for (jobs, probe) in &self.sizes.probes {
+            let mut others = self.sizes.unknown[jobs].iter().copied();
+            if !is_ready(probe) {
+                passed.extend(others.find(is_ready).map(|next| (*jobs, next)));
+            }
+        }
+        if passed.is_empty() {
+            return false;
+        }
+        self.sizes.probes.extend(passed);
+        self.queues.wake_all();
+        // No fact need follow that would make anybody look again.
+        self.timers.set(self.now.plus_ms(1), Timer::Patience);
+        true
     }
 
     /// A job found no space. The first time its volumes are made larger, and it runs again;
