@@ -21,9 +21,12 @@ const MARGIN_MIN: Space = Space {
     files: 64,
 };
 
-/// Volumes that are expected to need alike: those of pipelines of equally many jobs that are made
-/// by the job of the same position, in the same place among its volumes.
-type Kind = (usize, usize, usize);
+/// Pipelines of equally many jobs that mount volumes of unknown size alike, as a number.
+type Shape = usize;
+
+/// Volumes that are expected to need alike: those of pipelines of one shape that are made by the
+/// job of the same position, in the same place among its volumes.
+type Kind = (Shape, usize, usize);
 
 /// Sizes of volumes for which the workflow gives none.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -32,10 +35,12 @@ pub(super) struct Sizes {
     kind_of: BTreeMap<VolumeIndex, Kind>,
     /// What is reserved for each kind that was measured.
     learned: BTreeMap<Kind, Space>,
-    /// Pipelines that are measured, by their number of jobs: all others of that number wait.
-    probes: BTreeMap<usize, u32>,
-    /// Pipelines that have volumes of unknown size, by their number of jobs, not yet run.
-    unknown: BTreeMap<usize, BTreeSet<u32>>,
+    /// Shapes of pipelines that have volumes of unknown size.
+    shape_of: BTreeMap<u32, Shape>,
+    /// Pipelines that are measured: all others of their shapes wait.
+    probes: BTreeMap<Shape, u32>,
+    /// Pipelines of each shape that have not yet run.
+    unknown: BTreeMap<Shape, BTreeSet<u32>>,
     /// Volumes that were made larger because a job found no space.
     grown: BTreeSet<VolumeIndex>,
     is_begun: bool,
@@ -44,6 +49,7 @@ pub(super) struct Sizes {
 impl Sizes {
     pub(super) fn new(graph: &Graph) -> Self {
         let mut sizes = Self::default();
+        let mut shapes = BTreeMap::new();
         for job in graph.job_indexes() {
             let pipeline = graph.pipeline(job);
             let course = graph.courses.of(pipeline);
@@ -51,25 +57,43 @@ impl Sizes {
                 continue;
             }
             let mut seen = BTreeSet::new();
+            let mut unknown = Vec::new();
             for (position, job) in course.iter().enumerate() {
                 for (place, (volume, _)) in graph.mounted(*job).into_iter().enumerate() {
-                    if graph.workflow.volume(volume).size_bytes > 0 || !seen.insert(volume) {
-                        continue;
+                    if graph.workflow.volume(volume).size_bytes == 0 && seen.insert(volume) {
+                        unknown.push((position, place, volume));
                     }
-                    let kind = (course.len(), position, place);
-                    sizes.kinds.entry(kind).or_default().push(volume);
-                    sizes.kind_of.insert(volume, kind);
-                    let unknown = sizes.unknown.entry(course.len()).or_default();
-                    unknown.insert(pipeline);
                 }
+            }
+            if unknown.is_empty() {
+                continue;
+            }
+            let places = unknown
+                .iter()
+                .map(|(position, place, _)| (*position, *place));
+            let places: Vec<(usize, usize)> = places.collect();
+            let count = shapes.len();
+            let shape = *shapes.entry((course.len(), places)).or_insert(count);
+            sizes.shape_of.insert(pipeline, shape);
+            sizes.unknown.entry(shape).or_default().insert(pipeline);
+            for (position, place, volume) in unknown {
+                let kind = (shape, position, place);
+                sizes.kinds.entry(kind).or_default().push(volume);
+                sizes.kind_of.insert(volume, kind);
             }
         }
         sizes
     }
 
-    fn is_known(&self, jobs: usize) -> bool {
-        let mut kinds = self.kinds.keys().filter(|kind| kind.0 == jobs);
-        kinds.all(|kind| self.learned.contains_key(kind))
+    /// The kinds of volumes of a shape.
+    fn kinds_of(&self, shape: Shape) -> impl Iterator<Item = &Kind> {
+        let kinds = self.kinds.range((shape, 0, 0)..(shape + 1, 0, 0));
+        kinds.map(|(kind, _)| kind)
+    }
+
+    fn is_known(&self, shape: Shape) -> bool {
+        self.kinds_of(shape)
+            .all(|kind| self.learned.contains_key(kind))
     }
 }
 
@@ -85,7 +109,7 @@ fn with_margin(held: Space) -> Space {
 
 impl Scheduler {
     /// Nodes are known: volumes of unknown size get so much that a pipeline fits on the largest
-    /// node twice, and one pipeline of each number of jobs is run first.
+    /// node twice, and one pipeline of each shape is run first.
     pub(super) fn begin_probes(&mut self) {
         if self.sizes.kinds.is_empty() || std::mem::replace(&mut self.sizes.is_begun, true) {
             return;
@@ -97,12 +121,7 @@ impl Scheduler {
             let pipeline = volumes.first().and_then(|v| self.graph.pipeline_of(*v));
             let known = pipeline.map(|pipeline| self.graph.courses.peak(pipeline));
             let left = largest.minus(known.unwrap_or_default());
-            let parts = self
-                .sizes
-                .kinds
-                .keys()
-                .filter(|other| other.0 == kind.0)
-                .count();
+            let parts = self.sizes.kinds_of(kind.0).count();
             let parts = 2 * parts as u64;
             let size = Space {
                 bytes: (left.bytes / parts).max(1),
@@ -113,10 +132,10 @@ impl Scheduler {
             }
         }
         if !self.settings.remote_io {
-            for (jobs, pipelines) in &self.sizes.unknown {
+            for (shape, pipelines) in &self.sizes.unknown {
                 self.sizes
                     .probes
-                    .extend(pipelines.first().map(|first| (*jobs, *first)));
+                    .extend(pipelines.first().map(|first| (*shape, *first)));
             }
         }
         self.sizes_changed();
@@ -124,14 +143,15 @@ impl Scheduler {
 
     /// Whether a pipeline waits until another was measured.
     pub(super) fn waits_for_probe(&self, pipeline: u32) -> bool {
-        if self.sizes.probes.is_empty() {
+        let sizes = &self.sizes;
+        if sizes.probes.is_empty() {
             return false;
         }
-        let jobs = self.graph.courses.of(pipeline).len();
-        let probe = self.sizes.probes.get(&jobs);
-        let is_unknown =
-            |probe: &u32| *probe != pipeline && self.sizes.unknown[&jobs].contains(&pipeline);
-        probe.is_some_and(is_unknown)
+        let Some(shape) = sizes.shape_of.get(&pipeline) else {
+            return false;
+        };
+        let probe = sizes.probes.get(shape);
+        probe.is_some_and(|probe| *probe != pipeline && sizes.unknown[shape].contains(&pipeline))
     }
 
     /// Pipelines that are measured now.
@@ -142,7 +162,7 @@ impl Scheduler {
     /// A job is done: what its volumes hold is what others of their kind will need.
     pub(super) fn learn_sizes(&mut self, job: JobIndex, report: &JobReport) {
         let mut raised = Vec::new();
-        for (volume, _) in self.graph.mounted(job) {
+        for (volume, writable) in self.graph.mounted(job) {
             let name = &self.graph.workflow.volume(volume).name;
             let used = report.volumes.iter().find(|used| used.name == *name);
             let (Some(kind), Some(used)) = (self.sizes.kind_of.get(&volume), used) else {
@@ -155,7 +175,10 @@ impl Scheduler {
             let known = self.sizes.learned.get(kind).copied();
             // The margin is there to be used, but not up to its end.
             let is_enough = known.is_some_and(|known| known.holds(held.plus(half(held))));
-            let is_measured = held != Space::ZERO;
+            // What is empty at the end may have held much, or have not been looked at.
+            let is_only_writer = writable && self.graph.volume(volume).writers.len() == 1;
+            let is_untouched = is_only_writer && used.changes == 0;
+            let is_measured = held != Space::ZERO || is_untouched;
             if is_measured && (known.is_none() || !is_enough) {
                 let size = with_margin(held).most(known.unwrap_or_default());
                 if known != Some(size) {
@@ -165,18 +188,18 @@ impl Scheduler {
         }
         for (kind, size) in raised {
             self.sizes.learned.insert(kind, size);
-            self.end_probe_if_known(kind.0);
+            if self.sizes.is_known(kind.0) {
+                self.end_probe(kind.0);
+            }
         }
     }
 
-    fn end_probe_if_known(&mut self, jobs: usize) {
-        if !self.sizes.is_known(jobs) {
-            return;
-        }
-        self.sizes.probes.remove(&jobs);
+    /// A shape was measured: its pipelines wait no more, and reserve what is known.
+    fn end_probe(&mut self, shape: Shape) {
+        self.sizes.probes.remove(&shape);
         let learned: Vec<(Kind, Space)> =
             self.sizes.learned.iter().map(|(k, s)| (*k, *s)).collect();
-        for (kind, size) in learned.into_iter().filter(|(kind, _)| kind.0 == jobs) {
+        for (kind, size) in learned.into_iter().filter(|(kind, _)| kind.0 == shape) {
             let size = size.least(self.largest_usable());
             for volume in self.sizes.kinds[&kind].clone() {
                 let is_grown = self.sizes.grown.contains(&volume);
@@ -193,19 +216,27 @@ impl Scheduler {
         nodes.fold(Space::ZERO, Space::most)
     }
 
-    /// A pipeline is at its end: if it was measured and came to nothing, the next one is.
+    /// A pipeline is at its end: if it was measured and came to nothing, the next one is. If it
+    /// succeeded, there is nothing more to wait for.
     pub(super) fn pass_probe_on(&mut self, pipeline: u32) {
-        let jobs = self.graph.courses.of(pipeline).len();
-        if let Some(unknown) = self.sizes.unknown.get_mut(&jobs) {
+        let Some(&shape) = self.sizes.shape_of.get(&pipeline) else {
+            return;
+        };
+        if let Some(unknown) = self.sizes.unknown.get_mut(&shape) {
             unknown.remove(&pipeline);
         }
-        if self.sizes.probes.get(&jobs) != Some(&pipeline) {
+        if self.sizes.probes.get(&shape) != Some(&pipeline) {
             return;
         }
-        let next = self.sizes.unknown.get(&jobs).and_then(|left| left.first());
+        let is_done = |job| self.graph.state(job) == JobState::Done;
+        if self.graph.members(pipeline).all(is_done) {
+            self.end_probe(shape);
+            return;
+        }
+        let next = self.sizes.unknown.get(&shape).and_then(|left| left.first());
         match next.copied() {
-            Some(next) => drop(self.sizes.probes.insert(jobs, next)),
-            None => drop(self.sizes.probes.remove(&jobs)),
+            Some(next) => drop(self.sizes.probes.insert(shape, next)),
+            None => drop(self.sizes.probes.remove(&shape)),
         }
         self.queues.wake_all();
     }
@@ -218,10 +249,10 @@ impl Scheduler {
             jobs.any(|job| self.queues.contains(job))
         };
         let mut passed = Vec::new();
-        for (jobs, probe) in &self.sizes.probes {
-            let mut others = self.sizes.unknown[jobs].iter().copied();
+        for (shape, probe) in &self.sizes.probes {
+            let mut others = self.sizes.unknown[shape].iter().copied();
             if !is_ready(probe) {
-                passed.extend(others.find(is_ready).map(|next| (*jobs, next)));
+                passed.extend(others.find(is_ready).map(|next| (*shape, next)));
             }
         }
         if passed.is_empty() {
