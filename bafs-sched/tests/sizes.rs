@@ -1,7 +1,11 @@
 //! Volumes whose sizes are not declared, or too small, in virtual time with seeds.
 
+use bafs_proto::ids::{RunId, ServerId};
+use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_proto::time::Time;
+use bafs_proto::{Error, ErrorCode};
 use bafs_sched::dice::Dice;
-use bafs_sched::logic::{Outcome, Settings, Space};
+use bafs_sched::logic::{Action, Event, NodeSeen, Outcome, Scheduler, Settings, Space};
 use bafs_sched::workflow::{Workflow, parse_workflow};
 use bafs_sched::world::{Faults, NodeSpec, World};
 
@@ -176,4 +180,75 @@ fn one_measurement_of_each_shape_is_enough_even_of_empty_volumes() {
             assert!(world.elapsed_ms() < 80_000, "{}", world.elapsed_ms());
         }
     }
+}
+
+#[test]
+fn sizes_are_not_doubled_beyond_what_fits() {
+    for seed in 0..SEEDS {
+        let text = "job a JOB\njob b JOB\nvolume x scratch 80 MB\nvolume y scratch 80 MB\n\
+                    volume z scratch 1 MB\nmount x a /x\nmount y a /y\nmount z b /z\n\
+                    extract z out bafs://home/out\n";
+        let mut world = world(seed, parse(text));
+        world.needs.insert("y".to_owned(), megabytes(100));
+        let Outcome::Failed { jobs, messages } = world.run(10_000_000) else {
+            panic!("it cannot succeed");
+        };
+        assert!(messages.is_empty(), "not the run's fault: {messages:?}");
+        assert_eq!(jobs[0].name, "a");
+        assert_eq!(world.home.len(), 1, "the other pipeline is done");
+    }
+}
+
+fn node(id: u64, megabytes_: u64) -> NodeSeen {
+    NodeSeen {
+        id: ServerId(id),
+        name: format!("n{id}"),
+        address: format!("n{id}:1"),
+        group: "g".to_owned(),
+        capacity: Space {
+            files: 1_000,
+            ..megabytes(megabytes_)
+        },
+        foreign: Space::ZERO,
+        slots: 1,
+    }
+}
+
+#[test]
+fn sizes_that_were_made_up_follow_the_nodes() {
+    let text = "job a JOB\njob b JOB\nvolume x scratch unknown\nvolume y scratch unknown\n\
+                mount x a /v\nmount y b /v\n";
+    let mut scheduler = Scheduler::new(RunId(1), parse(text), Settings::default());
+    let mut actions = Vec::new();
+    let small = vec![node(1, 20)];
+    scheduler.step(Time(0), Event::ServersSeen { nodes: small }, &mut actions);
+    let Some(Action::CreateVolume { id, size, .. }) = actions.pop() else {
+        panic!("the first is measured");
+    };
+    assert!(size.bytes <= 10_000_000, "two fit: {size:?}");
+    let nodes = vec![node(1, 20), node(2, 200)];
+    scheduler.step(Time(1), Event::ServersSeen { nodes }, &mut actions);
+    let made_up = scheduler.workflow().volumes[1].size_bytes;
+    assert!(made_up > 80_000_000, "the large node counts: {made_up}");
+
+    scheduler.step(Time(2), Event::VolumeCreated { volume: id }, &mut actions);
+    let Some(Action::StartJob { execution, .. }) = actions.pop() else {
+        panic!("it starts");
+    };
+    let full = Error::new(ErrorCode::NoSpaceBytes, "a volume is full");
+    let report = JobReport {
+        outcome: JobOutcome::Environment(full),
+        wall_ms: 1,
+        cpu_ms: 1,
+        output_tail: String::new(),
+        volumes: Vec::new(),
+    };
+    actions.clear();
+    scheduler.step(Time(3), Event::JobEnded { execution, report }, &mut actions);
+    let size = |action: &Action| match action {
+        Action::CreateVolume { size, .. } => Some(size.bytes),
+        _ => None,
+    };
+    let sizes: Vec<u64> = actions.iter().filter_map(size).collect();
+    assert!(sizes.iter().any(|bytes| *bytes > 80_000_000), "{actions:?}");
 }

@@ -63,6 +63,29 @@ impl Courses {
         courses
     }
 
+    /// Sizes of volumes of one pipeline changed: its course is found anew among `members`, which
+    /// come parents first. `most` never falls.
+    pub(super) fn measure(
+        &mut self,
+        workflow: &Workflow,
+        pipeline: u32,
+        members: Vec<JobIndex>,
+        has_begun: impl Fn(JobIndex) -> bool,
+    ) {
+        let (start, end) = self.span[pipeline as usize];
+        let mut meter = Meter::new(workflow);
+        let course = meter.best(members);
+        let rests = meter.rests(&course);
+        for (position, (job, rest)) in (start..end).zip(course.into_iter().zip(rests)) {
+            self.jobs[position as usize] = job;
+            self.position[job.as_usize()] = position;
+            self.rest[position as usize] = rest;
+            self.most = self.most.most(rest);
+        }
+        let is_left = |position: &u32| !has_begun(self.jobs[*position as usize]);
+        self.frontier[pipeline as usize] = (start..end).find(is_left).unwrap_or(end);
+    }
+
     /// The jobs of a pipeline in the order of its course.
     pub(super) fn of(&self, pipeline: u32) -> &[JobIndex] {
         let (start, end) = self.span[pipeline as usize];

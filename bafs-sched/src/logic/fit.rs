@@ -254,6 +254,16 @@ impl Scheduler {
         }
     }
 
+    /// Whether it is known that a pipeline never fits, even alone.
+    pub(super) fn can_never_fit(&self, pipeline: u32) -> bool {
+        let sizes = self.sizes();
+        let peak = self.graph.courses.peak(pipeline);
+        let is_easy = self.may_spill() || self.settings.remote_io;
+        !is_easy
+            && !sizes.iter().any(|size| size.holds(peak))
+            && self.fits_alone(pipeline, &sizes) == Fit::Never
+    }
+
     /// Whether a pipeline fits when nothing else runs: its volumes may lie on several nodes, those
     /// that a job makes on one.
     fn fits_alone(&self, pipeline: u32, sizes: &[Space]) -> Fit {

@@ -381,6 +381,7 @@ impl Scheduler {
             self.gather();
         }
         if self.phase == Phase::Running {
+            self.make_sizes_up();
             self.place_all();
             self.look_for_blockade();
             if self.graph.is_final() && self.extractions.is_final() && self.attempts.is_empty() {

@@ -41,9 +41,12 @@ pub(super) struct Sizes {
     probes: BTreeMap<Shape, u32>,
     /// Pipelines of each shape that have not yet run.
     unknown: BTreeMap<Shape, BTreeSet<u32>>,
+    /// What pipelines of each shape need at once for volumes of known size.
+    declared: BTreeMap<Shape, Space>,
     /// Volumes that were made larger because a job found no space.
     grown: BTreeSet<VolumeIndex>,
-    is_begun: bool,
+    /// What the largest node offered when sizes were last made up.
+    made_for: Option<Space>,
 }
 
 impl Sizes {
@@ -75,6 +78,8 @@ impl Sizes {
             let count = shapes.len();
             let shape = *shapes.entry((course.len(), places)).or_insert(count);
             sizes.shape_of.insert(pipeline, shape);
+            let declared = sizes.declared.entry(shape).or_default();
+            *declared = declared.most(graph.courses.peak(pipeline));
             sizes.unknown.entry(shape).or_default().insert(pipeline);
             for (position, place, volume) in unknown {
                 let kind = (shape, position, place);
@@ -111,34 +116,56 @@ impl Scheduler {
     /// Nodes are known: volumes of unknown size get so much that a pipeline fits on the largest
     /// node twice, and one pipeline of each shape is run first.
     pub(super) fn begin_probes(&mut self) {
-        if self.sizes.kinds.is_empty() || std::mem::replace(&mut self.sizes.is_begun, true) {
-            return;
-        }
-        let workers = self.fleet.live().filter(|(_, node)| node.seen.slots > 0);
-        let largest = workers.map(|(id, _)| self.fleet.usable(id)).max();
-        let largest = largest.unwrap_or_default();
-        for (kind, volumes) in self.sizes.kinds.clone() {
-            let pipeline = volumes.first().and_then(|v| self.graph.pipeline_of(*v));
-            let known = pipeline.map(|pipeline| self.graph.courses.peak(pipeline));
-            let left = largest.minus(known.unwrap_or_default());
-            let parts = self.sizes.kinds_of(kind.0).count();
-            let parts = 2 * parts as u64;
-            let size = Space {
-                bytes: (left.bytes / parts).max(1),
-                files: (left.files / parts).max(1),
-            };
-            for volume in volumes {
-                self.graph.resize(volume, size);
-            }
-        }
-        if !self.settings.remote_io {
+        let is_begun = self.sizes.made_for.is_some();
+        self.make_sizes_up();
+        if !is_begun && !self.settings.remote_io {
             for (shape, pipelines) in &self.sizes.unknown {
                 self.sizes
                     .probes
                     .extend(pipelines.first().map(|first| (*shape, *first)));
             }
         }
+    }
+
+    /// The first nodes that are seen may be the smallest, and what they offer changes: volumes
+    /// that do not exist, and of whose like none was measured, are given sizes again.
+    pub(super) fn make_sizes_up(&mut self) {
+        if self.sizes.learned.len() == self.sizes.kinds.len() {
+            return;
+        }
+        let workers = self.fleet.live().filter(|(_, node)| node.seen.slots > 0);
+        let largest = workers.map(|(id, _)| self.fleet.usable(id)).max();
+        let largest = largest.unwrap_or_default();
+        let is_alike = |before: Space| {
+            let less = before.least(largest);
+            let more = before.most(largest);
+            less.plus(eighth(more)).holds(more)
+        };
+        let is_none_left = largest == Space::ZERO;
+        if (self.sizes.made_for).is_some_and(|before| is_none_left || is_alike(before)) {
+            return;
+        }
+        self.sizes.made_for = Some(largest);
+        let kinds: Vec<Kind> = self.sizes.kinds.keys().copied().collect();
+        for kind in kinds {
+            if self.sizes.learned.contains_key(&kind) {
+                continue;
+            }
+            let size = self.made_up(kind, largest);
+            self.resize_unmade(kind, size);
+        }
         self.sizes_changed();
+    }
+
+    /// The part of a volume of this kind when a pipeline fits into `largest` twice.
+    fn made_up(&self, kind: Kind, largest: Space) -> Space {
+        let declared = self.sizes.declared.get(&kind.0).copied();
+        let left = largest.minus(declared.unwrap_or_default());
+        let parts = 2 * self.sizes.kinds_of(kind.0).count() as u64;
+        Space {
+            bytes: (left.bytes / parts).max(1),
+            files: (left.files / parts).max(1),
+        }
     }
 
     /// Whether a pipeline waits until another was measured.
@@ -201,14 +228,20 @@ impl Scheduler {
             self.sizes.learned.iter().map(|(k, s)| (*k, *s)).collect();
         for (kind, size) in learned.into_iter().filter(|(kind, _)| kind.0 == shape) {
             let size = size.least(self.largest_usable());
-            for volume in self.sizes.kinds[&kind].clone() {
-                let is_grown = self.sizes.grown.contains(&volume);
-                if !is_grown && !self.volumes.is_live(volume) {
-                    self.graph.resize(volume, size);
-                }
-            }
+            self.resize_unmade(kind, size);
         }
         self.sizes_changed();
+    }
+
+    /// Gives a size to all volumes of a kind that do not exist and were not grown.
+    fn resize_unmade(&mut self, kind: Kind, size: Space) {
+        for position in 0..self.sizes.kinds[&kind].len() {
+            let volume = self.sizes.kinds[&kind][position];
+            let is_grown = self.sizes.grown.contains(&volume);
+            if !is_grown && !self.volumes.is_live(volume) {
+                self.graph.resize(volume, size);
+            }
+        }
     }
 
     fn largest_usable(&self) -> Space {
@@ -287,20 +320,31 @@ impl Scheduler {
         let full: Vec<VolumeIndex> = all.iter().copied().filter(is_full).collect();
         let volumes = if full.is_empty() { all } else { full };
         let largest = self.largest_usable();
-        let double = |size: Space| size.plus(size).least(largest);
-        let grows = |volume: &VolumeIndex| double(self.size_of(*volume)) != self.size_of(*volume);
+        let larger = |volume: VolumeIndex| {
+            let size = self.size_of(volume);
+            let kind = self.sizes.kind_of.get(&volume);
+            // Where nodes were small when its size was made up, twice that says little.
+            let unknown = kind.filter(|kind| !self.sizes.learned.contains_key(kind));
+            let made_up = unknown.map(|kind| self.made_up(*kind, largest));
+            let twice = size.plus(size).most(made_up.unwrap_or_default());
+            twice.least(largest).most(size)
+        };
+        let grows = |volume: &VolumeIndex| larger(*volume) != self.size_of(*volume);
         let volumes: Vec<VolumeIndex> = volumes.into_iter().filter(grows).collect();
-        if volumes.is_empty() {
+        let change = |volume: VolumeIndex| {
+            let before = self.size_of(volume);
+            (volume, before, larger(volume))
+        };
+        let changes: Vec<(VolumeIndex, Space, Space)> = volumes.into_iter().map(change).collect();
+        if changes.is_empty() || !self.resize_if_fit(self.graph.pipeline(job), &changes) {
             return false;
         }
         self.abandon_attempt(job);
-        for &volume in &volumes {
-            let (before, after) = (self.size_of(volume), double(self.size_of(volume)));
+        for &(volume, before, after) in &changes {
             if let Some((id, _)) = self.volumes.scratch(volume) {
                 self.retire(id);
                 self.take_back_extracts(volume, id);
             }
-            self.graph.resize(volume, after);
             self.sizes.grown.insert(volume);
             let name = &self.graph.workflow.volume(volume).name;
             let text = format!(
@@ -317,10 +361,51 @@ impl Scheduler {
                 text,
             });
         }
-        self.sizes_changed();
+        let volumes = changes.into_iter().map(|(volume, ..)| volume).collect();
         self.redo(Vec::new(), volumes);
         self.settle(job, 0);
         true
+    }
+
+    /// Makes volumes of a pipeline larger, from the first size to the second, unless it could
+    /// never run then: so large a need is its own fault. Answers whether it did.
+    fn resize_if_fit(&mut self, pipeline: u32, changes: &[(VolumeIndex, Space, Space)]) -> bool {
+        for &(volume, _, after) in changes {
+            self.graph.resize(volume, after);
+        }
+        self.graph.measure_course(pipeline);
+        if self.can_never_fit(pipeline) {
+            for &(volume, before, _) in changes {
+                self.graph.resize(volume, before);
+            }
+            self.graph.measure_course(pipeline);
+            return false;
+        }
+        // Only this pipeline is looked at: many of a large workflow may find no space.
+        for &(.., after) in changes {
+            self.scratch_volume_max = self.scratch_volume_max.max(after.bytes);
+        }
+        let members: Vec<JobIndex> = self.graph.members(pipeline).collect();
+        for job in members {
+            let need = self.first_need(job);
+            self.scratch_need_max = self.scratch_need_max.most(need);
+            if self.graph.state(job) == JobState::Ready && self.queues.contains(job) {
+                self.enqueue(job);
+            }
+        }
+        true
+    }
+
+    /// The scratch space that must exist before a job can start the first time.
+    pub(super) fn first_need(&self, job: JobIndex) -> Space {
+        let is_first = |volume: &VolumeIndex| {
+            let users = self.graph.workflow.volume(*volume).users.iter();
+            let first = users.min_by_key(|user| self.graph.rank(**user));
+            !self.graph.volume(*volume).is_cache && first == Some(&job)
+        };
+        let mounted = self.graph.mounted(job).into_iter();
+        let made = mounted.map(|(volume, _)| volume).filter(is_first);
+        made.fold(Space::ZERO, |sum, volume| sum.plus(self.size_of(volume)))
     }
 
     /// Everything that was derived from sizes is derived anew.
@@ -337,6 +422,13 @@ impl Scheduler {
     }
 }
 
+fn eighth(space: Space) -> Space {
+    Space {
+        bytes: space.bytes / 8,
+        files: space.files / 8,
+    }
+}
+
 fn half(held: Space) -> Space {
     Space {
         bytes: scale_up(held.bytes, MARGIN_PERMILLE / 2, 1000),
@@ -349,6 +441,17 @@ impl Graph {
     pub(super) fn resize(&mut self, volume: VolumeIndex, size: Space) {
         let spec = &mut self.workflow.volumes[volume.as_usize()];
         (spec.size_bytes, spec.size_files) = (size.bytes, size.files);
+    }
+
+    /// Sizes of one pipeline changed: what it needs at once is counted anew.
+    fn measure_course(&mut self, pipeline: u32) {
+        let mut members: Vec<JobIndex> = self.members(pipeline).collect();
+        members.sort_unstable_by_key(|job| self.rank(*job));
+        let states = members.iter().map(|job| (*job, self.state(*job)));
+        let states: BTreeMap<JobIndex, JobState> = states.collect();
+        let has_begun = |job: JobIndex| states[&job].has_begun();
+        self.courses
+            .measure(&self.workflow, pipeline, members, has_begun);
     }
 
     /// Sizes changed: what pipelines need at once is counted anew. Courses stay when they are as
