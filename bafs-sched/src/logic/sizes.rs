@@ -397,11 +397,14 @@ impl Scheduler {
     }
 
     /// The scratch space that must exist before a job can start the first time.
-    pub(super) fn first_need(&self, job: JobIndex) -> Space {
+    fn first_need(&self, job: JobIndex) -> Space {
         let is_first = |volume: &VolumeIndex| {
+            // A cache may have a million users.
+            if self.graph.volume(*volume).is_cache {
+                return false;
+            }
             let users = self.graph.workflow.volume(*volume).users.iter();
-            let first = users.min_by_key(|user| self.graph.rank(**user));
-            !self.graph.volume(*volume).is_cache && first == Some(&job)
+            users.min_by_key(|user| self.graph.rank(**user)) == Some(&job)
         };
         let mounted = self.graph.mounted(job).into_iter();
         let made = mounted.map(|(volume, _)| volume).filter(is_first);
