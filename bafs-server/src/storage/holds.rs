@@ -70,6 +70,9 @@ pub(super) struct Away {
     beside: Arc<Tree>,
     /// What the tree holds, as last told.
     told: Arc<TreeUse>,
+    /// What a watched tree may hold: what it held when it was handed over, if that was too much
+    /// already, so that its next user can remove something.
+    allowed: Limit,
 }
 
 impl VolumeTree {
@@ -182,6 +185,10 @@ impl VolumeTree {
             recall,
             beside,
             told: told.clone(),
+            allowed: Limit {
+                bytes: self.limit.bytes.max(used.0),
+                files: self.limit.files.max(used.1),
+            },
         });
         Ok(self.parcel(files, used, told, recalled))
     }
@@ -235,8 +242,18 @@ impl VolumeTree {
         &self.root
     }
 
+    /// What it may hold.
     pub(super) fn limit(&self) -> Limit {
         self.limit
+    }
+
+    /// What it may hold while the agent has it that has it now.
+    pub(super) fn allowed(&self) -> Limit {
+        let hold = self.hold.try_lock();
+        match hold.as_deref() {
+            Ok(Hold::Away(away)) => away.allowed,
+            _ => self.limit,
+        }
     }
 
     /// Takes note of what was found in a tree that an agent has.
@@ -337,29 +354,38 @@ fn try_lock(path: &Path) -> rustix::io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Whether a process of this machine still sees the directory where it may write: its table of
-/// mounts says so until none of its system calls runs any more. A table that this user may not
-/// read belongs to nobody that was let in at the door.
+/// Whether a process of this machine still sees the directory, or one in it, where it may write: the
+/// tables of mounts of its threads say so until none of its system calls runs any more. A table
+/// that this user may not read belongs to nobody that was let in at the door.
 fn is_bound(root: &Path) -> bool {
-    let Some(end) = root.to_str().and_then(last_parts) else {
-        return false;
+    let Some(part) = root.to_str().and_then(last_parts) else {
+        return true;
     };
+    // Without this table nothing can be known.
     let Ok(processes) = std::fs::read_dir("/proc") else {
-        return false;
+        return true;
     };
-    processes.flatten().any(|process| {
-        let table = std::fs::read_to_string(process.path().join("mountinfo"));
-        table.is_ok_and(|table| table.lines().any(|line| shows_writable(line, end)))
+    // The first thread of a process may have ended long before the others.
+    let threads = processes.flatten().flat_map(|process| {
+        let threads = std::fs::read_dir(process.path().join("task"));
+        threads.into_iter().flatten().flatten()
+    });
+    threads.into_iter().any(|thread| {
+        let table = std::fs::read_to_string(thread.path().join("mountinfo"));
+        table.is_ok_and(|table| table.lines().any(|line| shows_writable(line, part)))
     })
 }
 
-/// Whether a line of a table of mounts, proc_pid_mountinfo(5), is a directory that ends so and may
-/// be written there: its fourth field is the directory, the sixth are the options.
-fn shows_writable(line: &str, end: &str) -> bool {
+/// Whether a line of a table of mounts, proc_pid_mountinfo(5), is a directory with this part, or one
+/// in it, and may be written there: its fourth field is the directory, the sixth are the options.
+fn shows_writable(line: &str, part: &str) -> bool {
     let mut fields = line.split(' ').skip(3);
     let (directory, options) = (fields.next(), fields.nth(1));
-    directory.is_some_and(|directory| directory.ends_with(end))
-        && options.is_some_and(|options| options.split(',').any(|option| option == "rw"))
+    let is_ours = directory.is_some_and(|directory| {
+        let mut ends = directory.match_indices(part).map(|(at, _)| at + part.len());
+        ends.any(|end| directory[end..].is_empty() || directory[end..].starts_with('/'))
+    });
+    is_ours && options.is_some_and(|options| options.split(',').any(|option| option == "rw"))
 }
 
 /// The last parts of a volume's path, which no other volume has.
@@ -374,4 +400,30 @@ fn cloexec(file: impl std::os::fd::AsFd) -> rustix::io::Result<OwnedFd> {
 
 fn fault(id: VolumeId, error: &std::io::Error) -> Error {
     of_disk(format!("tree of volume {id}"), error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_is_bound_is_found_in_a_table() {
+        let line = |root: &str, options: &str| {
+            format!("36 35 98:0 {root} /mnt {options},noatime master:1 - ext4 /dev/x rw")
+        };
+        let part = last_parts("/store/volumes/7/tree").expect("a path");
+        assert_eq!(part, "/7/tree");
+        for (root, options, expected) in [
+            ("/store/volumes/7/tree", "rw", true),
+            ("/volumes/7/tree/work", "rw", true),
+            ("/store/volumes/7/tree", "ro", false),
+            ("/store/volumes/7/trees", "rw", false),
+            ("/store/volumes/17/tree", "rw", false),
+            ("/", "rw", false),
+        ] {
+            let found = shows_writable(&line(root, options), part);
+            assert_eq!(found, expected, "{root} {options}");
+        }
+        assert!(!shows_writable("", part));
+    }
 }

@@ -6,15 +6,15 @@
 //! to walk is looked at less often, so that at most a twentieth of one processor goes into it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError};
+use std::ffi::CString;
+use std::path::Path;
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bafs_proto::ids::VolumeId;
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode, Result};
-use rustix::fs::statvfs;
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fstat, open, openat, statat, statvfs};
 
 use super::holds::VolumeTree;
 use super::{Storage, blocking};
@@ -26,8 +26,11 @@ const TICK: Duration = Duration::from_millis(20);
 /// Shortest time between two walks of a volume whose use cannot have grown much, in milliseconds.
 const WALK_MS_MIN: u64 = 2_000;
 
-/// A walk that took a time is repeated after so many times that.
+/// A walk that took a time is repeated after so many times that,
 const WALK_SHARE: u64 = 20;
+
+/// but after so many milliseconds in any case: other volumes may free what this one takes.
+const WALK_MS_MAX: u64 = 30_000;
 
 /// Part of the limit at which the log warns, in percent.
 const WARN_PERCENT: u64 = 90;
@@ -35,33 +38,55 @@ const WARN_PERCENT: u64 = 90;
 /// What was seen at the last look at a volume.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Look {
+    goes_on: bool,
     used_bytes: u64,
     free_bytes: u64,
     next: Time,
     warned: bool,
 }
 
+impl Look {
+    /// Begins one, unless one goes on.
+    fn begin(&mut self) -> bool {
+        !std::mem::replace(&mut self.goes_on, true)
+    }
+}
+
 /// The last looks.
 pub(super) type Looks = std::sync::Mutex<BTreeMap<VolumeId, Look>>;
 
 impl Storage {
-    /// Watches volumes, for ever.
+    /// Watches volumes, for ever. A long walk of one keeps no look at another waiting.
     pub async fn watch(self: Arc<Self>) {
         loop {
             tokio::time::sleep(TICK).await;
-            for volume in self.trees.watched() {
-                if let Err(error) = self.look(&volume).await {
-                    tracing::warn!(volume = %volume.id(), %error, "volume not watched");
+            let volumes = self.trees.watched();
+            let ids: BTreeSet<_> = volumes.iter().map(|volume| volume.id()).collect();
+            self.looks().retain(|id, _| ids.contains(id));
+            for volume in volumes {
+                if !self.looks().entry(volume.id()).or_default().begin() {
+                    continue;
                 }
+                let storage = self.clone();
+                tokio::spawn(async move {
+                    if let Err(error) = storage.look(&volume).await {
+                        tracing::warn!(volume = %volume.id(), %error, "volume not watched");
+                    }
+                    let mut looks = storage.looks();
+                    looks.entry(volume.id()).or_default().goes_on = false;
+                });
             }
         }
+    }
+
+    fn looks(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Look>> {
+        self.looks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Looks at one volume, if it is time.
     async fn look(&self, volume: &Arc<VolumeTree>) -> Result<()> {
         let (id, limit, root) = (volume.id(), volume.limit(), volume.root().to_owned());
-        let looks = || self.looks.lock().unwrap_or_else(PoisonError::into_inner);
-        let last = looks().get(&id).copied().unwrap_or_default();
+        let last = self.looks().get(&id).copied().unwrap_or_default();
         let free_bytes = free(&root)?;
         let taken = last.free_bytes.saturating_sub(free_bytes);
         let room = limit.bytes.saturating_sub(last.used_bytes);
@@ -69,25 +94,27 @@ impl Storage {
         if start < last.next && taken <= room / 2 {
             return Ok(());
         }
-        let used = blocking(move || Ok(walk(root))).await?;
+        let used = blocking(move || Ok(walk(&root))).await?;
         let took = clock::now().ms_since(start);
         volume.found(used);
         let percent = used.0.saturating_mul(100) / limit.bytes.max(1);
         if percent >= WARN_PERCENT && !last.warned {
             tracing::warn!(volume = %id, used_bytes = used.0, percent, "volume is nearly full");
         }
-        let next = start.plus_ms(WALK_MS_MIN.max(took.saturating_mul(WALK_SHARE)));
-        looks().insert(
+        let next = start.plus_ms(pause(took));
+        self.looks().insert(
             id,
             Look {
+                goes_on: true,
                 used_bytes: used.0,
                 free_bytes,
                 next,
                 warned: percent >= WARN_PERCENT,
             },
         );
-        if used.0 > limit.bytes || used.1 > limit.files {
-            let code = if used.0 > limit.bytes {
+        let allowed = volume.allowed();
+        if used.0 > allowed.bytes || used.1 > allowed.files {
+            let code = if used.0 > allowed.bytes {
                 ErrorCode::NoSpaceBytes
             } else {
                 ErrorCode::NoSpaceFiles
@@ -102,30 +129,53 @@ impl Storage {
     }
 }
 
+/// Time until the next walk, after one that took so long, both in milliseconds.
+fn pause(took: u64) -> u64 {
+    let share = took.saturating_mul(WALK_SHARE);
+    share.clamp(WALK_MS_MIN, WALK_MS_MAX.max(took))
+}
+
 fn free(root: &Path) -> Result<u64> {
     let stat = statvfs(root).map_err(|e| crate::fault::of_disk("store", &e.into()))?;
     Ok(stat.f_bfree.saturating_mul(stat.f_frsize))
 }
 
-/// Bytes and files below a directory. What comes and goes meanwhile, or is closed to this user,
-/// may be missed.
-fn walk(root: PathBuf) -> (u64, u64) {
+/// Bytes and files below a directory, of one file system. What comes and goes meanwhile, or is closed
+/// to this user, may be missed; links lead nowhere.
+fn walk(root: &Path) -> (u64, u64) {
     let (mut bytes, mut files, mut seen) = (0, 0, BTreeSet::new());
-    let mut pending = vec![root];
-    while let Some(directory) = pending.pop() {
-        let Ok(entries) = std::fs::read_dir(&directory) else {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let Ok(top) = open(root, flags, Mode::empty()) else {
+        return (0, 0);
+    };
+    let Ok(device) = fstat(&top).map(|stat| stat.st_dev) else {
+        return (0, 0);
+    };
+    let mut pending = vec![(Arc::new(top), CString::from(c"."))];
+    while let Some((parent, name)) = pending.pop() {
+        let Ok(directory) = openat(&*parent, &*name, flags, Mode::empty()) else {
             continue;
         };
+        drop(parent);
+        let Ok(entries) = Dir::read_from(&directory) else {
+            continue;
+        };
+        let directory = Arc::new(directory);
         for entry in entries.flatten() {
-            let Ok(metadata) = entry.metadata() else {
-                continue;
-            };
-            if metadata.is_dir() {
-                pending.push(entry.path());
-            } else if metadata.nlink() > 1 && !seen.insert(metadata.ino()) {
+            let name = entry.file_name();
+            if name == c"." || name == c".." {
                 continue;
             }
-            bytes += metadata.blocks() * 512;
+            let Ok(stat) = statat(&*directory, name, AtFlags::SYMLINK_NOFOLLOW) else {
+                continue;
+            };
+            if stat.st_dev != device || (stat.st_nlink > 1 && !seen.insert(stat.st_ino)) {
+                continue;
+            }
+            if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+                pending.push((directory.clone(), name.to_owned()));
+            }
+            bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
             files += 1;
         }
     }
@@ -144,9 +194,9 @@ mod tests {
         std::fs::write(root.join("d/f"), [1; 8192]).expect("write");
         std::fs::hard_link(root.join("d/f"), root.join("g")).expect("link");
         std::os::unix::fs::symlink("/", root.join("l")).expect("link");
-        let (bytes, files) = walk(root.to_owned());
+        let (bytes, files) = walk(root);
         assert_eq!(files, 3);
         assert!((8192..65_536).contains(&bytes), "{bytes}");
-        assert_eq!(walk(root.join("absent")), (0, 0));
+        assert_eq!(walk(&root.join("absent")), (0, 0));
     }
 }
