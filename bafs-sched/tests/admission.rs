@@ -247,3 +247,17 @@ fn batch_volumes_that_do_not_fit_together_take_turns() {
     let progress = world.scheduler.progress();
     assert_eq!(progress.executions, progress.jobs_total);
 }
+
+/// The scratch volumes of the job that makes the cache fill most of its node: its node still gets a
+/// part, as what other jobs may need is not kept twice.
+#[test]
+fn a_cache_has_a_part_beside_the_scratch_volumes_of_its_first_reader() {
+    let mut text = String::from("volume data cache bafs://home/data 40 MB files 5\n");
+    for p in 0..4 {
+        text += &job(&format!("a{p}"));
+        text += &format!("volume v{p} scratch 60 MB files 5\nmount v{p} a{p} /v\n");
+        text += &format!("mount data a{p} /in\nextract v{p} out bafs://home/out.{p}\n");
+    }
+    let (_, outcome) = run(1, &text, nodes(&[100, 100], 1));
+    assert_eq!(outcome, Outcome::Complete);
+}

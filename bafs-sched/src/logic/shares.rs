@@ -65,7 +65,7 @@ impl Scheduler {
                 })?,
             )]
         } else {
-            let rooms = self.rooms(server, |node| left_on(node, taken));
+            let rooms = self.rooms(server, taken, |node| left_on(node, taken));
             let shares = match self.admission {
                 Some(_) => tight_shares(size, &rooms, self.scratch_volume_max),
                 None => shares(size, &rooms),
@@ -152,15 +152,25 @@ impl Scheduler {
     }
 
     /// What the nodes of the group of `server` can give to a cooperative cache.
-    fn rooms(&self, server: ServerId, left: impl Fn(ServerId) -> Space) -> Vec<Room> {
+    /// The job that is placed has `taken` its scratch volumes already.
+    fn rooms(
+        &self,
+        server: ServerId,
+        taken: &BTreeMap<ServerId, Space>,
+        left: impl Fn(ServerId) -> Space,
+    ) -> Vec<Room> {
         let peers = self.fleet.group_of(server);
         let peers = peers.filter(|(_, node)| node.takes_work());
         let need = self.scratch_need_max.bytes;
-        let rooms = peers.map(|(peer, node)| Room {
-            server: peer,
-            left: left(peer),
-            scratch_one: need,
-            scratch_all: need.saturating_mul(u64::from(node.seen.slots)),
+        let rooms = peers.map(|(peer, node)| {
+            let has = taken.get(&peer).map_or(0, |taken| taken.bytes);
+            let all = need.saturating_mul(u64::from(node.seen.slots));
+            Room {
+                server: peer,
+                left: left(peer),
+                scratch_one: need.saturating_sub(has),
+                scratch_all: all.saturating_sub(has),
+            }
         });
         rooms.collect()
     }
