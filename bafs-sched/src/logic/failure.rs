@@ -65,6 +65,8 @@ impl Scheduler {
 
     /// The agent reported that the environment failed.
     pub(super) fn environment_ended(&mut self, job: JobIndex, error: &Error, tail: String) {
+        // Its node is there to report it.
+        self.graph.job_mut(job).killed.clear();
         if error.code == ErrorCode::SourceChanged {
             self.abandon_attempt(job);
             let reason = format!("the source of a cache changed while the workflow ran: {error}");
@@ -229,7 +231,10 @@ impl Scheduler {
             self.graph.job_mut(job).killed.push(server);
         }
         let killed = &self.graph.job(job).killed;
-        let is_poison = killed.len() as u64 >= u64::from(self.settings.killed_nodes_max)
+        // Where all jobs run on one node, its losses tell nothing of any of them.
+        let is_one_node = killed.iter().all(|gone| Some(gone) == killed.first());
+        let is_poison = !is_one_node
+            && killed.len() as u64 >= u64::from(self.settings.killed_nodes_max)
             && killed.len() as u64 * 2 > self.nodes_gone;
         if !(has_run && is_poison) {
             return self.environment_fault(job, fault);

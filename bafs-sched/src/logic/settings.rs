@@ -32,8 +32,8 @@ pub struct Settings {
     /// A node with so many failures of the environment in a row, while others have none, is set
     /// aside.
     pub node_faults_max: u32,
-    /// A job is held back as failed when so many nodes in a row were lost while it ran, and most of
-    /// all that were lost.
+    /// A job is held back as failed when so many nodes in a row, not all the same, were lost while
+    /// it ran, and most of all that were lost.
     pub killed_nodes_max: u32,
     /// How long a node is set aside, in milliseconds.
     pub aside_ms: u64,
