@@ -8,8 +8,10 @@ use bafs_proto::{Error, ErrorCode};
 use bafs_sched::logic::{Action, Event, NodeSeen, Scheduler, Settings, Space};
 use bafs_sched::workflow::parse_workflow;
 
+/// A node of 100 MB: "2", or "2x3" when it has three slots.
 fn node(text: &str) -> NodeSeen {
-    let id = text.parse().expect("a node is a number");
+    let (id, slots) = text.split_once('x').unwrap_or((text, "1"));
+    let id = id.parse().expect("a node is a number");
     NodeSeen {
         id: ServerId(id),
         name: format!("n{id}"),
@@ -20,7 +22,7 @@ fn node(text: &str) -> NodeSeen {
             files: 100_000,
         },
         foreign: Space::ZERO,
-        slots: 1,
+        slots: slots.parse().expect("slots are a number"),
     }
 }
 

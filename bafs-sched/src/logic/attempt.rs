@@ -400,19 +400,12 @@ impl Scheduler {
 
     /// Puts a ready job into the queue where its data are.
     pub(super) fn enqueue(&mut self, job: JobIndex) {
-        let mut need = Space::ZERO;
+        let need = self.need_of(job);
         let mut home: Option<(u64, ServerId)> = None;
         let mut is_under_way = !self.graph.workflow.job(job).parents.is_empty();
         for (volume, _) in self.graph.mounted(job) {
             let spec = self.graph.workflow.volume(volume);
-            if !self.volumes.is_live(volume) {
-                if !self.settings.remote_io {
-                    need = need.plus(Space {
-                        bytes: spec.size_bytes,
-                        files: spec.size_files,
-                    });
-                }
-            } else if !self.graph.volume(volume).is_cache {
+            if self.volumes.is_live(volume) && !self.graph.volume(volume).is_cache {
                 is_under_way = true;
                 let there = self.volumes.scratch(volume).and_then(|(_, server)| server);
                 if let Some(server) = there
@@ -424,15 +417,7 @@ impl Scheduler {
         }
         // An appliance only stores: its volumes are mounted from elsewhere. So are those of a node
         // that cannot run this job.
-        let node = self.graph.job(job);
-        let (refused_by, avoided) = (&node.refused_by, &node.failed_on);
-        let can_run = |server: &ServerId| {
-            let node = self.fleet.get(*server);
-            node.is_some_and(|node| node.seen.slots > 0)
-                && !refused_by.contains(server)
-                && !avoided.contains(server)
-                && self.can_ever_hold(job, *server, need)
-        };
+        let can_run = |server: &ServerId| self.could_run(job, *server, need);
         let binding = home.map(|(_, server)| server).filter(can_run);
         let pipeline = self.graph.pipeline(job);
         let admission = self.admission.as_ref();
@@ -447,6 +432,27 @@ impl Scheduler {
                 job,
             },
         );
+    }
+
+    /// What those volumes of a job need that do not exist.
+    pub(super) fn need_of(&self, job: JobIndex) -> Space {
+        if self.settings.remote_io {
+            return Space::ZERO;
+        }
+        let mounted = self.graph.mounted(job).into_iter();
+        let missing = mounted.filter(|(volume, _)| !self.volumes.is_live(*volume));
+        missing.fold(Space::ZERO, |sum, (v, _)| sum.plus(self.size_of(v)))
+    }
+
+    /// Whether a node could run a job with this need when nothing else ran there, and the job has
+    /// not failed there.
+    pub(super) fn could_run(&self, job: JobIndex, server: ServerId, need: Space) -> bool {
+        let (node, slots) = (self.graph.job(job), self.slots_of(job));
+        let seen = self.fleet.get(server).map(|node| &node.seen);
+        seen.is_some_and(|seen| seen.slots >= slots)
+            && !node.refused_by.contains(&server)
+            && !node.failed_on.contains(&server)
+            && self.can_ever_hold(job, server, need)
     }
 
     /// Whether a node could hold what a job still needs beside what the job has there: waiting for

@@ -89,9 +89,11 @@ impl Scheduler {
             if self.try_place(key.job, binding) {
                 return;
             }
-            // A job that waits for another writer, or for its pipeline's turn, says nothing of its
-            // like.
-            let is_telling = self.may_start(key.job) && !self.is_held_back;
+            // A job that waits for another writer, for its pipeline's turn, or for other nodes than
+            // those where it failed, says nothing of its like.
+            let node = self.graph.job(key.job);
+            let is_choosy = !node.failed_on.is_empty() || !node.refused_by.is_empty();
+            let is_telling = self.may_start(key.job) && !self.is_held_back && !is_choosy;
             failed = is_telling.then_some(key);
         }
         if let (true, Some(server)) = (self.is_held_back, binding)
@@ -163,12 +165,14 @@ impl Scheduler {
     /// succeeds tells whose fault it was.
     fn without_failed(&self, job: JobIndex, candidates: &[ServerId], care: Care) -> Vec<ServerId> {
         let failed_on = &self.graph.job(job).failed_on;
-        let slots = self.slots_of(job);
+        if failed_on.is_empty() || care == Care::None {
+            return candidates.to_vec();
+        }
+        let need = self.need_of(job);
         let is_other = |(server, node): (ServerId, &Node)| {
-            !failed_on.contains(&server) && node.takes_work() && node.seen.slots >= slots
+            node.takes_work() && self.could_run(job, server, need)
         };
-        let is_free = failed_on.is_empty() || care == Care::None;
-        if is_free || !self.fleet.live().any(is_other) {
+        if !self.fleet.live().any(is_other) {
             return candidates.to_vec();
         }
         let kept = candidates
