@@ -323,10 +323,11 @@ impl Driver {
     /// What users wished since the last time.
     fn wishes(&mut self) -> Vec<Event> {
         let from = self.read_wishes.max(self.scheduler.wishes());
-        let wishes = steer::read(&self.wishes_of, self.scheduler.workflow(), from);
-        self.read_wishes = from + wishes.len() as u64;
-        let numbered = (from + 1..).zip(wishes);
-        numbered
+        let (run, workflow) = (self.scheduler.run(), self.scheduler.workflow());
+        let (wishes, lines) = steer::read(&self.wishes_of, run, workflow, from);
+        self.read_wishes = from + lines;
+        wishes
+            .into_iter()
             .map(|(count, wish)| {
                 if wish.is_none() {
                     tracing::warn!(count, "a wish was not understood");

@@ -45,8 +45,8 @@ fn tell(run: &Path, name: &str, wish: impl FnOnce(JobIndex) -> Wish) -> Result<(
             path.display()
         );
     }
-    let workflow = journal::read(&path)?.header.workflow;
+    let header = journal::read(&path)?.header;
     let unknown = || format!("the run has no job '{name}': name any job of the pipeline");
-    let job = steer::find(&workflow, name).with_context(unknown)?;
-    Ok(steer::tell(&path, &workflow, wish(job))?)
+    let job = steer::find(&header.workflow, name).with_context(unknown)?;
+    Ok(steer::tell(&path, &header, wish(job))?)
 }
