@@ -261,3 +261,53 @@ fn a_cache_has_a_part_beside_the_scratch_volumes_of_its_first_reader() {
     let (_, outcome) = run(1, &text, nodes(&[100, 100], 1));
     assert_eq!(outcome, Outcome::Complete);
 }
+
+/// Two pipelines of which one fits at a time; of Q nothing goes on before `middle` is done.
+fn ordered(middle: &str) -> String {
+    let mut text = String::new();
+    for name in ["p1", "p2", "q1", "q2", "r1"] {
+        text += &job(name);
+    }
+    text += "volume vp scratch 60 MB files 5\nvolume vq scratch 60 MB files 5\n\
+             mount vp p1 /v\nmount vp p2 /v\nmount vq q1 /v\nmount vq q2 /v\n\
+             parent p1 child p2\nparent q1 child q2\nparent q1 child p2\n";
+    text + &format!("parent {middle} child q2\n")
+}
+
+#[test]
+fn a_pipeline_that_others_made_way_for_may_wait_for_one_of_them() {
+    let text = ordered("r1") + "parent q1 child r1\n";
+    let (world, outcome) = run(1, &text, nodes(&[100], 1));
+    assert_eq!(outcome, Outcome::Complete);
+    assert!(world.elapsed_ms() < 30_000, "nobody waits for space");
+}
+
+#[test]
+fn pipelines_that_must_lie_beside_each_other_and_cannot_are_told() {
+    let (_, outcome) = run(1, &ordered("p1"), nodes(&[100], 1));
+    let Outcome::Failed { messages, .. } = outcome else {
+        panic!("{outcome:?}");
+    };
+    assert!(messages[0].contains("cannot start"), "{messages:?}");
+}
+
+/// To try every order of so many jobs would take more stack and time than there is.
+#[test]
+fn a_large_pipeline_that_needs_several_nodes_is_not_tried_in_thought() {
+    const READERS: u32 = 3_000;
+    let mut text = String::from(
+        "volume x scratch 60 MB files 5\nvolume y scratch 60 MB files 5\n\
+         volume s scratch 1 MB files 5\n",
+    );
+    text += &(job("first") + &job("second") + &job("last"));
+    text += "parent first child second\nparent second child last\nmount x first /x\n\
+             mount s first /s\nmount y second /y\nmount x last /x ro\nmount y last /y ro\n";
+    for reader in 0..READERS {
+        let name = format!("r{reader}");
+        text += &job(&name);
+        text += &format!("mount s {name} /s ro\nparent second child {name}\n");
+        text += &format!("parent {name} child last\n");
+    }
+    let (_, outcome) = run(1, &text, nodes(&[100, 100], 8));
+    assert_eq!(outcome, Outcome::Complete);
+}

@@ -18,7 +18,8 @@ const SETTLE_MS: u64 = 5_000;
 /// Kinds of pipelines that are judged: those with the same sizes count as one kind.
 const KINDS_MAX: usize = 256;
 
-/// Jobs of a pipeline for which every order and every place are tried, and how many of these.
+/// Jobs of a pipeline for which every order and every place are tried, and how many of these. What
+/// has more jobs is not tried at all: that would cost too much, and as much stack.
 const TRIED_JOBS_MAX: usize = 12;
 const TRIES_MAX: u32 = 50_000;
 
@@ -268,6 +269,9 @@ impl Scheduler {
     /// that a job makes on one.
     fn fits_alone(&self, pipeline: u32, sizes: &[Space]) -> Fit {
         let course = self.graph.courses.of(pipeline);
+        if course.len() > TRIED_JOBS_MAX {
+            return Fit::Unknown;
+        }
         // No job makes volumes on more than one.
         let free = sizes.iter().copied().take(course.len()).collect();
         let mut trial = self.trial(course, free, BTreeMap::new(), BTreeSet::new());
@@ -283,14 +287,15 @@ impl Scheduler {
     pub(super) fn can_end_from(&self, job: JobIndex, server: ServerId, creates: &[Create]) -> bool {
         let pipeline = self.graph.pipeline(job);
         let peak = self.graph.courses.peak(pipeline);
+        let course = self.graph.courses.of(pipeline);
         if creates.is_empty()
+            || course.len() > TRIED_JOBS_MAX
             || self.may_spill()
             || self.settings.remote_io
             || self.fleet.usable(server).holds(peak)
         {
             return true;
         }
-        let course = self.graph.courses.of(pipeline);
         let mut place: BTreeMap<VolumeIndex, ServerId> = BTreeMap::new();
         for job in course {
             for volume in self.scratch_of(*job) {
@@ -335,17 +340,13 @@ impl Scheduler {
         place: BTreeMap<VolumeIndex, usize>,
         done: BTreeSet<JobIndex>,
     ) -> Trial<'s> {
-        let tries_left = match course.len() <= TRIED_JOBS_MAX {
-            true => TRIES_MAX,
-            false => u32::try_from(course.len()).unwrap_or(u32::MAX),
-        };
         Trial {
             scheduler: self,
             course,
             free,
             place,
             done,
-            tries_left,
+            tries_left: TRIES_MAX,
         }
     }
 

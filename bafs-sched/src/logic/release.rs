@@ -16,6 +16,9 @@ use super::timers::Timer;
 use super::volumes::State;
 use crate::workflow::{JobIndex, VolumeIndex};
 
+/// A pipeline that waits for jobs of others loses its protection so often, until one ends.
+const UNPROTECTED_MAX: u32 = 16;
+
 impl Scheduler {
     /// Takes a volume out of use and has it deleted; its space counts until that is done.
     pub(super) fn retire(&mut self, id: VolumeId) {
@@ -157,7 +160,7 @@ impl Scheduler {
         if !self.attempts.is_empty() || self.queues.is_empty() || !self.is_quiet() {
             return;
         }
-        if self.pass_stuck_probes_on() {
+        if self.unprotect_if_stuck() || self.pass_stuck_probes_on() {
             return;
         }
         let mut heads: Vec<Key> = self
@@ -259,6 +262,24 @@ impl Scheduler {
             self.protected = None;
             self.queues.wake_all();
         }
+    }
+
+    /// Nothing goes on: where the protected pipeline waits for jobs of others, all may start jobs
+    /// again. Answers whether they may; so often while no pipeline ends, that it does not help.
+    fn unprotect_if_stuck(&mut self) -> bool {
+        let Some(pipeline) = self.protected else {
+            return false;
+        };
+        let mut members = self.graph.members(pipeline);
+        if self.unprotected >= UNPROTECTED_MAX || members.any(|job| self.queues.contains(job)) {
+            return false;
+        }
+        self.unprotected += 1;
+        self.protected = None;
+        self.queues.wake_all();
+        // No fact need follow that would make anybody look again.
+        self.timers.set(self.now.plus_ms(1), Timer::Patience);
+        true
     }
 
     fn describe_blockade(&self, job: Option<JobIndex>) -> String {

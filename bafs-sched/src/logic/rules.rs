@@ -195,6 +195,7 @@ impl Scheduler {
     /// A job of a pipeline has ended for good.
     pub(super) fn end_pipeline_if_final(&mut self, pipeline: u32) {
         if self.graph.is_pipeline_final(pipeline) {
+            self.unprotected = 0;
             self.end_claims(pipeline);
             self.pass_probe_on(pipeline);
         }

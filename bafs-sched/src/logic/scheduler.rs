@@ -66,6 +66,8 @@ pub struct Scheduler {
     pub(super) patience: Option<Time>,
     /// When pipelines block each other, the only one that may start jobs.
     pub(super) protected: Option<u32>,
+    /// How often that ended before the pipeline did, since the last pipeline ended.
+    pub(super) unprotected: u32,
     /// The strategy's rules, when there are any.
     pub(super) admission: Option<Admission>,
     /// Where pipelines are at home, and which need room elsewhere.
@@ -124,6 +126,7 @@ impl Scheduler {
             timers: Timers::default(),
             patience: None,
             protected: None,
+            unprotected: 0,
             admission: None,
             claims: Claims::default(),
             nodes_gone: 0,
