@@ -18,6 +18,9 @@ use crate::time::Deadline;
 /// Longest time for TCP to get through to a server that is near.
 const PATIENCE: Duration = Duration::from_millis(1_500);
 
+/// Pause until TCP is tried again at a server that may be starting.
+const AGAIN: Duration = Duration::from_millis(100);
+
 /// How long a server that only QUIC reaches is not tried by TCP, in milliseconds.
 const AVOID_MS: u64 = 60_000;
 
@@ -105,24 +108,51 @@ impl Dialer {
         if !routes::is_near(target.ip()) || self.is_avoided(target) {
             return self.quic.dial(address, deadline).await;
         }
-        // Half of the time is kept for the other way.
-        let patience = PATIENCE.min(deadline.left() / 2);
-        let connecting = self.tcp.connect(address, target, patience);
-        let connected = tokio::time::timeout_at(deadline.instant().into(), connecting).await;
-        let no_way = match connected.map_err(|_| silent())? {
+        // Half of the time is kept for the other way: what takes a TCP connection need not be the
+        // server, nor let more than its first packets through.
+        let patience = PATIENCE.min(deadline.left() / 4);
+        let no_way = match self.tcp.connect(address, target, patience).await {
             Ok(connection) => return Ok(connection),
-            Err(NotConnected::Failed(error)) => return Err(error),
-            Err(NotConnected::NoWay(error)) => error,
+            Err(why) => why,
         };
-        match self.quic.dial(address, deadline).await {
-            Ok(connection) => {
-                tracing::debug!(address, %no_way, "reached by QUIC");
+        let connected = self.other_way(address, target, &no_way, deadline).await;
+        connected.map_err(|error| match no_way.error.code {
+            ErrorCode::PeerRefused => no_way.error,
+            _ => Error::new(
+                error.code,
+                format!("{}; {}", error.detail, no_way.error.detail),
+            ),
+        })
+    }
+
+    /// Connects by QUIC; meanwhile by TCP again, if a server may just be starting there.
+    async fn other_way(
+        &self,
+        address: &str,
+        target: SocketAddr,
+        no_way: &NotConnected,
+        deadline: Deadline,
+    ) -> Result<Connection> {
+        let again = async {
+            loop {
+                tokio::time::sleep(AGAIN).await;
+                if let Ok(connection) = self.tcp.connect(address, target, PATIENCE).await {
+                    return connection;
+                }
+            }
+        };
+        tokio::select! {
+            connection = again, if no_way.is_closed => Ok(connection),
+            connection = self.quic.dial(address, deadline) => {
+                let connection = connection?;
+                if no_way.is_closed
+                    && let Ok(better) = self.tcp.connect(address, target, AGAIN).await
+                {
+                    return Ok(better);
+                }
+                tracing::debug!(address, error = %no_way.error, "reached by QUIC");
                 self.avoided().insert(target, Deadline::after_ms(AVOID_MS));
                 Ok(connection)
-            }
-            Err(error) => {
-                let text = format!("{}; {}", error.detail, no_way.detail);
-                Err(Error::new(error.code, text))
             }
         }
     }

@@ -6,6 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// Flag of a route that leads through another machine (`RTF_GATEWAY`).
 const GATEWAY: u32 = 0x2;
 
+/// Flags of a route that is up (`RTF_UP`), and of one that refuses (`RTF_REJECT`).
+const UP: u32 = 0x1;
+const REJECT: u32 = 0x200;
+
 /// Whether packets to `address` pass through no router.
 pub(super) fn is_near(address: IpAddr) -> bool {
     if address.is_loopback() {
@@ -25,7 +29,10 @@ fn is_on_link(table: &str, address: IpAddr) -> bool {
         IpAddr::V4(address) => route_v4(line, address),
         IpAddr::V6(address) => route_v6(line, address),
     });
-    routes.max().is_some_and(|(_, direct)| direct)
+    // A route for everything says nothing of neighbours.
+    routes
+        .max()
+        .is_some_and(|(length, direct)| direct && length > 0)
 }
 
 /// Length of the prefix and whether the route is direct, if it leads to `address`.
@@ -37,7 +44,8 @@ fn route_v4(line: &str, address: Ipv4Addr) -> Option<(u32, bool)> {
     // Numbers as they lie in the memory of the machine, the address in network order.
     let mask = u32::from_str_radix(mask, 16).ok()?;
     let wanted = u32::from_ne_bytes(address.octets());
-    (wanted & mask == to).then_some((mask.count_ones(), flags & GATEWAY == 0))
+    let leads = wanted & mask == to && flags & (UP | REJECT) == UP;
+    leads.then_some((mask.count_ones(), flags & GATEWAY == 0))
 }
 
 /// As [`route_v4`].
@@ -47,7 +55,8 @@ fn route_v6(line: &str, address: Ipv6Addr) -> Option<(u32, bool)> {
     let prefix = u32::from_str_radix(fields.get(1)?, 16).ok()?;
     let flags = u32::from_str_radix(fields.get(8)?, 16).ok()?;
     let mask = u128::MAX.checked_shl(128 - prefix.min(128)).unwrap_or(0);
-    (u128::from(address) & mask == to).then_some((prefix, flags & GATEWAY == 0))
+    let leads = u128::from(address) & mask == to && flags & (UP | REJECT) == UP;
+    leads.then_some((prefix, flags & GATEWAY == 0))
 }
 
 #[cfg(test)]
@@ -66,6 +75,8 @@ fd000000000000000000000000000000 40 00000000000000000000000000000000 00 \
 00000000000000000000000000000000 00000100 00000001 00000000 00000001 eth0
 00000000000000000000000000000000 00 00000000000000000000000000000000 00 \
 fe800000000000000000000000000001 00000400 00000001 00000000 00000003 eth0
+00000000000000000000000000000000 00 00000000000000000000000000000000 00 \
+00000000000000000000000000000000 ffffffff 00000001 00000000 00200200 lo
 ";
 
     #[test]

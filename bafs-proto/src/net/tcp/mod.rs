@@ -51,18 +51,10 @@ impl std::fmt::Debug for TcpDialer {
 }
 
 /// Why there is no connection.
-pub(super) enum NotConnected {
-    /// Packets do not get through, or nobody takes connections of this kind there.
-    NoWay(Error),
-    /// Somebody is there, but no BAFS server that would talk with us.
-    Failed(Error),
-}
-
-impl NotConnected {
-    fn into_error(self) -> Error {
-        let (Self::NoWay(error) | Self::Failed(error)) = self;
-        error
-    }
+pub(super) struct NotConnected {
+    pub(super) error: Error,
+    /// The machine answers that nobody listens: a server that starts again soon will.
+    pub(super) is_closed: bool,
 }
 
 impl TcpDialer {
@@ -77,8 +69,8 @@ impl TcpDialer {
         })
     }
 
-    /// Connects to what `address` stands for, which is told in messages. `patience` is for packets
-    /// to get through; who took the connection may take longer.
+    /// Connects to what `address` stands for, which is told in messages. Packets have `patience`
+    /// to get through, and whoever took the connection has as much to prove who it is.
     pub(super) async fn connect(
         &self,
         address: &str,
@@ -87,19 +79,34 @@ impl TcpDialer {
     ) -> std::result::Result<Connection, NotConnected> {
         let no_way = |why: &dyn std::fmt::Display| {
             let text = format!("{address}: no TCP connection: {why}");
-            NotConnected::NoWay(Error::new(ErrorCode::Unreachable, text))
+            NotConnected {
+                error: Error::new(ErrorCode::Unreachable, text),
+                is_closed: false,
+            }
         };
+        let silent = |_| no_way(&"nothing answers");
         let stream = tokio::time::timeout(patience, TcpStream::connect(target))
             .await
-            .map_err(|_| no_way(&"nothing answers"))?
-            .map_err(|e| no_way(&e))?;
+            .map_err(silent)?
+            .map_err(|e| NotConnected {
+                is_closed: e.kind() == std::io::ErrorKind::ConnectionRefused,
+                ..no_way(&e)
+            })?;
+        // The kernel may have given the port of a server that is gone to this very socket.
+        if matches!((stream.local_addr(), stream.peer_addr()), (Ok(own), Ok(peer)) if own == peer) {
+            return Err(no_way(&"nobody listens"));
+        }
         let server = Server {
             connector: self.connector.clone(),
             hello: self.hello.clone(),
             target,
             address: address.to_owned(),
         };
-        let stream = server.secure(stream).await.map_err(NotConnected::Failed)?;
+        let secured = tokio::time::timeout(patience, server.secure(stream)).await;
+        let stream = secured.map_err(silent)?.map_err(|error| NotConnected {
+            error,
+            is_closed: false,
+        })?;
         let lanes = Arc::new(Lanes {
             server,
             lanes: Mutex::new(vec![Lane::start(stream, true)]),
@@ -119,7 +126,7 @@ impl Dial for TcpDialer {
             let connecting = async {
                 let target = resolve(address).await?;
                 let connected = self.connect(address, target, deadline.left()).await;
-                connected.map_err(NotConnected::into_error)
+                connected.map_err(|why| why.error)
             };
             tokio::time::timeout_at(deadline.instant().into(), connecting)
                 .await

@@ -1,6 +1,6 @@
 //! The side of servers: takes connections, hands requests to a service.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
+use tokio::task::AbortHandle;
 
 use super::pieces::{self, Outbox, Word, halves};
 use super::{SERVER_ROOM_KIB, socket};
@@ -19,7 +20,8 @@ use crate::net::hello::{FRAME_MS, HELLO_MS, broken, check_hello, hello_of};
 use crate::net::tls::{Acceptor, Secured};
 use crate::net::{Frame, Peer, Service, answer};
 
-/// Connections that are being secured at once: the others wait, as do floods.
+/// Connections that are being secured at once; for one more the oldest goes, which takes longest and
+/// is the least likely to be a friend.
 const HANDSHAKES_MAX: usize = 256;
 
 /// Pause when the system has no descriptor for the next connection.
@@ -74,11 +76,9 @@ impl TcpListener {
 
     /// Serves until [`TcpListener::close`] or the runtime's end.
     pub async fn serve(&self, service: Arc<dyn Service>) {
-        let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+        let mut handshakes: VecDeque<AbortHandle> = VecDeque::new();
         let mut stopped = self.stop.subscribe();
         loop {
-            // The semaphore is never closed.
-            let place = handshakes.clone().acquire_owned().await;
             let accepted = tokio::select! {
                 accepted = self.socket.accept() => accepted,
                 _ = stopped.wait_for(|stop| *stop) => return,
@@ -93,20 +93,30 @@ impl TcpListener {
             };
             let (service, hello) = (service.clone(), self.hello.clone());
             let (acceptor, stop) = (self.acceptor.clone(), self.stop.subscribe());
-            tokio::spawn(async move {
+            handshakes.retain(|handshake| !handshake.is_finished());
+            if handshakes.len() >= HANDSHAKES_MAX
+                && let Some(oldest) = handshakes.pop_front()
+            {
+                oldest.abort();
+            }
+            let handshake = tokio::spawn(async move {
                 let greeting = greet(stream, from, &acceptor, &hello);
                 let greeted = tokio::time::timeout(Duration::from_millis(HELLO_MS), greeting)
                     .await
                     .unwrap_or_else(|_| {
                         Err(Error::new(ErrorCode::DeadlineExceeded, "no hello came"))
                     });
-                drop(place);
-                let ended = match greeted {
-                    Ok((stream, peer)) => serve_connection(stream, peer, service, stop).await,
-                    Err(error) => error,
-                };
-                tracing::debug!(error = %ended, "connection ended");
+                match greeted {
+                    Ok((stream, peer)) => {
+                        tokio::spawn(async move {
+                            let ended = serve_connection(stream, peer, service, stop).await;
+                            tracing::debug!(error = %ended, "connection ended");
+                        });
+                    }
+                    Err(error) => tracing::debug!(%error, "connection refused"),
+                }
             });
+            handshakes.push_back(handshake.abort_handle());
         }
     }
 
@@ -165,7 +175,9 @@ async fn serve_connection(
                     // Once begun a call is served to its end, as its caller cannot know how far it
                     // came; only the answer can be unwanted.
                     tokio::spawn(async move {
+                        let answering = Answering(Some(outbox.clone()));
                         let frame = answer(service, peer, frame).await;
+                        answering.done();
                         if lock(&wanted).remove(&call) {
                             reply(&outbox, call, frame).await;
                         }
@@ -176,9 +188,8 @@ async fn serve_connection(
                     let text = "too many calls of this connection are under way";
                     let busy: ReplyHead = Err(Error::new(ErrorCode::Busy, text));
                     let head = codec::encode(&busy).unwrap_or_default();
-                    let outbox = outbox.clone();
-                    let frame = (head.into(), Bytes::new());
-                    tokio::spawn(async move { reply(&outbox, call, frame).await });
+                    // Nothing more is read until it is sent: refusals take memory too.
+                    reply(&outbox, call, (head.into(), Bytes::new())).await;
                 }
                 Ok(Word::Cancel(call)) => {
                     lock(&wanted).remove(&call);
@@ -195,6 +206,23 @@ async fn serve_connection(
     };
     outbox.close().await;
     error
+}
+
+/// Ends the connection when the service broke off instead of answering: the caller would wait.
+struct Answering(Option<Arc<Outbox>>);
+
+impl Answering {
+    fn done(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        if let Some(outbox) = &self.0 {
+            outbox.ask_to_close();
+        }
+    }
 }
 
 async fn reply(outbox: &Outbox, call: u32, frame: Frame) {
