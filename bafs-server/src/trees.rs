@@ -5,6 +5,7 @@
 mod replay;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -71,6 +72,9 @@ struct Open {
     replay: Mutex<Replay>,
     /// The last batch of the agent's chain that has run.
     last_in_order: watch::Sender<u64>,
+    /// An operation of the chain failed: nothing behind it runs any more, so that what is there
+    /// after a restart proves that all before it was done.
+    chain_failed: AtomicBool,
     /// Taken out when the session ends. Every operation runs under the read lock, so whoever has
     /// the write lock knows that nothing of the session runs any more.
     session: RwLock<Option<Session>>,
@@ -122,6 +126,7 @@ impl TreeSessions {
             last_seen: Mutex::new(clock::now()),
             replay: Mutex::default(),
             last_in_order: watch::Sender::new(0),
+            chain_failed: AtomicBool::new(false),
             session: RwLock::new(Some(tree.session(writable))),
         });
         let (epoch, earlier) = self.lock().insert(name, session)?;
@@ -201,7 +206,7 @@ impl TreeSessions {
                 let (shared, session) = (self.0.clone(), session.clone());
                 // Not tied to this call: a caller that gives up may ask again for the answer.
                 tokio::task::spawn_blocking(move || {
-                    let ran = session.run_batch(caller, &ops, &given, &body);
+                    let ran = session.run_batch(after.is_some(), caller, (&ops, &given), &body);
                     let answer = ran.map_err(|()| shared.why_ended(&tree, epoch));
                     shared.count(&answer);
                     lock(&session.replay).finish(sequence, &ops, &answer);
@@ -428,12 +433,13 @@ impl Open {
         }
     }
 
-    /// Runs each operation; `Err` when the session ended before all ran.
+    /// Runs each operation, of the agent's chain only those before the first that fails; `Err`
+    /// when the session ended before all ran.
     fn run_batch(
         &self,
+        is_in_chain: bool,
         caller: bafs_proto::file_op::Caller,
-        ops: &[FileOp],
-        given: &[GivenNumbers],
+        (ops, given): (&[FileOp], &[GivenNumbers]),
         data: &[u8],
     ) -> Result<(Vec<FileResult>, Bytes), ()> {
         let mut results = Vec::with_capacity(ops.len());
@@ -444,12 +450,18 @@ impl Open {
             let session = guard.as_ref().ok_or(())?;
             let numbers = given.next_if(|given| given.op as usize == place);
             let result = match numbers {
+                _ if is_in_chain && self.chain_failed.load(Ordering::Acquire) => {
+                    Err(Errno(nix::errno::Errno::ECANCELED as i32))
+                }
                 _ if !fits(op, out.len(), named) => Err(Errno(nix::errno::Errno::E2BIG as i32)),
                 None => session.run(caller, op, data, &mut out),
                 Some(GivenNumbers { ino, handle, .. }) => {
                     session.run_given((caller, op, data), (*ino, *handle), &mut out)
                 }
             };
+            if is_in_chain && !is_done(op, &result) {
+                self.chain_failed.store(true, Ordering::Release);
+            }
             named += replay::named_bytes(&result);
             results.push(result);
         }
@@ -464,6 +476,17 @@ impl Open {
                 .unwrap_or_else(PoisonError::into_inner)
                 .take(),
         );
+    }
+}
+
+/// Whether an operation did all that it was asked for.
+fn is_done(op: &FileOp, result: &FileResult) -> bool {
+    match (op, result) {
+        (FileOp::Write { data, .. }, Ok(reply)) => {
+            let length = u64::from(data.length);
+            *reply == FileReply::Written { length }
+        }
+        (_, result) => result.is_ok(),
     }
 }
 

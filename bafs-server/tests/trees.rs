@@ -57,11 +57,21 @@ impl Bench {
         ops: Vec<FileOp>,
         body: &[u8],
     ) -> Result<(Vec<bafs_proto::file_op::FileResult>, Bytes)> {
+        self.run_after(epoch, (sequence, None), ops, body).await
+    }
+
+    async fn run_after(
+        &self,
+        epoch: Epoch,
+        (sequence, after): (u64, Option<u64>),
+        ops: Vec<FileOp>,
+        body: &[u8],
+    ) -> Result<(Vec<bafs_proto::file_op::FileResult>, Bytes)> {
         let call = RunFileOps {
             tree: VOLUME,
             epoch,
             sequence,
-            after: None,
+            after,
             caller: Caller::default(),
             ops,
             given: Vec::new(),
@@ -349,4 +359,31 @@ async fn every_answer_fits_a_header() {
         let reply = bafs_proto::message::FileResults { results };
         assert!(bafs_proto::codec::encode(&reply).is_ok());
     }
+}
+
+#[tokio::test]
+async fn nothing_of_a_chain_runs_behind_what_failed() {
+    let bench = Bench::new();
+    let epoch = bench.open(true).await;
+    let make = |name: &str| FileOp::MakeDirectory {
+        parent: InodeNo::ROOT,
+        name: name.into(),
+        mode: 0o755,
+    };
+    let is_there = |name: &str| bench.root.path().join(name).exists();
+    let run = |sequence, after, ops| bench.run_after(epoch, (sequence, after), ops, b"");
+
+    let ops = vec![make("a"), make("a"), make("b")];
+    let (results, _) = run(1, Some(0), ops).await.expect("answer");
+    assert!(results[0].is_ok() && results[1].is_err() && results[2].is_err());
+    let (results, _) = run(2, Some(1), vec![make("c")]).await.expect("answer");
+    assert!(results[0].is_err());
+    assert!(is_there("a") && !is_there("b") && !is_there("c"));
+
+    // What belongs to no chain stands alone.
+    let (results, _) = run(3, None, vec![make("a"), make("d")])
+        .await
+        .expect("answer");
+    assert!(results[0].is_err() && results[1].is_ok());
+    assert!(is_there("d"));
 }

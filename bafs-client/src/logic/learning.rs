@@ -443,6 +443,23 @@ mod tests {
     }
 
     #[test]
+    fn what_has_several_names_is_not_opened_unseen() {
+        let mut writer = Writer::new();
+        let (ino, handle) = writer.make("a");
+        assert!(is_early(&writer.decide(&FileOp::Release { handle })));
+        writer.settle_all();
+        let flags = libc::O_RDONLY;
+        let open = FileOp::Open { ino, flags };
+        for (nlink, opens) in [(2, false), (1, true)] {
+            let look = FileOp::GetAttr { ino, handle: None };
+            let question = writer.ask(&look);
+            let told = FileReply::Attr(attr(ino, 0o100_644, nlink));
+            writer.answered(&look, question, told);
+            assert_eq!(is_early(&writer.decide(&open)), opens, "{nlink} names");
+        }
+    }
+
+    #[test]
     fn nobody_opens_unseen_what_is_being_removed() {
         let mut writer = Writer::new();
         let (ino, handle) = writer.make("a");

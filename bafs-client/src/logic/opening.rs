@@ -30,6 +30,11 @@ impl Delegation {
             flags,
             is_directory: false,
         };
+        if !writes && attr.nlink > 1 {
+            // Not all of many names are known here: it could lose one unnoticed, and with it the
+            // way in which the server finds it.
+            return None;
+        }
         if !writes {
             // The page cache may have all that is read.
             let handle = known.open_unseen(opening);

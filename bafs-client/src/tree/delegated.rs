@@ -345,7 +345,7 @@ impl Session {
         self.wait_settled(own, end).await;
     }
 
-    /// Before a file loses a name, or may not be opened any more, the server must have it open if
+    /// Before a file loses a name, gets more than all of which are known here, or may not be opened any more, the server must have it open if
     /// the program has.
     async fn open_unseen(&self, op: &FileOp) -> Result<(), Errno> {
         let touched = match op {
@@ -356,6 +356,7 @@ impl Session {
                 ..
             } => self.known().named(*new_parent, new_name),
             FileOp::SetAttr { ino, change, .. } if shuts(change) => Some(*ino),
+            FileOp::MakeLink { ino, .. } => Some(*ino),
             _ => None,
         };
         let Some(ino) = touched else { return Ok(()) };

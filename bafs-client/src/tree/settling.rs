@@ -18,15 +18,21 @@ use crate::logic::settling::Search;
 
 impl Session {
     /// Goes on after a batch did not come through; the rest goes to the session that it gives.
+    /// `sent` begins with the oldest that is not settled if `from_oldest`.
     pub(super) async fn recover(
         &self,
         own: &Delegated,
-        sent: &mut VecDeque<Sent>,
+        (sent, mut from_oldest): (&mut VecDeque<Sent>, bool),
         mut trouble: Trouble,
     ) -> Link {
         // They went to the same session, or they would not be on their way.
-        for batch in sent.drain(..) {
-            let _ = batch.answer.await;
+        for mut batch in sent.drain(..) {
+            match (&mut batch.answer).await {
+                Ok(Ok(results)) if from_oldest => self.settle(own, &batch, results),
+                // It is found again what has run, but not what has failed.
+                Ok(Ok(results)) => self.note_failure(own, &batch, &results),
+                _ => from_oldest = false,
+            }
         }
         let deadline = self.server.deadline();
         while let Trouble::Forgotten { .. } = trouble {

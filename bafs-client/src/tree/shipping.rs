@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, MutexGuard};
 
 use bafs_proto::file_op::{BodyRange, Caller, Errno, FileOp, FileReply, FileResult};
+use bafs_proto::ids::Epoch;
 use bafs_proto::message::GivenNumbers;
 use bafs_proto::{Error, ErrorCode};
 use bytes::{Bytes, BytesMut};
@@ -19,6 +20,9 @@ use crate::logic::log::Entry;
 
 /// A batch on its way.
 pub(super) struct Sent {
+    /// The session that it went to, and the position of its first entry in the log.
+    epoch: Epoch,
+    first: u64,
     /// For each entry whether it was left out, because nothing of it is left to do.
     left_out: Vec<bool>,
     /// The count of operations that had taken space without the log.
@@ -51,7 +55,7 @@ impl Session {
                 }
             }
             if let Some(trouble) = trouble {
-                (link, last) = (self.recover(own, &mut sent, trouble).await, 0);
+                (link, last) = (self.recover(own, (&mut sent, true), trouble).await, 0);
                 continue;
             }
             let Some(oldest) = sent.front_mut() else {
@@ -68,7 +72,7 @@ impl Session {
             match answer {
                 Ok(Ok(results)) => self.settle(own, &batch, results),
                 Ok(Err(trouble)) => {
-                    (link, last) = (self.recover(own, &mut sent, trouble).await, 0);
+                    (link, last) = (self.recover(own, (&mut sent, false), trouble).await, 0);
                 }
                 Err(error) => {
                     let text = format!("a batch was not sent: {error}");
@@ -86,10 +90,11 @@ impl Session {
         link: &Link,
         last: &mut u64,
     ) -> Result<Sent, Trouble> {
-        let (entries, spent) = {
+        let (first, entries, spent) = {
             let delegation = &mut own.state().delegation;
+            let first = delegation.log.sent();
             let entries = delegation.log.take(BATCH_OPS_MAX, BATCH_BYTES);
-            (entries, delegation.spent())
+            (first, entries, delegation.spent())
         };
         let count = entries.len();
         let caller = entries
@@ -138,6 +143,7 @@ impl Session {
         let sequence = link.next_sequence();
         let after = std::mem::replace(last, sequence);
         let (session, link) = (Arc::clone(self), link.clone());
+        let epoch = link.opened.epoch;
         let answer = tokio::spawn(async move {
             let deadline = session.server.deadline();
             let numbers = (sequence, Some(after), given);
@@ -145,6 +151,8 @@ impl Session {
             ran.await.map(|(results, _)| results)
         });
         Ok(Sent {
+            epoch,
+            first,
             left_out,
             spent,
             answer,
@@ -152,27 +160,38 @@ impl Session {
     }
 
     /// Takes in the answers of the oldest batch.
-    fn settle(&self, own: &Delegated, batch: &Sent, results: Vec<FileResult>) {
+    pub(super) fn settle(&self, own: &Delegated, batch: &Sent, results: Vec<FileResult>) {
+        self.note_failure(own, batch, &results);
         let mut results = results.into_iter();
         let mut state = own.state();
         for left_out in &batch.left_out {
-            let result = if *left_out {
-                Some(Ok(FileReply::Done))
-            } else {
-                results.next()
-            };
-            if let Some(Err(errno)) = result {
-                let log = &state.delegation.log;
-                let op = log.entry(log.settled()).map(|entry| entry.op.clone());
-                self.fail_late(&op, errno);
-            }
-            let reply = result.and_then(Result::ok);
-            state.delegation.settle(&mut self.known(), reply.as_ref());
+            let result = if *left_out { None } else { results.next() };
+            let mut known = self.known();
+            // Numbers of a session that ended meanwhile mean nothing.
+            let reply = result
+                .and_then(Result::ok)
+                .filter(|_| known.epoch() == batch.epoch);
+            state.delegation.settle(&mut known, reply.as_ref());
         }
         if let Some(Ok(stat @ FileReply::StatFs(_))) = results.next() {
             state.delegation.has_free(room_of(Some(&stat)), batch.spent);
         }
         self.after_settling(own, state);
+    }
+
+    /// Ends the volume if an operation of a batch, which was answered, was not done.
+    pub(super) fn note_failure(&self, own: &Delegated, batch: &Sent, results: &[FileResult]) {
+        let failed = {
+            let state = own.state();
+            let ran = (batch.first..).zip(&batch.left_out);
+            let ran = ran.filter(|(_, left_out)| !**left_out).zip(results);
+            let mut entries =
+                ran.filter_map(|((at, _), result)| Some((state.delegation.log.entry(at)?, result)));
+            entries.find_map(|(entry, result)| Some((entry.op.clone(), failure(entry, result)?)))
+        };
+        if let Some((op, errno)) = failed {
+            self.fail_late(&op, errno);
+        }
     }
 
     /// Tells everybody how far the log is settled.
@@ -198,7 +217,7 @@ impl Session {
     }
 
     /// An operation that was answered has failed: what the program believes is not true.
-    fn fail_late(&self, op: &Option<FileOp>, errno: Errno) {
+    fn fail_late(&self, op: &FileOp, errno: Errno) {
         let code = match errno.0 {
             libc::ENOSPC => ErrorCode::NoSpaceBytes,
             _ => ErrorCode::ServerFault,
@@ -239,5 +258,53 @@ impl Session {
             self.queue(link.opened.epoch, FileOp::Forget { ino, count });
         }
         Ok(Some(op))
+    }
+}
+
+/// How an operation fell short of what was answered, if it did.
+fn failure(entry: &Entry, result: &FileResult) -> Option<Errno> {
+    let length = entry.data.len() as u64;
+    match result {
+        Err(errno) => Some(*errno),
+        Ok(FileReply::Written { length: written }) if *written == length => None,
+        // As a rule the place for the rest was missing.
+        Ok(_) if matches!(entry.op, FileOp::Write { .. }) => Some(Errno(libc::ENOSPC)),
+        Ok(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::file_op::BodyRange;
+    use bafs_proto::ids::HandleId;
+
+    use super::*;
+    use crate::logic::log::{NO_SESSION, Room};
+
+    #[test]
+    fn a_write_that_was_answered_must_be_written_as_a_whole() {
+        let op = FileOp::Write {
+            handle: HandleId(1),
+            offset: 0,
+            data: BodyRange {
+                start: 0,
+                length: 4,
+            },
+            append: false,
+        };
+        let entry = Entry {
+            caller: Caller::default(),
+            asked: (NO_SESSION, op.clone()),
+            op,
+            data: Bytes::from_static(b"four"),
+            made: (None, None),
+            about: [None, None],
+            cost: Room::default(),
+        };
+        let written = |length| failure(&entry, &Ok(FileReply::Written { length }));
+        assert_eq!(written(4), None);
+        assert_eq!(written(3), Some(Errno(libc::ENOSPC)));
+        let other = Errno(libc::EIO);
+        assert_eq!(failure(&entry, &Err(other)), Some(other));
     }
 }
