@@ -90,7 +90,7 @@ fn cluster_does_not_mind_garbage_at_its_ports() -> Result<()> {
         for number in 0..100_usize {
             let mut stream = TcpStream::connect(address)?;
             let bytes: Vec<u8> = (0..number * 700)
-                .map(|at| (at * number >> 3) as u8)
+                .map(|at| ((at * number) >> 3) as u8)
                 .collect();
             // It may be thrown out while it speaks.
             let _ = stream.write_all(&bytes);

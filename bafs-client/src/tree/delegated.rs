@@ -345,7 +345,8 @@ impl Session {
         self.wait_settled(own, end).await;
     }
 
-    /// Before a file loses a name, gets more than all of which are known here, or may not be opened any more, the server must have it open if
+    /// Before a file loses a name, gets more than all of which are known here, or may not be opened
+    /// any more, the server must have it open if
     /// the program has.
     async fn open_unseen(&self, op: &FileOp) -> Result<(), Errno> {
         let touched = match op {

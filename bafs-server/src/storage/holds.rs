@@ -354,8 +354,8 @@ fn try_lock(path: &Path) -> rustix::io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Whether a process of this machine still sees the directory, or one in it, where it may write: the
-/// tables of mounts of its threads say so until none of its system calls runs any more. A table
+/// Whether a process of this machine still sees the directory, or one in it, where it may write:
+/// the tables of mounts of its threads say so until none of its system calls runs any more. A table
 /// that this user may not read belongs to nobody that was let in at the door.
 fn is_bound(root: &Path) -> bool {
     let Some(part) = root.to_str().and_then(last_parts) else {
@@ -376,8 +376,8 @@ fn is_bound(root: &Path) -> bool {
     })
 }
 
-/// Whether a line of a table of mounts, proc_pid_mountinfo(5), is a directory with this part, or one
-/// in it, and may be written there: its fourth field is the directory, the sixth are the options.
+/// Whether a line of a table of mounts, proc_pid_mountinfo(5), is a directory with this part, or
+/// one in it, and may be written there: its fourth field is the directory, the sixth are the options.
 fn shows_writable(line: &str, part: &str) -> bool {
     let mut fields = line.split(' ').skip(3);
     let (directory, options) = (fields.next(), fields.nth(1));

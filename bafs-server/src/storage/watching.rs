@@ -140,8 +140,8 @@ fn free(root: &Path) -> Result<u64> {
     Ok(stat.f_bfree.saturating_mul(stat.f_frsize))
 }
 
-/// Bytes and files below a directory, of one file system. What comes and goes meanwhile, or is closed
-/// to this user, may be missed; links lead nowhere.
+/// Bytes and files below a directory, of one file system. What comes and goes meanwhile, or is
+/// closed to this user, may be missed; links lead nowhere.
 fn walk(root: &Path) -> (u64, u64) {
     let (mut bytes, mut files, mut seen) = (0, 0, BTreeSet::new());
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

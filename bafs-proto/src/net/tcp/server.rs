@@ -20,8 +20,8 @@ use crate::net::hello::{FRAME_MS, HELLO_MS, broken, check_hello, hello_of};
 use crate::net::tls::{Acceptor, Secured};
 use crate::net::{Frame, Peer, Service, answer};
 
-/// Connections that are being secured at once; for one more the oldest goes, which takes longest and
-/// is the least likely to be a friend.
+/// Connections that are being secured at once; for one more the oldest goes, which takes
+/// longest and is the least likely to be a friend.
 const HANDSHAKES_MAX: usize = 256;
 
 /// Pause when the system has no descriptor for the next connection.
