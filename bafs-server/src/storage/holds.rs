@@ -377,7 +377,8 @@ fn is_bound(root: &Path) -> bool {
 }
 
 /// Whether a line of a table of mounts, proc_pid_mountinfo(5), is a directory with this part, or
-/// one in it, and may be written there: its fourth field is the directory, the sixth are the options.
+/// one in it, and may be written there: its fourth field is the directory, the sixth are the
+/// options.
 fn shows_writable(line: &str, part: &str) -> bool {
     let mut fields = line.split(' ').skip(3);
     let (directory, options) = (fields.next(), fields.nth(1));
