@@ -1,6 +1,6 @@
 //! Exchanges over TLS over TCP: a few connections for each server, many calls on each.
 //!
-//! The same certificates, hello and frames as over QUIC; [`pieces`] says how frames are mixed. The
+//! The same certificates, hello and frames as over QUIC; `pieces.rs` says how frames are mixed. The
 //! faster channel where packets need no address translation and are hardly lost: it leaves
 //! acknowledgements, batches and pacing to the kernel.
 
