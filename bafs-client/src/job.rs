@@ -327,6 +327,10 @@ async fn accompany(
 }
 
 async fn end_job(control: JobControl, reason: String, mounts: &[Bound]) {
+    // A process in the middle of an operation cannot be killed.
+    for bound in mounts {
+        bound.volume.stop_waiting();
+    }
     let again = control.clone();
     let text = reason.clone();
     let killed = tokio::task::spawn_blocking(move || control.kill(&text)).await;

@@ -205,6 +205,11 @@ impl Volume {
         self.tree.directory()
     }
 
+    /// Has operations that wait for a server fail: its job is being killed.
+    pub fn stop_waiting(&self) {
+        self.tree.stop_waiting();
+    }
+
     /// Ends the session with the server.
     pub async fn close(&self) {
         self.tree.close().await;

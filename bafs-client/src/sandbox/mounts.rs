@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use nix::Result;
+use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use super::plan::Access;
@@ -84,7 +85,11 @@ pub(super) fn restrict(target: &Path, access: Access, proc: &Path) -> Result<()>
     let table = fs::read(proc.join("self/mountinfo"))
         .map_err(|error| super::privilege::errno_of(&error))?;
     for (at, flags) in mounts_below(&table, target) {
-        remount(&at, flags | more)?;
+        match remount(&at, flags | more) {
+            // Something is mounted over it, or over what leads to it: nobody gets there.
+            Err(Errno::ENOENT) if at != target => {}
+            remounted => remounted?,
+        }
     }
     Ok(())
 }

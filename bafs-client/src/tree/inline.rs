@@ -3,6 +3,7 @@
 //! lease and may want everything back; when it restarts, it is given the lock, and gives it again.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
@@ -43,6 +44,8 @@ struct Kept {
     state: RwLock<State>,
     /// Whether operations wait for the server to come back.
     is_shut: Mutex<bool>,
+    /// Whether nobody needs the answers of those any more.
+    nobody_waits: AtomicBool,
     opened: Condvar,
 }
 
@@ -105,6 +108,11 @@ impl InlineTree {
             .spawn_blocking(move || local.run(caller, &op, &[], done));
     }
 
+    /// Has operations that wait for a server fail, as nobody needs their answers any more.
+    pub(super) fn stop_waiting(&self) {
+        self.kept.stop_waiting();
+    }
+
     /// Gives the tree back and ends the session.
     pub(super) async fn close(&self) {
         self.watching.abort();
@@ -135,6 +143,7 @@ impl Kept {
         Self {
             state: RwLock::new(state),
             is_shut: Mutex::new(false),
+            nobody_waits: AtomicBool::new(false),
             opened: Condvar::new(),
         }
     }
@@ -152,11 +161,20 @@ impl Kept {
                 }
             }
             let mut is_shut = self.is_shut.lock().unwrap_or_else(PoisonError::into_inner);
-            while *is_shut {
+            if self.nobody_waits.load(Ordering::Relaxed) {
+                return Err(errno_of(ErrorCode::VolumeLost));
+            }
+            while *is_shut && !self.nobody_waits.load(Ordering::Relaxed) {
                 let waiting = self.opened.wait(is_shut);
                 is_shut = waiting.unwrap_or_else(PoisonError::into_inner);
             }
         }
+    }
+
+    fn stop_waiting(&self) {
+        let _is_shut = self.is_shut.lock().unwrap_or_else(PoisonError::into_inner);
+        self.nobody_waits.store(true, Ordering::Relaxed);
+        self.opened.notify_all();
     }
 
     /// What the server should know of the volume's use, and the way to tell it.

@@ -152,6 +152,13 @@ impl Tree {
         }
     }
 
+    /// Has operations that wait for a server fail, as nobody needs their answers any more.
+    pub fn stop_waiting(&self) {
+        if let Self::Inline(tree) = self {
+            tree.stop_waiting();
+        }
+    }
+
     /// Ends the session with the server, if there is one.
     pub async fn close(&self) {
         match self {
