@@ -1,7 +1,7 @@
 //! Jobs that do not do what the workflow declares: what is warned of, with which names, and that
 //! nothing is where they do.
 
-use bafs_sched::logic::{Outcome, Settings, Space};
+use bafs_sched::logic::{Event, Outcome, Settings, Space};
 use bafs_sched::workflow::parse_workflow;
 use bafs_sched::world::{Faults, NodeSpec, World};
 
@@ -80,4 +80,54 @@ fn reading_what_nobody_wrote_is_told_with_who_should_have() {
 fn a_mount_that_is_never_used_is_named_with_its_path() {
     let found = warnings(&[("w", "f", true, false), ("r", "b", false, false)]);
     check(only(&found), &["'r'", "never read", "'b'", "/b"]);
+}
+
+/// Jobs w and x change v, and r reads it between them and writes o, which e reads at the end.
+const CHAIN: &str = "job w JOB\njob r JOB\njob x JOB\njob e JOB\nparent w child r\n\
+    parent r child x\nparent x child e\nvolume v scratch 1 MB\nvolume o scratch 1 MB\n\
+    mount v w /v\nmount v r /v ro\nmount o r /o\nmount v x /v\nmount v e /v ro\n\
+    mount o e /o ro\n";
+
+/// Executions that came to an end.
+fn ended(world: &World) -> usize {
+    let is_end = |event: &Event| matches!(event, Event::JobEnded { .. });
+    world
+        .records
+        .iter()
+        .filter(|(_, event)| is_end(event))
+        .count()
+}
+
+#[test]
+fn what_runs_again_reads_what_a_later_job_had_changed_and_is_not_warned() {
+    let text = CHAIN.replace("JOB", "{\n  executable = x\n}");
+    let none = |path: &str| Err(path.to_owned());
+    let parsed = parse_workflow("w.bafs", &text, &none).expect("it is right");
+    let mut again = 0;
+    for seed in 0..60 {
+        let node = NodeSpec {
+            capacity: Space {
+                bytes: 100_000_000,
+                files: 100_000,
+            },
+            slots: 4,
+        };
+        let faults = Faults {
+            volume_vanishes: 30,
+            until_ms: 200_000,
+            ..Faults::default()
+        };
+        let workflow = parsed.workflow.clone();
+        let settings = Settings::default();
+        let mut world = World::new(seed, workflow, settings, vec![node; 2], faults);
+        assert_eq!(world.run(1_000_000), Outcome::Complete, "seed {seed}");
+        again += u64::from(ended(&world) > 4);
+        let told: Vec<_> = world.scheduler.warnings().iter().collect();
+        let told: Vec<_> = told
+            .iter()
+            .filter(|warning| warning.text.contains("ordered"))
+            .collect();
+        assert!(told.is_empty(), "seed {seed}: {told:?}");
+    }
+    assert!(again > 5, "only {again} runs did something again");
 }

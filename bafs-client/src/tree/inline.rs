@@ -189,10 +189,12 @@ impl Kept {
     fn pause(&self) {
         self.shut(true);
         let mut state = self.write();
-        state.is_paused = true;
-        if let Some(held) = &mut state.held {
-            held.lock = None;
+        match &mut state.held {
+            Some(held) => held.lock = None,
+            // Given back meanwhile: nothing will run, and nobody has to wait for that.
+            None => return self.shut(false),
         }
+        state.is_paused = true;
     }
 
     /// Goes on with the same session below another lock, if the directory is the same.
@@ -318,6 +320,8 @@ async fn watch(
         }
     };
     session.fate.lose(why);
+    // Their threads are needed to give everything back.
+    kept.stop_waiting();
     drop(connection);
     give_back(&kept).await;
 }
@@ -331,11 +335,11 @@ async fn take_again(
     writable: bool,
     before: &remote::Link,
 ) -> Result<Arc<DoorConnection>> {
-    let deadline = session.server.deadline();
     let pausing = Arc::clone(kept);
     // Waits for operations that run.
     let paused = tokio::task::spawn_blocking(move || pausing.pause()).await;
     paused.map_err(|error| broken(&error))?;
+    let deadline = session.server.deadline();
     let parcel = fetch_again(session, before.clone(), deadline).await?;
     let (_, root, lock, connection) = unpack(parcel, writable)?;
     let connection = Arc::new(connection);

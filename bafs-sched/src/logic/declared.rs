@@ -50,6 +50,25 @@ fn has_read(used: &VolumeUse) -> bool {
     used.opened > 0 || used.read_bytes > 0
 }
 
+/// What a job did to a volume, at all of the paths where it mounts it.
+fn used_in_all(report: &JobReport, name: &str) -> Option<VolumeUse> {
+    let mut all = report.volumes.iter().filter(|used| used.name == name);
+    let mut sum = all.next()?.clone();
+    for used in all {
+        sum.opened = sum.opened.saturating_add(used.opened);
+        sum.read_bytes = sum.read_bytes.saturating_add(used.read_bytes);
+        sum.changes = sum.changes.saturating_add(used.changes);
+        sum.written_bytes = sum.written_bytes.saturating_add(used.written_bytes);
+        if sum.first_read.is_empty() {
+            sum.first_read.clone_from(&used.first_read);
+        }
+        if sum.first_changed.is_empty() {
+            sum.first_changed.clone_from(&used.first_changed);
+        }
+    }
+    Some(sum)
+}
+
 fn has_written(used: &VolumeUse) -> bool {
     used.changes > 0 || used.written_bytes > 0
 }
@@ -69,8 +88,7 @@ impl Scheduler {
     pub(super) fn compare_with_declared(&mut self, job: JobIndex, report: &JobReport) {
         for (volume, writable) in self.graph.mounted(job) {
             let name = &self.graph.workflow.volume(volume).name;
-            let used = report.volumes.iter().find(|used| used.name == *name);
-            let Some(used) = used.cloned() else {
+            let Some(used) = used_in_all(report, name) else {
                 continue;
             };
             if !has_read(&used) && !has_written(&used) {
@@ -82,7 +100,8 @@ impl Scheduler {
             }
         }
         for (volume, _) in self.graph.mounted(job) {
-            if self.graph.volume(volume).users_left == 0 {
+            // This job is still one of them.
+            if self.graph.volume(volume).users_left <= 1 {
                 self.deeds.wrote.remove(&volume);
                 self.deeds.read.remove(&volume);
             }
@@ -99,7 +118,10 @@ impl Scheduler {
         let file = &used.first_read;
         let writers = self.deeds.wrote.get(&volume);
         let others: Vec<JobIndex> = writers.into_iter().flatten().map(|(job, _)| *job).collect();
-        let is_unordered = |other: &JobIndex| self.is_before(*other, job) == Some(false);
+        // One that comes after this job has done so before when this one runs again.
+        let is_unordered = |other: &JobIndex| {
+            self.is_before(*other, job) == Some(false) && self.is_before(job, *other) == Some(false)
+        };
         let unordered: Vec<JobIndex> = others.iter().copied().filter(is_unordered).collect();
         if others.is_empty() && !is_filled {
             let (reader, name) = (&self.graph.workflow.job(job).name, &spec.name);
