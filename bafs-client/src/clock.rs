@@ -6,13 +6,16 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use bafs_proto::file_op::FileTime;
 
 /// Now, on the clock that never jumps.
-#[allow(clippy::disallowed_methods)] // the one place where the agent reads the clock
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one place where the agent reads the clock"
+)]
 pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
 /// The time of day.
-#[allow(clippy::disallowed_methods)] // as above
+#[expect(clippy::disallowed_methods, reason = "as above")]
 pub(crate) fn time_of_day() -> FileTime {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let since = since.unwrap_or_default();

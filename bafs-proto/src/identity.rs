@@ -272,7 +272,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).map_err(|e| {
         let text = format!(
-            "cannot read {}: {e}; `bafs init` makes identities",
+            "cannot read {}: {e}; copy this directory from where `bafs init` was run",
             path.display()
         );
         Error::new(ErrorCode::NotFound, text)

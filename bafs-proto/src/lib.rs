@@ -22,12 +22,13 @@ pub mod volume;
 
 pub use error::{Error, ErrorClass, ErrorCode, Result};
 
-/// Version of the protocol; part of the ALPN and of [`message::Hello`].
+/// Version of the protocol, told in [`message::Hello`]; the ALPN stays the same, so that another
+/// version is refused in words.
 ///
 /// Ledger: 1 = first form (2026-11); 2 = batches of operations in an order, with given numbers;
 /// 3 = agents report how long calls were under way, which volumes a job read and changed, and what
 /// they held.
 pub const PROTOCOL_VERSION: u32 = 3;
 
-/// Application-layer protocol name that both ends of a QUIC connection must offer.
+/// Application-layer protocol name that both ends of a connection must offer.
 pub const ALPN: &[u8] = b"bafs/1";

@@ -29,7 +29,10 @@ pub struct Deadline(std::time::Instant);
 
 impl Deadline {
     /// A deadline `left` from now.
-    #[allow(clippy::disallowed_methods)] // the one place where a deadline meets the clock
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the one place where a deadline meets the clock"
+    )]
     pub fn after(left: Duration) -> Self {
         Self(std::time::Instant::now() + left)
     }
@@ -40,7 +43,7 @@ impl Deadline {
     }
 
     /// The time that is left, zero when the deadline has passed.
-    #[allow(clippy::disallowed_methods)] // see `after`
+    #[expect(clippy::disallowed_methods, reason = "see `after`")]
     pub fn left(self) -> Duration {
         self.0.saturating_duration_since(std::time::Instant::now())
     }

@@ -189,16 +189,34 @@ impl Verifier {
         rights: &[Right],
         expires: Time,
     ) -> Result<Token> {
-        let prefixes: Vec<_> = resources
-            .iter()
-            .map(|r| format!("$r.starts_with({})", quote(&r.text())))
-            .collect();
-        let names: Vec<_> = rights.iter().map(|r| quote(r.name())).collect();
+        self.narrow_each(token, &[(resources, rights)], expires)
+    }
+
+    /// Narrows a token: the result grants at most, of each pair, the rights on the resources, until
+    /// `expires`.
+    ///
+    /// # Errors
+    /// As [`Verifier::narrow`].
+    pub fn narrow_each(
+        &self,
+        token: &Token,
+        granted: &[(&[Resource], &[Right])],
+        expires: Time,
+    ) -> Result<Token> {
+        let one = |(resources, rights): &(&[Resource], &[Right])| {
+            let names: Vec<_> = rights.iter().map(|r| quote(r.name())).collect();
+            let prefixes: Vec<_> = resources
+                .iter()
+                .map(|r| format!("$r.starts_with({})", quote(&r.text())))
+                .collect();
+            let (names, prefixes) = (names.join(", "), prefixes.join(" || "));
+            format!("({{{names}}}.contains($o) && ({prefixes}))")
+        };
+        let pairs: Vec<_> = granted.iter().map(one).collect();
         let check = format!(
-            "check if resource($r), operation($o), time($t), $t < {}, {{{}}}.contains($o), ({})",
+            "check if resource($r), operation($o), time($t), $t < {}, {}",
             expires.0,
-            names.join(", "),
-            prefixes.join(" || ")
+            pairs.join(" || ")
         );
         self.parse(token)?
             .append(
@@ -357,6 +375,40 @@ mod tests {
                 .verify(&narrow, &inside, Right::Read, Time(600))
                 .is_err()
         );
+    }
+
+    #[test]
+    fn a_token_may_be_narrowed_to_other_rights_for_each_resource() {
+        let signer = Signer::generate();
+        let verifier = signer.verifier();
+        let all = signer
+            .grant(&[Resource::Cluster], &[Right::Read, Right::Write], DAY)
+            .expect("grant");
+        let volumes = [1, 2].map(|id| Resource::Volume(VolumeId(id)));
+        let narrow = verifier
+            .narrow_each(
+                &all,
+                &[
+                    (&[Resource::Catalog], &[Right::Read]),
+                    (&volumes, &[Right::Read, Right::Write]),
+                ],
+                DAY,
+            )
+            .expect("narrow");
+        let other = Resource::Volume(VolumeId(3));
+        for (resource, right, is_granted) in [
+            (&Resource::Catalog, Right::Read, true),
+            (&Resource::Catalog, Right::Write, false),
+            (&volumes[0], Right::Write, true),
+            (&volumes[1], Right::Read, true),
+            (&volumes[1], Right::Manage, false),
+            (&other, Right::Read, false),
+        ] {
+            let verdict = verifier.verify(&narrow, resource, right, Time(5));
+            assert_eq!(verdict.is_ok(), is_granted, "{resource:?} {right:?}");
+        }
+        let late = verifier.verify(&narrow, &volumes[0], Right::Read, DAY);
+        assert_eq!(code(late), Some(ErrorCode::TokenExpired));
     }
 
     #[test]

@@ -199,6 +199,7 @@ impl Driver {
             ledger.note(&scheduler, now, &event);
             scheduler.step(now, event, &mut Vec::new());
         }
+        ledger.resumed(&scheduler, &options.journal, &options.settings);
         let (notes, receiver) = mpsc::channel(BATCH_MAX);
         let servers = Servers {
             pool,

@@ -1,13 +1,14 @@
 //! What a run did, job by job, collected from its facts. Decides nothing.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use bafs_proto::ids::RunId;
 use bafs_proto::message::{JobOutcome, VolumeUse};
 use bafs_proto::time::Time;
 use serde::{Deserialize, Serialize};
 
-use crate::logic::{Event, Outcome, Progress, Scheduler};
+use crate::logic::{Event, Outcome, Progress, Scheduler, Settings};
 use crate::workflow::JobIndex;
 
 /// What a run did.
@@ -25,7 +26,8 @@ pub struct RunReport {
     pub totals: Progress,
     /// Each job of which an execution ended, in the order of declaration.
     pub jobs: Vec<JobSummary>,
-    /// What jobs did against the declarations of the workflow, in sentences.
+    /// What of the command had no effect, and what jobs did against the declarations of the
+    /// workflow, in sentences.
     pub warnings: Vec<String>,
     /// Further ones that were not kept.
     pub warnings_omitted: u64,
@@ -62,9 +64,30 @@ pub struct Ledger {
     jobs: BTreeMap<JobIndex, JobSummary>,
     first: Option<Time>,
     last: Time,
+    warnings: Vec<String>,
 }
 
 impl Ledger {
+    /// Warns of what has no effect since `scheduler` has what the journal tells behind it: that a
+    /// run is started which is over, and settings that are not those with which it began.
+    pub(crate) fn resumed(&mut self, scheduler: &Scheduler, journal: &Path, wanted: &Settings) {
+        let journal = journal.display();
+        if scheduler.outcome().is_some() {
+            self.warnings.push(format!(
+                "nothing was run: by the journal {journal} this run was over already; remove it to \
+                 run the workflow again"
+            ));
+        }
+        if scheduler.settings() != wanted {
+            let text = format!(
+                "the run goes on as it began: other options (--order, --checkpoint, --patience, …) \
+                 have no effect with the journal {journal}"
+            );
+            tracing::warn!("{text}");
+            self.warnings.push(text);
+        }
+    }
+
     /// Notes a fact that `scheduler` is about to be told.
     pub fn note(&mut self, scheduler: &Scheduler, now: Time, event: &Event) {
         self.first.get_or_insert(now);
@@ -96,7 +119,8 @@ impl Ledger {
 
     /// The report of a run that is over.
     pub fn report(self, scheduler: &Scheduler, outcome: Outcome) -> RunReport {
-        let warnings = scheduler.warnings().iter();
+        let declared = scheduler.warnings().iter();
+        let declared = declared.map(|warning| warning.text.clone());
         RunReport {
             run: scheduler.run(),
             workflow: scheduler.workflow().name.clone(),
@@ -104,7 +128,7 @@ impl Ledger {
             wall_ms: self.last.ms_since(self.first.unwrap_or(self.last)),
             totals: scheduler.progress(),
             jobs: self.jobs.into_values().collect(),
-            warnings: warnings.map(|warning| warning.text.clone()).collect(),
+            warnings: self.warnings.into_iter().chain(declared).collect(),
             warnings_omitted: scheduler.warnings_omitted(),
         }
     }

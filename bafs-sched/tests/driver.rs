@@ -21,7 +21,7 @@ use bafs_proto::token::{Resource, Right};
 use bafs_proto::volume::{VolumeSpec, VolumeState, VolumeStatus};
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_sched::driver::{Cancel, RunOptions, run_over};
-use bafs_sched::logic::{Outcome, Progress, Settings};
+use bafs_sched::logic::{CheckpointPolicy, Outcome, Progress, Settings};
 use bafs_sched::report::RunReport;
 use bafs_sched::workflow::{VolumeKind, Workflow, parse_workflow};
 use bytes::Bytes;
@@ -266,8 +266,11 @@ fn network(cluster: &Arc<Cluster>) -> Pool {
 }
 
 async fn run(cluster: &Arc<Cluster>, workflow: Workflow, journal: &Path) -> Result<RunReport> {
-    let options = options(journal, &Cancel::default());
-    let run = run_over(network(cluster), workflow, options, |_| {});
+    run_as(cluster, workflow, options(journal, &Cancel::default())).await
+}
+
+async fn run_as(c: &Arc<Cluster>, workflow: Workflow, options: RunOptions) -> Result<RunReport> {
+    let run = run_over(network(c), workflow, options, |_| {});
     tokio::time::timeout(Duration::from_secs(30), run)
         .await
         .expect("it ends in time")
@@ -288,8 +291,10 @@ async fn a_run_completes_and_leaves_nothing() {
         assert!(state.volumes.is_empty(), "{:?}", state.volumes);
         assert_eq!(state.home.values().copied().collect::<Vec<_>>(), [1, 1, 1]);
     }
-    // Running a finished run again starts nothing and tells the same.
-    let again = run(&cluster, workflow(1), &journal).await.expect("run");
+    // Running a finished run again starts nothing, tells the same, and says so.
+    let mut again = run(&cluster, workflow(1), &journal).await.expect("run");
+    let told = again.warnings.remove(0);
+    assert!(told.starts_with("nothing was run"), "{told}");
     assert_eq!(again, report);
     assert_eq!(cluster.state().started.values().sum::<u32>(), 7);
     let other = run(&cluster, workflow(2), &journal)
@@ -327,26 +332,19 @@ async fn a_killed_scheduler_goes_on_without_running_jobs_again() {
     let journal = directory.path().join("j");
     let cluster = Arc::new(Cluster::default());
     cluster.state().is_stuck = true;
-    let first = run_over(
-        network(&cluster),
-        workflow(0),
-        options(&journal, &Cancel::default()),
-        |_| {},
-    );
+    let first = options(&journal, &Cancel::default());
+    let first = run_over(network(&cluster), workflow(0), first, |_| {});
     let killed = tokio::time::timeout(Duration::from_millis(1_500), first).await;
     assert!(killed.is_err(), "its jobs do not end");
-    {
-        let mut state = cluster.state();
-        assert_eq!(state.started.values().sum::<u32>(), 2, "two slots");
-        state.is_stuck = false;
-        for execution in std::mem::take(&mut state.running) {
-            state
-                .reports
-                .insert(execution, ended(JobOutcome::Exited(0)));
-        }
-    }
-    let report = run(&cluster, workflow(0), &journal).await.expect("run");
+    let started = cluster.state().started.values().sum::<u32>();
+    assert_eq!(started, 2, "two slots");
+    finish_all(&cluster);
+    let mut changed = options(&journal, &Cancel::default());
+    changed.settings.checkpoint = CheckpointPolicy::Always;
+    let report = run_as(&cluster, workflow(0), changed).await.expect("run");
     assert_eq!(report.outcome, Outcome::Complete);
+    let told = &report.warnings[0];
+    assert!(told.contains("goes on as it began"), "{told}");
     let state = cluster.state();
     assert!(
         state.started.values().all(|times| *times == 1),

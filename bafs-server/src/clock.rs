@@ -1,11 +1,14 @@
-//! The servers' only clock.
+//! The only clock of the servers, and of commands.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bafs_proto::time::Time;
 
 /// Milliseconds since the Unix epoch.
-#[allow(clippy::disallowed_methods)] // the one place where servers read the clock
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one place where servers and commands read the clock"
+)]
 pub fn now() -> Time {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -14,7 +17,7 @@ pub fn now() -> Time {
 }
 
 /// Microseconds of a clock that never goes back, from an arbitrary beginning.
-#[allow(clippy::disallowed_methods)] // the one place where servers read the clock
+#[expect(clippy::disallowed_methods, reason = "as above")]
 pub(crate) fn ticks() -> u64 {
     static BEGINNING: std::sync::LazyLock<std::time::Instant> =
         std::sync::LazyLock::new(std::time::Instant::now);

@@ -26,7 +26,7 @@ use super::outcome::{JobOutcome, JobReport, JobUsage, NotStarted};
 use super::plan::{Input, JobPlan, JobStreams, Output, PlanError};
 use super::privilege::{EnterError, Privilege, refused};
 use super::stages::{OUTER, SELF, SUBCOMMAND};
-use crate::memory;
+use crate::{clock, memory};
 
 /// Directories that the private mount points may cover, in the agent's name space only. No
 /// agent needs them, and most are empty; one of them exists everywhere.
@@ -406,7 +406,7 @@ impl Shared {
                 Report::NotStarted(refusal) => told.not_started = Some(refusal),
                 Report::Started(notes) => {
                     told.notes = notes;
-                    told.started = Some(clock());
+                    told.started = Some(clock::now());
                     self.let_run();
                 }
                 Report::Ended(end) => {
@@ -430,7 +430,7 @@ fn descriptor_of(pid: Pid) -> Option<OwnedFd> {
 impl Told {
     fn stop_clock(&mut self) {
         if let Some(started) = self.started.take() {
-            self.wall = clock().saturating_duration_since(started);
+            self.wall = clock::now().saturating_duration_since(started);
         }
     }
 
@@ -455,14 +455,6 @@ impl Told {
             notes: self.notes,
         }
     }
-}
-
-#[allow(
-    clippy::disallowed_methods,
-    reason = "the agent measures how long a real job took"
-)]
-fn clock() -> Instant {
-    Instant::now()
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ pub(super) fn hello_of(identity: &Identity) -> Hello {
 pub(super) fn check_hello(ours: &Hello, theirs: &Hello) -> Result<()> {
     if theirs.version != ours.version {
         let text = format!(
-            "peer speaks protocol {}, this is {}",
+            "peer speaks protocol {}, this is {}; run the same `bafs` on every machine",
             theirs.version, ours.version
         );
         return Err(Error::new(ErrorCode::VersionMismatch, text));

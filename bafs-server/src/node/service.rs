@@ -138,7 +138,7 @@ impl Node {
             Request::ListVolumes(call) => {
                 let visible = |id| {
                     self.access
-                        .require(&token, Resource::Volume(id), Right::Manage)
+                        .require(&token, Resource::Volume(id), Right::Read)
                         .is_ok()
                 };
                 Reply::ListVolumes(self.storage.list(call, visible).await?)
