@@ -1,8 +1,12 @@
 //! The command line: what can be said. Decides nothing.
 
+mod servers;
+
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+
+pub(crate) use servers::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
 
 /// A user-space, batch-aware distributed file system.
 ///
@@ -11,11 +15,11 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 /// inputs and last outputs cross the wide-area link.
 #[derive(Debug, Parser)]
 #[command(name = "bafs", version, max_term_width = 100)]
-#[command(
-    after_help = "Exit codes: 0 done; 1 failed; 2 wrong usage; 75 the environment failed \
-(bafs exec: the reason is on standard error, as JSON); otherwise that of the job.\n\n\
-Every long option can be set by an environment variable, for example BAFS_CATALOG."
-)]
+#[command(after_help = "Exit codes: 0 done; 1 failed; 2 wrong usage; \
+3 bafs doctor found something broken; \
+75 the environment failed (bafs exec: the reason is on standard error, as JSON); \
+130 bafs run was interrupted twice; otherwise that of the job.\n\n\
+Options whose help shows [env: BAFS_...] can be set by that variable.")]
 pub(crate) struct Cli {
     /// Print results for machines, as JSON.
     #[arg(long, global = true)]
@@ -64,6 +68,8 @@ pub(crate) enum Command {
     /// Create, list, show, copy and delete volumes.
     #[command(subcommand)]
     Volume(VolumeCommand),
+    /// Make an identity that can only mount the volumes that are named: for machines of others.
+    Grant(GrantArgs),
     /// Mount a volume on a directory, until it is unmounted or the command is ended.
     Mount(MountArgs),
     /// Run a program with volumes at paths of its own name space.
@@ -76,7 +82,7 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// Run a workload on simulated machines under one strategy or all.
     Sim(SimArgs),
-    /// Let a pipeline of a run that goes on go before others.
+    /// Let a pipeline (jobs that share scratch volumes) of a run that goes on go before others.
     Prefer(PreferArgs),
     /// Give up what is not done of a pipeline of a run that goes on.
     Cancel(CancelArgs),
@@ -119,29 +125,6 @@ pub(crate) struct ClientArgs {
     /// Address of the catalog.
     #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
     pub(crate) catalog: String,
-}
-
-/// What all servers share.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct ServerArgs {
-    /// Directory that `bafs init` made.
-    #[arg(long, env = "BAFS_IDENTITY", value_name = "DIR")]
-    pub(crate) identity: PathBuf,
-    /// Address to listen at, as others reach it; port 0 takes any.
-    #[arg(
-        long,
-        env = "BAFS_LISTEN",
-        value_name = "HOST:PORT",
-        default_value = "127.0.0.1:0"
-    )]
-    pub(crate) listen: String,
-    /// Publish figures for Prometheus at this address, to everybody who reaches it; port 0 takes
-    /// any.
-    #[arg(long, env = "BAFS_METRICS", value_name = "HOST:PORT")]
-    pub(crate) metrics: Option<String>,
-    /// End when standard input ends: the server goes with the program that started it.
-    #[arg(long)]
-    pub(crate) until_stdin_closes: bool,
 }
 
 #[derive(Debug, Args)]
@@ -188,72 +171,6 @@ pub(crate) struct InitArgs {
     /// Capability tokens expire after so many days.
     #[arg(long, default_value_t = 365)]
     pub(crate) days: u64,
-}
-
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Example:\n  bafs home --export ~/data --listen 10.0.0.1:7001 \
---catalog 10.0.0.1:7000 --limit 1MB/s"
-)]
-pub(crate) struct HomeArgs {
-    #[command(flatten)]
-    pub(crate) server: ServerArgs,
-    /// Directory to export.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) export: PathBuf,
-    /// Name in URLs: `bafs://NAME/path`.
-    #[arg(long, default_value = "home")]
-    pub(crate) name: String,
-    /// Address of the catalog to advertise to.
-    #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
-    pub(crate) catalog: Option<String>,
-    /// Most bytes per second over this server's link, both directions together.
-    #[arg(long, value_name = "RATE")]
-    pub(crate) limit: Option<String>,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "Example:\n  bafs catalog --listen 10.0.0.1:7000")]
-pub(crate) struct CatalogArgs {
-    #[command(flatten)]
-    pub(crate) server: ServerArgs,
-}
-
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Example:\n  bafs node --store /var/tmp/bafs --size 100GB \
---listen 10.0.0.2:7002 --catalog 10.0.0.1:7000"
-)]
-pub(crate) struct NodeArgs {
-    #[command(flatten)]
-    pub(crate) server: ServerArgs,
-    /// Directory for volumes.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) store: PathBuf,
-    /// Space to offer for volumes.
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) size: String,
-    /// Files to offer for volumes.
-    #[arg(long, default_value_t = 1_000_000)]
-    pub(crate) files: u64,
-    /// Name for people; the host name when not given.
-    #[arg(long)]
-    pub(crate) name: Option<String>,
-    /// Nodes of one group share cooperative caches.
-    #[arg(long, default_value = "default")]
-    pub(crate) group: String,
-    /// Memory of each agent for the data that pass through it; 256 MiB when not given.
-    #[arg(long, env = "BAFS_AGENT_MEMORY", value_name = "SIZE")]
-    pub(crate) agent_memory: Option<String>,
-    /// Jobs to run at once; the number of processors when not given, 0 for storage only.
-    #[arg(long)]
-    pub(crate) slots: Option<u32>,
-    /// What homes of other kinds ask for: credentials, permitted directories. Mode 0600.
-    #[arg(long, env = "BAFS_HOMES", value_name = "FILE")]
-    pub(crate) homes: Option<PathBuf>,
-    /// Address of the catalog to advertise to.
-    #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
-    pub(crate) catalog: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -381,6 +298,29 @@ pub(crate) struct VolumeExtractArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  bafs grant data work --to ~/for-node7 --days 2\n  \
+scp -rp ~/for-node7 node7:\n  ssh node7 bafs mount work /mnt/work --identity for-node7 \
+--catalog 10.0.0.1:7000"
+)]
+pub(crate) struct GrantArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Ids or names of the volumes, as they are now: one made later is another volume.
+    #[arg(required = true)]
+    pub(crate) volumes: Vec<String>,
+    /// Directory to create for the identity.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) to: PathBuf,
+    /// Permit reading only.
+    #[arg(long)]
+    pub(crate) read_only: bool,
+    /// It expires after so many days.
+    #[arg(long, default_value_t = 7)]
+    pub(crate) days: u64,
+}
+
+#[derive(Debug, Args)]
 #[command(after_help = "Example:\n  bafs mount work /mnt/work")]
 pub(crate) struct MountArgs {
     #[command(flatten)]
@@ -437,8 +377,9 @@ After a crash of this command, run it again with the same journal: it goes on wh
 pub(crate) struct RunArgs {
     /// The workflow file.
     pub(crate) workflow: PathBuf,
-    /// Start a throw-away cluster of so many nodes on this machine.
-    #[arg(long, value_name = "NODES", conflicts_with_all = ["identity", "catalog"])]
+    /// Start a throw-away cluster of so many nodes on this machine; no other is asked then,
+    /// whatever --identity and --catalog say.
+    #[arg(long, value_name = "NODES")]
     pub(crate) local: Option<u32>,
     /// With --local: directory to export as `bafs://home/`; the workflow's own when not given.
     #[arg(long, value_name = "DIR", requires = "local")]
@@ -455,7 +396,8 @@ pub(crate) struct RunArgs {
     /// Address of the catalog.
     #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
     pub(crate) catalog: Option<String>,
-    /// Journal of the run; `WORKFLOW.journal` when not given. Delete it to start afresh.
+    /// Journal of the run; `WORKFLOW.journal` when not given, and with --local none is kept then.
+    /// Delete it to start afresh.
     #[arg(long, value_name = "FILE")]
     pub(crate) journal: Option<PathBuf>,
     /// Publish figures for Prometheus at this address while it runs.
@@ -464,6 +406,10 @@ pub(crate) struct RunArgs {
     /// Access home directly, with nothing cached and no volumes: the way without BAFS.
     #[arg(long)]
     pub(crate) remote_io: bool,
+    /// Wait so long, such as 12h, for nodes when there is none, and for space when nothing else
+    /// goes on, before the run ends as failed; 1 min for the first node, later 30 s, if not given.
+    #[arg(long, value_name = "TIME")]
+    pub(crate) patience: Option<String>,
     /// In which order jobs start; another than `need` is for comparison.
     #[arg(long, value_enum, default_value = "need")]
     pub(crate) order: StartOrder,
@@ -515,7 +461,7 @@ pub(crate) struct WhyArgs {
 pub(crate) struct PreferArgs {
     /// Journal of the run, or its workflow if the journal is beside it.
     pub(crate) run: PathBuf,
-    /// Any job of the pipeline.
+    /// Any job of the pipeline: of the jobs that share scratch volumes, directly or through others.
     pub(crate) pipeline: String,
     /// Those with a higher one go first; all pipelines begin with 0.
     #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
@@ -528,7 +474,7 @@ The run goes on with the others, and ends with exit code 1. Ctrl-C at `bafs run`
 pub(crate) struct CancelArgs {
     /// Journal of the run, or its workflow if the journal is beside it.
     pub(crate) run: PathBuf,
-    /// Any job of the pipeline.
+    /// Any job of the pipeline: of the jobs that share scratch volumes, directly or through others.
     pub(crate) pipeline: String,
 }
 

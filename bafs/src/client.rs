@@ -35,7 +35,7 @@ impl Client {
 
     /// Connects with the identities in `cluster` to the catalog at an address.
     pub(crate) fn with(cluster: &Path, catalog: &str) -> Result<Self> {
-        let identity = init::load(cluster, Role::Scheduler)?;
+        let identity = own_identity(cluster)?;
         let pool = Pool::new(std::sync::Arc::new(Dialer::new(&identity)?));
         Ok(Self {
             identity,
@@ -173,4 +173,16 @@ impl Client {
                 )
             })
     }
+}
+
+/// The identity of the person: the scheduler's, or what `bafs grant` made, which is an agent's that
+/// holds a token.
+fn own_identity(cluster: &Path) -> Result<Identity> {
+    if !init::directory_of(cluster, Role::Scheduler).exists()
+        && let Ok(granted) = init::load(cluster, Role::Agent)
+        && granted.token != Token::none()
+    {
+        return Ok(granted);
+    }
+    init::load(cluster, Role::Scheduler)
 }

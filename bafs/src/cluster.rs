@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bafs_proto::net::channel;
-use bafs_server::home;
+use bafs_server::{clock, home};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::clock;
 use crate::init;
 use crate::own_directory::OwnDirectory;
 
@@ -222,6 +221,9 @@ impl Cluster {
             .args(["--identity", &identity, "--until-stdin-closes"])
             // Where this process was told nothing its environment is theirs.
             .envs(channel::told().map(|channel| ("BAFS_CHANNEL", channel.name())))
+            // These are for one server of the user's own cluster; all of this one would take them.
+            .env_remove("BAFS_LISTEN")
+            .env_remove("BAFS_METRICS")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(File::options().create(true).append(true).open(&log)?)

@@ -8,10 +8,10 @@ use bafs_client::doctor::{Treatment, check_identity, check_mounts, check_store};
 use bafs_client::sandbox::{Check, Standing, check};
 use bafs_proto::message::{Advert, DeleteVolume, ReadCounters};
 use bafs_proto::volume::{VolumeState, VolumeStatus};
+use bafs_server::clock;
 
 use crate::args::DoctorArgs;
 use crate::client::Client;
-use crate::clock;
 use crate::output::Output;
 
 /// Exit codes: jobs cannot run; something is left that `--repair` may mend.

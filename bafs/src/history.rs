@@ -58,7 +58,8 @@ pub(crate) fn journal_of(path: &Path) -> Result<PathBuf> {
         return Ok(beside);
     }
     bail!(
-        "{} is no journal, and there is no {}: name the file that `bafs run --journal` was given",
+        "{} is no journal, and there is no {}: name the file that `bafs run --journal` was given \
+         (with --local no journal is kept unless one is named)",
         path.display(),
         beside.display()
     );

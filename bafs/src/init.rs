@@ -7,19 +7,22 @@ use bafs_proto::identity::{Authority, Identity};
 use bafs_proto::message::Role;
 use bafs_proto::time::Time;
 use bafs_proto::token::{Resource, Right, Token};
+use bafs_server::clock;
 
 use crate::args::InitArgs;
-use crate::clock;
 use crate::output::Output;
 
-const DAY_MS: u64 = 24 * 3600 * 1000;
+pub(crate) const DAY_MS: u64 = 24 * 3600 * 1000;
+
+/// What a cluster's directory may hold.
+const PARTS: [&str; 4] = ["authority", "server", "scheduler", "agent"];
 
 /// Runs the command.
 pub(crate) fn init(args: &InitArgs, output: Output) -> Result<()> {
-    if args.directory.join("authority").exists() {
+    if let Some(there) = PARTS.iter().find(|part| args.directory.join(part).exists()) {
         bail!(
-            "{} holds an authority already; a new one would cut off every part of its cluster. \
-             Choose another directory",
+            "{0} holds '{there}' of a cluster already; a new cluster's would cut this machine off \
+             from it. Choose another directory, or remove {0} if that cluster is over",
             args.directory.display()
         );
     }
@@ -30,7 +33,8 @@ pub(crate) fn init(args: &InitArgs, output: Output) -> Result<()> {
     output.say(
         &format!(
             "created the authority and the identities in {0}\n\
-             Next: copy {0} without 'authority' to your machines, then start\n  \
+             Next: copy only {0}/server and {0}/agent to your nodes ('scheduler' may do \
+             everything, and 'authority' more: they stay with you), then start\n  \
              bafs catalog --identity {0} --listen HOST:7000",
             args.directory.display()
         ),
@@ -75,4 +79,32 @@ pub(crate) fn directory_of(cluster: &Path, role: Role) -> PathBuf {
 pub(crate) fn load(cluster: &Path, role: Role) -> Result<Identity> {
     Identity::load(&directory_of(cluster, role), role)
         .with_context(|| format!("--identity {}", cluster.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A node's machine has no authority, and must not lose what it has.
+    #[test]
+    fn a_directory_with_any_identity_is_left_as_it_is() {
+        for part in PARTS {
+            let directory = tempfile::tempdir().expect("a directory");
+            let kept = directory.path().join(part);
+            std::fs::create_dir(&kept).expect("a directory");
+            std::fs::write(kept.join("key.pem"), "mine").expect("a file");
+            let args = InitArgs {
+                directory: directory.path().to_owned(),
+                days: 1,
+            };
+            let refused = init(&args, Output::new(true)).expect_err("it holds an identity");
+            assert!(refused.to_string().contains(part), "{refused}");
+            let left: Vec<_> = std::fs::read_dir(directory.path())
+                .expect("it is there")
+                .collect();
+            assert_eq!(left.len(), 1, "{left:?}");
+            let key = std::fs::read_to_string(kept.join("key.pem"));
+            assert_eq!(key.expect("it is there"), "mine");
+        }
+    }
 }

@@ -4,11 +4,11 @@
 
 mod args;
 mod client;
-mod clock;
 pub mod cluster;
 pub mod demo;
 mod display;
 mod doctor;
+mod grant;
 mod graph;
 mod history;
 mod init;
@@ -106,6 +106,7 @@ fn run_async(command: Command, output: Output) -> Result<ExitCode> {
             Command::Node(args) => serve::node(args, output).await,
             Command::Servers(args) => volume::servers(args, output).await,
             Command::Volume(command) => volume::run(command, output).await,
+            Command::Grant(args) => grant::grant(args, output).await,
             Command::Run(args) => return run::run(args, output).await,
             Command::Demo(args) => return demo::demo(args, output).await,
             _ => Ok(()),

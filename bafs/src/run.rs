@@ -12,7 +12,7 @@ use bafs_sched::driver::{self, Cancel, RunOptions};
 use bafs_sched::io::homes::FileHome;
 use bafs_sched::logic::{CheckpointPolicy, Order, Outcome, Progress, Rules, Settings};
 use bafs_sched::report::RunReport;
-use bafs_sched::workflow::Workflow;
+use bafs_sched::workflow::{Workflow, parse_duration};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{Checkpoint, RunArgs, StartOrder};
@@ -65,16 +65,27 @@ pub(crate) async fn run(args: RunArgs, output: Output) -> Result<ExitCode> {
     })
 }
 
-fn settings(args: &RunArgs) -> Settings {
-    Settings {
+fn settings(args: &RunArgs) -> Result<Settings> {
+    let usual = Settings::default();
+    let patience_ms = args.patience.as_deref().map(patience_ms).transpose()?;
+    Ok(Settings {
         remote_io: args.remote_io,
         rules: rules(args.order),
+        nodes_wait_ms: patience_ms.unwrap_or(usual.nodes_wait_ms),
+        stuck_wait_ms: patience_ms.unwrap_or(usual.stuck_wait_ms),
         checkpoint: match args.checkpoint {
             Checkpoint::Never => CheckpointPolicy::Never,
             Checkpoint::Always => CheckpointPolicy::Always,
             Checkpoint::CostBenefit => CheckpointPolicy::CostBenefit,
         },
-        ..Settings::default()
+        ..usual
+    })
+}
+
+fn patience_ms(text: &str) -> Result<u64> {
+    match parse_duration(text) {
+        Ok(seconds) => Ok(seconds.saturating_mul(1000)),
+        Err(error) => bail!("--patience cannot be read: {error}"),
     }
 }
 
@@ -143,7 +154,7 @@ async fn run_local(
             .journal
             .clone()
             .unwrap_or_else(|| cluster.directory().join("journal")),
-        settings: settings(args),
+        settings: settings(args)?,
         output,
         kill_after_jobs: None,
         shown: publish(args)?,
@@ -245,7 +256,7 @@ async fn run_remote(args: &RunArgs, workflow: Workflow, output: Output) -> Resul
         catalog: catalog.clone(),
         identity,
         journal: args.journal.clone().unwrap_or_else(default_journal),
-        settings: settings(args),
+        settings: settings(args)?,
         file_home: None,
         cancel: cancel.clone(),
     };
@@ -352,7 +363,41 @@ fn last_lines(output: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+    use crate::args::{Cli, Command};
+
+    /// Options of `bafs run`, as the command line understands them.
+    fn run_args(options: &[&str]) -> RunArgs {
+        let words = [&["bafs", "run", "a.bafs"], options].concat();
+        match Cli::try_parse_from(words)
+            .expect("it is understood")
+            .command
+        {
+            Command::Run(args) => args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn patience_is_for_nodes_and_for_space() {
+        let waits = |options: &[&str]| {
+            let settings = settings(&run_args(options)).expect("settings");
+            (settings.nodes_wait_ms, settings.stuck_wait_ms)
+        };
+        assert_eq!(waits(&["--patience", "2h"]), (7_200_000, 7_200_000));
+        let usual = Settings::default();
+        assert_eq!(waits(&[]), (usual.nodes_wait_ms, usual.stuck_wait_ms));
+        assert!(settings(&run_args(&["--patience", "long"])).is_err());
+    }
+
+    /// The environment may name a cluster while a throw-away one is asked for.
+    #[test]
+    fn a_throw_away_cluster_may_be_asked_for_whatever_cluster_is_named() {
+        let args = run_args(&["--local", "4", "--identity", "x", "--catalog", "y:1"]);
+        assert_eq!(args.local, Some(4));
+    }
 
     #[test]
     fn a_report_shows_little_of_much_output_and_steers_no_terminal() {

@@ -21,6 +21,7 @@ use crate::rate::{parse_bytes, parse_rate};
 /// Runs a home server.
 pub(crate) async fn home(args: HomeArgs, output: Output) -> Result<()> {
     check_listen(&args.server.listen)?;
+    check_reachable(&args.server.listen, args.catalog.as_deref())?;
     let root = args
         .export
         .canonicalize()
@@ -50,6 +51,7 @@ pub(crate) async fn catalog(args: CatalogArgs, output: Output) -> Result<()> {
 /// Runs a node.
 pub(crate) async fn node(args: NodeArgs, output: Output) -> Result<()> {
     check_listen(&args.server.listen)?;
+    check_reachable(&args.server.listen, args.catalog.as_deref())?;
     let slots = match args.slots {
         Some(slots) => slots,
         None => u32::try_from(std::thread::available_parallelism()?.get())?,
@@ -98,6 +100,24 @@ fn check_listen(listen: &str) -> Result<()> {
     Ok(())
 }
 
+/// An address of this machine alone is of no use to a cluster whose catalog is elsewhere.
+fn check_reachable(listen: &str, catalog: Option<&str>) -> Result<()> {
+    let is_loopback = |address: &str| {
+        let mut found = address.to_socket_addrs().ok()?;
+        Some(found.all(|address| address.ip().is_loopback()))
+    };
+    let Some(catalog) = catalog else {
+        return Ok(());
+    };
+    if is_loopback(listen) == Some(true) && is_loopback(catalog) == Some(false) {
+        bail!(
+            "--listen {listen}: the cluster of the catalog {catalog} cannot reach this address; \
+             name this machine's own (`--listen ADDRESS:0`)"
+        );
+    }
+    Ok(())
+}
+
 async fn until_stopped(server: Running, args: &ServerArgs, output: Output) -> Result<()> {
     let address = server.address().to_string();
     let metrics = match &args.metrics {
@@ -126,4 +146,21 @@ async fn stdin_closed() {
     let mut stdin = tokio::io::stdin();
     let mut ignored = [0; 256];
     while stdin.read(&mut ignored).await.is_ok_and(|count| count > 0) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_its_cluster_cannot_reach_is_refused() {
+        let is_fine = |listen, catalog| check_reachable(listen, catalog).is_ok();
+        assert!(is_fine("127.0.0.1:0", None));
+        assert!(is_fine("127.0.0.1:0", Some("127.0.0.1:7000")));
+        assert!(is_fine("10.0.0.2:0", Some("10.0.0.1:7000")));
+        assert!(is_fine("10.0.0.2:0", Some("127.0.0.1:7000")));
+        for listen in ["127.0.0.1:0", "127.0.0.2:7002", "[::1]:0"] {
+            assert!(!is_fine(listen, Some("10.0.0.1:7000")), "{listen}");
+        }
+    }
 }

@@ -24,7 +24,7 @@ pub(crate) fn load(path: &Path) -> Result<Workflow> {
             for diagnostic in &rejected.diagnostics {
                 eprintln!("{}", explain(diagnostic, &file, &text));
             }
-            bail!("{file} was not run: correct the errors above");
+            bail!("{file} has errors: correct what is named above");
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{World, program, said};
+use bafs_tests::{World, cannot_mount, program, said, skip};
 
 fn world(nodes: &[&str]) -> Result<World> {
     let world = World::start(nodes)?;
@@ -148,5 +148,60 @@ fn cluster_refuses_strangers_and_wrong_use() -> Result<()> {
         "a size without unit is refused: {}",
         said(&size)
     );
+    Ok(())
+}
+
+/// What `bafs grant` makes mounts its volume, and neither sees nor does anything else.
+#[test]
+fn cluster_grants_are_for_their_volumes_only() -> Result<()> {
+    let world = world(&["20MB"])?;
+    for name in ["mine", "other"] {
+        world.json(&["volume", "create", name, "--node", "n1", "--size", "1MB"])?;
+    }
+    let directory = tempfile::tempdir()?;
+    let with = |identity: &str, args: &[&str]| {
+        let mut command = world.bafs(args);
+        command.env("BAFS_IDENTITY", directory.path().join(identity));
+        command.output()
+    };
+    for (to, more) in [("rw", &[][..]), ("ro", &["--read-only"])] {
+        let to = directory.path().join(to);
+        let to = to.to_str().context("a path of text")?;
+        world.json(&[&["grant", "mine", "--to", to][..], more].concat())?;
+        let again = world.bafs(&["grant", "mine", "--to", to]).output()?;
+        ensure!(again.status.code() == Some(1), "{}", said(&again));
+    }
+    for identity in ["rw", "ro"] {
+        let listed = with(identity, &["volume", "list", "--json"])?;
+        let text = said(&listed);
+        ensure!(listed.status.success(), "{text}");
+        ensure!(text.contains("mine") && !text.contains("other"), "{text}");
+        for refused in [
+            &["volume", "delete", "mine"][..],
+            &["volume", "show", "other"],
+            &["volume", "create", "new", "--node", "n1", "--size", "1MB"],
+        ] {
+            let output = with(identity, refused)?;
+            ensure!(output.status.code() == Some(1), "{}", said(&output));
+        }
+    }
+    if let Some(reason) = cannot_mount() {
+        skip("cluster_grants_are_for_their_volumes_only (jobs)", &reason);
+        return Ok(());
+    }
+    let job = |identity: &str, mount: &str, script: &str| {
+        let args = ["exec", "--mount", mount, "--", "/bin/sh", "-ec", script];
+        with(identity, &args)
+    };
+    let written = job("rw", "mine:/vol", "echo hello > /vol/f")?;
+    ensure!(written.status.success(), "{}", said(&written));
+    let read = job("ro", "mine:/vol:ro", "cat /vol/f")?;
+    ensure!(read.stdout == b"hello\n", "{}", said(&read));
+    for (identity, mount) in [("ro", "mine:/vol"), ("rw", "other:/vol")] {
+        let refused = job(identity, mount, "echo changed > /vol/f")?;
+        ensure!(!refused.status.success(), "{}", said(&refused));
+    }
+    let read = job("ro", "mine:/vol:ro", "cat /vol/f")?;
+    ensure!(read.stdout == b"hello\n", "{}", said(&read));
     Ok(())
 }

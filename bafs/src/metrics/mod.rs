@@ -137,6 +137,15 @@ const KNOWN: &[Known] = &[
         "Blocks that were served without being kept",
     ),
     known(
+        "cache_evicted_primary",
+        "Blocks dropped for space of which the node was the primary",
+    ),
+    known(
+        "cache_evicted_secondary",
+        "Blocks dropped for space of which another node is the primary",
+    ),
+    known("cache_evicted_pinned", "Pinned blocks dropped for space"),
+    known(
         "cache_evicted_for_full_disk",
         "Blocks given up as the disk was full",
     ),

@@ -1,0 +1,94 @@
+//! The command line of the servers: `bafs home`, `bafs catalog`, `bafs node`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+/// What all servers share.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ServerArgs {
+    /// Directory that `bafs init` made.
+    #[arg(long, env = "BAFS_IDENTITY", value_name = "DIR")]
+    pub(crate) identity: PathBuf,
+    /// Address to listen at, as others reach it; port 0 takes any.
+    #[arg(
+        long,
+        env = "BAFS_LISTEN",
+        value_name = "HOST:PORT",
+        default_value = "127.0.0.1:0"
+    )]
+    pub(crate) listen: String,
+    /// Publish figures for Prometheus at this address, to everybody who reaches it; port 0 takes
+    /// any.
+    #[arg(long, env = "BAFS_METRICS", value_name = "HOST:PORT")]
+    pub(crate) metrics: Option<String>,
+    /// End when standard input ends: the server goes with the program that started it.
+    #[arg(long)]
+    pub(crate) until_stdin_closes: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  bafs home --export ~/data --listen 10.0.0.1:7001 \
+--catalog 10.0.0.1:7000 --limit 1MB/s"
+)]
+pub(crate) struct HomeArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    /// Directory to export.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) export: PathBuf,
+    /// Name in URLs: `bafs://NAME/path`.
+    #[arg(long, default_value = "home")]
+    pub(crate) name: String,
+    /// Address of the catalog to advertise to.
+    #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
+    pub(crate) catalog: Option<String>,
+    /// Most bytes per second over this server's link, both directions together.
+    #[arg(long, value_name = "RATE")]
+    pub(crate) limit: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  bafs catalog --listen 10.0.0.1:7000")]
+pub(crate) struct CatalogArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  bafs node --store /var/tmp/bafs --size 100GB \
+--listen 10.0.0.2:7002 --catalog 10.0.0.1:7000"
+)]
+pub(crate) struct NodeArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    /// Directory for volumes.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) store: PathBuf,
+    /// Space to offer for volumes.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) size: String,
+    /// Files to offer for volumes.
+    #[arg(long, default_value_t = 1_000_000)]
+    pub(crate) files: u64,
+    /// Name for people; the host name when not given.
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// Nodes of one group share cooperative caches.
+    #[arg(long, default_value = "default")]
+    pub(crate) group: String,
+    /// Memory of each agent for the data that pass through it; 256 MiB when not given.
+    #[arg(long, env = "BAFS_AGENT_MEMORY", value_name = "SIZE")]
+    pub(crate) agent_memory: Option<String>,
+    /// Jobs to run at once; the number of processors when not given, 0 for storage only.
+    #[arg(long)]
+    pub(crate) slots: Option<u32>,
+    /// What homes of other kinds ask for: credentials, permitted directories. Mode 0600.
+    #[arg(long, env = "BAFS_HOMES", value_name = "FILE")]
+    pub(crate) homes: Option<PathBuf>,
+    /// Address of the catalog to advertise to.
+    #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
+    pub(crate) catalog: Option<String>,
+}

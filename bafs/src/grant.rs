@@ -1,0 +1,64 @@
+//! `bafs grant`: an identity that can mount volumes and nothing else, for a machine that shall not
+//! hold the scheduler's. Asks no authority: whoever holds a token can narrow it.
+
+use anyhow::{Context, Result, bail};
+use bafs_proto::identity::Identity;
+use bafs_proto::message::Role;
+use bafs_proto::token::{Resource, Right};
+use bafs_server::clock;
+
+use crate::args::GrantArgs;
+use crate::client::Client;
+use crate::init::{self, DAY_MS};
+use crate::output::Output;
+
+/// Runs the command.
+pub(crate) async fn grant(args: GrantArgs, output: Output) -> Result<()> {
+    if args.to.exists() {
+        bail!(
+            "--to {}: it exists already; choose a directory that does not",
+            args.to.display()
+        );
+    }
+    let client = Client::new(&args.client)?;
+    let mut volumes = Vec::with_capacity(args.volumes.len());
+    for name in &args.volumes {
+        let (_, status) = client.volume(name).await?;
+        volumes.push(Resource::Volume(status.spec.id));
+    }
+    let rights: &[Right] = if args.read_only {
+        &[Right::Read]
+    } else {
+        &[Right::Read, Right::Write]
+    };
+    // The catalog tells where volumes are; to write there is to pose as a server.
+    let granted: [(&[Resource], &[Right]); 2] =
+        [(&[Resource::Catalog], &[Right::Read]), (&volumes, rights)];
+    let expires = clock::now().plus_ms(args.days.saturating_mul(DAY_MS));
+    let verifier = &client.identity.verifier;
+    let token = verifier
+        .narrow_each(client.token(), &granted, expires)
+        .context("cannot narrow the token")?;
+    let agent = init::load(&args.client.identity, Role::Agent)?;
+    let narrow = Identity { token, ..agent };
+    narrow.save(&init::directory_of(&args.to, Role::Agent))?;
+    output.say(
+        &format!(
+            "made {0}, which can {1} {2} for {3} days\n\
+             Next: copy {0} to the machine, and there\n  \
+             bafs mount {4} DIRECTORY{5} --identity {0} --catalog {6}",
+            args.to.display(),
+            if args.read_only {
+                "read"
+            } else {
+                "read and write"
+            },
+            args.volumes.join(", "),
+            args.days,
+            args.volumes[0],
+            if args.read_only { " --read-only" } else { "" },
+            args.client.catalog,
+        ),
+        &serde_json::json!({ "identity": args.to, "expires": expires }),
+    )
+}
