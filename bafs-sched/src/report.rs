@@ -77,8 +77,7 @@ impl Ledger {
                 "nothing was run: by the journal {journal} this run was over already; remove it to \
                  run the workflow again"
             ));
-        }
-        if scheduler.settings() != wanted {
+        } else if scheduler.settings() != wanted {
             let text = format!(
                 "the run goes on as it began: other options (--order, --checkpoint, --patience, …) \
                  have no effect with the journal {journal}"
