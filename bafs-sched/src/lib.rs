@@ -9,6 +9,7 @@ pub mod driver;
 pub mod goodput;
 pub mod io;
 pub mod logic;
+pub mod past;
 pub mod planner;
 pub mod replay;
 pub mod report;

@@ -39,6 +39,7 @@ pub fn replay(history: History) -> (Vec<Line>, Scheduler) {
         }
         teller.decisions();
         teller.warnings();
+        teller.turns();
     }
     (teller.lines, teller.scheduler)
 }
@@ -56,6 +57,8 @@ struct Teller {
     touched: BTreeSet<VolumeIndex>,
     /// Warnings that were told.
     warned: usize,
+    /// Choices of a strategy that were told.
+    turned: usize,
 }
 
 impl Teller {
@@ -71,6 +74,7 @@ impl Teller {
             receipts: BTreeMap::new(),
             touched: BTreeSet::new(),
             warned: 0,
+            turned: 0,
         }
     }
 
@@ -129,6 +133,18 @@ impl Teller {
             | Event::VolumeDeleteFailed { .. }
             | Event::JobStarted { .. }
             | Event::Tick => {}
+        }
+    }
+
+    fn turns(&mut self) {
+        let turns = self.scheduler.turns()[self.turned..].to_vec();
+        self.turned += turns.len();
+        for turn in turns {
+            let what = match turn.strategy {
+                Some(strategy) => format!("the strategy {strategy} is followed"),
+                None => "no strategy is followed".to_owned(),
+            };
+            self.tell(&[], format!("{what}: {}", turn.reason));
         }
     }
 

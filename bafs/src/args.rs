@@ -1,11 +1,14 @@
 //! The command line: what can be said. Decides nothing.
 
+mod plan;
 mod servers;
 
 use std::path::PathBuf;
 
+use bafs_sched::logic::CheckpointPolicy;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
+pub(crate) use plan::{PlanArgs, SimArgs};
 pub(crate) use servers::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
 
 /// A user-space, batch-aware distributed file system.
@@ -416,6 +419,11 @@ pub(crate) struct RunArgs {
     /// When to copy what jobs wrote to another node, in case theirs is lost.
     #[arg(long, value_enum, default_value = "cost-benefit")]
     pub(crate) checkpoint: Checkpoint,
+    /// Follow the allocation strategy that suits the links of this environment (its home-rate,
+    /// local-rate and mtbf; nodes are those of the catalog), and another one when what is left goes
+    /// faster with it.
+    #[arg(long, value_name = "ENVIRONMENT", conflicts_with_all = ["order", "remote_io"])]
+    pub(crate) plan: Option<PathBuf>,
 }
 
 /// In which order jobs start.
@@ -438,6 +446,16 @@ pub(crate) enum Checkpoint {
     Always,
     /// After a stage whose loss would cost more than the copy.
     CostBenefit,
+}
+
+impl From<Checkpoint> for CheckpointPolicy {
+    fn from(wanted: Checkpoint) -> Self {
+        match wanted {
+            Checkpoint::Never => Self::Never,
+            Checkpoint::Always => Self::Always,
+            Checkpoint::CostBenefit => Self::CostBenefit,
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -522,76 +540,6 @@ pub(crate) struct GraphArgs {
 pub(crate) struct CheckArgs {
     /// The workflow file.
     pub(crate) workflow: PathBuf,
-}
-
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Example:\n  bafs plan blast.bafs --environment cluster.toml\n  \
-bafs plan --environment thesis.toml \\\n    \
---canonical width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1"
-)]
-pub(crate) struct PlanArgs {
-    /// The workflow file.
-    #[arg(required_unless_present = "canonical", conflicts_with = "canonical")]
-    pub(crate) workflow: Option<PathBuf>,
-    /// A workload of `width` equal pipelines of `depth` jobs instead of a workflow.
-    #[arg(long, value_name = "KEY=VALUE,...")]
-    pub(crate) canonical: Option<String>,
-    /// Nodes, storage and links to plan for, as TOML.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) environment: PathBuf,
-    /// Standard deviation of the workflow's run times, as a share of their mean.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = parse_share,
-        conflicts_with = "canonical")]
-    pub(crate) variability: f64,
-}
-
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Example:\n  bafs sim blast.bafs --environment cluster.toml --all\n  \
-bafs sim --environment thesis.toml --strategy Slice --failures 12h \\\n    \
---canonical width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1"
-)]
-pub(crate) struct SimArgs {
-    /// The workflow file.
-    #[arg(required_unless_present = "canonical", conflicts_with = "canonical")]
-    pub(crate) workflow: Option<PathBuf>,
-    /// A workload of `width` equal pipelines of `depth` jobs instead of a workflow.
-    #[arg(long, value_name = "KEY=VALUE,...")]
-    pub(crate) canonical: Option<String>,
-    /// Nodes, storage and links to simulate, as TOML.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) environment: PathBuf,
-    /// The strategy to follow, or `need` for the scheduler without a plan; what the planner
-    /// chooses when not given.
-    #[arg(long, value_name = "NAME", conflicts_with = "all")]
-    pub(crate) strategy: Option<String>,
-    /// Simulate every strategy that is possible, and the scheduler without a plan.
-    #[arg(long)]
-    pub(crate) all: bool,
-    /// Write pictures into this directory: processors and storage over time, a Gantt chart of each
-    /// run, the workflow as DOT; of a workload in a line also the planner's choice over sizes, and
-    /// how each strategy's time depends on each quantity (simulated; takes a while).
-    #[arg(long, value_name = "DIR")]
-    pub(crate) plot: Option<PathBuf>,
-    /// Seed of everything random: the same seed gives the same result on every machine.
-    #[arg(long, default_value_t = 1)]
-    pub(crate) seed: u64,
-    /// Mean time between failures of any of the nodes, such as 12h, instead of the environment's.
-    #[arg(long, value_name = "MTBF")]
-    pub(crate) failures: Option<String>,
-    /// Standard deviation of the workflow's run times, as a share of their mean.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = parse_share,
-        conflicts_with = "canonical")]
-    pub(crate) variability: f64,
-}
-
-fn parse_share(text: &str) -> Result<f64, String> {
-    let share = text
-        .parse()
-        .ok()
-        .filter(|share: &f64| (0.0..=10.0).contains(share));
-    share.ok_or_else(|| "must be a number from 0 to 10, such as 0.1".to_owned())
 }
 
 #[derive(Debug, Args)]

@@ -8,22 +8,45 @@ use bafs_sched::planner::{
     Candidate, Canonical, Environment, Plan, Shape, Shortage, Strategy, Traversal, plan,
 };
 
+use bafs_sched::sim::{Doubt, Load, Tried, decide, workflow_of};
+use bafs_sched::workflow::Workflow;
 use serde::Serialize;
 
 use crate::args::PlanArgs;
 use crate::output::Output;
 use crate::workflow_file;
 
+/// Jobs of a canonical workload up to which candidates may be simulated.
+const JOBS_MAX: u64 = 100_000;
+
 /// Plans a workflow or a canonical workload, and prints the strategies and the choice.
 pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<()> {
     let environment = environment(&args.environment)?;
-    let (shape, remarks) = shape(args)?;
-    let plan = plan(shape, &environment);
+    let Asked {
+        shape,
+        workflow,
+        mut remarks,
+    } = asked(args)?;
+    let mut plan = plan(shape, &environment);
+    let doubt = match &workflow {
+        Some((_, doubt)) => *doubt,
+        None => Doubt::Ties,
+    };
+    let tried = match (args.model, workflow) {
+        (true, _) | (_, None) => Vec::new(),
+        (false, Some((workflow, _))) => simulated(&mut plan, doubt, &workflow, &environment)?,
+    };
+    if doubt == Doubt::All && tried.is_empty() && !args.model {
+        remarks.push("too many jobs to simulate: chosen by the model".to_owned());
+    }
     let mut text = String::new();
     for remark in &remarks {
         writeln!(text, "{remark}")?;
     }
     text.push_str(&table(&plan)?);
+    for tried in &tried {
+        text.push_str(&told(tried));
+    }
     match (&plan.choice, &plan.refusal) {
         (Some(choice), _) => write!(text, "\nchoice: {}: {}", choice.strategy, choice.reason)?,
         (None, refusal) => write!(text, "\nno choice: {}", refusal.as_deref().unwrap_or(""))?,
@@ -32,6 +55,7 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<()> {
         plan: &plan,
         environment: &environment,
         remarks: &remarks,
+        simulated: &tried,
     };
     output.say(&text, &shown)
 }
@@ -41,6 +65,8 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<()> {
 struct Shown<'p> {
     environment: &'p Environment,
     remarks: &'p [String],
+    /// What was simulated, because the model alone cannot tell.
+    simulated: &'p [Tried],
     #[serde(flatten)]
     plan: &'p Plan,
 }
@@ -51,12 +77,26 @@ pub(crate) fn environment(path: &Path) -> Result<Environment> {
     Environment::parse(&text).map_err(|e| anyhow!("{}: {e}", path.display()))
 }
 
-/// The workload's shape, and what there is to say about how it was found.
-fn shape(args: &PlanArgs) -> Result<(Shape, Vec<String>)> {
+/// What is planned.
+struct Asked {
+    shape: Shape,
+    /// To simulate candidates with; nothing when there are too many jobs for that.
+    workflow: Option<(Workflow, Doubt)>,
+    /// What there is to say about how the shape was found.
+    remarks: Vec<String>,
+}
+
+fn asked(args: &PlanArgs) -> Result<Asked> {
     let path = match (&args.canonical, &args.workflow) {
         (Some(text), _) => {
             let canonical = Canonical::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
-            return Ok((canonical.shape(), Vec::new()));
+            let jobs = u64::from(canonical.width) * u64::from(canonical.depth);
+            let is_small = jobs <= JOBS_MAX;
+            return Ok(Asked {
+                shape: canonical.shape(),
+                workflow: is_small.then(|| (workflow_of(&canonical), Doubt::Ties)),
+                remarks: Vec::new(),
+            });
         }
         (None, Some(path)) => path,
         (None, None) => bail!("give a workflow file or --canonical"),
@@ -71,14 +111,45 @@ fn shape(args: &PlanArgs) -> Result<(Shape, Vec<String>)> {
                 "canonical: {} pipelines of {} jobs",
                 canonical.width, canonical.depth
             );
-            Ok((canonical.shape(), vec![found]))
+            Ok(Asked {
+                shape: canonical.shape(),
+                workflow: Some((workflow, Doubt::Ties)),
+                remarks: vec![found],
+            })
         }
         Err(why) => {
             let (shape, approximations) = Shape::bottleneck(&workflow, args.variability);
-            let mut remarks = vec![format!("{why}; planned by its largest stage")];
+            let mut remarks = vec![format!("{why}; predicted by its largest stage")];
             remarks.extend(approximations);
-            Ok((shape, remarks))
+            Ok(Asked {
+                shape,
+                workflow: Some((workflow, Doubt::All)),
+                remarks,
+            })
         }
+    }
+}
+
+fn simulated(
+    plan: &mut Plan,
+    doubt: Doubt,
+    workflow: &Workflow,
+    environment: &Environment,
+) -> Result<Vec<Tried>> {
+    let load = Load::Declared {
+        variability_ppm: (plan.shape.variability * 1e6).round() as u64,
+    };
+    let tried = decide(plan, doubt, workflow, environment, &load);
+    tried.map_err(|stuck| anyhow!("the simulation of a candidate: {stuck}"))
+}
+
+fn told(tried: &Tried) -> String {
+    let name = tried
+        .strategy
+        .map_or_else(|| "no plan".to_owned(), |s| s.to_string());
+    match tried.simulated_s {
+        Some(seconds) => format!("simulated {name:<11} {seconds:.0} s\n"),
+        None => format!("simulated {name:<11} given up: far behind\n"),
     }
 }
 

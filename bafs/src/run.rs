@@ -10,18 +10,19 @@ use bafs_proto::identity::Identity;
 use bafs_proto::message::Role;
 use bafs_sched::driver::{self, Cancel, RunOptions};
 use bafs_sched::io::homes::FileHome;
-use bafs_sched::logic::{CheckpointPolicy, Order, Outcome, Progress, Rules, Settings};
+use bafs_sched::logic::{Guide, Order, Outcome, Progress, Rules, Settings};
 use bafs_sched::report::RunReport;
 use bafs_sched::workflow::{Workflow, parse_duration};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::{Checkpoint, RunArgs, StartOrder};
+use crate::args::{RunArgs, StartOrder};
 use crate::client::Client;
 use crate::cluster::{Cluster, ClusterSpec};
 use crate::display::Display;
 use crate::init;
 use crate::metrics::{self, Shown};
 use crate::output::Output;
+use crate::plan;
 use crate::rate::{parse_bytes, parse_rate};
 use crate::workflow_file;
 
@@ -34,6 +35,9 @@ const COLUMNS_SHOWN: usize = 500;
 
 /// Most warnings about declarations that a report shows.
 const WARNINGS_SHOWN: usize = 20;
+
+/// What computing times of jobs are taken to deviate from their mean, in millionths of it.
+const VARIABILITY_PPM: u64 = 100_000;
 
 /// How a workflow is run on a throw-away cluster.
 #[derive(Debug, Clone)]
@@ -73,11 +77,8 @@ fn settings(args: &RunArgs) -> Result<Settings> {
         rules: rules(args.order),
         nodes_wait_ms: patience_ms.unwrap_or(usual.nodes_wait_ms),
         stuck_wait_ms: patience_ms.unwrap_or(usual.stuck_wait_ms),
-        checkpoint: match args.checkpoint {
-            Checkpoint::Never => CheckpointPolicy::Never,
-            Checkpoint::Always => CheckpointPolicy::Always,
-            Checkpoint::CostBenefit => CheckpointPolicy::CostBenefit,
-        },
+        guide: args.plan.as_deref().map(guide).transpose()?,
+        checkpoint: args.checkpoint.into(),
         ..usual
     })
 }
@@ -87,6 +88,17 @@ fn patience_ms(text: &str) -> Result<u64> {
         Ok(seconds) => Ok(seconds.saturating_mul(1000)),
         Err(error) => bail!("--patience cannot be read: {error}"),
     }
+}
+
+/// What the scheduler cannot see of an environment.
+fn guide(path: &Path) -> Result<Guide> {
+    let environment = plan::environment(path)?;
+    Ok(Guide {
+        home_bytes_per_s: environment.home_bytes_per_s,
+        local_bytes_per_s: environment.local_bytes_per_s,
+        mtbf_s: environment.mtbf_s,
+        variability_ppm: VARIABILITY_PPM,
+    })
 }
 
 /// An order alone: everything may be allocated at once that fits.

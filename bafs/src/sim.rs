@@ -1,42 +1,34 @@
 //! `bafs sim`: runs a workload on machines that are not there. It starts nothing.
 
 mod plot;
+mod workload;
 
 use std::fmt::Write;
 
 use anyhow::{Result, anyhow, bail};
 use bafs_sched::logic::Outcome;
-use bafs_sched::planner::{Candidate, Canonical, Environment, Shape, Strategy, plan};
-use bafs_sched::sim::{Load, Policy, Run, Scenario, Simulation, workflow_of};
-use bafs_sched::workflow::{Workflow, parse_duration};
+use bafs_sched::planner::{Candidate, Canonical, Environment, Strategy, plan};
+use bafs_sched::sim::{Policy, Run, Scenario, Simulation};
 use serde::Serialize;
 
+use self::workload::{Before, Workload};
 use crate::args::SimArgs;
 use crate::output::Output;
-use crate::plan::environment;
-use crate::workflow_file;
 
-/// Jobs of a canonical workload that are simulated at most: each is a job in memory.
-const JOBS_MAX: u64 = 10_000_000;
-
-/// Simulates a workflow or a canonical workload, and prints how it went.
+/// Simulates a workload, and prints how it went.
 pub(crate) fn run(args: &SimArgs, output: Output) -> Result<()> {
-    let mut environment = environment(&args.environment)?;
-    if let Some(text) = &args.failures {
-        environment.mtbf_s = Some(mtbf(text)?);
-    }
-    let (workflow, shape) = workload(args)?;
-    let plan = plan(shape.clone(), &environment);
+    let workload = Workload::of(args)?;
+    let environment = workload.environment(args)?;
+    let plan = plan(workload.shape.clone(), &environment);
     let chosen = plan.choice.as_ref().map(|choice| choice.strategy);
     let policies = policies(args, &plan.candidates, chosen)?;
     let mut rows = Vec::new();
     for policy in policies {
         rows.push(simulate(
             args,
-            &workflow,
+            &workload,
             &environment,
             &plan.candidates,
-            &shape,
             policy,
         )?);
     }
@@ -44,13 +36,19 @@ pub(crate) fn run(args: &SimArgs, output: Output) -> Result<()> {
         environment: &environment,
         seed: args.seed,
         chosen,
+        before: workload.before.as_ref(),
         rows: &rows,
     };
-    output.say(&table(&rows, chosen)?, &shown)?;
+    let mut text = String::new();
+    if let Some(before) = &workload.before {
+        text = told(before)?;
+    }
+    text.push_str(&table(&rows, chosen)?);
+    output.say(&text, &shown)?;
     let Some(directory) = &args.plot else {
         return Ok(());
     };
-    let mut written = plot::write(directory, &workflow, &rows)?;
+    let mut written = plot::write(directory, &workload.workflow, &rows)?;
     if let Some(text) = &args.canonical {
         let canonical = Canonical::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
         written.extend(plot::write_canonical(directory, &canonical, &environment)?);
@@ -66,6 +64,8 @@ struct Shown<'s> {
     seed: u64,
     /// What the planner chooses.
     chosen: Option<Strategy>,
+    /// How it really went.
+    before: Option<&'s Before>,
     rows: &'s [Row],
 }
 
@@ -79,35 +79,16 @@ struct Row {
     run: Run,
 }
 
-fn mtbf(text: &str) -> Result<u64> {
-    match parse_duration(text) {
-        Ok(0) => bail!("--failures is zero: nothing would ever be done"),
-        Ok(seconds) => Ok(seconds),
-        Err(error) => bail!("--failures cannot be read: {error}"),
+/// How it really went.
+fn told(before: &Before) -> Result<String> {
+    let mut text = String::new();
+    if let Some(seconds) = before.took_s {
+        writeln!(text, "it really took {seconds:.1} s")?;
     }
-}
-
-fn workload(args: &SimArgs) -> Result<(Workflow, Shape)> {
-    if let Some(text) = &args.canonical {
-        let canonical = Canonical::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
-        let jobs = u64::from(canonical.width) * u64::from(canonical.depth);
-        if jobs > JOBS_MAX {
-            bail!("--canonical: {jobs} jobs are too many to simulate; the limit is {JOBS_MAX}");
-        }
-        return Ok((workflow_of(&canonical), canonical.shape()));
+    for remark in &before.remarks {
+        writeln!(text, "{remark}")?;
     }
-    let Some(path) = &args.workflow else {
-        bail!("give a workflow file or --canonical");
-    };
-    let workflow = workflow_file::load(path)?;
-    if workflow.jobs.is_empty() {
-        bail!("{} has no jobs to simulate", path.display());
-    }
-    let shape = Canonical::recognise(&workflow, args.variability).map_or_else(
-        |_| Shape::bottleneck(&workflow, args.variability).0,
-        |canonical| canonical.shape(),
-    );
-    Ok((workflow, shape))
+    Ok(text)
 }
 
 fn policies(
@@ -121,10 +102,14 @@ fn policies(
         return Ok(std::iter::once(Policy::Need).chain(strategies).collect());
     }
     let Some(name) = &args.strategy else {
+        // A run of our own went by need.
+        let chosen = chosen.filter(|_| args.from_journal.is_none());
         return Ok(vec![chosen.map_or(Policy::Need, Policy::Strategy)]);
     };
-    if name.eq_ignore_ascii_case("need") {
-        return Ok(vec![Policy::Need]);
+    for policy in [Policy::Need, Policy::Guided] {
+        if name.eq_ignore_ascii_case(&policy.to_string()) {
+            return Ok(vec![policy]);
+        }
     }
     let found = candidates.iter().find(|candidate| {
         let strategy = candidate.allocation.strategy.to_string();
@@ -132,8 +117,8 @@ fn policies(
     });
     let Some(candidate) = found else {
         bail!(
-            "--strategy {name}: known are All, AllPrivate, AllBatch, Slice, Minimal, Remote and \
-             need (the scheduler without a plan)"
+            "--strategy {name}: known are All, AllPrivate, AllBatch, Slice, Minimal, Remote, need \
+             (the scheduler without a plan) and guided (it chooses by itself)"
         );
     };
     if !candidate.allocation.is_possible() {
@@ -148,22 +133,20 @@ fn policies(
 
 fn simulate(
     args: &SimArgs,
-    workflow: &Workflow,
+    workload: &Workload,
     environment: &Environment,
     candidates: &[Candidate],
-    shape: &Shape,
     policy: Policy,
 ) -> Result<Row> {
     let scenario = Scenario {
         environment: environment.clone(),
         policy,
-        load: Load::Declared {
-            variability_ppm: (shape.variability * 1e6).round() as u64,
-        },
+        load: workload.load.clone(),
+        checkpoint: args.checkpoint.into(),
         seed: args.seed,
         is_recorded: args.plot.is_some(),
     };
-    let run = Simulation::new(workflow.clone(), scenario).run();
+    let run = Simulation::new(workload.workflow.clone(), scenario).run();
     let run = run.map_err(|stuck| anyhow!("policy {policy}: {stuck}"))?;
     let predicted = candidates
         .iter()
@@ -195,6 +178,13 @@ fn table(rows: &[Row], chosen: Option<Strategy>) -> Result<String> {
             row.run.executions,
             row.run.failures,
         )?;
+        for turn in &row.run.turns {
+            let strategy = turn
+                .strategy
+                .map_or_else(|| "no strategy".to_owned(), |s| s.to_string());
+            let seconds = turn.at.0 / 1_000;
+            writeln!(text, "  from {seconds} s on {strategy}: {}", turn.reason)?;
+        }
         if let Outcome::Failed { jobs, messages } = &row.run.outcome {
             let reasons = jobs.iter().map(|job| job.reason.as_str());
             let why = messages.iter().map(String::as_str).chain(reasons).next();
@@ -235,7 +225,7 @@ mod tests {
     fn chosen(more: &[&str]) -> Result<Vec<String>> {
         let text = include_str!("../../examples/environments/thesis.toml");
         let (args, environment) = (sim_args(more), Environment::parse(text)?);
-        let plan = plan(workload(&args)?.1, &environment);
+        let plan = plan(Workload::of(&args)?.shape, &environment);
         let policies = policies(&args, &plan.candidates, Some(Strategy::Slice))?;
         Ok(policies.iter().map(ToString::to_string).collect())
     }
@@ -261,14 +251,15 @@ mod tests {
         let environment = Environment::parse(text).unwrap();
         let canonical = Canonical::parse("width=20,depth=2,batch=45GB,private=0.5GB,run=50s");
         let canonical = canonical.unwrap();
-        let (workflow, shape) = (workflow_of(&canonical), canonical.shape());
         let directory = tempfile::tempdir().unwrap();
-        let args = sim_args(&["--plot", &directory.path().to_string_lossy()]);
-        let plan = plan(shape.clone(), &environment);
+        let mut args = sim_args(&["--plot", &directory.path().to_string_lossy()]);
+        args.canonical = Some("width=20,depth=2,batch=45GB,private=0.5GB,run=50s".to_owned());
+        let workload = Workload::of(&args).unwrap();
+        let plan = plan(workload.shape.clone(), &environment);
         let policy = Policy::Strategy(Strategy::Slice);
         let candidates = &plan.candidates;
-        let row = simulate(&args, &workflow, &environment, candidates, &shape, policy).unwrap();
-        let written = plot::write(directory.path(), &workflow, &[row]).unwrap();
+        let row = simulate(&args, &workload, &environment, candidates, policy).unwrap();
+        let written = plot::write(directory.path(), &workload.workflow, &[row]).unwrap();
         let names = [
             "workflow.dot",
             "processors.svg",
@@ -283,17 +274,5 @@ mod tests {
         let map = plot::map(&canonical, &environment);
         let chosen = map.cells.iter().flatten().flatten().count();
         assert!(chosen > 0 && map.kinds.len() > 1, "{:?}", map.kinds);
-    }
-
-    #[test]
-    fn a_mean_time_of_nothing_is_refused() {
-        assert_eq!(mtbf("12 h").unwrap(), 43_200);
-        assert!(mtbf("0 s").unwrap_err().to_string().contains("is zero"));
-        assert!(
-            mtbf("often")
-                .unwrap_err()
-                .to_string()
-                .contains("cannot be read")
-        );
     }
 }

@@ -164,3 +164,66 @@ fn cluster_tells_how_far_a_run_is_and_what_a_lost_node_cost() -> Result<()> {
     ensure!(names_node, "{report}");
     Ok(())
 }
+
+#[test]
+fn cluster_simulates_a_finished_run_again() -> Result<()> {
+    let name = "cluster_simulates_a_finished_run_again";
+    let Some(world) = ready(name, &["30MB", "30MB"], Some("1MB/s"))? else {
+        return Ok(());
+    };
+    let path = world.workflow(WORKFLOW)?;
+    let workflow = path.to_string_lossy().into_owned();
+    let run = world.json(&["run", &workflow])?;
+    let real_s = number(&run, "wall_ms")? as f64 / 1_000.0;
+    let simulated = |home: &str| -> Result<(f64, u64)> {
+        let rates = ["--home-rate", home, "--local-rate", "500MB/s"];
+        let found = [&["sim", "--from-journal", &workflow][..], &rates].concat();
+        let found = world.json(&found)?;
+        ensure!(found["before"]["took_s"].as_f64().is_some(), "{found}");
+        let row = &found["rows"][0];
+        let seconds = row["simulated_s"].as_f64().context("simulated_s")?;
+        Ok((seconds, number(row, "fetched_bytes")?))
+    };
+    let (as_it_was, fetched) = simulated("1MB/s")?;
+    // Two megabytes behind a link of one a second, then a sleep of 1.5 s; real jobs have to be
+    // started besides.
+    ensure!(
+        as_it_was > 3.0 && as_it_was < real_s + 0.5,
+        "{as_it_was} s, really {real_s} s"
+    );
+    ensure!(fetched.abs_diff(2_000_000) < 10_000, "{fetched}");
+    let (faster, _) = simulated("100MB/s")?;
+    ensure!(faster + 1.5 < as_it_was, "{faster} s, before {as_it_was} s");
+    let strategies = world.json(&[
+        "sim",
+        "--from-journal",
+        &workflow,
+        "--home-rate",
+        "1MB/s",
+        "--local-rate",
+        "500MB/s",
+        "--all",
+        "--nodes",
+        "3",
+        "--checkpoint",
+        "always",
+    ])?;
+    let rows = strategies["rows"].as_array().context("rows")?;
+    ensure!(
+        rows.len() > 2 && rows[0]["policy"] == "need",
+        "{strategies}"
+    );
+    // A run that was cut short tells only a part.
+    let journal = std::fs::read(format!("{workflow}.journal"))?;
+    let part = path.with_extension("part");
+    std::fs::write(&part, &journal[..journal.len() * 3 / 4])?;
+    let cut = world
+        .bafs(&["sim", "--from-journal", &part.to_string_lossy()])
+        .output()?;
+    let error = String::from_utf8_lossy(&cut.stderr);
+    ensure!(
+        !cut.status.success() && error.contains("has not ended"),
+        "{error}"
+    );
+    Ok(())
+}

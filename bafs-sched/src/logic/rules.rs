@@ -79,6 +79,13 @@ impl Admission {
         }
     }
 
+    /// Other rules from now on; what is under way stays so.
+    pub(super) fn change(&mut self, rules: Rules) {
+        self.rules = rules;
+        self.begun = self.under_way;
+        self.is_batch_full = false;
+    }
+
     /// The place of a job in the order, before its needs are looked at.
     pub(super) fn turn(&self, job: JobIndex, pipeline: u32) -> (u32, u32) {
         let level = self.level[job.as_usize()];

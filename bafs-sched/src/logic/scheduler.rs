@@ -13,6 +13,7 @@ use super::event::{Event, NodeSeen};
 use super::extraction::Extractions;
 use super::fleet::Fleet;
 use super::graph::{Graph, JobState};
+use super::guide::Guided;
 use super::progress::{JobFailure, Outcome, Progress};
 use super::queues::Queues;
 use super::rules::Admission;
@@ -70,6 +71,8 @@ pub struct Scheduler {
     pub(super) unprotected: u32,
     /// The strategy's rules, when there are any.
     pub(super) admission: Option<Admission>,
+    /// Which strategy is followed, when the scheduler chooses by itself.
+    pub(super) guided: Option<Guided>,
     /// Where pipelines are at home, and which need room elsewhere.
     pub(super) claims: Claims,
     /// Losses and restarts of nodes that ran jobs, and the last of them.
@@ -128,6 +131,7 @@ impl Scheduler {
             protected: None,
             unprotected: 0,
             admission: None,
+            guided: None,
             claims: Claims::default(),
             nodes_gone: 0,
             last_gone: None,
@@ -150,6 +154,8 @@ impl Scheduler {
         };
         let rules = scheduler.settings.rules.clone();
         scheduler.admission = rules.map(|rules| Admission::new(rules, &scheduler.graph));
+        let guide = scheduler.settings.guide.clone();
+        scheduler.guided = guide.map(|guide| Guided::new(guide, &scheduler.graph.workflow));
         scheduler.scratch_volume_max = scheduler.largest_scratch_volume();
         scheduler.scratch_need_max = scheduler.largest_scratch_need();
         for job in scheduler.graph.job_indexes() {
@@ -385,6 +391,7 @@ impl Scheduler {
         }
         if self.phase == Phase::Running {
             self.make_sizes_up();
+            self.reconsider();
             self.place_all();
             self.look_for_blockade();
             if self.graph.is_final() && self.extractions.is_final() && self.attempts.is_empty() {

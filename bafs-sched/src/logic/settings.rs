@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::checkpoint::CheckpointPolicy;
+use super::guide::Guide;
 use super::rules::Rules;
 
 /// How a workflow is run. Kept in the journal, so that a restart decides alike.
@@ -13,6 +14,8 @@ pub struct Settings {
     pub remote_io: bool,
     /// What may be allocated at once, when the planner chose a strategy; as much as fits without.
     pub rules: Option<Rules>,
+    /// What the scheduler needs to know to choose a strategy by itself, and to change it.
+    pub guide: Option<Guide>,
     /// When volumes are copied to another node.
     pub checkpoint: CheckpointPolicy,
     /// Space of each node that stays unused, in thousandths: cooperative caches are never spread
@@ -55,6 +58,7 @@ impl Default for Settings {
         Self {
             remote_io: false,
             rules: None,
+            guide: None,
             checkpoint: CheckpointPolicy::default(),
             slack_permille: 20,
             lost_after_ms: 6_000,

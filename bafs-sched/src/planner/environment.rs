@@ -10,6 +10,8 @@ use crate::workflow::{QuantityError, parse_duration, parse_size};
 
 /// Nodes in one environment; more is a typing error.
 const NODES_MAX: u64 = 10_000_000;
+/// Bytes that all nodes offer together: sums of volumes fit a u64.
+const STORAGE_BYTES_MAX: u128 = 8_000_000_000_000_000_000;
 /// Processors of one node; more is a typing error.
 const CPUS_MAX: u32 = 65_536;
 /// The speed that run times are declared for, in thousandths.
@@ -40,6 +42,10 @@ pub struct NodeClass {
     pub local_bytes_per_s: Option<u64>,
     /// Rate of each one's disk in bytes per second, where it is not that of its link.
     pub disk_bytes_per_s: Option<u64>,
+    /// When they come, in seconds; plans only count those that are there at the beginning.
+    pub from_s: u64,
+    /// When they leave for good, in seconds; they stay when it is not given.
+    pub until_s: Option<u64>,
 }
 
 impl NodeClass {
@@ -54,7 +60,14 @@ impl NodeClass {
             memory_bytes: 0,
             local_bytes_per_s: None,
             disk_bytes_per_s: None,
+            from_s: 0,
+            until_s: None,
         }
+    }
+
+    /// Whether they are there at the beginning.
+    pub fn is_there_first(&self) -> bool {
+        self.from_s == 0
     }
 }
 
@@ -143,17 +156,22 @@ impl Environment {
         if self.nodes.is_empty() {
             return Err(at(1, "there are no nodes; write a [[nodes]] section"));
         }
-        if self.node_count() > NODES_MAX {
-            let message = format!(
-                "{} nodes are too many; the limit is {NODES_MAX}",
-                self.node_count()
-            );
+        let all: u64 = self.nodes.iter().map(|class| u64::from(class.count)).sum();
+        if all > NODES_MAX {
+            let message = format!("{all} nodes are too many; the limit is {NODES_MAX}");
             return Err(at(1, message));
+        }
+        let of = |class: &NodeClass| u128::from(class.count) * u128::from(class.storage_bytes);
+        if self.nodes.iter().map(of).sum::<u128>() > STORAGE_BYTES_MAX {
+            return Err(at(
+                1,
+                "the nodes have more than 8000 PB of storage together",
+            ));
         }
         if self.cpus() == 0 {
             return Err(at(
                 1,
-                "no node has a processor: nothing could run; give some `cpus`",
+                "no node has a processor at the beginning: nothing could run; give some `cpus`",
             ));
         }
         Ok(self)
@@ -167,13 +185,12 @@ impl Environment {
     /// Bytes that all nodes together offer for volumes.
     pub fn storage_bytes(&self) -> u128 {
         let of = |class: &NodeClass| u128::from(class.count) * u128::from(class.storage_bytes);
-        self.nodes.iter().map(of).sum()
+        self.first().map(of).sum()
     }
 
     /// Bytes of the node that offers most.
     pub fn largest_node_bytes(&self) -> u64 {
-        self.nodes
-            .iter()
+        self.first()
             .map(|class| class.storage_bytes)
             .max()
             .unwrap_or(0)
@@ -195,10 +212,14 @@ impl Environment {
     }
 
     fn sum(&self, of: impl Fn(&NodeClass) -> u64) -> u64 {
-        self.nodes
-            .iter()
+        self.first()
             .map(|class| u64::from(class.count) * of(class))
             .sum()
+    }
+
+    /// The nodes that are there at the beginning.
+    fn first(&self) -> impl Iterator<Item = &NodeClass> {
+        self.nodes.iter().filter(|class| class.is_there_first())
     }
 }
 
@@ -220,6 +241,7 @@ fn nodes(text: &str) -> Result<Vec<NodeClass>, EnvironmentError> {
 fn node_class(text: &str, table: &Spanned<Table>) -> Result<NodeClass, EnvironmentError> {
     let (mut count, mut cpus, mut storage_bytes) = (None, None, None);
     let mut class = NodeClass::new(1, 0, 0);
+    let mut until = None;
     for (key, value) in table.get_ref() {
         let place = Place {
             line: line_of(text, key.span().start),
@@ -235,10 +257,15 @@ fn node_class(text: &str, table: &Spanned<Table>) -> Result<NodeClass, Environme
             "memory" => class.memory_bytes = place.size(value)?,
             "local-rate" => class.local_bytes_per_s = Some(place.rate(value)?),
             "disk-rate" => class.disk_bytes_per_s = Some(place.rate(value)?),
+            "from" => class.from_s = place.duration(value)?,
+            "until" => {
+                class.until_s = Some(place.duration(value)?);
+                until = Some(place.line);
+            }
             _ => {
                 return Err(place.error(
                     "is no key of [[nodes]]; known are count, cpus and storage, and when needed \
-                     cluster, speed, memory, local-rate and disk-rate",
+                     cluster, speed, memory, local-rate, disk-rate, from and until",
                 ));
             }
         }
@@ -247,6 +274,14 @@ fn node_class(text: &str, table: &Spanned<Table>) -> Result<NodeClass, Environme
         let message = format!("this [[nodes]] section has no `{key}`");
         at(line_of(text, table.span().start), message)
     };
+    if let (Some(line), Some(until_s)) = (until, class.until_s)
+        && until_s <= class.from_s
+    {
+        return Err(at(
+            line,
+            "`until` is not after `from`: these nodes would never be there",
+        ));
+    }
     class.count = count.ok_or_else(|| missing("count"))?;
     class.cpus = cpus.ok_or_else(|| missing("cpus"))?;
     class.storage_bytes = storage_bytes.ok_or_else(|| missing("storage"))?;
@@ -407,6 +442,14 @@ mod tests {
             ("\"5 GB\"", "\"-5 GB\"", 7, "`storage` cannot be read"),
             ("count = 50", "count = 50\ncount = 51", 6, "duplicate key"),
             ("count = 50", "count = ", 5, ""),
+        ] {
+            refused(wrong, right, line, expected);
+        }
+    }
+
+    #[test]
+    fn absurd_nodes_are_errors_with_line_and_key() {
+        for (wrong, right, line, expected) in [
             (
                 "cpus = 1",
                 "cpus = 1\nspeed = 0",
@@ -420,18 +463,43 @@ mod tests {
                 "`disk-rate` is zero",
             ),
             (
+                "cpus = 1",
+                "cpus = 1\nuntil = \"2 h\"\nfrom = \"2 h\"",
+                7,
+                "`until` is not after `from`",
+            ),
+            (
+                "cpus = 1",
+                "cpus = 1\nfrom = \"2 h\"",
+                1,
+                "no node has a processor",
+            ),
+            (
+                "cpus = 1",
+                "cpus = 1\nmemory = 5",
+                7,
+                "`memory` must be text",
+            ),
+            ("count = 50", "count = 5000000000", 5, "`count` must be"),
+            ("5 GB", "1000 PB", 1, "more than 8000 PB of storage"),
+            ("[[nodes]]", "[nodes]", 4, ""),
+            (
                 "[[nodes]]",
                 "restart = \"0 s\"\n[[nodes]]",
                 4,
                 "`restart` is zero",
             ),
         ] {
-            assert!(THESIS.contains(wrong), "{wrong}");
-            let text = THESIS.replacen(wrong, right, 1);
-            let error = Environment::parse(&text).unwrap_err();
-            assert!(error.message.contains(expected), "{right}: {error}");
-            assert_eq!(error.line, line, "{right}: {error}");
+            refused(wrong, right, line, expected);
         }
+    }
+
+    fn refused(wrong: &str, right: &str, line: usize, expected: &str) {
+        assert!(THESIS.contains(wrong), "{wrong}");
+        let text = THESIS.replacen(wrong, right, 1);
+        let error = Environment::parse(&text).unwrap_err();
+        assert!(error.message.contains(expected), "{right}: {error}");
+        assert_eq!(error.line, line, "{right}: {error}");
         let error =
             Environment::parse("home-rate = \"1 B/s\"\nlocal-rate = \"1 B/s\"").unwrap_err();
         assert!(error.message.contains("no nodes"), "{error}");

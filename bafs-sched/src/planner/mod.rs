@@ -16,6 +16,6 @@ pub use canonical::{Canonical, CanonicalError, Layout, NotCanonical};
 pub use choose::{Candidate, Choice, Plan, plan};
 pub use environment::{Environment, EnvironmentError, NodeClass};
 pub use expected::{expected_maximum_normal, response_s};
-pub use predict::{predict, predict_printed};
+pub use predict::{predict, predict_printed, predict_rest};
 pub use shape::Shape;
 pub use strategy::{Allocation, Shortage, Strategy, Traversal};

@@ -52,6 +52,21 @@ pub fn predict_printed(
 /// or never ends at this rate of failures. Slower links, longer jobs, more of them, and more
 /// variability never make it shorter.
 pub fn predict(strategy: Strategy, shape: &Shape, environment: &Environment) -> Option<f64> {
+    predict_rest(strategy, shape, environment, 0)
+}
+
+/// The same for what is left of a workload when so many bytes of its batch data are in caches.
+pub fn predict_rest(
+    strategy: Strategy,
+    shape: &Shape,
+    environment: &Environment,
+    resident_bytes: u128,
+) -> Option<f64> {
+    let missing = match shape.batch_total_bytes {
+        0 => 1.0,
+        all => all.saturating_sub(resident_bytes) as f64 / all as f64,
+    };
+    let whole = shape.width;
     let round = |width, caches| {
         let shape = shape.with_width(width);
         let allocation = strategy.allocate(&shape, environment);
@@ -59,6 +74,8 @@ pub fn predict(strategy: Strategy, shape: &Shape, environment: &Environment) -> 
             shape: &shape,
             environment,
             allocation: &allocation,
+            // Later rounds find what the strategy keeps.
+            missing: if width == whole { missing } else { 1.0 },
         };
         let seconds = model.round_s(caches);
         (seconds, model.failed_pipelines(seconds))
@@ -183,6 +200,8 @@ struct Model<'m> {
     shape: &'m Shape,
     environment: &'m Environment,
     allocation: &'m Allocation,
+    /// The part of the batch data that is not in caches when the round starts.
+    missing: f64,
 }
 
 impl Model<'_> {
@@ -190,7 +209,9 @@ impl Model<'_> {
         match self.allocation.strategy {
             Strategy::Remote => self.remote_s(),
             Strategy::All | Strategy::AllBatch => self.depth_first_s(caches),
-            Strategy::AllPrivate | Strategy::Slice => self.breadth_first_s(self.shape.width, 1.0),
+            Strategy::AllPrivate | Strategy::Slice => {
+                self.breadth_first_s(self.shape.width, self.missing)
+            }
             Strategy::Minimal => self.partial_slices_s(),
         }
     }
@@ -219,7 +240,7 @@ impl Model<'_> {
     fn depth_first_s(&self, caches: Caches) -> f64 {
         let (running, depth) = (self.running(), self.shape.depth as f64);
         let fetch_s = match caches {
-            Caches::Cold => self.home_s(self.shape.batch_total_bytes as f64),
+            Caches::Cold => self.home_s(self.shape.batch_total_bytes as f64 * self.missing),
             Caches::Warm => 0.0,
         };
         let stage = Stage {
@@ -351,10 +372,10 @@ impl Model<'_> {
         let kept = self.allocation.stages_kept(self.shape) as f64 / self.shape.depth as f64;
         let again = 1.0 - kept;
         if cycles == 1 {
-            return self.breadth_first_s(part_width, 1.0);
+            return self.breadth_first_s(part_width, self.missing);
         }
         let between = (cycles - 2) as f64 * self.breadth_first_s(part_width, again);
-        self.breadth_first_s(part_width, 1.0)
+        self.breadth_first_s(part_width, self.missing)
             + between
             + self.breadth_first_s(last_part_width, again)
     }

@@ -155,6 +155,15 @@ impl Strategy {
         }
     }
 
+    /// Whether it runs a stage of all pipelines (of a part) before the next.
+    pub fn goes_by_stages(self) -> bool {
+        let traversal = self.traversal();
+        matches!(
+            traversal,
+            Traversal::BreadthFirst | Traversal::PartialSlices
+        )
+    }
+
     /// Pipelines whose data fit at once (v_exec of §4.4); not capped by the width.
     pub(super) fn fitting(self, shape: &Shape, storage_bytes: u128) -> u128 {
         let width = u128::from(shape.width);

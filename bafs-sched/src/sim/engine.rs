@@ -15,7 +15,7 @@ use super::random::exponential;
 use super::record::{Moment, Run, Spell, Stuck};
 use crate::dice::Dice;
 use crate::logic::{Action, Event, MountedVolume, Outcome, Scheduler};
-use crate::planner::{Canonical, Shape};
+use crate::planner::{Canonical, NodeClass, Shape};
 use crate::workflow::{JobIndex, Workflow};
 
 /// A node that fails is missing in the catalog so long afterwards, in microseconds.
@@ -61,8 +61,10 @@ pub(super) enum Due {
     Computed(u32, u32),
     /// Some node fails.
     Fail,
-    /// A node returns.
+    /// A node comes, or comes back.
     Return(u32),
+    /// A node leaves for good.
+    Leave(u32),
     /// The catalog has another list.
     List,
 }
@@ -108,6 +110,7 @@ pub struct Simulation {
     pub(super) free: Vec<u32>,
     /// The execution of each job, if one is under way.
     pub(super) execution_of: Vec<u32>,
+    /// Volumes on their way: from which node (when filled, to which), over which link.
     pub(super) fills: BTreeMap<VolumeId, (u32, u32, FlowId)>,
     pub(super) extracts: BTreeMap<ExtractId, (u32, u32, FlowId, u64)>,
     dice: Dice,
@@ -156,6 +159,7 @@ impl Simulation {
         };
         simulation.list();
         simulation.plan_failure();
+        simulation.plan_comings();
         simulation
     }
 
@@ -172,21 +176,48 @@ impl Simulation {
     /// # Errors
     /// As [`Simulation::run`].
     pub fn run_watched(mut self, watch: &mut impl Watch) -> Result<Run, Stuck> {
-        loop {
-            while let Some(fact) = self.facts.pop_front() {
-                self.tell(fact, watch);
-            }
-            if let Some(outcome) = self.scheduler.outcome() {
-                self.run.outcome = outcome.clone();
-                break;
-            }
+        while !self.is_over(watch) {
             self.advance(watch)?;
         }
+        Ok(self.ended())
+    }
+
+    /// Runs to the end of the workflow, unless it takes longer than so many seconds: then there is
+    /// no answer.
+    ///
+    /// # Errors
+    /// As [`Simulation::run`].
+    pub fn run_until(mut self, seconds: f64) -> Result<Option<Run>, Stuck> {
+        // Infinite seconds become the largest number.
+        let limit = (seconds * SECOND_US as f64) as u64;
+        while !self.is_over(&mut Unwatched) {
+            self.advance(&mut Unwatched)?;
+            if self.now > limit {
+                return Ok(None);
+            }
+        }
+        Ok(Some(self.ended()))
+    }
+
+    /// Tells the core what is known now; whether the workflow is over.
+    fn is_over(&mut self, watch: &mut impl Watch) -> bool {
+        while let Some(fact) = self.facts.pop_front() {
+            self.tell(fact, watch);
+        }
+        let outcome = self.scheduler.outcome();
+        if let Some(outcome) = outcome {
+            self.run.outcome = outcome.clone();
+        }
+        outcome.is_some()
+    }
+
+    fn ended(mut self) -> Run {
         for cluster in 0..self.clusters {
             let home = self.home_link(cluster as u32);
             self.run.home_bytes += self.links[home as usize].asked_bytes;
         }
-        Ok(self.run)
+        self.run.turns = self.scheduler.turns().to_vec();
+        self.run
     }
 
     fn advance(&mut self, watch: &mut impl Watch) -> Result<(), Stuck> {
@@ -212,8 +243,15 @@ impl Simulation {
             Due::Computed(execution, generation) => self.arrived(execution, generation),
             Due::Fail => self.fail(),
             Due::Return(node) => {
-                self.nodes[node as usize].is_up = true;
-                self.list_in(ADVERT_US);
+                // One that failed may have left for good meanwhile.
+                if !self.has_left(node) {
+                    self.nodes[node as usize].is_up = true;
+                    self.list_in(ADVERT_US);
+                }
+            }
+            Due::Leave(node) => {
+                self.reset_node(node);
+                self.list_in(ADVERT_TTL_US);
             }
             Due::List => self.list(),
         }
@@ -305,6 +343,29 @@ impl Simulation {
             let wait = exponential(&mut self.dice, mtbf_s * SECOND_US);
             self.at(self.now + wait, Due::Fail);
         }
+    }
+
+    fn plan_comings(&mut self) {
+        for node in 0..self.nodes.len() as u32 {
+            let class = self.class_of(node);
+            let (from_s, until_s) = (class.from_s, class.until_s);
+            if from_s > 0 {
+                self.at(from_s.saturating_mul(SECOND_US), Due::Return(node));
+            }
+            if let Some(until_s) = until_s {
+                self.at(until_s.saturating_mul(SECOND_US), Due::Leave(node));
+            }
+        }
+    }
+
+    fn class_of(&self, node: u32) -> &NodeClass {
+        let class = self.nodes[node as usize].class;
+        &self.scenario.environment.nodes[class as usize]
+    }
+
+    fn has_left(&self, node: u32) -> bool {
+        let until_s = self.class_of(node).until_s;
+        until_s.is_some_and(|until_s| until_s.saturating_mul(SECOND_US) <= self.now)
     }
 
     fn fail(&mut self) {
@@ -409,6 +470,7 @@ fn empty_run() -> Run {
         busy_us: 0,
         scratch_bytes_max: 0,
         cache_bytes_max: 0,
+        turns: Vec::new(),
         moments: Vec::new(),
         spells: Vec::new(),
     }

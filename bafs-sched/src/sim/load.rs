@@ -5,6 +5,8 @@
 //! others wrote (or home filled); it writes volumes of its own in full. Of a scratch volume that
 //! several jobs write, each reads one half and writes the other.
 
+use std::collections::BTreeMap;
+
 use super::link::SECOND_US;
 use super::random::normal;
 use crate::dice::Dice;
@@ -19,8 +21,20 @@ pub enum Load {
         /// Standard deviation over mean, in millionths.
         variability_ppm: u64,
     },
-    /// As was measured, for each job of the workflow.
-    Measured(Vec<JobLoad>),
+    /// As was measured.
+    Measured(Measured),
+}
+
+/// What was measured of a workflow.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Measured {
+    /// Each job of the workflow, in its order.
+    pub jobs: Vec<JobLoad>,
+    /// Bytes that volumes were filled with from home; their sizes where nothing is said.
+    pub fill_bytes: BTreeMap<VolumeIndex, u64>,
+    /// Bytes of files that went home, by their positions in the workflow; the sizes of their
+    /// volumes where nothing is said.
+    pub extract_bytes: BTreeMap<u32, u64>,
 }
 
 /// What one job did.
@@ -70,7 +84,25 @@ impl Load {
         }
     }
 
-    fn compute_us(&self, workflow: &Workflow, seed: u64, job: JobIndex) -> u64 {
+    /// Bytes that cross the link to home when a volume of `size_bytes` is filled.
+    pub(super) fn fill_bytes(&self, volume: VolumeIndex, size_bytes: u64) -> u64 {
+        let measured = match self {
+            Self::Declared { .. } => None,
+            Self::Measured(measured) => measured.fill_bytes.get(&volume),
+        };
+        measured.copied().unwrap_or(size_bytes)
+    }
+
+    /// Bytes of a file that goes home from a volume of `size_bytes`.
+    pub(super) fn extract_bytes(&self, index: u32, size_bytes: u64) -> u64 {
+        let measured = match self {
+            Self::Declared { .. } => None,
+            Self::Measured(measured) => measured.extract_bytes.get(&index),
+        };
+        measured.copied().unwrap_or(size_bytes)
+    }
+
+    pub(super) fn compute_us(&self, workflow: &Workflow, seed: u64, job: JobIndex) -> u64 {
         match self {
             // The same in every attempt and under every policy: policies are compared by pairs.
             Self::Declared { variability_ppm } => {
@@ -78,17 +110,18 @@ impl Load {
                 let mut dice = Dice::new(seed ^ (u64::from(job.0) << 24));
                 normal(&mut dice, mean, *variability_ppm)
             }
-            Self::Measured(jobs) => jobs[job.as_usize()].compute_us,
+            Self::Measured(measured) => {
+                let load = measured.jobs.get(job.as_usize());
+                load.map_or(0, |load| load.compute_us)
+            }
         }
     }
 
     fn mount(&self, workflow: &Workflow, job: JobIndex, at: usize) -> MountLoad {
-        if let Self::Measured(jobs) = self {
-            return jobs[job.as_usize()]
-                .mounts
-                .get(at)
-                .copied()
-                .unwrap_or_default();
+        if let Self::Measured(measured) = self {
+            let load = measured.jobs.get(job.as_usize());
+            let mount = load.and_then(|load| load.mounts.get(at));
+            return mount.copied().unwrap_or_default();
         }
         let mount = &workflow.job(job).mounts[at];
         declared(workflow, job, mount.volume, mount.writable)

@@ -6,6 +6,7 @@
 
 mod canonical;
 mod clusters;
+mod decide;
 mod engine;
 mod link;
 mod load;
@@ -18,8 +19,9 @@ pub mod study;
 mod trial;
 
 pub use canonical::workflow_of;
+pub use decide::{Doubt, Tried, decide};
 pub use engine::{Simulation, Unwatched, Watch};
-pub use load::{JobLoad, Load, MountLoad};
+pub use load::{JobLoad, Load, Measured, MountLoad};
 pub use policy::{Policy, Scenario};
 pub use record::{Moment, Run, Spell, Stuck};
-pub use trial::{Trial, fastest, trials};
+pub use trial::{Trial, trials};

@@ -67,7 +67,7 @@ pub(super) fn nodes_of(environment: &Environment) -> (Vec<Node>, Vec<String>) {
             cluster,
             speed_permille: spec.speed_permille,
             memory_bytes: spec.memory_bytes,
-            is_up: true,
+            is_up: spec.is_there_first(),
             runs: Vec::new(),
             volumes: BTreeMap::new(),
             memory: Vec::new(),

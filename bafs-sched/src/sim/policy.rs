@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::logic::{CheckpointPolicy, Settings};
+use crate::logic::{CheckpointPolicy, Guide, Settings};
 use crate::planner::{Environment, Shape, Strategy};
 
 use super::load::Load;
@@ -15,6 +15,8 @@ pub enum Policy {
     Need,
     /// By an allocation strategy.
     Strategy(Strategy),
+    /// By the strategy that the scheduler chooses, and by others when they are better for the rest.
+    Guided,
 }
 
 impl fmt::Display for Policy {
@@ -22,6 +24,7 @@ impl fmt::Display for Policy {
         match self {
             Self::Need => f.pad("need"),
             Self::Strategy(strategy) => strategy.fmt(f),
+            Self::Guided => f.pad("guided"),
         }
     }
 }
@@ -35,6 +38,8 @@ pub struct Scenario {
     pub policy: Policy,
     /// What jobs do.
     pub load: Load,
+    /// When scratch volumes are copied to other nodes.
+    pub checkpoint: CheckpointPolicy,
     /// Of everything that is random.
     pub seed: u64,
     /// Whether to keep what happened when.
@@ -46,7 +51,7 @@ impl Scenario {
     /// filled to the last byte, as the planner counts.
     pub fn settings(&self, shape: &Shape) -> Settings {
         let rules = match self.policy {
-            Policy::Need | Policy::Strategy(Strategy::Remote) => None,
+            Policy::Need | Policy::Guided | Policy::Strategy(Strategy::Remote) => None,
             Policy::Strategy(strategy) => {
                 let allocation = strategy.allocate(shape, &self.environment);
                 Some(allocation.rules())
@@ -56,14 +61,26 @@ impl Scenario {
         Settings {
             remote_io: is_remote,
             rules,
-            // The strategies are compared as the model sees them: without copies.
-            checkpoint: CheckpointPolicy::Never,
+            guide: (self.policy == Policy::Guided).then(|| self.guide(shape)),
+            checkpoint: self.checkpoint,
             slack_permille: 0,
             // Nodes are away for a while after a failure, and then it goes on.
             stuck_wait_ms: 100 * 1_000 * self.environment.restart_s,
             nodes_wait_ms: 100 * 1_000 * self.environment.restart_s,
             environment_faults_max: u32::MAX,
             ..Settings::default()
+        }
+    }
+
+    fn guide(&self, shape: &Shape) -> Guide {
+        Guide {
+            home_bytes_per_s: self.environment.home_bytes_per_s,
+            local_bytes_per_s: self.environment.local_bytes_per_s,
+            mtbf_s: self.environment.mtbf_s,
+            variability_ppm: match &self.load {
+                Load::Declared { variability_ppm } => *variability_ppm,
+                Load::Measured(_) => (shape.variability * 1e6).round() as u64,
+            },
         }
     }
 }

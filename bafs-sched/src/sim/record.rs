@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::logic::Outcome;
+use crate::logic::{Outcome, Turn};
 
 /// Totals of a simulated run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -29,6 +29,8 @@ pub struct Run {
     pub scratch_bytes_max: u64,
     /// The most cache volumes at once, in bytes.
     pub cache_bytes_max: u64,
+    /// The strategies that were followed, where the scheduler chose them.
+    pub turns: Vec<Turn>,
     /// What happened when; empty unless asked for.
     #[serde(skip)]
     pub moments: Vec<Moment>,

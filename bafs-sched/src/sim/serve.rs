@@ -35,7 +35,7 @@ impl Simulation {
                 size,
             } => {
                 if self.is_up(server) {
-                    self.copy(id, source.volume, server, size.bytes);
+                    self.copy(id, &source, server, size.bytes);
                 }
             }
             Action::DeleteVolume { id, server } => {
@@ -90,20 +90,29 @@ impl Simulation {
     }
 
     /// Copies travel between the nodes of the target's cluster.
-    fn copy(&mut self, id: VolumeId, volume: VolumeIndex, server: ServerId, bytes: u64) {
+    fn copy(&mut self, id: VolumeId, source: &MountedVolume, server: ServerId, bytes: u64) {
         let node = self.node_at(server);
-        if self.nodes[node]
-            .volumes
-            .insert(id, (volume, bytes))
-            .is_some()
-        {
+        let from = source.server.map(|server| self.node_at(server));
+        let from = from.filter(|from| self.nodes[*from].volumes.contains_key(&source.id));
+        let Some(from) = from else {
+            return self.copy_broke(id);
+        };
+        let entry = (source.volume, bytes);
+        if self.nodes[node].volumes.insert(id, entry).is_some() {
             return;
         }
         self.scratch_bytes += bytes;
         let link = self.peers_link(self.nodes[node].cluster);
         let flow = self.start_flow(link, bytes, Owner::Fill(id));
-        self.fills.insert(id, (node as u32, link, flow));
+        self.fills.insert(id, (from as u32, link, flow));
         self.note_moment();
+    }
+
+    /// What is copied is not there, or not any more.
+    fn copy_broke(&mut self, id: VolumeId) {
+        let error = Error::new(ErrorCode::VolumeLost, "the source of the copy is gone");
+        let fact = Event::VolumeCreateFailed { volume: id, error };
+        self.facts.push_back(fact);
     }
 
     fn create(&mut self, id: VolumeId, volume: VolumeIndex, server: ServerId, bytes: u64) {
@@ -137,6 +146,7 @@ impl Simulation {
                 self.scratch_bytes += bytes;
                 if fill.is_some() {
                     let link = self.home_link(cluster);
+                    let bytes = self.scenario.load.fill_bytes(volume, bytes);
                     let flow = self.start_flow(link, bytes, Owner::Fill(id));
                     self.fills.insert(id, (node as u32, link, flow));
                 }
@@ -240,14 +250,27 @@ impl Simulation {
     }
 
     fn compute(&mut self, at: u32, compute_us: u64) {
+        let wait = self.on_its_node(at, compute_us);
         let execution = &mut self.executions[at as usize];
-        let speed = u64::from(self.nodes[execution.node as usize].speed_permille);
-        let wait = u128::from(compute_us) * 1000 / u128::from(speed.max(1));
         if wait > 0 {
             execution.waits += 1;
             let due = Due::Computed(at, execution.generation);
-            self.at(self.now + wait as u64, due);
+            self.at(self.now + wait, due);
         }
+    }
+
+    /// How long computing takes where an execution runs.
+    fn on_its_node(&self, at: u32, compute_us: u64) -> u64 {
+        let node = self.executions[at as usize].node;
+        let speed = u64::from(self.nodes[node as usize].speed_permille);
+        (u128::from(compute_us) * 1000 / u128::from(speed.max(1))) as u64
+    }
+
+    /// How long an execution computed, when it is done.
+    fn computed_us(&self, at: u32) -> u64 {
+        let Execution { job, .. } = self.executions[at as usize];
+        let (workflow, seed) = (self.scheduler.workflow(), self.scenario.seed);
+        self.on_its_node(at, self.scenario.load.compute_us(workflow, seed, job))
     }
 
     fn read(&mut self, at: u32, mount: usize, bytes: u64) {
@@ -374,6 +397,7 @@ impl Simulation {
     fn end(&mut self, at: u32) {
         let Execution { id, started, .. } = self.executions[at as usize];
         let wall_ms = (self.now - started) / 1_000;
+        let computed_ms = self.computed_us(at) / 1_000;
         let is_lost = self.has_lost_volume(at);
         self.note_spell(at, !is_lost);
         self.clear(at);
@@ -383,7 +407,7 @@ impl Simulation {
         };
         self.facts.push_back(Event::JobEnded {
             execution: id,
-            report: report(outcome, wall_ms),
+            report: report(outcome, wall_ms, computed_ms),
         });
     }
 
@@ -424,7 +448,7 @@ impl Simulation {
         }
         self.note_spell(at, false);
         self.clear(at);
-        let report = report(JobOutcome::Killed, 0);
+        let report = report(JobOutcome::Killed, 0, 0);
         self.facts.push_back(Event::JobEnded {
             execution: id,
             report,
@@ -434,25 +458,24 @@ impl Simulation {
     fn extract(&mut self, extract: ExtractId, index: u32, source: &MountedVolume) {
         let workflow = self.scheduler.workflow();
         let volume = workflow.extracts[index as usize].volume;
-        // The files of a volume are taken as equal parts of it.
-        let same = workflow.volume(volume).size_bytes;
+        // Of a file of unknown size all that its volume may hold is taken.
+        let size_bytes = workflow.volume(volume).size_bytes;
+        let bytes = self.scenario.load.extract_bytes(index, size_bytes);
         let node = source.server.map(|server| self.node_at(server));
         let Some(node) = node else {
             // With remote I/O the file is at home already.
             self.run.elapsed_us = self.now;
-            self.facts.push_back(Event::FileExtracted {
-                extract,
-                bytes: same,
-            });
+            self.facts
+                .push_back(Event::FileExtracted { extract, bytes });
             return;
         };
         if !self.nodes[node].is_up || self.extracts.contains_key(&extract) {
             return;
         }
         let link = self.home_link(self.nodes[node].cluster);
-        let flow = self.start_flow(link, same, Owner::Extract(extract));
+        let flow = self.start_flow(link, bytes, Owner::Extract(extract));
         self.extracts
-            .insert(extract, (node as u32, link, flow, same));
+            .insert(extract, (node as u32, link, flow, bytes));
     }
 
     /// A node fails: what was on it is gone.
@@ -473,17 +496,26 @@ impl Simulation {
             self.extracts.remove(&id);
             self.cut_flow(link, flow);
         }
+        let copying = self.fills.iter().filter(|(_, (from, ..))| *from == node);
+        let copying: Vec<_> = copying
+            .map(|(id, (_, link, flow))| (*id, *link, *flow))
+            .collect();
+        for (id, link, flow) in copying {
+            self.fills.remove(&id);
+            self.cut_flow(link, flow);
+            self.copy_broke(id);
+        }
         self.nodes[node as usize].empty();
         self.nodes[node as usize].is_up = false;
         self.note_moment();
     }
 }
 
-fn report(outcome: JobOutcome, wall_ms: u64) -> JobReport {
+fn report(outcome: JobOutcome, wall_ms: u64, cpu_ms: u64) -> JobReport {
     JobReport {
         outcome,
         wall_ms,
-        cpu_ms: 0,
+        cpu_ms,
         output_tail: String::new(),
         volumes: Vec::new(),
     }

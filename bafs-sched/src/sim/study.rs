@@ -5,12 +5,14 @@
 use serde::Serialize;
 
 use super::canonical::workflow_of;
+use super::decide::{Doubt, decide};
 use super::engine::Simulation;
 use super::load::Load;
 use super::policy::{Policy, Scenario};
 use super::record::Stuck;
 use crate::dice::Dice;
-use crate::planner::{Canonical, Environment, Layout, NodeClass, Strategy, plan};
+use crate::logic::CheckpointPolicy;
+use crate::planner::{Canonical, Environment, Layout, NodeClass, Plan, Strategy, plan};
 
 const MB: f64 = 1e6;
 const GB: f64 = 1e9;
@@ -66,8 +68,11 @@ pub struct Timed {
 /// Every possible strategy at one point, and the planner's choice.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Compared {
-    /// What the planner chooses.
+    /// What the model chooses.
     pub chosen: Option<Strategy>,
+    /// What is chosen when candidates that the model cannot tell from each other are simulated,
+    /// with other seeds than those of the comparison.
+    pub decided: Option<Strategy>,
     /// The strategies that need no consent, in the order of the table.
     pub timed: Vec<Timed>,
 }
@@ -258,13 +263,19 @@ pub fn random_point(seed: u64) -> Point {
 /// When a simulated run does not end as it should: a defect.
 pub fn compare(point: &Point, seeds: u64) -> Result<Compared, Stuck> {
     let shape = point.canonical.shape();
-    let plan = plan(shape, &point.environment);
-    let chosen = plan.choice.map(|choice| choice.strategy);
+    let mut plan = plan(shape, &point.environment);
+    let choice = |plan: &Plan| plan.choice.as_ref().map(|choice| choice.strategy);
+    let chosen = choice(&plan);
+    let workflow = workflow_of(&point.canonical);
+    let load = Load::Declared {
+        variability_ppm: (point.canonical.variability * 1e6).round() as u64,
+    };
+    decide(&mut plan, Doubt::Ties, &workflow, &point.environment, &load)?;
+    let decided = choice(&plan);
     let possible = plan.candidates.into_iter().filter(|candidate| {
         let allocation = &candidate.allocation;
         allocation.is_possible() && allocation.strategy != Strategy::Remote
     });
-    let workflow = workflow_of(&point.canonical);
     let mut timed = Vec::new();
     for candidate in possible {
         let strategy = candidate.allocation.strategy;
@@ -273,10 +284,10 @@ pub fn compare(point: &Point, seeds: u64) -> Result<Compared, Stuck> {
             let scenario = Scenario {
                 environment: point.environment.clone(),
                 policy: Policy::Strategy(strategy),
-                load: Load::Declared {
-                    variability_ppm: (point.canonical.variability * 1e6).round() as u64,
-                },
+                load: load.clone(),
                 seed: seed + 1,
+                // As the model sees the strategies: without copies.
+                checkpoint: CheckpointPolicy::Never,
                 is_recorded: false,
             };
             let run = Simulation::new(workflow.clone(), scenario).run()?;
@@ -291,7 +302,11 @@ pub fn compare(point: &Point, seeds: u64) -> Result<Compared, Stuck> {
             simulated_s: sum_s / seeds.max(1) as f64,
         });
     }
-    Ok(Compared { chosen, timed })
+    Ok(Compared {
+        chosen,
+        decided,
+        timed,
+    })
 }
 
 impl Compared {
@@ -307,12 +322,19 @@ impl Compared {
         self.timed.iter().max_by(by_time).copied()
     }
 
-    /// Simulated time of the chosen strategy over that of the best; nothing without a choice.
+    /// Simulated time of the model's choice over that of the best; nothing without a choice.
     pub fn regret(&self) -> Option<f64> {
-        let chosen = self
-            .timed
-            .iter()
-            .find(|t| Some(t.strategy) == self.chosen)?;
+        self.regret_of(self.chosen)
+    }
+
+    /// The same of the choice that simulations made sure.
+    pub fn decided_regret(&self) -> Option<f64> {
+        self.regret_of(self.decided)
+    }
+
+    fn regret_of(&self, choice: Option<Strategy>) -> Option<f64> {
+        let mut timed = self.timed.iter();
+        let chosen = timed.find(|timed| Some(timed.strategy) == choice)?;
         Some(chosen.simulated_s / self.best()?.simulated_s)
     }
 }

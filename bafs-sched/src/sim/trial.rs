@@ -5,6 +5,7 @@ use super::engine::Simulation;
 use super::load::Load;
 use super::policy::{Policy, Scenario};
 use super::record::{Run, Stuck};
+use crate::logic::CheckpointPolicy;
 use crate::planner::{Environment, Shape, Strategy};
 use crate::workflow::Workflow;
 
@@ -39,16 +40,11 @@ pub fn trials(
             policy,
             load: load.clone(),
             seed,
+            checkpoint: CheckpointPolicy::Never,
             is_recorded: false,
         };
         let run = Simulation::new(workflow.clone(), scenario).run()?;
         Ok(Trial { policy, run })
     };
     policies.map(trial).collect()
-}
-
-/// The fastest of those that did everything.
-pub fn fastest(trials: &[Trial]) -> Option<&Trial> {
-    let complete = trials.iter().filter(|trial| trial.run.is_complete());
-    complete.min_by_key(|trial| trial.run.elapsed_us)
 }

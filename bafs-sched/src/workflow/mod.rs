@@ -25,6 +25,7 @@ mod size;
 mod submit;
 mod url;
 
+pub(crate) use checked::ready_first;
 pub use checked::{
     CachePolicy, Command, Extract, Job, JobIndex, Mount, Volume, VolumeIndex, VolumeKind, Workflow,
 };

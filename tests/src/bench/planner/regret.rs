@@ -1,10 +1,12 @@
 //! How much longer the predicted strategy takes than the best one, over the thesis' sensitivity
-//! studies and over workloads drawn at random, which nobody looked at while the model was made.
+//! studies and over workloads drawn at random, which nobody looked at while the model was made:
+//! by the model alone, and with the candidates simulated that it cannot tell from each other.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Result, anyhow, ensure};
+use bafs_sched::planner::Strategy;
 use bafs_sched::sim::study::{Compared, Point, Varied, baselines, compare, random_point};
 
 use super::super::machine::cores;
@@ -89,48 +91,62 @@ fn compare_all(tasks: &[Task]) -> Result<Vec<(&Task, Compared)>> {
     Ok(found)
 }
 
+/// A point with more than one strategy.
+struct Row<'f> {
+    task: &'f Task,
+    compared: &'f Compared,
+    model: f64,
+    decided: f64,
+}
+
 fn tell(report: &mut Report, figure: &str, found: &[(&Task, Compared)]) -> Result<()> {
     let with_choice = found
         .iter()
         .filter(|(_, compared)| compared.timed.len() > 1);
-    let rows =
-        with_choice.filter_map(|(task, compared)| Some((*task, compared, compared.regret()?)));
-    let rows: Vec<_> = rows.collect();
-    let mut regrets: Vec<f64> = rows.iter().map(|row| row.2).collect();
-    ensure!(!regrets.is_empty(), "no point has two strategies");
-    regrets.sort_by(f64::total_cmp);
-    let count = regrets.len();
-    let mean = regrets.iter().sum::<f64>() / count as f64;
-    report.figure(&format!("{figure}_points"), count as f64);
-    report.figure(&format!("{figure}_mean"), mean);
-    report.figure(
-        &format!("{figure}_p99"),
-        regrets[(count * 99 / 100).min(count - 1)],
-    );
-    report.figure(&format!("{figure}_max"), regrets[count - 1]);
-    let is_worst = |compared: &Compared, regret: f64| {
-        let worst = compared.worst().map(|worst| worst.strategy);
-        regret > TIE && worst == compared.chosen
-    };
-    let worst = rows.iter().filter(|row| is_worst(row.1, row.2)).count();
-    report.figure(&format!("{figure}_worst_choices"), worst as f64);
+    let rows = with_choice.filter_map(|(task, compared)| {
+        Some(Row {
+            task,
+            compared,
+            model: compared.regret()?,
+            decided: compared.decided_regret()?,
+        })
+    });
+    let rows: Vec<Row<'_>> = rows.collect();
+    ensure!(!rows.is_empty(), "no point has two strategies");
+    report.figure(&format!("{figure}_points"), rows.len() as f64);
+    let model = rows.iter().map(|row| (row.model, row.compared.chosen));
+    summary(report, &format!("{figure}_model"), &rows, model.collect());
+    let decided = rows.iter().map(|row| (row.decided, row.compared.decided));
+    summary(report, figure, &rows, decided.collect());
     let mut table = vec![
-        ["study", "mean", "max", "at", "chosen", "best"]
-            .map(str::to_owned)
-            .to_vec(),
+        [
+            "study",
+            "model mean",
+            "max",
+            "mean",
+            "max",
+            "at",
+            "chosen",
+            "best",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
     ];
-    for group in rows.chunk_by(|a, b| a.0.label == b.0.label) {
-        let mean = group.iter().map(|row| row.2).sum::<f64>() / group.len() as f64;
-        let by_regret = group.iter().max_by(|a, b| a.2.total_cmp(&b.2));
-        if let Some((task, compared, regret)) = by_regret {
+    for group in rows.chunk_by(|a, b| a.task.label == b.task.label) {
+        let mean = |of: fn(&Row<'_>) -> f64| group.iter().map(of).sum::<f64>() / group.len() as f64;
+        let most = |of: fn(&Row<'_>) -> f64| group.iter().map(of).fold(1.0, f64::max);
+        let by_regret = group.iter().max_by(|a, b| a.decided.total_cmp(&b.decided));
+        if let Some(worst) = by_regret {
             let name = |strategy: Option<_>| strategy.map_or(String::new(), |s| format!("{s}"));
             table.push(vec![
-                task.label.clone(),
-                format!("{mean:.4}"),
-                format!("{regret:.4}"),
-                format!("{:.4}", task.point.x),
-                name(compared.chosen),
-                name(compared.best().map(|best| best.strategy)),
+                worst.task.label.clone(),
+                format!("{:.4}", mean(|row| row.model)),
+                format!("{:.4}", most(|row| row.model)),
+                format!("{:.4}", mean(|row| row.decided)),
+                format!("{:.4}", worst.decided),
+                format!("{:.4}", worst.task.point.x),
+                name(worst.compared.decided),
+                name(worst.compared.best().map(|best| best.strategy)),
             ]);
         }
     }
@@ -138,11 +154,36 @@ fn tell(report: &mut Report, figure: &str, found: &[(&Task, Compared)]) -> Resul
     Ok(())
 }
 
+/// Mean, tail and worst choices of one way to choose.
+fn summary(
+    report: &mut Report,
+    figure: &str,
+    rows: &[Row<'_>],
+    choices: Vec<(f64, Option<Strategy>)>,
+) {
+    let mut regrets: Vec<f64> = choices.iter().map(|choice| choice.0).collect();
+    regrets.sort_by(f64::total_cmp);
+    let count = regrets.len();
+    let mean = regrets.iter().sum::<f64>() / count as f64;
+    report.figure(&format!("{figure}_mean"), mean);
+    report.figure(
+        &format!("{figure}_p99"),
+        regrets[(count * 99 / 100).min(count - 1)],
+    );
+    report.figure(&format!("{figure}_max"), regrets[count - 1]);
+    let is_worst = |(row, (regret, chosen)): &(&Row<'_>, &(f64, Option<Strategy>))| {
+        let worst = row.compared.worst().map(|worst| worst.strategy);
+        *regret > TIE && worst == *chosen
+    };
+    let worst = rows.iter().zip(&choices).filter(is_worst).count();
+    report.figure(&format!("{figure}_worst_choices"), worst as f64);
+}
+
 /// Changes of the best strategy along a study, and those that the choice makes too, at most one
 /// point away. Changes between strategies that are as good as each other do not count.
 fn count_crossovers(row: &[(&Task, Compared)]) -> (u32, u32) {
     let best = |at: usize| row[at].1.best().map(|best| best.strategy);
-    let chosen = |at: usize| row[at].1.chosen;
+    let chosen = |at: usize| row[at].1.decided;
     let is_clear = |at: usize, over: Option<_>| {
         let best = row[at].1.best();
         let other = row[at]

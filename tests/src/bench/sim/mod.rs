@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use bafs_sched::logic::CheckpointPolicy;
 use bafs_sched::planner::{Canonical, Environment, NodeClass, Strategy};
 use bafs_sched::sim::{self, Load, Policy, Run, Scenario, Simulation, workflow_of};
 
@@ -122,6 +123,7 @@ fn simulate(jobs: u32, nodes: u32, times: &mut Times) -> Result<Run> {
             variability_ppm: 200_000,
         },
         seed: 1,
+        checkpoint: CheckpointPolicy::Never,
         is_recorded: false,
     };
     let workflow = workflow_of(&Canonical::parse(&text)?);

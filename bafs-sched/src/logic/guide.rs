@@ -1,0 +1,399 @@
+//! Which strategy the scheduler follows, and when another one is better for what is left. The model
+//! predicts; this decides when to ask it and whether a change pays. Places nothing.
+//!
+//! Asked when nodes come or go, when a sixteenth of the jobs is done, and when jobs compute much
+//! longer or shorter than they were expected to. A change costs: pipelines that have begun end as
+//! they began, and what the other strategy needs besides is fetched. It must also gain more than
+//! the model is usually off.
+
+use std::collections::BTreeMap;
+
+use bafs_proto::message::JobReport;
+use bafs_proto::time::Time;
+use serde::{Deserialize, Serialize};
+
+use super::graph::JobState;
+use super::rules::{Admission, Rules};
+use super::scheduler::Scheduler;
+use crate::planner::{Canonical, Environment, NodeClass, Shape, Strategy, plan, predict_rest};
+
+/// A strategy that is followed is left for one that takes so much less of the time, in thousandths:
+/// between strategies the model is rarely off by more.
+const GAIN_PERMILLE: u64 = 100;
+
+/// The model is asked again when so many thousandths of all jobs were done since.
+const PROGRESS_PERMILLE: u64 = 63;
+
+/// Processors or bytes that must have come or gone, in thousandths of what there was.
+const FLEET_PERMILLE: u64 = 50;
+
+/// Computing that differs by so many thousandths from what was expected contradicts the plan.
+const CONTRADICTION_PERMILLE: u64 = 250;
+
+/// Jobs whose computing must have been measured before that counts.
+const MEASURED_MIN: u64 = 8;
+
+/// What the scheduler must be told to plan by itself: it sees nodes, but not links. Kept in the
+/// journal with the other settings.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Guide {
+    /// Rate of the link to home, in bytes per second.
+    pub home_bytes_per_s: u64,
+    /// Rate of each node's link, in bytes per second.
+    pub local_bytes_per_s: u64,
+    /// Mean time between failures of any of the nodes, in seconds.
+    pub mtbf_s: Option<u64>,
+    /// Standard deviation of computing times over their mean, in millionths.
+    pub variability_ppm: u64,
+}
+
+/// A decision to follow a strategy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Turn {
+    /// When.
+    pub at: Time,
+    /// Which; nothing when none fits and need alone decides.
+    pub strategy: Option<Strategy>,
+    /// Why, in one sentence.
+    pub reason: String,
+}
+
+/// What is followed, and what was known when that was decided.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Guided {
+    guide: Guide,
+    /// The whole workflow; its `run_s` is what jobs are expected to compute.
+    shape: Shape,
+    turns: Vec<Turn>,
+    asked: Option<Asked>,
+    /// Computing of finished jobs in milliseconds, and their number.
+    computed_ms: u64,
+    computed: u64,
+}
+
+/// What the last question was about.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Asked {
+    alive: u64,
+    lost: u64,
+    cpus: u64,
+    bytes: u64,
+    done: u64,
+    computed: u64,
+}
+
+/// What is left to do, in pipelines.
+#[derive(Debug, Clone, Copy)]
+struct Rest {
+    /// Of which something is left.
+    open: u64,
+    /// Of which nothing has begun.
+    fresh: u64,
+    /// What is left of those that have begun, as whole ones.
+    begun: u64,
+    /// Batch data that are there and still needed.
+    resident_bytes: u128,
+}
+
+impl Guided {
+    pub(super) fn new(guide: Guide, workflow: &crate::workflow::Workflow) -> Self {
+        let variability = guide.variability_ppm as f64 / 1e6;
+        let shape = Canonical::recognise(workflow, variability).map_or_else(
+            |_| Shape::bottleneck(workflow, variability).0,
+            |canonical| canonical.shape(),
+        );
+        Self {
+            guide,
+            shape,
+            turns: Vec::new(),
+            asked: None,
+            computed_ms: 0,
+            computed: 0,
+        }
+    }
+
+    fn strategy(&self) -> Option<Strategy> {
+        self.turns.last().and_then(|turn| turn.strategy)
+    }
+
+    /// Measured computing, when it is not what was expected.
+    fn contradiction_s(&self) -> Option<f64> {
+        if self.computed < MEASURED_MIN {
+            return None;
+        }
+        let measured_s = self.computed_ms as f64 / self.computed as f64 / 1_000.0;
+        let off = (measured_s - self.shape.run_s).abs();
+        (off * 1_000.0 > self.shape.run_s * CONTRADICTION_PERMILLE as f64).then_some(measured_s)
+    }
+}
+
+impl Scheduler {
+    /// The strategies that were followed, the first one first; none without a guide.
+    pub fn turns(&self) -> &[Turn] {
+        self.guided.as_ref().map_or(&[], |guided| &guided.turns)
+    }
+
+    /// A job is done: takes note of what it computed.
+    pub(super) fn learn_computing(&mut self, report: &JobReport) {
+        if let Some(guided) = &mut self.guided {
+            let waited = report.volumes.iter().map(|used| used.waited_ms);
+            let waited = waited.fold(0, u64::saturating_add);
+            // Waits of several volumes may have been the same time.
+            let ms = match report.volumes.is_empty() {
+                true => report.cpu_ms.min(report.wall_ms),
+                false => report
+                    .wall_ms
+                    .saturating_sub(waited)
+                    .max(report.cpu_ms.min(report.wall_ms)),
+            };
+            guided.computed_ms = guided.computed_ms.saturating_add(ms);
+            guided.computed += 1;
+        }
+    }
+
+    /// Asks the model when something has changed that may matter to it.
+    pub(super) fn reconsider(&mut self) {
+        let Some(guided) = &self.guided else {
+            return;
+        };
+        let (done, total) = (
+            self.graph.totals.done,
+            self.graph.workflow.jobs.len() as u64,
+        );
+        let contradiction_s = guided.contradiction_s();
+        let Some(asked) = guided.asked else {
+            return self.ask(done);
+        };
+        let is_fleet_same = asked.alive == self.fleet.alive && asked.lost == self.fleet.lost;
+        let progress = done.saturating_sub(asked.done) * 1_000;
+        let is_little = progress < (total * PROGRESS_PERMILLE).max(1_000);
+        // A contradiction is found once: then the measured time is the expected one.
+        let is_calm = contradiction_s.is_none_or(|_| guided.computed < 2 * asked.computed);
+        if is_fleet_same && is_little && is_calm {
+            return;
+        }
+        let (cpus, bytes) = self.processors_and_bytes();
+        let is_near = |before: u64, now: u64| {
+            before.abs_diff(now) * 1_000 <= before.saturating_mul(FLEET_PERMILLE)
+        };
+        if is_near(asked.cpus, cpus) && is_near(asked.bytes, bytes) && is_little && is_calm {
+            if let Some(asked) = self
+                .guided
+                .as_mut()
+                .and_then(|guided| guided.asked.as_mut())
+            {
+                (asked.alive, asked.lost) = (self.fleet.alive, self.fleet.lost);
+            }
+            return;
+        }
+        if let (Some(guided), Some(run_s)) = (&mut self.guided, contradiction_s) {
+            guided.shape.run_s = run_s;
+        }
+        self.ask(done);
+    }
+
+    fn ask(&mut self, done: u64) {
+        let (cpus, bytes) = self.processors_and_bytes();
+        let (alive, lost) = (self.fleet.alive, self.fleet.lost);
+        let Some(guided) = &mut self.guided else {
+            return;
+        };
+        let computed = guided.computed.max(MEASURED_MIN / 2);
+        guided.asked = Some(Asked {
+            alive,
+            lost,
+            cpus,
+            bytes,
+            done,
+            computed,
+        });
+        let guided = guided.clone();
+        let environment = self.environment(&guided.guide);
+        if environment.cpus() == 0 {
+            return;
+        }
+        let rest = self.rest(&guided.shape);
+        let (strategy, reason) = match guided.strategy() {
+            None => first(&guided.shape, &environment, rest),
+            Some(present) => next(present, &guided.shape, &environment, rest),
+        };
+        let is_new = guided.turns.last().map(|turn| turn.strategy) != Some(strategy);
+        if let (true, Some(guided)) = (is_new, &mut self.guided) {
+            guided.turns.push(Turn {
+                at: self.now,
+                strategy,
+                reason,
+            });
+        }
+        // Also a strategy that is kept has other numbers on other nodes.
+        let rules = strategy.map(|strategy| {
+            let shape = guided.shape.with_width(rest.open.max(1));
+            strategy.allocate(&shape, &environment).rules()
+        });
+        self.follow(rules);
+    }
+
+    /// Takes other rules from now on. What has begun goes on.
+    fn follow(&mut self, rules: Option<Rules>) {
+        if rules.as_ref() == self.admission.as_ref().map(|admission| &admission.rules) {
+            return;
+        }
+        match (rules, &mut self.admission) {
+            (Some(rules), Some(admission)) => admission.change(rules),
+            (Some(rules), none) => {
+                *none = Some(Admission::new(rules, &self.graph));
+                self.begin_what_has_begun();
+            }
+            (None, admission) => *admission = None,
+        }
+        for job in self.graph.job_indexes() {
+            if self.graph.state(job) == JobState::Ready && self.queues.contains(job) {
+                self.enqueue(job);
+            }
+        }
+        self.queues.wake_all();
+    }
+
+    fn begin_what_has_begun(&mut self) {
+        for job in self.graph.job_indexes() {
+            let pipeline = self.graph.pipeline(job);
+            let has_begun = matches!(self.graph.state(job), JobState::Done | JobState::Active);
+            if has_begun && !self.graph.is_pipeline_final(pipeline) {
+                self.begin_pipeline(pipeline);
+            }
+        }
+        for volume in self.graph.volume_indexes() {
+            if self.volumes.is_live(volume) {
+                self.note_batch(volume);
+            }
+        }
+    }
+
+    fn processors_and_bytes(&self) -> (u64, u64) {
+        self.fleet
+            .live()
+            .fold((0, 0u64), |(cpus, bytes), (id, node)| {
+                let usable = self.fleet.usable(id).bytes;
+                (
+                    cpus + u64::from(node.seen.slots),
+                    bytes.saturating_add(usable),
+                )
+            })
+    }
+
+    /// The live nodes, equal ones together.
+    fn environment(&self, guide: &Guide) -> Environment {
+        let mut kinds: BTreeMap<(u32, u64), u32> = BTreeMap::new();
+        for (id, node) in self.fleet.live() {
+            let kind = (node.seen.slots, self.fleet.usable(id).bytes);
+            *kinds.entry(kind).or_default() += 1;
+        }
+        let kinds = kinds.into_iter();
+        let nodes = kinds.map(|((slots, bytes), count)| NodeClass::new(count, slots, bytes));
+        Environment {
+            nodes: nodes.collect(),
+            home_bytes_per_s: guide.home_bytes_per_s.max(1),
+            local_bytes_per_s: guide.local_bytes_per_s.max(1),
+            mtbf_s: guide.mtbf_s,
+            restart_s: 0,
+        }
+    }
+
+    fn rest(&self, shape: &Shape) -> Rest {
+        let mut left: BTreeMap<u32, (u64, bool)> = BTreeMap::new();
+        for job in self.graph.job_indexes() {
+            let state = self.graph.state(job);
+            let (jobs, has_begun) = left.entry(self.graph.pipeline(job)).or_default();
+            *jobs += u64::from(!state.is_final());
+            *has_begun |= matches!(state, JobState::Done | JobState::Active);
+        }
+        let (mut open, mut fresh, mut jobs) = (0, 0, 0);
+        for (undone, has_begun) in left.into_values() {
+            open += u64::from(undone > 0);
+            match has_begun {
+                false if undone > 0 => fresh += 1,
+                _ => jobs += undone,
+            }
+        }
+        let batch = self.graph.volume_indexes().filter(|volume| {
+            let is_there = self.graph.is_batch(*volume) && self.volumes.is_live(*volume);
+            is_there && self.graph.volume(*volume).users_left > 0
+        });
+        Rest {
+            open,
+            fresh,
+            begun: u64::div_ceil(jobs, shape.depth.max(1)),
+            resident_bytes: batch.map(|v| u128::from(self.size_of(v).bytes)).sum(),
+        }
+    }
+}
+
+fn first(shape: &Shape, environment: &Environment, rest: Rest) -> (Option<Strategy>, String) {
+    let plan = plan(shape.with_width(rest.open.max(1)), environment);
+    match plan.choice {
+        Some(choice) => (Some(choice.strategy), choice.reason),
+        None => (None, plan.refusal.unwrap_or_default()),
+    }
+}
+
+/// The strategy for what is left, and why.
+fn next(
+    present: Strategy,
+    shape: &Shape,
+    environment: &Environment,
+    rest: Rest,
+) -> (Option<Strategy>, String) {
+    // What has begun holds its data beside what follows.
+    let is_possible = |strategy: Strategy| {
+        let all = strategy.allocate(&shape.with_width(rest.open), environment);
+        all.is_possible()
+    };
+    // `left` pipelines' worth of work on `open` ones. By stages all of them take space until the
+    // end, so that the last stage is no faster than the first.
+    let seconds = |strategy: Strategy, open: u64, left: u64| {
+        let (width, part) = match strategy.goes_by_stages() {
+            true => (open, left as f64 / open.max(1) as f64),
+            false => (left, 1.0),
+        };
+        if width == 0 {
+            return Some(0.0);
+        }
+        let shape = shape.with_width(width);
+        let whole_s = predict_rest(strategy, &shape, environment, rest.resident_bytes)?;
+        Some(part * whole_s)
+    };
+    let all = rest.fresh + rest.begun;
+    let kept_s = is_possible(present).then(|| seconds(present, rest.open, all));
+    let Some(kept_s) = kept_s.flatten() else {
+        let (strategy, reason) = first(shape, environment, rest);
+        let reason = format!("{present} is not possible any more; {reason}");
+        return (strategy, reason);
+    };
+    // What has begun ends as it began, but stage by stage it becomes a part of what follows.
+    let begun_s = seconds(present, rest.open - rest.fresh, rest.begun).unwrap_or(kept_s);
+    let with_begun_s = |strategy: Strategy| {
+        if !is_possible(strategy) {
+            return None;
+        }
+        match present.goes_by_stages() && strategy.goes_by_stages() {
+            true => seconds(strategy, rest.open, all),
+            false => Some(begun_s + seconds(strategy, rest.fresh, rest.fresh)?),
+        }
+    };
+    let others = Strategy::EACH
+        .into_iter()
+        .filter(|strategy| *strategy != present && *strategy != Strategy::Remote && rest.fresh > 0);
+    let timed = others.filter_map(|strategy| Some((strategy, with_begun_s(strategy)?)));
+    let best = timed.min_by(|a, b| a.1.total_cmp(&b.1));
+    let limit_s = kept_s * (1_000 - GAIN_PERMILLE) as f64 / 1_000.0;
+    match best.filter(|(_, other_s)| *other_s < limit_s) {
+        Some((strategy, other_s)) => {
+            let reason = format!(
+                "what is left takes {other_s:.0} s with {strategy}, what has begun included, and \
+                 {kept_s:.0} s with {present}"
+            );
+            (Some(strategy), reason)
+        }
+        None => (Some(present), String::new()),
+    }
+}

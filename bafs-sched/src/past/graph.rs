@@ -1,0 +1,214 @@
+//! Jobs with amounts of data become a workflow with volumes. Reads no text.
+//!
+//! Own input is a scratch volume that is filled from home, what jobs of one set share is a cache
+//! volume, output is a scratch volume that later jobs read, or that goes home when none does.
+
+use std::collections::BTreeMap;
+
+use super::PastError;
+use crate::sim::{JobLoad, Measured, MountLoad};
+use crate::workflow::{
+    CachePolicy, Command, Extract, Job, JobIndex, Mount, Scheme, Url, Volume, VolumeIndex,
+    VolumeKind, Workflow, ready_first,
+};
+
+/// One job as it was.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct PastJob {
+    /// Where it stands in its file.
+    pub(super) line: usize,
+    /// Unique.
+    pub(super) name: String,
+    pub(super) cpus: u32,
+    pub(super) compute_us: u64,
+    /// Positions of the jobs whose output it read.
+    pub(super) after: Vec<usize>,
+    /// Data that it shared with others of the same set, and how much of them it read.
+    pub(super) shared: Option<(String, u64)>,
+    /// Bytes that it alone read from home.
+    pub(super) input_bytes: u64,
+    /// Bytes that it wrote.
+    pub(super) output_bytes: u64,
+}
+
+/// The workflow of these jobs, and what each did.
+pub(super) fn workload(name: &str, jobs: &[PastJob]) -> Result<(Workflow, Measured), PastError> {
+    let mut builder = Builder {
+        workflow: Workflow {
+            name: name.to_owned(),
+            jobs: Vec::with_capacity(jobs.len()),
+            volumes: Vec::new(),
+            extracts: Vec::new(),
+        },
+        measured: Measured::default(),
+        outputs: Vec::new(),
+    };
+    let mut children = vec![Vec::new(); jobs.len()];
+    for (at, job) in jobs.iter().enumerate() {
+        for &parent in &job.after {
+            children[parent].push(JobIndex(at as u32));
+        }
+    }
+    builder.outputs(jobs, &children);
+    let sets = builder.sets(jobs);
+    for (at, job) in jobs.iter().enumerate() {
+        let mut own = std::mem::take(&mut children[at]);
+        own.dedup();
+        builder.job(at, job, jobs, own, &sets);
+    }
+    let order = ready_first(&builder.workflow.jobs);
+    if order.len() < jobs.len() {
+        let is_ordered: std::collections::BTreeSet<JobIndex> = order.into_iter().collect();
+        let first = (0..jobs.len()).find(|at| !is_ordered.contains(&JobIndex(*at as u32)));
+        let job = &jobs[first.unwrap_or(0)];
+        let message = format!("job '{}' waits for itself, by way of others", job.name);
+        return Err(PastError::at(job.line, message));
+    }
+    Ok((builder.workflow, builder.measured))
+}
+
+struct Builder {
+    workflow: Workflow,
+    measured: Measured,
+    /// The output volume of each job that wrote something.
+    outputs: Vec<Option<VolumeIndex>>,
+}
+
+impl Builder {
+    fn volume(&mut self, name: String, kind: VolumeKind, bytes: u64) -> VolumeIndex {
+        self.workflow.volumes.push(Volume {
+            name,
+            kind,
+            size_bytes: bytes,
+            size_files: 1,
+            users: Vec::new(),
+        });
+        VolumeIndex(self.workflow.volumes.len() as u32 - 1)
+    }
+
+    fn outputs(&mut self, jobs: &[PastJob], children: &[Vec<JobIndex>]) {
+        for (job, children) in jobs.iter().zip(children) {
+            if job.output_bytes == 0 {
+                self.outputs.push(None);
+                continue;
+            }
+            let kind = VolumeKind::Scratch { fill: None };
+            let volume = self.volume(format!("out.{}", job.name), kind, job.output_bytes);
+            self.outputs.push(Some(volume));
+            if children.is_empty() {
+                self.workflow.extracts.push(Extract {
+                    volume,
+                    path: "result".to_owned(),
+                    target: url(format!("/out/{}", self.workflow.extracts.len())),
+                });
+            }
+        }
+    }
+
+    /// The cache volume of each set, as large as what the job read that read most of it.
+    fn sets(&mut self, jobs: &[PastJob]) -> BTreeMap<String, VolumeIndex> {
+        let mut most: BTreeMap<&str, u64> = BTreeMap::new();
+        for (set, bytes) in jobs.iter().filter_map(|job| job.shared.as_ref()) {
+            let most = most.entry(set).or_default();
+            *most = (*most).max(*bytes);
+        }
+        let mut volumes = BTreeMap::new();
+        for (at, (set, bytes)) in most.into_iter().enumerate() {
+            let kind = VolumeKind::Cache {
+                source: url(format!("/shared/{at}")),
+                policy: CachePolicy::Lru,
+            };
+            if bytes > 0 {
+                volumes.insert(set.to_owned(), self.volume(set.to_owned(), kind, bytes));
+            }
+        }
+        volumes
+    }
+
+    fn job(
+        &mut self,
+        at: usize,
+        job: &PastJob,
+        jobs: &[PastJob],
+        children: Vec<JobIndex>,
+        sets: &BTreeMap<String, VolumeIndex>,
+    ) {
+        let reads = |read_bytes| MountLoad {
+            read_bytes,
+            written_bytes: 0,
+        };
+        let mut parents: Vec<usize> = job.after.clone();
+        parents.sort_unstable();
+        parents.dedup();
+        let mut mounts: Vec<(String, VolumeIndex, bool, MountLoad)> = Vec::new();
+        for &parent in &parents {
+            if let Some(volume) = self.outputs[parent] {
+                let path = format!("/from/{parent}");
+                mounts.push((path, volume, false, reads(jobs[parent].output_bytes)));
+            }
+        }
+        if job.input_bytes > 0 {
+            let fill = Some(url(format!("/in/{at}")));
+            let name = format!("in.{}", job.name);
+            let volume = self.volume(name, VolumeKind::Scratch { fill }, job.input_bytes);
+            mounts.push(("/in".to_owned(), volume, false, reads(job.input_bytes)));
+        }
+        if let Some(volume) = self.outputs[at] {
+            let load = MountLoad {
+                read_bytes: 0,
+                written_bytes: job.output_bytes,
+            };
+            mounts.push(("/out".to_owned(), volume, true, load));
+        }
+        if let Some((set, bytes)) = &job.shared
+            && let Some(volume) = sets.get(set)
+        {
+            mounts.push(("/shared".to_owned(), *volume, false, reads(*bytes)));
+        }
+        mounts.sort_by(|a, b| a.0.cmp(&b.0));
+        let index = JobIndex(at as u32);
+        for (_, volume, ..) in &mounts {
+            self.workflow.volumes[volume.as_usize()].users.push(index);
+        }
+        self.measured.jobs.push(JobLoad {
+            compute_us: job.compute_us,
+            mounts: mounts.iter().map(|mount| mount.3).collect(),
+        });
+        let mounts = mounts.into_iter().map(|(path, volume, writable, _)| Mount {
+            volume,
+            path,
+            writable,
+        });
+        self.workflow.jobs.push(Job {
+            name: job.name.clone(),
+            command: nothing(),
+            cpus: job.cpus,
+            memory_bytes: 0,
+            runtime_s: Some(job.compute_us.div_ceil(1_000_000)),
+            retries: 0,
+            mounts: mounts.collect(),
+            parents: parents.into_iter().map(|p| JobIndex(p as u32)).collect(),
+            children,
+        });
+    }
+}
+
+/// Past jobs are simulated only: what they ran does not matter.
+fn nothing() -> Command {
+    Command {
+        executable: "past".to_owned(),
+        arguments: Vec::new(),
+        environment: Vec::new(),
+        directory: "/".to_owned(),
+        stdout: None,
+        stderr: None,
+    }
+}
+
+fn url(path: String) -> Url {
+    Url {
+        scheme: Scheme::Bafs,
+        host: "home".to_owned(),
+        path,
+    }
+}

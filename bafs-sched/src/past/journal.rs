@@ -1,0 +1,310 @@
+//! A run of our own from its journal: what each job really read, computed and wrote, and the
+//! machines that it ran on. Failures of that run are not repeated.
+
+use std::collections::BTreeMap;
+
+use super::{Past, PastError, Site};
+use crate::io::journal::History;
+use crate::logic::{Outcome, Scheduler};
+use crate::planner::NodeClass;
+use crate::report::{JobSummary, Ledger};
+use crate::sim::{JobLoad, Measured, MountLoad};
+use crate::timeline::{Execution, Fate, Timeline, timeline};
+use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
+use bafs_proto::message::VolumeUse;
+
+/// A transfer of fewer bytes says more about latency than about rates.
+const TELLING_BYTES: u64 = 1_000_000;
+/// A wait of fewer milliseconds is not measured well enough to tell a rate.
+const TELLING_MS: u64 = 20;
+/// Size of the pages in which agents report what was read, in bytes.
+const PAGE_BYTES: u64 = 4_096;
+
+/// Reads a run that came to its end with every job done.
+///
+/// # Errors
+/// When it did not: only what was done was measured.
+pub fn from_journal(history: History) -> Result<Past, PastError> {
+    let header = &history.header;
+    let mut scheduler =
+        Scheduler::new(header.run, header.workflow.clone(), header.settings.clone());
+    let mut ledger = Ledger::default();
+    for (now, event) in &history.records {
+        ledger.note(&scheduler, *now, event);
+        scheduler.step(*now, event.clone(), &mut Vec::new());
+    }
+    let Some(outcome) = scheduler.outcome().cloned() else {
+        let done = scheduler.progress();
+        return Err(PastError::Whole(format!(
+            "the run has not ended: {} of {} jobs are done; wait for its end, or go on with it",
+            done.jobs_done, done.jobs_total
+        )));
+    };
+    if outcome != Outcome::Complete {
+        let why = match outcome {
+            Outcome::Failed { jobs, .. } if !jobs.is_empty() => {
+                format!("job '{}' failed", jobs[0].name)
+            }
+            Outcome::Failed { .. } => "some of it could not be done".to_owned(),
+            _ => "it was cancelled".to_owned(),
+        };
+        return Err(PastError::Whole(format!(
+            "the run is not complete ({why}): what was not done cannot be simulated"
+        )));
+    }
+    let report = ledger.report(&scheduler, outcome);
+    let summaries = report
+        .jobs
+        .into_iter()
+        .map(|summary| (summary.job, summary))
+        .collect();
+    let settings = header.settings.clone();
+    let timeline = timeline(history);
+    let uses = Uses {
+        workflow: scheduler.workflow(),
+        summaries,
+    };
+    let (workflow, measured) = uses.measured(&timeline);
+    let mut remarks = Vec::new();
+    let lost = timeline
+        .executions
+        .iter()
+        .filter(|e| e.fate.is_lost())
+        .count();
+    if lost > 0 {
+        remarks.push(format!(
+            "{lost} executions came to nothing in that run; the simulation does not repeat that"
+        ));
+    }
+    if settings.remote_io {
+        remarks.push("the run used remote I/O: sizes of caches are the declared ones".to_owned());
+    }
+    Ok(Past {
+        site: Some(site(&timeline, &uses, &measured)),
+        workflow,
+        took_s: Some(took_s(&timeline)),
+        measured,
+        remarks,
+    })
+}
+
+/// From the first start to the last end of a job or a file's way home, as the simulator counts.
+fn took_s(timeline: &Timeline) -> f64 {
+    let starts = timeline.volumes.iter().map(|making| making.asked_ms);
+    let start = starts
+        .chain(timeline.executions.iter().map(|e| e.asked_ms))
+        .min();
+    let ends = timeline.executions.iter().filter_map(|e| e.ended_ms);
+    let end = ends
+        .chain(timeline.sendings.iter().filter_map(|s| s.ended_ms))
+        .max();
+    let ms = end.unwrap_or(0).saturating_sub(start.unwrap_or(0));
+    ms as f64 / 1_000.0
+}
+
+/// What jobs did to their volumes.
+struct Uses<'r> {
+    workflow: &'r Workflow,
+    summaries: BTreeMap<JobIndex, JobSummary>,
+}
+
+impl Uses<'_> {
+    fn of(&self, job: JobIndex, volume: VolumeIndex) -> Option<&VolumeUse> {
+        let name = &self.workflow.volume(volume).name;
+        let mut volumes = self.summaries.get(&job)?.volumes.iter();
+        volumes.find(|used| used.name == *name)
+    }
+
+    fn measured(&self, timeline: &Timeline) -> (Workflow, Measured) {
+        let mut workflow = self.workflow.clone();
+        let jobs = 0..self.workflow.jobs.len() as u32;
+        let jobs: Vec<JobLoad> = jobs.map(|job| self.job(JobIndex(job))).collect();
+        for (job, load) in workflow.jobs.iter_mut().zip(&jobs) {
+            job.runtime_s = Some(load.compute_us.div_ceil(1_000_000));
+        }
+        // What was not declared was measured meanwhile.
+        for volume in workflow.volumes.iter_mut().filter(|v| v.size_bytes == 0) {
+            let held = volume
+                .users
+                .iter()
+                .map(|user| self.held(*user, &volume.name));
+            volume.size_bytes = held.max().unwrap_or(0).max(1);
+        }
+        let mut extract_bytes = BTreeMap::new();
+        for sending in &timeline.sendings {
+            extract_bytes.extend(sending.bytes.map(|bytes| (sending.index, bytes)));
+        }
+        let fills = (0..self.workflow.volumes.len() as u32).map(VolumeIndex);
+        let fill_bytes = fills.filter_map(|volume| Some((volume, self.filled(volume)?)));
+        let measured = Measured {
+            jobs,
+            fill_bytes: fill_bytes.collect(),
+            extract_bytes,
+        };
+        (workflow, measured)
+    }
+
+    fn held(&self, job: JobIndex, name: &str) -> u64 {
+        let volumes = self.summaries.get(&job).map(|summary| &summary.volumes);
+        let used = volumes.and_then(|volumes| volumes.iter().find(|used| used.name == name));
+        used.map_or(0, |used| used.held_bytes.max(used.read_bytes))
+    }
+
+    /// What a volume was filled with: what its first user found, or rather left without what it
+    /// wrote.
+    fn filled(&self, volume: VolumeIndex) -> Option<u64> {
+        let spec = self.workflow.volume(volume);
+        if !matches!(spec.kind, VolumeKind::Scratch { fill: Some(_) }) {
+            return None;
+        }
+        let used = self.of(*spec.users.first()?, volume)?;
+        let found = used.held_bytes.saturating_sub(used.written_bytes);
+        (found > 0).then_some(found)
+    }
+
+    fn job(&self, job: JobIndex) -> JobLoad {
+        let mounts = &self.workflow.job(job).mounts;
+        let loads = mounts
+            .iter()
+            .map(|mount| self.mount(job, mount.volume, mount.writable));
+        let (wall_ms, cpu_ms, waited_ms) = self.summaries.get(&job).map_or((0, 0, 0), |summary| {
+            let waited = summary.volumes.iter().map(|used| used.waited_ms);
+            let waited = waited.fold(0, u64::saturating_add);
+            (summary.wall_ms, summary.cpu_ms, waited)
+        });
+        // Waits of several volumes may have been the same time, and what the processors did was
+        // no waiting.
+        let compute_ms = wall_ms.saturating_sub(waited_ms).max(cpu_ms.min(wall_ms));
+        JobLoad {
+            compute_us: compute_ms * 1_000,
+            mounts: loads.collect(),
+        }
+    }
+
+    fn mount(&self, job: JobIndex, volume: VolumeIndex, writable: bool) -> MountLoad {
+        let Some(used) = self.of(job, volume) else {
+            return MountLoad::default();
+        };
+        let spec = self.workflow.volume(volume);
+        if matches!(spec.kind, VolumeKind::Cache { .. }) {
+            let runs = used.pages.iter().flat_map(|file| &file.runs);
+            let pages = runs.fold(0, |sum: u64, (_, pages)| sum.saturating_add(*pages));
+            let distinct = pages.saturating_mul(PAGE_BYTES);
+            // What was read again came from the job's own memory or from its node.
+            let read_bytes = match distinct {
+                0 => used.read_bytes,
+                _ => distinct,
+            };
+            let most = if spec.size_bytes > 0 {
+                spec.size_bytes
+            } else {
+                u64::MAX
+            };
+            return MountLoad {
+                read_bytes: read_bytes.min(most),
+                written_bytes: 0,
+            };
+        }
+        let is_counted = used.read_bytes > 0 || used.written_bytes > 0;
+        let is_first = spec.users.first() == Some(&job);
+        match (is_counted, writable && is_first) {
+            (true, _) => MountLoad {
+                read_bytes: used.read_bytes,
+                written_bytes: used.written_bytes,
+            },
+            // A directory of the node was bound into the job's name space: nobody counted.
+            (false, true) => MountLoad {
+                read_bytes: 0,
+                written_bytes: used.held_bytes,
+            },
+            (false, false) => MountLoad {
+                read_bytes: used.held_bytes,
+                written_bytes: 0,
+            },
+        }
+    }
+}
+
+fn site(timeline: &Timeline, uses: &Uses<'_>, measured: &Measured) -> Site {
+    let mut nodes: Vec<NodeClass> = Vec::new();
+    for node in &timeline.nodes {
+        let class = NodeClass::new(1, node.slots, node.capacity_bytes);
+        let is_same = |other: &&mut NodeClass| {
+            other.cpus == class.cpus && other.storage_bytes == class.storage_bytes
+        };
+        match nodes.iter_mut().find(is_same) {
+            Some(other) => other.count += 1,
+            None => nodes.push(class),
+        }
+    }
+    Site {
+        nodes,
+        home_bytes_per_s: home_rate(timeline, uses, measured),
+        local_bytes_per_s: local_rate(timeline, uses),
+    }
+}
+
+/// Bytes that crossed the link to home over the time in which some did. Of a cache counts the
+/// reader that waited longest: the others waited for the same bytes.
+fn home_rate(timeline: &Timeline, uses: &Uses<'_>, measured: &Measured) -> Option<u64> {
+    let mut transfers: Vec<(u64, u64, u64)> = Vec::new();
+    for sending in &timeline.sendings {
+        if let (Some(end), Some(bytes)) = (sending.ended_ms, sending.bytes) {
+            transfers.push((sending.asked_ms, end, bytes));
+        }
+    }
+    for making in timeline.volumes.iter().filter(|making| making.is_filled) {
+        if let (Some(end), Some(bytes)) = (making.made_ms, measured.fill_bytes.get(&making.volume))
+        {
+            transfers.push((making.asked_ms, end, *bytes));
+        }
+    }
+    for (at, volume) in uses.workflow.volumes.iter().enumerate() {
+        if !matches!(volume.kind, VolumeKind::Cache { .. }) {
+            continue;
+        }
+        let index = VolumeIndex(at as u32);
+        let reads = done(timeline).filter_map(|execution| {
+            let used = uses.of(execution.job, index)?;
+            let bytes = uses.mount(execution.job, index, false).read_bytes;
+            Some((used.waited_ms, execution.asked_ms, bytes))
+        });
+        let longest = reads.max();
+        transfers.extend(longest.map(|(waited, from, bytes)| (from, from + waited, bytes)));
+    }
+    transfers.retain(|(from, to, bytes)| *bytes >= TELLING_BYTES && to - from >= TELLING_MS);
+    transfers.sort_unstable();
+    let (mut busy_ms, mut until, mut sum) = (0, 0, 0u64);
+    for (from, to, bytes) in transfers {
+        busy_ms += to.saturating_sub(from.max(until));
+        until = until.max(to);
+        sum = sum.saturating_add(bytes);
+    }
+    rate(sum, busy_ms)
+}
+
+/// The fastest that a volume of another node was read or written.
+fn local_rate(timeline: &Timeline, uses: &Uses<'_>) -> Option<u64> {
+    let rates = done(timeline).flat_map(|execution| {
+        let mounts = uses.workflow.job(execution.job).mounts.iter();
+        mounts.filter_map(|mount| {
+            let used = uses.of(execution.job, mount.volume)?;
+            let bytes = used.read_bytes.saturating_add(used.written_bytes);
+            let is_telling = bytes >= TELLING_BYTES && used.waited_ms >= TELLING_MS;
+            is_telling.then(|| rate(bytes, used.waited_ms)).flatten()
+        })
+    });
+    rates.max()
+}
+
+fn done(timeline: &Timeline) -> impl Iterator<Item = &Execution> {
+    timeline
+        .executions
+        .iter()
+        .filter(|execution| execution.fate == Fate::Done)
+}
+
+fn rate(bytes: u64, ms: u64) -> Option<u64> {
+    let rate = (u128::from(bytes) * 1_000).checked_div(u128::from(ms))?;
+    u64::try_from(rate).ok().filter(|rate| *rate > 0)
+}

@@ -1,0 +1,74 @@
+//! What was run before, as a workload of the simulator: a run of our own from its journal, jobs of
+//! another batch system from its accounting. Table of contents; simulates nothing.
+//!
+//! `docs/PLANNING.md` says what is taken over and what is not known.
+
+mod csv;
+mod graph;
+mod journal;
+mod slurm;
+mod table;
+mod trace;
+
+use crate::planner::NodeClass;
+use crate::sim::Measured;
+use crate::workflow::Workflow;
+
+pub use csv::from_csv;
+pub use journal::from_journal;
+pub use slurm::from_slurm;
+pub use trace::from_trace;
+
+/// Jobs that are read from one file at most.
+pub const JOBS_MAX: usize = 1_000_000;
+
+/// Something that was run, ready to be simulated.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Past {
+    /// The jobs and their data; sizes and run times are measured ones.
+    pub workflow: Workflow,
+    /// What each job did.
+    pub measured: Measured,
+    /// From the first job to the last, in seconds, when that is known.
+    pub took_s: Option<f64>,
+    /// Where it ran, when that is known.
+    pub site: Option<Site>,
+    /// What was left out or assumed, in sentences.
+    pub remarks: Vec<String>,
+}
+
+/// The machines that something ran on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Site {
+    /// Nodes, equal ones together.
+    pub nodes: Vec<NodeClass>,
+    /// Rate of the link to home in bytes per second, when enough crossed it to tell.
+    pub home_bytes_per_s: Option<u64>,
+    /// Rate of the nodes' links in bytes per second, when enough crossed them to tell.
+    pub local_bytes_per_s: Option<u64>,
+}
+
+/// Why something cannot be simulated again.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PastError {
+    /// A line of a table is wrong.
+    #[error("line {line}: {message}")]
+    Line {
+        /// The line, from 1 on.
+        line: usize,
+        /// What is wrong and, where it helps, what to write.
+        message: String,
+    },
+    /// The whole cannot be used.
+    #[error("{0}")]
+    Whole(String),
+}
+
+impl PastError {
+    fn at(line: usize, message: impl Into<String>) -> Self {
+        Self::Line {
+            line,
+            message: message.into(),
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! What each job of a workflow does, from a table, instead of what the workflow declares. It must
+//! match the workflow: every job, and only volumes that the job mounts. Knows no environment.
+
+use std::collections::BTreeMap;
+
+use super::PastError;
+use super::table::{Form, Row, Table};
+use crate::sim::{JobLoad, Measured, MountLoad};
+use crate::workflow::{Job, Workflow};
+
+const COLUMNS: [&str; 5] = ["job", "compute", "volume", "read", "written"];
+
+/// Reads a trace of every job of a workflow from comma-separated values. A row tells how long a job
+/// computes, or what it does to one of its volumes:
+///
+/// ```csv
+/// job,compute,volume,read,written
+/// align,62.5,,,
+/// align,,genome,3 GB,
+/// align,,work,,200 MB
+/// ```
+///
+/// What no row tells of is not touched. Numbers alone are seconds and bytes.
+///
+/// # Errors
+/// With the line, and what does not match.
+pub fn from_trace(workflow: &Workflow, text: &str) -> Result<Measured, PastError> {
+    let table = Table::parse(text, Form::Commas)?;
+    for needed in ["job", "compute"] {
+        if !table.has(needed) {
+            let message = format!("there is no column '{needed}'");
+            return Err(PastError::at(1, message));
+        }
+    }
+    if let Some(unknown) = table.columns().find(|name| !COLUMNS.contains(name)) {
+        let known = COLUMNS.join(", ");
+        let message = format!("'{unknown}' is no column; known are {known}");
+        return Err(PastError::at(1, message));
+    }
+    let jobs = workflow.jobs.iter().enumerate();
+    let at: BTreeMap<&str, usize> = jobs.map(|(at, job)| (job.name.as_str(), at)).collect();
+    let none = |job: &Job| JobLoad {
+        compute_us: 0,
+        mounts: vec![MountLoad::default(); job.mounts.len()],
+    };
+    let mut trace = Trace {
+        workflow,
+        loads: workflow.jobs.iter().map(none).collect(),
+        told: BTreeMap::new(),
+    };
+    for row in table.rows() {
+        let name = row.text("job");
+        let Some(job) = at.get(name) else {
+            return Err(row.error("job", "the workflow has no such job"));
+        };
+        trace.add(&row, *job)?;
+    }
+    let untold = (0..workflow.jobs.len()).find(|job| !trace.told.contains_key(&(*job, None)));
+    if let Some(job) = untold {
+        let name = &workflow.jobs[job].name;
+        return Err(PastError::Whole(format!(
+            "no row says how long job '{name}' computes"
+        )));
+    }
+    Ok(Measured {
+        jobs: trace.loads,
+        ..Measured::default()
+    })
+}
+
+struct Trace<'w> {
+    workflow: &'w Workflow,
+    loads: Vec<JobLoad>,
+    /// The line that tells of a job, or of one of its mounts.
+    told: BTreeMap<(usize, Option<usize>), usize>,
+}
+
+impl Trace<'_> {
+    fn add(&mut self, row: &Row<'_>, job: usize) -> Result<(), PastError> {
+        let (has_compute, volume) = (!row.text("compute").is_empty(), row.text("volume"));
+        if has_compute != volume.is_empty() {
+            let why = "a row tells of computing or of one volume: fill in just one of them";
+            return Err(PastError::at(row.line, why));
+        }
+        let mount = match has_compute {
+            true => None,
+            false => Some(self.mount(row, job, volume)?),
+        };
+        if let Some(line) = self.told.insert((job, mount), row.line) {
+            let message = format!("line {line} tells of the same already");
+            return Err(PastError::at(row.line, message));
+        }
+        match mount {
+            None => self.loads[job].compute_us = row.duration_us("compute")?,
+            Some(at) => self.loads[job].mounts[at] = self.load(row, job, at)?,
+        }
+        Ok(())
+    }
+
+    fn mount(&self, row: &Row<'_>, job: usize, volume: &str) -> Result<usize, PastError> {
+        let job = &self.workflow.jobs[job];
+        let mut mounts = job.mounts.iter();
+        let found = mounts.position(|mount| self.workflow.volume(mount.volume).name == volume);
+        let missing = || row.error("volume", format!("job '{}' does not mount it", job.name));
+        found.ok_or_else(missing)
+    }
+
+    fn load(&self, row: &Row<'_>, job: usize, at: usize) -> Result<MountLoad, PastError> {
+        let mount = &self.workflow.jobs[job].mounts[at];
+        let (read_bytes, written_bytes) = (row.size("read")?, row.size("written")?);
+        if written_bytes > 0 && !mount.writable {
+            let why = "the job mounts this volume to read only";
+            return Err(row.error("written", why));
+        }
+        let size_bytes = self.workflow.volume(mount.volume).size_bytes;
+        if size_bytes > 0 && written_bytes > size_bytes {
+            let why = format!("the volume holds {size_bytes} bytes");
+            return Err(row.error("written", why));
+        }
+        Ok(MountLoad {
+            read_bytes,
+            written_bytes,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workflow::parse_workflow;
+
+    const TRACE: &str = "job,compute,volume,read,written\n\
+        a,1.5,,,\na,,b,3 MB,\na,,w,,2000\nz,2,,,\nz,,w,2000,\n";
+
+    fn workflow() -> Workflow {
+        let text = "volume b bafs://home/b 4 MB\nvolume w scratch 1 MB\njob a {\nexecutable = x\n}\n\
+            job z {\nexecutable = x\n}\nparent a child z\nmount b a /b\nmount w a /w\n\
+            mount w z /w ro\n";
+        let parsed = parse_workflow("w.bafs", text, &|path| Err(path.to_owned()));
+        parsed.unwrap().workflow
+    }
+
+    #[test]
+    fn every_job_does_what_its_rows_tell() {
+        let measured = from_trace(&workflow(), TRACE).unwrap();
+        let load = |read_bytes, written_bytes| MountLoad {
+            read_bytes,
+            written_bytes,
+        };
+        assert_eq!(measured.jobs[0].compute_us, 1_500_000);
+        assert_eq!(
+            measured.jobs[0].mounts,
+            [load(3_000_000, 0), load(0, 2_000)]
+        );
+        assert_eq!(measured.jobs[1].mounts, [load(2_000, 0)]);
+    }
+
+    #[test]
+    fn a_trace_that_does_not_match_is_refused_with_its_line() {
+        for (wrong, right, expected) in [
+            (
+                "a,1.5",
+                "c,1.5",
+                "line 2: job 'c': the workflow has no such job",
+            ),
+            ("a,1.5", "a,fast", "line 2: compute 'fast'"),
+            (
+                "a,,b",
+                "z,,b",
+                "line 3: volume 'b': job 'z' does not mount it",
+            ),
+            ("3 MB", "-3 MB", "line 3: read '-3 MB'"),
+            (
+                "3 MB,",
+                "3 MB,1",
+                "line 3: written '1': the job mounts this volume to read",
+            ),
+            (
+                ",2000\nz",
+                ",2 MB\nz",
+                "line 4: written '2 MB': the volume holds 1000000",
+            ),
+            ("a,,w", "a,,b", "line 4: line 3 tells of the same already"),
+            (
+                "a,,w",
+                "a,1,w",
+                "line 4: a row tells of computing or of one volume",
+            ),
+            ("z,2,,,\n", "", "no row says how long job 'z' computes"),
+            ("read", "reads", "line 1: 'reads' is no column"),
+            ("compute", "cpu", "line 1: there is no column 'compute'"),
+        ] {
+            assert!(TRACE.contains(wrong), "{wrong}");
+            let text = TRACE.replacen(wrong, right, 1);
+            let error = from_trace(&workflow(), &text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{right}: {error}");
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! The choice of a plan made sure by simulation: where the model's best predictions are closer than
+//! its error, and for workflows whose shape no equation knows. Predicts nothing itself.
+//!
+//! Bounded by the number of jobs that are simulated, not by a clock, so that equal arguments give
+//! equal plans on every machine.
+
+use serde::Serialize;
+
+use super::engine::Simulation;
+use super::load::Load;
+use super::policy::{Policy, Scenario};
+use super::record::Stuck;
+use crate::logic::CheckpointPolicy;
+use crate::planner::{Choice, Environment, Plan, Strategy, predict};
+use crate::workflow::Workflow;
+
+/// Jobs of all simulations for one plan; some seconds on a slow machine.
+const JOBS_MAX: usize = 40_000;
+/// Seeds of simulations where nodes fail, as far as [`JOBS_MAX`] allows.
+const SEEDS_MAX: u64 = 8;
+/// Seeds of these simulations begin here, so that they are not those that users compare with.
+const SEED_FIRST: u64 = 0x91a7_0000;
+/// Predictions up to so much longer than the shortest are tried, as a share of it: on the studies
+/// and on random workloads without failures the model is off by less between strategies. With
+/// failures it is off by more than twice, and everything is tried.
+const MODEL_ERROR: f64 = 0.35;
+/// A simulation ends early when it takes so much longer than the best so far, as a share of it.
+const HOPELESS: f64 = 0.5;
+/// The same where nodes fail: one run may just have bad luck.
+const HOPELESS_FAILING: f64 = 2.0;
+/// So many times as long as predicted without failures, where there is no best yet.
+const HOPELESS_FIRST: f64 = 20.0;
+
+/// What a simulation for a plan found.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Tried {
+    /// What was simulated; nothing for the scheduler without a plan.
+    pub strategy: Option<Strategy>,
+    /// Mean time over the seeds, in seconds; nothing when it was given up as hopeless.
+    pub simulated_s: Option<f64>,
+}
+
+/// Which candidates of a plan are simulated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Doubt {
+    /// Those that the model cannot tell from its choice: its equations describe the workload.
+    Ties,
+    /// All that are possible, and the scheduler without a plan: the equations only bound it.
+    All,
+}
+
+/// Simulates candidates of a plan and lets the fastest be its choice. Answers what was found, in
+/// the order of trying; nothing when there was no doubt, or too many jobs.
+///
+/// # Errors
+/// When a simulated run does not come to an end: a defect.
+pub fn decide(
+    plan: &mut Plan,
+    doubt: Doubt,
+    workflow: &Workflow,
+    environment: &Environment,
+    load: &Load,
+) -> Result<Vec<Tried>, Stuck> {
+    let is_failing = environment.mtbf_s.is_some();
+    let candidates = doubtful(plan, doubt, is_failing);
+    let least = match doubt {
+        Doubt::Ties => 2,
+        Doubt::All => 1,
+    };
+    let jobs = workflow.jobs.len().max(1);
+    let affordable = JOBS_MAX / (jobs * candidates.len().max(1));
+    if candidates.len() < least || affordable == 0 {
+        return Ok(Vec::new());
+    }
+    let (seeds, hopeless) = match is_failing {
+        true => (SEEDS_MAX.min(affordable as u64), HOPELESS_FAILING),
+        false => (1, HOPELESS),
+    };
+    let first_limit_s = HOPELESS_FIRST * calm_s(plan, environment);
+    let (mut tried, mut best_s) = (Vec::new(), f64::INFINITY);
+    for strategy in candidates {
+        let policy = strategy.map_or(Policy::Need, Policy::Strategy);
+        let mut sum_s = Some(0.0);
+        for seed in 0..seeds {
+            let scenario = Scenario {
+                environment: environment.clone(),
+                policy,
+                load: load.clone(),
+                checkpoint: CheckpointPolicy::Never,
+                seed: SEED_FIRST + seed,
+                is_recorded: false,
+            };
+            let limit_s = first_limit_s.min(best_s * (1.0 + hopeless));
+            let run = Simulation::new(workflow.clone(), scenario).run_until(limit_s)?;
+            let seconds = run.filter(|run| run.is_complete()).map(|run| run.seconds());
+            sum_s = sum_s.zip(seconds).map(|(sum, seconds)| sum + seconds);
+            if sum_s.is_none() {
+                break;
+            }
+        }
+        let simulated_s = sum_s.map(|sum| sum / seeds as f64);
+        best_s = best_s.min(simulated_s.unwrap_or(f64::INFINITY));
+        tried.push(Tried {
+            strategy,
+            simulated_s,
+        });
+    }
+    choose(plan, &tried);
+    Ok(tried)
+}
+
+/// The longest prediction without failures.
+fn calm_s(plan: &Plan, environment: &Environment) -> f64 {
+    let calm = Environment {
+        mtbf_s: None,
+        ..environment.clone()
+    };
+    let strategies = plan.candidates.iter().map(|c| c.allocation.strategy);
+    let predicted = strategies.filter_map(|strategy| predict(strategy, &plan.shape, &calm));
+    // A workload of no known length still ends.
+    predicted.fold(86_400.0, f64::max)
+}
+
+/// The candidates in the order of their predictions; `None` for the scheduler without a plan.
+fn doubtful(plan: &Plan, doubt: Doubt, is_failing: bool) -> Vec<Option<Strategy>> {
+    let possible = plan.candidates.iter().filter(|candidate| {
+        let allocation = &candidate.allocation;
+        allocation.is_possible() && allocation.strategy != Strategy::Remote
+    });
+    let seconds = |predicted: Option<f64>| predicted.unwrap_or(f64::INFINITY);
+    let mut timed: Vec<(f64, Strategy)> = possible
+        .map(|candidate| {
+            (
+                seconds(candidate.predicted_s),
+                candidate.allocation.strategy,
+            )
+        })
+        .collect();
+    timed.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    let least_s = timed.first().map_or(f64::INFINITY, |first| first.0);
+    let is_near = |(predicted_s, _): &(f64, Strategy)| match doubt {
+        Doubt::Ties => is_failing || *predicted_s <= least_s * (1.0 + MODEL_ERROR),
+        Doubt::All => true,
+    };
+    let strategies = timed.into_iter().filter(is_near).map(|(_, s)| Some(s));
+    match doubt {
+        Doubt::Ties => strategies.collect(),
+        Doubt::All => std::iter::once(None).chain(strategies).collect(),
+    }
+}
+
+fn choose(plan: &mut Plan, tried: &[Tried]) {
+    let timed = tried
+        .iter()
+        .filter_map(|t| Some((t.strategy?, t.simulated_s?)));
+    let mut timed: Vec<(Strategy, f64)> = timed.collect();
+    timed.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let Some(&(strategy, seconds)) = timed.first() else {
+        return;
+    };
+    let mut reason = format!("{strategy} takes {seconds:.0} s in the simulation");
+    match timed.get(1) {
+        Some((other, slower)) => {
+            let saved = 100.0 * (1.0 - seconds / slower);
+            reason += &format!(", {saved:.1} % less than {other} ({slower:.0} s)");
+        }
+        None => reason += ", and no other strategy comes near it",
+    }
+    let unplanned = tried.iter().find(|t| t.strategy.is_none());
+    if let Some(unplanned) = unplanned.and_then(|tried| tried.simulated_s) {
+        reason += &format!("; {unplanned:.0} s without a plan");
+    }
+    plan.choice = Some(Choice { strategy, reason });
+    plan.refusal = None;
+}

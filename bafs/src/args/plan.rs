@@ -1,0 +1,121 @@
+//! The command line of `bafs plan` and `bafs sim`. Decides nothing.
+
+use std::path::PathBuf;
+
+use clap::{ArgGroup, Args};
+
+use super::Checkpoint;
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  bafs plan blast.bafs --environment cluster.toml\n  \
+bafs plan --environment thesis.toml \\\n    \
+--canonical width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1"
+)]
+pub(crate) struct PlanArgs {
+    /// The workflow file.
+    #[arg(required_unless_present = "canonical", conflicts_with = "canonical")]
+    pub(crate) workflow: Option<PathBuf>,
+    /// A workload of `width` equal pipelines of `depth` jobs instead of a workflow.
+    #[arg(long, value_name = "KEY=VALUE,...")]
+    pub(crate) canonical: Option<String>,
+    /// Nodes, storage and links to plan for, as TOML.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) environment: PathBuf,
+    /// Standard deviation of the workflow's run times, as a share of their mean.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = parse_share,
+        conflicts_with = "canonical")]
+    pub(crate) variability: f64,
+    /// Choose by the model alone: simulate no candidates.
+    #[arg(long)]
+    pub(crate) model: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    group = ArgGroup::new("workload").required(true),
+    after_help = "Example:\n  bafs sim blast.bafs --environment cluster.toml --all\n  \
+bafs sim --environment thesis.toml --strategy Slice --failures 12h \\\n    \
+--canonical width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1\n  \
+bafs sim --from-journal blast.bafs.journal --home-rate 100MB/s --nodes 32 --all\n  \
+bafs sim --from-slurm jobs.txt --shared 0.8 --environment cluster.toml --all"
+)]
+pub(crate) struct SimArgs {
+    /// The workflow file.
+    #[arg(group = "workload")]
+    pub(crate) workflow: Option<PathBuf>,
+    /// A workload of `width` equal pipelines of `depth` jobs instead of a workflow.
+    #[arg(long, value_name = "KEY=VALUE,...", group = "workload")]
+    pub(crate) canonical: Option<String>,
+    /// What each job of the workflow does, instead of what it declares: comma-separated values with
+    /// the columns job, compute, volume, read and written.
+    #[arg(long, value_name = "FILE", requires = "workflow")]
+    pub(crate) trace: Option<PathBuf>,
+    /// A run that is over, by its journal (or the workflow beside it): jobs read, compute and write
+    /// as they really did.
+    #[arg(long, value_name = "RUN", group = "workload")]
+    pub(crate) from_journal: Option<PathBuf>,
+    /// Past jobs of Slurm, as `sacct --parsable2` prints them.
+    #[arg(long, value_name = "FILE", group = "workload")]
+    pub(crate) from_slurm: Option<PathBuf>,
+    /// Past jobs of any system: comma-separated values with the columns job, runtime, cpus, after,
+    /// shared, shared-bytes, input and output.
+    #[arg(long, value_name = "FILE", group = "workload")]
+    pub(crate) from_csv: Option<PathBuf>,
+    /// How much of what jobs of one name read is the same data, which Slurm does not know.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_part,
+        requires = "from_slurm")]
+    pub(crate) shared: f64,
+    /// Nodes, storage and links to simulate, as TOML; those of the run when not given and it is
+    /// simulated again.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) environment: Option<PathBuf>,
+    /// So many nodes instead of the environment's.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) nodes: Option<u32>,
+    /// Rate of the link to home, such as 1MB/s, instead of the environment's.
+    #[arg(long, value_name = "RATE")]
+    pub(crate) home_rate: Option<String>,
+    /// Rate of each node's link, such as 100MB/s, instead of the environment's.
+    #[arg(long, value_name = "RATE")]
+    pub(crate) local_rate: Option<String>,
+    /// When to copy what jobs wrote to another node, in case theirs is lost.
+    #[arg(long, value_enum, default_value = "never")]
+    pub(crate) checkpoint: Checkpoint,
+    /// The strategy to follow, `need` for the scheduler without a plan, or `guided` for one that
+    /// chooses by itself and changes when another suits the rest better; what the planner chooses
+    /// when not given, and `need` for a run that is simulated again.
+    #[arg(long, value_name = "NAME", conflicts_with = "all")]
+    pub(crate) strategy: Option<String>,
+    /// Simulate every strategy that is possible, and the scheduler without a plan.
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Write pictures into this directory: processors and storage over time, a Gantt chart of each
+    /// run, the workflow as DOT; of a workload in a line also the planner's choice over sizes, and
+    /// how each strategy's time depends on each quantity (simulated; takes a while).
+    #[arg(long, value_name = "DIR")]
+    pub(crate) plot: Option<PathBuf>,
+    /// Seed of everything random: the same seed gives the same result on every machine.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Mean time between failures of any of the nodes, such as 12h, instead of the environment's.
+    #[arg(long, value_name = "MTBF")]
+    pub(crate) failures: Option<String>,
+    /// Standard deviation of the workflow's run times, as a share of their mean.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = parse_share,
+        conflicts_with = "canonical")]
+    pub(crate) variability: f64,
+}
+
+fn parse_part(text: &str) -> Result<f64, String> {
+    let part = text.parse().ok().filter(|part| (0.0..=1.0).contains(part));
+    part.ok_or_else(|| "must be a number from 0 to 1, such as 0.8".to_owned())
+}
+
+fn parse_share(text: &str) -> Result<f64, String> {
+    let share = text
+        .parse()
+        .ok()
+        .filter(|share: &f64| (0.0..=10.0).contains(share));
+    share.ok_or_else(|| "must be a number from 0 to 10, such as 0.1".to_owned())
+}

@@ -1,0 +1,250 @@
+//! What `bafs sim` simulates and on which machines, from its arguments. It simulates nothing.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, bail};
+use bafs_sched::io::journal;
+use bafs_sched::past::{self, Past, Site};
+use bafs_sched::planner::{Canonical, Environment, Shape};
+use bafs_sched::sim::{Load, Measured, workflow_of};
+use bafs_sched::workflow::{Workflow, parse_duration};
+use serde::Serialize;
+
+use crate::args::SimArgs;
+use crate::rate::parse_rate;
+use crate::{history, plan, workflow_file};
+
+/// Jobs of a canonical workload that are simulated at most: each is a job in memory.
+const JOBS_MAX: u64 = 10_000_000;
+
+/// What is simulated.
+#[derive(Debug)]
+pub(super) struct Workload {
+    pub(super) workflow: Workflow,
+    pub(super) shape: Shape,
+    pub(super) load: Load,
+    /// How it really went, when it is something that was run.
+    pub(super) before: Option<Before>,
+    site: Option<Site>,
+}
+
+/// Something that was run before.
+#[derive(Debug, Serialize)]
+pub(super) struct Before {
+    /// How long it took, in seconds, when that is known.
+    pub(super) took_s: Option<f64>,
+    /// What was left out or assumed.
+    pub(super) remarks: Vec<String>,
+}
+
+impl Workload {
+    /// What the arguments name.
+    pub(super) fn of(args: &SimArgs) -> Result<Self> {
+        if let Some(text) = &args.canonical {
+            let canonical = Canonical::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
+            let jobs = u64::from(canonical.width) * u64::from(canonical.depth);
+            if jobs > JOBS_MAX {
+                bail!("--canonical: {jobs} jobs are too many to simulate; the limit is {JOBS_MAX}");
+            }
+            return Ok(Self::declared(workflow_of(&canonical), canonical.shape()));
+        }
+        if let Some(path) = &args.workflow {
+            let workflow = workflow_file::load(path)?;
+            if workflow.jobs.is_empty() {
+                bail!("{} has no jobs to simulate", path.display());
+            }
+            let shape = Canonical::recognise(&workflow, args.variability).map_or_else(
+                |_| Shape::bottleneck(&workflow, args.variability).0,
+                |canonical| canonical.shape(),
+            );
+            let mut workload = Self::declared(workflow, shape);
+            if let Some(path) = &args.trace {
+                workload.load = Load::Measured(trace(&workload.workflow, path)?);
+            }
+            return Ok(workload);
+        }
+        Ok(Self::measured(past(args)?))
+    }
+
+    fn declared(workflow: Workflow, shape: Shape) -> Self {
+        let load = Load::Declared {
+            variability_ppm: (shape.variability * 1e6).round() as u64,
+        };
+        Self {
+            workflow,
+            shape,
+            load,
+            before: None,
+            site: None,
+        }
+    }
+
+    fn measured(past: Past) -> Self {
+        let variability = variability(&past.measured);
+        let (shape, _) = Shape::bottleneck(&past.workflow, variability);
+        let before = Before {
+            took_s: past.took_s,
+            remarks: past.remarks,
+        };
+        Self {
+            shape,
+            load: Load::Measured(past.measured),
+            workflow: past.workflow,
+            before: Some(before),
+            site: past.site,
+        }
+    }
+
+    /// The machines: those of the environment file, else those of the run that is simulated again;
+    /// with what the arguments change.
+    pub(super) fn environment(&self, args: &SimArgs) -> Result<Environment> {
+        let rate = |name: &str, text: &Option<String>| {
+            let text = text.as_deref();
+            let rate = text.map(|text| parse_rate(text).with_context(|| format!("--{name}")));
+            rate.transpose()
+        };
+        let (home, local) = (
+            rate("home-rate", &args.home_rate)?,
+            rate("local-rate", &args.local_rate)?,
+        );
+        let mut environment = match (&args.environment, &self.site) {
+            (Some(path), _) => plan::environment(path)?,
+            (None, Some(site)) => of_site(site, home, local)?,
+            (None, None) => bail!("give --environment: nodes, storage and links are not known"),
+        };
+        if let Some(rate) = home {
+            environment.home_bytes_per_s = rate;
+        }
+        if let Some(rate) = local {
+            environment.local_bytes_per_s = rate;
+        }
+        if let Some(count) = args.nodes {
+            let [kind] = &mut environment.nodes[..] else {
+                bail!(
+                    "--nodes {count}: there are {} kinds of node; say how many of each in a file \
+                     for --environment",
+                    environment.nodes.len()
+                );
+            };
+            kind.count = count;
+        }
+        if let Some(text) = &args.failures {
+            environment.mtbf_s = Some(mtbf(text)?);
+        }
+        let largest = environment.nodes.iter().map(|kind| kind.cpus).max();
+        let largest = largest.unwrap_or(0);
+        let too_large = self.workflow.jobs.iter().find(|job| job.cpus > largest);
+        if let Some(job) = too_large {
+            bail!(
+                "job '{}' needs {} processors, and the largest node there is has {largest}",
+                job.name,
+                job.cpus
+            );
+        }
+        Ok(environment)
+    }
+}
+
+/// The machines of a run, as far as its journal tells.
+fn of_site(site: &Site, home: Option<u64>, local: Option<u64>) -> Result<Environment> {
+    let unknown = |name: &str, what: &str| {
+        anyhow!("the journal tells no rate of {what}: too little crossed it; give --{name}")
+    };
+    let home = home.or(site.home_bytes_per_s);
+    let local = local.or(site.local_bytes_per_s);
+    let environment = Environment {
+        nodes: site.nodes.clone(),
+        home_bytes_per_s: home.ok_or_else(|| unknown("home-rate", "the link to home"))?,
+        local_bytes_per_s: local.ok_or_else(|| unknown("local-rate", "the nodes' links"))?,
+        mtbf_s: None,
+        restart_s: 60,
+    };
+    if environment.cpus() == 0 {
+        bail!("no node of that run had a processor");
+    }
+    Ok(environment)
+}
+
+/// Something that was run, from the file that the arguments name.
+fn past(args: &SimArgs) -> Result<Past> {
+    if let Some(path) = &args.from_journal {
+        let path = history::journal_of(path)?;
+        let past = past::from_journal(journal::read(&path)?);
+        return past.with_context(|| path.display().to_string());
+    }
+    let (path, is_slurm) = match (&args.from_slurm, &args.from_csv) {
+        (Some(path), _) => (path, true),
+        (None, Some(path)) => (path, false),
+        (None, None) => {
+            bail!("give a workflow file, --canonical, --from-journal, --from-slurm or --from-csv")
+        }
+    };
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read the past jobs in {}", path.display()))?;
+    let name = path.file_stem().unwrap_or_default().to_string_lossy();
+    let past = match is_slurm {
+        true => past::from_slurm(&name, &text, permille(args.shared)),
+        false => past::from_csv(&name, &text),
+    };
+    past.with_context(|| Path::new(path).display().to_string())
+}
+
+fn trace(workflow: &Workflow, path: &Path) -> Result<Measured> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read the trace {}", path.display()))?;
+    let measured = past::from_trace(workflow, &text);
+    measured.with_context(|| path.display().to_string())
+}
+
+fn permille(share: f64) -> u32 {
+    (share.clamp(0.0, 1.0) * 1_000.0).round() as u32
+}
+
+/// Standard deviation of what jobs computed, as a share of the mean.
+fn variability(measured: &Measured) -> f64 {
+    let times = measured.jobs.iter().map(|job| job.compute_us as f64);
+    let count = measured.jobs.len().max(1) as f64;
+    let mean = times.clone().sum::<f64>() / count;
+    if mean <= 0.0 {
+        return 0.0;
+    }
+    let square = times.map(|time| (time - mean).powi(2)).sum::<f64>() / count;
+    (square.sqrt() / mean).min(10.0)
+}
+
+fn mtbf(text: &str) -> Result<u64> {
+    match parse_duration(text) {
+        Ok(0) => bail!("--failures is zero: nothing would ever be done"),
+        Ok(seconds) => Ok(seconds),
+        Err(error) => bail!("--failures cannot be read: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_sched::planner::NodeClass;
+
+    use super::*;
+
+    #[test]
+    fn a_mean_time_of_nothing_is_refused() {
+        assert_eq!(mtbf("12 h").unwrap(), 43_200);
+        assert!(mtbf("0 s").unwrap_err().to_string().contains("is zero"));
+        let error = mtbf("often").unwrap_err().to_string();
+        assert!(error.contains("cannot be read"), "{error}");
+    }
+
+    #[test]
+    fn what_a_journal_does_not_tell_is_asked_for() {
+        let site = Site {
+            nodes: vec![NodeClass::new(2, 1, 1_000)],
+            home_bytes_per_s: None,
+            local_bytes_per_s: Some(7),
+        };
+        let error = of_site(&site, None, None).unwrap_err().to_string();
+        assert!(error.contains("give --home-rate"), "{error}");
+        let environment = of_site(&site, Some(3), None).unwrap();
+        let rates = (environment.home_bytes_per_s, environment.local_bytes_per_s);
+        assert_eq!(rates, (3, 7));
+    }
+}
