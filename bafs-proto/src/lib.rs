@@ -3,6 +3,7 @@
 //! This crate takes no decisions. Servers, agents and schedulers depend on it and never on each
 //! other. Reading order: [`ids`], [`volume`], [`message`], [`file_op`], [`error`], [`net`].
 
+pub mod allotment;
 pub mod buffer;
 pub mod cache;
 pub mod codec;
@@ -27,8 +28,8 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 ///
 /// Ledger: 1 = first form (2026-11); 2 = batches of operations in an order, with given numbers;
 /// 3 = agents report how long calls were under way, which volumes a job read and changed, and what
-/// they held.
-pub const PROTOCOL_VERSION: u32 = 3;
+/// they held; 4 = allotments of nodes.
+pub const PROTOCOL_VERSION: u32 = 4;
 
 /// Application-layer protocol name that both ends of a connection must offer.
 pub const ALPN: &[u8] = b"bafs/1";

@@ -8,6 +8,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::allotment::{Allot, Allotments};
 use crate::cache::{CacheMember, CacheStatus, JoinCache, ShowCache, WarmCache, Warming};
 use crate::door::{HandOver, HandOverTicket};
 use crate::error::{Error, ErrorCode, Result};
@@ -163,6 +164,8 @@ calls! {
     ReadCounters => Counters,
     // on the same machine
     HandOver => HandOverTicket,
+    // parts of a node
+    Allot => Allotments,
 }
 
 /// Done, nothing to say.

@@ -1,10 +1,13 @@
 //! Runs a workflow: select a fact, journal it, step, do what the core asks. Decides nothing.
 
+mod upkeep;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use bafs_proto::allotment::Allotments;
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::{ExecutionId, RunId, ServerId};
 use bafs_proto::message::{Advert, JobOutcome};
@@ -20,7 +23,7 @@ use crate::io::journal::{Header, Journal, Record};
 use crate::io::listing::Listing;
 use crate::io::remote_io;
 use crate::io::servers::{Place, Servers};
-use crate::io::steer;
+use crate::io::shares::Shares;
 use crate::io::watch::{WatchList, Watched, watch as watch_node};
 use crate::logic::{Action, Event, MountedVolume, Progress, Scheduler, Settings};
 use crate::report::{Ledger, RunReport};
@@ -91,6 +94,8 @@ pub(crate) enum Note {
     RenewDue,
     /// Users may have wished something.
     WishesDue,
+    /// What a node keeps for the run, if it answered.
+    Allotted(ServerId, Option<Allotments>),
 }
 
 /// Runs a workflow to its end, or goes on with it if its journal exists. `progress` is called
@@ -141,6 +146,7 @@ pub async fn run_over(
     while driver.scheduler.outcome().is_none() {
         let batch = driver.next_batch(&mut notes, &options.cancel).await;
         driver.take(batch).await?;
+        driver.share().await?;
         if let Some(error) = driver.refusal.take()
             && driver.scheduler.progress().nodes == 0
         {
@@ -170,6 +176,8 @@ struct Driver {
     /// The journal beside which users leave wishes, and how many were read.
     wishes_of: PathBuf,
     read_wishes: u64,
+    /// Parts of nodes, where others use them too.
+    shares: Option<Shares>,
 }
 
 impl Driver {
@@ -210,6 +218,8 @@ impl Driver {
             run: header.run,
             settings: Arc::new(header.settings),
         };
+        let user = servers.settings.user.clone();
+        let shares = user.map(|user| Shares::new(user, servers.owner()));
         let driver = Self {
             servers,
             scheduler,
@@ -225,6 +235,7 @@ impl Driver {
             is_cancelled: false,
             wishes_of: options.journal.clone(),
             read_wishes: 0,
+            shares,
         };
         Ok((driver, receiver))
     }
@@ -318,24 +329,14 @@ impl Driver {
             Note::Refused(error) => self.refusal = Some(error),
             Note::RenewDue => self.renew(),
             Note::WishesDue => batch.extend(self.wishes()),
+            Note::Allotted(server, answer) => {
+                let shares = self.shares.as_mut();
+                let share = shares.and_then(|shares| shares.answered(server, answer));
+                batch.extend(share.map(|share| Event::SharesSeen {
+                    shares: vec![share],
+                }));
+            }
         }
-    }
-
-    /// What users wished since the last time.
-    fn wishes(&mut self) -> Vec<Event> {
-        let from = self.read_wishes.max(self.scheduler.wishes());
-        let (run, workflow) = (self.scheduler.run(), self.scheduler.workflow());
-        let (wishes, lines) = steer::read(&self.wishes_of, run, workflow, from);
-        self.read_wishes = from + lines;
-        wishes
-            .into_iter()
-            .map(|(count, wish)| {
-                if wish.is_none() {
-                    tracing::warn!(count, "a wish was not understood");
-                }
-                Event::Steered { count, wish }
-            })
-            .collect()
     }
 
     /// Makes facts durable, tells them to the core, and does what it asks.
@@ -422,39 +423,6 @@ impl Driver {
         self.watched[&server].send_modify(|watched| {
             watched.executions.insert(execution);
         });
-    }
-
-    /// A node that came back may listen elsewhere.
-    fn follow_addresses(&mut self) {
-        for (server, watched) in &self.watched {
-            let Some(node) = self.scheduler.node(*server) else {
-                continue;
-            };
-            watched.send_if_modified(|watched| {
-                let has_moved = watched.address != node.address;
-                if has_moved {
-                    watched.address.clone_from(&node.address);
-                }
-                has_moved
-            });
-        }
-    }
-
-    /// Keeps volumes alive, well before their servers would delete them.
-    fn renew(&mut self) {
-        for (server, volumes) in self.scheduler.ready_volumes() {
-            let (servers, notes, place) =
-                (self.servers.clone(), self.notes.clone(), self.place(server));
-            self.tasks.spawn(async move {
-                let probed = servers.renew(&place, volumes).await;
-                // That everything is well is not worth a record.
-                if let Some(Event::VolumesProbed { lost, .. }) = &probed
-                    && !lost.is_empty()
-                {
-                    send(&notes, probed).await;
-                }
-            });
-        }
     }
 
     fn start(
@@ -552,6 +520,7 @@ impl Driver {
 
     async fn finish(mut self) -> Result<RunReport> {
         self.tasks.shutdown().await;
+        self.unshare().await;
         if self.scheduler.settings().remote_io
             && let Err(error) = remote_io::clean(&self.servers, self.scheduler.workflow()).await
         {

@@ -112,6 +112,36 @@ fn a_size_that_is_too_small_is_doubled_once_with_a_message() {
     }
 }
 
+/// One pipeline at a time: the first finds that out for all.
+#[test]
+fn what_proves_too_small_once_is_larger_for_all_of_its_like() {
+    for seed in 0..SEEDS {
+        let node = NodeSpec {
+            capacity: megabytes(50),
+            slots: 1,
+        };
+        let node = NodeSpec {
+            capacity: Space {
+                files: 1_000_000,
+                ..node.capacity
+            },
+            ..node
+        };
+        let (settings, faults) = (Settings::default(), Faults::default());
+        let mut world = World::new(seed, workflow(10, "10 MB"), settings, vec![node], faults);
+        for p in 0..10 {
+            world.needs.insert(format!("y{p}"), megabytes(15));
+        }
+        assert_eq!(world.run(10_000_000), Outcome::Complete, "seed {seed}");
+        let progress = world.scheduler.progress();
+        assert!(
+            progress.executions <= progress.jobs_total + 4,
+            "seed {seed}: {} executions",
+            progress.executions
+        );
+    }
+}
+
 #[test]
 fn a_size_that_is_still_too_small_is_the_jobs_fault() {
     let mut world = world(1, workflow(2, "10 MB"));

@@ -1,7 +1,6 @@
 //! Wishes of users while a run goes on: which pipelines go first, which are given up, and that a
 //! replay knows of them.
 
-use bafs_proto::ids::RunId;
 use bafs_sched::logic::{Event, Outcome, Scheduler, Settings, Space, Wish};
 use bafs_sched::workflow::{JobIndex, Workflow, parse_workflow};
 use bafs_sched::world::{Faults, NodeSpec, World};
@@ -46,8 +45,12 @@ fn steered(count: u64, wish: Wish) -> Event {
 
 /// Jobs in the order in which they ended.
 fn ended(world: &World) -> Vec<String> {
-    let run = RunId(world.scheduler.run().0);
-    let mut scheduler = Scheduler::new(run, workflow(), world.scheduler.settings().clone());
+    ended_of(world, &workflow())
+}
+
+fn ended_of(world: &World, workflow: &Workflow) -> Vec<String> {
+    let (run, settings) = (world.scheduler.run(), world.scheduler.settings());
+    let mut scheduler = Scheduler::new(run, workflow.clone(), settings.clone());
     let mut ended = Vec::new();
     for (now, event) in &world.records {
         if let Event::JobEnded { execution, .. } = event
@@ -75,6 +78,29 @@ fn a_preferred_pipeline_goes_first() {
         let place = |name: &str| ended.iter().position(|job| job == name);
         assert!(place("b11") < Some(10), "seed {seed}: {ended:?}");
         assert!(place("b11") < place("b10"), "seed {seed}: {ended:?}");
+    }
+}
+
+#[test]
+fn the_workflow_says_which_pipelines_go_first() {
+    for seed in 0..SEEDS {
+        let mut preferred = workflow();
+        preferred.jobs[2 * (WIDTH as usize - 1) + 1].priority = 5;
+        preferred.jobs[0].priority = -1;
+        preferred.jobs[1].priority = -2;
+        let node = NodeSpec {
+            capacity: Space {
+                bytes: 100_000_000,
+                files: 100_000,
+            },
+            slots: 1,
+        };
+        let (settings, faults) = (Settings::default(), Faults::default());
+        let mut world = World::new(seed, preferred, settings, vec![node], faults);
+        assert_eq!(world.run(10_000_000), Outcome::Complete, "seed {seed}");
+        let ended = ended_of(&world, &world.scheduler.workflow().clone());
+        assert_eq!(&ended[..2], ["a11", "b11"], "seed {seed}: {ended:?}");
+        assert_eq!(ended[22..], ["a0", "b0"], "seed {seed}: {ended:?}");
     }
 }
 

@@ -413,6 +413,10 @@ pub(crate) struct RunArgs {
     /// goes on, before the run ends as failed; 1 min for the first node, later 30 s, if not given.
     #[arg(long, value_name = "TIME")]
     pub(crate) patience: Option<String>,
+    /// Whose run it is, where others use the nodes too: each user gets as much as any other. Your
+    /// login name when not given.
+    #[arg(long, env = "BAFS_USER", value_name = "NAME", conflicts_with = "local")]
+    pub(crate) user: Option<String>,
     /// In which order jobs start; another than `need` is for comparison.
     #[arg(long, value_enum, default_value = "need")]
     pub(crate) order: StartOrder,

@@ -74,6 +74,7 @@ fn settings(args: &RunArgs) -> Result<Settings> {
     let patience_ms = args.patience.as_deref().map(patience_ms).transpose()?;
     Ok(Settings {
         remote_io: args.remote_io,
+        user: args.local.is_none().then(|| user(args)),
         rules: rules(args.order),
         nodes_wait_ms: patience_ms.unwrap_or(usual.nodes_wait_ms),
         stuck_wait_ms: patience_ms.unwrap_or(usual.stuck_wait_ms),
@@ -99,6 +100,14 @@ fn guide(path: &Path) -> Result<Guide> {
         mtbf_s: environment.mtbf_s,
         variability_ppm: VARIABILITY_PPM,
     })
+}
+
+/// Whose run it is.
+fn user(args: &RunArgs) -> String {
+    let named = |name| std::env::var(name).ok().filter(|user| !user.is_empty());
+    let user = args.user.clone();
+    let user = user.or_else(|| named("USER")).or_else(|| named("LOGNAME"));
+    user.unwrap_or_else(|| "nobody".to_owned())
 }
 
 /// An order alone: everything may be allocated at once that fits.

@@ -5,5 +5,6 @@ pub mod journal;
 pub(crate) mod listing;
 pub(crate) mod remote_io;
 pub(crate) mod servers;
+pub(crate) mod shares;
 pub mod steer;
 pub(crate) mod watch;

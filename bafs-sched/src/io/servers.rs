@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bafs_proto::allotment::{Allot, Allotments};
 use bafs_proto::ids::{ExecutionId, ExtractId, RunId, ServerId, VolumeId};
 use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{
@@ -25,6 +26,9 @@ use crate::workflow::{CachePolicy, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// One call is repeated for so long, in milliseconds.
 const CALL_MS: u64 = 20_000;
+
+/// A node says within so long what it keeps for the run, in milliseconds; it is asked again.
+const ALLOT_MS: u64 = 3_000;
 
 /// A home may take so long to appear in the catalog before its name counts as wrong, in
 /// milliseconds: adverts come every second and vanish after four.
@@ -72,6 +76,23 @@ impl Servers {
             .unwrap_or_else(PoisonError::into_inner)
             .learn(&list.servers);
         Ok(list.servers)
+    }
+
+    /// Owner of all volumes of the run.
+    pub(crate) fn owner(&self) -> String {
+        format!("{} (run {})", self.workflow.name, self.run)
+    }
+
+    /// Asks a node to keep a part of itself for the run; nothing when it does not answer.
+    pub(crate) async fn allot(&self, address: &str, call: Allot) -> Option<Allotments> {
+        let deadline = Deadline::after_ms(ALLOT_MS);
+        match self.pool.call(address, &self.token, call, deadline).await {
+            Ok(answer) => Some(answer),
+            Err(error) => {
+                tracing::debug!(node = address, %error, "node keeps nothing yet");
+                None
+            }
+        }
     }
 
     pub(crate) async fn create(
@@ -173,7 +194,7 @@ impl Servers {
         let spec = VolumeSpec {
             id,
             name: self.workflow.volume(volume).name.clone(),
-            owner: format!("{} (run {})", self.workflow.name, self.run),
+            owner: self.owner(),
             kind,
             size_bytes: size.bytes,
             size_files: size.files,

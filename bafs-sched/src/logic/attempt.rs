@@ -8,6 +8,7 @@ use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::{Error, ErrorClass};
 
 use super::action::{Action, MountedVolume};
+use super::fleet::Node;
 use super::graph::JobState;
 use super::queues::Key;
 use super::scheduler::{Phase, Scheduler};
@@ -270,10 +271,7 @@ impl Scheduler {
 
     fn succeed(&mut self, job: JobIndex, wall_ms: u64) {
         let server = self.attempts[&job].server;
-        self.fleet.update(server, |node| {
-            node.faults_in_row = 0;
-            node.is_unfit = false;
-        });
+        self.fleet.update(server, Node::prove);
         self.end_attempt(job);
         self.blame_nodes(job);
         self.graph.set_state(job, JobState::Done);
@@ -426,6 +424,7 @@ impl Scheduler {
         self.queues.put(
             binding,
             Key {
+                waits: self.waits_for_probe(pipeline),
                 behind: self.behind(pipeline),
                 turn,
                 need,
@@ -463,7 +462,7 @@ impl Scheduler {
         let scratch = mounted.filter(|(volume, _)| !self.graph.volume(*volume).is_cache);
         let here = scratch.filter(|(v, _)| self.volumes.live_at(*v, Some(server)).is_some());
         let held = here.fold(Space::ZERO, |sum, (v, _)| sum.plus(self.size_of(v)));
-        let (mut left, mut need) = (self.fleet.usable(server).minus(held), need);
+        let (mut left, mut need) = (self.fleet.offered(server).minus(held), need);
         // Of caches a part may do, wherever that is.
         for (cache, _) in self.graph.mounted(job) {
             if self.graph.volume(cache).is_cache && !self.volumes.is_live(cache) {

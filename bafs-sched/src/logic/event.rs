@@ -16,6 +16,11 @@ pub enum Event {
         /// Each node once.
         nodes: Vec<NodeSeen>,
     },
+    /// Nodes keep so much of themselves for this run.
+    SharesSeen {
+        /// Each node once.
+        shares: Vec<NodeShare>,
+    },
     /// A server answered no call for longer than `lost_after_ms`, whatever the catalog says.
     ServerSilent {
         /// Which.
@@ -141,4 +146,20 @@ pub struct NodeSeen {
     pub foreign: Space,
     /// Jobs that it can run at once.
     pub slots: u32,
+}
+
+/// What a node keeps for this run, used or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeShare {
+    /// The node.
+    pub server: ServerId,
+    /// Of its space.
+    pub space: Space,
+    /// Jobs at once.
+    pub slots: u32,
+    /// Whether other runs have or want a part of it.
+    pub is_shared: bool,
+    /// Whether that is more space than the run's part, for what it has begun: it begins nothing
+    /// more there.
+    pub is_over: bool,
 }

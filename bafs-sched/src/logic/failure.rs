@@ -170,7 +170,7 @@ impl Scheduler {
             .fleet
             .count_fault(server, self.settings.node_faults_max)
         {
-            self.set_aside(server, self.settings.aside_ms);
+            self.suspect(server);
             let text = format!("fails jobs while others do not, the last time because {fault}");
             self.tell_aside(server, &text);
         }
@@ -195,7 +195,7 @@ impl Scheduler {
         let here = self.graph.job(job).last_server;
         for server in std::mem::take(&mut self.graph.job_mut(job).failed_on) {
             if Some(server) != here && self.fleet.blame(server, self.settings.node_faults_max) {
-                self.set_aside(server, self.settings.aside_ms);
+                self.suspect(server);
                 self.tell_aside(server, "fails jobs that succeed on other nodes");
             }
         }
@@ -252,6 +252,12 @@ impl Scheduler {
         self.fail(job, reason, String::new());
     }
 
+    /// Jobs fail on a node that do not fail elsewhere.
+    fn suspect(&mut self, server: ServerId) {
+        self.fleet.update(server, |node| node.is_suspect = true);
+        self.set_aside(server, self.settings.aside_ms);
+    }
+
     /// Gives a node no new work for a while.
     fn set_aside(&mut self, server: ServerId, ms: u64) {
         let until = self.now.plus_ms(ms);
@@ -271,10 +277,7 @@ impl Scheduler {
         let now = self.now;
         self.fleet.update(server, |node| {
             if node.aside_until.is_some_and(|until| until <= now) {
-                node.aside_until = None;
-                node.faults_in_row = 0;
-                node.blamed = 0;
-                node.is_unfit = false;
+                node.pardon();
             }
         });
         self.queues.wake(server);

@@ -83,7 +83,7 @@ impl Scheduler {
     fn too_wide(&self) -> Option<String> {
         let slots = self.fleet.live().map(|(_, node)| node.seen.slots).max();
         let slots = slots.unwrap_or(0);
-        let mut jobs = self.graph.job_indexes();
+        let mut jobs = self.jobs_left();
         let wide = jobs.find(|job| self.slots_of(*job) > slots)?;
         let (name, cpus) = (&self.graph.workflow.job(wide).name, self.slots_of(wide));
         Some(format!(
@@ -92,10 +92,16 @@ impl Scheduler {
         ))
     }
 
+    /// Jobs that are neither done nor given up.
+    fn jobs_left(&self) -> impl Iterator<Item = JobIndex> {
+        let jobs = self.graph.job_indexes();
+        jobs.filter(|job| !self.graph.state(*job).is_final())
+    }
+
     /// What each node that runs jobs offers, the largest first.
     fn sizes(&self) -> Vec<Space> {
         let workers = self.fleet.live().filter(|(_, node)| node.seen.slots > 0);
-        let mut sizes: Vec<Space> = workers.map(|(id, _)| self.fleet.usable(id)).collect();
+        let mut sizes: Vec<Space> = workers.map(|(id, _)| self.fleet.offered(id)).collect();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
         sizes
     }
@@ -110,7 +116,7 @@ impl Scheduler {
                 true => group.holds(need),
                 false => sizes.iter().any(|size| size.holds(need)),
             };
-            if fits || spec.users.is_empty() {
+            if fits || self.graph.volume(volume).users_left == 0 {
                 continue;
             }
             let (have, place) = match is_cache {
@@ -134,7 +140,7 @@ impl Scheduler {
     fn too_large_caches(&self) -> Option<String> {
         let group = self.largest_group();
         let is_cache = |volume: &VolumeIndex| self.graph.volume(*volume).is_cache;
-        self.graph.job_indexes().find_map(|job| {
+        self.jobs_left().find_map(|job| {
             let mounted = self
                 .graph
                 .mounted(job)
@@ -160,7 +166,12 @@ impl Scheduler {
     fn too_large_job(&self) -> Option<String> {
         let sizes = self.sizes();
         let needs = self.first_needs().into_iter().enumerate();
-        let mut large = needs.filter(|(_, need)| !sizes.iter().any(|size| size.holds(*need)));
+        let is_left = |job: usize| {
+            let job = JobIndex(u32::try_from(job).unwrap_or(u32::MAX));
+            !self.graph.state(job).is_final()
+        };
+        let mut large = needs
+            .filter(|(job, need)| !sizes.iter().any(|size| size.holds(*need)) && is_left(*job));
         let (job, need) = large.next()?;
         let have = largest(&sizes);
         Some(format!(
@@ -185,6 +196,9 @@ impl Scheduler {
             if !is_head || sizes.iter().any(|size| size.holds(peak)) {
                 continue;
             }
+            if self.graph.is_pipeline_final(pipeline) {
+                continue;
+            }
             if seen.len() >= KINDS_MAX || !seen.insert(self.kind(pipeline)) {
                 continue;
             }
@@ -196,7 +210,7 @@ impl Scheduler {
     }
 
     /// The sizes of all scratch volumes of each job of a pipeline.
-    fn kind(&self, pipeline: u32) -> Vec<Vec<Space>> {
+    pub(super) fn kind(&self, pipeline: u32) -> Vec<Vec<Space>> {
         let course = self.graph.courses.of(pipeline).iter();
         let sizes = |job: &JobIndex| {
             let scratch = self.scratch_of(*job).into_iter();
@@ -231,7 +245,7 @@ impl Scheduler {
         )
     }
 
-    fn scratch_of(&self, job: JobIndex) -> Vec<VolumeIndex> {
+    pub(super) fn scratch_of(&self, job: JobIndex) -> Vec<VolumeIndex> {
         let mounted = self
             .graph
             .mounted(job)
@@ -354,11 +368,11 @@ impl Scheduler {
         let mut groups: BTreeMap<&str, Space> = BTreeMap::new();
         for (id, node) in self.fleet.live() {
             let sum = groups.entry(&node.seen.group).or_default();
-            let usable = self.fleet.usable(id);
+            let offered = self.fleet.offered(id);
             *sum = Space {
-                bytes: sum.bytes.saturating_add(usable.bytes),
+                bytes: sum.bytes.saturating_add(offered.bytes),
                 // Every node of the group must be able to hold every file.
-                files: sum.files.max(usable.files),
+                files: sum.files.max(offered.files),
             };
         }
         groups.into_values().max().unwrap_or_default()

@@ -11,6 +11,27 @@ use super::space::{Space, scale_up};
 /// Nodes that a search for a place looks at in each order of preference.
 const CANDIDATES_MAX: usize = 8;
 
+/// The part of a node that is kept for this run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Limit {
+    pub(super) space: Space,
+    pub(super) slots: u32,
+    /// Other runs have or want a part.
+    pub(super) is_shared: bool,
+    /// It is for what has begun there.
+    pub(super) is_over: bool,
+}
+
+impl Limit {
+    /// Of a node that was not asked yet.
+    const NOTHING: Self = Self {
+        space: Space::ZERO,
+        slots: 0,
+        is_shared: false,
+        is_over: false,
+    };
+}
+
 /// One node, as we believe it to be.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Node {
@@ -29,14 +50,39 @@ pub(super) struct Node {
     pub(super) faults_in_row: u32,
     /// Its agents cannot run jobs, as far as we know.
     pub(super) is_unfit: bool,
-    /// Jobs that failed there by their own fault, as it seemed, and succeeded elsewhere.
+    /// Jobs that failed there by their own fault, as it seemed, and succeeded elsewhere, since the
+    /// last success.
     pub(super) blamed: u32,
+    /// A job succeeded there, and nothing failed since.
+    pub(super) is_proven: bool,
+    /// It is set aside because jobs fail there.
+    pub(super) is_suspect: bool,
+    /// How much of it this run may use, where nodes are shared.
+    pub(super) limit: Option<Limit>,
 }
 
 impl Node {
     /// Whether it gets new work and new volumes.
     pub(super) fn takes_work(&self) -> bool {
         !self.is_lost && self.missing_since.is_none() && self.aside_until.is_none()
+    }
+
+    /// A job succeeded there.
+    pub(super) fn prove(&mut self) {
+        self.faults_in_row = 0;
+        self.blamed = 0;
+        self.is_unfit = false;
+        self.is_proven = true;
+    }
+
+    /// It may be used again: what was held against it is forgotten.
+    pub(super) fn pardon(&mut self) {
+        self.aside_until = None;
+        self.faults_in_row = 0;
+        self.blamed = 0;
+        self.is_unfit = false;
+        self.is_proven = false;
+        self.is_suspect = false;
     }
 }
 
@@ -53,6 +99,8 @@ pub(super) struct Fleet {
     /// The nodes of each group, lost ones too.
     groups: BTreeMap<String, BTreeSet<ServerId>>,
     slack_permille: u32,
+    /// Whether nodes are shared with other runs.
+    has_limits: bool,
     pub(super) lost: u64,
     /// Nodes that are not lost.
     pub(super) alive: u64,
@@ -64,6 +112,19 @@ impl Fleet {
             slack_permille,
             ..Self::default()
         }
+    }
+
+    /// Of each node only that part is used which it keeps for this run.
+    pub(super) fn with_limits(self, has_limits: bool) -> Self {
+        Self { has_limits, ..self }
+    }
+
+    /// Whether other runs have or want a part of a live node.
+    pub(super) fn is_shared(&self) -> bool {
+        self.has_limits
+            && self
+                .live()
+                .any(|(_, node)| node.limit.is_some_and(|limit| limit.is_shared))
     }
 
     pub(super) fn get(&self, server: ServerId) -> Option<&Node> {
@@ -143,7 +204,9 @@ impl Fleet {
             let members = self.groups.entry(seen.group.clone()).or_default();
             members.insert(server);
         }
+        let limit = self.has_limits.then_some(Limit::NOTHING);
         let node = self.nodes.entry(server).or_insert_with(|| Node {
+            limit,
             seen: seen.clone(),
             reserved: Space::ZERO,
             busy: 0,
@@ -153,6 +216,8 @@ impl Fleet {
             faults_in_row: 0,
             is_unfit: false,
             blamed: 0,
+            is_proven: false,
+            is_suspect: false,
         });
         let is_new = node.is_lost;
         self.alive += u64::from(is_new);
@@ -183,6 +248,13 @@ impl Fleet {
         self.nodes
             .get(&server)
             .map_or(Space::ZERO, |node| usable(node, self.slack_permille))
+    }
+
+    /// Space that could be reserved if nothing of ours, and of other runs, were there.
+    pub(super) fn offered(&self, server: ServerId) -> Space {
+        self.nodes
+            .get(&server)
+            .map_or(Space::ZERO, |node| offered(node, self.slack_permille))
     }
 
     /// The nodes of the group of `server`, lost ones too.
@@ -241,9 +313,10 @@ impl Fleet {
             return false;
         };
         node.blamed = node.blamed.saturating_add(1);
+        node.is_proven = false;
         let is_bad = node.blamed >= blamed_max;
-        let mut others = self.live().filter(|(id, _)| *id != server);
-        is_bad && others.any(|(_, node)| node.blamed == 0 && node.seen.slots > 0)
+        let is_witness = |node: &Node| node.blamed == 0 && node.is_proven;
+        is_bad && self.can_spare(server) && self.any_other(server, is_witness)
     }
 
     /// Counts a failure of the environment; answers whether the node should be set aside: it fails
@@ -253,25 +326,61 @@ impl Fleet {
             return false;
         };
         node.faults_in_row = node.faults_in_row.saturating_add(1);
+        node.is_proven = false;
         let is_bad = node.faults_in_row >= faults_max;
-        let others_fine = self
-            .live()
-            .any(|(id, node)| id != server && node.faults_in_row == 0 && node.seen.slots > 0);
-        is_bad && others_fine
+        // Where long jobs run, none may have ended yet.
+        let is_witness = |node: &Node| node.faults_in_row == 0 && (node.is_proven || node.busy > 0);
+        is_bad && self.can_spare(server) && self.any_other(server, is_witness)
+    }
+
+    fn any_other(&self, server: ServerId, is_witness: impl Fn(&Node) -> bool) -> bool {
+        let mut others = self.live().filter(|(id, _)| *id != server);
+        others.any(|(_, node)| node.seen.slots > 0 && is_witness(node))
+    }
+
+    /// Whether a node may be set aside because jobs fail there: one may, and further ones while
+    /// they are no more than a quarter of all slots. Where many fail, it is hardly the nodes.
+    fn can_spare(&self, server: ServerId) -> bool {
+        let (mut suspect, mut all) = (0, 0);
+        for (id, node) in self.live() {
+            let slots = u64::from(node.seen.slots);
+            all += slots;
+            if node.is_suspect && id != server {
+                suspect += slots;
+            }
+        }
+        let own = self.get(server).map_or(0, |node| node.seen.slots);
+        suspect == 0 || (suspect + u64::from(own)) * 4 <= all
     }
 }
 
 fn free_slots(node: &Node) -> u32 {
     if node.takes_work() {
-        node.seen.slots.saturating_sub(node.busy)
+        let slots = node.limit.map_or(u32::MAX, |limit| limit.slots);
+        node.seen.slots.min(slots).saturating_sub(node.busy)
     } else {
         0
     }
 }
 
 fn usable(node: &Node, slack_permille: u32) -> Space {
+    match node.limit {
+        None => offered(node, slack_permille),
+        // What others hold is not in it.
+        Some(limit) => without_slack(node, node.seen.capacity, slack_permille).least(limit.space),
+    }
+}
+
+fn offered(node: &Node, slack_permille: u32) -> Space {
+    let foreign = match node.limit {
+        Some(limit) if limit.is_shared => Space::ZERO,
+        _ => node.seen.foreign,
+    };
+    without_slack(node, node.seen.capacity.minus(foreign), slack_permille)
+}
+
+fn without_slack(node: &Node, mut space: Space, slack_permille: u32) -> Space {
     let slack = scale_up(node.seen.capacity.bytes, u64::from(slack_permille), 1000);
-    let mut space = node.seen.capacity.minus(node.seen.foreign);
     space.bytes = space
         .bytes
         .min(node.seen.capacity.bytes.saturating_sub(slack));
@@ -346,7 +455,38 @@ mod tests {
         fleet.see(node(1, 1, 100));
         assert!(!fleet.count_fault(ServerId(1), 1), "there is no other");
         fleet.see(node(2, 1, 100));
+        assert!(!fleet.count_fault(ServerId(1), 2), "the other ran nothing");
+        fleet.update(ServerId(2), Node::prove);
         assert!(fleet.count_fault(ServerId(1), 2));
         assert!(!fleet.count_fault(ServerId(2), 1), "the other fails too");
+    }
+
+    #[test]
+    fn a_node_is_blamed_only_by_what_succeeds_elsewhere_and_not_after_a_success() {
+        let mut fleet = Fleet::new(0);
+        for id in 1..=8 {
+            fleet.see(node(id, 1, 100));
+        }
+        assert!(!fleet.blame(ServerId(1), 1), "no other ran anything");
+        fleet.update(ServerId(2), Node::prove);
+        assert!(fleet.blame(ServerId(1), 2));
+        fleet.update(ServerId(1), Node::prove);
+        assert!(!fleet.blame(ServerId(1), 2), "a job succeeded there since");
+    }
+
+    #[test]
+    fn no_more_than_a_quarter_of_the_slots_is_set_aside() {
+        let mut fleet = Fleet::new(0);
+        for id in 1..=8 {
+            fleet.see(node(id, 1, 100));
+        }
+        fleet.update(ServerId(8), Node::prove);
+        for id in 1..=2 {
+            assert!(fleet.blame(ServerId(id), 1));
+            fleet.update(ServerId(id), |node| node.is_suspect = true);
+        }
+        assert!(!fleet.blame(ServerId(3), 1), "that would be three of eight");
+        fleet.update(ServerId(1), Node::pardon);
+        assert!(fleet.blame(ServerId(3), 1));
     }
 }

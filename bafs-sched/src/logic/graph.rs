@@ -359,12 +359,17 @@ impl Graph {
 
     /// Whether every job has nothing left to do.
     pub(super) fn is_final(&self) -> bool {
+        self.finals() == self.jobs.len() as u64
+    }
+
+    /// Jobs that have nothing left to do.
+    pub(super) fn finals(&self) -> u64 {
         let Totals {
             done,
             failed,
             skipped,
         } = self.totals;
-        done + failed + skipped == self.jobs.len() as u64
+        done + failed + skipped
     }
 
     /// Puts a job into a state and keeps every count right.

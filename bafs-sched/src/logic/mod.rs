@@ -5,16 +5,19 @@
 //! journal gives the same state again.
 
 mod action;
+mod allot;
 mod attempt;
 mod checkpoint;
 mod course;
 mod declared;
+pub mod division;
 mod event;
 mod extraction;
 mod failure;
 mod fit;
 mod fleet;
 mod graph;
+mod growth;
 mod guide;
 mod invariants;
 mod place;
@@ -34,9 +37,10 @@ mod timers;
 mod volumes;
 
 pub use action::{Action, MountedVolume};
+pub use allot::Demand;
 pub use checkpoint::{CheckpointPolicy, Decision, Receipt};
 pub use declared::Warning;
-pub use event::{Event, NodeSeen, Wish};
+pub use event::{Event, NodeSeen, NodeShare, Wish};
 pub use graph::JobState;
 pub use guide::{Guide, Turn};
 pub use progress::{JobFailure, Outcome, Progress};

@@ -15,6 +15,9 @@ use crate::workflow::{JobIndex, VolumeIndex};
 /// wait for another writer, few enough that a million waiting jobs cost nothing.
 const LOOKAHEAD: usize = 16;
 
+/// Pipelines at home on a node that are tried, those that need least to end first.
+const EASY_TRIED: usize = 4;
+
 /// Bound jobs that are looked at for one that could run elsewhere.
 const AWAY_LOOKED_AT: usize = 64;
 
@@ -110,12 +113,10 @@ impl Scheduler {
     /// Starts the next job of a pipeline at home on this node that what is free there lets end:
     /// among many that must wait it may be far behind.
     fn place_easiest(&mut self, server: ServerId) -> bool {
-        let Some(job) = self.easiest(server) else {
-            return false;
-        };
-        self.queues.contains(job)
-            && self.may_start(job)
-            && self.try_place_on(job, &[server], Care::Safe)
+        let mut jobs = self.easiest(server);
+        jobs.retain(|job| self.queues.contains(*job) && self.may_start(*job));
+        let mut jobs = jobs.into_iter().take(EASY_TRIED);
+        jobs.any(|job| self.try_place_on(job, &[server], Care::Safe))
     }
 
     /// Gives a job whose data lie on a node without a free slot a place on one that has nothing to
@@ -199,7 +200,8 @@ impl Scheduler {
         for &spill in spills {
             for &server in &candidates {
                 let is_refused = self.graph.job(job).refused_by.contains(&server);
-                if is_refused || self.fleet.free_slots(server) < self.slots_of(job) {
+                let has_slots = self.fleet.free_slots(server) >= self.slots_of(job);
+                if is_refused || !has_slots || self.begins_over(job, server) {
                     continue;
                 }
                 let creates = self.plan(&mounted, server, spill);

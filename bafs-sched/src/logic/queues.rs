@@ -13,11 +13,13 @@ const AWAKE_FEW: usize = 32;
 /// Servers that look for space again when a volume is gone.
 const FED_AT_ONCE: usize = 4;
 
-/// Order among ready jobs: what the user prefers, then their turn under a strategy (all alike
-/// without one), then least unfulfilled need first (bytes, then files), then jobs that go on with a
-/// pipeline, then the order of declaration.
+/// Order among ready jobs: those that wait for a measurement last, then what the user prefers, then
+/// their turn under a strategy (all alike without one), then least unfulfilled need first (bytes,
+/// then files), then jobs that go on with a pipeline, then the order of declaration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
+    /// It may not start before another pipeline was measured.
+    pub(super) waits: bool,
     /// The higher the user wants it, the lower.
     pub(super) behind: i32,
     pub(super) turn: (u32, u32),
@@ -159,6 +161,7 @@ mod tests {
 
     fn key(bytes: u64, starts_pipeline: bool, job: u32) -> Key {
         Key {
+            waits: false,
             behind: 0,
             turn: (0, 0),
             need: Space { bytes, files: 0 },

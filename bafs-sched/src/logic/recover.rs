@@ -88,6 +88,7 @@ impl Scheduler {
             self.node_went(job, "its node was lost");
         }
         self.lose_volumes(gone);
+        self.drop_claims(server);
         // Whose unfulfilled needs changed is queued anew, awake. Space of others is as before, but
         // for batch volumes of which a part is gone.
         self.queues.wake(server);

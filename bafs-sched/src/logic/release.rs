@@ -160,7 +160,7 @@ impl Scheduler {
         if !self.attempts.is_empty() || self.queues.is_empty() || !self.is_quiet() {
             return;
         }
-        if self.unprotect_if_stuck() || self.pass_stuck_probes_on() {
+        if self.unprotect_if_stuck() || self.pass_stuck_probes_on() || self.waits_for_others() {
             return;
         }
         let mut heads: Vec<Key> = self
@@ -193,6 +193,9 @@ impl Scheduler {
         if let Some(first) = free.find(|job| !self.waits_for_probe(self.graph.pipeline(*job)))
             && self.make_way(first)
         {
+            return;
+        }
+        if self.waits_on() {
             return;
         }
         let until = *self

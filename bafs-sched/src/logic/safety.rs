@@ -217,11 +217,27 @@ impl Scheduler {
         Ground { free, claims }
     }
 
-    /// The next job of the pipeline that needs least to end, of those at home on this node.
-    pub(super) fn easiest(&self, server: ServerId) -> Option<JobIndex> {
-        let claims = self.ground(server, Space::ZERO, None).claims.into_iter();
-        let least = claims.min_by_key(|claim| claim.rest)?;
-        self.graph.courses.next_of(least.pipeline)
+    /// The least free space on a node with which all pipelines at home there can end, beside what
+    /// they hold.
+    pub(super) fn least_to_end(&self, server: ServerId) -> Space {
+        let mut claims = self.ground(server, Space::ZERO, None).claims;
+        claims.sort_unstable_by_key(|claim| claim.rest);
+        let (mut need, mut left) = (Space::ZERO, Space::ZERO);
+        for claim in claims {
+            need = need.most(claim.rest.minus(left));
+            left = left.plus(claim.held);
+        }
+        need
+    }
+
+    /// The next jobs of the pipelines at home on this node, those of pipelines that need least to
+    /// end first.
+    pub(super) fn easiest(&self, server: ServerId) -> Vec<JobIndex> {
+        let mut claims = self.ground(server, Space::ZERO, None).claims;
+        claims.sort_by_key(|claim| claim.rest);
+        let next = claims.into_iter().map(|claim| claim.pipeline);
+        next.filter_map(|pipeline| self.graph.courses.next_of(pipeline))
+            .collect()
     }
 
     /// Takes note of a start that was found safe, before it happens.
@@ -250,6 +266,18 @@ impl Scheduler {
     /// Pipelines that have created scratch volumes and are not at their end.
     pub(super) fn pipelines_at_home(&self) -> impl Iterator<Item = u32> {
         self.claims.home.keys().copied()
+    }
+
+    /// A node is lost: nothing of it leans any more, and those who may lean now wait anywhere.
+    pub(super) fn drop_claims(&mut self, server: ServerId) {
+        if self.claims.leaning.remove(&server).is_some() {
+            self.queues.wake_all();
+        }
+    }
+
+    /// Whether a pipeline created scratch volumes on this node last.
+    pub(super) fn is_at_home(&self, pipeline: u32, server: ServerId) -> bool {
+        self.claims.home.get(&pipeline) == Some(&server)
     }
 
     /// A pipeline has ended for good.

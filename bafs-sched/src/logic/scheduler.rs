@@ -94,6 +94,10 @@ pub struct Scheduler {
     pub(super) scratch_need_max: Space,
     /// The largest scratch volume, in bytes.
     pub(super) scratch_volume_max: u64,
+    /// The most that the caches of one job need.
+    pub(super) cache_need_max: Space,
+    /// The most CPUs that one job asks for.
+    pub(super) cpus_max: u32,
     /// While finishing: attempts that were left when idle volumes were deleted last.
     pub(super) cleaned_with: Option<usize>,
     next_id: u64,
@@ -111,6 +115,7 @@ impl Scheduler {
         let volumes = Volumes::new(workflow.volumes.len());
         let graph = Graph::new(workflow);
         let sizes = Sizes::new(&graph);
+        let steering = Steering::new(&graph);
         let mut scheduler = Self {
             run,
             now: Time(0),
@@ -118,7 +123,7 @@ impl Scheduler {
             is_cancelled: false,
             graph,
             volumes,
-            fleet: Fleet::new(settings.slack_permille),
+            fleet: Fleet::new(settings.slack_permille).with_limits(settings.user.is_some()),
             queues: Queues::default(),
             attempts: BTreeMap::new(),
             executions: BTreeMap::new(),
@@ -135,7 +140,7 @@ impl Scheduler {
             claims: Claims::default(),
             nodes_gone: 0,
             last_gone: None,
-            steering: Steering::default(),
+            steering,
             sizes,
             deeds: Deeds::default(),
             idle_caches: BTreeSet::new(),
@@ -143,6 +148,8 @@ impl Scheduler {
             is_held_back: false,
             scratch_need_max: Space::ZERO,
             scratch_volume_max: 0,
+            cache_need_max: Space::ZERO,
+            cpus_max: 1,
             cleaned_with: None,
             next_id: 0,
             started: 0,
@@ -158,6 +165,12 @@ impl Scheduler {
         scheduler.guided = guide.map(|guide| Guided::new(guide, &scheduler.graph.workflow));
         scheduler.scratch_volume_max = scheduler.largest_scratch_volume();
         scheduler.scratch_need_max = scheduler.largest_scratch_need();
+        scheduler.cache_need_max = scheduler.largest_cache_need();
+        let cpus = scheduler
+            .graph
+            .job_indexes()
+            .map(|job| scheduler.slots_of(job));
+        scheduler.cpus_max = cpus.max().unwrap_or(1);
         for job in scheduler.graph.job_indexes() {
             if scheduler.graph.state(job) == JobState::Ready {
                 scheduler.enqueue(job);
@@ -348,6 +361,7 @@ impl Scheduler {
     fn apply(&mut self, event: Event) {
         match event {
             Event::ServersSeen { nodes } => self.servers_seen(nodes),
+            Event::SharesSeen { shares } => self.shares_seen(shares),
             Event::ServerSilent { server } => self.lose_server(server),
             Event::VolumeCreated { volume } => self.volume_created(volume),
             Event::VolumeCreateFailed { volume, error } => self.create_failed(volume, &error),

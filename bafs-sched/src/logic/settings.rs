@@ -12,6 +12,9 @@ use super::rules::Rules;
 pub struct Settings {
     /// Every access goes to home and nothing is cached.
     pub remote_io: bool,
+    /// The person whose run it is, where nodes are shared with other runs: each asks the nodes to
+    /// keep a part for it. Without one the run takes what it finds.
+    pub user: Option<String>,
     /// What may be allocated at once, when the planner chose a strategy; as much as fits without.
     pub rules: Option<Rules>,
     /// What the scheduler needs to know to choose a strategy by itself, and to change it.
@@ -57,6 +60,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             remote_io: false,
+            user: None,
             rules: None,
             guide: None,
             checkpoint: CheckpointPolicy::default(),

@@ -13,9 +13,13 @@ use crate::workflow::{JobIndex, VolumeIndex};
 /// never spread quite evenly.
 const SKEW_PERMILLE: u64 = 100;
 
-/// The least that a node contributes to a cooperative cache, in bytes; a smaller cache is kept
-/// whole.
-pub(super) const SHARE_BYTES_MIN: u64 = 4 << 20;
+/// The least part of a cooperative cache that lets a node run its readers, in bytes: a few blocks,
+/// as the others come from its peers. A smaller cache is kept whole.
+pub(super) const SHARE_BYTES_MIN: u64 = 256 << 10;
+
+/// What a node takes of a cooperative cache that the others of its group hold already, in bytes,
+/// where it can.
+const SHARE_BYTES_GOOD: u64 = 4 << 20;
 
 impl Scheduler {
     pub(super) fn plan_cache(
@@ -47,7 +51,7 @@ impl Scheduler {
         } else if let Some(have) = self.cached_in_group(volume, server) {
             // A node that joined later, or whose part was lost.
             let wanted = match self.admission {
-                Some(_) => size.bytes.saturating_sub(have).max(SHARE_BYTES_MIN),
+                Some(_) => size.bytes.saturating_sub(have).max(SHARE_BYTES_GOOD),
                 None => size.bytes,
             };
             let bytes = wanted.min(size.bytes).min(left.bytes);
@@ -100,7 +104,9 @@ impl Scheduler {
                 bytes,
                 files: size.files,
             };
-            if bytes >= SHARE_BYTES_MIN && left.holds(part) && self.graph.volume(volume).is_needed()
+            if bytes >= SHARE_BYTES_GOOD
+                && left.holds(part)
+                && self.graph.volume(volume).is_needed()
             {
                 self.create(volume, Some(server), part);
             }

@@ -1,14 +1,13 @@
-//! Sizes that are not declared, or too small: measured by pipelines that run first, learned from
-//! every finished job, and doubled once when a job found no space. Places nothing.
+//! Sizes that are not declared: measured by pipelines that run first and learned from every
+//! finished job. What becomes of sizes that are too small is in `growth.rs`. Places nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::message::JobReport;
 
 use super::course::Courses;
-use super::declared::Warning;
-use super::fit::describe;
 use super::graph::{Graph, JobState};
+use super::growth::Taught;
 use super::scheduler::Scheduler;
 use super::space::{Space, scale_up};
 use super::timers::Timer;
@@ -22,19 +21,19 @@ const MARGIN_MIN: Space = Space {
 };
 
 /// Pipelines of equally many jobs that mount volumes of unknown size alike, as a number.
-type Shape = usize;
+pub(super) type Shape = usize;
 
 /// Volumes that are expected to need alike: those of pipelines of one shape that are made by the
 /// job of the same position, in the same place among its volumes.
-type Kind = (Shape, usize, usize);
+pub(super) type Kind = (Shape, usize, usize);
 
 /// Sizes of volumes for which the workflow gives none.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Sizes {
     kinds: BTreeMap<Kind, Vec<VolumeIndex>>,
-    kind_of: BTreeMap<VolumeIndex, Kind>,
+    pub(super) kind_of: BTreeMap<VolumeIndex, Kind>,
     /// What is reserved for each kind that was measured.
-    learned: BTreeMap<Kind, Space>,
+    pub(super) learned: BTreeMap<Kind, Space>,
     /// Shapes of pipelines that have volumes of unknown size.
     shape_of: BTreeMap<u32, Shape>,
     /// Pipelines that are measured: all others of their shapes wait.
@@ -44,7 +43,9 @@ pub(super) struct Sizes {
     /// What pipelines of each shape need at once for volumes of known size.
     declared: BTreeMap<Shape, Space>,
     /// Volumes that were made larger because a job found no space.
-    grown: BTreeSet<VolumeIndex>,
+    pub(super) grown: BTreeSet<VolumeIndex>,
+    /// Kinds of volumes whose like were made larger with one of them.
+    pub(super) taught: BTreeSet<Taught>,
     /// What the largest node offered when sizes were last made up.
     made_for: Option<Space>,
 }
@@ -124,6 +125,7 @@ impl Scheduler {
                     .probes
                     .extend(pipelines.first().map(|first| (*shape, *first)));
             }
+            self.enqueue_all();
         }
     }
 
@@ -158,7 +160,7 @@ impl Scheduler {
     }
 
     /// The part of a volume of this kind when a pipeline fits into `largest` twice.
-    fn made_up(&self, kind: Kind, largest: Space) -> Space {
+    pub(super) fn made_up(&self, kind: Kind, largest: Space) -> Space {
         let declared = self.sizes.declared.get(&kind.0).copied();
         let left = largest.minus(declared.unwrap_or_default());
         let parts = 2 * self.sizes.kinds_of(kind.0).count() as u64;
@@ -244,7 +246,7 @@ impl Scheduler {
         }
     }
 
-    fn largest_usable(&self) -> Space {
+    pub(super) fn largest_usable(&self) -> Space {
         let nodes = self.fleet.live().map(|(id, _)| self.fleet.usable(id));
         nodes.fold(Space::ZERO, Space::most)
     }
@@ -268,7 +270,10 @@ impl Scheduler {
         }
         let next = self.sizes.unknown.get(&shape).and_then(|left| left.first());
         match next.copied() {
-            Some(next) => drop(self.sizes.probes.insert(shape, next)),
+            Some(next) => {
+                self.sizes.probes.insert(shape, next);
+                self.enqueue_members(next);
+            }
             None => drop(self.sizes.probes.remove(&shape)),
         }
         self.queues.wake_all();
@@ -291,124 +296,15 @@ impl Scheduler {
         if passed.is_empty() {
             return false;
         }
-        self.sizes.probes.extend(passed);
+        for (shape, next) in passed {
+            let before = self.sizes.probes.insert(shape, next);
+            before.into_iter().for_each(|p| self.enqueue_members(p));
+            self.enqueue_members(next);
+        }
         self.queues.wake_all();
         // No fact need follow that would make anybody look again.
         self.timers.set(self.now.plus_ms(1), Timer::Patience);
         true
-    }
-
-    /// A job found no space. The first time its volumes are made larger, and it runs again;
-    /// answers whether it does.
-    pub(super) fn grow(&mut self, job: JobIndex, report: &JobReport) -> bool {
-        let mounted = self.graph.mounted(job).into_iter();
-        let is_scratch = |(volume, writable): &(VolumeIndex, bool)| {
-            *writable && !self.graph.volume(*volume).is_cache && !self.sizes.grown.contains(volume)
-        };
-        let all: Vec<VolumeIndex> = mounted
-            .filter(is_scratch)
-            .map(|(volume, _)| volume)
-            .collect();
-        let is_full = |volume: &VolumeIndex| {
-            let (size, spec) = (self.size_of(*volume), self.graph.workflow.volume(*volume));
-            let mut used = report.volumes.iter().filter(|used| used.name == spec.name);
-            used.any(|used| {
-                used.held_bytes >= size.bytes - size.bytes / 10
-                    || used.held_files >= size.files - size.files / 10
-            })
-        };
-        let full: Vec<VolumeIndex> = all.iter().copied().filter(is_full).collect();
-        let volumes = if full.is_empty() { all } else { full };
-        let largest = self.largest_usable();
-        let larger = |volume: VolumeIndex| {
-            let size = self.size_of(volume);
-            let kind = self.sizes.kind_of.get(&volume);
-            // Where nodes were small when its size was made up, twice that says little.
-            let unknown = kind.filter(|kind| !self.sizes.learned.contains_key(kind));
-            let made_up = unknown.map(|kind| self.made_up(*kind, largest));
-            let twice = size.plus(size).most(made_up.unwrap_or_default());
-            twice.least(largest).most(size)
-        };
-        let grows = |volume: &VolumeIndex| larger(*volume) != self.size_of(*volume);
-        let volumes: Vec<VolumeIndex> = volumes.into_iter().filter(grows).collect();
-        let change = |volume: VolumeIndex| {
-            let before = self.size_of(volume);
-            (volume, before, larger(volume))
-        };
-        let changes: Vec<(VolumeIndex, Space, Space)> = volumes.into_iter().map(change).collect();
-        if changes.is_empty() || !self.resize_if_fit(self.graph.pipeline(job), &changes) {
-            return false;
-        }
-        self.abandon_attempt(job);
-        for &(volume, before, after) in &changes {
-            if let Some((id, _)) = self.volumes.scratch(volume) {
-                self.retire(id);
-                self.take_back_extracts(volume, id);
-            }
-            self.sizes.grown.insert(volume);
-            let name = &self.graph.workflow.volume(volume).name;
-            let text = format!(
-                "job '{}' found no space in volume '{name}' of {}: it runs again with {}, this \
-                 once; declare a larger size",
-                self.graph.workflow.job(job).name,
-                describe(before),
-                describe(after)
-            );
-            self.tell(Warning {
-                job: Some(job),
-                volume: Some(volume),
-                node: None,
-                text,
-            });
-        }
-        let volumes = changes.into_iter().map(|(volume, ..)| volume).collect();
-        self.redo(Vec::new(), volumes);
-        self.settle(job, 0);
-        true
-    }
-
-    /// Makes volumes of a pipeline larger, from the first size to the second, unless it could
-    /// never run then: so large a need is its own fault. Answers whether it did.
-    fn resize_if_fit(&mut self, pipeline: u32, changes: &[(VolumeIndex, Space, Space)]) -> bool {
-        for &(volume, _, after) in changes {
-            self.graph.resize(volume, after);
-        }
-        self.graph.measure_course(pipeline);
-        if self.can_never_fit(pipeline) {
-            for &(volume, before, _) in changes {
-                self.graph.resize(volume, before);
-            }
-            self.graph.measure_course(pipeline);
-            return false;
-        }
-        // Only this pipeline is looked at: many of a large workflow may find no space.
-        for &(.., after) in changes {
-            self.scratch_volume_max = self.scratch_volume_max.max(after.bytes);
-        }
-        let members: Vec<JobIndex> = self.graph.members(pipeline).collect();
-        for job in members {
-            let need = self.first_need(job);
-            self.scratch_need_max = self.scratch_need_max.most(need);
-            if self.graph.state(job) == JobState::Ready && self.queues.contains(job) {
-                self.enqueue(job);
-            }
-        }
-        true
-    }
-
-    /// The scratch space that must exist before a job can start the first time.
-    fn first_need(&self, job: JobIndex) -> Space {
-        let is_first = |volume: &VolumeIndex| {
-            // A cache may have a million users.
-            if self.graph.volume(*volume).is_cache {
-                return false;
-            }
-            let users = self.graph.workflow.volume(*volume).users.iter();
-            users.min_by_key(|user| self.graph.rank(**user)) == Some(&job)
-        };
-        let mounted = self.graph.mounted(job).into_iter();
-        let made = mounted.map(|(volume, _)| volume).filter(is_first);
-        made.fold(Space::ZERO, |sum, volume| sum.plus(self.size_of(volume)))
     }
 
     /// Everything that was derived from sizes is derived anew.
@@ -416,12 +312,27 @@ impl Scheduler {
         self.graph.measure_courses();
         self.scratch_volume_max = self.largest_scratch_volume();
         self.scratch_need_max = self.largest_scratch_need();
+        self.enqueue_all();
+        self.queues.wake_all();
+    }
+
+    /// The order of all waiting jobs changed.
+    fn enqueue_all(&mut self) {
         for job in self.graph.job_indexes() {
-            if self.graph.state(job) == JobState::Ready && self.queues.contains(job) {
+            if self.queues.contains(job) {
                 self.enqueue(job);
             }
         }
-        self.queues.wake_all();
+    }
+
+    /// The order of the waiting jobs of a pipeline changed.
+    pub(super) fn enqueue_members(&mut self, pipeline: u32) {
+        let members: Vec<JobIndex> = self.graph.members(pipeline).collect();
+        for job in members {
+            if self.queues.contains(job) {
+                self.enqueue(job);
+            }
+        }
     }
 }
 
@@ -447,7 +358,7 @@ impl Graph {
     }
 
     /// Sizes of one pipeline changed: what it needs at once is counted anew.
-    fn measure_course(&mut self, pipeline: u32) {
+    pub(super) fn measure_course(&mut self, pipeline: u32) {
         let mut members: Vec<JobIndex> = self.members(pipeline).collect();
         members.sort_unstable_by_key(|job| self.rank(*job));
         let states = members.iter().map(|job| (*job, self.state(*job)));

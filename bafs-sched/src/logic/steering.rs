@@ -1,9 +1,10 @@
-//! What users wish of pipelines while a run goes on: which go first, which are given up.
+//! What users wish of pipelines, in the workflow and while a run goes on: which go first, and which
+//! are given up.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::event::Wish;
-use super::graph::JobState;
+use super::graph::{Graph, JobState};
 use super::scheduler::Scheduler;
 use crate::workflow::JobIndex;
 
@@ -13,6 +14,29 @@ pub(super) struct Steering {
     count: u64,
     priority: BTreeMap<u32, i32>,
     given_up: BTreeSet<u32>,
+}
+
+impl Steering {
+    /// What the workflow itself says.
+    pub(super) fn new(graph: &Graph) -> Self {
+        let mut priority: BTreeMap<u32, i32> = BTreeMap::new();
+        for job in graph.job_indexes() {
+            let own = graph.workflow.job(job).priority;
+            // Of pipelines where no job has one there may be a million.
+            if own > 0 {
+                let highest = priority.entry(graph.pipeline(job)).or_default();
+                *highest = own.max(*highest);
+            } else if own < 0 && graph.pipeline(job) == job.0 {
+                let jobs = graph.members(job.0);
+                let jobs = jobs.map(|job| graph.workflow.job(job).priority);
+                priority.extend(jobs.max().map(|highest| (job.0, highest)));
+            }
+        }
+        Self {
+            priority,
+            ..Self::default()
+        }
+    }
 }
 
 impl Scheduler {

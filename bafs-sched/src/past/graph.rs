@@ -186,6 +186,7 @@ impl Builder {
             memory_bytes: 0,
             runtime_s: Some(job.compute_us.div_ceil(1_000_000)),
             retries: 0,
+            priority: 0,
             mounts: mounts.collect(),
             parents: parents.into_iter().map(|p| JobIndex(p as u32)).collect(),
             children,

@@ -102,6 +102,7 @@ fn job(canonical: &Canonical, pipeline: u32, depth: u32, at: JobIndex, mounts: V
         memory_bytes: 0,
         runtime_s: Some(canonical.run_s.round() as u64),
         retries: 0,
+        priority: 0,
         mounts,
         parents: parent.into_iter().collect(),
         children: child.into_iter().collect(),

@@ -107,6 +107,7 @@ pub(super) struct Settings {
     pub(super) memory_bytes: Option<u64>,
     pub(super) runtime_s: Option<u64>,
     pub(super) retries: Option<(u32, Place)>,
+    pub(super) priority: Option<i32>,
 }
 
 #[derive(Debug)]

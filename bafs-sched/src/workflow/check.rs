@@ -136,6 +136,7 @@ impl Checker<'_> {
                 memory_bytes: settings.memory_bytes.unwrap_or(0),
                 runtime_s: settings.runtime_s,
                 retries: settings.retries.map_or(0, |(retries, _)| retries),
+                priority: settings.priority.unwrap_or(0),
                 mounts: vec![],
                 parents: vec![],
                 children: vec![],

@@ -61,6 +61,9 @@ pub struct Job {
     pub runtime_s: Option<u64>,
     /// How often the job is run again after it failed by its own fault.
     pub retries: u32,
+    /// Jobs of pipelines with a higher one go first; that of a pipeline is its jobs' highest.
+    #[serde(default)]
+    pub priority: i32,
     /// The volumes that the job sees, ordered by path; no path lies inside another.
     pub mounts: Vec<Mount>,
     /// The jobs that must be done before this one starts, ascending, each once.

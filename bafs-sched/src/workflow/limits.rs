@@ -56,3 +56,6 @@ pub(super) const SEARCH_EDGES_MAX: u64 = 100_000_000;
 
 /// Jobs of a cycle that are printed before the rest is only counted.
 pub(super) const CYCLE_JOBS_SHOWN_MAX: usize = 12;
+
+/// Highest priority of a job; the lowest is as far below zero.
+pub(super) const PRIORITY_MAX: i32 = 1_000_000;

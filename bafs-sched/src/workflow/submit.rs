@@ -5,7 +5,7 @@ use super::ast::{Description, Entry, Settings, Word};
 use super::diagnostic::{Diagnostics, Place};
 use super::expand::Scope;
 use super::lex::Lexer;
-use super::limits::{CPUS_MAX, RETRIES_MAX};
+use super::limits::{CPUS_MAX, PRIORITY_MAX, RETRIES_MAX};
 use super::nearest::nearest;
 use super::size::{QuantityError, parse_duration, parse_size};
 
@@ -22,9 +22,10 @@ pub(super) enum Key {
     Error,
     Directory,
     Retry,
+    Priority,
 }
 
-const KEYS: [(&str, Key); 10] = [
+const KEYS: [(&str, Key); 11] = [
     ("executable", Key::Executable),
     ("arguments", Key::Arguments),
     ("environment", Key::Environment),
@@ -35,6 +36,7 @@ const KEYS: [(&str, Key); 10] = [
     ("error", Key::Error),
     ("directory", Key::Directory),
     ("retry", Key::Retry),
+    ("priority", Key::Priority),
 ];
 
 /// Keys of HTCondor that mean nothing here, and what takes their place.
@@ -227,6 +229,7 @@ impl Value {
                 let retries = self.integer(0, RETRIES_MAX, diagnostics);
                 settings.retries = retries.map(|retries| (retries, self.place));
             }
+            Key::Priority => settings.priority = self.priority(diagnostics),
             Key::RequestMemory => {
                 settings.memory_bytes = self.quantity(parse_size, "10 MB", diagnostics);
             }
@@ -315,6 +318,26 @@ impl Value {
                 None
             }
         }
+    }
+
+    fn priority(&self, diagnostics: &mut Diagnostics) -> Option<i32> {
+        let bounds = -PRIORITY_MAX..=PRIORITY_MAX;
+        let value = match self.words.as_slice() {
+            [word] => word
+                .text
+                .parse()
+                .ok()
+                .filter(|value| bounds.contains(value)),
+            _ => None,
+        };
+        if value.is_none() {
+            let message = format!(
+                "'priority' takes one whole number from {} to {PRIORITY_MAX}",
+                -PRIORITY_MAX
+            );
+            diagnostics.error(self.place, message);
+        }
+        value
     }
 
     fn quantity(

@@ -2,6 +2,7 @@
 
 pub mod adverts;
 pub(crate) mod ahead;
+pub mod allotments;
 pub(crate) mod blocks;
 pub mod bucket;
 pub(crate) mod placement;

@@ -8,11 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use bafs_proto::Error;
+use bafs_proto::allotment::{Allot, Allotments, Share};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::time::Time;
 use bafs_proto::volume::{VolumeSpec, VolumeState};
 
+use super::allotments::Allotted;
 use super::space::{Amount, Short, Space};
 
 /// Most volumes of one server.
@@ -68,7 +70,11 @@ pub enum Refusal {
 pub struct VolumeTable {
     space: Space,
     rows: BTreeMap<VolumeId, Row>,
-    leaving: BTreeMap<VolumeId, Amount>,
+    /// Owners of volumes whose bytes are being removed, with what these reserve.
+    leaving: BTreeMap<VolumeId, (String, Amount)>,
+    /// What the volumes of each owner reserve.
+    held: BTreeMap<String, Amount>,
+    allotted: Allotted,
     gone: BTreeMap<VolumeId, Time>,
     gone_order: BTreeSet<(Time, VolumeId)>,
 }
@@ -80,6 +86,8 @@ impl VolumeTable {
             space: Space::new(capacity),
             rows: BTreeMap::new(),
             leaving: BTreeMap::new(),
+            held: BTreeMap::new(),
+            allotted: Allotted::default(),
             gone: BTreeMap::new(),
             gone_order: BTreeSet::new(),
         }
@@ -89,6 +97,7 @@ impl VolumeTable {
     /// could show interest while the server was away.
     pub fn restore(&mut self, now: Time, spec: VolumeSpec, manifest: Option<Digest>) {
         self.space.keep(amount(&spec));
+        hold(&mut self.held, &spec);
         let expires = now.plus_ms(spec.lifetime_ms);
         let (state, fault) = (VolumeState::Ready, None);
         let id = spec.id;
@@ -138,9 +147,17 @@ impl VolumeTable {
             return Err(Refusal::TooMany);
         }
         let soon = !self.leaving.is_empty();
-        self.space
-            .reserve(amount(spec))
-            .map_err(|short| Refusal::Short { short, soon })?;
+        self.allotted.expire(now);
+        let (need, left) = (amount(spec), self.left_for(&spec.owner));
+        let short = if need.bytes > left.bytes {
+            Err(Short::Bytes(left.bytes))
+        } else if need.files > left.files {
+            Err(Short::Files(left.files))
+        } else {
+            self.space.reserve(need)
+        };
+        short.map_err(|short| Refusal::Short { short, soon })?;
+        hold(&mut self.held, spec);
         let row = Row {
             spec: spec.clone(),
             state: VolumeState::Creating,
@@ -206,7 +223,8 @@ impl VolumeTable {
         let row = self.rows.remove(&id);
         let repeated = self.gone.contains_key(&id);
         if let Some(row) = &row {
-            self.leaving.insert(id, amount(&row.spec));
+            let leaving = (row.spec.owner.clone(), amount(&row.spec));
+            self.leaving.insert(id, leaving);
         }
         let forgotten = if repeated { None } else { self.bury(now, id) };
         Deletion { row, forgotten }
@@ -214,9 +232,37 @@ impl VolumeTable {
 
     /// The bytes of a deleted volume are gone: its space is free again.
     pub fn removed(&mut self, id: VolumeId) {
-        if let Some(amount) = self.leaving.remove(&id) {
-            self.space.release(amount);
+        let Some((owner, amount)) = self.leaving.remove(&id) else {
+            return;
+        };
+        self.space.release(amount);
+        if let Some(held) = self.held.get_mut(&owner) {
+            held.bytes = held.bytes.saturating_sub(amount.bytes);
+            held.files = held.files.saturating_sub(amount.files);
+            if *held == Amount::default() {
+                self.held.remove(&owner);
+            }
         }
+    }
+
+    /// Gives a run a part of the space, and of `slots`; nothing when too many runs have one.
+    pub fn allot(&mut self, now: Time, call: Allot, slots: u32) -> Option<Allotments> {
+        let capacity = self.space.capacity();
+        let capacity = Share {
+            bytes: capacity.bytes,
+            files: capacity.files,
+            slots,
+        };
+        let held = &self.held;
+        let held_by = |owner: &str| held.get(owner).copied().unwrap_or_default();
+        let free = self.space.free();
+        self.allotted.ask(now, call, capacity, free, held_by)
+    }
+
+    /// What volumes of this owner may still take.
+    fn left_for(&self, owner: &str) -> Amount {
+        let held_by = |owner: &str| self.held.get(owner).copied().unwrap_or_default();
+        self.allotted.left_for(owner, self.space.free(), held_by)
     }
 
     /// Volumes whose time is up; the driver deletes them. A volume that is being made is not among
@@ -261,6 +307,12 @@ pub struct Deletion {
     pub row: Option<Row>,
     /// An old id that is forgotten to make room for the memory of this one.
     pub forgotten: Option<VolumeId>,
+}
+
+fn hold(held: &mut BTreeMap<String, Amount>, spec: &VolumeSpec) {
+    let (there, more) = (held.entry(spec.owner.clone()).or_default(), amount(spec));
+    there.bytes = there.bytes.saturating_add(more.bytes);
+    there.files = there.files.saturating_add(more.files);
 }
 
 fn amount(spec: &VolumeSpec) -> Amount {
@@ -397,7 +449,7 @@ mod tests {
                     _ => table.removed(key),
                 }
                 let living: u64 = table.rows().map(|row| row.spec.size_bytes).sum();
-                let leaving: u64 = table.leaving.values().map(|amount| amount.bytes).sum();
+                let leaving: u64 = table.leaving.values().map(|(_, amount)| amount.bytes).sum();
                 prop_assert!(living + leaving <= 100);
                 prop_assert_eq!(table.space().free().bytes, 100 - living - leaving);
             }

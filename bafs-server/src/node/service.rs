@@ -77,9 +77,10 @@ impl Node {
                 HandOverOf::Tree { .. } => Ok(()),
                 HandOverOf::Cache { volume: id, .. } => volume(*id, Right::Read),
             },
-            Request::StartJob(_) | Request::WatchJobs(_) | Request::KillJob(_) => {
-                self.access.require(token, Resource::Jobs, Right::Manage)
-            }
+            Request::StartJob(_)
+            | Request::WatchJobs(_)
+            | Request::KillJob(_)
+            | Request::Allot(_) => self.access.require(token, Resource::Jobs, Right::Manage),
             Request::ReadCounters(_) => self.access.require(token, Resource::Catalog, Right::Read),
             Request::Advertise(_)
             | Request::QueryServers(_)
@@ -148,6 +149,7 @@ impl Node {
                 Reply::DeleteVolume(self.storage.delete(call.volume).await?)
             }
             Request::RenewVolumes(call) => Reply::RenewVolumes(self.storage.renew(call)),
+            Request::Allot(call) => Reply::Allot(self.storage.allot(call, self.config.slots)?),
             Request::InvalidateVolume(call) => {
                 Reply::InvalidateVolume(self.storage.invalidate(call, deadline).await?)
             }

@@ -24,7 +24,7 @@ use crate::logic::volumes::{Creation, Refusal, VOLUMES_MAX};
 const MARGIN_MS: u64 = 200;
 
 /// Longest name, owner, address or name of a cooperative cache, in bytes.
-const TEXT_BYTES_MAX: usize = 255;
+pub(super) const TEXT_BYTES_MAX: usize = 255;
 
 /// Longest lifetime: ten years, in milliseconds.
 const LIFETIME_MS_MAX: u64 = 10 * 366 * 24 * 3_600_000;

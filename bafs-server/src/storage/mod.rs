@@ -16,6 +16,7 @@ mod watching;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bafs_proto::allotment::{Allot, Allotments};
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{
     ListVolumeTree, ListVolumes, ReadVolumeFile, RenewVolumes, RenewedVolumes, SourceData,
@@ -33,6 +34,7 @@ use crate::cache::Caches;
 use crate::clock;
 use crate::counters::Counters;
 use crate::homes::Homes;
+use crate::logic::allotments::RUNS_MAX;
 use crate::logic::space::Amount;
 use crate::logic::volumes::{Row, VolumeTable};
 use extracts::Extracts;
@@ -165,6 +167,22 @@ impl Storage {
     pub async fn show(&self, id: VolumeId) -> Result<VolumeStatus> {
         let row = self.volumes().get(id).cloned().ok_or_else(|| lost(id))?;
         self.status(row).await
+    }
+
+    /// Gives a run a part of the node, which runs so many jobs at once.
+    ///
+    /// # Errors
+    /// `Malformed` for texts that are too long, `Busy` when too many runs have a part.
+    pub fn allot(&self, call: Allot, slots: u32) -> Result<Allotments> {
+        if call.owner.len().max(call.user.len()) > life::TEXT_BYTES_MAX {
+            let text = "the name of an owner or user is too long";
+            return Err(Error::new(ErrorCode::Malformed, text));
+        }
+        let allotted = self.volumes().allot(clock::now(), call, slots);
+        allotted.ok_or_else(|| {
+            let text = format!("{RUNS_MAX} runs share this node already; try again later");
+            Error::new(ErrorCode::Busy, text)
+        })
     }
 
     /// Puts off the end of life of volumes, and names those that are gone.

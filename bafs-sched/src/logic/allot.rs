@@ -1,0 +1,154 @@
+//! Nodes that several runs share: what this run could use of each, what it needs of it, what it
+//! has. How much it asks for is decided in `division.rs`.
+
+use bafs_proto::allotment::Share;
+use bafs_proto::ids::ServerId;
+
+use super::event::NodeShare;
+use super::fleet::Limit;
+use super::scheduler::{Phase, Scheduler};
+use super::space::Space;
+use super::timers::Timer;
+use crate::workflow::JobIndex;
+
+/// A run that has nothing under way waits so long for what others have, before it gives up caches
+/// and copies of its own, in milliseconds: two turns and a little.
+const OTHERS_WAIT_MS: u64 = 25_000;
+
+/// What a run has to do with one node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Demand {
+    /// What it could use.
+    pub want: Share,
+    /// The least with which it can begin anything.
+    pub unit: Share,
+    /// What it needs to bring to an end what it has begun there.
+    pub keep: Share,
+}
+
+impl Scheduler {
+    /// What the run could use of a live node, and needs of it; nothing of others.
+    pub fn demand(&self, server: ServerId) -> Option<Demand> {
+        let node = self.fleet.get(server).filter(|node| !node.is_lost)?;
+        let capacity = share(node.seen.capacity, node.seen.slots);
+        let keep = share(node.reserved.plus(self.least_to_end(server)), node.busy);
+        let begun = self.graph.finals() + self.attempts.len() as u64;
+        let left = (self.graph.workflow.jobs.len() as u64).saturating_sub(begun);
+        if left == 0 || matches!(self.phase, Phase::Finishing | Phase::Over) {
+            let unit = Share::ZERO;
+            return Some(Demand {
+                want: keep,
+                unit,
+                keep,
+            });
+        }
+        let left = u32::try_from(left).unwrap_or(u32::MAX);
+        let slots = node.busy.saturating_add(left).min(node.seen.slots);
+        let (want, unit) = match self.settings.remote_io {
+            true => (Space::ZERO, Space::ZERO),
+            false => (node.seen.capacity, self.unit()),
+        };
+        let unit = share(unit, self.cpus_max.min(slots)).least(capacity);
+        Some(Demand {
+            want: share(want, slots).most(keep),
+            unit,
+            keep,
+        })
+    }
+
+    /// The space of a node with which any pipeline can begin there: what it needs at once, and its
+    /// part of the caches.
+    fn unit(&self) -> Space {
+        let nodes = self.fleet.alive.max(1);
+        let cache = Space {
+            bytes: self.cache_need_max.bytes.div_ceil(nodes),
+            files: self.cache_need_max.files,
+        };
+        self.graph.courses.most.plus(cache)
+    }
+
+    /// The most that the caches of one job need.
+    pub(super) fn largest_cache_need(&self) -> Space {
+        let need = |job: JobIndex| {
+            let mounted = self.graph.mounted(job).into_iter();
+            let caches = mounted.filter(|(volume, _)| self.graph.volume(*volume).is_cache);
+            caches.fold(Space::ZERO, |sum, (v, _)| sum.plus(self.size_of(v)))
+        };
+        self.graph
+            .job_indexes()
+            .map(need)
+            .fold(Space::ZERO, Space::most)
+    }
+
+    /// Nodes that live, as the catalog shows them.
+    pub fn live_nodes(&self) -> impl Iterator<Item = ServerId> {
+        self.fleet.live().map(|(server, _)| server)
+    }
+
+    /// Takes what nodes keep for this run.
+    pub(super) fn shares_seen(&mut self, shares: Vec<NodeShare>) {
+        for NodeShare {
+            server,
+            space,
+            slots,
+            is_shared,
+            is_over,
+        } in shares
+        {
+            let limit = Limit {
+                space,
+                slots,
+                is_shared,
+                is_over,
+            };
+            self.fleet.update(server, |node| node.limit = Some(limit));
+            self.queues.wake(server);
+            self.queues.feed();
+        }
+    }
+
+    /// Whether a job would begin its pipeline on a node of which this run has more than its part.
+    pub(super) fn begins_over(&self, job: JobIndex, server: ServerId) -> bool {
+        let limit = self.fleet.get(server).and_then(|node| node.limit);
+        limit.is_some_and(|limit| limit.is_over)
+            && !self.is_at_home(self.graph.pipeline(job), server)
+    }
+
+    /// Nothing of this run goes on. Where others have what it lacks, it waits for its turn before
+    /// it gives up anything; answers whether it does.
+    pub(super) fn waits_for_others(&mut self) -> bool {
+        if !self.fleet.is_shared() {
+            return false;
+        }
+        let wait_ms = OTHERS_WAIT_MS;
+        let until = *self
+            .patience
+            .get_or_insert_with(|| self.now.plus_ms(wait_ms));
+        let is_idle = self.fleet.idle().next().is_some();
+        if self.now < until || !is_idle {
+            let at = until.max(self.now.plus_ms(self.settings.pause_ms_max));
+            self.timers.set(at, Timer::Patience);
+            return true;
+        }
+        false
+    }
+
+    /// Nothing helps. Where others have what the run lacks, it waits on, and does not fail.
+    pub(super) fn waits_on(&mut self) -> bool {
+        let is_shared = self.fleet.is_shared();
+        if is_shared {
+            self.patience = None;
+            let at = self.now.plus_ms(self.settings.pause_ms_max);
+            self.timers.set(at, Timer::Patience);
+        }
+        is_shared
+    }
+}
+
+fn share(space: Space, slots: u32) -> Share {
+    Share {
+        bytes: space.bytes,
+        files: space.files,
+        slots,
+    }
+}

@@ -1,0 +1,242 @@
+//! Who gets how much of a node that several runs want: alike for each user, and for each run of a
+//! user; what one does not want goes to the others. Pure arithmetic, which every scheduler does for
+//! itself from the same figures; nodes see to it that nothing is given twice.
+
+use std::collections::BTreeMap;
+
+use bafs_proto::allotment::Share;
+
+/// What a run wants of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claim {
+    /// The run.
+    pub owner: String,
+    /// The person.
+    pub user: String,
+    /// What it could use.
+    pub want: Share,
+    /// The least with which it can begin anything.
+    pub unit: Share,
+}
+
+/// What `owner` may ask for of a node with this capacity, in the turn of this number. Where parts
+/// that are alike would be too small for some to begin anything, one after the other gets what it
+/// needs for a turn, and the others divide the rest.
+pub fn share_of(owner: &str, capacity: Share, claims: &[Claim], turn: u64) -> Share {
+    let mut claims: Vec<&Claim> = claims.iter().collect();
+    claims.sort_by(|a, b| (&a.user, &a.owner).cmp(&(&b.user, &b.owner)));
+    claims.dedup_by(|a, b| a.owner == b.owner);
+    let all: Vec<Share> = divide(capacity, &claims);
+    let is_large = |position: usize| {
+        let claim = claims[position];
+        let unit = claim.unit.least(capacity);
+        claim.want.holds(unit) && !all[position].holds(unit)
+    };
+    let position = claims.iter().position(|claim| claim.owner == owner);
+    let Some(position) = position else {
+        return Share::ZERO;
+    };
+    if !(0..claims.len()).any(is_large) {
+        return all[position];
+    }
+    let first = whose_turn(&claims, turn);
+    if is_large(first) {
+        let unit = claims[first].unit.most(all[first]).least(capacity);
+        if first == position {
+            return unit;
+        }
+        let others = |at: &usize| *at != first;
+        return divide_among(capacity.minus(unit), &claims, position, others);
+    }
+    match is_large(position) {
+        true => Share::ZERO,
+        false => divide_among(capacity, &claims, position, |at| !is_large(*at)),
+    }
+}
+
+/// Users take turns, and in each user's turns its runs.
+fn whose_turn(claims: &[&Claim], turn: u64) -> usize {
+    let mut users: Vec<&str> = claims.iter().map(|claim| &*claim.user).collect();
+    users.dedup();
+    let count = users.len() as u64;
+    let user = users[usize::try_from(turn % count).unwrap_or(0)];
+    let is_theirs = |at: &usize| claims[*at].user == user;
+    let runs: Vec<usize> = (0..claims.len()).filter(is_theirs).collect();
+    let run = turn / count % runs.len() as u64;
+    runs[usize::try_from(run).unwrap_or(0)]
+}
+
+fn divide_among(
+    capacity: Share,
+    claims: &[&Claim],
+    position: usize,
+    is_in: impl Fn(&usize) -> bool,
+) -> Share {
+    let among: Vec<usize> = (0..claims.len()).filter(is_in).collect();
+    let theirs: Vec<&Claim> = among.iter().map(|at| claims[*at]).collect();
+    let shares = divide(capacity, &theirs);
+    let at = among.iter().position(|at| *at == position);
+    at.map(|at| shares[at]).unwrap_or_default()
+}
+
+/// Parts that are alike, in the order of the claims, which are sorted by user.
+fn divide(capacity: Share, claims: &[&Claim]) -> Vec<Share> {
+    let by = |of: fn(&Share) -> u64| {
+        let mut users: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
+        for claim in claims {
+            let wants = users.entry(&claim.user).or_default();
+            wants.push(of(&claim.want).min(of(&capacity)));
+        }
+        let sums = users.values();
+        let sums: Vec<u64> = sums.map(|wants| wants.iter().fold(0, add)).collect();
+        let parts = fill(of(&capacity), &sums);
+        let runs = users.values().zip(parts);
+        let runs = runs.flat_map(|(wants, part)| fill(part, wants));
+        runs.collect::<Vec<u64>>()
+    };
+    let (bytes, files) = (by(|s| s.bytes), by(|s| s.files));
+    let slots = by(|s| u64::from(s.slots));
+    let parts = bytes.into_iter().zip(files).zip(slots);
+    let part = |((bytes, files), slots)| Share {
+        bytes,
+        files,
+        slots: u32::try_from(slots).unwrap_or(u32::MAX),
+    };
+    parts.map(part).collect()
+}
+
+fn add(sum: u64, more: &u64) -> u64 {
+    sum.saturating_add(*more)
+}
+
+/// Divides `left` so that nobody gets more than wanted, and who gets less gets as much as any.
+fn fill(mut left: u64, wants: &[u64]) -> Vec<u64> {
+    let mut parts = vec![0; wants.len()];
+    loop {
+        let lack = |at: &usize| parts[*at] < wants[*at];
+        let open: Vec<usize> = (0..wants.len()).filter(lack).collect();
+        if open.is_empty() || left == 0 {
+            return parts;
+        }
+        let each = left / open.len() as u64;
+        for at in open {
+            let more = (wants[at] - parts[at]).min(each.max(1)).min(left);
+            parts[at] += more;
+            left -= more;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn share(bytes: u64, slots: u32) -> Share {
+        Share {
+            bytes,
+            files: bytes,
+            slots,
+        }
+    }
+
+    fn claim(user: &str, run: u32, want: Share, unit: Share) -> Claim {
+        Claim {
+            owner: format!("{user}{run}"),
+            user: user.to_owned(),
+            want,
+            unit,
+        }
+    }
+
+    fn shares(capacity: Share, claims: &[Claim], turn: u64) -> Vec<(u64, u32)> {
+        let part = |claim: &Claim| share_of(&claim.owner, capacity, claims, turn);
+        let parts = claims.iter().map(part);
+        parts.map(|part| (part.bytes, part.slots)).collect()
+    }
+
+    #[test]
+    fn users_get_alike_however_many_runs_they_have() {
+        let all = share(100, 8);
+        let unit = share(10, 1);
+        let claims = [
+            claim("a", 1, all, unit),
+            claim("b", 1, all, unit),
+            claim("b", 2, all, unit),
+        ];
+        assert_eq!(shares(all, &claims, 0), [(50, 4), (25, 2), (25, 2)]);
+        assert_eq!(shares(all, &claims[..1], 7), [(100, 8)]);
+    }
+
+    #[test]
+    fn what_one_does_not_want_goes_to_the_others() {
+        let (all, unit) = (share(100, 8), share(5, 1));
+        let claims = [
+            claim("a", 1, share(10, 1), unit),
+            claim("b", 1, all, unit),
+            claim("c", 1, all, unit),
+        ];
+        assert_eq!(shares(all, &claims, 3), [(10, 1), (45, 4), (45, 3)]);
+    }
+
+    #[test]
+    fn who_can_do_nothing_with_half_gets_what_it_needs_in_its_turn() {
+        let all = share(100, 2);
+        let claims = [
+            claim("a", 1, all, share(80, 1)),
+            claim("b", 1, all, share(10, 1)),
+        ];
+        assert_eq!(shares(all, &claims, 0), [(80, 1), (20, 1)]);
+        assert_eq!(shares(all, &claims, 1), [(0, 0), (100, 2)]);
+        let both = [
+            claim("a", 1, all, share(80, 1)),
+            claim("b", 1, all, share(70, 1)),
+        ];
+        assert_eq!(shares(all, &both, 0), [(80, 1), (20, 1)]);
+        assert_eq!(shares(all, &both, 1), [(30, 1), (70, 1)]);
+    }
+
+    #[test]
+    fn one_slot_goes_from_one_to_the_other() {
+        let one = share(100, 1);
+        let claims = [
+            claim("a", 1, one, share(1, 1)),
+            claim("b", 1, one, share(1, 1)),
+        ];
+        let slots = |turn| {
+            let shares = shares(one, &claims, turn);
+            [shares[0].1, shares[1].1]
+        };
+        assert_eq!(slots(0), [1, 0]);
+        assert_eq!(slots(1), [0, 1]);
+    }
+
+    /// Whoever wants something gets its unit sooner or later, and no more is divided than there is.
+    #[test]
+    fn nobody_starves_and_nothing_is_given_twice() {
+        let mut dice = crate::dice::Dice::new(1);
+        for _ in 0..2_000 {
+            let slots = 1 + u32::try_from(dice.below(8)).expect("it is small");
+            let capacity = share(1 + dice.below(1_000), slots);
+            let claims: Vec<Claim> = (0..1 + dice.below(5))
+                .map(|run| {
+                    let user = ["a", "b", "c"][usize::try_from(dice.below(3)).expect("three")];
+                    let unit = share(1 + dice.below(capacity.bytes), 1);
+                    let want = unit.most(share(dice.below(2_000), slots));
+                    claim(user, u32::try_from(run).expect("few"), want, unit)
+                })
+                .collect();
+            let mut has_had = vec![false; claims.len()];
+            for turn in 0..30 {
+                let mut sum = (0, 0);
+                for (claim, has_had) in claims.iter().zip(&mut has_had) {
+                    let part = share_of(&claim.owner, capacity, &claims, turn);
+                    *has_had |= part.holds(claim.unit);
+                    sum = (sum.0 + part.bytes, sum.1 + part.slots);
+                }
+                let is_within = sum.0 <= capacity.bytes && sum.1 <= capacity.slots;
+                assert!(is_within, "{capacity:?}: {sum:?} of {claims:?}");
+            }
+            assert!(has_had.iter().all(|had| *had), "{capacity:?}: {claims:?}");
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Sizes that are too small: doubled once when a job found no space, for all of their like that
+//! have not begun. What nobody declared is measured by `sizes.rs`.
+
+use bafs_proto::message::JobReport;
+
+use super::declared::Warning;
+use super::fit::describe;
+use super::scheduler::Scheduler;
+use super::space::Space;
+use crate::workflow::{JobIndex, VolumeIndex};
+
+/// A volume with its size and a larger one.
+type Growth = (VolumeIndex, Space, Space);
+
+/// Volumes of pipelines of so many jobs, made by the job of this position, in this place among its
+/// scratch volumes, of this size.
+pub(super) type Taught = (usize, usize, usize, Space);
+
+/// Of which pipelines which volumes are made larger.
+struct Lesson {
+    /// Sizes of the scratch volumes of each job.
+    kind: Vec<Vec<Space>>,
+    /// Positions of jobs, places among their volumes, sizes before and after.
+    places: Vec<(usize, usize, Space, Space)>,
+}
+
+impl Scheduler {
+    /// A job found no space. The first time its volumes are made larger, and it runs again;
+    /// answers whether it does.
+    pub(super) fn grow(&mut self, job: JobIndex, report: &JobReport) -> bool {
+        let changes = self.growths(job, report);
+        let pipeline = self.graph.pipeline(job);
+        let lesson = self.lesson(pipeline, &changes);
+        if changes.is_empty() || !self.resize_if_fit(pipeline, &changes) {
+            return false;
+        }
+        self.teach(lesson);
+        self.abandon_attempt(job);
+        for &(volume, before, after) in &changes {
+            if let Some((id, _)) = self.volumes.scratch(volume) {
+                self.retire(id);
+                self.take_back_extracts(volume, id);
+            }
+            self.sizes.grown.insert(volume);
+            let name = &self.graph.workflow.volume(volume).name;
+            let text = format!(
+                "job '{}' found no space in volume '{name}' of {}: it runs again with {}, this \
+                 once; declare a larger size",
+                self.graph.workflow.job(job).name,
+                describe(before),
+                describe(after)
+            );
+            self.tell(Warning {
+                job: Some(job),
+                volume: Some(volume),
+                node: None,
+                text,
+            });
+        }
+        let volumes = changes.into_iter().map(|(volume, ..)| volume).collect();
+        self.redo(Vec::new(), volumes);
+        self.settle(job, 0);
+        true
+    }
+
+    /// Volumes of a job that found no space, with their sizes and larger ones: those that are
+    /// nearly full, else all that it may write, unless they were made larger before.
+    fn growths(&self, job: JobIndex, report: &JobReport) -> Vec<Growth> {
+        let mounted = self.graph.mounted(job).into_iter();
+        let is_scratch = |(volume, writable): &(VolumeIndex, bool)| {
+            *writable && !self.graph.volume(*volume).is_cache && !self.sizes.grown.contains(volume)
+        };
+        let all: Vec<VolumeIndex> = mounted
+            .filter(is_scratch)
+            .map(|(volume, _)| volume)
+            .collect();
+        let is_full = |volume: &VolumeIndex| {
+            let (size, spec) = (self.size_of(*volume), self.graph.workflow.volume(*volume));
+            let mut used = report.volumes.iter().filter(|used| used.name == spec.name);
+            used.any(|used| {
+                used.held_bytes >= size.bytes - size.bytes / 10
+                    || used.held_files >= size.files - size.files / 10
+            })
+        };
+        let full: Vec<VolumeIndex> = all.iter().copied().filter(is_full).collect();
+        let volumes = if full.is_empty() { all } else { full };
+        let largest = self.largest_usable();
+        let larger = |volume: VolumeIndex| {
+            let size = self.size_of(volume);
+            let kind = self.sizes.kind_of.get(&volume);
+            // Where nodes were small when its size was made up, twice that says little.
+            let unknown = kind.filter(|kind| !self.sizes.learned.contains_key(kind));
+            let made_up = unknown.map(|kind| self.made_up(*kind, largest));
+            let twice = size.plus(size).most(made_up.unwrap_or_default());
+            twice.least(largest).most(size)
+        };
+        let grows = |volume: &VolumeIndex| larger(*volume) != self.size_of(*volume);
+        let volumes: Vec<VolumeIndex> = volumes.into_iter().filter(grows).collect();
+        let change = |volume: VolumeIndex| {
+            let before = self.size_of(volume);
+            (volume, before, larger(volume))
+        };
+        volumes.into_iter().map(change).collect()
+    }
+
+    /// What a pipeline is before some of its volumes are made larger.
+    fn lesson(&self, pipeline: u32, changes: &[Growth]) -> Lesson {
+        let mut places = Vec::new();
+        for (position, job) in self.graph.courses.of(pipeline).iter().enumerate() {
+            for (place, volume) in self.scratch_of(*job).into_iter().enumerate() {
+                let change = changes.iter().find(|(changed, ..)| *changed == volume);
+                places.extend(change.map(|(_, before, after)| (position, place, *before, *after)));
+            }
+        }
+        let kind = self.kind(pipeline);
+        Lesson { kind, places }
+    }
+
+    /// Pipelines that have not begun and are like one of which volumes proved too small get larger
+    /// ones too, or each would find that out by failing.
+    fn teach(&mut self, lesson: Lesson) {
+        let Lesson { kind, places } = lesson;
+        let length = kind.len();
+        let taught = places.iter().map(|(position, place, before, _)| {
+            let taught: Taught = (length, *position, *place, *before);
+            taught
+        });
+        let taught: Vec<Taught> = taught.collect();
+        let mut is_new = false;
+        for taught in taught {
+            is_new |= self.sizes.taught.insert(taught);
+        }
+        // All of its like are looked at once.
+        if !is_new {
+            return;
+        }
+        let has_begun = |job| self.graph.state(job).has_begun();
+        let is_alike = |pipeline: &u32| {
+            let is_first = self.graph.pipeline(JobIndex(*pipeline)) == *pipeline;
+            is_first
+                && self.graph.courses.of(*pipeline).len() == length
+                && !self.graph.members(*pipeline).any(has_begun)
+                && self.kind(*pipeline) == kind
+        };
+        let heads = self.graph.job_indexes().map(|job| job.0);
+        let alike: Vec<u32> = heads.filter(is_alike).collect();
+        for pipeline in alike {
+            for &(position, place, _, after) in &places {
+                let job = self.graph.courses.of(pipeline)[position];
+                let volume = self.scratch_of(job)[place];
+                if !self.sizes.grown.contains(&volume) {
+                    self.graph.resize(volume, after);
+                }
+            }
+            self.graph.measure_course(pipeline);
+            self.enqueue_members(pipeline);
+        }
+    }
+
+    /// Makes volumes of a pipeline larger, from the first size to the second, unless it could
+    /// never run then: so large a need is its own fault. Answers whether it did.
+    fn resize_if_fit(&mut self, pipeline: u32, changes: &[Growth]) -> bool {
+        for &(volume, _, after) in changes {
+            self.graph.resize(volume, after);
+        }
+        self.graph.measure_course(pipeline);
+        if self.can_never_fit(pipeline) {
+            for &(volume, before, _) in changes {
+                self.graph.resize(volume, before);
+            }
+            self.graph.measure_course(pipeline);
+            return false;
+        }
+        // Only this pipeline is looked at: many of a large workflow may find no space.
+        for &(.., after) in changes {
+            self.scratch_volume_max = self.scratch_volume_max.max(after.bytes);
+        }
+        let members: Vec<JobIndex> = self.graph.members(pipeline).collect();
+        for job in members {
+            let need = self.first_need(job);
+            self.scratch_need_max = self.scratch_need_max.most(need);
+        }
+        self.enqueue_members(pipeline);
+        true
+    }
+
+    /// The scratch space that must exist before a job can start the first time.
+    fn first_need(&self, job: JobIndex) -> Space {
+        let is_first = |volume: &VolumeIndex| {
+            // A cache may have a million users.
+            if self.graph.volume(*volume).is_cache {
+                return false;
+            }
+            let users = self.graph.workflow.volume(*volume).users.iter();
+            users.min_by_key(|user| self.graph.rank(**user)) == Some(&job)
+        };
+        let mounted = self.graph.mounted(job).into_iter();
+        let made = mounted.map(|(volume, _)| volume).filter(is_first);
+        made.fold(Space::ZERO, |sum, volume| sum.plus(self.size_of(volume)))
+    }
+}

@@ -1,0 +1,84 @@
+//! Cooperative caches on nodes that can have only a small part of one each: all of them run jobs.
+
+use std::collections::BTreeSet;
+
+use bafs_proto::ids::{RunId, ServerId};
+use bafs_proto::time::Time;
+use bafs_sched::logic::{Action, Event, NodeSeen, Scheduler, Settings, Space};
+use bafs_sched::workflow::{Workflow, parse_workflow};
+
+const NODES: u64 = 8;
+
+/// Jobs that all read a cache, each with a scratch volume.
+fn workflow() -> Workflow {
+    let mut text = String::from("volume c cache bafs://home/data 4 MB files 10\n");
+    for job in 0..32 {
+        text += &format!(
+            "job j{job} {{\n  executable = x\n}}\nvolume v{job} scratch 100 kB files 10\n\
+             mount c j{job} /c\nmount v{job} j{job} /v\nextract v{job} out bafs://home/out.{job}\n"
+        );
+    }
+    let none = |path: &str| Err(path.to_owned());
+    parse_workflow("w.bafs", &text, &none)
+        .expect("it is right")
+        .workflow
+}
+
+fn nodes(count: u64) -> Vec<NodeSeen> {
+    let node = |id| NodeSeen {
+        id: ServerId(id),
+        name: format!("n{id}"),
+        address: format!("n{id}:1"),
+        group: "g".to_owned(),
+        capacity: Space {
+            bytes: 2_600_000,
+            files: 1_000,
+        },
+        foreign: Space::ZERO,
+        slots: 1,
+    };
+    (1..=count).map(node).collect()
+}
+
+/// Nodes on which jobs started when those of `listings` were seen one after the other.
+fn used(listings: &[u64]) -> BTreeSet<ServerId> {
+    let mut scheduler = Scheduler::new(RunId(1), workflow(), Settings::default());
+    let mut due: Vec<Event> = Vec::new();
+    let mut used = BTreeSet::new();
+    let mut now = 0;
+    for &count in listings {
+        due.push(Event::ServersSeen {
+            nodes: nodes(count),
+        });
+        while let Some(event) = due.pop() {
+            now += 1;
+            let mut actions = Vec::new();
+            scheduler.step(Time(now), event, &mut actions);
+            for action in actions {
+                match action {
+                    Action::CreateVolume { id, .. } => {
+                        due.push(Event::VolumeCreated { volume: id });
+                    }
+                    Action::StartJob {
+                        execution, server, ..
+                    } => {
+                        used.insert(server);
+                        due.push(Event::JobStarted { execution });
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+    used
+}
+
+#[test]
+fn nodes_that_can_have_only_a_small_part_of_a_cache_run_its_readers() {
+    assert_eq!(used(&[NODES]).len() as u64, NODES);
+}
+
+#[test]
+fn so_do_those_that_come_later() {
+    assert_eq!(used(&[2, NODES]).len() as u64, NODES);
+}

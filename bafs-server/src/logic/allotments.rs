@@ -1,0 +1,283 @@
+//! What is kept for each of several runs, whether they use it or not. Pure; divides nothing: a run
+//! gets what it asks for, as far as no other has it.
+//!
+//! Runs hold volumes by the names of their owners. An owner with an allotment may hold as much
+//! without asking anybody; others get only what neither is held nor kept. Those without an
+//! allotment (people, by hand) may also take what runs were given beyond what they keep.
+
+use std::collections::BTreeMap;
+
+use bafs_proto::allotment::{Allot, Allotment, Allotments, Share};
+use bafs_proto::time::Time;
+
+use super::space::Amount;
+
+/// Most runs with an allotment on one node.
+pub const RUNS_MAX: usize = 256;
+
+/// Longest lifetime of an allotment, in milliseconds.
+pub const LIFETIME_MS_MAX: u64 = 600_000;
+
+#[derive(Debug)]
+struct Given {
+    allotment: Allotment,
+    serial: u64,
+    keep: Share,
+    expires: Time,
+}
+
+/// What is kept for whom.
+#[derive(Debug, Default)]
+pub struct Allotted {
+    given: BTreeMap<String, Given>,
+}
+
+impl Allotted {
+    /// Answers a run that asks for `call.ask`. The owner holds `held` of `capacity`, `free` is held
+    /// by nobody, and `held_by` tells what other owners hold. Nothing when there are too many runs.
+    pub fn ask(
+        &mut self,
+        now: Time,
+        call: Allot,
+        capacity: Share,
+        free: Amount,
+        held_by: impl Fn(&str) -> Amount,
+    ) -> Option<Allotments> {
+        self.expire(now);
+        let is_late = |given: &&Given| given.serial >= call.serial;
+        let latest = self.given.get(&call.owner).filter(is_late);
+        let granted = match latest {
+            Some(given) => given.allotment.granted,
+            None => self
+                .most(&call.owner, capacity, free, &held_by)
+                .least(call.ask),
+        };
+        if latest.is_none() {
+            if self.given.len() >= RUNS_MAX && !self.given.contains_key(&call.owner) {
+                return None;
+            }
+            self.give(now, call.clone(), granted);
+        }
+        let has_any = |given: &&Given| {
+            let Allotment { want, granted, .. } = given.allotment;
+            given.allotment.owner != call.owner && (want != Share::ZERO || granted != Share::ZERO)
+        };
+        let others = self.given.values().filter(has_any);
+        Some(Allotments {
+            granted,
+            capacity,
+            others: others.map(|given| given.allotment.clone()).collect(),
+        })
+    }
+
+    /// The most that this owner can be given.
+    fn most(
+        &self,
+        owner: &str,
+        capacity: Share,
+        free: Amount,
+        held_by: impl Fn(&str) -> Amount,
+    ) -> Share {
+        let held = held_by(owner);
+        let left = self.left(owner, free, held_by, |given| given.allotment.granted);
+        let others = self.given.iter().filter(|(other, _)| *other != owner);
+        let taken: u32 = others.map(|(_, given)| given.allotment.granted.slots).sum();
+        Share {
+            bytes: held.bytes.saturating_add(left.bytes),
+            files: held.files.saturating_add(left.files),
+            slots: capacity.slots.saturating_sub(taken),
+        }
+    }
+
+    /// What was given back stays as nothing for a while, so that an asking that is late finds it.
+    fn give(&mut self, now: Time, call: Allot, granted: Share) {
+        let given = Given {
+            serial: call.serial,
+            keep: call.keep.least(granted),
+            expires: now.plus_ms(call.lifetime_ms.min(LIFETIME_MS_MAX)),
+            allotment: Allotment {
+                owner: call.owner.clone(),
+                user: call.user,
+                want: call.want,
+                unit: call.unit,
+                granted,
+            },
+        };
+        self.given.insert(call.owner, given);
+    }
+
+    /// What this owner may still take of `free`, which nobody holds.
+    pub fn left_for(&self, owner: &str, free: Amount, held_by: impl Fn(&str) -> Amount) -> Amount {
+        let is_run = self.given.contains_key(owner);
+        self.left(owner, free, held_by, |given| match is_run {
+            true => given.allotment.granted,
+            false => given.keep,
+        })
+    }
+
+    /// What is left of `free` beside what others may yet take of what is kept for them.
+    fn left(
+        &self,
+        owner: &str,
+        free: Amount,
+        held_by: impl Fn(&str) -> Amount,
+        kept: impl Fn(&Given) -> Share,
+    ) -> Amount {
+        let others = self.given.iter().filter(|(other, _)| *other != owner);
+        others.fold(free, |left, (other, given)| {
+            let (kept, held) = (kept(given), held_by(other));
+            Amount {
+                bytes: left
+                    .bytes
+                    .saturating_sub(kept.bytes.saturating_sub(held.bytes)),
+                files: left
+                    .files
+                    .saturating_sub(kept.files.saturating_sub(held.files)),
+            }
+        })
+    }
+
+    /// Forgets what was not asked for any more.
+    pub fn expire(&mut self, now: Time) {
+        self.given.retain(|_, given| given.expires > now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const CAPACITY: Share = Share {
+        bytes: 100,
+        files: 100,
+        slots: 4,
+    };
+
+    fn share(bytes: u64, slots: u32) -> Share {
+        Share {
+            bytes,
+            files: bytes,
+            slots,
+        }
+    }
+
+    fn amount(bytes: u64) -> Amount {
+        Amount {
+            bytes,
+            files: bytes,
+        }
+    }
+
+    fn call(serial: u64, owner: &str, ask: Share, keep: Share) -> Allot {
+        Allot {
+            owner: owner.to_owned(),
+            user: owner.to_owned(),
+            serial,
+            want: CAPACITY,
+            unit: Share::ZERO,
+            keep,
+            ask,
+            lifetime_ms: 1_000,
+        }
+    }
+
+    #[test]
+    fn what_was_given_is_not_given_again_until_it_is_given_back() {
+        let mut allotted = Allotted::default();
+        let none = |_: &str| Amount::default();
+        let mut ask = |now, owner, ask, keep| {
+            let call = call(now + 1, owner, ask, keep);
+            allotted.ask(Time(now), call, CAPACITY, amount(100), none)
+        };
+        let first = ask(0, "a", share(100, 4), share(30, 1)).expect("there is room");
+        assert_eq!(first.granted, share(100, 4));
+        let second = ask(1, "b", share(50, 2), Share::ZERO).expect("there is room");
+        assert_eq!(second.granted, Share::ZERO, "a has all");
+        assert_eq!(second.others[0].owner, "a");
+        let less = ask(2, "a", share(50, 2), share(30, 1)).expect("there is room");
+        assert_eq!(less.granted, share(50, 2));
+        assert_eq!(less.others[0].want, CAPACITY, "b still wants");
+        let again = ask(3, "b", share(60, 2), Share::ZERO).expect("there is room");
+        assert_eq!(again.granted, share(50, 2));
+        let late = ask(1_003, "b", share(60, 4), Share::ZERO).expect("there is room");
+        assert_eq!(late.granted, share(60, 4), "the time of a is up");
+    }
+
+    #[test]
+    fn what_comes_late_changes_nothing() {
+        let mut allotted = Allotted::default();
+        let none = |_: &str| Amount::default();
+        let mut ask = |serial, owner, ask| {
+            let want = if ask == Share::ZERO { ask } else { CAPACITY };
+            let call = Allot {
+                want,
+                ..call(serial, owner, ask, Share::ZERO)
+            };
+            let answer = allotted.ask(Time(0), call, CAPACITY, amount(100), none);
+            answer.expect("there is room")
+        };
+        ask(1, "a", share(100, 4));
+        assert_eq!(ask(3, "a", Share::ZERO).granted, Share::ZERO);
+        assert_eq!(
+            ask(2, "a", share(100, 4)).granted,
+            Share::ZERO,
+            "it gave all back"
+        );
+        let other = ask(1, "b", share(100, 4));
+        assert_eq!((other.granted, other.others.len()), (share(100, 4), 0));
+    }
+
+    #[test]
+    fn volumes_lie_in_what_their_owner_was_given() {
+        let mut allotted = Allotted::default();
+        let held = |owner: &str| amount(if owner == "a" { 20 } else { 0 });
+        let call = call(1, "a", share(70, 1), share(40, 1));
+        allotted.ask(Time(0), call, CAPACITY, amount(80), held);
+        assert_eq!(allotted.left_for("a", amount(80), held), amount(80));
+        // By hand all may be taken that the run does not keep: 80 free, 20 of them kept.
+        assert_eq!(allotted.left_for("by hand", amount(80), held), amount(60));
+        let other = Allot {
+            owner: "b".to_owned(),
+            ..self::call(1, "b", share(90, 1), Share::ZERO)
+        };
+        let given = allotted.ask(Time(0), other, CAPACITY, amount(80), held);
+        assert_eq!(given.expect("there is room").granted.bytes, 30);
+        assert_eq!(allotted.left_for("b", amount(80), held), amount(30));
+    }
+
+    proptest! {
+        /// Whatever runs ask for and make, what is given and held never exceeds the capacity, and
+        /// whoever holds less than was given can make the difference.
+        #[test]
+        fn what_is_given_can_be_used(steps in prop::collection::vec(
+            (0usize..4, any::<bool>(), 0u64..60, 0u32..5), 0..60,
+        )) {
+            let mut allotted = Allotted::default();
+            let (mut held, mut given) = ([0u64; 4], [0u64; 4]);
+            let (mut has_asked, mut serial) = ([false; 4], 0);
+            for (run, is_ask, bytes, slots) in steps {
+                let name = |run: usize| run.to_string();
+                let free = amount(100 - held.iter().sum::<u64>());
+                let look = held;
+                let held_by = move |owner: &str| {
+                    amount(owner.parse::<usize>().map_or(0, |run| look[run]))
+                };
+                if is_ask || !has_asked[run] {
+                    has_asked[run] = true;
+                    serial += 1;
+                    let ask = share(bytes.max(1), slots);
+                    let call = call(serial, &name(run), ask, Share::ZERO);
+                    let answer = allotted.ask(Time(0), call, CAPACITY, free, held_by);
+                    given[run] = answer.expect("there is room").granted.bytes;
+                } else {
+                    let left = allotted.left_for(&name(run), free, held_by).bytes;
+                    prop_assert!(left >= given[run].saturating_sub(held[run]));
+                    held[run] = if bytes <= left { held[run] + bytes } else { 0 };
+                }
+                let kept: u64 = (0..4).map(|run| held[run].max(given[run])).sum();
+                prop_assert!(kept <= 100);
+            }
+        }
+    }
+}
