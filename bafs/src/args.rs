@@ -409,6 +409,9 @@ pub(crate) struct RunArgs {
     /// Access home directly, with nothing cached and no volumes: the way without BAFS.
     #[arg(long)]
     pub(crate) remote_io: bool,
+    /// Cache batch data near the jobs, but keep private data at home: for comparison.
+    #[arg(long, conflicts_with = "remote_io")]
+    pub(crate) cache_only: bool,
     /// Wait so long, such as 12h, for nodes when there is none, and for space when nothing else
     /// goes on, before the run ends as failed; 1 min for the first node, later 30 s, if not given.
     #[arg(long, value_name = "TIME")]

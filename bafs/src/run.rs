@@ -73,7 +73,8 @@ fn settings(args: &RunArgs) -> Result<Settings> {
     let usual = Settings::default();
     let patience_ms = args.patience.as_deref().map(patience_ms).transpose()?;
     Ok(Settings {
-        remote_io: args.remote_io,
+        remote_io: args.remote_io || args.cache_only,
+        keeps_caches: args.cache_only,
         user: args.local.is_none().then(|| user(args)),
         rules: rules(args.order),
         nodes_wait_ms: patience_ms.unwrap_or(usual.nodes_wait_ms),

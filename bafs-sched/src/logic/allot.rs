@@ -44,7 +44,7 @@ impl Scheduler {
         }
         let left = u32::try_from(left).unwrap_or(u32::MAX);
         let slots = node.busy.saturating_add(left).min(node.seen.slots);
-        let (want, unit) = match self.settings.remote_io {
+        let (want, unit) = match self.settings.caches_nothing() {
             true => (Space::ZERO, Space::ZERO),
             false => (node.seen.capacity, self.unit()),
         };

@@ -111,7 +111,7 @@ impl Scheduler {
         server: ServerId,
         job: JobIndex,
     ) -> (VolumeId, Option<ServerId>) {
-        let found = if self.graph.volume(volume).is_cache && !self.settings.remote_io {
+        let found = if self.graph.volume(volume).is_cache && !self.settings.caches_nothing() {
             self.part_for(volume, server, job)
                 .map(|(id, peer)| (id, Some(peer)))
         } else {

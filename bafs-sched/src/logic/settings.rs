@@ -12,6 +12,8 @@ use super::rules::Rules;
 pub struct Settings {
     /// Every access goes to home and nothing is cached.
     pub remote_io: bool,
+    /// With `remote_io`: caches are near the jobs all the same, and only private data are at home.
+    pub keeps_caches: bool,
     /// The person whose run it is, where nodes are shared with other runs: each asks the nodes to
     /// keep a part for it. Without one the run takes what it finds.
     pub user: Option<String>,
@@ -60,6 +62,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             remote_io: false,
+            keeps_caches: false,
             user: None,
             rules: None,
             guide: None,
@@ -83,6 +86,11 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// Whether batch data are read at home each time.
+    pub(super) fn caches_nothing(&self) -> bool {
+        self.remote_io && !self.keeps_caches
+    }
+
     /// The pause before try number `tries` + 1, in milliseconds.
     pub(super) fn pause_ms(&self, tries: u32) -> u64 {
         let doublings = tries.saturating_sub(1).min(20);

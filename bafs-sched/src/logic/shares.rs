@@ -30,7 +30,7 @@ impl Scheduler {
         creates: &mut Vec<Create>,
     ) -> Option<()> {
         let size = self.size_of(volume);
-        if self.settings.remote_io {
+        if self.settings.caches_nothing() {
             if !self.volumes.is_live(volume) {
                 creates.push((volume, None, size));
             }

@@ -17,6 +17,8 @@ enum Mode {
     Both,
     /// Batch data come from home for each job, private ones are in volumes.
     Local,
+    /// Batch data are cached, private ones are at home.
+    Caching,
     /// Everything is at home.
     Remote,
 }
@@ -25,8 +27,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let width = options.pick(12, 4);
     report.section(&format!(
         "scoping: {width} pipelines of {DEPTH} jobs, 1 MiB of I/O each, home at {HOME} (thesis: \
-         48, 100 MB). Caching alone is not run: the scheduler has no mode that keeps private data \
-         at home and caches the rest"
+         48, 100 MB)"
     ));
     let mut field = Field::start(&vec![Wish::new(100_000_000, 2); 4], HOME)?;
     let mut plot = Plot::new(
@@ -46,6 +47,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         for (mode, name, more) in [
             (Mode::Both, "both", &[][..]),
             (Mode::Local, "localization only", &[][..]),
+            (Mode::Caching, "caching only", &["--cache-only"][..]),
             (Mode::Remote, "remote", &["--remote-io"][..]),
         ] {
             let took = field.run(&workflow(width, batch, mode)?, more)?;
