@@ -119,6 +119,11 @@ impl Speaker {
         Ok(Self { pool, token })
     }
 
+    /// The rights of who speaks.
+    pub fn token(&self) -> Token {
+        self.token.clone()
+    }
+
     /// Makes a call, again while it fails for a moment, as on a machine that is out of breath.
     ///
     /// # Errors

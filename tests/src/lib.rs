@@ -5,6 +5,7 @@ pub mod bench;
 pub mod content;
 pub mod dice;
 pub mod exec;
+pub mod foreign;
 pub mod stage;
 pub mod stand;
 

@@ -144,8 +144,13 @@ impl Host for Ftp {
         let (above, _) = put.path.rsplit_once('/').unwrap_or_default();
         for part in above.split('/').filter(|part| !part.is_empty()) {
             upper = below(&upper, part);
-            if control.ask("CWD", &rooted(&upper)).await?.code != 250 {
-                control.done("MKD", &rooted(&upper)).await?;
+            if control.ask("CWD", &rooted(&upper)).await?.code == 250 {
+                continue;
+            }
+            let made = control.done("MKD", &rooted(&upper)).await;
+            // Another upload may have made it meanwhile.
+            if made.is_err() && control.ask("CWD", &rooted(&upper)).await?.code != 250 {
+                made?;
             }
         }
         let received_bytes = match size(&mut control, &beside(put)).await? {

@@ -11,6 +11,17 @@ use crate::storage_world::noise;
 
 const HOME: &str = "s3://bucket";
 
+const LOGIN: Option<(&str, &str)> = Some(("key", "secret"));
+
+/// Without a key: the bucket is asked anonymously.
+fn anonymous(server: &Server) -> String {
+    format!(
+        "[[home]]\nurl = \"s3://bucket\"\nendpoint = \"http://127.0.0.1:{}\"\n\
+         region = \"us-east-1\"\n",
+        server.port
+    )
+}
+
 fn settings(server: &Server, secret: &str) -> String {
     format!(
         "[[home]]\nurl = \"s3://bucket\"\nendpoint = \"http://127.0.0.1:{}\"\n\
@@ -33,7 +44,7 @@ async fn a_bucket_fills_volumes_and_is_cached_and_takes_results() {
     store(root.path(), "in/sub-1/small", &small);
     store(root.path(), "in/sub/empty", b"");
     let test = "a_bucket_fills_volumes_and_is_cached_and_takes_results";
-    let Some(server) = s3(test, root.path()) else {
+    let Some(server) = s3(test, root.path(), LOGIN) else {
         return;
     };
     let stage = Stage::new(&settings(&server, "secret")).await;
@@ -72,7 +83,7 @@ async fn a_bucket_fills_volumes_and_is_cached_and_takes_results() {
 async fn a_bucket_says_what_is_wrong() {
     let root = tempfile::tempdir().expect("root");
     store(root.path(), "a", b"a");
-    let Some(server) = s3("a_bucket_says_what_is_wrong", root.path()) else {
+    let Some(server) = s3("a_bucket_says_what_is_wrong", root.path(), LOGIN) else {
         return;
     };
     let stage = Stage::new(&settings(&server, "wrong")).await;
@@ -86,4 +97,30 @@ async fn a_bucket_says_what_is_wrong() {
     let stage = Stage::new(&settings(&server, "secret")).await;
     let missing = stage.fill(1, HOME, "nothing").await;
     assert_eq!(says(missing, &["'nothing'"]).code, ErrorCode::NotFound);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_bucket_needs_no_key_and_a_closed_one_refuses_who_has_none() {
+    let root = tempfile::tempdir().expect("root");
+    let content = noise(300_000, 6);
+    store(root.path(), "in/a", &content);
+    let test = "an_open_bucket_needs_no_key_and_a_closed_one_refuses_who_has_none";
+    let Some(open) = s3(test, root.path(), None) else {
+        return;
+    };
+    let stage = Stage::new(&anonymous(&open)).await;
+    let tree = stage.fill(1, HOME, "in").await.expect("fill");
+    assert_eq!(std::fs::read(tree.join("a")).expect("file"), content);
+    stage.cache(2, HOME, "in").await.expect("cache");
+    assert_eq!(stage.read(2, "a").await.expect("read"), content);
+    let result = noise(9_000_000, 7);
+    stage.volume_with(3, "result", &result).await;
+    let receipt = stage.extract(1, (3, "result"), (HOME, "out")).await;
+    assert_eq!(receipt.expect("extract").digest, Digest::of(&result));
+
+    let closed = s3(test, root.path(), LOGIN).expect("it is there");
+    let stage = Stage::new(&anonymous(&closed)).await;
+    let refused = stage.fill(1, HOME, "in").await;
+    let refused = says(refused, &["permission refused", "homes.toml"]);
+    assert_eq!(refused.code, ErrorCode::RightMissing);
 }

@@ -70,6 +70,9 @@ pub(crate) fn nginx(root: &Path) -> Server {
              listen 127.0.0.1:{port}; root {};
              location /private/ {{ auth_basic x; auth_basic_user_file {own}/users; }}
              location /closed/ {{ return 403; }}
+             location /bearer/ {{
+               if ($http_authorization != \"Bearer sesame\") {{ return 401; }}
+             }}
            }}
          }}",
         root.display()
@@ -82,9 +85,9 @@ pub(crate) fn nginx(root: &Path) -> Server {
     start(command, port, directory)
 }
 
-/// s3s-fs with one bucket in `root`, for one key; `None` when it could not be built here, which is
-/// announced.
-pub(crate) fn s3(test: &str, root: &Path) -> Option<Server> {
+/// s3s-fs with one bucket in `root`, for who has this key and secret, or for everybody; `None` when
+/// it could not be built here, which is announced.
+pub(crate) fn s3(test: &str, root: &Path, login: Option<(&str, &str)>) -> Option<Server> {
     let beside = std::env::current_exe().expect("own path");
     let beside = beside.ancestors().nth(3).map(|it| it.join("tools/bin"));
     let told = std::env::var_os("BAFS_TOOLS").map(PathBuf::from);
@@ -96,10 +99,11 @@ pub(crate) fn s3(test: &str, root: &Path) -> Option<Server> {
     };
     let (directory, port) = (tempfile::tempdir().expect("directory"), free_port());
     let mut command = Command::new(program);
-    command
-        .args(["--host", "127.0.0.1", "--port", &port.to_string()])
-        .args(["--access-key", "key", "--secret-key", "secret"])
-        .arg(root);
+    command.args(["--host", "127.0.0.1", "--port", &port.to_string()]);
+    if let Some((key, secret)) = login {
+        command.args(["--access-key", key, "--secret-key", secret]);
+    }
+    command.arg(root);
     Some(start(command, port, directory))
 }
 

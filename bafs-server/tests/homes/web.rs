@@ -90,6 +90,33 @@ async fn a_web_server_says_what_is_wrong() {
     assert_eq!(std::fs::read(tree.join("a")).expect("file"), b"secret");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bearer_token_opens_what_asks_for_it_and_is_never_told() {
+    let root = tempfile::tempdir().expect("root");
+    std::fs::create_dir(root.path().join("bearer")).expect("directory");
+    let content = noise(200_000, 8);
+    std::fs::write(root.path().join("bearer/a"), &content).expect("file");
+    let nginx = nginx(root.path());
+    let address = format!("http://127.0.0.1:{}", nginx.port);
+    let token = |token: &str| format!("[[home]]\nurl = \"{address}\"\ntoken = \"{token}\"\n");
+    for settings in [String::new(), token("opensaysme")] {
+        let stage = Stage::new(&settings).await;
+        let refused = stage.fill(1, &address, "bearer/a").await;
+        let refused = says(refused, &["bearer/a", "permission refused", "homes.toml"]);
+        assert_eq!(refused.code, ErrorCode::RightMissing);
+        assert!(!refused.detail.contains("opensaysme"), "{refused}");
+    }
+    let stage = Stage::new(&token("sesame")).await;
+    let tree = stage.fill(1, &address, "bearer/a").await.expect("fill");
+    assert_eq!(std::fs::read(tree.join("a")).expect("file"), content);
+    stage.cache(2, &address, "bearer/a").await.expect("cache");
+    let (_, entries) = stage.manifest(2).await;
+    assert_eq!(
+        stage.read(2, &entries[0].path).await.expect("read"),
+        content
+    );
+}
+
 /// A web server that answers everything with `head` and 300,000 bytes.
 fn careless(head: &'static str) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");

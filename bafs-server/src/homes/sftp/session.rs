@@ -6,8 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bafs_proto::net::BoxFuture;
 use bafs_proto::{Error, ErrorCode, Result};
@@ -27,6 +28,10 @@ const PACKET_BYTES_MAX: u32 = 1 << 20;
 /// Bytes of what `ssh` complains that are kept for messages.
 const COMPLAINT_BYTES_MAX: usize = 600;
 
+/// A server that has sent nothing for so long, though it was asked, hangs: another session is
+/// better.
+const SILENCE: Duration = Duration::from_secs(30);
+
 type Waiting = Arc<Mutex<Option<BTreeMap<u32, oneshot::Sender<Reply>>>>>;
 
 /// A connection to a server.
@@ -35,6 +40,8 @@ pub(super) struct Session {
     /// Who waits for which reply; `None` after the end.
     waiting: Waiting,
     next: AtomicU32,
+    /// Packets that came.
+    heard: Arc<AtomicU64>,
     complaint: Arc<Mutex<String>>,
     /// Names of what the server can beyond the version.
     extensions: Vec<String>,
@@ -83,15 +90,17 @@ impl Session {
         };
         let waiting: Waiting = Arc::new(Mutex::new(Some(BTreeMap::new())));
         let (requests, outgoing) = mpsc::unbounded_channel();
+        let heard: Arc<AtomicU64> = Arc::default();
         let tasks = vec![
             tokio::spawn(send(stdin, outgoing)),
-            tokio::spawn(receive(stdout, waiting.clone())),
+            tokio::spawn(receive(stdout, waiting.clone(), heard.clone())),
             listening,
         ];
         Ok(Self {
             requests,
             waiting,
             next: AtomicU32::new(1),
+            heard,
             complaint,
             extensions,
             tasks,
@@ -119,17 +128,46 @@ impl Session {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let mut packet = Packet::new(kind, id);
         fill(&mut packet);
-        let (sender, reply) = oneshot::channel();
+        let (sender, mut reply) = oneshot::channel();
         if let Some(waiting) = self.lock().as_mut() {
             waiting.insert(id, sender);
         }
         let _ = self.requests.send(packet.finish());
-        let complaint = self.complaint.clone();
-        Box::pin(async move { reply.await.map_err(|_| refused(&complaint)) })
+        let asked = Asked(self.waiting.clone(), id);
+        let (heard, complaint) = (self.heard.clone(), self.complaint.clone());
+        Box::pin(async move {
+            loop {
+                let before = heard.load(Ordering::Relaxed);
+                if let Ok(reply) = tokio::time::timeout(SILENCE, &mut reply).await {
+                    return reply.map_err(|_| refused(&complaint));
+                }
+                if heard.load(Ordering::Relaxed) == before {
+                    // Everybody's wait is over, and the next call opens another session.
+                    lock(&asked.0).take();
+                    let text = "the SFTP server does not answer; another session is opened";
+                    return Err(Error::new(ErrorCode::Unreachable, text));
+                }
+            }
+        })
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<BTreeMap<u32, oneshot::Sender<Reply>>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Option<BTreeMap<u32, oneshot::Sender<Reply>>>> {
+        lock(&self.waiting)
+    }
+}
+
+fn lock(waiting: &Waiting) -> MutexGuard<'_, Option<BTreeMap<u32, oneshot::Sender<Reply>>>> {
+    waiting.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A request whose reply somebody may wait for; forgotten when nobody does.
+struct Asked(Waiting, u32);
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        if let Some(waiting) = lock(&self.0).as_mut() {
+            waiting.remove(&self.1);
+        }
     }
 }
 
@@ -151,8 +189,9 @@ async fn send(mut stdin: ChildStdin, mut outgoing: mpsc::UnboundedReceiver<Vec<u
     }
 }
 
-async fn receive(mut stdout: ChildStdout, waiting: Waiting) {
+async fn receive(mut stdout: ChildStdout, waiting: Waiting, heard: Arc<AtomicU64>) {
     while let Some(body) = read_packet(&mut stdout).await {
+        heard.fetch_add(1, Ordering::Relaxed);
         let Some((id, reply)) = Reply::parse(body) else {
             break;
         };
