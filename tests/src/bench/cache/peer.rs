@@ -13,6 +13,7 @@ use bytes::Bytes;
 
 use super::{MIB, Outcome, row};
 use crate::api::{CacheVolume, CacheWish, READ_BYTES, Speaker};
+use crate::bench::machine::warm_memory;
 use crate::bench::measure::{Way, interleave, seconds};
 use crate::bench::shell::Shell;
 use crate::bench::{Options, Report};
@@ -24,6 +25,10 @@ pub(in crate::bench) const SOURCE_PROCESS: &str = "--quic-source";
 
 /// Requests under way at once, as read-ahead of a kernel keeps them.
 const AT_ONCE: u64 = 4;
+
+/// Memory that is touched first, in bytes: what a peer sends is kept, and the bare stream keeps
+/// nothing.
+const WARM_BYTES: usize = 8 << 30;
 
 /// Cold reads from a peer, and the bare stream.
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
@@ -65,6 +70,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
             Ok(rate)
         }),
     ];
+    warm_memory(options.pick(WARM_BYTES, 0));
     let samples = interleave(options.pick(5, 2), &mut ways)?;
     let names: Vec<_> = ways.iter().map(|way| way.name.to_owned()).collect();
     drop(ways);
