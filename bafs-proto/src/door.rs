@@ -166,6 +166,8 @@ pub enum DoorReply {
     /// The blocks, one after the other from the beginning of the open file beside this, which is
     /// in memory; and the digest of each.
     Blocks(Vec<Digest>),
+    /// The blocks are on this machine now, and the map says so.
+    Here,
 }
 
 /// What a node says after the hand-over.

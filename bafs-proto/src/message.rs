@@ -641,6 +641,9 @@ pub enum Reader {
     Ahead,
     /// A server that cannot reach the primary: local copy, else the primary, else home.
     Detour,
+    /// Another server that asked ahead of its readers, of whom one waits now: what of the blocks
+    /// is on its way from home is urgent from here on. The answer is empty.
+    Hurry,
 }
 
 /// Reads blocks of a cache volume; they follow each other in the body of the reply.

@@ -2,9 +2,10 @@
 //! verified, and kept for a short while. The page cache of the kernel does the real caching.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bafs_proto::buffer::Buffer;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, VolumeId};
 use bafs_proto::limits::IO_BYTES_MAX;
@@ -13,7 +14,7 @@ use bafs_proto::{Error, ErrorClass, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use super::near::Near;
+use super::near::{Fetched, Near};
 use super::remote::Server;
 use crate::limits::DIGEST_RETRIES;
 use crate::logic::directory::File;
@@ -30,11 +31,26 @@ pub(super) struct Blocks {
     manifest: Digest,
     block_bytes: u32,
     near: Option<Arc<Near>>,
-    buffer: Mutex<Buffer>,
+    buffer: Mutex<Kept>,
+}
+
+/// What a read yields: a part of some bytes.
+#[derive(Debug)]
+pub(super) struct Data {
+    bytes: Buffer,
+    place: Range<usize>,
+}
+
+impl Deref for Data {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.place.clone()]
+    }
 }
 
 #[derive(Debug, Default)]
-struct Buffer {
+struct Kept {
     blocks: BTreeMap<Key, Entry>,
     /// When each kept block was used last, oldest first.
     order: BTreeMap<u64, Key>,
@@ -82,7 +98,7 @@ impl Blocks {
     }
 
     /// Bytes of `range` (within the file) if all of its blocks are at hand.
-    pub(super) fn at_hand(&self, file: File, range: &Range<u64>) -> Option<Vec<u8>> {
+    pub(super) fn at_hand(&self, file: File, range: &Range<u64>) -> Option<Data> {
         let mut buffer = self.lock();
         let mut blocks = Vec::new();
         for block in self.blocks_of(range) {
@@ -96,7 +112,12 @@ impl Blocks {
     ///
     /// # Errors
     /// The server's, or `DigestMismatch` when damaged data come again and again.
-    pub(super) async fn read(&self, file: File, range: &Range<u64>) -> Result<Vec<u8>> {
+    pub(super) async fn read(&self, file: File, range: &Range<u64>) -> Result<Data> {
+        if let Some(near) = &self.near
+            && let Some(data) = self.bring(near, file, range).await?
+        {
+            return Ok(data);
+        }
         let wanted = self.blocks_of(range);
         let mut blocks = Vec::new();
         let mut next = wanted.start;
@@ -111,8 +132,7 @@ impl Blocks {
                     blocks.push(data);
                     next += 1;
                 }
-                // Nothing is ever sent: what we wait for is the end of the channel.
-                Step::Wait(mut pending) => while pending.changed().await.is_ok() {},
+                Step::Wait(pending) => over(pending).await,
                 Step::Fetch(claim) => {
                     let fetched = self.fetch(file, claim.blocks.clone()).await?;
                     next = claim.blocks.end;
@@ -122,6 +142,62 @@ impl Blocks {
             }
         }
         Ok(self.assemble(range, &blocks))
+    }
+
+    /// Has the node bring what of `range` is not here, and reads it from the node's files; `None`
+    /// when it is not all there to be read, for whatever reason: the buffer has what else came.
+    ///
+    /// # Errors
+    /// The server's that end the volume.
+    async fn bring(&self, near: &Near, file: File, range: &Range<u64>) -> Result<Option<Data>> {
+        let wanted = self.blocks_of(range);
+        let mut next = wanted.start;
+        while next < wanted.end {
+            if near.has(file, next) {
+                next += 1;
+                continue;
+            }
+            match self.plan(file, next..wanted.end) {
+                Step::Have(_) => next += 1,
+                Step::Wait(pending) => over(pending).await,
+                Step::Fetch(claim) => {
+                    next = claim.blocks.end;
+                    match self.fetch_near(near, file, claim.blocks.clone()).await {
+                        Ok(Some(fetched)) => claim.keep(&fetched),
+                        Ok(None) => {}
+                        Err(why) if why.class() == ErrorClass::VolumeLost => return Err(why),
+                        Err(why) => {
+                            tracing::debug!(%why, "blocks are asked for through the network");
+                            return Ok(None);
+                        }
+                    }
+                }
+            }
+        }
+        let whole = (wanted.end - wanted.start) * self.block_bytes();
+        let mut bytes = Buffer::of_any(usize::try_from(whole).unwrap_or(0));
+        Ok(near
+            .read(file, range, &mut bytes)
+            .map(|place| Data { bytes, place }))
+    }
+
+    /// Blocks that the node brings; `None` when they can be read from its files.
+    async fn fetch_near(
+        &self,
+        near: &Near,
+        file: File,
+        blocks: Range<u64>,
+    ) -> Result<Option<Vec<Bytes>>> {
+        let deadline = self.server.deadline();
+        let count = count_of(&blocks)?;
+        let fetching = near.fetch(file.index, BlockIndex(blocks.start), count);
+        let fetched = tokio::time::timeout_at(deadline.instant().into(), fetching).await;
+        match fetched
+            .unwrap_or_else(|_| Err(Error::new(ErrorCode::DeadlineExceeded, "no answer")))?
+        {
+            Fetched::Here => Ok(None),
+            Fetched::Bytes(digests, body) => self.verify(file, blocks, &digests, &body).map(Some),
+        }
     }
 
     /// Decides about the first of the wanted blocks. To fetch claims it, with as many of the
@@ -169,22 +245,7 @@ impl Blocks {
 
     async fn fetch(&self, file: File, blocks: Range<u64>) -> Result<Vec<Bytes>> {
         let deadline = self.server.deadline();
-        let first = BlockIndex(blocks.start);
-        let count = u32::try_from(blocks.end - blocks.start)
-            .map_err(|_| Error::new(ErrorCode::Malformed, "too many blocks in one read"))?;
-        if let Some(near) = &self.near {
-            let fetching = near.fetch(file.index, first, count);
-            let fetched = tokio::time::timeout_at(deadline.instant().into(), fetching).await;
-            let fetched = fetched
-                .unwrap_or_else(|_| Err(Error::new(ErrorCode::DeadlineExceeded, "no answer")))
-                .and_then(|(digests, body)| self.verify(file, blocks.clone(), &digests, &body));
-            match fetched {
-                Err(why) if why.class() != ErrorClass::VolumeLost => {
-                    tracing::debug!(%why, "blocks are asked for through the network");
-                }
-                fetched => return fetched,
-            }
-        }
+        let (first, count) = (BlockIndex(blocks.start), count_of(&blocks)?);
         let call = ReadBlocks {
             cache: CacheRef::Volume(self.volume),
             manifest: self.manifest,
@@ -256,25 +317,26 @@ impl Blocks {
         range.start / block_bytes..range.end.div_ceil(block_bytes)
     }
 
-    fn assemble(&self, range: &Range<u64>, blocks: &[Bytes]) -> Vec<u8> {
+    fn assemble(&self, range: &Range<u64>, blocks: &[Bytes]) -> Data {
         let length = usize::try_from(range.end - range.start).unwrap_or(0);
-        let mut data = Vec::with_capacity(length);
+        let mut bytes = Buffer::with_room(length);
         let mut skip = (range.start % u64::from(self.block_bytes)) as usize;
         for block in blocks {
-            let take = (block.len() - skip).min(length - data.len());
-            data.extend_from_slice(&block[skip..skip + take]);
+            let take = (block.len() - skip).min(length - bytes.len());
+            bytes.extend_from_slice(&block[skip..skip + take]);
             skip = 0;
         }
-        data
+        let place = 0..bytes.len();
+        Data { bytes, place }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Buffer> {
+    fn lock(&self) -> MutexGuard<'_, Kept> {
         // No holder leaves the buffer half-changed.
         self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Buffer {
+impl Kept {
     fn get(&mut self, key: Key) -> Option<Bytes> {
         let Some(Entry::Kept { data, used }) = self.blocks.get_mut(&key) else {
             return None;
@@ -306,6 +368,16 @@ impl Buffer {
             }
         }
     }
+}
+
+/// Waits until a fetch is over: nothing is ever sent, but the channel ends.
+async fn over(mut pending: watch::Receiver<()>) {
+    while pending.changed().await.is_ok() {}
+}
+
+fn count_of(blocks: &Range<u64>) -> Result<u32> {
+    u32::try_from(blocks.end - blocks.start)
+        .map_err(|_| Error::new(ErrorCode::Malformed, "too many blocks in one read"))
 }
 
 /// Blocks that this reader fetches. Dropped without success, others may try.

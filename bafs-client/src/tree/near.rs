@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
+use bafs_proto::buffer::Buffer;
 use bafs_proto::door::{DoorReply, DoorRequest, HandOverOf, HandedOver};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
@@ -52,6 +53,15 @@ struct NearBlocks {
     read_bytes: AtomicU64,
     /// Its lock tells the node, and a later life of it, that somebody uses the blocks.
     _users: OwnedFd,
+}
+
+/// What the node did about blocks that it was asked for.
+#[derive(Debug)]
+pub(super) enum Fetched {
+    /// They can be read here now.
+    Here,
+    /// They came, with the digest of each.
+    Bytes(Vec<Digest>, Bytes),
 }
 
 /// The files that were used last, open.
@@ -165,7 +175,7 @@ impl Near {
         }
     }
 
-    /// Blocks of a file, from wherever the node has or gets them, with the digest of each.
+    /// Has the node bring blocks of a file, from wherever it has or gets them.
     ///
     /// # Errors
     /// The node's; `Unreachable` when it is gone, `DeadlineExceeded` when it takes long.
@@ -174,14 +184,15 @@ impl Near {
         file: FileIndex,
         first: BlockIndex,
         count: u32,
-    ) -> Result<(Vec<Digest>, Bytes)> {
+    ) -> Result<Fetched> {
         let request = DoorRequest::ReadBlocks { file, first, count };
         match self.connection.call(request).await? {
+            (DoorReply::Here, files) if files.is_empty() => Ok(Fetched::Here),
             (DoorReply::Blocks(digests), mut files) if files.len() == 1 => {
                 let bytes = contents(&OsFile::from(files.remove(0)));
                 let text = |error| format!("blocks in memory cannot be read: {error}");
                 let bytes = bytes.map_err(|error| Error::new(ErrorCode::Malformed, text(error)))?;
-                Ok((digests, bytes.into()))
+                Ok(Fetched::Bytes(digests, bytes))
             }
             _ => {
                 let text = "the node's answer does not fit the question";
@@ -215,11 +226,11 @@ fn silent() -> Error {
 }
 
 /// Bytes of a file that a node made in memory, at most as many as one call may carry.
-fn contents(file: &OsFile) -> std::io::Result<Vec<u8>> {
+fn contents(file: &OsFile) -> std::io::Result<Bytes> {
     let length = file.metadata()?.len().min(u64::from(BODY_BYTES_MAX));
-    let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
+    let mut bytes = Buffer::of_any(usize::try_from(length).unwrap_or(0));
     file.read_exact_at(&mut bytes, 0)?;
-    Ok(bytes)
+    Ok(bytes.freeze())
 }
 
 impl Drop for Near {

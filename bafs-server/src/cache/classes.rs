@@ -1,6 +1,7 @@
 //! Keeps the classes of blocks right when peers come and go, and when paths are pinned: a bounded
 //! number at a time, so that it never disturbs. Fetches and frees nothing.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use bafs_proto::Result;
@@ -34,7 +35,11 @@ impl Caches {
             let sorted = async {
                 let view = self.fetcher.view(&generation).await?;
                 let generation = generation.clone();
-                blocking(move || generation.sort(&view)).await?
+                blocking(move || {
+                    generation.disk.tidy()?;
+                    generation.sort(&view)
+                })
+                .await?
             };
             match sorted.await {
                 Ok(true) if !generation.pins.paths().is_empty() => {
@@ -43,6 +48,9 @@ impl Caches {
                 }
                 Ok(_) => {}
                 Err(error) => tracing::warn!(%error, "classes of blocks are not up to date"),
+            }
+            if generation.disk.hurt.swap(false, Ordering::Relaxed) {
+                tokio::spawn(async move { generation.take_back_hurt().await });
             }
         }
     }

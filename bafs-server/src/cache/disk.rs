@@ -9,13 +9,16 @@ use std::fs::{File, OpenOptions};
 use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use bafs_proto::Result;
 use bafs_proto::buffer::Buffer;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::FileIndex;
+use bytes::Bytes;
 use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
 
 use super::fault;
 use super::journal::{self, Entry, Journal};
@@ -35,6 +38,12 @@ pub(crate) struct Local {
 }
 
 impl Local {
+    /// All of a run, which is here.
+    pub(super) fn whole(self) -> (Vec<Digest>, Bytes) {
+        let digests = self.digests.into_iter().flatten().collect();
+        (digests, self.bytes.freeze())
+    }
+
     /// None of a run.
     pub(crate) fn nothing(run: &Run) -> Self {
         Self {
@@ -53,7 +62,15 @@ pub(crate) struct Disk {
     /// Held while a file is held or let go, so that looking who has it open disturbs nobody.
     pub(super) holding: Mutex<()>,
     /// Files whose bytes were all compared with their digests, and when they changed last.
-    pub(super) compared: Mutex<BTreeMap<FileIndex, near::Stamp>>,
+    compared: Mutex<BTreeMap<FileIndex, near::Stamp>>,
+    /// What the table gave up and is still on disk, because somebody has it open or the disk
+    /// refused.
+    left: Mutex<Vec<(BlockKey, u32)>>,
+    /// Whether damage was found where somebody reads without digests.
+    pub(super) hurt: AtomicBool,
+    /// Held for reading while what is written is on disk but not in the table, for writing while
+    /// the journal is made anew of the table.
+    pub(super) keeping: RwLock<()>,
     /// True when the generation is over. Whoever changes the disk holds it for reading.
     retired: RwLock<bool>,
     pub(super) counters: Counters,
@@ -163,6 +180,9 @@ impl Disk {
             journal,
             holding: Mutex::new(()),
             compared: Mutex::default(),
+            left: Mutex::default(),
+            hurt: AtomicBool::new(false),
+            keeping: RwLock::default(),
             retired,
             counters,
         };
@@ -187,9 +207,19 @@ impl Disk {
         (0..run.count).all(|n| table.holds(run.key(n)))
     }
 
+    /// Whether agents on this machine can read all blocks of a run by themselves.
+    pub(crate) fn shows_all(&self, run: &Run) -> bool {
+        let mut table = self.table();
+        let readable = (0..run.count).all(|n| table.is_readable(run.key(n)));
+        readable && table.near().is_some()
+    }
+
     /// Reads the blocks of a run that are here (waits for the disk). Bytes that do not match
     /// their digest are dropped and counted.
-    pub(crate) fn read(&self, run: &Run) -> Local {
+    ///
+    /// # Errors
+    /// `ServerFault` when the system does not let this process read now.
+    pub(crate) fn read(&self, run: &Run) -> Result<Local> {
         let found: Vec<Option<Held>> = {
             let mut table = self.table();
             let find = |n| {
@@ -201,10 +231,15 @@ impl Disk {
         };
         let mut local = Local::nothing(run);
         if found.iter().all(Option::is_none) {
-            return local;
+            return Ok(local);
         }
         let mut bad = vec![false; run.count];
-        let file = File::open(self.path_of(run.file));
+        let path = self.path_of(run.file);
+        let refused = |e| fault("read blocks", &path, e);
+        let file = match File::open(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(refused(e)),
+            file => file.ok(),
+        };
         let mut start = 0;
         while start < run.count {
             let here = found[start..]
@@ -217,17 +252,22 @@ impl Disk {
             }
             let mut read = |n: usize, count: usize| {
                 let target = &mut local.bytes[run.range(n, count)];
-                file.as_ref()
-                    .is_ok_and(|f| f.read_exact_at(target, run.at(n)).is_ok())
+                let file = file.as_ref().ok_or(std::io::ErrorKind::UnexpectedEof)?;
+                file.read_exact_at(target, run.at(n))
             };
-            if !read(start, here) {
+            if read(start, here).is_err() {
                 // Some of them may be good.
-                (start..start + here).for_each(|n| bad[n] = !read(n, 1));
+                for (n, bad) in bad.iter_mut().enumerate().skip(start).take(here) {
+                    *bad = match read(n, 1) {
+                        Err(e) if !is_damage(&e) => return Err(refused(e)),
+                        read => read.is_err(),
+                    };
+                }
             }
             start += here;
         }
         self.check(run, &found, &mut bad, &mut local);
-        local
+        Ok(local)
     }
 
     /// Compares what is read for the first time with its digest, and leaves out what was dropped
@@ -261,19 +301,68 @@ impl Disk {
                 continue;
             };
             let key = run.key(n);
-            if self.table().remove(key, held.stamp).is_none() {
+            // A generation that is over has lost its files to the next one.
+            if self.table().remove(key, held.stamp).is_none() || *retired {
                 continue;
             }
+            self.compared().remove(&key.file);
             self.counters.add("cache_digest_failures", 1);
             tracing::warn!(file = %key.file, block = %key.block,
                 directory = %self.directory.display(),
                 "a cached block is damaged on disk; it is fetched again");
             // Somebody may read the place itself: what the disk gives him is an error, not a hole.
-            let stays = *retired || self.table().is_held(key.file);
-            if !stays && self.punch(&[(key, held.length)]).is_ok() {
-                self.table().freed(key);
-            }
+            self.hurt
+                .fetch_or(self.table().is_held(key.file), Ordering::Relaxed);
+            self.free_later([(key, held.length)]);
         }
+        let freed = if *retired { Ok(()) } else { self.free_left() };
+        if let Err(error) = freed {
+            tracing::debug!(%error, "damaged blocks are still on disk");
+        }
+    }
+
+    /// Notes what is out of the table and still on disk.
+    pub(super) fn free_later(&self, pieces: impl IntoIterator<Item = (BlockKey, u32)>) {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        left.extend(pieces);
+    }
+
+    /// Frees what was noted so, as far as nobody has it open, unless the generation is over (waits
+    /// for the disk).
+    ///
+    /// # Errors
+    /// `ServerFault` when the disk does not do it; it is still noted then.
+    pub(super) fn tidy(&self) -> Result<()> {
+        match *self.retired() {
+            true => Ok(()),
+            false => self.free_left(),
+        }
+    }
+
+    /// As [`Disk::tidy`], for who knows that the generation goes on.
+    pub(super) fn free_left(&self) -> Result<()> {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        if left.is_empty() {
+            return Ok(());
+        }
+        let (stay, go): (Vec<_>, Vec<_>) = {
+            let table = self.table();
+            left.drain(..).partition(|(key, _)| table.is_held(key.file))
+        };
+        *left = stay;
+        let freed = self.punch(&go);
+        if freed.is_err() {
+            left.extend(go);
+            return freed;
+        }
+        let mut table = self.table();
+        go.iter().for_each(|(key, _)| table.freed(*key));
+        Ok(())
+    }
+
+    /// Files whose bytes were compared, with their state then.
+    pub(super) fn compared(&self) -> MutexGuard<'_, BTreeMap<FileIndex, near::Stamp>> {
+        self.compared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes why blocks are here, as far as they are (waits for the disk).
@@ -463,7 +552,18 @@ impl Disk {
     }
 }
 
+/// Whether a failed read says something of the block, and not of this process or its system.
+fn is_damage(error: &std::io::Error) -> bool {
+    let is_medium = error.raw_os_error() == Some(Errno::IO.raw_os_error());
+    is_medium || error.kind() == std::io::ErrorKind::UnexpectedEof
+}
+
 fn punch_hole(file: &File, start: u64, length: u64) -> std::io::Result<()> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    Ok(fallocate(file, flags, start, length)?)
+    loop {
+        match fallocate(file, flags, start, length) {
+            Err(Errno::INTR) => {}
+            done => return Ok(done?),
+        }
+    }
 }

@@ -78,7 +78,9 @@ pub(crate) struct Generation {
     /// Where the blocks are.
     pub(super) view: RwLock<Option<Arc<View>>>,
     /// Held while they are placed anew.
-    pub(super) looking: Mutex<()>,
+    pub(super) looking: tokio::sync::Mutex<()>,
+    /// Held while blocks are written.
+    writing: tokio::sync::Mutex<()>,
     /// Why agents must give back what was handed over to them, once they must.
     pub(crate) recall: watch::Sender<Option<Error>>,
 }
@@ -125,7 +127,8 @@ impl Generation {
             sorting: Mutex::default(),
             told_full: AtomicBool::new(false),
             view: RwLock::default(),
-            looking: Mutex::default(),
+            looking: tokio::sync::Mutex::default(),
+            writing: tokio::sync::Mutex::default(),
             recall: watch::Sender::new(None),
         }
     }
@@ -230,6 +233,8 @@ impl Fetcher {
         blocks: Vec<Block>,
         class: CopyClass,
     ) -> Result<()> {
+        // Writers of one file wait for each other in the kernel, and burn a processor meanwhile.
+        let _one_at_a_time = generation.writing.lock().await;
         let (generation, run) = (generation.clone(), *run);
         blocking(move || {
             let passed = generation.disk.keep(&run, &blocks, class);

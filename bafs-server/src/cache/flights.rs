@@ -141,13 +141,18 @@ impl Passenger {
     ///
     /// # Errors
     /// Why it did not.
-    pub(crate) async fn wait(mut self) -> Result<Block> {
+    pub(crate) async fn wait(&mut self) -> Result<Block> {
         let landed = self.0.wait_for(Option::is_some).await;
         let landed = landed.ok().and_then(|landing| landing.clone());
         landed.unwrap_or_else(|| {
             let text = "the fetch of a cached block was given up; ask again";
             Err(Error::new(ErrorCode::ServerFault, text))
         })
+    }
+
+    /// Returns when the flight is over: its block is on disk then, if it will ever be.
+    pub(crate) async fn until_over(&mut self) {
+        while self.0.changed().await.is_ok() {}
     }
 }
 
@@ -202,11 +207,12 @@ mod tests {
         let third = flights.join_from_home(KEY).expect("it waits for home");
         pilot.land(Ok((Bytes::from_static(b"x"), Digest::of(b"x"))));
         drop(pilot);
-        for passenger in [first, second, third] {
+        for mut passenger in [first, second, third] {
             assert_eq!(
                 passenger.wait().await.map(|block| block.0),
                 Ok(Bytes::from_static(b"x"))
             );
+            passenger.until_over().await;
         }
         assert!(matches!(
             flights.board(KEY, &urgent, || true),
@@ -217,7 +223,7 @@ mod tests {
     #[tokio::test]
     async fn a_lost_pilot_is_an_error_and_the_next_reader_tries_anew() {
         let flights = Flights::default();
-        let Boarding::Started(passenger, pilot) =
+        let Boarding::Started(mut passenger, pilot) =
             flights.board(KEY, &Urgency::new(false), || false)
         else {
             panic!("nobody flies yet")

@@ -8,8 +8,12 @@ use bafs_proto::{Error, ErrorCode, Result};
 
 use super::arrival::Origin;
 use super::disk::Run;
-use super::fetch::{Fetcher, Generation};
+use super::fetch::{FLIGHT_MS_MAX, Fetcher, Generation};
 use super::flights::{Block, Urgency};
+
+/// How long a fetch waits for its turn to ask home: readers give up earlier, and find the blocks
+/// here when they come back.
+const GATE_MS_MAX: u64 = 600_000;
 
 /// How often home is asked for a block whose bytes arrive damaged.
 const HOME_TRIES_MAX: u32 = 2;
@@ -24,7 +28,6 @@ impl Fetcher {
         generation: &Arc<Generation>,
         run: &Run,
         urgency: &Urgency,
-        deadline: Deadline,
     ) -> Result<Vec<Block>> {
         let manifest = &generation.manifest;
         let entry = manifest.file(run.file)?;
@@ -40,7 +43,12 @@ impl Fetcher {
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
-        let _pass = self.gate.enter(urgency, deadline).await?;
+        let _pass = self
+            .gate
+            .enter(urgency, Deadline::after_ms(GATE_MS_MAX))
+            .await?;
+        // Its time begins when it is its turn: what waited long would be asked for in vain.
+        let deadline = Deadline::after_ms(FLIGHT_MS_MAX);
         let mut tries = 0;
         loop {
             tries += 1;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bafs_proto::cache::{CacheMember, JoinCache};
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::{BlockIndex, FileIndex};
+use bafs_proto::ids::{BlockIndex, FileIndex, ServerId};
 use bafs_proto::message::{Blocks, CacheRef, ReadBlocks, Reader};
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
@@ -16,6 +16,7 @@ use super::disk::Run;
 use super::fetch::{Fetcher, Generation};
 use super::flights::{Block, Urgency};
 use super::peers::PeerCache;
+use super::read::too_late;
 use super::route::View;
 use crate::clock;
 
@@ -40,7 +41,8 @@ impl Fetcher {
     /// Brings blocks of one extent from its primary, or from who stands in for it.
     ///
     /// # Errors
-    /// `NotFound` when no other server can give them: home is next.
+    /// `NotFound` when no other server can give them: home is next. `Busy` when their primary lives
+    /// and home does not answer it, `DeadlineExceeded`: then it is not.
     pub(super) async fn fetch_from_peers(
         &self,
         generation: &Arc<Generation>,
@@ -62,6 +64,9 @@ impl Fetcher {
             let Some(peer) = peer.filter(|_| !self.peers().is_suspect(server, clock::now())) else {
                 continue;
             };
+            if deadline.left().is_zero() {
+                return Err(too_late());
+            }
             let answer = if place == 0 {
                 self.ask_primary(generation, peer, run, urgency, deadline)
                     .await
@@ -77,6 +82,10 @@ impl Fetcher {
                     return Ok(blocks.into_iter().flatten().collect());
                 }
                 Ok(_) => {}
+                // It waits for home, as everybody would who asked home in its place.
+                Err(error) if error.code == ErrorCode::Busy && !self.is_homeless(server) => {
+                    return Err(error);
+                }
                 Err(error) => {
                     tracing::info!(peer = %peer.address, %error, "a cache peer is passed over");
                 }
@@ -96,15 +105,26 @@ impl Fetcher {
         urgency: &Urgency,
         deadline: Deadline,
     ) -> Result<Vec<Option<Block>>> {
-        if !urgency.is_urgent() {
-            let ahead = self.ask(generation, peer, run, Reader::Ahead, deadline);
-            tokio::select! {
-                answer = ahead => return answer,
-                () = urgency.raised() => {}
+        if urgency.is_urgent() {
+            let asked = self.ask(generation, peer, run, Reader::Peer, deadline);
+            return asked.await;
+        }
+        let ahead = self.ask(generation, peer, run, Reader::Ahead, deadline);
+        tokio::pin!(ahead);
+        tokio::select! {
+            answer = &mut ahead => return answer,
+            () = urgency.raised() => {}
+        }
+        // The blocks may be on the wire already: to ask for them again would bring them twice.
+        let hurry = generation.ask_for(Some(run), Reader::Hurry);
+        let hurry = self.pool.call(&peer.address, &self.token, hurry, deadline);
+        tokio::select! {
+            answer = &mut ahead => return answer,
+            told = hurry => if let Err(error) = told {
+                tracing::debug!(peer = %peer.address, %error, "a primary does not hurry");
             }
         }
-        self.ask(generation, peer, run, Reader::Peer, deadline)
-            .await
+        ahead.await
     }
 
     /// Brings what others have of a run of one extent, before home is asked: a change of peers
@@ -211,7 +231,17 @@ impl Fetcher {
         match &answer {
             Ok(_) => self.peers().trust(peer.server),
             // It answers, but home does not answer it, or the source changed: not its fault.
-            Err(error) if is_faultless(error.code) => {}
+            Err(error) if is_faultless(error.code) => {
+                if error.code == ErrorCode::Busy {
+                    self.peers().note_homeless(peer.server, clock::now());
+                }
+            }
+            // Nor that nobody waits any more.
+            Err(error)
+                if error.code == ErrorCode::DeadlineExceeded && deadline.left().is_zero() => {}
+            Err(error) if error.code == ErrorCode::VolumeLost => {
+                self.peers().forget(&generation.name(), peer.server);
+            }
             Err(error) => {
                 let what = if error.code == ErrorCode::DigestMismatch {
                     tracing::warn!(peer = %peer.address, server = %peer.server, %error,
@@ -225,6 +255,10 @@ impl Fetcher {
             }
         }
         answer
+    }
+
+    fn is_homeless(&self, server: ServerId) -> bool {
+        self.peers().is_homeless(server, clock::now())
     }
 
     /// Asks a peer, and gives up early when it does not even answer a question without blocks.
@@ -261,6 +295,20 @@ fn is_faultless(code: ErrorCode) -> bool {
         code,
         ErrorCode::Busy | ErrorCode::ServerFault | ErrorCode::SourceChanged | ErrorCode::NotFound
     )
+}
+
+/// What another server is told when its blocks could not be had: that this one is not silent, and
+/// whether home may answer later.
+pub(super) fn told_to_peers(error: Error) -> Error {
+    let code = match error.code {
+        ErrorCode::SourceChanged
+        | ErrorCode::VolumeLost
+        | ErrorCode::NotFound
+        | ErrorCode::Malformed => return error,
+        ErrorCode::Unreachable | ErrorCode::DeadlineExceeded | ErrorCode::Busy => ErrorCode::Busy,
+        _ => ErrorCode::ServerFault,
+    };
+    Error::new(code, error.detail)
 }
 
 impl Generation {

@@ -10,15 +10,15 @@ use std::time::Duration;
 use bafs_proto::door::{DoorReply, DoorRequest, HandedCache, HandedOver};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
-use bafs_proto::message::Reader;
 use bafs_proto::net::BoxFuture;
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::{MemfdFlags, memfd_create};
 use tokio::runtime::Handle;
 
+use super::bring::Brought;
 use super::fetch::{Fetcher, Generation};
-use super::{Caches, blocking, read_for, source_changed};
+use super::{Caches, blocking, bring_for, source_changed};
 use crate::door::{Answer, Grant, Keeper, Parcel};
 
 /// How long agents may take to give back whole files when a generation ends: their jobs are killed
@@ -99,8 +99,9 @@ impl Keeper for CacheKeeper {
     }
 }
 
-/// Reads blocks for an agent on this machine, and lays them down in memory that it gets: nothing is
-/// encrypted, cut into packets and put together again.
+/// Brings blocks to an agent on this machine: it reads them where they are kept. Those that are not
+/// kept are laid down in memory that it gets: nothing is encrypted, cut into packets and put
+/// together again.
 async fn read_blocks(
     fetcher: &Arc<Fetcher>,
     generation: &Arc<Generation>,
@@ -112,7 +113,10 @@ async fn read_blocks(
     }
     let deadline = Deadline::after_ms(READ_MS);
     let blocks = (file, first, count);
-    let (digests, bytes) = read_for(fetcher, generation, blocks, Reader::Agent, deadline).await?;
+    let (digests, bytes) = match bring_for(fetcher, generation, blocks, deadline).await? {
+        Brought::Here => return Ok((DoorReply::Here, Vec::new())),
+        Brought::Bytes(read) => read,
+    };
     let broken = |error: std::io::Error| {
         Error::new(
             ErrorCode::ServerFault,
@@ -214,6 +218,19 @@ impl Generation {
         }
         self.go_on();
         self.disk.check_unheld()
+    }
+
+    /// Ends the jobs that may have read damaged bytes without digests: their results are not to be
+    /// trusted.
+    pub(super) async fn take_back_hurt(&self) {
+        let text = "a file that jobs on this node read is damaged on its disk; what they read may \
+                    be wrong, so they must start again. Look after the disk";
+        let why = Error::new(ErrorCode::VolumeLost, text);
+        tracing::error!(%why, "jobs are ended");
+        match self.take_back(why).await {
+            Ok(()) => self.go_on(),
+            Err(error) => tracing::warn!(%error, "files with damage are still open"),
+        }
     }
 
     /// Undoes [`Generation::take_back`] for agents that come from now on.

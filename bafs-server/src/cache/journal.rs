@@ -198,6 +198,11 @@ impl Journal {
         Ok(())
     }
 
+    /// Whether the journal is much longer than it must be for so many blocks.
+    pub(crate) fn is_long(&self, blocks: usize) -> bool {
+        self.lock().records > 2 * blocks + SURPLUS_RECORDS_MAX
+    }
+
     /// Writes the journal anew when it is much longer than it must be. `live` gives the entries
     /// that matter, oldest use first; it is called while nobody can append.
     ///
@@ -209,9 +214,11 @@ impl Journal {
             return Ok(());
         }
         let entries = live();
-        write_whole(&self.path, &entries)?;
+        // Opened by its first name: it is the one to append to, whatever happens from here on.
+        let file = write_beside(&self.path, &entries)?;
+        put_in_place(&self.path)?;
         *state = State {
-            file: append_to(&self.path)?,
+            file,
             records: entries.len(),
         };
         Ok(())
@@ -227,9 +234,20 @@ impl Journal {
 /// # Errors
 /// `ServerFault` when the disk does not do it.
 pub(crate) fn write_whole(path: &Path, entries: &[Entry]) -> Result<()> {
+    write_beside(path, entries)?;
+    put_in_place(path)
+}
+
+/// Makes a journal that will be at `path`; it can be appended to.
+fn write_beside(path: &Path, entries: &[Entry]) -> Result<File> {
     let temporary = path.with_extension("new");
     std::fs::write(&temporary, encode(entries)?)
-        .and_then(|()| std::fs::rename(&temporary, path))
+        .map_err(|e| fault("write the cache journal anew", path, e))?;
+    append_to(&temporary)
+}
+
+fn put_in_place(path: &Path) -> Result<()> {
+    std::fs::rename(path.with_extension("new"), path)
         .map_err(|e| fault("write the cache journal anew", path, e))
 }
 

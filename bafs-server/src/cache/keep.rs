@@ -30,6 +30,7 @@ impl Disk {
         if *retired {
             return run.count;
         }
+        let keeping = self.keeping.read();
         let (kept, victims) = self.reserve(run, class);
         if kept.is_empty() {
             return run.count;
@@ -44,9 +45,10 @@ impl Disk {
             self.journal.append(&entries)
         };
         let mut written = self.free_victims(&victims).and_then(|()| write());
-        // Others fill the disk too: less is kept than was promised, rather than nothing new.
+        // Others fill the disk too: less is kept than was promised, rather than nothing new. What
+        // had to go must be off the disk first, or it would hold more than it may.
         while written.as_ref().is_err_and(is_full) && self.give_way() {
-            written = write();
+            written = self.free_left().and_then(|()| write());
         }
         if let Err(error) = written {
             tracing::warn!(%error, blocks = kept.len(), "blocks are passed through, not kept");
@@ -60,8 +62,12 @@ impl Disk {
             }
             table.len()
         };
-        if let Err(error) = self.journal.compact(blocks_here, || self.live()) {
-            tracing::warn!(%error, "the cache journal stays long");
+        drop(keeping);
+        if self.journal.is_long(blocks_here) {
+            let _alone = self.keeping.write();
+            if let Err(error) = self.journal.compact(blocks_here, || self.live()) {
+                tracing::warn!(%error, "the cache journal stays long");
+            }
         }
         run.count - kept.len()
     }
@@ -85,10 +91,11 @@ impl Disk {
     fn cancel(&self, run: &Run, kept: &[usize]) {
         let piece = |n: &usize| (run.key(*n), run.length(*n) as u32);
         let pieces: Vec<_> = kept.iter().map(piece).collect();
-        if self.punch(&pieces).is_ok() {
-            let mut table = self.table();
-            pieces.iter().for_each(|(key, _)| table.cancel(*key));
+        if self.punch(&pieces).is_err() {
+            return self.free_later(pieces);
         }
+        let mut table = self.table();
+        pieces.iter().for_each(|(key, _)| table.cancel(*key));
     }
 
     fn free_victims(&self, victims: &[Victim]) -> Result<()> {
@@ -113,6 +120,10 @@ impl Disk {
             };
             self.counters.add(counter, 1);
         }
+        drop(table);
+        if freed.is_err() {
+            self.free_later(pieces);
+        }
         freed
     }
 
@@ -126,11 +137,13 @@ impl Disk {
         let freed = self.punch(&pieces);
         self.counters
             .add("cache_evicted_for_full_disk", victims.len() as u64);
-        if freed.is_ok() {
-            let mut table = self.table();
-            victims.iter().for_each(|victim| table.freed(victim.key));
+        if freed.is_err() {
+            self.free_later(pieces);
+            return false;
         }
-        freed.is_ok()
+        let mut table = self.table();
+        victims.iter().for_each(|victim| table.freed(victim.key));
+        true
     }
 
     /// Writes neighbouring blocks at once: one system call, and the page cache takes larger pieces.

@@ -8,6 +8,7 @@
 
 mod ahead;
 mod arrival;
+mod bring;
 mod classes;
 mod disk;
 mod fetch;
@@ -49,6 +50,7 @@ use bytes::Bytes;
 
 use self::disk::Run;
 use self::fetch::{Fetcher, Generation};
+use self::from_peers::told_to_peers;
 use self::manifest::Manifest;
 use self::read::Errand;
 use self::volume::{CacheKind, CacheVolume};
@@ -401,14 +403,36 @@ async fn read_for(
     };
     let (fetcher, generation) = (fetcher.clone(), generation.clone());
     match reader {
-        Reader::Heir => read::read_for_heir(generation, run, deadline).await,
-        Reader::Agent | Reader::Peer | Reader::Ahead | Reader::Detour => {
-            if reader == Reader::Agent {
-                ahead::follow(&fetcher, &generation, &run);
-            }
+        Reader::Heir => read::read_for_heir(generation, run, deadline)
+            .await
+            .map_err(told_to_peers),
+        Reader::Hurry => {
+            read::hurry(&generation, &run);
+            Ok((Vec::new(), Bytes::new()))
+        }
+        Reader::Agent => {
+            ahead::follow(&fetcher, &generation, &run);
             read::read(fetcher, generation, run, Errand::of(reader), deadline).await
         }
+        Reader::Peer | Reader::Ahead | Reader::Detour => {
+            let read = read::read(fetcher, generation, run, Errand::of(reader), deadline);
+            read.await.map_err(told_to_peers)
+        }
     }
+}
+
+/// Brings blocks, given by file, first one and number, to an agent on this machine.
+async fn bring_for(
+    fetcher: &Arc<Fetcher>,
+    generation: &Arc<Generation>,
+    blocks: (FileIndex, BlockIndex, u32),
+    deadline: Deadline,
+) -> Result<bring::Brought> {
+    let Some(run) = run_of(generation, blocks)? else {
+        return Ok(bring::Brought::Bytes((Vec::new(), Bytes::new())));
+    };
+    ahead::follow(fetcher, generation, &run);
+    bring::bring(fetcher, generation, run, deadline).await
 }
 
 /// The blocks that are asked for, as far as the file goes; `None` when these are none.

@@ -135,9 +135,8 @@ impl Disk {
         file: FileIndex,
         opened: &File,
     ) -> std::io::Result<bool> {
-        let compared = || self.compared.lock().unwrap_or_else(PoisonError::into_inner);
         let stamp = stamp_of(opened)?;
-        if compared().get(&file) == Some(&stamp) {
+        if self.compared().get(&file) == Some(&stamp) {
             return Ok(true);
         }
         let mut bytes = vec![0; manifest.block_bytes() as usize];
@@ -157,7 +156,7 @@ impl Disk {
             left -= length;
         }
         if stamp_of(opened)? == stamp {
-            compared().insert(file, stamp);
+            self.compared().insert(file, stamp);
         }
         Ok(true)
     }
@@ -174,6 +173,9 @@ impl Disk {
             }
         }
         self.table().let_go(file);
+        if let Err(error) = self.tidy() {
+            tracing::debug!(%error, "what a file had to keep is still on disk");
+        }
         true
     }
 

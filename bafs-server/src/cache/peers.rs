@@ -20,6 +20,11 @@ const INTRODUCTION_MS: u64 = 2 * ADVERT_TTL_MS;
 const SUSPECT_MS_MIN: u64 = 2_000;
 const SUSPECT_MS_MAX: u64 = 60_000;
 
+/// A peer whom home has not answered for so long is no longer waited for; a pause of the complaints
+/// this long ends them.
+const HOMELESS_MS: u64 = 15_000;
+const HOMELESS_PAUSE_MS: u64 = 5_000;
+
 /// A server that holds blocks of a cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PeerCache {
@@ -41,6 +46,8 @@ pub(crate) struct Peers {
     nodes: BTreeMap<ServerId, Advert>,
     introduced: BTreeMap<(CacheName, ServerId), (CacheMember, Time)>,
     suspects: BTreeMap<ServerId, Suspicion>,
+    /// Whom home does not answer: since when, and when that was said last.
+    homeless: BTreeMap<ServerId, (Time, Time)>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -60,6 +67,7 @@ impl Peers {
             nodes: BTreeMap::new(),
             introduced: BTreeMap::new(),
             suspects: BTreeMap::new(),
+            homeless: BTreeMap::new(),
         }
     }
 
@@ -155,6 +163,29 @@ impl Peers {
         self.suspects.insert(server, Suspicion { until, failures });
     }
 
+    /// A peer said that home does not answer it.
+    pub(crate) fn note_homeless(&mut self, server: ServerId, now: Time) {
+        let fresh = |(_, last): &mut (Time, Time)| now.ms_since(*last) < HOMELESS_PAUSE_MS;
+        self.homeless.retain(|_, times| fresh(times));
+        self.homeless.entry(server).or_insert((now, now)).1 = now;
+    }
+
+    /// Whether home has not answered a peer for long: others may have to ask in its place.
+    pub(crate) fn is_homeless(&self, server: ServerId, now: Time) -> bool {
+        self.homeless.get(&server).is_some_and(|(since, last)| {
+            now.ms_since(*last) < HOMELESS_PAUSE_MS && now.ms_since(*since) >= HOMELESS_MS
+        })
+    }
+
+    /// A server does not share this state of a cache, whatever was believed.
+    pub(crate) fn forget(&mut self, name: &CacheName, server: ServerId) {
+        self.introduced.remove(&(name.clone(), server));
+        if let Some(advert) = self.nodes.get_mut(&server) {
+            let is_other = |c: &CacheAdvert| c.cooperative != name.0 || c.manifest != name.1;
+            advert.caches.retain(is_other);
+        }
+    }
+
     /// A peer answered as it should.
     pub(crate) fn trust(&mut self, server: ServerId) {
         self.suspects.remove(&server);
@@ -237,6 +268,33 @@ mod tests {
         assert_eq!(ids(&peers, 8, 0), [] as [u64; 0]);
         assert_eq!(ids(&peers, 7, INTRODUCTION_MS - 1), [2]);
         assert_eq!(ids(&peers, 7, INTRODUCTION_MS), [] as [u64; 0]);
+    }
+
+    #[test]
+    fn who_shares_a_cache_no_more_is_no_suspect_for_others() {
+        let mut peers = Peers::new(ServerId(1));
+        peers.set(vec![advert(2, &[7, 8])], Time(0));
+        peers.forget(&(NAME.to_owned(), Digest([7; 32])), ServerId(2));
+        assert_eq!(ids(&peers, 7, 0), [] as [u64; 0]);
+        assert_eq!(ids(&peers, 8, 0), [2]);
+        assert!(!peers.is_suspect(ServerId(2), Time(0)));
+    }
+
+    #[test]
+    fn a_peer_without_home_is_waited_for_but_not_for_ever() {
+        let mut peers = Peers::new(ServerId(1));
+        let peer = ServerId(2);
+        for second in 0..15 {
+            let now = Time(second * 1_000);
+            peers.note_homeless(peer, now);
+            assert!(!peers.is_homeless(peer, now), "{second} s");
+        }
+        peers.note_homeless(peer, Time(HOMELESS_MS));
+        assert!(peers.is_homeless(peer, Time(HOMELESS_MS)));
+        let later = Time(HOMELESS_MS + HOMELESS_PAUSE_MS);
+        assert!(!peers.is_homeless(peer, later));
+        peers.note_homeless(peer, later);
+        assert!(!peers.is_homeless(peer, later), "it begins anew");
     }
 
     #[test]

@@ -50,7 +50,7 @@ impl Errand {
         let reach = match reader {
             Reader::Agent => Reach::Anywhere,
             Reader::Detour => Reach::Primary,
-            Reader::Peer | Reader::Heir | Reader::Ahead => Reach::Home,
+            Reader::Peer | Reader::Heir | Reader::Ahead | Reader::Hurry => Reach::Home,
         };
         Self {
             reach,
@@ -80,39 +80,70 @@ pub(crate) fn read(
     deadline: Deadline,
 ) -> BoxFuture<'static, Result<Read>> {
     Box::pin(async move {
-        let mut local = read_local(&generation, run).await?;
-        if errand.reach == Reach::Anywhere {
-            count_hits(&generation, &run, &local);
+        let local = read_local(&generation, run).await?;
+        let for_agent = errand.reach == Reach::Anywhere;
+        if for_agent {
+            count_hits(&generation, &run, |n| local.digests[n].is_some());
         }
         let began = clock::ticks();
         let complete = local.digests.iter().all(Option::is_some);
-        while local.digests.contains(&None) {
-            if deadline.left().is_zero() {
-                return Err(too_late());
-            }
-            let boarding = board(&fetcher, &generation, &run, &local.digests, &errand);
-            let boarded = tokio::time::timeout_at(deadline.instant().into(), boarding);
-            let boarded = boarded.await.map_err(|_| too_late())??;
-            let some_are_here = boarded.len() < absent(&local.digests);
-            for (n, passenger) in boarded {
-                let landed = tokio::time::timeout_at(deadline.instant().into(), passenger.wait());
-                let (bytes, digest) = landed.await.map_err(|_| too_late())??;
-                local.bytes[run.range(n, 1)].copy_from_slice(&bytes);
-                local.digests[n] = Some(digest);
-            }
-            if some_are_here {
-                fill(&generation, &run, &mut local).await?;
-            }
-        }
-        if !complete && errand.reach == Reach::Anywhere {
+        let read = complete_run(&fetcher, &generation, run, (errand, local), deadline).await?;
+        if !complete && for_agent {
             let waited = clock::ticks().saturating_sub(began);
             generation.meter.add("cache_wait_us", waited);
         }
-        Ok((
-            local.digests.into_iter().flatten().collect(),
-            local.bytes.freeze(),
-        ))
+        Ok(read)
     })
+}
+
+/// Reads a run of which some blocks, given by their places, are at hand, wherever else they are.
+///
+/// # Errors
+/// As of [`read`].
+pub(super) async fn read_beside(
+    fetcher: &Arc<Fetcher>,
+    generation: &Arc<Generation>,
+    run: Run,
+    (errand, at_hand): (Errand, Vec<(usize, Block)>),
+    deadline: Deadline,
+) -> Result<Read> {
+    let mut local = read_local(generation, run).await?;
+    for (n, (bytes, digest)) in at_hand {
+        local.bytes[run.range(n, 1)].copy_from_slice(&bytes);
+        local.digests[n] = Some(digest);
+    }
+    complete_run(fetcher, generation, run, (errand, local), deadline).await
+}
+
+async fn complete_run(
+    fetcher: &Arc<Fetcher>,
+    generation: &Arc<Generation>,
+    run: Run,
+    (errand, mut local): (Errand, Local),
+    deadline: Deadline,
+) -> Result<Read> {
+    while local.digests.contains(&None) {
+        if deadline.left().is_zero() {
+            return Err(too_late());
+        }
+        let absent: Vec<_> = (0..run.count)
+            .filter(|n| local.digests[*n].is_none())
+            .collect();
+        let boarding = board(fetcher, generation, &run, &absent, &errand);
+        let boarded = tokio::time::timeout_at(deadline.instant().into(), boarding);
+        let boarded = boarded.await.map_err(|_| too_late())??;
+        let some_are_here = boarded.len() < absent.len();
+        for (n, mut passenger) in boarded {
+            let landed = tokio::time::timeout_at(deadline.instant().into(), passenger.wait());
+            let (bytes, digest) = landed.await.map_err(|_| too_late())??;
+            local.bytes[run.range(n, 1)].copy_from_slice(&bytes);
+            local.digests[n] = Some(digest);
+        }
+        if some_are_here {
+            fill(generation, &run, &mut local).await?;
+        }
+    }
+    Ok(local.whole())
 }
 
 /// Fetches what is not here of a run, before anyone asks for it. Returns the bytes fetched.
@@ -125,10 +156,10 @@ pub(crate) async fn prefetch(
     run: Run,
 ) -> Result<u64> {
     let errand = Errand::in_background();
-    let nothing = vec![None; run.count];
-    let boarded = board(fetcher, generation, &run, &nothing, &errand).await?;
+    let all: Vec<_> = (0..run.count).collect();
+    let boarded = board(fetcher, generation, &run, &all, &errand).await?;
     let mut bytes = 0;
-    for (n, passenger) in boarded {
+    for (n, mut passenger) in boarded {
         passenger.wait().await?;
         bytes += run.length(n) as u64;
     }
@@ -149,6 +180,9 @@ pub(crate) async fn read_for_heir(
         .map(|n| generation.from_home.join_from_home(run.key(n)))
         .collect();
     let local = read_local(&generation, run).await?;
+    if !local.digests.contains(&None) {
+        return Ok(local.whole());
+    }
     let mut digests = Vec::with_capacity(run.count);
     let mut body = Buffer::with_room(run.bytes());
     for (n, passenger) in flying.into_iter().enumerate() {
@@ -158,7 +192,7 @@ pub(crate) async fn read_for_heir(
             continue;
         }
         let landed = match passenger {
-            Some(passenger) => {
+            Some(mut passenger) => {
                 let landed = tokio::time::timeout_at(deadline.instant().into(), passenger.wait());
                 landed.await.map_err(|_| too_late())?.ok()
             }
@@ -170,12 +204,20 @@ pub(crate) async fn read_for_heir(
     Ok((digests, body.freeze()))
 }
 
+/// Has those blocks of a run that are on their way come as soon as they can.
+pub(crate) fn hurry(generation: &Generation, run: &Run) {
+    let urgency = Urgency::new(true);
+    for n in 0..run.count {
+        drop(generation.from_home.join(run.key(n), &urgency));
+    }
+}
+
 async fn read_local(generation: &Arc<Generation>, run: Run) -> Result<Local> {
     if !generation.disk.holds_some(&run) {
         return Ok(Local::nothing(&run));
     }
     let generation = generation.clone();
-    blocking(move || generation.disk.read(&run)).await
+    blocking(move || generation.disk.read(&run)).await?
 }
 
 /// Reads what landed on disk since the last look.
@@ -190,13 +232,13 @@ async fn fill(generation: &Arc<Generation>, run: &Run, local: &mut Local) -> Res
     Ok(())
 }
 
-/// Joins or starts the flights of all blocks that are not here. A block without a passenger
+/// Joins or starts the flights of the blocks at these places of a run. A block without a passenger
 /// landed on disk meanwhile.
-async fn board(
+pub(super) async fn board(
     fetcher: &Arc<Fetcher>,
     generation: &Arc<Generation>,
     run: &Run,
-    here: &[Option<Digest>],
+    places: &[usize],
     errand: &Errand,
 ) -> Result<Vec<(usize, Passenger)>> {
     if !generation.cooperative.is_empty() {
@@ -206,7 +248,7 @@ async fn board(
     let mut passengers = Vec::new();
     let mut groups: Vec<Group> = Vec::new();
     let mut last: Option<(Extent, bool)> = None;
-    for n in (0..run.count).filter(|n| here[*n].is_none()) {
+    for &n in places {
         let key = run.key(n);
         let extent = generation.extent(key);
         let is_own = match last {
@@ -321,7 +363,7 @@ impl Flight {
             ..
         } = group;
         let search = match reach {
-            Reach::Home => return self.fly_home(&pilots, is_own).await,
+            Reach::Home => return self.fly_home(pilots, is_own).await,
             Reach::Primary => Search::PrimaryOnly,
             Reach::Anywhere => Search::Wide,
         };
@@ -334,6 +376,7 @@ impl Flight {
                 self.land(&pilots, run, Ok(blocks), CopyClass::Secondary)
                     .await;
             }
+            Err(error) if error.code != ErrorCode::NotFound => land(&pilots, &Err(error)),
             Err(_) => {
                 let errand = Errand {
                     reach: Reach::Home,
@@ -346,7 +389,7 @@ impl Flight {
         }
     }
 
-    async fn fly_home(&self, pilots: &[Pilot], is_own: bool) {
+    async fn fly_home(&self, mut pilots: Vec<Pilot>, is_own: bool) {
         let (fetcher, generation, run) = (&self.fetcher, &self.generation, &self.run);
         let inherited = fetcher
             .fetch_heirlooms(generation, run, &self.view, self.deadline)
@@ -366,11 +409,12 @@ impl Flight {
                 Ok(blocks.cloned().collect())
             } else {
                 fetcher
-                    .fetch_from_home(generation, &part, &self.urgency, self.deadline)
+                    .fetch_from_home(generation, &part, &self.urgency)
                     .await
             };
-            let pilots = &pilots[start..start + count];
-            self.land(pilots, &part, fetched, class).await;
+            // The flights of this part are over with it.
+            let pilots: Vec<_> = pilots.drain(..count).collect();
+            self.land(&pilots, &part, fetched, class).await;
             start += count;
         }
     }
@@ -418,19 +462,15 @@ fn split(run: &Run, (digests, bytes): &Read) -> Vec<Block> {
     digests.iter().enumerate().map(block).collect()
 }
 
-fn absent(digests: &[Option<Digest>]) -> usize {
-    digests.iter().filter(|digest| digest.is_none()).count()
-}
-
 /// Counts what an agent found here, and what of it was fetched ahead of it.
-fn count_hits(generation: &Generation, run: &Run, local: &Local) {
+pub(super) fn count_hits(generation: &Generation, run: &Run, is_here: impl Fn(usize) -> bool) {
     let (mut blocks, mut bytes, mut ahead_bytes) = (0, 0, 0);
-    for (n, digest) in local.digests.iter().enumerate() {
+    for n in 0..run.count {
         let length = run.length(n) as u64;
         if generation.ahead.remove(run.key(n)) {
             ahead_bytes += length;
         }
-        if digest.is_some() {
+        if is_here(n) {
             (blocks, bytes) = (blocks + 1, bytes + length);
         }
     }
@@ -441,7 +481,7 @@ fn count_hits(generation: &Generation, run: &Run, local: &Local) {
     }
 }
 
-fn too_late() -> Error {
+pub(super) fn too_late() -> Error {
     let text = "the blocks are still on their way; they come sooner when they are asked for again";
     Error::new(ErrorCode::DeadlineExceeded, text)
 }

@@ -75,11 +75,7 @@ impl Generation {
 
     /// Places everything anew (takes up to a second).
     fn look(&self, own: ServerId, sharers: Vec<PeerCache>, now: Time) -> Arc<View> {
-        let _one_at_a_time = self.looking.lock().unwrap_or_else(PoisonError::into_inner);
         let last = self.view_now();
-        if let Some(view) = last.as_ref().filter(|view| view.sharers == sharers) {
-            return view.clone();
-        }
         let others: Vec<_> = sharers
             .iter()
             .map(|peer| Candidate {
@@ -129,6 +125,11 @@ impl Fetcher {
     /// `ServerFault`.
     pub(crate) async fn view(&self, generation: &Arc<Generation>) -> Result<Arc<View>> {
         let sharers = self.sharers(generation);
+        if let Some(view) = generation.view_now().filter(|v| v.sharers == sharers) {
+            return Ok(view);
+        }
+        // Whoever waits here waits for no thread: the others are for reading.
+        let _one_at_a_time = generation.looking.lock().await;
         if let Some(view) = generation.view_now().filter(|v| v.sharers == sharers) {
             return Ok(view);
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::logic::bucket::Bucket;
@@ -12,10 +13,15 @@ use crate::logic::bucket::Bucket;
 /// Bytes that pass at once: a large transfer must not make small ones wait for all of it.
 const SLICE_BYTES: usize = 64 << 10;
 
+/// Large transfers that pass at once; those who come later wait until one is through. If all went
+/// on together, on a link with too much to do none of them would be through in its time.
+const TRANSFERS_MAX: usize = 16;
+
 /// Lets bytes pass at the limit, or at once when there is none.
 #[derive(Debug)]
 pub(super) struct Throttle {
     bucket: Option<Mutex<Bucket>>,
+    transfers: Semaphore,
     start: Instant,
 }
 
@@ -25,6 +31,7 @@ impl Throttle {
         let bucket = bytes_per_s.map(|rate| Mutex::new(Bucket::new(rate)));
         Self {
             bucket,
+            transfers: Semaphore::new(TRANSFERS_MAX),
             start: Instant::now(),
         }
     }
@@ -32,10 +39,21 @@ impl Throttle {
     /// Waits until `bytes` may pass.
     ///
     /// # Errors
-    /// `DeadlineExceeded` at once when they cannot pass in time.
+    /// `DeadlineExceeded` when they cannot pass in time, as soon as that is known.
     pub(super) async fn pass(&self, bytes: usize, deadline: Deadline) -> Result<()> {
         let Some(bucket) = &self.bucket else {
             return Ok(());
+        };
+        let late = |left: usize| {
+            let text = format!("{left} bytes do not pass the home server's limit in time");
+            Error::new(ErrorCode::DeadlineExceeded, text)
+        };
+        let _turn = if bytes > SLICE_BYTES {
+            let turn = self.transfers.acquire();
+            let turn = tokio::time::timeout_at(deadline.instant().into(), turn).await;
+            Some(turn.map_err(|_| late(bytes))?)
+        } else {
+            None
         };
         let mut left = bytes;
         while left > 0 {
@@ -46,10 +64,7 @@ impl Throttle {
                 let mut bucket = bucket.lock().unwrap_or_else(PoisonError::into_inner);
                 bucket.take(now_ns, slice as u64, wait_ns_max)
             };
-            let Some(wait_ns) = wait else {
-                let text = format!("{left} bytes do not pass the home server's limit in time");
-                return Err(Error::new(ErrorCode::DeadlineExceeded, text));
-            };
+            let wait_ns = wait.ok_or_else(|| late(left))?;
             tokio::time::sleep(Duration::from_nanos(wait_ns)).await;
             left -= slice;
         }

@@ -76,6 +76,8 @@ pub(crate) type Change = (BlockKey, Option<(u32, Digest)>);
 #[derive(Debug, Default)]
 struct Kept {
     holders: u32,
+    /// One of its blocks is found damaged: nobody else may have it.
+    hurt: bool,
     primary_bytes: u64,
     secondary_bytes: u64,
     pinned_bytes: u64,
@@ -193,8 +195,8 @@ impl BlockTable {
     /// was called. Refuses, and does nothing, unless all of them are here and were checked.
     pub(crate) fn hold(&mut self, file: FileIndex, blocks: u64) -> bool {
         if let Some(kept) = self.kept.get_mut(&file) {
-            kept.holders += 1;
-            return true;
+            kept.holders += u32::from(!kept.hurt);
+            return !kept.hurt;
         }
         let mut kept = Kept {
             holders: 1,
@@ -318,6 +320,11 @@ impl BlockTable {
     /// Whether a block is here; no use of it.
     pub(crate) fn holds(&self, key: BlockKey) -> bool {
         self.peek(key).is_some()
+    }
+
+    /// Whether a block is here and was compared with its digest; no use of it.
+    pub(crate) fn is_readable(&self, key: BlockKey) -> bool {
+        self.peek(key).is_some_and(|held| held.verified)
     }
 
     /// Whether the block is still the one that was found with this stamp.
@@ -472,6 +479,7 @@ impl BlockTable {
         let (held, class) = taken?;
         if let Some(kept) = self.kept.get_mut(&key.file) {
             *kept.bytes(class) -= charge(held.length);
+            kept.hurt = true;
         }
         self.changed((key, None));
         self.remembered.put(key, held.digest);
@@ -520,14 +528,12 @@ impl BlockTable {
 
     /// Bytes that a new block of this class could get, by driving others out.
     pub(crate) fn reachable_bytes(&self, class: CopyClass) -> u64 {
-        let free = self.capacity_bytes - self.used_bytes;
-        let secondary = free + self.movable_bytes(CopyClass::Secondary);
-        match class {
-            CopyClass::Primary | CopyClass::Pinned => {
-                secondary + self.movable_bytes(CopyClass::Primary)
-            }
-            CopyClass::Secondary => secondary,
+        let mut movable = self.movable_bytes(CopyClass::Secondary);
+        if class != CopyClass::Secondary {
+            movable += self.movable_bytes(CopyClass::Primary);
         }
+        // What could not be freed on disk may take more than there is, for a while.
+        (self.capacity_bytes + movable).saturating_sub(self.used_bytes)
     }
 
     /// Bytes of a class that may leave.
@@ -736,6 +742,41 @@ mod tests {
             table.reserve(victims[0].key, BLOCK, CopyClass::Primary),
             Err(NoRoom)
         );
+    }
+
+    #[test]
+    fn what_is_stuck_beyond_the_capacity_is_no_room_until_it_is_freed() {
+        let mut table = table(2, Replacement::Lru);
+        for block in 0..2 {
+            assert_eq!(put(&mut table, block, CopyClass::Primary), Ok(vec![]));
+        }
+        let victims = table.reserve(key(2), BLOCK, CopyClass::Primary);
+        let victim = victims.expect("room")[0];
+        table.stuck(victim.key, BLOCK);
+        assert_eq!(table.used_bytes(), 3 * u64::from(BLOCK));
+        // A block of its own may go, but that makes no room yet.
+        assert_eq!(
+            table.reserve(key(3), BLOCK, CopyClass::Secondary),
+            Err(NoRoom)
+        );
+        table.cancel(key(2));
+        table.freed(victim.key);
+        assert_eq!(table.used_bytes(), u64::from(BLOCK));
+        assert_eq!(put(&mut table, 3, CopyClass::Primary), Ok(vec![]));
+    }
+
+    #[test]
+    fn a_held_file_with_damage_is_given_to_nobody_else() {
+        let mut table = table(4, Replacement::Lru);
+        for block in 0..2 {
+            assert_eq!(put(&mut table, block, CopyClass::Primary), Ok(vec![]));
+        }
+        let file = key(0).file;
+        assert!(table.hold(file, 2) && table.hold(file, 2));
+        let held = table.find(key(1)).expect("is held");
+        assert!(table.remove(key(1), held.stamp).is_some());
+        assert!(!table.hold(file, 2));
+        assert_eq!(table.holders(file), 2);
     }
 
     #[test]

@@ -1,13 +1,16 @@
 //! Peers that die, cannot be reached or lie; homes that fail; sources that change.
 
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bafs_proto::ErrorCode;
 use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
 use bafs_proto::message::{CacheRef, ReadBlocks, ReadManifest, Reader};
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
-use bafs_proto::volume::Replacement;
+use bafs_proto::volume::{Replacement, VolumeKind};
+use tokio::task::JoinSet;
 
 use crate::world::{BLOCK, HOME, NAME, World, cache, content};
 
@@ -58,6 +61,62 @@ async fn a_peer_that_dies_costs_only_its_blocks() {
         "nobody believes in it any more"
     );
     assert!(world.home_bytes() <= bytes.len() as u64 + lost);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_outage_of_home_costs_home_nothing_and_makes_no_peer_suspect() {
+    let (world, bytes) = world(4).await;
+    world.network.kill(HOME);
+    let failures = Arc::new(AtomicU64::new(0));
+    let mut readers = JoinSet::new();
+    for node in &world.nodes {
+        let (node, bytes, failures) = (node.clone(), bytes.clone(), failures.clone());
+        readers.spawn(async move {
+            for block in 0..BLOCKS {
+                let read = loop {
+                    match node.read(ID, 0, block as u64, 1).await {
+                        Ok(read) => break read,
+                        Err(error) => {
+                            assert!(error.is_transient(), "{error}");
+                            failures.fetch_add(1, Ordering::Relaxed);
+                            tokio::time::sleep(Duration::from_millis(2)).await;
+                        }
+                    }
+                };
+                let start = block * BLOCK as usize;
+                assert!(read == bytes[start..start + read.len()], "block {block}");
+            }
+        });
+    }
+    while failures.load(Ordering::Relaxed) < 400 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    world.network.listen(HOME, world.home.clone());
+    while let Some(reader) = readers.join_next().await {
+        reader.expect("a reader is content");
+    }
+    assert_eq!(world.home_bytes(), bytes.len() as u64);
+    assert_eq!(world.total("cache_fallbacks"), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_gives_up_one_cache_is_asked_for_others_all_the_same() {
+    let (world, bytes) = world(2).await;
+    let mut other = cache(2, LARGE, Replacement::Lru);
+    if let VolumeKind::Cache { cooperative, .. } = &mut other.kind {
+        "other".clone_into(cooperative);
+    }
+    world.create(&other).await;
+    world.tell();
+    let all = BLOCKS as u32;
+    let [one, two] = [&world.nodes[0], &world.nodes[1]];
+    assert!(two.read(other.id, 0, 0, all).await.expect("read") == bytes);
+    two.caches.remove(ID).await;
+    // Nobody has told the first one.
+    assert!(one.read(ID, 0, 0, all).await.expect("read") == bytes);
+    let before = world.home_bytes();
+    assert!(one.read(other.id, 0, 0, all).await.expect("read") == bytes);
+    assert_eq!(world.home_bytes(), before);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

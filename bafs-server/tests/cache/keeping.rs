@@ -95,6 +95,26 @@ async fn a_block_damaged_on_disk_is_found_dropped_and_fetched() {
 }
 
 #[tokio::test]
+async fn what_cannot_be_read_now_is_not_taken_for_damaged() {
+    let (world, bytes) = world(8, LARGE).await;
+    let node = &world.nodes[0];
+    node.read(ID, 0, 0, 8).await.expect("read");
+    world.kept(ID, 8).await;
+    // As when there are no descriptors: the system refuses, and the block is as good as ever.
+    let (path, aside) = (blocks_of(node).join("0"), blocks_of(node).join("aside"));
+    std::fs::rename(&path, &aside).expect("aside");
+    std::fs::create_dir(&path).expect("in the way");
+    let refused = node.read(ID, 0, 0, 8).await.expect_err("nothing to read");
+    assert_eq!(refused.code, ErrorCode::ServerFault);
+    std::fs::remove_dir(&path).expect("out of the way");
+    std::fs::rename(&aside, &path).expect("back");
+    let before = world.home_bytes();
+    assert!(node.read(ID, 0, 0, 8).await.expect("read") == bytes);
+    assert_eq!(world.home_bytes(), before);
+    assert_eq!(node.count("cache_digest_failures"), 0);
+}
+
+#[tokio::test]
 async fn whatever_a_crash_leaves_no_wrong_byte_is_read_and_no_space_is_lost() {
     let (mut world, bytes) = world(8, LARGE).await;
     world.nodes[0].read(ID, 0, 0, 8).await.expect("read");

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bafs_proto::ErrorCode;
 use bafs_proto::door::{DoorReply, DoorRequest};
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::{FileIndex, VolumeId};
+use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
 use bafs_proto::message::ReadManifest;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
@@ -264,6 +264,94 @@ async fn damage_under_a_live_node_is_found_before_anybody_sees_it() {
     let read = agent.read(0, 3, BLOCK as usize);
     assert!(read.as_deref() == Some(block_of(&bytes, 3)));
     assert!(agent.hold(0).await.is_some());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn damage_in_an_open_whole_file_ends_its_readers_and_is_given_to_nobody_else() {
+    let world = World::new(1);
+    let bytes = content(1, 10 * BLOCK as usize);
+    world.home.put("db/file", bytes.clone(), 1);
+    let size = 10 * u64::from(BLOCK);
+    world.create(&cache(1, size, Replacement::Lru)).await;
+    let node = &world.nodes[0];
+    let (mut holder, mut other) = (Agent::new(node).await, Agent::new(node).await);
+    scan(node, 0, &bytes).await;
+    eventually(|| (0..10).all(|block| holder.map.has(0, block))).await;
+    let opened = holder.hold(0).await.expect("it is wholly here");
+    // A disk that forgets changes no time of the file.
+    let path = world.root().join("1").join(ID.to_string());
+    let path = path.join("1/blocks/0");
+    let file = File::options().write(true).open(&path).expect("open");
+    let modified = file.metadata().expect("file").modified().expect("time");
+    file.write_all_at(b"damage", 3 * u64::from(BLOCK) + 5)
+        .expect("damage");
+    file.set_modified(modified).expect("time");
+    assert!(other.read(0, 3, BLOCK as usize).is_none(), "it is noticed");
+    scan(node, 0, &bytes).await;
+    assert_eq!(node.count("cache_digest_failures"), 1);
+    assert!(other.hold(0).await.is_none(), "nobody else is given it");
+    node.caches.tick().await;
+    let mut recall = holder.parcel.recall.clone();
+    let why = recall.wait_for(Option::is_some).await.expect("told");
+    assert_eq!(
+        why.as_ref().map(|why| why.code),
+        Some(ErrorCode::VolumeLost)
+    );
+    // What it had to keep is free then, and the block can be kept again.
+    drop(opened);
+    holder.let_go(0).await;
+    eventually(|| node.caches.used(ID).expect("used").0 == size - u64::from(BLOCK)).await;
+    scan(node, 0, &bytes).await;
+    eventually(|| other.map.has(0, 3)).await;
+    let read = other.read(0, 3, BLOCK as usize);
+    assert!(read.as_deref() == Some(block_of(&bytes, 3)));
+    assert_eq!(node.caches.used(ID), Some((size, 1)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocks_that_are_asked_for_at_the_door_are_kept_or_come_along() {
+    let world = World::new(2);
+    let bytes = content(1, 10 * BLOCK as usize - 7);
+    world.home.put("db/file", bytes.clone(), 1);
+    for (number, size, here) in [(1, LARGE, true), (2, u64::from(BLOCK) * 2, false)] {
+        let id = VolumeId(number);
+        world.create(&cache(number, size, Replacement::Lru)).await;
+        world.tell();
+        let node = &world.nodes[0];
+        let read = ReadManifest {
+            volume: id,
+            first: FileIndex(0),
+        };
+        let page = node.caches.read_manifest(read).await.expect("manifest");
+        let grant = node.caches.grant(id, page.manifest).expect("grant");
+        let mut parcel = grant().await.expect("hand-over");
+        let asked = parcel.keeper.answer(DoorRequest::ReadBlocks {
+            file: FileIndex(0),
+            first: BlockIndex(0),
+            count: 20,
+        });
+        match asked.await.expect("blocks") {
+            (DoorReply::Here, files) => {
+                assert!(here && files.is_empty());
+                let places = BlockPlaces::of(&page.entries, page.block_bytes).expect("places");
+                let files = [parcel.files[1].as_fd(), parcel.files[2].as_fd()];
+                let map = BlockMap::open(places, files).expect("map");
+                assert!((0..10).all(|block| map.has(0, block)));
+            }
+            (DoorReply::Blocks(digests), mut files) => {
+                assert!(!here, "there is room for them");
+                assert_eq!(digests.len(), 10);
+                let memory = File::from(files.remove(0));
+                assert!(whole(&memory, bytes.len()) == bytes);
+            }
+            other => panic!("{other:?}"),
+        }
+        for node in &world.nodes {
+            node.caches.remove(id).await;
+        }
+    }
+    // What found no room came once all the same.
+    assert_eq!(world.home_bytes(), 2 * bytes.len() as u64);
 }
 
 /// Two files, of which the first is small, in a cache that has no room for the second.

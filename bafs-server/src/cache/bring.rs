@@ -1,0 +1,75 @@
+//! Brings blocks to the disk for agents of this machine, who read them there themselves: no byte is
+//! copied for them, unless the disk is slow or full. Reads nothing itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bafs_proto::Result;
+use bafs_proto::message::Reader;
+use bafs_proto::time::Deadline;
+
+use super::disk::Run;
+use super::fetch::{Fetcher, Generation};
+use super::flights::Block;
+use super::read::{Errand, Read, board, count_hits, read_beside, too_late};
+use crate::clock;
+
+/// How long a reader waits for the disk to take what has come; then it gets the bytes.
+const KEPT_MAX: Duration = Duration::from_millis(50);
+
+/// What an agent gets.
+#[derive(Debug)]
+pub(crate) enum Brought {
+    /// Its map says that it can read the blocks.
+    Here,
+    /// The blocks.
+    Bytes(Read),
+}
+
+/// Sees to it that an agent gets the blocks of a run.
+///
+/// # Errors
+/// As of [`super::read::read`].
+pub(crate) async fn bring(
+    fetcher: &Arc<Fetcher>,
+    generation: &Arc<Generation>,
+    run: Run,
+    deadline: Deadline,
+) -> Result<Brought> {
+    let (disk, errand) = (&generation.disk, Errand::of(Reader::Agent));
+    let absent: Vec<_> = {
+        let table = disk.table();
+        (0..run.count)
+            .filter(|n| !table.holds(run.key(*n)))
+            .collect()
+    };
+    count_hits(generation, &run, |n| absent.binary_search(&n).is_err());
+    let began = clock::ticks();
+    let until = deadline.instant().into();
+    let boarding = board(fetcher, generation, &run, &absent, &errand);
+    let boarded = tokio::time::timeout_at(until, boarding);
+    let boarded = boarded.await.map_err(|_| too_late())??;
+    let mut landed: Vec<(usize, Block)> = Vec::with_capacity(boarded.len());
+    let mut flights = Vec::with_capacity(boarded.len());
+    for (n, mut passenger) in boarded {
+        let block = tokio::time::timeout_at(until, passenger.wait());
+        landed.push((n, block.await.map_err(|_| too_late())??));
+        flights.push(passenger);
+    }
+    if !absent.is_empty() {
+        let waited = clock::ticks().saturating_sub(began);
+        generation.meter.add("cache_wait_us", waited);
+    }
+    let over = async {
+        for flight in &mut flights {
+            flight.until_over().await;
+        }
+    };
+    // Whether or not that is in time, the table knows.
+    let _ = tokio::time::timeout(KEPT_MAX, over).await;
+    if disk.shows_all(&run) {
+        return Ok(Brought::Here);
+    }
+    let read = read_beside(fetcher, generation, run, (errand, landed), deadline).await?;
+    Ok(Brought::Bytes(read))
+}
