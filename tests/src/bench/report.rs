@@ -12,6 +12,7 @@ pub struct Report {
     figures: Map<String, Value>,
     spreads: Map<String, Value>,
     not_measured: Vec<(String, String)>,
+    promised: &'static [&'static str],
 }
 
 impl Report {
@@ -23,6 +24,7 @@ impl Report {
             figures: Map::new(),
             spreads: Map::new(),
             not_measured: Vec::new(),
+            promised: &[],
         }
     }
 
@@ -62,6 +64,12 @@ impl Report {
         self.not_measured.push((key.to_owned(), why.to_owned()));
     }
 
+    /// These figures, and no others, make the last line as JSON, in this order; `null` where there
+    /// is none. All that was found is the line before.
+    pub fn promise(&mut self, figures: &'static [&'static str]) {
+        self.promised = figures;
+    }
+
     /// Ends the report: says again what is missing; as JSON, the last line is one object.
     pub fn end(self, as_json: bool) {
         println!("\n== {}: figures", self.name);
@@ -75,7 +83,20 @@ impl Report {
         }
         if as_json {
             println!("{}", self.json());
+            if !self.promised.is_empty() {
+                println!("{}", self.promised_line());
+            }
         }
+    }
+
+    fn promised_line(&self) -> String {
+        let pair = |key: &&str| {
+            let value = self.figures.get(*key).and_then(Value::as_f64);
+            let value = value.map_or_else(|| "null".to_owned(), |value| value.to_string());
+            format!("\"{key}\":{value}")
+        };
+        let pairs: Vec<_> = self.promised.iter().map(pair).collect();
+        format!("{{{}}}", pairs.join(","))
     }
 
     fn json(&self) -> Value {
@@ -134,5 +155,9 @@ mod tests {
         assert_eq!(json["spread"]["ratio"], json!([0.1235, 1.0]));
         assert_eq!(json["other"], Value::Null);
         assert_eq!(json["not_measured"]["other"], "no fio");
+        report.figure("wrong", 0.0);
+        report.promise(&["wrong", "ratio", "other", "third"]);
+        let line = r#"{"wrong":0,"ratio":0.5617,"other":null,"third":null}"#;
+        assert_eq!(report.promised_line(), line);
     }
 }

@@ -82,6 +82,18 @@ const PARTS: &[Part] = &[
     },
 ];
 
+/// The last line, in this order.
+const PROMISED: &[&str] = &[
+    "home_read_ratio",
+    "time_vs_link",
+    "warm_seq_vs_native",
+    "warm_rand_vs_native",
+    "warm_mmap_vs_native",
+    "peer_vs_quinn",
+    "knee_percent",
+    "wrong_bytes",
+];
+
 /// Runs the wanted parts. One that fails does not keep the others from running.
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let known = |name: &String| PARTS.iter().any(|part| part.name == name);
@@ -91,6 +103,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         "the parts are {}",
         names.join(", ")
     );
+    report.promise(PROMISED);
     let (mut wrong_bytes, mut failed) = (0, Vec::new());
     for part in PARTS.iter().filter(|part| options.wants(part.name)) {
         let watch = Watch::start();
