@@ -137,6 +137,13 @@ async fn pinned_blocks_stay_over_scans_and_restarts_until_they_are_unpinned() {
         for _ in 0..2 {
             assert!(node.read(ID, 1, 0, 50).await.expect("read") == other);
         }
+        // Blocks are kept after their readers have them.
+        for _ in 0..2_000 {
+            if node.count("cache_evicted_primary") > 0 {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
         let evicted = node.count("cache_evicted_primary");
         assert!(evicted > 0, "they may leave now: {evicted}");
     }
