@@ -423,7 +423,8 @@ impl Model<'_> {
     fn read_s(&self, running: u64) -> f64 {
         let holders = self.holders().max(1) as f64;
         let at_peers = self.shape.batch_read_bytes * (1.0 - 1.0 / holders);
-        let own_s = at_peers / self.local_rate(running);
+        let through_others = self.shape.batch_read_bytes * self.without_part(running);
+        let own_s = (at_peers + through_others) / self.local_rate(running);
         let readers = self.environment.computing_nodes().max(1) as f64;
         if holders >= readers {
             return own_s;
@@ -434,21 +435,32 @@ impl Model<'_> {
         own_s.max(response_s(running, demand_s, self.other_s(running)))
     }
 
-    /// Nodes that have parts of the caches: all, unless scratch volumes fill nodes to the last
-    /// byte; then those that give up a place for one.
+    /// (C2) Depth first the few pipelines that run have their scratch volumes, and so their jobs, on
+    /// the nodes that gave no place to a part of a cache: the share of jobs that read it through
+    /// another node, which passes on what it has from its peers.
+    fn without_part(&self, running: u64) -> f64 {
+        if !self.allocation.strategy.keeps_batch_data() {
+            return 0.0;
+        }
+        let without = self.environment.storing_nodes() - self.holders();
+        (without as f64 / running.max(1) as f64).min(1.0)
+    }
+
+    /// Nodes that have parts of one cache: all, unless scratch volumes fill nodes to the last byte;
+    /// then those that give up a place for one.
     fn holders(&self) -> u64 {
         let nodes = self.environment.storing_nodes();
         let unit = u128::from(self.shape.largest_volume_bytes);
         let node = u128::from(self.environment.largest_node_bytes());
         let keeps_rest = node.checked_rem(unit).is_none_or(|rest| rest > 0);
-        let is_tight = matches!(
-            self.allocation.strategy,
-            Strategy::Minimal | Strategy::Slice
-        );
-        if keeps_rest || !is_tight {
+        if keeps_rest || self.allocation.strategy == Strategy::Remote {
             return nodes;
         }
-        let bytes = self.shape.batch_bytes * u128::from(self.allocation.batch_volumes);
+        // Volumes that are there at once lie on different nodes, as far as there are enough.
+        let bytes = match self.allocation.strategy.keeps_batch_data() {
+            true => self.shape.batch_bytes,
+            false => self.shape.batch_bytes * u128::from(self.allocation.batch_volumes),
+        };
         u64::try_from(bytes.div_ceil(unit.max(1)))
             .unwrap_or(nodes)
             .min(nodes)
