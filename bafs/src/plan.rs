@@ -144,12 +144,10 @@ fn simulated(
 }
 
 fn told(tried: &Tried) -> String {
-    let name = tried
-        .strategy
-        .map_or_else(|| "no plan".to_owned(), |s| s.to_string());
+    let name = tried.strategy;
     match tried.simulated_s {
         Some(seconds) => format!("simulated {name:<11} {seconds:.0} s\n"),
-        None => format!("simulated {name:<11} given up: far behind\n"),
+        None => format!("simulated {name:<11} given up: slower\n"),
     }
 }
 

@@ -435,9 +435,9 @@ impl Model<'_> {
         own_s.max(response_s(running, demand_s, self.other_s(running)))
     }
 
-    /// (C2) Depth first the few pipelines that run have their scratch volumes, and so their jobs, on
-    /// the nodes that gave no place to a part of a cache: the share of jobs that read it through
-    /// another node, which passes on what it has from its peers.
+    /// (C2) The share of jobs that read a cache through another node, which passes on what it has
+    /// from its peers: depth first the few pipelines that run have their scratch volumes, and so
+    /// their jobs, on the nodes that gave no place to a part of a cache.
     fn without_part(&self, running: u64) -> f64 {
         if !self.allocation.strategy.keeps_batch_data() {
             return 0.0;

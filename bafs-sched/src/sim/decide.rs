@@ -24,9 +24,8 @@ const SEED_FIRST: u64 = 0x91a7_0000;
 /// and on random workloads without failures the model is off by less between strategies. With
 /// failures it is off by more than twice, and everything is tried.
 const MODEL_ERROR: f64 = 0.35;
-/// A simulation ends early when it takes so much longer than the best so far, as a share of it.
-const HOPELESS: f64 = 0.5;
-/// The same where nodes fail: one run may just have bad luck.
+/// Where nodes fail, a simulation ends early when it takes so much longer than the best so far, as
+/// a share of it: one run may just have bad luck. Otherwise it ends as soon as it cannot be best.
 const HOPELESS_FAILING: f64 = 2.0;
 /// So many times as long as predicted without failures, where there is no best yet.
 const HOPELESS_FIRST: f64 = 20.0;
@@ -34,9 +33,9 @@ const HOPELESS_FIRST: f64 = 20.0;
 /// What a simulation for a plan found.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Tried {
-    /// What was simulated; nothing for the scheduler without a plan.
-    pub strategy: Option<Strategy>,
-    /// Mean time over the seeds, in seconds; nothing when it was given up as hopeless.
+    /// What was simulated.
+    pub strategy: Strategy,
+    /// Mean time over the seeds, in seconds; nothing when it was given up as slower than the best.
     pub simulated_s: Option<f64>,
 }
 
@@ -45,7 +44,7 @@ pub struct Tried {
 pub enum Doubt {
     /// Those that the model cannot tell from its choice: its equations describe the workload.
     Ties,
-    /// All that are possible, and the scheduler without a plan: the equations only bound it.
+    /// All that are possible: the equations only bound the workload.
     All,
 }
 
@@ -74,17 +73,16 @@ pub fn decide(
     }
     let (seeds, hopeless) = match is_failing {
         true => (SEEDS_MAX.min(affordable as u64), HOPELESS_FAILING),
-        false => (1, HOPELESS),
+        false => (1, 0.0),
     };
     let first_limit_s = HOPELESS_FIRST * calm_s(plan, environment);
     let (mut tried, mut best_s) = (Vec::new(), f64::INFINITY);
     for strategy in candidates {
-        let policy = strategy.map_or(Policy::Need, Policy::Strategy);
         let mut sum_s = Some(0.0);
         for seed in 0..seeds {
             let scenario = Scenario {
                 environment: environment.clone(),
-                policy,
+                policy: Policy::Strategy(strategy),
                 load: load.clone(),
                 checkpoint: CheckpointPolicy::Never,
                 seed: SEED_FIRST + seed,
@@ -121,8 +119,8 @@ fn calm_s(plan: &Plan, environment: &Environment) -> f64 {
     predicted.fold(86_400.0, f64::max)
 }
 
-/// The candidates in the order of their predictions; `None` for the scheduler without a plan.
-fn doubtful(plan: &Plan, doubt: Doubt, is_failing: bool) -> Vec<Option<Strategy>> {
+/// The candidates in the order of their predictions.
+fn doubtful(plan: &Plan, doubt: Doubt, is_failing: bool) -> Vec<Strategy> {
     let possible = plan.candidates.iter().filter(|candidate| {
         let allocation = &candidate.allocation;
         allocation.is_possible() && allocation.strategy != Strategy::Remote
@@ -142,17 +140,14 @@ fn doubtful(plan: &Plan, doubt: Doubt, is_failing: bool) -> Vec<Option<Strategy>
         Doubt::Ties => is_failing || *predicted_s <= least_s * (1.0 + MODEL_ERROR),
         Doubt::All => true,
     };
-    let strategies = timed.into_iter().filter(is_near).map(|(_, s)| Some(s));
-    match doubt {
-        Doubt::Ties => strategies.collect(),
-        Doubt::All => std::iter::once(None).chain(strategies).collect(),
-    }
+    let near = timed.into_iter().filter(is_near);
+    near.map(|(_, strategy)| strategy).collect()
 }
 
 fn choose(plan: &mut Plan, tried: &[Tried]) {
     let timed = tried
         .iter()
-        .filter_map(|t| Some((t.strategy?, t.simulated_s?)));
+        .filter_map(|t| Some((t.strategy, t.simulated_s?)));
     let mut timed: Vec<(Strategy, f64)> = timed.collect();
     timed.sort_by(|a, b| a.1.total_cmp(&b.1));
     let Some(&(strategy, seconds)) = timed.first() else {
@@ -164,11 +159,7 @@ fn choose(plan: &mut Plan, tried: &[Tried]) {
             let saved = 100.0 * (1.0 - seconds / slower);
             reason += &format!(", {saved:.1} % less than {other} ({slower:.0} s)");
         }
-        None => reason += ", and no other strategy comes near it",
-    }
-    let unplanned = tried.iter().find(|t| t.strategy.is_none());
-    if let Some(unplanned) = unplanned.and_then(|tried| tried.simulated_s) {
-        reason += &format!("; {unplanned:.0} s without a plan");
+        None => reason += ", and no other strategy is faster",
     }
     plan.choice = Some(Choice { strategy, reason });
     plan.refusal = None;
