@@ -1,19 +1,20 @@
-//! A file of the tree held by a descriptor that opens nothing (`O_PATH`); no names, no numbers.
+//! A file of the tree, wherever its names go; knows no names and no numbers.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags, fstat, openat, statx};
 
 use crate::account::{Account, FileState, Identity};
+use crate::descriptors::Slot;
 use crate::errno::{self, Outcome};
 use crate::tree::Tree;
 
 /// Holds a file wherever its names go, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Anchor {
-    fd: Arc<OwnedFd>,
+    slot: Arc<Slot>,
     kind: FileType,
     state: Option<Arc<FileState>>,
     tree: Arc<Tree>,
@@ -34,7 +35,7 @@ impl Anchor {
         }
         Ok((
             Self {
-                fd: Arc::new(fd),
+                slot: Slot::new(Arc::new(fd)),
                 kind: kind(&stat),
                 state,
                 tree: tree.clone(),
@@ -51,7 +52,7 @@ impl Anchor {
             .map(|account| account.anchor_new(identity(&stat)));
         Ok((
             Self {
-                fd: Arc::new(fd),
+                slot: Slot::new(Arc::new(fd)),
                 kind: kind(&stat),
                 state,
                 tree: tree.clone(),
@@ -66,7 +67,7 @@ impl Anchor {
             .account()
             .map(|account| account.anchor(tree.identity(), 0).0);
         Self {
-            fd: tree.root().clone(),
+            slot: Slot::new(tree.root().clone()),
             kind: FileType::Directory,
             state,
             tree: tree.clone(),
@@ -75,7 +76,7 @@ impl Anchor {
 
     /// Finds a name in the directory that `parent` holds; follows no link.
     pub(crate) fn find(parent: &Self, name: &CStr) -> Outcome<(Self, Stat)> {
-        Self::new(&parent.tree, open_path(parent, name)?)
+        Self::new(&parent.tree, open_path(parent.fd()?, name)?)
     }
 
     pub(crate) fn tree(&self) -> &Arc<Tree> {
@@ -86,15 +87,38 @@ impl Anchor {
         self.kind
     }
 
+    /// A descriptor that opens nothing (`O_PATH`).
+    ///
+    /// # Errors
+    /// `ESTALE` when the file is gone, `ENFILE` when the process has no descriptor left.
+    pub(crate) fn fd(&self) -> Outcome<Arc<OwnedFd>> {
+        self.slot.fd(self.tree.mount())
+    }
+
+    /// The file is referred to for long: its descriptor need not be open all the time.
+    pub(crate) fn refer(&self) {
+        if self.tree.mount().is_some() {
+            self.slot.may_close();
+        }
+    }
+
+    /// The file has lost its last name, as `other` shows, and is open.
+    pub(crate) fn keep(&self, other: &Self) {
+        if let Ok(fd) = other.fd() {
+            self.slot.keep(&fd);
+        }
+    }
+
     pub(crate) fn stat(&self) -> Outcome<Stat> {
-        fstat(&self.fd).map_err(errno::of)
+        fstat(self.fd()?).map_err(errno::of)
     }
 
     /// When the file was made, in nanoseconds since the Unix epoch; 0 where the file system does
     /// not tell.
     pub(crate) fn born_ns(&self) -> u64 {
         let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
-        match statx(&self.fd, c"", flags, StatxFlags::BTIME) {
+        let Ok(fd) = self.fd() else { return 0 };
+        match statx(fd, c"", flags, StatxFlags::BTIME) {
             Ok(told) if told.stx_mask & StatxFlags::BTIME.bits() != 0 => {
                 let seconds = u64::try_from(told.stx_btime.tv_sec).unwrap_or(0);
                 seconds * 1_000_000_000 + u64::from(told.stx_btime.tv_nsec)
@@ -108,9 +132,14 @@ impl Anchor {
         Some((self.tree.account()?, self.state.as_deref()?))
     }
 
-    /// A path that leads to the file, for calls that do not take this kind of descriptor.
-    pub(crate) fn proc_path(&self) -> String {
-        proc_path(&self.fd)
+    /// A path that leads to the file while this lives, for calls that do not take this kind of
+    /// descriptor.
+    pub(crate) fn proc_path(&self) -> Outcome<ProcPath> {
+        let fd = self.fd()?;
+        Ok(ProcPath {
+            path: proc_path(&fd),
+            _fd: fd,
+        })
     }
 
     /// Opens the file itself for reading or writing. Only regular files and directories: to open
@@ -122,7 +151,7 @@ impl Anchor {
             _ => return Err(errno::NXIO),
         }
         rustix::fs::open(
-            self.proc_path(),
+            self.proc_path()?.as_str(),
             flags | OFlags::CLOEXEC | OFlags::NOCTTY,
             Mode::empty(),
         )
@@ -131,7 +160,7 @@ impl Anchor {
 
     /// Takes note if no name leads to the file any more, and says so.
     pub(crate) fn note_unlinked(&self) -> bool {
-        let gone = fstat(&self.fd).is_ok_and(|stat| stat.st_nlink == 0);
+        let gone = self.stat().is_ok_and(|stat| stat.st_nlink == 0);
         if gone && let Some(state) = &self.state {
             state.set_unlinked();
         }
@@ -142,16 +171,10 @@ impl Anchor {
     pub(crate) fn settle(&self) {
         if let Some((account, state)) = self.charged() {
             let mut charged = state.lock();
-            if let Ok(stat) = fstat(&self.fd) {
+            if let Ok(stat) = self.stat() {
                 account.settle(&mut charged, self.tree.charge(&stat), 0);
             }
         }
-    }
-}
-
-impl AsFd for Anchor {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
     }
 }
 
@@ -160,6 +183,18 @@ impl Drop for Anchor {
         if let (Some(account), Some(state)) = (self.tree.account(), &self.state) {
             account.release(state);
         }
+    }
+}
+
+/// A path that leads to an open file.
+pub(crate) struct ProcPath {
+    path: String,
+    _fd: Arc<OwnedFd>,
+}
+
+impl ProcPath {
+    pub(crate) fn as_str(&self) -> &str {
+        &self.path
     }
 }
 

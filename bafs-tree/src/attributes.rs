@@ -1,7 +1,6 @@
 //! Operations on attributes, links' targets and extended attributes.
 
 use std::ffi::{CStr, CString};
-use std::os::fd::AsFd;
 
 use bafs_proto::file_op::{Attr, AttrChange, FileReply, FileResult, FileTime, SetTime};
 use bafs_proto::ids::{HandleId, InodeNo};
@@ -40,14 +39,15 @@ impl Session {
         if change.uid.is_some() || change.gid.is_some() {
             let (uid, gid) = (change.uid.map(Uid::from_raw), change.gid.map(Gid::from_raw));
             let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
-            chownat(anchor.as_fd(), c"", uid, gid, flags).map_err(errno::of)?;
+            chownat(anchor.fd()?, c"", uid, gid, flags).map_err(errno::of)?;
         }
         // After the owner: a change of owner clears bits of the mode.
         if let Some(mode) = change.mode {
             if anchor.kind() == FileType::Symlink {
                 return Err(errno::OPNOTSUPP);
             }
-            chmod(anchor.proc_path(), Mode::from_raw_mode(mode & 0o7777)).map_err(errno::of)?;
+            let path = anchor.proc_path()?;
+            chmod(path.as_str(), Mode::from_raw_mode(mode & 0o7777)).map_err(errno::of)?;
         }
         if let Some(size) = change.size {
             self.truncate(&anchor, handle, size)?;
@@ -59,7 +59,7 @@ impl Session {
                 last_modification: timespec(change.mtime)?,
             };
             let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
-            utimensat(anchor.as_fd(), c"", &times, flags).map_err(errno::of)?;
+            utimensat(anchor.fd()?, c"", &times, flags).map_err(errno::of)?;
         }
         Ok(FileReply::Attr(attr(ino, &anchor.stat()?)))
     }
@@ -91,7 +91,7 @@ impl Session {
         if anchor.kind() != FileType::Symlink {
             return Err(errno::INVAL);
         }
-        let target = readlinkat(anchor.as_fd(), c"", Vec::new()).map_err(errno::of)?;
+        let target = readlinkat(anchor.fd()?, c"", Vec::new()).map_err(errno::of)?;
         Ok(FileReply::Bytes(target.into_bytes()))
     }
 
@@ -124,8 +124,9 @@ impl Session {
         call: impl FnOnce(&str) -> rustix::io::Result<()>,
     ) -> FileResult {
         let anchor = self.anchor(ino)?;
+        let path = anchor.proc_path()?;
         let Some((account, state)) = anchor.charged() else {
-            call(&anchor.proc_path()).map_err(errno::of)?;
+            call(path.as_str()).map_err(errno::of)?;
             return Ok(FileReply::Done);
         };
         let mut charged = state.lock();
@@ -138,7 +139,7 @@ impl Session {
         if !account.reserve(reserved) {
             return Err(errno::NOSPC);
         }
-        let done = call(&anchor.proc_path()).map_err(errno::of);
+        let done = call(path.as_str()).map_err(errno::of);
         let now = anchor
             .stat()
             .map_or(*charged, |stat| anchor.tree().charge(&stat));
@@ -148,13 +149,13 @@ impl Session {
 
     pub(crate) fn get_xattr(&self, ino: InodeNo, name: &[u8]) -> FileResult {
         let name = attribute_name(name)?;
-        let path = self.anchor(ino)?.proc_path();
-        whole(|buffer| getxattr(&*path, &*name, buffer))
+        let path = self.anchor(ino)?.proc_path()?;
+        whole(|buffer| getxattr(path.as_str(), &*name, buffer))
     }
 
     pub(crate) fn list_xattr(&self, ino: InodeNo) -> FileResult {
-        let path = self.anchor(ino)?.proc_path();
-        let mut reply = whole(|buffer| listxattr(&*path, buffer))?;
+        let path = self.anchor(ino)?.proc_path()?;
+        let mut reply = whole(|buffer| listxattr(path.as_str(), buffer))?;
         if let FileReply::Bytes(names) = &mut reply {
             *names = names
                 .split_inclusive(|byte| *byte == 0)

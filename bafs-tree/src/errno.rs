@@ -28,6 +28,12 @@ pub(crate) fn of(error: rustix::io::Errno) -> Errno {
     }
 }
 
+/// The errno of the system call that this thread made last.
+pub(crate) fn last() -> Errno {
+    let error = std::io::Error::last_os_error();
+    of(rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO))
+}
+
 /// A single component of a path, fit for a system call: nothing that leaves its directory.
 pub(crate) fn component(name: &[u8]) -> Outcome<CString> {
     if matches!(name, b"" | b"." | b"..") || name.contains(&b'/') {

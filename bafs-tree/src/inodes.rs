@@ -131,6 +131,12 @@ impl Inodes {
         }
     }
 
+    /// The file with this identity, if somebody has it open.
+    pub(crate) fn open(&self, identity: Identity) -> Option<&Anchor> {
+        let entry = self.by_number.get(self.by_identity.get(&identity)?)?;
+        entry.anchor.as_deref().filter(|_| entry.handles > 0)
+    }
+
     /// The file lost its last name: if nobody has it open, lets it go and remembers its last
     /// attributes. What is returned is to be dropped outside of the lock.
     pub(crate) fn bury(&mut self, identity: Identity, last: Attr) -> Option<Arc<Anchor>> {
@@ -155,6 +161,9 @@ impl Inodes {
 
     fn insert(&mut self, number: u64, identity: Identity, anchor: Anchor) {
         self.by_identity.insert(identity, number);
+        if number != InodeNo::ROOT.0 {
+            anchor.refer();
+        }
         let anchor = Some(Arc::new(anchor));
         self.by_number.insert(
             number,

@@ -1,16 +1,18 @@
-//! What no crate wraps safely: which parts of a file have space (`FIEMAP`), and memory that
-//! processes share.
+//! What no crate wraps safely: which parts of a file have space (`FIEMAP`), memory that processes
+//! share, and files by their handles.
 #![allow(unsafe_code)]
 
 use std::io;
 use std::mem::size_of;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use nix::libc;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use crate::errno::{self, Outcome};
 use crate::shared::SharedAccess;
 
 /// Extents asked for at once.
@@ -82,6 +84,81 @@ pub(crate) fn allocated(file: impl AsFd, range: Range<u64>) -> Option<Vec<Range<
             .max(start + 1);
     }
     Some(found)
+}
+
+/// Bytes of a handle at most (`MAX_HANDLE_SZ`).
+const HANDLE_BYTES: usize = 128;
+
+/// What the kernel calls a file by, whatever its names.
+#[repr(C)]
+#[derive(Debug, Clone)]
+struct RawHandle {
+    bytes: u32,
+    kind: i32,
+    data: [u8; HANDLE_BYTES],
+}
+
+/// What the kernel calls a file by, as short as it is.
+#[derive(Debug, Clone)]
+pub(crate) struct FileHandle {
+    kind: i32,
+    data: Box<[u8]>,
+}
+
+/// The handle of a file.
+///
+/// # Errors
+/// `EOPNOTSUPP` where the file system has none.
+pub(crate) fn file_handle(file: BorrowedFd<'_>) -> Outcome<FileHandle> {
+    let mut raw = RawHandle {
+        bytes: HANDLE_BYTES as u32,
+        kind: 0,
+        data: [0; HANDLE_BYTES],
+    };
+    let mut mount = 0;
+    let handle = (&raw mut raw).cast();
+    let fd = file.as_raw_fd();
+    // SAFETY: the name is empty and ends with a zero; the kernel writes at most `bytes` bytes
+    // behind the head of the handle, for which there is room.
+    let done = unsafe {
+        libc::name_to_handle_at(
+            fd,
+            c"".as_ptr(),
+            handle,
+            &raw mut mount,
+            libc::AT_EMPTY_PATH,
+        )
+    };
+    if done != 0 {
+        return Err(errno::last());
+    }
+    let data = raw.data.get(..raw.bytes as usize).ok_or(errno::INVAL)?;
+    Ok(FileHandle {
+        kind: raw.kind,
+        data: data.into(),
+    })
+}
+
+/// A descriptor that opens nothing of the file with a handle, on the file system of `mount`.
+///
+/// # Errors
+/// `ESTALE` when it is gone, `EPERM` without the privilege.
+pub(crate) fn open_handle(mount: BorrowedFd<'_>, handle: &FileHandle) -> Outcome<OwnedFd> {
+    let mut raw = RawHandle {
+        bytes: handle.data.len() as u32,
+        kind: handle.kind,
+        data: [0; HANDLE_BYTES],
+    };
+    let room = raw.data.get_mut(..handle.data.len());
+    room.ok_or(errno::INVAL)?.copy_from_slice(&handle.data);
+    let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: the kernel reads `bytes` bytes behind the head of the handle, which are there.
+    let fd = unsafe { libc::open_by_handle_at(mount.as_raw_fd(), (&raw mut raw).cast(), flags) };
+    if fd < 0 {
+        return Err(errno::last());
+    }
+    // SAFETY: the kernel has just made it, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Numbers of a file that is mapped into memory for as long as this lives.

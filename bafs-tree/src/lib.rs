@@ -10,6 +10,7 @@ mod anchor;
 mod attributes;
 mod block_map;
 mod data;
+mod descriptors;
 mod directory;
 mod errno;
 mod handles;

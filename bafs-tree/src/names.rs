@@ -11,7 +11,7 @@ use rustix::fs::{
     mknodat, openat, renameat_with, symlinkat, unlinkat,
 };
 
-use crate::anchor::{Anchor, open_path, proc_path};
+use crate::anchor::{Anchor, open_path};
 use crate::attributes::attr;
 use crate::errno::{self, Outcome};
 use crate::room::Change;
@@ -73,7 +73,7 @@ impl Session {
         let anchor = self.anchor(ino)?;
         let parent = self.visible(parent, &name, errno::ACCESS)?;
         let mut change = Change::begin(&[&*parent]);
-        if open_path(parent.as_fd(), &name).is_ok() {
+        if open_path(parent.fd()?, &name).is_ok() {
             return Err(errno::EXIST);
         }
         change.reserve(&parent, name.to_bytes(), 0)?;
@@ -81,8 +81,8 @@ impl Session {
         let flags = AtFlags::SYMLINK_FOLLOW;
         linkat(
             rustix::fs::CWD,
-            anchor.proc_path(),
-            parent.as_fd(),
+            anchor.proc_path()?.as_str(),
+            parent.fd()?,
             &*name,
             flags,
         )
@@ -96,7 +96,9 @@ impl Session {
     pub(crate) fn create(&self, making: &Making<'_>, flags: i32) -> FileResult {
         let name = errno::component(making.name)?;
         let parent = self.visible(making.parent, &name, errno::ACCESS)?;
-        let opening = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+        let wanted = OFlags::from_bits_retain(flags.cast_unsigned());
+        let kept = wanted & (OFlags::SYNC | OFlags::DSYNC);
+        let opening = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | kept;
         let bits = Mode::from_raw_mode(making.mode.unwrap_or(0) & 0o7777);
         let mut opened = None;
         let made = self.make_in(making, 0, &parent, &name, |parent, name| {
@@ -124,7 +126,7 @@ impl Session {
         let parent = self.visible(parent, &name, errno::NOENT)?;
         let change = Change::begin(&[&*parent]);
         let (victim, _) = Anchor::find(&parent, &name)?;
-        unlinkat(parent.as_fd(), &*name, flags).map_err(errno::of)?;
+        unlinkat(parent.fd()?, &*name, flags).map_err(errno::of)?;
         drop(change);
         self.bury(&victim);
         Ok(FileReply::Done)
@@ -144,19 +146,13 @@ impl Session {
         let parent = self.visible(parent, &name, errno::NOENT)?;
         let new_parent = self.visible(new_parent, &new_name, errno::ACCESS)?;
         let mut change = Change::begin(&[&*parent, &*new_parent]);
-        open_path(parent.as_fd(), &name)?;
+        open_path(parent.fd()?, &name)?;
         let victim = Anchor::find(&new_parent, &new_name).ok();
         if victim.is_none() {
             change.reserve(&new_parent, new_name.to_bytes(), 0)?;
         }
-        renameat_with(
-            parent.as_fd(),
-            &*name,
-            new_parent.as_fd(),
-            &*new_name,
-            flags,
-        )
-        .map_err(errno::of)?;
+        renameat_with(parent.fd()?, &*name, new_parent.fd()?, &*new_name, flags)
+            .map_err(errno::of)?;
         drop(change);
         if let Some((victim, _)) = victim {
             self.bury(&victim);
@@ -188,7 +184,7 @@ impl Session {
     ) -> Outcome<(Anchor, Stat)> {
         let mut change = Change::begin(&[parent]);
         // A name that is taken says so, even when there is no space.
-        if open_path(parent.as_fd(), name).is_ok() {
+        if open_path(parent.fd()?, name).is_ok() {
             return Err(errno::EXIST);
         }
         change.reserve(parent, name.to_bytes(), blocks)?;
@@ -196,9 +192,10 @@ impl Session {
         if account.is_some_and(|account| !account.reserve_file()) {
             return Err(errno::NOSPC);
         }
-        let made = call(parent.as_fd(), name)
-            .map_err(errno::of)
-            .and_then(|()| Anchor::new_made(self.tree(), open_path(parent.as_fd(), name)?));
+        let made = parent.fd().and_then(|parent| {
+            call(parent.as_fd(), name).map_err(errno::of)?;
+            Anchor::new_made(self.tree(), open_path(parent, name)?)
+        });
         let (anchor, stat) = match made {
             Ok(made) => made,
             Err(error) => {
@@ -231,7 +228,7 @@ impl Session {
         if victim.note_unlinked()
             && let Ok(stat) = victim.stat()
         {
-            self.let_go(&stat);
+            self.let_go(&stat, Some(victim));
         }
     }
 
@@ -266,7 +263,7 @@ fn give_to_caller(
             let (uid, gid) = (Some(Uid::from_raw(caller.uid)), Some(Gid::from_raw(gid)));
             let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
             // In a user name space an owner may be out of reach: then it stays as it is.
-            changed = chownat(made.as_fd(), c"", uid, gid, flags).is_ok();
+            changed = chownat(made.fd()?, c"", uid, gid, flags).is_ok();
         }
     }
     if let Some(mode) = making.mode {
@@ -275,7 +272,7 @@ fn give_to_caller(
         let wanted = (mode & 0o7777) | inherited;
         if changed || stat.st_mode & 0o7777 != wanted {
             let mode = Mode::from_raw_mode(wanted);
-            rustix::fs::chmod(proc_path(made), mode).map_err(errno::of)?;
+            rustix::fs::chmod(made.proc_path()?.as_str(), mode).map_err(errno::of)?;
             changed = true;
         }
     }

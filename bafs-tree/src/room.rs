@@ -1,7 +1,6 @@
 //! Changes of directories under the limit: room for a name is sure before the name is made.
 
 use std::mem::MaybeUninit;
-use std::os::fd::AsFd;
 use std::sync::MutexGuard;
 
 use rustix::fs::{Mode, OFlags, RawDir, fstatfs, openat};
@@ -96,16 +95,19 @@ impl Drop for Change<'_> {
 /// by unused space. If the unused space of all `n` entries is more than `n` times what would
 /// still be too little, then one of them has enough.
 fn fits_without_growth(directory: &Anchor, name_length: usize) -> bool {
+    let Ok(shown) = directory.fd() else {
+        return false;
+    };
     const CHECKSUM_BYTES: usize = 12;
     let record = |length: usize| (8 + length).next_multiple_of(4);
-    let is_ext4 = fstatfs(directory.as_fd()).is_ok_and(|stat| stat.f_type == EXT4_MAGIC);
+    let is_ext4 = fstatfs(&shown).is_ok_and(|stat| stat.f_type == EXT4_MAGIC);
     let size = directory.stat().map_or(0, |stat| stat.st_size);
     let block_bytes = directory.tree().block_bytes();
     if !is_ext4 || u64::try_from(size).ok() != Some(block_bytes) {
         return false;
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let Ok(fd) = openat(directory.as_fd(), c".", flags, Mode::empty()) else {
+    let Ok(fd) = openat(&shown, c".", flags, Mode::empty()) else {
         return false;
     };
     let mut buffer = [MaybeUninit::<u8>::uninit(); 8 << 10];

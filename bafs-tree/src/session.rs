@@ -253,7 +253,7 @@ impl Session {
             return Err(errno::ISDIR);
         }
         let wanted = OFlags::from_bits_retain(flags.cast_unsigned());
-        let kept = OFlags::TRUNC | OFlags::NOATIME;
+        let kept = OFlags::TRUNC | OFlags::NOATIME | OFlags::SYNC | OFlags::DSYNC;
         let writes = wanted.intersects(OFlags::WRONLY | OFlags::RDWR);
         // A cache that collects writes reads what surrounds them, also where the program only
         // writes.
@@ -307,7 +307,7 @@ impl Session {
         if let Ok(stat) = anchor.stat()
             && stat.st_nlink == 0
         {
-            self.let_go(&stat);
+            self.let_go(&stat, None);
         }
     }
 
@@ -376,7 +376,11 @@ impl Session {
                     attr: None,
                 };
                 if plus && !dots {
-                    self.describe(&directory.anchor, &mut entry)?;
+                    match self.describe(&directory.anchor, &mut entry) {
+                        // The entries before it hold references: the reply must tell of them.
+                        Err(_) if !entries.is_empty() => break,
+                        described => described?,
+                    }
                 }
                 entries.push(entry);
             }
@@ -395,8 +399,9 @@ impl Session {
                 entry.attr = Some(attr);
                 Ok(())
             }
-            // The entries before it hold references already: the reply must tell of them.
-            Err(_) => Ok(()),
+            Err(errno::NOENT | errno::STALE) => Ok(()),
+            // To leave it out would pass a part of the directory off as the whole.
+            Err(error) => Err(error),
         }
     }
 
@@ -438,9 +443,15 @@ impl Session {
         drop(released);
     }
 
-    /// Lets a file without names go, unless it is open.
-    pub(crate) fn let_go(&self, stat: &Stat) {
-        let released = self.inodes().bury(identity(stat), attr(InodeNo(0), stat));
+    /// Lets a file without names go, unless it is open: then it is kept, if need be by `found`,
+    /// which shows it too.
+    pub(crate) fn let_go(&self, stat: &Stat, found: Option<&Anchor>) {
+        let mut inodes = self.inodes();
+        if let (Some(found), Some(open)) = (found, inodes.open(identity(stat))) {
+            open.keep(found);
+        }
+        let released = inodes.bury(identity(stat), attr(InodeNo(0), stat));
+        drop(inodes);
         drop(released);
     }
 

@@ -13,6 +13,7 @@ use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
 use crate::account::{Account, Identity, Limit};
 use crate::anchor::{identity, kind, open_path, proc_path};
+use crate::descriptors::can_open_again;
 use crate::session::Session;
 
 /// The root's own blocks up to so many bytes are not charged: an empty tree uses nothing.
@@ -27,6 +28,8 @@ pub struct Tree {
     told: Option<Arc<TreeUse>>,
     hidden: Option<Vec<u8>>,
     privileged: bool,
+    /// A descriptor by which files can be opened again by their handles, where they can.
+    mount: Option<OwnedFd>,
     block_bytes: u64,
 }
 
@@ -112,6 +115,7 @@ impl Tree {
             told: None,
             hidden: hidden.map(<[u8]>::to_vec),
             privileged: geteuid().is_root(),
+            mount: mount_of(&root),
             block_bytes: fstatvfs(&root)?.f_frsize.max(512),
             root: Arc::new(root),
         })
@@ -191,6 +195,11 @@ impl Tree {
         self.privileged
     }
 
+    /// A descriptor by which files can be opened again by their handles, where they can.
+    pub(crate) fn mount(&self) -> Option<BorrowedFd<'_>> {
+        self.mount.as_ref().map(AsFd::as_fd)
+    }
+
     /// Block of the host's file system, in bytes.
     pub(crate) fn block_bytes(&self) -> u64 {
         self.block_bytes
@@ -263,7 +272,14 @@ impl Tree {
     }
 }
 
-/// Every file that an agent refers to keeps a descriptor: allow as many as the system lets us.
+fn mount_of(root: &OwnedFd) -> Option<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mount = openat(root, c".", flags, Mode::empty()).ok()?;
+    can_open_again(&mount).then_some(mount)
+}
+
+/// Every file that an agent refers to has a descriptor, if they are not too many: allow as many as
+/// the system lets us.
 fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {

@@ -1,0 +1,124 @@
+//! The descriptors of files that are referred to: as many are open as the process can spare, and
+//! the others are opened again when they are needed. Knows no names.
+//!
+//! The kernel's handles of files (`open_by_handle_at(2)`) find a file wherever its names go, and
+//! never another one under its number. They need a privilege, and a file system that has them;
+//! without, all descriptors stay open.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use rustix::process::{Resource, getrlimit};
+
+use crate::errno::{self, Outcome};
+use crate::kernel::{FileHandle, file_handle, open_handle};
+
+/// Part of the process's descriptors that these may take: files that programs have open, and
+/// connections, need the rest.
+const PART: u64 = 4;
+
+/// Where the number of descriptors has no limit, or nearly none.
+const OPEN_MAX: u64 = 1 << 16;
+
+/// Those that may be closed, by the time since they were opened.
+static OPEN: Mutex<VecDeque<Weak<Slot>>> = Mutex::new(VecDeque::new());
+
+/// A descriptor that opens nothing (`O_PATH`), or the way to have it again.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    fd: Mutex<Option<Arc<OwnedFd>>>,
+    handle: OnceLock<FileHandle>,
+    /// Used since somebody last looked for one to close.
+    is_used: AtomicBool,
+    /// Never closed.
+    is_kept: AtomicBool,
+}
+
+impl Slot {
+    pub(crate) fn new(fd: Arc<OwnedFd>) -> Arc<Self> {
+        Arc::new(Self {
+            fd: Mutex::new(Some(fd)),
+            handle: OnceLock::new(),
+            is_used: AtomicBool::new(true),
+            is_kept: AtomicBool::new(false),
+        })
+    }
+
+    /// The descriptor; `mount` is one by which it can be had again.
+    ///
+    /// # Errors
+    /// `ESTALE` when the file is gone, `ENFILE` when the process has no descriptor left.
+    pub(crate) fn fd(self: &Arc<Self>, mount: Option<BorrowedFd<'_>>) -> Outcome<Arc<OwnedFd>> {
+        self.is_used.store(true, Relaxed);
+        let mut held = lock(&self.fd);
+        if let Some(fd) = &*held {
+            return Ok(fd.clone());
+        }
+        let (handle, mount) = self.handle.get().zip(mount).ok_or(errno::STALE)?;
+        let fd = Arc::new(open_handle(mount, handle)?);
+        *held = Some(fd.clone());
+        drop(held);
+        self.may_close();
+        Ok(fd)
+    }
+
+    /// From now on the descriptor may be closed when there are too many; closes others now.
+    pub(crate) fn may_close(self: &Arc<Self>) {
+        let mut open = lock(&OPEN);
+        open.push_back(Arc::downgrade(self));
+        let mut looks = open.len();
+        while open.len() > open_max() && looks > 0 {
+            looks -= 1;
+            let Some(slot) = open.pop_front().and_then(|slot| slot.upgrade()) else {
+                continue;
+            };
+            if slot.is_used.swap(false, Relaxed) || !slot.close() {
+                open.push_back(Arc::downgrade(&slot));
+            }
+        }
+    }
+
+    /// The file has lost its last name and is open: nothing leads to it but this.
+    pub(crate) fn keep(&self, fd: &Arc<OwnedFd>) {
+        self.is_kept.store(true, Relaxed);
+        lock(&self.fd).get_or_insert_with(|| fd.clone());
+    }
+
+    fn close(&self) -> bool {
+        if self.is_kept.load(Relaxed) {
+            return false;
+        }
+        let mut held = lock(&self.fd);
+        let Some(fd) = &*held else { return true };
+        if self.handle.get().is_none() {
+            let Ok(handle) = file_handle(fd.as_fd()) else {
+                return false;
+            };
+            let _ = self.handle.set(handle);
+        }
+        *held = None;
+        true
+    }
+}
+
+/// Whether a file of the file system of `mount` can be opened by its handle.
+pub(crate) fn can_open_again(mount: impl AsFd) -> bool {
+    let mount = mount.as_fd();
+    file_handle(mount).is_ok_and(|handle| open_handle(mount, &handle).is_ok())
+}
+
+fn open_max() -> usize {
+    static MAX: OnceLock<usize> = OnceLock::new();
+    *MAX.get_or_init(|| {
+        let limit = getrlimit(Resource::Nofile).current;
+        let part = limit.unwrap_or(u64::MAX) / PART;
+        usize::try_from(part.clamp(1, OPEN_MAX)).unwrap_or(1)
+    })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No holder leaves what it changes half-changed.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
