@@ -102,12 +102,33 @@ impl VolumeSpec {
     /// Bytes and files that are reserved for it: for a watched volume a tenth more than it may
     /// hold, so that one past its limit takes nothing from others until it is ended.
     pub fn reserved(&self) -> (u64, u64) {
-        let (bytes, files) = (self.size_bytes, self.size_files);
-        match self.limit {
-            LimitKind::Exact => (bytes, files),
-            LimitKind::Watched => (
+        self.limit.reserved(self.size_bytes, self.size_files)
+    }
+}
+
+impl LimitKind {
+    /// Bytes and files to reserve for a volume that may hold so many.
+    pub fn reserved(self, bytes: u64, files: u64) -> (u64, u64) {
+        match self {
+            Self::Exact => (bytes, files),
+            Self::Watched => (
                 bytes.saturating_add((bytes / 10).max(MARGIN_BYTES_MIN)),
                 files.saturating_add((files / 10).max(MARGIN_FILES_MIN)),
+            ),
+        }
+    }
+
+    /// The most bytes and files that a volume may hold for which so many are reserved.
+    pub fn held(self, bytes: u64, files: u64) -> (u64, u64) {
+        let within = |reserved: u64, least: u64| {
+            let by_tenth = reserved / 11 * 10 + (reserved % 11).min(9);
+            by_tenth.min(reserved.saturating_sub(least))
+        };
+        match self {
+            Self::Exact => (bytes, files),
+            Self::Watched => (
+                within(bytes, MARGIN_BYTES_MIN),
+                within(files, MARGIN_FILES_MIN),
             ),
         }
     }
@@ -143,4 +164,33 @@ pub struct VolumeStatus {
     pub manifest: Option<Digest>,
     /// When the volume is deleted unless someone shows interest.
     pub expires: Time,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_may_hold_what_its_reservation_allows_and_no_more() {
+        let kind = LimitKind::Watched;
+        let margin = MARGIN_BYTES_MIN;
+        for bytes in [
+            0,
+            1,
+            9,
+            10 * margin - 1,
+            10 * margin,
+            10 * margin + 9,
+            1 << 40,
+        ] {
+            for files in [1, 99_999, 100_000, 100_009, 1_000_001] {
+                let (reserved, places) = kind.reserved(bytes, files);
+                assert_eq!(kind.held(reserved, places), (bytes, files));
+            }
+        }
+        for reserved in (11 * margin - 25..11 * margin + 25).chain([0, margin - 1, u64::MAX]) {
+            let (held, _) = kind.held(reserved, 0);
+            assert!(held == 0 || kind.reserved(held, 0).0 <= reserved);
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! The workflow language on valid input: what a text becomes. What it says about errors is tested
 //! in `workflow_errors.rs`.
 
+use bafs_proto::volume::LimitKind;
 use bafs_sched::workflow::{
     CachePolicy, Checked, Diagnostic, JobIndex, Scheme, Severity, VolumeIndex, VolumeKind,
     Workflow, parse_workflow,
@@ -82,6 +83,23 @@ fn the_published_sample_is_unchanged() {
     let extract = &workflow.extracts[0];
     assert_eq!((extract.volume, &*extract.path), (VolumeIndex(1), "x"));
     assert_eq!(extract.target.to_string(), "ftp://home/out.1");
+}
+
+#[test]
+fn a_watched_volume_has_its_margin_reserved() {
+    let text = "volume w scratch 100 GB files 1000000 watched\nvolume small scratch 1 MB watched\n\
+        job a {\nexecutable = x\n}\nmount w a /w\nmount small a /small";
+    let workflow = workflow(text);
+    let found = workflow.volumes.iter();
+    let found: Vec<_> = found
+        .map(|volume| (volume.limit, volume.size_bytes, volume.size_files))
+        .collect();
+    let small = 1_000_000 + (256 << 20);
+    let expected = [
+        (LimitKind::Watched, 110_000_000_000, 1_100_000),
+        (LimitKind::Watched, small, 1_024 + 10_000),
+    ];
+    assert_eq!(found, expected);
 }
 
 const EVERYTHING: &str = r#"

@@ -14,7 +14,7 @@ use bafs_proto::net::pool::Pool;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token, Verifier};
 use bafs_proto::volume::{
-    LimitKind, Replacement, Source, VolumeKind as Kind, VolumeSpec, VolumeState, VolumeStatus,
+    Replacement, Source, VolumeKind as Kind, VolumeSpec, VolumeState, VolumeStatus,
 };
 use bafs_proto::{Error, ErrorClass, ErrorCode, Result};
 use bytes::Bytes;
@@ -191,14 +191,16 @@ impl Servers {
         kind: Kind,
         source_token: Token,
     ) -> Result<()> {
+        let declared = self.workflow.volume(volume);
+        let (size_bytes, size_files) = declared.limit.held(size.bytes, size.files);
         let spec = VolumeSpec {
             id,
-            name: self.workflow.volume(volume).name.clone(),
+            name: declared.name.clone(),
             owner: self.owner(),
             kind,
-            size_bytes: size.bytes,
-            size_files: size.files,
-            limit: LimitKind::Exact,
+            size_bytes,
+            size_files,
+            limit: declared.limit,
             lifetime_ms: self.settings.volume_lifetime_ms,
         };
         let call = CreateVolume { spec, source_token };

@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 
 use super::PastError;
+use bafs_proto::volume::LimitKind;
+
 use crate::sim::{JobLoad, Measured, MountLoad};
 use crate::workflow::{
     CachePolicy, Command, Extract, Job, JobIndex, Mount, Scheme, Url, Volume, VolumeIndex,
@@ -81,6 +83,7 @@ impl Builder {
             kind,
             size_bytes: bytes,
             size_files: 1,
+            limit: LimitKind::Exact,
             users: Vec::new(),
         });
         VolumeIndex(self.workflow.volumes.len() as u32 - 1)

@@ -1,5 +1,7 @@
 //! The workflow of a canonical workload, job by job, without a text. It plans nothing.
 
+use bafs_proto::volume::LimitKind;
+
 use crate::planner::{Canonical, Layout};
 use crate::workflow::{
     CachePolicy, Command, Extract, Job, JobIndex, Mount, Url, Volume, VolumeIndex, VolumeKind,
@@ -26,6 +28,7 @@ pub fn workflow_of(canonical: &Canonical) -> Workflow {
                 },
                 size_bytes: canonical.batch_bytes,
                 size_files: 1,
+                limit: LimitKind::Exact,
                 users: Vec::with_capacity(canonical.width as usize),
             });
         }
@@ -50,6 +53,7 @@ fn add_pipeline(workflow: &mut Workflow, canonical: &Canonical, pipeline: u32) {
             kind: VolumeKind::Scratch { fill },
             size_bytes: canonical.private_bytes,
             size_files: 1,
+            limit: LimitKind::Exact,
             users: Vec::new(),
         });
     }

@@ -3,6 +3,8 @@
 
 use std::rc::Rc;
 
+use bafs_proto::volume::LimitKind;
+
 use super::checked::VolumeKind;
 use super::diagnostic::Place;
 use super::submit::Key;
@@ -118,6 +120,7 @@ pub(super) struct VolumeDeclaration {
     pub(super) size_bytes: Option<u64>,
     pub(super) size_place: Place,
     pub(super) size_files: Option<u64>,
+    pub(super) limit: LimitKind,
 }
 
 #[derive(Debug)]

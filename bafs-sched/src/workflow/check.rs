@@ -168,6 +168,7 @@ impl Checker<'_> {
             size_bytes,
             size_place,
             size_files,
+            limit,
         } in declarations
         {
             if !self.volumes.declare(&name, self.diagnostics) {
@@ -182,12 +183,14 @@ impl Checker<'_> {
             let size_bytes = size_bytes.unwrap_or(0);
             let size_files = size_files
                 .unwrap_or_else(|| (size_bytes / BYTES_PER_FILE_DEFAULT).max(FILES_DEFAULT_MIN));
+            let (size_bytes, size_files) = limit.reserved(size_bytes, size_files);
             let users = vec![];
             self.workflow.volumes.push(Volume {
                 name: name.text,
                 kind,
                 size_bytes,
                 size_files,
+                limit,
                 users,
             });
         }

@@ -4,6 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use bafs_proto::volume::LimitKind;
 use serde::{Deserialize, Serialize};
 
 use super::url::Url;
@@ -107,10 +108,14 @@ pub struct Volume {
     pub name: String,
     /// What the volume is for.
     pub kind: VolumeKind,
-    /// The bytes to reserve; 0 when the size is not known and must be measured.
+    /// The bytes to reserve, with the margin that its limit asks for; 0 when the size is not known
+    /// and must be measured.
     pub size_bytes: u64,
     /// The files to reserve, at least one.
     pub size_files: u64,
+    /// How the limit of a scratch volume is kept.
+    #[serde(default)]
+    pub limit: LimitKind,
     /// The jobs that mount it, ascending, each once; empty when none does.
     pub users: Vec<JobIndex>,
 }

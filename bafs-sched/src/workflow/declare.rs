@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use bafs_proto::volume::LimitKind;
+
 use super::ast::{
     Declarations, Description, ExtractDeclaration, JobDeclaration, Keyword, MountDeclaration,
     ParentDeclaration, RetryDeclaration, Settings, VolumeDeclaration, Word,
@@ -18,7 +20,7 @@ use super::submit::{Key, integer, parse_description, settings};
 use super::url::Url;
 
 /// Options of a `volume` statement; a word that is one of them is no unit of size.
-const VOLUME_OPTIONS: [&str; 4] = ["files", "from", "lru", "mru"];
+const VOLUME_OPTIONS: [&str; 5] = ["files", "from", "lru", "mru", "watched"];
 
 /// In the place of the size of a scratch volume: it is measured.
 const UNKNOWN: &str = "unknown";
@@ -177,6 +179,7 @@ impl<'r> Declarer<'r> {
                     size_bytes: Some(1),
                     size_place: name_place,
                     size_files: None,
+                    limit: LimitKind::Exact,
                 }),
             );
         Ok(())
@@ -270,13 +273,15 @@ impl Cursor<'_, '_> {
     fn volume_rest(&mut self, name: Word) -> Result<VolumeDeclaration, (Word, Reported)> {
         match self.volume_kind() {
             Ok((mut kind, size_bytes, size_place)) => {
-                let size_files = self.volume_options(&mut kind);
+                let is_known = size_bytes.is_some();
+                let (size_files, limit) = self.volume_options(&mut kind, is_known);
                 Ok(VolumeDeclaration {
                     name,
                     kind,
                     size_bytes,
                     size_place,
                     size_files,
+                    limit,
                 })
             }
             Err(reported) => Err((name, reported)),
@@ -317,8 +322,12 @@ impl Cursor<'_, '_> {
     }
 
     /// Options in any order. One with an error is reported and left out.
-    fn volume_options(&mut self, kind: &mut VolumeKind) -> Option<u64> {
-        let mut files = None;
+    fn volume_options(
+        &mut self,
+        kind: &mut VolumeKind,
+        is_known: bool,
+    ) -> (Option<u64>, LimitKind) {
+        let (mut files, mut limit) = (None, LimitKind::Exact);
         while let Some(word) = self.words.get(self.next).cloned() {
             self.next += 1;
             let option = word.text.to_ascii_lowercase();
@@ -333,6 +342,17 @@ impl Cursor<'_, '_> {
                     Ok(url) => *fill = Some(url),
                     Err(Reported) => break,
                 },
+                ("watched", VolumeKind::Scratch { .. }) if is_known => limit = LimitKind::Watched,
+                ("watched", VolumeKind::Scratch { .. }) => {
+                    let hint = "what it held past its limit would be measured too";
+                    let message = "a volume whose size is 'unknown' cannot be 'watched'";
+                    self.diagnostics.error_hint(word.place, message, hint);
+                }
+                ("watched", VolumeKind::Cache { .. }) => {
+                    let hint = "a cache volume always keeps its size exactly";
+                    let message = "'watched' belongs to scratch volumes only";
+                    self.diagnostics.error_hint(word.place, message, hint);
+                }
                 ("lru", VolumeKind::Cache { policy, .. }) => *policy = CachePolicy::Lru,
                 ("mru", VolumeKind::Cache { policy, .. }) => *policy = CachePolicy::Mru,
                 ("from", VolumeKind::Cache { .. }) => {
@@ -352,7 +372,7 @@ impl Cursor<'_, '_> {
                 }
             }
         }
-        files
+        (files, limit)
     }
 
     /// A size of one word or two.
