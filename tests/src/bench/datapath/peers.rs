@@ -12,11 +12,12 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use super::shown::Shown;
-use super::work::{Work, rate};
+use super::shown::{Shown, distant_world};
+use super::work::{Work, arguments, rate, rate_of};
 use crate::bench::measure::{Samples, Way, digits, interleave};
+use crate::bench::shell::Shell;
 use crate::bench::{Options, Report};
-use crate::mounts_with;
+use crate::{World, mounts_with};
 
 /// A file system that we are compared with.
 struct Kind {
@@ -173,9 +174,44 @@ fn processes_beside(first: u32) -> Vec<Pid> {
         .collect()
 }
 
+/// Where work is done: rates in MB/s or files/s.
+struct Place<'a> {
+    name: &'a str,
+    rate: Box<dyn FnMut(Work, u64) -> Result<f64> + 'a>,
+}
+
+impl<'a> Place<'a> {
+    /// A directory of the host.
+    fn on_host(name: &'a str, directory: &'a Path) -> Self {
+        let rate = move |work, amount| rate(work, directory, amount);
+        let rate = Box::new(rate);
+        Self { name, rate }
+    }
+
+    /// A volume within a job.
+    fn in_job(name: &'a str, world: &World) -> Result<Self> {
+        let mut shell = Shell::job(world, "work:/work")?;
+        let program = std::env::current_exe()?;
+        let program = program
+            .to_str()
+            .context("the path of this program is text")?;
+        let program = program.to_owned();
+        let rate = move |work, amount| {
+            let arguments = arguments(work, "/work", amount).join(" ");
+            rate_of(work, amount, &shell.run(&format!("{program} {arguments}"))?)
+        };
+        let rate = Box::new(rate);
+        Ok(Self { name, rate })
+    }
+}
+
+/// Places of ours: what jobs have, and a mount on the host, where each close waits for the server.
+const OURS: usize = 2;
+
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let (mib, files) = (options.pick(256, 64), options.pick(2_000, 500));
     let shown = Shown::start("20GB")?;
+    let world = distant_world("4GB")?;
     let mut peers = Vec::new();
     for kind in &KINDS {
         match Peer::start(kind) {
@@ -186,40 +222,49 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     report.section(&format!(
         "beside peers over loopback: {mib} MiB in MB/s, {files} files of 4 KiB in files/s"
     ));
-    let mut places = vec![("BAFS", shown.path())];
-    places.extend(peers.iter().map(|peer| (peer.name, peer.mount.as_path())));
-    let found = measure(&places, options, (mib, files))?;
+    let mut places = vec![
+        Place::in_job("BAFS, a job", &world)?,
+        Place::on_host("BAFS, host mount", shown.path()),
+    ];
+    for peer in &peers {
+        places.push(Place::on_host(peer.name, &peer.mount));
+    }
     let mut head = vec!["work".to_owned()];
-    head.extend(places.iter().map(|(name, _)| (*name).to_owned()));
-    head.push("BAFS / best peer".to_owned());
+    head.extend(places.iter().map(|place| place.name.to_owned()));
+    head.push("job / best peer".to_owned());
+    head.push("host / best peer".to_owned());
+    let found = measure(places, options, (mib, files))?;
     let mut rows = vec![head];
     for (work, samples) in Work::BESIDE_PEERS.iter().zip(&found) {
         let mut cells = vec![work.name().to_owned()];
         cells.extend(samples.iter().map(Samples::to_string));
-        let best = samples[1..].iter().map(Samples::median).fold(0.0, f64::max);
-        let factor = samples[0].median() / best;
-        cells.push(if best > 0.0 {
-            digits(factor)
-        } else {
-            String::new()
-        });
-        rows.push(cells);
-        if best > 0.0 {
-            report.figure(&format!("peer_{}", work.name()), factor);
+        let best = samples[OURS..].iter().map(Samples::median);
+        let best = best.fold(0.0, f64::max);
+        for (ours, figure) in samples[..OURS].iter().zip(["peer", "peer_host"]) {
+            if best > 0.0 {
+                let factor = ours.median() / best;
+                cells.push(digits(factor));
+                report.figure(&format!("{figure}_{}", work.name()), factor);
+            }
         }
+        rows.push(cells);
     }
     report.table(&rows);
-    let beaten = (1..places.len()).filter(|peer| {
-        let ahead = |row: &Vec<Samples>| row[0].median() > row[*peer].median();
-        found.iter().all(ahead)
-    });
-    report.figure("peers_behind", beaten.count() as f64);
+    let beaten = |ours: usize| {
+        let ahead = |row: &Vec<Samples>, peer: usize| row[ours].median() > row[peer].median();
+        let peers = OURS..OURS + peers.len();
+        peers
+            .filter(|peer| found.iter().all(|row| ahead(row, *peer)))
+            .count() as f64
+    };
+    report.figure("peers_behind", beaten(0));
+    report.figure("peers_behind_host", beaten(1));
     Ok(())
 }
 
 /// For each work the rates of each place.
 fn measure(
-    places: &[(&str, &Path)],
+    places: Vec<Place<'_>>,
     options: &Options,
     (mib, files): (u64, u64),
 ) -> Result<Vec<Vec<Samples>>> {
@@ -228,14 +273,14 @@ fn measure(
         Work::BESIDE_PEERS.len()
     ]);
     let mut ways: Vec<_> = places
-        .iter()
+        .into_iter()
         .enumerate()
-        .map(|(place, (name, path))| {
+        .map(|(place, Place { name, mut rate })| {
             let values = &values;
             Way::new(name, move || {
                 for (index, work) in Work::BESIDE_PEERS.into_iter().enumerate() {
                     let amount = if work.is_bulk() { mib } else { files };
-                    let found = rate(work, path, amount).context("a round of work")?;
+                    let found = rate(work, amount).context("a round of work")?;
                     values.borrow_mut()[index][place].push(found);
                 }
                 Ok(0.0)
