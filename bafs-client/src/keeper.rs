@@ -11,11 +11,13 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread;
 use std::time::Duration;
 
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::{getppid, setsid};
 
+use crate::clock;
 use crate::doctor::mounts;
 use crate::kernel;
 use crate::limits::KEEPER_READY;
@@ -24,6 +26,9 @@ use crate::sandbox::{KEEPER, SELF, SUBCOMMAND};
 
 /// Where the root of each hierarchy of control groups is.
 const CONTROL_GROUPS: &str = "/sys/fs/cgroup";
+
+/// Pause between two looks at a keeper that should end.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// The agent's side of a keeper. Dropping it without [`Self::dismiss`] has the mount taken away.
 #[derive(Debug)]
@@ -65,8 +70,15 @@ impl Keeper {
     pub(crate) fn dismiss(self) {
         let Self { pulse, mut process } = self;
         pulse.end();
-        if let Err(error) = process.wait() {
-            tracing::warn!(%error, "the keeper of a mount did not end");
+        let start = clock::now();
+        while let Ok(None) = process.try_wait() {
+            if start.elapsed() > KEEPER_READY {
+                // It is stopped, and has nothing to keep any more.
+                let _ = process.kill();
+                let _ = process.wait();
+                return;
+            }
+            thread::sleep(LOOK);
         }
     }
 }

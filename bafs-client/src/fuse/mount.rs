@@ -23,6 +23,7 @@ use super::bridge::Bridge;
 use crate::clock;
 use crate::doctor::connections;
 use crate::limits::{DETACH, SESSION_THREADS};
+use crate::logic::mount_table;
 use crate::volume::Volume;
 
 const DEVICE: &str = "/dev/fuse";
@@ -170,21 +171,23 @@ impl Mounted {
         let Some(server) = self.server.take() else {
             return;
         };
-        match umount2(&self.directory, MntFlags::MNT_DETACH) {
-            // EINVAL: somebody else was faster.
-            Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
-            Err(Errno::EPERM) if self.fusermount.is_some() => self.ask_fusermount(),
-            Err(errno) => tracing::warn!(%errno, "cannot detach {}", self.directory.display()),
+        if server.is_finished() {
+            // Somebody else took the mount away; what is there now, and whatever has the number of
+            // its connection, is not ours.
+            let _ = server.join();
+            return;
         }
-        if let Some(unmounter) = &mut self.fusermount
-            && let Err(error) = unmounter.unmount()
-        {
-            tracing::debug!(%error, "fusermount3 does not stop watching");
+        if self.is_on_top() {
+            self.take_away();
         }
         // A volume that is lost has no more to say, whoever holds files of it, or sees it in
         // another name space.
-        let is_lost = self.volume.fate().loss().is_some();
-        if is_lost || !finishes(&server, DETACH / 2) {
+        let patience = match self.volume.fate().loss() {
+            // Long enough to see that the mount is gone, and the number of its connection with it.
+            Some(_) => DETACH / 20,
+            None => DETACH / 2,
+        };
+        if !finishes(&server, patience) {
             // Somebody still holds a file of it. Whoever waits for an answer gets an error.
             self.abort();
             if !finishes(&server, DETACH / 2) {
@@ -197,6 +200,31 @@ impl Mounted {
         }
         // A panic of the serving thread was reported when it happened.
         let _ = server.join();
+    }
+
+    /// Whether a look at the directory meets this mount, and not one that was made there since.
+    fn is_on_top(&self) -> bool {
+        let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
+        let mounts = mount_table::parse(&table);
+        let top = mounts.iter().rfind(|mount| mount.point == self.directory);
+        match (top, self.connection) {
+            (Some(top), Some(connection)) => top.is_ours() && top.device.1 == connection,
+            _ => true,
+        }
+    }
+
+    fn take_away(&mut self) {
+        match umount2(&self.directory, MntFlags::MNT_DETACH) {
+            // EINVAL: somebody else was faster.
+            Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
+            Err(Errno::EPERM) if self.fusermount.is_some() => self.ask_fusermount(),
+            Err(errno) => tracing::warn!(%errno, "cannot detach {}", self.directory.display()),
+        }
+        if let Some(unmounter) = &mut self.fusermount
+            && let Err(error) = unmounter.unmount()
+        {
+            tracing::debug!(%error, "fusermount3 does not stop watching");
+        }
     }
 
     /// The `fusermount3` that watches this process takes only dead mounts away, so one that lives
