@@ -13,6 +13,7 @@ use bafs_proto::message::{JobOutcome, JobSpec, MountSpec, Role};
 use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::{Error, ErrorCode, Result};
+use nix::libc;
 use nix::unistd::geteuid;
 use serde_json::json;
 use tokio::runtime::Runtime;
@@ -114,7 +115,7 @@ pub fn exec_main(spec: JobSpec, identity: Identity, choices: Choices) -> ExitCod
     match end.report.outcome {
         JobOutcome::Exited(code) => ExitCode::from(code as u8),
         JobOutcome::Signaled(signal) => ExitCode::from(128u8.wrapping_add(signal as u8)),
-        JobOutcome::Killed => ExitCode::from(128 + nix::libc::SIGTERM as u8),
+        JobOutcome::Killed => ExitCode::from(128 + libc::SIGTERM as u8),
         JobOutcome::NotStarted(message) => {
             complain(&format!("bafs: {message}"));
             ExitCode::from(match end.not_started {
@@ -230,6 +231,9 @@ fn mount_on_host(
     silence: Duration,
 ) -> Result<(Mounted, Keeper), MountError> {
     doctor::mounts::take_dead_away(directory);
+    // The kernel's table of mounts has no symbolic links.
+    let directory = &std::fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
+    doctor::mounts::take_dead_away(directory);
     let kept = |device| Keeper::start(directory, silence, device).map_err(MountError::Keeper);
     if !geteuid().is_root() {
         let keeper = kept(None)?;
@@ -285,6 +289,8 @@ fn kill_on_signals() -> Result<watch::Receiver<bool>> {
     let hear = |kind| signal(kind).map_err(|error| unsupported(&error));
     let mut interrupt = hear(SignalKind::interrupt())?;
     let mut terminate = hear(SignalKind::terminate())?;
+    // Heard, it ends no agent: a write past `ulimit -f` of whoever started us fails with EFBIG.
+    let _ = hear(SignalKind::from_raw(libc::SIGXFSZ))?;
     let (kill, killed) = watch::channel(false);
     tokio::spawn(async move {
         tokio::select! {

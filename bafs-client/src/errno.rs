@@ -17,6 +17,7 @@ pub fn errno_of(code: ErrorCode) -> Errno {
         Code::Unreachable
         | Code::DeadlineExceeded
         | Code::Busy
+        | Code::Running
         | Code::SessionUnknown
         | Code::ServerFault => libc::EIO,
         Code::VolumeLost | Code::SourceChanged | Code::Fenced => libc::EIO,

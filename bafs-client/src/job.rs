@@ -372,6 +372,8 @@ async fn let_go(bound: Bound) -> VolumeUse {
             tracing::error!(%error, volume = volume.name(), "unmounting failed");
         }
     }
+    // The job is dead: nothing has to wait for a server that is away.
+    volume.stop_waiting();
     let held = volume.held().await;
     volume.close().await;
     volume.usage_holding(held)

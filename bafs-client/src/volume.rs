@@ -353,11 +353,18 @@ impl Volume {
         })
     }
 
-    /// Takes the answer to a write that nobody waits for: should it fail, the program hears of it
-    /// when it closes the file at best, so whoever started the program is told as well.
-    pub fn deferred(self: &Arc<Self>, done: Done) -> Done {
+    /// Takes the answer to a write of `length` bytes that nobody waits for: should it fail, the
+    /// program hears of it when it closes the file at best, so whoever started the program is told
+    /// as well. The kernel takes a part that was written for the whole, so that fails too.
+    pub fn deferred(self: &Arc<Self>, length: usize, done: Done) -> Done {
         let volume = Arc::clone(self);
         Box::new(move |result, data| {
+            let result = result.and_then(|reply| match reply {
+                FileReply::Written { length: written } if written < length as u64 => {
+                    Err(Errno(libc::ENOSPC))
+                }
+                reply => Ok(reply),
+            });
             if let Err(errno) = result {
                 let code = match errno.0 {
                     libc::ENOSPC => ErrorCode::NoSpaceBytes,

@@ -63,6 +63,8 @@ error_codes! {
     SessionUnknown = 103, Transient;
     /// The server could not do it for a local reason that may pass (an I/O error of its disk).
     ServerFault = 104, Transient;
+    /// What was asked for is under way and takes longer: ask again for its result.
+    Running = 105, Transient;
 
     /// The volume does not exist (any more): deleted, expired, or lost with its server.
     VolumeLost = 200, VolumeLost;

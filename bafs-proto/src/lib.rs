@@ -28,9 +28,10 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 ///
 /// Ledger: 1 = first form (2026-11); 2 = batches of operations in an order, with given numbers;
 /// 3 = agents report how long calls were under way, which volumes a job read and changed, and what
-/// they held; 4 = allotments of nodes; 5 = a server says that what it asked ahead is waited for, and
-/// agents are told that blocks are on their machine.
-pub const PROTOCOL_VERSION: u32 = 5;
+/// they held; 4 = allotments of nodes; 5 = a server says that what it asked ahead is waited for,
+/// and agents are told that blocks are on their machine; 6 = a server says that it is at it
+/// (`Running`).
+pub const PROTOCOL_VERSION: u32 = 6;
 
 /// Application-layer protocol name that both ends of a connection must offer.
 pub const ALPN: &[u8] = b"bafs/1";

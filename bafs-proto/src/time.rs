@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::{Error, ErrorCode};
+
 /// A point in time, in milliseconds since the Unix epoch (or since the start of a simulation).
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
@@ -61,5 +63,62 @@ impl Deadline {
     /// The deadline as the standard library's clock knows it.
     pub fn instant(self) -> std::time::Instant {
         self.0
+    }
+}
+/// A server that is at it may take so many times as long as one that says nothing.
+const SPANS_MAX: u32 = 20;
+
+/// How long a call waits: until its deadline, and as long once more each time that the server says
+/// that it is at it ([`ErrorCode::Running`]), up to a limit.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    span: Duration,
+    deadline: Deadline,
+    end: Deadline,
+}
+
+impl Patience {
+    /// For a call with this deadline that begins now.
+    pub fn until(deadline: Deadline) -> Self {
+        let span = deadline.left();
+        Self {
+            span,
+            deadline,
+            end: Deadline::after(span.saturating_mul(SPANS_MAX)),
+        }
+    }
+
+    /// Until when the server may be silent.
+    pub fn deadline(&self) -> Deadline {
+        self.deadline
+    }
+
+    /// Whether to ask again because the server is at it; if so, the deadline is a new one.
+    pub fn goes_on(&mut self, error: &Error) -> bool {
+        let goes_on = error.code == ErrorCode::Running && !self.end.left().is_zero();
+        if goes_on {
+            self.deadline = Deadline::after(self.span).earlier(self.end);
+        }
+        goes_on
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_says_that_it_is_at_it_has_more_time() {
+        let error = |code| Error::new(code, "");
+        let mut patience = Patience::until(Deadline::after_ms(60_000));
+        let first = patience.deadline();
+        assert!(!patience.goes_on(&error(ErrorCode::Busy)));
+        assert_eq!(patience.deadline(), first);
+        for _ in 0..100 {
+            assert!(patience.goes_on(&error(ErrorCode::Running)));
+        }
+        assert!(patience.deadline().instant() > first.instant());
+        let mut patience = Patience::until(Deadline::after_ms(0));
+        assert!(!patience.goes_on(&error(ErrorCode::Running)));
     }
 }

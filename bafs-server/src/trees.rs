@@ -33,8 +33,9 @@ use replay::{Answer, Begin, Replay};
 /// A session ends when it is silent for so long, in milliseconds.
 pub const LEASE_MS: u64 = 60_000;
 
-/// Longest that a batch waits for the one before it; its agent then sends it again.
-const TURN: Duration = Duration::from_secs(10);
+/// A caller that waits so long, for its batch or for the one before it, is told how things stand
+/// and asks again: a slow disk is no dead server.
+const SAY_SO: Duration = Duration::from_secs(1);
 
 /// Most sessions at once; each may hold many open files.
 const SESSIONS_MAX: usize = 4096;
@@ -72,6 +73,8 @@ struct Open {
     replay: Mutex<Replay>,
     /// The last batch of the agent's chain that has run.
     last_in_order: watch::Sender<u64>,
+    /// Whether a batch of that chain runs now.
+    in_order_runs: AtomicBool,
     /// An operation of the chain failed: nothing behind it runs any more, so that what is there
     /// after a restart proves that all before it was done.
     chain_failed: AtomicBool,
@@ -126,6 +129,7 @@ impl TreeSessions {
             last_seen: Mutex::new(clock::now()),
             replay: Mutex::default(),
             last_in_order: watch::Sender::new(0),
+            in_order_runs: AtomicBool::new(false),
             chain_failed: AtomicBool::new(false),
             session: RwLock::new(Some(tree.session(writable))),
         });
@@ -162,8 +166,9 @@ impl TreeSessions {
     /// Runs a batch of operations, or finds the answer of a batch that ran before.
     ///
     /// # Errors
-    /// `SessionUnknown`, `Fenced`, `VolumeLost` for a session that is no more; `Malformed` for a
-    /// batch that is too large; `Conflict` for one that ran so long ago that its answer is gone.
+    /// `SessionUnknown`, `Fenced`, `VolumeLost` for a session that is no more; `Running` for a
+    /// batch that takes longer; `Malformed` for one that is too large; `Conflict` for one that ran
+    /// so long ago that its answer is gone.
     pub async fn run(&self, call: RunFileOps, body: Bytes) -> Result<(FileResults, Bytes)> {
         let RunFileOps {
             tree,
@@ -204,6 +209,9 @@ impl TreeSessions {
             Begin::New(sender) => {
                 let answer = sender.subscribe();
                 let (shared, session) = (self.0.clone(), session.clone());
+                if after.is_some() {
+                    session.in_order_runs.store(true, Ordering::Release);
+                }
                 // Not tied to this call: a caller that gives up may ask again for the answer.
                 tokio::task::spawn_blocking(move || {
                     let ran = session.run_batch(after.is_some(), caller, (&ops, &given), &body);
@@ -211,6 +219,7 @@ impl TreeSessions {
                     shared.count(&answer);
                     lock(&session.replay).finish(sequence, &ops, &answer);
                     if after.is_some() {
+                        session.in_order_runs.store(false, Ordering::Release);
                         session.last_in_order.send_replace(sequence);
                     }
                     sender.send_replace(Some(answer));
@@ -218,10 +227,9 @@ impl TreeSessions {
                 answer
             }
         };
-        let done = answer
-            .wait_for(Option::is_some)
-            .await
-            .map_err(|_| interrupted())?;
+        let done = tokio::time::timeout(SAY_SO, answer.wait_for(Option::is_some));
+        let done = done.await.map_err(|_| running(sequence))?;
+        let done = done.map_err(|_| interrupted())?;
         let (results, body) = done.as_ref().ok_or_else(interrupted)?.clone()?;
         Ok((FileResults { results }, body))
     }
@@ -423,9 +431,10 @@ impl Open {
     async fn wait_for_turn(&self, after: u64, sequence: u64) -> Result<()> {
         let mut last = self.last_in_order.subscribe();
         let is_here = |last: &u64| *last == after || *last >= sequence;
-        let turn = tokio::time::timeout(TURN, last.wait_for(is_here)).await;
+        let turn = tokio::time::timeout(SAY_SO, last.wait_for(is_here)).await;
         match turn {
             Ok(Ok(_)) => Ok(()),
+            _ if self.in_order_runs.load(Ordering::Acquire) => Err(running(sequence)),
             _ => {
                 let text = format!("batch {sequence} waits for batch {after}; send both again");
                 Err(Error::new(ErrorCode::Busy, text))
@@ -530,6 +539,11 @@ async fn end(sessions: Vec<Arc<Open>>) {
 
 fn lost(tree: &TreeRef) -> Error {
     Error::new(ErrorCode::VolumeLost, format!("{tree:?} was deleted"))
+}
+
+fn running(sequence: u64) -> Error {
+    let text = format!("batch {sequence}, or one before it, still runs");
+    Error::new(ErrorCode::Running, text)
 }
 
 fn interrupted() -> Error {

@@ -23,6 +23,7 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
         .iter()
         .map(|text| parse_mount(text))
         .collect::<Result<Vec<_>>>()?;
+    refuse_twice(&wanted)?;
     let mounts = find_apart(&args.client, &wanted)?;
     let (executable, arguments) = args.program.split_first().context("a program is needed")?;
     let directory = std::env::current_dir().context("the working directory is gone")?;
@@ -89,6 +90,23 @@ struct Wanted {
     volume: String,
     path: String,
     writable: bool,
+}
+
+/// A volume has one writer, and a place one volume.
+fn refuse_twice(wanted: &[Wanted]) -> Result<()> {
+    for (at, one) in wanted.iter().enumerate() {
+        for other in &wanted[..at] {
+            let writes = one.writable || other.writable;
+            if one.path == other.path {
+                bail!("--mount: two volumes at {}; name two places", one.path);
+            }
+            if one.volume == other.volume && writes {
+                let name = &one.volume;
+                bail!("--mount: {name} twice, and one writes; mount it once, or both :ro");
+            }
+        }
+    }
+    Ok(())
 }
 
 fn parse_mount(text: &str) -> Result<Wanted> {

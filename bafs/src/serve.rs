@@ -9,6 +9,7 @@ use bafs_server::home::{self, HomeConfig};
 use bafs_server::homes::HomeSettings;
 use bafs_server::node::{self, NodeConfig};
 use bafs_server::serving::Running;
+use nix::sys::signal::Signal;
 use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -131,6 +132,8 @@ async fn until_stopped(server: Running, args: &ServerArgs, output: Output) -> Re
         &format!("listening at {address}{}", also.unwrap_or_default()),
         &serde_json::json!({ "listening": address, "metrics": metrics }),
     )?;
+    // Heard, it ends no server: a write past `ulimit -f` of whoever started it fails with EFBIG.
+    let _ = signal(SignalKind::from_raw(Signal::SIGXFSZ as i32))?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {

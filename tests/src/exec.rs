@@ -69,7 +69,10 @@ impl Busy {
         let stdout = child.stdout.take().context("its output")?;
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line)?;
-        ensure!(line.trim() == "ready", "the job said {line:?}");
+        if line.trim() != "ready" {
+            let _ = child.kill();
+            anyhow::bail!("it said {line:?}, {}", said(&child.wait_with_output()?));
+        }
         Ok(Self(child))
     }
 

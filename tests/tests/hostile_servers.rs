@@ -4,14 +4,18 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpStream, UdpSocket};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use bafs_proto::door::DOOR_NAME;
+use bafs_tests::exec::{self, Busy};
 use bafs_tests::{World, program, said, skip};
 
-/// A node whose store is a file system of 20 MiB that nobody else sees; ends with its input.
-fn node_on_small_disk(world: &World, store: &str) -> Result<Child> {
+/// A node whose store is a file system that nobody else sees, mounted as `disk` says; ends with
+/// its input.
+fn node_on(disk: &str, world: &World, store: &str) -> Result<Child> {
     let script = format!(
-        "mount -t tmpfs -o size=20m tmpfs {store} && exec \"$0\" node --store {store}/node \
+        "mount {disk} {store} && exec \"$0\" node --store {store}/node \
          --size 500MB --name small --until-stdin-closes"
     );
     let mut command = Command::new("unshare");
@@ -43,7 +47,7 @@ fn cluster_node_recovers_when_its_disk_has_space_again() -> Result<()> {
     let world = World::start(&["20MB"])?;
     let directory = tempfile::tempdir()?;
     let store = directory.path().to_string_lossy().into_owned();
-    let mut node = node_on_small_disk(&world, &store)?;
+    let mut node = node_on("-t tmpfs -o size=20m tmpfs", &world, &store)?;
     world.wait_for_servers(3)?;
     let create = |name: &str| {
         let args = ["volume", "create", name, "--node", "small", "--size", "1MB"];
@@ -63,6 +67,70 @@ fn cluster_node_recovers_when_its_disk_has_space_again() -> Result<()> {
     std::fs::remove_file(&fill)?;
     let output = create("c")?;
     ensure!(output.status.success(), said(&output));
+    drop(node.stdin.take());
+    node.wait()?;
+    Ok(())
+}
+
+/// A file system that answers nobody until this is dropped.
+struct Frozen(std::path::PathBuf);
+
+impl Frozen {
+    fn freeze(path: &Path) -> Result<Self> {
+        let frozen = Self(path.to_owned());
+        ensure!(frozen.set("-f")?, "the file system does not freeze");
+        Ok(frozen)
+    }
+
+    fn set(&self, how: &str) -> Result<bool> {
+        let set = Command::new("fsfreeze").arg(how).arg(&self.0).status()?;
+        Ok(set.success())
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let _ = self.set("-u");
+    }
+}
+
+#[test]
+fn cluster_waits_for_a_disk_that_is_slower_than_the_deadline() -> Result<()> {
+    let name = "cluster_waits_for_a_disk_that_is_slower_than_the_deadline";
+    let Some(world) = exec::ready(name, "20MB")? else {
+        return Ok(());
+    };
+    let directory = tempfile::tempdir()?;
+    let image = directory.path().join("image").display().to_string();
+    let make = format!("truncate -s 64M {image} && mkfs.ext4 -q {image} && losetup -f");
+    let made = Command::new("sh").args(["-c", &make]).output()?;
+    if !made.status.success() {
+        skip(name, &format!("no loop device: {}", said(&made)));
+        return Ok(());
+    }
+    let store = directory.path().join("store");
+    std::fs::create_dir(&store)?;
+    let store = store.to_string_lossy().into_owned();
+    let mut node = node_on(&format!("-o loop {image}"), &world, &store)?;
+    world.wait_for_servers(3)?;
+    let seen = Path::new("/proc").join(node.id().to_string()).join("root");
+    let disk = seen.join(store.trim_start_matches('/'));
+    std::fs::remove_file(disk.join("node").join(DOOR_NAME))?;
+    let create = ["volume", "create", "v", "--node", "small", "--size", "9MB"];
+    world.json(&create)?;
+    let go = directory.path().join("go");
+    let script = format!(
+        "echo ready; while [ ! -e {} ]; do sleep 0.1; done; \
+        echo x > /vol/f; sync /vol/f; mv /vol/f /vol/g; sync /vol; test $(cat /vol/g) = x",
+        go.display()
+    );
+    let busy = Busy::start(&world, &["--op-deadline", "3"], &script)?;
+    let frozen = Frozen::freeze(&disk)?;
+    std::fs::write(&go, "")?;
+    std::thread::sleep(Duration::from_secs(8));
+    drop(frozen);
+    let ended = busy.end()?;
+    ensure!(ended.status.success(), said(&ended));
     drop(node.stdin.take());
     node.wait()?;
     Ok(())

@@ -52,6 +52,17 @@ fn mount_inline_keeps_the_limit_exactly() -> Result<()> {
 }
 
 #[test]
+fn mount_inline_keeps_pieces_of_direct_appends_in_order() -> Result<()> {
+    let Some(world) = ready("mount_inline_keeps_pieces_of_direct_appends_in_order")? else {
+        return Ok(());
+    };
+    // One write of many requests, of which the kernel sends several at once.
+    let script = "cd /vol; head -c 12M /dev/urandom > a; for turn in 1 2 3; do rm -f b; \
+        dd if=a of=b bs=6M oflag=append,direct conv=notrunc 2>/dev/null; cmp a b; done; echo same";
+    check(&world, script, "same")
+}
+
+#[test]
 fn mount_inline_loses_nothing_with_its_agent() -> Result<()> {
     let Some(world) = ready("mount_inline_loses_nothing_with_its_agent")? else {
         return Ok(());
@@ -145,6 +156,34 @@ fn mount_inline_writer_goes_on_over_a_restarted_server() -> Result<()> {
     let ended = busy.end()?;
     ensure!(ended.status.success(), said(&ended));
     check(&world, "cd /vol; ls; cat last", "last\ndone")
+}
+
+#[test]
+fn mount_inline_job_may_end_while_its_server_is_away() -> Result<()> {
+    let name = "mount_inline_job_may_end_while_its_server_is_away";
+    let Some(mut world) = ready(name)? else {
+        return Ok(());
+    };
+    let mut options = Vec::new();
+    let others = ["w", "x", "y"];
+    let mounts = others.map(|name| format!("{name}:/{name}"));
+    for (name, mount) in others.iter().zip(&mounts) {
+        world.json(&["volume", "create", name, "--node", "n1", "--size", "1MB"])?;
+        options.extend(["--mount", mount.as_str()]);
+    }
+    let directory = tempfile::tempdir()?;
+    let end = directory.path().join("end");
+    let script = format!(
+        "echo ready; while [ ! -e {} ]; do sleep 0.1; done",
+        end.display()
+    );
+    let busy = Busy::start(&world, &options, &script)?;
+    world.cluster.kill("n1")?;
+    std::fs::write(&end, "")?;
+    // More volumes than the agent has threads, and none of them keeps it.
+    let ended = busy.end()?;
+    ensure!(ended.status.success(), said(&ended));
+    Ok(())
 }
 
 #[test]

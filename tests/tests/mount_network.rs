@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use bafs_proto::door::DOOR_NAME;
-use bafs_tests::{World, exec, mounts_with, said};
+use bafs_tests::{World, exec, mounts_with, said, skip};
 use nix::sys::signal::Signal;
 
 const CALLS: &str = "volume v: calls";
@@ -56,6 +56,17 @@ fn mount_network_keeps_the_limit_exactly() -> Result<()> {
     let shown = world.json(&["volume", "show", "v"])?;
     ensure!(shown["used_files"] == 0, "{shown}");
     Ok(())
+}
+
+#[test]
+fn mount_network_keeps_pieces_of_direct_appends_in_order() -> Result<()> {
+    let Some(world) = ready("mount_network_keeps_pieces_of_direct_appends_in_order")? else {
+        return Ok(());
+    };
+    // One write of many requests, of which the kernel sends several at once.
+    let script = "cd /vol; head -c 12M /dev/urandom > a; for turn in 1 2 3; do rm -f b; \
+        dd if=a of=b bs=6M oflag=append,direct conv=notrunc 2>/dev/null; cmp a b; done; echo same";
+    check(&world, script, "same")
 }
 
 #[test]
@@ -194,6 +205,35 @@ fn mount_network_brings_all_to_the_server_before_its_job_has_ended() -> Result<(
         done; rm d/0; mv d/1 one; echo made";
     check(&world, script, "made")?;
     check(&world, "cd /vol; cat one; cat d/* | wc -l", "1\n498")
+}
+
+#[test]
+fn mount_network_leaves_alone_what_others_mount_on_its_directory() -> Result<()> {
+    let name = "mount_network_leaves_alone_what_others_mount_on_its_directory";
+    if !nix::unistd::geteuid().is_root() {
+        skip(name, "it needs root to mount on a directory of the host");
+        return Ok(());
+    }
+    let Some(world) = ready(name)? else {
+        return Ok(());
+    };
+    let mut shown = Shown::start(&world)?;
+    let at = shown.at().to_owned();
+    let others = "cd /; umount -l $0; mount -t tmpfs other $0; echo kept > $0/kept";
+    let mounted = Command::new("/bin/sh")
+        .args(["-ec", others, &at])
+        .status()?;
+    ensure!(mounted.success(), "the other file system is not mounted");
+    // It notices by itself.
+    let ended = shown.agent.wait()?;
+    let found = fs::read_to_string(shown.directory.path().join("kept"));
+    let taken = Command::new("umount").arg(&at).status()?;
+    ensure!(
+        found? == "kept\n" && taken.success(),
+        "the other file system is gone"
+    );
+    ensure!(ended.success(), "{ended}");
+    Ok(())
 }
 
 #[test]

@@ -116,14 +116,15 @@ impl Bridge {
     /// Asks the kernel for what suits the volume, as far as it offers that.
     ///
     /// Not asked for: `FUSE_ATOMIC_O_TRUNC`, with which `open(O_RDONLY | O_TRUNC)` of a running
-    /// program empties the file before the kernel refuses with `ETXTBSY`.
+    /// program empties the file before the kernel refuses with `ETXTBSY`; `FUSE_ASYNC_DIO`, with
+    /// which the pieces of a write overtake each other, and pages stay in memory that direct writes
+    /// of libaio have made old.
     pub(super) fn negotiate(&mut self, config: &mut KernelConfig) {
         let mut wanted = InitFlags::FUSE_PARALLEL_DIROPS
             | InitFlags::FUSE_DO_READDIRPLUS
             | InitFlags::FUSE_READDIRPLUS_AUTO
             | InitFlags::FUSE_CACHE_SYMLINKS
             | InitFlags::FUSE_HANDLE_KILLPRIV_V2
-            | InitFlags::FUSE_ASYNC_DIO
             | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
         let mode = self.volume.mode();
         if mode.stateless {

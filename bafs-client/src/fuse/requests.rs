@@ -261,12 +261,14 @@ impl Filesystem for Bridge {
                 start: 0,
                 length: data.len() as u32,
             },
-            append: flags.0 & libc::O_APPEND != 0 && !mapped,
+            // Where all changes come through this kernel it knows where the end is, and it may send
+            // the pieces of a large write all at once.
+            append: flags.0 & libc::O_APPEND != 0 && !mapped && !self.volume.mode().cached,
         };
         let kills = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let mut finish = replies::written(reply);
         if mapped {
-            finish = self.volume.deferred(finish);
+            finish = self.volume.deferred(data.len(), finish);
         }
         self.change(request, (ino, op), data, kills, finish);
     }

@@ -251,7 +251,8 @@ impl Delegation {
             bytes: NAME_BLOCKS * block_bytes(&directory),
             files: 1,
         };
-        if !is_sure || !self.has_room(cost) || mode & SET_UID_GID != 0 {
+        let opens = flags.is_none() || known.opens_surely();
+        if !is_sure || !opens || !self.has_room(cost) || mode & SET_UID_GID != 0 {
             return None;
         }
         let Ok(translated) = known.translate(asked.op) else {
@@ -357,6 +358,15 @@ impl Delegation {
             })
         };
         let (atime, mtime) = (settled(change.atime), settled(change.mtime));
+        // The store's file system may move others to the next that it can keep.
+        let is_kept = |time: i64| (0..=i64::from(i32::MAX)).contains(&time);
+        if ![atime, mtime]
+            .iter()
+            .flatten()
+            .all(|time| is_kept(time.seconds))
+        {
+            return None;
+        }
         let op = FileOp::SetAttr {
             ino,
             handle: None,

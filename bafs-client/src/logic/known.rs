@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use bafs_proto::file_op::{Attr, FileOp, Name};
 use bafs_proto::ids::{Epoch, HandleId, InodeNo};
 
+use crate::limits::EARLY_HANDLES_MAX;
+
 /// Numbers that we give to files whose own number is taken start here; servers give their own
 /// spare numbers above.
 const SPARE_FIRST: u64 = 1 << 61;
@@ -401,6 +403,11 @@ impl Known {
         let mut handles = self.handles.iter();
         let found = handles.find(|(_, open)| open.ino == ino && open.place.0 != self.epoch);
         found.map(|(handle, _)| *handle)
+    }
+
+    /// Whether so few files are open that the server surely opens one more.
+    pub fn opens_surely(&self) -> bool {
+        self.handles.len() < EARLY_HANDLES_MAX
     }
 
     /// Whether no session was ever told of a handle.

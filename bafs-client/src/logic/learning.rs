@@ -35,7 +35,7 @@ impl Delegation {
         known: &Known,
         (caller, op, question): (Caller, &FileOp, Question),
         result: &FileResult,
-    ) {
+    ) -> bool {
         let cost = cost_of(op);
         self.asking.bytes -= cost.bytes;
         self.asking.files -= cost.files;
@@ -48,7 +48,12 @@ impl Delegation {
             self.image.doubt_linked();
         }
         self.learn((caller, op, &question), result);
+        let is_true = match result {
+            Ok(FileReply::Attr(attr)) => self.questions.is_true(&question, attr.ino),
+            _ => true,
+        };
         self.questions.end(question, changed);
+        is_true
     }
 
     /// What was free before may be taken now, until the server tells.

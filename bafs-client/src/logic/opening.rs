@@ -22,7 +22,7 @@ impl Delegation {
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let needed = if writes { 0o600 } else { 0o400 };
         let is_sure = is_regular(&attr) && attr.nlink > 0 && attr.mode & needed == needed;
-        if !is_sure || flags & libc::O_TRUNC != 0 {
+        if !is_sure || !known.opens_surely() || flags & libc::O_TRUNC != 0 {
             return None;
         }
         let opening = Opening {

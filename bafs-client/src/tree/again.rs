@@ -2,6 +2,7 @@
 //! handles again by what they are, and finds out what became of operations that were under way.
 //! What cannot be proved is never guessed: then the volume is lost.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bafs_proto::file_op::{Attr, Caller, Errno, FileOp, FileReply, Name};
@@ -489,6 +490,30 @@ impl Session {
         let code = error.code;
         self.fate.lose(error.context(doing));
         Trouble::Failed(code)
+    }
+}
+
+/// Counts an operation that takes a name away, as long as it is under way.
+pub(super) struct Renaming<'a>(Option<&'a AtomicUsize>);
+
+impl<'a> Renaming<'a> {
+    pub(super) fn of(session: &'a Session, op: &FileOp) -> Self {
+        let counter = match op {
+            FileOp::Unlink { .. } | FileOp::RemoveDirectory { .. } | FileOp::Rename { .. } => {
+                session.renaming.fetch_add(1, Ordering::AcqRel);
+                Some(&session.renaming)
+            }
+            _ => None,
+        };
+        Self(counter)
+    }
+}
+
+impl Drop for Renaming<'_> {
+    fn drop(&mut self) {
+        if let Some(counter) = self.0 {
+            counter.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 }
 

@@ -20,8 +20,10 @@ use crate::limits::{
     NAMES_KNOWN_MAX,
 };
 use crate::logic::delegation::{Asked, Decision, Delegation, shuts};
+use crate::logic::image::is_directory;
 use crate::logic::learning::changes;
 use crate::logic::log::Room;
+use crate::logic::questions::Question;
 
 /// How often an operation is decided about again because its session lacked something.
 const ROUNDS_MAX: usize = 8;
@@ -305,16 +307,38 @@ impl Session {
             // What changes something goes when all before it has run.
             self.wait_for_all(own).await;
         }
-        let question = own.state().delegation.begin_asking(&self.known(), &op);
-        // From here on nobody opens what this removes without the server.
-        let (result, body) = match self.open_unseen(&op).await {
-            Ok(()) => self.run_one(caller, op.clone(), data).await,
-            Err(errno) => (Err(errno), Bytes::new()),
-        };
-        let mut state = own.state();
-        let delegation = &mut state.delegation;
-        delegation.end_asking(&self.known(), (caller, &op, question), &result);
-        (result, body)
+        let mut round = 0;
+        loop {
+            round += 1;
+            let question = self.begin_asking(own, &op, round > 1).await;
+            // From here on nobody opens what this removes without the server.
+            let (result, body) = self.run_one(caller, op.clone(), data.clone()).await;
+            let mut state = own.state();
+            let ended = (caller, &op, question);
+            let is_true = state.delegation.end_asking(&self.known(), ended, &result);
+            if is_true || round >= ROUNDS_MAX || !asks_about_directory(&op, &result) {
+                return (result, body);
+            }
+        }
+    }
+
+    /// A question begins; if it `is_urgent`, when the server has run all that concerns its file, so
+    /// that the answer is true unless something changes meanwhile.
+    async fn begin_asking(&self, own: &Delegated, op: &FileOp, is_urgent: bool) -> Question {
+        loop {
+            let position = {
+                let delegation = &mut own.state().delegation;
+                let busy = match op {
+                    FileOp::GetAttr { ino, .. } if is_urgent => delegation.log.busy(*ino),
+                    _ => None,
+                };
+                match busy.filter(|_| self.fate.loss().is_none()) {
+                    None => return delegation.begin_asking(&self.known(), op),
+                    Some(position) => position,
+                }
+            };
+            self.wait_settled(own, position).await;
+        }
     }
 
     /// Waits until an answer may go.
@@ -345,12 +369,13 @@ impl Session {
         self.wait_settled(own, end).await;
     }
 
-    /// Before a file loses a name, gets more than all of which are known here, or may not be opened
-    /// any more, the server must have it open if
-    /// the program has.
-    async fn open_unseen(&self, op: &FileOp) -> Result<(), Errno> {
+    /// Before a file or directory loses a name, gets more than all of which are known here, or may
+    /// not be opened any more, the server must have it open if the program has.
+    pub(super) async fn open_unseen(&self, op: &FileOp) -> Result<(), Errno> {
         let touched = match op {
-            FileOp::Unlink { parent, name } => self.known().named(*parent, name),
+            FileOp::Unlink { parent, name } | FileOp::RemoveDirectory { parent, name } => {
+                self.known().named(*parent, name)
+            }
             FileOp::Rename {
                 new_parent,
                 new_name,
@@ -360,7 +385,9 @@ impl Session {
             FileOp::MakeLink { ino, .. } => Some(*ino),
             _ => None,
         };
-        let Some(ino) = touched else { return Ok(()) };
+        let Some(ino) = touched.filter(|_| self.is_sole_writer()) else {
+            return Ok(());
+        };
         loop {
             let Some(handle) = self.known().unseen(ino) else {
                 return Ok(());
@@ -470,6 +497,13 @@ impl Session {
         }
         queued
     }
+}
+
+/// Whether an answer is the attributes of a directory, to a question that changes nothing. The
+/// kernel believes them until it hears of another change, so they must be true when it gets them.
+fn asks_about_directory(op: &FileOp, result: &FileResult) -> bool {
+    let asks = matches!(op, FileOp::GetAttr { .. });
+    asks && matches!(result, Ok(FileReply::Attr(attr)) if is_directory(attr))
 }
 
 pub(super) fn room_of(stat: Option<&FileReply>) -> Room {

@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 
 use super::remote;
 use super::{Done, LocalTree, RemoteTree};
-use crate::door::{self, DoorConnection, Parcel};
+use crate::door::{self, DoorConnection, NotOpened, Parcel};
 use crate::errno::errno_of;
 use crate::limits::CLOSE_MS;
 
@@ -353,8 +353,10 @@ async fn fetch_again(
     mut link: remote::Link,
     deadline: Deadline,
 ) -> Result<Parcel> {
+    let mut is_forgotten = true;
     loop {
-        if session.resume(&link, deadline).await.is_err() {
+        // Each session that is opened fences the one before, so not more of them than needed.
+        if is_forgotten && session.resume(&link, deadline).await.is_err() {
             // It is recorded where it was found.
             let text = "the storage server on this machine ended";
             return Err(session
@@ -374,7 +376,16 @@ async fn fetch_again(
                 let text = "the server restarted and does not hand the volume over again";
                 return Err(Error::from(error).context(text));
             }
-            Err(error) => tracing::debug!(?error, "not handed over again yet"),
+            Err(error) => {
+                tracing::debug!(?error, "not handed over again yet");
+                is_forgotten = match error {
+                    NotOpened::Refused(why) => {
+                        matches!(why.code, ErrorCode::SessionUnknown | ErrorCode::Fenced)
+                    }
+                    // It may be handed over already; only another session may have it again.
+                    NotOpened::Broken(_) => true,
+                };
+            }
         }
         tokio::time::sleep(AGAIN).await;
     }

@@ -14,7 +14,7 @@ use bafs_proto::message::{
     CloseTree, FileResults, GivenNumbers, OpenTree, RunFileOps, TreeRef, TreeSession,
 };
 use bafs_proto::net::pool::Pool;
-use bafs_proto::time::Deadline;
+use bafs_proto::time::{Deadline, Patience};
 use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
@@ -22,6 +22,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use super::Done;
+use super::again::Renaming;
 use super::delegated::{Delegated, Promise, errno_of_trouble};
 use crate::fate::{Fate, is_fatal};
 use crate::limits::{CLOSE_MS, FORGETS_MAX, PAUSE_MS_MAX, PAUSE_MS_MIN, RENEW_MS_MAX};
@@ -70,7 +71,7 @@ pub(super) struct Session {
     /// Who makes the session again, or finds a file again, does so alone.
     pub(super) turn: tokio::sync::Mutex<()>,
     /// Operations under way that take names away: what is not found may be found when they end.
-    renaming: AtomicUsize,
+    pub(super) renaming: AtomicUsize,
     /// References that the kernel dropped; nobody waits for them, so they travel together.
     forgets: Mutex<(Epoch, Vec<FileOp>)>,
     /// Set before the session is ended on purpose.
@@ -309,6 +310,9 @@ impl Session {
             if self.wait_for_missing(&op).await {
                 deadline = self.server.deadline();
             }
+            if !maybe_ran && let Err(errno) = self.open_unseen(&op).await {
+                return (Err(errno), Bytes::new());
+            }
             let link = self.link();
             let attempt = async {
                 if maybe_ran && let Some(reply) = self.look(&link, &op, deadline).await? {
@@ -420,7 +424,30 @@ impl Session {
             let text = format!("{} results for {count} operations", results.len());
             Err(Error::new(ErrorCode::Malformed, text))
         });
-        answer.map_err(|error| self.fail(error, maybe_ran))
+        match answer {
+            Ok(answer) => Ok(answer),
+            // It was this agent that opened another session, and then the operations did not run.
+            Err(error) if error.code == ErrorCode::Fenced && self.is_replaced(link).await => {
+                Err(Trouble::Forgotten { maybe_ran })
+            }
+            Err(error) => Err(self.fail(error, maybe_ran)),
+        }
+    }
+
+    /// Whether the session of a link is not the present one; waits a moment for one that is
+    /// being opened.
+    async fn is_replaced(&self, link: &Link) -> bool {
+        let deadline = Deadline::after_ms(CLOSE_MS);
+        loop {
+            let nobody_opens = self.turn.try_lock().is_ok();
+            if self.link().opened.epoch != link.opened.epoch {
+                return true;
+            }
+            if nobody_opens || deadline.left().is_zero() {
+                return false;
+            }
+            tokio::time::sleep(Duration::from_millis(PAUSE_MS_MIN)).await;
+        }
     }
 
     /// Calls until there is an answer that is no transient error. `maybe_ran` tells then whether
@@ -439,7 +466,9 @@ impl Session {
             ..
         } = &self.server;
         let mut pause_ms = PAUSE_MS_MIN;
+        let mut patience = Patience::until(deadline);
         loop {
+            let deadline = patience.deadline();
             let error = match pool.connection(address, deadline).await {
                 Err(error) => error,
                 Ok(connection) => {
@@ -456,6 +485,10 @@ impl Session {
                     }
                 }
             };
+            if patience.goes_on(&error) {
+                // It is one batch, whose answer this call waits for.
+                continue;
+            }
             let again = error.is_transient() && error.code != ErrorCode::SessionUnknown;
             if !again || deadline.left() <= Duration::from_millis(pause_ms) {
                 return Err(error);
@@ -554,30 +587,6 @@ impl Session {
         // A loss is recorded where it is found; nothing else can be done about it here.
         if let Err(Trouble::Forgotten { .. }) = sent.await {
             let _ = self.resume(&link, deadline).await;
-        }
-    }
-}
-
-/// Counts an operation that takes a name away, as long as it is under way.
-struct Renaming<'a>(Option<&'a AtomicUsize>);
-
-impl<'a> Renaming<'a> {
-    fn of(session: &'a Session, op: &FileOp) -> Self {
-        let counter = match op {
-            FileOp::Unlink { .. } | FileOp::RemoveDirectory { .. } | FileOp::Rename { .. } => {
-                session.renaming.fetch_add(1, Ordering::AcqRel);
-                Some(&session.renaming)
-            }
-            _ => None,
-        };
-        Self(counter)
-    }
-}
-
-impl Drop for Renaming<'_> {
-    fn drop(&mut self) {
-        if let Some(counter) = self.0 {
-            counter.fetch_sub(1, Ordering::AcqRel);
         }
     }
 }

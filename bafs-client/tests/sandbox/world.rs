@@ -335,7 +335,8 @@ impl Host {
         .flat_map(list)
         .map(|entry| entry.path())
         .collect();
-        let table = fs::read_to_string("/proc/self/mounts").unwrap();
+        let table = fs::read("/proc/self/mounts").unwrap();
+        let table = String::from_utf8_lossy(&table);
         let ours = |line: &&str| line.starts_with("bafs ") || line.starts_with("volume ");
         let mounts = table.lines().filter(ours).map(str::to_owned).collect();
         Self { mounts, entries }

@@ -14,7 +14,7 @@ use tokio::sync::Mutex;
 use super::{Connection, Dial};
 use crate::error::{Error, ErrorCode, Result};
 use crate::message::Call;
-use crate::time::Deadline;
+use crate::time::{Deadline, Patience};
 use crate::token::Token;
 
 /// Longest time to wait for a connection before trying afresh.
@@ -107,7 +107,8 @@ impl Pool {
         connection.call_with_body(token, call, body, deadline).await
     }
 
-    /// Makes a call, again and again while it fails transiently, until the deadline.
+    /// Makes a call, again and again while it fails transiently, until the deadline. A server that
+    /// is at it, and says so, has more time ([`Patience`]).
     ///
     /// # Errors
     /// The first error that is not transient, or the last transient one.
@@ -120,12 +121,17 @@ impl Pool {
         deadline: Deadline,
     ) -> Result<(C::Reply, Bytes)> {
         let mut pause_ms = PAUSE_MS_MIN;
+        let mut patience = Patience::until(deadline);
         loop {
             let body = body.clone();
+            let deadline = patience.deadline();
             match self
                 .call_with_body(address, token, call.clone(), body, deadline)
                 .await
             {
+                Err(error) if patience.goes_on(&error) => {
+                    pause_ms = PAUSE_MS_MIN;
+                }
                 Err(error)
                     if error.is_transient()
                         && error.code != ErrorCode::SessionUnknown

@@ -20,6 +20,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::{Limit, Tree, TreeUse};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use tokio::sync::{Mutex, MutexGuard, watch};
+use tokio::task::JoinHandle;
 
 use super::blocking;
 use crate::door::{Answer, Keeper, Parcel};
@@ -28,6 +29,9 @@ use crate::fault::of_disk;
 /// An agent that must give a tree back gets so long, in milliseconds; then whoever wants the tree
 /// is asked to come again.
 const GIVE_BACK_MS: u64 = 3_000;
+
+/// A caller that waits so long for a tree to be counted is told so, and asks again.
+const SAY_SO: Duration = Duration::from_secs(1);
 
 /// Pauses between two looks at the lock.
 const LOOK: Duration = Duration::from_millis(1);
@@ -50,6 +54,8 @@ pub(super) struct VolumeTree {
 pub(super) enum Hold {
     /// Nobody that this server knows of.
     Nobody,
+    /// This server, when it has counted what the tree holds.
+    Counting(JoinHandle<Result<(Arc<Tree>, OwnedFd)>>),
     /// This server.
     Here {
         /// The counted tree.
@@ -95,7 +101,8 @@ impl VolumeTree {
     /// The tree for those who do not write.
     ///
     /// # Errors
-    /// `Busy` while an agent of an earlier life of the server has it, `ServerFault`.
+    /// `Busy` while an agent of an earlier life of the server has it, `Running` while what it holds
+    /// is counted, `ServerFault`.
     pub(super) async fn to_read(&self, hold: &mut Hold, until: Deadline) -> Result<Arc<Tree>> {
         match hold {
             Hold::Away(away) if !away.recall.is_closed() => Ok(away.beside.clone()),
@@ -106,7 +113,7 @@ impl VolumeTree {
     /// The tree for a writer: an agent that has it must give it back first.
     ///
     /// # Errors
-    /// `Busy` when it does not, `ServerFault`.
+    /// `Busy` when it does not, `Running` while what it holds is counted, `ServerFault`.
     pub(super) async fn to_write(
         &self,
         hold: &mut Hold,
@@ -123,15 +130,34 @@ impl VolumeTree {
         if let Hold::Here { tree, .. } = hold {
             return Ok(tree.clone());
         }
-        let lock = self.lock(until.earlier(give_back())).await?;
-        let (id, root, limit) = (self.id, self.root.clone(), self.limit);
-        let opened = blocking(move || Tree::open(&root, Some(limit)).map_err(|e| fault(id, &e)));
-        let tree = opened.await?;
+        if !matches!(hold, Hold::Counting(_)) {
+            let lock = self.lock(until.earlier(give_back())).await?;
+            *hold = Hold::Counting(self.count(lock));
+        }
+        let Hold::Counting(counting) = hold else {
+            return Err(Error::new(ErrorCode::ServerFault, "nobody counts the tree"));
+        };
+        // It goes on when this caller is told how things stand.
+        let Ok(counted) = tokio::time::timeout(SAY_SO, counting).await else {
+            let text = format!("what volume {} holds is still being counted", self.id);
+            return Err(Error::new(ErrorCode::Running, text));
+        };
+        *hold = Hold::Nobody;
+        let counted = counted.unwrap_or_else(|e| Err(fault(self.id, &std::io::Error::other(e))));
+        let (tree, lock) = counted?;
         *hold = Hold::Here {
             tree: tree.clone(),
             lock,
         };
         Ok(tree)
+    }
+
+    fn count(&self, lock: OwnedFd) -> JoinHandle<Result<(Arc<Tree>, OwnedFd)>> {
+        let (id, root, limit) = (self.id, self.root.clone(), self.limit);
+        tokio::task::spawn_blocking(move || {
+            let opened = Tree::open(&root, Some(limit)).map_err(|e| fault(id, &e))?;
+            Ok((opened, lock))
+        })
     }
 
     async fn lock(&self, until: Deadline) -> Result<OwnedFd> {

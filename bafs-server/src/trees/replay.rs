@@ -9,8 +9,9 @@ use bytes::Bytes;
 
 use super::watch;
 
-/// Answers that are kept per session.
-const ANSWERS_MAX: usize = 256;
+/// Answers that are kept per session: as many as calls can be under way on all lanes of an agent,
+/// so that whatever a cut link loses can be asked for again.
+const ANSWERS_MAX: usize = 4096;
 
 /// Bytes of answers that are kept per session, about.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
@@ -181,10 +182,10 @@ mod tests {
     #[test]
     fn an_answer_is_found_while_it_is_kept_and_never_run_twice() {
         let mut replay = Replay::default();
-        for sequence in 1..=300 {
+        for sequence in 1..=4_140 {
             run(&mut replay, sequence, &WRITE, 10);
         }
-        assert!(matches!(replay.begin(300), Begin::Known(_)));
+        assert!(matches!(replay.begin(4_140), Begin::Known(_)));
         assert!(matches!(replay.begin(45), Begin::Known(_)));
         assert!(matches!(replay.begin(44), Begin::Forgotten));
         assert!(replay.begun_beyond.is_empty());
@@ -193,12 +194,12 @@ mod tests {
     #[test]
     fn batches_may_come_out_of_order() {
         let mut replay = Replay::default();
-        for sequence in (2..=400).rev() {
+        for sequence in (2..=5_000).rev() {
             run(&mut replay, sequence, &WRITE, 0);
         }
-        assert!(matches!(replay.begin(400), Begin::Forgotten));
+        assert!(matches!(replay.begin(5_000), Begin::Forgotten));
         run(&mut replay, 1, &WRITE, 0);
-        assert_eq!(replay.begun_up_to, 400);
+        assert_eq!(replay.begun_up_to, 5_000);
     }
 
     #[test]
