@@ -1,5 +1,5 @@
-//! Servers of others for tests on real processes: web, SSH, FTP, object store, each on a free port of
-//! loopback. Asserts nothing.
+//! Servers of others for tests on real processes: web, SSH, FTP, object store, each on a free
+//! port of loopback. Asserts nothing.
 
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
