@@ -10,6 +10,7 @@ use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, VolumeId};
 use bafs_proto::limits::IO_BYTES_MAX;
 use bafs_proto::message::{CacheRef, ReadBlocks, Reader};
+use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorClass, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::sync::watch;
@@ -113,8 +114,10 @@ impl Blocks {
     /// # Errors
     /// The server's, or `DigestMismatch` when damaged data come again and again.
     pub(super) async fn read(&self, file: File, range: &Range<u64>) -> Result<Data> {
+        // What the node was given and did not use is not given to the network once more.
+        let mut left = None;
         if let Some(near) = &self.near
-            && let Some(data) = self.bring(near, file, range).await?
+            && let Some(data) = self.bring(near, file, range, &mut left).await?
         {
             return Ok(data);
         }
@@ -134,7 +137,8 @@ impl Blocks {
                 }
                 Step::Wait(pending) => over(pending).await,
                 Step::Fetch(claim) => {
-                    let fetched = self.fetch(file, claim.blocks.clone()).await?;
+                    let deadline = left.take().unwrap_or_else(|| self.server.deadline());
+                    let fetched = self.fetch(file, claim.blocks.clone(), deadline).await?;
                     next = claim.blocks.end;
                     claim.keep(&fetched);
                     blocks.extend(fetched);
@@ -145,11 +149,18 @@ impl Blocks {
     }
 
     /// Has the node bring what of `range` is not here, and reads it from the node's files; `None`
-    /// when it is not all there to be read, for whatever reason: the buffer has what else came.
+    /// when it is not all there to be read, for whatever reason: the buffer has what else came. A
+    /// node that failed leaves its deadline in `left`.
     ///
     /// # Errors
     /// The server's that end the volume.
-    async fn bring(&self, near: &Near, file: File, range: &Range<u64>) -> Result<Option<Data>> {
+    async fn bring(
+        &self,
+        near: &Near,
+        file: File,
+        range: &Range<u64>,
+        left: &mut Option<Deadline>,
+    ) -> Result<Option<Data>> {
         let wanted = self.blocks_of(range);
         let mut next = wanted.start;
         while next < wanted.end {
@@ -162,12 +173,15 @@ impl Blocks {
                 Step::Wait(pending) => over(pending).await,
                 Step::Fetch(claim) => {
                     next = claim.blocks.end;
-                    match self.fetch_near(near, file, claim.blocks.clone()).await {
+                    let deadline = self.server.deadline();
+                    let blocks = claim.blocks.clone();
+                    match self.fetch_near(near, file, blocks, deadline).await {
                         Ok(Some(fetched)) => claim.keep(&fetched),
                         Ok(None) => {}
                         Err(why) if why.class() == ErrorClass::VolumeLost => return Err(why),
                         Err(why) => {
                             tracing::debug!(%why, "blocks are asked for through the network");
+                            *left = Some(deadline);
                             return Ok(None);
                         }
                     }
@@ -187,8 +201,8 @@ impl Blocks {
         near: &Near,
         file: File,
         blocks: Range<u64>,
+        deadline: Deadline,
     ) -> Result<Option<Vec<Bytes>>> {
-        let deadline = self.server.deadline();
         let count = count_of(&blocks)?;
         let fetching = near.fetch(file.index, BlockIndex(blocks.start), count);
         let fetched = tokio::time::timeout_at(deadline.instant().into(), fetching).await;
@@ -243,8 +257,12 @@ impl Blocks {
         Some(bytes.into())
     }
 
-    async fn fetch(&self, file: File, blocks: Range<u64>) -> Result<Vec<Bytes>> {
-        let deadline = self.server.deadline();
+    async fn fetch(
+        &self,
+        file: File,
+        blocks: Range<u64>,
+        deadline: Deadline,
+    ) -> Result<Vec<Bytes>> {
         let (first, count) = (BlockIndex(blocks.start), count_of(&blocks)?);
         let call = ReadBlocks {
             cache: CacheRef::Volume(self.volume),
