@@ -24,10 +24,11 @@ use crate::agent::{Agent, Choices};
 use crate::doctor;
 use crate::fuse::{MountError, Mounted, Place, open_device};
 use crate::job::{JobEnd, JobIo, run_job, silence_of};
-use crate::keeper::Keeper;
+use crate::keeper::Kept;
 use crate::limits::SPEC_BYTES_MAX;
 use crate::memory;
 use crate::sandbox::{NotStartedReason, Privilege, Sandbox, enter_private};
+use crate::signals;
 use crate::tree;
 use crate::volume::Volume;
 
@@ -128,7 +129,7 @@ pub fn exec_main(spec: JobSpec, identity: Identity, choices: Choices) -> ExitCod
 }
 
 /// `bafs mount`: shows a volume on a directory of this host until somebody unmounts it, this
-/// process gets SIGINT or SIGTERM, or the volume is lost (exit code 75).
+/// process is asked to end by a signal, or the volume is lost (exit code 75).
 pub fn mount_main(
     mount: MountSpec,
     directory: &Path,
@@ -174,6 +175,7 @@ async fn show(
     choices: Choices,
 ) -> Result<()> {
     let mut killed = kill_on_signals()?;
+    let name = mount.name.clone();
     let (losses, mut lost) = mpsc::unbounded_channel();
     // On the host numbers of users are what they are, whoever mounts.
     let mut agent = Agent::new(pool(identity)?, Privilege::Root, op_deadline_ms);
@@ -183,13 +185,10 @@ async fn show(
     let directory = std::path::absolute(directory).map_err(|error| unsupported(&error))?;
     let (shown, silence) = (Arc::clone(&volume), silence_of(&agent));
     let mounting = tokio::task::spawn_blocking(move || mount_on_host(shown, &directory, silence));
-    let (mounted, keeper) = mounting
+    let (mounted, mut kept) = mounting
         .await
         .map_err(|error| unsupported(&error))?
         .map_err(|error| unsupported(&error))?;
-    let keeper = Arc::new(keeper);
-    let beating = Arc::clone(&keeper);
-    let beating = tokio::spawn(async move { beating.pulse.beat_on().await });
     let result = loop {
         tokio::select! {
             _ = killed.wait_for(|killed| *killed) => break Ok(()),
@@ -198,17 +197,18 @@ async fn show(
                 // Here is no job to end, and the volume is still good for others.
                 None => complain(&format!("bafs: {}", loss.error)),
             },
-            () = tokio::time::sleep(MOUNT_LOOK) => if mounted.is_over() { break Ok(()) },
+            () = tokio::time::sleep(MOUNT_LOOK) => {
+                if mounted.is_over() {
+                    break mounted.id().map_or(Ok(()), |_| Err(aborted(&name)));
+                }
+                tokio::task::block_in_place(|| renew(&mut kept, &mounted));
+            }
         }
     };
     if let Err(error) = tokio::task::spawn_blocking(move || mounted.unmount()).await {
         tracing::error!(%error, "unmounting failed");
     }
-    beating.abort();
-    let _ = beating.await;
-    if let Some(keeper) = Arc::into_inner(keeper) {
-        keeper.dismiss();
-    }
+    kept.dismiss();
     volume.close().await;
     // What was answered already may have failed at the very end.
     let result = match volume.fate().loss() {
@@ -223,26 +223,43 @@ async fn show(
     result
 }
 
+fn aborted(volume: &str) -> Error {
+    let text = format!("the kernel's connection of the mount of volume {volume} was aborted");
+    Error::new(ErrorCode::VolumeLost, text)
+}
+
+/// Has the mount kept again if its keeper is gone.
+fn renew(kept: &mut Kept, mounted: &Mounted) {
+    if kept.is_alive() {
+        return;
+    }
+    if let Some(mount) = mounted.id()
+        && let Err(error) = kept.renew(mount)
+    {
+        tracing::warn!(%error, "the keeper of the mount is gone, and no other starts");
+    }
+}
+
 /// Mounts, with a keeper that takes the mount away should this process die or get stuck. What a
 /// killed process left on the directory before is taken away first.
 fn mount_on_host(
     volume: Arc<Volume>,
     directory: &Path,
     silence: Duration,
-) -> Result<(Mounted, Keeper), MountError> {
+) -> Result<(Mounted, Kept), MountError> {
     doctor::mounts::take_dead_away(directory);
     // The kernel's table of mounts has no symbolic links.
     let directory = &std::fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
     doctor::mounts::take_dead_away(directory);
-    let kept = |device| Keeper::start(directory, silence, device).map_err(MountError::Keeper);
+    let kept = |device| Kept::start(directory, silence, device).map_err(MountError::Keeper);
     if !geteuid().is_root() {
-        let keeper = kept(None)?;
+        let kept = kept(None)?;
         let mounted = Mounted::mount(volume, directory, Place::Fusermount)?;
-        return Ok((mounted, keeper));
+        return Ok((mounted, kept));
     }
     let device = open_device()?;
-    let keeper = kept(Some(device.try_clone().map_err(MountError::Keeper)?))?;
-    Mounted::mount_by(volume, directory, device).map(|mounted| (mounted, keeper))
+    let kept = kept(Some(device.try_clone().map_err(MountError::Keeper)?))?;
+    Mounted::mount_by(volume, directory, device).map(|mounted| (mounted, kept))
 }
 
 fn read_spec(input: &mut impl BufRead) -> Result<JobSpec> {
@@ -284,19 +301,14 @@ async fn give_signs_of_life() {
     }
 }
 
-/// Becomes true at the first SIGINT or SIGTERM.
+/// Becomes true when this process is asked to end.
 fn kill_on_signals() -> Result<watch::Receiver<bool>> {
-    let hear = |kind| signal(kind).map_err(|error| unsupported(&error));
-    let mut interrupt = hear(SignalKind::interrupt())?;
-    let mut terminate = hear(SignalKind::terminate())?;
+    let asked = signals::asked_to_end();
     // Heard, it ends no agent: a write past `ulimit -f` of whoever started us fails with EFBIG.
-    let _ = hear(SignalKind::from_raw(libc::SIGXFSZ))?;
+    let _ = signal(SignalKind::from_raw(libc::SIGXFSZ)).map_err(|error| unsupported(&error))?;
     let (kill, killed) = watch::channel(false);
     tokio::spawn(async move {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
+        asked.await;
         kill.send_replace(true);
         // The receiver must not take the end of this task for a second request.
         kill.closed().await;

@@ -229,7 +229,7 @@ fn start(
     let (streams, tail) = streams(command, io).map_err(|error| unable(&error))?;
     let (watched, beating) = match pulse(io).map_err(|error| unable(&error))? {
         Some((pulse, watched)) => {
-            let beating = tokio::spawn(async move { pulse.beat_on().await });
+            let beating = tokio::spawn(Arc::new(pulse).beat_on());
             (Some((watched, silence)), Some(beating.abort_handle()))
         }
         None => (None, None),

@@ -9,18 +9,20 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::{getppid, setsid};
+use tokio::task::JoinHandle;
 
 use crate::clock;
 use crate::doctor::mounts;
 use crate::kernel;
-use crate::limits::KEEPER_READY;
+use crate::limits::{KEEPER_ENDS, KEEPER_READY};
 use crate::pulse::{Pulse, PulseEnd, READY, watch};
 use crate::sandbox::{KEEPER, SELF, SUBCOMMAND};
 
@@ -33,18 +35,19 @@ const LOOK: Duration = Duration::from_millis(2);
 /// The agent's side of a keeper. Dropping it without [`Self::dismiss`] has the mount taken away.
 #[derive(Debug)]
 pub(crate) struct Keeper {
-    pub(crate) pulse: Pulse,
+    pulse: Arc<Pulse>,
     process: Child,
 }
 
 impl Keeper {
-    /// Starts a keeper of what will be mounted on `directory`; it must be absolute. `device`, if
-    /// there is one, stays open as long as the keeper lives: until then a request of a dead agent
-    /// waits instead of failing.
+    /// Starts a keeper of what will be mounted on `directory`, which must be absolute, or of the
+    /// mount of this id that is there. `device`, if there is one, stays open as long as the keeper
+    /// lives: until then a request of a dead agent waits instead of failing.
     pub(crate) fn start(
         directory: &Path,
         silence: Duration,
         device: Option<OwnedFd>,
+        mount: Option<u64>,
     ) -> io::Result<Self> {
         let (pulse, watched) = Pulse::pair()?;
         let silence_ms = silence.as_millis().to_string();
@@ -53,6 +56,7 @@ impl Keeper {
             .args([OsStr::new(SUBCOMMAND), OsStr::new(KEEPER)])
             .arg(directory)
             .arg(silence_ms)
+            .args(mount.map(|id| id.to_string()))
             .env_clear()
             .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
             .stdin(OwnedFd::from(watched))
@@ -63,6 +67,7 @@ impl Keeper {
             let _ = process.wait();
             return Err(error);
         }
+        let pulse = Arc::new(pulse);
         Ok(Self { pulse, process })
     }
 
@@ -71,19 +76,73 @@ impl Keeper {
         let Self { pulse, mut process } = self;
         pulse.end();
         let start = clock::now();
-        while let Ok(None) = process.try_wait() {
-            if start.elapsed() > KEEPER_READY {
-                // It is stopped, and has nothing to keep any more.
-                let _ = process.kill();
-                let _ = process.wait();
-                return;
+        loop {
+            match process.try_wait() {
+                Ok(Some(_)) => return,
+                Ok(None) if start.elapsed() < KEEPER_ENDS => thread::sleep(LOOK),
+                Ok(None) => break,
+                Err(error) => return tracing::warn!(%error, "nobody knows how the keeper ended"),
             }
-            thread::sleep(LOOK);
         }
+        // It is stopped, and has nothing to keep any more.
+        let _ = process.kill();
+        let _ = process.wait();
     }
 }
 
-/// The keeper itself; `arguments` are the directory and the longest silence in milliseconds.
+/// A mount's keeper, which sees the agent beat, and is followed by another when it dies alone.
+pub(crate) struct Kept {
+    directory: PathBuf,
+    silence: Duration,
+    device: Option<OwnedFd>,
+    keeper: Keeper,
+    beating: JoinHandle<()>,
+}
+
+impl Kept {
+    /// As [`Keeper::start`]; must run inside the runtime whose life the keeper shall see.
+    pub(crate) fn start(
+        directory: &Path,
+        silence: Duration,
+        device: Option<OwnedFd>,
+    ) -> io::Result<Self> {
+        let keeper = Keeper::start(directory, silence, copy_of(device.as_ref())?, None)?;
+        Ok(Self {
+            directory: directory.to_owned(),
+            silence,
+            device,
+            beating: tokio::spawn(Arc::clone(&keeper.pulse).beat_on()),
+            keeper,
+        })
+    }
+
+    /// Whether there is a keeper; there is none when somebody killed it.
+    pub(crate) fn is_alive(&mut self) -> bool {
+        matches!(self.keeper.process.try_wait(), Ok(None))
+    }
+
+    /// Starts another keeper, of the mount of this id, in place of one that is gone.
+    pub(crate) fn renew(&mut self, mount: u64) -> io::Result<()> {
+        let device = copy_of(self.device.as_ref())?;
+        self.keeper = Keeper::start(&self.directory, self.silence, device, Some(mount))?;
+        self.beating.abort();
+        self.beating = tokio::spawn(Arc::clone(&self.keeper.pulse).beat_on());
+        Ok(())
+    }
+
+    /// As [`Keeper::dismiss`].
+    pub(crate) fn dismiss(self) {
+        self.beating.abort();
+        self.keeper.dismiss();
+    }
+}
+
+fn copy_of(device: Option<&OwnedFd>) -> io::Result<Option<OwnedFd>> {
+    device.map(OwnedFd::try_clone).transpose()
+}
+
+/// The keeper itself; `arguments` are the directory, the longest silence in milliseconds, and the
+/// id of the mount if it is there already.
 pub(crate) fn main(mut arguments: impl Iterator<Item = OsString>) -> io::Result<()> {
     let directory = arguments.next().unwrap_or_default();
     let directory = Path::new(&directory);
@@ -91,6 +150,9 @@ pub(crate) fn main(mut arguments: impl Iterator<Item = OsString>) -> io::Result<
         .next()
         .and_then(|text| text.to_str()?.parse().ok());
     let silence_ms = silence_ms.ok_or(io::ErrorKind::InvalidInput)?;
+    let mount = arguments
+        .next()
+        .and_then(|text| text.to_str()?.parse().ok());
     kernel::close_on_exec_from(3)?;
     // Batch systems end a job by killing its process group or session, and its control group.
     setsid()?;
@@ -101,7 +163,8 @@ pub(crate) fn main(mut arguments: impl Iterator<Item = OsString>) -> io::Result<
     let watched = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let before: BTreeSet<u64> = mounts::ours_on(directory)?
         .into_iter()
-        .map(|mount| mount.id)
+        .map(|found| found.id)
+        .filter(|id| Some(*id) != mount)
         .collect();
     (&watched).write_all(&[READY])?;
     let ended = watch(watched, Duration::from_millis(silence_ms));

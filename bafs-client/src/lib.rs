@@ -20,6 +20,7 @@ pub mod memory;
 mod output;
 mod pulse;
 pub mod sandbox;
+pub mod signals;
 pub mod tree;
 pub mod usage;
 pub mod volume;

@@ -113,6 +113,9 @@ pub(crate) const PAUSE_MS_MAX: u64 = 1_000;
 /// Time for the keeper of a mount to begin its watch.
 pub(crate) const KEEPER_READY: Duration = Duration::from_secs(5);
 
+/// Time for the keeper of a mount that is gone to end.
+pub(crate) const KEEPER_ENDS: Duration = Duration::from_secs(5);
+
 /// The shortest silence of an agent that its watchers act on, whatever the deadline: a busy
 /// machine makes an agent wait.
 pub(crate) const SILENCE_MIN: Duration = Duration::from_secs(3);

@@ -3,6 +3,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Pause between two beats.
@@ -45,7 +46,7 @@ impl Pulse {
     }
 
     /// Beats for ever; where it runs is what is watched.
-    pub(crate) async fn beat_on(&self) {
+    pub(crate) async fn beat_on(self: Arc<Self>) {
         loop {
             self.beat();
             tokio::time::sleep(BEAT).await;
@@ -61,7 +62,7 @@ impl Pulse {
     }
 
     /// Says that nobody need watch any more.
-    pub(crate) fn end(self) {
+    pub(crate) fn end(&self) {
         let _ = (&self.0).write(&[WELL]);
     }
 }

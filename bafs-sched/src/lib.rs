@@ -11,6 +11,8 @@ pub mod io;
 pub mod logic;
 pub mod past;
 pub mod planner;
+#[cfg(test)]
+mod refusals;
 pub mod replay;
 pub mod report;
 pub mod sim;

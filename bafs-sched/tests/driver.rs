@@ -230,7 +230,7 @@ fn workflow(retries: u32) -> Workflow {
         text += &format!(
             "volume p{i} scratch 1 MB\njob a{i} {{\n executable = /bin/a\n retry = {retries}\n}}\n\
              job c{i} {{\n executable = /bin/c\n}}\nparent a{i} child c{i}\nmount b a{i} /data\n\
-             mount p{i} a{i} /work\nmount p{i} c{i} /work\nextract p{i} x bafs://home/out.{i}\n"
+             mount p{i} a{i} /scratch\nmount p{i} c{i} /scratch\nextract p{i} x bafs://home/out.{i}\n"
         );
     }
     parse_workflow("w.bafs", &text, &|path| Err(path.to_owned()))

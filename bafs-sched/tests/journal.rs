@@ -21,8 +21,8 @@ job c {
 }
 parent a child c
 mount b a /data
-mount p a /work
-mount p c /work
+mount p a /scratch
+mount p c /scratch
 extract p x bafs://home/x
 ";
 

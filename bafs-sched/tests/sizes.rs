@@ -230,18 +230,11 @@ fn sizes_are_not_doubled_beyond_what_fits() {
 }
 
 fn node(id: u64, megabytes_: u64) -> NodeSeen {
-    NodeSeen {
-        id: ServerId(id),
-        name: format!("n{id}"),
-        address: format!("n{id}:1"),
-        group: "g".to_owned(),
-        capacity: Space {
-            files: 1_000,
-            ..megabytes(megabytes_)
-        },
-        foreign: Space::ZERO,
-        slots: 1,
-    }
+    let capacity = Space {
+        files: 1_000,
+        ..megabytes(megabytes_)
+    };
+    NodeSeen::alone(ServerId(id), capacity, 1)
 }
 
 #[test]

@@ -25,18 +25,11 @@ fn workflow() -> Workflow {
 }
 
 fn nodes(count: u64) -> Vec<NodeSeen> {
-    let node = |id| NodeSeen {
-        id: ServerId(id),
-        name: format!("n{id}"),
-        address: format!("n{id}:1"),
-        group: "g".to_owned(),
-        capacity: Space {
-            bytes: 2_600_000,
-            files: 1_000,
-        },
-        foreign: Space::ZERO,
-        slots: 1,
+    let capacity = Space {
+        bytes: 2_600_000,
+        files: 1_000,
     };
+    let node = |id| NodeSeen::alone(ServerId(id), capacity, 1);
     (1..=count).map(node).collect()
 }
 

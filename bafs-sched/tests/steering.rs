@@ -25,6 +25,10 @@ fn workflow() -> Workflow {
 }
 
 fn world(seed: u64, nodes: usize) -> World {
+    world_of(seed, nodes, workflow())
+}
+
+fn world_of(seed: u64, nodes: usize, workflow: Workflow) -> World {
     let node = NodeSpec {
         capacity: Space {
             bytes: 100_000_000,
@@ -33,7 +37,7 @@ fn world(seed: u64, nodes: usize) -> World {
         slots: 1,
     };
     let (settings, faults) = (Settings::default(), Faults::default());
-    World::new(seed, workflow(), settings, vec![node; nodes], faults)
+    World::new(seed, workflow, settings, vec![node; nodes], faults)
 }
 
 fn steered(count: u64, wish: Wish) -> Event {
@@ -88,15 +92,7 @@ fn the_workflow_says_which_pipelines_go_first() {
         preferred.jobs[2 * (WIDTH as usize - 1) + 1].priority = 5;
         preferred.jobs[0].priority = -1;
         preferred.jobs[1].priority = -2;
-        let node = NodeSpec {
-            capacity: Space {
-                bytes: 100_000_000,
-                files: 100_000,
-            },
-            slots: 1,
-        };
-        let (settings, faults) = (Settings::default(), Faults::default());
-        let mut world = World::new(seed, preferred, settings, vec![node], faults);
+        let mut world = world_of(seed, 1, preferred);
         assert_eq!(world.run(10_000_000), Outcome::Complete, "seed {seed}");
         let ended = ended_of(&world, &world.scheduler.workflow().clone());
         assert_eq!(&ended[..2], ["a11", "b11"], "seed {seed}: {ended:?}");

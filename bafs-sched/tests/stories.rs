@@ -12,18 +12,12 @@ use bafs_sched::workflow::parse_workflow;
 fn node(text: &str) -> NodeSeen {
     let (id, slots) = text.split_once('x').unwrap_or((text, "1"));
     let id = id.parse().expect("a node is a number");
-    NodeSeen {
-        id: ServerId(id),
-        name: format!("n{id}"),
-        address: format!("n{id}:1"),
-        group: "g".to_owned(),
-        capacity: Space {
-            bytes: 100_000_000,
-            files: 100_000,
-        },
-        foreign: Space::ZERO,
-        slots: slots.parse().expect("slots are a number"),
-    }
+    let capacity = Space {
+        bytes: 100_000_000,
+        files: 100_000,
+    };
+    let slots = slots.parse().expect("slots are a number");
+    NodeSeen::alone(ServerId(id), capacity, slots)
 }
 
 fn event(words: &[&str]) -> Event {

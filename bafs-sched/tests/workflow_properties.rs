@@ -26,8 +26,8 @@ for i in 1..3
   parent align$(i) child sum$(i)
   mount db align$(i) /data ro
   mount in align$(i) /in ro
-  mount raw$(i) align$(i) /work rw
-  mount raw$(i) sum$(i) /work
+  mount raw$(i) align$(i) /scratch rw
+  mount raw$(i) sum$(i) /scratch
   extract raw$(i) summary bafs://home/out/summary.$(i)
   for x in a b
     job end$(i)$(x) sum.job
@@ -257,12 +257,12 @@ for i in 1..50000
   for s in 1..4
     job j$(i).$(s) {
       executable = stage$(s)
-      arguments = --in /work/$(i) --out '/work/$(i:06)'
+      arguments = --in /scratch/$(i) --out '/scratch/$(i:06)'
       runtime = 5 min
     }
     mount db j$(i).$(s) /db
     mount index j$(i).$(s) /index ro
-    mount p$(i) j$(i).$(s) /work
+    mount p$(i) j$(i).$(s) /scratch
   end
   parent first child j$(i).1
   parent j$(i).1 child j$(i).2

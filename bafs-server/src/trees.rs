@@ -33,9 +33,9 @@ use replay::{Answer, Begin, Replay};
 /// A session ends when it is silent for so long, in milliseconds.
 pub const LEASE_MS: u64 = 60_000;
 
-/// A caller that waits so long, for its batch or for the one before it, is told how things stand
-/// and asks again: a slow disk is no dead server.
-const SAY_SO: Duration = Duration::from_secs(1);
+/// A caller that waits so long, for its batch, for the one before it or for its tree, is told how
+/// things stand and asks again: a slow disk is no dead server.
+pub(crate) const SAY_SO: Duration = Duration::from_secs(1);
 
 /// Most sessions at once; each may hold many open files.
 const SESSIONS_MAX: usize = 4096;

@@ -349,8 +349,8 @@ pub(crate) struct MountArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example:\n  bafs exec --mount work:/work --mount data:/data:ro -- \
-blastp -db /data/nr -query q.fa -out /work/raw"
+    after_help = "Example:\n  bafs exec --mount work:/scratch --mount data:/data:ro -- \
+blastp -db /data/nr -query q.fa -out /scratch/raw"
 )]
 pub(crate) struct ExecArgs {
     #[command(flatten)]

@@ -124,7 +124,7 @@ mod tests {
     fn the_graph_has_every_part_and_colours_states() {
         let text = "volume b bafs://home/data 1 MB\nvolume p scratch 1 MB\n\
             job a {\nexecutable = /bin/true\n}\njob c {\nexecutable = /bin/true\n}\n\
-            parent a child c\nmount b a /data\nmount p a /work\nmount p c /work\n\
+            parent a child c\nmount b a /data\nmount p a /scratch\nmount p c /scratch\n\
             extract p x bafs://home/x\n";
         let mut workflow = parse_workflow("w.bafs", text, &|path| Err(path.to_owned()))
             .expect("it parses")

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bafs_client::sandbox::Standing;
+use bafs_client::signals::asked_to_end;
 use bafs_proto::identity::Identity;
 use bafs_proto::message::Role;
 use bafs_sched::driver::{self, Cancel, RunOptions};
@@ -13,7 +14,6 @@ use bafs_sched::io::homes::FileHome;
 use bafs_sched::logic::{Guide, Order, Outcome, Progress, Rules, Settings};
 use bafs_sched::report::RunReport;
 use bafs_sched::workflow::{Workflow, parse_duration};
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{RunArgs, StartOrder};
 use crate::client::Client;
@@ -168,7 +168,7 @@ async fn run_local(
         metrics: false,
         keep: false,
     };
-    let interrupted = interrupted();
+    let interrupted = asked_to_end();
     let mut cluster = tokio::task::block_in_place(|| Cluster::start(&spec))?;
     let way = Way {
         // The cluster does not outlive this run, and so neither does its journal.
@@ -284,10 +284,10 @@ async fn run_remote(args: &RunArgs, workflow: Workflow, output: Output) -> Resul
     };
     let display = Display::start(output, Client::with(identity_dir, catalog)?);
     let stopper = tokio::spawn(async move {
-        interrupted().await;
+        asked_to_end().await;
         eprintln!("stopping the jobs and deleting the volumes; once more to leave at once");
         cancel.request();
-        interrupted().await;
+        asked_to_end().await;
         std::process::exit(130);
     });
     let shown = publish(args)?;
@@ -298,31 +298,6 @@ async fn run_remote(args: &RunArgs, workflow: Workflow, output: Output) -> Resul
     let report = driver::run(workflow, options, progress).await;
     stopper.abort();
     Ok(report?)
-}
-
-/// Returns a future that ends when this process is asked to end, at once if it was asked after
-/// this call: what is made from here on can be removed before the process ends.
-pub(crate) fn interrupted() -> impl Future<Output = ()> {
-    let hear = |kind| {
-        let heard = signal(kind);
-        async move {
-            match heard {
-                Ok(mut signal) => drop(signal.recv().await),
-                // Without a handler the signal ends the process by itself.
-                Err(_) => std::future::pending().await,
-            }
-        }
-    };
-    let interrupt = hear(SignalKind::interrupt());
-    let terminate = hear(SignalKind::terminate());
-    let hangup = hear(SignalKind::hangup());
-    async move {
-        tokio::select! {
-            () = interrupt => {}
-            () = terminate => {}
-            () = hangup => {}
-        }
-    }
 }
 
 /// How a run ended, in words.

@@ -55,6 +55,17 @@ pub fn check(
     Ok(())
 }
 
+/// Writes one large piece after the other directly behind the end of a file: each is one write of
+/// many requests, of which the kernel sends several at once, and they must stay in order.
+///
+/// # Errors
+/// What differs.
+pub fn check_direct_appends(world: &World, way: &str) -> Result<()> {
+    let script = "cd /vol; head -c 12M /dev/urandom > a; for turn in 1 2 3; do rm -f b; \
+        dd if=a of=b bs=6M oflag=append,direct conv=notrunc 2>/dev/null; cmp a b; done; echo same";
+    check(world, &[], way, script, "same")
+}
+
 /// A job that has said `ready` and goes on.
 #[derive(Debug)]
 pub struct Busy(Child);

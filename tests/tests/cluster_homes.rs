@@ -47,12 +47,12 @@ fn cluster_runs_a_workflow_between_homes_of_other_kinds() -> Result<()> {
          volume work$(i) scratch 1 MB files 10\n\
          job search$(i) {{\n\
            executable = /bin/sh\n\
-           arguments = -c \"grep -nxf /in/query /db/data > /work/found; \
-           wc -c < /db/data >> /work/found\"\n\
+           arguments = -c \"grep -nxf /in/query /db/data > /scratch/found; \
+           wc -c < /db/data >> /scratch/found\"\n\
          }}\n\
          mount db search$(i) /db\n\
          mount query$(i) search$(i) /in ro\n\
-         mount work$(i) search$(i) /work\n\
+         mount work$(i) search$(i) /scratch\n\
          extract work$(i) found sftp://127.0.0.1:{ssh}{}/$(i)\n\
          end\n",
         out.display()

@@ -13,9 +13,9 @@ const WORKFLOW: &str = "volume data cache bafs://home/data 4 MB\n\
     volume work scratch 4 MB files 10\n\
     job first {\n\
       executable = /bin/sh\n\
-      arguments = -c \"cat /data/one > /work/all; sleep 6\"\n\
+      arguments = -c \"cat /data/one > /scratch/all; sleep 6\"\n\
     }\n\
-    mount data first /data\nmount work first /work\n\
+    mount data first /data\nmount work first /scratch\n\
     extract work all bafs://home/out\n";
 
 /// A process that ends with the test.

@@ -13,16 +13,16 @@ const WORKFLOW: &str = "volume data cache bafs://home/data 4 MB\n\
     volume work$(i) scratch 4 MB files 10\n\
     job first$(i) {\n\
       executable = /bin/sh\n\
-      arguments = -c \"cat /data/one > /work/all; sleep 1.5\"\n\
+      arguments = -c \"cat /data/one > /scratch/all; sleep 1.5\"\n\
     }\n\
     job second$(i) {\n\
       executable = /bin/sh\n\
-      arguments = -c \"cksum < /work/all > /work/sum\"\n\
+      arguments = -c \"cksum < /scratch/all > /scratch/sum\"\n\
     }\n\
     parent first$(i) child second$(i)\n\
     mount data first$(i) /data\n\
-    mount work$(i) first$(i) /work\n\
-    mount work$(i) second$(i) /work\n\
+    mount work$(i) first$(i) /scratch\n\
+    mount work$(i) second$(i) /scratch\n\
     extract work$(i) sum bafs://home/out/$(i)\n\
     end\n";
 

@@ -16,18 +16,19 @@ fn pipelines(count: u32, slow: &str) -> String {
          volume work$(i) scratch 1 MB files 10\n\
          job count$(i) {{\n\
            executable = /bin/sh\n\
-           arguments = -c \"sleep {slow}; cat /data/*/*.txt /in/$(i).txt > /work/all; \
-           wc -l < /work/all > /work/lines\"\n\
+           arguments = -c \"sleep {slow}; cat /data/*/*.txt /in/$(i).txt > /scratch/all; \
+           wc -l < /scratch/all > /scratch/lines\"\n\
          }}\n\
          job sum$(i) {{\n\
            executable = /bin/sh\n\
-           arguments = -c \"cksum < /work/all > /work/sum; cat /work/lines >> /work/sum\"\n\
+           arguments = -c \"cksum < /scratch/all > /scratch/sum; \
+           cat /scratch/lines >> /scratch/sum\"\n\
          }}\n\
          parent count$(i) child sum$(i)\n\
          mount data count$(i) /data\n\
          mount in$(i) count$(i) /in ro\n\
-         mount work$(i) count$(i) /work\n\
-         mount work$(i) sum$(i) /work\n\
+         mount work$(i) count$(i) /scratch\n\
+         mount work$(i) sum$(i) /scratch\n\
          extract work$(i) sum bafs://home/out/$(i)\n\
          end\n"
     )

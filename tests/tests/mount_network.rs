@@ -63,10 +63,7 @@ fn mount_network_keeps_pieces_of_direct_appends_in_order() -> Result<()> {
     let Some(world) = ready("mount_network_keeps_pieces_of_direct_appends_in_order")? else {
         return Ok(());
     };
-    // One write of many requests, of which the kernel sends several at once.
-    let script = "cd /vol; head -c 12M /dev/urandom > a; for turn in 1 2 3; do rm -f b; \
-        dd if=a of=b bs=6M oflag=append,direct conv=notrunc 2>/dev/null; cmp a b; done; echo same";
-    check(&world, script, "same")
+    exec::check_direct_appends(&world, CALLS)
 }
 
 #[test]

@@ -1,6 +1,5 @@
 //! Unmodified programs on real mounts of a scratch and a cache volume, through `bafs exec`.
 
-use std::path::Path;
 use std::process::Output;
 use std::time::{Duration, Instant};
 
@@ -320,74 +319,4 @@ fn mount_leaves_nothing_when_the_agent_is_killed() -> Result<()> {
     let left = mounts_with(&format!("bafs:{volume}"));
     ensure!(left.is_empty(), "mounts are left: {left:?}");
     Ok(())
-}
-
-#[test]
-fn mount_on_the_host_comes_and_goes() -> Result<()> {
-    let Some(world) = ready("mount_on_the_host_comes_and_goes")? else {
-        return Ok(());
-    };
-    let point = tempfile::tempdir()?;
-    let path = point.path().to_string_lossy().into_owned();
-    let mut mount = world.bafs(&["mount", "v", &path]).spawn()?;
-    ensure!(
-        becomes(|| !mounts_with(&path).is_empty()),
-        "the volume is not mounted"
-    );
-    std::fs::write(point.path().join("f"), b"through the host")?;
-    ensure!(
-        std::fs::read(point.path().join("f"))? == b"through the host",
-        "what was written"
-    );
-    nix::sys::signal::kill(
-        nix::unistd::Pid::from_raw(i32::try_from(mount.id())?),
-        nix::sys::signal::Signal::SIGTERM,
-    )?;
-    let status = mount.wait()?;
-    ensure!(
-        status.success(),
-        "bafs mount ends well when asked to: {status}"
-    );
-    ensure!(mounts_with(&path).is_empty(), "the mount is left");
-    ensure!(
-        bafs_tests::is_empty(point.path()),
-        "the directory is as before"
-    );
-    Ok(())
-}
-
-#[test]
-fn mount_on_the_host_goes_with_its_process() -> Result<()> {
-    let name = "mount_on_the_host_goes_with_its_process";
-    let Some(world) = ready(name)? else {
-        return Ok(());
-    };
-    if !Path::new("/usr/bin/fusermount3").exists() {
-        skip(name, "there is no fusermount3 to clean up");
-        return Ok(());
-    }
-    let point = tempfile::tempdir()?;
-    let path = point.path().to_string_lossy().into_owned();
-    let mut mount = world.bafs(&["mount", "v", &path]).spawn()?;
-    ensure!(
-        becomes(|| !mounts_with(&path).is_empty()),
-        "the volume is not mounted"
-    );
-    mount.kill()?;
-    mount.wait()?;
-    ensure!(
-        becomes(|| mounts_with(&path).is_empty()),
-        "a dead mount is left"
-    );
-    Ok(())
-}
-
-fn becomes(holds: impl Fn() -> bool) -> bool {
-    for _ in 0..200 {
-        if holds() {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    false
 }

@@ -21,7 +21,7 @@ use thiserror::Error;
 
 use super::bridge::Bridge;
 use crate::clock;
-use crate::doctor::connections;
+use crate::doctor::{connections, mounts};
 use crate::limits::{DETACH, SESSION_THREADS};
 use crate::logic::mount_table;
 use crate::volume::Volume;
@@ -162,9 +162,16 @@ impl Mounted {
         self.detach();
     }
 
-    /// Whether the mount is gone, by our doing or somebody else's.
+    /// Whether nobody serves the mount any more: it is gone, or its connection was aborted.
     pub fn is_over(&self) -> bool {
         self.server.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// The kernel's number of the mount while it is there.
+    pub fn id(&self) -> Option<u64> {
+        let mounts = mounts::ours_on(&self.directory).ok()?.into_iter();
+        let mut own = mounts.filter(|mount| Some(mount.device.1) == self.connection);
+        own.next_back().map(|mount| mount.id)
     }
 
     fn detach(&mut self) {
@@ -172,9 +179,10 @@ impl Mounted {
             return;
         };
         if server.is_finished() {
-            // Somebody else took the mount away; what is there now, and whatever has the number of
-            // its connection, is not ours.
             let _ = server.join();
+            // Somebody else took the mount away, and what lives there now is not ours; or the
+            // connection was aborted, and ours is dead.
+            mounts::take_dead_away(&self.directory);
             return;
         }
         if self.is_on_top() {

@@ -94,9 +94,9 @@ fn tmp_can_be_a_volume(who: Who) {
 fn a_path_inside_tmp_leaves_tmp_usable(who: Who) {
     let world = World::new(
         who,
-        "cat /tmp/bafs-inner/work/name; echo hi >/tmp/bafs-note && cat /tmp/bafs-note",
+        "cat /tmp/bafs-inner/volume/name; echo hi >/tmp/bafs-note && cat /tmp/bafs-note",
     )
-    .volume("/tmp/bafs-inner/work");
+    .volume("/tmp/bafs-inner/volume");
     assert_eq!(world.output(), "volume 0\nhi\n");
     assert!(!Path::new("/tmp/bafs-inner").exists());
     assert!(!Path::new("/tmp/bafs-note").exists());

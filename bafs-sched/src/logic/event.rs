@@ -148,6 +148,23 @@ pub struct NodeSeen {
     pub slots: u32,
 }
 
+impl NodeSeen {
+    /// A node of the only group, which nobody else uses, named for its number: how tests and
+    /// simulated servers describe theirs.
+    #[must_use]
+    pub fn alone(id: ServerId, capacity: Space, slots: u32) -> Self {
+        Self {
+            id,
+            name: format!("n{}", id.0),
+            address: format!("n{}:1", id.0),
+            group: "g".to_owned(),
+            capacity,
+            foreign: Space::ZERO,
+            slots,
+        }
+    }
+}
+
 /// What a node keeps for this run, used or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeShare {

@@ -396,15 +396,7 @@ mod tests {
     use super::*;
 
     fn node(id: u64, slots: u32, bytes: u64) -> NodeSeen {
-        NodeSeen {
-            id: ServerId(id),
-            name: format!("n{id}"),
-            address: format!("n{id}:1"),
-            group: "g".to_owned(),
-            capacity: Space { bytes, files: 100 },
-            foreign: Space::ZERO,
-            slots,
-        }
+        NodeSeen::alone(ServerId(id), Space { bytes, files: 100 }, slots)
     }
 
     #[test]

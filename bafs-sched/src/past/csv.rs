@@ -36,17 +36,7 @@ const COLUMNS: [&str; 8] = [
 /// With the line, and what must stand there.
 pub fn from_csv(name: &str, text: &str) -> Result<Past, PastError> {
     let table = Table::parse(text, Form::Commas)?;
-    if let Some(unknown) = table.columns().find(|name| !COLUMNS.contains(name)) {
-        let known = COLUMNS.join(", ");
-        let message = format!("'{unknown}' is no column; known are {known}");
-        return Err(PastError::at(1, message));
-    }
-    for needed in ["job", "runtime"] {
-        if !table.has(needed) {
-            let message = format!("there is no column '{needed}'");
-            return Err(PastError::at(1, message));
-        }
-    }
+    table.check_columns(&COLUMNS, &["job", "runtime"])?;
     let mut at = BTreeMap::new();
     for row in table.rows() {
         let job = row.text("job");
@@ -111,6 +101,7 @@ fn job(row: &Row<'_>, at: &BTreeMap<&str, (usize, usize)>) -> Result<PastJob, Pa
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::refusals::each_is_refused;
 
     const TEXT: &str = "job,runtime,cpus,after,shared,shared-bytes,input,output\n\
         a1,62.5,1,,reference,40 GB,100 MB,2 GB\n\
@@ -148,49 +139,24 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_said_with_its_line() {
-        for (wrong, right, expected) in [
-            ("runtime", "time", "line 1: 'time' is no column"),
-            (
-                "a2,60",
-                "a1,60",
-                "line 3: job 'a1' is there already, on line 2",
-            ),
-            ("a2,60", ",60", "line 3: the job has no name"),
-            (
-                "a2,60",
-                "a2,soon",
-                "line 3: runtime 'soon': expected a duration",
-            ),
-            ("a2,60", "a2,-60", "line 3: runtime '-60'"),
-            (
-                "1 h,4",
-                "1 h,0",
-                "line 4: cpus '0': must be a whole number from 1",
-            ),
-            (
-                "a1 a2",
-                "a1 a3",
-                "line 4: after 'a1 a3': there is no job 'a3'",
-            ),
-            (
-                "30 GB",
-                "",
-                "line 3: shared 'reference': `shared` names the data",
-            ),
-            (
-                "30 MB",
-                "30 megs",
-                "line 4: output '30 megs': unknown unit of size",
-            ),
-            ("62.5,1,,", "62.5,1,b,", "line 2: job 'a1' waits for itself"),
-            ("4,a1 a2,,,,30 MB", "4,a1 a2", "line 4: has 4 cells"),
-        ] {
-            assert!(TEXT.contains(wrong), "{wrong}");
-            let text = TEXT.replacen(wrong, right, 1);
-            let error = from_csv("jobs", &text).unwrap_err().to_string();
-            assert!(error.contains(expected), "{right}: {error}");
-        }
+        let slips = r"
+            runtime => time => line 1: 'time' is no column
+            a2,60 => a1,60 => line 3: job 'a1' is there already, on line 2
+            a2,60 => ,60 => line 3: the job has no name
+            a2,60 => a2,soon => line 3: runtime 'soon': expected a duration
+            a2,60 => a2,-60 => line 3: runtime '-60'
+            1 h,4 => 1 h,0 => line 4: cpus '0': must be a whole number from 1
+            a1 a2 => a1 a3 => line 4: after 'a1 a3': there is no job 'a3'
+            30 GB =>  => line 3: shared 'reference': `shared` names the data
+            30 MB => 30 megs => line 4: output '30 megs': unknown unit of size
+            62.5,1,, => 62.5,1,b, => line 2: job 'a1' waits for itself
+            4,a1 a2,,,,30 MB => 4,a1 a2 => line 4: has 4 cells
+        ";
+        each_is_refused(TEXT, slips, |text| from_csv("jobs", text));
         let empty = from_csv("jobs", "job,runtime\n").unwrap_err().to_string();
         assert!(empty.contains("no jobs"), "{empty}");
+        let narrow = from_csv("jobs", "job,cpus\na,1\n").unwrap_err();
+        let said = narrow.to_string();
+        assert!(said.contains("there is no column 'runtime'"), "{said}");
     }
 }

@@ -315,6 +315,7 @@ fn time_s(row: &Row<'_>, column: &str) -> Result<Option<i64>, PastError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::refusals::each_is_refused;
 
     /// As Slurm 22.05 prints an array of which one job failed, and one that still runs.
     const SACCT: &str = "\
@@ -373,57 +374,21 @@ JobID|JobName|State|AllocCPUS|Elapsed|TotalCPU|Start|End|NTasks|AveDiskRead|AveD
 
     #[test]
     fn what_is_wrong_is_said_with_its_line() {
-        for (wrong, right, expected) in [
-            (
-                "|Elapsed|",
-                "|Time|",
-                "line 1: there is no column ElapsedRaw nor Elapsed; use `sacct",
-            ),
-            ("JobID|", "Job|", "line 1: there is no column JobID"),
-            (
-                "|4|01:10:00|04",
-                "|0|01:10:00|04",
-                "line 2: AllocCPUS '0': must be",
-            ),
-            (
-                "|4|01:10:00|04",
-                "|4|01:70:00|04",
-                "line 2: Elapsed '01:70:00': must be a time",
-            ),
-            (
-                "|4|01:10:00|04",
-                "|4|INVALID|04",
-                "line 2: Elapsed 'INVALID'",
-            ),
-            (
-                "2.50G",
-                "2.50Q",
-                "line 3: AveDiskRead '2.50Q': must be an amount",
-            ),
-            ("2.50G", "-2.50G", "line 3: AveDiskRead '-2.50G'"),
-            ("|1|2.50G", "|one|2.50G", "line 3: NTasks 'one'"),
-            (
-                "4711_2|",
-                "4711_1|",
-                "line 5: JobID '4711_1': is there already, on line 2",
-            ),
-            (
-                "2026-03-01T01:00:00|||",
-                "2026-13-01T01:00:00|||",
-                "line 2: End '2026-13",
-            ),
-            (
-                "2026-03-01T01:00:00|||",
-                "2026-01-01T01:00:00|||",
-                "line 2: End '2026-01-01T01:00:00': the job ended before",
-            ),
-            ("4711_1|align", "4711_1|al|ign", "line 2: has"),
-        ] {
-            assert!(SACCT.contains(wrong), "{wrong}");
-            let text = SACCT.replacen(wrong, right, 1);
-            let error = from_slurm("jobs", &text, 0).unwrap_err().to_string();
-            assert!(error.contains(expected), "{right}: {error}");
-        }
+        let slips = r"
+            |Elapsed| => |Time| => line 1: there is no column ElapsedRaw nor Elapsed; use `sacct
+            JobID| => Job| => line 1: there is no column JobID
+            |4|01:10:00|04 => |0|01:10:00|04 => line 2: AllocCPUS '0': must be
+            |4|01:10:00|04 => |4|01:70:00|04 => line 2: Elapsed '01:70:00': must be a time
+            |4|01:10:00|04 => |4|INVALID|04 => line 2: Elapsed 'INVALID'
+            2.50G => 2.50Q => line 3: AveDiskRead '2.50Q': must be an amount
+            2.50G => -2.50G => line 3: AveDiskRead '-2.50G'
+            |1|2.50G => |one|2.50G => line 3: NTasks 'one'
+            4711_2| => 4711_1| => line 5: JobID '4711_1': is there already, on line 2
+            2026-03-01T01:00:00||| => 2026-13-01T01:00:00||| => line 2: End '2026-13
+            2026-03-01T01:00:00||| => 2026-01-01T01:00:00||| => line 2: End => the job ended before
+            4711_1|align => 4711_1|al|ign => line 2: has
+        ";
+        each_is_refused(SACCT, slips, |text| from_slurm("jobs", text, 0));
         let head = SACCT.lines().next().unwrap();
         let none = from_slurm("jobs", head, 0).unwrap_err().to_string();
         assert!(none.contains("no jobs below the header"), "{none}");

@@ -87,6 +87,22 @@ impl<'t> Table<'t> {
         self.columns.contains_key(column)
     }
 
+    /// Refuses columns that are not `known`, and a table without those that are `needed`.
+    pub(super) fn check_columns(&self, known: &[&str], needed: &[&str]) -> Result<(), PastError> {
+        if let Some(unknown) = self.columns().find(|name| !known.contains(name)) {
+            let known = known.join(", ");
+            let message = format!("'{unknown}' is no column; known are {known}");
+            return Err(PastError::at(1, message));
+        }
+        match needed.iter().find(|needed| !self.has(needed)) {
+            Some(missing) => {
+                let message = format!("there is no column '{missing}'");
+                Err(PastError::at(1, message))
+            }
+            None => Ok(()),
+        }
+    }
+
     pub(super) fn rows(&self) -> impl Iterator<Item = Row<'_>> {
         self.rows.iter().map(|(line, cells)| Row {
             line: *line,

@@ -26,17 +26,7 @@ const COLUMNS: [&str; 5] = ["job", "compute", "volume", "read", "written"];
 /// With the line, and what does not match.
 pub fn from_trace(workflow: &Workflow, text: &str) -> Result<Measured, PastError> {
     let table = Table::parse(text, Form::Commas)?;
-    for needed in ["job", "compute"] {
-        if !table.has(needed) {
-            let message = format!("there is no column '{needed}'");
-            return Err(PastError::at(1, message));
-        }
-    }
-    if let Some(unknown) = table.columns().find(|name| !COLUMNS.contains(name)) {
-        let known = COLUMNS.join(", ");
-        let message = format!("'{unknown}' is no column; known are {known}");
-        return Err(PastError::at(1, message));
-    }
+    table.check_columns(&COLUMNS, &["job", "compute"])?;
     let jobs = workflow.jobs.iter().enumerate();
     let at: BTreeMap<&str, usize> = jobs.map(|(at, job)| (job.name.as_str(), at)).collect();
     let none = |job: &Job| JobLoad {
@@ -127,6 +117,7 @@ impl Trace<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::refusals::each_is_refused;
     use crate::workflow::parse_workflow;
 
     const TRACE: &str = "job,compute,volume,read,written\n\
@@ -157,43 +148,19 @@ mod tests {
 
     #[test]
     fn a_trace_that_does_not_match_is_refused_with_its_line() {
-        for (wrong, right, expected) in [
-            (
-                "a,1.5",
-                "c,1.5",
-                "line 2: job 'c': the workflow has no such job",
-            ),
-            ("a,1.5", "a,fast", "line 2: compute 'fast'"),
-            (
-                "a,,b",
-                "z,,b",
-                "line 3: volume 'b': job 'z' does not mount it",
-            ),
-            ("3 MB", "-3 MB", "line 3: read '-3 MB'"),
-            (
-                "3 MB,",
-                "3 MB,1",
-                "line 3: written '1': the job mounts this volume to read",
-            ),
-            (
-                ",2000\nz",
-                ",2 MB\nz",
-                "line 4: written '2 MB': the volume holds 1000000",
-            ),
-            ("a,,w", "a,,b", "line 4: line 3 tells of the same already"),
-            (
-                "a,,w",
-                "a,1,w",
-                "line 4: a row tells of computing or of one volume",
-            ),
-            ("z,2,,,\n", "", "no row says how long job 'z' computes"),
-            ("read", "reads", "line 1: 'reads' is no column"),
-            ("compute", "cpu", "line 1: there is no column 'compute'"),
-        ] {
-            assert!(TRACE.contains(wrong), "{wrong}");
-            let text = TRACE.replacen(wrong, right, 1);
-            let error = from_trace(&workflow(), &text).unwrap_err().to_string();
-            assert!(error.contains(expected), "{right}: {error}");
-        }
+        let slips = r"
+            a,1.5 => c,1.5 => line 2: job 'c': the workflow has no such job
+            a,1.5 => a,fast => line 2: compute 'fast'
+            a,,b => z,,b => line 3: volume 'b': job 'z' does not mount it
+            3 MB => -3 MB => line 3: read '-3 MB'
+            3 MB, => 3 MB,1 => line 3: written '1': the job mounts this volume to read
+            ,2000\nz => ,2 MB\nz => line 4: written '2 MB': the volume holds 1000000
+            a,,w => a,,b => line 4: line 3 tells of the same already
+            a,,w => a,1,w => line 4: a row tells of computing or of one volume
+            z,2,,,\n =>  => no row says how long job 'z' computes
+            read => reads => line 1: 'reads' is no column
+            compute => cpu => line 1: 'cpu' is no column
+        ";
+        each_is_refused(TRACE, slips, |text| from_trace(&workflow(), text));
     }
 }

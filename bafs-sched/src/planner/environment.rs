@@ -377,6 +377,7 @@ fn line_of(text: &str, offset: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::refusals::each_is_refused;
 
     const THESIS: &str = "home-rate = \"1 MB/s\"\nlocal-rate = \"12 MB/s\"\n\n[[nodes]]\n\
                           count = 50\ncpus = 1\nstorage = \"5 GB\"\n";
@@ -400,108 +401,48 @@ mod tests {
 
     #[test]
     fn absurd_values_are_errors_with_line_and_key() {
-        for (wrong, right, line, expected) in [
-            ("\"1 MB/s\"", "\"0 MB/s\"", 1, "`home-rate` is zero"),
-            ("\"1 MB/s\"", "\"-1 MB/s\"", 1, "`home-rate` cannot be read"),
-            ("\"1 MB/s\"", "\"1 MB\"", 1, "`home-rate` must be a rate"),
-            ("\"1 MB/s\"", "1000000", 1, "`home-rate` must be text"),
-            (
-                "\"1 MB/s\"",
-                "\"1 Mbit/s\"",
-                1,
-                "unknown unit of size 'Mbit'",
-            ),
-            ("\"12 MB/s\"", "\"12/s\"", 2, "has no unit"),
-            ("local-rate = \"12 MB/s\"", "", 1, "local-rate is missing"),
-            ("home-rate = \"1 MB/s\"", "", 1, "home-rate is missing"),
-            ("local-rate", "lan-rate", 2, "`lan-rate` is no key"),
-            (
-                "[[nodes]]",
-                "mtbf = \"0 s\"\n[[nodes]]",
-                4,
-                "`mtbf` is zero",
-            ),
-            (
-                "[[nodes]]",
-                "mtbf = \"5 weeks\"\n[[nodes]]",
-                4,
-                "unknown unit of time",
-            ),
-            (
-                "count = 50",
-                "count = 0",
-                5,
-                "`count` must be a whole number from 1",
-            ),
-            ("count = 50", "count = -3", 5, "`count` must be"),
-            ("cpus = 1", "cpus = 1.5", 6, "`cpus` must be"),
-            ("cpus = 1", "cpus = 0", 1, "no node has a processor"),
-            ("cpus = 1", "", 4, "this [[nodes]] section has no `cpus`"),
-            ("cpus = 1", "cpu = 1", 6, "`cpu` is no key of [[nodes]]"),
-            ("\"5 GB\"", "\"5 G\"", 7, "unknown unit of size 'G'"),
-            ("\"5 GB\"", "\"-5 GB\"", 7, "`storage` cannot be read"),
-            ("count = 50", "count = 50\ncount = 51", 6, "duplicate key"),
-            ("count = 50", "count = ", 5, ""),
-        ] {
-            refused(wrong, right, line, expected);
-        }
+        let slips = r#"
+            "1 MB/s" => "0 MB/s" => line 1: => `home-rate` is zero
+            "1 MB/s" => "-1 MB/s" => line 1: => `home-rate` cannot be read
+            "1 MB/s" => "1 MB" => line 1: => `home-rate` must be a rate
+            "1 MB/s" => 1000000 => line 1: => `home-rate` must be text
+            "1 MB/s" => "1 Mbit/s" => line 1: => unknown unit of size 'Mbit'
+            "12 MB/s" => "12/s" => line 2: => has no unit
+            local-rate = "12 MB/s" =>  => line 1: => local-rate is missing
+            home-rate = "1 MB/s" =>  => line 1: => home-rate is missing
+            local-rate => lan-rate => line 2: => `lan-rate` is no key
+            [[nodes]] => mtbf = "0 s"\n[[nodes]] => line 4: => `mtbf` is zero
+            [[nodes]] => mtbf = "5 weeks"\n[[nodes]] => line 4: => unknown unit of time
+            count = 50 => count = 0 => line 5: => `count` must be a whole number from 1
+            count = 50 => count = -3 => line 5: => `count` must be
+            cpus = 1 => cpus = 1.5 => line 6: => `cpus` must be
+            cpus = 1 => cpus = 0 => line 1: => no node has a processor
+            cpus = 1 =>  => line 4: => this [[nodes]] section has no `cpus`
+            cpus = 1 => cpu = 1 => line 6: => `cpu` is no key of [[nodes]]
+            "5 GB" => "5 G" => line 7: => unknown unit of size 'G'
+            "5 GB" => "-5 GB" => line 7: => `storage` cannot be read
+            count = 50 => count = 50\ncount = 51 => line 6: => duplicate key
+            count = 50 => count =  => line 5:
+        "#;
+        each_is_refused(THESIS, slips, Environment::parse);
     }
 
     #[test]
     fn absurd_nodes_are_errors_with_line_and_key() {
-        for (wrong, right, line, expected) in [
-            (
-                "cpus = 1",
-                "cpus = 1\nspeed = 0",
-                7,
-                "`speed` must be a number",
-            ),
-            (
-                "cpus = 1",
-                "cpus = 1\ndisk-rate = \"0 B/s\"",
-                7,
-                "`disk-rate` is zero",
-            ),
-            (
-                "cpus = 1",
-                "cpus = 1\nuntil = \"2 h\"\nfrom = \"2 h\"",
-                7,
-                "`until` is not after `from`",
-            ),
-            (
-                "cpus = 1",
-                "cpus = 1\nfrom = \"2 h\"",
-                1,
-                "no node has a processor",
-            ),
-            (
-                "cpus = 1",
-                "cpus = 1\nmemory = 5",
-                7,
-                "`memory` must be text",
-            ),
-            ("count = 50", "count = 5000000000", 5, "`count` must be"),
-            ("5 GB", "1000 PB", 1, "more than 8000 PB of storage"),
-            ("[[nodes]]", "[nodes]", 4, ""),
-            (
-                "[[nodes]]",
-                "restart = \"0 s\"\n[[nodes]]",
-                4,
-                "`restart` is zero",
-            ),
-        ] {
-            refused(wrong, right, line, expected);
-        }
-    }
-
-    fn refused(wrong: &str, right: &str, line: usize, expected: &str) {
-        assert!(THESIS.contains(wrong), "{wrong}");
-        let text = THESIS.replacen(wrong, right, 1);
-        let error = Environment::parse(&text).unwrap_err();
-        assert!(error.message.contains(expected), "{right}: {error}");
-        assert_eq!(error.line, line, "{right}: {error}");
-        let error =
-            Environment::parse("home-rate = \"1 B/s\"\nlocal-rate = \"1 B/s\"").unwrap_err();
+        let slips = r#"
+            cpus = 1 => cpus = 1\nspeed = 0 => line 7: => `speed` must be a number
+            cpus = 1 => cpus = 1\ndisk-rate = "0 B/s" => line 7: => `disk-rate` is zero
+            cpus = 1 => cpus = 1\nuntil = "2 h"\nfrom = "2 h" => line 7: => is not after `from`
+            cpus = 1 => cpus = 1\nfrom = "2 h" => line 1: => no node has a processor
+            cpus = 1 => cpus = 1\nmemory = 5 => line 7: => `memory` must be text
+            count = 50 => count = 5000000000 => line 5: => `count` must be
+            5 GB => 1000 PB => line 1: => more than 8000 PB of storage
+            [[nodes]] => [nodes] => line 4:
+            [[nodes]] => restart = "0 s"\n[[nodes]] => line 4: => `restart` is zero
+        "#;
+        each_is_refused(THESIS, slips, Environment::parse);
+        let empty = Environment::parse("home-rate = \"1 B/s\"\nlocal-rate = \"1 B/s\"");
+        let error = empty.unwrap_err();
         assert!(error.message.contains("no nodes"), "{error}");
     }
 }

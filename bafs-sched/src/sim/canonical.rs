@@ -67,7 +67,7 @@ fn add_pipeline(workflow: &mut Workflow, canonical: &Canonical, pipeline: u32) {
             mounts.push((VolumeIndex(first + depth), "/in", false));
             mounts.push((VolumeIndex(first + depth + 1), "/out", true));
         } else if volumes == 1 {
-            mounts.push((VolumeIndex(first), "/work", true));
+            mounts.push((VolumeIndex(first), "/scratch", true));
         }
         for (volume, ..) in &mounts {
             workflow.volumes[volume.as_usize()].users.push(index);

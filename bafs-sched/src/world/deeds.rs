@@ -94,13 +94,5 @@ impl World {
 
 /// What the catalog says of a node.
 pub(super) fn seen(server: ServerId, node: &Node) -> NodeSeen {
-    NodeSeen {
-        id: server,
-        name: format!("n{}", server.0),
-        address: format!("n{}:1", server.0),
-        group: "g".to_owned(),
-        capacity: node.spec.capacity,
-        foreign: Space::ZERO,
-        slots: node.spec.slots,
-    }
+    NodeSeen::alone(server, node.spec.capacity, node.spec.slots)
 }

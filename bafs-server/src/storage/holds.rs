@@ -25,13 +25,11 @@ use tokio::task::JoinHandle;
 use super::blocking;
 use crate::door::{Answer, Keeper, Parcel};
 use crate::fault::of_disk;
+use crate::trees::SAY_SO;
 
 /// An agent that must give a tree back gets so long, in milliseconds; then whoever wants the tree
 /// is asked to come again.
 const GIVE_BACK_MS: u64 = 3_000;
-
-/// A caller that waits so long for a tree to be counted is told so, and asks again.
-const SAY_SO: Duration = Duration::from_secs(1);
 
 /// Pauses between two looks at the lock.
 const LOOK: Duration = Duration::from_millis(1);

@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use bafs_client::signals::asked_to_end;
 use bafs_proto::message::ReadCounters;
 use bafs_sched::logic::{Outcome, Settings};
 use bafs_sched::workflow::{Workflow, parse_workflow};
@@ -71,7 +72,7 @@ pub(crate) async fn demo(args: DemoArgs, output: Output) -> Result<ExitCode> {
         "a demo needs a node and a pipeline"
     );
     tokio::task::block_in_place(run::check_machine)?;
-    let interrupted = run::interrupted();
+    let interrupted = asked_to_end();
     let directory = OwnDirectory::create("demo", false)?;
     let demo = demo_in(&args, directory.path(), output);
     tokio::select! {

@@ -134,14 +134,17 @@ mod tests {
 
     #[test]
     fn only_whole_mount_paths_are_relocated() {
-        let mounts = [("/in", Path::new("/p/in1")), ("/work", Path::new("/p/w"))];
+        let mounts = [
+            ("/in", Path::new("/p/in1")),
+            ("/scratch", Path::new("/p/w")),
+        ];
         let moved = relocate(
-            "/bin/sh /in/q /work /workers 'x'/in/q </work/a>/work/b",
+            "/bin/sh /in/q /scratch /scratched 'x'/in/q </scratch/a>/scratch/b",
             &mounts,
         );
         assert_eq!(
             moved,
-            "/bin/sh /p/in1/q /p/w /workers 'x'/p/in1/q </p/w/a>/p/w/b"
+            "/bin/sh /p/in1/q /p/w /scratched 'x'/p/in1/q </p/w/a>/p/w/b"
         );
     }
 }

@@ -116,7 +116,7 @@ mod tests {
             job a$(i) {\nexecutable = /bin/true\nretry = 3\n}\n\
             job b$(i) {\nexecutable = /bin/true\nretry = 3\n}\n\
             parent a$(i) child b$(i)\n\
-            mount p$(i) a$(i) /work\nmount p$(i) b$(i) /work\n\
+            mount p$(i) a$(i) /scratch\nmount p$(i) b$(i) /scratch\n\
             extract p$(i) x bafs://home/x.$(i)\nend\n";
         let mut workflow = parse_workflow("w.bafs", text, &|path| Err(path.to_owned()))
             .expect("it parses")

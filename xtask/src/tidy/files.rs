@@ -135,7 +135,7 @@ mod tests {
         check("a.md", "see `/build/here`", 1);
         check("a.md", "see /build/hereafter", 0);
         check("a.md", "see ./build/here", 0);
-        check("a.md", "see /data and /work", 0);
+        check("a.md", "see /data and /scratch", 0);
     }
 
     #[test]

@@ -190,14 +190,14 @@ impl<'a> Place<'a> {
 
     /// A volume within a job.
     fn in_job(name: &'a str, world: &World) -> Result<Self> {
-        let mut shell = Shell::job(world, "work:/work")?;
+        let mut shell = Shell::job(world, "work:/scratch")?;
         let program = std::env::current_exe()?;
         let program = program
             .to_str()
             .context("the path of this program is text")?;
         let program = program.to_owned();
         let rate = move |work, amount| {
-            let arguments = arguments(work, "/work", amount).join(" ");
+            let arguments = arguments(work, "/scratch", amount).join(" ");
             rate_of(work, amount, &shell.run(&format!("{program} {arguments}"))?)
         };
         let rate = Box::new(rate);

@@ -62,7 +62,7 @@ fn one_storm(world: &World, server: &str, files: u64, delegated: bool, serial: u
         .as_str()
         .context("a volume has an id")?
         .parse()?;
-    let directory = format!("/work/{serial}");
+    let directory = format!("/scratch/{serial}");
     let own = std::env::current_exe()?;
     let own = own.to_str().context("the path of this program is text")?;
     let work = |work| arguments(work, &directory, files).join(" ");
@@ -73,7 +73,7 @@ fn one_storm(world: &World, server: &str, files: u64, delegated: bool, serial: u
     );
     let mount = MountSpec {
         name: "work".to_owned(),
-        path: "/work".to_owned(),
+        path: "/scratch".to_owned(),
         target: MountTarget::Scratch {
             server: server.to_owned(),
             volume,

@@ -82,13 +82,13 @@ fn workflow(width: u32, batch: u64) -> Result<String> {
             let name = format!("j{i}_{stage}");
             let mut steps = vec![format!("read:/batch/set:{batch}")];
             steps.push("compute:200".to_owned());
-            steps.push("write:/work/out:4096:4096".to_owned());
+            steps.push("write:/scratch/out:4096:4096".to_owned());
             text.job(&name, &steps)?;
             if stage > 0 {
                 text.line(&format!("parent j{i}_{} child {name}", stage - 1));
             }
             text.line(&format!(
-                "mount b{stage} {name} /batch\nmount p{i} {name} /work"
+                "mount b{stage} {name} /batch\nmount p{i} {name} /scratch"
             ));
         }
         text.line(&format!("extract p{i} out bafs://home/out/{i}"));

@@ -71,18 +71,18 @@ fn workflow(width: u32, volume: u64) -> Result<String> {
             let name = format!("j{i}_{stage}");
             let mut steps = Vec::new();
             if stage > 0 {
-                steps.push(format!("read:/work/data:{data}"));
+                steps.push(format!("read:/scratch/data:{data}"));
             }
             steps.push("compute:400".to_owned());
-            steps.push(format!("write:/work/data:{data}:{data}"));
+            steps.push(format!("write:/scratch/data:{data}:{data}"));
             if stage == DEPTH - 1 {
-                steps.push("write:/work/result:1000:1000".to_owned());
+                steps.push("write:/scratch/result:1000:1000".to_owned());
             }
             text.job(&name, &steps)?;
             if stage > 0 {
                 text.line(&format!("parent j{i}_{} child {name}", stage - 1));
             }
-            text.line(&format!("mount p{i} {name} /work"));
+            text.line(&format!("mount p{i} {name} /scratch"));
         }
         text.line(&format!("extract p{i} result bafs://home/out/{i}"));
     }

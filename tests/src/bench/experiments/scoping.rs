@@ -84,20 +84,20 @@ fn workflow(width: u32, batch: u64, mode: Mode) -> Result<String> {
                 steps.push(format!("read:/batch/set:{batch}"));
             }
             if stage > 0 && private > 0 {
-                steps.push(format!("read:/work/{}:{private}", (stage - 1) % 2));
+                steps.push(format!("read:/scratch/{}:{private}", (stage - 1) % 2));
             }
             steps.push("compute:100".to_owned());
             if private > 0 {
-                steps.push(format!("write:/work/{}:{private}:{private}", stage % 2));
+                steps.push(format!("write:/scratch/{}:{private}:{private}", stage % 2));
             }
             if stage == DEPTH - 1 {
-                steps.push(format!("write:/work/result:{RESULT}:{RESULT}"));
+                steps.push(format!("write:/scratch/result:{RESULT}:{RESULT}"));
             }
             text.job(&name, &steps)?;
             if stage > 0 {
                 text.line(&format!("parent j{i}_{} child {name}", stage - 1));
             }
-            text.line(&format!("mount p{i} {name} /work"));
+            text.line(&format!("mount p{i} {name} /scratch"));
             if has_batch && mode == Mode::Local {
                 text.line(&format!(
                     "volume b{i}_{stage} scratch {size}B files 10 from bafs://home/batch{stage}"

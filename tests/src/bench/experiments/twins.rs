@@ -139,16 +139,16 @@ fn workflow(width: u32, app: &App) -> Result<String> {
         }
         if pipeline > 0 {
             let written = (pipeline / 2).max(unique);
-            steps.push(format!("write:/work/data:{written}:{unique}"));
+            steps.push(format!("write:/scratch/data:{written}:{unique}"));
             steps.push(format!(
-                "read:/work/data:{}",
+                "read:/scratch/data:{}",
                 pipeline - written.min(pipeline)
             ));
         }
         steps.push(format!("compute:{compute:.0}"));
-        steps.push(format!("write:/work/result:{endpoint}:{endpoint}"));
+        steps.push(format!("write:/scratch/result:{endpoint}:{endpoint}"));
         text.job(&format!("j{i}"), &steps)?;
-        text.line(&format!("mount p{i} j{i} /work"));
+        text.line(&format!("mount p{i} j{i} /scratch"));
         if batch > 0 {
             text.line(&format!("mount b j{i} /batch"));
         }

@@ -1,0 +1,200 @@
+//! Mounts on a directory of this host: they come, go when asked to, and never stay dead.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bafs_tests::{World, exec, mounts_with, skip};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+fn ready(name: &str) -> Result<Option<World>> {
+    let world = exec::ready(name, "300MB")?;
+    if let Some(world) = &world {
+        world.json(&["volume", "create", "v", "--node", "n1", "--size", "50MB"])?;
+    }
+    Ok(world)
+}
+
+/// The mount of `v` on a directory of its own.
+struct OnHost {
+    process: Child,
+    point: tempfile::TempDir,
+}
+
+impl OnHost {
+    /// Mounts, by a program that is started with `bafs mount …` as its arguments, if there is one.
+    fn start(world: &World, by: &[&str]) -> Result<Self> {
+        let point = tempfile::tempdir()?;
+        let bafs = world.bafs(&["mount", "v", &point.path().to_string_lossy()]);
+        let mut words: Vec<OsString> = by.iter().map(OsString::from).collect();
+        words.push(bafs.get_program().to_owned());
+        words.extend(bafs.get_args().map(ToOwned::to_owned));
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
+        for (name, value) in bafs.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        let process = command.process_group(0).spawn()?;
+        let shown = Self { process, point };
+        ensure!(becomes(|| shown.is_mounted()), "the volume is not mounted");
+        Ok(shown)
+    }
+
+    fn is_mounted(&self) -> bool {
+        !mounts_with(&self.point.path().to_string_lossy()).is_empty()
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        Ok(kill(
+            Pid::from_raw(i32::try_from(self.process.id())?),
+            signal,
+        )?)
+    }
+
+    /// The processes it has started.
+    fn children(&self) -> Result<Vec<i32>> {
+        let id = self.process.id().to_string();
+        let found = Command::new("pgrep").args(["-P", &id]).output()?;
+        let found = String::from_utf8(found.stdout)?;
+        found.lines().map(|id| Ok(id.trim().parse()?)).collect()
+    }
+
+    fn file(&self) -> PathBuf {
+        self.point.path().join("f")
+    }
+}
+
+impl Drop for OnHost {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        becomes(|| !self.is_mounted());
+    }
+}
+
+#[test]
+fn mount_on_the_host_comes_and_goes() -> Result<()> {
+    let Some(world) = ready("mount_on_the_host_comes_and_goes")? else {
+        return Ok(());
+    };
+    for asked in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        let mut shown = OnHost::start(&world, &[])?;
+        fs::write(shown.file(), asked.as_str())?;
+        ensure!(fs::read(shown.file())? == asked.as_str().as_bytes());
+        shown.signal(asked)?;
+        let status = shown.process.wait()?;
+        ensure!(status.success(), "it ends well at {asked}: {status}");
+        ensure!(!shown.is_mounted(), "the mount is left after {asked}");
+        ensure!(
+            bafs_tests::is_empty(shown.point.path()),
+            "the directory is as before"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn mount_on_the_host_outlives_its_terminal_when_asked_to() -> Result<()> {
+    let Some(world) = ready("mount_on_the_host_outlives_its_terminal_when_asked_to")? else {
+        return Ok(());
+    };
+    let mut shown = OnHost::start(&world, &["nohup"])?;
+    shown.signal(Signal::SIGHUP)?;
+    // A signal that counted would be seen before the next one.
+    for turn in 0..20 {
+        fs::write(shown.file(), turn.to_string())?;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    ensure!(shown.process.try_wait()?.is_none() && shown.is_mounted());
+    shown.signal(Signal::SIGTERM)?;
+    ensure!(shown.process.wait()?.success());
+    Ok(())
+}
+
+#[test]
+fn mount_on_the_host_goes_with_its_process() -> Result<()> {
+    let name = "mount_on_the_host_goes_with_its_process";
+    let Some(world) = ready(name)? else {
+        return Ok(());
+    };
+    if !Path::new("/usr/bin/fusermount3").exists() {
+        skip(name, "there is no fusermount3 to clean up");
+        return Ok(());
+    }
+    let mut shown = OnHost::start(&world, &[])?;
+    shown.process.kill()?;
+    shown.process.wait()?;
+    ensure!(becomes(|| !shown.is_mounted()), "a dead mount is left");
+    Ok(())
+}
+
+#[test]
+fn mount_on_the_host_is_not_left_dead_when_its_connection_is_aborted() -> Result<()> {
+    let name = "mount_on_the_host_is_not_left_dead_when_its_connection_is_aborted";
+    let Some(world) = ready(name)? else {
+        return Ok(());
+    };
+    if !nix::unistd::geteuid().is_root() {
+        skip(name, "only root may abort a connection");
+        return Ok(());
+    }
+    let mut shown = OnHost::start(&world, &[])?;
+    let minor = nix::sys::stat::minor(fs::metadata(shown.point.path())?.dev());
+    let control = tempfile::tempdir()?;
+    let at = control.path().to_string_lossy().into_owned();
+    let mount = ["-t", "fusectl", "fusectl", &at];
+    ensure!(Command::new("mount").args(mount).status()?.success());
+    let aborted = fs::write(control.path().join(minor.to_string()).join("abort"), "1");
+    ensure!(Command::new("umount").arg(&at).status()?.success());
+    aborted.context("the connection is there")?;
+    let status = shown.process.wait()?;
+    ensure!(status.code() == Some(75), "it tells of it: {status}");
+    ensure!(!shown.is_mounted(), "a dead mount is left");
+    Ok(())
+}
+
+#[test]
+fn mount_on_the_host_gets_another_keeper_when_its_own_is_killed() -> Result<()> {
+    let name = "mount_on_the_host_gets_another_keeper_when_its_own_is_killed";
+    let Some(world) = ready(name)? else {
+        return Ok(());
+    };
+    let mut shown = OnHost::start(&world, &[])?;
+    fs::write(shown.file(), b"before")?;
+    let first = shown.children()?;
+    for keeper in &first {
+        kill(Pid::from_raw(*keeper), Signal::SIGKILL)?;
+    }
+    ensure!(!first.is_empty(), "nobody keeps the mount");
+    let is_new = |id: &i32| !first.contains(id);
+    let renewed = || shown.children().is_ok_and(|ids| ids.iter().any(is_new));
+    ensure!(becomes(renewed), "no other keeper has come");
+    ensure!(fs::read(shown.file()).context("the mount goes on")? == b"before");
+    // The file is held, so that only the keeper can end the connection.
+    let held = fs::File::open(shown.file())?;
+    std::thread::sleep(Duration::from_millis(500));
+    shown.process.kill()?;
+    shown.process.wait()?;
+    ensure!(becomes(|| !shown.is_mounted()), "a dead mount is left");
+    drop(held);
+    Ok(())
+}
+
+fn becomes(holds: impl Fn() -> bool) -> bool {
+    for _ in 0..200 {
+        if holds() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    false
+}
