@@ -55,8 +55,8 @@ impl From<NotOpened> for Error {
 pub async fn fetch(server: &Server, what: HandOverOf) -> Result<Parcel, NotOpened> {
     let (call, deadline) = (HandOver { what }, Deadline::after_ms(DOOR_OPEN_MS));
     let Server { pool, address, .. } = server;
-    let asked = pool.call(address, &server.token, call, deadline).await;
-    let HandOverTicket { socket, ticket } = asked.map_err(NotOpened::Refused)?;
+    let asked = pool.call_patiently(address, &server.token, call, deadline);
+    let HandOverTicket { socket, ticket } = asked.await.map_err(NotOpened::Refused)?;
     let packets =
         Packets::connect(Path::new(&socket)).map_err(|error| NotOpened::Refused(broken(&error)))?;
     let limit = Duration::from_millis(DOOR_OPEN_MS);

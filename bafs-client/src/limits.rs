@@ -64,6 +64,9 @@ pub(crate) const DOOR_HOLD_MS: u64 = 1_000;
 /// Forgotten references that are sent in one batch.
 pub(crate) const FORGETS_MAX: usize = 1_024;
 
+/// The server hears after so long what was forgotten, in milliseconds.
+pub(crate) const FORGET_MS: u64 = 500;
+
 /// Files of one volume whose touched pages are counted.
 pub(crate) const TOUCHED_FILES_MAX: usize = 100_000;
 

@@ -97,9 +97,14 @@ impl Patience {
     pub fn goes_on(&mut self, error: &Error) -> bool {
         let goes_on = error.code == ErrorCode::Running && !self.end.left().is_zero();
         if goes_on {
-            self.deadline = Deadline::after(self.span).earlier(self.end);
+            self.renew();
         }
         goes_on
+    }
+
+    /// The server has given a sign of life: it may be silent for as long once more.
+    pub fn renew(&mut self) {
+        self.deadline = Deadline::after(self.span).earlier(self.end);
     }
 }
 

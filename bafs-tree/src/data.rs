@@ -92,7 +92,11 @@ impl Session {
         } else {
             offset
         };
-        let grant = grant(account, &file, offset, data.len() as u64)?;
+        let mut grant = grant(account, &file, offset, data.len() as u64)?;
+        if grant.length < data.len() as u64 && self.free_nameless() {
+            account.settle(&mut 0, 0, grant.reserved);
+            grant = self::grant(account, &file, offset, data.len() as u64)?;
+        }
         let fits = &data[..usize::try_from(grant.length).unwrap_or(data.len())];
         let done = write_all(file.fd.as_fd(), fits, Some(offset));
         settle(account, &file, &mut charged, grant.reserved);

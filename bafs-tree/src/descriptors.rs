@@ -87,10 +87,11 @@ impl Slot {
     }
 
     fn close(&self) -> bool {
+        let mut held = lock(&self.fd);
+        // Asked with the lock held, in which `keep` looks for the descriptor.
         if self.is_kept.load(Relaxed) {
             return false;
         }
-        let mut held = lock(&self.fd);
         let Some(fd) = &*held else { return true };
         if self.handle.get().is_none() {
             let Ok(handle) = file_handle(fd.as_fd()) else {
@@ -109,7 +110,8 @@ pub(crate) fn can_open_again(mount: impl AsFd) -> bool {
     file_handle(mount).is_ok_and(|handle| open_handle(mount, &handle).is_ok())
 }
 
-fn open_max() -> usize {
+/// How many of these descriptors may be open.
+pub(crate) fn open_max() -> usize {
     static MAX: OnceLock<usize> = OnceLock::new();
     *MAX.get_or_init(|| {
         let limit = getrlimit(Resource::Nofile).current;

@@ -1,6 +1,6 @@
-//! The files that an agent refers to, by number. Makes no system call.
+//! The files that an agent refers to, by number.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use bafs_proto::file_op::Attr;
@@ -8,6 +8,7 @@ use bafs_proto::ids::InodeNo;
 
 use crate::account::Identity;
 use crate::anchor::Anchor;
+use crate::descriptors::open_max;
 use crate::errno::{self, Outcome};
 
 /// Numbers from here on are given to files whose own number is taken. No file system in use
@@ -20,13 +21,22 @@ const GIVEN_FIRST: u64 = 1 << 61;
 #[derive(Debug)]
 struct Entry {
     identity: Identity,
-    /// `None` once the file has no name and nobody has it open: its space must be given back at
-    /// once, although the agent may still remember the number for a while.
+    /// `None` once the file has no name, nobody has it open, and its space was needed.
     anchor: Option<Arc<Anchor>>,
     references: u64,
     handles: u64,
     last: Option<Attr>,
+    /// When the file lost its last name, in the order of [`Inodes::nameless`].
+    nameless: Option<u64>,
 }
+
+/// Unit of a file's blocks, in bytes (inode(7)).
+const BLOCK_BYTES: u64 = 512;
+
+/// Files without names that are kept at most, each by a descriptor; a smaller part of the
+/// descriptors that may be open counts, too.
+const NAMELESS_MAX: usize = 1_024;
+const NAMELESS_PART: usize = 4;
 
 /// References by number.
 #[derive(Debug, Default)]
@@ -34,6 +44,11 @@ pub(crate) struct Inodes {
     by_number: HashMap<u64, Entry>,
     by_identity: HashMap<Identity, u64>,
     spares: u64,
+    /// Numbers of files without names. The agent's kernel may have looked one up just before it
+    /// lost its name, and still open it then, so it stays until it is forgotten: or until its space
+    /// is needed, for a program that removes a file may use its space at once.
+    nameless: BTreeMap<u64, u64>,
+    nameless_last: u64,
 }
 
 impl Inodes {
@@ -114,6 +129,9 @@ impl Inodes {
         if self.by_identity.get(&entry.identity) == Some(&ino.0) {
             self.by_identity.remove(&entry.identity);
         }
+        if let Some(since) = entry.nameless {
+            self.nameless.remove(&since);
+        }
         entry.anchor
     }
 
@@ -131,26 +149,69 @@ impl Inodes {
         }
     }
 
-    /// The file with this identity, if somebody has it open.
-    pub(crate) fn open(&self, identity: Identity) -> Option<&Anchor> {
-        let entry = self.by_number.get(self.by_identity.get(&identity)?)?;
-        entry.anchor.as_deref().filter(|_| entry.handles > 0)
-    }
-
-    /// The file lost its last name: if nobody has it open, lets it go and remembers its last
-    /// attributes. What is returned is to be dropped outside of the lock.
-    pub(crate) fn bury(&mut self, identity: Identity, last: Attr) -> Option<Arc<Anchor>> {
+    /// The file lost its last name, as `found` shows if there is need, or nobody has it open any
+    /// more: keeps it for whoever may open it yet, and remembers its last attributes. What is
+    /// returned is to be dropped outside of the lock.
+    pub(crate) fn unname(
+        &mut self,
+        identity: Identity,
+        last: Attr,
+        found: Option<&Anchor>,
+    ) -> Option<Arc<Anchor>> {
         let number = *self.by_identity.get(&identity)?;
         let entry = self.by_number.get_mut(&number)?;
-        if entry.handles > 0 {
-            return None;
+        if let (Some(anchor), Some(found)) = (&entry.anchor, found) {
+            anchor.keep(found);
         }
         entry.last = Some(Attr {
             ino: InodeNo(number),
             ..last
         });
+        if entry.nameless.is_none() {
+            self.nameless_last += 1;
+            entry.nameless = Some(self.nameless_last);
+            self.nameless.insert(self.nameless_last, number);
+        }
+        if self.nameless.len() <= NAMELESS_MAX.min(open_max() / NAMELESS_PART) {
+            return None;
+        }
+        let oldest = self.nameless.values().copied();
+        let oldest = oldest.take(NAMELESS_MAX).find(|it| self.is_unused(*it))?;
+        self.bury(oldest)
+    }
+
+    /// Lets all files go that have no names and that nobody has open: their space is needed. What
+    /// is returned is to be dropped outside of the lock.
+    pub(crate) fn bury_all(&mut self) -> Vec<Arc<Anchor>> {
+        let unused = self.nameless.values().copied();
+        let unused: Vec<_> = unused.filter(|it| self.is_unused(*it)).collect();
+        let gone = unused.into_iter().filter_map(|it| self.bury(it));
+        gone.collect()
+    }
+
+    /// Bytes and files that [`Self::bury_all`] would free, about.
+    pub(crate) fn nameless(&self) -> (u64, u64) {
+        let numbers = self.nameless.values();
+        let unused = numbers.filter(|it| self.is_unused(**it));
+        let blocks = unused.filter_map(|it| self.by_number.get(it)?.last.map(|last| last.blocks));
+        blocks.fold((0, 0), |(bytes, files), blocks| {
+            (bytes + blocks * BLOCK_BYTES, files + 1)
+        })
+    }
+
+    fn is_unused(&self, number: u64) -> bool {
+        self.by_number
+            .get(&number)
+            .is_some_and(|entry| entry.handles == 0)
+    }
+
+    fn bury(&mut self, number: u64) -> Option<Arc<Anchor>> {
+        let entry = self.by_number.get_mut(&number)?;
+        if let Some(since) = entry.nameless.take() {
+            self.nameless.remove(&since);
+        }
         // The host may give the file's own number to a new file now.
-        self.by_identity.remove(&identity);
+        self.by_identity.remove(&entry.identity);
         entry.anchor.take()
     }
 
@@ -173,6 +234,7 @@ impl Inodes {
                 references: 1,
                 handles: 0,
                 last: None,
+                nameless: None,
             },
         );
     }

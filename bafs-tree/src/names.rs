@@ -128,7 +128,7 @@ impl Session {
         let (victim, _) = Anchor::find(&parent, &name)?;
         unlinkat(parent.fd()?, &*name, flags).map_err(errno::of)?;
         drop(change);
-        self.bury(&victim);
+        self.unname_victim(&victim);
         Ok(FileReply::Done)
     }
 
@@ -155,7 +155,7 @@ impl Session {
             .map_err(errno::of)?;
         drop(change);
         if let Some((victim, _)) = victim {
-            self.bury(&victim);
+            self.unname_victim(&victim);
         }
         Ok(FileReply::Done)
     }
@@ -223,12 +223,12 @@ impl Session {
         }
     }
 
-    /// Lets a file go if it has lost its last name.
-    fn bury(&self, victim: &Anchor) {
+    /// Takes note if a file has lost its last name.
+    fn unname_victim(&self, victim: &Anchor) {
         if victim.note_unlinked()
             && let Ok(stat) = victim.stat()
         {
-            self.let_go(&stat, Some(victim));
+            self.unname(&stat, Some(victim));
         }
     }
 

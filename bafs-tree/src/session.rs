@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bafs_proto::file_op::{Attr, Caller, DirectoryEntry, FileOp, FileReply, FileResult};
+use bafs_proto::file_op::{Attr, Caller, DirectoryEntry, FileOp, FileReply, FileResult, TreeStat};
 use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_proto::limits::DIRECTORY_BYTES_MAX;
 use rustix::fs::{AtFlags, FileType, OFlags, Stat, fstat, fsync};
@@ -56,6 +56,13 @@ impl Session {
         if !self.writable && changes(op) {
             return Err(errno::ROFS);
         }
+        match self.run_once(caller, op, data, out) {
+            Err(errno::NOSPC) if self.free_nameless() => self.run_once(caller, op, data, out),
+            done => done,
+        }
+    }
+
+    fn run_once(&self, caller: Caller, op: &FileOp, data: &[u8], out: &mut Vec<u8>) -> FileResult {
         match op {
             FileOp::Read {
                 handle,
@@ -80,7 +87,7 @@ impl Session {
                 change,
             } => self.set_attr(*ino, *handle, change),
             FileOp::ReadLink { ino } => self.read_link(*ino),
-            FileOp::StatFs => Ok(FileReply::StatFs(self.tree.stat())),
+            FileOp::StatFs => Ok(FileReply::StatFs(self.stat_tree())),
             FileOp::Fsync { handle, data_only } => self.sync(*handle, *data_only),
             FileOp::Allocate {
                 handle,
@@ -247,6 +254,20 @@ impl Session {
         }
     }
 
+    /// What files without names hold counts as free: it is, for whoever needs it.
+    fn stat_tree(&self) -> TreeStat {
+        let stat = self.tree.stat();
+        if self.tree.account().is_none() {
+            return stat;
+        }
+        let (bytes, files) = self.inodes().nameless();
+        TreeStat {
+            free_bytes: (stat.free_bytes + bytes).min(stat.size_bytes),
+            free_files: (stat.free_files + files).min(stat.size_files),
+            ..stat
+        }
+    }
+
     pub(crate) fn open(&self, ino: InodeNo, flags: i32) -> FileResult {
         let anchor = self.anchor(ino)?;
         if anchor.kind() == FileType::Directory {
@@ -301,13 +322,13 @@ impl Session {
         Ok(FileReply::Done)
     }
 
-    /// Takes note that a handle is gone, and lets the file go if that was all that held it.
+    /// Takes note that a handle is gone.
     fn closed(&self, ino: InodeNo, anchor: &Anchor) {
         self.inodes().handle_closed(ino);
         if let Ok(stat) = anchor.stat()
             && stat.st_nlink == 0
         {
-            self.let_go(&stat, None);
+            self.unname(&stat, None);
         }
     }
 
@@ -443,16 +464,18 @@ impl Session {
         drop(released);
     }
 
-    /// Lets a file without names go, unless it is open: then it is kept, if need be by `found`,
-    /// which shows it too.
-    pub(crate) fn let_go(&self, stat: &Stat, found: Option<&Anchor>) {
-        let mut inodes = self.inodes();
-        if let (Some(found), Some(open)) = (found, inodes.open(identity(stat))) {
-            open.keep(found);
-        }
-        let released = inodes.bury(identity(stat), attr(InodeNo(0), stat));
-        drop(inodes);
+    /// A file has no names any more, as `found` shows: it stays for whoever still knows its number,
+    /// as long as its space is not needed.
+    pub(crate) fn unname(&self, stat: &Stat, found: Option<&Anchor>) {
+        let last = attr(InodeNo(0), stat);
+        let released = self.inodes().unname(identity(stat), last, found);
         drop(released);
+    }
+
+    /// Frees the space of files without names that nobody has open; whether there were any.
+    pub(crate) fn free_nameless(&self) -> bool {
+        let released = self.inodes().bury_all();
+        !released.is_empty()
     }
 
     pub(crate) fn last_attr(&self, ino: InodeNo) -> Option<Attr> {

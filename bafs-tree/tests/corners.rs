@@ -34,7 +34,7 @@ fn a_removed_directory_opens_and_closes() {
         bytes_max,
         plus,
     };
-    assert_eq!(bench.err(list), libc::EBADF);
+    assert_eq!(bench.err(list), libc::ENOENT);
     bench.ok(FileOp::ReleaseDirectory { handle });
     assert_eq!(bench.err(FileOp::ReleaseDirectory { handle }), libc::EBADF);
 }

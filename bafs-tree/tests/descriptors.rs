@@ -79,7 +79,7 @@ fn an_agent_may_refer_to_more_files_than_there_are_descriptors() {
         assert_eq!(bench.read(handle, 0, 4096), Ok(vec![b'x'; number as usize]));
         bench.ok(FileOp::Release { handle });
     }
-    let (_, used) = bench.tree.used();
+    let (_, used) = bench.used();
     assert_eq!(used, FILES / 2);
 }
 

@@ -276,7 +276,7 @@ proptest! {
             prop_assert_eq!(tree, direct, "{:?}", step);
         }
         let counted = Tree::open(&bench.path(""), Some(LIMIT)).expect("open");
-        prop_assert_eq!(counted.used(), bench.tree.used());
+        prop_assert_eq!(counted.used(), bench.used());
         prop_assert_eq!(picture(&bench.path("")), picture(plain.path()));
     }
 }

@@ -242,7 +242,7 @@ fn hard_links_are_one_file_that_counts_once() {
         parent: ROOT,
         name: b"b".to_vec(),
     });
-    assert_eq!(bench.tree.used(), (0, 0));
+    assert_eq!(bench.used(), (0, 0));
     let again = Tree::open(&bench.path(""), Some(ROOMY)).expect("open");
     assert_eq!(again.used(), (0, 0));
 }

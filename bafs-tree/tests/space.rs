@@ -124,7 +124,7 @@ fn bytes_end_exactly_at_the_limit() {
         name: b"f".to_vec(),
     });
     bench.ok(FileOp::Release { handle });
-    assert_eq!(bench.tree.used(), (0, 1));
+    assert_eq!(bench.used(), (0, 1));
 }
 
 #[test]
@@ -269,19 +269,62 @@ fn an_unlinked_file_lives_and_counts_until_it_is_closed() {
     };
     assert_eq!(attr.nlink, 0);
     bench.ok(FileOp::Release { handle });
-    assert_eq!(bench.tree.used(), (0, 0));
-    // The number may be asked for until the agent forgets it, and never means another file.
+    assert_eq!(bench.used(), (0, 0));
+    // Who found it before its name went may still open it, until the agent forgets the number,
+    // which never means another file.
+    let open = || FileOp::Open {
+        ino,
+        flags: libc::O_RDONLY,
+    };
+    let FileReply::Opened { handle, .. } = bench.ok(open()) else {
+        panic!("it opens")
+    };
+    assert_eq!(bench.read(handle, 9_999, 10), Ok(vec![7]));
+    assert_eq!(bench.used(), used);
+    bench.ok(FileOp::Release { handle });
     assert!(bench.run(FileOp::GetAttr { ino, handle: None }).is_ok());
-    assert_eq!(
-        bench.err(FileOp::Open {
-            ino,
-            flags: libc::O_RDONLY
-        }),
-        libc::ESTALE
-    );
     for index in 0..50 {
         assert_ne!(bench.create(ROOT, &format!("g{index}"), 0o600).0, ino);
     }
+    bench.ok(FileOp::Forget { ino, count: 1 });
+    assert_eq!(bench.err(open()), libc::ESTALE);
+    assert_eq!(bench.tree.used(), (0, 50));
+}
+
+#[test]
+fn the_space_of_what_has_no_name_is_there_for_whoever_needs_it() {
+    let bench = Bench::new(Some(Limit {
+        bytes: 8 * BLOCK,
+        files: 2,
+    }));
+    let remove = |name: &str| FileOp::Unlink {
+        parent: ROOT,
+        name: name.as_bytes().to_vec(),
+    };
+    let fill = |name: &str| {
+        let (ino, handle) = bench.create(ROOT, name, 0o600);
+        assert_eq!(bench.write(handle, 0, &[1; 32 << 10]), Ok(8 * BLOCK));
+        (ino, handle)
+    };
+    let (first, handle) = fill("first");
+    bench.ok(FileOp::Release { handle });
+    bench.ok(remove("first"));
+    // By writing: as much as there was.
+    let (_, handle) = fill("second");
+    assert_eq!(bench.tree.used(), (8 * BLOCK, 1));
+    let open = FileOp::Open {
+        ino: first,
+        flags: libc::O_RDONLY,
+    };
+    assert_eq!(bench.err(open), libc::ESTALE);
+    // While it is open it counts, and another name finds no space; then no file.
+    bench.ok(remove("second"));
+    let (_, other) = bench.create(ROOT, "third", 0o600);
+    assert_eq!(bench.write(other, 0, &[1]), Err(Errno(libc::ENOSPC)));
+    bench.ok(FileOp::Release { handle });
+    assert_eq!(bench.write(other, 0, &[1]), Ok(1));
+    bench.create(ROOT, "fourth", 0o600);
+    assert_eq!(bench.tree.used(), (BLOCK, 2));
 }
 
 #[test]
@@ -295,7 +338,7 @@ fn rename_replaces_an_open_file_and_gives_its_space_back() {
     assert_eq!(bench.read(old, 0, 1), Ok(vec![1]));
     assert_eq!(bench.tree.used(), (3 * BLOCK, 2));
     bench.ok(FileOp::Release { handle: old });
-    assert_eq!(bench.tree.used(), (BLOCK, 1));
+    assert_eq!(bench.used(), (BLOCK, 1));
     assert_eq!(fs::read(bench.path("old")).expect("read"), [2; 4096]);
 }
 

@@ -417,8 +417,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "TIME")]
     pub(crate) patience: Option<String>,
     /// Whose run it is, where others use the nodes too: each user gets as much as any other. Your
-    /// login name when not given.
-    #[arg(long, env = "BAFS_USER", value_name = "NAME", conflicts_with = "local")]
+    /// login name when not given; of no meaning with `--local`.
+    #[arg(long, env = "BAFS_USER", value_name = "NAME")]
     pub(crate) user: Option<String>,
     /// In which order jobs start; another than `need` is for comparison.
     #[arg(long, value_enum, default_value = "need")]

@@ -50,12 +50,12 @@ impl Client {
     }
 
     /// Makes a call that ends soon.
-    pub(crate) async fn call<C: Call>(&self, address: &str, call: C) -> Result<C::Reply> {
+    pub(crate) async fn call<C: Call + Clone>(&self, address: &str, call: C) -> Result<C::Reply> {
         self.call_within(address, call, CALL_MS).await
     }
 
     /// Makes a call that may take `ms` milliseconds.
-    pub(crate) async fn call_within<C: Call>(
+    pub(crate) async fn call_within<C: Call + Clone>(
         &self,
         address: &str,
         call: C,
@@ -63,7 +63,7 @@ impl Client {
     ) -> Result<C::Reply> {
         Ok(self
             .pool
-            .call(address, self.token(), call, Deadline::after_ms(ms))
+            .call_patiently(address, self.token(), call, Deadline::after_ms(ms))
             .await?)
     }
 

@@ -23,8 +23,8 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
         .iter()
         .map(|text| parse_mount(text))
         .collect::<Result<Vec<_>>>()?;
-    refuse_twice(&wanted)?;
     let mounts = find_apart(&args.client, &wanted)?;
+    refuse_twice(&mounts)?;
     let (executable, arguments) = args.program.split_first().context("a program is needed")?;
     let directory = std::env::current_dir().context("the working directory is gone")?;
     let spec = JobSpec {
@@ -93,15 +93,15 @@ struct Wanted {
 }
 
 /// A volume has one writer, and a place one volume.
-fn refuse_twice(wanted: &[Wanted]) -> Result<()> {
-    for (at, one) in wanted.iter().enumerate() {
-        for other in &wanted[..at] {
+fn refuse_twice(mounts: &[MountSpec]) -> Result<()> {
+    for (at, one) in mounts.iter().enumerate() {
+        for other in &mounts[..at] {
             let writes = one.writable || other.writable;
             if one.path == other.path {
                 bail!("--mount: two volumes at {}; name two places", one.path);
             }
-            if one.volume == other.volume && writes {
-                let name = &one.volume;
+            if one.target == other.target && writes {
+                let name = &one.name;
                 bail!("--mount: {name} twice, and one writes; mount it once, or both :ro");
             }
         }

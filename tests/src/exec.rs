@@ -66,6 +66,23 @@ pub fn check_direct_appends(world: &World, way: &str) -> Result<()> {
     check(world, &[], way, script, "same")
 }
 
+/// Has processes open, make and remove the same few names at once: every call does what it does on
+/// a directory of the host.
+///
+/// # Errors
+/// What differs.
+pub fn check_races(world: &World, way: &str) -> Result<()> {
+    let script = "cd /vol; mkdir races; cd races; \
+        write() { i=0; while [ $i -lt 600 ]; do i=$((i+1)); \
+            for n in a b c; do echo x >> $n || echo \"append $n\"; done; done; }; \
+        unlink() { i=0; while [ $i -lt 300 ]; do i=$((i+1)); rm -f a b c || echo rm; done; }; \
+        replace() { i=0; while [ $i -lt 300 ]; do i=$((i+1)); echo $i > new; mv new old; done; }; \
+        read() { i=0; while [ $i -lt 600 ]; do i=$((i+1)); cat old > /dev/null || echo cat; \
+            done; }; \
+        : > old; write & write & unlink & unlink & replace & read & read & wait; echo over";
+    check(world, &[], way, script, "over")
+}
+
 /// A job that has said `ready` and goes on.
 #[derive(Debug)]
 pub struct Busy(Child);

@@ -60,6 +60,14 @@ fn mount_inline_keeps_pieces_of_direct_appends_in_order() -> Result<()> {
 }
 
 #[test]
+fn mount_inline_opens_what_others_remove_at_that_moment() -> Result<()> {
+    let Some(world) = ready("mount_inline_opens_what_others_remove_at_that_moment")? else {
+        return Ok(());
+    };
+    exec::check_races(&world, INLINE)
+}
+
+#[test]
 fn mount_inline_loses_nothing_with_its_agent() -> Result<()> {
     let Some(world) = ready("mount_inline_loses_nothing_with_its_agent")? else {
         return Ok(());

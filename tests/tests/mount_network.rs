@@ -67,6 +67,14 @@ fn mount_network_keeps_pieces_of_direct_appends_in_order() -> Result<()> {
 }
 
 #[test]
+fn mount_network_opens_what_others_remove_at_that_moment() -> Result<()> {
+    let Some(world) = ready("mount_network_opens_what_others_remove_at_that_moment")? else {
+        return Ok(());
+    };
+    exec::check_races(&world, CALLS)
+}
+
+#[test]
 fn mount_network_keeps_what_was_synced_when_its_agent_is_killed() -> Result<()> {
     let Some(world) = ready("mount_network_keeps_what_was_synced_when_its_agent_is_killed")? else {
         return Ok(());

@@ -7,6 +7,7 @@ mod blocks;
 mod bound;
 mod cache;
 mod delegated;
+mod forgetting;
 mod handed;
 mod inline;
 mod local;

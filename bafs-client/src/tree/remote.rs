@@ -9,7 +9,6 @@ use std::time::Duration;
 use bafs_proto::buffer::Buffer;
 use bafs_proto::file_op::{Caller, Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::{AgentId, Epoch, InodeNo};
-use bafs_proto::limits::OPS_MAX;
 use bafs_proto::message::{
     CloseTree, FileResults, GivenNumbers, OpenTree, RunFileOps, TreeRef, TreeSession,
 };
@@ -25,7 +24,7 @@ use super::Done;
 use super::again::Renaming;
 use super::delegated::{Delegated, Promise, errno_of_trouble};
 use crate::fate::{Fate, is_fatal};
-use crate::limits::{CLOSE_MS, FORGETS_MAX, PAUSE_MS_MAX, PAUSE_MS_MIN, RENEW_MS_MAX};
+use crate::limits::{CLOSE_MS, FORGETS_MAX, PAUSE_MS_MAX, PAUSE_MS_MIN};
 use crate::logic::known::Known;
 use crate::logic::learning::changes;
 
@@ -73,7 +72,7 @@ pub(super) struct Session {
     /// Operations under way that take names away: what is not found may be found when they end.
     pub(super) renaming: AtomicUsize,
     /// References that the kernel dropped; nobody waits for them, so they travel together.
-    forgets: Mutex<(Epoch, Vec<FileOp>)>,
+    pub(super) forgets: Mutex<(Epoch, Vec<FileOp>)>,
     /// Set before the session is ended on purpose.
     is_closing: AtomicBool,
     /// What the one writer of a volume may answer by itself.
@@ -119,7 +118,7 @@ impl Link {
     }
 
     /// The numbers of a batch that may run at any time.
-    fn number(&self) -> Numbers {
+    pub(super) fn number(&self) -> Numbers {
         (self.next_sequence(), None, Vec::new())
     }
 }
@@ -303,13 +302,14 @@ impl Session {
         op: FileOp,
         data: Bytes,
     ) -> (FileResult, Bytes) {
-        let mut deadline = self.server.deadline();
+        let mut patience = Patience::until(self.server.deadline());
         let _renaming = Renaming::of(self, &op);
         let mut maybe_ran = false;
         let trouble = loop {
             if self.wait_for_missing(&op).await {
-                deadline = self.server.deadline();
+                patience = Patience::until(self.server.deadline());
             }
+            let deadline = patience.deadline();
             if !maybe_ran && let Err(errno) = self.open_unseen(&op).await {
                 return (Err(errno), Bytes::new());
             }
@@ -325,11 +325,16 @@ impl Session {
                 Ok((result, body)) => match self.absorb(link.opened.epoch, &op, result) {
                     Some(result) => return (result, body),
                     // An answer in numbers of a session that ended meanwhile.
-                    None => maybe_ran = true,
+                    None => {
+                        maybe_ran = true;
+                        patience.renew();
+                    }
                 },
                 Err(Trouble::Forgotten { maybe_ran: ran }) => {
                     maybe_ran |= ran;
-                    if let Err(trouble) = self.resume(&link, deadline).await {
+                    // It is there again, however long the one before it was at it.
+                    patience.renew();
+                    if let Err(trouble) = self.resume(&link, patience.deadline()).await {
                         break trouble;
                     }
                 }
@@ -486,7 +491,9 @@ impl Session {
                 }
             };
             if patience.goes_on(&error) {
-                // It is one batch, whose answer this call waits for.
+                // It is one batch, whose answer this call waits for. A server that says so at once
+                // must not make us spin.
+                tokio::time::sleep(Duration::from_millis(PAUSE_MS_MIN)).await;
                 continue;
             }
             let again = error.is_transient() && error.code != ErrorCode::SessionUnknown;
@@ -533,65 +540,9 @@ impl Session {
     pub(super) fn known(&self) -> MutexGuard<'_, Known> {
         lock(&self.known)
     }
-
-    /// Takes note of what the kernel forgot; the answer is how much the server is to be told.
-    pub(super) fn forget(&self, ino: InodeNo, count: u64) -> usize {
-        let mut known = self.known();
-        let epoch = known.epoch();
-        let dropped = known.forget(ino, count);
-        drop(known);
-        match dropped {
-            Some((ino, count)) => self.queue(epoch, FileOp::Forget { ino, count }),
-            None => 0,
-        }
-    }
-
-    /// Has an operation sent to which nobody needs the answer.
-    pub(super) fn queue(&self, epoch: Epoch, op: FileOp) -> usize {
-        let mut forgets = lock(&self.forgets);
-        if forgets.0 != epoch {
-            // A new session holds nothing of what the old one held.
-            *forgets = (epoch, Vec::new());
-        }
-        forgets.1.push(op);
-        forgets.1.len()
-    }
-
-    /// Shows interest before the lease ends, as long as the session lasts.
-    async fn renew(self: Arc<Self>) {
-        let lease_ms = self.link().opened.lease_ms;
-        let pause = Duration::from_millis((lease_ms / 3).clamp(1, RENEW_MS_MAX));
-        while self.fate.loss().is_none() {
-            tokio::time::sleep(pause).await;
-            self.send_forgets().await;
-        }
-    }
-
-    /// Sends what was forgotten, even if it is nothing: any call is a sign of life.
-    async fn send_forgets(&self) {
-        let link = self.link();
-        let forgets = {
-            let mut forgets = lock(&self.forgets);
-            if forgets.0 == link.opened.epoch {
-                let count = forgets.1.len().min(OPS_MAX);
-                let rest = forgets.1.split_off(count);
-                std::mem::replace(&mut forgets.1, rest)
-            } else {
-                Vec::new()
-            }
-        };
-        let (caller, deadline) = (Caller::default(), self.server.deadline());
-        let nothing = Bytes::new();
-        let batch = (forgets, link.number());
-        let sent = self.run_batch(&link, caller, batch, &nothing, deadline);
-        // A loss is recorded where it is found; nothing else can be done about it here.
-        if let Err(Trouble::Forgotten { .. }) = sent.await {
-            let _ = self.resume(&link, deadline).await;
-        }
-    }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // No holder leaves what it changes half-changed.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -91,6 +91,28 @@ impl Pool {
             .await
     }
 
+    /// Makes a call once, and again while the server says that it is at it ([`Patience`]).
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub async fn call_patiently<C: Call + Clone>(
+        &self,
+        address: &str,
+        token: &Token,
+        call: C,
+        deadline: Deadline,
+    ) -> Result<C::Reply> {
+        let mut patience = Patience::until(deadline);
+        loop {
+            let asked = self.call(address, token, call.clone(), patience.deadline());
+            match asked.await {
+                Err(error) if patience.goes_on(&error) => {}
+                answer => return answer,
+            }
+            tokio::time::sleep(Duration::from_millis(PAUSE_MS_MIN)).await;
+        }
+    }
+
     /// Makes a call with raw data once.
     ///
     /// # Errors

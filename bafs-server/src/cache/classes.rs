@@ -31,12 +31,14 @@ impl Caches {
     pub async fn tick(self: &Arc<Self>) {
         let volumes: Vec<_> = self.lock().values().cloned().collect();
         for volume in volumes {
-            let generation = volume.generation();
+            let (id, generation) = (volume.spec().id, volume.generation());
             let sorted = async {
                 let view = self.fetcher.view(&generation).await?;
                 let generation = generation.clone();
                 blocking(move || {
-                    generation.disk.tidy()?;
+                    if let Err(error) = generation.disk.tidy() {
+                        tracing::warn!(%error, "space of dropped blocks is not free yet");
+                    }
                     generation.sort(&view)
                 })
                 .await?
@@ -50,7 +52,11 @@ impl Caches {
                 Err(error) => tracing::warn!(%error, "classes of blocks are not up to date"),
             }
             if generation.disk.hurt.swap(false, Ordering::Relaxed) {
-                tokio::spawn(async move { generation.take_back_hurt().await });
+                let changing = self.changing(id);
+                tokio::spawn(async move {
+                    let _one_at_a_time = changing.lock().await;
+                    generation.take_back_hurt().await;
+                });
             }
         }
     }

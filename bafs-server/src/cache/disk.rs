@@ -351,13 +351,23 @@ impl Disk {
         };
         *left = stay;
         let freed = self.punch(&go);
-        if freed.is_err() {
-            left.extend(go);
+        if freed.is_ok() {
+            let mut table = self.table();
+            go.iter().for_each(|(key, _)| table.freed(*key));
             return freed;
         }
-        let mut table = self.table();
-        go.iter().for_each(|(key, _)| table.freed(*key));
-        Ok(())
+        // One that the disk refuses must not keep the others.
+        let mut refused = Ok(());
+        for piece in go {
+            match self.punch(&[piece]) {
+                Ok(()) => self.table().freed(piece.0),
+                Err(error) => {
+                    left.push(piece);
+                    refused = Err(error);
+                }
+            }
+        }
+        refused
     }
 
     /// Files whose bytes were compared, with their state then.

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -108,9 +109,7 @@ async fn read_blocks(
     file: FileIndex,
     (first, count): (BlockIndex, u32),
 ) -> Answer {
-    if generation.recall.borrow().is_some() {
-        return Err(source_changed());
-    }
+    generation.check_kept()?;
     let deadline = Deadline::after_ms(READ_MS);
     let blocks = (file, first, count);
     let (digests, bytes) = match bring_for(fetcher, generation, blocks, deadline).await? {
@@ -138,9 +137,7 @@ struct HeldFiles {
 
 impl HeldFiles {
     async fn hold(&self, file: FileIndex) -> Answer {
-        if self.generation.recall.borrow().is_some() {
-            return Err(source_changed());
-        }
+        self.generation.check_kept()?;
         let generation = self.generation.clone();
         let held = blocking(move || generation.disk.hold(&generation.manifest, file)).await?;
         let name = if held.is_ok() {
@@ -204,6 +201,14 @@ async fn let_go_when_free(generation: Arc<Generation>, file: FileIndex) {
 }
 
 impl Generation {
+    /// Whether agents may have more of it: if not, the reason why what they have is taken back.
+    fn check_kept(&self) -> Result<()> {
+        match &*self.recall.borrow() {
+            Some(why) => Err(why.clone()),
+            None => Ok(()),
+        }
+    }
+
     /// Tells agents why they must give everything back, and waits until they have.
     ///
     /// # Errors
@@ -229,7 +234,10 @@ impl Generation {
         tracing::error!(%why, "jobs are ended");
         match self.take_back(why).await {
             Ok(()) => self.go_on(),
-            Err(error) => tracing::warn!(%error, "files with damage are still open"),
+            Err(error) => {
+                tracing::warn!(%error, "files with damage are still open");
+                self.disk.hurt.store(true, Ordering::Relaxed);
+            }
         }
     }
 

@@ -64,6 +64,18 @@ impl Bench {
         }
     }
 
+    /// Bytes and files in use as statfs(2) tells: what has no name any more and is not open does
+    /// not count.
+    pub(crate) fn used(&self) -> (u64, u64) {
+        match self.ok(FileOp::StatFs) {
+            FileReply::StatFs(stat) => (
+                stat.size_bytes - stat.free_bytes,
+                stat.size_files - stat.free_files,
+            ),
+            other => panic!("{other:?}"),
+        }
+    }
+
     pub(crate) fn create(&self, parent: InodeNo, name: &str, mode: u32) -> (InodeNo, HandleId) {
         let flags = nix::libc::O_RDWR | nix::libc::O_EXCL;
         let op = FileOp::Create {

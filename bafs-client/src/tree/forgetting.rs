@@ -1,0 +1,77 @@
+//! What the kernel forgot: the server hears of it in bundles, which are signs of life too.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bafs_proto::file_op::{Caller, FileOp};
+use bafs_proto::ids::{Epoch, InodeNo};
+use bafs_proto::limits::OPS_MAX;
+use bytes::Bytes;
+
+use super::remote::{Session, Trouble, lock};
+use crate::limits::{FORGET_MS, RENEW_MS_MAX};
+
+impl Session {
+    /// Takes note of what the kernel forgot; the answer is how much the server is to be told.
+    pub(super) fn forget(&self, ino: InodeNo, count: u64) -> usize {
+        let mut known = self.known();
+        let epoch = known.epoch();
+        let dropped = known.forget(ino, count);
+        drop(known);
+        match dropped {
+            Some((ino, count)) => self.queue(epoch, FileOp::Forget { ino, count }),
+            None => 0,
+        }
+    }
+
+    /// Has an operation sent to which nobody needs the answer.
+    pub(super) fn queue(&self, epoch: Epoch, op: FileOp) -> usize {
+        let mut forgets = lock(&self.forgets);
+        if forgets.0 != epoch {
+            // A new session holds nothing of what the old one held.
+            *forgets = (epoch, Vec::new());
+        }
+        forgets.1.push(op);
+        forgets.1.len()
+    }
+
+    /// Shows interest before the lease ends, as long as the session lasts.
+    pub(super) async fn renew(self: Arc<Self>) {
+        let lease_ms = self.link().opened.lease_ms;
+        let pause_ms = (lease_ms / 3).clamp(1, RENEW_MS_MAX);
+        let look_ms = pause_ms.min(FORGET_MS);
+        let mut silent_ms = 0;
+        while self.fate.loss().is_none() {
+            tokio::time::sleep(Duration::from_millis(look_ms)).await;
+            silent_ms += look_ms;
+            // The server keeps what was removed until it hears that nobody knows it any more.
+            if silent_ms >= pause_ms || !lock(&self.forgets).1.is_empty() {
+                silent_ms = 0;
+                self.send_forgets().await;
+            }
+        }
+    }
+
+    /// Sends what was forgotten, even if it is nothing: any call is a sign of life.
+    pub(super) async fn send_forgets(&self) {
+        let link = self.link();
+        let forgets = {
+            let mut forgets = lock(&self.forgets);
+            if forgets.0 == link.opened.epoch {
+                let count = forgets.1.len().min(OPS_MAX);
+                let rest = forgets.1.split_off(count);
+                std::mem::replace(&mut forgets.1, rest)
+            } else {
+                Vec::new()
+            }
+        };
+        let (caller, deadline) = (Caller::default(), self.server.deadline());
+        let nothing = Bytes::new();
+        let batch = (forgets, link.number());
+        let sent = self.run_batch(&link, caller, batch, &nothing, deadline);
+        // A loss is recorded where it is found; nothing else can be done about it here.
+        if let Err(Trouble::Forgotten { .. }) = sent.await {
+            let _ = self.resume(&link, deadline).await;
+        }
+    }
+}
