@@ -393,7 +393,10 @@ impl State {
             return lost(tree);
         }
         if self.fenced.contains(&(tree.clone(), epoch)) {
-            let text = format!("another agent writes {tree:?} now; epoch {epoch} is over");
+            let text = match tree {
+                TreeRef::Volume(id) => format!("another agent writes volume {id} now"),
+                TreeRef::Home(path) => format!("another agent writes {path} now"),
+            };
             return Error::new(ErrorCode::Fenced, text);
         }
         let text = format!("no session of epoch {epoch} with {tree:?}; open the tree again");

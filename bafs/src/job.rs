@@ -2,6 +2,7 @@
 //! any thread exists, because a process that has threads may not enter a user name space.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
@@ -99,6 +100,11 @@ fn refuse_twice(mounts: &[MountSpec]) -> Result<()> {
             let writes = one.writable || other.writable;
             if one.path == other.path {
                 bail!("--mount: two volumes at {}; name two places", one.path);
+            }
+            let places = [Path::new(&one.path), Path::new(&other.path)];
+            if places[0].starts_with(places[1]) || places[1].starts_with(places[0]) {
+                let (one, other) = (&one.path, &other.path);
+                bail!("--mount: of {one} and {other} one is inside the other; name places apart");
             }
             if one.target == other.target && writes {
                 let name = &one.name;

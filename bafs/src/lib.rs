@@ -38,6 +38,10 @@ use tracing_subscriber::EnvFilter;
 use args::{AgentArgs, ChannelChoice, Cli, Command, ExecArgs, MountArgs};
 use output::Output;
 
+/// What is told without `BAFS_LOG`. A reply that nobody waits for any more is no news: its program
+/// was ended.
+const FILTER: &str = "warn,fuser::reply=off";
+
 /// Exit code of a command that failed.
 const FAILED: u8 = 1;
 
@@ -46,7 +50,7 @@ pub fn main() -> ExitCode {
     // A job's first process is this program, too, re-executed; it must not parse anything.
     bafs_client::sandbox::dispatch_job_init();
     let cli = Cli::parse();
-    let filter = EnvFilter::try_from_env("BAFS_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    let filter = EnvFilter::try_from_env("BAFS_LOG").unwrap_or_else(|_| EnvFilter::new(FILTER));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

@@ -4,7 +4,6 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -14,7 +13,6 @@ use std::time::Duration;
 use bafs_proto::limits::IO_BYTES_MAX;
 use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
 use nix::errno::Errno;
-use nix::libc;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::{getegid, geteuid};
 use thiserror::Error;
@@ -259,10 +257,11 @@ impl Mounted {
 
     /// Raises the kernel's read-ahead where we may. Without it everything works, only slower.
     fn tune(&mut self) {
-        let Ok(metadata) = fs::metadata(&self.directory) else {
+        // Not by a look at the directory: who unmounts at that moment would find it in use.
+        let mount = mounts::ours_on(&self.directory).ok();
+        let Some((major, minor)) = mount.and_then(|mut all| Some(all.pop()?.device)) else {
             return;
         };
-        let (major, minor) = (libc::major(metadata.dev()), libc::minor(metadata.dev()));
         self.connection = Some(minor);
         let path = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
         if let Err(error) = fs::write(&path, self.volume.read_ahead_kib().to_string()) {

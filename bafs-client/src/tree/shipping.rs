@@ -222,7 +222,15 @@ impl Session {
             libc::ENOSPC => ErrorCode::NoSpaceBytes,
             _ => ErrorCode::ServerFault,
         };
-        let text = format!("an operation failed after it was answered: {op:?}: {errno:?}");
+        let (why, op) = (
+            std::io::Error::from_raw_os_error(errno.0),
+            format!("{op:?}"),
+        );
+        let op = op.split([' ', '(']).next().unwrap_or_default();
+        let text = format!(
+            "the server could not do what the program was told is done ({op}): {why}; look after \
+             the server's disk, and run the program again"
+        );
         self.fate.lose(Error::new(code, text));
     }
 
