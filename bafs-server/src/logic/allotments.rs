@@ -79,7 +79,7 @@ impl Allotted {
         held_by: impl Fn(&str) -> Amount,
     ) -> Share {
         let held = held_by(owner);
-        let left = self.left(owner, free, held_by, |given| given.allotment.granted);
+        let left = self.left_of_run(owner, free, &held_by);
         let others = self.given.iter().filter(|(other, _)| *other != owner);
         let taken: u32 = others.map(|(_, given)| given.allotment.granted.slots).sum();
         Share {
@@ -108,11 +108,30 @@ impl Allotted {
 
     /// What this owner may still take of `free`, which nobody holds.
     pub fn left_for(&self, owner: &str, free: Amount, held_by: impl Fn(&str) -> Amount) -> Amount {
-        let is_run = self.given.contains_key(owner);
-        self.left(owner, free, held_by, |given| match is_run {
-            true => given.allotment.granted,
-            false => given.keep,
-        })
+        match self.given.contains_key(owner) {
+            true => self.left_of_run(owner, free, &held_by),
+            false => self.left(owner, free, &held_by, |given| given.keep),
+        }
+    }
+
+    /// What others were not given, and in any case what is kept for this run: of what others were
+    /// given beyond that, people may have taken a part by hand.
+    fn left_of_run(&self, owner: &str, free: Amount, held_by: impl Fn(&str) -> Amount) -> Amount {
+        let left = self.left(owner, free, &held_by, |given| given.allotment.granted);
+        let Some(own) = self.given.get(owner) else {
+            return left;
+        };
+        let (held, kept) = (held_by(owner), own.keep);
+        let unkept = self.left(owner, free, &held_by, |given| given.keep);
+        let of_kept = |kept: u64, held: u64, unkept: u64| kept.saturating_sub(held).min(unkept);
+        Amount {
+            bytes: left
+                .bytes
+                .max(of_kept(kept.bytes, held.bytes, unkept.bytes)),
+            files: left
+                .files
+                .max(of_kept(kept.files, held.files, unkept.files)),
+        }
     }
 
     /// What is left of `free` beside what others may yet take of what is kept for them.
@@ -246,37 +265,72 @@ mod tests {
         assert_eq!(allotted.left_for("b", amount(80), held), amount(30));
     }
 
+    #[test]
+    fn what_is_kept_for_a_run_is_there_whatever_people_took() {
+        let mut allotted = Allotted::default();
+        let by_hand = |hand| move |owner: &str| amount(if owner == "by hand" { hand } else { 0 });
+        for (serial, owner) in [(1, "a"), (2, "b")] {
+            let call = call(serial, owner, share(50, 1), share(10, 1));
+            allotted.ask(Time(0), call, CAPACITY, amount(100), by_hand(0));
+        }
+        assert_eq!(
+            allotted.left_for("by hand", amount(100), by_hand(0)),
+            amount(80)
+        );
+        let (free, held) = (amount(20), by_hand(80));
+        assert_eq!(allotted.left_for("a", free, held), amount(10));
+        let again = call(3, "a", share(50, 1), share(10, 1));
+        let again = allotted.ask(Time(0), again, CAPACITY, free, held);
+        assert_eq!(again.expect("there is room").granted.bytes, 10);
+        assert_eq!(allotted.left_for("b", free, held), amount(10));
+    }
+
+    const RUNS: usize = 4;
+
     proptest! {
-        /// Whatever runs ask for and make, what is given and held never exceeds the capacity, and
-        /// whoever holds less than was given can make the difference.
+        /// Whatever runs ask for and make, and people make by hand, what is kept and held never
+        /// exceeds the capacity; nor does what runs were given. Whoever holds less than is kept
+        /// can make the difference, and less than was given unless people made something.
         #[test]
         fn what_is_given_can_be_used(steps in prop::collection::vec(
-            (0usize..4, any::<bool>(), 0u64..60, 0u32..5), 0..60,
+            (0..RUNS + 1, any::<bool>(), 0u64..60, 0u64..60, 0u64..700), 0..60,
         )) {
             let mut allotted = Allotted::default();
-            let (mut held, mut given) = ([0u64; 4], [0u64; 4]);
-            let (mut has_asked, mut serial) = ([false; 4], 0);
-            for (run, is_ask, bytes, slots) in steps {
-                let name = |run: usize| run.to_string();
+            let (mut held, mut given) = ([0u64; RUNS + 1], [(0u64, 0u64, 0u64); RUNS + 1]);
+            let mut now = 0;
+            for (serial, (owner, is_ask, bytes, keep, pass_ms)) in (1..).zip(steps) {
+                now += pass_ms;
+                allotted.expire(Time(now));
+                for given in &mut given {
+                    if given.2 <= now {
+                        *given = (0, 0, 0);
+                    }
+                }
                 let free = amount(100 - held.iter().sum::<u64>());
                 let look = held;
                 let held_by = move |owner: &str| {
-                    amount(owner.parse::<usize>().map_or(0, |run| look[run]))
+                    amount(owner.parse::<usize>().map_or(0, |owner| look[owner]))
                 };
-                if is_ask || !has_asked[run] {
-                    has_asked[run] = true;
-                    serial += 1;
-                    let ask = share(bytes.max(1), slots);
-                    let call = call(serial, &name(run), ask, Share::ZERO);
-                    let answer = allotted.ask(Time(0), call, CAPACITY, free, held_by);
-                    given[run] = answer.expect("there is room").granted.bytes;
+                let name = owner.to_string();
+                let is_run = owner < RUNS;
+                if is_run && (is_ask || given[owner].2 == 0) {
+                    let call = call(serial, &name, share(bytes.max(1), 1), share(keep, 1));
+                    let answer = allotted.ask(Time(now), call, CAPACITY, free, held_by);
+                    let granted = answer.expect("there is room").granted.bytes;
+                    given[owner] = (granted, keep.min(granted), now + 1_000);
                 } else {
-                    let left = allotted.left_for(&name(run), free, held_by).bytes;
-                    prop_assert!(left >= given[run].saturating_sub(held[run]));
-                    held[run] = if bytes <= left { held[run] + bytes } else { 0 };
+                    let left = allotted.left_for(&name, free, held_by).bytes;
+                    let (granted, kept, _) = given[owner];
+                    prop_assert!(left >= kept.saturating_sub(held[owner]));
+                    let by_hand = if is_run { held[RUNS] } else { 0 };
+                    prop_assert!(left + by_hand >= granted.saturating_sub(held[owner]));
+                    held[owner] = if bytes <= left { held[owner] + bytes } else { 0 };
                 }
-                let kept: u64 = (0..4).map(|run| held[run].max(given[run])).sum();
-                prop_assert!(kept <= 100);
+                let sum = |of: fn(&(u64, u64, u64)) -> u64| -> u64 {
+                    (0..RUNS).map(|run| held[run].max(of(&given[run]))).sum()
+                };
+                prop_assert!(sum(|given| given.1) + held[RUNS] <= 100);
+                prop_assert!(sum(|given| given.0) <= 100);
             }
         }
     }
