@@ -10,8 +10,7 @@ use bafs_proto::time::Deadline;
 
 use super::disk::Run;
 use super::fetch::{Fetcher, Generation};
-use super::flights::Block;
-use super::read::{Errand, Read, board, count_hits, read_beside, too_late};
+use super::read::{Errand, Read, count_hits, fly, note_wait, read_beside};
 use crate::clock;
 
 /// How long a reader waits for the disk to take what has come; then it gets the bytes.
@@ -45,23 +44,12 @@ pub(crate) async fn bring(
     };
     count_hits(generation, &run, |n| absent.binary_search(&n).is_err());
     let began = clock::ticks();
-    let until = deadline.instant().into();
-    let boarding = board(fetcher, generation, &run, &absent, &errand);
-    let boarded = tokio::time::timeout_at(until, boarding);
-    let boarded = boarded.await.map_err(|_| too_late())??;
-    let mut landed: Vec<(usize, Block)> = Vec::with_capacity(boarded.len());
-    let mut flights = Vec::with_capacity(boarded.len());
-    for (n, mut passenger) in boarded {
-        let block = tokio::time::timeout_at(until, passenger.wait());
-        landed.push((n, block.await.map_err(|_| too_late())??));
-        flights.push(passenger);
-    }
+    let mut landed = fly(fetcher, generation, &run, (&errand, &absent), deadline).await?;
     if !absent.is_empty() {
-        let waited = clock::ticks().saturating_sub(began);
-        generation.meter.add("cache_wait_us", waited);
+        note_wait(generation, began);
     }
     let over = async {
-        for flight in &mut flights {
+        for (_, flight, _) in &mut landed {
             flight.until_over().await;
         }
     };
@@ -70,6 +58,7 @@ pub(crate) async fn bring(
     if disk.shows_all(&run) {
         return Ok(Brought::Here);
     }
+    let landed = landed.into_iter().map(|(n, _, block)| (n, block)).collect();
     let read = read_beside(fetcher, generation, run, (errand, landed), deadline).await?;
     Ok(Brought::Bytes(read))
 }

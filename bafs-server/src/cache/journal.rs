@@ -145,6 +145,12 @@ struct State {
     records: usize,
 }
 
+impl State {
+    fn is_long(&self, blocks: usize) -> bool {
+        self.records > 2 * blocks + SURPLUS_RECORDS_MAX
+    }
+}
+
 impl Journal {
     /// Opens the journal at `path`, made if it is not there, cuts a torn tail, and returns it with
     /// its entries in order.
@@ -200,7 +206,7 @@ impl Journal {
 
     /// Whether the journal is much longer than it must be for so many blocks.
     pub(crate) fn is_long(&self, blocks: usize) -> bool {
-        self.lock().records > 2 * blocks + SURPLUS_RECORDS_MAX
+        self.lock().is_long(blocks)
     }
 
     /// Writes the journal anew when it is much longer than it must be. `live` gives the entries
@@ -210,7 +216,8 @@ impl Journal {
     /// `ServerFault` when the disk does not do it; the old journal stays.
     pub(crate) fn compact(&self, blocks: usize, live: impl FnOnce() -> Vec<Entry>) -> Result<()> {
         let mut state = self.lock();
-        if state.records <= 2 * blocks + SURPLUS_RECORDS_MAX {
+        // Somebody else may have written it anew meanwhile.
+        if !state.is_long(blocks) {
             return Ok(());
         }
         let entries = live();

@@ -89,8 +89,7 @@ pub(crate) fn read(
         let complete = local.digests.iter().all(Option::is_some);
         let read = complete_run(&fetcher, &generation, run, (errand, local), deadline).await?;
         if !complete && for_agent {
-            let waited = clock::ticks().saturating_sub(began);
-            generation.meter.add("cache_wait_us", waited);
+            note_wait(&generation, began);
         }
         Ok(read)
     })
@@ -129,13 +128,9 @@ async fn complete_run(
         let absent: Vec<_> = (0..run.count)
             .filter(|n| local.digests[*n].is_none())
             .collect();
-        let boarding = board(fetcher, generation, &run, &absent, &errand);
-        let boarded = tokio::time::timeout_at(deadline.instant().into(), boarding);
-        let boarded = boarded.await.map_err(|_| too_late())??;
-        let some_are_here = boarded.len() < absent.len();
-        for (n, mut passenger) in boarded {
-            let landed = tokio::time::timeout_at(deadline.instant().into(), passenger.wait());
-            let (bytes, digest) = landed.await.map_err(|_| too_late())??;
+        let landed = fly(fetcher, generation, &run, (&errand, &absent), deadline).await?;
+        let some_are_here = landed.len() < absent.len();
+        for (n, _, (bytes, digest)) in landed {
             local.bytes[run.range(n, 1)].copy_from_slice(&bytes);
             local.digests[n] = Some(digest);
         }
@@ -232,9 +227,39 @@ async fn fill(generation: &Arc<Generation>, run: &Run, local: &mut Local) -> Res
     Ok(())
 }
 
+/// An agent has waited for blocks.
+pub(super) fn note_wait(generation: &Generation, began: u64) {
+    let waited = clock::ticks().saturating_sub(began);
+    generation.meter.add("cache_wait_us", waited);
+}
+
+/// As [`board`], and waits until all have landed.
+///
+/// # Errors
+/// `DeadlineExceeded` while they are still on their way, else why one could not be fetched.
+pub(super) async fn fly(
+    fetcher: &Arc<Fetcher>,
+    generation: &Arc<Generation>,
+    run: &Run,
+    (errand, places): (&Errand, &[usize]),
+    deadline: Deadline,
+) -> Result<Vec<(usize, Passenger, Block)>> {
+    let until = deadline.instant().into();
+    let boarding = board(fetcher, generation, run, places, errand);
+    let boarded = tokio::time::timeout_at(until, boarding);
+    let boarded = boarded.await.map_err(|_| too_late())??;
+    let mut landed = Vec::with_capacity(boarded.len());
+    for (n, mut passenger) in boarded {
+        let block = tokio::time::timeout_at(until, passenger.wait());
+        let block = block.await.map_err(|_| too_late())??;
+        landed.push((n, passenger, block));
+    }
+    Ok(landed)
+}
+
 /// Joins or starts the flights of the blocks at these places of a run. A block without a passenger
 /// landed on disk meanwhile.
-pub(super) async fn board(
+async fn board(
     fetcher: &Arc<Fetcher>,
     generation: &Arc<Generation>,
     run: &Run,
