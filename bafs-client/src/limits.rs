@@ -104,8 +104,8 @@ pub(crate) const DIRECTORY_PAGES_MAX: usize = 8;
 /// Names of one volume that are known by their directories, at about 60 bytes.
 pub(crate) const NAMES_KNOWN_MAX: usize = 1 << 20;
 
-/// Files that a session has open by early answers at most: more are opened by the server, which
-/// may run out of descriptors and then says so.
+/// While a session has so many files open, whoever opened them, more are opened by the server,
+/// which may run out of descriptors and then says so.
 pub(crate) const EARLY_HANDLES_MAX: usize = 2048;
 
 /// First pause after an operation that did not reach its server, in milliseconds; doubles up to

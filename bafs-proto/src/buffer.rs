@@ -15,12 +15,12 @@ const KEPT_BYTES_MAX: usize = 16 << 20;
 /// Room beyond what was asked for, as a factor, that a buffer may have.
 const ROOM_MAX: usize = 4;
 
-static KEPT: Mutex<Kept> = Mutex::new(Kept {
+static SPARES: Mutex<Spares> = Mutex::new(Spares {
     buffers: Vec::new(),
     bytes: 0,
 });
 
-struct Kept {
+struct Spares {
     buffers: Vec<Vec<u8>>,
     bytes: usize,
 }
@@ -87,7 +87,7 @@ impl Drop for Buffer {
         if room < KEPT_BYTES_MIN {
             return;
         }
-        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = SPARES.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.bytes + room <= KEPT_BYTES_MAX {
             kept.bytes += room;
             kept.buffers.push(buffer);
@@ -103,7 +103,7 @@ fn take(bytes: usize) -> Vec<u8> {
     }
     let fits =
         |buffer: &Vec<u8>| (bytes..=room.saturating_mul(ROOM_MAX)).contains(&buffer.capacity());
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut kept = SPARES.lock().unwrap_or_else(PoisonError::into_inner);
     match kept.buffers.iter().rposition(fits) {
         Some(place) => {
             let buffer = kept.buffers.remove(place);
@@ -132,7 +132,7 @@ mod tests {
         let small = Buffer::copy_of(b"small");
         assert_eq!(&small.freeze()[..], b"small");
         drop((0..64).map(|_| Buffer::of_any(1 << 20)).collect::<Vec<_>>());
-        let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = SPARES.lock().unwrap_or_else(PoisonError::into_inner);
         assert!(kept.bytes <= KEPT_BYTES_MAX);
         let room: usize = kept.buffers.iter().map(Vec::capacity).sum();
         assert_eq!(kept.bytes, room);

@@ -29,7 +29,8 @@ impl Delegation {
         self.questions.begin(changing, some_linked)
     }
 
-    /// The server has answered it.
+    /// The server has answered it. Whether attributes in the answer are still those of their file:
+    /// false when something else changed it meanwhile.
     pub fn end_asking(
         &mut self,
         known: &Known,

@@ -32,7 +32,7 @@ pub(super) struct Blocks {
     manifest: Digest,
     block_bytes: u32,
     near: Option<Arc<Near>>,
-    buffer: Mutex<Kept>,
+    buffer: Mutex<BlockBuffer>,
 }
 
 /// What a read yields: a part of some bytes.
@@ -51,7 +51,7 @@ impl Deref for Data {
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct BlockBuffer {
     blocks: BTreeMap<Key, Entry>,
     /// When each kept block was used last, oldest first.
     order: BTreeMap<u64, Key>,
@@ -348,13 +348,13 @@ impl Blocks {
         Data { bytes, place }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, BlockBuffer> {
         // No holder leaves the buffer half-changed.
         self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Kept {
+impl BlockBuffer {
     fn get(&mut self, key: Key) -> Option<Bytes> {
         let Some(Entry::Kept { data, used }) = self.blocks.get_mut(&key) else {
             return None;

@@ -32,7 +32,7 @@ const AGAIN: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct InlineTree {
     local: Arc<LocalTree>,
-    kept: Arc<Kept>,
+    kept: Arc<Loan>,
     lease: RemoteTree,
     runtime: Handle,
     watching: JoinHandle<()>,
@@ -40,7 +40,7 @@ pub struct InlineTree {
 
 /// What is kept until it must be given back.
 #[derive(Debug)]
-struct Kept {
+struct Loan {
     state: RwLock<State>,
     /// Whether operations wait for the server to come back.
     is_shut: Mutex<bool>,
@@ -80,7 +80,7 @@ impl InlineTree {
             Err(why) => return Err((lease, why)),
         };
         let connection = held.connection.clone();
-        let kept = Arc::new(Kept::new(held));
+        let kept = Arc::new(Loan::new(held));
         let run = kept.clone();
         let local = LocalTree::new(move |caller, op, data, out| run.run(caller, op, data, out));
         let session = lease.session();
@@ -134,7 +134,7 @@ impl Drop for InlineTree {
     }
 }
 
-impl Kept {
+impl Loan {
     fn new(held: Held) -> Self {
         let state = State {
             held: Some(held),
@@ -288,7 +288,7 @@ fn open_tree(root: OwnedFd, header: &HandedTree, writable: bool) -> std::io::Res
 /// Tells the server what the volume holds, until everything must be given back. A server that is
 /// gone is waited for up to the deadline.
 async fn watch(
-    kept: Arc<Kept>,
+    kept: Arc<Loan>,
     mut connection: Arc<DoorConnection>,
     writable: bool,
     session: Arc<remote::Session>,
@@ -330,7 +330,7 @@ async fn watch(
 /// has both handed over again. What is open stays open: another writer in between would have made
 /// the server refuse.
 async fn take_again(
-    kept: &Arc<Kept>,
+    kept: &Arc<Loan>,
     session: &Arc<remote::Session>,
     writable: bool,
     before: &remote::Link,
@@ -391,7 +391,7 @@ async fn fetch_again(
     }
 }
 
-async fn give_back(kept: &Arc<Kept>) {
+async fn give_back(kept: &Arc<Loan>) {
     let kept = kept.clone();
     // Waits for operations that run.
     if let Err(error) = tokio::task::spawn_blocking(move || kept.give_back()).await {

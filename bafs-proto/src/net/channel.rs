@@ -16,7 +16,7 @@ use crate::identity::Identity;
 use crate::time::Deadline;
 
 /// Longest time for TCP to get through to a server that is near.
-const PATIENCE: Duration = Duration::from_millis(1_500);
+const TCP_MAX: Duration = Duration::from_millis(1_500);
 
 /// Pause until TCP is tried again at a server that may be starting.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -110,8 +110,8 @@ impl Dialer {
         }
         // Half of the time is kept for the other way: what takes a TCP connection need not be the
         // server, nor let more than its first packets through.
-        let patience = PATIENCE.min(deadline.left() / 4);
-        let no_way = match self.tcp.connect(address, target, patience).await {
+        let within = TCP_MAX.min(deadline.left() / 4);
+        let no_way = match self.tcp.connect(address, target, within).await {
             Ok(connection) => return Ok(connection),
             Err(why) => why,
         };
@@ -136,7 +136,7 @@ impl Dialer {
         let again = async {
             loop {
                 tokio::time::sleep(AGAIN).await;
-                if let Ok(connection) = self.tcp.connect(address, target, PATIENCE).await {
+                if let Ok(connection) = self.tcp.connect(address, target, TCP_MAX).await {
                     return connection;
                 }
             }

@@ -69,13 +69,13 @@ impl TcpDialer {
         })
     }
 
-    /// Connects to what `address` stands for, which is told in messages. Packets have `patience`
-    /// to get through, and whoever took the connection has as much to prove who it is.
+    /// Connects to what `address` stands for, which is told in messages. Packets have the time
+    /// `within` to get through, and whoever took the connection has as much to prove who it is.
     pub(super) async fn connect(
         &self,
         address: &str,
         target: SocketAddr,
-        patience: Duration,
+        within: Duration,
     ) -> std::result::Result<Connection, NotConnected> {
         let no_way = |why: &dyn std::fmt::Display| {
             let text = format!("{address}: no TCP connection: {why}");
@@ -85,7 +85,7 @@ impl TcpDialer {
             }
         };
         let silent = |_| no_way(&"nothing answers");
-        let stream = tokio::time::timeout(patience, TcpStream::connect(target))
+        let stream = tokio::time::timeout(within, TcpStream::connect(target))
             .await
             .map_err(silent)?
             .map_err(|e| NotConnected {
@@ -102,7 +102,7 @@ impl TcpDialer {
             target,
             address: address.to_owned(),
         };
-        let secured = tokio::time::timeout(patience, server.secure(stream)).await;
+        let secured = tokio::time::timeout(within, server.secure(stream)).await;
         let stream = secured.map_err(silent)?.map_err(|error| NotConnected {
             error,
             is_closed: false,
