@@ -80,11 +80,15 @@ pub struct Patience {
 impl Patience {
     /// For a call with this deadline that begins now.
     pub fn until(deadline: Deadline) -> Self {
-        let span = deadline.left();
+        Self::from(Deadline::after_ms(0), deadline)
+    }
+
+    fn from(now: Deadline, deadline: Deadline) -> Self {
+        let span = deadline.0.saturating_duration_since(now.0);
         Self {
             span,
             deadline,
-            end: Deadline::after(span.saturating_mul(SPANS_MAX)),
+            end: Deadline(now.0 + span.saturating_mul(SPANS_MAX)),
         }
     }
 
@@ -95,16 +99,24 @@ impl Patience {
 
     /// Whether to ask again because the server is at it; if so, the deadline is a new one.
     pub fn goes_on(&mut self, error: &Error) -> bool {
-        let goes_on = error.code == ErrorCode::Running && !self.end.left().is_zero();
+        self.goes_on_at(Deadline::after_ms(0), error)
+    }
+
+    fn goes_on_at(&mut self, now: Deadline, error: &Error) -> bool {
+        let goes_on = error.code == ErrorCode::Running && now < self.end;
         if goes_on {
-            self.renew();
+            self.renew_at(now);
         }
         goes_on
     }
 
     /// The server has given a sign of life: it may be silent for as long once more.
     pub fn renew(&mut self) {
-        self.deadline = Deadline::after(self.span).earlier(self.end);
+        self.renew_at(Deadline::after_ms(0));
+    }
+
+    fn renew_at(&mut self, now: Deadline) {
+        self.deadline = Deadline(now.0 + self.span).earlier(self.end);
     }
 }
 
@@ -115,14 +127,22 @@ mod tests {
     #[test]
     fn who_says_that_it_is_at_it_has_more_time() {
         let error = |code| Error::new(code, "");
-        let mut patience = Patience::until(Deadline::after_ms(60_000));
-        let first = patience.deadline();
-        assert!(!patience.goes_on(&error(ErrorCode::Busy)));
-        assert_eq!(patience.deadline(), first);
-        for _ in 0..100 {
-            assert!(patience.goes_on(&error(ErrorCode::Running)));
+        let now = Deadline::after_ms(0);
+        let later = |seconds| Deadline(now.0 + Duration::from_secs(seconds));
+        let mut patience = Patience::from(now, later(60));
+        assert!(!patience.goes_on_at(now, &error(ErrorCode::Busy)));
+        assert_eq!(patience.deadline(), later(60));
+        // It answers each time when its time is nearly up.
+        for spans in 2..=20 {
+            assert!(patience.goes_on_at(patience.deadline(), &error(ErrorCode::Running)));
+            assert_eq!(patience.deadline(), later(60 * spans));
         }
-        assert!(patience.deadline().instant() > first.instant());
+        let end = patience.deadline();
+        assert!(!patience.goes_on_at(end, &error(ErrorCode::Running)));
+        assert_eq!(patience.deadline(), end);
+        // Near the end there is no whole span left.
+        assert!(patience.goes_on_at(later(1_199), &error(ErrorCode::Running)));
+        assert_eq!(patience.deadline(), end);
         let mut patience = Patience::until(Deadline::after_ms(0));
         assert!(!patience.goes_on(&error(ErrorCode::Running)));
     }

@@ -168,6 +168,7 @@ fn cluster_cache_tells_jobs_that_their_state_of_the_source_is_over() -> Result<(
         }
         std::thread::sleep(Duration::from_millis(50));
     }
+    ensure!(began.exists(), "the job has read nothing of the old state");
     stage.put("renewed", &new)?;
     stage.api.wait(speaker.invalidate(volume))?;
     let report = stage.api.wait(speaker.wait_job(&volume.node, job))?;

@@ -118,15 +118,17 @@ impl Sender {
             let sending = scope.spawn(|| api.wait(api.speaker().call(&node, call)));
             let mut part = 0;
             while !sending.is_finished() && part < PART_BYTES {
-                part = bytes_below(&place.root) - before;
+                part = bytes_below(&place.root).saturating_sub(before);
                 std::thread::sleep(Duration::from_micros(200));
             }
             cluster.kill("sender")?;
-            let part = bytes_below(&place.root) - before;
+            let part = bytes_below(&place.root).saturating_sub(before);
             let seen = target.exists();
-            if !seen {
-                ensure!(part > 0, "nothing was sent, so nothing is tested");
-            }
+            // Less could be sent again without anybody seeing it.
+            ensure!(
+                seen || part > SLACK_BYTES,
+                "only {part} bytes were sent, so nothing is tested"
+            );
             cluster.restart("sender")?;
             let receipt = sending.join().ok().context("who sends broke off")??;
             ensure!(receipt.size == BYTES as u64, "{receipt:?}");
