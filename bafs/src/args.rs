@@ -488,7 +488,8 @@ pub(crate) struct PreferArgs {
     pub(crate) run: PathBuf,
     /// Any job of the pipeline: of the jobs that share scratch volumes, directly or through others.
     pub(crate) pipeline: String,
-    /// Those with a higher one go first; all pipelines begin with 0.
+    /// Those with a higher one go first; a pipeline begins with what `priority` says in the
+    /// descriptions of its jobs, else with 0.
     #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     pub(crate) priority: i32,
 }

@@ -1,5 +1,5 @@
-//! `bafs grant`: an identity that can mount volumes and nothing else, for a machine that shall not
-//! hold the scheduler's. Asks no authority: whoever holds a token can narrow it.
+//! `bafs grant`: an identity that can mount volumes, and see which servers there are, for a machine
+//! that shall not hold the scheduler's. Asks no authority: whoever holds a token can narrow it.
 
 use anyhow::{Context, Result, bail};
 use bafs_proto::identity::Identity;

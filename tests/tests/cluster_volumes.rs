@@ -151,13 +151,17 @@ fn cluster_refuses_strangers_and_wrong_use() -> Result<()> {
     Ok(())
 }
 
-/// What `bafs grant` makes mounts its volume, and neither sees nor does anything else.
+/// What `bafs grant` makes mounts its volume and lists servers; it does nothing else, and sees no
+/// other volume.
 #[test]
 fn cluster_grants_are_for_their_volumes_only() -> Result<()> {
     let world = world(&["20MB"])?;
     for name in ["mine", "other"] {
         world.json(&["volume", "create", name, "--node", "n1", "--size", "1MB"])?;
     }
+    world.put("data/f", b"hello\n")?;
+    let cache = ["volume", "create", "shown", "--node", "n1", "--size", "1MB"];
+    world.json(&[&cache[..], &["--cache", "bafs://home/data"]].concat())?;
     let directory = tempfile::tempdir()?;
     let with = |identity: &str, args: &[&str]| {
         let mut command = world.bafs(args);
@@ -184,7 +188,22 @@ fn cluster_grants_are_for_their_volumes_only() -> Result<()> {
             let output = with(identity, refused)?;
             ensure!(output.status.code() == Some(1), "{}", said(&output));
         }
+        // Each of these is possible for others.
+        for refused in [
+            &["volume", "extract", "mine", "f", "bafs://home/f"][..],
+            &["volume", "replicate", "mine", "--to", "n1"],
+            &["volume", "invalidate", "shown"],
+            &["volume", "warm", "shown"],
+        ] {
+            let output = with(identity, refused)?;
+            let text = said(&output);
+            ensure!(output.status.code() == Some(1), "{refused:?}: {text}");
+            ensure!(!text.contains("usage"), "{refused:?}: {text}");
+        }
+        let servers = with(identity, &["servers"])?;
+        ensure!(servers.status.success() && said(&servers).contains("n1"));
     }
+    ensure!(world.get("f").is_err(), "something was sent home");
     if let Some(reason) = cannot_mount() {
         skip("cluster_grants_are_for_their_volumes_only (jobs)", &reason);
         return Ok(());
