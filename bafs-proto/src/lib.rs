@@ -17,6 +17,7 @@ pub mod limits;
 pub mod message;
 pub mod net;
 pub mod path;
+mod report;
 pub mod time;
 pub mod token;
 pub mod volume;
@@ -30,8 +31,8 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// 3 = agents report how long calls were under way, which volumes a job read and changed, and what
 /// they held; 4 = allotments of nodes; 5 = a server says that what it asked ahead is waited for,
 /// and agents are told that blocks are on their machine; 6 = a server says that it is at it
-/// (`Running`); 7 = a server says that home does not answer it (`HomeUnreachable`).
-pub const PROTOCOL_VERSION: u32 = 7;
+/// (`Running`).
+pub const PROTOCOL_VERSION: u32 = 6;
 
 /// Application-layer protocol name that both ends of a connection must offer.
 pub const ALPN: &[u8] = b"bafs/1";

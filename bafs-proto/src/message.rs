@@ -817,7 +817,7 @@ pub enum JobOutcome {
 }
 
 /// What a job did to one of its volumes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeUse {
     /// Name of the mount.
     pub name: String,

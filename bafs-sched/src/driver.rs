@@ -4,8 +4,8 @@ mod upkeep;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bafs_proto::allotment::Allotments;
 use bafs_proto::identity::Identity;
@@ -94,8 +94,8 @@ pub(crate) enum Note {
     RenewDue,
     /// Users may have wished something.
     WishesDue,
-    /// What a node keeps for the run, if it answered.
-    Allotted(ServerId, Option<Allotments>),
+    /// What a node keeps for the run, or why it does not.
+    Allotted(ServerId, Result<Allotments>),
 }
 
 /// Runs a workflow to its end, or goes on with it if its journal exists. `progress` is called
@@ -124,7 +124,7 @@ pub async fn run_over(
     options: RunOptions,
     mut progress: impl FnMut(&Progress),
 ) -> Result<RunReport> {
-    if options.settings.remote_io
+    if options.settings.is_private_at_home()
         && let Some(refusal) = remote_io::refusal(&workflow)
     {
         return Err(Error::new(ErrorCode::Unsupported, refusal));
@@ -152,6 +152,9 @@ pub async fn run_over(
         {
             return Err(error.context(format_args!("catalog {}", options.catalog)));
         }
+        if let Some(error) = driver.no_part.take() {
+            return Err(error);
+        }
         progress(&driver.scheduler.progress());
     }
     driver.finish().await
@@ -168,6 +171,8 @@ struct Driver {
     listing: Listing,
     /// Why the catalog refuses this run, if it does.
     refusal: Option<Error>,
+    /// Why no node will ever keep anything for this run, if so.
+    no_part: Option<Error>,
     /// Whether the journal told of an earlier scheduler.
     is_resumed: bool,
     /// When a failure of the environment was told last.
@@ -230,6 +235,7 @@ impl Driver {
             watched: BTreeMap::new(),
             listing: Listing::default(),
             refusal: None,
+            no_part: None,
             is_resumed,
             told: None,
             is_cancelled: false,
@@ -329,13 +335,7 @@ impl Driver {
             Note::Refused(error) => self.refusal = Some(error),
             Note::RenewDue => self.renew(),
             Note::WishesDue => batch.extend(self.wishes()),
-            Note::Allotted(server, answer) => {
-                let shares = self.shares.as_mut();
-                let share = shares.and_then(|shares| shares.answered(server, answer));
-                batch.extend(share.map(|share| Event::SharesSeen {
-                    shares: vec![share],
-                }));
-            }
+            Note::Allotted(server, answer) => batch.extend(self.allotted(server, answer)),
         }
     }
 
@@ -521,7 +521,7 @@ impl Driver {
     async fn finish(mut self) -> Result<RunReport> {
         self.tasks.shutdown().await;
         self.unshare().await;
-        if self.scheduler.settings().remote_io
+        if self.scheduler.settings().is_private_at_home()
             && let Err(error) = remote_io::clean(&self.servers, self.scheduler.workflow()).await
         {
             let left = remote_io::directory(self.servers.run);
@@ -548,5 +548,16 @@ fn now() -> Time {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
+    Time(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// Milliseconds of this process's life: unlike [`now`] never set back.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the driver is where the scheduler meets the clock"
+)]
+fn tick() -> Time {
+    static BEGAN: OnceLock<Instant> = OnceLock::new();
+    let since = BEGAN.get_or_init(Instant::now).elapsed();
     Time(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }

@@ -39,7 +39,7 @@ pub fn replay(history: History) -> (Vec<Line>, Scheduler) {
         }
         teller.decisions();
         teller.warnings();
-        teller.turns();
+        teller.followed();
     }
     (teller.lines, teller.scheduler)
 }
@@ -58,7 +58,7 @@ struct Teller {
     /// Warnings that were told.
     warned: usize,
     /// Choices of a strategy that were told.
-    turned: usize,
+    followed: usize,
 }
 
 impl Teller {
@@ -74,7 +74,7 @@ impl Teller {
             receipts: BTreeMap::new(),
             touched: BTreeSet::new(),
             warned: 0,
-            turned: 0,
+            followed: 0,
         }
     }
 
@@ -137,15 +137,15 @@ impl Teller {
         }
     }
 
-    fn turns(&mut self) {
-        let turns = self.scheduler.turns()[self.turned..].to_vec();
-        self.turned += turns.len();
-        for turn in turns {
-            let what = match turn.strategy {
+    fn followed(&mut self) {
+        let followed = self.scheduler.followed()[self.followed..].to_vec();
+        self.followed += followed.len();
+        for last in followed {
+            let what = match last.strategy {
                 Some(strategy) => format!("the strategy {strategy} is followed"),
                 None => "no strategy is followed".to_owned(),
             };
-            self.tell(&[], format!("{what}: {}", turn.reason));
+            self.tell(&[], format!("{what}: {}", last.reason));
         }
     }
 

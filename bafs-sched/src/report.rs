@@ -50,6 +50,8 @@ pub struct JobSummary {
     pub wall_ms: u64,
     /// CPU time of the last one, in milliseconds.
     pub cpu_ms: u64,
+    /// Time in which the last one computed and did not wait for its volumes, in milliseconds.
+    pub computed_ms: u64,
     /// When the last one ended.
     pub ended: Time,
     /// End of what the last one printed.
@@ -109,6 +111,7 @@ impl Ledger {
             outcome: report.outcome.clone(),
             wall_ms: report.wall_ms,
             cpu_ms: report.cpu_ms,
+            computed_ms: report.computed_ms(),
             ended: now,
             output_tail: report.output_tail.clone(),
             volumes: report.volumes.clone(),

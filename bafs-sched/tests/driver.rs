@@ -1,228 +1,25 @@
 //! The driver against a catalog and nodes in memory: real calls, real journal, simulated jobs.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod one_node;
+
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bafs_proto::hash::Digest;
 use bafs_proto::identity::Authority;
-use bafs_proto::ids::{ExecutionId, ServerId, VolumeId};
-use bafs_proto::message::{
-    Advert, Done, JobOutcome, JobReport, JobReports, JobState, MountTarget, PutReceipt,
-    RenewedVolumes, Reply, Request, Role, ServerKind, ServerList, WatchJobs,
-};
+use bafs_proto::message::{JobOutcome, Role};
 use bafs_proto::net::mem::Network;
 use bafs_proto::net::pool::Pool;
-use bafs_proto::net::{BoxFuture, Incoming, Service};
 use bafs_proto::time::Time;
 use bafs_proto::token::{Resource, Right};
-use bafs_proto::volume::{VolumeSpec, VolumeState, VolumeStatus};
-use bafs_proto::{Error, ErrorCode, Result};
+use bafs_proto::{ErrorCode, Result};
 use bafs_sched::driver::{Cancel, RunOptions, run_over};
 use bafs_sched::logic::{CheckpointPolicy, Outcome, Progress, Settings};
 use bafs_sched::report::RunReport;
 use bafs_sched::workflow::{VolumeKind, Workflow, parse_workflow};
-use bytes::Bytes;
 
-#[derive(Default)]
-struct State {
-    volumes: BTreeSet<VolumeId>,
-    /// As a real node, it never makes a volume that was deleted, also if it hears of it later.
-    deleted: BTreeSet<VolumeId>,
-    running: BTreeSet<ExecutionId>,
-    reports: BTreeMap<ExecutionId, JobState>,
-    started: BTreeMap<String, u32>,
-    home: BTreeMap<String, u32>,
-    codes: BTreeMap<String, Vec<i32>>,
-    is_stuck: bool,
-    /// Where the node listens, if not where the catalog does.
-    node: Option<String>,
-    /// Why the catalog does not answer, if it does not.
-    catalog_fault: Option<ErrorCode>,
-    renewals: u32,
-    /// Why volumes are reserved but cannot be filled, if so.
-    fill_fault: Option<ErrorCode>,
-}
-
-/// Catalog and the only node, told apart by what they are asked.
-#[derive(Default)]
-struct Cluster(Mutex<State>);
-
-impl Cluster {
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.0.lock().expect("no panic inside")
-    }
-
-    async fn answer(self: Arc<Self>, request: Request) -> Result<Reply> {
-        Ok(match request {
-            Request::QueryServers(_) => {
-                let state = self.state();
-                if let Some(code) = state.catalog_fault {
-                    return Err(Error::new(code, "no list today"));
-                }
-                let node = state.node.clone().unwrap_or_else(|| "cluster".to_owned());
-                Reply::QueryServers(ServerList {
-                    servers: adverts(&node),
-                })
-            }
-            Request::CreateVolume(call) => {
-                if self.state().deleted.contains(&call.spec.id) {
-                    return Err(Error::new(ErrorCode::VolumeLost, "it was deleted"));
-                }
-                Reply::CreateVolume(self.create(call.spec))
-            }
-            Request::DeleteVolume(call) => {
-                self.state().deleted.insert(call.volume);
-                self.state().volumes.remove(&call.volume);
-                Reply::DeleteVolume(Done)
-            }
-            Request::RenewVolumes(call) => {
-                self.state().renewals += 1;
-                let mut lost = call.volumes;
-                lost.retain(|id| !self.state().volumes.contains(id));
-                Reply::RenewVolumes(RenewedVolumes { lost })
-            }
-            Request::StartJob(call) => {
-                self.start(call.execution, &call.job);
-                Reply::StartJob(Done)
-            }
-            Request::WatchJobs(call) => Reply::WatchJobs(self.watch(call).await),
-            Request::KillJob(call) => {
-                let mut state = self.state();
-                state.running.remove(&call.execution);
-                let killed = ended(JobOutcome::Killed);
-                state.reports.insert(call.execution, killed);
-                Reply::KillJob(Done)
-            }
-            Request::ExtractFile(call) => {
-                assert!(
-                    self.state().volumes.contains(&call.volume),
-                    "extracted after deletion"
-                );
-                *self.state().home.entry(call.target.clone()).or_default() += 1;
-                let (path, digest) = (call.target, Digest::of(b""));
-                let receipt = PutReceipt {
-                    extract: call.extract,
-                    path,
-                    size: 3,
-                    digest,
-                };
-                Reply::ExtractFile(receipt)
-            }
-            other => return Err(Error::new(ErrorCode::Unsupported, other.name())),
-        })
-    }
-
-    fn create(&self, spec: VolumeSpec) -> VolumeStatus {
-        let mut state = self.state();
-        state.volumes.insert(spec.id);
-        let why = |code| Error::new(code, "'data' of home: no such file");
-        let fault = state.fill_fault.map(why);
-        VolumeStatus {
-            spec,
-            state: match fault {
-                Some(_) => VolumeState::Failed,
-                None => VolumeState::Ready,
-            },
-            fault,
-            used_bytes: 0,
-            used_files: 0,
-            manifest: None,
-            expires: Time(0),
-        }
-    }
-
-    async fn watch(&self, call: WatchJobs) -> JobReports {
-        for _ in 0..call.wait_ms / 10 {
-            if call
-                .executions
-                .iter()
-                .any(|id| !self.state().running.contains(id))
-            {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        let state = self.state();
-        let reports = call
-            .executions
-            .iter()
-            .map(|id| state.reports.get(id).cloned());
-        JobReports {
-            reports: reports.collect(),
-        }
-    }
-
-    fn start(&self, execution: ExecutionId, job: &bafs_proto::message::JobSpec) {
-        let mut state = self.state();
-        if state.reports.contains_key(&execution) {
-            return;
-        }
-        for mount in &job.mounts {
-            match &mount.target {
-                MountTarget::Scratch { volume, .. } | MountTarget::Cache { volume, .. } => {
-                    assert!(
-                        state.volumes.contains(volume),
-                        "{} starts too early",
-                        job.name
-                    );
-                }
-                MountTarget::Home { .. } => {}
-            }
-        }
-        *state.started.entry(job.name.clone()).or_default() += 1;
-        let codes = state.codes.get_mut(&job.name);
-        let code = codes.and_then(|codes| (!codes.is_empty()).then(|| codes.remove(0)));
-        let outcome = JobOutcome::Exited(code.unwrap_or(0));
-        if state.is_stuck {
-            state.running.insert(execution);
-            state.reports.insert(execution, JobState::Running);
-        } else {
-            state.reports.insert(execution, ended(outcome));
-        }
-    }
-}
-
-impl Service for Cluster {
-    fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
-        Box::pin(async move { Ok((self.answer(incoming.request).await?, Bytes::new())) })
-    }
-}
-
-fn ended(outcome: JobOutcome) -> JobState {
-    let output_tail = "last words".to_owned();
-    JobState::Ended(JobReport {
-        outcome,
-        wall_ms: 5,
-        cpu_ms: 5,
-        output_tail,
-        volumes: Vec::new(),
-    })
-}
-
-fn adverts(node: &str) -> Vec<Advert> {
-    let advert = |id, kind, name: &str, address: &str, slots| Advert {
-        id: ServerId(id),
-        kind,
-        name: name.to_owned(),
-        address: address.to_owned(),
-        group: "g".to_owned(),
-        ttl_ms: 4_000,
-        capacity_bytes: 100_000_000,
-        capacity_files: 100_000,
-        free_bytes: 100_000_000,
-        free_files: 100_000,
-        slots,
-        jobs: 0,
-        caches: Vec::new(),
-    };
-    vec![
-        advert(1, ServerKind::Home, "home", "cluster", 0),
-        advert(2, ServerKind::Node, "n2", node, 2),
-    ]
-}
+use one_node::{Cluster, State, ended};
 
 fn workflow(retries: u32) -> Workflow {
     let mut text = "volume b bafs://home/data 1 MB\n".to_owned();
@@ -323,6 +120,33 @@ async fn a_failed_job_ends_its_pipeline_only() {
     let state = cluster.state();
     assert_eq!(state.home.keys().collect::<Vec<_>>(), ["out.0", "out.2"]);
     assert!(state.volumes.is_empty() && !state.started.contains_key("c1"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_for_which_no_node_keeps_anything_says_why() {
+    for (code, refused) in [
+        (ErrorCode::RightMissing, Some(ErrorCode::RightMissing)),
+        (ErrorCode::Malformed, Some(ErrorCode::Malformed)),
+        (ErrorCode::Busy, None),
+    ] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let cluster = Arc::new(Cluster::default());
+        cluster.state().allot_fault = Some(code);
+        let mut options = options(&directory.path().join("j"), &Cancel::default());
+        options.settings.user = Some("me".to_owned());
+        // That others have all of the node is no reason to end.
+        options.settings.stuck_wait_ms = 1_500;
+        match run_as(&cluster, workflow(0), options).await {
+            Ok(report) => {
+                assert_eq!((&report.outcome, refused), (&Outcome::Complete, None));
+                assert!(cluster.state().allots > 2);
+            }
+            Err(error) => {
+                assert_eq!(Some(error.code), refused);
+                assert!(error.detail.contains("n2"), "{error}");
+            }
+        }
+    }
 }
 
 /// The run is dropped in the middle, as `kill -9` does, and goes on with its journal.

@@ -1,7 +1,7 @@
 //! Past runs and past jobs, simulated again.
 
 use bafs_sched::io::journal::{Header, History};
-use bafs_sched::logic::{CheckpointPolicy, Outcome, Settings, Space};
+use bafs_sched::logic::{CheckpointPolicy, Event, Outcome, Settings, Space};
 use bafs_sched::past::{Past, from_csv, from_journal, from_slurm};
 use bafs_sched::planner::{Environment, NodeClass};
 use bafs_sched::sim::{Load, Policy, Run, Scenario, Simulation};
@@ -86,6 +86,21 @@ fn a_run_is_simulated_from_its_journal() {
     assert_eq!(run.executions, 4);
     let home: u64 = past.measured.extract_bytes.values().sum();
     assert_eq!(run.home_bytes - run.fetched_bytes, u128::from(home));
+}
+
+/// What agents report is not ours.
+#[test]
+fn a_wait_of_any_length_is_read() {
+    let mut history = history(100);
+    for (_, event) in &mut history.records {
+        if let Event::JobEnded { report, .. } = event {
+            for used in &mut report.volumes {
+                (used.read_bytes, used.waited_ms) = (5 * MB, u64::MAX);
+            }
+        }
+    }
+    let past = from_journal(history).expect("a complete run");
+    assert!(past.site.is_some());
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use bafs_sched::logic::CheckpointPolicy;
 use bafs_sched::planner::{Canonical, Environment, NodeClass, Strategy, plan, predict};
 use bafs_sched::sim::{
-    Doubt, JobLoad, Load, Measured, MountLoad, Policy, Run, Scenario, Simulation, decide,
-    workflow_of,
+    Doubt, Doubts, JobLoad, Load, Measured, MountLoad, PLAN_JOBS_MAX, Policy, Run, Scenario,
+    Simulation, decide, workflow_of,
 };
 use bafs_sched::workflow::Workflow;
 
@@ -187,7 +187,7 @@ fn run_with(text: &str, seconds: u64, environment: &Environment, policy: Policy)
 }
 
 fn followed(run: &Run) -> Vec<Option<Strategy>> {
-    run.turns.iter().map(|turn| turn.strategy).collect()
+    run.followed.iter().map(|last| last.strategy).collect()
 }
 
 /// Jobs compute 400 times as long as declared: fetching once is not worth ten processors any more.
@@ -199,9 +199,13 @@ fn the_strategy_changes_when_measurements_contradict_the_plan() {
     let run = |policy| run_with(text, 40_000, &environment, policy);
     let (kept, guided) = (run(Policy::Strategy(Strategy::Slice)), run(Policy::Guided));
     let expected = [Some(Strategy::Slice), Some(Strategy::Minimal)];
-    assert_eq!(followed(&guided)[..2], expected, "{:?}", guided.turns);
+    assert_eq!(followed(&guided)[..2], expected, "{:?}", guided.followed);
     // When only a part is left, Slice has room for all of it.
-    assert!(guided.turns.len() <= 3, "to and fro: {:?}", guided.turns);
+    assert!(
+        guided.followed.len() <= 3,
+        "to and fro: {:?}",
+        guided.followed
+    );
     assert!(
         guided.seconds() < 0.85 * kept.seconds(),
         "{} s instead of {} s",
@@ -219,7 +223,7 @@ fn the_strategy_stays_when_a_change_gains_nothing() {
         followed(&guided),
         [Some(Strategy::Slice)],
         "{:?}",
-        guided.turns
+        guided.followed
     );
     let longer = guided.seconds() / kept.seconds();
     assert!((0.98..1.02).contains(&longer), "{longer}");
@@ -241,13 +245,13 @@ fn nodes_that_come_are_planned_with() {
         run(Policy::Strategy(Strategy::Minimal)),
         run(Policy::Guided),
     );
-    assert_eq!(guided.turns[0].strategy, Some(Strategy::Minimal));
+    assert_eq!(guided.followed[0].strategy, Some(Strategy::Minimal));
     assert!(
         guided.seconds() < 0.9 * kept.seconds() && guided.fetched_bytes < kept.fetched_bytes,
         "{} s instead of {} s: {:?}",
         guided.seconds(),
         kept.seconds(),
-        guided.turns
+        guided.followed
     );
 }
 
@@ -266,8 +270,12 @@ fn nodes_that_leave_are_planned_without() {
     let (kept, guided) = (run(Policy::Strategy(Strategy::Slice)), run(Policy::Guided));
     // 150 GB do not hold a private volume of every pipeline beside a batch volume.
     let expected = [Some(Strategy::Slice), Some(Strategy::Minimal)];
-    assert_eq!(followed(&guided)[..2], expected, "{:?}", guided.turns);
-    assert!(guided.turns.len() <= 3, "to and fro: {:?}", guided.turns);
+    assert_eq!(followed(&guided)[..2], expected, "{:?}", guided.followed);
+    assert!(
+        guided.followed.len() <= 3,
+        "to and fro: {:?}",
+        guided.followed
+    );
     assert!(
         guided.seconds() < 1.02 * kept.seconds(),
         "{} s instead of {} s",
@@ -334,8 +342,11 @@ fn near_ties_are_simulated() {
     let load = Load::Declared {
         variability_ppm: 100_000,
     };
-    let tried = decide(&mut plan, Doubt::Ties, &workflow, &environment, &load);
-    let tried = tried.expect("they end");
+    let work = (workflow.jobs.len() as u64, || workflow.clone());
+    let doubts = decide(&mut plan, Doubt::Ties, work, &environment, &load);
+    let Doubts::Tried(tried) = doubts.expect("they end") else {
+        panic!("nothing was simulated");
+    };
     assert_eq!(tried[0].strategy, Strategy::Slice);
     assert!(
         tried.len() > 1 && tried[0].simulated_s.is_some(),
@@ -348,6 +359,29 @@ fn near_ties_are_simulated() {
         "{}",
         choice.reason
     );
+}
+
+/// With failures the model is far off: that it alone decides must be said.
+#[test]
+fn doubts_about_too_many_jobs_are_told() {
+    let canonical = Canonical::parse(MIXED).expect("a workload");
+    let mut environment = thesis();
+    environment.mtbf_s = Some(43_200);
+    let mut plan = plan(canonical.shape(), &environment);
+    let (before, jobs) = (plan.choice.clone(), PLAN_JOBS_MAX as u64);
+    let load = Load::Declared {
+        variability_ppm: 100_000,
+    };
+    let workflow = || panic!("it is not needed");
+    let doubts = decide(
+        &mut plan,
+        Doubt::Ties,
+        (jobs, workflow),
+        &environment,
+        &load,
+    );
+    assert_eq!(doubts.expect("nothing runs"), Doubts::TooManyJobs);
+    assert_eq!(plan.choice, before);
 }
 
 /// The size that the simulator is meant for: `JOBS=1000000 NODES=10000`.

@@ -8,7 +8,7 @@ use bafs_sched::planner::{
     Candidate, Canonical, Environment, Plan, Shape, Shortage, Strategy, Traversal, plan,
 };
 
-use bafs_sched::sim::{Doubt, Load, Tried, decide, workflow_of};
+use bafs_sched::sim::{Doubt, Doubts, Load, Tried, decide, workflow_of};
 use bafs_sched::workflow::Workflow;
 use serde::Serialize;
 
@@ -16,29 +16,27 @@ use crate::args::PlanArgs;
 use crate::output::Output;
 use crate::workflow_file;
 
-/// Jobs of a canonical workload up to which candidates may be simulated.
-const JOBS_MAX: u64 = 100_000;
-
 /// Plans a workflow or a canonical workload, and prints the strategies and the choice.
 pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<()> {
     let environment = environment(&args.environment)?;
     let Asked {
         shape,
-        workflow,
+        work,
         mut remarks,
     } = asked(args)?;
     let mut plan = plan(shape, &environment);
-    let doubt = match &workflow {
-        Some((_, doubt)) => *doubt,
-        None => Doubt::Ties,
+    let doubts = match args.model {
+        true => Doubts::None,
+        false => simulated(&mut plan, work, &environment)?,
     };
-    let tried = match (args.model, workflow) {
-        (true, _) | (_, None) => Vec::new(),
-        (false, Some((workflow, _))) => simulated(&mut plan, doubt, &workflow, &environment)?,
+    let tried = match doubts {
+        Doubts::Tried(tried) => tried,
+        Doubts::None => Vec::new(),
+        Doubts::TooManyJobs => {
+            remarks.push("too many jobs to simulate: chosen by the model".to_owned());
+            Vec::new()
+        }
     };
-    if doubt == Doubt::All && tried.is_empty() && !args.model {
-        remarks.push("too many jobs to simulate: chosen by the model".to_owned());
-    }
     let mut text = String::new();
     for remark in &remarks {
         writeln!(text, "{remark}")?;
@@ -80,21 +78,26 @@ pub(crate) fn environment(path: &Path) -> Result<Environment> {
 /// What is planned.
 struct Asked {
     shape: Shape,
-    /// To simulate candidates with; nothing when there are too many jobs for that.
-    workflow: Option<(Workflow, Doubt)>,
+    /// To simulate candidates with.
+    work: Work,
     /// What there is to say about how the shape was found.
     remarks: Vec<String>,
+}
+
+enum Work {
+    /// Its workflow is made when it is needed: it may be large.
+    Canonical(Canonical),
+    /// A workflow, and what its shape leaves in doubt.
+    Given(Workflow, Doubt),
 }
 
 fn asked(args: &PlanArgs) -> Result<Asked> {
     let path = match (&args.canonical, &args.workflow) {
         (Some(text), _) => {
             let canonical = Canonical::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
-            let jobs = u64::from(canonical.width) * u64::from(canonical.depth);
-            let is_small = jobs <= JOBS_MAX;
             return Ok(Asked {
                 shape: canonical.shape(),
-                workflow: is_small.then(|| (workflow_of(&canonical), Doubt::Ties)),
+                work: Work::Canonical(canonical),
                 remarks: Vec::new(),
             });
         }
@@ -113,7 +116,7 @@ fn asked(args: &PlanArgs) -> Result<Asked> {
             );
             Ok(Asked {
                 shape: canonical.shape(),
-                workflow: Some((workflow, Doubt::Ties)),
+                work: Work::Given(workflow, Doubt::Ties),
                 remarks: vec![found],
             })
         }
@@ -123,24 +126,29 @@ fn asked(args: &PlanArgs) -> Result<Asked> {
             remarks.extend(approximations);
             Ok(Asked {
                 shape,
-                workflow: Some((workflow, Doubt::All)),
+                work: Work::Given(workflow, Doubt::All),
                 remarks,
             })
         }
     }
 }
 
-fn simulated(
-    plan: &mut Plan,
-    doubt: Doubt,
-    workflow: &Workflow,
-    environment: &Environment,
-) -> Result<Vec<Tried>> {
+fn simulated(plan: &mut Plan, work: Work, environment: &Environment) -> Result<Doubts> {
     let load = Load::Declared {
         variability_ppm: (plan.shape.variability * 1e6).round() as u64,
     };
-    let tried = decide(plan, doubt, workflow, environment, &load);
-    tried.map_err(|stuck| anyhow!("the simulation of a candidate: {stuck}"))
+    let doubts = match work {
+        Work::Canonical(canonical) => {
+            let jobs = u64::from(canonical.width) * u64::from(canonical.depth);
+            let workflow = || workflow_of(&canonical);
+            decide(plan, Doubt::Ties, (jobs, workflow), environment, &load)
+        }
+        Work::Given(workflow, doubt) => {
+            let jobs = workflow.jobs.len() as u64;
+            decide(plan, doubt, (jobs, || workflow), environment, &load)
+        }
+    };
+    doubts.map_err(|stuck| anyhow!("the simulation of a candidate: {stuck}"))
 }
 
 fn told(tried: &Tried) -> String {

@@ -11,7 +11,7 @@ use bafs_proto::identity::Identity;
 use bafs_proto::message::Role;
 use bafs_sched::driver::{self, Cancel, RunOptions};
 use bafs_sched::io::homes::FileHome;
-use bafs_sched::logic::{Guide, Order, Outcome, Progress, Rules, Settings};
+use bafs_sched::logic::{Guide, Io, Order, Outcome, Progress, Rules, Settings};
 use bafs_sched::report::RunReport;
 use bafs_sched::workflow::{Workflow, parse_duration};
 
@@ -73,8 +73,11 @@ fn settings(args: &RunArgs) -> Result<Settings> {
     let usual = Settings::default();
     let patience_ms = args.patience.as_deref().map(patience_ms).transpose()?;
     Ok(Settings {
-        remote_io: args.remote_io || args.cache_only,
-        keeps_caches: args.cache_only,
+        io: match (args.remote_io, args.cache_only) {
+            (true, _) => Io::Remote,
+            (false, true) => Io::CachesOnly,
+            (false, false) => Io::Volumes,
+        },
         user: args.local.is_none().then(|| user(args)),
         rules: rules(args.order),
         nodes_wait_ms: patience_ms.unwrap_or(usual.nodes_wait_ms),

@@ -178,12 +178,12 @@ fn table(rows: &[Row], chosen: Option<Strategy>) -> Result<String> {
             row.run.executions,
             row.run.failures,
         )?;
-        for turn in &row.run.turns {
-            let strategy = turn
+        for last in &row.run.followed {
+            let strategy = last
                 .strategy
                 .map_or_else(|| "no strategy".to_owned(), |s| s.to_string());
-            let seconds = turn.at.0 / 1_000;
-            writeln!(text, "  from {seconds} s on {strategy}: {}", turn.reason)?;
+            let seconds = last.at.0 / 1_000;
+            writeln!(text, "  from {seconds} s on {strategy}: {}", last.reason)?;
         }
         if let Outcome::Failed { jobs, messages } = &row.run.outcome {
             let reasons = jobs.iter().map(|job| job.reason.as_str());

@@ -2,9 +2,12 @@
 //! hears its user, and shares nodes with other runs. Decides nothing.
 
 use bafs_proto::Result;
+use bafs_proto::allotment::Allotments;
+use bafs_proto::ids::ServerId;
 use tokio::task::JoinSet;
 
-use super::{Driver, Note, now, send};
+use super::{Driver, Note, now, send, tick};
+use crate::io::shares::Moment;
 use crate::io::steer;
 use crate::logic::Event;
 
@@ -32,7 +35,11 @@ impl Driver {
         let Some(shares) = &mut self.shares else {
             return Ok(());
         };
-        let (smaller, calls) = shares.due(now(), &self.scheduler);
+        let moment = Moment {
+            now: now(),
+            tick: tick(),
+        };
+        let (smaller, calls) = shares.due(moment, &self.scheduler);
         if !smaller.is_empty() {
             let event = Event::SharesSeen { shares: smaller };
             self.take(vec![event]).await?;
@@ -49,13 +56,48 @@ impl Driver {
         Ok(())
     }
 
+    /// Takes what a node keeps for this run, or why it keeps nothing.
+    pub(super) fn allotted(
+        &mut self,
+        server: ServerId,
+        answer: Result<Allotments>,
+    ) -> Option<Event> {
+        let shares = self.shares.as_mut()?;
+        let share = match answer {
+            Ok(answer) => shares.answered(server, answer),
+            Err(error) => {
+                let (is_news, share) = shares.refused(server, &error);
+                let is_hopeless = shares.is_hopeless();
+                let node = self.scheduler.node(server).map(|node| node.name.clone());
+                let node = node.unwrap_or_else(|| server.to_string());
+                if is_news {
+                    tracing::warn!(node, %error, "the node keeps no part of itself for this run");
+                } else {
+                    tracing::debug!(node, %error, "the node keeps nothing yet");
+                }
+                if is_hopeless {
+                    let doing = format_args!("node {node} keeps no part of itself for this run");
+                    self.no_part = Some(error.context(doing));
+                }
+                share
+            }
+        };
+        share.map(|share| Event::SharesSeen {
+            shares: vec![share],
+        })
+    }
+
     /// Gives back what nodes keep for this run; those that do not hear it forget it soon.
     pub(super) async fn unshare(&mut self) {
         let calls = self.shares.as_ref().map(|shares| shares.end(now()));
         let mut tasks = JoinSet::new();
         for (server, call) in calls.unwrap_or_default() {
             let (servers, place) = (self.servers.clone(), self.place(server));
-            tasks.spawn(async move { servers.allot(&place.address, call).await });
+            tasks.spawn(async move {
+                if let Err(error) = servers.allot(&place.address, call).await {
+                    tracing::debug!(node = place.address, %error, "the node forgets this run soon");
+                }
+            });
         }
         while tasks.join_next().await.is_some() {}
     }

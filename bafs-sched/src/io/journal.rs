@@ -22,8 +22,8 @@ use crate::workflow::Workflow;
 /// First bytes of every journal; the number is the version of its form.
 ///
 /// Ledger: 1 = first form (2026-11). 2 = a core that admits whole pipelines, so that the same facts
-/// lead to other decisions; further facts (2026-11).
-pub const MAGIC: &[u8] = b"bafs-journal 2\n";
+/// lead to other decisions; further facts (2026-11). 3 = one setting for where data are (2026-11).
+pub const MAGIC: &[u8] = b"bafs-journal 3\n";
 
 const CHECKSUM_BYTES: usize = 16;
 const FRAME_HEAD_BYTES: usize = 4 + CHECKSUM_BYTES;

@@ -83,16 +83,10 @@ impl Servers {
         format!("{} (run {})", self.workflow.name, self.run)
     }
 
-    /// Asks a node to keep a part of itself for the run; nothing when it does not answer.
-    pub(crate) async fn allot(&self, address: &str, call: Allot) -> Option<Allotments> {
+    /// Asks a node to keep a part of itself for the run.
+    pub(crate) async fn allot(&self, address: &str, call: Allot) -> Result<Allotments> {
         let deadline = Deadline::after_ms(ALLOT_MS);
-        match self.pool.call(address, &self.token, call, deadline).await {
-            Ok(answer) => Some(answer),
-            Err(error) => {
-                tracing::debug!(node = address, %error, "node keeps nothing yet");
-                None
-            }
-        }
+        self.pool.call(address, &self.token, call, deadline).await
     }
 
     pub(crate) async fn create(

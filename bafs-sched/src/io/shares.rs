@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use bafs_proto::allotment::{Allot, Allotment, Allotments, Share};
 use bafs_proto::ids::ServerId;
 use bafs_proto::time::Time;
+use bafs_proto::{Error, ErrorCode};
 
 use crate::logic::division::{Claim, share_of};
 use crate::logic::{Demand, NodeShare, Scheduler, Space};
@@ -32,6 +33,8 @@ struct Known {
     others: Vec<Allotment>,
     asked: Option<Time>,
     is_asking: bool,
+    /// Why it keeps nothing, if that is so and is no matter of the way to it.
+    refusal: Option<ErrorCode>,
     /// What the core was told.
     told: Option<NodeShare>,
 }
@@ -43,6 +46,17 @@ pub(crate) struct Shares {
     owner: String,
     known: BTreeMap<ServerId, Known>,
     looked: Option<Time>,
+    /// Of the last call.
+    serial: u64,
+}
+
+/// What time it is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Moment {
+    /// By the clock that other schedulers know too, which may be set back.
+    pub(crate) now: Time,
+    /// By one that only goes on.
+    pub(crate) tick: Time,
 }
 
 impl Shares {
@@ -52,6 +66,7 @@ impl Shares {
             owner,
             known: BTreeMap::new(),
             looked: None,
+            serial: 0,
         }
     }
 
@@ -59,22 +74,20 @@ impl Shares {
     /// due.
     pub(crate) fn due(
         &mut self,
-        now: Time,
+        Moment { now, tick }: Moment,
         scheduler: &Scheduler,
     ) -> (Vec<NodeShare>, Vec<(ServerId, Allot)>) {
-        if self.looked.is_some_and(|at| now.ms_since(at) < LOOK_MS) {
+        if self.looked.is_some_and(|at| tick.ms_since(at) < LOOK_MS) {
             return (Vec::new(), Vec::new());
         }
-        self.looked = Some(now);
+        self.looked = Some(tick);
+        self.serial = self.serial_after(now);
         let (mut smaller, mut calls) = (Vec::new(), Vec::new());
         for server in scheduler.live_nodes() {
             let known = self.known.entry(server).or_default();
-            let pause_ms = if known.others.is_empty() {
-                ALONE_MS
-            } else {
-                SHARED_MS
-            };
-            let is_early = known.asked.is_some_and(|at| now.ms_since(at) < pause_ms);
+            let is_alone = known.others.is_empty() && known.refusal.is_none();
+            let pause_ms = if is_alone { ALONE_MS } else { SHARED_MS };
+            let is_early = known.asked.is_some_and(|at| tick.ms_since(at) < pause_ms);
             if is_early || known.is_asking {
                 continue;
             }
@@ -108,18 +121,23 @@ impl Shares {
                 known.granted = known.granted.least(ask);
                 smaller.extend(known.tell(server));
             }
-            known.asked = Some(now);
+            known.asked = Some(tick);
             known.is_asking = true;
-            calls.push((server, self.call(now, demand, ask)));
+            calls.push((server, self.call(self.serial, demand, ask)));
         }
         (smaller, calls)
     }
 
-    fn call(&self, now: Time, demand: Demand, ask: Share) -> Allot {
+    /// Grows also when the clock was set back.
+    fn serial_after(&self, now: Time) -> u64 {
+        now.0.max(self.serial.saturating_add(1))
+    }
+
+    fn call(&self, serial: u64, demand: Demand, ask: Share) -> Allot {
         Allot {
             owner: self.owner.clone(),
             user: self.user.clone(),
-            serial: now.0,
+            serial,
             want: demand.want,
             unit: demand.unit,
             keep: demand.keep,
@@ -128,18 +146,38 @@ impl Shares {
         }
     }
 
-    /// Takes the answer of a node, or that there was none; what the core must know.
-    pub(crate) fn answered(
-        &mut self,
-        server: ServerId,
-        answer: Option<Allotments>,
-    ) -> Option<NodeShare> {
+    /// Takes what a node keeps; what the core must know.
+    pub(crate) fn answered(&mut self, server: ServerId, answer: Allotments) -> Option<NodeShare> {
         let known = self.known.entry(server).or_default();
-        known.is_asking = false;
-        let answer = answer?;
+        (known.is_asking, known.refusal) = (false, None);
         known.granted = answer.granted;
         known.others = answer.others;
         known.tell(server)
+    }
+
+    /// Takes that a node keeps nothing; whether that is news to people, and what the core must
+    /// know.
+    pub(crate) fn refused(&mut self, server: ServerId, error: &Error) -> (bool, Option<NodeShare>) {
+        let known = self.known.entry(server).or_default();
+        known.is_asking = false;
+        let is_busy = error.code == ErrorCode::Busy;
+        if error.is_transient() && !is_busy {
+            return (false, None);
+        }
+        let is_news = known.refusal.replace(error.code) != Some(error.code);
+        if !is_busy || known.told.is_some() {
+            return (is_news, None);
+        }
+        // Others have all of it: the run waits for its turn, and does not fail.
+        (is_news, known.tell(server))
+    }
+
+    /// Whether no node ever kept anything for the run, and each said that it never will.
+    pub(crate) fn is_hopeless(&self) -> bool {
+        let is_lasting = |code: ErrorCode| !Error::new(code, "").is_transient();
+        let mut nodes = self.known.values();
+        !self.known.is_empty()
+            && nodes.all(|known| known.told.is_none() && known.refusal.is_some_and(is_lasting))
     }
 
     /// Calls that give everything back.
@@ -149,16 +187,17 @@ impl Shares {
             unit: Share::ZERO,
             keep: Share::ZERO,
         };
-        let nodes = self.known.keys();
+        let (serial, nodes) = (self.serial_after(now), self.known.keys());
         nodes
-            .map(|server| (*server, self.call(now.plus_ms(1), nothing, Share::ZERO)))
+            .map(|server| (*server, self.call(serial, nothing, Share::ZERO)))
             .collect()
     }
 }
 
 impl Known {
     fn tell(&mut self, server: ServerId) -> Option<NodeShare> {
-        let is_shared = !self.others.is_empty();
+        let is_full = self.refusal == Some(ErrorCode::Busy);
+        let is_shared = is_full || !self.others.is_empty();
         let fair = Share {
             slots: self.granted.slots,
             ..self.fair
@@ -177,5 +216,92 @@ impl Known {
         let is_new = self.told != Some(share);
         self.told = Some(share);
         is_new.then_some(share)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::ids::RunId;
+
+    use super::*;
+    use crate::logic::{Event, NodeSeen, Settings};
+    use crate::workflow::parse_workflow;
+
+    const NODE: ServerId = ServerId(2);
+
+    fn scheduler() -> Scheduler {
+        let text = "volume v scratch 1 MB\njob a {\nexecutable = x\n}\nmount v a /v\n";
+        let parsed = parse_workflow("w.bafs", text, &|path| Err(path.to_owned()));
+        let settings = Settings {
+            user: Some("me".to_owned()),
+            ..Settings::default()
+        };
+        let mut scheduler = Scheduler::new(RunId(1), parsed.unwrap().workflow, settings);
+        let capacity = Space {
+            bytes: 10_000_000,
+            files: 1_000,
+        };
+        let nodes = vec![NodeSeen::alone(NODE, capacity, 2)];
+        scheduler.step(Time(1), Event::ServersSeen { nodes }, &mut Vec::new());
+        scheduler
+    }
+
+    fn shares() -> Shares {
+        Shares::new("me".to_owned(), "me (run 1)".to_owned())
+    }
+
+    fn granted(call: &Allot) -> Allotments {
+        Allotments {
+            granted: call.ask,
+            capacity: call.ask,
+            others: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_stops_no_asking() {
+        let (scheduler, mut shares) = (scheduler(), shares());
+        let mut ask = |now, tick| {
+            let moment = Moment {
+                now: Time(now),
+                tick: Time(tick),
+            };
+            let (_, calls) = shares.due(moment, &scheduler);
+            for (server, call) in &calls {
+                shares.answered(*server, granted(call));
+            }
+            calls.first().map(|(_, call)| call.serial)
+        };
+        let first = ask(1_000_000, 0).expect("it is asked");
+        assert_eq!(ask(1_000_300, 300), None, "it was asked just now");
+        let second = ask(940_000, ALONE_MS).expect("it is asked again");
+        assert!(second > first);
+        assert!(shares.end(Time(940_000))[0].1.serial > second);
+    }
+
+    #[test]
+    fn a_node_that_is_full_of_runs_is_waited_for_and_one_that_refuses_is_told_once() {
+        let (scheduler, mut shares) = (scheduler(), shares());
+        let moment = |tick| Moment {
+            now: Time(tick),
+            tick: Time(tick),
+        };
+        assert_eq!(shares.due(moment(0), &scheduler).1.len(), 1);
+        let away = Error::new(ErrorCode::Unreachable, "");
+        assert_eq!(shares.refused(NODE, &away), (false, None));
+        let (is_news, told) = shares.refused(NODE, &Error::new(ErrorCode::Busy, ""));
+        assert!(is_news && told.is_some_and(|told| told.is_shared && told.slots == 0));
+        assert!(!shares.is_hopeless());
+        let (smaller, calls) = shares.due(moment(SHARED_MS), &scheduler);
+        assert_eq!(smaller, [], "it is as full as before");
+        let told = shares.answered(NODE, granted(&calls[0].1));
+        assert!(told.is_some_and(|told| told.slots > 0), "{told:?}");
+
+        let mut shares = self::shares();
+        shares.due(moment(0), &scheduler);
+        let never = Error::new(ErrorCode::RightMissing, "");
+        assert_eq!(shares.refused(NODE, &never), (true, None));
+        assert_eq!(shares.refused(NODE, &never), (false, None));
+        assert!(shares.is_hopeless());
     }
 }

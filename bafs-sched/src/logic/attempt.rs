@@ -436,7 +436,7 @@ impl Scheduler {
 
     /// What those volumes of a job need that do not exist.
     pub(super) fn need_of(&self, job: JobIndex) -> Space {
-        if self.settings.remote_io {
+        if self.settings.is_private_at_home() {
             return Space::ZERO;
         }
         let mounted = self.graph.mounted(job).into_iter();

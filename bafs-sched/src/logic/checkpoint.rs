@@ -196,7 +196,7 @@ impl Scheduler {
         let is_needed = self.graph.volume(volume).users_left > 0;
         if policy == CheckpointPolicy::Never
             || !is_needed
-            || self.settings.remote_io
+            || self.settings.is_private_at_home()
             || self.phase != Phase::Running
         {
             return;

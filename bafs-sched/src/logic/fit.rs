@@ -70,7 +70,7 @@ impl Scheduler {
     /// Why the workflow can never run on the nodes that are there, if so.
     pub(super) fn misfit(&self) -> Option<String> {
         let too_wide = self.too_wide();
-        if too_wide.is_some() || self.settings.remote_io {
+        if too_wide.is_some() || self.settings.is_private_at_home() {
             return too_wide;
         }
         let too_large = self.too_large_volume().or_else(|| self.too_large_caches());
@@ -273,7 +273,7 @@ impl Scheduler {
     pub(super) fn can_never_fit(&self, pipeline: u32) -> bool {
         let sizes = self.sizes();
         let peak = self.graph.courses.peak(pipeline);
-        let is_easy = self.may_spill() || self.settings.remote_io;
+        let is_easy = self.may_spill() || self.settings.is_private_at_home();
         !is_easy
             && !sizes.iter().any(|size| size.holds(peak))
             && self.fits_alone(pipeline, &sizes) == Fit::Never
@@ -305,7 +305,7 @@ impl Scheduler {
         if creates.is_empty()
             || course.len() > TRIED_JOBS_MAX
             || self.may_spill()
-            || self.settings.remote_io
+            || self.settings.is_private_at_home()
             || self.fleet.usable(server).holds(peak)
         {
             return true;

@@ -49,7 +49,7 @@ pub struct Guide {
 
 /// A decision to follow a strategy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Turn {
+pub struct Followed {
     /// When.
     pub at: Time,
     /// Which; nothing when none fits and need alone decides.
@@ -64,7 +64,7 @@ pub(super) struct Guided {
     guide: Guide,
     /// The whole workflow; its `run_s` is what jobs are expected to compute.
     shape: Shape,
-    turns: Vec<Turn>,
+    followed: Vec<Followed>,
     asked: Option<Asked>,
     /// Computing of finished jobs in milliseconds, and their number.
     computed_ms: u64,
@@ -105,7 +105,7 @@ impl Guided {
         Self {
             guide,
             shape,
-            turns: Vec::new(),
+            followed: Vec::new(),
             asked: None,
             computed_ms: 0,
             computed: 0,
@@ -113,7 +113,7 @@ impl Guided {
     }
 
     fn strategy(&self) -> Option<Strategy> {
-        self.turns.last().and_then(|turn| turn.strategy)
+        self.followed.last().and_then(|last| last.strategy)
     }
 
     /// Measured computing, when it is not what was expected.
@@ -129,23 +129,14 @@ impl Guided {
 
 impl Scheduler {
     /// The strategies that were followed, the first one first; none without a guide.
-    pub fn turns(&self) -> &[Turn] {
-        self.guided.as_ref().map_or(&[], |guided| &guided.turns)
+    pub fn followed(&self) -> &[Followed] {
+        self.guided.as_ref().map_or(&[], |guided| &guided.followed)
     }
 
     /// A job is done: takes note of what it computed.
     pub(super) fn learn_computing(&mut self, report: &JobReport) {
         if let Some(guided) = &mut self.guided {
-            let waited = report.volumes.iter().map(|used| used.waited_ms);
-            let waited = waited.fold(0, u64::saturating_add);
-            // Waits of several volumes may have been the same time.
-            let ms = match report.volumes.is_empty() {
-                true => report.cpu_ms.min(report.wall_ms),
-                false => report
-                    .wall_ms
-                    .saturating_sub(waited)
-                    .max(report.cpu_ms.min(report.wall_ms)),
-            };
+            let ms = report.computed_ms();
             guided.computed_ms = guided.computed_ms.saturating_add(ms);
             guided.computed += 1;
         }
@@ -217,9 +208,9 @@ impl Scheduler {
             None => first(&guided.shape, &environment, rest),
             Some(present) => next(present, &guided.shape, &environment, rest),
         };
-        let is_new = guided.turns.last().map(|turn| turn.strategy) != Some(strategy);
+        let is_new = guided.followed.last().map(|last| last.strategy) != Some(strategy);
         if let (true, Some(guided)) = (is_new, &mut self.guided) {
-            guided.turns.push(Turn {
+            guided.followed.push(Followed {
                 at: self.now,
                 strategy,
                 reason,

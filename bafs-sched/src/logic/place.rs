@@ -273,7 +273,7 @@ impl Scheduler {
             return Some(());
         }
         let size = self.size_of(volume);
-        if self.settings.remote_io {
+        if self.settings.is_private_at_home() {
             creates.push((volume, None, size));
             return Some(());
         }

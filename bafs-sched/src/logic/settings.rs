@@ -6,14 +6,24 @@ use super::checkpoint::CheckpointPolicy;
 use super::guide::Guide;
 use super::rules::Rules;
 
+/// Where jobs find their data.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Io {
+    /// In volumes near them.
+    #[default]
+    Volumes,
+    /// Batch data in caches near them, private data at home: for comparison.
+    CachesOnly,
+    /// At home; nothing is cached.
+    Remote,
+}
+
 /// How a workflow is run. Kept in the journal, so that a restart decides alike.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Settings {
-    /// Every access goes to home and nothing is cached.
-    pub remote_io: bool,
-    /// With `remote_io`: caches are near the jobs all the same, and only private data are at home.
-    pub keeps_caches: bool,
+    /// Where jobs find their data.
+    pub io: Io,
     /// The person whose run it is, where nodes are shared with other runs: each asks the nodes to
     /// keep a part for it. Without one the run takes what it finds.
     pub user: Option<String>,
@@ -61,8 +71,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            remote_io: false,
-            keeps_caches: false,
+            io: Io::Volumes,
             user: None,
             rules: None,
             guide: None,
@@ -86,9 +95,14 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// Whether private data are read and written at home.
+    pub(crate) fn is_private_at_home(&self) -> bool {
+        self.io != Io::Volumes
+    }
+
     /// Whether batch data are read at home each time.
     pub(super) fn caches_nothing(&self) -> bool {
-        self.remote_io && !self.keeps_caches
+        self.io == Io::Remote
     }
 
     /// The pause before try number `tries` + 1, in milliseconds.

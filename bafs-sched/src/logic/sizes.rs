@@ -119,7 +119,7 @@ impl Scheduler {
     pub(super) fn begin_probes(&mut self) {
         let is_begun = self.sizes.made_for.is_some();
         self.make_sizes_up();
-        if !is_begun && !self.settings.remote_io {
+        if !is_begun && !self.settings.is_private_at_home() {
             for (shape, pipelines) in &self.sizes.unknown {
                 self.sizes
                     .probes

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::{Past, PastError, Site};
 use crate::io::journal::History;
-use crate::logic::{Outcome, Scheduler};
+use crate::logic::{Io, Outcome, Scheduler};
 use crate::planner::NodeClass;
 use crate::report::{JobSummary, Ledger};
 use crate::sim::{JobLoad, Measured, MountLoad};
@@ -76,8 +76,14 @@ pub fn from_journal(history: History) -> Result<Past, PastError> {
             "{lost} executions came to nothing in that run; the simulation does not repeat that"
         ));
     }
-    if settings.remote_io {
-        remarks.push("the run used remote I/O: sizes of caches are the declared ones".to_owned());
+    match settings.io {
+        Io::Volumes => {}
+        Io::CachesOnly => remarks.push(
+            "the run kept private data at home (--cache-only); the simulation gives them volumes"
+                .to_owned(),
+        ),
+        Io::Remote => remarks
+            .push("the run used remote I/O: sizes of caches are the declared ones".to_owned()),
     }
     Ok(Past {
         site: Some(site(&timeline, &uses, &measured)),
@@ -167,16 +173,10 @@ impl Uses<'_> {
         let loads = mounts
             .iter()
             .map(|mount| self.mount(job, mount.volume, mount.writable));
-        let (wall_ms, cpu_ms, waited_ms) = self.summaries.get(&job).map_or((0, 0, 0), |summary| {
-            let waited = summary.volumes.iter().map(|used| used.waited_ms);
-            let waited = waited.fold(0, u64::saturating_add);
-            (summary.wall_ms, summary.cpu_ms, waited)
-        });
-        // Waits of several volumes may have been the same time, and what the processors did was
-        // no waiting.
-        let compute_ms = wall_ms.saturating_sub(waited_ms).max(cpu_ms.min(wall_ms));
+        let summary = self.summaries.get(&job);
+        let computed_ms = summary.map_or(0, |summary| summary.computed_ms);
         JobLoad {
-            compute_us: compute_ms * 1_000,
+            compute_us: computed_ms.saturating_mul(1_000),
             mounts: loads.collect(),
         }
     }
@@ -270,13 +270,17 @@ fn home_rate(timeline: &Timeline, uses: &Uses<'_>, measured: &Measured) -> Optio
             Some((used.waited_ms, execution.asked_ms, bytes))
         });
         let longest = reads.max();
-        transfers.extend(longest.map(|(waited, from, bytes)| (from, from + waited, bytes)));
+        transfers.extend(
+            longest.map(|(waited, from, bytes)| (from, from.saturating_add(waited), bytes)),
+        );
     }
-    transfers.retain(|(from, to, bytes)| *bytes >= TELLING_BYTES && to - from >= TELLING_MS);
+    transfers.retain(|(from, to, bytes)| {
+        *bytes >= TELLING_BYTES && to.saturating_sub(*from) >= TELLING_MS
+    });
     transfers.sort_unstable();
     let (mut busy_ms, mut until, mut sum) = (0, 0, 0u64);
     for (from, to, bytes) in transfers {
-        busy_ms += to.saturating_sub(from.max(until));
+        busy_ms = to.saturating_sub(from.max(until)).saturating_add(busy_ms);
         until = until.max(to);
         sum = sum.saturating_add(bytes);
     }

@@ -10,6 +10,7 @@ use super::csv::CPUS_MAX;
 use super::graph::{PastJob, workload};
 use super::table::{Form, Row, Table};
 use super::{JOBS_MAX, Past, PastError};
+use crate::workflow::RUNTIME_S_MAX;
 
 /// How to get what is needed.
 const COMMAND: &str = "sacct --parsable2 --format=JobID,JobName,State,AllocCPUS,Elapsed,TotalCPU,\
@@ -64,8 +65,46 @@ struct Completed {
     cpus: u32,
     elapsed_us: u64,
     cpu_us: Option<u64>,
+    /// As its own row says: some sites print the sums there, beside those of its steps.
+    own: Moved,
+    steps: Moved,
+}
+
+/// Bytes that were read and written.
+#[derive(Debug, Clone, Copy, Default)]
+struct Moved {
     read_bytes: u64,
     written_bytes: u64,
+}
+
+impl Moved {
+    fn of(row: &Row<'_>) -> Result<Self, PastError> {
+        Ok(Self {
+            read_bytes: bytes(row, "Read")?,
+            written_bytes: bytes(row, "Write")?,
+        })
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            read_bytes: self.read_bytes.saturating_add(other.read_bytes),
+            written_bytes: self.written_bytes.saturating_add(other.written_bytes),
+        }
+    }
+}
+
+impl Completed {
+    fn moved(&self) -> Moved {
+        Moved {
+            read_bytes: self.own.read_bytes.max(self.steps.read_bytes),
+            written_bytes: self.own.written_bytes.max(self.steps.written_bytes),
+        }
+    }
+
+    fn has_moved(&self) -> bool {
+        let moved = self.moved();
+        moved.read_bytes > 0 || moved.written_bytes > 0
+    }
 }
 
 #[derive(Debug, Default)]
@@ -90,11 +129,10 @@ impl Accounting {
             None => (id, false),
         };
         if is_step {
-            let (read, written) = (bytes(row, "Read")?, bytes(row, "Write")?);
+            let moved = Moved::of(row)?;
             if let Some(&at) = self.at.get(job) {
                 let job = &mut self.jobs[at].1;
-                job.read_bytes = job.read_bytes.saturating_add(read);
-                job.written_bytes = job.written_bytes.saturating_add(written);
+                job.steps = job.steps.plus(moved);
             }
             return Ok(());
         }
@@ -118,14 +156,13 @@ impl Accounting {
             line: row.line,
             name: row.text("JobName").to_owned(),
             cpus: row.number(columns.cpus, 1, CPUS_MAX)?,
-            elapsed_us: elapsed_us(row, columns.elapsed)?,
+            elapsed_us: wall_us(row, columns.elapsed)?,
             cpu_us: match row.text("TotalCPU") {
                 "" => None,
                 _ => Some(elapsed_us(row, "TotalCPU")?),
             },
-            // Some sites print the sums on the job's own row.
-            read_bytes: bytes(row, "Read")?,
-            written_bytes: bytes(row, "Write")?,
+            own: Moved::of(row)?,
+            steps: Moved::default(),
         };
         self.at.insert(job.to_owned(), self.jobs.len());
         self.jobs.push((job.to_owned(), completed));
@@ -157,8 +194,7 @@ impl Accounting {
         for (state, count) in &self.others {
             remarks.push(format!("left out: {count} jobs that were {state}"));
         }
-        let moved = |job: &Completed| job.read_bytes > 0 || job.written_bytes > 0;
-        if !self.jobs.iter().any(|(_, job)| moved(job)) {
+        if !self.jobs.iter().any(|(_, job)| job.has_moved()) {
             let what = "no job read or wrote: AveDiskRead and AveDiskWrite are missing or 0";
             remarks.push(format!("{what}, so only processors are simulated"));
         }
@@ -178,14 +214,14 @@ impl Accounting {
 }
 
 fn past_job(id: String, job: Completed, shared_permille: u32) -> PastJob {
-    let moved = job.read_bytes > 0 || job.written_bytes > 0;
+    let moved = job.moved();
     // What is left of its time when it did not compute was waiting, for data among others, which
     // is simulated. A job of several processors may have used more than its time.
-    let compute_us = match job.cpu_us.filter(|_| moved) {
+    let compute_us = match job.cpu_us.filter(|_| job.has_moved()) {
         Some(cpu_us) => cpu_us.min(job.elapsed_us),
         None => job.elapsed_us,
     };
-    let shared = u128::from(job.read_bytes) * u128::from(shared_permille) / 1_000;
+    let shared = u128::from(moved.read_bytes) * u128::from(shared_permille) / 1_000;
     let shared = u64::try_from(shared).unwrap_or(u64::MAX);
     PastJob {
         line: job.line,
@@ -194,8 +230,8 @@ fn past_job(id: String, job: Completed, shared_permille: u32) -> PastJob {
         compute_us,
         after: Vec::new(),
         shared: (shared > 0).then(|| (format!("shared.{}", job.name), shared)),
-        input_bytes: job.read_bytes - shared,
-        output_bytes: job.written_bytes,
+        input_bytes: moved.read_bytes - shared,
+        output_bytes: moved.written_bytes,
     }
 }
 
@@ -241,6 +277,15 @@ fn amount(row: &Row<'_>, column: &str) -> Result<u64, PastError> {
     Ok(value.ok_or_else(wrong)?.round() as u64)
 }
 
+/// How long a job ran, in microseconds.
+fn wall_us(row: &Row<'_>, column: &str) -> Result<u64, PastError> {
+    let us = elapsed_us(row, column)?;
+    if us > RUNTIME_S_MAX * 1_000_000 {
+        return Err(row.error(column, "no job runs for more than ten years"));
+    }
+    Ok(us)
+}
+
 /// A time as Slurm writes it, `[D-][HH:]MM:SS[.mmm]`, or whole seconds in `ElapsedRaw`.
 fn elapsed_us(row: &Row<'_>, column: &str) -> Result<u64, PastError> {
     let text = row.text(column);
@@ -277,7 +322,8 @@ fn elapsed_us(row: &Row<'_>, column: &str) -> Result<u64, PastError> {
         [minutes, seconds] if seconds < 60 && days == 0 => minutes * 60 + seconds,
         _ => return Err(wrong()),
     };
-    Ok((days * 86_400 + seconds) * 1_000_000 + micros)
+    let us = (days * 86_400 + seconds).checked_mul(1_000_000);
+    us.and_then(|us| us.checked_add(micros)).ok_or_else(wrong)
 }
 
 /// A point in time as Slurm writes it, `2026-03-01T12:00:00`, in seconds; `Unknown`, `None` and
@@ -365,6 +411,14 @@ JobID|JobName|State|AllocCPUS|Elapsed|TotalCPU|Start|End|NTasks|AveDiskRead|AveD
     }
 
     #[test]
+    fn sums_on_the_row_of_a_job_are_those_of_its_steps() {
+        let summed = SACCT.replace("2026-03-01T01:00:00|||", "2026-03-01T01:00:00|1|2.50G|100M");
+        assert_ne!(summed, SACCT);
+        let measured = |text| from_slurm("jobs", text, 800).unwrap().measured;
+        assert_eq!(measured(&summed), measured(SACCT));
+    }
+
+    #[test]
     fn trailing_bars_and_raw_seconds_are_understood() {
         let text = "JobID|State|NCPUS|ElapsedRaw|\n1|COMPLETED|1|90|\n";
         let past = from_slurm("jobs", text, 0).unwrap();
@@ -380,6 +434,9 @@ JobID|JobName|State|AllocCPUS|Elapsed|TotalCPU|Start|End|NTasks|AveDiskRead|AveD
             |4|01:10:00|04 => |0|01:10:00|04 => line 2: AllocCPUS '0': must be
             |4|01:10:00|04 => |4|01:70:00|04 => line 2: Elapsed '01:70:00': must be a time
             |4|01:10:00|04 => |4|INVALID|04 => line 2: Elapsed 'INVALID'
+            |4|01:10:00|04 => |4|400000000-00:00:30|04 => line 2: Elapsed '400000000-00:00:30': must
+            |4|01:10:00|04 => |4|4000-00:00:00|04 => line 2: Elapsed => no job runs for more than
+            |01:10:00|04:00:00| => |01:10:00|400000000-00:00:30| => line 2: TotalCPU => must be
             2.50G => 2.50Q => line 3: AveDiskRead '2.50Q': must be an amount
             2.50G => -2.50G => line 3: AveDiskRead '-2.50G'
             |1|2.50G => |one|2.50G => line 3: NTasks 'one'

@@ -140,7 +140,7 @@ impl<'t> Row<'t> {
         let text = self.text(column);
         let parsed = match text {
             "" => Ok(0),
-            _ if text.bytes().all(|byte| byte.is_ascii_digit()) => parse_size(&format!("{text} B")),
+            _ if is_digits(text) => parse_size(&format!("{text} B")),
             _ => parse_size(text),
         };
         parsed.map_err(|why: QuantityError| self.error(column, why))
@@ -151,7 +151,7 @@ impl<'t> Row<'t> {
         let text = self.text(column);
         // Fractions of a second count here, unlike in workflows.
         if let Some((whole, part)) = text.split_once('.')
-            && part.bytes().all(|byte| byte.is_ascii_digit())
+            && [whole, part].iter().all(|digits| is_digits(digits))
             && (1..=6).contains(&part.len())
             && let Ok(seconds) = parse_duration(whole)
         {
@@ -162,6 +162,10 @@ impl<'t> Row<'t> {
         let parsed = parsed.map_err(|why: QuantityError| self.error(column, why));
         Ok(parsed? * 1_000_000)
     }
+}
+
+fn is_digits(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 fn cells(line: usize, text: &str, form: Form) -> Result<Vec<Cow<'_, str>>, PastError> {
@@ -235,5 +239,23 @@ mod tests {
         }
         let row = rows[0].number("a", 2, 5).unwrap_err().to_string();
         assert_eq!(row, "line 2: a '1': must be a whole number from 2 to 5");
+    }
+
+    #[test]
+    fn a_fraction_is_of_seconds_only() {
+        for (text, expected) in [("2.5", Some(2_500_000)), ("2 min", Some(120_000_000))] {
+            assert_eq!(duration_us(text).ok(), expected);
+        }
+        for text in ["1 h.5", "2 min.25", "1.2.5", ".5"] {
+            let error = duration_us(text).unwrap_err().to_string();
+            assert!(error.starts_with("line 2: a"), "{error}");
+        }
+    }
+
+    fn duration_us(text: &str) -> Result<u64, PastError> {
+        let text = format!("a\n{text}\n");
+        let table = Table::parse(&text, Form::Commas).unwrap();
+        let row = table.rows().next().unwrap();
+        row.duration_us("a")
     }
 }

@@ -143,7 +143,11 @@ impl Environment {
         environment.checked()
     }
 
-    fn checked(self) -> Result<Self, EnvironmentError> {
+    /// This environment, if it can be: as [`Self::parse`] sees to, for one that was changed.
+    ///
+    /// # Errors
+    /// What is missing, zero or too much; of no line in particular.
+    pub fn checked(self) -> Result<Self, EnvironmentError> {
         if self.home_bytes_per_s == 0 {
             return Err(at(1, "home-rate is missing; write home-rate = \"1 MB/s\""));
         }

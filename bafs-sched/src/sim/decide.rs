@@ -14,9 +14,10 @@ use crate::logic::CheckpointPolicy;
 use crate::planner::{Choice, Environment, Plan, Strategy, predict};
 use crate::workflow::Workflow;
 
-/// Jobs of all simulations for one plan; some seconds on a slow machine.
-const JOBS_MAX: usize = 40_000;
-/// Seeds of simulations where nodes fail, as far as [`JOBS_MAX`] allows.
+/// Jobs of all simulations for one plan; some seconds on a slow machine. A workflow with more is
+/// not simulated.
+pub const PLAN_JOBS_MAX: usize = 40_000;
+/// Seeds of simulations where nodes fail, as far as [`PLAN_JOBS_MAX`] allows.
 const SEEDS_MAX: u64 = 8;
 /// Seeds of these simulations begin here, so that they are not those that users compare with.
 const SEED_FIRST: u64 = 0x91a7_0000;
@@ -48,29 +49,44 @@ pub enum Doubt {
     All,
 }
 
-/// Simulates candidates of a plan and lets the fastest be its choice. Answers what was found, in
-/// the order of trying; nothing when there was no doubt, or too many jobs.
+/// What came of doubts about a plan.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Doubts {
+    /// There were none: the model's choice stands.
+    None,
+    /// There were, but too many jobs to simulate: the model's choice stands all the same.
+    TooManyJobs,
+    /// What was found, in the order of trying.
+    Tried(Vec<Tried>),
+}
+
+/// Simulates candidates of a plan and lets the fastest be its choice. The workflow has so many
+/// `jobs`, and is made only when they are few enough.
 ///
 /// # Errors
 /// When a simulated run does not come to an end: a defect.
 pub fn decide(
     plan: &mut Plan,
     doubt: Doubt,
-    workflow: &Workflow,
+    (jobs, workflow): (u64, impl FnOnce() -> Workflow),
     environment: &Environment,
     load: &Load,
-) -> Result<Vec<Tried>, Stuck> {
+) -> Result<Doubts, Stuck> {
     let is_failing = environment.mtbf_s.is_some();
     let candidates = doubtful(plan, doubt, is_failing);
     let least = match doubt {
         Doubt::Ties => 2,
         Doubt::All => 1,
     };
-    let jobs = workflow.jobs.len().max(1);
-    let affordable = JOBS_MAX / (jobs * candidates.len().max(1));
-    if candidates.len() < least || affordable == 0 {
-        return Ok(Vec::new());
+    if candidates.len() < least {
+        return Ok(Doubts::None);
     }
+    let jobs = usize::try_from(jobs.max(1)).unwrap_or(usize::MAX);
+    let affordable = PLAN_JOBS_MAX / jobs.saturating_mul(candidates.len());
+    if affordable == 0 {
+        return Ok(Doubts::TooManyJobs);
+    }
+    let workflow = workflow();
     let (seeds, hopeless) = match is_failing {
         true => (SEEDS_MAX.min(affordable as u64), HOPELESS_FAILING),
         false => (1, 0.0),
@@ -104,7 +120,7 @@ pub fn decide(
         });
     }
     choose(plan, &tried);
-    Ok(tried)
+    Ok(Doubts::Tried(tried))
 }
 
 /// The longest prediction without failures.

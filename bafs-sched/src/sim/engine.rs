@@ -85,6 +85,22 @@ pub(super) struct Execution {
     pub(super) started: u64,
 }
 
+/// What comes into a volume.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Fill {
+    pub(super) from: Filler,
+    pub(super) link: u32,
+    pub(super) flow: FlowId,
+}
+
+/// From where a volume is filled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Filler {
+    Home,
+    /// The node of the volume that is copied.
+    Node(u32),
+}
+
 /// A workflow on machines that are not there.
 #[derive(Debug)]
 pub struct Simulation {
@@ -110,8 +126,8 @@ pub struct Simulation {
     pub(super) free: Vec<u32>,
     /// The execution of each job, if one is under way.
     pub(super) execution_of: Vec<u32>,
-    /// Volumes on their way: from which node (when filled, to which), over which link.
-    pub(super) fills: BTreeMap<VolumeId, (u32, u32, FlowId)>,
+    /// Volumes on their way.
+    pub(super) fills: BTreeMap<VolumeId, Fill>,
     pub(super) extracts: BTreeMap<ExtractId, (u32, u32, FlowId, u64)>,
     dice: Dice,
     is_listing_due: bool,
@@ -216,7 +232,7 @@ impl Simulation {
             let home = self.home_link(cluster as u32);
             self.run.home_bytes += self.links[home as usize].asked_bytes;
         }
-        self.run.turns = self.scheduler.turns().to_vec();
+        self.run.followed = self.scheduler.followed().to_vec();
         self.run
     }
 
@@ -470,7 +486,7 @@ fn empty_run() -> Run {
         busy_us: 0,
         scratch_bytes_max: 0,
         cache_bytes_max: 0,
-        turns: Vec::new(),
+        followed: Vec::new(),
         moments: Vec::new(),
         spells: Vec::new(),
     }

@@ -19,7 +19,7 @@ pub mod study;
 mod trial;
 
 pub use canonical::workflow_of;
-pub use decide::{Doubt, Tried, decide};
+pub use decide::{Doubt, Doubts, PLAN_JOBS_MAX, Tried, decide};
 pub use engine::{Simulation, Unwatched, Watch};
 pub use load::{JobLoad, Load, Measured, MountLoad};
 pub use policy::{Policy, Scenario};

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::logic::{CheckpointPolicy, Guide, Settings};
+use crate::logic::{CheckpointPolicy, Guide, Io, Settings};
 use crate::planner::{Environment, Shape, Strategy};
 
 use super::load::Load;
@@ -59,7 +59,7 @@ impl Scenario {
         };
         let is_remote = self.policy == Policy::Strategy(Strategy::Remote);
         Settings {
-            remote_io: is_remote,
+            io: if is_remote { Io::Remote } else { Io::Volumes },
             rules,
             guide: (self.policy == Policy::Guided).then(|| self.guide(shape)),
             checkpoint: self.checkpoint,

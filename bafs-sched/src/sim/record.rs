@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::logic::{Outcome, Turn};
+use crate::logic::{Followed, Outcome};
 
 /// Totals of a simulated run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -30,7 +30,7 @@ pub struct Run {
     /// The most cache volumes at once, in bytes.
     pub cache_bytes_max: u64,
     /// The strategies that were followed, where the scheduler chose them.
-    pub turns: Vec<Turn>,
+    pub followed: Vec<Followed>,
     /// What happened when; empty unless asked for.
     #[serde(skip)]
     pub moments: Vec<Moment>,

@@ -2,10 +2,10 @@
 //! other. Models where bytes go and how long that takes; decides nothing.
 
 use bafs_proto::ids::{ExecutionId, ExtractId, ServerId, VolumeId};
-use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_proto::message::{JobOutcome, JobReport, VolumeUse};
 use bafs_proto::{Error, ErrorCode};
 
-use super::engine::{Due, Execution, Owner, Simulation};
+use super::engine::{Due, Execution, Fill, Filler, Owner, Simulation};
 use super::load::Work;
 use crate::logic::{Action, Event, MountedVolume};
 use crate::workflow::{JobIndex, VolumeIndex, VolumeKind};
@@ -104,7 +104,8 @@ impl Simulation {
         self.scratch_bytes += bytes;
         let link = self.peers_link(self.nodes[node].cluster);
         let flow = self.start_flow(link, bytes, Owner::Fill(id));
-        self.fills.insert(id, (from as u32, link, flow));
+        let from = Filler::Node(from as u32);
+        self.fills.insert(id, Fill { from, link, flow });
         self.note_moment();
     }
 
@@ -148,7 +149,8 @@ impl Simulation {
                     let link = self.home_link(cluster);
                     let bytes = self.scenario.load.fill_bytes(volume, bytes);
                     let flow = self.start_flow(link, bytes, Owner::Fill(id));
-                    self.fills.insert(id, (node as u32, link, flow));
+                    let from = Filler::Home;
+                    self.fills.insert(id, Fill { from, link, flow });
                 }
             }
         }
@@ -179,8 +181,8 @@ impl Simulation {
             }
             VolumeKind::Scratch { .. } => self.scratch_bytes -= bytes,
         }
-        if let Some((_, link, flow)) = self.fills.remove(&id) {
-            self.cut_flow(link, flow);
+        if let Some(fill) = self.fills.remove(&id) {
+            self.cut_flow(fill.link, fill.flow);
         }
     }
 
@@ -496,13 +498,12 @@ impl Simulation {
             self.extracts.remove(&id);
             self.cut_flow(link, flow);
         }
-        let copying = self.fills.iter().filter(|(_, (from, ..))| *from == node);
-        let copying: Vec<_> = copying
-            .map(|(id, (_, link, flow))| (*id, *link, *flow))
-            .collect();
-        for (id, link, flow) in copying {
+        let copied = self.fills.iter();
+        let copied = copied.filter(|(_, fill)| fill.from == Filler::Node(node));
+        let copied: Vec<_> = copied.map(|(id, fill)| (*id, *fill)).collect();
+        for (id, fill) in copied {
             self.fills.remove(&id);
-            self.cut_flow(link, flow);
+            self.cut_flow(fill.link, fill.flow);
             self.copy_broke(id);
         }
         self.nodes[node as usize].empty();
@@ -511,12 +512,17 @@ impl Simulation {
     }
 }
 
+/// As agents report, but under no volume's name: the waits of all are told as one.
 fn report(outcome: JobOutcome, wall_ms: u64, cpu_ms: u64) -> JobReport {
+    let waits = VolumeUse {
+        waited_ms: wall_ms.saturating_sub(cpu_ms),
+        ..VolumeUse::default()
+    };
     JobReport {
         outcome,
         wall_ms,
         cpu_ms,
         output_tail: String::new(),
-        volumes: Vec::new(),
+        volumes: vec![waits],
     }
 }

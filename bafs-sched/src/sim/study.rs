@@ -270,7 +270,8 @@ pub fn compare(point: &Point, seeds: u64) -> Result<Compared, Stuck> {
     let load = Load::Declared {
         variability_ppm: (point.canonical.variability * 1e6).round() as u64,
     };
-    decide(&mut plan, Doubt::Ties, &workflow, &point.environment, &load)?;
+    let work = (workflow.jobs.len() as u64, || workflow.clone());
+    decide(&mut plan, Doubt::Ties, work, &point.environment, &load)?;
     let decided = choice(&plan);
     let possible = plan.candidates.into_iter().filter(|candidate| {
         let allocation = &candidate.allocation;

@@ -31,7 +31,7 @@ pub(super) const SIZE_BYTES_MAX: u64 = 1_000_000_000_000_000_000;
 pub(super) const FILES_MAX: u64 = 1_000_000_000_000;
 
 /// Seconds of a job's declared run time: ten years.
-pub(super) const RUNTIME_S_MAX: u64 = 10 * 365 * 86_400;
+pub(crate) const RUNTIME_S_MAX: u64 = 10 * 365 * 86_400;
 
 /// CPUs of one job.
 pub(super) const CPUS_MAX: u64 = 65_536;

@@ -30,6 +30,7 @@ pub use checked::{
     CachePolicy, Command, Extract, Job, JobIndex, Mount, Volume, VolumeIndex, VolumeKind, Workflow,
 };
 pub use diagnostic::{Diagnostic, Rejected, Severity};
+pub(crate) use limits::RUNTIME_S_MAX;
 pub use load::{Checked, parse_workflow};
 pub use size::{QuantityError, parse_duration, parse_size};
 pub use url::{Scheme, Url, UrlError};

@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use bafs_client::signals::asked_to_end;
 use bafs_proto::message::ReadCounters;
-use bafs_sched::logic::{Outcome, Settings};
+use bafs_sched::logic::{Io, Outcome, Settings};
 use bafs_sched::workflow::{Workflow, parse_workflow};
 use serde::Serialize;
 
@@ -219,7 +219,7 @@ async fn measure(
             "journal"
         }),
         settings: Settings {
-            remote_io,
+            io: if remote_io { Io::Remote } else { Io::Volumes },
             ..Settings::default()
         },
         output,

@@ -141,7 +141,8 @@ impl Workload {
                 job.cpus
             );
         }
-        Ok(environment)
+        let checked = environment.checked();
+        checked.map_err(|error| anyhow!("the nodes and links: {}", error.message))
     }
 }
 
@@ -223,8 +224,10 @@ fn mtbf(text: &str) -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use bafs_sched::planner::NodeClass;
+    use clap::Parser;
 
     use super::*;
+    use crate::args::{Cli, Command};
 
     #[test]
     fn a_mean_time_of_nothing_is_refused() {
@@ -246,5 +249,37 @@ mod tests {
         let environment = of_site(&site, Some(3), None).unwrap();
         let rates = (environment.home_bytes_per_s, environment.local_bytes_per_s);
         assert_eq!(rates, (3, 7));
+    }
+    #[test]
+    fn what_the_arguments_change_is_checked_as_a_file_is() {
+        let environment = tempfile::NamedTempFile::new().unwrap();
+        let text = "home-rate = \"1 MB/s\"\nlocal-rate = \"12 MB/s\"\n\n[[nodes]]\n\
+                    count = 50\ncpus = 1\nstorage = \"1 TB\"\n";
+        std::fs::write(environment.path(), text).unwrap();
+        let refused = |count: &str| {
+            let path = environment.path().to_str().unwrap();
+            let canonical = "width=4,depth=2,batch=1GB,private=1GB,run=5s";
+            let words = [
+                "bafs",
+                "sim",
+                "--canonical",
+                canonical,
+                "--environment",
+                path,
+            ];
+            let words = words.into_iter().chain(["--nodes", count]);
+            let Command::Sim(args) = Cli::try_parse_from(words).unwrap().command else {
+                panic!("another command");
+            };
+            let workload = Workload::of(&args).unwrap();
+            workload.environment(&args).unwrap_err().to_string()
+        };
+        for (count, expected) in [
+            ("4000000000", "4000000000 nodes are too many"),
+            ("9000000", "more than 8000 PB"),
+        ] {
+            let error = refused(count);
+            assert!(error.contains(expected), "{error}");
+        }
     }
 }

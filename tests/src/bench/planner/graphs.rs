@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow, ensure};
 use bafs_sched::dice::Dice;
 use bafs_sched::planner::{Shape, Strategy, plan};
 use bafs_sched::sim::study::thesis_environment;
-use bafs_sched::sim::{Doubt, Load, Policy, decide, trials};
+use bafs_sched::sim::{Doubt, Doubts, Load, Policy, decide, trials};
 use bafs_sched::workflow::{Workflow, parse_workflow};
 
 use super::super::measure::{Samples, seconds};
@@ -31,8 +31,9 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         by_shape.push(taken);
         let by_bottleneck = planned.choice.as_ref().map(|choice| choice.strategy);
         let (simulating, _) = seconds(|| {
-            let tried = decide(&mut planned, Doubt::All, &workflow, &environment, &load)?;
-            ensure!(!tried.is_empty(), "nothing was simulated");
+            let work = (workflow.jobs.len() as u64, || workflow.clone());
+            let doubts = decide(&mut planned, Doubt::All, work, &environment, &load)?;
+            ensure!(matches!(doubts, Doubts::Tried(_)), "nothing was simulated");
             Ok(())
         })?;
         whole.push(taken + simulating);
