@@ -97,6 +97,11 @@ impl RunId {
     pub fn derive(self, counter: u64) -> u128 {
         (u128::from(self.0) << 64) | u128::from(counter)
     }
+
+    /// The run from whose id another was derived.
+    pub fn of(derived: u128) -> Self {
+        Self((derived >> 64) as u64)
+    }
 }
 
 number_id!(
@@ -147,5 +152,6 @@ mod tests {
         let run = RunId(7);
         assert_ne!(run.derive(1), run.derive(2));
         assert_ne!(run.derive(1), RunId(8).derive(1));
+        assert_eq!(RunId::of(run.derive(u64::MAX)), run);
     }
 }

@@ -4,6 +4,7 @@
 //! other. Reading order: [`ids`], [`volume`], [`message`], [`file_op`], [`error`], [`net`].
 
 pub mod allotment;
+pub mod bearer;
 pub mod buffer;
 pub mod cache;
 pub mod codec;
@@ -31,8 +32,8 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// 3 = agents report how long calls were under way, which volumes a job read and changed, and what
 /// they held; 4 = allotments of nodes; 5 = a server says that what it asked ahead is waited for,
 /// and agents are told that blocks are on their machine; 6 = a server says that it is at it
-/// (`Running`).
-pub const PROTOCOL_VERSION: u32 = 6;
+/// (`Running`); 7 = tokens that are good at one server.
+pub const PROTOCOL_VERSION: u32 = 7;
 
 /// Application-layer protocol name that both ends of a connection must offer.
 pub const ALPN: &[u8] = b"bafs/1";

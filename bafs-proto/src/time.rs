@@ -78,6 +78,11 @@ pub struct Patience {
 }
 
 impl Patience {
+    /// How long a call may take at most that each time waits for `ms` milliseconds.
+    pub fn longest_ms(ms: u64) -> u64 {
+        ms.saturating_mul(u64::from(SPANS_MAX))
+    }
+
     /// For a call with this deadline that begins now.
     pub fn until(deadline: Deadline) -> Self {
         Self::from(Deadline::after_ms(0), deadline)

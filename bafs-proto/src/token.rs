@@ -11,7 +11,7 @@ use biscuit_auth::{AuthorizerLimits, Biscuit, KeyPair, PrivateKey, PublicKey};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorCode, Result};
-use crate::ids::VolumeId;
+use crate::ids::{RunId, VolumeId};
 use crate::limits::TOKEN_BYTES_MAX;
 use crate::time::Time;
 
@@ -43,6 +43,10 @@ pub enum Resource {
     Cluster,
     /// One volume.
     Volume(VolumeId),
+    /// Every volume of one run, whose ids begin with the run's.
+    RunVolumes(RunId),
+    /// Every volume.
+    Volumes,
     /// The cooperative cache of this name, as its peers share it; the empty name means all.
     Cooperative(String),
     /// A path of a home server and everything below it.
@@ -60,6 +64,8 @@ impl Resource {
         match self {
             Self::Cluster => String::new(),
             Self::Volume(id) => format!("volume/{id}/"),
+            Self::RunVolumes(run) => format!("volume/{run}"),
+            Self::Volumes => "volume/".to_owned(),
             Self::Cooperative(name) if name.is_empty() => "cooperative/".to_owned(),
             Self::Cooperative(name) => format!("cooperative/{name}/"),
             Self::Home(path) if path.is_empty() => "home/".to_owned(),
@@ -203,6 +209,32 @@ impl Verifier {
         granted: &[(&[Resource], &[Right])],
         expires: Time,
     ) -> Result<Token> {
+        self.append(token, granted, expires, None)
+    }
+
+    /// As [`Verifier::narrow`], and only the server that others reach at the address `server`
+    /// believes the result: whoever sees it there cannot use it anywhere else.
+    ///
+    /// # Errors
+    /// As [`Verifier::narrow`].
+    pub fn narrow_at(
+        &self,
+        token: &Token,
+        server: &str,
+        resources: &[Resource],
+        rights: &[Right],
+        expires: Time,
+    ) -> Result<Token> {
+        self.append(token, &[(resources, rights)], expires, Some(server))
+    }
+
+    fn append(
+        &self,
+        token: &Token,
+        granted: &[(&[Resource], &[Right])],
+        expires: Time,
+        server: Option<&str>,
+    ) -> Result<Token> {
         let one = |(resources, rights): &(&[Resource], &[Right])| {
             let names: Vec<_> = rights.iter().map(|r| quote(r.name())).collect();
             let prefixes: Vec<_> = resources
@@ -213,8 +245,10 @@ impl Verifier {
             format!("({{{names}}}.contains($o) && ({prefixes}))")
         };
         let pairs: Vec<_> = granted.iter().map(one).collect();
+        let place = server.map(|server| format!("server({}), ", quote(server)));
         let check = format!(
-            "check if resource($r), operation($o), time($t), $t < {}, {}",
+            "check if resource($r), operation($o), time($t), {}$t < {}, {}",
+            place.unwrap_or_default(),
             expires.0,
             pairs.join(" || ")
         );
@@ -229,7 +263,8 @@ impl Verifier {
             .map_err(malformed)
     }
 
-    /// Checks that `token` grants `right` on `resource` at the time `now`.
+    /// Checks that `token` grants `right` on `resource` at the time `now`, to somebody who is no
+    /// server with an address.
     ///
     /// # Errors
     /// `TokenInvalid`, `TokenExpired` or `RightMissing`, with the resource named.
@@ -240,13 +275,28 @@ impl Verifier {
         right: Right,
         now: Time,
     ) -> Result<()> {
+        self.verify_at(token, None, resource, right, now)
+    }
+
+    /// As [`Verifier::verify`], by the server that others reach at `server`.
+    ///
+    /// # Errors
+    /// As [`Verifier::verify`].
+    pub fn verify_at(
+        &self,
+        token: &Token,
+        server: Option<&str>,
+        resource: &Resource,
+        right: Right,
+        now: Time,
+    ) -> Result<()> {
         let parsed = self.parse(token)?;
-        if authorize(&parsed, resource, right, now) {
+        if authorize(&parsed, server, resource, right, now) {
             return Ok(());
         }
         let wanted = format!("'{}' on '{}'", right.name(), resource.text());
         // The same question at the beginning of time tells expiry from a missing right.
-        if authorize(&parsed, resource, right, Time(0)) {
+        if authorize(&parsed, server, resource, right, Time(0)) {
             let text = format!("the token for {wanted} has expired");
             return Err(Error::new(ErrorCode::TokenExpired, text));
         }
@@ -269,10 +319,18 @@ impl Verifier {
     }
 }
 
-fn authorize(token: &Biscuit, resource: &Resource, right: Right, now: Time) -> bool {
+fn authorize(
+    token: &Biscuit,
+    server: Option<&str>,
+    resource: &Resource,
+    right: Right,
+    now: Time,
+) -> bool {
+    let place = server.map(|server| format!("server({}); ", quote(server)));
     let facts = format!(
-        "resource({}); operation({}); time({}); \
+        "{}resource({}); operation({}); time({}); \
          allow if grant($p, $o), operation($o), resource($r), $r.starts_with($p);",
+        place.unwrap_or_default(),
         quote(&resource.text()),
         quote(right.name()),
         now.0
@@ -409,6 +467,49 @@ mod tests {
         }
         let late = verifier.verify(&narrow, &volumes[0], Right::Read, DAY);
         assert_eq!(code(late), Some(ErrorCode::TokenExpired));
+    }
+
+    #[test]
+    fn a_token_for_one_server_is_of_no_use_at_another() {
+        let signer = Signer::generate();
+        let verifier = signer.verifier();
+        let all = signer
+            .grant(&[Resource::Cluster], &[Right::Read, Right::Manage], DAY)
+            .expect("grant");
+        let (jobs, expires) = ([Resource::Jobs], Time(500));
+        let shown = verifier
+            .narrow_at(&all, "a:1", &jobs, &[Right::Manage], expires)
+            .expect("narrow");
+        let ask = |token: &Token, server, right| {
+            code(verifier.verify_at(token, server, &Resource::Jobs, right, Time(5)))
+        };
+        let missing = Some(ErrorCode::RightMissing);
+        assert_eq!(ask(&shown, Some("a:1"), Right::Manage), None);
+        assert_eq!(ask(&shown, Some("a:1"), Right::Read), missing);
+        assert_eq!(ask(&shown, Some("b:1"), Right::Manage), missing);
+        assert_eq!(ask(&shown, None, Right::Manage), missing);
+        assert_eq!(ask(&all, Some("b:1"), Right::Manage), None);
+        // Narrowing it again, for the other server, does not help.
+        let again = verifier
+            .narrow_at(&shown, "b:1", &jobs, &[Right::Manage], expires)
+            .expect("narrow");
+        for server in [Some("a:1"), Some("b:1"), None] {
+            assert_eq!(ask(&again, server, Right::Manage), missing);
+        }
+    }
+
+    #[test]
+    fn volumes_of_a_run_are_no_others() {
+        let signer = Signer::generate();
+        let verifier = signer.verifier();
+        let token = signer
+            .grant(&[Resource::RunVolumes(RunId(7))], &[Right::Manage], DAY)
+            .expect("grant");
+        for (run, is_granted) in [(7, true), (8, false), (0x70, false)] {
+            let volume = Resource::Volume(VolumeId(RunId(run).derive(3)));
+            let verdict = verifier.verify(&token, &volume, Right::Manage, Time(5));
+            assert_eq!(verdict.is_ok(), is_granted, "run {run:x}");
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bafs_proto::allotment::Allotments;
+use bafs_proto::bearer::Bearer;
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::{ExecutionId, RunId, ServerId};
 use bafs_proto::message::{Advert, JobOutcome};
@@ -214,10 +215,11 @@ impl Driver {
         }
         ledger.resumed(&scheduler, &options.journal, &options.settings);
         let (notes, receiver) = mpsc::channel(BATCH_MAX);
+        let (token, verifier) = (&options.identity.token, &options.identity.verifier);
+        let bearer = Bearer::new(token.clone(), verifier.clone());
         let servers = Servers {
             pool,
-            token: options.identity.token.clone(),
-            verifier: options.identity.verifier.clone(),
+            bearer: Arc::new(bearer),
             homes: Arc::new(Mutex::new(Homes::new(options.file_home.clone()))),
             workflow: Arc::new(workflow),
             run: header.run,
@@ -544,7 +546,7 @@ async fn send(notes: &mpsc::Sender<Note>, event: Option<Event>) {
     clippy::disallowed_methods,
     reason = "the driver is where the scheduler meets the clock"
 )]
-fn now() -> Time {
+pub(crate) fn now() -> Time {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();

@@ -19,6 +19,8 @@ const MEMORY_ENTRIES_MAX: usize = 4096;
 #[derive(Debug)]
 pub struct Access {
     verifier: Verifier,
+    /// Where others reach the server, for tokens that are good at one server only.
+    address: Option<String>,
     memory: Mutex<BTreeMap<(Token, Resource, Right), Time>>,
 }
 
@@ -27,7 +29,17 @@ impl Access {
     pub fn new(verifier: Verifier) -> Self {
         Self {
             verifier,
+            address: None,
             memory: Mutex::default(),
+        }
+    }
+
+    /// As [`Self::new`], of a server that others reach at `address`: it also believes tokens that
+    /// are for it alone.
+    pub fn at(verifier: Verifier, address: String) -> Self {
+        Self {
+            address: Some(address),
+            ..Self::new(verifier)
         }
     }
 
@@ -47,7 +59,9 @@ impl Access {
         }
         memory.remove(&key);
         drop(memory);
-        self.verifier.verify(token, &key.1, right, now)?;
+        let address = self.address.as_deref();
+        self.verifier
+            .verify_at(token, address, &key.1, right, now)?;
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         if memory.len() >= MEMORY_ENTRIES_MAX {
             memory.clear();

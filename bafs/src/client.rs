@@ -1,17 +1,20 @@
 //! What commands share that talk to a cluster: identity, connections, finding things by name.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use bafs_proto::bearer::Bearer;
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::VolumeId;
-use bafs_proto::message::{Advert, Call, ListVolumes, QueryServers, Role, ServerKind};
+use bafs_proto::message::{Advert, Call, ListVolumes, QueryServers, Request, Role, ServerKind};
 use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
-use bafs_proto::time::Deadline;
-use bafs_proto::token::Token;
+use bafs_proto::time::{Deadline, Time};
+use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::volume::{Source, VolumeStatus};
 use bafs_sched::workflow::{Scheme, Url};
+use bafs_server::clock;
 
 use crate::args::ClientArgs;
 use crate::init;
@@ -19,12 +22,16 @@ use crate::init;
 /// Time for a command's single calls, in milliseconds.
 const CALL_MS: u64 = 10_000;
 
+/// What is given away ends with the token that it was made of: the largest time that one can name.
+const NEVER: Time = Time(i64::MAX as u64);
+
 /// A connection to a cluster with a person's rights.
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     pub(crate) identity: Identity,
     pub(crate) pool: Pool,
     pub(crate) catalog: String,
+    bearer: Arc<Bearer>,
 }
 
 impl Client {
@@ -36,17 +43,28 @@ impl Client {
     /// Connects with the identities in `cluster` to the catalog at an address.
     pub(crate) fn with(cluster: &Path, catalog: &str) -> Result<Self> {
         let identity = own_identity(cluster)?;
-        let pool = Pool::new(std::sync::Arc::new(Dialer::new(&identity)?));
+        let pool = Pool::new(Arc::new(Dialer::new(&identity)?));
+        let bearer = Bearer::new(identity.token.clone(), identity.verifier.clone());
         Ok(Self {
             identity,
             pool,
             catalog: catalog.to_owned(),
+            bearer: Arc::new(bearer),
         })
     }
 
-    /// The capability of this person.
-    pub(crate) fn token(&self) -> &Token {
-        &self.identity.token
+    /// A token for others to use, on one thing.
+    pub(crate) fn give(&self, resource: Resource, rights: &[Right]) -> Result<Token> {
+        Ok(self.bearer.give(resource, rights, NEVER)?)
+    }
+
+    /// A token for a node that is to read a source.
+    pub(crate) fn give_source(&self, source: &Source) -> Result<Token> {
+        let resource = match source {
+            Source::Home { path, .. } => Resource::Home(path.clone()),
+            Source::Volume { volume, .. } => Resource::Volume(*volume),
+        };
+        self.give(resource, &[Right::Read])
     }
 
     /// Makes a call that ends soon.
@@ -61,10 +79,11 @@ impl Client {
         call: C,
         ms: u64,
     ) -> Result<C::Reply> {
-        Ok(self
-            .pool
-            .call_patiently(address, self.token(), call, Deadline::after_ms(ms))
-            .await?)
+        let request: Request = call.clone().into();
+        let token = self.bearer.show(address, &request, clock::now(), ms)?;
+        let deadline = Deadline::after_ms(ms);
+        let asked = self.pool.call_patiently(address, &token, call, deadline);
+        Ok(asked.await?)
     }
 
     /// Live servers of a kind, or all.

@@ -37,7 +37,7 @@ pub(crate) async fn grant(args: GrantArgs, output: Output) -> Result<()> {
     let expires = clock::now().plus_ms(args.days.saturating_mul(DAY_MS));
     let verifier = &client.identity.verifier;
     let token = verifier
-        .narrow_each(client.token(), &granted, expires)
+        .narrow_each(&client.identity.token, &granted, expires)
         .context("cannot narrow the token")?;
     let agent = init::load(&args.client.identity, Role::Agent)?;
     let narrow = Identity { token, ..agent };

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use bafs_client::agent::{Choices, Explain};
 use bafs_client::tree::Promise;
 use bafs_proto::message::{Advert, JobCommand, JobSpec, MountSpec, MountTarget, Role};
+use bafs_proto::token::{Resource, Right};
 use bafs_proto::volume::{VolumeKind, VolumeStatus};
 
 use crate::args::{AgentArgs, ClientArgs, DelegateArgs, ExecArgs, MountArgs};
@@ -153,22 +154,32 @@ async fn find(args: &ClientArgs, wanted: &[Wanted]) -> Result<Vec<MountSpec>> {
     let mut mounts = Vec::with_capacity(wanted.len());
     for want in wanted {
         let (node, status) = client.volume(&want.volume).await?;
-        mounts.push(mount_spec(&client, &node, &status, want));
+        mounts.push(mount_spec(&client, &node, &status, want)?);
     }
     Ok(mounts)
 }
 
-fn mount_spec(client: &Client, node: &Advert, status: &VolumeStatus, want: &Wanted) -> MountSpec {
+fn mount_spec(
+    client: &Client,
+    node: &Advert,
+    status: &VolumeStatus,
+    want: &Wanted,
+) -> Result<MountSpec> {
     let (server, volume) = (node.address.clone(), status.spec.id);
     let (target, writable) = match status.spec.kind {
         VolumeKind::Scratch { .. } => (MountTarget::Scratch { server, volume }, want.writable),
         VolumeKind::Cache { .. } => (MountTarget::Cache { server, volume }, false),
     };
-    MountSpec {
+    let rights: &[Right] = if writable {
+        &[Right::Read, Right::Write]
+    } else {
+        &[Right::Read]
+    };
+    Ok(MountSpec {
         name: status.spec.name.clone(),
         path: want.path.clone(),
         target,
         writable,
-        token: client.token().clone(),
-    }
+        token: client.give(Resource::Volume(volume), rights)?,
+    })
 }

@@ -9,6 +9,7 @@ use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{
     Advert, CreateVolume, DeleteVolume, ExtractFile, InvalidateVolume, PutReceipt,
 };
+use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::volume::{LimitKind, Replacement, Source, VolumeKind, VolumeSpec, VolumeStatus};
 use serde_json::json;
 
@@ -77,10 +78,13 @@ async fn create(args: VolumeCreateArgs, output: Output) -> Result<()> {
 }
 
 async fn create_at(client: &Client, node: &Advert, spec: VolumeSpec) -> Result<VolumeStatus> {
-    let call = CreateVolume {
-        spec,
-        source_token: client.token().clone(),
+    let source_token = match &spec.kind {
+        VolumeKind::Scratch { fill: None } => Token::none(),
+        VolumeKind::Scratch { fill: Some(source) } | VolumeKind::Cache { source, .. } => {
+            client.give_source(source)?
+        }
     };
+    let call = CreateVolume { spec, source_token };
     let status = client.call_within(&node.address, call, TRANSFER_MS).await?;
     if let Some(fault) = &status.fault {
         bail!("volume {} could not be made: {fault}", status.spec.name);
@@ -186,13 +190,14 @@ async fn extract(args: VolumeExtractArgs, output: Output) -> Result<()> {
     else {
         bail!("'{}' is no place at a home", args.target);
     };
+    let place = Resource::Home(target.clone());
     let call = ExtractFile {
         volume: status.spec.id,
         path: args.path,
         extract: ExtractId::random(),
         home,
         target,
-        home_token: client.token().clone(),
+        home_token: client.give(place, &[Right::Read, Right::Write])?,
     };
     let receipt: PutReceipt = client.call_within(&node.address, call, TRANSFER_MS).await?;
     output.say(
@@ -211,9 +216,14 @@ async fn extract(args: VolumeExtractArgs, output: Output) -> Result<()> {
 async fn invalidate(args: VolumeArgs, output: Output) -> Result<()> {
     let client = Client::new(&args.client)?;
     let (node, status) = client.volume(&args.volume).await?;
+    let source_token = match &status.spec.kind {
+        VolumeKind::Cache { source, .. } => client.give_source(source)?,
+        // The node says what is wrong with that.
+        VolumeKind::Scratch { .. } => Token::none(),
+    };
     let call = InvalidateVolume {
         volume: status.spec.id,
-        source_token: client.token().clone(),
+        source_token,
     };
     let status = client.call(&node.address, call).await?;
     say_status(&node, &status, output)

@@ -4,15 +4,16 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bafs_proto::allotment::{Allot, Allotments};
+use bafs_proto::bearer::Bearer;
 use bafs_proto::ids::{ExecutionId, ExtractId, RunId, ServerId, VolumeId};
 use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{
     Advert, Call, CreateVolume, DeleteVolume, ExtractFile, JobCommand, JobSpec, KillJob, MountSpec,
-    MountTarget, QueryServers, RenewVolumes, StartJob,
+    MountTarget, QueryServers, RenewVolumes, Request, StartJob,
 };
 use bafs_proto::net::pool::Pool;
-use bafs_proto::time::{Deadline, Time};
-use bafs_proto::token::{Resource, Right, Token, Verifier};
+use bafs_proto::time::{Deadline, Patience, Time};
+use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::volume::{
     Replacement, Source, VolumeKind as Kind, VolumeSpec, VolumeState, VolumeStatus,
 };
@@ -21,6 +22,7 @@ use bytes::Bytes;
 
 use super::homes::{HomePath, Homes};
 use super::remote_io;
+use crate::driver::now;
 use crate::logic::{Action, Event, MountedVolume, Settings, Space};
 use crate::workflow::{CachePolicy, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
@@ -50,8 +52,7 @@ const TOKEN_MS: u64 = 7 * 24 * 3_600_000;
 #[derive(Clone)]
 pub(crate) struct Servers {
     pub(crate) pool: Pool,
-    pub(crate) token: Token,
-    pub(crate) verifier: Verifier,
+    pub(crate) bearer: Arc<Bearer>,
     pub(crate) homes: Arc<Mutex<Homes>>,
     pub(crate) workflow: Arc<Workflow>,
     pub(crate) run: RunId,
@@ -68,8 +69,7 @@ pub(crate) struct Place {
 impl Servers {
     pub(crate) async fn query(&self, catalog: &str, deadline: Deadline) -> Result<Vec<Advert>> {
         let list = self
-            .pool
-            .call(catalog, &self.token, QueryServers::default(), deadline)
+            .once(catalog, QueryServers::default(), deadline)
             .await?;
         self.homes
             .lock()
@@ -86,7 +86,7 @@ impl Servers {
     /// Asks a node to keep a part of itself for the run.
     pub(crate) async fn allot(&self, address: &str, call: Allot) -> Result<Allotments> {
         let deadline = Deadline::after_ms(ALLOT_MS);
-        self.pool.call(address, &self.token, call, deadline).await
+        self.once(address, call, deadline).await
     }
 
     pub(crate) async fn create(
@@ -158,11 +158,7 @@ impl Servers {
         let copied = async {
             let gone = || Error::new(ErrorCode::VolumeLost, "there is nothing to copy");
             let holder = holder.ok_or_else(gone)?;
-            let rights = [Resource::Volume(source.id)];
-            let expires = now.plus_ms(TOKEN_MS);
-            let token = self
-                .verifier
-                .narrow(&self.token, &rights, &[Right::Read], expires)?;
+            let token = self.give(now, Resource::Volume(source.id), &[Right::Read])?;
             let fill = Some(Source::Volume {
                 address: holder.address,
                 volume: source.id,
@@ -332,10 +328,7 @@ impl Servers {
                     (target, Resource::Volume(volume))
                 }
             };
-            let expires = now.plus_ms(TOKEN_MS);
-            let token = self
-                .verifier
-                .narrow(&self.token, &[resource], rights, expires)?;
+            let token = self.give(now, resource, rights)?;
             mounts.push(MountSpec {
                 name: spec.name.clone(),
                 path: mount.path.clone(),
@@ -456,9 +449,28 @@ impl Servers {
     }
 
     fn narrow_home(&self, now: Time, path: &str, rights: &[Right]) -> Result<Token> {
-        let resource = Resource::Home(path.to_owned());
-        self.verifier
-            .narrow(&self.token, &[resource], rights, now.plus_ms(TOKEN_MS))
+        self.give(now, Resource::Home(path.to_owned()), rights)
+    }
+
+    /// A token for others to use, for as long as jobs may take.
+    fn give(&self, now: Time, resource: Resource, rights: &[Right]) -> Result<Token> {
+        self.bearer.give(resource, rights, now.plus_ms(TOKEN_MS))
+    }
+
+    /// Makes a call once.
+    pub(crate) async fn once<C: Call + Clone>(
+        &self,
+        address: &str,
+        call: C,
+        deadline: Deadline,
+    ) -> Result<C::Reply> {
+        let token = self.show(address, call.clone().into(), deadline.left_ms().into())?;
+        self.pool.call(address, &token, call, deadline).await
+    }
+
+    /// The token that a call shows: good for nothing else, and at no other node.
+    fn show(&self, address: &str, request: Request, ms: u64) -> Result<Token> {
+        self.bearer.show(address, &request, now(), ms)
     }
 
     pub(crate) async fn until<C: Call + Clone>(
@@ -468,9 +480,10 @@ impl Servers {
         ms: u64,
     ) -> Result<C::Reply> {
         let deadline = Deadline::after_ms(ms);
+        let token = self.show(address, call.clone().into(), Patience::longest_ms(ms))?;
         let answer = self
             .pool
-            .call_until(address, &self.token, call, Bytes::new(), deadline)
+            .call_until(address, &token, call, Bytes::new(), deadline)
             .await;
         answer.map(|(reply, _)| reply)
     }

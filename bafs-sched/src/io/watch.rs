@@ -64,7 +64,7 @@ pub(crate) async fn watch(
             wait_ms: WAIT_MS,
         };
         let deadline = Deadline::after_ms(u64::from(WAIT_MS) + GRACE_MS);
-        let poll = servers.pool.call(&address, &servers.token, call, deadline);
+        let poll = servers.once(&address, call, deadline);
         let answer = tokio::select! {
             answer = poll => answer,
             // Others are to be watched too: ask anew for all.

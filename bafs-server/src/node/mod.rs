@@ -139,7 +139,7 @@ impl Node {
             logs: store.logs(),
         };
         let executor = Executor::new(executor, counters.clone());
-        let access = Access::new(config.identity.verifier.clone());
+        let access = Access::at(config.identity.verifier.clone(), address.clone());
         let door = Door::new(&config.store, counters.clone());
         Ok(Arc::new(Self {
             config,

@@ -1,0 +1,282 @@
+//! Who holds a token and shows each server no more of it than its call needs: a server that keeps
+//! what it saw can do nothing with it at another. Checks nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
+
+use crate::door::HandOverOf;
+use crate::error::{Error, ErrorCode, Result};
+use crate::ids::{RunId, VolumeId};
+use crate::message::{CacheRef, Request, TreeRef};
+use crate::time::Time;
+use crate::token::{Resource, Right, Token, Verifier};
+
+/// What is shown is good for so long after the call's end, in milliseconds. Clocks of two machines
+/// may differ by half of that.
+const SHOWN_MS: u64 = 3_600_000;
+
+/// Most tokens that are kept to be shown again: to make one takes two signatures.
+const KEPT_MAX: usize = 4_096;
+
+const READ: &[Right] = &[Right::Read];
+const BOTH: &[Right] = &[Right::Read, Right::Write];
+const MANAGE: &[Right] = &[Right::Manage];
+
+/// What a call needs, and whether a server that is not the one called could use it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Need {
+    resources: Vec<Resource>,
+    rights: &'static [Right],
+    /// The address, where what is shown is good for this server only.
+    server: Option<String>,
+}
+
+/// Holds a token.
+#[derive(Debug)]
+pub struct Bearer {
+    token: Token,
+    verifier: Verifier,
+    shown: Mutex<BTreeMap<Need, (Token, Time)>>,
+}
+
+impl Bearer {
+    /// The bearer of `token`.
+    pub fn new(token: Token, verifier: Verifier) -> Self {
+        Self {
+            token,
+            verifier,
+            shown: Mutex::default(),
+        }
+    }
+
+    /// The token for one call, which lasts `ms` milliseconds at most, to the server at `address`.
+    ///
+    /// # Errors
+    /// As [`Verifier::narrow`]; `Unsupported` for a call that no bearer makes.
+    pub fn show(&self, address: &str, request: &Request, now: Time, ms: u64) -> Result<Token> {
+        let need = need(address, request)?;
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((token, expires)) = shown.get(&need)
+            && expires.ms_since(now.plus_ms(ms)) > SHOWN_MS / 2
+        {
+            return Ok(token.clone());
+        }
+        if shown.len() >= KEPT_MAX {
+            shown.clear();
+        }
+        let (token, verifier) = (&self.token, &self.verifier);
+        let expires = now.plus_ms(ms).plus_ms(SHOWN_MS);
+        let narrow = match &need.server {
+            Some(server) => {
+                verifier.narrow_at(token, server, &need.resources, need.rights, expires)?
+            }
+            None => verifier.narrow(token, &need.resources, need.rights, expires)?,
+        };
+        shown.insert(need, (narrow.clone(), expires));
+        Ok(narrow)
+    }
+
+    /// A token to give away: at most `rights` on `resource`, until `expires`, at any server.
+    ///
+    /// # Errors
+    /// As [`Verifier::narrow`].
+    pub fn give(&self, resource: Resource, rights: &[Right], expires: Time) -> Result<Token> {
+        self.verifier
+            .narrow(&self.token, &[resource], rights, expires)
+    }
+}
+
+fn need(address: &str, request: &Request) -> Result<Need> {
+    let (resource, rights) = match request {
+        Request::RenewVolumes(call) => return Ok(need_to_renew(address, &call.volumes)),
+        Request::QueryServers(_) | Request::ReadCounters(_) => (Resource::Catalog, READ),
+        Request::ListSource(call) => (Resource::Home(call.path.clone()), READ),
+        Request::StatSource(call) => (Resource::Home(call.path.clone()), READ),
+        Request::ReadSource(call) => (Resource::Home(call.path.clone()), READ),
+        Request::CreateVolume(call) => (Resource::Volume(call.spec.id), MANAGE),
+        Request::ListVolumes(_) => (Resource::Volumes, READ),
+        Request::ShowVolume(call) => (Resource::Volume(call.volume), MANAGE),
+        Request::DeleteVolume(call) => (Resource::Volume(call.volume), MANAGE),
+        Request::InvalidateVolume(call) => (Resource::Volume(call.volume), MANAGE),
+        Request::ExtractFile(call) => (Resource::Volume(call.volume), MANAGE),
+        Request::ShowCache(call) => (Resource::Volume(call.volume), MANAGE),
+        Request::WarmCache(call) => (Resource::Volume(call.volume), MANAGE),
+        Request::ListVolumeTree(call) => (Resource::Volume(call.volume), READ),
+        Request::ReadVolumeFile(call) => (Resource::Volume(call.volume), READ),
+        Request::ReadManifest(call) => (Resource::Volume(call.volume), READ),
+        Request::ReadBlocks(call) => match &call.cache {
+            CacheRef::Volume(id) => (Resource::Volume(*id), READ),
+            CacheRef::Cooperative(name) => (Resource::Cooperative(name.clone()), READ),
+        },
+        Request::OpenTree(call) => (tree(&call.tree), if call.writable { BOTH } else { READ }),
+        Request::RunFileOps(call) => (tree(&call.tree), BOTH),
+        Request::CloseTree(call) => (tree(&call.tree), BOTH),
+        Request::HandOver(call) => match &call.what {
+            HandOverOf::Tree { tree: of, .. } => (tree(of), BOTH),
+            HandOverOf::Cache { volume, .. } => (Resource::Volume(*volume), READ),
+        },
+        Request::StartJob(_) | Request::WatchJobs(_) | Request::KillJob(_) | Request::Allot(_) => {
+            (Resource::Jobs, MANAGE)
+        }
+        Request::Advertise(_)
+        | Request::BeginPut(_)
+        | Request::PutRange(_)
+        | Request::CommitPut(_)
+        | Request::JoinCache(_) => {
+            let text = format!("only servers call {}", request.name());
+            return Err(Error::new(ErrorCode::Unsupported, text));
+        }
+    };
+    // Only nodes are many and of many owners; a home is reached by several names, and what is
+    // shown to it is of no use at a node.
+    let is_of_node = !matches!(resource, Resource::Catalog | Resource::Home(_));
+    Ok(Need {
+        server: is_of_node.then(|| address.to_owned()),
+        resources: vec![resource],
+        rights,
+    })
+}
+
+/// A run renews hundreds of volumes at once, more than a token has room to name.
+fn need_to_renew(address: &str, volumes: &[VolumeId]) -> Need {
+    let runs: BTreeSet<RunId> = volumes.iter().map(|id| RunId::of(id.0)).collect();
+    Need {
+        resources: runs.into_iter().map(Resource::RunVolumes).collect(),
+        rights: MANAGE,
+        server: Some(address.to_owned()),
+    }
+}
+
+fn tree(tree: &TreeRef) -> Resource {
+    match tree {
+        TreeRef::Volume(id) => Resource::Volume(*id),
+        TreeRef::Home(path) => Resource::Home(path.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::ExecutionId;
+    use crate::message::{DeleteVolume, KillJob, QueryServers, RenewVolumes, StatSource};
+    use crate::token::Signer;
+
+    const NOW: Time = Time(1_000_000);
+    const RIGHTS: [Right; 3] = [Right::Read, Right::Write, Right::Manage];
+
+    struct Stage {
+        bearer: Bearer,
+        verifier: Verifier,
+    }
+
+    impl Stage {
+        fn new() -> Self {
+            let signer = Signer::generate();
+            let token = signer
+                .grant(&[Resource::Cluster], &RIGHTS, Time(1 << 50))
+                .expect("grant");
+            let verifier = signer.verifier();
+            Self {
+                bearer: Bearer::new(token, verifier.clone()),
+                verifier,
+            }
+        }
+
+        fn show(&self, request: impl Into<Request>) -> Token {
+            let shown = self.bearer.show("a:1", &request.into(), NOW, 0);
+            shown.expect("a token")
+        }
+
+        /// What of `resources` the token is good for, at a server.
+        fn good_for(
+            &self,
+            token: &Token,
+            server: Option<&str>,
+            resources: &[Resource],
+        ) -> Vec<(usize, Right)> {
+            let all = (0..resources.len()).flat_map(|one| RIGHTS.map(|right| (one, right)));
+            all.filter(|(one, right)| {
+                let (verifier, resource) = (&self.verifier, &resources[*one]);
+                let asked = verifier.verify_at(token, server, resource, *right, NOW);
+                asked.is_ok()
+            })
+            .collect()
+        }
+    }
+
+    fn volume(run: u64, number: u64) -> VolumeId {
+        VolumeId(RunId(run).derive(number))
+    }
+
+    fn resources() -> Vec<Resource> {
+        vec![
+            Resource::Volume(volume(1, 1)),
+            Resource::Volume(volume(1, 2)),
+            Resource::Volume(volume(2, 1)),
+            Resource::Jobs,
+            Resource::Catalog,
+            Resource::Home("data".to_owned()),
+            Resource::Home("other".to_owned()),
+            Resource::Cooperative("c".to_owned()),
+        ]
+    }
+
+    #[test]
+    fn a_call_shows_what_it_needs_to_the_server_that_it_goes_to() {
+        let stage = Stage::new();
+        let volumes = vec![volume(1, 1), volume(1, 2)];
+        let execution = ExecutionId(1);
+        let cases: [(Request, &[usize]); 3] = [
+            (DeleteVolume { volume: volumes[0] }.into(), &[0]),
+            (RenewVolumes { volumes }.into(), &[0, 1]),
+            (KillJob { execution }.into(), &[3]),
+        ];
+        for (request, expected) in cases {
+            let name = request.name();
+            let token = stage.show(request);
+            let expected: Vec<_> = expected.iter().map(|one| (*one, Right::Manage)).collect();
+            let here = stage.good_for(&token, Some("a:1"), &resources());
+            assert_eq!(here, expected, "{name}");
+            for elsewhere in [Some("b:1"), None] {
+                let there = stage.good_for(&token, elsewhere, &resources());
+                assert_eq!(there, vec![], "{name} at {elsewhere:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn catalog_and_home_see_only_what_is_theirs() {
+        let stage = Stage::new();
+        let token = stage.show(QueryServers::default());
+        let found = stage.good_for(&token, None, &resources());
+        assert_eq!(found, vec![(4, Right::Read)]);
+        let path = "data".to_owned();
+        let token = stage.show(StatSource { path });
+        let found = stage.good_for(&token, None, &resources());
+        assert_eq!(found, vec![(5, Right::Read)]);
+    }
+
+    #[test]
+    fn a_token_is_shown_again_until_it_is_old() {
+        let stage = Stage::new();
+        let execution = ExecutionId(1);
+        let kill = Request::from(KillJob { execution });
+        let show = |address, now, ms| stage.bearer.show(address, &kill, now, ms).expect("a token");
+        let first = show("a:1", NOW, 20);
+        let soon = NOW.plus_ms(SHOWN_MS / 4);
+        assert_eq!(show("a:1", soon, 20), first);
+        assert_ne!(show("b:1", soon, 20), first);
+        // A long call must not outlive what it shows.
+        assert_ne!(show("a:1", soon, SHOWN_MS), first);
+        let late = NOW.plus_ms(SHOWN_MS);
+        let second = show("a:1", late, 20);
+        let ask = |token, now| {
+            let (server, right) = (Some("a:1"), Right::Manage);
+            let verifier = &stage.verifier;
+            verifier.verify_at(token, server, &Resource::Jobs, right, now)
+        };
+        assert_eq!(ask(&second, late.plus_ms(SHOWN_MS)), Ok(()));
+        let expired = ask(&first, late.plus_ms(SHOWN_MS)).expect_err("it is old");
+        assert_eq!(expired.code, ErrorCode::TokenExpired);
+    }
+}
