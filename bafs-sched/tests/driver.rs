@@ -2,17 +2,19 @@
 
 mod one_node;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bafs_proto::identity::Authority;
-use bafs_proto::message::{JobOutcome, Role};
+use bafs_proto::ids::VolumeId;
+use bafs_proto::message::{JobOutcome, Request, Role};
 use bafs_proto::net::mem::Network;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::Time;
-use bafs_proto::token::{Resource, Right};
+use bafs_proto::token::{Resource, Right, Token, Verifier};
 use bafs_proto::{ErrorCode, Result};
 use bafs_sched::driver::{Cancel, RunOptions, run_over};
 use bafs_sched::logic::{CheckpointPolicy, Outcome, Progress, Settings};
@@ -98,6 +100,63 @@ async fn a_run_completes_and_leaves_nothing() {
         .await
         .expect_err("another workflow");
     assert_eq!(other.code, ErrorCode::Conflict);
+}
+
+/// What of these one may do with a token at a server.
+fn granted(verifier: &Verifier, token: &Token, server: &str, all: &[Resource]) -> Vec<Resource> {
+    let may = |resource: &&Resource| {
+        [Right::Read, Right::Write, Right::Manage]
+            .into_iter()
+            .any(|right| {
+                let asked = verifier.verify_at(token, Some(server), resource, right, Time(5));
+                asked.is_ok()
+            })
+    };
+    all.iter().filter(may).cloned().collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_cannot_use_elsewhere_what_calls_show_to_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let cluster = Arc::new(Cluster::default());
+    let options = options(&directory.path().join("j"), &Cancel::default());
+    let verifier = options.identity.verifier.clone();
+    let report = run_as(&cluster, workflow(0), options).await.expect("run");
+    assert_eq!(report.outcome, Outcome::Complete);
+    let shown = std::mem::take(&mut cluster.state().shown);
+    let volumes: BTreeSet<VolumeId> = shown
+        .iter()
+        .filter_map(|(request, _)| match request {
+            Request::CreateVolume(call) => Some(call.spec.id),
+            _ => None,
+        })
+        .collect();
+    let mut all: Vec<Resource> = volumes.into_iter().map(Resource::Volume).collect();
+    assert_eq!(all.len(), 4, "a cache and three scratch volumes");
+    let home = Resource::Home("data".to_owned());
+    all.extend([Resource::Jobs, Resource::Catalog, home]);
+    let mut kinds = BTreeSet::new();
+    for (request, token) in &shown {
+        let own = match request {
+            Request::QueryServers(_) => Resource::Catalog,
+            Request::CreateVolume(call) => Resource::Volume(call.spec.id),
+            Request::DeleteVolume(call) => Resource::Volume(call.volume),
+            Request::ExtractFile(call) => Resource::Volume(call.volume),
+            Request::StartJob(_) | Request::WatchJobs(_) => Resource::Jobs,
+            Request::RenewVolumes(_) => continue,
+            other => panic!("nobody said what {} shows", other.name()),
+        };
+        let name = request.name();
+        kinds.insert(name);
+        let here = granted(&verifier, token, "cluster", &all);
+        assert_eq!(here, std::slice::from_ref(&own), "{name}");
+        let elsewhere = granted(&verifier, token, "another", &all);
+        match own {
+            Resource::Catalog => assert_eq!(elsewhere, [own]),
+            _ => assert_eq!(elsewhere, [], "{name}"),
+        }
+    }
+    assert_eq!(kinds.len(), 6, "{kinds:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,8 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bafs_proto::ErrorCode;
+use bafs_proto::bearer::Bearer;
 use bafs_proto::ids::VolumeId;
-use bafs_proto::message::{DeleteVolume, ListVolumes, RenewVolumes, ShowVolume, SourceKind};
+use bafs_proto::message::{DeleteVolume, Done, ListVolumes, RenewVolumes, ShowVolume, SourceKind};
+use bafs_proto::time::Deadline;
 use bafs_proto::volume::{Replacement, Source, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
 use storage_world::{HOME, Home, World, from_home, noise, rich_home, spec};
 
@@ -157,6 +159,31 @@ async fn a_restart_keeps_what_was_ready_and_nothing_else() {
         advert.capacity_bytes - (8 << 20),
         "one volume is reserved"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_shown_to_one_node_is_of_no_use_at_another() {
+    let world = World::new();
+    let stores = [A, B].map(|_| tempfile::tempdir().expect("store"));
+    for (address, store) in [A, B].into_iter().zip(&stores) {
+        world.node(address, world.config(store.path())).await;
+        let id = u128::from(address == B) + 1;
+        world.create(address, spec(id, None)).await.expect("made");
+    }
+    let bearer = Bearer::new(world.token.clone(), world.authority.signer().verifier());
+    let now = bafs_server::clock::now();
+    let shown = bearer.show(A, &delete(1).into(), now, 20_000);
+    let shown = shown.expect("a token");
+    let ask = async |address, id| {
+        let deadline = Deadline::after_ms(20_000);
+        let asked = world.pool.call(address, &shown, delete(id), deadline).await;
+        asked.map_err(|error| error.code)
+    };
+    let refused = Err(ErrorCode::RightMissing);
+    assert_eq!(ask(B, 1).await, refused, "the same volume at another node");
+    assert_eq!(ask(B, 2).await, refused);
+    assert_eq!(ask(A, 2).await, refused, "another volume");
+    assert_eq!(ask(A, 1).await, Ok(Done));
 }
 
 #[tokio::test(flavor = "multi_thread")]

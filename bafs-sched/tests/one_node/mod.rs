@@ -13,6 +13,7 @@ use bafs_proto::message::{
 };
 use bafs_proto::net::{BoxFuture, Incoming, Service};
 use bafs_proto::time::Time;
+use bafs_proto::token::Token;
 use bafs_proto::volume::{VolumeSpec, VolumeState, VolumeStatus};
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
@@ -38,6 +39,8 @@ pub(crate) struct State {
     pub(crate) allots: u32,
     /// Why volumes are reserved but cannot be filled, if so.
     pub(crate) fill_fault: Option<ErrorCode>,
+    /// What calls showed.
+    pub(crate) shown: Vec<(Request, Token)>,
 }
 
 /// Catalog and the only node, told apart by what they are asked.
@@ -197,7 +200,11 @@ impl Cluster {
 
 impl Service for Cluster {
     fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
-        Box::pin(async move { Ok((self.answer(incoming.request).await?, Bytes::new())) })
+        Box::pin(async move {
+            let (request, token) = (incoming.request, incoming.token);
+            self.state().shown.push((request.clone(), token));
+            Ok((self.answer(request).await?, Bytes::new()))
+        })
     }
 }
 
