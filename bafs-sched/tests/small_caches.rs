@@ -66,6 +66,55 @@ fn used(listings: &[u64]) -> BTreeSet<ServerId> {
     used
 }
 
+/// Two slots each, and room for a quarter of a cache that all jobs read beside two scratch volumes.
+fn roomy(ids: std::ops::RangeInclusive<u64>) -> Vec<NodeSeen> {
+    let mut nodes = nodes(*ids.end());
+    nodes.retain(|node| ids.contains(&node.id.0));
+    for node in &mut nodes {
+        node.slots = 2;
+        node.capacity.bytes = 18_000_000;
+    }
+    nodes
+}
+
+/// The batch workload of Fig 3.4: were one of its pipelines left over, it would bring all batch
+/// data from home once more.
+#[test]
+fn a_node_that_comes_later_keeps_room_for_a_job_in_every_slot() {
+    let mut text = String::from("volume c cache bafs://home/data 48 MB files 10\n");
+    for job in 0..8 {
+        text += &format!(
+            "job j{job} {{\n  executable = x\n}}\nvolume v{job} scratch 130 kB files 10\n\
+             mount c j{job} /c\nmount v{job} j{job} /v\nextract v{job} out bafs://home/out.{job}\n"
+        );
+    }
+    let none = |path: &str| Err(path.to_owned());
+    let workflow = parse_workflow("w.bafs", &text, &none).expect("it is right");
+    let mut scheduler = Scheduler::new(RunId(1), workflow.workflow, Settings::default());
+    let (mut started, mut now) = (0, 0);
+    for listing in [roomy(1..=3), roomy(1..=4)] {
+        let mut due = vec![Event::ServersSeen { nodes: listing }];
+        while let Some(event) = due.pop() {
+            now += 1;
+            let mut actions = Vec::new();
+            scheduler.step(Time(now), event, &mut actions);
+            for action in actions {
+                match action {
+                    Action::CreateVolume { id, .. } => {
+                        due.push(Event::VolumeCreated { volume: id });
+                    }
+                    Action::StartJob { execution, .. } => {
+                        started += 1;
+                        due.push(Event::JobStarted { execution });
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+    assert_eq!(started, 8, "one for each slot");
+}
+
 #[test]
 fn nodes_that_can_have_only_a_small_part_of_a_cache_run_its_readers() {
     assert_eq!(used(&[NODES]).len() as u64, NODES);

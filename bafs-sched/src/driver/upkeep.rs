@@ -63,10 +63,10 @@ impl Driver {
         answer: Result<Allotments>,
     ) -> Option<Event> {
         let shares = self.shares.as_mut()?;
-        let share = match answer {
+        let shares = match answer {
             Ok(answer) => shares.answered(server, answer),
             Err(error) => {
-                let (is_news, share) = shares.refused(server, &error);
+                let (is_news, told) = shares.refused(server, &error);
                 let is_hopeless = shares.is_hopeless();
                 let node = self.scheduler.node(server).map(|node| node.name.clone());
                 let node = node.unwrap_or_else(|| server.to_string());
@@ -79,12 +79,10 @@ impl Driver {
                     let doing = format_args!("node {node} keeps no part of itself for this run");
                     self.no_part = Some(error.context(doing));
                 }
-                share
+                told
             }
         };
-        share.map(|share| Event::SharesSeen {
-            shares: vec![share],
-        })
+        (!shares.is_empty()).then_some(Event::SharesSeen { shares })
     }
 
     /// Gives back what nodes keep for this run; those that do not hear it forget it soon.

@@ -35,6 +35,7 @@ struct Known {
     is_asking: bool,
     /// Why it keeps nothing, if that is so and is no matter of the way to it.
     refusal: Option<ErrorCode>,
+    has_answered: bool,
     /// What the core was told.
     told: Option<NodeShare>,
 }
@@ -146,30 +147,43 @@ impl Shares {
         }
     }
 
-    /// Takes what a node keeps; what the core must know.
-    pub(crate) fn answered(&mut self, server: ServerId, answer: Allotments) -> Option<NodeShare> {
+    /// Takes what a node keeps; what the core must know. The first answers are told together: a
+    /// cache is divided once, among the nodes that are known then.
+    pub(crate) fn answered(&mut self, server: ServerId, answer: Allotments) -> Vec<NodeShare> {
         let known = self.known.entry(server).or_default();
         (known.is_asking, known.refusal) = (false, None);
         known.granted = answer.granted;
         known.others = answer.others;
-        known.tell(server)
+        known.has_answered = true;
+        self.news(Some(server))
     }
 
     /// Takes that a node keeps nothing; whether that is news to people, and what the core must
     /// know.
-    pub(crate) fn refused(&mut self, server: ServerId, error: &Error) -> (bool, Option<NodeShare>) {
+    pub(crate) fn refused(&mut self, server: ServerId, error: &Error) -> (bool, Vec<NodeShare>) {
         let known = self.known.entry(server).or_default();
         known.is_asking = false;
         let is_busy = error.code == ErrorCode::Busy;
         if error.is_transient() && !is_busy {
-            return (false, None);
+            return (false, self.news(None));
         }
         let is_news = known.refusal.replace(error.code) != Some(error.code);
-        if !is_busy || known.told.is_some() {
-            return (is_news, None);
-        }
         // Others have all of it: the run waits for its turn, and does not fail.
-        (is_news, known.tell(server))
+        known.has_answered |= is_busy;
+        (is_news, self.news(None))
+    }
+
+    /// What the core must know: that node, and those that it has not heard of.
+    fn news(&mut self, of: Option<ServerId>) -> Vec<NodeShare> {
+        let is_first = self.known.values().all(|known| known.told.is_none());
+        if is_first && self.known.values().any(|known| known.is_asking) {
+            return Vec::new();
+        }
+        let is_new = |(id, known): &(&ServerId, &mut Known)| {
+            known.has_answered && (of == Some(**id) || known.told.is_none())
+        };
+        let news = self.known.iter_mut().filter(is_new);
+        news.filter_map(|(id, known)| known.tell(*id)).collect()
     }
 
     /// Whether no node ever kept anything for the run, and each said that it never will.
@@ -229,7 +243,7 @@ mod tests {
 
     const NODE: ServerId = ServerId(2);
 
-    fn scheduler() -> Scheduler {
+    fn scheduler(nodes: &[ServerId]) -> Scheduler {
         let text = "volume v scratch 1 MB\njob a {\nexecutable = x\n}\nmount v a /v\n";
         let parsed = parse_workflow("w.bafs", text, &|path| Err(path.to_owned()));
         let settings = Settings {
@@ -241,7 +255,8 @@ mod tests {
             bytes: 10_000_000,
             files: 1_000,
         };
-        let nodes = vec![NodeSeen::alone(NODE, capacity, 2)];
+        let nodes = nodes.iter().map(|id| NodeSeen::alone(*id, capacity, 2));
+        let nodes = nodes.collect();
         scheduler.step(Time(1), Event::ServersSeen { nodes }, &mut Vec::new());
         scheduler
     }
@@ -260,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_is_set_back_stops_no_asking() {
-        let (scheduler, mut shares) = (scheduler(), shares());
+        let (scheduler, mut shares) = (scheduler(&[NODE]), shares());
         let mut ask = |now, tick| {
             let moment = Moment {
                 now: Time(now),
@@ -281,27 +296,53 @@ mod tests {
 
     #[test]
     fn a_node_that_is_full_of_runs_is_waited_for_and_one_that_refuses_is_told_once() {
-        let (scheduler, mut shares) = (scheduler(), shares());
+        let (scheduler, mut shares) = (scheduler(&[NODE]), shares());
         let moment = |tick| Moment {
             now: Time(tick),
             tick: Time(tick),
         };
         assert_eq!(shares.due(moment(0), &scheduler).1.len(), 1);
         let away = Error::new(ErrorCode::Unreachable, "");
-        assert_eq!(shares.refused(NODE, &away), (false, None));
+        assert_eq!(shares.refused(NODE, &away), (false, Vec::new()));
         let (is_news, told) = shares.refused(NODE, &Error::new(ErrorCode::Busy, ""));
-        assert!(is_news && told.is_some_and(|told| told.is_shared && told.slots == 0));
+        assert!(is_news && told.len() == 1 && told[0].is_shared && told[0].slots == 0);
         assert!(!shares.is_hopeless());
         let (smaller, calls) = shares.due(moment(SHARED_MS), &scheduler);
         assert_eq!(smaller, [], "it is as full as before");
         let told = shares.answered(NODE, granted(&calls[0].1));
-        assert!(told.is_some_and(|told| told.slots > 0), "{told:?}");
+        assert!(told.len() == 1 && told[0].slots > 0, "{told:?}");
 
         let mut shares = self::shares();
         shares.due(moment(0), &scheduler);
         let never = Error::new(ErrorCode::RightMissing, "");
-        assert_eq!(shares.refused(NODE, &never), (true, None));
-        assert_eq!(shares.refused(NODE, &never), (false, None));
+        assert_eq!(shares.refused(NODE, &never), (true, Vec::new()));
+        assert_eq!(shares.refused(NODE, &never), (false, Vec::new()));
         assert!(shares.is_hopeless());
+    }
+
+    #[test]
+    fn the_first_answers_are_told_together_and_later_ones_at_once() {
+        let ids: Vec<_> = (1..=4).map(ServerId).collect();
+        let (scheduler, mut shares) = (scheduler(&ids), shares());
+        let moment = Moment {
+            now: Time(1),
+            tick: Time(1),
+        };
+        let (_, calls) = shares.due(moment, &scheduler);
+        assert_eq!(calls.len(), 4);
+        let told = |shares: Vec<NodeShare>| -> Vec<u64> {
+            shares.iter().map(|share| share.server.0).collect()
+        };
+        let nobody: [u64; 0] = [];
+        for at in [1, 0, 2] {
+            let answer = shares.answered(ids[at], granted(&calls[at].1));
+            assert_eq!(told(answer), nobody);
+        }
+        // One that does not answer keeps the others no longer.
+        let away = Error::new(ErrorCode::Unreachable, "");
+        assert_eq!(told(shares.refused(ids[3], &away).1), [1, 2, 3]);
+        let mut late = || told(shares.answered(ids[3], granted(&calls[3].1)));
+        assert_eq!(late(), [4]);
+        assert_eq!(late(), nobody);
     }
 }

@@ -50,11 +50,16 @@ impl Scheduler {
             vec![(server, size)]
         } else if let Some(have) = self.cached_in_group(volume, server) {
             // A node that joined later, or whose part was lost.
-            let wanted = match self.admission {
-                Some(_) => size.bytes.saturating_sub(have).max(SHARE_BYTES_GOOD),
-                None => size.bytes,
+            let bytes = match self.admission {
+                Some(_) => {
+                    let lacking = size.bytes.saturating_sub(have).max(SHARE_BYTES_GOOD);
+                    lacking.min(size.bytes).min(left.bytes)
+                }
+                None => {
+                    let has = taken.get(&server).map_or(0, |taken| taken.bytes);
+                    self.late_part(size.bytes, left.bytes, server, has)
+                }
             };
-            let bytes = wanted.min(size.bytes).min(left.bytes);
             let is_enough = bytes >= size.bytes.min(SHARE_BYTES_MIN) && left.files >= size.files;
             let is_whole = have >= size.bytes;
             let is_costly = is_whole && !self.is_spare(left.bytes, bytes);
@@ -84,6 +89,20 @@ impl Scheduler {
             creates.push((volume, Some(node), share));
         }
         Some(())
+    }
+
+    /// What a node that has `left` takes of a cache that its group holds already: all, but for the
+    /// scratch volumes of jobs in its free slots where that leaves a good part. The job that is
+    /// placed has taken what it `has` of them. Without their room a slot would stay empty until the
+    /// cache goes, and what runs there then brings the cache from home again.
+    fn late_part(&self, size: u64, left: u64, server: ServerId, has: u64) -> u64 {
+        let need = self.scratch_need_max.bytes;
+        let slots = u64::from(self.fleet.free_slots(server));
+        let all = need.saturating_mul(slots).saturating_sub(has);
+        let part = |keep: u64| size.min(left.saturating_sub(keep));
+        let is_good = |part: &u64| *part >= size.min(SHARE_BYTES_GOOD);
+        let mut good = [all, need.saturating_sub(has)].map(part).into_iter();
+        good.find(is_good).unwrap_or_else(|| part(0))
     }
 
     /// A node came: it takes the parts of batch volumes that its group lacks, before scratch
