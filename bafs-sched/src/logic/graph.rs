@@ -143,6 +143,8 @@ pub(super) struct Graph {
     is_inside: Vec<bool>,
     /// In which order each pipeline needs little space.
     pub(super) courses: Courses,
+    /// How often a job began, or was not begun any more.
+    begun_changes: u64,
 }
 
 impl Graph {
@@ -201,6 +203,7 @@ impl Graph {
             sibling,
             is_inside,
             courses,
+            begun_changes: 0,
         };
         for job in graph.job_indexes() {
             graph.count_near(job, false, graph.state(job).is_near());
@@ -372,6 +375,11 @@ impl Graph {
         done + failed + skipped
     }
 
+    /// How often a job began, or was not begun any more.
+    pub(super) fn begun_changes(&self) -> u64 {
+        self.begun_changes
+    }
+
     /// Puts a job into a state and keeps every count right.
     pub(super) fn set_state(&mut self, job: JobIndex, state: JobState) {
         let before = std::mem::replace(&mut self.jobs[job.as_usize()].state, state);
@@ -390,6 +398,7 @@ impl Graph {
             let has_begun = |job: JobIndex| jobs[job.as_usize()].state.has_begun();
             let pipeline = self.pipeline[job.as_usize()];
             self.courses.moved(pipeline, job, has_begun);
+            self.begun_changes += 1;
         }
         for (volume, writable) in self.mounted(job) {
             let volume = &mut self.volumes[volume.as_usize()];

@@ -116,7 +116,7 @@ impl Scheduler {
         let mut jobs = self.easiest(server);
         jobs.retain(|job| self.queues.contains(*job) && self.may_start(*job));
         let mut jobs = jobs.into_iter().take(EASY_TRIED);
-        jobs.any(|job| self.try_place_on(job, &[server], Care::Safe))
+        jobs.any(|job| self.rules_admit(job) && self.try_place_on(job, &[server], Care::Safe))
     }
 
     /// Gives a job whose data lie on a node without a free slot a place on one that has nothing to
@@ -134,7 +134,8 @@ impl Scheduler {
 
     /// Gives a job a place on the node that it is bound to, or on the best of all.
     pub(super) fn try_place(&mut self, job: JobIndex, binding: Binding) -> bool {
-        if !self.may_start(job) {
+        // Before the search for nodes, which costs more: with many pipelines most are not admitted.
+        if !self.may_start(job) || !self.rules_admit(job) {
             return false;
         }
         let candidates = binding.map_or_else(|| self.candidates(job), |server| vec![server]);
@@ -144,7 +145,7 @@ impl Scheduler {
     /// Gives a job a place on any node that can take it, however many must be looked at.
     pub(super) fn try_place_anywhere(&mut self, job: JobIndex, care: Care) -> bool {
         let all: Vec<ServerId> = self.fleet.live().map(|(server, _)| server).collect();
-        self.may_start(job) && self.try_place_on(job, &all, care)
+        self.may_start(job) && self.rules_admit(job) && self.try_place_on(job, &all, care)
     }
 
     /// Nodes to try for a job that is bound to none. Where caches are just as large as they must
@@ -188,9 +189,6 @@ impl Scheduler {
     }
 
     fn try_place_on(&mut self, job: JobIndex, candidates: &[ServerId], care: Care) -> bool {
-        if !self.rules_admit(job) {
-            return false;
-        }
         let mounted = self.graph.mounted(job);
         let spills = match self.may_spill() {
             true => &[Spill::Never, Spill::Allowed][..],

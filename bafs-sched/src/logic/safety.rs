@@ -12,6 +12,7 @@
 //! helps, as it does where jobs of one pipeline wait for another pipeline.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use bafs_proto::ids::ServerId;
 
@@ -32,6 +33,30 @@ pub(super) struct Claims {
     home: BTreeMap<u32, ServerId>,
     /// Nodes whose pipelines need room on another one, with the most that one of them needs.
     leaning: BTreeMap<ServerId, Space>,
+}
+
+/// What there is on nodes, remembered while nothing comes, goes or begins: a search for a place looks
+/// at the same nodes for one job after the other. Part of no state: forgetting it changes nothing.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Surveys {
+    /// Of the volumes and of the jobs that they are of.
+    changes: (u64, u64),
+    of: BTreeMap<ServerId, Arc<Survey>>,
+}
+
+impl PartialEq for Surveys {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+/// What there is on a node, whoever starts next.
+#[derive(Debug, Default)]
+struct Survey {
+    /// What goes without any further start.
+    leaving: Space,
+    /// What pipelines have, at home there or not.
+    held: BTreeMap<u32, Space>,
 }
 
 /// What a pipeline has on a node, and what it still needs beyond that.
@@ -72,13 +97,13 @@ impl Ground {
 impl Scheduler {
     /// Whether `job` may start on `server` and create these volumes: everything under way can end
     /// all the same.
-    pub(super) fn is_safe(&self, job: JobIndex, server: ServerId, creates: &[Create]) -> bool {
+    pub(super) fn is_safe(&mut self, job: JobIndex, server: ServerId, creates: &[Create]) -> bool {
         self.leans(job, server, creates).is_some()
     }
 
     /// The nodes that lean on others once `job` has started, or nothing if it must not.
     fn leans(
-        &self,
+        &mut self,
         job: JobIndex,
         server: ServerId,
         creates: &[Create],
@@ -100,7 +125,11 @@ impl Scheduler {
                 continue;
             }
             let start = (target == server).then_some((job, creates));
-            let ground = self.ground(target, size, start);
+            let survey = match start {
+                Some((job, _)) if self.lets_go(job, target) => Arc::new(self.look(target, start)),
+                _ => self.survey(target),
+            };
+            let ground = self.ground(&survey, target, size, start);
             if let (_, Some(lack)) = ground.settle() {
                 leans.push((target, lack));
             }
@@ -122,7 +151,7 @@ impl Scheduler {
 
     /// Whether a node that leans on none has so much room when its own pipelines have ended.
     fn has_refuge(
-        &self,
+        &mut self,
         need: Space,
         leaning: &BTreeSet<ServerId>,
         taken: &BTreeMap<ServerId, Space>,
@@ -135,46 +164,67 @@ impl Scheduler {
             node.is_some_and(|node| node.seen.slots > 0)
         };
         let nodes = self.fleet.roomiest().filter(|server| !leans(server));
-        nodes
-            .filter(has_slots)
-            .take(REFUGES_LOOKED_AT)
-            .any(|server| {
-                let taken = taken.get(&server).copied().unwrap_or_default();
-                let (free, lack) = self.ground(server, taken, None).settle();
-                lack.is_none() && free.holds(need)
-            })
+        let nodes = nodes.filter(has_slots).take(REFUGES_LOOKED_AT);
+        let nodes: Vec<ServerId> = nodes.collect();
+        nodes.into_iter().any(|server| {
+            let taken = taken.get(&server).copied().unwrap_or_default();
+            let survey = self.survey(server);
+            let (free, lack) = self.ground(&survey, server, taken, None).settle();
+            lack.is_none() && free.holds(need)
+        })
     }
 
-    /// What a node has when `taken` of it is taken, by a start there if one is given.
-    fn ground(
-        &self,
-        server: ServerId,
-        taken: Space,
-        start: Option<(JobIndex, &[Create])>,
-    ) -> Ground {
-        let mut free = self.fleet.available(server).minus(taken);
-        let mut held: BTreeMap<u32, Space> = BTreeMap::new();
-        let starting = start.map(|(job, _)| self.graph.pipeline(job));
-        let has_begun = |job: JobIndex| {
-            start.is_some_and(|(starting, _)| starting == job) || self.graph.state(job).has_begun()
-        };
-        // Goes without any further start.
-        let is_leaving = |volume: VolumeIndex| {
-            let users = &self.graph.workflow.volume(volume).users;
-            users.iter().all(|user| has_begun(*user))
-        };
+    /// Whether a volume on this node goes without any further start once `job` has started.
+    fn lets_go(&self, job: JobIndex, server: ServerId) -> bool {
+        let mounts = self.graph.workflow.job(job).mounts.iter();
+        let mut here = mounts
+            .map(|mount| mount.volume)
+            .filter(|volume| !self.graph.volume(*volume).is_cache)
+            .filter(|volume| self.volumes.live_at(*volume, Some(server)).is_some());
+        here.any(|volume| self.is_leaving(volume, Some(job)))
+    }
+
+    /// Whether a volume goes without any further start, perhaps but for one.
+    fn is_leaving(&self, volume: VolumeIndex, starting: Option<JobIndex>) -> bool {
+        let users = &self.graph.workflow.volume(volume).users;
+        let mut users = users.iter();
+        users.all(|user| starting == Some(*user) || self.graph.state(*user).has_begun())
+    }
+
+    /// What there is on a node.
+    fn survey(&mut self, server: ServerId) -> Arc<Survey> {
+        let changes = (self.volumes.changes(), self.graph.begun_changes());
+        if self.surveys.changes != changes {
+            self.surveys.of.clear();
+            self.surveys.changes = changes;
+        }
+        if let Some(known) = self.surveys.of.get(&server) {
+            return known.clone();
+        }
+        let survey = Arc::new(self.look(server, None));
+        self.surveys.of.insert(server, survey.clone());
+        survey
+    }
+
+    /// What there is on a node, once a job has started if one is given.
+    fn look(&self, server: ServerId, start: Option<(JobIndex, &[Create])>) -> Survey {
+        let starting = start.map(|(job, _)| job);
+        let mut survey = Survey::default();
+        let (leaving, held) = (&mut survey.leaving, &mut survey.held);
         for (id, volume) in self.volumes.on_server(server) {
             let Some(instance) = self.volumes.get(id) else {
                 continue;
             };
             let is_cache = self.graph.volume(volume).is_cache;
             match instance.state {
-                State::Deleting | State::Copying | State::Copy => free = free.plus(instance.size),
-                State::Creating | State::Ready if is_cache => {
-                    free = free.plus(floor(instance.size));
+                State::Deleting | State::Copying | State::Copy => {
+                    *leaving = leaving.plus(instance.size);
                 }
-                State::Creating | State::Ready if is_leaving(volume) => {
-                    free = free.plus(instance.size);
+                State::Creating | State::Ready if is_cache => {
+                    *leaving = leaving.plus(floor(instance.size));
+                }
+                State::Creating | State::Ready if self.is_leaving(volume, starting) => {
+                    *leaving = leaving.plus(instance.size);
                 }
                 State::Creating | State::Ready => {
                     if let Some(pipeline) = self.graph.pipeline_of(volume) {
@@ -184,25 +234,41 @@ impl Scheduler {
                 }
             }
         }
+        survey
+    }
+
+    /// What a node has when `taken` of it is taken, by a start there if one is given.
+    fn ground(
+        &self,
+        survey: &Survey,
+        server: ServerId,
+        taken: Space,
+        start: Option<(JobIndex, &[Create])>,
+    ) -> Ground {
+        let free = self.fleet.available(server).minus(taken);
+        let mut free = free.plus(survey.leaving);
+        let starting = start.map(|(job, _)| self.graph.pipeline(job));
+        // What the start adds to what its pipeline has.
+        let mut made: Option<Space> = None;
         for (volume, target, size) in start.into_iter().flat_map(|(_, creates)| creates) {
             if *target == Some(server) {
                 match self.graph.volume(*volume).is_cache {
                     true => free = free.plus(floor(*size)),
-                    false if is_leaving(*volume) => free = free.plus(*size),
-                    false => {
-                        let there = held.entry(starting.unwrap_or_default()).or_default();
-                        *there = there.plus(*size);
+                    false if self.is_leaving(*volume, start.map(|(job, _)| job)) => {
+                        free = free.plus(*size);
                     }
+                    false => made = Some(made.unwrap_or_default().plus(*size)),
                 }
             }
         }
         let is_home = |pipeline: &u32| {
             starting == Some(*pipeline) || self.claims.home.get(pipeline) == Some(&server)
         };
-        let claims = held.into_iter().filter(|(pipeline, _)| is_home(pipeline));
-        let claims = claims.map(|(pipeline, held)| {
+        let claim = |pipeline: u32, held: Space| {
             let rest = match start {
                 Some((job, _)) if starting == Some(pipeline) => {
+                    let has_begun =
+                        |other: JobIndex| other == job || self.graph.state(other).has_begun();
                     self.graph.courses.rest_with(pipeline, job, has_begun)
                 }
                 _ => self.graph.courses.rest(pipeline),
@@ -212,15 +278,24 @@ impl Scheduler {
                 held,
                 rest,
             }
-        });
-        let claims = claims.collect();
+        };
+        let mut claims = Vec::with_capacity(survey.held.len() + 1);
+        for (&pipeline, &held) in survey.held.iter().filter(|(pipeline, _)| is_home(pipeline)) {
+            let more = made.take_if(|_| starting == Some(pipeline));
+            claims.push(claim(pipeline, held.plus(more.unwrap_or_default())));
+        }
+        if let (Some(made), Some(pipeline)) = (made, starting) {
+            let at = claims.partition_point(|claim| claim.pipeline < pipeline);
+            claims.insert(at, claim(pipeline, made));
+        }
         Ground { free, claims }
     }
 
     /// The least free space on a node with which all pipelines at home there can end, beside what
     /// they hold.
     pub(super) fn least_to_end(&self, server: ServerId) -> Space {
-        let mut claims = self.ground(server, Space::ZERO, None).claims;
+        let survey = self.look(server, None);
+        let mut claims = self.ground(&survey, server, Space::ZERO, None).claims;
         claims.sort_unstable_by_key(|claim| claim.rest);
         let (mut need, mut left) = (Space::ZERO, Space::ZERO);
         for claim in claims {
@@ -233,7 +308,8 @@ impl Scheduler {
     /// The next jobs of the pipelines at home on this node, those of pipelines that need least to
     /// end first.
     pub(super) fn easiest(&self, server: ServerId) -> Vec<JobIndex> {
-        let mut claims = self.ground(server, Space::ZERO, None).claims;
+        let survey = self.look(server, None);
+        let mut claims = self.ground(&survey, server, Space::ZERO, None).claims;
         claims.sort_by_key(|claim| claim.rest);
         let next = claims.into_iter().map(|claim| claim.pipeline);
         next.filter_map(|pipeline| self.graph.courses.next_of(pipeline))
@@ -253,7 +329,8 @@ impl Scheduler {
     /// Space became free on a node: perhaps it leans no more.
     pub(super) fn settle_claims(&mut self, server: ServerId) {
         if self.claims.leaning.contains_key(&server) {
-            let (_, lack) = self.ground(server, Space::ZERO, None).settle();
+            let survey = self.survey(server);
+            let (_, lack) = self.ground(&survey, server, Space::ZERO, None).settle();
             match lack {
                 Some(lack) => drop(self.claims.leaning.insert(server, lack)),
                 None => drop(self.claims.leaning.remove(&server)),

@@ -17,7 +17,7 @@ use super::guide::Guided;
 use super::progress::{JobFailure, Outcome, Progress};
 use super::queues::Queues;
 use super::rules::Admission;
-use super::safety::Claims;
+use super::safety::{Claims, Surveys};
 use super::settings::Settings;
 use super::sizes::Sizes;
 use super::space::Space;
@@ -75,6 +75,8 @@ pub struct Scheduler {
     pub(super) guided: Option<Guided>,
     /// Where pipelines are at home, and which need room elsewhere.
     pub(super) claims: Claims,
+    /// What was found on nodes lately, for the same question.
+    pub(super) surveys: Surveys,
     /// Losses and restarts of nodes that ran jobs, and the last of them.
     pub(super) nodes_gone: u64,
     pub(super) last_gone: Option<(ServerId, Time)>,
@@ -138,6 +140,7 @@ impl Scheduler {
             admission: None,
             guided: None,
             claims: Claims::default(),
+            surveys: Surveys::default(),
             nodes_gone: 0,
             last_gone: None,
             steering,

@@ -61,6 +61,8 @@ pub(super) struct Volumes {
     live: Vec<BTreeMap<Option<ServerId>, VolumeId>>,
     /// Everything that exists on a server.
     on_server: BTreeMap<ServerId, BTreeMap<VolumeId, VolumeIndex>>,
+    /// How often anything of this may have changed.
+    changes: u64,
 }
 
 impl Volumes {
@@ -69,6 +71,7 @@ impl Volumes {
             instances: BTreeMap::new(),
             live: vec![BTreeMap::new(); volumes],
             on_server: BTreeMap::new(),
+            changes: 0,
         }
     }
 
@@ -76,7 +79,13 @@ impl Volumes {
         self.instances.get(&id)
     }
 
+    /// How often anything may have changed.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes
+    }
+
     pub(super) fn get_mut(&mut self, id: VolumeId) -> Option<&mut Instance> {
+        self.changes += 1;
         self.instances.get_mut(&id)
     }
 
@@ -127,6 +136,7 @@ impl Volumes {
     }
 
     pub(super) fn add(&mut self, id: VolumeId, instance: Instance) {
+        self.changes += 1;
         assert!(instance.state.is_live(), "a volume begins its life alive");
         let (volume, server) = (instance.volume, instance.server);
         let before = self.live[volume.as_usize()].insert(server, id);
@@ -139,6 +149,7 @@ impl Volumes {
 
     /// Adds a copy: it exists, but no job uses it.
     pub(super) fn add_copy(&mut self, id: VolumeId, instance: Instance) {
+        self.changes += 1;
         assert!(!instance.state.is_live(), "a copy is not in use");
         if let Some(server) = instance.server {
             let there = self.on_server.entry(server).or_default();
@@ -149,6 +160,7 @@ impl Volumes {
 
     /// Takes a complete copy into use, in the place of a volume that is gone.
     pub(super) fn promote(&mut self, id: VolumeId) {
+        self.changes += 1;
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };
@@ -160,6 +172,7 @@ impl Volumes {
 
     /// Takes a volume out of use; it keeps its space until it is removed.
     pub(super) fn retire(&mut self, id: VolumeId) {
+        self.changes += 1;
         if let Some(instance) = self.instances.get_mut(&id) {
             if instance.state.is_live() {
                 self.live[instance.volume.as_usize()].remove(&instance.server);
@@ -171,6 +184,7 @@ impl Volumes {
 
     /// Forgets a volume that is gone.
     pub(super) fn remove(&mut self, id: VolumeId) -> Option<Instance> {
+        self.changes += 1;
         let instance = self.instances.remove(&id)?;
         if instance.state.is_live() {
             self.live[instance.volume.as_usize()].remove(&instance.server);

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use anyhow::{Result, anyhow, ensure};
 use bafs_sched::dice::Dice;
-use bafs_sched::planner::{Shape, Strategy, plan};
+use bafs_sched::planner::{Environment, Shape, Strategy, plan};
 use bafs_sched::sim::study::thesis_environment;
 use bafs_sched::sim::{Doubt, Doubts, Load, Policy, decide, trials};
 use bafs_sched::workflow::{Workflow, parse_workflow};
@@ -13,11 +13,15 @@ use bafs_sched::workflow::{Workflow, parse_workflow};
 use super::super::measure::{Samples, seconds};
 use super::super::{Options, Report};
 
+/// Some node fails so often, in seconds.
+const MTBF_S: u64 = 6 * 3_600;
+
 /// Plans graphs of a thousand jobs with unequal volumes, several parents, fan-out and fan-in, and
 /// simulates every strategy with other seeds to see how good the choice was.
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let (mut by_shape, mut whole, mut regrets) = (Vec::new(), Vec::new(), Vec::new());
     let (mut by_model, environment) = (Vec::new(), thesis_environment());
+    let mut failing = Vec::new();
     for seed in 0..options.pick(10, 3) {
         let workflow = graph(seed)?;
         let load = Load::Declared {
@@ -37,6 +41,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
             Ok(())
         })?;
         whole.push(taken + simulating);
+        failing.push(plan_where_nodes_fail(&workflow, &load)?);
         let found = trials(&workflow, &shape, &environment, &load, seed)?;
         let strategies = found.iter().filter(|t| t.policy != Policy::Need);
         let best = strategies.min_by_key(|trial| trial.run.elapsed_us);
@@ -51,6 +56,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     }
     report.measured("graph_model_s", &Samples::new(by_shape));
     report.measured("graph_plan_s", &Samples::new(whole));
+    report.measured("graph_plan_failing_s", &Samples::new(failing));
     for (figure, regrets) in [("graph_model_regret", by_model), ("graph_regret", regrets)] {
         match regrets.is_empty() {
             true => report.not_measured(figure, "no strategy fitted any graph"),
@@ -58,6 +64,21 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// How long it takes where nodes fail, so that each candidate is simulated with several seeds.
+fn plan_where_nodes_fail(workflow: &Workflow, load: &Load) -> Result<f64> {
+    let environment = Environment {
+        mtbf_s: Some(MTBF_S),
+        ..thesis_environment()
+    };
+    let (taken, ()) = seconds(|| {
+        let (shape, _) = Shape::bottleneck(workflow, 0.1);
+        let mut planned = plan(shape, &environment);
+        decide(&mut planned, Doubt::All, workflow, &environment, load)?;
+        Ok(())
+    })?;
+    Ok(taken)
 }
 
 /// A hundred parts of ten jobs: a first one, eight beside each other, a last one that reads all.

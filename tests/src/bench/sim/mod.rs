@@ -1,5 +1,6 @@
 //! `bench sim`: how fast the scheduler core decides and the simulator simulates, from 10⁴ to 10⁶
-//! jobs. It needs no mount and no network.
+//! jobs, by a strategy's rules and by need with the safety of every start. It needs no mount and no
+//! network.
 
 use std::time::Duration;
 
@@ -43,9 +44,19 @@ impl Times {
     }
 }
 
-/// Simulates each size.
+/// Simulates each size under both policies.
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let sizes = options.pick(&SIZES[..], &SIZES[..2]);
+    report.section("by the rules of the strategy `all`");
+    series(sizes, Policy::Strategy(Strategy::All), "", report)?;
+    report.section("by need: each start is checked for pipelines that would wait for each other");
+    series(sizes, Policy::Need, "need_", report)?;
+    report.figure("peak_mib", peak_mib());
+    Ok(())
+}
+
+/// Simulates each size; the names of all figures begin with `prefix`.
+fn series(sizes: &[(u32, u32)], policy: Policy, prefix: &str, report: &mut Report) -> Result<()> {
     let mut rows = vec![[
         "jobs",
         "nodes",
@@ -60,7 +71,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     for &(jobs, nodes) in sizes {
         let mut times = Times::default();
         let watch = Watch::start();
-        let run = simulate(jobs, nodes, &mut times)?;
+        let run = simulate(jobs, nodes, policy, &mut times)?;
         let seconds = watch.elapsed().as_secs_f64();
         let decisions = times.0.len();
         let per_s = decisions as f64 / times.total_s();
@@ -68,16 +79,19 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
             times.quantile_ms(990, decisions),
             times.quantile_ms(1_000, decisions),
         );
-        report.figure(&format!("jobs_{jobs}_s"), seconds);
-        report.figure(&format!("jobs_{jobs}_decisions_per_s"), per_s);
-        report.figure(&format!("jobs_{jobs}_decision_p99_ms"), p99);
+        report.figure(&format!("{prefix}jobs_{jobs}_s"), seconds);
+        report.figure(&format!("{prefix}jobs_{jobs}_decisions_per_s"), per_s);
+        report.figure(&format!("{prefix}jobs_{jobs}_decision_p99_ms"), p99);
         let early = times.quantile_ms(990, EARLY);
-        report.figure(&format!("jobs_{jobs}_early_decision_p99_ms"), early);
-        report.figure(&format!("jobs_{jobs}_decision_max_ms"), max);
+        report.figure(&format!("{prefix}jobs_{jobs}_early_decision_p99_ms"), early);
+        report.figure(&format!("{prefix}jobs_{jobs}_decision_max_ms"), max);
         if let Some(&(fewer, before)) = taken.last() {
             let n_log_n = |n: u32| f64::from(n) * f64::from(n).ln();
             let growth = seconds / before / (n_log_n(jobs) / n_log_n(fewer));
-            report.figure(&format!("growth_over_n_log_n_{fewer}_{jobs}"), growth);
+            report.figure(
+                &format!("{prefix}growth_over_n_log_n_{fewer}_{jobs}"),
+                growth,
+            );
         }
         taken.push((jobs, seconds));
         let texts = [seconds, per_s, p99, max].map(|value| format!("{value:.3}"));
@@ -93,14 +107,13 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
             failures,
         ]);
     }
-    report.figure("peak_mib", peak_mib());
     let head = rows.pop().unwrap_or_default().map(str::to_owned).to_vec();
     let body = lines.into_iter().map(|line| line.to_vec());
     report.table(&std::iter::once(head).chain(body).collect::<Vec<_>>());
     Ok(())
 }
 
-fn simulate(jobs: u32, nodes: u32, times: &mut Times) -> Result<Run> {
+fn simulate(jobs: u32, nodes: u32, policy: Policy, times: &mut Times) -> Result<Run> {
     let clusters = nodes / 100;
     let class = |cluster| NodeClass {
         cluster: format!("c{cluster}"),
@@ -118,7 +131,7 @@ fn simulate(jobs: u32, nodes: u32, times: &mut Times) -> Result<Run> {
     let text = format!("width={width},depth=5,batch=20GB,private=0.1GB,run=1000s,var=0.2");
     let scenario = Scenario {
         environment,
-        policy: Policy::Strategy(Strategy::All),
+        policy,
         load: Load::Declared {
             variability_ppm: 200_000,
         },
