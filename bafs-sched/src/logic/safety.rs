@@ -35,8 +35,9 @@ pub(super) struct Claims {
     leaning: BTreeMap<ServerId, Space>,
 }
 
-/// What there is on nodes, remembered while nothing comes, goes or begins: a search for a place looks
-/// at the same nodes for one job after the other. Part of no state: forgetting it changes nothing.
+/// What there is on nodes, remembered while nothing comes, goes or begins: a search for a place
+/// looks at the same nodes for one job after the other. Part of no state: forgetting it changes
+/// nothing.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Surveys {
     /// Of the volumes and of the jobs that they are of.
