@@ -1,6 +1,6 @@
 //! Fig 3.4: a batch-intensive workload whose batch volumes grow beyond what all caches hold.
 //! Scaled: 16 pipelines of 4 jobs on 4 nodes with 2 slots and 128 MB of cache in all, of 64 on 16
-//! with 8 GB. Smaller would not do: the scheduler gives no node less than 4 MiB of a cache.
+//! with 8 GB. Smaller would not do: a node that has 4 MiB of a cache keeps no room beside them.
 
 use anyhow::Result;
 
