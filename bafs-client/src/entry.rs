@@ -230,10 +230,8 @@ fn aborted(volume: &str) -> Error {
 
 /// Has the mount kept again if its keeper is gone.
 fn renew(kept: &mut Kept, mounted: &Mounted) {
-    if kept.is_alive() {
-        return;
-    }
-    if let Some(mount) = mounted.id()
+    if kept.is_gone()
+        && let Some(mount) = mounted.id()
         && let Err(error) = kept.renew(mount)
     {
         tracing::warn!(%error, "the keeper of the mount is gone, and no other starts");

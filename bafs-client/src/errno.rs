@@ -15,6 +15,7 @@ pub fn errno_of(code: ErrorCode) -> Errno {
         // The retries are over when this is asked: the environment failed, and EIO is what a
         // program takes as final. EAGAIN or ETIMEDOUT would make some programs try for ever.
         Code::Unreachable
+        | Code::HomeUnreachable
         | Code::DeadlineExceeded
         | Code::Busy
         | Code::Running

@@ -97,6 +97,8 @@ pub(crate) struct Kept {
     device: Option<OwnedFd>,
     keeper: Keeper,
     beating: JoinHandle<()>,
+    /// No other keeper could be started, and none is tried any more.
+    is_alone: bool,
 }
 
 impl Kept {
@@ -113,18 +115,21 @@ impl Kept {
             device,
             beating: tokio::spawn(Arc::clone(&keeper.pulse).beat_on()),
             keeper,
+            is_alone: false,
         })
     }
 
-    /// Whether there is a keeper; there is none when somebody killed it.
-    pub(crate) fn is_alive(&mut self) -> bool {
-        matches!(self.keeper.process.try_wait(), Ok(None))
+    /// Whether another keeper is needed: this one is gone when somebody killed it.
+    pub(crate) fn is_gone(&mut self) -> bool {
+        !self.is_alone && !matches!(self.keeper.process.try_wait(), Ok(None))
     }
 
     /// Starts another keeper, of the mount of this id, in place of one that is gone.
     pub(crate) fn renew(&mut self, mount: u64) -> io::Result<()> {
+        self.is_alone = true;
         let device = copy_of(self.device.as_ref())?;
         self.keeper = Keeper::start(&self.directory, self.silence, device, Some(mount))?;
+        self.is_alone = false;
         self.beating.abort();
         self.beating = tokio::spawn(Arc::clone(&self.keeper.pulse).beat_on());
         Ok(())

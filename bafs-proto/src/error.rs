@@ -65,6 +65,8 @@ error_codes! {
     ServerFault = 104, Transient;
     /// What was asked for is under way and takes longer: ask again for its result.
     Running = 105, Transient;
+    /// Home does not answer the server that was asked in its place.
+    HomeUnreachable = 106, Transient;
 
     /// The volume does not exist (any more): deleted, expired, or lost with its server.
     VolumeLost = 200, VolumeLost;

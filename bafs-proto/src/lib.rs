@@ -32,7 +32,8 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// 3 = agents report how long calls were under way, which volumes a job read and changed, and what
 /// they held; 4 = allotments of nodes; 5 = a server says that what it asked ahead is waited for,
 /// and agents are told that blocks are on their machine; 6 = a server says that it is at it
-/// (`Running`); 7 = tokens that are good at one server.
+/// (`Running`); 7 = tokens that are good at one server, and a server says that home does not answer
+/// it (`HomeUnreachable`).
 pub const PROTOCOL_VERSION: u32 = 7;
 
 /// Application-layer protocol name that both ends of a connection must offer.

@@ -328,7 +328,7 @@ impl Session {
         if let Ok(stat) = anchor.stat()
             && stat.st_nlink == 0
         {
-            self.unname(&stat, None);
+            self.unname(&stat, Some(anchor));
         }
     }
 

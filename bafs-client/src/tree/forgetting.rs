@@ -45,7 +45,11 @@ impl Session {
             tokio::time::sleep(Duration::from_millis(look_ms)).await;
             silent_ms += look_ms;
             // The server keeps what was removed until it hears that nobody knows it any more.
-            if silent_ms >= pause_ms || !lock(&self.forgets).1.is_empty() {
+            let is_asked = {
+                let forgets = lock(&self.forgets);
+                forgets.0 == self.link().opened.epoch && !forgets.1.is_empty()
+            };
+            if silent_ms >= pause_ms || is_asked {
                 silent_ms = 0;
                 self.send_forgets().await;
             }

@@ -36,6 +36,8 @@ struct Known {
     /// Why it keeps nothing, if that is so and is no matter of the way to it.
     refusal: Option<ErrorCode>,
     has_answered: bool,
+    /// It was asked once at least, and answered, refused or was silent.
+    was_tried: bool,
     /// What the core was told.
     told: Option<NodeShare>,
 }
@@ -151,7 +153,7 @@ impl Shares {
     /// cache is divided once, among the nodes that are known then.
     pub(crate) fn answered(&mut self, server: ServerId, answer: Allotments) -> Vec<NodeShare> {
         let known = self.known.entry(server).or_default();
-        (known.is_asking, known.refusal) = (false, None);
+        (known.is_asking, known.was_tried, known.refusal) = (false, true, None);
         known.granted = answer.granted;
         known.others = answer.others;
         known.has_answered = true;
@@ -162,7 +164,7 @@ impl Shares {
     /// know.
     pub(crate) fn refused(&mut self, server: ServerId, error: &Error) -> (bool, Vec<NodeShare>) {
         let known = self.known.entry(server).or_default();
-        known.is_asking = false;
+        (known.is_asking, known.was_tried) = (false, true);
         let is_busy = error.code == ErrorCode::Busy;
         if error.is_transient() && !is_busy {
             return (false, self.news(None));
@@ -176,7 +178,8 @@ impl Shares {
     /// What the core must know: that node, and those that it has not heard of.
     fn news(&mut self, of: Option<ServerId>) -> Vec<NodeShare> {
         let is_first = self.known.values().all(|known| known.told.is_none());
-        if is_first && self.known.values().any(|known| known.is_asking) {
+        let is_awaited = |known: &Known| known.is_asking && !known.was_tried;
+        if is_first && self.known.values().any(is_awaited) {
             return Vec::new();
         }
         let is_new = |(id, known): &(&ServerId, &mut Known)| {

@@ -46,7 +46,7 @@ impl Caches {
             match sorted.await {
                 Ok(true) if !generation.pins.paths().is_empty() => {
                     let pins = generation.pins.paths();
-                    warm::go_on(self.fetcher.clone(), volume, pins);
+                    warm::go_on(self.fetcher.clone(), volume.clone(), pins);
                 }
                 Ok(_) => {}
                 Err(error) => tracing::warn!(%error, "classes of blocks are not up to date"),
@@ -55,7 +55,10 @@ impl Caches {
                 let changing = self.changing(id);
                 tokio::spawn(async move {
                     let _one_at_a_time = changing.lock().await;
-                    generation.take_back_hurt().await;
+                    // Who reads an earlier state is told so already.
+                    if Arc::ptr_eq(&volume.generation(), &generation) {
+                        generation.take_back_hurt().await;
+                    }
                 });
             }
         }

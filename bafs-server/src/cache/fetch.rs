@@ -71,6 +71,8 @@ pub(crate) struct Generation {
     pub(crate) readers: Mutex<Readers>,
     /// Which paths are pinned.
     pub(crate) pins: Arc<Pins>,
+    /// When home last sent blocks, as a [`bafs_proto::time::Time`]; 0 if it never did.
+    pub(super) home_answered_ms: AtomicU64,
     /// How far the classes of the blocks are right.
     pub(super) sorting: Mutex<Sorting>,
     /// Whether it was told that blocks are passed through.
@@ -124,6 +126,7 @@ impl Generation {
             ahead: BlockSet::default(),
             readers: Mutex::default(),
             pins,
+            home_answered_ms: AtomicU64::new(0),
             sorting: Mutex::default(),
             told_full: AtomicBool::new(false),
             view: RwLock::default(),

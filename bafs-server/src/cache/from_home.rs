@@ -1,5 +1,6 @@
 //! Reads blocks from home, so many requests at once as a wide-area link needs. Keeps nothing.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use bafs_proto::message::ReadSource;
@@ -10,6 +11,7 @@ use super::arrival::Origin;
 use super::disk::Run;
 use super::fetch::{FLIGHT_MS_MAX, Fetcher, Generation};
 use super::flights::{Block, Urgency};
+use crate::clock;
 
 /// How long a fetch waits for its turn to ask home: readers give up earlier, and find the blocks
 /// here when they come back.
@@ -56,6 +58,8 @@ impl Fetcher {
                 .homes
                 .read(manifest.home(), &token, call.clone(), deadline);
             let (data, body) = asked.await?;
+            let now_ms = clock::now().0;
+            generation.home_answered_ms.store(now_ms, Ordering::Relaxed);
             generation.meter.add("cache_home_reads", 1);
             generation.meter.add("cache_home_bytes", body.len() as u64);
             match generation

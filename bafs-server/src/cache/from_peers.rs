@@ -1,12 +1,13 @@
 //! Asks other servers for blocks, and tells them of this one. Never goes home.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bafs_proto::cache::{CacheMember, JoinCache};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, ServerId};
 use bafs_proto::message::{Blocks, CacheRef, ReadBlocks, Reader};
-use bafs_proto::time::Deadline;
+use bafs_proto::time::{Deadline, Time};
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::time::{Duration, sleep};
@@ -24,6 +25,9 @@ use crate::clock;
 /// the primary, a silent primary is.
 const PROBE_AFTER_MS: u64 = 300;
 const PROBE_MS_MAX: u64 = 1_000;
+
+/// Home that has sent nothing for so long while somebody waited for it, in milliseconds, is away.
+const HOME_SILENT_MS: u64 = 5_000;
 
 /// In answers to an heir: this block is not to be had here.
 pub(super) const ABSENT: Digest = Digest([0; 32]);
@@ -83,7 +87,10 @@ impl Fetcher {
                 }
                 Ok(_) => {}
                 // It waits for home, as everybody would who asked home in its place.
-                Err(error) if error.code == ErrorCode::Busy && !self.is_homeless(server) => {
+                Err(error) if error.code == ErrorCode::Busy => return Err(error),
+                Err(error)
+                    if error.code == ErrorCode::HomeUnreachable && !self.is_homeless(server) =>
+                {
                     return Err(error);
                 }
                 Err(error) => {
@@ -232,7 +239,7 @@ impl Fetcher {
             Ok(_) => self.peers().trust(peer.server),
             // It answers, but home does not answer it, or the source changed: not its fault.
             Err(error) if is_faultless(error.code) => {
-                if error.code == ErrorCode::Busy {
+                if error.code == ErrorCode::HomeUnreachable {
                     self.peers().note_homeless(peer.server, clock::now());
                 }
             }
@@ -293,25 +300,41 @@ impl Fetcher {
 fn is_faultless(code: ErrorCode) -> bool {
     matches!(
         code,
-        ErrorCode::Busy | ErrorCode::ServerFault | ErrorCode::SourceChanged | ErrorCode::NotFound
+        ErrorCode::Busy
+            | ErrorCode::HomeUnreachable
+            | ErrorCode::ServerFault
+            | ErrorCode::SourceChanged
+            | ErrorCode::NotFound
     )
 }
 
 /// What another server is told when its blocks could not be had: that this one is not silent, and
-/// whether home may answer later.
-pub(super) fn told_to_peers(error: Error) -> Error {
+/// whether home may answer later. A link with too much to do is no home that is away: others who
+/// asked there would only add to it.
+pub(super) fn told_to_peers(generation: &Generation, error: Error) -> Error {
     let code = match error.code {
+        ErrorCode::Unreachable => ErrorCode::HomeUnreachable,
+        ErrorCode::DeadlineExceeded if !generation.home_answered_lately(clock::now()) => {
+            ErrorCode::HomeUnreachable
+        }
         ErrorCode::SourceChanged
         | ErrorCode::VolumeLost
         | ErrorCode::NotFound
+        | ErrorCode::HomeUnreachable
         | ErrorCode::Malformed => return error,
-        ErrorCode::Unreachable | ErrorCode::DeadlineExceeded | ErrorCode::Busy => ErrorCode::Busy,
+        ErrorCode::DeadlineExceeded | ErrorCode::Busy => ErrorCode::Busy,
         _ => ErrorCode::ServerFault,
     };
     Error::new(code, error.detail)
 }
 
 impl Generation {
+    /// Whether home has sent something within the last seconds.
+    fn home_answered_lately(&self, now: Time) -> bool {
+        let last = Time(self.home_answered_ms.load(Ordering::Relaxed));
+        now.ms_since(last) < HOME_SILENT_MS
+    }
+
     /// The call that asks a peer for a run, or for nothing.
     fn ask_for(&self, run: Option<&Run>, reader: Reader) -> ReadBlocks {
         ReadBlocks {

@@ -403,9 +403,9 @@ async fn read_for(
     };
     let (fetcher, generation) = (fetcher.clone(), generation.clone());
     match reader {
-        Reader::Heir => read::read_for_heir(generation, run, deadline)
+        Reader::Heir => read::read_for_heir(generation.clone(), run, deadline)
             .await
-            .map_err(told_to_peers),
+            .map_err(|error| told_to_peers(&generation, error)),
         Reader::Hurry => {
             read::hurry(&generation, &run);
             Ok((Vec::new(), Bytes::new()))
@@ -415,8 +415,15 @@ async fn read_for(
             read::read(fetcher, generation, run, Errand::of(reader), deadline).await
         }
         Reader::Peer | Reader::Ahead | Reader::Detour => {
-            let read = read::read(fetcher, generation, run, Errand::of(reader), deadline);
-            read.await.map_err(told_to_peers)
+            let read = read::read(
+                fetcher,
+                generation.clone(),
+                run,
+                Errand::of(reader),
+                deadline,
+            );
+            read.await
+                .map_err(|error| told_to_peers(&generation, error))
         }
     }
 }
