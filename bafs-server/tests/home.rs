@@ -11,8 +11,8 @@ use bafs_proto::file_op::{BodyRange, Caller, FileOp, FileReply};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{AgentId, ExtractId, InodeNo};
 use bafs_proto::message::{
-    CloseTree, CommitPut, ListSource, OpenTree, ReadSource, RunFileOps, SourceKind, StatSource,
-    TreeRef,
+    CloseTree, CommitPut, ListSource, OpenTree, ReadCounters, ReadSource, RunFileOps, SourceKind,
+    StatSource, TreeRef,
 };
 use bafs_proto::token::{Right, Token};
 use bafs_server::home::Home;
@@ -147,6 +147,14 @@ async fn nothing_outside_and_nothing_private_is_reached() {
             .iter()
             .all(|path| !path.contains("bafs-put"))
     );
+}
+
+#[tokio::test]
+async fn counters_are_for_who_sees_the_catalog() {
+    let world = World::new();
+    let refused = world.call(ReadCounters).await;
+    assert_eq!(code(refused), ErrorCode::RightMissing);
+    world.counter("home_reads").await;
 }
 
 #[tokio::test]

@@ -184,7 +184,8 @@ impl Home {
                 self.close_tree(&token, &call).await?,
             ))),
             Request::ReadCounters(_) => {
-                self.allow(&token, "", Right::Read)?;
+                self.access
+                    .require(&token, Resource::Catalog, Right::Read)?;
                 let values = self.counters.snapshot();
                 Ok(bare(Reply::ReadCounters(CounterValues {
                     server: self.id,
