@@ -10,11 +10,11 @@ use bafs_sched::workflow::{Workflow, parse_workflow};
 const NODES: u64 = 8;
 
 /// Jobs that all read a cache, each with a scratch volume.
-fn workflow() -> Workflow {
-    let mut text = String::from("volume c cache bafs://home/data 4 MB files 10\n");
-    for job in 0..32 {
+fn workflow(jobs: u32, cache: &str, scratch: &str) -> Workflow {
+    let mut text = format!("volume c cache bafs://home/data {cache} files 10\n");
+    for job in 0..jobs {
         text += &format!(
-            "job j{job} {{\n  executable = x\n}}\nvolume v{job} scratch 100 kB files 10\n\
+            "job j{job} {{\n  executable = x\n}}\nvolume v{job} scratch {scratch} files 10\n\
              mount c j{job} /c\nmount v{job} j{job} /v\nextract v{job} out bafs://home/out.{job}\n"
         );
     }
@@ -35,7 +35,11 @@ fn nodes(count: u64) -> Vec<NodeSeen> {
 
 /// Nodes on which jobs started when those of `listings` were seen one after the other.
 fn used(listings: &[u64]) -> BTreeSet<ServerId> {
-    let mut scheduler = Scheduler::new(RunId(1), workflow(), Settings::default());
+    let mut scheduler = Scheduler::new(
+        RunId(1),
+        workflow(32, "4 MB", "100 kB"),
+        Settings::default(),
+    );
     let mut due: Vec<Event> = Vec::new();
     let mut used = BTreeSet::new();
     let mut now = 0;
@@ -81,16 +85,8 @@ fn roomy(ids: std::ops::RangeInclusive<u64>) -> Vec<NodeSeen> {
 /// data from home once more.
 #[test]
 fn a_node_that_comes_later_keeps_room_for_a_job_in_every_slot() {
-    let mut text = String::from("volume c cache bafs://home/data 48 MB files 10\n");
-    for job in 0..8 {
-        text += &format!(
-            "job j{job} {{\n  executable = x\n}}\nvolume v{job} scratch 130 kB files 10\n\
-             mount c j{job} /c\nmount v{job} j{job} /v\nextract v{job} out bafs://home/out.{job}\n"
-        );
-    }
-    let none = |path: &str| Err(path.to_owned());
-    let workflow = parse_workflow("w.bafs", &text, &none).expect("it is right");
-    let mut scheduler = Scheduler::new(RunId(1), workflow.workflow, Settings::default());
+    let workflow = workflow(8, "48 MB", "130 kB");
+    let mut scheduler = Scheduler::new(RunId(1), workflow, Settings::default());
     let (mut started, mut now) = (0, 0);
     for listing in [roomy(1..=3), roomy(1..=4)] {
         let mut due = vec![Event::ServersSeen { nodes: listing }];

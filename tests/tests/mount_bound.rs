@@ -100,7 +100,7 @@ fn mount_bound_loses_nothing_with_its_agent() -> Result<()> {
     let Some(world) = ready("mount_bound_loses_nothing_with_its_agent")? else {
         return Ok(());
     };
-    let script = "echo one > /vol/f; mkdir /vol/d; echo ready; \
+    let script = "echo one > /vol/f; mkdir /vol/d; echo 0 > /vol/last; echo ready; \
         i=0; while :; do i=$((i+1)); echo $i > /vol/last; done";
     let busy = Busy::start(&world, &[], script)?;
     busy.signal(Signal::SIGKILL)?;
@@ -115,7 +115,8 @@ fn mount_bound_writer_is_cut_off_by_the_next() -> Result<()> {
     let Some(world) = ready("mount_bound_writer_is_cut_off_by_the_next")? else {
         return Ok(());
     };
-    let script = "echo ready; i=0; while :; do i=$((i+1)); echo $i > /vol/first; done";
+    let script = "echo 0 > /vol/first; echo ready; i=0; \
+        while :; do i=$((i+1)); echo $i > /vol/first; done";
     let first = Busy::start(&world, &[], script)?;
     let look = "cp /vol/first /vol/seen; sleep 1; cmp /vol/first /vol/seen; echo same";
     check(&world, look, "same")?;

@@ -89,7 +89,8 @@ fn mount_inline_writer_is_cut_off_by_the_next() -> Result<()> {
     let Some(world) = ready("mount_inline_writer_is_cut_off_by_the_next")? else {
         return Ok(());
     };
-    let script = "echo ready; i=0; while :; do i=$((i+1)); echo $i > /vol/first; done";
+    let script = "echo 0 > /vol/first; echo ready; i=0; \
+        while :; do i=$((i+1)); echo $i > /vol/first; done";
     let first = Busy::start(&world, &[], script)?;
     // Nothing of the first comes after the second has its volume.
     let look = "cp /vol/first /vol/seen; sleep 1; cmp /vol/first /vol/seen; echo same";
