@@ -201,7 +201,9 @@ async fn show(
                 if mounted.is_over() {
                     break mounted.id().map_or(Ok(()), |_| Err(aborted(&name)));
                 }
-                tokio::task::block_in_place(|| renew(&mut kept, &mounted));
+                if kept.is_gone() {
+                    tokio::task::block_in_place(|| renew(&mut kept, &mounted));
+                }
             }
         }
     };
@@ -228,10 +230,9 @@ fn aborted(volume: &str) -> Error {
     Error::new(ErrorCode::VolumeLost, text)
 }
 
-/// Has the mount kept again if its keeper is gone.
+/// Has the mount kept again, whose keeper is gone.
 fn renew(kept: &mut Kept, mounted: &Mounted) {
-    if kept.is_gone()
-        && let Some(mount) = mounted.id()
+    if let Some(mount) = mounted.id()
         && let Err(error) = kept.renew(mount)
     {
         tracing::warn!(%error, "the keeper of the mount is gone, and no other starts");

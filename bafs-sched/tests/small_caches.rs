@@ -33,20 +33,12 @@ fn nodes(count: u64) -> Vec<NodeSeen> {
     (1..=count).map(node).collect()
 }
 
-/// Nodes on which jobs started when those of `listings` were seen one after the other.
-fn used(listings: &[u64]) -> BTreeSet<ServerId> {
-    let mut scheduler = Scheduler::new(
-        RunId(1),
-        workflow(32, "4 MB", "100 kB"),
-        Settings::default(),
-    );
-    let mut due: Vec<Event> = Vec::new();
-    let mut used = BTreeSet::new();
-    let mut now = 0;
-    for &count in listings {
-        due.push(Event::ServersSeen {
-            nodes: nodes(count),
-        });
+/// The node of each job that starts when these nodes are seen, one listing after the other.
+fn starts(workflow: Workflow, listings: Vec<Vec<NodeSeen>>) -> Vec<ServerId> {
+    let mut scheduler = Scheduler::new(RunId(1), workflow, Settings::default());
+    let (mut starts, mut now) = (Vec::new(), 0);
+    for nodes in listings {
+        let mut due = vec![Event::ServersSeen { nodes }];
         while let Some(event) = due.pop() {
             now += 1;
             let mut actions = Vec::new();
@@ -59,7 +51,7 @@ fn used(listings: &[u64]) -> BTreeSet<ServerId> {
                     Action::StartJob {
                         execution, server, ..
                     } => {
-                        used.insert(server);
+                        starts.push(server);
                         due.push(Event::JobStarted { execution });
                     }
                     _ => {}
@@ -67,7 +59,14 @@ fn used(listings: &[u64]) -> BTreeSet<ServerId> {
             }
         }
     }
-    used
+    starts
+}
+
+/// How many nodes run jobs when so many are seen, one after the other.
+fn used(listings: &[u64]) -> u64 {
+    let listings = listings.iter().map(|count| nodes(*count)).collect();
+    let starts = starts(workflow(32, "4 MB", "100 kB"), listings);
+    starts.iter().collect::<BTreeSet<_>>().len() as u64
 }
 
 /// Two slots each, and room for a quarter of a cache that all jobs read beside two scratch volumes.
@@ -85,38 +84,17 @@ fn roomy(ids: std::ops::RangeInclusive<u64>) -> Vec<NodeSeen> {
 /// data from home once more.
 #[test]
 fn a_node_that_comes_later_keeps_room_for_a_job_in_every_slot() {
-    let workflow = workflow(8, "48 MB", "130 kB");
-    let mut scheduler = Scheduler::new(RunId(1), workflow, Settings::default());
-    let (mut started, mut now) = (0, 0);
-    for listing in [roomy(1..=3), roomy(1..=4)] {
-        let mut due = vec![Event::ServersSeen { nodes: listing }];
-        while let Some(event) = due.pop() {
-            now += 1;
-            let mut actions = Vec::new();
-            scheduler.step(Time(now), event, &mut actions);
-            for action in actions {
-                match action {
-                    Action::CreateVolume { id, .. } => {
-                        due.push(Event::VolumeCreated { volume: id });
-                    }
-                    Action::StartJob { execution, .. } => {
-                        started += 1;
-                        due.push(Event::JobStarted { execution });
-                    }
-                    _ => {}
-                }
-            }
-        }
-    }
+    let listings = vec![roomy(1..=3), roomy(1..=4)];
+    let started = starts(workflow(8, "48 MB", "130 kB"), listings).len();
     assert_eq!(started, 8, "one for each slot");
 }
 
 #[test]
 fn nodes_that_can_have_only_a_small_part_of_a_cache_run_its_readers() {
-    assert_eq!(used(&[NODES]).len() as u64, NODES);
+    assert_eq!(used(&[NODES]), NODES);
 }
 
 #[test]
 fn so_do_those_that_come_later() {
-    assert_eq!(used(&[2, NODES]).len() as u64, NODES);
+    assert_eq!(used(&[2, NODES]), NODES);
 }
