@@ -45,11 +45,12 @@ impl Session {
             tokio::time::sleep(Duration::from_millis(look_ms)).await;
             silent_ms += look_ms;
             // The server keeps what was removed until it hears that nobody knows it any more.
-            let is_asked = {
+            let epoch = self.link().opened.epoch;
+            let has_news = {
                 let forgets = lock(&self.forgets);
-                forgets.0 == self.link().opened.epoch && !forgets.1.is_empty()
+                forgets.0 == epoch && !forgets.1.is_empty()
             };
-            if silent_ms >= pause_ms || is_asked {
+            if silent_ms >= pause_ms || has_news {
                 silent_ms = 0;
                 self.send_forgets().await;
             }
