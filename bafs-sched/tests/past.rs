@@ -1,7 +1,7 @@
 //! Past runs and past jobs, simulated again.
 
 use bafs_sched::io::journal::{Header, History};
-use bafs_sched::logic::{CheckpointPolicy, Event, Outcome, Settings, Space};
+use bafs_sched::logic::{Event, Outcome, Settings, Space};
 use bafs_sched::past::{Past, from_csv, from_journal, from_slurm};
 use bafs_sched::planner::{Environment, NodeClass};
 use bafs_sched::sim::{Load, Policy, Run, Scenario, Simulation};
@@ -47,20 +47,15 @@ fn history(kept: usize) -> History {
 }
 
 fn simulate(past: &Past, nodes: u32, local_bytes_per_s: u64) -> Run {
-    let scenario = Scenario {
-        environment: Environment {
-            nodes: vec![NodeClass::new(nodes, 4, 100_000 * MB)],
-            home_bytes_per_s: 10 * MB,
-            local_bytes_per_s,
-            mtbf_s: None,
-            restart_s: 60,
-        },
-        policy: Policy::Need,
-        load: Load::Measured(past.measured.clone()),
-        checkpoint: CheckpointPolicy::Never,
-        seed: 1,
-        is_recorded: false,
+    let environment = Environment {
+        nodes: vec![NodeClass::new(nodes, 4, 100_000 * MB)],
+        home_bytes_per_s: 10 * MB,
+        local_bytes_per_s,
+        mtbf_s: None,
+        restart_s: 60,
     };
+    let load = Load::Measured(past.measured.clone());
+    let scenario = Scenario::new(environment, Policy::Need, load, 1);
     let run = Simulation::new(past.workflow.clone(), scenario).run();
     let run = run.expect("it ends");
     assert!(run.is_complete(), "{:?}", run.outcome);

@@ -19,16 +19,10 @@ fn thesis() -> Environment {
 
 fn simulate(text: &str, environment: &Environment, policy: Policy, seed: u64) -> Run {
     let canonical = Canonical::parse(text).expect("a workload");
-    let scenario = Scenario {
-        environment: environment.clone(),
-        policy,
-        load: Load::Declared {
-            variability_ppm: (canonical.variability * 1e6) as u64,
-        },
-        seed,
-        checkpoint: CheckpointPolicy::Never,
-        is_recorded: false,
+    let load = Load::Declared {
+        variability_ppm: (canonical.variability * 1e6) as u64,
     };
+    let scenario = Scenario::new(environment.clone(), policy, load, seed);
     Simulation::new(workflow_of(&canonical), scenario)
         .run()
         .expect("the run ends")
@@ -173,14 +167,8 @@ fn load_with(workflow: &Workflow, seconds: u64) -> Load {
 
 fn run_with(text: &str, seconds: u64, environment: &Environment, policy: Policy) -> Run {
     let workflow = workflow_of(&Canonical::parse(text).expect("a workload"));
-    let scenario = Scenario {
-        environment: environment.clone(),
-        policy,
-        load: load_with(&workflow, seconds),
-        checkpoint: CheckpointPolicy::Never,
-        seed: 1,
-        is_recorded: false,
-    };
+    let load = load_with(&workflow, seconds);
+    let scenario = Scenario::new(environment.clone(), policy, load, 1);
     let run = Simulation::new(workflow, scenario).run().expect("it ends");
     assert!(run.is_complete(), "{policy}: {:?}", run.outcome);
     run
@@ -298,15 +286,12 @@ fn copies_pay_when_nodes_fail_and_cost_little_when_not() {
             mtbf_s,
             restart_s: 60,
         };
+        let load = Load::Declared {
+            variability_ppm: 100_000,
+        };
         let scenario = Scenario {
-            environment,
-            policy: Policy::Need,
-            load: Load::Declared {
-                variability_ppm: 100_000,
-            },
             checkpoint,
-            seed,
-            is_recorded: false,
+            ..Scenario::new(environment, Policy::Need, load, seed)
         };
         let run = Simulation::new(workflow_of(&canonical), scenario).run();
         let run = run.expect("it ends");

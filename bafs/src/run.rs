@@ -114,18 +114,11 @@ fn user(args: &RunArgs) -> String {
     user.unwrap_or_else(|| "nobody".to_owned())
 }
 
-/// An order alone: everything may be allocated at once that fits.
 fn rules(order: StartOrder) -> Option<Rules> {
-    let order = match order {
-        StartOrder::Need => return None,
+    Rules::in_order(match order {
+        StartOrder::Need => Order::Need,
         StartOrder::BreadthFirst => Order::BreadthFirst,
         StartOrder::DepthFirst => Order::DepthFirst,
-    };
-    Some(Rules {
-        order,
-        pipelines_max: u64::MAX,
-        is_in_parts: false,
-        batch_volumes_max: u64::MAX,
     })
 }
 

@@ -6,7 +6,7 @@ mod workload;
 use std::fmt::Write;
 
 use anyhow::{Result, anyhow, bail};
-use bafs_sched::logic::Outcome;
+use bafs_sched::logic::{Order, Outcome};
 use bafs_sched::planner::{Candidate, Canonical, Environment, Strategy, plan};
 use bafs_sched::sim::{Policy, Run, Scenario, Simulation};
 use serde::Serialize;
@@ -106,7 +106,8 @@ fn policies(
         let chosen = chosen.filter(|_| args.from_journal.is_none());
         return Ok(vec![chosen.map_or(Policy::Need, Policy::Strategy)]);
     };
-    for policy in [Policy::Need, Policy::Guided] {
+    let orders = [Order::BreadthFirst, Order::DepthFirst].map(Policy::Order);
+    for policy in [Policy::Need, Policy::Guided].into_iter().chain(orders) {
         if name.eq_ignore_ascii_case(&policy.to_string()) {
             return Ok(vec![policy]);
         }
@@ -118,7 +119,8 @@ fn policies(
     let Some(candidate) = found else {
         bail!(
             "--strategy {name}: known are All, AllPrivate, AllBatch, Slice, Minimal, Remote, need \
-             (the scheduler without a plan) and guided (it chooses by itself)"
+             (the scheduler without a plan), breadth-first and depth-first (the same in an \
+             order), and guided (it chooses by itself)"
         );
     };
     if !candidate.allocation.is_possible() {
@@ -138,13 +140,15 @@ fn simulate(
     candidates: &[Candidate],
     policy: Policy,
 ) -> Result<Row> {
+    // Strategies are planned to the last byte; without one the scheduler leaves some.
+    let is_planned = matches!(policy, Policy::Strategy(_));
+    let slack_permille = workload.slack_permille().filter(|_| !is_planned);
+    let load = workload.load.clone();
     let scenario = Scenario {
-        environment: environment.clone(),
-        policy,
-        load: workload.load.clone(),
         checkpoint: args.checkpoint.into(),
-        seed: args.seed,
+        slack_permille: slack_permille.unwrap_or(0),
         is_recorded: args.plot.is_some(),
+        ..Scenario::new(environment.clone(), policy, load, args.seed)
     };
     let run = Simulation::new(workload.workflow.clone(), scenario).run();
     let run = run.map_err(|stuck| anyhow!("policy {policy}: {stuck}"))?;

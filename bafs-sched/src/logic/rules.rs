@@ -13,7 +13,7 @@ use super::timers::Timer;
 use crate::workflow::{JobIndex, VolumeIndex};
 
 /// In which order ready jobs start, before their needs decide.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
     /// By need alone.
@@ -36,6 +36,18 @@ pub struct Rules {
     pub is_in_parts: bool,
     /// Batch volumes that may exist at once: caches with more than one reader.
     pub batch_volumes_max: u64,
+}
+
+impl Rules {
+    /// An order alone: everything may be allocated at once that fits. By need there are no rules.
+    pub fn in_order(order: Order) -> Option<Self> {
+        (order != Order::Need).then_some(Self {
+            order,
+            pipelines_max: u64::MAX,
+            is_in_parts: false,
+            batch_volumes_max: u64::MAX,
+        })
+    }
 }
 
 /// How far the rules have been used up.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::{Past, PastError, Site};
 use crate::io::journal::History;
-use crate::logic::{Io, Outcome, Scheduler};
+use crate::logic::{Io, Outcome, Scheduler, Settings};
 use crate::planner::NodeClass;
 use crate::report::{JobSummary, Ledger};
 use crate::sim::{JobLoad, Measured, MountLoad};
@@ -86,7 +86,7 @@ pub fn from_journal(history: History) -> Result<Past, PastError> {
             .push("the run used remote I/O: sizes of caches are the declared ones".to_owned()),
     }
     Ok(Past {
-        site: Some(site(&timeline, &uses, &measured)),
+        site: Some(site(&timeline, &uses, &measured, &settings)),
         workflow,
         took_s: Some(took_s(&timeline)),
         measured,
@@ -124,7 +124,15 @@ impl Uses<'_> {
     fn measured(&self, timeline: &Timeline) -> (Workflow, Measured) {
         let mut workflow = self.workflow.clone();
         let jobs = 0..self.workflow.jobs.len() as u32;
-        let jobs: Vec<JobLoad> = jobs.map(|job| self.job(JobIndex(job))).collect();
+        let mut jobs: Vec<JobLoad> = jobs.map(|job| self.job(JobIndex(job))).collect();
+        // A node needs time to start a job and to tell of its end, as it will again.
+        let last: BTreeMap<JobIndex, &Execution> = done(timeline).map(|e| (e.job, e)).collect();
+        for (job, last) in last {
+            let ended_ms = last.ended_ms.unwrap_or(last.asked_ms);
+            let on_node_ms = ended_ms.saturating_sub(last.asked_ms);
+            let around_ms = on_node_ms.saturating_sub(last.wall_ms);
+            jobs[job.as_usize()].compute_us += around_ms.saturating_mul(1_000);
+        }
         for (job, load) in workflow.jobs.iter_mut().zip(&jobs) {
             job.runtime_s = Some(load.compute_us.div_ceil(1_000_000));
         }
@@ -225,7 +233,7 @@ impl Uses<'_> {
     }
 }
 
-fn site(timeline: &Timeline, uses: &Uses<'_>, measured: &Measured) -> Site {
+fn site(timeline: &Timeline, uses: &Uses<'_>, measured: &Measured, settings: &Settings) -> Site {
     let mut nodes: Vec<NodeClass> = Vec::new();
     for node in &timeline.nodes {
         let class = NodeClass::new(1, node.slots, node.capacity_bytes);
@@ -239,6 +247,7 @@ fn site(timeline: &Timeline, uses: &Uses<'_>, measured: &Measured) -> Site {
     }
     Site {
         nodes,
+        slack_permille: settings.slack_permille,
         home_bytes_per_s: home_rate(timeline, uses, measured),
         local_bytes_per_s: local_rate(timeline, uses),
     }

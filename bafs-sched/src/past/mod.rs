@@ -42,6 +42,8 @@ pub struct Past {
 pub struct Site {
     /// Nodes, equal ones together.
     pub nodes: Vec<NodeClass>,
+    /// Space of each node that the scheduler left unused, in thousandths.
+    pub slack_permille: u32,
     /// Rate of the link to home in bytes per second, when enough crossed it to tell.
     pub home_bytes_per_s: Option<u64>,
     /// Rate of the nodes' links in bytes per second, when enough crossed them to tell.

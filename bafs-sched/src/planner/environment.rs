@@ -42,6 +42,9 @@ pub struct NodeClass {
     pub local_bytes_per_s: Option<u64>,
     /// Rate of each one's disk in bytes per second, where it is not that of its link.
     pub disk_bytes_per_s: Option<u64>,
+    /// Rate of each one's memory in bytes per second. Where it is given, readers wait for each
+    /// block, so the times of memory, disk and links add up; else they read ahead.
+    pub memory_bytes_per_s: Option<u64>,
     /// When they come, in seconds; plans only count those that are there at the beginning.
     pub from_s: u64,
     /// When they leave for good, in seconds; they stay when it is not given.
@@ -60,6 +63,7 @@ impl NodeClass {
             memory_bytes: 0,
             local_bytes_per_s: None,
             disk_bytes_per_s: None,
+            memory_bytes_per_s: None,
             from_s: 0,
             until_s: None,
         }
@@ -261,6 +265,7 @@ fn node_class(text: &str, table: &Spanned<Table>) -> Result<NodeClass, Environme
             "memory" => class.memory_bytes = place.size(value)?,
             "local-rate" => class.local_bytes_per_s = Some(place.rate(value)?),
             "disk-rate" => class.disk_bytes_per_s = Some(place.rate(value)?),
+            "memory-rate" => class.memory_bytes_per_s = Some(place.rate(value)?),
             "from" => class.from_s = place.duration(value)?,
             "until" => {
                 class.until_s = Some(place.duration(value)?);
@@ -269,7 +274,7 @@ fn node_class(text: &str, table: &Spanned<Table>) -> Result<NodeClass, Environme
             _ => {
                 return Err(place.error(
                     "is no key of [[nodes]]; known are count, cpus and storage, and when needed \
-                     cluster, speed, memory, local-rate, disk-rate, from and until",
+                     cluster, speed, memory, memory-rate, local-rate, disk-rate, from and until",
                 ));
             }
         }
@@ -438,6 +443,7 @@ mod tests {
             cpus = 1 => cpus = 1\ndisk-rate = "0 B/s" => line 7: => `disk-rate` is zero
             cpus = 1 => cpus = 1\nuntil = "2 h"\nfrom = "2 h" => line 7: => is not after `from`
             cpus = 1 => cpus = 1\nfrom = "2 h" => line 1: => no node has a processor
+            cpus = 1 => cpus = 1\nmemory-rate = "9" => line 7: => `memory-rate` must be a rate
             cpus = 1 => cpus = 1\nmemory = 5 => line 7: => `memory` must be text
             count = 50 => count = 5000000000 => line 5: => `count` must be
             5 GB => 1000 PB => line 1: => more than 8000 PB of storage

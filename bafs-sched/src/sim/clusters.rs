@@ -23,8 +23,8 @@ pub(super) struct Cache {
     rate: u64,
     /// What has been fetched and is still there.
     resident_bytes: u64,
-    /// What is there when the transfer under way is over.
-    fetching_to: Option<u64>,
+    /// What comes with the transfer under way, and what is there when it is over.
+    fetching: Option<(u64, u64)>,
     /// Readers that wait for the transfer under way, with their generations.
     pub(super) waiting: Vec<(u32, u32)>,
 }
@@ -60,7 +60,7 @@ impl Cache {
     /// Bytes that a reader of `bytes` has to make cross the link to home: nothing when all is
     /// there. While a transfer is under way, readers wait for that one.
     pub(super) fn missing(&mut self, bytes: u64) -> u64 {
-        if self.fetching_to.is_some() {
+        if self.fetching.is_some() {
             return 0;
         }
         let is_roomy = self.space_bytes >= bytes;
@@ -72,18 +72,19 @@ impl Cache {
             (false, CachePolicy::Lru) => (0, 0),
             (false, CachePolicy::Mru) => (self.space_bytes, self.resident_bytes),
         };
-        self.fetching_to = Some(stays);
-        bytes.saturating_sub(found).max(1)
+        let coming = bytes.saturating_sub(found).max(1);
+        self.fetching = Some((coming, stays));
+        coming
     }
 
-    /// Whether a transfer is under way.
-    pub(super) fn is_fetching(&self) -> bool {
-        self.fetching_to.is_some()
+    /// Bytes of the transfer under way; 0 when there is none.
+    pub(super) fn coming(&self) -> u64 {
+        self.fetching.map_or(0, |(coming, _)| coming)
     }
 
     /// The transfer is over.
     pub(super) fn fetched(&mut self) {
-        let all = self.fetching_to.take().unwrap_or(0);
+        let all = self.fetching.take().map_or(0, |(_, stays)| stays);
         self.resident_bytes = self.resident_bytes.max(all).min(self.space_bytes);
     }
 
@@ -123,7 +124,7 @@ impl Caches {
                 link,
                 rate: 0,
                 resident_bytes: 0,
-                fetching_to: None,
+                fetching: None,
                 waiting: Vec::new(),
             });
             self.all.len() as u32 - 1
@@ -151,7 +152,7 @@ mod tests {
 
     fn scan(cache: &mut Cache, bytes: u64) -> u64 {
         let missing = cache.missing(bytes);
-        assert_eq!(cache.is_fetching(), missing > 0);
+        assert_eq!(cache.coming(), missing);
         cache.fetched();
         missing
     }

@@ -10,7 +10,6 @@ use super::engine::Simulation;
 use super::load::Load;
 use super::policy::{Policy, Scenario};
 use super::record::Stuck;
-use crate::logic::CheckpointPolicy;
 use crate::planner::{Choice, Environment, Plan, Strategy, predict};
 use crate::workflow::Workflow;
 
@@ -96,14 +95,8 @@ pub fn decide(
     for strategy in candidates {
         let mut sum_s = Some(0.0);
         for seed in 0..seeds {
-            let scenario = Scenario {
-                environment: environment.clone(),
-                policy: Policy::Strategy(strategy),
-                load: load.clone(),
-                checkpoint: CheckpointPolicy::Never,
-                seed: SEED_FIRST + seed,
-                is_recorded: false,
-            };
+            let (policy, seed) = (Policy::Strategy(strategy), SEED_FIRST + seed);
+            let scenario = Scenario::new(environment.clone(), policy, load.clone(), seed);
             let limit_s = first_limit_s.min(best_s * (1.0 + hopeless));
             let run = Simulation::new(workflow.clone(), scenario).run_until(limit_s)?;
             let seconds = run.filter(|run| run.is_complete()).map(|run| run.seconds());

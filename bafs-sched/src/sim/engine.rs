@@ -12,6 +12,7 @@ use super::link::{FlowId, Link, SECOND_US};
 use super::node::{Node, node_of, nodes_of, seen};
 use super::policy::Scenario;
 use super::random::exponential;
+use super::reading::Level;
 use super::record::{Moment, Run, Spell, Stuck};
 use crate::dice::Dice;
 use crate::logic::{Action, Event, MountedVolume, Outcome, Scheduler};
@@ -61,6 +62,8 @@ pub(super) enum Due {
     Computed(u32, u32),
     /// Some node fails.
     Fail,
+    /// This node fails.
+    FailOf(u32),
     /// A node comes, or comes back.
     Return(u32),
     /// A node leaves for good.
@@ -81,6 +84,8 @@ pub(super) struct Execution {
     pub(super) step: usize,
     /// Flows that the present thing waits for.
     pub(super) waits: u32,
+    /// What the thing that it reads has to pass after that, the next one last.
+    pub(super) levels: Vec<Level>,
     pub(super) flow: Option<(u32, FlowId)>,
     pub(super) started: u64,
 }
@@ -175,6 +180,9 @@ impl Simulation {
         };
         simulation.list();
         simulation.plan_failure();
+        for (at, node) in std::mem::take(&mut simulation.scenario.failures) {
+            simulation.at(at, Due::FailOf(node));
+        }
         simulation.plan_comings();
         simulation
     }
@@ -257,7 +265,12 @@ impl Simulation {
         match due {
             Due::Link(link) => self.look(link, at),
             Due::Computed(execution, generation) => self.arrived(execution, generation),
-            Due::Fail => self.fail(),
+            Due::Fail => {
+                self.plan_failure();
+                let node = self.dice.below(self.nodes.len() as u64) as u32;
+                self.fail(node);
+            }
+            Due::FailOf(node) => self.fail(node),
             Due::Return(node) => {
                 // One that failed may have left for good meanwhile.
                 if !self.has_left(node) {
@@ -384,9 +397,7 @@ impl Simulation {
         until_s.is_some_and(|until_s| until_s.saturating_mul(SECOND_US) <= self.now)
     }
 
-    fn fail(&mut self) {
-        self.plan_failure();
-        let node = self.dice.below(self.nodes.len() as u64) as u32;
+    fn fail(&mut self, node: u32) {
         if !self.nodes[node as usize].is_up {
             return;
         }

@@ -13,6 +13,7 @@ mod load;
 mod node;
 mod policy;
 mod random;
+mod reading;
 mod record;
 mod serve;
 pub mod study;

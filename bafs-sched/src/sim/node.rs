@@ -6,7 +6,7 @@ use bafs_proto::ids::{ServerId, VolumeId};
 
 use crate::logic::{NodeSeen, Space};
 use crate::planner::{Environment, NodeClass};
-use crate::workflow::VolumeIndex;
+use crate::workflow::{CachePolicy, VolumeIndex};
 
 /// Files that a node can hold: not what these simulations are about.
 const FILES: u64 = 1 << 40;
@@ -29,20 +29,29 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Whether this volume is in memory; it is afterwards if it can be, and those used longest ago
-    /// have left.
-    pub(super) fn read_through_memory(&mut self, volume: VolumeIndex, bytes: u64) -> bool {
-        let before = self.memory.len();
-        self.memory.retain(|(held, _)| *held != volume);
-        let is_hit = self.memory.len() < before;
-        if bytes <= self.memory_bytes {
-            self.memory.push((volume, bytes));
-            let mut held: u64 = self.memory.iter().map(|(_, bytes)| bytes).sum();
-            while held > self.memory_bytes {
-                held -= self.memory.remove(0).1;
-            }
+    /// How much of a volume that is scanned is found in memory; it is there afterwards as far as it
+    /// can be, and volumes used longest ago have left. Of one that is larger, the last blocks push
+    /// out the first ones, unless those used last are replaced.
+    pub(super) fn read_through_memory(
+        &mut self,
+        volume: VolumeIndex,
+        bytes: u64,
+        policy: CachePolicy,
+    ) -> u64 {
+        let is_this = |(held, _): &(VolumeIndex, u64)| *held == volume;
+        let found = self.memory.iter().position(is_this);
+        let found = found.map_or(0, |at| self.memory.remove(at).1);
+        let stays = match policy {
+            _ if bytes <= self.memory_bytes => bytes,
+            CachePolicy::Lru => return 0,
+            CachePolicy::Mru => self.memory_bytes,
+        };
+        self.memory.push((volume, stays));
+        let mut held: u64 = self.memory.iter().map(|(_, bytes)| bytes).sum();
+        while held > self.memory_bytes {
+            held -= self.memory.remove(0).1;
         }
-        is_hit
+        found.min(stays)
     }
 
     /// It returns as it was when it was new.

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::logic::{CheckpointPolicy, Guide, Io, Settings};
+use crate::logic::{CheckpointPolicy, Guide, Io, Order, Rules, Settings};
 use crate::planner::{Environment, Shape, Strategy};
 
 use super::load::Load;
@@ -13,6 +13,8 @@ use super::load::Load;
 pub enum Policy {
     /// By need alone, as it does without a plan.
     Need,
+    /// In an order, as much at once as fits: for comparison.
+    Order(Order),
     /// By an allocation strategy.
     Strategy(Strategy),
     /// By the strategy that the scheduler chooses, and by others when they are better for the rest.
@@ -22,7 +24,9 @@ pub enum Policy {
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Need => f.pad("need"),
+            Self::Need | Self::Order(Order::Need) => f.pad("need"),
+            Self::Order(Order::BreadthFirst) => f.pad("breadth-first"),
+            Self::Order(Order::DepthFirst) => f.pad("depth-first"),
             Self::Strategy(strategy) => strategy.fmt(f),
             Self::Guided => f.pad("guided"),
         }
@@ -40,6 +44,12 @@ pub struct Scenario {
     pub load: Load,
     /// When scratch volumes are copied to other nodes.
     pub checkpoint: CheckpointPolicy,
+    /// Space of each node that the scheduler leaves unused, in thousandths. The planner counts
+    /// without.
+    pub slack_permille: u32,
+    /// Failures beside those that the environment draws: when, in microseconds, and the position
+    /// of the node.
+    pub failures: Vec<(u64, u32)>,
     /// Of everything that is random.
     pub seed: u64,
     /// Whether to keep what happened when.
@@ -47,11 +57,26 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    /// The settings of the scheduler under this policy, for a workload of this shape. Nodes are
-    /// filled to the last byte, as the planner counts.
+    /// As the planner sees things: nodes are filled to the last byte, nothing is copied, and
+    /// nothing but the totals is kept.
+    pub fn new(environment: Environment, policy: Policy, load: Load, seed: u64) -> Self {
+        Self {
+            environment,
+            policy,
+            load,
+            checkpoint: CheckpointPolicy::Never,
+            slack_permille: 0,
+            failures: Vec::new(),
+            seed,
+            is_recorded: false,
+        }
+    }
+
+    /// The settings of the scheduler under this policy, for a workload of this shape.
     pub fn settings(&self, shape: &Shape) -> Settings {
         let rules = match self.policy {
             Policy::Need | Policy::Guided | Policy::Strategy(Strategy::Remote) => None,
+            Policy::Order(order) => Rules::in_order(order),
             Policy::Strategy(strategy) => {
                 let allocation = strategy.allocate(shape, &self.environment);
                 Some(allocation.rules())
@@ -63,7 +88,7 @@ impl Scenario {
             rules,
             guide: (self.policy == Policy::Guided).then(|| self.guide(shape)),
             checkpoint: self.checkpoint,
-            slack_permille: 0,
+            slack_permille: self.slack_permille,
             // Nodes are away for a while after a failure, and then it goes on.
             stuck_wait_ms: 100 * 1_000 * self.environment.restart_s,
             nodes_wait_ms: 100 * 1_000 * self.environment.restart_s,

@@ -202,6 +202,7 @@ impl Simulation {
             volumes,
             step: 0,
             waits: 0,
+            levels: Vec::new(),
             flow: None,
             started: self.now,
         };
@@ -229,7 +230,7 @@ impl Simulation {
     }
 
     /// Begins what an execution does next; what takes no time is passed over.
-    fn go_on(&mut self, at: u32) {
+    pub(super) fn go_on(&mut self, at: u32) {
         loop {
             let execution = &mut self.executions[at as usize];
             let (job, step) = (execution.job, execution.step);
@@ -275,51 +276,6 @@ impl Simulation {
         self.on_its_node(at, self.scenario.load.compute_us(workflow, seed, job))
     }
 
-    fn read(&mut self, at: u32, mount: usize, bytes: u64) {
-        let execution = &self.executions[at as usize];
-        let mounted = execution.volumes[mount];
-        let node = execution.node as usize;
-        let spec = self.scheduler.workflow().volume(mounted.volume);
-        let is_cache = matches!(spec.kind, VolumeKind::Cache { .. });
-        let Some(server) = mounted.server.filter(|_| is_cache && bytes > 0) else {
-            return self.transfer(at, mount, bytes);
-        };
-        if self.nodes[node].read_through_memory(mounted.volume, bytes) {
-            return;
-        }
-        let cluster = self.nodes[node].cluster;
-        let Some(index) = self.caches.find(cluster, mounted.volume) else {
-            return self.transfer(at, mount, bytes);
-        };
-        let generation = execution.generation;
-        let is_narrow = self.caches.get(index).instances() < self.computing[cluster as usize];
-        let is_own = self.node_at(server) == node;
-        let cache = self.caches.get(index);
-        let (missing, at_peers) = (cache.missing(bytes), cache.at_peers(bytes));
-        let link = if is_narrow {
-            cache.link
-        } else {
-            2 * node as u32
-        };
-        // A part on another node passes on what it has from its peers.
-        let from_peers = at_peers + if is_own { 0 } else { bytes };
-        if cache.is_fetching() {
-            cache.waiting.push((at, generation));
-            self.executions[at as usize].waits += 1;
-        }
-        if missing > 0 {
-            self.run.fetched_bytes += u128::from(missing);
-            self.start_flow(self.home_link(cluster), missing, Owner::Fetch(index));
-        }
-        match from_peers {
-            0 => self.transfer_over(at, 2 * node as u32 + 1, bytes),
-            _ => {
-                self.run.peer_bytes += u128::from(from_peers);
-                self.transfer_over(at, link, from_peers);
-            }
-        }
-    }
-
     fn local_rate(&self, node: usize) -> u64 {
         let environment = &self.scenario.environment;
         let class = &environment.nodes[self.nodes[node].class as usize];
@@ -329,7 +285,7 @@ impl Simulation {
     }
 
     /// Moves bytes between an execution and a scratch volume (or home, with remote I/O).
-    fn transfer(&mut self, at: u32, mount: usize, bytes: u64) {
+    pub(super) fn transfer(&mut self, at: u32, mount: usize, bytes: u64) {
         if bytes == 0 {
             return;
         }
@@ -346,7 +302,7 @@ impl Simulation {
         self.transfer_over(at, link, bytes);
     }
 
-    fn transfer_over(&mut self, at: u32, link: u32, bytes: u64) {
+    pub(super) fn transfer_over(&mut self, at: u32, link: u32, bytes: u64) {
         let generation = self.executions[at as usize].generation;
         let flow = self.start_flow(link, bytes, Owner::Execution(at, generation));
         let execution = &mut self.executions[at as usize];
@@ -391,9 +347,10 @@ impl Simulation {
             return;
         }
         execution.waits -= 1;
-        if execution.waits == 0 {
-            self.go_on(at);
+        if execution.waits > 0 {
+            return;
         }
+        self.pass_next(at);
     }
 
     fn end(&mut self, at: u32) {
@@ -428,6 +385,7 @@ impl Simulation {
         let execution = &mut self.executions[at as usize];
         execution.generation += 1;
         execution.waits = 0;
+        execution.levels.clear();
         let (node, job, flow) = (execution.node, execution.job, execution.flow.take());
         self.execution_of[job.as_usize()] = NONE;
         self.nodes[node as usize].runs.retain(|other| *other != at);

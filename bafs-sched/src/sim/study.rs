@@ -11,7 +11,6 @@ use super::load::Load;
 use super::policy::{Policy, Scenario};
 use super::record::Stuck;
 use crate::dice::Dice;
-use crate::logic::CheckpointPolicy;
 use crate::planner::{Canonical, Environment, Layout, NodeClass, Plan, Strategy, plan};
 
 const MB: f64 = 1e6;
@@ -282,15 +281,9 @@ pub fn compare(point: &Point, seeds: u64) -> Result<Compared, Stuck> {
         let strategy = candidate.allocation.strategy;
         let mut sum_s = 0.0;
         for seed in 0..seeds {
-            let scenario = Scenario {
-                environment: point.environment.clone(),
-                policy: Policy::Strategy(strategy),
-                load: load.clone(),
-                seed: seed + 1,
-                // As the model sees the strategies: without copies.
-                checkpoint: CheckpointPolicy::Never,
-                is_recorded: false,
-            };
+            let policy = Policy::Strategy(strategy);
+            let environment = point.environment.clone();
+            let scenario = Scenario::new(environment, policy, load.clone(), seed + 1);
             let run = Simulation::new(workflow.clone(), scenario).run()?;
             if !run.is_complete() {
                 return Err(Stuck(format!("{strategy}, seed {seed}: {:?}", run.outcome)));

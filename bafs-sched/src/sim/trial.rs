@@ -5,7 +5,6 @@ use super::engine::Simulation;
 use super::load::Load;
 use super::policy::{Policy, Scenario};
 use super::record::{Run, Stuck};
-use crate::logic::CheckpointPolicy;
 use crate::planner::{Environment, Shape, Strategy};
 use crate::workflow::Workflow;
 
@@ -35,14 +34,7 @@ pub fn trials(
     });
     let policies = std::iter::once(Policy::Need).chain(possible.map(Policy::Strategy));
     let trial = |policy| {
-        let scenario = Scenario {
-            environment: environment.clone(),
-            policy,
-            load: load.clone(),
-            seed,
-            checkpoint: CheckpointPolicy::Never,
-            is_recorded: false,
-        };
+        let scenario = Scenario::new(environment.clone(), policy, load.clone(), seed);
         let run = Simulation::new(workflow.clone(), scenario).run()?;
         Ok(Trial { policy, run })
     };

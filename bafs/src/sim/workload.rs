@@ -95,6 +95,12 @@ impl Workload {
         }
     }
 
+    /// Space of each node that the scheduler left unused in the run that is simulated again, in
+    /// thousandths.
+    pub(super) fn slack_permille(&self) -> Option<u32> {
+        self.site.as_ref().map(|site| site.slack_permille)
+    }
+
     /// The machines: those of the environment file, else those of the run that is simulated again;
     /// with what the arguments change.
     pub(super) fn environment(&self, args: &SimArgs) -> Result<Environment> {
@@ -241,6 +247,7 @@ mod tests {
     fn what_a_journal_does_not_tell_is_asked_for() {
         let site = Site {
             nodes: vec![NodeClass::new(2, 1, 1_000)],
+            slack_permille: 20,
             home_bytes_per_s: None,
             local_bytes_per_s: Some(7),
         };

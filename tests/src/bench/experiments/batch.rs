@@ -4,7 +4,11 @@
 
 use anyhow::Result;
 
+use bafs_sched::logic::{CheckpointPolicy, Order};
+use bafs_sched::planner::NodeClass;
+
 use super::field::{Field, Text, Wish, all_done};
+use super::reality::{Errors, Model, took_s};
 use super::{ORDERS, Plot};
 use crate::bench::{Options, Report};
 
@@ -13,6 +17,7 @@ const DEPTH: u32 = 4;
 const PRIVATE: u64 = 128 << 10;
 /// The link to home is faster here, or an hour would not do.
 const LINK: &str = "32MB/s";
+const LINK_BYTES_PER_S: u64 = 32_000_000;
 
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let width = options.pick(16, 8);
@@ -40,20 +45,37 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     );
     let points = options.pick(&[12, 25, 50, 75, 95, 110, 125][..], &[25, 75]);
     let (mut over_breadth, mut over_depth, mut knee): (f64, f64, f64) = (0.0, 0.0, 0.0);
+    let (mut errors, mut simulated_knee) = (Errors::default(), 0.0_f64);
     for &percent in points {
         let batch = cache * percent / 100;
         for stage in 0..DEPTH {
             field.put(&format!("batch{stage}/set"), batch)?;
         }
-        let mut seconds = Vec::new();
+        let (mut seconds, mut model) = (Vec::new(), None);
         for (order, name) in ORDERS {
-            let took = field.run(&workflow(width, batch)?, &["--order", order])?;
+            let took = field.run_in(order, &workflow(width, batch)?)?;
             all_done(name, &took)?;
+            let model = match &mut model {
+                Some(model) => model,
+                None => model.insert(Model::of(&field.journal(), nodes(node), LINK_BYTES_PER_S)?),
+            };
+            let again = model.run(order, CheckpointPolicy::Never, Vec::new())?;
+            errors.note(took_s(&field.journal())?, &took, &again);
+            plot.add(
+                &format!("{name}, simulated"),
+                percent as f64,
+                again.seconds(),
+            );
+            let fetched = again.home_bytes as f64 / (batch * u64::from(DEPTH)) as f64;
+            home.add(&format!("{name}, simulated"), percent as f64, fetched);
+            if order == Order::Need && fetched <= 1.05 {
+                simulated_knee = simulated_knee.max(percent as f64);
+            }
             plot.add(name, percent as f64, took.seconds);
             let ratio = took.home_bytes as f64 / (batch * u64::from(DEPTH)) as f64;
             home.add(name, percent as f64, ratio);
             // Linear while each byte comes once.
-            if order == "need" && ratio <= 1.05 {
+            if order == Order::Need && ratio <= 1.05 {
                 knee = knee.max(percent as f64);
             }
             seconds.push(took.seconds);
@@ -66,7 +88,13 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     report.figure("batch_vs_breadth_first_max", over_breadth);
     report.figure("batch_vs_depth_first_max", over_depth);
     report.figure("batch_knee", knee);
+    report.figure("batch_simulated_knee", simulated_knee);
+    errors.tell(report, "batch");
     Ok(())
+}
+
+fn nodes(bytes: u64) -> NodeClass {
+    NodeClass::new(NODES as u32, 2, bytes)
 }
 
 fn workflow(width: u32, batch: u64) -> Result<String> {

@@ -3,21 +3,32 @@
 
 use anyhow::{Context, Result};
 
+use bafs_sched::dice::Dice;
+use bafs_sched::logic::{CheckpointPolicy, Order};
+use bafs_sched::planner::NodeClass;
+use bafs_sched::sim::Run;
+
 use super::field::{Field, Text, Took, Wish, all_done};
-use super::{HOME, Plot};
+use super::reality::{Errors, Model, took_s};
+use super::{HOME, HOME_BYTES_PER_S, Plot};
 use crate::bench::measure::Watch;
 use crate::bench::{Options, Report};
-use bafs_sched::dice::Dice;
 
 const NODES: u32 = 4;
 const DEPTH: u32 = 3;
 const JOB_MS: u64 = 3_000;
 const MTBF_S: f64 = 20.0;
+/// From the start of the program to the first thing that it asks a node for.
+const START_S: f64 = 1.0;
 /// A node that failed is away so long.
-const AWAY_S: f64 = 1.0;
+const AWAY_S: f64 = 16.0;
 const LARGE: u64 = 24_000_000;
 const SMALL: u64 = 256_000;
-const POLICIES: [&str; 3] = ["cost-benefit", "never", "always"];
+const POLICIES: [(&str, CheckpointPolicy); 3] = [
+    ("cost-benefit", CheckpointPolicy::CostBenefit),
+    ("never", CheckpointPolicy::Never),
+    ("always", CheckpointPolicy::Always),
+];
 
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let width = options.pick(12, 4);
@@ -43,14 +54,24 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let (mut calm, mut sums) = ([0.0; 3], [0.0; 3]);
     let cases = options.pick(&[(SMALL, None), (LARGE, None)][..], &[(LARGE, None)]);
     let failing = (0..seeds).map(|seed| (LARGE, Some(seed + 1)));
+    let (mut errors, mut simulated) = (Errors::default(), [0.0; 3]);
     for (case, (bytes, seed)) in cases.iter().copied().chain(failing).enumerate() {
-        for (at, policy) in POLICIES.into_iter().enumerate() {
-            let took = once(width, bytes, policy, seed)?;
+        for (at, (policy, checkpoint)) in POLICIES.into_iter().enumerate() {
+            let (took, real_s, again) = once(width, bytes, (policy, checkpoint), seed)?;
             all_done(policy, &took)?;
+            errors.note(real_s, &took, &again);
             plot.add(policy, case as f64, took.seconds);
+            plot.add(
+                &format!("{policy}, simulated"),
+                case as f64,
+                again.seconds(),
+            );
             runs.add(policy, case as f64, took.executions as f64);
             match seed {
-                Some(_) => sums[at] += took.seconds,
+                Some(_) => {
+                    sums[at] += took.seconds;
+                    simulated[at] += again.seconds() / real_s;
+                }
                 None if bytes == LARGE => calm[at] = took.seconds,
                 None => {}
             }
@@ -61,18 +82,29 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     report.figure("copies_calm_vs_never", calm[0] / calm[1]);
     report.figure("copies_failing_vs_never", sums[0] / sums[1]);
     report.figure("copies_failing_vs_always", sums[0] / sums[2]);
+    errors.tell(report, "copies");
+    for (policy, sum) in POLICIES.into_iter().zip(simulated) {
+        let name = format!("copies_failing_simulated_time_{}", policy.0);
+        report.figure(&name, sum / seeds as f64);
+    }
     Ok(())
 }
 
-/// One run on a cluster of its own: what failed before must not matter.
-fn once(width: u32, bytes: u64, policy: &str, seed: Option<u64>) -> Result<Took> {
-    let node = 2_000_000_000;
-    let mut field = Field::start(&vec![Wish::new(node, 2); NODES as usize], HOME)?;
+/// One run on a cluster of its own, as what failed before must not matter; its time in seconds as
+/// the simulator counts, and the same with the same failures in the simulator.
+fn once(
+    width: u32,
+    bytes: u64,
+    (policy, checkpoint): (&str, CheckpointPolicy),
+    seed: Option<u64>,
+) -> Result<(Took, f64, Run)> {
+    let node_bytes = 2_000_000_000;
+    let mut field = Field::start(&vec![Wish::new(node_bytes, 2); NODES as usize], HOME)?;
     let text = workflow(width, bytes)?;
     let watch = Watch::start();
     let mut dice = Dice::new(seed.unwrap_or(0));
     let mut next_s = between(&mut dice);
-    let mut away: Option<(String, f64)> = None;
+    let (mut away, mut failed): (Option<(String, f64)>, Vec<(u64, u32)>) = (None, Vec::new());
     let took = field.run_while(&text, &["--checkpoint", policy], |world| {
         let now_s = watch.elapsed().as_secs_f64();
         if seed.is_none() {
@@ -82,7 +114,9 @@ fn once(width: u32, bytes: u64, policy: &str, seed: Option<u64>) -> Result<Took>
             Some((node, back_s)) if now_s >= back_s => world.cluster.restart(&node)?,
             Some(waiting) => away = Some(waiting),
             None if now_s >= next_s => {
-                let node = format!("n{}", 1 + dice.below(u64::from(NODES)));
+                let position = dice.below(u64::from(NODES)) as u32;
+                failed.push(((1e6 * (now_s - START_S).max(0.0)) as u64, position));
+                let node = format!("n{}", 1 + position);
                 world.cluster.kill(&node)?;
                 let store = world.cluster.directory().join(&node);
                 std::fs::remove_dir_all(&store).context("a node's store")?;
@@ -96,7 +130,11 @@ fn once(width: u32, bytes: u64, policy: &str, seed: Option<u64>) -> Result<Took>
     if let Some((node, _)) = away {
         field.world.cluster.restart(&node)?;
     }
-    took
+    let (took, journal) = (took?, field.journal());
+    let nodes = NodeClass::new(NODES, 2, node_bytes);
+    let model = Model::of(&journal, nodes, HOME_BYTES_PER_S)?;
+    let again = model.run(Order::Need, checkpoint, failed)?;
+    Ok((took, took_s(&journal)?, again))
 }
 
 /// Time to the next failure, in seconds.

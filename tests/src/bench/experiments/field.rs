@@ -1,9 +1,12 @@
 //! A cluster for experiments, workflows of synthetic jobs, and what a run on it took.
 
 use std::fmt::Write as _;
+use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use bafs_sched::logic::Order;
+use bafs_sched::sim::Policy;
 use serde_json::Value;
 
 use super::job::JOB_PROCESS;
@@ -99,7 +102,7 @@ impl Field {
     ) -> Result<Took> {
         self.runs += 1;
         let path = self.world.workflow(workflow)?;
-        let journal = self.world.home.path().join(format!("journal{}", self.runs));
+        let journal = self.journal();
         let before = self.home_bytes()?;
         let (path, journal) = (path.to_string_lossy(), journal.to_string_lossy());
         let mut command = self
@@ -127,6 +130,16 @@ impl Field {
     /// Runs a workflow.
     pub(super) fn run(&mut self, workflow: &str, arguments: &[&str]) -> Result<Took> {
         self.run_while(workflow, arguments, |_| Ok(()))
+    }
+
+    /// Runs a workflow in an order.
+    pub(super) fn run_in(&mut self, order: Order, workflow: &str) -> Result<Took> {
+        self.run(workflow, &["--order", &Policy::Order(order).to_string()])
+    }
+
+    /// The journal of the last run.
+    pub(super) fn journal(&self) -> PathBuf {
+        self.world.home.path().join(format!("journal{}", self.runs))
     }
 }
 

@@ -9,6 +9,7 @@ mod failures;
 mod field;
 mod job;
 mod pipe;
+mod reality;
 mod scoping;
 mod twins;
 
@@ -16,6 +17,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use bafs::picture::{Axis, Chart, Curve, Joined};
+use bafs_sched::logic::Order;
 use serde_json::json;
 
 pub(super) use self::job::{JOB_PROCESS, job_process};
@@ -26,11 +28,14 @@ use super::{Options, Report};
 /// the processors of one machine.
 const HOME: &str = "8MB/s";
 
-/// The orders that are compared: as the command line names them, and as tables do.
-const ORDERS: [(&str, &str); 3] = [
-    ("need", "ours"),
-    ("breadth-first", "breadth first"),
-    ("depth-first", "depth first"),
+/// The same in bytes per second.
+const HOME_BYTES_PER_S: u64 = 8_000_000;
+
+/// The orders that are compared, with their names in tables.
+const ORDERS: [(Order, &str); 3] = [
+    (Order::Need, "ours"),
+    (Order::BreadthFirst, "breadth first"),
+    (Order::DepthFirst, "depth first"),
 ];
 
 struct Part {
@@ -52,12 +57,19 @@ const PARTS: &[Part] = &[
             "batch_vs_breadth_first_max",
             "batch_vs_depth_first_max",
             "batch_knee",
+            "batch_simulated_time_error_max",
+            "batch_simulated_home_error_max",
+            "batch_simulated_knee",
         ],
         run: batch::run,
     },
     Part {
         name: "pipe",
-        figures: &["pipe_failed_jobs", "pipe_vs_best_other_max"],
+        figures: &[
+            "pipe_failed_jobs",
+            "pipe_vs_best_other_max",
+            "pipe_simulated_time_error_max",
+        ],
         run: pipe::run,
     },
     Part {
@@ -66,6 +78,7 @@ const PARTS: &[Part] = &[
             "copies_calm_vs_never",
             "copies_failing_vs_never",
             "copies_failing_vs_always",
+            "copies_simulated_time_error_max",
         ],
         run: failures::run,
     },

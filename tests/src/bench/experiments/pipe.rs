@@ -4,8 +4,12 @@
 
 use anyhow::Result;
 
+use bafs_sched::logic::{CheckpointPolicy, Order};
+use bafs_sched::planner::NodeClass;
+
 use super::field::{Field, Text, Wish};
-use super::{HOME, ORDERS, Plot};
+use super::reality::{Errors, Model, took_s};
+use super::{HOME, HOME_BYTES_PER_S, ORDERS, Plot};
 use crate::bench::{Options, Report};
 
 const DEPTH: u32 = 4;
@@ -20,8 +24,10 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         STORAGE / 1_000_000
     ));
     // What is offered beside the slack that the scheduler keeps.
-    let node = Wish::new(STORAGE * 1_000 / 979, 8);
-    let mut field = Field::start(&[node], HOME)?;
+    let offered = STORAGE * 1_000 / 979;
+    let mut field = Field::start(&[Wish::new(offered, 8)], HOME)?;
+    let node = NodeClass::new(1, 8, offered);
+    let mut errors = Errors::default();
     let (x, title) = (
         "private volume, % of the storage",
         "Pipe-intensive (Fig 3.5)",
@@ -36,13 +42,24 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let points = options.pick(&[10, 24, 30, 40, 60, 100][..], &[30, 100]);
     let (mut failed, mut worst): (u64, f64) = (0, 0.0);
     for &percent in points {
-        let mut seconds = Vec::new();
+        let (mut seconds, mut model) = (Vec::new(), None);
         for (order, name) in ORDERS {
             let volume = STORAGE * percent / 100;
-            let took = field.run(&workflow(width, volume)?, &["--order", order])?;
+            let took = field.run_in(order, &workflow(width, volume)?)?;
+            let model = match &mut model {
+                Some(model) => model,
+                None => model.insert(Model::of(&field.journal(), node.clone(), HOME_BYTES_PER_S)?),
+            };
+            let again = model.run(order, CheckpointPolicy::Never, Vec::new())?;
+            errors.note(took_s(&field.journal())?, &took, &again);
+            plot.add(
+                &format!("{name}, simulated"),
+                percent as f64,
+                again.seconds(),
+            );
             plot.add(name, percent as f64, took.seconds);
             busy.add(name, percent as f64, took.busy);
-            if order == "need" {
+            if order == Order::Need {
                 failed += took.failed;
             }
             // What did not do all has no time.
@@ -58,6 +75,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     busy.write(report)?;
     report.figure("pipe_failed_jobs", failed as f64);
     report.figure("pipe_vs_best_other_max", worst);
+    errors.tell(report, "pipe");
     Ok(())
 }
 

@@ -5,7 +5,6 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use bafs_sched::logic::CheckpointPolicy;
 use bafs_sched::planner::{Canonical, Environment, NodeClass, Strategy};
 use bafs_sched::sim::{self, Load, Policy, Run, Scenario, Simulation, workflow_of};
 
@@ -129,16 +128,10 @@ fn simulate(jobs: u32, nodes: u32, policy: Policy, times: &mut Times) -> Result<
     };
     let width = jobs / 5;
     let text = format!("width={width},depth=5,batch=20GB,private=0.1GB,run=1000s,var=0.2");
-    let scenario = Scenario {
-        environment,
-        policy,
-        load: Load::Declared {
-            variability_ppm: 200_000,
-        },
-        seed: 1,
-        checkpoint: CheckpointPolicy::Never,
-        is_recorded: false,
+    let load = Load::Declared {
+        variability_ppm: 200_000,
     };
+    let scenario = Scenario::new(environment, policy, load, 1);
     let workflow = workflow_of(&Canonical::parse(&text)?);
     let run = Simulation::new(workflow, scenario).run_watched(times)?;
     ensure!(run.is_complete(), "{jobs} jobs: {:?}", run.outcome);

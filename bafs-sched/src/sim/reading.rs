@@ -1,0 +1,114 @@
+//! How simulated executions read caches: what is in the memory of their node, what is on disks of
+//! their cluster, and what has to come from home.
+//!
+//! Jobs read ahead, so what comes from home and what comes from peers is on its way at the same
+//! time, and memory and disks cost nothing. Where a node's memory has a rate, jobs wait for each
+//! block instead: what passes through several levels takes the sum of their times (the thesis'
+//! appendix A.1.4).
+
+use super::engine::{Due, Owner, Simulation};
+use super::link::SECOND_US;
+use crate::workflow::VolumeKind;
+
+/// Where bytes pass one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Level {
+    /// So many bytes a link.
+    Link(u32, u64),
+    /// So long, in microseconds, the reader's own memory.
+    Memory(u64),
+}
+
+impl Simulation {
+    pub(super) fn read(&mut self, at: u32, mount: usize, bytes: u64) {
+        let execution = &self.executions[at as usize];
+        let mounted = execution.volumes[mount];
+        let node = execution.node as usize;
+        let spec = self.scheduler.workflow().volume(mounted.volume);
+        let policy = match spec.kind {
+            VolumeKind::Cache { policy, .. } if bytes > 0 => policy,
+            _ => return self.transfer(at, mount, bytes),
+        };
+        let Some(server) = mounted.server else {
+            return self.transfer(at, mount, bytes);
+        };
+        let memory_rate = self.memory_rate(node);
+        let from_memory = self.nodes[node].read_through_memory(mounted.volume, bytes, policy);
+        let rest = bytes - from_memory;
+        let memory_us = |rate| u128::from(bytes) * u128::from(SECOND_US) / u128::from(rate);
+        let through_memory = memory_rate.map(|rate: u64| Level::Memory(memory_us(rate) as u64));
+        if rest == 0 {
+            if let Some(memory) = through_memory {
+                self.pass(at, memory);
+            }
+            return;
+        }
+        let cluster = self.nodes[node].cluster;
+        let Some(index) = self.caches.find(cluster, mounted.volume) else {
+            return self.transfer(at, mount, bytes);
+        };
+        let generation = self.executions[at as usize].generation;
+        let is_narrow = self.caches.get(index).instances() < self.computing[cluster as usize];
+        let is_own = self.node_at(server) == node;
+        let cache = self.caches.get(index);
+        let (missing, at_peers) = (cache.missing(bytes), cache.at_peers(rest));
+        let link = if is_narrow {
+            cache.link
+        } else {
+            2 * node as u32
+        };
+        // A part on another node passes on what it has from its peers.
+        let from_peers = at_peers + if is_own { 0 } else { rest };
+        let coming = cache.coming();
+        let is_fetching = coming > 0;
+        if is_fetching {
+            cache.waiting.push((at, generation));
+            self.executions[at as usize].waits += 1;
+        }
+        if missing > 0 {
+            self.run.fetched_bytes += u128::from(missing);
+            self.start_flow(self.home_link(cluster), missing, Owner::Fetch(index));
+        }
+        self.run.peer_bytes += u128::from(from_peers);
+        let disk = 2 * node as u32 + 1;
+        if let Some(memory) = through_memory {
+            // The last is passed first. Disks of peers are as fast as the own one.
+            let from_disk = Level::Link(disk, rest.saturating_sub(coming));
+            let levels = [memory, from_disk, Level::Link(link, from_peers)];
+            self.executions[at as usize].levels.extend(levels);
+            if !is_fetching {
+                self.pass_next(at);
+            }
+            return;
+        }
+        match from_peers {
+            0 => self.transfer_over(at, disk, rest),
+            _ => self.transfer_over(at, link, from_peers),
+        }
+    }
+
+    /// Lets an execution go through the next level, or on with what it does.
+    pub(super) fn pass_next(&mut self, at: u32) {
+        match self.executions[at as usize].levels.pop() {
+            Some(level) => self.pass(at, level),
+            None => self.go_on(at),
+        }
+    }
+
+    fn pass(&mut self, at: u32, level: Level) {
+        match level {
+            Level::Link(link, bytes) => self.transfer_over(at, link, bytes),
+            Level::Memory(wait_us) => {
+                let execution = &mut self.executions[at as usize];
+                execution.waits += 1;
+                let due = Due::Computed(at, execution.generation);
+                self.at(self.now + wait_us, due);
+            }
+        }
+    }
+
+    fn memory_rate(&self, node: usize) -> Option<u64> {
+        let class = self.nodes[node].class as usize;
+        self.scenario.environment.nodes[class].memory_bytes_per_s
+    }
+}

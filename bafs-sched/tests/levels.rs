@@ -1,0 +1,151 @@
+//! The simulator's caches against arithmetic: what the thesis checks its own by (its figure A.3).
+
+use bafs_sched::planner::{Environment, NodeClass, Strategy};
+use bafs_sched::sim::{JobLoad, Load, Measured, MountLoad, Policy, Scenario, Simulation};
+use bafs_sched::workflow::{Workflow, parse_workflow};
+
+const MB: u64 = 1_000_000;
+
+/// Rates of memory, disk, a node's link and the link to home, in bytes per second.
+const RATES: [u64; 4] = [1_000 * MB, 50 * MB, 12 * MB, MB];
+/// Memory of a node, and the two nodes' space for the cache together, in bytes.
+const MEMORY: u64 = 100 * MB;
+const DISKS: u64 = 400 * MB;
+
+fn workflow(text: &str) -> Workflow {
+    let none = |_: &str| Err("no files".to_owned());
+    let parsed = parse_workflow("levels.bafs", text, &none);
+    parsed.expect("a workflow").workflow
+}
+
+/// Jobs that read data through a cache of this size, `rows` one after the other on each of `nodes`
+/// nodes.
+fn scans(nodes: u32, rows: u32, cache_bytes: u64, policy: &str) -> Workflow {
+    let mut text = format!("volume b cache bafs://home/b {cache_bytes} B {policy}\n");
+    for column in 0..nodes {
+        for row in 0..rows {
+            text += &format!(
+                "job j{column}x{row} {{\nexecutable = x\n}}\n\
+                 mount b j{column}x{row} /b\n"
+            );
+            if row > 0 {
+                let before = row - 1;
+                text += &format!("parent j{column}x{before} child j{column}x{row}\n");
+            }
+        }
+    }
+    workflow(&text)
+}
+
+/// How long all jobs take when each reads so many bytes.
+fn seconds(workflow: Workflow, bytes: u64, environment: Environment, policy: Policy) -> f64 {
+    let scan = MountLoad {
+        read_bytes: bytes,
+        written_bytes: 0,
+    };
+    let job = JobLoad {
+        compute_us: 0,
+        mounts: vec![scan],
+    };
+    let load = Load::Measured(Measured {
+        jobs: vec![job; workflow.jobs.len()],
+        ..Measured::default()
+    });
+    let scenario = Scenario::new(environment, policy, load, 1);
+    let run = Simulation::new(workflow, scenario).run().expect("it ends");
+    assert!(run.is_complete(), "{:?}", run.outcome);
+    run.seconds()
+}
+
+/// Bytes per second of each warm scan on two nodes.
+fn warm_rate(bytes: u64, policy: &str) -> f64 {
+    let [memory, disk, link, home] = RATES;
+    let environment = || Environment {
+        nodes: vec![NodeClass {
+            memory_bytes: MEMORY,
+            memory_bytes_per_s: Some(memory),
+            disk_bytes_per_s: Some(disk),
+            ..NodeClass::new(2, 1, DISKS / 2)
+        }],
+        home_bytes_per_s: home,
+        local_bytes_per_s: link,
+        mtbf_s: None,
+        restart_s: 60,
+    };
+    let time = |rows| {
+        let workflow = scans(2, rows, bytes.min(DISKS), policy);
+        seconds(workflow, bytes, environment(), Policy::Need)
+    };
+    bytes as f64 / ((time(12) - time(2)) / 10.0)
+}
+
+/// What passes through several levels takes the sum of their times. Half of what is not in memory
+/// comes over the link, as each node has a half.
+fn serial_rate(bytes: u64, in_memory: u64, from_home: u64) -> f64 {
+    let [memory, disk, link, home] = RATES.map(|rate| rate as f64);
+    let [all, rest] = [bytes, bytes - in_memory].map(|bytes| bytes as f64);
+    let from_home = from_home as f64;
+    let seconds = all / memory + (rest - from_home) / disk + rest / 2.0 / link + from_home / home;
+    all / seconds
+}
+
+#[test]
+fn scans_step_down_to_the_serial_rate_of_what_they_pass() {
+    for (bytes, lru, mru) in [
+        (MEMORY / 2, (MEMORY / 2, 0), (MEMORY / 2, 0)),
+        (MEMORY, (MEMORY, 0), (MEMORY, 0)),
+        (110 * MB, (0, 0), (MEMORY, 0)),
+        (200 * MB, (0, 0), (MEMORY, 0)),
+        (DISKS, (0, 0), (MEMORY, 0)),
+        (440 * MB, (0, 440 * MB), (MEMORY, 40 * MB)),
+        (800 * MB, (0, 800 * MB), (MEMORY, 400 * MB)),
+    ] {
+        for (policy, (in_memory, from_home)) in [("lru", lru), ("mru", mru)] {
+            let expected = serial_rate(bytes, in_memory, from_home);
+            let ratio = warm_rate(bytes, policy) / expected;
+            assert!((ratio - 1.0).abs() < 0.05, "{policy} {bytes}: {ratio}");
+        }
+    }
+}
+
+#[test]
+fn remote_and_stand_alone_and_cooperative_reads_cost_what_their_links_say() {
+    let (nodes, bytes, rows) = (32, 100 * MB, 3);
+    let [_, _, link, home] = RATES;
+    let environment = |home_bytes_per_s, is_alone| {
+        let class = |at: u32| NodeClass {
+            cluster: format!("c{at}"),
+            ..NodeClass::new(1, 1, 2 * bytes)
+        };
+        Environment {
+            nodes: match is_alone {
+                true => (0..nodes).map(class).collect(),
+                false => vec![NodeClass::new(nodes, 1, 2 * bytes)],
+            },
+            home_bytes_per_s,
+            local_bytes_per_s: link,
+            mtbf_s: None,
+            restart_s: 60,
+        }
+    };
+    let time = |environment, policy| {
+        let workflow = scans(nodes, rows, bytes, "lru");
+        seconds(workflow, bytes, environment, policy)
+    };
+    let over_home = bytes as f64 / home as f64;
+    let remote = time(environment(home, false), Policy::Strategy(Strategy::Remote));
+    // All nodes fetch at once, and each gets its part of the link.
+    let share = home / u64::from(nodes);
+    let alone = time(environment(share, true), Policy::Need);
+    let cooperative = time(environment(home, false), Policy::Need);
+    let warm = f64::from(rows - 1) * bytes as f64 / link as f64;
+    let all = f64::from(nodes) * over_home;
+    for (name, found, expected) in [
+        ("remote", remote, f64::from(rows) * all),
+        ("stand-alone", alone, all + warm),
+        ("cooperative", cooperative, over_home + warm),
+    ] {
+        let ratio = found / expected;
+        assert!((ratio - 1.0).abs() < 0.05, "{name}: {ratio}");
+    }
+}

@@ -1,0 +1,107 @@
+//! Each real run beside the simulator: what jobs read, computed and wrote is taken from a run by
+//! need, the order and the time of everything is the simulator's. It decides nothing.
+
+use std::path::Path;
+
+use anyhow::{Result, anyhow, ensure};
+use bafs_sched::io::journal;
+use bafs_sched::logic::{CheckpointPolicy, Order};
+use bafs_sched::past::{self, Past};
+use bafs_sched::planner::{Environment, NodeClass};
+use bafs_sched::sim::{Load, Policy, Run, Scenario, Simulation};
+
+use super::field::Took;
+use crate::bench::Report;
+use crate::bench::measure::{Samples, digits};
+
+/// Rate of nodes' links in bytes per second, where too little crossed them to measure it.
+const LOCAL_BYTES_PER_S: u64 = 500_000_000;
+
+/// What is simulated: the jobs of one real run, and its machines.
+#[derive(Debug)]
+pub(super) struct Model {
+    past: Past,
+    environment: Environment,
+}
+
+impl Model {
+    /// The jobs that a journal tells of, on these nodes, behind a link to home of this rate in
+    /// bytes per second.
+    pub(super) fn of(journal: &Path, nodes: NodeClass, home_bytes_per_s: u64) -> Result<Self> {
+        let past = past::from_journal(journal::read(journal)?)?;
+        let measured = past.site.as_ref().and_then(|site| site.local_bytes_per_s);
+        let environment = Environment {
+            nodes: vec![nodes],
+            home_bytes_per_s,
+            local_bytes_per_s: measured.unwrap_or(LOCAL_BYTES_PER_S),
+            mtbf_s: None,
+            restart_s: 1,
+        };
+        Ok(Self { past, environment })
+    }
+
+    /// Simulates one run; failures are times in microseconds and positions of nodes.
+    pub(super) fn run(
+        &self,
+        order: Order,
+        checkpoint: CheckpointPolicy,
+        failures: Vec<(u64, u32)>,
+    ) -> Result<Run> {
+        let load = Load::Measured(self.past.measured.clone());
+        let slack_permille = self
+            .past
+            .site
+            .as_ref()
+            .map_or(0, |site| site.slack_permille);
+        let scenario = Scenario {
+            checkpoint,
+            slack_permille,
+            failures,
+            ..Scenario::new(self.environment.clone(), Policy::Order(order), load, 1)
+        };
+        let run = Simulation::new(self.past.workflow.clone(), scenario).run();
+        let run = run.map_err(|stuck| anyhow!("{stuck}"))?;
+        ensure!(run.is_complete(), "simulated: {:?}", run.outcome);
+        Ok(run)
+    }
+}
+
+/// How long a run took as the simulator counts: from the first thing that was asked for to the last
+/// file at home, in seconds.
+pub(super) fn took_s(journal: &Path) -> Result<f64> {
+    let past = past::from_journal(journal::read(journal)?)?;
+    past.took_s.ok_or_else(|| anyhow!("the run has no times"))
+}
+
+/// How far simulated runs are from real ones.
+#[derive(Debug, Default)]
+pub(super) struct Errors {
+    time: Vec<f64>,
+    home: Vec<f64>,
+}
+
+impl Errors {
+    /// Another real run, which took so many seconds, with its simulation.
+    pub(super) fn note(&mut self, seconds: f64, took: &Took, run: &Run) {
+        self.time.push(run.seconds() / seconds);
+        self.home
+            .push(run.home_bytes as f64 / took.home_bytes.max(1) as f64);
+    }
+
+    /// Prints simulated over real, and the largest distance from 1 of each kind.
+    pub(super) fn tell(self, report: &mut Report, part: &str) {
+        for (what, ratios) in [("time", self.time), ("home", self.home)] {
+            let worst = ratios
+                .iter()
+                .map(|ratio| (ratio - 1.0).abs())
+                .fold(0.0, f64::max);
+            let ratios = Samples::new(ratios);
+            report.say(&format!(
+                "  simulated over real {what}: {ratios}, largest error {}",
+                digits(worst)
+            ));
+            report.figure(&format!("{part}_simulated_{what}"), ratios.median());
+            report.figure(&format!("{part}_simulated_{what}_error_max"), worst);
+        }
+    }
+}
