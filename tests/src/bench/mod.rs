@@ -89,6 +89,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
         [part, rest @ ..] if part == experiments::JOB_PROCESS => experiments::job_process(rest),
         [part, rest @ ..] if part == datapath::WORK_PROCESS => datapath::work_process(rest),
         [part, rest @ ..] if part == datapath::WIRE_PROCESS => datapath::wire_process(rest),
+        [part, rest @ ..] if part == datapath::LEAST_PROCESS => datapath::least_process(rest),
         [part, rest @ ..] if part == datapath::DELAY_PROCESS => datapath::delay_process(rest),
         [name, rest @ ..] => {
             if let Some(ended) = nohang::tool(name, rest) {

@@ -14,6 +14,7 @@ use std::pin::Pin;
 use anyhow::{Result, ensure};
 
 pub(super) use self::peer::{SOURCE_PROCESS, source_process};
+pub(super) use self::warm::passed;
 use super::measure::Watch;
 use super::{Options, Report};
 

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
+use super::least::LeastShown;
 use super::shown::{Shown, near_world};
 use super::work::{Work, arguments, rate_of};
 use super::{MIB, row};
@@ -116,19 +117,25 @@ const NAMES: [Work; 8] = [
 struct Comparison<'a> {
     /// Figures begin so.
     prefix: &'a str,
+    /// The figure of reads of pages in memory.
+    warm: &'a str,
     shell: RefCell<Shell>,
     volume: String,
     directory: String,
+    /// Where the smallest file system of the same crate shows a plain directory.
+    least: Option<String>,
 }
 
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let shown = Shown::near("20GB")?;
-    let native = tempfile::tempdir()?;
+    let (native, least) = (tempfile::tempdir()?, LeastShown::start()?);
     let comparison = Comparison {
         prefix: "local",
+        warm: "unpriv_warm",
         shell: RefCell::new(Shell::host()?),
         volume: text(shown.path())?,
         directory: text(native.path())?,
+        least: Some(text(least.path())?),
     };
     report.section("a volume of this machine as `bafs mount` shows it, beside a plain directory");
     compare(options, report, &comparison)
@@ -140,9 +147,11 @@ pub(super) fn run_bound(options: &Options, report: &mut Report) -> Result<()> {
     let native = tempfile::tempdir()?;
     let comparison = Comparison {
         prefix: "direct",
+        warm: "direct_warm",
         shell: RefCell::new(Shell::job(&world, "work:/data")?),
         volume: "/data".to_owned(),
         directory: text(native.path())?,
+        least: None,
     };
     report.section("a watched volume of this machine in a job, beside a plain directory");
     compare(options, report, &comparison)
@@ -153,18 +162,31 @@ fn text(path: &Path) -> Result<String> {
     Ok(path.to_owned())
 }
 
-/// All rows; the middle of the data rows and that of the others are figures of their own.
+/// All rows; the least of the data rows and that of the others are figures of their own.
 fn compare(options: &Options, report: &mut Report, comparison: &Comparison<'_>) -> Result<()> {
     let data = data(options, report, comparison)?;
-    let mut names_found = Vec::new();
+    let warm = PATTERNS.iter().zip(&data);
+    let warm = warm.filter(|(pattern, _)| pattern.options.contains("--readonly"));
+    let warm = warm.filter(|(pattern, _)| pattern.before == Before::Warm);
+    report.figure(comparison.warm, least(warm.map(|(_, ratio)| *ratio)));
+    let (mut by_directory, mut by_least) = (Vec::new(), Vec::new());
     for processes in [1, 4] {
-        names_found.extend(names(options, report, comparison, processes)?);
+        for [directory, least] in names(options, report, comparison, processes)? {
+            by_directory.extend(directory);
+            by_least.extend(least);
+        }
     }
-    for (kind, found) in [("data", data), ("meta", names_found)] {
-        let least = found.iter().copied().fold(f64::INFINITY, f64::min);
-        report.figure(&format!("{}_{kind}", comparison.prefix), least);
+    let figure = |kind| format!("{}_{kind}", comparison.prefix);
+    report.figure(&figure("data"), least(data.into_iter()));
+    report.figure(&figure("meta"), least(by_directory.into_iter()));
+    if comparison.least.is_some() {
+        report.figure("meta_vs_min_fuse", least(by_least.into_iter()));
     }
     Ok(())
+}
+
+fn least(ratios: impl Iterator<Item = f64>) -> f64 {
+    ratios.fold(f64::INFINITY, f64::min)
 }
 
 fn data(options: &Options, report: &mut Report, comparison: &Comparison<'_>) -> Result<Vec<f64>> {
@@ -234,35 +256,56 @@ fn fio(shell: &mut Shell, file: &str, bytes: u64, pattern: &Pattern) -> Result<f
     shell.fio(&options, moved)
 }
 
+/// For each work the ratios to the plain directory and to the smallest file system.
 fn names(
     options: &Options,
     report: &mut Report,
     comparison: &Comparison<'_>,
     processes: usize,
-) -> Result<Vec<f64>> {
+) -> Result<Vec<[Option<f64>; 2]>> {
     let files = options.pick(5_000, 500);
     report.say(&format!("{processes} x {files} files of 4 KiB: files/s"));
-    let places = [&comparison.volume, &comparison.directory];
-    let values = RefCell::new(vec![[Vec::new(), Vec::new()]; NAMES.len()]);
-    let mut ways = [0, 1].map(|place| {
+    let (volume, directory) = (&comparison.volume, &comparison.directory);
+    let mut places = vec![("volume", volume), ("directory", directory)];
+    places.extend(comparison.least.as_ref().map(|least| ("least FUSE", least)));
+    let values = RefCell::new(vec![vec![Vec::new(); places.len()]; NAMES.len()]);
+    let mut ways: Vec<Way<'_>> = Vec::new();
+    for (place, (name, path)) in places.iter().enumerate() {
         let values = &values;
-        Way::new(["volume", "directory"][place], move || {
+        ways.push(Way::new(name, move || {
             for (index, work) in NAMES.into_iter().enumerate() {
                 let mut shell = comparison.shell.borrow_mut();
-                let found = at_once(&mut shell, work, places[place], files, processes)?;
+                let found = at_once(&mut shell, work, path, files, processes)?;
                 values.borrow_mut()[index][place].push(found);
             }
             Ok(0.0)
-        })
-    });
+        }));
+    }
     interleave(options.pick(5, 2), &mut ways)?;
     drop(ways);
-    let mut rows = vec![row(["work", "volume", "directory", "volume / directory"])];
-    let mut ratios = Vec::new();
+    let mut head: Vec<String> = vec!["work".to_owned()];
+    head.extend(places.iter().map(|(name, _)| (*name).to_owned()));
+    head.extend(
+        places[1..]
+            .iter()
+            .map(|(name, _)| format!("volume / {name}")),
+    );
+    let (mut rows, mut ratios) = (vec![head], Vec::new());
     for (work, values) in NAMES.iter().zip(values.into_inner()) {
-        let found = values.map(Samples::new);
-        let figure = format!("{}_{}_{processes}", comparison.prefix, work.name());
-        ratios.push(compared(report, &figure, work.name(), &found, &mut rows));
+        let found: Vec<Samples> = values.into_iter().map(Samples::new).collect();
+        let name = work.name();
+        let mut cells = vec![name.to_owned()];
+        cells.extend(found.iter().map(Samples::to_string));
+        let mut medians = [None; 2];
+        for (at, (other, kind)) in found[1..].iter().zip(["", "_vs_least"]).enumerate() {
+            let ratio = found[0].ratio_to(other);
+            let figure = format!("{}_{name}_{processes}{kind}", comparison.prefix);
+            report.measured(&figure, &ratio);
+            cells.push(ratio.to_string());
+            medians[at] = Some(ratio.median());
+        }
+        rows.push(cells);
+        ratios.push(medians);
     }
     report.table(&rows);
     Ok(ratios)

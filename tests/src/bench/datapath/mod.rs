@@ -1,7 +1,9 @@
 //! `bench datapath`: what a program gets of a volume, beside what the machine could give. Each part
 //! is a file of its own; to add one, a line in [`PARTS`] with the figures that it measures.
 
+mod copies;
 mod delay;
+mod least;
 mod local;
 mod peers;
 mod remote;
@@ -13,10 +15,11 @@ mod work;
 use anyhow::{Result, ensure};
 
 pub(super) use self::delay::{DELAY_PROCESS, delay_process};
+pub(super) use self::least::{LEAST_PROCESS, least_process};
 pub(super) use self::wire::{WIRE_PROCESS, wire_process};
 pub(super) use self::work::{WORK_PROCESS, work_process};
 use super::measure::Watch;
-use super::{Options, Report};
+use super::{Options, Report, cache};
 
 const MIB: u64 = 1 << 20;
 
@@ -27,10 +30,41 @@ struct Part {
     run: fn(&Options, &mut Report) -> Result<()>,
 }
 
+/// The last line, in this order.
+const PROMISED: &[&str] = &[
+    "pass_seq_read",
+    "pass_seq_write",
+    "pass_rand4k",
+    "pass_mmap",
+    "direct_data",
+    "direct_meta",
+    "unpriv_warm",
+    "remote_read_vs_quinn",
+    "remote_write_vs_quinn",
+    "meta_vs_min_fuse",
+    "delegation_gain",
+    "peers_behind",
+];
+
 const PARTS: &[Part] = &[
     Part {
+        name: "pass",
+        figures: &[
+            "pass_seq_read",
+            "pass_rand4k",
+            "pass_mmap",
+            "pass_seq_write",
+        ],
+        run: pass,
+    },
+    Part {
         name: "local",
-        figures: &["local_data", "local_meta"],
+        figures: &[
+            "local_data",
+            "local_meta",
+            "unpriv_warm",
+            "meta_vs_min_fuse",
+        ],
         run: local::run,
     },
     Part {
@@ -47,6 +81,11 @@ const PARTS: &[Part] = &[
         name: "storm",
         figures: &["delegation_gain"],
         run: storm::run,
+    },
+    Part {
+        name: "copies",
+        figures: &["replicate_large_vs_rsync", "extract_large_vs_rsync"],
+        run: copies::run,
     },
     Part {
         name: "peers",
@@ -67,6 +106,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     if let Some(reason) = crate::cannot_mount() {
         anyhow::bail!("volumes cannot be mounted here: {reason}");
     }
+    report.promise(PROMISED);
     let mut failed = Vec::new();
     for part in PARTS.iter().filter(|part| options.wants(part.name)) {
         let watch = Watch::start();
@@ -83,6 +123,16 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         failed.is_empty(),
         "these parts failed: {}",
         failed.join(", ")
+    );
+    Ok(())
+}
+
+/// Files that the kernel reads by itself: those of caches, when this node has them whole.
+fn pass(options: &Options, report: &mut Report) -> Result<()> {
+    cache::passed(options, report)?;
+    report.not_measured(
+        "pass_seq_write",
+        "the kernel writes no file by itself: that needs project quotas (docs/decisions/0020)",
     );
     Ok(())
 }

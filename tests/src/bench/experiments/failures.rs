@@ -9,7 +9,7 @@ use bafs_sched::planner::NodeClass;
 use bafs_sched::sim::Run;
 
 use super::field::{Field, Text, Took, Wish, all_done};
-use super::reality::{Errors, Model, took_s};
+use super::reality::{Errors, Model, Site, took_s};
 use super::{HOME, HOME_BYTES_PER_S, Plot};
 use crate::bench::measure::Watch;
 use crate::bench::{Options, Report};
@@ -59,7 +59,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         for (at, (policy, checkpoint)) in POLICIES.into_iter().enumerate() {
             let (took, real_s, again) = once(width, bytes, (policy, checkpoint), seed)?;
             all_done(policy, &took)?;
-            errors.note(real_s, &took, &again);
+            errors.note(real_s, took.home_bytes as f64, &again);
             plot.add(policy, case as f64, took.seconds);
             plot.add(
                 &format!("{policy}, simulated"),
@@ -131,8 +131,11 @@ fn once(
         field.world.cluster.restart(&node)?;
     }
     let (took, journal) = (took?, field.journal());
-    let nodes = NodeClass::new(NODES, 2, node_bytes);
-    let model = Model::of(&journal, nodes, HOME_BYTES_PER_S)?;
+    let site = Site {
+        nodes: NodeClass::new(NODES, 2, node_bytes),
+        home_bytes_per_s: HOME_BYTES_PER_S,
+    };
+    let model = Model::of(&journal, &site)?;
     let again = model.run(Order::Need, checkpoint, failed)?;
     Ok((took, took_s(&journal)?, again))
 }

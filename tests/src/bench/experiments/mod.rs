@@ -8,6 +8,7 @@ mod batch;
 mod failures;
 mod field;
 mod job;
+mod orders;
 mod pipe;
 mod reality;
 mod scoping;
@@ -17,7 +18,6 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use bafs::picture::{Axis, Chart, Curve, Joined};
-use bafs_sched::logic::Order;
 use serde_json::json;
 
 pub(super) use self::job::{JOB_PROCESS, job_process};
@@ -30,13 +30,6 @@ const HOME: &str = "8MB/s";
 
 /// The same in bytes per second.
 const HOME_BYTES_PER_S: u64 = 8_000_000;
-
-/// The orders that are compared, with their names in tables.
-const ORDERS: [(Order, &str); 3] = [
-    (Order::Need, "ours"),
-    (Order::BreadthFirst, "breadth first"),
-    (Order::DepthFirst, "depth first"),
-];
 
 struct Part {
     name: &'static str,
@@ -140,6 +133,8 @@ impl Plot {
 
     /// Another point of a curve.
     fn add(&mut self, curve: &str, x: f64, y: f64) {
+        // Some parts take many minutes.
+        println!("  {}: {curve} at {}: {}", self.name, digits(x), digits(y));
         let found = self.curves.iter_mut().find(|known| known.name == curve);
         match found {
             Some(known) => known.points.push((x, y)),

@@ -4,12 +4,12 @@
 
 use anyhow::Result;
 
-use bafs_sched::logic::{CheckpointPolicy, Order};
 use bafs_sched::planner::NodeClass;
 
 use super::field::{Field, Text, Wish};
-use super::reality::{Errors, Model, took_s};
-use super::{HOME, HOME_BYTES_PER_S, ORDERS, Plot};
+use super::orders::{ORDERS, in_each_order};
+use super::reality::{Errors, Site};
+use super::{HOME, HOME_BYTES_PER_S, Plot};
 use crate::bench::{Options, Report};
 
 const DEPTH: u32 = 4;
@@ -26,7 +26,10 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     // What is offered beside the slack that the scheduler keeps.
     let offered = STORAGE * 1_000 / 979;
     let mut field = Field::start(&[Wish::new(offered, 8)], HOME)?;
-    let node = NodeClass::new(1, 8, offered);
+    let site = Site {
+        nodes: NodeClass::new(1, 8, offered),
+        home_bytes_per_s: HOME_BYTES_PER_S,
+    };
     let mut errors = Errors::default();
     let (x, title) = (
         "private volume, % of the storage",
@@ -40,36 +43,24 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         "jobs at once",
     );
     let points = options.pick(&[10, 24, 30, 40, 60, 100][..], &[30, 100]);
+    let rounds = options.pick(3, 1);
     let (mut failed, mut worst): (u64, f64) = (0, 0.0);
     for &percent in points {
-        let (mut seconds, mut model) = (Vec::new(), None);
-        for (order, name) in ORDERS {
-            let volume = STORAGE * percent / 100;
-            let took = field.run_in(order, &workflow(width, volume)?)?;
-            let model = match &mut model {
-                Some(model) => model,
-                None => model.insert(Model::of(&field.journal(), node.clone(), HOME_BYTES_PER_S)?),
-            };
-            let again = model.run(order, CheckpointPolicy::Never, Vec::new())?;
-            errors.note(took_s(&field.journal())?, &took, &again);
-            plot.add(
-                &format!("{name}, simulated"),
-                percent as f64,
-                again.seconds(),
-            );
-            plot.add(name, percent as f64, took.seconds);
-            busy.add(name, percent as f64, took.busy);
-            if order == Order::Need {
-                failed += took.failed;
-            }
-            // What did not do all has no time.
-            seconds.push(if took.failed == 0 {
-                took.seconds
-            } else {
-                f64::INFINITY
-            });
+        let text = workflow(width, STORAGE * percent / 100)?;
+        let compared = in_each_order(&mut field, &text, rounds, &site)?;
+        let x = percent as f64;
+        for ((_, name), found) in ORDERS.iter().zip(&compared) {
+            errors.note(found.took_s.median(), found.home_bytes, &found.simulated);
+            plot.add(name, x, found.seconds.median());
+            plot.add(&format!("{name}, simulated"), x, found.simulated.seconds());
+            busy.add(name, x, found.busy);
         }
-        worst = worst.max(seconds[0] / seconds[1].min(seconds[2]));
+        let [ours, others @ ..] = &compared;
+        failed += ours.failed;
+        // What did not do all has no time.
+        for other in others.iter().filter(|other| other.failed == 0) {
+            worst = worst.max(ours.seconds.ratio_to(&other.seconds).median());
+        }
     }
     plot.write(report)?;
     busy.write(report)?;

@@ -10,12 +10,19 @@ use bafs_sched::past::{self, Past};
 use bafs_sched::planner::{Environment, NodeClass};
 use bafs_sched::sim::{Load, Policy, Run, Scenario, Simulation};
 
-use super::field::Took;
 use crate::bench::Report;
 use crate::bench::measure::{Samples, digits};
 
 /// Rate of nodes' links in bytes per second, where too little crossed them to measure it.
 const LOCAL_BYTES_PER_S: u64 = 500_000_000;
+
+/// The machines of an experiment.
+#[derive(Debug, Clone)]
+pub(super) struct Site {
+    pub(super) nodes: NodeClass,
+    /// Rate of the link to home.
+    pub(super) home_bytes_per_s: u64,
+}
 
 /// What is simulated: the jobs of one real run, and its machines.
 #[derive(Debug)]
@@ -25,14 +32,13 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// The jobs that a journal tells of, on these nodes, behind a link to home of this rate in
-    /// bytes per second.
-    pub(super) fn of(journal: &Path, nodes: NodeClass, home_bytes_per_s: u64) -> Result<Self> {
+    /// The jobs that a journal tells of, on these machines.
+    pub(super) fn of(journal: &Path, site: &Site) -> Result<Self> {
         let past = past::from_journal(journal::read(journal)?)?;
         let measured = past.site.as_ref().and_then(|site| site.local_bytes_per_s);
         let environment = Environment {
-            nodes: vec![nodes],
-            home_bytes_per_s,
+            nodes: vec![site.nodes.clone()],
+            home_bytes_per_s: site.home_bytes_per_s,
             local_bytes_per_s: measured.unwrap_or(LOCAL_BYTES_PER_S),
             mtbf_s: None,
             restart_s: 1,
@@ -81,11 +87,20 @@ pub(super) struct Errors {
 }
 
 impl Errors {
-    /// Another real run, which took so many seconds, with its simulation.
-    pub(super) fn note(&mut self, seconds: f64, took: &Took, run: &Run) {
-        self.time.push(run.seconds() / seconds);
-        self.home
-            .push(run.home_bytes as f64 / took.home_bytes.max(1) as f64);
+    /// A real run, which took so many seconds and moved so many bytes over the link to home, with
+    /// its simulation.
+    pub(super) fn note(&mut self, seconds: f64, home_bytes: f64, run: &Run) {
+        let time = run.seconds() / seconds;
+        let home = run.home_bytes as f64 / home_bytes.max(1.0);
+        println!(
+            "  simulated {} s, really {} s: {}; home traffic {}",
+            digits(run.seconds()),
+            digits(seconds),
+            digits(time),
+            digits(home)
+        );
+        self.time.push(time);
+        self.home.push(home);
     }
 
     /// Prints simulated over real, and the largest distance from 1 of each kind.

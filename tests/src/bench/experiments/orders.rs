@@ -1,0 +1,82 @@
+//! One workflow in the three orders of the thesis, in turns, each beside its simulation.
+
+use anyhow::{Context, Result, anyhow, ensure};
+use bafs_sched::logic::{CheckpointPolicy, Order};
+use bafs_sched::sim::Run;
+
+use super::field::{Field, Took};
+use super::reality::{Model, Site, took_s};
+use crate::bench::measure::Samples;
+
+/// The orders that are compared, with their names in tables.
+pub(super) const ORDERS: [(Order, &str); 3] = [
+    (Order::Need, "ours"),
+    (Order::BreadthFirst, "breadth first"),
+    (Order::DepthFirst, "depth first"),
+];
+
+/// What one order took.
+pub(super) struct Found {
+    pub(super) seconds: Samples,
+    /// As the simulator counts.
+    pub(super) took_s: Samples,
+    /// The mean over the rounds.
+    pub(super) home_bytes: f64,
+    /// The mean over the rounds.
+    pub(super) busy: f64,
+    /// Jobs that did not get done, in all rounds.
+    pub(super) failed: u64,
+    pub(super) simulated: Run,
+}
+
+/// Runs a workflow in each order; each is simulated with what jobs did in ours.
+pub(super) fn in_each_order(
+    field: &mut Field,
+    text: &str,
+    rounds: usize,
+    site: &Site,
+) -> Result<[Found; 3]> {
+    let mut rows: [Vec<(Took, f64)>; 3] = Default::default();
+    let mut model = None;
+    for round in 0..rounds {
+        for at in 0..ORDERS.len() {
+            // The first of a round may find what the others do not.
+            let at = (at + round) % ORDERS.len();
+            let took = field.run_in(ORDERS[at].0, text)?;
+            let journal = field.journal();
+            if ORDERS[at].0 == Order::Need && model.is_none() {
+                model = Some(Model::of(&journal, site)?);
+            }
+            rows[at].push((took, took_s(&journal)?));
+        }
+    }
+    let model = model.context("ours is one of the orders")?;
+    let found = |(at, rows): (usize, Vec<(Took, f64)>)| {
+        let sample = |of: fn(&(Took, f64)) -> f64| rows.iter().map(of).collect::<Vec<f64>>();
+        let mean = |values: Vec<f64>| values.iter().sum::<f64>() / values.len() as f64;
+        Ok(Found {
+            seconds: Samples::new(sample(|(took, _)| took.seconds)),
+            took_s: Samples::new(sample(|(_, took_s)| *took_s)),
+            home_bytes: mean(sample(|(took, _)| took.home_bytes as f64)),
+            busy: mean(sample(|(took, _)| took.busy)),
+            failed: rows.iter().map(|(took, _)| took.failed).sum(),
+            simulated: model.run(ORDERS[at].0, CheckpointPolicy::Never, Vec::new())?,
+        })
+    };
+    let all = rows.into_iter().enumerate().map(found);
+    let all: Vec<Found> = all.collect::<Result<_>>()?;
+    let all: Result<[Found; 3], _> = all.try_into();
+    all.map_err(|_| anyhow!("there are three orders"))
+}
+
+/// All of these must have been done, or the times compare different work.
+pub(super) fn all_done(name: &str, found: &[Found; 3]) -> Result<()> {
+    for (found, (_, order)) in found.iter().zip(ORDERS) {
+        ensure!(
+            found.failed == 0,
+            "{name}, {order}: {} jobs failed",
+            found.failed
+        );
+    }
+    Ok(())
+}
