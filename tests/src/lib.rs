@@ -2,6 +2,7 @@
 
 pub mod api;
 pub mod bench;
+pub mod chaos;
 pub mod content;
 pub mod dice;
 pub mod exec;

@@ -127,6 +127,14 @@ impl Fleet {
                 .any(|(_, node)| node.limit.is_some_and(|limit| limit.is_shared))
     }
 
+    /// Whether a live node did not say yet what it keeps for this run.
+    pub(super) fn is_unanswered(&self) -> bool {
+        self.has_limits
+            && self
+                .live()
+                .any(|(_, node)| node.limit == Some(Limit::NOTHING))
+    }
+
     pub(super) fn get(&self, server: ServerId) -> Option<&Node> {
         self.nodes.get(&server)
     }

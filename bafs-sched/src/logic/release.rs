@@ -182,7 +182,7 @@ impl Scheduler {
         };
         if try_all(self, Care::Safe)
             || self.free_idle_caches()
-            || self.relax_rules()
+            || (!self.fleet.is_unanswered() && self.relax_rules())
             || self.drop_all_copies()
             || try_all(self, Care::None)
             || self.free_unused_caches()

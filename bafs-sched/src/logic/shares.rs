@@ -77,7 +77,10 @@ impl Scheduler {
             let rooms = self.rooms(server, taken, |node| left_on(node, taken));
             let shares = match self.admission {
                 Some(_) => tight_shares(size, &rooms, self.scratch_volume_max),
-                None => shares(size, &rooms),
+                None => {
+                    let readers = u64::from(self.graph.volume(volume).users_left);
+                    shares(size, &rooms, readers)
+                }
             };
             let has_part =
                 |shares: &Vec<(ServerId, Space)>| shares.iter().any(|(node, _)| *node == server);
@@ -214,8 +217,10 @@ struct Room {
 
 /// Divides a cooperative cache of `size` among nodes: whole on each where that leaves room for
 /// scratch volumes in every slot, else in proportion to what is left, keeping room for the
-/// scratch volumes of all slots, or of one job, or none. Nothing if the sum is below the size.
-fn shares(size: Space, rooms: &[Room]) -> Option<Vec<(ServerId, Space)>> {
+/// scratch volumes of all slots, or of one job, or none. What a cache takes beyond its size leaves
+/// room for all its `readers`: who waits for room reads it when it has gone, and brings it from
+/// home again. Nothing if the sum is below the size.
+fn shares(size: Space, rooms: &[Room], readers: u64) -> Option<Vec<(ServerId, Space)>> {
     let rooms: Vec<_> = rooms
         .iter()
         .filter(|room| room.left.files >= size.files)
@@ -232,9 +237,14 @@ fn shares(size: Space, rooms: &[Room]) -> Option<Vec<(ServerId, Space)>> {
         if total < size.bytes {
             continue;
         }
-        let wanted = size
-            .bytes
-            .saturating_add(scale_up(size.bytes, SKEW_PERMILLE, 1000));
+        let on_each = readers.div_ceil(rooms.len().max(1) as u64);
+        let beside_readers = rooms.iter().fold(0u64, |sum, room| {
+            let scratch = room.scratch_one.saturating_mul(on_each).max(keep(room));
+            sum.saturating_add(room.left.bytes.saturating_sub(scratch))
+        });
+        let skew = scale_up(size.bytes, SKEW_PERMILLE, 1000);
+        let skew = skew.min(beside_readers.saturating_sub(size.bytes));
+        let wanted = size.bytes.saturating_add(skew);
         let is_whole = rooms.iter().all(|room| spare(room) >= size.bytes);
         let share = |room: &Room| match is_whole {
             true => size.bytes,
@@ -336,6 +346,7 @@ mod tests {
                 files: 1,
             },
             rooms,
+            0,
         )?;
         Some(shares.iter().map(|(_, share)| share.bytes).collect())
     }
@@ -358,6 +369,25 @@ mod tests {
         );
         assert_eq!(bytes(161, &[room(1, 100, 10, 2), room(2, 60, 10, 2)]), None);
         assert_eq!(bytes(1, &[]), None);
+    }
+
+    #[test]
+    fn what_a_cache_takes_beyond_its_size_leaves_room_for_all_its_readers() {
+        let rooms: Vec<Room> = (1..=4).map(|id| room(id, 1_000, 10, 2)).collect();
+        let taken = |readers| {
+            let size = Space {
+                bytes: 3_600,
+                files: 1,
+            };
+            let shares = shares(size, &rooms, readers).expect("it fits");
+            shares.iter().map(|(_, share)| share.bytes).sum::<u64>()
+        };
+        // With room for two jobs on each node all but 80 bytes could be taken.
+        assert_eq!(taken(8), 3_920);
+        assert_eq!(taken(24), 3_760);
+        assert_eq!(taken(40), 3_600);
+        // They cannot all have room: the others wait, as they must.
+        assert_eq!(taken(4_000), 3_600);
     }
 
     /// The thesis' environment: 50 nodes of 5 GB (in MB here).

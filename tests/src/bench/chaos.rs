@@ -1,17 +1,20 @@
 //! `bench chaos`: runs in which nodes, links, disks, the catalog and the scheduler fail by a seed.
-//! A hundred in virtual time (`virtual`), five with real processes (`real`). What counts: every run
+//! A hundred in virtual time (`virtual`), five with real processes (`chaos.rs`). What counts: every run
 //! complete, every file that of a run without faults, nothing left.
 
-mod real;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use bafs_sched::world::World;
 
 use super::{Options, Report};
+use crate::chaos;
 
 /// Runs in virtual time, and with real processes.
 const VIRTUAL: (u64, u64) = (100, 10);
 const REAL: (u64, u64) = (5, 1);
+/// Real faults begin for so long.
+const FAULTS: Duration = Duration::from_secs(30);
 
 /// What runs came to.
 #[derive(Debug, Default)]
@@ -75,7 +78,7 @@ fn with_processes(seeds: u64, sum: &mut Sum, report: &mut Report) -> Result<()> 
     report.section("with real processes: 40 pipelines of 4 stages on 6 nodes");
     let mut rows = vec![vec!["seed".to_owned(), "s".to_owned(), "faults".to_owned()]];
     for seed in 0..seeds {
-        let ended = real::run(seed)?;
+        let ended = chaos::run(seed, FAULTS)?;
         sum.runs += 1;
         sum.complete += u64::from(ended.is_complete);
         sum.identical += u64::from(ended.is_identical);

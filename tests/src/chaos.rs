@@ -1,0 +1,238 @@
+//! A chaos run with real processes: nodes are killed, stopped, restarted and lose their disks, home
+//! stops as if its link were cut, the catalog and the scheduler are killed, several at once, while
+//! a workflow runs. Then it looks at what came home and what is left.
+
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::sys::signal::Signal;
+
+use crate::bench::measure::Watch;
+use crate::dice::Dice;
+use crate::{World, processes_with};
+
+const WIDTH: u32 = 40;
+const NODES: [&str; 6] = ["40MB"; 6];
+
+/// A run that takes longer is given up.
+const LIMIT_S: u64 = 600;
+
+/// What came of a run.
+#[derive(Debug)]
+pub struct Ended {
+    /// Whether every job is done and every file at home.
+    pub is_complete: bool,
+    /// Whether all files are those of a run without faults.
+    pub is_identical: bool,
+    /// Volumes, agents and outputs that should not be there.
+    pub leaks: u64,
+    /// How long it took.
+    pub seconds: f64,
+    /// What failed, in order.
+    pub faults: Vec<String>,
+}
+
+/// Each job passes on what the one before wrote and adds its own line; a cache is read by all.
+fn workflow() -> String {
+    let mut text = String::from("volume data cache bafs://home/data 1 MB\n");
+    for p in 0..WIDTH {
+        for at in 0..4 {
+            let before = match at {
+                0 => "/data/all".to_owned(),
+                _ => "/in/out".to_owned(),
+            };
+            text += &format!(
+                "job j{p}_{at} {{\nexecutable = /bin/sh\narguments = -c \"sleep 0.5; \
+                 (cat {before}; cksum < /data/all; echo {p} {at}) > /out/out\"\n}}\n\
+                 volume v{p}_{at} scratch 1 MB files 16\nmount data j{p}_{at} /data\n\
+                 mount v{p}_{at} j{p}_{at} /out\n"
+            );
+            if at > 0 {
+                let before = at - 1;
+                text += &format!("parent j{p}_{before} child j{p}_{at}\n");
+                text += &format!("mount v{p}_{before} j{p}_{at} /in ro\n");
+            }
+        }
+        text += &format!("extract v{p}_3 out bafs://home/out/{p}\n");
+    }
+    text
+}
+
+/// What each file must be, made without BAFS.
+fn expected(data: &[u8], p: u32) -> Result<Vec<u8>> {
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), data)?;
+    let script = "cat $0; for at in 0 1 2 3; do cksum < $0; echo $1 $at; done";
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", script]).arg(file.path());
+    Ok(command.arg(p.to_string()).output()?.stdout)
+}
+
+fn start(world: &World, path: &str) -> Result<Child> {
+    let mut command = world.bafs(&["run", path, "--json"]);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().context("bafs run starts")
+}
+
+/// One run with the faults of a seed, which begin within so long.
+///
+/// # Errors
+/// No cluster, or a process that cannot be killed or started again.
+pub fn run(seed: u64, faults: Duration) -> Result<Ended> {
+    let mut world = World::start(&NODES)?;
+    world.wait_for_servers(NODES.len() + 1)?;
+    let data: Vec<u8> = (0..5_000u32)
+        .flat_map(|n| format!("{n}\n").into_bytes())
+        .collect();
+    world.put("data/all", &data)?;
+    let path = world.workflow(&workflow())?.to_string_lossy().into_owned();
+    let watch = Watch::start();
+    let mut scheduler = start(&world, &path)?;
+    let mut chaos = Chaos {
+        world: &mut world,
+        scheduler: &mut scheduler,
+        path: &path,
+        down: Vec::new(),
+        told: Vec::new(),
+    };
+    chaos.disturb(seed, &watch, faults)?;
+    let faults = chaos.told;
+    let is_complete = loop {
+        if let Some(status) = scheduler.try_wait()? {
+            break status.success();
+        }
+        if watch.elapsed().as_secs() > LIMIT_S {
+            scheduler.kill()?;
+            scheduler.wait()?;
+            break false;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    let seconds = watch.elapsed().as_secs_f64();
+    let mut is_identical = true;
+    for p in 0..WIDTH {
+        let found = world.get(&format!("out/{p}")).unwrap_or_default();
+        is_identical &= found == expected(&data, p)?;
+    }
+    let leaks = leaks(&world)?;
+    Ok(Ended {
+        is_complete,
+        is_identical,
+        leaks,
+        seconds,
+        faults,
+    })
+}
+
+/// What is down comes back so long after it failed, at most, in milliseconds.
+const AWAY_MS: u64 = 9_000;
+/// So many of a node's process and its home and catalog may be down at once: of six nodes some
+/// must be left to go on.
+const DOWN_MAX: usize = 3;
+
+/// How a process comes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Back {
+    /// It is started again.
+    Restart,
+    /// It goes on.
+    Continue,
+}
+
+/// Things that fail.
+struct Chaos<'w> {
+    world: &'w mut World,
+    scheduler: &'w mut Child,
+    path: &'w str,
+    /// Processes that are down, until when, in milliseconds since the run began.
+    down: Vec<(String, u64, Back)>,
+    told: Vec<String>,
+}
+
+impl Chaos<'_> {
+    /// Lets things fail for a while; in the end all is back.
+    fn disturb(&mut self, seed: u64, watch: &Watch, faults: Duration) -> Result<()> {
+        let mut dice = Dice::new(seed);
+        let now_ms = || u64::try_from(watch.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let mut next_ms = 500;
+        while now_ms() < faults.as_millis() as u64 || !self.down.is_empty() {
+            std::thread::sleep(Duration::from_millis(50));
+            self.bring_back(now_ms())?;
+            if now_ms() < next_ms || now_ms() >= faults.as_millis() as u64 {
+                continue;
+            }
+            next_ms = now_ms() + 300 + dice.below(2_500);
+            let until_ms = now_ms() + 200 + dice.below(AWAY_MS);
+            self.fail(&mut dice, until_ms)?;
+        }
+        Ok(())
+    }
+
+    fn bring_back(&mut self, now_ms: u64) -> Result<()> {
+        let is_due = |(_, until_ms, _): &mut (String, u64, Back)| *until_ms <= now_ms;
+        let due: Vec<_> = self.down.extract_if(.., is_due).collect();
+        for (name, _, back) in due {
+            match back {
+                Back::Restart => self.world.cluster.restart(&name)?,
+                Back::Continue => self.world.cluster.signal(&name, Signal::SIGCONT)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn fail(&mut self, dice: &mut Dice, until_ms: u64) -> Result<()> {
+        let node = format!("n{}", 1 + dice.below(NODES.len() as u64));
+        let (name, what) = match dice.below(6) {
+            0 => (node, "kill"),
+            1 => (node, "wipe"),
+            2 => (node, "stop"),
+            3 => ("home".to_owned(), "stop"),
+            4 => ("catalog".to_owned(), "kill"),
+            _ => ("scheduler".to_owned(), "kill"),
+        };
+        let is_down = self.down.iter().any(|(down, ..)| *down == name);
+        if is_down || self.down.len() >= DOWN_MAX {
+            return Ok(());
+        }
+        if name == "scheduler" {
+            if self.scheduler.try_wait()?.is_none() {
+                self.told.push("kill:scheduler".to_owned());
+                self.scheduler.kill()?;
+                self.scheduler.wait()?;
+                *self.scheduler = start(self.world, self.path)?;
+            }
+            return Ok(());
+        }
+        self.told.push(format!("{what}:{name}"));
+        let back = if what == "stop" {
+            self.world.cluster.signal(&name, Signal::SIGSTOP)?;
+            Back::Continue
+        } else {
+            self.world.cluster.kill(&name)?;
+            if what == "wipe" {
+                std::fs::remove_dir_all(self.world.cluster.directory().join(&name))?;
+            }
+            Back::Restart
+        };
+        self.down.push((name, until_ms, back));
+        Ok(())
+    }
+}
+
+/// Volumes and agents that are left when servers have had time to notice.
+fn leaks(world: &World) -> Result<u64> {
+    let identity = world.cluster.identity();
+    let agent = format!("agent --identity {}", identity.display());
+    let mut left = u64::MAX;
+    for _ in 0..60 {
+        let volumes = world.json(&["volume", "list"])?;
+        let volumes = volumes.as_array().map_or(0, Vec::len);
+        left = (volumes + processes_with(&agent).len()) as u64;
+        if left == 0 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    Ok(left)
+}

@@ -1,0 +1,29 @@
+//! A workflow of forty pipelines while nodes, home, catalog and scheduler fail, several at once.
+
+use std::time::Duration;
+
+use bafs_tests::{cannot_mount, chaos, skip};
+
+fn survives(test: &str, seed: u64, faults: Duration) {
+    if let Some(reason) = cannot_mount() {
+        return skip(test, &reason);
+    }
+    let ended = chaos::run(seed, faults).expect("the cluster runs");
+    assert!(!ended.faults.is_empty(), "nothing failed: {ended:?}");
+    let is_fine = ended.is_complete && ended.is_identical && ended.leaks == 0;
+    assert!(is_fine, "seed {seed}: {ended:?}");
+}
+
+#[test]
+fn cluster_survives_chaos() {
+    survives("cluster_survives_chaos", 1, Duration::from_secs(15));
+}
+
+#[test]
+#[ignore = "minutes; for soak"]
+fn cluster_survives_long_chaos() {
+    for seed in 2..12 {
+        let test = "cluster_survives_long_chaos";
+        survives(test, seed, Duration::from_secs(60));
+    }
+}
