@@ -1,6 +1,6 @@
 //! `bench chaos`: runs in which nodes, links, disks, the catalog and the scheduler fail by a seed.
-//! A hundred in virtual time (`virtual`), five with real processes (`chaos.rs`). What counts: every run
-//! complete, every file that of a run without faults, nothing left.
+//! A hundred in virtual time (`virtual`), five with real processes (`real`). What counts: every
+//! run complete, every file that of a run without faults, nothing left.
 
 use std::time::Duration;
 
