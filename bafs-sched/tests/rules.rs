@@ -1,5 +1,7 @@
 //! The rules of an order or a strategy, as the core keeps them.
 
+use std::collections::BTreeSet;
+
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
 use bafs_sched::logic::{
@@ -10,17 +12,24 @@ use bafs_sched::workflow::parse_workflow;
 const MB: u64 = 1_000_000;
 
 /// A run that shares its nodes knows them before it knows what they keep for it. The rules must
-/// outlive that moment: under them a cache takes no more than its size.
+/// outlive that moment: here that only one batch volume may exist.
 #[test]
 fn rules_are_kept_until_the_nodes_have_said_what_they_keep() {
-    let text = "volume b cache bafs://home/b 90 MB\n\
-                job a {\nexecutable = x\n}\nmount b a /b\nvolume p scratch 1 MB\nmount p a /p\n\
-                job c {\nexecutable = x\n}\nmount b c /b\nvolume q scratch 1 MB\nmount q c /q\n";
+    let mut text = String::new();
+    for (job, volume) in [("a", "v"), ("b", "v"), ("c", "w"), ("d", "w")] {
+        text += &format!("job {job} {{\nexecutable = x\n}}\nmount {volume} {job} /batch\n");
+    }
+    text += "volume v cache bafs://home/v 10 MB\nvolume w cache bafs://home/w 10 MB\n";
     let none = |_: &str| Err("no files".to_owned());
-    let parsed = parse_workflow("rules.bafs", text, &none).expect("a workflow");
+    let parsed = parse_workflow("rules.bafs", &text, &none).expect("a workflow");
     let settings = Settings {
         user: Some("me".to_owned()),
-        rules: Rules::in_order(Order::BreadthFirst),
+        rules: Some(Rules {
+            order: Order::BreadthFirst,
+            pipelines_max: 4,
+            is_in_parts: false,
+            batch_volumes_max: 1,
+        }),
         ..Settings::default()
     };
     let mut scheduler = Scheduler::new(RunId(1), parsed.workflow, settings);
@@ -36,7 +45,7 @@ fn rules_are_kept_until_the_nodes_have_said_what_they_keep() {
         group: "default".to_owned(),
         capacity,
         foreign: Space::ZERO,
-        slots: 1,
+        slots: 2,
     });
     let seen = Event::ServersSeen {
         nodes: nodes.to_vec(),
@@ -49,7 +58,7 @@ fn rules_are_kept_until_the_nodes_have_said_what_they_keep() {
     let shares = nodes.map(|node| NodeShare {
         server: node.id,
         space: capacity,
-        slots: 1,
+        slots: 2,
         is_shared: false,
         is_over: false,
     });
@@ -57,10 +66,10 @@ fn rules_are_kept_until_the_nodes_have_said_what_they_keep() {
         shares: shares.to_vec(),
     };
     scheduler.step(Time(1_000), answered, &mut asked);
-    let taken = asked.iter().map(|action| match action {
-        Action::CreateVolume { size, .. } if size.bytes > MB => size.bytes,
-        _ => 0,
+    let made = asked.iter().filter_map(|action| match action {
+        Action::CreateVolume { volume, .. } => Some(*volume),
+        _ => None,
     });
-    let taken: u64 = taken.sum();
-    assert!((90 * MB..91 * MB).contains(&taken), "{taken}: {asked:?}");
+    let made: BTreeSet<_> = made.collect();
+    assert_eq!(made.len(), 1, "{asked:?}");
 }

@@ -76,7 +76,13 @@ impl Scheduler {
         } else {
             let rooms = self.rooms(server, taken, |node| left_on(node, taken));
             let shares = match self.admission {
-                Some(_) => tight_shares(size, &rooms, self.scratch_volume_max),
+                Some(_) => {
+                    let unit = self.scratch_volume_max;
+                    let readers = u64::from(self.graph.volume(volume).users_left);
+                    let of_one = self.scratch_need_max.bytes.checked_div(unit);
+                    let wanted = readers.saturating_mul(of_one.unwrap_or(0).max(1));
+                    shares_beside(size, &rooms, unit, wanted)
+                }
                 None => {
                     let readers = u64::from(self.graph.volume(volume).users_left);
                     shares(size, &rooms, readers)
@@ -266,6 +272,38 @@ fn shares(size: Space, rooms: &[Room], readers: u64) -> Option<Vec<(ServerId, Sp
     None
 }
 
+/// Divides a cooperative cache among nodes so that as many scratch volumes of `unit_bytes` as
+/// possible still fit, up to so many as are `wanted`: what is beyond that is for blocks that are not
+/// spread evenly. Nothing if the nodes have less than the size.
+fn shares_beside(
+    size: Space,
+    rooms: &[Room],
+    unit_bytes: u64,
+    wanted: u64,
+) -> Option<Vec<(ServerId, Space)>> {
+    let fitting = |shares: &[(ServerId, Space)]| {
+        let units = rooms.iter().map(|room| {
+            let share = shares.iter().find(|(server, _)| *server == room.server);
+            let left = room.left.bytes - share.map_or(0, |(_, share)| share.bytes);
+            left.checked_div(unit_bytes).unwrap_or(0)
+        });
+        units.sum::<u64>()
+    };
+    let tight = tight_shares(size, rooms, unit_bytes)?;
+    let least = fitting(&tight).min(wanted);
+    let skews = [4, 3, 2, 1].map(|quarters| quarters * SKEW_PERMILLE / 4);
+    let roomy = skews.into_iter().find_map(|skew| {
+        let skew = scale_up(size.bytes, skew, 1000);
+        let larger = Space {
+            bytes: size.bytes.saturating_add(skew),
+            ..size
+        };
+        let shares = tight_shares(larger, rooms, unit_bytes)?;
+        (fitting(&shares) >= least).then_some(shares)
+    });
+    Some(roomy.unwrap_or(tight))
+}
+
 /// Divides a cooperative cache of just `size` among nodes so that as many scratch volumes of
 /// `unit_bytes` as possible still fit, evenly. Nothing if the nodes have less than the size.
 fn tight_shares(size: Space, rooms: &[Room], unit_bytes: u64) -> Option<Vec<(ServerId, Space)>> {
@@ -424,6 +462,24 @@ mod tests {
                 500
             ),
             None
+        );
+    }
+
+    #[test]
+    fn blocks_that_are_not_spread_evenly_get_what_no_scratch_volume_wants() {
+        let rooms: Vec<Room> = (1..=4).map(|id| room(id, 1_000, 10, 1)).collect();
+        let taken = |wanted| {
+            let size = Space {
+                bytes: 3_600,
+                files: 1,
+            };
+            let shares = shares_beside(size, &rooms, 10, wanted).expect("it fits");
+            shares.iter().map(|(_, share)| share.bytes).sum::<u64>()
+        };
+        // A tenth more leaves room for 4, three quarters of it for 12, and so on; nothing for 40.
+        assert_eq!(
+            [4, 12, 20, 28, 40].map(taken),
+            [3_960, 3_870, 3_780, 3_690, 3_600]
         );
     }
 
