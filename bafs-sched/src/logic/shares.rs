@@ -273,8 +273,8 @@ fn shares(size: Space, rooms: &[Room], readers: u64) -> Option<Vec<(ServerId, Sp
 }
 
 /// Divides a cooperative cache among nodes so that as many scratch volumes of `unit_bytes` as
-/// possible still fit, up to so many as are `wanted`: what is beyond that is for blocks that are not
-/// spread evenly. Nothing if the nodes have less than the size.
+/// possible still fit, up to so many as are `wanted`: what is beyond that is for blocks that are
+/// not spread evenly. Nothing if the nodes have less than the size.
 fn shares_beside(
     size: Space,
     rooms: &[Room],
