@@ -1,5 +1,6 @@
 //! The simulator's caches against arithmetic: what the thesis checks its own by (its figure A.3).
 
+use bafs_sched::logic::Order;
 use bafs_sched::planner::{Environment, NodeClass, Strategy};
 use bafs_sched::sim::{JobLoad, Load, Measured, MountLoad, Policy, Scenario, Simulation};
 use bafs_sched::workflow::{Workflow, parse_workflow};
@@ -147,5 +148,50 @@ fn remote_and_stand_alone_and_cooperative_reads_cost_what_their_links_say() {
     ] {
         let ratio = found / expected;
         assert!((ratio - 1.0).abs() < 0.05, "{name}: {ratio}");
+    }
+}
+
+/// Sixteen pipelines on eight processors: the second half begins when the first has gone on, and
+/// must find its batch data there still, though they take nearly all that the nodes have.
+#[test]
+fn batch_data_that_nearly_fill_all_nodes_are_fetched_once_in_every_order() {
+    let batch = 60_800_000;
+    let mut text = String::new();
+    for stage in 0..4 {
+        text += &format!("volume b{stage} cache bafs://home/b{stage} {batch} B\n");
+    }
+    for column in 0..16 {
+        text += &format!("volume p{column} scratch 128 KiB files 10\n");
+        for stage in 0..4 {
+            text += &format!(
+                "job j{column}x{stage} {{\nexecutable = x\nruntime = 1 s\n}}\n\
+                 mount b{stage} j{column}x{stage} /b\nmount p{column} j{column}x{stage} /p\n"
+            );
+            if stage > 0 {
+                let before = stage - 1;
+                text += &format!("parent j{column}x{before} child j{column}x{stage}\n");
+            }
+        }
+    }
+    for order in [Order::Need, Order::BreadthFirst, Order::DepthFirst] {
+        // Nine hundredths more than the data, and more.
+        for node in [16_900_000, 17_600_000, 18_000_000] {
+            let environment = Environment {
+                nodes: vec![NodeClass::new(4, 2, node)],
+                home_bytes_per_s: 16 * MB,
+                local_bytes_per_s: 500 * MB,
+                mtbf_s: None,
+                restart_s: 60,
+            };
+            let load = Load::Declared { variability_ppm: 0 };
+            let scenario = Scenario {
+                slack_permille: 20,
+                ..Scenario::new(environment, Policy::Order(order), load, 1)
+            };
+            let run = Simulation::new(workflow(&text), scenario).run();
+            let run = run.expect("it ends");
+            assert!(run.is_complete(), "{order:?}: {:?}", run.outcome);
+            assert_eq!(run.fetched_bytes, 4 * batch, "{order:?}, {node}");
+        }
     }
 }

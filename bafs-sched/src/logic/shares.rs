@@ -246,6 +246,8 @@ fn shares(size: Space, rooms: &[Room], readers: u64) -> Option<Vec<(ServerId, Sp
         let on_each = readers.div_ceil(rooms.len().max(1) as u64);
         let beside_readers = rooms.iter().fold(0u64, |sum, room| {
             let scratch = room.scratch_one.saturating_mul(on_each).max(keep(room));
+            // With less beside them nobody begins: he might not come to his end.
+            let scratch = scratch.saturating_add(SHARE_BYTES_MIN);
             sum.saturating_add(room.left.bytes.saturating_sub(scratch))
         });
         let skew = scale_up(size.bytes, SKEW_PERMILLE, 1000);
@@ -367,26 +369,37 @@ fn tight_shares(size: Space, rooms: &[Room], unit_bytes: u64) -> Option<Vec<(Ser
 mod tests {
     use super::*;
 
-    fn room(id: u64, bytes: u64, scratch_one: u64, slots: u64) -> Room {
-        let left = Space { bytes, files: 10 };
+    const MB: u64 = 1_000_000;
+
+    /// In megabytes.
+    fn room(id: u64, size: u64, scratch_one: u64, slots: u64) -> Room {
+        let left = Space {
+            bytes: size * MB,
+            files: 10,
+        };
         Room {
             server: ServerId(id),
             left,
-            scratch_one,
-            scratch_all: scratch_one * slots,
+            scratch_one: scratch_one * MB,
+            scratch_all: scratch_one * slots * MB,
         }
     }
 
     fn bytes(size: u64, rooms: &[Room]) -> Option<Vec<u64>> {
         let shares = shares(
             Space {
-                bytes: size,
+                bytes: size * MB,
                 files: 1,
             },
             rooms,
             0,
         )?;
-        Some(shares.iter().map(|(_, share)| share.bytes).collect())
+        Some(
+            shares
+                .iter()
+                .map(|(_, share)| share.bytes.div_ceil(MB))
+                .collect(),
+        )
     }
 
     #[test]
@@ -414,15 +427,15 @@ mod tests {
         let rooms: Vec<Room> = (1..=4).map(|id| room(id, 1_000, 10, 2)).collect();
         let taken = |readers| {
             let size = Space {
-                bytes: 3_600,
+                bytes: 3_600 * MB,
                 files: 1,
             };
             let shares = shares(size, &rooms, readers).expect("it fits");
-            shares.iter().map(|(_, share)| share.bytes).sum::<u64>()
+            shares.iter().map(|(_, share)| share.bytes).sum::<u64>() / MB
         };
-        // With room for two jobs on each node all but 80 bytes could be taken.
-        assert_eq!(taken(8), 3_920);
-        assert_eq!(taken(24), 3_760);
+        // A tenth more, if that leaves room for as many readers on each node, and a little.
+        assert_eq!(taken(1), 3_918);
+        assert_eq!(taken(24), 3_758);
         assert_eq!(taken(40), 3_600);
         // They cannot all have room: the others wait, as they must.
         assert_eq!(taken(4_000), 3_600);
@@ -436,30 +449,30 @@ mod tests {
         {
             let shares = tight_shares(
                 Space {
-                    bytes: size,
+                    bytes: size * MB,
                     files: 1,
                 },
                 &rooms,
-                unit,
+                unit * MB,
             )
             .unwrap();
             let sum: u64 = shares.iter().map(|(_, share)| share.bytes).sum();
-            assert!((size..=size + 50).contains(&sum), "{sum}");
+            assert!((size * MB..=size * MB + 50).contains(&sum), "{sum}");
             let left = |id: u64| {
                 let share = shares.iter().find(|(server, _)| server.0 == id);
-                5_000 - share.map_or(0, |(_, share)| share.bytes)
+                5_000 * MB - share.map_or(0, |(_, share)| share.bytes)
             };
-            let kept: u64 = (0..50).map(|id| left(id) / unit).sum();
+            let kept: u64 = (0..50).map(|id| left(id) / (unit * MB)).sum();
             assert_eq!(kept, volumes);
         }
         assert_eq!(
             tight_shares(
                 Space {
-                    bytes: 250_001,
+                    bytes: 250_001 * MB,
                     files: 1
                 },
                 &rooms,
-                500
+                500 * MB
             ),
             None
         );
@@ -470,11 +483,11 @@ mod tests {
         let rooms: Vec<Room> = (1..=4).map(|id| room(id, 1_000, 10, 1)).collect();
         let taken = |wanted| {
             let size = Space {
-                bytes: 3_600,
+                bytes: 3_600 * MB,
                 files: 1,
             };
-            let shares = shares_beside(size, &rooms, 10, wanted).expect("it fits");
-            shares.iter().map(|(_, share)| share.bytes).sum::<u64>()
+            let shares = shares_beside(size, &rooms, 10 * MB, wanted).expect("it fits");
+            shares.iter().map(|(_, share)| share.bytes).sum::<u64>() / MB
         };
         // A tenth more leaves room for 4, three quarters of it for 12, and so on; nothing for 40.
         assert_eq!(
