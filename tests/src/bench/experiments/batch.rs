@@ -24,7 +24,7 @@ const LINK_BYTES_PER_S: u64 = 16_000_000;
 const ONCE: f64 = 1.05;
 
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
-    let width = options.pick(16, 8);
+    let width = 16;
     report.section(&format!(
         "batch: {width} pipelines of {DEPTH} jobs on {NODES} nodes with {} MB of cache in all, \
          home at {LINK} (thesis: 64, 16 nodes, 8 GB). No order starts a job whose volumes do not \
@@ -42,7 +42,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let mut plot = Plot::new("batch", title, x, "seconds");
     let y = "bytes over the link to home, over the batch data";
     let mut home = Plot::new("batch-home", title, x, y);
-    let points = options.pick(&[12, 25, 50, 75, 95, 110, 125][..], &[25, 75]);
+    let points = options.pick(&[12, 25, 50, 75, 95, 110, 125][..], &[25, 75, 95, 110]);
     let rounds = options.pick(3, 1);
     let (mut over_breadth, mut over_depth): (f64, f64) = (0.0, 0.0);
     let mut errors = Errors::default();
