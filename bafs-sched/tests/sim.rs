@@ -412,7 +412,7 @@ fn a_strategy_that_holds_everything_uses_all_databases_at_once() {
 }
 
 /// Somewhere a node fails every ten seconds, and each job takes five thousand.
-const HOPELESS: &str = "width=10,depth=2,batch=1GB,private=0.1GB,run=5000s";
+const HOPELESS: &str = "width=2,depth=2,batch=1GB,private=0.1GB,run=5000s";
 
 fn stormy() -> Environment {
     Environment {

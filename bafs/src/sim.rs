@@ -51,11 +51,11 @@ pub(crate) fn run(args: &SimArgs, output: Output) -> Result<()> {
         let directory = directory.display();
         output.remark(&format!("in {directory}: {}", written.join(", ")))?;
     }
-    let failed = rows.iter().filter(|row| row.simulated_s.is_none());
-    match failed.count() {
-        0 => Ok(()),
-        failed => bail!("{failed} of {} simulated runs failed", rows.len()),
+    // Of several policies one may well be impossible: that is what they are compared for.
+    if rows.iter().all(|row| row.simulated_s.is_none()) {
+        bail!("no simulated run came to its end");
     }
+    Ok(())
 }
 
 fn pictures(
