@@ -1,8 +1,11 @@
 //! The simulator's caches against arithmetic: what the thesis checks its own by (its figure A.3).
 
 use bafs_sched::logic::Order;
-use bafs_sched::planner::{Environment, NodeClass, Strategy};
-use bafs_sched::sim::{JobLoad, Load, Measured, MountLoad, Policy, Scenario, Simulation};
+use bafs_sched::past::from_csv;
+use bafs_sched::planner::{Canonical, Environment, NodeClass, Strategy, predict};
+use bafs_sched::sim::{
+    JobLoad, Load, Measured, MountLoad, Policy, Run, Scenario, Simulation, workflow_of,
+};
 use bafs_sched::workflow::{Workflow, parse_workflow};
 
 const MB: u64 = 1_000_000;
@@ -40,22 +43,27 @@ fn scans(nodes: u32, rows: u32, cache_bytes: u64, policy: &str) -> Workflow {
 
 /// How long all jobs take when each reads so many bytes.
 fn seconds(workflow: Workflow, bytes: u64, environment: Environment, policy: Policy) -> f64 {
-    let scan = MountLoad {
-        read_bytes: bytes,
-        written_bytes: 0,
-    };
-    let job = JobLoad {
+    let jobs = vec![bytes; workflow.jobs.len()];
+    scanned(workflow, &jobs, environment, policy).seconds()
+}
+
+/// A run of jobs that each read so many bytes.
+fn scanned(workflow: Workflow, bytes: &[u64], environment: Environment, policy: Policy) -> Run {
+    let job = |read_bytes: &u64| JobLoad {
         compute_us: 0,
-        mounts: vec![scan],
+        mounts: vec![MountLoad {
+            read_bytes: *read_bytes,
+            written_bytes: 0,
+        }],
     };
     let load = Load::Measured(Measured {
-        jobs: vec![job; workflow.jobs.len()],
+        jobs: bytes.iter().map(job).collect(),
         ..Measured::default()
     });
     let scenario = Scenario::new(environment, policy, load, 1);
     let run = Simulation::new(workflow, scenario).run().expect("it ends");
     assert!(run.is_complete(), "{:?}", run.outcome);
-    run.seconds()
+    run
 }
 
 /// Bytes per second of each warm scan on two nodes.
@@ -194,4 +202,88 @@ fn batch_data_that_nearly_fill_all_nodes_are_fetched_once_in_every_order() {
             assert_eq!(run.fetched_bytes, 4 * batch, "{order:?}, {node}");
         }
     }
+}
+
+/// Two jobs that read the same at once on a node with memory: the second one finds nothing there
+/// before the first has read it.
+#[test]
+fn nothing_is_in_memory_before_it_was_read() {
+    let environment = Environment {
+        nodes: vec![NodeClass {
+            memory_bytes: 1_000 * MB,
+            ..NodeClass::new(1, 2, 1_000 * MB)
+        }],
+        home_bytes_per_s: MB,
+        local_bytes_per_s: 100 * MB,
+        mtbf_s: None,
+        restart_s: 60,
+    };
+    let workflow = scans(2, 1, 100 * MB, "lru");
+    let run = scanned(workflow, &[100 * MB; 2], environment, Policy::Need);
+    assert_eq!((run.seconds(), run.busy_us), (100.0, 200_000_000));
+}
+
+/// A job reads a megabyte of what another reads 100 GB of, both at once.
+#[test]
+fn a_reader_of_much_fetches_it_although_one_of_little_came_first() {
+    let text = "job,runtime,shared,shared-bytes\na,10,db,1 MB\nb,10,db,100 GB\n";
+    let past = from_csv("jobs", text).expect("jobs");
+    for jobs in [[0, 1], [1, 0]] {
+        let mut measured = past.measured.clone();
+        measured.jobs = jobs.map(|job| past.measured.jobs[job].clone()).to_vec();
+        let environment = Environment {
+            nodes: vec![NodeClass::new(2, 1, 200_000 * MB)],
+            home_bytes_per_s: 100 * MB,
+            local_bytes_per_s: 100_000 * MB,
+            mtbf_s: None,
+            restart_s: 60,
+        };
+        let load = Load::Measured(measured);
+        let scenario = Scenario::new(environment, Policy::Need, load, 1);
+        let run = Simulation::new(past.workflow.clone(), scenario).run();
+        let run = run.expect("it ends");
+        assert_eq!(run.home_bytes, 100_000_000_000);
+        assert_eq!(run.seconds(), 1_010.0);
+    }
+}
+
+/// All scratch volumes lie on one node: what fifty others read and write passes through its link,
+/// or its disk where that is slower.
+#[test]
+fn the_node_that_holds_the_data_of_many_limits_them() {
+    let text = "width=50,depth=1,batch=0B,private=100MB,run=1s";
+    let canonical = Canonical::parse(text).expect("a workload");
+    let time = |disk_bytes_per_s| {
+        let holder = NodeClass {
+            disk_bytes_per_s,
+            ..NodeClass::new(1, 1, 100_000 * MB)
+        };
+        let environment = Environment {
+            nodes: vec![holder, NodeClass::new(50, 1, 0)],
+            home_bytes_per_s: 100_000 * MB,
+            local_bytes_per_s: 10 * MB,
+            mtbf_s: None,
+            restart_s: 60,
+        };
+        let predicted_s = predict(Strategy::All, &canonical.shape(), &environment);
+        let load = Load::Declared { variability_ppm: 0 };
+        let policy = Policy::Strategy(Strategy::All);
+        let scenario = Scenario::new(environment, policy, load, 1);
+        let run = Simulation::new(workflow_of(&canonical), scenario).run();
+        let run = run.expect("it ends");
+        assert!(run.is_complete(), "{:?}", run.outcome);
+        (run.seconds(), predicted_s.expect("it is possible"))
+    };
+    // 50 times 200 MB at 10 MB/s.
+    let (found, predicted) = time(None);
+    assert!((found / 1_000.0 - 1.0).abs() < 0.05, "{found} s");
+    assert!(
+        (found / predicted - 1.0).abs() < 0.05,
+        "{found} s, predicted {predicted} s"
+    );
+    let (behind_disk, _) = time(Some(MB));
+    assert!(
+        (behind_disk / 10_000.0 - 1.0).abs() < 0.05,
+        "{behind_disk} s"
+    );
 }

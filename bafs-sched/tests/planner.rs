@@ -306,6 +306,42 @@ fn ties_go_to_the_strategy_that_needs_least() {
     assert_eq!(choice.strategy, Strategy::AllBatch, "{}", choice.reason);
 }
 
+#[test]
+fn of_a_workload_that_is_done_nothing_is_left_to_allocate() {
+    for strategy in Strategy::EACH {
+        let none = strategy.allocate(&mixed().with_width(0), &thesis());
+        let counts = (none.barriers, none.refetches, none.last_part_width);
+        assert_eq!(counts, (0, 0, 0), "{strategy}");
+    }
+}
+
+/// A chain cannot be shorter than its jobs one after the other, whatever else is quick; nor can
+/// jobs that fill nodes run side by side on them.
+#[test]
+fn predictions_of_graphs_are_not_below_the_longest_way_and_the_work() {
+    let none = |_: &str| Err("no files".to_owned());
+    let shape = |text: &str| {
+        let parsed = bafs_sched::workflow::parse_workflow("w.bafs", text, &none);
+        Shape::bottleneck(&parsed.unwrap().workflow, 0.0).0
+    };
+    let mut text = String::new();
+    for job in 0..10 {
+        text += &format!("job c{job} {{\nexecutable = x\nruntime = 1000 s\n}}\n");
+        text += &format!("job s{job} {{\nexecutable = x\nruntime = 1000 s\n}}\n");
+        if job > 0 {
+            text += &format!("parent c{} child c{job}\n", job - 1);
+        }
+    }
+    let chain = predict(Strategy::All, &shape(&text), &thesis()).unwrap();
+    assert!(chain >= 10_000.0, "{chain}");
+    let wide =
+        |job| format!("job w{job} {{\nexecutable = x\nruntime = 100 s\nrequest_cpus = 8\n}}\n");
+    let text: String = (0..100).map(wide).collect();
+    let environment = of_one_node(1_000_000, 1_000_000, 1_000_000);
+    let one_by_one = predict(Strategy::All, &shape(&text), &environment).unwrap();
+    assert!(one_by_one >= 10_000.0, "{one_by_one}");
+}
+
 fn of_one_node(storage_bytes: u64, home_bytes_per_s: u64, local_bytes_per_s: u64) -> Environment {
     Environment {
         nodes: vec![NodeClass::new(1, 8, storage_bytes)],

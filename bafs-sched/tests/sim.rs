@@ -1,12 +1,12 @@
 //! The simulator with the real scheduler core: what must come out, whatever the machine.
 
 use bafs_sched::logic::CheckpointPolicy;
-use bafs_sched::planner::{Canonical, Environment, NodeClass, Strategy, plan, predict};
+use bafs_sched::planner::{Canonical, Environment, NodeClass, Shape, Strategy, plan, predict};
 use bafs_sched::sim::{
     Doubt, Doubts, JobLoad, Load, Measured, MountLoad, PLAN_JOBS_MAX, Policy, Run, Scenario,
     Simulation, decide, workflow_of,
 };
-use bafs_sched::workflow::Workflow;
+use bafs_sched::workflow::{Workflow, parse_workflow};
 
 const GB: u64 = 1_000_000_000;
 const MB: u64 = 1_000_000;
@@ -367,6 +367,118 @@ fn doubts_about_too_many_jobs_are_told() {
     );
     assert_eq!(doubts.expect("nothing runs"), Doubts::TooManyJobs);
     assert_eq!(plan.choice, before);
+}
+
+/// Ten jobs for each of four databases, and a processor and space for all of it.
+#[test]
+fn a_strategy_that_holds_everything_uses_all_databases_at_once() {
+    let mut text = String::new();
+    for database in 0..4 {
+        text += &format!("volume db{database} cache bafs://home/db{database} 1 GB\n");
+        for job in 0..10 {
+            let name = format!("j{database}x{job}");
+            text += &format!(
+                "job {name} {{\nexecutable = x\nruntime = 1000 s\n}}\n\
+                 mount db{database} {name} /db\n"
+            );
+        }
+    }
+    let none = |_: &str| Err("no files".to_owned());
+    let parsed = parse_workflow("w.bafs", &text, &none);
+    let workflow = parsed.expect("a workflow").workflow;
+    let environment = Environment {
+        nodes: vec![NodeClass::new(40, 1, 10 * GB)],
+        home_bytes_per_s: 1_000 * MB,
+        local_bytes_per_s: 1_000 * MB,
+        mtbf_s: None,
+        restart_s: 60,
+    };
+    let time = |policy| {
+        let load = Load::Declared { variability_ppm: 0 };
+        let scenario = Scenario::new(environment.clone(), policy, load, 1);
+        let run = Simulation::new(workflow.clone(), scenario).run();
+        let run = run.expect("it ends");
+        assert!(run.is_complete(), "{policy}: {:?}", run.outcome);
+        run.seconds()
+    };
+    let need = time(Policy::Need);
+    for strategy in [Strategy::All, Strategy::AllBatch, Strategy::Minimal] {
+        let taken = time(Policy::Strategy(strategy));
+        assert!(
+            taken < 1.1 * need,
+            "{strategy}: {taken} s, by need {need} s"
+        );
+    }
+}
+
+/// Somewhere a node fails every ten seconds, and each job takes five thousand.
+const HOPELESS: &str = "width=10,depth=2,batch=1GB,private=0.1GB,run=5000s";
+
+fn stormy() -> Environment {
+    Environment {
+        nodes: vec![NodeClass::new(5, 1, 5 * GB)],
+        mtbf_s: Some(10),
+        ..thesis()
+    }
+}
+
+#[test]
+fn a_run_that_never_ends_is_given_up_and_says_so() {
+    for policy in [Policy::Need, Policy::Strategy(Strategy::Slice)] {
+        let run = simulate(HOPELESS, &stormy(), policy, 1);
+        let why = run.failure().expect("it cannot be done");
+        assert!(why.contains("failures come faster"), "{policy}: {why}");
+    }
+}
+
+fn decided(text: &str, environment: &Environment) -> (Vec<Option<String>>, Option<String>) {
+    let canonical = Canonical::parse(text).expect("a workload");
+    let mut plan = plan(canonical.shape(), environment);
+    let load = Load::Declared { variability_ppm: 0 };
+    let work = (canonical.jobs(), || workflow_of(&canonical));
+    let doubts = decide(&mut plan, Doubt::All, work, environment, &load);
+    let Doubts::Tried(tried) = doubts.expect("they end") else {
+        panic!("nothing was simulated");
+    };
+    assert_eq!(plan.choice, None);
+    let failed = tried.into_iter().map(|tried| tried.failed);
+    (failed.collect(), plan.refusal)
+}
+
+#[test]
+fn where_failures_come_too_fast_a_plan_refuses_instead_of_trying_for_ever() {
+    let (failed, refusal) = decided(HOPELESS, &stormy());
+    assert!(failed.iter().all(Option::is_some), "{failed:?}");
+    let refusal = refusal.expect("no choice has a reason");
+    assert!(refusal.contains("failures come faster"), "{refusal}");
+}
+
+/// The only nodes leave before a job can be done.
+#[test]
+fn what_cannot_run_is_refused_with_the_reason_and_not_called_slow() {
+    let mut environment = thesis();
+    environment.nodes[0].until_s = Some(1_000);
+    let text = "width=2,depth=1,batch=1MB,private=1MB,run=5000s";
+    let (failed, refusal) = decided(text, &environment);
+    assert!(failed.iter().all(Option::is_some), "{failed:?}");
+    assert_eq!(refusal, failed[0].clone());
+}
+
+/// A job that no node is large enough for.
+#[test]
+fn a_job_too_wide_for_every_node_is_no_choice_of_a_strategy() {
+    let text = "job wide {\nexecutable = x\nruntime = 60 s\nrequest_cpus = 8\n}\n";
+    let none = |_: &str| Err("no files".to_owned());
+    let parsed = parse_workflow("w.bafs", text, &none);
+    let workflow = parsed.expect("a workflow").workflow;
+    let (shape, _) = Shape::bottleneck(&workflow, 0.0);
+    let mut plan = plan(shape, &thesis());
+    let load = Load::Declared { variability_ppm: 0 };
+    let doubts = decide(&mut plan, Doubt::All, (1, || workflow), &thesis(), &load);
+    assert!(matches!(doubts, Ok(Doubts::Tried(_))), "{doubts:?}");
+    assert_eq!(plan.choice, None);
+    let refusal = plan.refusal.expect("no choice has a reason");
+    assert!(refusal.contains("asks for 8 CPUs"), "{refusal}");
 }
 
 /// The size that the simulator is meant for: `JOBS=1000000 NODES=10000`.

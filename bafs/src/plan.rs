@@ -1,6 +1,8 @@
 //! `bafs plan`: shows what the planner thinks of a workload. It runs nothing.
 
 use std::fmt::Write;
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -24,6 +26,15 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<()> {
         work,
         mut remarks,
     } = asked(args)?;
+    if let Work::Given(workflow, _) = &work {
+        check_processors(workflow, &environment)?;
+    }
+    if !environment.is_even() {
+        remarks.push(
+            "nodes differ in more than processors and storage: the equations take them as alike"
+                .to_owned(),
+        );
+    }
     let mut plan = plan(shape, &environment);
     let doubts = match args.model {
         true => Doubts::None,
@@ -70,9 +81,32 @@ struct Shown<'p> {
 }
 
 pub(crate) fn environment(path: &Path) -> Result<Environment> {
-    let text = std::fs::read_to_string(path)
+    let text = read_environment(path)
         .with_context(|| format!("cannot read the environment {}", path.display()))?;
     Environment::parse(&text).map_err(|e| anyhow!("{}: {e}", path.display()))
+}
+
+/// The file, or as much of it as is enough to see that it is too large.
+fn read_environment(path: &Path) -> std::io::Result<String> {
+    let most = Environment::FILE_BYTES_MAX as u64 + 1;
+    let mut text = String::new();
+    File::open(path)?.take(most).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Refuses a workflow of which a job fits on no node.
+pub(crate) fn check_processors(workflow: &Workflow, environment: &Environment) -> Result<()> {
+    let largest = environment.nodes.iter().map(|kind| kind.cpus).max();
+    let largest = largest.unwrap_or(0);
+    let too_large = workflow.jobs.iter().find(|job| job.cpus > largest);
+    match too_large {
+        Some(job) => bail!(
+            "job '{}' needs {} processors, and the largest node there is has {largest}",
+            job.name,
+            job.cpus
+        ),
+        None => Ok(()),
+    }
 }
 
 /// What is planned.
@@ -108,42 +142,67 @@ fn asked(args: &PlanArgs) -> Result<Asked> {
     if workflow.jobs.is_empty() {
         bail!("{} has no jobs to plan", path.display());
     }
-    match Canonical::recognise(&workflow, args.variability) {
+    let mut planned = shaped(workflow, args.variability);
+    if let Work::Given(workflow, _) = &planned.work {
+        planned.remarks.extend(unknown_sizes(workflow));
+    }
+    Ok(planned)
+}
+
+fn shaped(workflow: Workflow, variability: f64) -> Asked {
+    match Canonical::recognise(&workflow, variability) {
         Ok(canonical) => {
             let found = format!(
                 "canonical: {} pipelines of {} jobs",
                 canonical.width, canonical.depth
             );
-            Ok(Asked {
+            Asked {
                 shape: canonical.shape(),
                 work: Work::Given(workflow, Doubt::Ties),
                 remarks: vec![found],
-            })
+            }
         }
         Err(why) => {
-            let (shape, approximations) = Shape::bottleneck(&workflow, args.variability);
+            let (shape, approximations) = Shape::bottleneck(&workflow, variability);
             let mut remarks = vec![format!("{why}; predicted by its largest stage")];
             remarks.extend(approximations);
-            Ok(Asked {
+            Asked {
                 shape,
                 work: Work::Given(workflow, Doubt::All),
                 remarks,
-            })
+            }
         }
     }
+}
+
+fn unknown_sizes(workflow: &Workflow) -> Option<String> {
+    let unknown = workflow.volumes.iter().filter(|v| v.size_bytes == 0);
+    let unknown = unknown.count();
+    (unknown > 0).then(|| {
+        format!(
+            "{unknown} volumes of unknown size count as empty, so more may be called possible than \
+             is: declare their sizes"
+        )
+    })
 }
 
 fn simulated(plan: &mut Plan, work: Work, environment: &Environment) -> Result<Doubts> {
     let load = Load::Declared {
         variability_ppm: (plan.shape.variability * 1e6).round() as u64,
     };
+    // No equation knows of nodes that differ.
+    let sure = |doubt| match environment.is_even() {
+        true => doubt,
+        false => Doubt::All,
+    };
     let doubts = match work {
         Work::Canonical(canonical) => {
-            let jobs = u64::from(canonical.width) * u64::from(canonical.depth);
+            let (jobs, doubt) = (canonical.jobs(), sure(Doubt::Ties));
             let workflow = || workflow_of(&canonical);
-            decide(plan, Doubt::Ties, (jobs, workflow), environment, &load)
+            decide(plan, doubt, (jobs, workflow), environment, &load)
         }
         Work::Given(workflow, doubt) => {
+            let doubt = sure(doubt);
             let jobs = workflow.jobs.len() as u64;
             decide(plan, doubt, (jobs, || workflow), environment, &load)
         }
@@ -153,9 +212,10 @@ fn simulated(plan: &mut Plan, work: Work, environment: &Environment) -> Result<D
 
 fn told(tried: &Tried) -> String {
     let name = tried.strategy;
-    match tried.simulated_s {
-        Some(seconds) => format!("simulated {name:<11} {seconds:.0} s\n"),
-        None => format!("simulated {name:<11} given up: slower\n"),
+    match (tried.simulated_s, &tried.failed) {
+        (Some(seconds), _) => format!("simulated {name:<11} {seconds:.0} s\n"),
+        (None, Some(why)) => format!("simulated {name:<11} failed: {why}\n"),
+        (None, None) => format!("simulated {name:<11} stopped: it takes too long\n"),
     }
 }
 
@@ -234,6 +294,49 @@ mod tests {
         ] {
             assert_eq!(size(bytes), text);
         }
+    }
+
+    fn workflow(text: &str) -> Workflow {
+        let none = |_: &str| Err("no files".to_owned());
+        let parsed = bafs_sched::workflow::parse_workflow("w.bafs", text, &none);
+        parsed.unwrap().workflow
+    }
+
+    #[test]
+    fn a_job_wider_than_every_node_is_refused_by_name() {
+        let text = include_str!("../../examples/environments/thesis.toml");
+        let environment = Environment::parse(text).unwrap();
+        let wide = workflow("job wide {\nexecutable = x\nrequest_cpus = 2\n}\n");
+        let error = check_processors(&wide, &environment).unwrap_err();
+        let expected = "job 'wide' needs 2 processors, and the largest node there is has 1";
+        assert_eq!(error.to_string(), expected);
+    }
+
+    #[test]
+    fn unknown_sizes_are_told() {
+        let text = "volume v scratch unknown\njob a {\nexecutable = x\nruntime = 9 s\n}\n\
+                    mount v a /v\n";
+        let told = unknown_sizes(&workflow(text)).unwrap();
+        assert!(told.starts_with("1 volumes of unknown size"), "{told}");
+        let known = workflow(&text.replace("unknown", "1 MB"));
+        assert_eq!(unknown_sizes(&known), None);
+    }
+
+    #[test]
+    fn an_endless_environment_is_not_read_to_its_end() {
+        let error = environment(Path::new("/dev/zero")).unwrap_err().to_string();
+        assert!(error.contains("at most 1 MiB"), "{error}");
+    }
+
+    #[test]
+    fn a_candidate_that_failed_is_not_called_slow() {
+        let tried = |failed: Option<&str>| Tried {
+            strategy: Strategy::All,
+            simulated_s: None,
+            failed: failed.map(str::to_owned),
+        };
+        assert!(told(&tried(Some("no node"))).contains("failed: no node"));
+        assert!(told(&tried(None)).contains("too long"));
     }
 
     #[test]

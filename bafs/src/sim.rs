@@ -4,10 +4,11 @@ mod plot;
 mod workload;
 
 use std::fmt::Write;
+use std::path::Path;
 
 use anyhow::{Result, anyhow, bail};
-use bafs_sched::logic::{Order, Outcome};
-use bafs_sched::planner::{Candidate, Canonical, Environment, Strategy, plan};
+use bafs_sched::logic::Order;
+use bafs_sched::planner::{Candidate, Canonical, Environment, Shortage, Strategy, plan};
 use bafs_sched::sim::{Policy, Run, Scenario, Simulation};
 use serde::Serialize;
 
@@ -45,16 +46,31 @@ pub(crate) fn run(args: &SimArgs, output: Output) -> Result<()> {
     }
     text.push_str(&table(&rows, chosen)?);
     output.say(&text, &shown)?;
-    let Some(directory) = &args.plot else {
-        return Ok(());
-    };
-    let mut written = plot::write(directory, &workload.workflow, &rows)?;
+    if let Some(directory) = &args.plot {
+        let written = pictures(args, &workload, &environment, &rows, directory)?;
+        let directory = directory.display();
+        output.remark(&format!("in {directory}: {}", written.join(", ")))?;
+    }
+    // Of several policies one may well be impossible: that is what they are compared for.
+    if rows.iter().all(|row| row.simulated_s.is_none()) {
+        bail!("no simulated run came to its end");
+    }
+    Ok(())
+}
+
+fn pictures(
+    args: &SimArgs,
+    workload: &Workload,
+    environment: &Environment,
+    rows: &[Row],
+    directory: &Path,
+) -> Result<Vec<String>> {
+    let mut written = plot::write(directory, &workload.workflow, rows)?;
     if let Some(text) = &args.canonical {
         let canonical = Canonical::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
-        written.extend(plot::write_canonical(directory, &canonical, &environment)?);
+        written.extend(plot::write_canonical(directory, &canonical, environment)?);
     }
-    let directory = directory.display();
-    output.remark(&format!("in {directory}: {}", written.join(", ")))
+    Ok(written)
 }
 
 /// What machines get.
@@ -62,7 +78,7 @@ pub(crate) fn run(args: &SimArgs, output: Output) -> Result<()> {
 struct Shown<'s> {
     environment: &'s Environment,
     seed: u64,
-    /// What the planner chooses.
+    /// What the planner chooses by its model alone.
     chosen: Option<Strategy>,
     /// How it really went.
     before: Option<&'s Before>,
@@ -74,7 +90,8 @@ struct Shown<'s> {
 struct Row {
     policy: String,
     predicted_s: Option<f64>,
-    simulated_s: f64,
+    /// How long it took, when every job was done.
+    simulated_s: Option<f64>,
     #[serde(flatten)]
     run: Run,
 }
@@ -123,14 +140,18 @@ fn policies(
              order), and guided (it chooses by itself)"
         );
     };
-    if !candidate.allocation.is_possible() {
-        bail!(
-            "--strategy {name} needs {} bytes of storage, more than there are: `bafs plan` says \
-             what is possible",
+    let why = match candidate.allocation.shortage {
+        None => return Ok(vec![Policy::Strategy(candidate.allocation.strategy)]),
+        Some(Shortage::Total { missing_bytes }) => format!(
+            "needs {} bytes of storage, {missing_bytes} more than there are",
             candidate.allocation.required_bytes
-        );
-    }
-    Ok(vec![Policy::Strategy(candidate.allocation.strategy)])
+        ),
+        Some(Shortage::Node { missing_bytes }) => format!(
+            "keeps each scratch volume on one node, and the largest node lacks {missing_bytes} \
+             bytes for one"
+        ),
+    };
+    bail!("--strategy {name} {why}: `bafs plan` says what is possible")
 }
 
 fn simulate(
@@ -158,7 +179,7 @@ fn simulate(
     Ok(Row {
         policy: policy.to_string(),
         predicted_s: predicted.and_then(|candidate| candidate.predicted_s),
-        simulated_s: run.seconds(),
+        simulated_s: run.is_complete().then(|| run.seconds()),
         run,
     })
 }
@@ -169,14 +190,14 @@ fn table(rows: &[Row], chosen: Option<Strategy>) -> Result<String> {
         "strategy", "simulated", "predicted", "from home", "peers", "runs", "failures"
     );
     for row in rows {
-        let predicted = row
-            .predicted_s
-            .map_or_else(|| "-".to_owned(), |seconds| format!("{seconds:.0} s"));
+        let shown = |seconds: Option<f64>| {
+            seconds.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds:.0} s"))
+        };
+        let (simulated, predicted) = (shown(row.simulated_s), shown(row.predicted_s));
         writeln!(
             text,
-            "{:<11} {:>10.0} s {predicted:>12} {:>7.1} GB {:>7.1} GB {:>9} {:>9}",
+            "{:<11} {simulated:>12} {predicted:>12} {:>7.1} GB {:>7.1} GB {:>9} {:>9}",
             row.policy,
-            row.simulated_s,
             row.run.home_bytes as f64 / 1e9,
             row.run.peer_bytes as f64 / 1e9,
             row.run.executions,
@@ -189,15 +210,13 @@ fn table(rows: &[Row], chosen: Option<Strategy>) -> Result<String> {
             let seconds = last.at.0 / 1_000;
             writeln!(text, "  from {seconds} s on {strategy}: {}", last.reason)?;
         }
-        if let Outcome::Failed { jobs, messages } = &row.run.outcome {
-            let reasons = jobs.iter().map(|job| job.reason.as_str());
-            let why = messages.iter().map(String::as_str).chain(reasons).next();
-            writeln!(text, "  FAILED: {}", why.unwrap_or("no reason was given"))?;
+        if let Some(why) = row.run.failure() {
+            writeln!(text, "  FAILED: {why}")?;
         }
     }
     match chosen {
-        Some(strategy) => write!(text, "\nthe planner chooses {strategy}")?,
-        None => write!(text, "\nthe planner finds no strategy that fits")?,
+        Some(strategy) => write!(text, "\nby the model alone {strategy} is chosen")?,
+        None => write!(text, "\nby the model alone no strategy is chosen")?,
     }
     Ok(text)
 }
@@ -247,6 +266,34 @@ mod tests {
             let error = chosen(&["--strategy", name]).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn a_volume_that_fits_on_no_node_is_not_a_lack_of_storage() {
+        let text = include_str!("../../examples/environments/thesis.toml");
+        let environment = Environment::parse(text).unwrap();
+        let large = Canonical::parse("width=2,depth=1,batch=1GB,private=6GB,run=5s");
+        let candidates = plan(large.unwrap().shape(), &environment).candidates;
+        let args = sim_args(&["--strategy", "Minimal"]);
+        let error = policies(&args, &candidates, None).unwrap_err().to_string();
+        assert!(
+            error.contains("largest node lacks 1000000000 bytes"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_run_that_failed_has_no_time() {
+        let text = include_str!("../../examples/environments/thesis.toml");
+        let mut environment = Environment::parse(text).unwrap();
+        environment.mtbf_s = Some(10);
+        let mut args = sim_args(&[]);
+        args.canonical = Some("width=10,depth=2,batch=1GB,private=0.1GB,run=5000s".to_owned());
+        let workload = Workload::of(&args).unwrap();
+        let row = simulate(&args, &workload, &environment, &[], Policy::Need).unwrap();
+        assert_eq!(row.simulated_s, None);
+        let table = table(&[row], None).unwrap();
+        assert!(table.contains("FAILED: given up after"), "{table}");
     }
 
     #[test]

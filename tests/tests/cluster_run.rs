@@ -126,6 +126,27 @@ fn cluster_runs_a_workflow() -> Result<()> {
     check_nothing_left(&world)
 }
 
+/// Of so few jobs each is reason enough to plan again, also the last one.
+#[test]
+fn cluster_runs_few_jobs_by_a_plan() -> Result<()> {
+    let Some(world) = ready("cluster_runs_few_jobs_by_a_plan", &["20MB", "30MB"])? else {
+        return Ok(());
+    };
+    let expected = put_input(&world, 2)?;
+    let path = world.workflow(&pipelines(2, "0"))?;
+    let environment = world.home.path().join("environment.toml");
+    let rates = "home-rate = \"10 MB/s\"\nlocal-rate = \"10 MB/s\"\n";
+    let nodes = "[[nodes]]\ncount = 2\ncpus = 1\nstorage = \"20 MB\"\n";
+    std::fs::write(&environment, format!("{rates}{nodes}"))?;
+    let (path, environment) = (path.to_string_lossy(), environment.to_string_lossy());
+    let output = world
+        .bafs(&["run", &path, "--plan", &environment])
+        .output()?;
+    ensure!(output.status.success(), said(&output));
+    check_output(&world, &expected)?;
+    check_nothing_left(&world)
+}
+
 #[test]
 fn cluster_runs_a_workflow_with_remote_io() -> Result<()> {
     let name = "cluster_runs_a_workflow_with_remote_io";

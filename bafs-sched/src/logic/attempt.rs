@@ -243,7 +243,7 @@ impl Scheduler {
             JobOutcome::Exited(0) => {
                 self.compare_with_declared(job, &report);
                 self.learn_sizes(job, &report);
-                self.learn_computing(&report);
+                self.learn_computing(job, &report);
             }
             JobOutcome::Environment(error)
                 if error.class() == ErrorClass::NoSpace && self.grow(job, &report) =>

@@ -12,10 +12,12 @@ use bafs_proto::message::JobReport;
 use bafs_proto::time::Time;
 use serde::{Deserialize, Serialize};
 
+use super::fleet::Node;
 use super::graph::JobState;
 use super::rules::{Admission, Rules};
 use super::scheduler::Scheduler;
 use crate::planner::{Canonical, Environment, NodeClass, Shape, Strategy, plan, predict_rest};
+use crate::workflow::{JobIndex, Workflow};
 
 /// A strategy that is followed is left for one that takes so much less of the time, in thousandths:
 /// between strategies the model is rarely off by more.
@@ -30,8 +32,14 @@ const FLEET_PERMILLE: u64 = 50;
 /// Computing that differs by so many thousandths from what was expected contradicts the plan.
 const CONTRADICTION_PERMILLE: u64 = 250;
 
+/// How often shared nodes are asked what they keep for this run, in milliseconds.
+const LOOK_MS: u64 = 1_000;
+
 /// Jobs whose computing must have been measured before that counts.
 const MEASURED_MIN: u64 = 8;
+
+/// A whole pipeline, in parts that are added up.
+const WHOLE: u64 = 1_000_000;
 
 /// What the scheduler must be told to plan by itself: it sees nodes, but not links. Kept in the
 /// journal with the other settings.
@@ -62,12 +70,17 @@ pub struct Followed {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Guided {
     guide: Guide,
-    /// The whole workflow; its `run_s` is what jobs are expected to compute.
+    /// The whole workflow; its `run_s` is what is expected to be computed.
     shape: Shape,
+    /// The same as it was declared.
+    declared_run_s: f64,
+    /// Jobs of a mean pipeline over its stages.
+    stage_jobs: f64,
     followed: Vec<Followed>,
     asked: Option<Asked>,
-    /// Computing of finished jobs in milliseconds, and their number.
+    /// Computing of finished jobs in milliseconds, as measured and as declared, and their number.
     computed_ms: u64,
+    declared_ms: u64,
     computed: u64,
 }
 
@@ -80,6 +93,10 @@ struct Asked {
     bytes: u64,
     done: u64,
     computed: u64,
+    /// When the nodes were looked at.
+    looked: Time,
+    /// Kinds of volumes whose sizes were measured.
+    sizes: usize,
 }
 
 /// What is left to do, in pipelines.
@@ -89,25 +106,35 @@ struct Rest {
     open: u64,
     /// Of which nothing has begun.
     fresh: u64,
-    /// What is left of those that have begun, as whole ones.
+    /// What is left of those that have begun, as whole ones, rounded up.
     begun: u64,
     /// Batch data that are there and still needed.
     resident_bytes: u128,
 }
 
-impl Guided {
-    pub(super) fn new(guide: Guide, workflow: &crate::workflow::Workflow) -> Self {
-        let variability = guide.variability_ppm as f64 / 1e6;
-        let shape = Canonical::recognise(workflow, variability).map_or_else(
+impl Guide {
+    fn shape(&self, workflow: &Workflow) -> Shape {
+        let variability = self.variability_ppm as f64 / 1e6;
+        Canonical::recognise(workflow, variability).map_or_else(
             |_| Shape::bottleneck(workflow, variability).0,
             |canonical| canonical.shape(),
-        );
+        )
+    }
+}
+
+impl Guided {
+    pub(super) fn new(guide: Guide, workflow: &Workflow) -> Self {
+        let shape = guide.shape(workflow);
+        let stages = (shape.width * shape.depth).max(1) as f64;
         Self {
             guide,
+            declared_run_s: shape.run_s,
+            stage_jobs: workflow.jobs.len() as f64 / stages,
             shape,
             followed: Vec::new(),
             asked: None,
             computed_ms: 0,
+            declared_ms: 0,
             computed: 0,
         }
     }
@@ -116,12 +143,16 @@ impl Guided {
         self.followed.last().and_then(|last| last.strategy)
     }
 
-    /// Measured computing, when it is not what was expected.
+    /// What is to be expected by what was measured, when that is not what was expected. Jobs
+    /// declare unlike times: they are compared with their own.
     fn contradiction_s(&self) -> Option<f64> {
         if self.computed < MEASURED_MIN {
             return None;
         }
-        let measured_s = self.computed_ms as f64 / self.computed as f64 / 1_000.0;
+        let measured_s = match self.declared_ms {
+            0 => self.stage_jobs * self.computed_ms as f64 / self.computed as f64 / 1_000.0,
+            declared_ms => self.declared_run_s * self.computed_ms as f64 / declared_ms as f64,
+        };
         let off = (measured_s - self.shape.run_s).abs();
         (off * 1_000.0 > self.shape.run_s * CONTRADICTION_PERMILLE as f64).then_some(measured_s)
     }
@@ -133,13 +164,20 @@ impl Scheduler {
         self.guided.as_ref().map_or(&[], |guided| &guided.followed)
     }
 
-    /// A job is done: takes note of what it computed.
-    pub(super) fn learn_computing(&mut self, report: &JobReport) {
-        if let Some(guided) = &mut self.guided {
-            let ms = report.computed_ms();
-            guided.computed_ms = guided.computed_ms.saturating_add(ms);
-            guided.computed += 1;
+    /// A job is done: takes note of what it computed. Where others declare run times, one that
+    /// does not says nothing about these.
+    pub(super) fn learn_computing(&mut self, job: JobIndex, report: &JobReport) {
+        let Some(guided) = &mut self.guided else {
+            return;
+        };
+        let declared_s = self.graph.workflow.job(job).runtime_s.unwrap_or(0);
+        if declared_s == 0 && guided.declared_run_s > 0.0 {
+            return;
         }
+        let declared_ms = declared_s.saturating_mul(1_000);
+        guided.declared_ms = guided.declared_ms.saturating_add(declared_ms);
+        guided.computed_ms = guided.computed_ms.saturating_add(report.computed_ms());
+        guided.computed += 1;
     }
 
     /// Asks the model when something has changed that may matter to it.
@@ -155,7 +193,13 @@ impl Scheduler {
         let Some(asked) = guided.asked else {
             return self.ask(done);
         };
+        if asked.sizes != self.sizes.learned.len() {
+            return self.ask(done);
+        }
+        // What nodes keep for this run changes without a node that comes or goes.
+        let is_look_due = self.settings.user.is_some() && self.now >= asked.looked.plus_ms(LOOK_MS);
         let is_fleet_same = asked.alive == self.fleet.alive && asked.lost == self.fleet.lost;
+        let is_fleet_same = is_fleet_same && !is_look_due;
         let progress = done.saturating_sub(asked.done) * 1_000;
         let is_little = progress < (total * PROGRESS_PERMILLE).max(1_000);
         // A contradiction is found once: then the measured time is the expected one.
@@ -174,6 +218,7 @@ impl Scheduler {
                 .and_then(|guided| guided.asked.as_mut())
             {
                 (asked.alive, asked.lost) = (self.fleet.alive, self.fleet.lost);
+                asked.looked = self.now;
             }
             return;
         }
@@ -186,7 +231,7 @@ impl Scheduler {
     fn ask(&mut self, done: u64) {
         let (cpus, bytes) = self.processors_and_bytes();
         let (alive, lost) = (self.fleet.alive, self.fleet.lost);
-        let Some(guided) = &mut self.guided else {
+        let Some(guided) = self.guided.as_mut().filter(|_| cpus > 0) else {
             return;
         };
         let computed = guided.computed.max(MEASURED_MIN / 2);
@@ -197,13 +242,23 @@ impl Scheduler {
             bytes,
             done,
             computed,
+            looked: self.now,
+            sizes: self.sizes.learned.len(),
         });
+        if !self.sizes.kind_of.is_empty() {
+            // Unknown sizes are made up, then measured.
+            guided.shape = Shape {
+                run_s: guided.shape.run_s,
+                ..guided.guide.shape(&self.graph.workflow)
+            };
+        }
         let guided = guided.clone();
         let environment = self.environment(&guided.guide);
-        if environment.cpus() == 0 {
+        let rest = self.rest();
+        // Files may still be on their way home when nothing is left to plan.
+        if rest.open == 0 {
             return;
         }
-        let rest = self.rest(&guided.shape);
         let (strategy, reason) = match guided.strategy() {
             None => first(&guided.shape, &environment, rest),
             Some(present) => next(present, &guided.shape, &environment, rest),
@@ -218,8 +273,8 @@ impl Scheduler {
         }
         // Also a strategy that is kept has other numbers on other nodes.
         let rules = strategy.map(|strategy| {
-            let shape = guided.shape.with_width(rest.open.max(1));
-            strategy.allocate(&shape, &environment).rules()
+            let shape = guided.shape.with_width(rest.open);
+            strategy.allocate(&shape, &environment).rules(&shape)
         });
         self.follow(rules);
     }
@@ -265,10 +320,7 @@ impl Scheduler {
             .live()
             .fold((0, 0u64), |(cpus, bytes), (id, node)| {
                 let usable = self.fleet.usable(id).bytes;
-                (
-                    cpus + u64::from(node.seen.slots),
-                    bytes.saturating_add(usable),
-                )
+                (cpus + u64::from(slots(node)), bytes.saturating_add(usable))
             })
     }
 
@@ -276,7 +328,7 @@ impl Scheduler {
     fn environment(&self, guide: &Guide) -> Environment {
         let mut kinds: BTreeMap<(u32, u64), u32> = BTreeMap::new();
         for (id, node) in self.fleet.live() {
-            let kind = (node.seen.slots, self.fleet.usable(id).bytes);
+            let kind = (slots(node), self.fleet.usable(id).bytes);
             *kinds.entry(kind).or_default() += 1;
         }
         let kinds = kinds.into_iter();
@@ -290,20 +342,23 @@ impl Scheduler {
         }
     }
 
-    fn rest(&self, shape: &Shape) -> Rest {
-        let mut left: BTreeMap<u32, (u64, bool)> = BTreeMap::new();
+    fn rest(&self) -> Rest {
+        let mut left: BTreeMap<u32, (u64, u64, bool)> = BTreeMap::new();
         for job in self.graph.job_indexes() {
             let state = self.graph.state(job);
-            let (jobs, has_begun) = left.entry(self.graph.pipeline(job)).or_default();
-            *jobs += u64::from(!state.is_final());
+            let pipeline = left.entry(self.graph.pipeline(job)).or_default();
+            let (jobs, undone, has_begun) = pipeline;
+            *jobs += 1;
+            *undone += u64::from(!state.is_final());
             *has_begun |= matches!(state, JobState::Done | JobState::Active);
         }
-        let (mut open, mut fresh, mut jobs) = (0, 0, 0);
-        for (undone, has_begun) in left.into_values() {
+        // What is left of those that have begun, in millionths of a whole one.
+        let (mut open, mut fresh, mut begun) = (0, 0, 0);
+        for (jobs, undone, has_begun) in left.into_values() {
             open += u64::from(undone > 0);
             match has_begun {
                 false if undone > 0 => fresh += 1,
-                _ => jobs += undone,
+                _ => begun += undone * WHOLE / jobs,
             }
         }
         let batch = self.graph.volume_indexes().filter(|volume| {
@@ -313,14 +368,20 @@ impl Scheduler {
         Rest {
             open,
             fresh,
-            begun: u64::div_ceil(jobs, shape.depth.max(1)),
+            begun: u64::div_ceil(begun, WHOLE),
             resident_bytes: batch.map(|v| u128::from(self.size_of(v).bytes)).sum(),
         }
     }
 }
 
+/// Slots of a node that this run may use.
+fn slots(node: &Node) -> u32 {
+    let limit = node.limit.map_or(u32::MAX, |limit| limit.slots);
+    node.seen.slots.min(limit)
+}
+
 fn first(shape: &Shape, environment: &Environment, rest: Rest) -> (Option<Strategy>, String) {
-    let plan = plan(shape.with_width(rest.open.max(1)), environment);
+    let plan = plan(shape.with_width(rest.open), environment);
     match plan.choice {
         Some(choice) => (Some(choice.strategy), choice.reason),
         None => (None, plan.refusal.unwrap_or_default()),
@@ -386,5 +447,138 @@ fn next(
             (Some(strategy), reason)
         }
         None => (Some(present), String::new()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::ids::{RunId, ServerId};
+    use bafs_proto::message::JobOutcome;
+
+    use super::*;
+    use crate::logic::fleet::Limit;
+    use crate::logic::{Event, NodeSeen, Settings, Space};
+    use crate::workflow::parse_workflow;
+
+    fn scheduler(text: &str) -> Scheduler {
+        let none = |_: &str| Err("no files".to_owned());
+        let workflow = parse_workflow("w.bafs", text, &none).unwrap().workflow;
+        let guide = Guide {
+            home_bytes_per_s: 1_000_000,
+            local_bytes_per_s: 1_000_000,
+            mtbf_s: None,
+            variability_ppm: 0,
+        };
+        let settings = Settings {
+            guide: Some(guide),
+            ..Settings::default()
+        };
+        Scheduler::new(RunId(1), workflow, settings)
+    }
+
+    /// Ten pipelines of a short job and a long one, with eight of its like beside it.
+    fn unlike() -> Scheduler {
+        let mut text = String::new();
+        for pipeline in 0..10 {
+            text += &format!(
+                "volume v{pipeline} scratch 1 MB\n\
+                 job a{pipeline} {{\nexecutable = x\nruntime = 10 s\n}}\n\
+                 mount v{pipeline} a{pipeline} /v\n"
+            );
+            for job in 0..9 {
+                text += &format!(
+                    "job b{pipeline}x{job} {{\nexecutable = x\nruntime = 1000 s\n}}\n\
+                     parent a{pipeline} child b{pipeline}x{job}\n\
+                     mount v{pipeline} b{pipeline}x{job} /v ro\n"
+                );
+            }
+        }
+        scheduler(&text)
+    }
+
+    /// Jobs that are done took so many times as long as they declare.
+    fn learn(scheduler: &mut Scheduler, declared_s: u64, times: u64) {
+        for job in scheduler.graph.job_indexes() {
+            if scheduler.graph.workflow.job(job).runtime_s == Some(declared_s) {
+                let ms = declared_s * times * 1_000;
+                let report = JobReport {
+                    outcome: JobOutcome::Exited(0),
+                    wall_ms: ms,
+                    cpu_ms: ms,
+                    output_tail: String::new(),
+                    volumes: Vec::new(),
+                };
+                scheduler.learn_computing(job, &report);
+            }
+        }
+    }
+
+    fn contradiction_s(scheduler: &Scheduler) -> Option<f64> {
+        scheduler.guided.as_ref().unwrap().contradiction_s()
+    }
+
+    #[test]
+    fn short_jobs_that_are_done_first_say_nothing_about_long_ones() {
+        let mut scheduler = unlike();
+        learn(&mut scheduler, 10, 1);
+        assert_eq!(contradiction_s(&scheduler), None);
+        learn(&mut scheduler, 1_000, 1);
+        assert_eq!(contradiction_s(&scheduler), None);
+    }
+
+    #[test]
+    fn jobs_that_take_twice_what_they_declare_are_expected_to_go_on_so() {
+        let mut scheduler = unlike();
+        learn(&mut scheduler, 10, 2);
+        let declared_s = scheduler.guided.as_ref().unwrap().declared_run_s;
+        assert_eq!(contradiction_s(&scheduler), Some(2.0 * declared_s));
+    }
+
+    #[test]
+    fn what_is_left_of_a_pipeline_with_wide_stages_is_not_many_pipelines() {
+        let mut scheduler = unlike();
+        scheduler.graph.set_state(JobIndex(0), JobState::Done);
+        let rest = scheduler.rest();
+        assert_eq!((rest.open, rest.fresh, rest.begun), (10, 9, 1));
+    }
+
+    #[test]
+    fn of_a_shared_node_only_the_part_of_this_run_is_planned_with() {
+        let mut scheduler = unlike();
+        let space = Space {
+            bytes: 1_000,
+            files: 1_000,
+        };
+        let node = NodeSeen::alone(ServerId(1), space, 4);
+        let seen = Event::ServersSeen { nodes: vec![node] };
+        scheduler.step(Time(0), seen, &mut Vec::new());
+        assert_eq!(scheduler.processors_and_bytes().0, 4);
+        let limit = Limit {
+            space,
+            slots: 1,
+            is_shared: true,
+            is_over: false,
+        };
+        let set = |node: &mut Node| node.limit = Some(limit);
+        scheduler.fleet.update(ServerId(1), set);
+        assert_eq!(scheduler.processors_and_bytes().0, 1);
+        let guide = scheduler.guided.as_ref().unwrap().guide.clone();
+        assert_eq!(scheduler.environment(&guide).cpus(), 1);
+    }
+
+    #[test]
+    fn sizes_that_nobody_declared_are_planned_with_when_they_are_known() {
+        let mut scheduler =
+            scheduler("volume v scratch unknown\njob a {\nexecutable = x\n}\nmount v a /v\n");
+        let held = |scheduler: &Scheduler| scheduler.guided.as_ref().unwrap().shape.kept_bytes;
+        assert_eq!(held(&scheduler), 0);
+        let space = Space {
+            bytes: 1_000_000,
+            files: 1_000,
+        };
+        let node = NodeSeen::alone(ServerId(1), space, 4);
+        let seen = Event::ServersSeen { nodes: vec![node] };
+        scheduler.step(Time(0), seen, &mut Vec::new());
+        assert!(held(&scheduler) > 0);
     }
 }

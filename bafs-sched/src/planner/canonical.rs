@@ -148,6 +148,11 @@ impl Canonical {
         })
     }
 
+    /// Jobs of all pipelines.
+    pub fn jobs(&self) -> u64 {
+        u64::from(self.width) * u64::from(self.depth)
+    }
+
     /// What the strategies need to know of it; exact.
     pub fn shape(&self) -> Shape {
         let private = u128::from(self.private_bytes);
@@ -165,6 +170,7 @@ impl Canonical {
             batch_bytes: u128::from(self.batch_bytes),
             batch_total_bytes: u128::from(self.depth) * u128::from(self.batch_bytes),
             batch_read_bytes: self.batch_bytes as f64,
+            stage_volumes: 1,
             running_bytes: running,
             waiting_bytes: waiting,
             kept_bytes: kept,
@@ -174,6 +180,8 @@ impl Canonical {
             endpoint_out_bytes: input_bytes,
             run_s: self.run_s,
             variability: self.variability,
+            cpus: 1.0,
+            longest: 1.0,
         }
     }
 }

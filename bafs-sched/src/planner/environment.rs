@@ -20,9 +20,6 @@ const SPEED_USUAL: u32 = 1000;
 const SPEED_RATIO_MAX: f64 = 1000.0;
 /// How long a node that failed is away when the environment does not say, in seconds.
 const RESTART_S: u64 = 60;
-/// Bytes of an environment file.
-const FILE_BYTES_MAX: usize = 1 << 20;
-
 /// Equal nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeClass {
@@ -80,13 +77,15 @@ impl NodeClass {
 pub struct Environment {
     /// The nodes, in the order of the file; at least one processor altogether.
     pub nodes: Vec<NodeClass>,
-    /// Rate of the link to home, both directions and all nodes together; at least 1.
+    /// Rate of the link to home, both directions and all nodes of a cluster together; at least 1.
+    /// Each cluster has a link of its own.
     pub home_bytes_per_s: u64,
     /// Rate of one node's link inside the cluster; at least 1.
     pub local_bytes_per_s: u64,
     /// Mean time between failures of any of the nodes in seconds; none fail when it is not given.
     pub mtbf_s: Option<u64>,
-    /// How long a node that failed is away; it returns empty.
+    /// How long a node that failed is away; it returns empty, in simulations not before it was
+    /// missed.
     pub restart_s: u64,
 }
 
@@ -103,6 +102,9 @@ pub struct EnvironmentError {
 type Table = BTreeMap<Spanned<String>, Spanned<toml::Value>>;
 
 impl Environment {
+    /// Bytes of an environment file.
+    pub const FILE_BYTES_MAX: usize = 1 << 20;
+
     /// Reads an environment:
     ///
     /// ```toml
@@ -115,7 +117,7 @@ impl Environment {
     /// storage = "5 GB"
     /// ```
     pub fn parse(text: &str) -> Result<Self, EnvironmentError> {
-        if text.len() > FILE_BYTES_MAX {
+        if text.len() > Self::FILE_BYTES_MAX {
             return Err(at(1, "an environment file has at most 1 MiB"));
         }
         let table: Table = toml::from_str(text).map_err(|e| syntax(text, &e))?;
@@ -219,6 +221,22 @@ impl Environment {
         self.sum(|class| u64::from(class.storage_bytes > 0))
     }
 
+    /// Whether the equations describe these nodes: they know one cluster of nodes that are alike
+    /// but for processors and storage, and are there all the time.
+    pub fn is_even(&self) -> bool {
+        let Some(first) = self.nodes.first() else {
+            return true;
+        };
+        self.nodes.iter().all(|class| {
+            let expected = NodeClass {
+                cluster: first.cluster.clone(),
+                memory_bytes: class.memory_bytes,
+                ..NodeClass::new(class.count, class.cpus, class.storage_bytes)
+            };
+            *class == expected
+        })
+    }
+
     fn sum(&self, of: impl Fn(&NodeClass) -> u64) -> u64 {
         self.first()
             .map(|class| u64::from(class.count) * of(class))
@@ -266,9 +284,9 @@ fn node_class(text: &str, table: &Spanned<Table>) -> Result<NodeClass, Environme
             "local-rate" => class.local_bytes_per_s = Some(place.rate(value)?),
             "disk-rate" => class.disk_bytes_per_s = Some(place.rate(value)?),
             "memory-rate" => class.memory_bytes_per_s = Some(place.rate(value)?),
-            "from" => class.from_s = place.duration(value)?,
+            "from" => class.from_s = place.time(value)?,
             "until" => {
-                class.until_s = Some(place.duration(value)?);
+                class.until_s = Some(place.time(value)?);
                 until = Some(place.line);
             }
             _ => {
@@ -332,8 +350,13 @@ impl Place<'_> {
         }
     }
 
+    /// Since the beginning, which is a time as well.
+    fn time(&self, value: &toml::Value) -> Result<u64, EnvironmentError> {
+        self.read(parse_duration(self.text(value, "12 h")?))
+    }
+
     fn duration(&self, value: &toml::Value) -> Result<u64, EnvironmentError> {
-        match self.read(parse_duration(self.text(value, "12 h")?))? {
+        match self.time(value)? {
             0 => Err(self.error("is zero: nothing would ever be done")),
             seconds => Ok(seconds),
         }
@@ -406,6 +429,32 @@ mod tests {
             Environment::parse(&with_failures).unwrap().mtbf_s,
             Some(43_200)
         );
+    }
+
+    #[test]
+    fn nodes_may_come_at_the_beginning() {
+        let text = THESIS.replace("cpus = 1", "cpus = 1\nfrom = \"0 s\"");
+        assert_eq!(Environment::parse(&text).unwrap().cpus(), 50);
+    }
+
+    #[test]
+    fn the_equations_describe_one_cluster_of_equal_nodes_that_stay() {
+        let is_even = |more: &str| {
+            let other = "[[nodes]]\ncount = 1\ncpus = 4\nstorage = \"9 GB\"\n";
+            let text = format!("{THESIS}{other}{more}");
+            Environment::parse(&text).unwrap().is_even()
+        };
+        assert!(is_even("") && is_even("memory = \"9 GB\""));
+        for uneven in [
+            "cluster = \"b\"",
+            "speed = 2",
+            "local-rate = \"1 MB/s\"",
+            "disk-rate = \"1 MB/s\"",
+            "until = \"2 h\"",
+            "from = \"2 h\"",
+        ] {
+            assert!(!is_even(uneven), "{uneven}");
+        }
     }
 
     #[test]

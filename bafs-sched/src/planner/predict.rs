@@ -49,8 +49,8 @@ pub fn predict_printed(
 }
 
 /// The predicted run time by the model that BAFS uses. Nothing when the strategy is not possible,
-/// or never ends at this rate of failures. Slower links, longer jobs, more of them, and more
-/// variability never make it shorter.
+/// or never ends at this rate of failures. Slower links, longer jobs and more variability never
+/// make it shorter.
 pub fn predict(strategy: Strategy, shape: &Shape, environment: &Environment) -> Option<f64> {
     predict_rest(strategy, shape, environment, 0)
 }
@@ -81,7 +81,8 @@ pub fn predict_rest(
         (seconds, model.failed_pipelines(seconds))
     };
     possible(strategy, shape, environment)?;
-    with_failures(strategy, shape.width, round)
+    let seconds = with_failures(strategy, shape.width, round)?;
+    Some(seconds.max(shape.least_s(environment.cpus())))
 }
 
 fn possible(strategy: Strategy, shape: &Shape, environment: &Environment) -> Option<()> {

@@ -23,6 +23,8 @@ pub struct Shape {
     pub batch_total_bytes: u128,
     /// Batch data that one job reads, on average.
     pub batch_read_bytes: f64,
+    /// The most batch volumes that one stage reads, at least one.
+    pub stage_volumes: u64,
     /// Private data that a pipeline holds while it runs its largest stage.
     pub running_bytes: u128,
     /// Private data that it holds between its two stages that share most.
@@ -37,10 +39,15 @@ pub struct Shape {
     pub endpoint_in_bytes: f64,
     /// What a pipeline commits to home.
     pub endpoint_out_bytes: f64,
-    /// Mean computing time of a job.
+    /// Mean computing time of a job; where stages have more jobs or fewer, that of a stage of one
+    /// pipeline.
     pub run_s: f64,
     /// Standard deviation of the computing time as a share of its mean.
     pub variability: f64,
+    /// Processors that a job keeps while it computes, on average over that time.
+    pub cpus: f64,
+    /// Computing on the longest way through any pipeline, over that of a pipeline of mean jobs.
+    pub longest: f64,
 }
 
 impl Shape {
@@ -56,10 +63,36 @@ impl Shape {
             shape.widen(&Private::of(workflow, members, &levels, &extracted));
         }
         shape.private_io_bytes = shape.running_bytes as f64 / 2.0;
-        let run_s: u64 = workflow.jobs.iter().filter_map(|job| job.runtime_s).sum();
-        let stages = (shape.width * shape.depth).max(1) as f64;
-        shape.run_s = run_s as f64 / stages;
+        shape.set_computing(workflow);
         (shape, approximations(workflow, &pipelines, &levels))
+    }
+
+    fn set_computing(&mut self, workflow: &Workflow) {
+        let (mut all_s, mut processor_s, mut longest_s) = (0.0, 0.0, 0.0f64);
+        let mut until_s = vec![0.0f64; workflow.jobs.len()];
+        for index in workflow.topological_order() {
+            let job = workflow.job(index);
+            let run_s = job.runtime_s.unwrap_or(0) as f64;
+            all_s += run_s;
+            processor_s += run_s * f64::from(job.cpus);
+            let parents = job.parents.iter().map(|parent| until_s[parent.as_usize()]);
+            let end_s = run_s + parents.fold(0.0, f64::max);
+            until_s[index.as_usize()] = end_s;
+            longest_s = longest_s.max(end_s);
+        }
+        self.run_s = all_s / (self.width * self.depth).max(1) as f64;
+        if all_s > 0.0 {
+            self.cpus = processor_s / all_s;
+            self.longest = longest_s / (self.run_s * self.depth as f64);
+        }
+    }
+
+    /// Less than this no strategy takes on so many processors, in seconds: all computing together,
+    /// and that on the longest way.
+    pub fn least_s(&self, processors: u64) -> f64 {
+        let pipeline_s = self.run_s * self.depth as f64;
+        let all_s = pipeline_s * self.width as f64 * self.cpus / processors.max(1) as f64;
+        all_s.max(pipeline_s * self.longest)
     }
 
     /// The same with another number of pipelines.
@@ -89,12 +122,14 @@ impl Shape {
                 .sum()
         };
         let all = stages.values().flatten().copied().collect();
+        let volumes = stages.values().map(|volumes| volumes.len() as u64);
         Self {
             width: 0,
             depth: levels.iter().max().map_or(1, |&level| level as u64 + 1),
             batch_bytes: stages.values().map(bytes).max().unwrap_or(0),
             batch_total_bytes: bytes(&all),
             batch_read_bytes: read_bytes / workflow.jobs.len().max(1) as f64,
+            stage_volumes: volumes.max().unwrap_or(1),
             running_bytes: 0,
             waiting_bytes: 0,
             kept_bytes: 0,
@@ -104,6 +139,8 @@ impl Shape {
             endpoint_out_bytes: 0.0,
             run_s: 0.0,
             variability: 0.0,
+            cpus: 1.0,
+            longest: 1.0,
         }
     }
 
@@ -237,7 +274,9 @@ fn approximations(workflow: &Workflow, pipelines: &Pipelines, levels: &[usize]) 
         "every pipeline counts as the largest one at its largest stage: what is called possible \
          is, but more may be"
             .to_owned(),
-        "volumes count as read and written in full: times are upper estimates".to_owned(),
+        "volumes count as read and written in full, and all pipelines as equally long: the times \
+         are rough"
+            .to_owned(),
     ];
     let unknown = workflow
         .jobs
@@ -329,6 +368,9 @@ mod tests {
             (7e9, 2e9)
         );
         assert_eq!((shape.run_s, shape.variability), (10.0, 0.5));
+        assert_eq!(shape.stage_volumes, 2);
+        // The first pipeline computes 60 s, twice the mean of both.
+        assert_eq!((shape.longest, shape.least_s(100)), (2.0, 60.0));
         assert!(
             notes
                 .iter()

@@ -211,8 +211,9 @@ impl Allocation {
         self.shortage.is_none()
     }
 
-    /// The rules that make the scheduler allocate so.
-    pub fn rules(&self) -> Rules {
+    /// The rules that make the scheduler allocate so. They count volumes where strategies count
+    /// stages, and what holds all batch data has nothing to count.
+    pub fn rules(&self, shape: &Shape) -> Rules {
         let order = match self.traversal {
             Traversal::Any => Order::Need,
             Traversal::DepthFirst => Order::DepthFirst,
@@ -227,7 +228,10 @@ impl Allocation {
             order,
             pipelines_max,
             is_in_parts: self.traversal == Traversal::PartialSlices,
-            batch_volumes_max: self.batch_volumes,
+            batch_volumes_max: match self.strategy {
+                Strategy::All | Strategy::AllBatch | Strategy::Remote => u64::MAX,
+                _ => self.batch_volumes.saturating_mul(shape.stage_volumes),
+            },
         }
     }
 
@@ -246,8 +250,10 @@ impl Allocation {
             Strategy::Minimal => self.concurrency,
             _ => shape.width,
         };
-        self.cycles = shape.width.div_ceil(self.part_width);
-        self.last_part_width = shape.width - (self.cycles - 1) * self.part_width;
+        // Of a workload that is done nothing is left to divide.
+        self.cycles = shape.width.div_ceil(self.part_width.max(1));
+        let before = self.cycles.saturating_sub(1);
+        self.last_part_width = shape.width - before * self.part_width;
         self.batch_volumes = self.batch_slots(shape, environment);
         if !matches!(
             self.traversal,
@@ -256,8 +262,8 @@ impl Allocation {
             return;
         }
         let segments = self.segments(shape.depth);
-        self.barriers = self.cycles * segments - 1;
-        self.refetches = (self.cycles - 1) * (shape.batch_stages() - self.stages_kept(shape));
+        self.barriers = (self.cycles * segments).saturating_sub(1);
+        self.refetches = before * (shape.batch_stages() - self.stages_kept(shape));
     }
 
     /// Stretches between barriers in one part.

@@ -13,7 +13,7 @@ use crate::workflow::{
 pub fn workflow_of(canonical: &Canonical) -> Workflow {
     let mut workflow = Workflow {
         name: "canonical".to_owned(),
-        jobs: Vec::with_capacity((canonical.width * canonical.depth) as usize),
+        jobs: Vec::with_capacity(canonical.width as usize * canonical.depth as usize),
         volumes: Vec::new(),
         extracts: Vec::with_capacity(canonical.width as usize),
     };

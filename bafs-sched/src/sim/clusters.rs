@@ -2,7 +2,8 @@
 //! what a reader has to wait for. Starts no flow itself.
 //!
 //! Blocks are modelled as amounts. The first reader of what is missing makes it cross the link to
-//! home, others wait for the same transfer. Where a cache has less space than the volume, a scan
+//! home, others wait for the same transfer; when it is over, what those miss who read more comes
+//! with the next one. Where a cache has less space than the volume, a scan
 //! finds under LRU nothing that stayed, under MRU as much as there is space.
 
 use std::collections::BTreeMap;
@@ -23,10 +24,29 @@ pub(super) struct Cache {
     rate: u64,
     /// What has been fetched and is still there.
     resident_bytes: u64,
-    /// What comes with the transfer under way, and what is there when it is over.
-    fetching: Option<(u64, u64)>,
-    /// Readers that wait for the transfer under way, with their generations.
-    pub(super) waiting: Vec<(u32, u32)>,
+    fetching: Option<Transfer>,
+    /// Readers that wait for the transfer under way.
+    pub(super) waiting: Vec<Waiting>,
+    /// How often all of it was lost: what nodes have in memory is of no use then.
+    pub(super) generation: u32,
+}
+
+/// What crosses the link to home for a cache.
+#[derive(Debug, Clone, Copy)]
+struct Transfer {
+    bytes: u64,
+    /// What is there when it is over.
+    stays_bytes: u64,
+    /// What its first reader reads, from the beginning on.
+    read_bytes: u64,
+}
+
+/// An execution, with its generation, that waits to read so much of a cache.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Waiting {
+    pub(super) execution: u32,
+    pub(super) generation: u32,
+    pub(super) bytes: u64,
 }
 
 impl Cache {
@@ -40,14 +60,21 @@ impl Cache {
 
     /// An instance is gone, with the blocks that it held; answers the rate of those left.
     pub(super) fn remove(&mut self, bytes: u64, rate: u64) -> u64 {
-        let lost = u128::from(self.resident_bytes) * u128::from(bytes);
-        let lost = lost.checked_div(u128::from(self.space_bytes)).unwrap_or(0);
+        let space_bytes = self.space_bytes;
+        let left = |held: u64| {
+            let lost = u128::from(held) * u128::from(bytes);
+            held.saturating_sub(lost.checked_div(u128::from(space_bytes)).unwrap_or(0) as u64)
+        };
+        self.resident_bytes = left(self.resident_bytes);
+        if let Some(transfer) = &mut self.fetching {
+            transfer.stays_bytes = left(transfer.stays_bytes);
+        }
         self.instances -= 1;
         self.space_bytes -= bytes;
-        self.resident_bytes = match self.instances {
-            0 => 0,
-            _ => self.resident_bytes.saturating_sub(lost as u64),
-        };
+        if self.instances == 0 {
+            self.resident_bytes = 0;
+            self.generation += 1;
+        }
         self.rate = self.rate.saturating_sub(rate);
         self.rate
     }
@@ -58,8 +85,9 @@ impl Cache {
     }
 
     /// Bytes that a reader of `bytes` has to make cross the link to home: nothing when all is
-    /// there. While a transfer is under way, readers wait for that one.
-    pub(super) fn missing(&mut self, bytes: u64) -> u64 {
+    /// there. While a transfer is under way, readers wait for that one. So many bytes have just
+    /// `passed`: who waited for them has read them, whether they stay or not.
+    pub(super) fn missing(&mut self, bytes: u64, passed: u64) -> u64 {
         if self.fetching.is_some() {
             return 0;
         }
@@ -72,20 +100,28 @@ impl Cache {
             (false, CachePolicy::Lru) => (0, 0),
             (false, CachePolicy::Mru) => (self.space_bytes, self.resident_bytes),
         };
-        let coming = bytes.saturating_sub(found).max(1);
-        self.fetching = Some((coming, stays));
-        coming
+        let transfer = Transfer {
+            bytes: bytes.saturating_sub(found.max(passed)).max(1),
+            stays_bytes: stays,
+            read_bytes: bytes,
+        };
+        self.fetching = Some(transfer);
+        transfer.bytes
     }
 
     /// Bytes of the transfer under way; 0 when there is none.
     pub(super) fn coming(&self) -> u64 {
-        self.fetching.map_or(0, |(coming, _)| coming)
+        self.fetching.map_or(0, |transfer| transfer.bytes)
     }
 
-    /// The transfer is over.
-    pub(super) fn fetched(&mut self) {
-        let all = self.fetching.take().map_or(0, |(_, stays)| stays);
+    /// The transfer is over: answers how much a reader may have read by it.
+    pub(super) fn fetched(&mut self) -> u64 {
+        let Some(transfer) = self.fetching.take() else {
+            return 0;
+        };
+        let all = transfer.stays_bytes;
         self.resident_bytes = self.resident_bytes.max(all).min(self.space_bytes);
+        transfer.read_bytes
     }
 
     /// Of `bytes` that a reader on a node with an instance reads, those that come from peers: a
@@ -126,6 +162,7 @@ impl Caches {
                 resident_bytes: 0,
                 fetching: None,
                 waiting: Vec::new(),
+                generation: 0,
             });
             self.all.len() as u32 - 1
         })
@@ -151,7 +188,7 @@ mod tests {
     }
 
     fn scan(cache: &mut Cache, bytes: u64) -> u64 {
-        let missing = cache.missing(bytes);
+        let missing = cache.missing(bytes, 0);
         assert_eq!(cache.coming(), missing);
         cache.fetched();
         missing
@@ -160,9 +197,9 @@ mod tests {
     #[test]
     fn each_byte_crosses_once_while_there_is_space() {
         let mut cache = cache(CachePolicy::Lru, &[50, 50]);
-        assert_eq!(cache.missing(100), 100);
+        assert_eq!(cache.missing(100, 0), 100);
         assert_eq!(
-            cache.missing(100),
+            cache.missing(100, 0),
             0,
             "the second reader waits for the first"
         );
@@ -176,6 +213,24 @@ mod tests {
             50,
             "what a lost node held is fetched again"
         );
+    }
+
+    #[test]
+    fn who_waited_for_less_than_it_reads_fetches_the_rest() {
+        let mut cache = cache(CachePolicy::Lru, &[100, 100]);
+        assert_eq!(cache.missing(10, 0), 10);
+        let passed = cache.fetched();
+        assert_eq!((passed, cache.missing(200, passed)), (10, 190));
+    }
+
+    #[test]
+    fn what_a_node_held_that_was_lost_during_a_transfer_is_fetched_again() {
+        let mut cache = cache(CachePolicy::Lru, &[50, 50]);
+        cache.missing(100, 0);
+        cache.remove(50, 1);
+        cache.add(50, 1);
+        cache.fetched();
+        assert_eq!(scan(&mut cache, 100), 50);
     }
 
     #[test]

@@ -1,15 +1,15 @@
 //! The choice of a plan made sure by simulation: where the model's best predictions are closer than
 //! its error, and for workflows whose shape no equation knows. Predicts nothing itself.
 //!
-//! Bounded by the number of jobs that are simulated, not by a clock, so that equal arguments give
-//! equal plans on every machine.
+//! Bounded by the number of jobs that are simulated and by how often each is tried, not by a clock,
+//! so that equal arguments give equal plans on every machine.
 
 use serde::Serialize;
 
 use super::engine::Simulation;
 use super::load::Load;
 use super::policy::{Policy, Scenario};
-use super::record::Stuck;
+use super::record::{Run, Stuck};
 use crate::planner::{Choice, Environment, Plan, Strategy, predict};
 use crate::workflow::Workflow;
 
@@ -30,13 +30,20 @@ const HOPELESS_FAILING: f64 = 2.0;
 /// So many times as long as predicted without failures, where there is no best yet.
 const HOPELESS_FIRST: f64 = 20.0;
 
+/// Executions and failures of nodes for each job, after which a strategy is given up: others are
+/// done with far fewer.
+const ATTEMPTS_FOR_JOB: u32 = 20;
+
 /// What a simulation for a plan found.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Tried {
     /// What was simulated.
     pub strategy: Strategy,
-    /// Mean time over the seeds, in seconds; nothing when it was given up as slower than the best.
+    /// Mean time over the seeds, in seconds; nothing when it was given up as slower than the best,
+    /// or failed.
     pub simulated_s: Option<f64>,
+    /// Why the workflow could not be done so, if it could not.
+    pub failed: Option<String>,
 }
 
 /// Which candidates of a plan are simulated.
@@ -93,13 +100,17 @@ pub fn decide(
     let first_limit_s = HOPELESS_FIRST * calm_s(plan, environment);
     let (mut tried, mut best_s) = (Vec::new(), f64::INFINITY);
     for strategy in candidates {
-        let mut sum_s = Some(0.0);
+        let (mut sum_s, mut failed) = (Some(0.0), None);
         for seed in 0..seeds {
             let (policy, seed) = (Policy::Strategy(strategy), SEED_FIRST + seed);
-            let scenario = Scenario::new(environment.clone(), policy, load.clone(), seed);
+            let scenario = Scenario {
+                attempts_for_job: ATTEMPTS_FOR_JOB,
+                ..Scenario::new(environment.clone(), policy, load.clone(), seed)
+            };
             let limit_s = first_limit_s.min(best_s * (1.0 + hopeless));
             let run = Simulation::new(workflow.clone(), scenario).run_until(limit_s)?;
-            let seconds = run.filter(|run| run.is_complete()).map(|run| run.seconds());
+            failed = run.as_ref().and_then(Run::failure);
+            let seconds = run.filter(Run::is_complete).map(|run| run.seconds());
             sum_s = sum_s.zip(seconds).map(|(sum, seconds)| sum + seconds);
             if sum_s.is_none() {
                 break;
@@ -110,19 +121,21 @@ pub fn decide(
         tried.push(Tried {
             strategy,
             simulated_s,
+            failed,
         });
     }
     choose(plan, &tried);
     Ok(Doubts::Tried(tried))
 }
 
-/// The longest prediction without failures.
+/// The longest prediction without failures. Remote I/O may take a thousand times as long.
 fn calm_s(plan: &Plan, environment: &Environment) -> f64 {
     let calm = Environment {
         mtbf_s: None,
         ..environment.clone()
     };
     let strategies = plan.candidates.iter().map(|c| c.allocation.strategy);
+    let strategies = strategies.filter(|strategy| *strategy != Strategy::Remote);
     let predicted = strategies.filter_map(|strategy| predict(strategy, &plan.shape, &calm));
     // A workload of no known length still ends.
     predicted.fold(86_400.0, f64::max)
@@ -153,7 +166,16 @@ fn doubtful(plan: &Plan, doubt: Doubt, is_failing: bool) -> Vec<Strategy> {
     near.map(|(_, strategy)| strategy).collect()
 }
 
+/// The fastest is the choice. When all failed there is none; when some were only slower than can
+/// be waited for, the model's stands.
 fn choose(plan: &mut Plan, tried: &[Tried]) {
+    if let Some(why) = tried.first().and_then(|first| first.failed.clone())
+        && tried.iter().all(|tried| tried.failed.is_some())
+    {
+        plan.choice = None;
+        plan.refusal = Some(why);
+        return;
+    }
     let timed = tried
         .iter()
         .filter_map(|t| Some((t.strategy, t.simulated_s?)));

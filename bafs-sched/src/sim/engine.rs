@@ -9,20 +9,17 @@ use bafs_proto::time::Time;
 
 use super::clusters::Caches;
 use super::link::{FlowId, Link, SECOND_US};
-use super::node::{Node, node_of, nodes_of, seen};
+use super::node::{Node, Scan, node_of, nodes_of};
 use super::policy::Scenario;
-use super::random::exponential;
 use super::reading::Level;
 use super::record::{Moment, Run, Spell, Stuck};
 use crate::dice::Dice;
 use crate::logic::{Action, Event, MountedVolume, Outcome, Scheduler};
-use crate::planner::{Canonical, NodeClass, Shape};
+use crate::planner::{Canonical, Shape};
 use crate::workflow::{JobIndex, Workflow};
 
-/// A node that fails is missing in the catalog so long afterwards, in microseconds.
-const ADVERT_TTL_US: u64 = 4 * SECOND_US;
-/// A node that returns is in the catalog so long afterwards, in microseconds.
-const ADVERT_US: u64 = SECOND_US;
+/// Attempts that every run may have, however few its jobs: bad luck is no reason to give up.
+const ATTEMPTS_MIN: u64 = 2_000;
 
 /// Takes the time of the scheduler's decisions, or does not.
 pub trait Watch {
@@ -68,6 +65,8 @@ pub(super) enum Due {
     Return(u32),
     /// A node leaves for good.
     Leave(u32),
+    /// The catalog notices that a node is there, or that it is not.
+    Noticed(u32),
     /// The catalog has another list.
     List,
 }
@@ -86,7 +85,10 @@ pub(super) struct Execution {
     pub(super) waits: u32,
     /// What the thing that it reads has to pass after that, the next one last.
     pub(super) levels: Vec<Level>,
-    pub(super) flow: Option<(u32, FlowId)>,
+    /// What it reads through its node's memory.
+    pub(super) scan: Option<Scan>,
+    /// Its flows under way: one, or one at each end.
+    pub(super) flows: [Option<(u32, FlowId)>; 2],
     pub(super) started: u64,
 }
 
@@ -134,8 +136,8 @@ pub struct Simulation {
     /// Volumes on their way.
     pub(super) fills: BTreeMap<VolumeId, Fill>,
     pub(super) extracts: BTreeMap<ExtractId, (u32, u32, FlowId, u64)>,
-    dice: Dice,
-    is_listing_due: bool,
+    pub(super) dice: Dice,
+    pub(super) is_listing_due: bool,
     pub(super) run: Run,
     pub(super) running: u32,
     pub(super) scratch_bytes: u64,
@@ -187,7 +189,8 @@ impl Simulation {
         simulation
     }
 
-    /// Runs to the end of the workflow.
+    /// Runs to the end of the workflow, or until so much was done in vain that it will have none:
+    /// then the outcome says so.
     ///
     /// # Errors
     /// When nothing is due any more, although the workflow is not over: a defect.
@@ -195,7 +198,7 @@ impl Simulation {
         self.run_watched(&mut Unwatched)
     }
 
-    /// Runs to the end of the workflow, while `watch` takes the time of decisions.
+    /// The same, while `watch` takes the time of decisions.
     ///
     /// # Errors
     /// As [`Simulation::run`].
@@ -206,8 +209,7 @@ impl Simulation {
         Ok(self.ended())
     }
 
-    /// Runs to the end of the workflow, unless it takes longer than so many seconds: then there is
-    /// no answer.
+    /// The same, unless it takes longer than so many seconds: then there is no answer.
     ///
     /// # Errors
     /// As [`Simulation::run`].
@@ -228,17 +230,44 @@ impl Simulation {
         while let Some(fact) = self.facts.pop_front() {
             self.tell(fact, watch);
         }
-        let outcome = self.scheduler.outcome();
-        if let Some(outcome) = outcome {
+        if let Some(outcome) = self.scheduler.outcome() {
             self.run.outcome = outcome.clone();
+            return true;
         }
-        outcome.is_some()
+        let is_vain = self.run.executions + self.run.failures > self.attempts_max();
+        if is_vain {
+            self.run.outcome = self.given_up();
+        }
+        is_vain
+    }
+
+    /// Executions and failures of nodes, each of which costs time to simulate, that a run may have.
+    fn attempts_max(&self) -> u64 {
+        let jobs = self.execution_of.len() as u64;
+        ATTEMPTS_MIN + jobs * u64::from(self.scenario.attempts_for_job)
+    }
+
+    fn given_up(&self) -> Outcome {
+        let progress = self.scheduler.progress();
+        let message = format!(
+            "given up after {} simulated s, {} starts of jobs and {} failures of nodes, with {} of \
+             {} jobs done: failures come faster than pipelines are done",
+            self.now / SECOND_US,
+            self.run.executions,
+            self.run.failures,
+            progress.jobs_done,
+            progress.jobs_total
+        );
+        Outcome::Failed {
+            jobs: Vec::new(),
+            messages: vec![message],
+        }
     }
 
     fn ended(mut self) -> Run {
         for cluster in 0..self.clusters {
             let home = self.home_link(cluster as u32);
-            self.run.home_bytes += self.links[home as usize].asked_bytes;
+            self.run.home_bytes += self.links[home as usize].crossed_bytes;
         }
         self.run.followed = self.scheduler.followed().to_vec();
         self.run
@@ -271,17 +300,9 @@ impl Simulation {
                 self.fail(node);
             }
             Due::FailOf(node) => self.fail(node),
-            Due::Return(node) => {
-                // One that failed may have left for good meanwhile.
-                if !self.has_left(node) {
-                    self.nodes[node as usize].is_up = true;
-                    self.list_in(ADVERT_US);
-                }
-            }
-            Due::Leave(node) => {
-                self.reset_node(node);
-                self.list_in(ADVERT_TTL_US);
-            }
+            Due::Return(node) => self.come(node),
+            Due::Leave(node) => self.leave(node),
+            Due::Noticed(node) => self.notice(node),
             Due::List => self.list(),
         }
         Ok(())
@@ -324,9 +345,11 @@ impl Simulation {
         self.look_later(link);
     }
 
-    pub(super) fn cut_flow(&mut self, link: u32, id: FlowId) {
-        self.links[link as usize].cut(self.now, id);
+    /// Ends a flow before its time; answers how many bytes of it did not cross.
+    pub(super) fn cut_flow(&mut self, link: u32, id: FlowId) -> u64 {
+        let left = self.links[link as usize].cut(self.now, id);
         self.look_later(link);
+        left
     }
 
     /// Makes sure that a link is looked at when its next flow ends.
@@ -345,68 +368,9 @@ impl Simulation {
         }
         self.looks[link as usize] = u64::MAX;
         while let Some(owner) = self.links[link as usize].take_ended(self.now) {
-            self.flow_ended(owner);
+            self.flow_ended(link, owner);
         }
         self.look_later(link);
-    }
-
-    /// The list of nodes is told to the core.
-    fn list(&mut self) {
-        self.is_listing_due = false;
-        let up = self.nodes.iter().enumerate().filter(|(_, node)| node.is_up);
-        let classes = &self.scenario.environment.nodes;
-        let nodes = up
-            .map(|(at, node)| seen(at, &classes[node.class as usize]))
-            .collect();
-        self.facts.push_back(Event::ServersSeen { nodes });
-    }
-
-    fn list_in(&mut self, delay: u64) {
-        if !std::mem::replace(&mut self.is_listing_due, true) {
-            self.at(self.now + delay, Due::List);
-        }
-    }
-
-    fn plan_failure(&mut self) {
-        if let Some(mtbf_s) = self.scenario.environment.mtbf_s {
-            let wait = exponential(&mut self.dice, mtbf_s * SECOND_US);
-            self.at(self.now + wait, Due::Fail);
-        }
-    }
-
-    fn plan_comings(&mut self) {
-        for node in 0..self.nodes.len() as u32 {
-            let class = self.class_of(node);
-            let (from_s, until_s) = (class.from_s, class.until_s);
-            if from_s > 0 {
-                self.at(from_s.saturating_mul(SECOND_US), Due::Return(node));
-            }
-            if let Some(until_s) = until_s {
-                self.at(until_s.saturating_mul(SECOND_US), Due::Leave(node));
-            }
-        }
-    }
-
-    fn class_of(&self, node: u32) -> &NodeClass {
-        let class = self.nodes[node as usize].class;
-        &self.scenario.environment.nodes[class as usize]
-    }
-
-    fn has_left(&self, node: u32) -> bool {
-        let until_s = self.class_of(node).until_s;
-        until_s.is_some_and(|until_s| until_s.saturating_mul(SECOND_US) <= self.now)
-    }
-
-    fn fail(&mut self, node: u32) {
-        if !self.nodes[node as usize].is_up {
-            return;
-        }
-        self.run.failures += 1;
-        self.reset_node(node);
-        let restart = self.scenario.environment.restart_s * SECOND_US;
-        // The catalog and the scheduler must have time to miss it: it returns as a new node.
-        self.at(self.now + restart.max(4 * ADVERT_TTL_US), Due::Return(node));
-        self.list_in(ADVERT_TTL_US);
     }
 
     pub(super) fn note_moment(&mut self) {

@@ -30,8 +30,8 @@ pub(super) struct Link<T> {
     /// Flows that were cut off and are still in `flows`.
     cut: BTreeSet<FlowId>,
     next: u64,
-    /// Bytes that flows asked for, cut ones in full.
-    pub(super) asked_bytes: u128,
+    /// Bytes of flows, of those that were cut what crossed.
+    pub(super) crossed_bytes: u128,
 }
 
 impl<T: Copy + Ord> Link<T> {
@@ -45,8 +45,13 @@ impl<T: Copy + Ord> Link<T> {
             flows: BinaryHeap::new(),
             cut: BTreeSet::new(),
             next: 0,
-            asked_bytes: 0,
+            crossed_bytes: 0,
         }
+    }
+
+    /// Bytes per second.
+    pub(super) fn rate(&self) -> u64 {
+        self.rate
     }
 
     /// Gives the link another rate from now on.
@@ -60,17 +65,23 @@ impl<T: Copy + Ord> Link<T> {
         self.advance(now);
         let id = FlowId(self.next);
         self.next += 1;
-        self.asked_bytes += u128::from(bytes);
+        self.crossed_bytes += u128::from(bytes);
         let end = self.served + u128::from(bytes) * u128::from(SECOND_US);
         self.flows.push(Reverse((end, id, owner)));
         id
     }
 
-    /// Ends a flow before its time.
-    pub(super) fn cut(&mut self, now: u64, id: FlowId) {
+    /// Ends a flow before its time; answers how many bytes of it did not cross.
+    pub(super) fn cut(&mut self, now: u64, id: FlowId) -> u64 {
         self.advance(now);
+        let mut flows = self.flows.iter();
+        let flow = flows.find(|Reverse((_, other, _))| *other == id);
+        let left = flow.map_or(0, |Reverse((end, ..))| end.saturating_sub(self.served));
+        let left = left.div_ceil(u128::from(SECOND_US));
+        self.crossed_bytes -= left;
         self.cut.insert(id);
         self.drop_cut();
+        left as u64
     }
 
     /// When the next flow ends, if nothing changes.
@@ -138,7 +149,7 @@ mod tests {
         link.start(0, 300, 2);
         // Both at 50 until 2 s, then one at 100: 200 bytes more.
         assert_eq!(ends(&mut link), [(2_000, 1), (4_000, 2)]);
-        assert_eq!(link.asked_bytes, 400);
+        assert_eq!(link.crossed_bytes, 400);
     }
 
     #[test]
@@ -154,7 +165,8 @@ mod tests {
         let mut link = Link::new(100, 100);
         let first = link.start(0, 1_000, 1);
         link.start(0, 200, 2);
-        link.cut(2 * SECOND_US, first);
+        assert_eq!(link.cut(2 * SECOND_US, first), 900);
+        assert_eq!(link.crossed_bytes, 300);
         assert_eq!(ends(&mut link), [(3_000, 2)]);
         assert_eq!(link.next_end(), None);
     }

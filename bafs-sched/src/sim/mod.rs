@@ -11,6 +11,7 @@ mod engine;
 mod link;
 mod load;
 mod node;
+mod outages;
 mod policy;
 mod random;
 mod reading;

@@ -20,38 +20,75 @@ pub(super) struct Node {
     pub(super) speed_permille: u32,
     pub(super) memory_bytes: u64,
     pub(super) is_up: bool,
+    /// Whether the catalog lists it.
+    pub(super) is_listed: bool,
     /// Executions on it.
     pub(super) runs: Vec<u32>,
     /// Volumes on it, with their sizes.
     pub(super) volumes: BTreeMap<VolumeId, (VolumeIndex, u64)>,
-    /// Volumes whose data are in memory, the latest last, with their bytes.
-    memory: Vec<(VolumeIndex, u64)>,
+    /// Volumes whose data are in memory, the latest last.
+    memory: Vec<InMemory>,
+}
+
+/// What is in memory of a volume.
+#[derive(Debug, Clone, Copy)]
+struct InMemory {
+    volume: VolumeIndex,
+    /// The generation of the cache that it was read from.
+    generation: u32,
+    bytes: u64,
+}
+
+/// A volume that is scanned from its beginning.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Scan {
+    pub(super) volume: VolumeIndex,
+    pub(super) generation: u32,
+    pub(super) bytes: u64,
+    pub(super) policy: CachePolicy,
 }
 
 impl Node {
-    /// How much of a volume that is scanned is found in memory; it is there afterwards as far as it
-    /// can be, and volumes used longest ago have left. Of one that is larger, the last blocks push
-    /// out the first ones, unless those used last are replaced.
-    pub(super) fn read_through_memory(
-        &mut self,
-        volume: VolumeIndex,
-        bytes: u64,
-        policy: CachePolicy,
-    ) -> u64 {
-        let is_this = |(held, _): &(VolumeIndex, u64)| *held == volume;
-        let found = self.memory.iter().position(is_this);
-        let found = found.map_or(0, |at| self.memory.remove(at).1);
-        let stays = match policy {
-            _ if bytes <= self.memory_bytes => bytes,
-            CachePolicy::Lru => return 0,
+    /// How much of a scan is found in memory. Of a volume that is larger, the last blocks push out
+    /// the first ones, unless those used last are replaced.
+    pub(super) fn in_memory(&self, scan: &Scan) -> u64 {
+        match scan.policy {
+            CachePolicy::Lru if scan.bytes > self.memory_bytes => 0,
+            _ => self.held(scan).min(scan.bytes),
+        }
+    }
+
+    fn held(&self, scan: &Scan) -> u64 {
+        let is_this =
+            |held: &&InMemory| held.volume == scan.volume && held.generation == scan.generation;
+        self.memory
+            .iter()
+            .find(is_this)
+            .map_or(0, |held| held.bytes)
+    }
+
+    /// A scan has ended: what was read is in memory as far as it can be, and volumes used longest
+    /// ago have left.
+    pub(super) fn remember(&mut self, scan: &Scan) {
+        let held = self.held(scan);
+        self.memory.retain(|held| held.volume != scan.volume);
+        let bytes = match scan.policy {
+            _ if scan.bytes <= self.memory_bytes => scan.bytes.max(held),
+            CachePolicy::Lru => 0,
             CachePolicy::Mru => self.memory_bytes,
         };
-        self.memory.push((volume, stays));
-        let mut held: u64 = self.memory.iter().map(|(_, bytes)| bytes).sum();
-        while held > self.memory_bytes {
-            held -= self.memory.remove(0).1;
+        if bytes == 0 {
+            return;
         }
-        found.min(stays)
+        self.memory.push(InMemory {
+            volume: scan.volume,
+            generation: scan.generation,
+            bytes,
+        });
+        let mut held: u64 = self.memory.iter().map(|held| held.bytes).sum();
+        while held > self.memory_bytes {
+            held -= self.memory.remove(0).bytes;
+        }
     }
 
     /// It returns as it was when it was new.
@@ -77,6 +114,7 @@ pub(super) fn nodes_of(environment: &Environment) -> (Vec<Node>, Vec<String>) {
             speed_permille: spec.speed_permille,
             memory_bytes: spec.memory_bytes,
             is_up: spec.is_there_first(),
+            is_listed: spec.is_there_first(),
             runs: Vec::new(),
             volumes: BTreeMap::new(),
             memory: Vec::new(),
@@ -109,5 +147,56 @@ pub(super) fn seen(at: usize, class: &NodeClass) -> NodeSeen {
         },
         foreign: Space::ZERO,
         slots: class.cpus,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(memory_bytes: u64) -> Node {
+        let class = NodeClass {
+            memory_bytes,
+            ..NodeClass::new(1, 1, 1_000)
+        };
+        let environment = Environment {
+            nodes: vec![class],
+            home_bytes_per_s: 1,
+            local_bytes_per_s: 1,
+            mtbf_s: None,
+            restart_s: 60,
+        };
+        nodes_of(&environment).0.remove(0)
+    }
+
+    fn scan(generation: u32, bytes: u64) -> Scan {
+        Scan {
+            volume: VolumeIndex(0),
+            generation,
+            bytes,
+            policy: CachePolicy::Lru,
+        }
+    }
+
+    #[test]
+    fn memory_has_what_was_read_and_no_more() {
+        let mut node = node(100);
+        node.remember(&scan(0, 10));
+        assert_eq!(node.in_memory(&scan(0, 10)), 10);
+        assert_eq!(node.in_memory(&scan(0, 90)), 10);
+        node.remember(&scan(0, 90));
+        node.remember(&scan(0, 10));
+        assert_eq!(
+            node.in_memory(&scan(0, 90)),
+            90,
+            "a shorter scan keeps the rest"
+        );
+    }
+
+    #[test]
+    fn memory_is_of_no_use_when_the_cache_was_deleted_and_made_anew() {
+        let mut node = node(100);
+        node.remember(&scan(0, 10));
+        assert_eq!(node.in_memory(&scan(1, 10)), 0);
     }
 }

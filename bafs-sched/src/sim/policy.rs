@@ -8,6 +8,9 @@ use crate::planner::{Environment, Shape, Strategy};
 
 use super::load::Load;
 
+/// Attempts for each job: of a run that comes to its end, far fewer are needed.
+const ATTEMPTS_FOR_JOB: u32 = 100;
+
 /// How the scheduler allocates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Policy {
@@ -50,6 +53,8 @@ pub struct Scenario {
     /// Failures beside those that the environment draws: when, in microseconds, and the position
     /// of the node.
     pub failures: Vec<(u64, u32)>,
+    /// So many executions and failures of nodes for each job are in vain: the run is given up.
+    pub attempts_for_job: u32,
     /// Of everything that is random.
     pub seed: u64,
     /// Whether to keep what happened when.
@@ -67,6 +72,7 @@ impl Scenario {
             checkpoint: CheckpointPolicy::Never,
             slack_permille: 0,
             failures: Vec::new(),
+            attempts_for_job: ATTEMPTS_FOR_JOB,
             seed,
             is_recorded: false,
         }
@@ -79,7 +85,7 @@ impl Scenario {
             Policy::Order(order) => Rules::in_order(order),
             Policy::Strategy(strategy) => {
                 let allocation = strategy.allocate(shape, &self.environment);
-                Some(allocation.rules())
+                Some(allocation.rules(shape))
             }
         };
         let is_remote = self.policy == Policy::Strategy(Strategy::Remote);
@@ -90,8 +96,8 @@ impl Scenario {
             checkpoint: self.checkpoint,
             slack_permille: self.slack_permille,
             // Nodes are away for a while after a failure, and then it goes on.
-            stuck_wait_ms: 100 * 1_000 * self.environment.restart_s,
-            nodes_wait_ms: 100 * 1_000 * self.environment.restart_s,
+            stuck_wait_ms: self.environment.restart_s.saturating_mul(100 * 1_000),
+            nodes_wait_ms: self.environment.restart_s.saturating_mul(100 * 1_000),
             environment_faults_max: u32::MAX,
             ..Settings::default()
         }

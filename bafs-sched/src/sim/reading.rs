@@ -6,8 +6,10 @@
 //! block instead: what passes through several levels takes the sum of their times (the thesis'
 //! appendix A.1.4).
 
+use super::clusters::Waiting;
 use super::engine::{Due, Owner, Simulation};
 use super::link::SECOND_US;
+use super::node::Scan;
 use crate::workflow::VolumeKind;
 
 /// Where bytes pass one after the other.
@@ -32,9 +34,19 @@ impl Simulation {
         let Some(server) = mounted.server else {
             return self.transfer(at, mount, bytes);
         };
+        let cluster = self.nodes[node].cluster;
+        let Some(index) = self.caches.find(cluster, mounted.volume) else {
+            return self.transfer(at, mount, bytes);
+        };
+        let scan = Scan {
+            volume: mounted.volume,
+            generation: self.caches.get(index).generation,
+            bytes,
+            policy,
+        };
         let memory_rate = self.memory_rate(node);
-        let from_memory = self.nodes[node].read_through_memory(mounted.volume, bytes, policy);
-        let rest = bytes - from_memory;
+        let rest = bytes - self.nodes[node].in_memory(&scan);
+        self.executions[at as usize].scan = Some(scan);
         let memory_us = |rate| u128::from(bytes) * u128::from(SECOND_US) / u128::from(rate);
         let through_memory = memory_rate.map(|rate: u64| Level::Memory(memory_us(rate) as u64));
         if rest == 0 {
@@ -43,15 +55,11 @@ impl Simulation {
             }
             return;
         }
-        let cluster = self.nodes[node].cluster;
-        let Some(index) = self.caches.find(cluster, mounted.volume) else {
-            return self.transfer(at, mount, bytes);
-        };
         let generation = self.executions[at as usize].generation;
         let is_narrow = self.caches.get(index).instances() < self.computing[cluster as usize];
         let is_own = self.node_at(server) == node;
         let cache = self.caches.get(index);
-        let (missing, at_peers) = (cache.missing(bytes), cache.at_peers(rest));
+        let (missing, at_peers) = (cache.missing(bytes, 0), cache.at_peers(rest));
         let link = if is_narrow {
             cache.link
         } else {
@@ -62,13 +70,14 @@ impl Simulation {
         let coming = cache.coming();
         let is_fetching = coming > 0;
         if is_fetching {
-            cache.waiting.push((at, generation));
+            cache.waiting.push(Waiting {
+                execution: at,
+                generation,
+                bytes,
+            });
             self.executions[at as usize].waits += 1;
         }
-        if missing > 0 {
-            self.run.fetched_bytes += u128::from(missing);
-            self.start_flow(self.home_link(cluster), missing, Owner::Fetch(index));
-        }
+        self.fetch(cluster, index, missing);
         self.run.peer_bytes += u128::from(from_peers);
         let disk = 2 * node as u32 + 1;
         if let Some(memory) = through_memory {
@@ -84,6 +93,43 @@ impl Simulation {
         match from_peers {
             0 => self.transfer_over(at, disk, rest),
             _ => self.transfer_over(at, link, from_peers),
+        }
+    }
+
+    /// Bytes of a cache cross the link to home.
+    fn fetch(&mut self, cluster: u32, cache: u32, bytes: u64) {
+        if bytes > 0 {
+            self.run.fetched_bytes += u128::from(bytes);
+            self.start_flow(self.home_link(cluster), bytes, Owner::Fetch(cache));
+        }
+    }
+
+    /// What came of a cache over the link to home is there. Who reads more than that waits for the
+    /// rest.
+    pub(super) fn fetched(&mut self, index: u32) {
+        let cache = self.caches.get(index);
+        let passed = cache.fetched();
+        let mut done = std::mem::take(&mut cache.waiting);
+        let executions = &self.executions;
+        done.retain(|waiting| {
+            executions[waiting.execution as usize].generation == waiting.generation
+        });
+        let more = done.extract_if(.., |waiting| waiting.bytes > passed);
+        let more: Vec<Waiting> = more.collect();
+        if let Some(most) = more.iter().map(|waiting| waiting.bytes).max() {
+            let node = self.executions[more[0].execution as usize].node;
+            let cluster = self.nodes[node as usize].cluster;
+            let cache = self.caches.get(index);
+            let missing = cache.missing(most, passed);
+            if missing > 0 {
+                cache.waiting = more;
+            } else {
+                done.extend(more);
+            }
+            self.fetch(cluster, index, missing);
+        }
+        for waiting in done {
+            self.arrived(waiting.execution, waiting.generation);
         }
     }
 

@@ -49,6 +49,19 @@ impl Run {
     pub fn is_complete(&self) -> bool {
         self.outcome == Outcome::Complete
     }
+
+    /// Why it is not complete, in a sentence; nothing when it is.
+    pub fn failure(&self) -> Option<String> {
+        let why = match &self.outcome {
+            Outcome::Complete => return None,
+            Outcome::Failed { jobs, messages } => {
+                let reasons = jobs.iter().map(|job| &job.reason);
+                messages.iter().chain(reasons).next().cloned()
+            }
+            Outcome::Cancelled => None,
+        };
+        Some(why.unwrap_or_else(|| "no reason was given".to_owned()))
+    }
 }
 
 /// What was in use from this time on.

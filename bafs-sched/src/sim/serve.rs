@@ -110,7 +110,7 @@ impl Simulation {
     }
 
     /// What is copied is not there, or not any more.
-    fn copy_broke(&mut self, id: VolumeId) {
+    pub(super) fn copy_broke(&mut self, id: VolumeId) {
         let error = Error::new(ErrorCode::VolumeLost, "the source of the copy is gone");
         let fact = Event::VolumeCreateFailed { volume: id, error };
         self.facts.push_back(fact);
@@ -168,7 +168,13 @@ impl Simulation {
         }
     }
 
-    fn forget_volume(&mut self, node: usize, id: VolumeId, volume: VolumeIndex, bytes: u64) {
+    pub(super) fn forget_volume(
+        &mut self,
+        node: usize,
+        id: VolumeId,
+        volume: VolumeIndex,
+        bytes: u64,
+    ) {
         match &self.scheduler.workflow().volume(volume).kind {
             VolumeKind::Cache { .. } => {
                 let (cluster, local) = (self.nodes[node].cluster, self.local_rate(node));
@@ -203,7 +209,8 @@ impl Simulation {
             step: 0,
             waits: 0,
             levels: Vec::new(),
-            flow: None,
+            scan: None,
+            flows: [None; 2],
             started: self.now,
         };
         let at = match self.free.pop() {
@@ -235,6 +242,9 @@ impl Simulation {
             let execution = &mut self.executions[at as usize];
             let (job, step) = (execution.job, execution.step);
             execution.step += 1;
+            if let Some(scan) = execution.scan.take() {
+                self.nodes[execution.node as usize].remember(&scan);
+            }
             let seed = self.scenario.seed;
             let work = self
                 .scenario
@@ -291,41 +301,52 @@ impl Simulation {
         }
         let execution = &self.executions[at as usize];
         let node = execution.node;
-        let link = match execution.volumes[mount].server {
-            None => self.home_link(self.nodes[node as usize].cluster),
-            Some(server) if self.node_at(server) == node as usize => 2 * node + 1,
-            Some(_) => {
-                self.run.peer_bytes += u128::from(bytes);
-                2 * node
+        match execution.volumes[mount].server {
+            None => {
+                self.transfer_over(at, self.home_link(self.nodes[node as usize].cluster), bytes)
             }
-        };
-        self.transfer_over(at, link, bytes);
+            Some(server) if self.node_at(server) == node as usize => {
+                self.transfer_over(at, 2 * node + 1, bytes);
+            }
+            Some(server) => {
+                self.run.peer_bytes += u128::from(bytes);
+                let holder = self.node_at(server) as u32;
+                // It has arrived when both ends have seen it pass.
+                self.transfer_over(at, 2 * node, bytes);
+                self.transfer_over(at, self.narrower(2 * holder, 2 * holder + 1), bytes);
+            }
+        }
+    }
+
+    /// The link with the lower rate.
+    fn narrower(&self, one: u32, other: u32) -> u32 {
+        let rate = |link: u32| self.links[link as usize].rate();
+        if rate(other) < rate(one) { other } else { one }
     }
 
     pub(super) fn transfer_over(&mut self, at: u32, link: u32, bytes: u64) {
         let generation = self.executions[at as usize].generation;
         let flow = self.start_flow(link, bytes, Owner::Execution(at, generation));
         let execution = &mut self.executions[at as usize];
-        execution.flow = Some((link, flow));
+        let free = usize::from(execution.flows[0].is_some());
+        debug_assert!(execution.flows[free].is_none(), "two flows at most");
+        execution.flows[free] = Some((link, flow));
         execution.waits += 1;
     }
 
-    /// A flow has ended.
-    pub(super) fn flow_ended(&mut self, owner: Owner) {
+    /// A flow of a link has ended.
+    pub(super) fn flow_ended(&mut self, link: u32, owner: Owner) {
         match owner {
             Owner::Execution(at, generation) => {
-                if self.executions[at as usize].generation == generation {
-                    self.executions[at as usize].flow = None;
+                let execution = &mut self.executions[at as usize];
+                if execution.generation == generation {
+                    let mut flows = execution.flows.iter_mut();
+                    let ended = flows.find(|flow| flow.is_some_and(|(other, _)| other == link));
+                    ended.and_then(Option::take);
                 }
                 self.arrived(at, generation);
             }
-            Owner::Fetch(cache) => {
-                self.caches.get(cache).fetched();
-                let waiting = std::mem::take(&mut self.caches.get(cache).waiting);
-                for (at, generation) in waiting {
-                    self.arrived(at, generation);
-                }
-            }
+            Owner::Fetch(cache) => self.fetched(cache),
             Owner::Fill(id) => {
                 self.fills.remove(&id);
                 self.facts.push_back(Event::VolumeCreated { volume: id });
@@ -381,20 +402,32 @@ impl Simulation {
     }
 
     /// Takes an execution off its node.
-    fn clear(&mut self, at: u32) {
+    pub(super) fn clear(&mut self, at: u32) {
         let execution = &mut self.executions[at as usize];
         execution.generation += 1;
         execution.waits = 0;
         execution.levels.clear();
-        let (node, job, flow) = (execution.node, execution.job, execution.flow.take());
+        execution.scan = None;
+        let (node, job) = (execution.node, execution.job);
+        let flows = std::mem::take(&mut execution.flows);
         self.execution_of[job.as_usize()] = NONE;
         self.nodes[node as usize].runs.retain(|other| *other != at);
-        if let Some((link, flow)) = flow {
-            self.cut_flow(link, flow);
+        for (link, flow) in flows.into_iter().flatten() {
+            let left = self.cut_flow(link, flow);
+            if self.is_to_peers(node, link) {
+                self.run.peer_bytes -= u128::from(left);
+            }
         }
         self.running -= 1;
         self.free.push(at);
         self.note_moment();
+    }
+
+    /// Whether what an execution on a node moves over a link counts as passing between nodes: once,
+    /// at its own end.
+    fn is_to_peers(&self, node: u32, link: u32) -> bool {
+        let of_caches = self.peers_link(0) + self.clusters as u32;
+        link == 2 * node || link >= of_caches
     }
 
     fn kill(&mut self, id: ExecutionId) {
@@ -436,37 +469,6 @@ impl Simulation {
         let flow = self.start_flow(link, bytes, Owner::Extract(extract));
         self.extracts
             .insert(extract, (node as u32, link, flow, bytes));
-    }
-
-    /// A node fails: what was on it is gone.
-    pub(super) fn reset_node(&mut self, node: u32) {
-        for at in self.nodes[node as usize].runs.clone() {
-            self.note_spell(at, false);
-            self.clear(at);
-        }
-        let volumes = std::mem::take(&mut self.nodes[node as usize].volumes);
-        for (id, (volume, bytes)) in volumes {
-            self.forget_volume(node as usize, id, volume, bytes);
-        }
-        let sending = self.extracts.iter().filter(|(_, (at, ..))| *at == node);
-        let sending: Vec<_> = sending
-            .map(|(id, (_, link, flow, _))| (*id, *link, *flow))
-            .collect();
-        for (id, link, flow) in sending {
-            self.extracts.remove(&id);
-            self.cut_flow(link, flow);
-        }
-        let copied = self.fills.iter();
-        let copied = copied.filter(|(_, fill)| fill.from == Filler::Node(node));
-        let copied: Vec<_> = copied.map(|(id, fill)| (*id, *fill)).collect();
-        for (id, fill) in copied {
-            self.fills.remove(&id);
-            self.cut_flow(fill.link, fill.flow);
-            self.copy_broke(id);
-        }
-        self.nodes[node as usize].empty();
-        self.nodes[node as usize].is_up = false;
-        self.note_moment();
     }
 }
 

@@ -60,8 +60,8 @@ pub struct Timed {
     pub strategy: Strategy,
     /// As the planner predicts, in seconds; nothing when it believes that it never ends.
     pub predicted_s: Option<f64>,
-    /// As simulated, the mean over all seeds, in seconds.
-    pub simulated_s: f64,
+    /// As simulated, the mean over all seeds, in seconds; nothing when it never ends.
+    pub simulated_s: Option<f64>,
 }
 
 /// Every possible strategy at one point, and the planner's choice.
@@ -256,7 +256,8 @@ pub fn random_point(seed: u64) -> Point {
     }
 }
 
-/// Simulates every strategy that is possible at a point, `seeds` times each.
+/// Simulates every strategy that is possible at a point, `seeds` times each. With failures some
+/// may never end.
 ///
 /// # Errors
 /// When a simulated run does not end as it should: a defect.
@@ -279,21 +280,26 @@ pub fn compare(point: &Point, seeds: u64) -> Result<Compared, Stuck> {
     let mut timed = Vec::new();
     for candidate in possible {
         let strategy = candidate.allocation.strategy;
-        let mut sum_s = 0.0;
+        let mut sum_s = Some(0.0);
         for seed in 0..seeds {
             let policy = Policy::Strategy(strategy);
             let environment = point.environment.clone();
             let scenario = Scenario::new(environment, policy, load.clone(), seed + 1);
             let run = Simulation::new(workflow.clone(), scenario).run()?;
-            if !run.is_complete() {
-                return Err(Stuck(format!("{strategy}, seed {seed}: {:?}", run.outcome)));
+            let is_calm = point.environment.mtbf_s.is_none();
+            if let Some(why) = run.failure().filter(|_| is_calm) {
+                return Err(Stuck(format!("{strategy}, seed {seed}: {why}")));
             }
-            sum_s += run.seconds();
+            let seconds = run.is_complete().then(|| run.seconds());
+            sum_s = sum_s.zip(seconds).map(|(sum, seconds)| sum + seconds);
+            if sum_s.is_none() {
+                break;
+            }
         }
         timed.push(Timed {
             strategy,
             predicted_s: candidate.predicted_s,
-            simulated_s: sum_s / seeds.max(1) as f64,
+            simulated_s: sum_s.map(|sum| sum / seeds.max(1) as f64),
         });
     }
     Ok(Compared {
@@ -304,19 +310,24 @@ pub fn compare(point: &Point, seeds: u64) -> Result<Compared, Stuck> {
 }
 
 impl Compared {
-    /// The strategy that is fastest in the simulation.
+    /// The strategy that is fastest in the simulation; nothing when none ever ends.
     pub fn best(&self) -> Option<Timed> {
-        let by_time = |a: &&Timed, b: &&Timed| a.simulated_s.total_cmp(&b.simulated_s);
-        self.timed.iter().min_by(by_time).copied()
+        let ended = self
+            .timed
+            .iter()
+            .filter(|timed| timed.simulated_s.is_some());
+        let by_time = |a: &&Timed, b: &&Timed| a.seconds().total_cmp(&b.seconds());
+        ended.min_by(by_time).copied()
     }
 
     /// The strategy that is slowest in the simulation.
     pub fn worst(&self) -> Option<Timed> {
-        let by_time = |a: &&Timed, b: &&Timed| a.simulated_s.total_cmp(&b.simulated_s);
+        let by_time = |a: &&Timed, b: &&Timed| a.seconds().total_cmp(&b.seconds());
         self.timed.iter().max_by(by_time).copied()
     }
 
-    /// Simulated time of the model's choice over that of the best; nothing without a choice.
+    /// Simulated time of the model's choice over that of the best: infinite when there is no
+    /// choice, or one that never ends, although others do. Nothing when none does.
     pub fn regret(&self) -> Option<f64> {
         self.regret_of(self.chosen)
     }
@@ -328,7 +339,47 @@ impl Compared {
 
     fn regret_of(&self, choice: Option<Strategy>) -> Option<f64> {
         let mut timed = self.timed.iter();
-        let chosen = timed.find(|timed| Some(timed.strategy) == choice)?;
-        Some(chosen.simulated_s / self.best()?.simulated_s)
+        let chosen = timed.find(|timed| Some(timed.strategy) == choice);
+        let chosen_s = chosen.map_or(f64::INFINITY, Timed::seconds);
+        Some(chosen_s / self.best()?.seconds())
+    }
+}
+
+impl Timed {
+    /// As simulated, in seconds; infinite when it never ends.
+    pub fn seconds(&self) -> f64 {
+        self.simulated_s.unwrap_or(f64::INFINITY)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_point_without_a_choice_counts_as_long_as_another_strategy_ends() {
+        let timed = |strategy, simulated_s| Timed {
+            strategy,
+            predicted_s: None,
+            simulated_s,
+        };
+        let compared = |chosen, times: [Option<f64>; 2]| Compared {
+            chosen,
+            decided: None,
+            timed: vec![
+                timed(Strategy::Slice, times[0]),
+                timed(Strategy::Minimal, times[1]),
+            ],
+        };
+        let regret = |chosen, times| compared(chosen, times).regret();
+        let never = Some(f64::INFINITY);
+        assert_eq!(regret(None, [Some(2.0), None]), never);
+        assert_eq!(regret(Some(Strategy::Minimal), [Some(2.0), None]), never);
+        assert_eq!(regret(Some(Strategy::Slice), [Some(2.0), None]), Some(1.0));
+        assert_eq!(regret(Some(Strategy::Slice), [None, None]), None);
+        assert_eq!(
+            regret(Some(Strategy::Slice), [Some(3.0), Some(2.0)]),
+            Some(1.5)
+        );
     }
 }

@@ -83,8 +83,8 @@ pub(crate) struct SimArgs {
     #[arg(long, value_enum, default_value = "never")]
     pub(crate) checkpoint: Checkpoint,
     /// The strategy to follow, `need` for the scheduler without a plan, or `guided` for one that
-    /// chooses by itself and changes when another suits the rest better; what the planner chooses
-    /// when not given, and `need` for a run that is simulated again.
+    /// chooses by itself and changes when another suits the rest better; what the model alone
+    /// chooses when not given, and `need` for a run that is simulated again.
     #[arg(long, value_name = "NAME", conflicts_with = "all")]
     pub(crate) strategy: Option<String>,
     /// Simulate every strategy that is possible, and the scheduler without a plan.
@@ -95,7 +95,7 @@ pub(crate) struct SimArgs {
     /// how each strategy's time depends on each quantity (simulated; takes a while).
     #[arg(long, value_name = "DIR")]
     pub(crate) plot: Option<PathBuf>,
-    /// Seed of everything random: the same seed gives the same result on every machine.
+    /// Seed of everything random: the same seed gives the same simulated figures on every machine.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
     /// Mean time between failures of any of the nodes, such as 12h, instead of the environment's.

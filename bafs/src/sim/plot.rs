@@ -16,6 +16,9 @@ use crate::picture::{Axis, Bar, Chart, Colour, Curve, Gantt, Joined, Map};
 /// Points of a sensitivity curve.
 const STEPS: u32 = 6;
 
+/// Jobs of a point at most; where there are more, the curve has none.
+const POINT_JOBS_MAX: u64 = 50_000;
+
 /// Squares along each side of the map, and their values as shares of all storage.
 const SQUARES: u32 = 24;
 const BATCH: (f64, f64) = (0.005, 0.96);
@@ -48,8 +51,9 @@ pub(super) fn write(directory: &Path, workflow: &Workflow, rows: &[Row]) -> Resu
     Ok(files.written)
 }
 
-/// Writes what is special to canonical workloads: which strategy the planner chooses for which
-/// sizes, and how each strategy's simulated time depends on each quantity.
+/// Writes what is special to canonical workloads: which strategy the model chooses for which
+/// sizes, and how each strategy's simulated time depends on each quantity, as far as it ends and
+/// has few enough jobs.
 pub(super) fn write_canonical(
     directory: &Path,
     canonical: &Canonical,
@@ -64,10 +68,13 @@ pub(super) fn write_canonical(
         let mut curves: BTreeMap<Strategy, Vec<(f64, f64)>> = BTreeMap::new();
         for step in 0..STEPS {
             let point = varied.point_in(environment, canonical, step, STEPS);
+            if point.canonical.jobs() > POINT_JOBS_MAX {
+                continue;
+            }
             let compared = compare(&point, 1).map_err(|stuck| anyhow!("{stuck}"))?;
             for timed in compared.timed {
                 let points = curves.entry(timed.strategy).or_default();
-                points.push((point.x, timed.simulated_s));
+                points.extend(timed.simulated_s.map(|seconds| (point.x, seconds)));
             }
         }
         let curves = curves.into_iter().map(|(strategy, points)| Curve {
@@ -223,7 +230,7 @@ pub(super) fn map(canonical: &Canonical, environment: &Environment) -> Map {
         is_logarithmic: true,
     };
     Map {
-        title: "Strategy that the planner chooses".to_owned(),
+        title: "Strategy that the model chooses".to_owned(),
         x: axis("batch volume, bytes"),
         y: axis("private volume, bytes"),
         columns,

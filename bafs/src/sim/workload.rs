@@ -42,7 +42,7 @@ impl Workload {
     pub(super) fn of(args: &SimArgs) -> Result<Self> {
         if let Some(text) = &args.canonical {
             let canonical = Canonical::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
-            let jobs = u64::from(canonical.width) * u64::from(canonical.depth);
+            let jobs = canonical.jobs();
             if jobs > JOBS_MAX {
                 bail!("--canonical: {jobs} jobs are too many to simulate; the limit is {JOBS_MAX}");
             }
@@ -53,15 +53,13 @@ impl Workload {
             if workflow.jobs.is_empty() {
                 bail!("{} has no jobs to simulate", path.display());
             }
-            let shape = Canonical::recognise(&workflow, args.variability).map_or_else(
-                |_| Shape::bottleneck(&workflow, args.variability).0,
-                |canonical| canonical.shape(),
-            );
-            let mut workload = Self::declared(workflow, shape);
-            if let Some(path) = &args.trace {
-                workload.load = Load::Measured(trace(&workload.workflow, path)?);
-            }
-            return Ok(workload);
+            return match &args.trace {
+                Some(path) => Self::traced(workflow, path),
+                None => {
+                    let shape = shape(&workflow, args.variability);
+                    Ok(Self::declared(workflow, shape))
+                }
+            };
         }
         Ok(Self::measured(past(args)?))
     }
@@ -77,6 +75,19 @@ impl Workload {
             before: None,
             site: None,
         }
+    }
+
+    /// A workflow whose jobs compute as a trace says, for what is predicted as well.
+    fn traced(mut workflow: Workflow, path: &Path) -> Result<Self> {
+        let measured = trace(&workflow, path)?;
+        for (job, load) in workflow.jobs.iter_mut().zip(&measured.jobs) {
+            job.runtime_s = Some(load.compute_us.div_ceil(1_000_000));
+        }
+        let shape = shape(&workflow, variability(&measured));
+        Ok(Self {
+            load: Load::Measured(measured),
+            ..Self::declared(workflow, shape)
+        })
     }
 
     fn measured(past: Past) -> Self {
@@ -137,19 +148,17 @@ impl Workload {
         if let Some(text) = &args.failures {
             environment.mtbf_s = Some(mtbf(text)?);
         }
-        let largest = environment.nodes.iter().map(|kind| kind.cpus).max();
-        let largest = largest.unwrap_or(0);
-        let too_large = self.workflow.jobs.iter().find(|job| job.cpus > largest);
-        if let Some(job) = too_large {
-            bail!(
-                "job '{}' needs {} processors, and the largest node there is has {largest}",
-                job.name,
-                job.cpus
-            );
-        }
+        plan::check_processors(&self.workflow, &environment)?;
         let checked = environment.checked();
         checked.map_err(|error| anyhow!("the nodes and links: {}", error.message))
     }
+}
+
+fn shape(workflow: &Workflow, variability: f64) -> Shape {
+    Canonical::recognise(workflow, variability).map_or_else(
+        |_| Shape::bottleneck(workflow, variability).0,
+        |canonical| canonical.shape(),
+    )
 }
 
 /// The machines of a run, as far as its journal tells.
@@ -257,6 +266,19 @@ mod tests {
         let rates = (environment.home_bytes_per_s, environment.local_bytes_per_s);
         assert_eq!(rates, (3, 7));
     }
+
+    #[test]
+    fn predictions_are_of_what_the_trace_says() {
+        let none = |_: &str| Err("no files".to_owned());
+        let text = "job a {\nexecutable = x\nruntime = 5 s\n}\n";
+        let parsed = bafs_sched::workflow::parse_workflow("w.bafs", text, &none);
+        let workflow = parsed.unwrap().workflow;
+        let trace = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(trace.path(), "job,compute\na,500\n").unwrap();
+        let workload = Workload::traced(workflow, trace.path()).unwrap();
+        assert_eq!(workload.shape.run_s, 500.0);
+    }
+
     #[test]
     fn what_the_arguments_change_is_checked_as_a_file_is() {
         let environment = tempfile::NamedTempFile::new().unwrap();

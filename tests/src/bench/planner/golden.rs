@@ -43,13 +43,18 @@ pub(super) fn golden(_: &Options, report: &mut Report) -> Result<()> {
     report.figure("possible_sets_wrong", f64::from(wrong));
     let mixed = point("mixed")?;
     let shape = mixed.canonical.shape();
-    for (strategy, figure) in [
-        (AllBatch, "concurrency_all_batch"),
-        (Slice, "concurrency_slice"),
-        (Minimal, "concurrency_minimal"),
+    for (strategy, figure, thesis) in [
+        (AllBatch, "concurrency_all_batch", 25),
+        (Slice, "concurrency_slice", 60),
+        (Minimal, "concurrency_minimal", 205),
     ] {
         let allocation = strategy.allocate(&shape, &mixed.environment);
         report.figure(figure, allocation.concurrency as f64);
+        let found = allocation.concurrency;
+        ensure!(
+            found == thesis,
+            "{strategy} runs {found} pipelines, in the thesis {thesis}"
+        );
         if strategy == Minimal {
             report.figure("minimal_last_part", allocation.last_part_width as f64);
         }
@@ -79,7 +84,7 @@ pub(super) fn baselines_of(report: &mut Report) -> Result<[Compared; 3]> {
             rows.push(vec![
                 workload.to_owned(),
                 timed.strategy.to_string(),
-                format!("{:.0}", timed.simulated_s),
+                format!("{:.0}", timed.seconds()),
                 format!("{:.0}", timed.predicted_s.unwrap_or(f64::NAN)),
                 if is_chosen { "yes" } else { "" }.to_owned(),
             ]);
@@ -101,7 +106,7 @@ pub(super) fn baselines(_: &Options, report: &mut Report) -> Result<()> {
                 .timed
                 .iter()
                 .find(|timed| timed.strategy == strategy);
-            timed.map_or(f64::NAN, |timed| timed.simulated_s)
+            timed.map_or(f64::NAN, |timed| timed.seconds())
         };
         100.0 * (1.0 - seconds(faster) / seconds(slower))
     };

@@ -13,6 +13,9 @@ use bafs_sched::workflow::{Workflow, parse_workflow};
 use super::super::measure::{Samples, seconds};
 use super::super::{Options, Report};
 
+/// What planning a graph of a thousand jobs may take, in seconds.
+const PLAN_S_MAX: f64 = 1.0;
+
 /// Some node fails so often, in seconds.
 const MTBF_S: u64 = 6 * 3_600;
 
@@ -20,7 +23,8 @@ const MTBF_S: u64 = 6 * 3_600;
 /// simulates every strategy with other seeds to see how good the choice was.
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let (mut by_shape, mut whole, mut regrets) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut by_model, environment) = (Vec::new(), thesis_environment());
+    let (mut by_model, mut over_need) = (Vec::new(), Vec::new());
+    let environment = thesis_environment();
     let mut failing = Vec::new();
     for seed in 0..options.pick(10, 3) {
         let workflow = graph(seed)?;
@@ -52,12 +56,27 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
             Some(of_choice.run.seconds() / best?.run.seconds())
         };
         by_model.extend(regret(by_bottleneck));
-        regrets.extend(regret(planned.choice.map(|choice| choice.strategy)));
+        let choice = planned.choice.map(|choice| choice.strategy);
+        regrets.extend(regret(choice));
+        let taken_s = |policy| {
+            let trial = found.iter().find(|trial| Some(trial.policy) == policy);
+            trial.map(|trial| trial.run.seconds())
+        };
+        let both = taken_s(choice.map(Policy::Strategy)).zip(taken_s(Some(Policy::Need)));
+        over_need.extend(both.map(|(choice_s, need_s)| choice_s / need_s));
     }
+    ensure!(
+        whole.iter().all(|taken_s| *taken_s <= PLAN_S_MAX),
+        "planning a graph took more than {PLAN_S_MAX} s: {whole:?}"
+    );
     report.measured("graph_model_s", &Samples::new(by_shape));
     report.measured("graph_plan_s", &Samples::new(whole));
     report.measured("graph_plan_failing_s", &Samples::new(failing));
-    for (figure, regrets) in [("graph_model_regret", by_model), ("graph_regret", regrets)] {
+    for (figure, regrets) in [
+        ("graph_model_regret", by_model),
+        ("graph_regret", regrets),
+        ("graph_over_need", over_need),
+    ] {
         match regrets.is_empty() {
             true => report.not_measured(figure, "no strategy fitted any graph"),
             false => report.measured(figure, &Samples::new(regrets)),

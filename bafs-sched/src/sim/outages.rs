@@ -1,0 +1,161 @@
+//! When simulated nodes come, leave and fail, and when the catalog notices. What is on them is gone
+//! then; nothing is moved here.
+
+use super::engine::{Due, Filler, Simulation};
+use super::link::SECOND_US;
+use super::node::seen;
+use super::random::exponential;
+use crate::logic::Event;
+use crate::planner::NodeClass;
+
+/// A node that fails is missing in the catalog so long afterwards, in microseconds.
+const ADVERT_TTL_US: u64 = 4 * SECOND_US;
+/// A node that returns is in the catalog so long afterwards, in microseconds.
+const ADVERT_US: u64 = SECOND_US;
+
+impl Simulation {
+    /// A node comes, or comes back, unless it has left for good meanwhile.
+    pub(super) fn come(&mut self, node: u32) {
+        if !self.has_left(node) {
+            self.nodes[node as usize].is_up = true;
+            self.at(self.now + ADVERT_US, Due::Noticed(node));
+        }
+    }
+
+    pub(super) fn leave(&mut self, node: u32) {
+        self.reset_node(node);
+        self.at(self.now + ADVERT_TTL_US, Due::Noticed(node));
+    }
+
+    /// The list of nodes is told to the core.
+    pub(super) fn list(&mut self) {
+        self.is_listing_due = false;
+        let nodes = self.nodes.iter().enumerate();
+        let up = nodes.filter(|(_, node)| node.is_listed);
+        let classes = &self.scenario.environment.nodes;
+        let nodes = up
+            .map(|(at, node)| seen(at, &classes[node.class as usize]))
+            .collect();
+        self.facts.push_back(Event::ServersSeen { nodes });
+    }
+
+    pub(super) fn notice(&mut self, node: u32) {
+        let node = &mut self.nodes[node as usize];
+        node.is_listed = node.is_up;
+        // All that is noticed at this time is in one list.
+        if !std::mem::replace(&mut self.is_listing_due, true) {
+            self.at(self.now, Due::List);
+        }
+    }
+
+    pub(super) fn plan_failure(&mut self) {
+        if let Some(mtbf_s) = self.scenario.environment.mtbf_s {
+            let wait = exponential(&mut self.dice, mtbf_s.saturating_mul(SECOND_US));
+            self.at(self.now.saturating_add(wait), Due::Fail);
+        }
+    }
+
+    pub(super) fn plan_comings(&mut self) {
+        for node in 0..self.nodes.len() as u32 {
+            let class = self.class_of(node);
+            let (from_s, until_s) = (class.from_s, class.until_s);
+            if from_s > 0 {
+                self.at(from_s.saturating_mul(SECOND_US), Due::Return(node));
+            }
+            if let Some(until_s) = until_s {
+                self.at(until_s.saturating_mul(SECOND_US), Due::Leave(node));
+            }
+        }
+    }
+
+    fn class_of(&self, node: u32) -> &NodeClass {
+        let class = self.nodes[node as usize].class;
+        &self.scenario.environment.nodes[class as usize]
+    }
+
+    fn has_left(&self, node: u32) -> bool {
+        let until_s = self.class_of(node).until_s;
+        until_s.is_some_and(|until_s| until_s.saturating_mul(SECOND_US) <= self.now)
+    }
+
+    pub(super) fn fail(&mut self, node: u32) {
+        if !self.nodes[node as usize].is_up {
+            return;
+        }
+        self.run.failures += 1;
+        self.reset_node(node);
+        let restart = self
+            .scenario
+            .environment
+            .restart_s
+            .saturating_mul(SECOND_US);
+        // The catalog and the scheduler must have time to miss it: it returns as a new node.
+        let back = self.now.saturating_add(restart.max(4 * ADVERT_TTL_US));
+        self.at(back, Due::Return(node));
+        self.at(self.now + ADVERT_TTL_US, Due::Noticed(node));
+    }
+
+    /// A node fails: what was on it is gone.
+    fn reset_node(&mut self, node: u32) {
+        for at in self.nodes[node as usize].runs.clone() {
+            self.note_spell(at, false);
+            self.clear(at);
+        }
+        let volumes = std::mem::take(&mut self.nodes[node as usize].volumes);
+        for (id, (volume, bytes)) in volumes {
+            self.forget_volume(node as usize, id, volume, bytes);
+        }
+        let sending = self.extracts.iter().filter(|(_, (at, ..))| *at == node);
+        let sending: Vec<_> = sending
+            .map(|(id, (_, link, flow, _))| (*id, *link, *flow))
+            .collect();
+        for (id, link, flow) in sending {
+            self.extracts.remove(&id);
+            self.cut_flow(link, flow);
+        }
+        let copied = self.fills.iter();
+        let copied = copied.filter(|(_, fill)| fill.from == Filler::Node(node));
+        let copied: Vec<_> = copied.map(|(id, fill)| (*id, *fill)).collect();
+        for (id, fill) in copied {
+            self.fills.remove(&id);
+            self.cut_flow(fill.link, fill.flow);
+            self.copy_broke(id);
+        }
+        self.nodes[node as usize].empty();
+        self.nodes[node as usize].is_up = false;
+        self.note_moment();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::planner::{Canonical, Environment};
+    use crate::sim::{Load, Policy, Scenario, workflow_of};
+
+    #[test]
+    fn each_failure_is_noticed_after_its_own_time() {
+        let canonical = Canonical::parse("width=1,depth=1,batch=0B,private=0B,run=9s").unwrap();
+        let environment = Environment {
+            nodes: vec![NodeClass::new(3, 1, 1_000)],
+            home_bytes_per_s: 1,
+            local_bytes_per_s: 1,
+            mtbf_s: None,
+            restart_s: 60,
+        };
+        let load = Load::Declared { variability_ppm: 0 };
+        let scenario = Scenario::new(environment, Policy::Need, load, 1);
+        let mut simulation = Simulation::new(workflow_of(&canonical), scenario);
+        simulation.fail(0);
+        simulation.now = ADVERT_TTL_US - 1;
+        simulation.fail(1);
+        simulation.now = ADVERT_TTL_US;
+        simulation.notice(0);
+        simulation.facts.clear();
+        simulation.list();
+        let Some(Event::ServersSeen { nodes }) = simulation.facts.pop_front() else {
+            panic!("no list");
+        };
+        assert_eq!(nodes.len(), 2, "the second one is not missed yet");
+    }
+}
