@@ -203,13 +203,9 @@ impl Uses<'_> {
                 0 => used.read_bytes,
                 _ => distinct,
             };
-            let most = if spec.size_bytes > 0 {
-                spec.size_bytes
-            } else {
-                u64::MAX
-            };
             return MountLoad {
-                read_bytes: read_bytes.min(most),
+                // A cache may be smaller than what is read through it.
+                read_bytes,
                 written_bytes: 0,
             };
         }

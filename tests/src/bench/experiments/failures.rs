@@ -35,8 +35,8 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let seeds: u64 = options.pick(10, 1);
     report.section(&format!(
         "failures: {width} pipelines of {DEPTH} jobs of {JOB_MS} ms on {NODES} nodes with 2 slots; \
-         one fails each {MTBF_S} s (mean), loses all, and is back after {AWAY_S} s; {seeds} seeds \
-         (thesis: 64, 60 s, 180 s). That a node is missed takes the scheduler as long as it would \
+         one fails each {MTBF_S} s (mean) while all are there, loses all, and is back after \
+         {AWAY_S} s; {seeds} seeds (thesis: 64, 60 s, 180 s). That a node is missed takes the scheduler as long as it would \
          in a large run"
     ));
     let mut plot = Plot::new(
@@ -104,7 +104,8 @@ fn once(
     let watch = Watch::start();
     let mut dice = Dice::new(seed.unwrap_or(0));
     let mut next_s = between(&mut dice);
-    let (mut away, mut failed): (Option<(String, f64)>, Vec<(u64, u32)>) = (None, Vec::new());
+    let mut away: Option<(String, f64)> = None;
+    let mut failed: Vec<(u64, u32)> = Vec::new();
     let took = field.run_while(&text, &["--checkpoint", policy], |world| {
         let now_s = watch.elapsed().as_secs_f64();
         if seed.is_none() {
