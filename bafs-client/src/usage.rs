@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bafs_proto::file_op::{FileOp, Name, TreeStat};
+use bafs_proto::file_op::{Errno, FileOp, Name, TreeStat};
 use bafs_proto::ids::InodeNo;
 use bafs_proto::message::{TouchedPages, VolumeUse};
 
@@ -27,6 +27,7 @@ pub struct Usage {
     /// Files opened for reading, and changes of files or directories.
     opened: AtomicU64,
     changes: AtomicU64,
+    refused_for_space: AtomicU64,
     /// The first of each; nothing is remembered once both are known.
     firsts: Mutex<Firsts>,
     has_firsts: AtomicBool,
@@ -142,6 +143,11 @@ impl Usage {
             | FileOp::Rename { parent, name, .. } => {
                 self.changed(|firsts| firsts.path_in(*parent, name));
             }
+            FileOp::SetAttr { ino, .. }
+            | FileOp::SetXattr { ino, .. }
+            | FileOp::RemoveXattr { ino, .. } => {
+                self.changed(|firsts| path_of(&firsts.names, *ino));
+            }
             _ => {}
         }
     }
@@ -185,6 +191,13 @@ impl Usage {
     /// Bytes were written.
     pub fn wrote(&self, bytes: u64) {
         self.written_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// A call failed: takes note of it if the volume had no space.
+    pub fn failed(&self, errno: Errno) {
+        if matches!(errno.0, libc::ENOSPC | libc::EDQUOT) {
+            self.refused_for_space.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Bytes were read.
@@ -269,6 +282,7 @@ impl Usage {
             pages,
             longest_call_ms: self.longest_call_ms.load(Ordering::Relaxed),
             waited_ms: whole_ms(self.waiting().total),
+            refused_for_space: self.refused_for_space.load(Ordering::Relaxed),
         }
     }
 
@@ -398,6 +412,15 @@ mod tests {
         assert_eq!((report.opened, report.changes), (2, 2));
         assert_eq!(report.first_changed, "out/b");
         assert_eq!((report.held_bytes, report.held_files), (7, 1));
+    }
+
+    #[test]
+    fn only_a_lack_of_space_counts_as_such() {
+        let usage = Usage::new();
+        for errno in [libc::ENOSPC, libc::ENOENT, libc::EDQUOT] {
+            usage.failed(Errno(errno));
+        }
+        assert_eq!(usage.report("v", None, |_| None).refused_for_space, 2);
     }
 
     #[test]

@@ -233,7 +233,7 @@ impl Volume {
         let finish = move |result: FileResult, data: &[u8]| {
             let result = match result {
                 Ok(reply) => Ok(volume.observe(reply, seen)),
-                Err(errno) => Err(passed_through(errno)),
+                Err(errno) => Err(volume.failed(errno)),
             };
             volume.usage.ended(start, clock::now());
             done(result, data);
@@ -258,7 +258,7 @@ impl Volume {
         let volume = Arc::clone(self);
         let finish = move |result: FileResult, data: &[u8]| {
             volume.usage.ended(start, clock::now());
-            done(result.map_err(passed_through), data);
+            done(result.map_err(|errno| volume.failed(errno)), data);
         };
         self.tree.close_file(ino, Box::new(finish));
     }
@@ -376,6 +376,12 @@ impl Volume {
             }
             done(result, data);
         })
+    }
+
+    /// The error that the program gets; what the volume had no space for is counted.
+    fn failed(&self, errno: Errno) -> Errno {
+        self.usage.failed(errno);
+        passed_through(errno)
     }
 
     fn stored(&self, caller: Caller) -> Caller {

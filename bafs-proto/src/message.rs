@@ -827,7 +827,8 @@ pub struct VolumeUse {
     pub written_bytes: u64,
     /// Files that were opened for reading.
     pub opened: u64,
-    /// Changes of files and directories: opened for writing, created, renamed, removed.
+    /// Changes of files and directories: opened for writing, created, renamed, removed, given
+    /// other attributes. Not seen where a job works on the directory itself (a watched volume).
     pub changes: u64,
     /// Path of the first file that was read, empty if none was.
     pub first_read: String,
@@ -845,6 +846,9 @@ pub struct VolumeUse {
     /// the job waited for this volume. What the kernel does without the agent is not in it.
     #[serde(default)]
     pub waited_ms: u64,
+    /// Calls that failed because the volume had no space left, for bytes or for files.
+    #[serde(default)]
+    pub refused_for_space: u64,
 }
 
 /// Pages of a file that were read: pairs of first page and number of pages, ascending.

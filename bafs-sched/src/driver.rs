@@ -1,5 +1,6 @@
 //! Runs a workflow: select a fact, journal it, step, do what the core asks. Decides nothing.
 
+mod clock;
 mod upkeep;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +20,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
+use self::clock::Clock;
 use crate::io::homes::{FileHome, Homes};
 use crate::io::journal::{Header, Journal, Record};
 use crate::io::listing::Listing;
@@ -163,6 +165,7 @@ pub async fn run_over(
 
 struct Driver {
     servers: Servers,
+    clock: Clock,
     scheduler: Scheduler,
     journal: Option<Journal>,
     ledger: Ledger,
@@ -208,6 +211,7 @@ impl Driver {
         }
         let mut scheduler = Scheduler::new(header.run, header.workflow, header.settings.clone());
         let mut ledger = Ledger::default();
+        let last = history.records.last().map_or(Time(0), |(at, _)| *at);
         let is_resumed = !history.records.is_empty();
         for (now, event) in history.records {
             ledger.note(&scheduler, now, &event);
@@ -224,11 +228,13 @@ impl Driver {
             workflow: Arc::new(workflow),
             run: header.run,
             settings: Arc::new(header.settings),
+            is_resumed,
         };
         let user = servers.settings.user.clone();
         let shares = user.map(|user| Shares::new(user, servers.owner()));
         let driver = Self {
             servers,
+            clock: Clock::new(last, tick()),
             scheduler,
             journal: Some(journal),
             ledger,
@@ -308,7 +314,7 @@ impl Driver {
         cancel: &Cancel,
     ) -> Vec<Event> {
         let due_ms = match self.scheduler.next_timer() {
-            Some(at) => at.ms_since(now()),
+            Some(at) => at.ms_since(self.clock.time(now(), tick())),
             None => u64::from(u32::MAX),
         };
         let mut batch = Vec::new();
@@ -343,7 +349,7 @@ impl Driver {
 
     /// Makes facts durable, tells them to the core, and does what it asks.
     async fn take(&mut self, batch: Vec<Event>) -> Result<()> {
-        let now = now();
+        let now = self.clock.time(now(), tick());
         let records: Vec<Record> = batch.into_iter().map(|event| (now, event)).collect();
         if records.is_empty() {
             return Ok(());
@@ -524,6 +530,7 @@ impl Driver {
         self.tasks.shutdown().await;
         self.unshare().await;
         if self.scheduler.settings().is_private_at_home()
+            && !self.scheduler.keeps_results()
             && let Err(error) = remote_io::clean(&self.servers, self.scheduler.workflow()).await
         {
             let left = remote_io::directory(self.servers.run);

@@ -66,7 +66,8 @@ pub struct Goodput {
     pub total: Account,
     /// Time that slots were there for jobs: each node's slots times the time it was there.
     pub slot_ms: u64,
-    /// Thousandths of that time in which jobs computed what was kept.
+    /// Thousandths of that time in which jobs computed what was kept; one that asks for several
+    /// processors counts as often.
     pub goodput_permille: u64,
 }
 
@@ -86,10 +87,13 @@ pub fn goodput(workflow: &Workflow, timeline: &Timeline) -> Goodput {
         }
     }
     let mut total = Account::default();
+    let mut computing_slot_ms: u64 = 0;
     let mut jobs = Vec::with_capacity(workflow.jobs.len());
     for (at, job) in workflow.jobs.iter().enumerate() {
         let (wall_ms, account) = account(&executions[at], &sendings[at], timeline);
         total.add(&account);
+        let slots = u64::from(job.cpus.max(1));
+        computing_slot_ms += account.computing_ms.saturating_mul(slots);
         jobs.push(JobAccount {
             job: job.name.clone(),
             wall_ms,
@@ -104,10 +108,7 @@ pub fn goodput(workflow: &Workflow, timeline: &Timeline) -> Goodput {
         ms.saturating_mul(u64::from(node.slots))
     });
     let slot_ms: u64 = slot_ms.sum();
-    let permille = total
-        .computing_ms
-        .saturating_mul(1_000)
-        .checked_div(slot_ms);
+    let permille = computing_slot_ms.saturating_mul(1_000).checked_div(slot_ms);
     Goodput {
         jobs,
         total,

@@ -44,6 +44,24 @@ pub fn replay(history: History) -> (Vec<Line>, Scheduler) {
     (teller.lines, teller.scheduler)
 }
 
+/// What a job waits for, or a node has left, at the end of what was replayed; nothing when there is
+/// no more to say of that name.
+pub fn standing(scheduler: &Scheduler, name: &str) -> Option<String> {
+    if scheduler.outcome().is_some() {
+        return None;
+    }
+    let mut jobs = scheduler.workflow().jobs.iter();
+    if let Some(position) = jobs.position(|job| job.name == name) {
+        let job = JobIndex(u32::try_from(position).ok()?);
+        let why = scheduler.why_not(job)?;
+        return Some(format!("job '{name}' does not run: {why}"));
+    }
+    let mut nodes = scheduler.nodes();
+    let (server, _) = nodes.find(|(_, node)| node.name == name)?;
+    let has = scheduler.describe_node(server)?;
+    Some(format!("node {name}: {has}"))
+}
+
 struct Teller {
     scheduler: Scheduler,
     at_ms: u64,

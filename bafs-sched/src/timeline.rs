@@ -109,6 +109,8 @@ pub struct Execution {
     pub written_bytes: u64,
     /// Of caches and home mounts, bytes of the distinct pages that it read.
     pub distinct_bytes: u64,
+    /// Slots that it occupied.
+    pub slots: u32,
     /// Positions in [`Timeline::volumes`] of what it mounts.
     pub mounts: Vec<usize>,
 }
@@ -500,6 +502,7 @@ impl Observer {
             read_bytes: 0,
             written_bytes: 0,
             distinct_bytes: 0,
+            slots: self.scheduler.workflow().job(job).cpus.max(1),
             mounts: mounts.into_iter().collect(),
         });
     }

@@ -288,7 +288,8 @@ impl World {
             Action::KillJob { execution, server } => {
                 if !self.is_alive(server) {
                     self.at(CALL_MS, Due::Tell(Event::ServerSilent { server }));
-                } else if self.node(server).executions.remove(&execution).is_some() {
+                } else if let Some(killed) = self.node(server).executions.remove(&execution) {
+                    self.write_half(&killed);
                     let report = report(JobOutcome::Killed);
                     self.at(50, Due::Tell(Event::JobEnded { execution, report }));
                 } else {
@@ -452,7 +453,8 @@ impl World {
         let outcome = if lost {
             JobOutcome::Environment(Error::new(ErrorCode::VolumeLost, "a volume is gone"))
         } else if self.is_too_small(&ended.volumes) {
-            JobOutcome::Environment(Error::new(ErrorCode::NoSpaceBytes, "a volume is full"))
+            // The program is told, and gives up; its agent counts.
+            JobOutcome::Exited(1)
         } else if self.faults.poison_node == Some(server) {
             JobOutcome::Exited(1)
         } else if self.is_faulty(self.faults.environment_fails) {
@@ -466,6 +468,9 @@ impl World {
             self.write(&ended);
             JobOutcome::Exited(0)
         };
+        if outcome != JobOutcome::Exited(0) {
+            self.write_half(&ended);
+        }
         let report = JobReport {
             wall_ms: ended.runtime_ms,
             volumes: self.uses(ended.job, &ended.volumes),
@@ -513,33 +518,6 @@ impl World {
             self.tell(Event::ServersSeen { nodes });
         }
         self.at(POLL_MS, Due::Second);
-    }
-
-    fn kill(&mut self, server: ServerId) {
-        let now = self.now;
-        let is_wiped = self.is_faulty(self.faults.node_wiped);
-        let node = self.node(server);
-        node.died = Some(now);
-        node.was_hurt = true;
-        node.executions.clear();
-        node.reports.clear();
-        if is_wiped {
-            node.volumes.clear();
-        }
-        let away_ms = 500 + self.dice.below(15_000);
-        self.at(away_ms, Due::Return(server));
-    }
-
-    fn revive(&mut self, server: ServerId) {
-        self.node(server).died = None;
-        let running: Vec<_> = self
-            .scheduler
-            .running()
-            .filter(|(_, at)| *at == server)
-            .collect();
-        for (execution, _) in running {
-            self.at(100, Due::Tell(Event::JobUnknown { execution }));
-        }
     }
 }
 

@@ -311,3 +311,18 @@ fn a_large_pipeline_that_needs_several_nodes_is_not_tried_in_thought() {
     let (_, outcome) = run(1, &text, nodes(&[100, 100], 8));
     assert_eq!(outcome, Outcome::Complete);
 }
+
+/// The job that has both would wait until the run fails, after hours of work of another.
+#[test]
+fn a_job_whose_cache_and_scratch_volumes_do_not_fit_together_is_refused() {
+    let text = job("a")
+        + &job("b")
+        + "parent a child b\nvolume data cache bafs://home/data 60 MB files 5\n\
+           volume v scratch 50 MB files 5\nmount v a /v\nmount v b /v\nmount data b /in\n";
+    let told = refusal(&text, &[100]);
+    for part in ["'b'", "'data'", "'v'", "110.0 MB", "10.0 MB too little"] {
+        assert!(told.contains(part), "{part} is not in: {told}");
+    }
+    let (_, outcome) = run(1, &text, nodes(&[100, 20], 1));
+    assert_eq!(outcome, Outcome::Complete, "another node has the rest");
+}

@@ -99,7 +99,7 @@ fn ended(world: &World) -> usize {
 }
 
 #[test]
-fn what_runs_again_reads_what_a_later_job_had_changed_and_is_not_warned() {
+fn what_runs_again_reads_what_it_read_before_and_not_what_a_later_job_made_of_it() {
     let text = CHAIN.replace("JOB", "{\n  executable = x\n}");
     let none = |path: &str| Err(path.to_owned());
     let parsed = parse_workflow("w.bafs", &text, &none).expect("it is right");
@@ -121,6 +121,7 @@ fn what_runs_again_reads_what_a_later_job_had_changed_and_is_not_warned() {
         let settings = Settings::default();
         let mut world = World::new(seed, workflow, settings, vec![node; 2], faults);
         assert_eq!(world.run(1_000_000), Outcome::Complete, "seed {seed}");
+        // The world asserts that no job starts with what a later one left.
         again += u64::from(ended(&world) > 4);
         let told: Vec<_> = world.scheduler.warnings().iter().collect();
         let told: Vec<_> = told

@@ -113,3 +113,33 @@ fn without_faults_what_ran_was_computing_and_nothing_is_lost() {
     let sent = timeline.sendings.iter().all(|s| s.bytes.is_some());
     assert!(sent && !timeline.sendings.is_empty());
 }
+
+#[test]
+fn a_job_that_has_all_slots_of_its_node_uses_all_of_it() {
+    let mut text = String::new();
+    for job in 0..20 {
+        text += &format!("job j{job} {{\nexecutable = x\nrequest_cpus = 4\n}}\n");
+    }
+    let parsed = parse_workflow("w.bafs", &text, &|path| Err(path.to_owned()));
+    let workflow = parsed.expect("it parses").workflow;
+    let (settings, capacity) = (Settings::default(), Space::ZERO);
+    let nodes = vec![NodeSpec { capacity, slots: 4 }];
+    let faults = Faults::default();
+    let mut world = World::new(1, workflow.clone(), settings.clone(), nodes, faults);
+    assert_eq!(world.run(1_000_000), Outcome::Complete);
+    let header = Header {
+        run: world.scheduler.run(),
+        workflow: workflow.clone(),
+        settings,
+    };
+    let records = world.records;
+    let timeline = timeline(History { header, records });
+    let used = goodput(&workflow, &timeline).goodput_permille;
+    assert!((700..=1_000).contains(&used), "{used} permille");
+    assert!(
+        timeline
+            .executions
+            .iter()
+            .all(|execution| execution.slots == 4)
+    );
+}

@@ -71,6 +71,17 @@ fn event(words: &[&str]) -> Event {
             extract: ExtractId(number(1)),
             bytes: 1,
         },
+        "denied" | "misplaced" => Event::ExtractFailed {
+            extract: ExtractId(number(1)),
+            error: match words[0] {
+                "denied" => Error::new(ErrorCode::RightMissing, "no credentials here"),
+                _ => Error::new(ErrorCode::BadPath, "it is not below the export"),
+            },
+        },
+        "undeleted" => Event::VolumeDeleteFailed {
+            volume: VolumeId(number(1)),
+        },
+        "resumed" => Event::Resumed { series: 0 },
         "tick" => Event::Tick,
         other => panic!("no event is called {other}"),
     }
@@ -131,6 +142,7 @@ fn retell(text: &str) -> String {
     // The run 0 makes ids equal to their counter.
     let mut scheduler = Scheduler::new(RunId(0), checked.workflow, Settings::default());
     let mut told = format!("{workflow}----\n");
+    let mut warned = 0;
     for line in story.lines().filter(|line| line.starts_with('>')) {
         let words: Vec<&str> = line.split_whitespace().collect();
         let mut actions = Vec::new();
@@ -141,6 +153,10 @@ fn retell(text: &str) -> String {
         for action in actions {
             told += &format!("    {}\n", describe(&scheduler, &action));
         }
+        for warning in &scheduler.warnings()[warned..] {
+            told += &format!("    warn: {}\n", warning.text);
+        }
+        warned = scheduler.warnings().len();
     }
     told
 }

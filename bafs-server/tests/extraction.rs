@@ -128,3 +128,23 @@ async fn an_extraction_waits_for_a_home_that_is_away() {
         .expect("receipt");
     assert_eq!(receipt.digest, Digest::of(b"hello"));
 }
+
+/// Who hears `NotFound` believes that the job did not write the file.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_home_does_not_find_is_not_a_file_that_is_missing_in_the_volume() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let home = rich_home(&world);
+    let _node = world.node(A, world.config(store.path())).await;
+    world
+        .create(A, spec(1, from_home("in/sub")))
+        .await
+        .expect("create");
+    home.misplaced.store(u32::MAX, Ordering::Relaxed);
+    let refused = world.call(A, extract(1, 1, "small", "t", &world)).await;
+    let error = refused.expect_err("home has no place for it");
+    assert_eq!(error.code, ErrorCode::WrongState, "{error}");
+    assert!(error.detail.contains("no such directory"), "{error}");
+    home.misplaced.store(1, Ordering::Relaxed);
+    let receipt = world.call(A, extract(1, 1, "small", "t", &world)).await;
+    assert_eq!(receipt.expect("it came back").digest, Digest::of(b"hello"));
+}

@@ -412,8 +412,9 @@ pub(crate) struct RunArgs {
     /// Cache batch data near the jobs, but keep private data at home: for comparison.
     #[arg(long, conflicts_with = "remote_io")]
     pub(crate) cache_only: bool,
-    /// Wait so long, such as 12h, for nodes when there is none, and for space when nothing else
-    /// goes on, before the run ends as failed; 1 min for the first node, later 30 s, if not given.
+    /// Wait so long, such as 2d, for nodes when there is none, for space when nothing else goes on,
+    /// and for a home that does not take a result, before the run ends as failed; 1 min for the
+    /// first node, later 30 s, and 12 h for a home if not given.
     #[arg(long, value_name = "TIME")]
     pub(crate) patience: Option<String>,
     /// Whose run it is, where others use the nodes too: each user gets as much as any other. Your

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use bafs_sched::io::journal;
-use bafs_sched::replay::{Line, replay};
+use bafs_sched::replay::{Line, replay, standing};
 
 use crate::args::{ReplayArgs, WhyArgs};
 use crate::output::Output;
@@ -18,9 +18,14 @@ pub(crate) fn replay_all(args: &ReplayArgs, output: Output) -> Result<()> {
 
 /// Tells what happened to one job, volume or node of a run.
 pub(crate) fn why(args: &WhyArgs, output: Output) -> Result<()> {
-    let all = lines(&args.journal)?;
+    let (all, scheduler) = replay(journal::read(&args.journal)?);
     let is_about = |line: &Line| line.about.contains(&args.name);
-    let told: Vec<Line> = all.iter().filter(|line| is_about(line)).cloned().collect();
+    let mut told: Vec<Line> = all.iter().filter(|line| is_about(line)).cloned().collect();
+    told.extend(standing(&scheduler, &args.name).map(|text| Line {
+        at_ms: all.last().map_or(0, |line| line.at_ms),
+        about: vec![args.name.clone()],
+        text,
+    }));
     if told.is_empty() {
         bail!(
             "the journal {} says nothing about '{}': give the name of a job, a volume or a node of \

@@ -82,6 +82,7 @@ fn settings(args: &RunArgs) -> Result<Settings> {
         rules: rules(args.order),
         nodes_wait_ms: patience_ms.unwrap_or(usual.nodes_wait_ms),
         stuck_wait_ms: patience_ms.unwrap_or(usual.stuck_wait_ms),
+        extract_wait_ms: patience_ms.unwrap_or(usual.extract_wait_ms),
         guide: args.plan.as_deref().map(guide).transpose()?,
         checkpoint: args.checkpoint.into(),
         ..usual
@@ -374,14 +375,17 @@ mod tests {
     }
 
     #[test]
-    fn patience_is_for_nodes_and_for_space() {
+    fn patience_is_for_nodes_for_space_and_for_results() {
         let waits = |options: &[&str]| {
             let settings = settings(&run_args(options)).expect("settings");
-            (settings.nodes_wait_ms, settings.stuck_wait_ms)
+            [
+                settings.nodes_wait_ms,
+                settings.stuck_wait_ms,
+                settings.extract_wait_ms,
+            ]
         };
-        assert_eq!(waits(&["--patience", "2h"]), (7_200_000, 7_200_000));
-        let usual = Settings::default();
-        assert_eq!(waits(&[]), (usual.nodes_wait_ms, usual.stuck_wait_ms));
+        assert_eq!(waits(&["--patience", "2h"]), [7_200_000; 3]);
+        assert_eq!(waits(&[]), [60_000, 30_000, 12 * 3_600_000]);
         assert!(settings(&run_args(&["--patience", "long"])).is_err());
     }
 

@@ -306,3 +306,61 @@ fn cluster_says_what_is_wrong_with_a_workflow() -> Result<()> {
     ensure!(said(&output).contains("/no/such/program"), said(&output));
     check_nothing_left(&world)
 }
+
+#[test]
+fn cluster_runs_a_job_again_that_found_its_volume_too_small() -> Result<()> {
+    let name = "cluster_runs_a_job_again_that_found_its_volume_too_small";
+    let Some(world) = ready(name, &["100MB"])? else {
+        return Ok(());
+    };
+    let path = world.workflow(
+        "volume w scratch 10 MB\njob j {\nexecutable = /bin/dd\n\
+         arguments = if=/dev/zero of=/w/out bs=1M count=15\n}\nmount w j /w\n\
+         extract w out bafs://home/out\n",
+    )?;
+    let output = start_run(&world, &path.to_string_lossy())?.wait_with_output()?;
+    ensure!(output.status.success(), said(&output));
+    ensure!(world.get("out")?.len() == 15 << 20, "the whole file came");
+    for part in [
+        "'j' found no space in volume 'w'",
+        "runs again with 20.0 MB",
+    ] {
+        ensure!(
+            said(&output).contains(part),
+            "'{part}' is not said: {}",
+            said(&output)
+        );
+    }
+    check_nothing_left(&world)
+}
+
+#[test]
+fn cluster_keeps_a_result_that_home_refuses_until_it_takes_it() -> Result<()> {
+    let name = "cluster_keeps_a_result_that_home_refuses_until_it_takes_it";
+    let Some(world) = ready(name, &["20MB"])? else {
+        return Ok(());
+    };
+    let path = world.workflow(
+        "volume w scratch 1 MB\njob j {\nexecutable = /bin/sh\n\
+         arguments = -c \"echo fine > /w/out\"\n}\nmount w j /w\n\
+         extract w out bafs://home/results/out\n",
+    )?;
+    // There is a file where a directory should be.
+    world.put("results", b"in the way")?;
+    let mut run = world.bafs(&["run", &path.to_string_lossy(), "--patience", "2s"]);
+    let output = run.output()?;
+    ensure!(output.status.code() == Some(1), said(&output));
+    let told = said(&output);
+    let command = told.split("bafs volume extract ").nth(1);
+    let command = command.with_context(|| format!("no way to fetch it is told: {told}"))?;
+    let words: Vec<&str> = command.split_whitespace().take(3).collect();
+    std::fs::remove_file(world.home.path().join("results"))?;
+    let arguments = [&["volume", "extract"][..], &words].concat();
+    let fetched = world.bafs(&arguments).output()?;
+    ensure!(fetched.status.success(), said(&fetched));
+    ensure!(
+        world.get("results/out")? == b"fine\n",
+        "the result is at home"
+    );
+    Ok(())
+}

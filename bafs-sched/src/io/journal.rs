@@ -9,6 +9,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
+use std::time::Duration;
 
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::RunId;
@@ -23,7 +24,12 @@ use crate::workflow::Workflow;
 ///
 /// Ledger: 1 = first form (2026-11). 2 = a core that admits whole pipelines, so that the same facts
 /// lead to other decisions; further facts (2026-11). 3 = one setting for where data are (2026-11).
-pub const MAGIC: &[u8] = b"bafs-journal 3\n";
+/// 4 = a core that writes again what a failed attempt may have changed (2026-11).
+pub const MAGIC: &[u8] = b"bafs-journal 4\n";
+
+/// How often, and with which pause, a journal is tried that somebody has open.
+const LOCK_TRIES: u32 = 10;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 const CHECKSUM_BYTES: usize = 16;
 const FRAME_HEAD_BYTES: usize = 4 + CHECKSUM_BYTES;
@@ -79,7 +85,7 @@ impl Journal {
             .write(true)
             .open(path)
             .map_err(fault)?;
-        if file.try_lock().is_err() {
+        if !lock(&file) {
             let text = format!("another scheduler runs with the journal {name}: wait for its end");
             return Err(Error::new(ErrorCode::Conflict, text));
         }
@@ -123,6 +129,18 @@ pub fn read(path: &Path) -> Result<History> {
     Ok(decode(&bytes)
         .map_err(|e| e.context(format!("journal {name}")))?
         .0)
+}
+
+/// Takes the journal for this process alone. Who only looks whether it is taken has it for a
+/// moment.
+fn lock(file: &File) -> bool {
+    for _ in 0..LOCK_TRIES {
+        if file.try_lock().is_ok() {
+            return true;
+        }
+        std::thread::sleep(LOCK_PAUSE);
+    }
+    false
 }
 
 fn create(path: &Path, header: &Header) -> Result<()> {

@@ -57,6 +57,8 @@ pub(crate) struct Servers {
     pub(crate) workflow: Arc<Workflow>,
     pub(crate) run: RunId,
     pub(crate) settings: Arc<Settings>,
+    /// Whether an earlier scheduler began the run.
+    pub(crate) is_resumed: bool,
 }
 
 /// A server with its address.
@@ -191,7 +193,7 @@ impl Servers {
             size_bytes,
             size_files,
             limit: declared.limit,
-            lifetime_ms: self.settings.volume_lifetime_ms,
+            lifetime_ms: self.lifetime_ms(volume),
         };
         let call = CreateVolume { spec, source_token };
         let status = self.fill(&place.address, call).await?;
@@ -202,6 +204,14 @@ impl Servers {
                 Err(Error::new(ErrorCode::Malformed, fault.detail))
             }
             Some(fault) => Err(fault),
+        }
+    }
+
+    fn lifetime_ms(&self, volume: VolumeIndex) -> u64 {
+        let mut results = self.workflow.extracts.iter().map(|extract| extract.volume);
+        match results.any(|result| result == volume) {
+            true => self.settings.result_lifetime_ms,
+            false => self.settings.volume_lifetime_ms,
         }
     }
 
@@ -353,11 +363,19 @@ impl Servers {
         })
     }
 
-    /// Asks a node to kill an execution, until it hears it; `Ok` when it did.
+    /// Asks a node to kill an execution, until it hears it; `Ok` when it did, a transient error
+    /// when it is silent.
     pub(crate) async fn kill(&self, execution: ExecutionId, place: &Place) -> Result<()> {
-        self.until(&place.address, KillJob { execution }, CALL_MS)
-            .await
-            .map(|_| ())
+        loop {
+            let answer = self
+                .until(&place.address, KillJob { execution }, CALL_MS)
+                .await;
+            match answer {
+                // It lives, and is asked again.
+                Err(error) if error.is_transient() && !is_silence(&error) => {}
+                answer => return answer.map(|_| ()),
+            }
+        }
     }
 
     pub(crate) async fn extract(&self, now: Time, action: &Action, place: Option<Place>) -> Event {
@@ -373,10 +391,7 @@ impl Servers {
         let spec = &self.workflow.extracts[*index as usize];
         let sent = async {
             // `NotFound` would say that the job did not write the file.
-            let home = self
-                .resolve(&spec.target)
-                .await
-                .map_err(|error| Error::new(ErrorCode::Unsupported, error.detail))?;
+            let home = self.resolve(&spec.target).await.map_err(not_its_fault)?;
             let Some(place) = place else {
                 let from = self.home_of(source.volume, source.id).await?;
                 if from.address != home.address {
@@ -437,7 +452,8 @@ impl Servers {
                 Err(error) if error.is_transient() && !end.left().is_zero() => error,
                 found => return found,
             };
-            if is_listed {
+            // Its jobs ran, so the names in the workflow were right once: their homes come back.
+            if is_listed && !self.is_resumed {
                 let until = *patience.get_or_insert_with(|| Deadline::after_ms(HOME_MS));
                 if until.left().is_zero() {
                     // A home that never appears is a mistake in the workflow.
@@ -489,9 +505,39 @@ impl Servers {
     }
 }
 
+/// A home that is not found is no file that is not found.
+fn not_its_fault(error: Error) -> Error {
+    match error.code {
+        ErrorCode::NotFound => Error::new(ErrorCode::Unreachable, error.detail),
+        _ => error,
+    }
+}
+
+/// Whether a call failed because nobody answered it.
+fn is_silence(error: &Error) -> bool {
+    matches!(
+        error.code,
+        ErrorCode::Unreachable | ErrorCode::DeadlineExceeded
+    )
+}
+
 fn source(home: HomePath) -> Source {
     Source::Home {
         address: home.address,
         path: home.path,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_home_that_is_not_found_is_not_taken_for_a_file_that_a_job_did_not_write() {
+        let told = |code| not_its_fault(Error::new(code, "why")).code;
+        assert_eq!(told(ErrorCode::NotFound), ErrorCode::Unreachable);
+        for code in [ErrorCode::Unreachable, ErrorCode::BadPath] {
+            assert_eq!(told(code), code);
+        }
     }
 }

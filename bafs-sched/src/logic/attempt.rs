@@ -3,9 +3,9 @@
 
 use std::collections::BTreeSet;
 
+use bafs_proto::Error;
 use bafs_proto::ids::{ExecutionId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
-use bafs_proto::{Error, ErrorClass};
 
 use super::action::{Action, MountedVolume};
 use super::fleet::Node;
@@ -43,6 +43,8 @@ pub(super) struct Attempt {
     pub(super) missing: BTreeSet<VolumeId>,
     /// While stopping: the failure of the environment that is the reason, if one is.
     pub(super) fault: Option<Error>,
+    /// Volumes that it surely left as they were, once its report is there.
+    pub(super) unchanged: BTreeSet<VolumeIndex>,
 }
 
 impl Attempt {
@@ -94,6 +96,7 @@ impl Scheduler {
             uses,
             missing,
             fault: None,
+            unchanged: BTreeSet::new(),
         };
         self.executions.insert(execution, job);
         self.graph.job_mut(job).last_server = Some(server);
@@ -234,32 +237,31 @@ impl Scheduler {
         let Some(&job) = self.executions.get(&execution) else {
             return;
         };
+        self.note_unchanged(job, &report);
         if self.attempts[&job].stage == Stage::Stopping {
             let fault = self.attempts[&job].fault.clone();
             self.stopped(job, fault);
             return;
         }
-        match &report.outcome {
-            JobOutcome::Exited(0) => {
-                self.compare_with_declared(job, &report);
-                self.learn_sizes(job, &report);
-                self.learn_computing(job, &report);
-            }
-            JobOutcome::Environment(error)
-                if error.class() == ErrorClass::NoSpace && self.grow(job, &report) =>
-            {
-                return;
-            }
-            _ => self.look_for_refused_writes(job, &report),
+        if report.outcome == JobOutcome::Exited(0) {
+            self.compare_with_declared(job, &report);
+            self.learn_sizes(job, &report);
+            self.learn_computing(job, &report);
+            self.learn_held(job, &report);
+        } else if self.found_no_space(job, &report) && self.grow(job, &report) {
+            return;
+        } else {
+            self.look_for_refused_writes(job, &report);
         }
+        let space = self.describe_full(job, &report);
         let tail = report.output_tail;
         match report.outcome {
             JobOutcome::Exited(0) => self.succeed(job, report.wall_ms),
             JobOutcome::Exited(code) => {
-                self.own_fault(job, format!("exited with code {code}"), tail);
+                self.own_fault(job, format!("exited with code {code}{space}"), tail);
             }
             JobOutcome::Signaled(signal) => {
-                self.own_fault(job, format!("was ended by signal {signal}"), tail);
+                self.own_fault(job, format!("was ended by signal {signal}{space}"), tail);
             }
             JobOutcome::NotStarted(why) => {
                 self.refused(job, format!("could not be started: {why}"), tail);
@@ -277,7 +279,7 @@ impl Scheduler {
         self.graph.set_state(job, JobState::Done);
         self.graph.job_mut(job).wall_ms = wall_ms;
         self.checkpoints.learn_job(wall_ms);
-        for child in self.graph.workflow.job(job).children.clone() {
+        for child in self.graph.waiting_for(job).collect::<Vec<_>>() {
             if self.graph.state(child) == JobState::Waiting {
                 self.settle(child, 0);
             }
@@ -327,33 +329,6 @@ impl Scheduler {
         self.settle(job, 0);
     }
 
-    /// Ends an attempt that did not succeed; what it alone wrote goes, so that the next attempt
-    /// finds its volumes as this one did. What finished jobs wrote before it stays.
-    pub(super) fn abandon_attempt(&mut self, job: JobIndex) {
-        let Some(attempt) = self.end_attempt(job) else {
-            return;
-        };
-        self.leave_if_untouched(job);
-        if attempt.stage == Stage::Preparing {
-            return;
-        }
-        for (volume, writable) in self.graph.mounted(job) {
-            let others_wrote =
-                |other: &JobIndex| *other != job && self.graph.state(*other) == JobState::Done;
-            if !writable || self.graph.volume(volume).writers.iter().any(others_wrote) {
-                continue;
-            }
-            let Some((id, _)) = self.volumes.scratch(volume) else {
-                continue;
-            };
-            let is_used = !self.users_of(id, volume).is_empty();
-            // A later volume of that name was never touched by this attempt.
-            if !is_used && attempt.uses(id) {
-                self.retire(id);
-            }
-        }
-    }
-
     /// Frees what an attempt occupied; the caller says what becomes of the job.
     pub(super) fn end_attempt(&mut self, job: JobIndex) -> Option<Attempt> {
         let attempt = self.attempts.remove(&job)?;
@@ -383,6 +358,7 @@ impl Scheduler {
             self.skip(job);
             return;
         }
+        self.make_inputs_again(job);
         let state = if self.graph.job(job).parents_left > 0 {
             JobState::Waiting
         } else if pause_ms > 0 {
@@ -429,6 +405,7 @@ impl Scheduler {
                 turn,
                 need,
                 starts_pipeline: !is_under_way,
+                kind: self.graph.kind(job),
                 job,
             },
         );

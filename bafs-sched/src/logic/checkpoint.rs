@@ -11,6 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_proto::message::JobReport;
 use bafs_proto::time::Time;
 use serde::{Deserialize, Serialize};
 
@@ -102,6 +103,8 @@ pub(super) struct Checkpoints {
     paths: BTreeMap<(ServerId, ServerId), (u64, u64)>,
     /// The same of all copies together.
     all_paths: (u64, u64),
+    /// What volumes held when their last writer was done, in bytes.
+    held: BTreeMap<VolumeIndex, u64>,
     receipts: BTreeMap<VolumeIndex, Receipt>,
     /// Volumes lost with their servers or alone.
     pub(super) losses: u64,
@@ -121,13 +124,21 @@ impl Checkpoints {
         self.counted = Some(now);
     }
 
+    /// Time in which nothing was observed, in milliseconds, does not count.
+    pub(super) fn put_off(&mut self, ms: u64) {
+        self.counted = self.counted.map(|before| before.plus_ms(ms));
+        for copy in self.copies.values_mut() {
+            copy.since = copy.since.plus_ms(ms);
+        }
+    }
+
     /// Takes note of a job that is done.
     pub(super) fn learn_job(&mut self, wall_ms: u64) {
         self.wall_ms = self.wall_ms.saturating_add(wall_ms);
         self.jobs += 1;
     }
 
-    fn mean_wall_ms(&self) -> u64 {
+    pub(super) fn mean_wall_ms(&self) -> u64 {
         self.wall_ms.checked_div(self.jobs).unwrap_or(0)
     }
 
@@ -140,7 +151,7 @@ impl Checkpoints {
     }
 
     /// Expected time to copy so many bytes, by what this path took, else by what all took.
-    fn copy_ms(&self, path: (ServerId, ServerId), bytes: u64) -> Option<u64> {
+    pub(super) fn copy_ms(&self, path: (ServerId, ServerId), bytes: u64) -> Option<u64> {
         let (copied, ms) = self.paths.get(&path).copied().unwrap_or(self.all_paths);
         let ms = u128::from(bytes) * u128::from(ms);
         let ms = ms.checked_div(u128::from(copied))?;
@@ -181,6 +192,25 @@ impl Scheduler {
         self.checkpoints.receipts.get(&volume)
     }
 
+    /// Takes note of what a job left in the volumes that it may write.
+    pub(super) fn learn_held(&mut self, job: JobIndex, report: &JobReport) {
+        for (volume, _) in self.graph.mounted(job).iter().filter(|(_, w)| *w) {
+            let name = &self.graph.workflow.volume(*volume).name;
+            let used = report.volumes.iter().find(|used| used.name == *name);
+            // None of an agent that was not told.
+            if let Some(used) = used.filter(|used| used.held_bytes > 0) {
+                self.checkpoints.held.insert(*volume, used.held_bytes);
+            }
+        }
+    }
+
+    /// What a volume holds as far as is known, else the most that it may, in bytes.
+    pub(super) fn held_bytes(&self, volume: VolumeIndex) -> u64 {
+        let held = self.checkpoints.held.get(&volume).copied();
+        let most = self.size_of(volume).bytes;
+        held.map_or(most, |held| held.min(most))
+    }
+
     /// Whether a volume is being copied, so that nobody may write it.
     pub(super) fn is_being_copied(&self, volume: VolumeIndex) -> bool {
         let copy = self.checkpoints.copies.get(&volume);
@@ -211,11 +241,15 @@ impl Scheduler {
         };
         let target = self.target_of_copy(source);
         let mut receipt = self.weigh(volume, server, target);
-        let cost_us = receipt.copy_ms.map_or(0, |ms| {
-            ms.saturating_add(receipt.space_ms).saturating_mul(1_000)
-        });
-        // Nothing is known of the cost before the first copy, so that one is made to learn it.
-        let is_worth = policy == CheckpointPolicy::Always || receipt.benefit_us > cost_us;
+        let is_worth = match receipt.copy_ms {
+            _ if policy == CheckpointPolicy::Always => true,
+            Some(ms) => {
+                let cost_ms = ms.saturating_add(receipt.space_ms);
+                receipt.benefit_us > cost_ms.saturating_mul(1_000)
+            }
+            // One copy is made to learn the cost; until it ends there is no second.
+            None => receipt.benefit_us > 0 && self.checkpoints.copies.is_empty(),
+        };
         receipt.decision = match target {
             _ if !is_worth => Decision::NotWorth,
             None => Decision::NoRoom,
@@ -234,9 +268,9 @@ impl Scheduler {
         let exposure_ms = users.saturating_mul(self.checkpoints.mean_wall_ms());
         let risk_ppm = self.checkpoints.risk_ppm(exposure_ms);
         let benefit_us = u128::from(redo_ms) * u128::from(risk_ppm) / 1_000;
-        let size = self.size_of(volume);
+        let (size, held_bytes) = (self.size_of(volume), self.held_bytes(volume));
         let copy_ms =
-            target.and_then(|target| self.checkpoints.copy_ms((source, target), size.bytes));
+            target.and_then(|target| self.checkpoints.copy_ms((source, target), held_bytes));
         Receipt {
             at: self.now,
             redo_ms,
@@ -352,7 +386,8 @@ impl Scheduler {
             return;
         };
         instance.state = State::Copy;
-        let (volume, bytes, target) = (instance.volume, instance.size.bytes, instance.server);
+        let (volume, target) = (instance.volume, instance.server);
+        let bytes = self.held_bytes(volume);
         let Some(copy) = self.checkpoints.copies.get(&volume) else {
             return;
         };

@@ -69,7 +69,7 @@ fn used_in_all(report: &JobReport, name: &str) -> Option<VolumeUse> {
     Some(sum)
 }
 
-fn has_written(used: &VolumeUse) -> bool {
+pub(super) fn has_written(used: &VolumeUse) -> bool {
     used.changes > 0 || used.written_bytes > 0
 }
 

@@ -1,11 +1,13 @@
 //! Files on their way home: when each is sent, and what its success or failure means.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ExtractId, VolumeId};
-use bafs_proto::{Error, ErrorClass, ErrorCode};
+use bafs_proto::time::Time;
+use bafs_proto::{Error, ErrorCode};
 
 use super::action::{Action, MountedVolume};
+use super::declared::Warning;
 use super::graph::JobState;
 use super::scheduler::Scheduler;
 use super::timers::Timer;
@@ -23,7 +25,9 @@ enum Stage {
     Paused(ExtractId, VolumeId),
     /// Durable at home.
     Done,
-    /// Will not be.
+    /// Given up; the file stays where it is, for the user to fetch.
+    Kept(VolumeId),
+    /// Will not be: the job that should have written it is dead.
     Failed,
 }
 
@@ -32,6 +36,10 @@ enum Stage {
 pub(super) struct Extractions {
     stages: Vec<Stage>,
     faults: Vec<u32>,
+    /// When each failed first, and how it failed last.
+    since: BTreeMap<u32, (Time, Error)>,
+    /// Kinds of refusals that the user was told of.
+    told: BTreeSet<ErrorCode>,
     by_id: BTreeMap<ExtractId, u32>,
     pub(super) done: u64,
     pub(super) failed: u64,
@@ -43,6 +51,8 @@ impl Extractions {
         Self {
             stages: vec![Stage::Waiting; extracts],
             faults: vec![0; extracts],
+            since: BTreeMap::new(),
+            told: BTreeSet::new(),
             by_id: BTreeMap::new(),
             done: 0,
             failed: 0,
@@ -63,6 +73,22 @@ impl Extractions {
                 Stage::Sending(_, volume) => Some((*index, *id, volume)),
                 _ => None,
             })
+    }
+
+    /// Volumes that stay when the run ends, as they hold results that could not be sent.
+    pub(super) fn kept(&self) -> BTreeSet<VolumeId> {
+        let kept = self.stages.iter().filter_map(|stage| match stage {
+            Stage::Kept(id) => Some(*id),
+            _ => None,
+        });
+        kept.collect()
+    }
+
+    /// Time in which nothing could be tried does not count.
+    pub(super) fn put_off(&mut self, ms: u64) {
+        for (since, _) in self.since.values_mut() {
+            *since = since.plus_ms(ms);
+        }
     }
 
     /// Whether no server was asked for anything that it has not answered.
@@ -131,6 +157,7 @@ impl Scheduler {
         let Some(index) = self.extractions.by_id.remove(&extract) else {
             return;
         };
+        self.extractions.since.remove(&index);
         self.extractions.bytes += bytes;
         self.extractions.done += 1;
         self.close_extract(index, Stage::Done);
@@ -152,17 +179,15 @@ impl Scheduler {
         let faults = &mut self.extractions.faults[index as usize];
         *faults += 1;
         let faults = *faults;
-        let is_hopeless = matches!(error.class(), ErrorClass::Denied | ErrorClass::Invalid);
-        if is_hopeless || faults >= self.settings.extract_attempts_max {
-            let spec = &self.graph.workflow.extracts[index as usize];
-            let volume = &self.graph.workflow.volume(spec.volume).name;
-            let (path, target) = (&spec.path, &spec.target);
-            self.messages.push(format!(
-                "file '{path}' of volume '{volume}' could not be sent to {target}: {error}"
-            ));
-            self.extractions.by_id.remove(&extract);
-            self.extractions.failed += 1;
-            self.close_extract(index, Stage::Failed);
+        let since = self.extractions.since.entry(index);
+        let since = since.or_insert_with(|| (self.now, error.clone()));
+        since.1 = error.clone();
+        let waited_ms = self.now.ms_since(since.0);
+        self.tell_refusal(index, error);
+        // No other answer will come of this place.
+        let is_hopeless = matches!(error.code, ErrorCode::BadPath | ErrorCode::Conflict);
+        if is_hopeless || waited_ms >= self.settings.extract_wait_ms {
+            self.keep(index, id);
             return;
         }
         self.extractions.stages[index as usize] = Stage::Paused(extract, id);
@@ -177,15 +202,96 @@ impl Scheduler {
         }
     }
 
+    /// A refusal does not pass by itself: who can mend the cause should know while the run goes on.
+    fn tell_refusal(&mut self, index: u32, error: &Error) {
+        if error.is_transient() || !self.extractions.told.insert(error.code) {
+            return;
+        }
+        let spec = &self.graph.workflow.extracts[index as usize];
+        let volume = &self.graph.workflow.volume(spec.volume).name;
+        let (path, target) = (&spec.path, &spec.target);
+        let time = describe_ms(self.settings.extract_wait_ms);
+        let text = format!(
+            "file '{path}' of volume '{volume}' cannot be sent to {target}: {error}; mend that, it \
+             is tried again for {time}"
+        );
+        let volume = Some(spec.volume);
+        self.tell(Warning {
+            job: None,
+            volume,
+            node: None,
+            text,
+        });
+    }
+
+    /// Gives up sending a file that is finished: its volume outlives the run, and the user is told
+    /// how to fetch it.
+    fn keep(&mut self, index: u32, id: VolumeId) {
+        if let Stage::Sending(extract, _) | Stage::Paused(extract, _) =
+            self.extractions.stages[index as usize]
+        {
+            self.extractions.by_id.remove(&extract);
+        }
+        self.extractions.stages[index as usize] = Stage::Kept(id);
+        self.extractions.failed += 1;
+        let spec = &self.graph.workflow.extracts[index as usize];
+        let name = &self.graph.workflow.volume(spec.volume).name;
+        let (path, target) = (&spec.path, &spec.target);
+        let error = self.extractions.since.get(&index);
+        let error = error.map_or_else(String::new, |(_, error)| error.to_string());
+        let server = self.volumes.get(id).and_then(|instance| instance.server);
+        let stays = match server {
+            Some(server) => format!(
+                "it stays on node {} for {} after the run; mend the cause, then: bafs volume \
+                 extract {id} {path} {target}",
+                self.fleet.name(server),
+                describe_ms(self.settings.result_lifetime_ms)
+            ),
+            None => format!("it stays at home in .bafs-remote/{}/{id}", self.run),
+        };
+        let text = format!(
+            "file '{path}' of volume '{name}' could not be sent to {target}: {error}; {stays}"
+        );
+        if !self.is_cancelled {
+            self.messages.push(text);
+            return;
+        }
+        let volume = Some(spec.volume);
+        self.tell(Warning {
+            job: None,
+            volume,
+            node: server,
+            text,
+        });
+    }
+
+    /// The run ends: results that could not be sent so far stay where they are.
+    pub(super) fn keep_unsent(&mut self) {
+        let unsent: Vec<u32> = self.extractions.since.keys().copied().collect();
+        for index in unsent {
+            if let Stage::Sending(_, id) | Stage::Paused(_, id) =
+                self.extractions.stages[index as usize]
+                && self.volumes.get(id).is_some()
+            {
+                self.keep(index, id);
+            }
+        }
+    }
+
     /// The volume of these extractions is gone: they start afresh when it is written again.
     pub(super) fn take_back_extracts(&mut self, volume: VolumeIndex, id: VolumeId) {
         for index in self.graph.volume(volume).extracts.clone() {
             let stage = &mut self.extractions.stages[index as usize];
-            if let Stage::Sending(extract, of) | Stage::Paused(extract, of) = *stage
-                && of == id
-            {
-                *stage = Stage::Waiting;
-                self.extractions.by_id.remove(&extract);
+            match *stage {
+                Stage::Sending(extract, of) | Stage::Paused(extract, of) if of == id => {
+                    *stage = Stage::Waiting;
+                    self.extractions.by_id.remove(&extract);
+                }
+                Stage::Kept(of) if of == id => {
+                    *stage = Stage::Waiting;
+                    self.extractions.failed -= 1;
+                }
+                _ => {}
             }
         }
     }
@@ -197,7 +303,7 @@ impl Scheduler {
         }
         for index in self.graph.volume(volume).extracts.clone() {
             match self.extractions.stages[index as usize] {
-                Stage::Done | Stage::Failed => continue,
+                Stage::Done | Stage::Failed | Stage::Kept(_) => continue,
                 Stage::Sending(extract, _) | Stage::Paused(extract, _) => {
                     self.extractions.by_id.remove(&extract);
                 }
@@ -237,4 +343,14 @@ impl Scheduler {
             self.release_kept(pipeline);
         }
     }
+}
+
+/// A time for people, in the largest unit that it has one of.
+fn describe_ms(ms: u64) -> String {
+    const UNITS: [(&str, u64); 3] = [("h", 3_600_000), ("min", 60_000), ("s", 1_000)];
+    let unit = UNITS.iter().find(|(_, unit)| ms >= *unit);
+    unit.map_or_else(
+        || format!("{ms} ms"),
+        |(name, unit)| format!("{} {name}", ms / unit),
+    )
 }

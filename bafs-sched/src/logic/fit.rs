@@ -74,6 +74,7 @@ impl Scheduler {
             return too_wide;
         }
         let too_large = self.too_large_volume().or_else(|| self.too_large_caches());
+        let too_large = too_large.or_else(|| self.too_large_together());
         if too_large.is_some() || self.may_spill() {
             return too_large;
         }
@@ -108,10 +109,13 @@ impl Scheduler {
 
     fn too_large_volume(&self) -> Option<String> {
         let sizes = self.sizes();
-        let group = self.largest_group();
         for volume in self.graph.volume_indexes() {
             let (need, spec) = (self.size_of(volume), self.graph.workflow.volume(volume));
             let is_cache = self.graph.volume(volume).is_cache;
+            let group = match is_cache {
+                true => self.largest_group(need.files),
+                false => Space::ZERO,
+            };
             let fits = match is_cache {
                 true => group.holds(need),
                 false => sizes.iter().any(|size| size.holds(need)),
@@ -138,7 +142,7 @@ impl Scheduler {
 
     /// A job whose caches together fit into no group.
     fn too_large_caches(&self) -> Option<String> {
-        let group = self.largest_group();
+        let group = self.largest_group(0);
         let is_cache = |volume: &VolumeIndex| self.graph.volume(*volume).is_cache;
         self.jobs_left().find_map(|job| {
             let mounted = self
@@ -158,6 +162,34 @@ impl Scheduler {
                     describe_bytes(need),
                     describe_bytes(have),
                     describe_bytes(need.minus(have))
+                )
+            })
+        })
+    }
+
+    /// A job whose caches and scratch volumes, which exist while it runs, are more than all nodes
+    /// offer.
+    fn too_large_together(&self) -> Option<String> {
+        let sizes = self
+            .fleet
+            .live()
+            .map(|(id, _)| self.fleet.offered(id).bytes);
+        let have = sizes.fold(0, u64::saturating_add);
+        self.jobs_left().find_map(|job| {
+            let mounted = self.graph.mounted(job).into_iter();
+            let volumes: Vec<VolumeIndex> = mounted.map(|(volume, _)| volume).collect();
+            let sizes = volumes.iter().map(|volume| self.size_of(*volume).bytes);
+            let need = sizes.fold(0, u64::saturating_add);
+            let has_cache = volumes.iter().any(|v| self.graph.volume(*v).is_cache);
+            (has_cache && need > have).then(|| {
+                let (name, missing) = (&self.graph.workflow.job(job).name, need - have);
+                format!(
+                    "job '{name}' has {} at once, which need {}, but all nodes together offer {}: \
+                     {} too little; add storage, or split the job",
+                    self.names(&volumes),
+                    describe_bytes(bytes_only(need)),
+                    describe_bytes(bytes_only(have)),
+                    describe_bytes(bytes_only(missing))
                 )
             })
         })
@@ -364,14 +396,20 @@ impl Scheduler {
         }
     }
 
-    fn largest_group(&self) -> Space {
+    /// What the nodes of a group together offer to a cache of so many files.
+    fn largest_group(&self, files: u64) -> Space {
         let mut groups: BTreeMap<&str, Space> = BTreeMap::new();
         for (id, node) in self.fleet.live() {
             let sum = groups.entry(&node.seen.group).or_default();
             let offered = self.fleet.offered(id);
+            // A node that has a part of a cache has all of its files.
+            let bytes = if offered.files < files {
+                0
+            } else {
+                offered.bytes
+            };
             *sum = Space {
-                bytes: sum.bytes.saturating_add(offered.bytes),
-                // Every node of the group must be able to hold every file.
+                bytes: sum.bytes.saturating_add(bytes),
                 files: sum.files.max(offered.files),
             };
         }

@@ -195,6 +195,14 @@ impl Fleet {
         Some(result)
     }
 
+    /// What was to happen after so long happens as much later, in milliseconds.
+    pub(super) fn put_off(&mut self, ms: u64) {
+        for node in self.nodes.values_mut() {
+            node.missing_since = node.missing_since.map(|since| since.plus_ms(ms));
+            node.aside_until = node.aside_until.map(|until| until.plus_ms(ms));
+        }
+    }
+
     /// Whether a listing of a node says nothing new.
     pub(super) fn is_as_seen(&self, seen: &NodeSeen) -> bool {
         let node = self.nodes.get(&seen.id);

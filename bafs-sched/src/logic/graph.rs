@@ -1,11 +1,12 @@
 //! Jobs and volumes of the workflow with what is left of each. Knows no servers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::ServerId;
 use serde::Serialize;
 
 use super::course::Courses;
+use super::followers::followers;
 use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// Where a job is in its life.
@@ -54,7 +55,7 @@ impl JobState {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct JobNode {
     pub(super) state: JobState,
-    /// Parents that are not done.
+    /// Parents, and others that it follows in the use of a volume, that are not done.
     pub(super) parents_left: u32,
     /// Wall time of its last success in milliseconds.
     pub(super) wall_ms: u64,
@@ -128,6 +129,10 @@ pub(super) struct Graph {
     pub(super) totals: Totals,
     /// Place of each job in the topological order.
     rank: Vec<u32>,
+    /// The first job of each job's kind.
+    kinds: Vec<u32>,
+    /// Jobs that wait for each job beside its children.
+    followers: Vec<Vec<JobIndex>>,
     /// Pipeline of each job: jobs that share scratch volumes, directly or through others.
     pipeline: Vec<u32>,
     /// Jobs of each pipeline that are not final.
@@ -164,12 +169,17 @@ impl Graph {
             failed_on: BTreeSet::new(),
             killed: Vec::new(),
         });
-        let jobs: Vec<_> = jobs.collect();
+        let mut jobs: Vec<_> = jobs.collect();
         let mut volumes = volume_nodes(&workflow);
         let mut rank = vec![0; jobs.len()];
         let order = workflow.topological_order();
         for (position, job) in order.iter().enumerate() {
             rank[job.as_usize()] = count(position);
+        }
+        let kinds = kinds(&workflow, &volumes);
+        let followers = followers(&workflow, &rank);
+        for follower in followers.iter().flatten() {
+            jobs[follower.as_usize()].parents_left += 1;
         }
         let pipeline = pipelines(&workflow);
         let courses = Courses::new(&workflow, &pipeline, &order);
@@ -196,6 +206,8 @@ impl Graph {
             volumes,
             totals,
             rank,
+            kinds,
+            followers,
             pipeline,
             pipeline_left,
             pipeline_open,
@@ -216,15 +228,9 @@ impl Graph {
         self.volume(volume).is_cache && self.workflow.volume(volume).users.len() > 1
     }
 
-    /// Whether two jobs read the same caches and ask for as many slots.
-    pub(super) fn reads_alike(&self, job: JobIndex, other: JobIndex) -> bool {
-        let caches = |job: JobIndex| {
-            let mounts = self.workflow.job(job).mounts.iter();
-            let caches = mounts.filter(|mount| self.volume(mount.volume).is_cache);
-            caches.map(|mount| mount.volume)
-        };
-        let cpus = |job: JobIndex| self.workflow.job(job).cpus;
-        cpus(job) == cpus(other) && caches(job).eq(caches(other))
+    /// Jobs of one kind read the same caches and ask for as many slots.
+    pub(super) fn kind(&self, job: JobIndex) -> u32 {
+        self.kinds[job.as_usize()]
     }
 
     /// The jobs of a pipeline.
@@ -333,6 +339,13 @@ impl Graph {
         self.jobs[job.as_usize()].state
     }
 
+    /// Jobs that start only when this one is done: its children, and those that follow it in the
+    /// use of a volume.
+    pub(super) fn waiting_for(&self, job: JobIndex) -> impl Iterator<Item = JobIndex> {
+        let children = self.workflow.job(job).children.iter();
+        children.chain(&self.followers[job.as_usize()]).copied()
+    }
+
     pub(super) fn rank(&self, job: JobIndex) -> u32 {
         self.rank[job.as_usize()]
     }
@@ -413,8 +426,7 @@ impl Graph {
             }
         }
         if was_done != is_done {
-            for position in 0..self.workflow.jobs[job.as_usize()].children.len() {
-                let child = self.workflow.jobs[job.as_usize()].children[position];
+            for child in self.waiting_for(job).collect::<Vec<_>>() {
                 adjust(
                     &mut self.jobs[child.as_usize()].parents_left,
                     !was_done,
@@ -506,6 +518,19 @@ fn pipelines(workflow: &Workflow) -> Vec<u32> {
     (0..count(workflow.jobs.len()))
         .map(|job| root(&mut parent, job))
         .collect()
+}
+
+/// For each job the first that reads the same caches and asks for as many slots.
+fn kinds(workflow: &Workflow, volumes: &[VolumeNode]) -> Vec<u32> {
+    let mut first = BTreeMap::new();
+    let jobs = workflow.jobs.iter().enumerate();
+    let kinds = jobs.map(|(position, job)| {
+        let mounted = job.mounts.iter().map(|mount| mount.volume);
+        let caches = mounted.filter(|volume| volumes[volume.as_usize()].is_cache);
+        let kind = (job.cpus, caches.collect::<Vec<_>>());
+        *first.entry(kind).or_insert_with(|| count(position))
+    });
+    kinds.collect()
 }
 
 /// The next job of each job's pipeline, itself when it is the last.

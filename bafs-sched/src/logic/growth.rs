@@ -1,7 +1,8 @@
 //! Sizes that are too small: doubled once when a job found no space, for all of their like that
 //! have not begun. What nobody declared is measured by `sizes.rs`.
 
-use bafs_proto::message::JobReport;
+use bafs_proto::ErrorClass;
+use bafs_proto::message::{JobOutcome, JobReport};
 
 use super::declared::Warning;
 use super::fit::describe;
@@ -25,6 +26,46 @@ struct Lesson {
 }
 
 impl Scheduler {
+    /// Whether a job that failed found no space in a volume that it may write: its environment
+    /// says so, or it ended by itself after calls that failed for that.
+    pub(super) fn found_no_space(&self, job: JobIndex, report: &JobReport) -> bool {
+        match &report.outcome {
+            JobOutcome::Environment(error) => error.class() == ErrorClass::NoSpace,
+            JobOutcome::Exited(_) | JobOutcome::Signaled(_) => {
+                !self.refused_for_space(job, report).is_empty()
+            }
+            JobOutcome::NotStarted(_) | JobOutcome::Killed => false,
+        }
+    }
+
+    /// What to add to the reason of a failure that a lack of space explains.
+    pub(super) fn describe_full(&self, job: JobIndex, report: &JobReport) -> String {
+        let full = self.refused_for_space(job, report).into_iter();
+        let names = full.map(|volume| format!("'{}'", self.graph.workflow.volume(volume).name));
+        let names: Vec<String> = names.collect();
+        if names.is_empty() {
+            return String::new();
+        }
+        let names = names.join(" and ");
+        format!(" when volume {names} had no space left: it needs a larger volume than declared")
+    }
+
+    /// Scratch volumes that a job may write and in which calls of it failed for lack of space.
+    fn refused_for_space(&self, job: JobIndex, report: &JobReport) -> Vec<VolumeIndex> {
+        if self.settings.is_private_at_home() {
+            return Vec::new();
+        }
+        let is_refused = |volume: &VolumeIndex| {
+            let name = &self.graph.workflow.volume(*volume).name;
+            let mut used = report.volumes.iter().filter(|used| used.name == *name);
+            used.any(|used| used.refused_for_space > 0)
+        };
+        let mut written = self.graph.mounted(job);
+        written.retain(|(volume, writable)| *writable && !self.graph.volume(*volume).is_cache);
+        let written = written.into_iter().map(|(volume, _)| volume);
+        written.filter(is_refused).collect()
+    }
+
     /// A job found no space. The first time its volumes are made larger, and it runs again;
     /// answers whether it does.
     pub(super) fn grow(&mut self, job: JobIndex, report: &JobReport) -> bool {
@@ -63,8 +104,9 @@ impl Scheduler {
         true
     }
 
-    /// Volumes of a job that found no space, with their sizes and larger ones: those that are
-    /// nearly full, else all that it may write, unless they were made larger before.
+    /// Volumes of a job that found no space, with their sizes and larger ones: those in which it
+    /// found none, else those that are nearly full, else all that it may write, unless they were
+    /// made larger before.
     fn growths(&self, job: JobIndex, report: &JobReport) -> Vec<Growth> {
         let mounted = self.graph.mounted(job).into_iter();
         let is_scratch = |(volume, writable): &(VolumeIndex, bool)| {
@@ -82,8 +124,14 @@ impl Scheduler {
                     || used.held_files >= size.files - size.files / 10
             })
         };
-        let full: Vec<VolumeIndex> = all.iter().copied().filter(is_full).collect();
-        let volumes = if full.is_empty() { all } else { full };
+        let refused = self.refused_for_space(job, report);
+        let volumes: Vec<VolumeIndex> = if !refused.is_empty() {
+            all.into_iter().filter(|v| refused.contains(v)).collect()
+        } else if all.iter().any(is_full) {
+            all.into_iter().filter(is_full).collect()
+        } else {
+            all
+        };
         let largest = self.largest_usable();
         let larger = |volume: VolumeIndex| {
             let size = self.size_of(volume);

@@ -7,6 +7,7 @@
 mod action;
 mod allot;
 mod attempt;
+mod away;
 mod checkpoint;
 mod course;
 mod declared;
@@ -16,6 +17,7 @@ mod extraction;
 mod failure;
 mod fit;
 mod fleet;
+mod followers;
 mod graph;
 mod growth;
 mod guide;
@@ -35,6 +37,7 @@ mod space;
 mod steering;
 mod timers;
 mod volumes;
+mod waiting;
 
 pub use action::{Action, MountedVolume};
 pub use allot::Demand;

@@ -11,18 +11,13 @@ use super::scheduler::Scheduler;
 use super::space::Space;
 use crate::workflow::{JobIndex, VolumeIndex};
 
-/// Jobs at the head of a queue that are tried before the queue sleeps: enough to pass jobs that
-/// wait for another writer, few enough that a million waiting jobs cost nothing.
+/// Jobs of a queue that are tried before the queue sleeps, of those that need the same only one:
+/// enough to pass jobs that wait for another writer, few enough that a million waiting jobs cost
+/// nothing.
 const LOOKAHEAD: usize = 16;
 
 /// Pipelines at home on a node that are tried, those that need least to end first.
 const EASY_TRIED: usize = 4;
-
-/// Bound jobs that are looked at for one that could run elsewhere.
-const AWAY_LOOKED_AT: usize = 64;
-
-/// Bound jobs that are tried elsewhere at a time.
-const AWAY_TRIED: usize = 2;
 
 /// Idle nodes that are searched for one that has a part of a job's cache.
 const READERS_LOOKED_AT: usize = 64;
@@ -62,7 +57,7 @@ impl Scheduler {
                 self.place_from(binding);
             }
         }
-        while self.may_spill() && self.place_away() {}
+        while self.place_away() {}
         if std::mem::take(&mut self.is_space_wanted) {
             self.free_idle_caches();
         }
@@ -75,20 +70,12 @@ impl Scheduler {
             self.queues.sleep(binding);
             return;
         }
-        let mut failed: Option<Key> = None;
+        let mut tried: Option<Key> = None;
         self.is_held_back = false;
-        for key in self.queues.heads(binding, LOOKAHEAD) {
-            // What fails for one job fails for another of the same need, but for other caches.
-            let is_alike = failed.is_some_and(|failed| {
-                let alike = Key {
-                    job: failed.job,
-                    ..key
-                };
-                alike == failed && self.graph.reads_alike(key.job, failed.job)
-            });
-            if is_alike {
-                continue;
-            }
+        for _ in 0..LOOKAHEAD {
+            let Some(key) = self.queues.after(binding, tried) else {
+                break;
+            };
             if self.try_place(key.job, binding) {
                 return;
             }
@@ -97,7 +84,7 @@ impl Scheduler {
             let node = self.graph.job(key.job);
             let is_choosy = !node.failed_on.is_empty() || !node.refused_by.is_empty();
             let is_telling = self.may_start(key.job) && !self.is_held_back && !is_choosy;
-            failed = is_telling.then_some(key);
+            tried = Some(if is_telling { key.last_alike() } else { key });
         }
         if let (true, Some(server)) = (self.is_held_back, binding)
             && self.place_easiest(server)
@@ -117,19 +104,6 @@ impl Scheduler {
         jobs.retain(|job| self.queues.contains(*job) && self.may_start(*job));
         let mut jobs = jobs.into_iter().take(EASY_TRIED);
         jobs.any(|job| self.rules_admit(job) && self.try_place_on(job, &[server], Care::Safe))
-    }
-
-    /// Gives a job whose data lie on a node without a free slot a place on one that has nothing to
-    /// do. Before a barrier all wait for the last, which costs more than data from a neighbour.
-    fn place_away(&mut self) -> bool {
-        if self.fleet.idle().next().is_none() {
-            return false;
-        }
-        let bound = self.queues.bound().take(AWAY_LOOKED_AT);
-        let is_stuck = |(_, server): &(JobIndex, ServerId)| self.fleet.free_slots(*server) == 0;
-        let stuck: Vec<JobIndex> = bound.filter(is_stuck).map(|(job, _)| job).collect();
-        let mut stuck = stuck.into_iter().take(AWAY_TRIED);
-        stuck.any(|job| self.try_place(job, None))
     }
 
     /// Gives a job a place on the node that it is bound to, or on the best of all.

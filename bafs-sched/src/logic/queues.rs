@@ -1,6 +1,7 @@
 //! Jobs that may start, in the order in which they should. Knows neither space nor servers' state.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
 
 use bafs_proto::ids::ServerId;
 
@@ -15,7 +16,8 @@ const FED_AT_ONCE: usize = 4;
 
 /// Order among ready jobs: those that wait for a measurement last, then what the user prefers, then
 /// their turn under a strategy (all alike without one), then least unfulfilled need first (bytes,
-/// then files), then jobs that go on with a pipeline, then the order of declaration.
+/// then files), then jobs that go on with a pipeline, then those of one kind together, then the
+/// order of declaration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     /// It may not start before another pipeline was measured.
@@ -25,7 +27,18 @@ pub(super) struct Key {
     pub(super) turn: (u32, u32),
     pub(super) need: Space,
     pub(super) starts_pipeline: bool,
+    /// Jobs of one kind ask for as many processors and read the same caches.
+    pub(super) kind: u32,
     pub(super) job: JobIndex,
+}
+
+impl Key {
+    /// The last of all jobs for which a place must have the same: what fails for one of them fails
+    /// for each.
+    pub(super) fn last_alike(self) -> Self {
+        let job = JobIndex(u32::MAX);
+        Self { job, ..self }
+    }
 }
 
 /// The node that a job is bound to because its data are there; `None` for a job that may run
@@ -137,20 +150,25 @@ impl Queues {
         self.bound.iter().map(|(key, server)| (key.job, *server))
     }
 
-    /// The first jobs of a queue.
-    pub(super) fn heads(&self, binding: Binding, count: usize) -> Vec<Key> {
-        let queue = self.queues.get(&binding);
-        queue
-            .map(|queue| queue.iter().take(count).copied().collect())
-            .unwrap_or_default()
+    /// Jobs that wait for this server.
+    pub(super) fn length(&self, server: ServerId) -> usize {
+        self.queues.get(&Some(server)).map_or(0, BTreeSet::len)
     }
 
-    /// The first job of every queue.
-    pub(super) fn all_heads(&self) -> Vec<(Binding, Key)> {
-        let heads = self
-            .queues
-            .iter()
-            .filter_map(|(b, queue)| Some((*b, *queue.first()?)));
+    /// The first job of a queue that comes after this key.
+    pub(super) fn after(&self, binding: Binding, key: Option<Key>) -> Option<Key> {
+        let from = key.map_or(Bound::Unbounded, Bound::Excluded);
+        let queue = self.queues.get(&binding)?;
+        queue.range((from, Bound::Unbounded)).next().copied()
+    }
+
+    /// Of every queue the first job of those that need the same, so many at most of each.
+    pub(super) fn all_heads(&self, count: usize) -> Vec<Key> {
+        let heads = self.queues.keys().flat_map(|binding| {
+            let first = self.after(*binding, None);
+            let next = |key: &Key| self.after(*binding, Some(key.last_alike()));
+            std::iter::successors(first, next).take(count)
+        });
         heads.collect()
     }
 }
@@ -166,6 +184,7 @@ mod tests {
             turn: (0, 0),
             need: Space { bytes, files: 0 },
             starts_pipeline,
+            kind: 0,
             job: JobIndex(job),
         }
     }
@@ -181,8 +200,12 @@ mod tests {
         ] {
             queues.put(None, key);
         }
-        let order: Vec<u32> = queues.heads(None, 9).iter().map(|key| key.job.0).collect();
+        let next = |key: &Key| queues.after(None, Some(*key));
+        let order = std::iter::successors(queues.after(None, None), next);
+        let order: Vec<u32> = order.map(|key| key.job.0).collect();
         assert_eq!(order, [3, 4, 2, 1]);
+        let heads: Vec<u32> = queues.all_heads(9).iter().map(|key| key.job.0).collect();
+        assert_eq!(heads, [3, 2, 1], "3 and 4 need the same");
     }
 
     #[test]

@@ -1,11 +1,16 @@
-//! Lost servers and volumes: the smallest set of jobs that must run again. Own faults of jobs are
-//! `failure.rs`.
+//! Lost servers and volumes, and volumes that failed attempts leave half-written: the smallest set
+//! of jobs that must run again. Whose fault a failure is says `failure.rs`.
 
 use std::collections::BTreeSet;
 
+use bafs_proto::ErrorCode;
 use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_proto::volume::LimitKind;
 
 use super::action::Action;
+use super::attempt::Stage;
+use super::declared::has_written;
 use super::event::NodeSeen;
 use super::graph::JobState;
 use super::scheduler::{Phase, Scheduler};
@@ -171,6 +176,71 @@ impl Scheduler {
         }
     }
 
+    /// Ends an attempt that did not succeed. What it may have changed goes, also if finished jobs
+    /// wrote there before: the next attempt must not find half of this one's work.
+    pub(super) fn abandon_attempt(&mut self, job: JobIndex) {
+        let Some(attempt) = self.end_attempt(job) else {
+            return;
+        };
+        self.leave_if_untouched(job);
+        if attempt.stage == Stage::Preparing {
+            return;
+        }
+        for (volume, writable) in self.graph.mounted(job) {
+            if !writable || attempt.unchanged.contains(&volume) {
+                continue;
+            }
+            let Some((id, _)) = self.volumes.scratch(volume) else {
+                continue;
+            };
+            let is_used = !self.users_of(id, volume).is_empty();
+            // A later volume of that name was never touched by this attempt.
+            if !is_used && attempt.uses(id) {
+                self.retire(id);
+            }
+        }
+    }
+
+    /// Takes note of the volumes that an attempt left as they were, as far as its report tells.
+    pub(super) fn note_unchanged(&mut self, job: JobIndex, report: &JobReport) {
+        let has_run = may_have_run(report);
+        let is_unchanged = |volume: &VolumeIndex| {
+            let spec = self.graph.workflow.volume(*volume);
+            let mut used = report.volumes.iter().filter(|used| used.name == spec.name);
+            // Of a watched volume the agent sees nothing.
+            let is_counted = spec.limit == LimitKind::Exact && used.clone().next().is_some();
+            !has_run || is_counted && used.all(|used| !has_written(used))
+        };
+        let mounted = self
+            .graph
+            .mounted(job)
+            .into_iter()
+            .map(|(volume, _)| volume);
+        let unchanged = mounted.filter(is_unchanged).collect();
+        if let Some(attempt) = self.attempts.get_mut(&job) {
+            attempt.unchanged = unchanged;
+        }
+    }
+
+    /// Before a job runs again: what finished jobs had written for it, and went with an attempt
+    /// that failed, comes back from a copy or is written again.
+    pub(super) fn make_inputs_again(&mut self, job: JobIndex) {
+        let is_done = |writer: &JobIndex| self.graph.state(*writer) == JobState::Done;
+        let is_gone = |volume: &VolumeIndex| {
+            let node = self.graph.volume(*volume);
+            !node.is_cache && !self.volumes.is_live(*volume) && node.writers.iter().any(is_done)
+        };
+        let mounted = self
+            .graph
+            .mounted(job)
+            .into_iter()
+            .map(|(volume, _)| volume);
+        let gone: Vec<VolumeIndex> = mounted.filter(is_gone).collect();
+        if !gone.is_empty() {
+            self.redo(Vec::new(), gone);
+        }
+    }
+
     /// Rolls finished jobs back: `jobs` themselves, and the writers of `gone` volumes that are
     /// still needed; then, again and again, the writers of what those read and is gone too. A job
     /// that runs again gets fresh volumes to write, so what it wrote before is dropped.
@@ -203,13 +273,23 @@ impl Scheduler {
         }
     }
 
+    /// Whether a job that comes after this one wrote the volume, or does so now.
+    fn is_changed_since(&self, volume: VolumeIndex, job: JobIndex) -> bool {
+        let is_later = |writer: &JobIndex| self.graph.rank(*writer) > self.graph.rank(job);
+        let has_written = |writer: &JobIndex| {
+            self.graph.state(*writer) == JobState::Done || self.attempts.contains_key(writer)
+        };
+        let mut writers = self.graph.volume(volume).writers.iter();
+        writers.any(|writer| is_later(writer) && has_written(writer))
+    }
+
     fn undo(&mut self, job: JobIndex, volumes: &mut Vec<VolumeIndex>, undone: &mut Vec<JobIndex>) {
         if self.graph.state(job) != JobState::Done || self.phase == Phase::Finishing {
             return;
         }
         self.graph.set_state(job, JobState::Waiting);
         undone.push(job);
-        for child in self.graph.workflow.job(job).children.clone() {
+        for child in self.graph.waiting_for(job).collect::<Vec<_>>() {
             if matches!(self.graph.state(child), JobState::Ready | JobState::Held) {
                 self.queues.take(child);
                 self.graph.set_state(child, JobState::Waiting);
@@ -219,10 +299,12 @@ impl Scheduler {
             if self.graph.volume(volume).is_cache {
                 continue;
             }
-            if writable {
+            // What a later job made of it is not what this one read.
+            let is_outdated = writable || self.is_changed_since(volume, job);
+            if is_outdated {
                 self.drop_copy(volume);
             }
-            if writable && let Some((id, _)) = self.volumes.scratch(volume) {
+            if is_outdated && let Some((id, _)) = self.volumes.scratch(volume) {
                 self.retire(id);
                 self.take_back_extracts(volume, id);
                 self.stop_users(id, volume);
@@ -231,5 +313,17 @@ impl Scheduler {
                 volumes.push(volume);
             }
         }
+    }
+}
+
+/// Whether the program of an execution may have run. An agent that could not mount its volumes
+/// says so before; of one that died (`ServerFault`) nothing is known.
+fn may_have_run(report: &JobReport) -> bool {
+    match &report.outcome {
+        JobOutcome::NotStarted(_) => false,
+        JobOutcome::Environment(error) => {
+            !report.volumes.is_empty() || report.wall_ms > 0 || error.code == ErrorCode::ServerFault
+        }
+        JobOutcome::Exited(_) | JobOutcome::Signaled(_) | JobOutcome::Killed => true,
     }
 }

@@ -5,16 +5,22 @@ use std::collections::BTreeSet;
 use bafs_proto::ids::VolumeId;
 
 use super::action::Action;
+use super::declared::Warning;
 use super::fit::describe;
 use super::graph::JobState;
 use super::place::Care;
 use super::progress::Outcome;
-use super::queues::Key;
 use super::scheduler::{Phase, Scheduler};
 use super::space::Space;
 use super::timers::Timer;
-use super::volumes::State;
+use super::volumes::{Instance, State};
 use crate::workflow::{JobIndex, VolumeIndex};
+
+/// Jobs of each queue that are tried when nothing goes on, of those that need the same one.
+const KINDS_TRIED: usize = 64;
+
+/// Deletions of a volume that fail before the user is told, and it is not waited for any more.
+const DELETE_FAULTS_TOLD: u32 = 10;
 
 /// A pipeline that waits for jobs of others loses its protection so often, until one ends.
 const UNPROTECTED_MAX: u32 = 16;
@@ -118,13 +124,36 @@ impl Scheduler {
         let pause_ms = match self.volumes.get_mut(id) {
             Some(instance) => {
                 instance.delete_faults += 1;
-                self.settings.pause_ms(instance.delete_faults)
+                let faults = instance.delete_faults;
+                if faults == DELETE_FAULTS_TOLD {
+                    self.tell_undeleted(id);
+                }
+                self.settings.pause_ms(faults)
             }
             None if self.stale.contains_key(&id) => self.settings.pause_ms_max,
             None => return,
         };
         self.timers
             .set(self.now.plus_ms(pause_ms), Timer::Delete(id));
+    }
+
+    fn tell_undeleted(&mut self, id: VolumeId) {
+        let Some((volume, server)) = self.volumes.get(id).map(|i| (i.volume, i.server)) else {
+            return;
+        };
+        let name = &self.graph.workflow.volume(volume).name;
+        let node = server.map(|server| self.fleet.name(server));
+        let text = format!(
+            "volume '{name}' ({id}) cannot be deleted on node {}: its space is missed, see the log \
+             of the node; it is tried again",
+            node.unwrap_or_default()
+        );
+        self.tell(Warning {
+            job: None,
+            volume: Some(volume),
+            node: server,
+            text,
+        });
     }
 
     /// A volume that was given up while it was being created may exist now, even if it was deleted
@@ -163,12 +192,7 @@ impl Scheduler {
         if self.unprotect_if_stuck() || self.pass_stuck_probes_on() || self.waits_for_others() {
             return;
         }
-        let mut heads: Vec<Key> = self
-            .queues
-            .all_heads()
-            .into_iter()
-            .map(|(_, key)| key)
-            .collect();
+        let mut heads = self.queues.all_heads(KINDS_TRIED);
         heads.sort_unstable();
         let mut candidates: Vec<JobIndex> = heads.iter().map(|key| key.job).collect();
         // Among many that wait, those that go on with a pipeline may be far behind.
@@ -212,12 +236,14 @@ impl Scheduler {
 
     /// Whether nothing is under way that could change what is possible.
     fn is_quiet(&self) -> bool {
+        let is_given_up = |id: VolumeId| {
+            let instance = self.volumes.get(id);
+            instance.is_some_and(|instance| instance.delete_faults >= DELETE_FAULTS_TOLD)
+        };
+        let mut volumes = self.volumes.iter();
         self.extractions.is_quiet()
-            && !self.timers.has_work()
-            && self
-                .volumes
-                .iter()
-                .all(|(_, instance)| instance.state.is_complete())
+            && !self.timers.has_work(is_given_up)
+            && volumes.all(|(id, instance)| instance.state.is_complete() || is_given_up(id))
     }
 
     /// Drops the volumes of the last pipeline that is under way, other than the one of `job`, and
@@ -228,10 +254,10 @@ impl Scheduler {
             let user = self.graph.workflow.volume(volume).users.first();
             user.map(|user| self.graph.pipeline(*user))
         };
-        let scratch = self
-            .volumes
-            .iter()
-            .filter(|(_, i)| !self.graph.volume(i.volume).is_cache);
+        // What is being deleted makes no way.
+        let is_there =
+            |i: &Instance| i.state != State::Deleting && !self.graph.volume(i.volume).is_cache;
+        let scratch = self.volumes.iter().filter(|(_, i)| is_there(i));
         let others = scratch
             .filter_map(|(_, i)| of(i.volume))
             .filter(|other| *other != pipeline);
@@ -241,7 +267,7 @@ impl Scheduler {
         let dropped: Vec<(VolumeId, VolumeIndex)> = self
             .volumes
             .iter()
-            .filter(|(_, i)| !self.graph.volume(i.volume).is_cache && of(i.volume) == Some(victim))
+            .filter(|(_, i)| is_there(i) && of(i.volume) == Some(victim))
             .map(|(id, instance)| (id, instance.volume))
             .collect();
         self.protected = Some(pipeline);
@@ -298,6 +324,14 @@ impl Scheduler {
                 nodes.join(" and ")
             );
         }
+        let slots = job.map_or(1, |job| self.slots_of(job));
+        let nodes = self.fleet.live().map(|(_, node)| node.seen.slots);
+        if let Some(most) = nodes.max().filter(|most| *most < slots) {
+            return format!(
+                "job '{name}' cannot start: it asks for {slots} processors, and no node that is \
+                 left has more than {most}; start a larger node again"
+            );
+        }
         let missing = job.map(|job| self.graph.mounted(job)).unwrap_or_default();
         let missing = missing
             .into_iter()
@@ -322,6 +356,7 @@ impl Scheduler {
             return;
         }
         self.phase = Phase::Finishing;
+        self.keep_unsent();
         self.timers
             .set(self.now.plus_ms(self.settings.cleanup_ms), Timer::Cleanup);
         for job in self.attempts.keys().copied().collect::<Vec<_>>() {
@@ -342,11 +377,13 @@ impl Scheduler {
             .iter()
             .filter(|(_, instance)| instance.state != State::Deleting);
         let live: Vec<VolumeId> = live.map(|(id, _)| id).collect();
+        let kept = self.extractions.kept();
         let attempts = self.attempts.values();
         let used: BTreeSet<VolumeId> = attempts
             .flat_map(|attempt| attempt.uses.iter().map(|used| used.id))
             .collect();
-        for id in live.into_iter().filter(|id| !used.contains(id)) {
+        let is_idle = |id: &VolumeId| !used.contains(id) && !kept.contains(id);
+        for id in live.into_iter().filter(is_idle) {
             self.retire(id);
         }
         self.cleaned_with = Some(self.attempts.len());
@@ -358,7 +395,9 @@ impl Scheduler {
             self.delete_idle();
         }
         let is_stale = self.stale.values().any(|server| !self.is_lost(*server));
-        if self.attempts.is_empty() && self.volumes.is_empty() && !is_stale {
+        let kept = self.extractions.kept();
+        let is_clean = self.volumes.iter().all(|(id, _)| kept.contains(&id));
+        if self.attempts.is_empty() && is_clean && !is_stale {
             self.end();
         }
     }

@@ -187,6 +187,9 @@ impl Scheduler {
         if self.phase == Phase::Over {
             return;
         }
+        if matches!(event, Event::Resumed { .. }) {
+            self.skip_absence(now);
+        }
         // Clocks of machines step back now and then; the core's time does not.
         self.now = self.now.max(now);
         self.checkpoints.observe(self.now, self.fleet.alive);
@@ -232,6 +235,11 @@ impl Scheduler {
         self.fleet.get(server).map(|node| &node.seen)
     }
 
+    /// All nodes that were seen, lost or not.
+    pub fn nodes(&self) -> impl Iterator<Item = (ServerId, &NodeSeen)> {
+        self.fleet.iter().map(|(server, node)| (server, &node.seen))
+    }
+
     /// Whether a node that was seen has been given up since.
     pub fn is_lost(&self, server: ServerId) -> bool {
         self.fleet.get(server).is_some_and(|node| node.is_lost)
@@ -273,6 +281,11 @@ impl Scheduler {
             }
         }
         ready
+    }
+
+    /// Whether results are left that could not be sent home, for the user to fetch.
+    pub fn keeps_results(&self) -> bool {
+        !self.extractions.kept().is_empty()
     }
 
     /// Everything that was asked for and not answered yet; what a driver does first after a
@@ -382,6 +395,17 @@ impl Scheduler {
             Event::Tick => {}
             Event::Resumed { series } => self.next_id = u64::from(series) << SERIES_BITS,
         }
+    }
+
+    /// While no scheduler ran nothing could be heard and nobody was waited for: what was to happen
+    /// after so long happens as much later.
+    fn skip_absence(&mut self, now: Time) {
+        let away_ms = now.ms_since(self.now);
+        self.timers.put_off(away_ms);
+        self.patience = self.patience.map(|until| until.plus_ms(away_ms));
+        self.fleet.put_off(away_ms);
+        self.extractions.put_off(away_ms);
+        self.checkpoints.put_off(away_ms);
     }
 
     fn fire(&mut self, timer: Timer) {

@@ -59,8 +59,12 @@ pub struct Settings {
     pub pause_ms_min: u64,
     /// Longest pause before something is tried again, in milliseconds.
     pub pause_ms_max: u64,
-    /// An extraction is tried so often before it counts as failed.
-    pub extract_attempts_max: u32,
+    /// A finished file is tried to be sent home for so long after the first failure, in
+    /// milliseconds; then its volume is kept for the user.
+    pub extract_wait_ms: u64,
+    /// A volume with files to extract is deleted by its server so long after the last sign of
+    /// interest, in milliseconds: longer than others, as it may hold results that nobody has yet.
+    pub result_lifetime_ms: u64,
     /// Deleting what is left may take so long at the end, in milliseconds; after that the servers
     /// delete it by themselves when its lifetime ends.
     pub cleanup_ms: u64,
@@ -87,7 +91,8 @@ impl Default for Settings {
             aside_ms: 60_000,
             pause_ms_min: 250,
             pause_ms_max: 10_000,
-            extract_attempts_max: 50,
+            extract_wait_ms: 12 * 3_600_000,
+            result_lifetime_ms: 3 * 24 * 3_600_000,
             cleanup_ms: 20_000,
             op_deadline_ms: 30_000,
         }

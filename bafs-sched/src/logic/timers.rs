@@ -47,9 +47,26 @@ impl Timers {
         })
     }
 
-    /// Whether a timer will make something happen by itself, not only end the waiting.
-    pub(super) fn has_work(&self) -> bool {
-        let is_work = |timer: &Timer| !matches!(timer, Timer::Patience | Timer::Cleanup);
+    /// When this timer is due.
+    pub(super) fn due(&self, timer: Timer) -> Option<Time> {
+        let mut set = self.0.iter().filter(|(_, other)| *other == timer);
+        set.next().map(|(at, _)| *at)
+    }
+
+    /// Makes everything due so much later, in milliseconds.
+    pub(super) fn put_off(&mut self, ms: u64) {
+        let timers = std::mem::take(&mut self.0).into_iter();
+        self.0 = timers.map(|(at, timer)| (at.plus_ms(ms), timer)).collect();
+    }
+
+    /// Whether a timer will make something happen by itself, not only end the waiting. Deletions
+    /// of volumes that are `given_up` hardly will.
+    pub(super) fn has_work(&self, given_up: impl Fn(VolumeId) -> bool) -> bool {
+        let is_work = |timer: &Timer| match timer {
+            Timer::Patience | Timer::Cleanup => false,
+            Timer::Delete(id) => !given_up(*id),
+            Timer::Missing(_) | Timer::Aside(_) | Timer::Job(_) | Timer::Extract(_) => true,
+        };
         self.0.iter().any(|(_, timer)| is_work(timer))
     }
 }

@@ -97,10 +97,6 @@ impl Volumes {
         self.instances.len()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.instances.is_empty()
-    }
-
     /// What exists, or is being made, of a volume; by server.
     pub(super) fn live(&self, volume: VolumeIndex) -> &BTreeMap<Option<ServerId>, VolumeId> {
         &self.live[volume.as_usize()]

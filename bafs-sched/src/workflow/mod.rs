@@ -32,5 +32,6 @@ pub use checked::{
 pub use diagnostic::{Diagnostic, Rejected, Severity};
 pub(crate) use limits::RUNTIME_S_MAX;
 pub use load::{Checked, parse_workflow};
+pub(crate) use order::Search;
 pub use size::{QuantityError, parse_duration, parse_size};
 pub use url::{Scheme, Url, UrlError};

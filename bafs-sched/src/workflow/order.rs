@@ -52,7 +52,7 @@ fn from_smallest(upwards: &[JobIndex]) -> Vec<JobIndex> {
 
 /// All searches together were given enough time, and there is more to search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct SearchTooLong;
+pub(crate) struct SearchTooLong;
 
 /// Answers whether one job is ordered before another, for a graph without cycle.
 ///
@@ -61,7 +61,7 @@ pub(super) struct SearchTooLong;
 /// walked through. Jobs outside the depths between both ends are left out. For the shapes that
 /// workflows have (pipelines, fans, diamonds) a search ends after a few edges; a tangled graph is
 /// stopped by a budget over all searches.
-pub(super) struct Search<'w> {
+pub(crate) struct Search<'w> {
     jobs: &'w [Job],
     /// The place of each job in the topological order.
     rank: Vec<u32>,
@@ -74,7 +74,7 @@ pub(super) struct Search<'w> {
 }
 
 impl<'w> Search<'w> {
-    pub(super) fn new(jobs: &'w [Job]) -> Self {
+    pub(crate) fn new(jobs: &'w [Job]) -> Self {
         let order = ready_first(jobs);
         assert_eq!(order.len(), jobs.len(), "cycles are refused before");
         let mut rank = vec![0; jobs.len()];
@@ -102,7 +102,7 @@ impl<'w> Search<'w> {
     }
 
     /// Whether `first` is an ancestor of `last`.
-    pub(super) fn is_before(
+    pub(crate) fn is_before(
         &mut self,
         first: JobIndex,
         last: JobIndex,

@@ -1,5 +1,7 @@
 //! What jobs find in their volumes, and what simulated agents report of these.
 
+use std::collections::BTreeSet;
+
 use bafs_proto::ids::ServerId;
 use bafs_proto::message::VolumeUse;
 
@@ -32,6 +34,7 @@ impl World {
                 pages: Vec::new(),
                 longest_call_ms: 0,
                 waited_ms: 0,
+                refused_for_space: u64::from(self.is_short(mounted)),
             }
         };
         spec.mounts.iter().zip(mounted).map(used).collect()
@@ -46,13 +49,14 @@ impl World {
 
     /// Whether one of these volumes has less space than it needs.
     pub(super) fn is_too_small(&self, volumes: &[MountedVolume]) -> bool {
-        let is_short = |mounted: &MountedVolume| {
-            let name = &self.scheduler.workflow().volume(mounted.volume).name;
-            let need = self.needs.get(name).copied().unwrap_or_default();
-            self.space_of(mounted)
-                .is_some_and(|space| !space.holds(need))
-        };
-        volumes.iter().any(is_short)
+        volumes.iter().any(|mounted| self.is_short(mounted))
+    }
+
+    fn is_short(&self, mounted: &MountedVolume) -> bool {
+        let name = &self.scheduler.workflow().volume(mounted.volume).name;
+        let need = self.needs.get(name).copied().unwrap_or_default();
+        let space = self.space_of(mounted);
+        space.is_some_and(|space| !space.holds(need))
     }
 
     fn space_of(&self, mounted: &MountedVolume) -> Option<Space> {
@@ -69,13 +73,24 @@ impl World {
         node.volumes.get(&mounted.id).map(|(_, _, content)| content)
     }
 
-    /// A job must find what every job before it wrote into its volumes.
+    /// A job must find what every job before it wrote into its volumes, and neither what an earlier
+    /// attempt left there nor what a later job made of it.
     pub(super) fn check_start(&self, job: JobIndex, volumes: &[MountedVolume]) {
         let workflow = self.scheduler.workflow();
         for mounted in volumes {
             let Some(content) = self.content(mounted) else {
                 continue;
             };
+            let later = self.later(job);
+            let stray = content.keys().find(|writer| later.contains(writer));
+
+            assert!(
+                stray.is_none(),
+                "{} starts with what {} left in {}",
+                workflow.job(job).name,
+                stray.map_or("", |stray| &*workflow.job(*stray).name),
+                workflow.volume(mounted.volume).name
+            );
             for parent in &workflow.job(job).parents {
                 let mounts = &workflow.job(*parent).mounts;
                 let writes = mounts
@@ -89,6 +104,20 @@ impl World {
                 );
             }
         }
+    }
+}
+
+impl World {
+    /// A job and all that come after it.
+    fn later(&self, job: JobIndex) -> BTreeSet<JobIndex> {
+        let mut later = BTreeSet::new();
+        let mut next = vec![job];
+        while let Some(job) = next.pop() {
+            if later.insert(job) {
+                next.extend(&self.scheduler.workflow().job(job).children);
+            }
+        }
+        later
     }
 }
 

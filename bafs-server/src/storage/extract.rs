@@ -111,7 +111,7 @@ impl Upload {
         loop {
             let error = match self.attempt().await {
                 Ok(receipt) => return Ok(receipt),
-                Err(error) => error,
+                Err(error) => not_found_at_home(error),
             };
             let out_of_step = matches!(
                 error.code,
@@ -214,5 +214,14 @@ impl Upload {
 
     fn step(&self) -> Deadline {
         self.deadline.earlier(Deadline::after_ms(CALL_MS))
+    }
+}
+
+/// Home misses something of its own: a directory, a bucket, the upload. `NotFound` would say that
+/// the volume does not have the file.
+fn not_found_at_home(error: Error) -> Error {
+    match error.code {
+        ErrorCode::NotFound => Error::new(ErrorCode::WrongState, error.detail),
+        _ => error,
     }
 }

@@ -168,6 +168,8 @@ pub(crate) struct Home {
     pub(crate) damage: AtomicU32,
     /// So many uploaded pieces arrive, but their replies are lost.
     pub(crate) lose: AtomicU32,
+    /// So many uploads cannot begin, as their directory is gone.
+    pub(crate) misplaced: AtomicU32,
     pub(crate) reads: AtomicU32,
     pub(crate) pieces: AtomicU32,
     pub(crate) commits: AtomicU32,
@@ -267,6 +269,10 @@ impl Home {
                 }
                 Ok((Reply::ReadSource(SourceData { digests }), data.into()))
             }
+            Request::BeginPut(_) if take(&self.misplaced) => Err(Error::new(
+                ErrorCode::NotFound,
+                "home has no such directory",
+            )),
             Request::BeginPut(call) => {
                 let mut puts = self.puts.lock().expect("lock");
                 let put = puts.entry(call.extract).or_default();

@@ -70,22 +70,22 @@ fn colour(fate: Fate) -> Colour {
     }
 }
 
-/// Jobs that ran, and slots that were there.
+/// Slots that jobs occupied, and slots that were there.
 pub(super) fn processors(timeline: &Timeline) -> Result<String> {
     let end = timeline.wall_ms;
     let ran = timeline.executions.iter().map(|execution| {
         let until = execution.ended_ms.unwrap_or(end);
-        (execution.asked_ms, until, 1.0)
+        (execution.asked_ms, until, f64::from(execution.slots))
     });
     let there = timeline.nodes.iter().flat_map(|node| {
         let present = node.present.iter();
         present.map(|(from, until)| (*from, until.unwrap_or(end), f64::from(node.slots)))
     });
     let curves = vec![
-        sum_over_time("jobs on nodes", ran, end),
+        sum_over_time("slots of jobs", ran, end),
         sum_over_time("slots there", there, end),
     ];
-    chart("Processors", "jobs at once", curves)
+    chart("Processors", "slots at once", curves)
 }
 
 /// Bytes that volumes reserved, and bytes that nodes offered.

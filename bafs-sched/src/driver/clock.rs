@@ -1,0 +1,41 @@
+//! The time of a run: that of the machine's clock, but never less than what has passed. Reads no
+//! clock.
+
+use bafs_proto::time::Time;
+
+/// Makes one time of two: what the machine takes it to be, and how long this process lives.
+#[derive(Debug)]
+pub(super) struct Clock {
+    time: Time,
+    tick: Time,
+}
+
+impl Clock {
+    /// A clock that goes on from this time, at this tick.
+    pub(super) fn new(time: Time, tick: Time) -> Self {
+        Self { time, tick }
+    }
+
+    /// The time now. Where the machine's clock was set back, timers of the run go on as if it had
+    /// not been.
+    pub(super) fn time(&mut self, machine: Time, tick: Time) -> Time {
+        let passed = self.time.plus_ms(tick.ms_since(self.tick));
+        *self = Self::new(passed.max(machine), tick);
+        self.time
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_is_set_back_stops_no_timer() {
+        let mut clock = Clock::new(Time(5_000), Time(0));
+        assert_eq!(clock.time(Time(9_000), Time(10)), Time(9_000));
+        assert_eq!(clock.time(Time(9_100), Time(110)), Time(9_100));
+        assert_eq!(clock.time(Time(2_000), Time(310)), Time(9_300), "set back");
+        assert_eq!(clock.time(Time(2_400), Time(710)), Time(9_700));
+        assert_eq!(clock.time(Time(20_000), Time(720)), Time(20_000), "set on");
+    }
+}

@@ -1,0 +1,62 @@
+//! Jobs that leave the node that has their data, because others have nothing to do: when waiting
+//! would cost more than reading over the network.
+
+use bafs_proto::ids::ServerId;
+
+use super::scheduler::Scheduler;
+use crate::workflow::JobIndex;
+
+/// Bound jobs that are looked at for one that could run elsewhere.
+const AWAY_LOOKED_AT: usize = 64;
+
+/// Bound jobs that are tried elsewhere at a time.
+const AWAY_TRIED: usize = 2;
+
+/// What a network between nodes carries before a copy was measured, in bytes per millisecond: half
+/// of a gigabit per second.
+const ASSUMED_BYTES_PER_MS: u64 = 62_500;
+
+impl Scheduler {
+    /// Gives a job whose data lie on a node without a free slot a place on one that has nothing to
+    /// do. Answers whether there was one.
+    pub(super) fn place_away(&mut self) -> bool {
+        if self.fleet.idle().next().is_none() {
+            return false;
+        }
+        let bound = self.queues.bound().take(AWAY_LOOKED_AT);
+        let is_stuck = |(_, server): &(JobIndex, ServerId)| self.fleet.free_slots(*server) == 0;
+        let stuck: Vec<JobIndex> = bound
+            .filter(is_stuck)
+            .filter(|(job, server)| self.is_better_away(*job, *server))
+            .map(|(job, _)| job)
+            .collect();
+        let was_wanted = self.is_space_wanted;
+        let mut stuck = stuck.into_iter().take(AWAY_TRIED);
+        let is_placed = stuck.any(|job| self.try_place(job, None));
+        // Nothing is deleted for a job that only need not wait.
+        self.is_space_wanted &= was_wanted || self.may_spill();
+        is_placed
+    }
+
+    /// Whether a job would wait longer for a slot of its node than it takes to move its data over
+    /// the network once. Before a barrier all wait for the last, so the queue counts as a whole.
+    fn is_better_away(&self, job: JobIndex, server: ServerId) -> bool {
+        if self.may_spill() {
+            return true;
+        }
+        let slots = self.fleet.get(server).map_or(1, |node| node.seen.slots);
+        let waiting = self.queues.length(server) as u64;
+        let wall_ms = self.checkpoints.mean_wall_ms();
+        let wait_ms = wall_ms.saturating_mul(waiting) / u64::from(slots.max(1));
+        let mounted = self.graph.mounted(job).into_iter();
+        let there = mounted.filter(|(volume, _)| {
+            let is_cache = self.graph.volume(*volume).is_cache;
+            !is_cache && self.volumes.live_at(*volume, Some(server)).is_some()
+        });
+        let bytes = there.fold(0u64, |sum, (volume, _)| {
+            sum.saturating_add(self.held_bytes(volume))
+        });
+        let measured = self.checkpoints.copy_ms((server, server), bytes);
+        measured.unwrap_or(bytes / ASSUMED_BYTES_PER_MS) < wait_ms
+    }
+}

@@ -1,0 +1,126 @@
+//! What a job waits for, and what a node has left, in words: for people who ask why. Decides
+//! nothing.
+
+use bafs_proto::ids::ServerId;
+use bafs_proto::time::Time;
+
+use super::fit::describe;
+use super::graph::JobState;
+use super::scheduler::Scheduler;
+use super::space::Space;
+use super::timers::Timer;
+use crate::workflow::JobIndex;
+
+/// Names that are given in full.
+const NAMES_SHOWN: usize = 3;
+
+impl Scheduler {
+    /// What a job waits for now; nothing when it runs, or has nothing left to do.
+    pub fn why_not(&self, job: JobIndex) -> Option<String> {
+        match self.graph.state(job) {
+            JobState::Done | JobState::Failed | JobState::Skipped | JobState::Active => None,
+            JobState::Waiting => Some(self.awaited(job)),
+            JobState::Held => {
+                let due = self.timers.due(Timer::Job(job));
+                let seconds = due.map_or(0, |due| due.ms_since(self.now).div_ceil(1_000));
+                Some(format!("it failed and is tried again in {seconds} s"))
+            }
+            JobState::Ready => Some(self.lacking(job)),
+        }
+    }
+
+    fn awaited(&self, job: JobIndex) -> String {
+        let name = |other: JobIndex| format!("'{}'", self.graph.workflow.job(other).name);
+        let is_awaited = |other: &JobIndex| {
+            self.graph.state(*other) != JobState::Done
+                && self.graph.waiting_for(*other).any(|later| later == job)
+        };
+        // Beside parents only users of its volumes.
+        let mounted = self.graph.mounted(job).into_iter();
+        let users = mounted.flat_map(|(volume, _)| &self.graph.workflow.volume(volume).users);
+        let parents = &self.graph.workflow.job(job).parents;
+        let mut awaited: Vec<JobIndex> = parents.iter().chain(users).copied().collect();
+        awaited.sort_unstable();
+        awaited.dedup();
+        awaited.retain(is_awaited);
+        let names: Vec<String> = awaited
+            .iter()
+            .take(NAMES_SHOWN)
+            .copied()
+            .map(name)
+            .collect();
+        let more = match awaited.len().saturating_sub(NAMES_SHOWN) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        format!("it waits for {}{more} to be done", names.join(", "))
+    }
+
+    fn lacking(&self, job: JobIndex) -> String {
+        let mounts = self.graph.mounted(job).into_iter();
+        let mut written = mounts.filter(|(_, writable)| *writable);
+        let busy = written.find(|(volume, _)| {
+            self.graph.volume(*volume).writer.is_some() || self.is_being_copied(*volume)
+        });
+        if let Some((volume, _)) = busy {
+            let name = &self.graph.workflow.volume(volume).name;
+            return format!("volume '{name}' is written by another job, or copied");
+        }
+        if self.waits_for_probe(self.graph.pipeline(job)) {
+            return "its sizes are not known: a pipeline like its own is measured first".to_owned();
+        }
+        if let Some(first) = self.protected.filter(|p| *p != self.graph.pipeline(job)) {
+            let name = &self.graph.workflow.job(JobIndex(first)).name;
+            return format!("the pipeline of '{name}' runs alone, so that it finds space");
+        }
+        let (need, slots) = (self.need_of(job), self.slots_of(job));
+        let live = self.fleet.live().map(|(server, _)| server);
+        let able: Vec<ServerId> = live.filter(|s| self.could_run(job, *s, need)).collect();
+        if able.is_empty() {
+            return format!(
+                "no node that is there could run it: it needs {slots} slots and {}, and has not \
+                 been refused by the node",
+                describe(need)
+            );
+        }
+        let has_slot = |server: &ServerId| self.fleet.free_slots(*server) >= slots;
+        let free: Vec<ServerId> = able.iter().copied().filter(has_slot).collect();
+        if free.is_empty() {
+            let nodes = able.len();
+            return format!("it waits for {slots} free slots on one of {nodes} nodes");
+        }
+        let room = free.iter().map(|server| self.fleet.available(*server));
+        let most = room.max().unwrap_or(Space::ZERO);
+        if !most.holds(need) {
+            return format!(
+                "it waits for space: it needs {}, and the nodes with a free slot have up to {}",
+                describe(need),
+                describe(most)
+            );
+        }
+        "there is room for it, but what has begun must be able to end first, or its turn has not \
+         come"
+            .to_owned()
+    }
+
+    /// What a node has left for new work.
+    pub fn describe_node(&self, server: ServerId) -> Option<String> {
+        let node = self.fleet.get(server)?;
+        if node.is_lost {
+            return Some("it was given up".to_owned());
+        }
+        let left_s = |until: Time| until.ms_since(self.now).div_ceil(1_000);
+        let standing = match (node.missing_since, node.aside_until) {
+            (Some(_), _) => ", and the catalog does not list it".to_owned(),
+            (None, Some(until)) => format!(", and it gets no new work for {} s", left_s(until)),
+            (None, None) => String::new(),
+        };
+        Some(format!(
+            "it has {} of {} slots taken, {} reserved, and {} left{standing}",
+            node.busy,
+            node.seen.slots,
+            describe(node.reserved),
+            describe(self.fleet.available(server))
+        ))
+    }
+}

@@ -1,0 +1,43 @@
+//! What a job waits for, in words.
+
+use bafs_proto::ids::{RunId, ServerId};
+use bafs_proto::time::Time;
+use bafs_sched::logic::{Event, NodeSeen, Scheduler, Settings, Space};
+use bafs_sched::replay::standing;
+use bafs_sched::workflow::parse_workflow;
+
+#[test]
+fn a_job_that_waits_says_what_for_and_a_node_what_it_has_left() {
+    let job = |name: &str| format!("job {name} {{\nexecutable = x\n}}\n");
+    let text = ["a", "b", "c"].map(job).concat()
+        + "parent a child b\nvolume v scratch 60 MB files 9\nvolume w scratch 60 MB files 9\n\
+           mount v a /v\nmount v b /v ro\nmount w c /w\n";
+    let none = |path: &str| Err(path.to_owned());
+    let parsed = parse_workflow("w.bafs", &text, &none).expect("it is right");
+    let mut scheduler = Scheduler::new(RunId(0), parsed.workflow, Settings::default());
+    let told = |scheduler: &Scheduler, name: &str| standing(scheduler, name).unwrap_or_default();
+    assert!(
+        told(&scheduler, "a").contains("no node"),
+        "nothing is there"
+    );
+    let see = |scheduler: &mut Scheduler, now, slots| {
+        let capacity = Space {
+            bytes: 100_000_000,
+            files: 1_000,
+        };
+        let nodes = vec![NodeSeen::alone(ServerId(1), capacity, slots)];
+        scheduler.step(Time(now), Event::ServersSeen { nodes }, &mut Vec::new());
+    };
+    see(&mut scheduler, 0, 1);
+    assert_eq!(told(&scheduler, "a"), "", "it has what it needs");
+    assert!(told(&scheduler, "b").contains("waits for 'a' to be done"));
+    assert!(told(&scheduler, "c").contains("1 free slots"));
+    see(&mut scheduler, 1, 2);
+    let c = told(&scheduler, "c");
+    assert!(
+        c.contains("waits for space") && c.contains("60.0 MB"),
+        "{c}"
+    );
+    let node = told(&scheduler, "n1");
+    assert!(node.contains("1 of 2 slots taken"), "{node}");
+}
