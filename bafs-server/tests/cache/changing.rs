@@ -9,6 +9,7 @@ use bafs_proto::ids::VolumeId;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::volume::Replacement;
+use bafs_server::counters::Counters;
 use tokio::task::JoinSet;
 
 use crate::world::{BLOCK, Node, World, cache, content};
@@ -306,16 +307,14 @@ async fn no_byte_is_wrong_while_nodes_come_and_go() {
         });
     }
     let mut number = 4;
-    // Blocks that only a dead node may have had: it had read them from home.
-    let mut lost = 0;
+    let mut dead_nodes = Vec::new();
     for _ in 0..6 {
         tokio::time::sleep(Duration::from_millis(60)).await;
         // One dies, of which the catalog tells later; another one comes.
         let dead = world.kill(3);
-        lost += dead.count("cache_home_bytes") / u64::from(BLOCK);
+        dead_nodes.push(dead.counters);
         tokio::time::sleep(Duration::from_millis(60)).await;
         world.tell();
-        drop(dead);
         number += 1;
         world.start(number);
         create_on(world.nodes.last().expect("node")).await;
@@ -329,9 +328,13 @@ async fn no_byte_is_wrong_while_nodes_come_and_go() {
         reader.expect("reader");
     }
     assert!(scans.load(Ordering::Relaxed) >= 8);
+    // What only a dead node may have had, as it had read it from home; its last requests were under
+    // way when it died. A few blocks more, of which only one of two nodes knew who has them.
+    let home = |counts: Counters| counts.snapshot().get("cache_home_bytes").copied();
+    let lost = dead_nodes.into_iter().filter_map(home).sum::<u64>() / u64::from(BLOCK);
     let doubles = world.home.doubles.load(Ordering::Relaxed);
     assert!(
-        doubles <= lost,
+        doubles <= lost + BLOCKS / 10,
         "{doubles} blocks were read again, {lost} were lost"
     );
     assert_eq!(world.total("cache_digest_failures"), 0);
