@@ -82,7 +82,7 @@ pub enum Pinning {
 
 /// Fetches what a cache volume does not have yet, behind all that jobs ask for. A server fetches
 /// its own share of a cooperative cache: the blocks of which it is the primary. Harmless to
-/// repeat; another path takes the place of one that is still being warmed.
+/// repeat; another path is warmed together with those that still are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WarmCache {
     /// Which volume.
@@ -96,7 +96,7 @@ pub struct WarmCache {
 /// How far the warming of a cache volume is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warming {
-    /// What is warmed.
+    /// What is warmed: a path, or several with a comma between them.
     pub path: String,
     /// Where it is.
     pub state: WarmState,
@@ -130,6 +130,17 @@ pub struct JoinCache {
     pub manifest: Digest,
     /// The one that joins.
     pub member: CacheMember,
+}
+
+/// A cooperative cache, as the server shares it that was told of another one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JoinedCache {
+    /// The server itself.
+    pub member: CacheMember,
+    /// Others that share the cache, as it believes: the catalog may not name them yet.
+    pub others: Vec<CacheMember>,
+    /// Paths that are pinned in the cache.
+    pub pins: Vec<String>,
 }
 
 /// A server that shares a cooperative cache.

@@ -9,6 +9,13 @@ use serde::{Deserialize, Serialize};
 pub struct Digest(pub [u8; 32]);
 
 impl Digest {
+    /// In answers to servers: a block that is not to be had there. No bytes have this digest.
+    pub const ABSENT: Self = Self([0; 32]);
+
+    /// In answers to servers: a block that is not to be had there, but was read from home by that
+    /// server as its primary. No bytes have this digest.
+    pub const GONE: Self = Self([0xff; 32]);
+
     /// The digest of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
         Self(*blake3::hash(bytes).as_bytes())

@@ -33,7 +33,9 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// they held; 4 = allotments of nodes; 5 = a server says that what it asked ahead is waited for,
 /// and agents are told that blocks are on their machine; 6 = a server says that it is at it
 /// (`Running`); 7 = tokens that are good at one server, and a server says that home does not answer
-/// it (`HomeUnreachable`); 8 = agents report how often a volume had no space.
+/// it (`HomeUnreachable`); 8 = agents report how often a volume had no space; a server that asks for
+/// blocks in place of home says who it is, asks which blocks another one has, and learns pins and
+/// peers when it joins a cache.
 pub const PROTOCOL_VERSION: u32 = 8;
 
 /// Application-layer protocol name that both ends of a connection must offer.

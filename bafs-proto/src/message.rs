@@ -9,7 +9,9 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::allotment::{Allot, Allotments};
-use crate::cache::{CacheMember, CacheStatus, JoinCache, ShowCache, WarmCache, Warming};
+use crate::cache::{
+    CacheMember, CacheStatus, JoinCache, JoinedCache, ShowCache, WarmCache, Warming,
+};
 use crate::door::{HandOver, HandOverTicket};
 use crate::error::{Error, ErrorCode, Result};
 use crate::file_op::{Caller, FileOp, FileResult};
@@ -153,7 +155,7 @@ calls! {
     // blocks of a cache volume
     ReadManifest => ManifestPage,
     ReadBlocks => Blocks,
-    JoinCache => CacheMember,
+    JoinCache => JoinedCache,
     ShowCache => CacheStatus,
     WarmCache => Warming,
     // jobs on a node
@@ -626,16 +628,17 @@ pub struct ManifestPage {
 
 /// Who asks for blocks. It decides where the server may look: a peer must never be sent on to
 /// another peer, or stale beliefs could chase each other in circles.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reader {
     /// An agent: local copy, else the primary peer, else home.
     Agent,
     /// Another server: local copy, else home.
     Peer,
-    /// A server that may have become primary lately and wants to spare home: local copy or a read
-    /// from home that is under way. The digest of a block that is not to be had so is all zeros,
-    /// and it has no bytes in the body.
-    Heir,
+    /// A server that is about to ask home and wants to spare it: local copy, or what is on its way.
+    /// Of two such servers the one with the larger id waits for the other. The digest
+    /// of a block that is not to be had so is [`Digest::ABSENT`] or [`Digest::GONE`], and it has no
+    /// bytes in the body.
+    Heir(CacheMember),
     /// Another server that reads ahead of its readers: as a peer, but home is asked only when
     /// nobody waits for it.
     Ahead,
@@ -644,6 +647,9 @@ pub enum Reader {
     /// Another server that asked ahead of its readers, of whom one waits now: what of the blocks
     /// is on its way from home is urgent from here on. The answer is empty.
     Hurry,
+    /// Another server that was their primary: which of the blocks are here? The answer has their
+    /// digests, [`Digest::ABSENT`] for those that are not, and no bytes.
+    Look,
 }
 
 /// Reads blocks of a cache volume; they follow each other in the body of the reply.

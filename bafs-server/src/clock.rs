@@ -16,6 +16,12 @@ pub fn now() -> Time {
     Time(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
+/// Milliseconds of a clock that never goes back, from an arbitrary beginning: to be compared with
+/// itself alone.
+pub(crate) fn steady() -> Time {
+    Time(ticks() / 1_000)
+}
+
 /// Microseconds of a clock that never goes back, from an arbitrary beginning.
 #[expect(clippy::disallowed_methods, reason = "as above")]
 pub(crate) fn ticks() -> u64 {

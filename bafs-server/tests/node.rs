@@ -426,6 +426,22 @@ async fn the_catalog_hears_of_changes_at_once() {
     tasks.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
+#[tokio::test]
+async fn a_node_that_is_given_no_group_is_in_that_of_its_subnet() {
+    let world = World::new();
+    for (address, given, group) in [
+        ("10.9.8.7:7002", "", "10.9.8.0/24"),
+        ("10.9.8.7:7002", "ours", "ours"),
+        ("127.0.0.1:7002", "", "loopback"),
+    ] {
+        let store = tempfile::tempdir().expect("store");
+        let mut config = world.config(store.path());
+        given.clone_into(&mut config.group);
+        let node = world.node(address, config).await;
+        assert_eq!(node.advert().group, group);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_starts_and_stops_over_quic() {
     let (world, store) = (World::new(), tempfile::tempdir().expect("store"));

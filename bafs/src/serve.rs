@@ -74,7 +74,7 @@ pub(crate) async fn node(args: NodeArgs, output: Output) -> Result<()> {
         capacity_bytes: parse_bytes(&args.size)?,
         capacity_files: args.files,
         catalog: args.catalog,
-        group: args.group,
+        group: args.group.unwrap_or_default(),
         name,
         slots,
         agent_program: std::env::current_exe().context("cannot find the bafs program")?,

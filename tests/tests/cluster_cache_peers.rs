@@ -202,8 +202,10 @@ fn cluster_cache_peers_cut_off_from_each_other_stay_peers_of_others() -> Result<
         more == 0,
         "{more} bytes were fetched although peers have them"
     );
+    // Twice what one of the two is primary of when the other is next: a third of all. Were each on
+    // its own, everything would have come twice.
     ensure!(
-        before <= 2 * needed,
+        2 * before <= 3 * needed,
         "home sent {before} bytes for a set of {needed}"
     );
     Ok(())
@@ -235,7 +237,13 @@ fn cluster_cache_survives_long_churn() -> Result<()> {
                 std::thread::sleep(Duration::from_millis(u64::from(roll[1]) * 4));
                 if roll[0] & 64 == 0 {
                     cluster.kill(&name)?;
-                    std::thread::sleep(Duration::from_millis(500));
+                    // After nine seconds nobody believes in it any more, and its share has moved.
+                    let away_ms = if roll[1].is_multiple_of(4) {
+                        9_000
+                    } else {
+                        500
+                    };
+                    std::thread::sleep(Duration::from_millis(away_ms));
                     cluster.restart(&name)?;
                 } else {
                     cluster.signal(&name, Signal::SIGSTOP)?;

@@ -6,9 +6,9 @@ use std::fs::File as OsFile;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use bafs_proto::buffer::Buffer;
 use bafs_proto::door::{DoorReply, DoorRequest, HandOverOf, HandedOver};
@@ -23,10 +23,14 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use super::remote::Server;
+use crate::clock;
 use crate::door::{self, DoorConnection};
 use crate::fate::Fate;
 use crate::limits::{DOOR_HOLD_MS, NEAR_FILES_MAX};
 use crate::logic::directory::File;
+
+/// A node that was silent at its door is asked for whole files again after so long.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// What the node on this machine handed over, for as long as it may be used.
 #[derive(Debug)]
@@ -38,8 +42,8 @@ pub(super) struct Near {
     runtime: Handle,
     /// How long the node may take to give a whole file.
     hold: Duration,
-    /// The node did not: others need not wait as well.
-    is_silent: AtomicBool,
+    /// When the node did not: others need not wait as well, for a while.
+    silent_since: Mutex<Option<Instant>>,
 }
 
 /// The blocks that are here. Dropped, nothing of them is open any more.
@@ -128,7 +132,7 @@ impl Near {
             watch,
             runtime: Handle::current(),
             hold: Duration::from_millis(server.op_deadline_ms.min(DOOR_HOLD_MS)),
-            is_silent: AtomicBool::new(false),
+            silent_since: Mutex::new(None),
         })
     }
 
@@ -155,14 +159,15 @@ impl Near {
     /// # Errors
     /// Why the node does not give it.
     pub(super) fn hold(&self, file: FileIndex) -> Result<OwnedFd> {
-        if self.is_silent.load(Ordering::Relaxed) {
+        let silent_since = *self.silent_since();
+        if silent_since.is_some_and(|since| clock::now() < since + SILENCE_MAX) {
             return Err(silent());
         }
         let asking = self.connection.call(DoorRequest::PinFile { file });
         let asking = async { tokio::time::timeout(self.hold, asking).await };
         let Ok(answer) = self.runtime.block_on(asking) else {
             // It may still hold the file, for nobody.
-            self.is_silent.store(true, Ordering::Relaxed);
+            *self.silent_since() = Some(clock::now());
             self.let_go(file);
             return Err(silent());
         };
@@ -212,6 +217,12 @@ impl Near {
         });
     }
 
+    fn silent_since(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.silent_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn blocks(&self) -> Option<Arc<NearBlocks>> {
         self.blocks
             .read()
@@ -247,7 +258,6 @@ impl NearBlocks {
         if !blocks.clone().all(|block| self.map.has(index, block)) {
             return None;
         }
-        let opened = self.file(file.index)?;
         let start = blocks.start * self.block_bytes;
         let end = (blocks.end * self.block_bytes).min(file.size);
         let length = usize::try_from(end - start).ok()?;
@@ -255,13 +265,13 @@ impl NearBlocks {
             buffer.resize(length, 0);
         }
         let bytes = &mut buffer[..length];
-        let read = || {
-            opened.read_exact_at(bytes, start).ok()?;
-            let blocks = bytes.chunks(usize::try_from(self.block_bytes).ok()?);
-            Some(blocks.map(Digest::of).collect())
-        };
-        if !self.map.while_there(index, blocks, read) {
-            return None;
+        // The node takes a file without blocks off its disk, and makes another one for blocks that
+        // come later: what is open may be the former.
+        if !self.read_blocks(file.index, &blocks, bytes) {
+            self.files().open.remove(&file.index);
+            if !self.read_blocks(file.index, &blocks, bytes) {
+                return None;
+            }
         }
         let skip = usize::try_from(range.start - start).ok()?;
         let place = skip..skip + usize::try_from(range.end - range.start).ok()?;
@@ -272,8 +282,23 @@ impl NearBlocks {
         Some(place)
     }
 
+    /// Reads whole blocks, if they are here.
+    fn read_blocks(&self, file: FileIndex, blocks: &Range<u64>, bytes: &mut [u8]) -> bool {
+        let start = blocks.start * self.block_bytes;
+        let read = || {
+            self.file(file)?.read_exact_at(bytes, start).ok()?;
+            let blocks = bytes.chunks(usize::try_from(self.block_bytes).ok()?);
+            Some(blocks.map(Digest::of).collect())
+        };
+        self.map.while_there(file.0, blocks.clone(), read)
+    }
+
+    fn files(&self) -> MutexGuard<'_, Files> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn file(&self, file: FileIndex) -> Option<Arc<OsFile>> {
-        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = self.files();
         files.uses += 1;
         let uses = files.uses;
         if let Some((opened, used)) = files.open.get_mut(&file) {
@@ -291,5 +316,51 @@ impl NearBlocks {
         }
         files.open.insert(file, (Arc::clone(&opened), uses));
         Some(opened)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::message::{SourceEntry, SourceIdentity, SourceKind};
+
+    use super::*;
+
+    const BLOCK: u32 = 4096;
+
+    #[test]
+    fn a_file_that_the_node_dropped_and_made_anew_is_opened_anew() {
+        let directory = tempfile::tempdir().expect("directory");
+        let entry = SourceEntry {
+            path: "f".to_owned(),
+            kind: SourceKind::File,
+            identity: SourceIdentity {
+                size: u64::from(BLOCK),
+                mtime_ns: 1,
+            },
+            mode: 0o644,
+        };
+        let places = || BlockPlaces::of(std::slice::from_ref(&entry), BLOCK).expect("places");
+        let (told, files) = BlockMap::create(places()).expect("map");
+        let [present, used] = [files[0].as_fd(), files[1].as_fd()];
+        let near = NearBlocks {
+            map: BlockMap::open(places(), [present, used]).expect("map"),
+            block_bytes: u64::from(BLOCK),
+            directory: OsFile::open(directory.path()).expect("open").into(),
+            files: Mutex::default(),
+            read_bytes: AtomicU64::new(0),
+            _users: OsFile::open(directory.path()).expect("open").into(),
+        };
+        let (path, index) = (directory.path().join("0"), FileIndex(0));
+        let size = u64::from(BLOCK);
+        for life in 1..4u8 {
+            let bytes = vec![life; BLOCK as usize];
+            std::fs::write(&path, &bytes).expect("write");
+            told.set(0, 0, Some((u32::from(life), Digest::of(&bytes))));
+            let mut buffer = Vec::new();
+            let read = near.read(File { index, size }, &(10..20), &mut buffer);
+            assert_eq!(buffer[read.expect("it is here")], [life; 10]);
+            told.set(0, 0, None);
+            std::fs::remove_file(&path).expect("remove");
+        }
     }
 }

@@ -10,7 +10,6 @@ use super::blocking;
 use super::disk::Run;
 use super::fetch::Generation;
 use super::flights::Block;
-use super::from_peers::ABSENT;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Origin {
@@ -42,7 +41,7 @@ impl Generation {
             let mut blocks = Vec::with_capacity(run.count);
             let mut start = 0;
             for (n, digest) in digests.into_iter().enumerate() {
-                if digest == ABSENT {
+                if [Digest::ABSENT, Digest::GONE].contains(&digest) {
                     blocks.push(None);
                     continue;
                 }

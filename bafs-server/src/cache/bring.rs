@@ -35,7 +35,7 @@ pub(crate) async fn bring(
     run: Run,
     deadline: Deadline,
 ) -> Result<Brought> {
-    let (disk, errand) = (&generation.disk, Errand::of(Reader::Agent));
+    let (disk, errand) = (&generation.disk, Errand::of(&Reader::Agent));
     let absent: Vec<_> = {
         let table = disk.table();
         (0..run.count)

@@ -56,7 +56,7 @@ impl Local {
 /// The blocks of one generation of a cache volume.
 pub(crate) struct Disk {
     pub(super) directory: PathBuf,
-    block_bytes: u32,
+    pub(super) block_bytes: u32,
     shelf: Mutex<Shelf>,
     pub(super) journal: Journal,
     /// Held while a file is held or let go, so that looking who has it open disturbs nobody.
@@ -343,6 +343,7 @@ impl Disk {
     pub(super) fn free_left(&self) -> Result<()> {
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         if left.is_empty() {
+            self.drop_empty_files();
             return Ok(());
         }
         let (stay, go): (Vec<_>, Vec<_>) = {
@@ -354,6 +355,8 @@ impl Disk {
         if freed.is_ok() {
             let mut table = self.table();
             go.iter().for_each(|(key, _)| table.freed(*key));
+            drop(table);
+            self.drop_empty_files();
             return freed;
         }
         // One that the disk refuses must not keep the others.
@@ -367,6 +370,7 @@ impl Disk {
                 }
             }
         }
+        self.drop_empty_files();
         refused
     }
 
@@ -401,7 +405,17 @@ impl Disk {
         if entries.is_empty() {
             return Ok(());
         }
-        self.journal.append(&entries)
+        self.journal.append(&entries)?;
+        // What left meanwhile may have been journalled before: it must not come back.
+        let mut left = Vec::new();
+        for entry in entries {
+            if let Entry::Keep { key, .. } = entry
+                && !self.table().holds(key)
+            {
+                left.push(Entry::Drop { key });
+            }
+        }
+        self.journal.append(&left)
     }
 
     /// Whether the generation is over.

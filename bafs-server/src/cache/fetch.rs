@@ -2,21 +2,23 @@
 //!
 //! `route` says whom to ask, `from_peers` and `from_home` ask, `arrival` checks what comes.
 //!
-//! Who waits for whom: a flight from a peer may wait for that peer's detour or flight from home, a
-//! detour for the primary's flight from home, and a flight of a new primary for the old one's read
-//! from home; a read from home waits for nobody. So there are no circles, whatever the servers
-//! believe of each other.
+//! Who waits for whom: a flight from a peer may wait for that peer's detour or flight to home, a
+//! detour for the primary's flight to home. A flight to home that is undecided, because others may
+//! have the blocks, waits for servers with smaller ids, or for those that have decided; one that
+//! has decided waits for home and for nobody. So there are no circles, whatever the servers believe
+//! of each other.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use bafs_proto::cache::CacheMember;
-use bafs_proto::ids::ServerId;
+use bafs_proto::ids::{FileIndex, ServerId};
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::{Error, Result};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use super::blocking;
 use super::classes::Sorting;
@@ -41,6 +43,12 @@ pub(super) const FLIGHT_MS_MAX: u64 = 120_000;
 /// but waits no longer than this.
 const SETTLE_MS_MAX: u64 = 3_000;
 
+/// Most whole files of a volume that are compared with their digests at once.
+const COMPARISONS_MAX: usize = 2;
+
+/// How the comparison of a file ended, once it has.
+pub(super) type Comparison = watch::Receiver<Option<Result<()>>>;
+
 /// One state of the source of a cache volume, and what is here of it.
 pub(crate) struct Generation {
     /// The source.
@@ -63,8 +71,10 @@ pub(crate) struct Generation {
     pub(crate) from_peers: Flights,
     /// What the volume did.
     pub(crate) meter: Arc<Meter>,
-    /// Blocks that this server was asked for as their primary.
+    /// Blocks that this server had as their primary, wherever it had them from.
     pub(crate) wanted: BlockSet,
+    /// Blocks that it read from home in place of their primary, which does not have them yet.
+    pub(crate) strays: BlockSet,
     /// Blocks that were fetched ahead of a reader and not yet read.
     pub(crate) ahead: BlockSet,
     /// Who reads in order, and where.
@@ -83,6 +93,10 @@ pub(crate) struct Generation {
     pub(super) looking: tokio::sync::Mutex<()>,
     /// Held while blocks are written.
     writing: tokio::sync::Mutex<()>,
+    /// Whole files that are being compared with their digests, and how that ends.
+    pub(super) comparing: Mutex<BTreeMap<FileIndex, Comparison>>,
+    /// For so many of them at once: it takes a processor each.
+    pub(super) comparing_places: Semaphore,
     /// Why agents must give back what was handed over to them, once they must.
     pub(crate) recall: watch::Sender<Option<Error>>,
 }
@@ -123,6 +137,7 @@ impl Generation {
             from_peers: Flights::default(),
             meter,
             wanted: BlockSet::default(),
+            strays: BlockSet::default(),
             ahead: BlockSet::default(),
             readers: Mutex::default(),
             pins,
@@ -132,6 +147,8 @@ impl Generation {
             view: RwLock::default(),
             looking: tokio::sync::Mutex::default(),
             writing: tokio::sync::Mutex::default(),
+            comparing: Mutex::default(),
+            comparing_places: Semaphore::new(COMPARISONS_MAX),
             recall: watch::Sender::new(None),
         }
     }
@@ -145,9 +162,12 @@ impl Generation {
         let table = self.disk.table();
         tracing::info!(
             capacity_bytes = self.capacity_bytes,
+            used_bytes = table.used_bytes(),
+            capacity_files = table.capacity_files(),
+            used_files = table.used_files(),
             pinned_bytes = table.class_bytes(CopyClass::Pinned),
             "a cache volume has no room for some blocks, which are passed through and fetched \
-             again when they are read again; make it larger, or unpin something"
+             again when they are read again; let it have more bytes or files, or unpin something"
         );
     }
 
@@ -164,7 +184,8 @@ pub(crate) struct Fetcher {
     pub(super) server: ServerId,
     pub(super) address: String,
     peers: Mutex<Peers>,
-    pub(super) gate: Gate,
+    /// The ways to homes, by their addresses: one that is slow keeps nobody from another.
+    gates: Mutex<BTreeMap<String, Arc<Gate>>>,
     /// Bytes that are being fetched ahead of readers now.
     pub(super) ahead_bytes: AtomicU64,
     settled: watch::Sender<bool>,
@@ -181,7 +202,7 @@ impl Fetcher {
             server,
             address,
             peers: Mutex::new(Peers::new(server)),
-            gate: Gate::new(),
+            gates: Mutex::default(),
             ahead_bytes: AtomicU64::new(0),
             settled: watch::Sender::new(true),
             settle_until: Deadline::after_ms(SETTLE_MS_MAX),
@@ -212,6 +233,19 @@ impl Fetcher {
     /// Where the sources are.
     pub(crate) fn homes(&self) -> &Homes {
         &self.homes
+    }
+
+    /// The way to a home.
+    pub(super) fn gate(&self, home: &str) -> Arc<Gate> {
+        let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(gate) = gates.get(home) {
+            return gate.clone();
+        }
+        // Homes that nobody is on the way to are forgotten.
+        gates.retain(|_, gate| Arc::strong_count(gate) > 1);
+        let gate = Arc::new(Gate::new());
+        gates.insert(home.to_owned(), gate.clone());
+        gate
     }
 
     /// What this server believes of others. Not to be held while waiting.

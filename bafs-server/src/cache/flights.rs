@@ -1,16 +1,23 @@
 //! Blocks that are on their way: whoever wants one that is already coming waits for it instead of
 //! fetching it again. Fetches nothing itself.
+//!
+//! Two servers that both believe to be the primary of a block would both read it from home. So each
+//! asks the other before, as an heir, and finds its flight or leaves a claim. Of two that ask each
+//! other while both are undecided, the one with the larger id waits. Whoever finds a claim asks who
+//! left it before going home. So undecided flights wait for servers with smaller ids only, and
+//! decided ones for home.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::hash::Digest;
+use bafs_proto::ids::ServerId;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::sync::watch;
 
 use crate::logic::blocks::BlockKey;
+use crate::logic::claims::Claims;
 
 /// A block with the digest of its origin.
 pub(crate) type Block = (Bytes, Digest);
@@ -19,11 +26,20 @@ type Landing = Option<Result<Block>>;
 
 /// Blocks that are on their way from one kind of place.
 #[derive(Default, Clone)]
-pub(crate) struct Flights(Arc<Mutex<BTreeMap<BlockKey, Flight>>>);
+pub(crate) struct Flights(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    flying: BTreeMap<BlockKey, Flight>,
+    claims: Claims,
+}
 
 struct Flight {
     landing: watch::Receiver<Landing>,
-    from_home: Arc<AtomicBool>,
+    /// It waits for home and for nobody else.
+    from_home: bool,
+    /// Who may bring the block too, and was not asked since.
+    claimants: BTreeSet<ServerId>,
     urgency: Urgency,
 }
 
@@ -72,7 +88,6 @@ pub(crate) struct Pilot {
     flights: Flights,
     key: BlockKey,
     landing: watch::Sender<Landing>,
-    from_home: Arc<AtomicBool>,
 }
 
 impl Flights {
@@ -84,50 +99,64 @@ impl Flights {
         urgency: &Urgency,
         is_here: impl FnOnce() -> bool,
     ) -> Boarding {
-        let mut flights = self.lock();
-        if let Some(flight) = flights.get(&key) {
+        let mut state = self.lock();
+        if let Some(flight) = state.flying.get(&key) {
             return Boarding::Joined(flight.take(urgency));
         }
         if is_here() {
             return Boarding::Here;
         }
         let (sender, receiver) = watch::channel(None);
-        let from_home = Arc::new(AtomicBool::new(false));
         let flight = Flight {
             landing: receiver.clone(),
-            from_home: from_home.clone(),
+            from_home: false,
+            claimants: state.claims.of(key).iter().copied().collect(),
             urgency: urgency.clone(),
         };
-        flights.insert(key, flight);
+        state.flying.insert(key, flight);
         let pilot = Pilot {
             flights: self.clone(),
             key,
             landing: sender,
-            from_home,
         };
         Boarding::Started(Passenger(receiver), pilot)
     }
 
     /// Joins the flight of a block, if there is one.
     pub(crate) fn join(&self, key: BlockKey, urgency: &Urgency) -> Option<Passenger> {
-        self.lock().get(&key).map(|flight| flight.take(urgency))
+        let state = self.lock();
+        state.flying.get(&key).map(|flight| flight.take(urgency))
     }
 
-    /// Joins the flight of a block if it waits for home and for nobody else.
-    pub(crate) fn join_from_home(&self, key: BlockKey) -> Option<Passenger> {
-        let flights = self.lock();
-        let flight = flights
-            .get(&key)
-            .filter(|flight| flight.from_home.load(Ordering::Acquire));
-        flight.map(|flight| flight.take(&Urgency::new(true)))
+    /// Joins the flight of a block for another server that is about to ask home, if that one may
+    /// wait for it; else remembers that it asked.
+    pub(crate) fn join_for_heir(
+        &self,
+        key: BlockKey,
+        own: ServerId,
+        heir: ServerId,
+    ) -> Option<Passenger> {
+        let mut state = self.lock();
+        if let Some(flight) = state.flying.get_mut(&key) {
+            if flight.from_home || own < heir || flight.has_landed() {
+                return Some(flight.take(&Urgency::new(true)));
+            }
+            flight.claimants.insert(heir);
+        }
+        state.claims.note(key, heir);
+        None
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<BlockKey, Flight>> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Flight {
+    fn has_landed(&self) -> bool {
+        matches!(*self.landing.borrow(), Some(Ok(_)))
+    }
+
     fn take(&self, urgency: &Urgency) -> Passenger {
         if urgency.is_urgent() {
             self.urgency.raise();
@@ -157,9 +186,27 @@ impl Passenger {
 }
 
 impl Pilot {
-    /// From here on the flight waits for home and for nobody else.
-    pub(crate) fn turn_home(&self) {
-        self.from_home.store(true, Ordering::Release);
+    /// From here on these flights, which began together, wait for home and for nobody else; unless
+    /// there are servers that claimed one of their blocks and were not asked since: then nothing
+    /// changes, and these are returned. All turn at once, or a server that waits for one of them
+    /// could make another one wait for it.
+    pub(crate) fn turn_home<'a>(pilots: impl Iterator<Item = &'a Self> + Clone) -> Vec<ServerId> {
+        let Some(flights) = pilots.clone().next().map(|pilot| &pilot.flights) else {
+            return Vec::new();
+        };
+        let mut state = flights.lock();
+        let mut claimants = BTreeSet::new();
+        for pilot in pilots.clone() {
+            if let Some(flight) = state.flying.get_mut(&pilot.key) {
+                claimants.append(&mut flight.claimants);
+            }
+        }
+        for pilot in pilots.filter(|_| claimants.is_empty()) {
+            if let Some(flight) = state.flying.get_mut(&pilot.key) {
+                flight.from_home = true;
+            }
+        }
+        claimants.into_iter().collect()
     }
 
     /// Gives the block, or why there is none, to everyone who waits. The flight can still be
@@ -171,7 +218,7 @@ impl Pilot {
 
 impl Drop for Pilot {
     fn drop(&mut self) {
-        self.flights.lock().remove(&self.key);
+        self.flights.lock().flying.remove(&self.key);
     }
 }
 
@@ -186,6 +233,57 @@ mod tests {
         block: BlockIndex(0),
     };
 
+    const SMALL: ServerId = ServerId(1);
+    const LARGE: ServerId = ServerId(2);
+
+    fn start(flights: &Flights) -> Pilot {
+        match flights.board(KEY, &Urgency::new(true), || false) {
+            Boarding::Started(_, pilot) => pilot,
+            _ => panic!("nobody flies yet"),
+        }
+    }
+
+    /// Two servers that take themselves for the primary of a block: exactly one reads it from home,
+    /// whoever asks first and whoever is undecided.
+    #[test]
+    fn of_two_that_would_ask_home_one_waits_for_the_other() {
+        for first in [SMALL, LARGE] {
+            let second = if first == SMALL { LARGE } else { SMALL };
+            // Who was asked before it had a flight asks back before it goes home.
+            let flights = Flights::default();
+            assert!(flights.join_for_heir(KEY, second, first).is_none());
+            let late = start(&flights);
+            assert_eq!(Pilot::turn_home([&late].into_iter()), [first]);
+            assert_eq!(Pilot::turn_home([&late].into_iter()), [], "it was asked");
+            // Who has decided is waited for, whoever asks.
+            assert!(flights.join_for_heir(KEY, second, first).is_some());
+        }
+        // Both are undecided: the larger one waits, the smaller one does not, and is asked.
+        let [small, large] = [Flights::default(), Flights::default()];
+        let pilots = [start(&small), start(&large)];
+        assert!(small.join_for_heir(KEY, SMALL, LARGE).is_some());
+        assert!(large.join_for_heir(KEY, LARGE, SMALL).is_none());
+        assert_eq!(Pilot::turn_home([&pilots[1]].into_iter()), [SMALL]);
+        assert_eq!(Pilot::turn_home([&pilots[0]].into_iter()), []);
+    }
+
+    #[test]
+    fn flights_that_began_together_turn_home_together() {
+        let flights = Flights::default();
+        let other = BlockKey {
+            file: FileIndex(0),
+            block: BlockIndex(1),
+        };
+        let one = start(&flights);
+        let Boarding::Started(_, two) = flights.board(other, &Urgency::new(true), || false) else {
+            panic!("nobody flies yet")
+        };
+        assert!(flights.join_for_heir(other, LARGE, SMALL).is_none());
+        assert_eq!(Pilot::turn_home([&one, &two].into_iter()), [SMALL]);
+        let undecided = flights.join_for_heir(KEY, LARGE, SMALL);
+        assert!(undecided.is_none(), "its neighbour waits for somebody");
+    }
+
     #[tokio::test]
     async fn one_flies_and_all_arrive() {
         let flights = Flights::default();
@@ -199,12 +297,12 @@ mod tests {
             panic!("one flies already")
         };
         assert!(
-            flights.lock()[&KEY].urgency.is_urgent(),
+            flights.lock().flying[&KEY].urgency.is_urgent(),
             "the second one waits"
         );
-        assert!(flights.join_from_home(KEY).is_none());
-        pilot.turn_home();
-        let third = flights.join_from_home(KEY).expect("it waits for home");
+        assert_eq!(Pilot::turn_home([&pilot].into_iter()), []);
+        let third = flights.join_for_heir(KEY, LARGE, SMALL);
+        let third = third.expect("it waits for home");
         pilot.land(Ok((Bytes::from_static(b"x"), Digest::of(b"x"))));
         drop(pilot);
         for mut passenger in [first, second, third] {

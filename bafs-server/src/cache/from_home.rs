@@ -45,10 +45,8 @@ impl Fetcher {
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
-        let _pass = self
-            .gate
-            .enter(urgency, Deadline::after_ms(GATE_MS_MAX))
-            .await?;
+        let gate = self.gate(manifest.home());
+        let _pass = gate.enter(urgency, Deadline::after_ms(GATE_MS_MAX)).await?;
         // Its time begins when it is its turn: what waited long would be asked for in vain.
         let deadline = Deadline::after_ms(FLIGHT_MS_MAX);
         let mut tries = 0;

@@ -1,9 +1,8 @@
-//! Asks other servers for blocks, and tells them of this one. Never goes home.
+//! Asks other servers for blocks. Never goes home.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use bafs_proto::cache::{CacheMember, JoinCache};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, ServerId};
 use bafs_proto::message::{Blocks, CacheRef, ReadBlocks, Reader};
@@ -29,9 +28,6 @@ const PROBE_MS_MAX: u64 = 1_000;
 /// Home that has sent nothing for so long while somebody waited for it, in milliseconds, is away.
 const HOME_SILENT_MS: u64 = 5_000;
 
-/// In answers to an heir: this block is not to be had here.
-pub(super) const ABSENT: Digest = Digest([0; 32]);
-
 /// How far to go for blocks that the primary does not give.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Search {
@@ -39,6 +35,14 @@ pub(super) enum Search {
     Wide,
     /// No further.
     PrimaryOnly,
+}
+
+/// What a server answered.
+pub(super) struct Answer {
+    /// The blocks that it has.
+    pub(super) blocks: Vec<Option<Block>>,
+    /// Whether it has read a block from home, and has it no more.
+    pub(super) gone: Vec<bool>,
 }
 
 impl Fetcher {
@@ -65,7 +69,8 @@ impl Fetcher {
                 break;
             }
             let peer = view.peer(server);
-            let Some(peer) = peer.filter(|_| !self.peers().is_suspect(server, clock::now())) else {
+            let Some(peer) = peer.filter(|_| !self.peers().is_suspect(server, clock::steady()))
+            else {
                 continue;
             };
             if deadline.left().is_zero() {
@@ -79,11 +84,11 @@ impl Fetcher {
                     .await
             };
             match answer {
-                Ok(blocks) if blocks.iter().all(Option::is_some) => {
+                Ok(answer) if answer.blocks.iter().all(Option::is_some) => {
                     if place > 0 {
                         generation.meter.add("cache_fallbacks", 1);
                     }
-                    return Ok(blocks.into_iter().flatten().collect());
+                    return Ok(answer.blocks.into_iter().flatten().collect());
                 }
                 Ok(_) => {}
                 // It waits for home, as everybody would who asked home in its place.
@@ -111,7 +116,7 @@ impl Fetcher {
         run: &Run,
         urgency: &Urgency,
         deadline: Deadline,
-    ) -> Result<Vec<Option<Block>>> {
+    ) -> Result<Answer> {
         if urgency.is_urgent() {
             let asked = self.ask(generation, peer, run, Reader::Peer, deadline);
             return asked.await;
@@ -134,93 +139,22 @@ impl Fetcher {
         ahead.await
     }
 
-    /// Brings what others have of a run of one extent, before home is asked: a change of peers
-    /// must not cost home anything, nor must a server that is asked in place of the primary.
-    pub(super) async fn fetch_heirlooms(
-        &self,
-        generation: &Arc<Generation>,
-        run: &Run,
-        view: &View,
-        deadline: Deadline,
-    ) -> Vec<Option<Block>> {
-        let mut found = vec![None; run.count];
-        let extent = generation.extent(run.key(0));
-        for peer in view.heirlooms(generation, extent, clock::now()) {
-            if self.peers().is_suspect(peer.server, clock::now()) {
-                continue;
-            }
-            match self
-                .ask(generation, peer, run, Reader::Heir, deadline)
-                .await
-            {
-                Ok(blocks) => {
-                    for (place, block) in found.iter_mut().zip(blocks) {
-                        *place = place.take().or(block);
-                    }
-                }
-                Err(error) => {
-                    tracing::debug!(peer = %peer.address, %error, "a former primary is silent");
-                }
-            }
-            if found.iter().all(Option::is_some) {
-                break;
-            }
-        }
-        found
-    }
-
-    /// Tells other nodes that this server shares a cache now, so that nobody reads from home what
-    /// another one reads at the same time, and learns which of them do. Those that do not answer
-    /// learn it from the catalog.
-    pub(crate) async fn introduce(self: &Arc<Self>, generation: &Arc<Generation>, to: Vec<String>) {
-        if generation.cooperative.is_empty() {
-            return;
-        }
-        let mut calls = tokio::task::JoinSet::new();
-        for address in to {
-            let (fetcher, generation) = (self.clone(), generation.clone());
-            calls.spawn(async move {
-                let call = JoinCache {
-                    cooperative: generation.cooperative.clone(),
-                    manifest: generation.manifest.digest(),
-                    member: fetcher.member(&generation),
-                };
-                let deadline = Deadline::after_ms(PROBE_MS_MAX);
-                let told = fetcher
-                    .pool
-                    .call(&address, &fetcher.token, call, deadline)
-                    .await;
-                match told {
-                    Ok(member) => fetcher.welcome(&generation, member),
-                    Err(error) => {
-                        tracing::debug!(%address, %error, "a node does not share the cache");
-                    }
-                }
-            });
-        }
-        while calls.join_next().await.is_some() {}
-    }
-
-    /// A server shares a cache, as it says itself.
-    pub(crate) fn welcome(&self, generation: &Generation, member: CacheMember) {
-        self.peers()
-            .introduce(&generation.name(), member, clock::now());
-    }
-
-    async fn ask(
+    pub(super) async fn ask(
         &self,
         generation: &Arc<Generation>,
         peer: &PeerCache,
         run: &Run,
         reader: Reader,
         deadline: Deadline,
-    ) -> Result<Vec<Option<Block>>> {
+    ) -> Result<Answer> {
         let answer = match self
             .ask_living(generation, peer, run, reader, deadline)
             .await
         {
             Ok((reply, body)) => {
                 let bytes = body.len() as u64;
+                let is_gone = |digest: &Digest| *digest == Digest::GONE;
+                let gone = reply.digests.iter().map(is_gone).collect();
                 let checked = generation
                     .check(run, reply.digests, body, Origin::Peer)
                     .await;
@@ -231,7 +165,7 @@ impl Fetcher {
                     generation.meter.add_for(peer.server, "hits", blocks);
                     generation.meter.add_for(peer.server, "bytes", bytes);
                 }
-                checked
+                checked.map(|blocks| Answer { blocks, gone })
             }
             Err(error) => Err(error),
         };
@@ -240,7 +174,7 @@ impl Fetcher {
             // It answers, but home does not answer it, or the source changed: not its fault.
             Err(error) if is_faultless(error.code) => {
                 if error.code == ErrorCode::HomeUnreachable {
-                    self.peers().note_homeless(peer.server, clock::now());
+                    self.peers().note_homeless(peer.server, clock::steady());
                 }
             }
             // Nor that nobody waits any more.
@@ -258,14 +192,14 @@ impl Fetcher {
                     "failures"
                 };
                 generation.meter.add_for(peer.server, what, 1);
-                self.peers().suspect(peer.server, clock::now());
+                self.peers().suspect(peer.server, clock::steady());
             }
         }
         answer
     }
 
     fn is_homeless(&self, server: ServerId) -> bool {
-        self.peers().is_homeless(server, clock::now())
+        self.peers().is_homeless(server, clock::steady())
     }
 
     /// Asks a peer, and gives up early when it does not even answer a question without blocks.
@@ -336,7 +270,7 @@ impl Generation {
     }
 
     /// The call that asks a peer for a run, or for nothing.
-    fn ask_for(&self, run: Option<&Run>, reader: Reader) -> ReadBlocks {
+    pub(super) fn ask_for(&self, run: Option<&Run>, reader: Reader) -> ReadBlocks {
         ReadBlocks {
             cache: CacheRef::Cooperative(self.cooperative.clone()),
             manifest: self.manifest.digest(),

@@ -1,4 +1,4 @@
-//! Who may ask home now: those for whom somebody waits first, background work when the link has
+//! Who may ask a home now: those for whom somebody waits first, background work when the link has
 //! room. Asks nobody.
 
 use std::sync::{Mutex, PoisonError};
@@ -9,7 +9,7 @@ use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
 use super::flights::Urgency;
 
-/// Most requests to homes under way at once: enough to fill a wide-area link.
+/// Most requests to a home under way at once: enough to fill a wide-area link.
 const REQUESTS_MAX: usize = 32;
 
 /// Most of them in the background: they fill an idle link, and what is urgent waits for little.
@@ -18,7 +18,7 @@ const BACKGROUND_MAX: usize = 4;
 /// Background requests begin only while so many places are free.
 const FREE_MIN: usize = REQUESTS_MAX / 2;
 
-/// The way to homes.
+/// The way to a home.
 #[derive(Debug)]
 pub(crate) struct Gate {
     places: Semaphore,

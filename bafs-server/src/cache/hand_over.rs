@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,9 +17,10 @@ use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::{MemfdFlags, memfd_create};
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 
 use super::bring::Brought;
-use super::fetch::{Fetcher, Generation};
+use super::fetch::{Comparison, Fetcher, Generation};
 use super::{Caches, blocking, bring_for, source_changed};
 use crate::door::{Answer, Grant, Keeper, Parcel};
 
@@ -29,6 +31,10 @@ const TAKE_BACK_MS: u64 = 5_000;
 /// Time for a read at the door, in milliseconds: who waits longer asks again through the network,
 /// where it says how long it can wait; the blocks come meanwhile.
 const READ_MS: u64 = 5_000;
+
+/// How long a whole file may take to be compared before its agent, which waits a second for an
+/// answer, is told to do without; the comparison goes on.
+const COMPARE_MAX: Duration = Duration::from_millis(700);
 
 /// How often it is looked whether a file that somebody may still have open is free.
 const LOOK: Duration = Duration::from_millis(20);
@@ -84,6 +90,9 @@ struct CacheKeeper {
 impl Keeper for CacheKeeper {
     fn answer(&mut self, request: DoorRequest) -> BoxFuture<'static, Answer> {
         let (fetcher, held) = (self.fetcher.clone(), self.held.clone());
+        if let DoorRequest::PinFile { file } = request {
+            held.note(file);
+        }
         Box::pin(async move {
             match request {
                 DoorRequest::PinFile { file } => held.hold(file).await,
@@ -132,40 +141,103 @@ async fn read_blocks(
 /// Knows which whole files one agent has.
 struct HeldFiles {
     generation: Arc<Generation>,
-    holds: Mutex<BTreeMap<FileIndex, u32>>,
+    holds: Mutex<BTreeMap<FileIndex, Holds>>,
+}
+
+/// How often one agent has a whole file.
+#[derive(Default)]
+struct Holds {
+    given: u32,
+    /// Questions that are not answered yet.
+    asked: u32,
+    /// Of these, so many are given back already: the agent did not wait for the answer.
+    waived: u32,
 }
 
 impl HeldFiles {
+    /// Notes a question, in the order in which they come.
+    fn note(&self, file: FileIndex) {
+        self.lock().entry(file).or_default().asked += 1;
+    }
+
     async fn hold(&self, file: FileIndex) -> Answer {
-        self.generation.check_kept()?;
-        let generation = self.generation.clone();
-        let held = blocking(move || generation.disk.hold(&generation.manifest, file)).await?;
-        let name = if held.is_ok() {
+        let opened = self.open(file).await;
+        let name = if opened.is_ok() {
             "cache_whole_files_opened"
         } else {
             "cache_whole_files_refused"
         };
         self.generation.meter.add(name, 1);
-        let opened = held?;
-        *self.lock().entry(file).or_default() += 1;
+        let is_waived = self.note_answer(file, opened.is_ok());
+        let opened = opened?;
+        if is_waived {
+            drop(opened);
+            tokio::spawn(let_go_when_free(self.generation.clone(), file));
+            let text = "the file was given back before it was handed over";
+            return Err(Error::new(ErrorCode::WrongState, text));
+        }
         Ok((DoorReply::Pinned, vec![opened]))
+    }
+
+    async fn open(&self, file: FileIndex) -> Result<OwnedFd> {
+        self.generation.check_kept()?;
+        if let Some(opened) = self.try_open(file).await? {
+            return Ok(opened);
+        }
+        let later = || {
+            let text = "the file is being compared with its digests, and is given whole after that";
+            Error::new(ErrorCode::WrongState, text)
+        };
+        let compared = tokio::time::timeout(COMPARE_MAX, self.generation.compare(file));
+        compared.await.map_err(|_| later())??;
+        self.try_open(file).await?.ok_or_else(later)
+    }
+
+    async fn try_open(&self, file: FileIndex) -> Result<Option<OwnedFd>> {
+        let generation = self.generation.clone();
+        blocking(move || generation.disk.hold(&generation.manifest, file)).await?
+    }
+
+    /// Notes how a question was answered. Tells whether the file was given back before.
+    fn note_answer(&self, file: FileIndex, is_given: bool) -> bool {
+        let mut held = self.lock();
+        let holds = held.entry(file).or_default();
+        holds.asked -= 1;
+        let is_waived = is_given && holds.waived > 0;
+        if is_waived {
+            holds.waived -= 1;
+        } else if is_given {
+            holds.given += 1;
+        }
+        holds.waived = holds.waived.min(holds.asked);
+        if holds.given + holds.asked == 0 {
+            held.remove(&file);
+        }
+        is_waived
     }
 
     fn let_go(&self, file: FileIndex) -> Answer {
         let mut held = self.lock();
-        let Some(holds) = held.get_mut(&file) else {
+        let unknown = || {
             let text = format!("file {file} was not handed over");
-            return Err(Error::new(ErrorCode::WrongState, text));
+            Error::new(ErrorCode::WrongState, text)
         };
-        *holds -= 1;
-        if *holds == 0 {
-            held.remove(&file);
+        let holds = held.get_mut(&file).ok_or_else(unknown)?;
+        if holds.given > 0 {
+            holds.given -= 1;
+            if holds.given + holds.asked == 0 {
+                held.remove(&file);
+            }
+            tokio::spawn(let_go_when_free(self.generation.clone(), file));
+        } else if holds.waived < holds.asked {
+            holds.waived += 1;
+        } else {
+            return Err(unknown());
         }
-        tokio::spawn(let_go_when_free(self.generation.clone(), file));
         Ok((DoorReply::Done, Vec::new()))
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<FileIndex, u32>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<FileIndex, Holds>> {
         self.holds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -177,7 +249,7 @@ impl Drop for HeldFiles {
             return;
         };
         for (file, holds) in std::mem::take(&mut *self.lock()) {
-            for _ in 0..holds {
+            for _ in 0..holds.given {
                 runtime.spawn(let_go_when_free(self.generation.clone(), file));
             }
         }
@@ -201,6 +273,55 @@ async fn let_go_when_free(generation: Arc<Generation>, file: FileIndex) {
 }
 
 impl Generation {
+    /// Has a file compared with its digests, in the background: whoever asks meanwhile hears the
+    /// same.
+    ///
+    /// # Errors
+    /// As of [`super::disk::Disk::compare`].
+    async fn compare(self: &Arc<Self>, file: FileIndex) -> Result<()> {
+        let mut over = {
+            let mut comparing = self.comparing();
+            let begin = || {
+                let (told, over) = watch::channel(None);
+                tokio::spawn(self.clone().compare_alone(file, told));
+                over
+            };
+            comparing.entry(file).or_insert_with(begin).clone()
+        };
+        let told = over.wait_for(Option::is_some).await;
+        let told = told.ok().and_then(|told| told.clone());
+        told.unwrap_or_else(|| {
+            let text = "the comparison of a file broke off";
+            Err(Error::new(ErrorCode::ServerFault, text))
+        })
+    }
+
+    async fn compare_alone(
+        self: Arc<Self>,
+        file: FileIndex,
+        told: watch::Sender<Option<Result<()>>>,
+    ) {
+        let _place = self.comparing_places.acquire().await;
+        let generation = self.clone();
+        let compared = blocking(move || {
+            let (disk, manifest) = (&generation.disk, &generation.manifest);
+            let path = disk.keep_whole(manifest, file)?;
+            let goes_on = || generation.recall.borrow().is_none();
+            let compared = disk.compare(manifest, (file, &path), goes_on);
+            Handle::current().spawn(let_go_when_free(generation.clone(), file));
+            compared
+        });
+        let compared = compared.await.and_then(|compared| compared);
+        self.comparing().remove(&file);
+        told.send_replace(Some(compared));
+    }
+
+    fn comparing(&self) -> MutexGuard<'_, BTreeMap<FileIndex, Comparison>> {
+        self.comparing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether agents may have more of it: if not, the reason why what they have is taken back.
     fn check_kept(&self) -> Result<()> {
         match &*self.recall.borrow() {

@@ -4,6 +4,7 @@ use std::fs::OpenOptions;
 use std::io::IoSlice;
 
 use bafs_proto::hash::Digest;
+use bafs_proto::ids::FileIndex;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use rustix::io::{Errno, pwritev};
@@ -31,6 +32,7 @@ impl Disk {
             return run.count;
         }
         let keeping = self.keeping.read();
+        self.make_place(run.file, class);
         let (kept, victims) = self.reserve(run, class);
         if kept.is_empty() {
             return run.count;
@@ -96,6 +98,53 @@ impl Disk {
         }
         let mut table = self.table();
         pieces.iter().for_each(|(key, _)| table.cancel(*key));
+        drop(table);
+        self.drop_empty_files();
+    }
+
+    /// Gives a whole file up when there are too many for another one.
+    fn make_place(&self, file: FileIndex, class: CopyClass) {
+        let victims = {
+            let mut table = self.table();
+            if !table.lacks_place(file) {
+                return;
+            }
+            table.note_near_uses(self.block_bytes);
+            table.give_up_file(class)
+        };
+        let pieces: Vec<_> = victims.iter().map(|v| (v.key, v.length)).collect();
+        self.count_evicted(&victims);
+        self.free_later(pieces);
+        if let Err(error) = self.free_left() {
+            tracing::debug!(%error, "a file that was given up is still on disk");
+        }
+    }
+
+    /// Takes files that have no blocks any more off the disk; one that stays is tried again with
+    /// the next.
+    pub(super) fn drop_empty_files(&self) {
+        let empty = self.table().take_empty_files();
+        for file in empty {
+            self.compared().remove(&file);
+            match std::fs::remove_file(self.path_of(file)) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    tracing::debug!(%file, %error, "a file without blocks is still on disk");
+                    self.table().file_stays(file);
+                }
+                _ => self.table().file_gone(file),
+            }
+        }
+    }
+
+    fn count_evicted(&self, victims: &[Victim]) {
+        for victim in victims {
+            let counter = match victim.class {
+                CopyClass::Primary => "cache_evicted_primary",
+                CopyClass::Secondary => "cache_evicted_secondary",
+                CopyClass::Pinned => "cache_evicted_pinned",
+            };
+            self.counters.add(counter, 1);
+        }
     }
 
     fn free_victims(&self, victims: &[Victim]) -> Result<()> {
@@ -113,14 +162,10 @@ impl Disk {
                 Ok(()) => table.freed(victim.key),
                 Err(_) => table.stuck(victim.key, victim.length),
             }
-            let counter = match victim.class {
-                CopyClass::Primary => "cache_evicted_primary",
-                CopyClass::Secondary => "cache_evicted_secondary",
-                CopyClass::Pinned => "cache_evicted_pinned",
-            };
-            self.counters.add(counter, 1);
         }
         drop(table);
+        self.count_evicted(victims);
+        self.drop_empty_files();
         if freed.is_err() {
             self.free_later(pieces);
         }
@@ -143,6 +188,8 @@ impl Disk {
         }
         let mut table = self.table();
         victims.iter().for_each(|victim| table.freed(victim.key));
+        drop(table);
+        self.drop_empty_files();
         true
     }
 

@@ -83,6 +83,23 @@ impl BlockSet {
         was_in
     }
 
+    /// Whether a block is in.
+    pub(crate) fn contains(&self, key: BlockKey) -> bool {
+        let (word, bit) = place(key);
+        let files = self.lock();
+        let word = files.get(&key.file).and_then(|words| words.get(word));
+        word.is_some_and(|word| word & bit != 0)
+    }
+
+    /// The blocks of some files, given by their old and new numbers, under the new ones.
+    pub(crate) fn renumbered(&self, files: &BTreeMap<FileIndex, FileIndex>) -> Self {
+        let sets = self.lock();
+        let kept = files
+            .iter()
+            .filter_map(|(old, new)| Some((*new, sets.get(old)?.clone())));
+        Self(Mutex::new(kept.collect()))
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<FileIndex, Vec<u64>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -109,7 +126,14 @@ mod tests {
             assert!(!set.remove(key));
             assert!(set.insert(key));
             assert!(!set.insert(key));
+            let files =
+                BTreeMap::from([(FileIndex(2), FileIndex(5)), (FileIndex(9), FileIndex(2))]);
+            let moved = set.renumbered(&files);
+            let file = FileIndex(5);
+            assert!(set.contains(key) && !moved.contains(key));
+            assert!(moved.contains(BlockKey { file, ..key }));
             assert!(set.remove(key));
+            assert!(!set.contains(key));
             assert!(!set.remove(key));
         }
     }

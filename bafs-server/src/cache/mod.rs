@@ -2,9 +2,9 @@
 //! reservation: the node does.
 //!
 //! Reading order: `manifest` (what the source is), `disk` and `journal` (which blocks are here),
-//! `flights` (which are coming), `peers`, `route` and `fetch` (from where), `read` (all together),
-//! `near` and `hand_over` (what agents read without asking), `volume` (one volume and its
-//! generations).
+//! `flights` (which are coming), `peers`, `route` and `fetch` (from where), `flight` and `heirs`
+//! (how they come, and what spares home), `read` (all together), `near` and `hand_over` (what
+//! agents read without asking), `volume` (one volume and its generations).
 
 mod ahead;
 mod arrival;
@@ -12,11 +12,14 @@ mod bring;
 mod classes;
 mod disk;
 mod fetch;
+mod flight;
 mod flights;
 mod from_home;
 mod from_peers;
 mod gate;
 mod hand_over;
+mod heirs;
+mod joining;
 mod journal;
 mod keep;
 mod manifest;
@@ -35,7 +38,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bafs_proto::cache::{CacheMember, JoinCache};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, ServerId, VolumeId};
 use bafs_proto::limits::BODY_BYTES_MAX;
@@ -276,7 +278,7 @@ impl Caches {
     /// this server started, it tells them at once which caches it still has. Must be called within
     /// a tokio runtime.
     pub fn set_peers(self: &Arc<Self>, adverts: Vec<Advert>) {
-        self.fetcher.peers().set(adverts, clock::now());
+        self.fetcher.peers().set(adverts, clock::steady());
         if self.fetcher.is_settled() {
             return;
         }
@@ -316,35 +318,16 @@ impl Caches {
     ) -> Result<(Blocks, Bytes)> {
         let generation = self.find(&call.cache, call.manifest)?;
         let blocks = (call.file, call.first, call.count);
+        if let (Reader::Heir(member), CacheRef::Cooperative(_)) = (&call.reader, &call.cache) {
+            self.fetcher.meet(&generation, member);
+        }
         let (digests, bytes) =
-            read_for(&self.fetcher, &generation, blocks, call.reader, deadline).await?;
+            read_for(&self.fetcher, &generation, blocks, &call.reader, deadline).await?;
         if call.reader != Reader::Agent {
             let bytes = bytes.len() as u64;
             generation.meter.add("cache_served_bytes", bytes);
         }
         Ok((Blocks { digests }, bytes))
-    }
-
-    /// Another server shares a cache from now on; tells it whether this one does.
-    ///
-    /// # Errors
-    /// `VolumeLost` when it does not, `SourceChanged` when it shows another state of the source.
-    pub fn join(&self, call: JoinCache) -> Result<CacheMember> {
-        let cache = CacheRef::Cooperative(call.cooperative);
-        let generation = self.find(&cache, call.manifest)?;
-        self.fetcher.welcome(&generation, call.member);
-        Ok(self.fetcher.member(&generation))
-    }
-
-    async fn introduce(&self, generation: &Arc<Generation>) {
-        let addresses = self
-            .fetcher
-            .peers()
-            .nodes()
-            .into_iter()
-            .map(|(_, address)| address);
-        let addresses = addresses.collect();
-        self.fetcher.introduce(generation, addresses).await;
     }
 
     fn find(&self, cache: &CacheRef, manifest: Digest) -> Result<Arc<Generation>> {
@@ -395,7 +378,7 @@ async fn read_for(
     fetcher: &Arc<Fetcher>,
     generation: &Arc<Generation>,
     blocks: (FileIndex, BlockIndex, u32),
-    reader: Reader,
+    reader: &Reader,
     deadline: Deadline,
 ) -> Result<read::Read> {
     let Some(run) = run_of(generation, blocks)? else {
@@ -403,9 +386,13 @@ async fn read_for(
     };
     let (fetcher, generation) = (fetcher.clone(), generation.clone());
     match reader {
-        Reader::Heir => read::read_for_heir(generation.clone(), run, deadline)
-            .await
-            .map_err(|error| told_to_peers(&generation, error)),
+        Reader::Heir(member) => {
+            let heir = member.server;
+            heirs::read_for_heir(&fetcher, &generation, run, heir, deadline)
+                .await
+                .map_err(|error| told_to_peers(&generation, error))
+        }
+        Reader::Look => Ok(heirs::look(&generation, &run)),
         Reader::Hurry => {
             read::hurry(&generation, &run);
             Ok((Vec::new(), Bytes::new()))

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 use std::time::Duration;
 
@@ -95,56 +95,98 @@ impl Disk {
     }
 
     /// The open file of a file that is wholly here, which stays so until [`Disk::let_go`] (waits
-    /// for the disk).
+    /// for the disk); `None` when its bytes are to be compared before, by [`Disk::compare`].
     ///
     /// # Errors
     /// `WrongState` when it is not wholly here, or not checked yet; `SourceChanged` when the
     /// generation is over; `ServerFault` when the disk does not do it.
-    pub(super) fn hold(&self, manifest: &Manifest, file: FileIndex) -> Result<OwnedFd> {
-        let entry = manifest.file(file)?;
+    pub(super) fn hold(&self, manifest: &Manifest, file: FileIndex) -> Result<Option<OwnedFd>> {
         let retired = self.retired();
         if *retired {
             return Err(super::source_changed());
         }
         let _one_at_a_time = self.holding();
+        let path = self.hold_blocks(manifest, file)?;
+        let opened = File::open(&path).and_then(|opened| {
+            flock(&opened, FlockOperation::NonBlockingLockShared)?;
+            let stamp = stamp_of(&opened)?;
+            Ok((self.compared().get(&file) == Some(&stamp)).then_some(opened))
+        });
+        match opened {
+            Ok(Some(opened)) => Ok(Some(opened.into())),
+            Ok(None) => {
+                self.table().let_go(file);
+                Ok(None)
+            }
+            Err(error) => {
+                self.table().let_go(file);
+                Err(fault("hold a whole file", &path, error))
+            }
+        }
+    }
+
+    /// Has all blocks of a file stay until [`Disk::let_go`], and tells where it is.
+    ///
+    /// # Errors
+    /// `WrongState` when it is not wholly here, or not checked yet.
+    pub(super) fn keep_whole(&self, manifest: &Manifest, file: FileIndex) -> Result<PathBuf> {
+        let _one_at_a_time = self.holding();
+        self.hold_blocks(manifest, file)
+    }
+
+    fn hold_blocks(&self, manifest: &Manifest, file: FileIndex) -> Result<PathBuf> {
+        let entry = manifest.file(file)?;
         if entry.identity.size == 0 || !self.table().hold(file, manifest.blocks_of(entry)) {
             let text = "the file is not wholly here, or was not read since the node started";
             return Err(Error::new(ErrorCode::WrongState, text));
         }
-        let path = self.path_of(file);
-        let opened = File::open(&path).and_then(|opened| {
-            flock(&opened, FlockOperation::NonBlockingLockShared)?;
-            let length = opened.metadata()?.len();
-            if length != entry.identity.size || !self.is_right(manifest, file, &opened)? {
-                return Err(std::io::ErrorKind::InvalidData.into());
-            }
-            Ok(opened)
-        });
-        opened.map(OwnedFd::from).map_err(|error| {
-            self.table().let_go(file);
-            fault("hold a whole file", &path, error)
-        })
+        Ok(self.path_of(file))
     }
 
-    /// Whether all blocks of a file, which are here, are what they should be. They were compared
-    /// when they came; whoever is given the file sees no digest, so it is done once more, and again
-    /// only if the file was written since.
+    /// Compares all blocks of a file that is kept whole at `path` with their digests, as long as
+    /// `goes_on` says so (waits for the disk: a second for each gigabyte). Whoever gets the file
+    /// sees no digest, so that is done although they were compared when they came, and again only
+    /// if the file was written since.
+    ///
+    /// # Errors
+    /// `ServerFault` when a block is not what it should be or the disk does not do it.
+    pub(super) fn compare(
+        &self,
+        manifest: &Manifest,
+        (file, path): (FileIndex, &Path),
+        goes_on: impl Fn() -> bool,
+    ) -> Result<()> {
+        let size = manifest.file(file)?.identity.size;
+        let compared = File::open(path).and_then(|opened| {
+            let stamp = stamp_of(&opened)?;
+            if stamp.0 != size || !self.is_right(manifest, file, &opened, goes_on)? {
+                return Err(std::io::ErrorKind::InvalidData.into());
+            }
+            if stamp_of(&opened)? == stamp {
+                self.compared().insert(file, stamp);
+            }
+            Ok(())
+        });
+        compared.map_err(|error| fault("hold a whole file", path, error))
+    }
+
+    /// Whether all blocks of a file, which are here, are what they should be.
     fn is_right(
         &self,
         manifest: &Manifest,
         file: FileIndex,
         opened: &File,
+        goes_on: impl Fn() -> bool,
     ) -> std::io::Result<bool> {
-        let stamp = stamp_of(opened)?;
-        if self.compared().get(&file) == Some(&stamp) {
-            return Ok(true);
-        }
         let mut bytes = vec![0; manifest.block_bytes() as usize];
-        let mut left = stamp.0;
+        let mut left = opened.metadata()?.len();
         for block in 0.. {
             let length = left.min(u64::from(manifest.block_bytes()));
             if length == 0 {
                 break;
+            }
+            if !goes_on() {
+                return Err(std::io::ErrorKind::Interrupted.into());
             }
             let bytes = &mut bytes[..length as usize];
             opened.read_exact_at(bytes, block * u64::from(manifest.block_bytes()))?;
@@ -154,9 +196,6 @@ impl Disk {
                 return Ok(false);
             }
             left -= length;
-        }
-        if stamp_of(opened)? == stamp {
-            self.compared().insert(file, stamp);
         }
         Ok(true)
     }

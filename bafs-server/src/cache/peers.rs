@@ -3,7 +3,7 @@
 //! Beliefs come from adverts (every second or so) and, sooner, from newcomers that introduce
 //! themselves. A peer that failed is suspect for a while and asked again later.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::cache::CacheMember;
 use bafs_proto::hash::Digest;
@@ -43,11 +43,19 @@ pub(crate) type CacheName = (String, Digest);
 #[derive(Debug)]
 pub(crate) struct Peers {
     own: ServerId,
-    nodes: BTreeMap<ServerId, Advert>,
+    nodes: BTreeMap<ServerId, Named>,
     introduced: BTreeMap<(CacheName, ServerId), (CacheMember, Time)>,
     suspects: BTreeMap<ServerId, Suspicion>,
     /// Whom home does not answer: since when, and when that was said last.
     homeless: BTreeMap<ServerId, (Time, Time)>,
+}
+
+/// A node that the catalog named.
+#[derive(Debug)]
+struct Named {
+    advert: Advert,
+    /// When it was named last.
+    last: Time,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -71,18 +79,30 @@ impl Peers {
         }
     }
 
-    /// Takes the live nodes of the group, instead of those known before.
+    /// Takes the live nodes of the group, as the catalog names them. Who is named no more stays as
+    /// long as its last advert is good: a catalog that starts again learns of the nodes one by one,
+    /// and a peer that is dead shows by itself.
     pub(crate) fn set(&mut self, adverts: Vec<Advert>, now: Time) {
         let nodes = adverts
             .into_iter()
             .filter(|a| a.kind == ServerKind::Node && a.id != self.own);
-        let nodes = nodes.map(|advert| (advert.id, advert)).collect();
-        let before = std::mem::replace(&mut self.nodes, nodes);
-        let nodes = &self.nodes;
-        // Who is not named yet has just come; who is named no more has gone.
-        let gone = |server: &ServerId| before.contains_key(server) && !nodes.contains_key(server);
+        let mut named = BTreeSet::new();
+        for advert in nodes {
+            named.insert(advert.id);
+            let last = now;
+            self.nodes.insert(advert.id, Named { advert, last });
+        }
+        let mut gone = BTreeSet::new();
+        self.nodes.retain(|server, node| {
+            let stays = named.contains(server) || now.ms_since(node.last) < node.advert.ttl_ms;
+            if !stays {
+                gone.insert(*server);
+            }
+            stays
+        });
+        // Who was never named has just come.
         self.introduced.retain(|(_, server), (_, since)| {
-            now.ms_since(*since) < INTRODUCTION_MS && !gone(server)
+            now.ms_since(*since) < INTRODUCTION_MS && !gone.contains(server)
         });
         let (nodes, introduced) = (&self.nodes, &self.introduced);
         self.suspects.retain(|server, _| {
@@ -94,7 +114,7 @@ impl Peers {
     pub(crate) fn nodes(&self) -> Vec<(ServerId, String)> {
         self.nodes
             .iter()
-            .map(|(id, advert)| (*id, advert.address.clone()))
+            .map(|(id, node)| (*id, node.advert.address.clone()))
             .collect()
     }
 
@@ -113,7 +133,7 @@ impl Peers {
     /// The other servers that share this state of a cache, ordered by id.
     pub(crate) fn of(&self, name: &CacheName, now: Time) -> Vec<PeerCache> {
         let mut peers: BTreeMap<ServerId, PeerCache> = BTreeMap::new();
-        for (server, advert) in &self.nodes {
+        for (server, Named { advert, .. }) in &self.nodes {
             if let Some(cache) = advertised(advert, name) {
                 let peer = PeerCache {
                     server: *server,
@@ -140,7 +160,7 @@ impl Peers {
 
     /// Bytes that a server kept of a cache when it last told the catalog.
     pub(crate) fn used_bytes(&self, name: &CacheName, server: ServerId) -> Option<u64> {
-        Some(advertised(self.nodes.get(&server)?, name)?.used_bytes)
+        Some(advertised(&self.nodes.get(&server)?.advert, name)?.used_bytes)
     }
 
     /// Whether a peer failed so lately that it is not asked now.
@@ -180,9 +200,9 @@ impl Peers {
     /// A server does not share this state of a cache, whatever was believed.
     pub(crate) fn forget(&mut self, name: &CacheName, server: ServerId) {
         self.introduced.remove(&(name.clone(), server));
-        if let Some(advert) = self.nodes.get_mut(&server) {
+        if let Some(node) = self.nodes.get_mut(&server) {
             let is_other = |c: &CacheAdvert| c.cooperative != name.0 || c.manifest != name.1;
-            advert.caches.retain(is_other);
+            node.advert.caches.retain(is_other);
         }
     }
 
@@ -250,6 +270,20 @@ mod tests {
         );
         assert_eq!(ids(&peers, 7, 0), [2]);
         assert_eq!(ids(&peers, 8, 0), [3]);
+    }
+
+    #[test]
+    fn peers_that_a_catalog_does_not_name_yet_stay_as_long_as_their_adverts_are_good() {
+        let mut peers = Peers::new(ServerId(1));
+        peers.set(vec![advert(2, &[7]), advert(3, &[7])], Time(0));
+        // It started again, and one of them has told it since.
+        peers.set(vec![], Time(100));
+        peers.set(vec![advert(3, &[7])], Time(200));
+        assert_eq!(ids(&peers, 7, 200), [2, 3]);
+        peers.set(vec![advert(3, &[7])], Time(ADVERT_TTL_MS - 1));
+        assert_eq!(ids(&peers, 7, ADVERT_TTL_MS - 1), [2, 3]);
+        peers.set(vec![advert(3, &[7])], Time(ADVERT_TTL_MS));
+        assert_eq!(ids(&peers, 7, ADVERT_TTL_MS), [3], "it is gone");
     }
 
     #[test]

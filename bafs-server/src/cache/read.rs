@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use bafs_proto::buffer::Buffer;
 use bafs_proto::hash::Digest;
 use bafs_proto::message::Reader;
 use bafs_proto::net::BoxFuture;
@@ -13,11 +12,10 @@ use bytes::Bytes;
 use super::blocking;
 use super::disk::{Local, Run};
 use super::fetch::{FLIGHT_MS_MAX, Fetcher, Generation};
+use super::flight::Flight;
 use super::flights::{Block, Boarding, Passenger, Pilot, Urgency};
-use super::from_peers::{ABSENT, Search};
-use super::route::View;
+use super::from_peers::Search;
 use crate::clock;
-use crate::logic::blocks::CopyClass;
 use crate::logic::placement::Extent;
 
 /// Most bytes of one request to home or to a peer.
@@ -46,16 +44,24 @@ enum Reach {
 
 impl Errand {
     /// The errand of a reader that waits, or reads ahead for others.
-    pub(crate) fn of(reader: Reader) -> Self {
+    pub(crate) fn of(reader: &Reader) -> Self {
         let reach = match reader {
             Reader::Agent => Reach::Anywhere,
             Reader::Detour => Reach::Primary,
-            Reader::Peer | Reader::Heir | Reader::Ahead | Reader::Hurry => Reach::Home,
+            Reader::Peer | Reader::Heir(_) | Reader::Ahead | Reader::Hurry | Reader::Look => {
+                Reach::Home
+            }
         };
         Self {
             reach,
-            urgency: Urgency::new(reader != Reader::Ahead),
+            urgency: Urgency::new(*reader != Reader::Ahead),
         }
+    }
+
+    /// To home, after those who may have the blocks at hand.
+    pub(super) fn home(urgency: Urgency) -> Self {
+        let reach = Reach::Home;
+        Self { reach, urgency }
     }
 
     /// Work for which nobody waits yet.
@@ -161,44 +167,6 @@ pub(crate) async fn prefetch(
     Ok(bytes)
 }
 
-/// Reads what is here of a run or on its way from home, for [`Reader::Heir`].
-///
-/// # Errors
-/// `DeadlineExceeded`.
-pub(crate) async fn read_for_heir(
-    generation: Arc<Generation>,
-    run: Run,
-    deadline: Deadline,
-) -> Result<Read> {
-    // Boarding first: what is neither on its way now nor here afterwards was not on its way.
-    let flying: Vec<_> = (0..run.count)
-        .map(|n| generation.from_home.join_from_home(run.key(n)))
-        .collect();
-    let local = read_local(&generation, run).await?;
-    if !local.digests.contains(&None) {
-        return Ok(local.whole());
-    }
-    let mut digests = Vec::with_capacity(run.count);
-    let mut body = Buffer::with_room(run.bytes());
-    for (n, passenger) in flying.into_iter().enumerate() {
-        if let Some(digest) = local.digests[n] {
-            digests.push(digest);
-            body.extend_from_slice(&local.bytes[run.range(n, 1)]);
-            continue;
-        }
-        let landed = match passenger {
-            Some(mut passenger) => {
-                let landed = tokio::time::timeout_at(deadline.instant().into(), passenger.wait());
-                landed.await.map_err(|_| too_late())?.ok()
-            }
-            None => None,
-        };
-        digests.push(landed.as_ref().map_or(ABSENT, |(_, digest)| *digest));
-        body.extend_from_slice(landed.as_ref().map_or(&[][..], |(bytes, _)| bytes));
-    }
-    Ok((digests, body.freeze()))
-}
-
 /// Has those blocks of a run that are on their way come as soon as they can.
 pub(crate) fn hurry(generation: &Generation, run: &Run) {
     let urgency = Urgency::new(true);
@@ -207,7 +175,7 @@ pub(crate) fn hurry(generation: &Generation, run: &Run) {
     }
 }
 
-async fn read_local(generation: &Arc<Generation>, run: Run) -> Result<Local> {
+pub(super) async fn read_local(generation: &Arc<Generation>, run: Run) -> Result<Local> {
     if !generation.disk.holds_some(&run) {
         return Ok(Local::nothing(&run));
     }
@@ -281,10 +249,6 @@ async fn board(
             _ => view.is_own(generation, extent),
         };
         last = Some((extent, is_own));
-        if is_own && generation.wanted.insert(key) {
-            let bytes = run.length(n) as u64;
-            generation.meter.add("cache_wanted_bytes", bytes);
-        }
         let reach = if is_own { Reach::Home } else { errand.reach };
         match take_seat(generation, run, n, reach, errand) {
             Boarding::Here => {}
@@ -303,7 +267,6 @@ async fn board(
                         first: n,
                         reach,
                         extent,
-                        is_own,
                         pilots: vec![pilot],
                     }),
                 }
@@ -321,7 +284,13 @@ async fn board(
             deadline: Deadline::after_ms(FLIGHT_MS_MAX),
         };
         // A task of its own: it goes on when the reader that started it is cancelled.
-        tokio::spawn(async move { flight.fly(group).await });
+        tokio::spawn(async move {
+            match group.reach {
+                Reach::Home => flight.fly_home(group.pilots).await,
+                Reach::Primary => flight.fly_to_peers(group.pilots, Search::PrimaryOnly).await,
+                Reach::Anywhere => flight.fly_to_peers(group.pilots, Search::Wide).await,
+            }
+        });
     }
     Ok(passengers)
 }
@@ -357,7 +326,6 @@ struct Group {
     first: usize,
     reach: Reach,
     extent: Extent,
-    is_own: bool,
     pilots: Vec<Pilot>,
 }
 
@@ -367,124 +335,6 @@ impl Group {
         let same = self.reach == reach && self.extent == extent;
         self.first + count == n + 1 && run.range(self.first, count).len() <= GROUP_BYTES_MAX && same
     }
-}
-
-/// Blocks of one extent on their way.
-struct Flight {
-    fetcher: Arc<Fetcher>,
-    generation: Arc<Generation>,
-    view: Arc<View>,
-    run: Run,
-    urgency: Urgency,
-    deadline: Deadline,
-}
-
-impl Flight {
-    async fn fly(&self, group: Group) {
-        let Group {
-            reach,
-            is_own,
-            pilots,
-            ..
-        } = group;
-        let search = match reach {
-            Reach::Home => return self.fly_home(pilots, is_own).await,
-            Reach::Primary => Search::PrimaryOnly,
-            Reach::Anywhere => Search::Wide,
-        };
-        let (fetcher, generation, run) = (&self.fetcher, &self.generation, &self.run);
-        let route = (&*self.view, search);
-        let fetched =
-            fetcher.fetch_from_peers(generation, run, route, &self.urgency, self.deadline);
-        match fetched.await {
-            Ok(blocks) => {
-                self.land(&pilots, run, Ok(blocks), CopyClass::Secondary)
-                    .await;
-            }
-            Err(error) if error.code != ErrorCode::NotFound => land(&pilots, &Err(error)),
-            Err(_) => {
-                let errand = Errand {
-                    reach: Reach::Home,
-                    urgency: self.urgency.clone(),
-                };
-                let (fetcher, generation) = (fetcher.clone(), generation.clone());
-                let read = read(fetcher, generation, *run, errand, self.deadline).await;
-                land(&pilots, &read.map(|read| split(run, &read)));
-            }
-        }
-    }
-
-    async fn fly_home(&self, mut pilots: Vec<Pilot>, is_own: bool) {
-        let (fetcher, generation, run) = (&self.fetcher, &self.generation, &self.run);
-        let inherited = fetcher
-            .fetch_heirlooms(generation, run, &self.view, self.deadline)
-            .await;
-        pilots.iter().for_each(Pilot::turn_home);
-        let class = generation.class_of(run.file, is_own);
-        let mut start = 0;
-        while start < run.count {
-            let at_hand = inherited[start].is_some();
-            let count = inherited[start..]
-                .iter()
-                .take_while(|block| block.is_some() == at_hand)
-                .count();
-            let part = run.part(start, count);
-            let fetched = if at_hand {
-                let blocks = inherited[start..start + count].iter().flatten();
-                Ok(blocks.cloned().collect())
-            } else {
-                fetcher
-                    .fetch_from_home(generation, &part, &self.urgency)
-                    .await
-            };
-            // The flights of this part are over with it.
-            let pilots: Vec<_> = pilots.drain(..count).collect();
-            self.land(&pilots, &part, fetched, class).await;
-            start += count;
-        }
-    }
-
-    /// Gives blocks to who waits and to the disk, first to who waits; if nobody does, who asked
-    /// for them wants them on disk.
-    async fn land(
-        &self,
-        pilots: &[Pilot],
-        run: &Run,
-        fetched: Result<Vec<Block>>,
-        class: CopyClass,
-    ) {
-        let is_urgent = self.urgency.is_urgent();
-        if is_urgent || fetched.is_err() {
-            land(pilots, &fetched);
-        }
-        if let Ok(blocks) = fetched {
-            self.keep(run, blocks.clone(), class).await;
-            if !is_urgent {
-                land(pilots, &Ok(blocks));
-            }
-        }
-    }
-
-    async fn keep(&self, run: &Run, blocks: Vec<Block>, class: CopyClass) {
-        let kept = self.fetcher.keep(&self.generation, run, blocks, class);
-        if let Err(error) = kept.await {
-            tracing::warn!(%error, "fetched blocks are not kept");
-        }
-    }
-}
-
-fn land(pilots: &[Pilot], fetched: &Result<Vec<Block>>) {
-    for (n, pilot) in pilots.iter().enumerate() {
-        pilot.land(match fetched {
-            Ok(blocks) => Ok(blocks[n].clone()),
-            Err(error) => Err(error.clone()),
-        });
-    }
-}
-
-fn split(run: &Run, (digests, bytes): &Read) -> Vec<Block> {
-    let block = |(n, digest): (usize, &Digest)| (bytes.slice(run.range(n, 1)), *digest);
-    digests.iter().enumerate().map(block).collect()
 }
 
 /// Counts what an agent found here, and what of it was fetched ahead of it.

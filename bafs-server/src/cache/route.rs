@@ -1,12 +1,11 @@
-//! Whom to ask for a block: where it is placed among the servers that share a cache, now and until
-//! lately. Asks nobody.
+//! Whom to ask for a block: where it is placed among the servers that share a cache, now and
+//! before. Asks nobody.
 
 use std::sync::{Arc, PoisonError};
 
 use bafs_proto::Result;
 use bafs_proto::ids::ServerId;
 use bafs_proto::message::{SourceEntry, SourceKind};
-use bafs_proto::time::Time;
 
 use super::blocking;
 use super::fetch::{Fetcher, Generation};
@@ -16,12 +15,13 @@ use crate::logic::blocks::BlockKey;
 use crate::logic::placement::{Extent, Placement, Places};
 use crate::logic::rendezvous::Candidate;
 
-/// After a change of the peers, who became primary first asks who was it before, for so long.
-const INHERIT_MS: u64 = 600_000;
+/// Most former placements that are remembered, and most servers that are asked before home: a
+/// question costs a round in the local network, and only blocks that would come from home cost any.
+const EARLIER_MAX: usize = 6;
+const HEIRLOOMS_MAX: usize = 6;
 
-/// Most former placements that are remembered, and most servers that are asked before home.
-const EARLIER_MAX: usize = 3;
-const HEIRLOOMS_MAX: usize = 3;
+/// So many servers follow the primary when it is silent, and may have read in its place.
+const STAND_INS: usize = 2;
 
 /// Where the blocks of a generation are, as this server believes.
 #[derive(Debug)]
@@ -30,10 +30,9 @@ pub(crate) struct View {
     sharers: Vec<PeerCache>,
     placement: Arc<Placement>,
     /// Where they would be without this server: where they are when it has just come.
-    without_own: Placement,
-    /// Where they were until lately, latest first.
+    without_own: Arc<Placement>,
+    /// Other places where they were before, latest first.
     earlier: Vec<Arc<Placement>>,
-    since: Time,
 }
 
 impl Generation {
@@ -68,14 +67,13 @@ impl Generation {
         Placement::of(&places, candidates)
     }
 
-    fn view_now(&self) -> Option<Arc<View>> {
+    pub(super) fn view_now(&self) -> Option<Arc<View>> {
         let view = self.view.read().unwrap_or_else(PoisonError::into_inner);
         view.clone()
     }
 
     /// Places everything anew (takes up to a second).
-    fn look(&self, own: ServerId, sharers: Vec<PeerCache>, now: Time) -> Arc<View> {
-        let last = self.view_now();
+    fn look(&self, own: ServerId, sharers: Vec<PeerCache>) -> Arc<View> {
         let others: Vec<_> = sharers
             .iter()
             .map(|peer| Candidate {
@@ -89,21 +87,24 @@ impl Generation {
             weight: self.capacity_bytes,
         });
         all.sort_by_key(|candidate| candidate.server);
-        let mut earlier = Vec::new();
-        if let Some(last) = last {
-            earlier.push(last.placement.clone());
-            if now.ms_since(last.since) < INHERIT_MS {
-                earlier.extend(last.earlier.iter().cloned());
-            }
-            earlier.truncate(EARLIER_MAX);
-        }
+        let former = self.view_now().map(|last| last.placements());
+        let former = former.unwrap_or_default();
+        // A peer that comes back, or has another address, changes no place.
+        let place = |candidates: Vec<Candidate>| {
+            let same = former.iter().find(|known| known.is_among(&candidates));
+            let same = same.cloned();
+            same.unwrap_or_else(|| Arc::new(self.place(candidates)))
+        };
+        let (placement, without_own) = (place(all), place(others));
+        let now = [&placement, &without_own];
+        let is_past = |known: &&Arc<Placement>| now.iter().all(|place| !Arc::ptr_eq(place, known));
+        let earlier = former.iter().filter(is_past);
         let view = Arc::new(View {
             own,
-            placement: Arc::new(self.place(all)),
-            without_own: self.place(others),
             sharers,
-            earlier,
-            since: now,
+            earlier: earlier.take(EARLIER_MAX).cloned().collect(),
+            placement,
+            without_own,
         });
         *self.view.write().unwrap_or_else(PoisonError::into_inner) = Some(view.clone());
         view
@@ -116,7 +117,7 @@ impl Fetcher {
         if generation.cooperative.is_empty() {
             return Vec::new();
         }
-        self.peers().of(&generation.name(), clock::now())
+        self.peers().of(&generation.name(), clock::steady())
     }
 
     /// Where the blocks of a generation are now.
@@ -134,7 +135,7 @@ impl Fetcher {
             return Ok(view);
         }
         let (own, generation) = (self.server, generation.clone());
-        blocking(move || generation.look(own, sharers, clock::now())).await
+        blocking(move || generation.look(own, sharers)).await
     }
 }
 
@@ -160,23 +161,22 @@ impl View {
         self.sharers.iter().find(|peer| peer.server == server)
     }
 
+    /// All placements of which it knows, the present one first.
+    fn placements(&self) -> Vec<Arc<Placement>> {
+        let now = [self.placement.clone(), self.without_own.clone()];
+        now.into_iter().chain(self.earlier.clone()).collect()
+    }
+
     /// Others who may have an extent before home is asked: its primary, if that is not this
-    /// server, and who was it before, if that changed lately.
-    pub(crate) fn heirlooms(
-        &self,
-        generation: &Generation,
-        extent: Extent,
-        now: Time,
-    ) -> Vec<&PeerCache> {
+    /// server, who was it before, however long ago, and who stands in for it.
+    pub(crate) fn heirlooms(&self, generation: &Generation, extent: Extent) -> Vec<&PeerCache> {
         let mut servers = vec![self.owner(generation, extent)];
-        if now.ms_since(self.since) < INHERIT_MS {
-            generation.with_key(extent, |key| {
-                servers.extend(self.without_own.owner(extent, key));
-                let earlier = self.earlier.iter();
-                servers.extend(earlier.filter_map(|placement| placement.owner(extent, key)));
-                servers.extend(self.placement.ranked(extent, key).into_iter().take(3));
-            });
-        }
+        generation.with_key(extent, |key| {
+            let former = [&self.without_own].into_iter().chain(&self.earlier);
+            servers.extend(former.filter_map(|placement| placement.owner(extent, key)));
+            let ranked = self.placement.ranked(extent, key).into_iter();
+            servers.extend(ranked.take(1 + STAND_INS));
+        });
         let mut peers: Vec<&PeerCache> = Vec::new();
         for server in servers {
             if let Some(peer) = self.peer(server).filter(|peer| !peers.contains(peer)) {

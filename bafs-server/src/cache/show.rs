@@ -61,7 +61,7 @@ impl Caches {
             address,
             capacity_bytes,
             used_bytes: peers.used_bytes(&generation.name(), server),
-            suspect: peers.is_suspect(server, clock::now()),
+            suspect: peers.is_suspect(server, clock::steady()),
             counts: generation.meter.of_peer(server),
         }
     }

@@ -250,14 +250,16 @@ impl CacheVolume {
             old.disk.check_unheld()?;
             std::fs::create_dir_all(&place).map_err(|e| fault("make the directory", &place, e))?;
             manifest.save(&place.join("manifest"))?;
-            old.disk
-                .bequeath(&place, &unchanged(&old.manifest, &manifest))?;
+            let same = unchanged(&old.manifest, &manifest);
+            old.disk.bequeath(&place, &same)?;
             let shared = Shared {
                 source_token: self.source_token.clone(),
                 meter: self.meter.clone(),
                 pins: self.pins.clone(),
             };
-            let generation = start(place.clone(), &fresh.spec, manifest, &shared)?;
+            let mut generation = start(place.clone(), &fresh.spec, manifest, &shared)?;
+            generation.wanted = old.wanted.renumbered(&same);
+            generation.strays = old.strays.renumbered(&same);
             write_record(&self.directory, &fresh)?;
             Ok(generation)
         };

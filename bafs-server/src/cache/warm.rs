@@ -1,7 +1,7 @@
 //! Warming: a server fetches its own share of a cache volume before anyone asks for it, behind all
 //! that somebody waits for. Which blocks stay is decided by the pins.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -28,44 +28,57 @@ const TRIES_MAX: u32 = 20;
 const PAUSE_MS_MIN: u64 = 200;
 const PAUSE_MS_MAX: u64 = 30_000;
 
-/// The warming of a volume; a later one takes the place of the present one.
+/// The warming of a volume: what is asked for while it goes on is added to it.
 #[derive(Debug, Default)]
-pub(crate) struct Warmer {
-    state: Mutex<Option<Warming>>,
-    turn: AtomicU64,
+pub(crate) struct Warmer(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    warming: Option<Warming>,
+    /// What is warmed, or was last.
+    paths: BTreeSet<String>,
+    turn: u64,
 }
 
 impl Warmer {
     /// How far the last warming is.
     pub(crate) fn state(&self) -> Option<Warming> {
-        self.lock().clone()
+        self.lock().warming.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Warming>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a turn, unless the same one is under way.
-    fn begin(&self, path: &str) -> Option<u64> {
+    /// Begins a turn for these paths and those that are under way, unless that changes nothing.
+    fn begin(&self, paths: Vec<String>) -> Option<(u64, Vec<String>)> {
         let mut state = self.lock();
-        let same = |w: &Warming| w.path == path && w.state == WarmState::Running;
-        if state.as_ref().is_some_and(same) {
+        let is_running = |w: &Warming| w.state == WarmState::Running;
+        let goes_on = state.warming.as_ref().is_some_and(is_running);
+        let under_way = state.paths.iter().filter(|_| goes_on);
+        let wanted: BTreeSet<_> = paths.into_iter().chain(under_way.cloned()).collect();
+        let is_part = |path: &String| wanted.iter().any(|top| top != path && is_below(path, top));
+        let wanted: BTreeSet<_> = wanted.iter().filter(|p| !is_part(p)).cloned().collect();
+        if goes_on && wanted == state.paths {
             return None;
         }
-        *state = Some(Warming {
-            path: path.to_owned(),
+        let paths: Vec<_> = wanted.iter().cloned().collect();
+        state.warming = Some(Warming {
+            path: paths.join(", "),
             state: WarmState::Running,
             wanted_bytes: 0,
             present_bytes: 0,
         });
-        Some(self.turn.fetch_add(1, Ordering::AcqRel) + 1)
+        state.paths = wanted;
+        state.turn += 1;
+        Some((state.turn, paths))
     }
 
     /// Notes how a turn goes on, if it still is the present one. Tells whether it is.
     fn note(&self, turn: u64, change: impl FnOnce(&mut Warming)) -> bool {
         let mut state = self.lock();
-        let is_present = self.turn.load(Ordering::Acquire) == turn;
-        if let Some(warming) = state.as_mut().filter(|_| is_present) {
+        let is_present = state.turn == turn;
+        if let Some(warming) = state.warming.as_mut().filter(|_| is_present) {
             change(warming);
         }
         is_present
@@ -107,9 +120,9 @@ impl Caches {
     }
 }
 
-/// Warms what is at and below some paths, unless that is under way.
+/// Warms what is at and below some paths, together with what is under way.
 pub(super) fn go_on(fetcher: Arc<Fetcher>, volume: Arc<CacheVolume>, paths: Vec<String>) {
-    let Some(turn) = volume.warmer().begin(&paths.join(" ")) else {
+    let Some((turn, paths)) = volume.warmer().begin(paths) else {
         return;
     };
     tokio::spawn(async move {
@@ -260,4 +273,25 @@ async fn one_extent(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, run: R
         Ok(here.map(|n| run.length(n) as u64).sum())
     })
     .await?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_for_while_warming_goes_on_is_warmed_as_well() {
+        let warmer = Warmer::default();
+        let begin = |path: &str| warmer.begin(vec![path.to_owned()]);
+        let owned = |paths: &[&str]| paths.iter().map(|p| (*p).to_owned()).collect::<Vec<_>>();
+        assert_eq!(begin("a"), Some((1, owned(&["a"]))));
+        assert_eq!(begin("a"), None, "it is under way");
+        assert_eq!(begin("b/c"), Some((2, owned(&["a", "b/c"]))));
+        assert!(!warmer.note(1, |_| {}), "the second turn warms both");
+        assert_eq!(begin("b"), Some((3, owned(&["a", "b"]))));
+        assert_eq!(begin("b/d"), None);
+        assert_eq!(warmer.state().map(|w| w.path).as_deref(), Some("a, b"));
+        assert!(warmer.note(3, |warming| warming.state = WarmState::Done));
+        assert_eq!(begin("b"), Some((4, owned(&["b"]))), "what is over is over");
+    }
 }

@@ -4,13 +4,17 @@
 //! Space is charged before a block is written and a victim's space is reused only by the
 //! reservation that freed it, so that the disk never holds more than the capacity.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod files;
+
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex};
 use bafs_proto::volume::Replacement;
 use lru::LruCache;
+
+use self::files::{Files, Kept};
 
 /// A file system gives space in pieces of this many bytes, so blocks are charged in them.
 pub(crate) const CHARGE_BYTES: u64 = 4096;
@@ -72,17 +76,6 @@ pub(crate) struct Victim {
 /// bytes may be read.
 pub(crate) type Change = (BlockKey, Option<(u32, Digest)>);
 
-/// A file whose blocks must stay: somebody reads them without any way to be told.
-#[derive(Debug, Default)]
-struct Kept {
-    holders: u32,
-    /// One of its blocks is found damaged: nobody else may have it.
-    hurt: bool,
-    primary_bytes: u64,
-    secondary_bytes: u64,
-    pinned_bytes: u64,
-}
-
 /// Nothing can make room for the block, or it is on its way in or out: it is passed through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NoRoom;
@@ -90,7 +83,6 @@ pub(crate) struct NoRoom;
 /// The blocks of one cache volume.
 pub(crate) struct BlockTable {
     capacity_bytes: u64,
-    capacity_files: u64,
     replacement: Replacement,
     used_bytes: u64,
     primary: LruCache<BlockKey, Held>,
@@ -101,7 +93,7 @@ pub(crate) struct BlockTable {
     pinned_bytes: u64,
     /// Being written or being freed, with what is charged: not to be touched by anyone else.
     moving: BTreeMap<BlockKey, u64>,
-    files: BTreeSet<FileIndex>,
+    files: Files,
     remembered: LruCache<BlockKey, Digest>,
     next_stamp: u64,
     /// Files that are held, and what they are charged for by class.
@@ -130,7 +122,6 @@ impl BlockTable {
     pub(crate) fn new(capacity_bytes: u64, capacity_files: u64, replacement: Replacement) -> Self {
         Self {
             capacity_bytes,
-            capacity_files,
             replacement,
             used_bytes: 0,
             primary: LruCache::unbounded(),
@@ -140,7 +131,7 @@ impl BlockTable {
             secondary_bytes: 0,
             pinned_bytes: 0,
             moving: BTreeMap::new(),
-            files: BTreeSet::new(),
+            files: Files::new(capacity_files),
             remembered: LruCache::new(REMEMBERED_MAX),
             next_stamp: 1,
             kept: BTreeMap::new(),
@@ -184,65 +175,9 @@ impl BlockTable {
     /// Takes over uses, the latest last.
     pub(crate) fn note_uses(&mut self, keys: impl IntoIterator<Item = BlockKey>) {
         for key in keys {
-            let _ = self.primary.promote(&key)
-                || self.secondary.promote(&key)
-                || self.pinned.promote(&key);
+            self.promote(key);
         }
         self.unseen_evictions = Some(0);
-    }
-
-    /// Makes all `blocks` blocks of a file stay until [`BlockTable::let_go`], as often as this
-    /// was called. Refuses, and does nothing, unless all of them are here and were checked.
-    pub(crate) fn hold(&mut self, file: FileIndex, blocks: u64) -> bool {
-        if let Some(kept) = self.kept.get_mut(&file) {
-            kept.holders += u32::from(!kept.hurt);
-            return !kept.hurt;
-        }
-        let mut kept = Kept {
-            holders: 1,
-            ..Kept::default()
-        };
-        for block in (0..blocks).map(BlockIndex) {
-            let key = BlockKey { file, block };
-            let (held, bytes) = if let Some(held) = self.primary.peek(&key) {
-                (Some(held), &mut kept.primary_bytes)
-            } else if let Some(held) = self.secondary.peek(&key) {
-                (Some(held), &mut kept.secondary_bytes)
-            } else {
-                (self.pinned.peek(&key), &mut kept.pinned_bytes)
-            };
-            let Some(held) = held.filter(|held| held.verified) else {
-                return false;
-            };
-            *bytes += charge(held.length);
-        }
-        self.kept.insert(file, kept);
-        true
-    }
-
-    /// Undoes one [`BlockTable::hold`].
-    pub(crate) fn let_go(&mut self, file: FileIndex) {
-        if let Some(kept) = self.kept.get_mut(&file) {
-            kept.holders -= 1;
-            if kept.holders == 0 {
-                self.kept.remove(&file);
-            }
-        }
-    }
-
-    /// Whether the blocks of a file must stay where they are.
-    pub(crate) fn is_held(&self, file: FileIndex) -> bool {
-        self.kept.contains_key(&file)
-    }
-
-    /// How often a file is held.
-    pub(crate) fn holders(&self, file: FileIndex) -> u32 {
-        self.kept.get(&file).map_or(0, |kept| kept.holders)
-    }
-
-    /// Number of files whose blocks must stay.
-    pub(crate) fn files_held(&self) -> usize {
-        self.kept.len()
     }
 
     /// Space that is in use or promised, in bytes.
@@ -257,11 +192,6 @@ impl BlockTable {
             CopyClass::Secondary => self.secondary_bytes,
             CopyClass::Pinned => self.pinned_bytes,
         }
-    }
-
-    /// Files that have or had blocks here, from `first` on.
-    pub(crate) fn files_from(&self, first: FileIndex) -> impl Iterator<Item = FileIndex> + '_ {
-        self.files.range(first..).copied()
     }
 
     /// Changes why a block is here. Returns it if that was another class before.
@@ -298,11 +228,6 @@ impl BlockTable {
         victims
     }
 
-    /// Files that have or had blocks here.
-    pub(crate) fn used_files(&self) -> u64 {
-        self.files.len() as u64
-    }
-
     /// Number of blocks that are here.
     pub(crate) fn len(&self) -> usize {
         self.primary.len() + self.secondary.len() + self.pinned.len()
@@ -315,6 +240,17 @@ impl BlockTable {
             .or_else(|| self.secondary.get(&key))
             .or_else(|| self.pinned.get(&key))
             .copied()
+    }
+
+    /// Why a block is here, if it is; no use of it.
+    pub(crate) fn class_of(&self, key: BlockKey) -> Option<CopyClass> {
+        if self.primary.contains(&key) {
+            Some(CopyClass::Primary)
+        } else if self.secondary.contains(&key) {
+            Some(CopyClass::Secondary)
+        } else {
+            self.pinned.contains(&key).then_some(CopyClass::Pinned)
+        }
     }
 
     /// Whether a block is here; no use of it.
@@ -368,10 +304,9 @@ impl BlockTable {
         class: CopyClass,
     ) -> Result<Vec<Victim>, NoRoom> {
         let charge = charge(length);
-        let new_file = !self.files.contains(&key.file);
         if self.moving.contains_key(&key)
             || self.holds(key)
-            || (new_file && self.used_files() >= self.capacity_files)
+            || !self.files.admits(key.file)
             || charge > self.reachable_bytes(class)
         {
             return Err(NoRoom);
@@ -391,7 +326,7 @@ impl BlockTable {
             "more is promised than there is"
         );
         self.moving.insert(key, charge);
-        self.files.insert(key.file);
+        self.files.add(key);
         Ok(victims)
     }
 
@@ -399,6 +334,7 @@ impl BlockTable {
     pub(crate) fn freed(&mut self, key: BlockKey) {
         if let Some(charged) = self.moving.remove(&key) {
             self.used_bytes -= charged;
+            self.files.remove(key);
         }
     }
 
@@ -566,19 +502,30 @@ impl BlockTable {
                     self.put_behind(class, key, held);
                     continue;
                 }
-                let (_, bytes) = self.list(class);
-                *bytes -= charge(held.length);
-                self.remembered.put(key, held.digest);
-                self.changed((key, None));
-                self.unseen_evictions = self.unseen_evictions.map(|unseen| unseen + 1);
-                return Some(Victim {
-                    key,
-                    length: held.length,
-                    class,
-                });
+                return Some(self.evicted(key, held, class));
             }
         }
         None
+    }
+
+    /// A block has left its list for good.
+    fn evicted(&mut self, key: BlockKey, held: Held, class: CopyClass) -> Victim {
+        let (_, bytes) = self.list(class);
+        *bytes -= charge(held.length);
+        self.remembered.put(key, held.digest);
+        self.changed((key, None));
+        self.unseen_evictions = self.unseen_evictions.map(|unseen| unseen + 1);
+        Victim {
+            key,
+            length: held.length,
+            class,
+        }
+    }
+
+    /// Counts a use of a block.
+    fn promote(&mut self, key: BlockKey) {
+        let _ =
+            self.primary.promote(&key) || self.secondary.promote(&key) || self.pinned.promote(&key);
     }
 
     fn pop(&mut self, class: CopyClass) -> Option<(BlockKey, Held)> {
@@ -601,16 +548,6 @@ impl BlockTable {
     }
 }
 
-impl Kept {
-    fn bytes(&mut self, class: CopyClass) -> &mut u64 {
-        match class {
-            CopyClass::Primary => &mut self.primary_bytes,
-            CopyClass::Secondary => &mut self.secondary_bytes,
-            CopyClass::Pinned => &mut self.pinned_bytes,
-        }
-    }
-}
-
 /// What a block of this length takes on disk, in bytes.
 pub(crate) fn charge(length: u32) -> u64 {
     u64::from(length).next_multiple_of(CHARGE_BYTES)
@@ -618,6 +555,8 @@ pub(crate) fn charge(length: u32) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -723,6 +662,8 @@ mod tests {
         table.freed(key(0));
         table.cancel(key(1));
         assert_eq!(table.used_bytes(), 0);
+        let empty = table.take_empty_files();
+        empty.into_iter().for_each(|file| table.file_gone(file));
         assert_eq!(put(&mut table, 0, CopyClass::Primary), Ok(vec![]));
     }
 
@@ -802,6 +743,86 @@ mod tests {
             block: BlockIndex(0),
         };
         assert_eq!(table.reserve(other, BLOCK, CopyClass::Primary), Err(NoRoom));
+    }
+
+    fn only_block(file: u32) -> BlockKey {
+        BlockKey {
+            file: FileIndex(file),
+            block: BlockIndex(0),
+        }
+    }
+
+    /// Puts a block as a careful caller does that has too many files.
+    fn put_file(table: &mut BlockTable, file: u32, class: CopyClass) -> Result<Vec<u32>, NoRoom> {
+        let mut gone = Vec::new();
+        if table.lacks_place(FileIndex(file)) {
+            for victim in table.give_up_file(class) {
+                gone.push(victim.key.file.0);
+                table.freed(victim.key);
+            }
+            for empty in table.take_empty_files() {
+                table.file_gone(empty);
+            }
+        }
+        table.reserve(only_block(file), BLOCK, class)?;
+        table.put(only_block(file), BLOCK, Digest([0; 32]), class, true);
+        Ok(gone)
+    }
+
+    #[test]
+    fn a_file_without_blocks_gives_its_place_to_another_once_it_is_off_the_disk() {
+        let mut table = BlockTable::new(9 * u64::from(BLOCK), 1, Replacement::Lru);
+        assert_eq!(put_file(&mut table, 0, CopyClass::Primary), Ok(vec![]));
+        let victims = table.give_up_file(CopyClass::Primary);
+        assert_eq!(table.used_bytes(), u64::from(BLOCK), "it is still on disk");
+        table.freed(victims[0].key);
+        assert_eq!((table.used_bytes(), table.used_files()), (0, 1));
+        assert_eq!(table.take_empty_files(), [FileIndex(0)]);
+        assert_eq!(table.take_empty_files(), [], "somebody is at it");
+        for file in 0..2 {
+            let refused = table.reserve(only_block(file), BLOCK, CopyClass::Primary);
+            assert_eq!(refused, Err(NoRoom), "file {file}");
+        }
+        table.file_gone(FileIndex(0));
+        assert_eq!(table.used_files(), 0);
+        assert_eq!(put_file(&mut table, 1, CopyClass::Primary), Ok(vec![]));
+    }
+
+    #[test]
+    fn with_too_many_files_the_one_goes_that_is_next_and_may_go_as_a_whole() {
+        for (replacement, first) in [(Replacement::Lru, 1), (Replacement::Mru, 4)] {
+            let mut table = BlockTable::new(99 * u64::from(BLOCK), 5, replacement);
+            assert_eq!(put_file(&mut table, 0, CopyClass::Pinned), Ok(vec![]));
+            for file in 1..5 {
+                assert_eq!(put_file(&mut table, file, CopyClass::Primary), Ok(vec![]));
+            }
+            assert!(put_file(&mut table, 5, CopyClass::Secondary).is_err());
+            assert_eq!(put_file(&mut table, 5, CopyClass::Primary), Ok(vec![first]));
+            assert_eq!(table.used_files(), 5);
+            // A copy goes first, and one copy for another.
+            let copy = table.reclassify(only_block(5), CopyClass::Secondary);
+            assert!(copy.is_some());
+            assert_eq!(put_file(&mut table, 6, CopyClass::Secondary), Ok(vec![5]));
+            assert_eq!(put_file(&mut table, 7, CopyClass::Primary), Ok(vec![6]));
+            // What somebody has open stays.
+            for file in [2, 3, 7] {
+                assert!(table.hold(FileIndex(file), 1));
+            }
+            let last = if first == 1 { 4 } else { 1 };
+            assert_eq!(put_file(&mut table, 8, CopyClass::Primary), Ok(vec![last]));
+        }
+    }
+
+    #[test]
+    fn what_was_open_as_a_whole_counts_as_used_when_it_is_closed() {
+        let mut table = BlockTable::new(3 * u64::from(BLOCK), 9, Replacement::Lru);
+        for file in 0..3 {
+            assert_eq!(put_file(&mut table, file, CopyClass::Primary), Ok(vec![]));
+        }
+        assert!(table.hold(FileIndex(0), 1));
+        table.let_go(FileIndex(0));
+        let victims = table.reserve(only_block(3), BLOCK, CopyClass::Primary);
+        assert_eq!(victims.map(|victims| victims[0].key.file.0), Ok(1));
     }
 
     #[test]

@@ -5,6 +5,7 @@ pub(crate) mod ahead;
 pub mod allotments;
 pub(crate) mod blocks;
 pub mod bucket;
+pub(crate) mod claims;
 pub(crate) mod placement;
 pub(crate) mod rendezvous;
 pub mod space;

@@ -79,6 +79,11 @@ impl Placement {
         Self { candidates, table }
     }
 
+    /// Whether these are the servers that it was made for.
+    pub(crate) fn is_among(&self, candidates: &[Candidate]) -> bool {
+        self.candidates == candidates
+    }
+
     /// The primary of an extent; `None` when there is no server at all. `key` names the extent.
     pub(crate) fn owner(&self, extent: Extent, key: &[&[u8]]) -> Option<ServerId> {
         let tabled = self.table.as_ref().and_then(|table| {

@@ -4,6 +4,7 @@
 mod hand_over;
 mod presence;
 mod service;
+mod subnet;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,6 +18,7 @@ use bafs_proto::net::pool::Pool;
 use bafs_proto::{Error, ErrorCode, Result};
 use tokio::task::JoinHandle;
 
+use self::subnet::subnet_of;
 use crate::access::Access;
 use crate::cache::Caches;
 use crate::counters::{Counters, Figures, ReadFigures};
@@ -45,7 +47,8 @@ pub struct NodeConfig {
     pub capacity_files: u64,
     /// Catalog to tell, `host:port`.
     pub catalog: Option<String>,
-    /// Nodes of one group share cooperative caches.
+    /// Nodes of one group share cooperative caches; empty for the nodes of its subnet: /24 for
+    /// IPv4, /64 for IPv6, the machine itself.
     pub group: String,
     /// Name for people.
     pub name: String,
@@ -100,7 +103,10 @@ impl Node {
     ///
     /// # Errors
     /// As [`start`], but for the network.
-    pub async fn open(config: NodeConfig, address: String, pool: Pool) -> Result<Arc<Self>> {
+    pub async fn open(mut config: NodeConfig, address: String, pool: Pool) -> Result<Arc<Self>> {
+        if config.group.is_empty() {
+            config.group = subnet_of(&address);
+        }
         let counters = Counters::default();
         let path = config.store.clone();
         let homes = Homes::new(

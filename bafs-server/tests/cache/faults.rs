@@ -9,10 +9,10 @@ use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
 use bafs_proto::message::{CacheRef, ReadBlocks, ReadManifest, Reader};
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
-use bafs_proto::volume::{Replacement, VolumeKind};
+use bafs_proto::volume::{Replacement, Source, VolumeKind};
 use tokio::task::JoinSet;
 
-use crate::world::{BLOCK, HOME, NAME, World, cache, content};
+use crate::world::{BLOCK, HOME, Home, NAME, World, cache, content};
 
 const LARGE: u64 = 64 << 20;
 const BLOCKS: usize = 60;
@@ -148,6 +148,36 @@ async fn a_slow_home_is_no_reason_to_leave_the_primary() {
     assert!(read == bytes[..20 * BLOCK as usize]);
     assert_eq!(world.nodes[0].count("cache_fallbacks"), 0);
     assert_eq!(world.home_bytes(), 20 * u64::from(BLOCK));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_home_keeps_nobody_from_another_one() {
+    let (world, bytes) = world(1).await;
+    let other = Arc::new(Home::default());
+    other.put("db/large", bytes.clone(), 1);
+    world.network.listen("home:2", other);
+    let mut spec = cache(2, LARGE, Replacement::Lru);
+    if let VolumeKind::Cache { source, .. } = &mut spec.kind {
+        *source = Source::Home {
+            address: "home:2".to_owned(),
+            path: "db".to_owned(),
+        };
+    }
+    world.create(&spec).await;
+    world.home.read_ms.store(60_000, Ordering::Relaxed);
+    let before = world.network.calls();
+    for block in 0..BLOCKS as u64 {
+        let node = world.nodes[0].clone();
+        tokio::spawn(async move { node.read(ID, 0, block, 1).await });
+    }
+    // As many as may ask a home at once.
+    while world.network.calls() < before + 32 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let read = world.nodes[0]
+        .read_until(spec.id, 0, 0, 4, Deadline::after_ms(20_000))
+        .await;
+    assert!(read.expect("read") == bytes[..4 * BLOCK as usize]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

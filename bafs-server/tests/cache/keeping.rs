@@ -215,6 +215,36 @@ async fn too_little_room_passes_through_and_says_so() {
 }
 
 #[tokio::test]
+async fn a_source_of_more_files_than_may_be_kept_is_kept_as_far_as_they_go() {
+    let world = World::new(1);
+    let files: Vec<_> = (0..10).map(|n| content(n, 2 * BLOCK as usize)).collect();
+    for (n, bytes) in files.iter().enumerate() {
+        world.home.put(&format!("db/{n}"), bytes.clone(), 1);
+    }
+    let mut spec = cache(1, LARGE, Replacement::Lru);
+    spec.size_files = 4;
+    world.create(&spec).await;
+    let node = &world.nodes[0];
+    for (n, bytes) in files.iter().enumerate() {
+        assert!(node.read(ID, n as u32, 0, 2).await.expect("read") == *bytes);
+        let evicted = 2 * (n as u64 + 1).saturating_sub(4);
+        while node.count("cache_evicted_primary") < evicted {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+        world.kept(ID, 2 * (n as u64 + 1).min(4)).await;
+        let on_disk = std::fs::read_dir(blocks_of(node)).expect("directory");
+        assert!(on_disk.count() <= 4, "file {n}");
+        assert_eq!(node.caches.used(ID).expect("used").1, (n as u64 + 1).min(4));
+    }
+    assert_eq!(node.count("cache_pass_through"), 0);
+    world.network.kill(crate::world::HOME);
+    for n in 6..10 {
+        let read = node.read(ID, n, 0, 2).await.expect("it is here");
+        assert!(read == files[n as usize], "file {n}");
+    }
+}
+
+#[tokio::test]
 async fn lru_forgets_a_scan_and_mru_keeps_its_beginning() {
     for (replacement, home_blocks) in [(Replacement::Lru, 24), (Replacement::Mru, 14)] {
         let world = World::new(1);

@@ -420,6 +420,28 @@ async fn a_whole_file_stays_for_as_long_as_somebody_has_it_open() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_whole_file_that_is_given_back_before_it_came_is_held_for_nobody() {
+    let (world, [small, large]) = two_files().await;
+    let node = &world.nodes[0];
+    let mut agent = Agent::new(node).await;
+    scan(node, 0, &small).await;
+    eventually(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    // The agent has asked, does not wait for the answer, and gives back what it may have got.
+    let file = FileIndex(0);
+    let asked = agent.parcel.keeper.answer(DoorRequest::PinFile { file });
+    agent.let_go(0).await;
+    let late = asked.await.map_err(|error| error.code).err();
+    assert_eq!(late, Some(ErrorCode::WrongState));
+    for _ in 0..100 {
+        scan(node, 1, &large).await;
+        if (0..10).all(|block| !agent.map.has(0, block)) {
+            return;
+        }
+    }
+    panic!("it stays for ever");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cache_of_nothing_but_open_files_passes_the_others_through() {
     let (world, [small, large]) = two_files().await;
     let node = &world.nodes[0];

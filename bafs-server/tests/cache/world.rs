@@ -279,6 +279,9 @@ pub(crate) struct World {
     pub(crate) network: Network,
     pub(crate) home: Arc<Home>,
     pub(crate) nodes: Vec<Node>,
+    /// A node that the catalog names no more is believed in for so long; not at all, so that tests
+    /// need not wait.
+    pub(crate) ttl_ms: u64,
     directory: tempfile::TempDir,
 }
 
@@ -292,6 +295,7 @@ impl World {
             network,
             home,
             nodes: Vec::new(),
+            ttl_ms: 0,
             directory,
         };
         for number in 1..=nodes {
@@ -323,7 +327,7 @@ impl World {
         };
         self.network.listen(&address, Arc::new(service));
         // As a node that starts asks the catalog; the others hear of it later.
-        caches.set_peers(self.nodes.iter().map(advert).collect());
+        caches.set_peers(self.adverts());
         self.nodes.push(Node {
             server,
             address,
@@ -343,10 +347,17 @@ impl World {
 
     /// Tells all nodes of all nodes, as the catalog does every second.
     pub(crate) fn tell(&self) {
-        let adverts: Vec<_> = self.nodes.iter().map(advert).collect();
         for node in &self.nodes {
-            node.caches.set_peers(adverts.clone());
+            node.caches.set_peers(self.adverts());
         }
+    }
+
+    fn adverts(&self) -> Vec<Advert> {
+        let advert = |node| Advert {
+            ttl_ms: self.ttl_ms,
+            ..advert(node)
+        };
+        self.nodes.iter().map(advert).collect()
     }
 
     /// Makes the same cache volume on all nodes.
@@ -405,7 +416,7 @@ fn advert(node: &Node) -> Advert {
         name: node.address.clone(),
         address: node.address.clone(),
         group: "here".to_owned(),
-        ttl_ms: 4_000,
+        ttl_ms: 0,
         capacity_bytes: 1 << 30,
         capacity_files: 1 << 20,
         free_bytes: 1 << 30,

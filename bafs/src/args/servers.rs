@@ -76,9 +76,10 @@ pub(crate) struct NodeArgs {
     /// Name for people; the host name when not given.
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// Nodes of one group share cooperative caches.
-    #[arg(long, default_value = "default")]
-    pub(crate) group: String,
+    /// Nodes of one group share cooperative caches; those of one subnet (/24, for IPv6 /64) when
+    /// not given.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) group: Option<String>,
     /// Memory of each agent for the data that pass through it; 256 MiB when not given.
     #[arg(long, env = "BAFS_AGENT_MEMORY", value_name = "SIZE")]
     pub(crate) agent_memory: Option<String>,

@@ -94,11 +94,11 @@ const KNOWN: &[Known] = &[
     ),
     known(
         "cache_served_bytes",
-        "Bytes that caches of a node gave to readers",
+        "Bytes that caches of a node gave to peers",
     ),
     known(
         "cache_wanted_bytes",
-        "Bytes of blocks that readers needed, each block once for each",
+        "Bytes that the node asked home for, as their primary and for the first time",
     ),
     known(
         "cache_hits_local",
@@ -130,7 +130,7 @@ const KNOWN: &[Known] = &[
     ),
     known(
         "cache_fallbacks",
-        "Blocks fetched from home as the primary did not answer",
+        "Requests that the primary did not answer: another peer or home did",
     ),
     known(
         "cache_pass_through",
@@ -138,12 +138,9 @@ const KNOWN: &[Known] = &[
     ),
     known(
         "cache_evicted_primary",
-        "Blocks dropped for space of which the node was the primary",
+        "Blocks dropped for space that were no copies",
     ),
-    known(
-        "cache_evicted_secondary",
-        "Blocks dropped for space of which another node is the primary",
-    ),
+    known("cache_evicted_secondary", "Copies dropped for space"),
     known("cache_evicted_pinned", "Pinned blocks dropped for space"),
     known(
         "cache_evicted_for_full_disk",

@@ -1,5 +1,5 @@
-//! A scan while other nodes are killed and come back every few seconds: what it costs, and whether
-//! every byte is right. The nodes that readers use stay.
+//! A scan while other nodes are killed and come back, or leave the cache and join it anew, every
+//! few seconds: what it costs, and whether every byte is right. The nodes that readers use stay.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,7 +42,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
     stage.put("churn", &content)?;
     report.section(&format!(
         "a scan of {} MiB behind {LINK} on {STAYING} of {NODES} nodes; of the others one is killed \
-         (SIGKILL) every {} s and back after {} s",
+         (SIGKILL) or leaves the cache, so that its share moves, every {} s and is back after {} s",
         set / MIB,
         2.0 * AWAY.as_secs_f64(),
         AWAY.as_secs_f64()
@@ -52,7 +52,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
         "seconds",
         "time / link",
         "home / set",
-        "kills",
+        "kills, leaves",
         "fallbacks",
     ])];
     let (mut calm_s, mut churn_s, mut ratios, mut wrong) = (vec![], vec![], vec![], 0);
@@ -94,7 +94,7 @@ fn once(stage: &mut Stage, content: &Arc<Content>, name: &str, kills: bool) -> R
         cooperative: name.to_owned(),
         ..CacheWish::of("churn", content.bytes().len() as u64 + MIB as u64)
     };
-    let volumes = stage.caches(&stage.nodes(), &wish)?;
+    let mut volumes = stage.caches(&stage.nodes(), &wish)?;
     let script = stage.compare_script("churn");
     let mut work: Vec<Work> = Vec::new();
     for volume in &volumes[..STAYING] {
@@ -108,17 +108,30 @@ fn once(stage: &mut Stage, content: &Arc<Content>, name: &str, kills: bool) -> R
     }
     let staying = stage.nodes()[..STAYING].to_vec();
     let before = (stage.home_bytes()?, stage.sum(&staying, "cache_fallbacks")?);
+    let home = stage.world.cluster.home().to_owned();
+    let (leaving, wish, home) = (&mut volumes[STAYING..], &wish, &home);
     let Stage { world, api, .. } = &mut *stage;
+    let api = &*api;
     let over = AtomicBool::new(false);
     let (time, wrong, killed) = std::thread::scope(|scope| -> Result<_> {
         let disturb = scope.spawn(|| -> Result<usize> {
             let mut killed = 0;
             while kills && !over.load(Ordering::Relaxed) {
-                let name = format!("n{}", STAYING + 1 + killed % (NODES - STAYING));
-                world.cluster.kill(&name)?;
+                let place = killed % (NODES - STAYING);
+                if (killed / (NODES - STAYING)).is_multiple_of(2) == killed.is_multiple_of(2) {
+                    let name = format!("n{}", STAYING + 1 + place);
+                    world.cluster.kill(&name)?;
+                    std::thread::sleep(AWAY);
+                    world.cluster.restart(&name)?;
+                } else {
+                    // Who was killed is believed in for longer than it is away; who has no volume
+                    // any more is a peer no more.
+                    let volume = &mut leaving[place];
+                    api.wait(api.speaker().delete(volume))?;
+                    std::thread::sleep(AWAY);
+                    *volume = api.wait(api.speaker().create(&volume.node, home, wish))?;
+                }
                 killed += 1;
-                std::thread::sleep(AWAY);
-                world.cluster.restart(&name)?;
                 std::thread::sleep(AWAY);
             }
             Ok(killed)

@@ -1,0 +1,261 @@
+//! The files that the blocks of a cache volume belong to: how many have a place, which must stay
+//! whole, which leave. Moves no byte.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bafs_proto::ids::{BlockIndex, FileIndex};
+use bafs_proto::volume::Replacement;
+
+use super::{BlockKey, BlockTable, CopyClass, Victim, charge};
+
+/// Most blocks that are looked at for a file that may leave, and while the table is held.
+const LOOKS_MAX: usize = 1 << 16;
+
+/// The files of which something is on disk.
+#[derive(Debug)]
+pub(super) struct Files {
+    capacity: u64,
+    files: BTreeMap<FileIndex, Blocks>,
+    /// Files without blocks that are still on disk, and whether somebody is at it.
+    empty: BTreeMap<FileIndex, bool>,
+}
+
+/// Blocks of a file, those on their way in or out as well.
+#[derive(Debug, Default)]
+struct Blocks {
+    count: u64,
+    /// All of them are before this one.
+    end: u64,
+}
+
+/// A file whose blocks must stay: somebody reads them without any way to be told.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    holders: u32,
+    /// One of its blocks is found damaged: nobody else may have it.
+    pub(super) hurt: bool,
+    pub(super) primary_bytes: u64,
+    pub(super) secondary_bytes: u64,
+    pinned_bytes: u64,
+}
+
+impl Kept {
+    pub(super) fn bytes(&mut self, class: CopyClass) -> &mut u64 {
+        match class {
+            CopyClass::Primary => &mut self.primary_bytes,
+            CopyClass::Secondary => &mut self.secondary_bytes,
+            CopyClass::Pinned => &mut self.pinned_bytes,
+        }
+    }
+}
+
+impl Files {
+    /// At most so many files.
+    pub(super) fn new(capacity: u64) -> Self {
+        Self {
+            capacity,
+            files: BTreeMap::new(),
+            empty: BTreeMap::new(),
+        }
+    }
+
+    fn len(&self) -> u64 {
+        (self.files.len() + self.empty.len()) as u64
+    }
+
+    /// Whether a block of this file finds a place, as far as the number of files goes.
+    pub(super) fn admits(&self, file: FileIndex) -> bool {
+        self.files.contains_key(&file)
+            || (!self.empty.contains_key(&file) && self.len() < self.capacity)
+    }
+
+    /// Counts a block that is reserved.
+    pub(super) fn add(&mut self, key: BlockKey) {
+        let blocks = self.files.entry(key.file).or_default();
+        blocks.count += 1;
+        blocks.end = blocks.end.max(key.block.0 + 1);
+    }
+
+    /// Counts a block that is off the disk.
+    pub(super) fn remove(&mut self, key: BlockKey) {
+        if let Some(blocks) = self.files.get_mut(&key.file) {
+            blocks.count -= 1;
+            if blocks.count == 0 {
+                self.files.remove(&key.file);
+                self.empty.insert(key.file, false);
+            }
+        }
+    }
+}
+
+impl BlockTable {
+    /// Files of which something is on disk.
+    pub(crate) fn used_files(&self) -> u64 {
+        self.files.len()
+    }
+
+    /// Most files of which something may be on disk.
+    pub(crate) fn capacity_files(&self) -> u64 {
+        self.files.capacity
+    }
+
+    /// Whether a block of a file finds no place because there are too many other files.
+    pub(crate) fn lacks_place(&self, file: FileIndex) -> bool {
+        !self.files.admits(file) && !self.files.empty.contains_key(&file)
+    }
+
+    /// Files that have blocks here, from `first` on.
+    pub(crate) fn files_from(&self, first: FileIndex) -> impl Iterator<Item = FileIndex> + '_ {
+        self.files.files.range(first..).map(|(file, _)| *file)
+    }
+
+    /// Takes over the files that have no blocks any more, to take them off the disk. None of
+    /// their blocks finds a place before [`BlockTable::file_gone`].
+    pub(crate) fn take_empty_files(&mut self) -> Vec<FileIndex> {
+        let free = self.files.empty.iter_mut().filter(|(_, taken)| !**taken);
+        free.map(|(file, taken)| {
+            *taken = true;
+            *file
+        })
+        .collect()
+    }
+
+    /// A file is off the disk.
+    pub(crate) fn file_gone(&mut self, file: FileIndex) {
+        self.files.empty.remove(&file);
+    }
+
+    /// A file could not be taken off the disk.
+    pub(crate) fn file_stays(&mut self, file: FileIndex) {
+        if let Some(taken) = self.files.empty.get_mut(&file) {
+            *taken = false;
+        }
+    }
+
+    /// Takes out all blocks of a file, so that another one finds a place: that of the first block
+    /// to go of which all may go for a block of this class. They stay charged until
+    /// [`BlockTable::freed`]. Empty when there is none.
+    pub(crate) fn give_up_file(&mut self, for_class: CopyClass) -> Vec<Victim> {
+        let blocks = self.file_to_leave(for_class).unwrap_or_default();
+        let mut victims = Vec::with_capacity(blocks.len());
+        for (key, class) in blocks {
+            let (list, _) = self.list(class);
+            if let Some(held) = list.pop(&key) {
+                let victim = self.evicted(key, held, class);
+                self.moving.insert(key, charge(victim.length));
+                victims.push(victim);
+            }
+        }
+        victims
+    }
+
+    fn file_to_leave(&self, for_class: CopyClass) -> Option<Vec<(BlockKey, CopyClass)>> {
+        use CopyClass::{Pinned, Primary, Secondary};
+        self.file_of_first(Secondary, &[Secondary])
+            .or_else(|| match for_class {
+                Secondary => None,
+                Primary | Pinned => self.file_of_first(Primary, &[Primary, Secondary]),
+            })
+    }
+
+    /// The file of the first block of a class to go of which all blocks are of some classes.
+    fn file_of_first(
+        &self,
+        class: CopyClass,
+        may_leave: &[CopyClass],
+    ) -> Option<Vec<(BlockKey, CopyClass)>> {
+        let list = match class {
+            CopyClass::Primary => &self.primary,
+            CopyClass::Secondary => &self.secondary,
+            CopyClass::Pinned => &self.pinned,
+        };
+        let (mut oldest, mut latest) = (list.iter().rev(), list.iter());
+        let next = || match self.replacement {
+            Replacement::Lru => oldest.next(),
+            Replacement::Mru => latest.next(),
+        };
+        let mut seen = BTreeSet::new();
+        std::iter::from_fn(next)
+            .take(LOOKS_MAX)
+            .filter(|(key, _)| seen.insert(key.file))
+            .find_map(|(key, _)| self.all_of(key.file, may_leave))
+    }
+
+    /// All blocks of a file, unless one must stay, is on its way, or is of another class.
+    fn all_of(
+        &self,
+        file: FileIndex,
+        may_leave: &[CopyClass],
+    ) -> Option<Vec<(BlockKey, CopyClass)>> {
+        if self.is_held(file) {
+            return None;
+        }
+        let Blocks { count, end } = self.files.files.get(&file)?;
+        let keys = (0..*end).map(|block| BlockKey {
+            file,
+            block: BlockIndex(block),
+        });
+        let blocks: Vec<_> = keys
+            .filter_map(|key| Some((key, self.class_of(key)?)))
+            .collect();
+        let may_all = blocks.iter().all(|(_, class)| may_leave.contains(class));
+        (may_all && blocks.len() as u64 == *count).then_some(blocks)
+    }
+
+    /// Makes all `blocks` blocks of a file stay until [`BlockTable::let_go`], as often as this
+    /// was called. Refuses, and does nothing, unless all of them are here and were checked.
+    pub(crate) fn hold(&mut self, file: FileIndex, blocks: u64) -> bool {
+        if let Some(kept) = self.kept.get_mut(&file) {
+            kept.holders += u32::from(!kept.hurt);
+            return !kept.hurt;
+        }
+        let mut kept = Kept {
+            holders: 1,
+            ..Kept::default()
+        };
+        for block in (0..blocks).map(BlockIndex) {
+            let key = BlockKey { file, block };
+            let Some(held) = self.peek(key).filter(|held| held.verified) else {
+                return false;
+            };
+            let bytes = charge(held.length);
+            if let Some(class) = self.class_of(key) {
+                *kept.bytes(class) += bytes;
+            }
+        }
+        self.kept.insert(file, kept);
+        true
+    }
+
+    /// Undoes one [`BlockTable::hold`]. Who had the whole file may have read it, which nobody saw:
+    /// with the last one, that counts as a use of each block.
+    pub(crate) fn let_go(&mut self, file: FileIndex) {
+        let Some(kept) = self.kept.get_mut(&file) else {
+            return;
+        };
+        kept.holders -= 1;
+        if kept.holders > 0 {
+            return;
+        }
+        self.kept.remove(&file);
+        let end = self.files.files.get(&file).map_or(0, |blocks| blocks.end);
+        for block in (0..end).map(BlockIndex) {
+            self.promote(BlockKey { file, block });
+        }
+    }
+
+    /// Whether the blocks of a file must stay where they are.
+    pub(crate) fn is_held(&self, file: FileIndex) -> bool {
+        self.kept.contains_key(&file)
+    }
+
+    /// How often a file is held.
+    pub(crate) fn holders(&self, file: FileIndex) -> u32 {
+        self.kept.get(&file).map_or(0, |kept| kept.holders)
+    }
+
+    /// Number of files whose blocks must stay.
+    pub(crate) fn files_held(&self) -> usize {
+        self.kept.len()
+    }
+}
