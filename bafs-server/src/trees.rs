@@ -124,6 +124,12 @@ impl TreeSessions {
                         synced may be missing";
             return Err(Error::new(ErrorCode::VolumeLost, text));
         }
+        let own = tree.session(writable);
+        let own = if resumes.is_some() {
+            own.that_resumes()
+        } else {
+            own
+        };
         let session = Arc::new(Open {
             writable,
             last_seen: Mutex::new(clock::now()),
@@ -131,7 +137,7 @@ impl TreeSessions {
             last_in_order: watch::Sender::new(0),
             in_order_runs: AtomicBool::new(false),
             chain_failed: AtomicBool::new(false),
-            session: RwLock::new(Some(tree.session(writable))),
+            session: RwLock::new(Some(own)),
         });
         let (epoch, earlier) = self.lock().insert(name, session)?;
         end(earlier).await;

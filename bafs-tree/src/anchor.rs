@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags, fstat, openat, statx};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags, chmod, fstat, openat, statx};
 
 use crate::account::{Account, FileState, Identity};
 use crate::descriptors::Slot;
@@ -156,6 +156,17 @@ impl Anchor {
             Mode::empty(),
         )
         .map_err(errno::of)
+    }
+
+    /// Does something while the file's owner may read and write it. Whoever dies meanwhile leaves
+    /// it so.
+    pub(crate) fn while_open_to_owner<T>(&self, act: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+        let mode = Mode::from_raw_mode(self.stat()?.st_mode & 0o7777);
+        let path = self.proc_path()?;
+        chmod(path.as_str(), mode | Mode::RUSR | Mode::WUSR).map_err(errno::of)?;
+        let done = act();
+        chmod(path.as_str(), mode).map_err(errno::of)?;
+        done
     }
 
     /// Takes note if no name leads to the file any more, and says so.

@@ -32,6 +32,7 @@ pub struct Session {
     inodes: Mutex<Inodes>,
     tree: Arc<Tree>,
     writable: bool,
+    resumes: bool,
 }
 
 impl Session {
@@ -42,6 +43,17 @@ impl Session {
             inodes,
             tree,
             writable,
+            resumes: false,
+        }
+    }
+
+    /// A session that goes on with an earlier one: what that had open may have been shut to this
+    /// server's own user meanwhile, or from the beginning, and opens nevertheless.
+    #[must_use]
+    pub fn that_resumes(self) -> Self {
+        Self {
+            resumes: true,
+            ..self
         }
     }
 
@@ -282,6 +294,10 @@ impl Session {
         let open = || match anchor.open(access | (wanted & kept)) {
             Err(errno::ACCESS) if writes => anchor.open(OFlags::WRONLY | (wanted & kept)),
             Err(errno::PERM) => anchor.open(access | (wanted & OFlags::TRUNC)),
+            other => other,
+        };
+        let open = || match open() {
+            Err(errno::ACCESS) if self.resumes => anchor.while_open_to_owner(open),
             other => other,
         };
         let fd = match anchor.charged() {

@@ -3,11 +3,13 @@
 mod bench;
 
 use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
-use bafs_proto::file_op::{FileOp, FileReply};
+use bafs_proto::file_op::{BodyRange, FileOp, FileReply};
 use bafs_proto::ids::{HandleId, InodeNo};
 use bench::{Bench, CALLER, ROOMY, ROOT};
 use nix::libc;
+use nix::unistd::{Uid, geteuid};
 
 #[test]
 fn a_removed_directory_opens_and_closes() {
@@ -66,7 +68,7 @@ fn access_control_lists_are_refused_and_hidden() {
         b"1",
         rustix::fs::XattrFlags::empty(),
     );
-    assert!(hidden.is_ok() || !nix::unistd::geteuid().is_root());
+    assert!(hidden.is_ok() || !geteuid().is_root());
     let listed = bench.ok(FileOp::ListXattr { ino });
     assert_eq!(listed, FileReply::Bytes(b"user.x\0".to_vec()));
 }
@@ -129,4 +131,53 @@ fn numbers_are_given_only_to_what_an_operation_makes() {
         (None, Some(HandleId(GIVEN + 1))),
     );
     assert!(reopened.is_ok());
+}
+
+#[test]
+fn a_session_that_resumes_opens_what_was_shut_to_the_server_itself() {
+    let bench = Bench::new(Some(ROOMY));
+    let (ino, handle) = bench.create(ROOT, "object", 0o644);
+    assert_eq!(bench.write(handle, 0, b"hello"), Ok(5));
+    fs::set_permissions(bench.path("object"), fs::Permissions::from_mode(0o444)).expect("chmod");
+    // As a server without privilege, which is the owner of its files; in this thread only.
+    let user = Uid::from_raw(1234);
+    if geteuid().is_root() {
+        for name in [".", "object"] {
+            chown(bench.path(name), Some(1234), None).expect("chown");
+        }
+        nix::unistd::setfsuid(user);
+    }
+    let flags = libc::O_RDWR;
+    let open = FileOp::Open { ino, flags };
+    assert_eq!(bench.err(open), libc::EACCES, "a program may not");
+    let resumed = bench.tree.session(true).that_resumes();
+    let run = |op: FileOp, data: &[u8]| resumed.run(CALLER, &op, data, &mut Vec::new());
+    let name = b"object".to_vec();
+    let parent = ROOT;
+    let found = run(FileOp::Lookup { parent, name }, b"").expect("lookup");
+    let FileReply::Attr(attr) = found else {
+        panic!("{found:?}")
+    };
+    let ino = attr.ino;
+    let opened = run(FileOp::Open { ino, flags }, b"").expect("it was open before");
+    let FileReply::Opened { handle, .. } = opened else {
+        panic!("{opened:?}")
+    };
+    let data = BodyRange {
+        start: 0,
+        length: 5,
+    };
+    let write = FileOp::Write {
+        handle,
+        offset: 5,
+        data,
+        append: false,
+    };
+    run(write, b"world").expect("write");
+    if geteuid().is_root() {
+        nix::unistd::setfsuid(Uid::from_raw(0));
+    }
+    assert_eq!(fs::read(bench.path("object")).expect("read"), b"helloworld");
+    let mode = fs::metadata(bench.path("object")).expect("stat").mode();
+    assert_eq!(mode & 0o7777, 0o444, "it is shut again");
 }
