@@ -6,9 +6,11 @@ use std::time::Duration;
 /// kernel only.
 pub(crate) const BELIEVE: Duration = Duration::from_secs(24 * 3600);
 
-/// Threads that serve one volume. Two are enough on two processors, and four make metadata
-/// slower: each wakes up in vain.
-pub(crate) const SESSION_THREADS: usize = 2;
+/// Threads that serve one volume: one for each processor, between these. Operations on this machine
+/// wait for its disk in them, so one would let it stand idle; more than processors make metadata
+/// slower, as each wakes up in vain.
+pub(crate) const SESSION_THREADS_MIN: usize = 2;
+pub(crate) const SESSION_THREADS_MAX: usize = 16;
 
 /// Bytes that the kernel reads ahead, in KiB: 128 (its default) costs a fifth of the rate of
 /// sequential reads, and more than 1024 brings nothing.

@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::num::NonZeroUsize;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,7 +21,7 @@ use thiserror::Error;
 use super::bridge::Bridge;
 use crate::clock;
 use crate::doctor::{connections, mounts};
-use crate::limits::{DETACH, SESSION_THREADS};
+use crate::limits::{DETACH, SESSION_THREADS_MAX, SESSION_THREADS_MIN};
 use crate::logic::mount_table;
 use crate::volume::Volume;
 
@@ -292,8 +293,14 @@ fn finishes(thread: &JoinHandle<()>, longest: Duration) -> bool {
 fn config() -> Config {
     let mut config = Config::default();
     config.acl = SessionACL::All;
-    config.n_threads = Some(SESSION_THREADS);
+    config.n_threads = Some(session_threads(thread::available_parallelism().ok()));
     config
+}
+
+/// Threads that serve one volume on a machine of so many processors.
+fn session_threads(processors: Option<NonZeroUsize>) -> usize {
+    let processors = processors.map_or(SESSION_THREADS_MIN, NonZeroUsize::get);
+    processors.clamp(SESSION_THREADS_MIN, SESSION_THREADS_MAX)
 }
 
 fn mount_own(
@@ -398,5 +405,17 @@ fn refused(directory: &Path, source: io::Error) -> MountError {
         directory: directory.to_owned(),
         source,
         remedy,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_processor_serves_a_volume_up_to_a_bound() {
+        for (processors, threads) in [(1, 2), (2, 2), (8, 8), (64, 16)] {
+            assert_eq!(session_threads(NonZeroUsize::new(processors)), threads);
+        }
     }
 }

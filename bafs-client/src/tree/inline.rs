@@ -16,6 +16,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use super::remote;
+use super::waits::Waits;
 use super::{Done, LocalTree, RemoteTree};
 use crate::door::{self, DoorConnection, NotOpened, Parcel};
 use crate::errno::errno_of;
@@ -36,6 +37,7 @@ pub struct InlineTree {
     lease: RemoteTree,
     runtime: Handle,
     watching: JoinHandle<()>,
+    waits: Arc<Waits>,
 }
 
 /// What is kept until it must be given back.
@@ -91,21 +93,33 @@ impl InlineTree {
             lease,
             runtime: Handle::current(),
             watching,
+            waits: Arc::default(),
         })
     }
 
     pub(super) fn run(&self, caller: Caller, op: FileOp, data: &[u8], done: Done) {
-        // These wait for the disk, and the few threads that serve a volume have more to do.
-        let waits = matches!(
-            op,
-            FileOp::Fsync { .. } | FileOp::FsyncDirectory { .. } | FileOp::CopyRange { .. }
-        );
-        if !waits {
-            return self.local.run(caller, &op, data, done);
+        if self.waits.on(&op) {
+            let (local, data) = (self.local.clone(), data.to_vec());
+            self.runtime
+                .spawn_blocking(move || local.run(caller, &op, &data, done));
+            return;
         }
-        let local = self.local.clone();
-        self.runtime
-            .spawn_blocking(move || local.run(caller, &op, &[], done));
+        let done: Done = match op {
+            FileOp::Open { .. } | FileOp::Create { .. } | FileOp::Release { .. } => {
+                let (waits, op) = (self.waits.clone(), op.clone());
+                Box::new(move |result: FileResult, data: &[u8]| {
+                    waits.after(&op, &result);
+                    done(result, data);
+                })
+            }
+            _ => done,
+        };
+        self.local.run(caller, &op, data, done);
+    }
+
+    /// Whether the data of an operation are kept until it has run.
+    pub(super) fn keeps_data(&self, op: &FileOp) -> bool {
+        self.waits.on(op)
     }
 
     /// Has operations that wait for a server fail, as nobody needs their answers any more.

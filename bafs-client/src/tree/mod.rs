@@ -15,6 +15,7 @@ mod near;
 mod remote;
 mod settling;
 mod shipping;
+mod waits;
 
 use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{Caller, FileOp, FileReply, FileResult};
@@ -87,6 +88,7 @@ impl Tree {
     /// read's as they come and as they are put together.
     pub(crate) fn copied_bytes(&self, op: &FileOp, data: &[u8]) -> usize {
         match (self, op) {
+            (Self::Inline(tree), op) if tree.keeps_data(op) => data.len(),
             (Self::Local(_) | Self::Inline(_) | Self::Bound(_), _) => 0,
             (_, FileOp::Read { length, .. }) => 2 * *length as usize,
             _ => data.len(),

@@ -1,0 +1,107 @@
+//! Which operations on this machine wait for its disk, so that a thread of their own must: the few
+//! that serve a volume have more to do. Runs nothing.
+
+use std::collections::BTreeSet;
+use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
+
+use bafs_proto::file_op::{FileOp, FileReply, FileResult};
+use bafs_proto::ids::HandleId;
+use nix::libc;
+
+/// The handles whose writes are on the disk when they return.
+#[derive(Debug, Default)]
+pub(super) struct Waits(RwLock<BTreeSet<HandleId>>);
+
+impl Waits {
+    /// Whether an operation waits for the disk.
+    pub(super) fn on(&self, op: &FileOp) -> bool {
+        match op {
+            FileOp::Fsync { .. } | FileOp::FsyncDirectory { .. } | FileOp::CopyRange { .. } => true,
+            FileOp::Write { handle, .. } => {
+                let handles = self.0.read().unwrap_or_else(PoisonError::into_inner);
+                handles.contains(handle)
+            }
+            _ => false,
+        }
+    }
+
+    /// An operation has run.
+    pub(super) fn after(&self, op: &FileOp, result: &FileResult) {
+        match (op, result) {
+            (
+                FileOp::Open { flags, .. } | FileOp::Create { flags, .. },
+                Ok(FileReply::Opened { handle, .. }),
+            ) if flags & (libc::O_SYNC | libc::O_DSYNC) != 0 => {
+                self.write().insert(*handle);
+            }
+            (FileOp::Release { handle }, _) => {
+                self.write().remove(handle);
+            }
+            _ => {}
+        }
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, BTreeSet<HandleId>> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::file_op::{Attr, BodyRange, FileTime};
+    use bafs_proto::ids::InodeNo;
+
+    use super::*;
+
+    fn opened(number: u64) -> FileResult {
+        let ino = InodeNo(7);
+        Ok(FileReply::Opened {
+            handle: HandleId(number),
+            attr: Attr {
+                ino,
+                size: 0,
+                blocks: 0,
+                atime: FileTime::default(),
+                mtime: FileTime::default(),
+                ctime: FileTime::default(),
+                mode: 0o100_644,
+                nlink: 1,
+                uid: 0,
+                gid: 0,
+                rdev: 0,
+                block_size: 4096,
+                born_ns: 0,
+            },
+        })
+    }
+
+    #[test]
+    fn synchronous_writes_wait_for_the_disk_and_others_do_not() {
+        let waits = Waits::default();
+        let write = |number| FileOp::Write {
+            handle: HandleId(number),
+            offset: 0,
+            data: BodyRange {
+                start: 0,
+                length: 1,
+            },
+            append: false,
+        };
+        for (number, flags) in [(1, 0), (2, libc::O_DSYNC), (3, libc::O_SYNC)] {
+            let flags = libc::O_WRONLY | flags;
+            let open = FileOp::Open {
+                ino: InodeNo(7),
+                flags,
+            };
+            waits.after(&open, &opened(number));
+        }
+        assert_eq!([1, 2, 3].map(|n| waits.on(&write(n))), [false, true, true]);
+        let handle = HandleId(2);
+        assert!(waits.on(&FileOp::Fsync {
+            handle,
+            data_only: true
+        }));
+        waits.after(&FileOp::Release { handle }, &Ok(FileReply::Done));
+        assert_eq!([1, 2, 3].map(|n| waits.on(&write(n))), [false, false, true]);
+    }
+}
