@@ -140,6 +140,35 @@ impl Agent {
         Tree::Remote(tree)
     }
 
+    /// The tree of a scratch volume, by the best way that there is, and which that is, for people.
+    async fn take<F: Future<Output = Result<RemoteTree>>>(
+        &self,
+        open: impl Fn() -> F,
+        writable: bool,
+        fate: &Fate,
+    ) -> Result<(Tree, String)> {
+        let taken = tree::take(open().await?, writable, self.place, fate).await;
+        let (tree, why) = match taken {
+            Ok(taken) => taken,
+            Err((tree, NotOpened::Refused(why))) => {
+                (self.delegate(tree).await, Some(why.to_string()))
+            }
+            Err((tree, NotOpened::Broken(why))) => {
+                tree.close().await;
+                (self.delegate(open().await?).await, Some(why.to_string()))
+            }
+        };
+        let way = match (&tree, self.choices.delegate.filter(|_| writable)) {
+            (Tree::Bound(_), _) => BOUND,
+            (Tree::Inline(_), _) => INLINE,
+            (_, None) => CALLS,
+            (_, Some(Promise::Synced)) => EARLY,
+            (_, Some(Promise::Closed)) => EARLY_CLOSE,
+        };
+        let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
+        Ok((tree, format!("{way}{why}")))
+    }
+
     async fn open_tree(
         &self,
         mount: &MountSpec,
@@ -157,26 +186,7 @@ impl Agent {
         Ok(match &mount.target {
             MountTarget::Scratch { server, volume } => {
                 let open = || remote(server, TreeRef::Volume(*volume));
-                let lease = open().await?;
-                let taken = tree::take(lease, mount.writable, self.place, fate).await;
-                let (tree, why) = match taken {
-                    Ok(tree) => (tree, None),
-                    Err((tree, NotOpened::Refused(why))) => (self.delegate(tree).await, Some(why)),
-                    Err((tree, NotOpened::Broken(why))) => {
-                        tree.close().await;
-                        (self.delegate(open().await?).await, Some(why))
-                    }
-                };
-                let calls = match self.choices.delegate.filter(|_| mount.writable) {
-                    None => CALLS,
-                    Some(Promise::Synced) => EARLY,
-                    Some(Promise::Closed) => EARLY_CLOSE,
-                };
-                let way = match (&tree, why) {
-                    (_, Some(why)) => format!("{calls} ({why})"),
-                    (Tree::Bound(_), None) => BOUND.to_owned(),
-                    (_, None) => INLINE.to_owned(),
-                };
+                let (tree, way) = self.take(open, mount.writable, fate).await?;
                 (tree, Mode::scratch(mount.writable), Usage::new(), way)
             }
             MountTarget::Home { server, path } => {

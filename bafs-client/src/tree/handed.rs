@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use bafs_proto::door::{HandOverOf, HandedOver};
 use rustix::fs::fstat;
@@ -22,7 +22,8 @@ pub enum Place {
     Host,
 }
 
-/// Has the tree of a session handed over. Must be called within a tokio runtime.
+/// Has the tree of a session handed over. Gives the tree, and why its directory is not shown as it
+/// is. Must be called within a tokio runtime.
 ///
 /// # Errors
 /// The session and why the server must run its operations; when something broke on the way, the
@@ -32,7 +33,7 @@ pub async fn take(
     writable: bool,
     place: Place,
     fate: &Fate,
-) -> Result<Tree, (RemoteTree, NotOpened)> {
+) -> Result<(Tree, Option<String>), (RemoteTree, NotOpened)> {
     let what = HandOverOf::Tree {
         tree: lease.tree().clone(),
         epoch: lease.epoch(),
@@ -41,24 +42,34 @@ pub async fn take(
         Ok(parcel) => parcel,
         Err(why) => return Err((lease, why)),
     };
-    if let Some(directory) = bindable(&parcel).filter(|_| place == Place::Job) {
-        let lock = parcel.files.into_iter().nth(1);
-        let tree = BoundTree::new(directory, lease, lock, parcel.connection, fate.clone());
-        return Ok(Tree::Bound(tree));
-    }
+    let why = match bindable(&parcel, place) {
+        Ok(directory) => {
+            let lock = parcel.files.into_iter().nth(1);
+            let tree = BoundTree::new(directory, lease, lock, parcel.connection, fate.clone());
+            return Ok((Tree::Bound(tree), None));
+        }
+        Err(why) => why,
+    };
     let opened = InlineTree::open(lease, parcel, writable).await;
-    let opened = opened.map(Tree::Inline);
+    let opened = opened.map(|tree| (Tree::Inline(tree), Some(why)));
     opened.map_err(|(lease, why)| (lease, NotOpened::Broken(why)))
 }
 
-/// The directory's path, if the server allows to show it and it leads there for this process too.
-fn bindable(parcel: &Parcel) -> Option<PathBuf> {
-    let HandedOver::Tree(header) = &parcel.header else {
-        return None;
+/// The directory's path, if the server allows to show it and it leads there for this process too;
+/// otherwise why it is not shown, for people.
+fn bindable(parcel: &Parcel, place: Place) -> Result<PathBuf, String> {
+    let path = match &parcel.header {
+        HandedOver::Tree(header) => header.bind.as_deref(),
+        _ => None,
     };
-    let path = Path::new(header.bind.as_ref()?);
-    let handed = fstat(parcel.files.first()?.as_fd()).ok()?;
-    let found = fs::symlink_metadata(path).ok()?;
+    let path = path.ok_or("its limit is kept operation by operation")?;
+    if place != Place::Job {
+        return Err("only a job, which ends with its volume, gets the directory itself".to_owned());
+    }
+    let elsewhere = || format!("{path} leads elsewhere here than at the server");
+    let found = fs::symlink_metadata(path).map_err(|e| format!("{path}: {e}"))?;
+    let handed = parcel.files.first().ok_or_else(elsewhere)?;
+    let handed = fstat(handed.as_fd()).map_err(|e| format!("{path}: {e}"))?;
     let is_same = found.is_dir() && (found.dev(), found.ino()) == (handed.st_dev, handed.st_ino);
-    is_same.then(|| path.to_owned())
+    is_same.then(|| path.into()).ok_or_else(elsewhere)
 }
