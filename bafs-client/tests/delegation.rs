@@ -7,7 +7,7 @@ mod serving;
 
 use bafs_client::tree::Promise;
 use bafs_proto::ErrorCode;
-use bafs_proto::file_op::{BodyRange, Caller, FileOp, FileReply, FileResult};
+use bafs_proto::file_op::{BodyRange, Caller, Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::InodeNo;
 use beside::{Both, Dice, World};
 use nix::libc;
@@ -179,6 +179,85 @@ async fn a_close_fails_if_what_was_answered_first_did() {
         assert!(receive.await.unwrap().is_err(), "nothing of it was kept");
         let code = world.volume.fate().loss().map(|loss| loss.code);
         assert_eq!(code, Some(ErrorCode::NoSpaceBytes));
+    }
+}
+
+/// Writes a file under a name that is not its own yet, as rsync and editors do.
+async fn write_then_name(world: &World, number: usize) {
+    let (hidden, shown) = (format!("{number}.part"), format!("{number}"));
+    let made = world.run(create(&hidden), &[]).await.0.unwrap();
+    let FileReply::Opened { handle, .. } = made else {
+        panic!("{made:?}");
+    };
+    let data = BodyRange {
+        start: 0,
+        length: 5,
+    };
+    let write = FileOp::Write {
+        handle,
+        offset: 0,
+        data,
+        append: false,
+    };
+    world.run(write, b"hello").await.0.unwrap();
+    world.run(FileOp::Release { handle }, &[]).await.0.unwrap();
+    let renamed = world.run(rename(&hidden, &shown), &[]).await.0;
+    assert_eq!(renamed, Ok(FileReply::Done), "the server was asked");
+    let gone = FileOp::Lookup {
+        parent: InodeNo::ROOT,
+        name: hidden.into(),
+    };
+    assert_eq!(world.run(gone, &[]).await.0, Err(Errno(libc::ENOENT)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_is_written_under_another_name_first_needs_no_answer() {
+    for fault in [Fault::Silent, Fault::None] {
+        let world = World::new(Promise::Synced).await;
+        // So that the log knows how files look here, and which names there are.
+        for name in ["first", "second"] {
+            world.run(create(name), &[]).await.0.unwrap();
+            world.flush().await;
+        }
+        let absent = FileOp::Lookup {
+            parent: InodeNo::ROOT,
+            name: b"absent".to_vec(),
+        };
+        assert!(world.run(absent, &[]).await.0.is_err());
+        world.server.set(fault);
+        for number in 0..3 {
+            write_then_name(&world, number).await;
+        }
+        if fault == Fault::Silent {
+            // What is there is not replaced without the server, which says what that frees.
+            let (send, mut replaced) = oneshot::channel();
+            let done = move |result: FileResult, _: &[u8]| drop(send.send(result));
+            let (op, caller) = (rename("first", "second"), Caller::default());
+            world.volume.run(caller, op, &[], Box::new(done));
+            assert!(replaced.try_recv().is_err());
+            continue;
+        }
+        world.flush().await;
+        let mut names: Vec<_> = std::fs::read_dir(world.directory.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        assert_eq!(names, ["0", "1", "2", "first", "second"]);
+        for number in 0..3 {
+            let path = world.directory.path().join(number.to_string());
+            assert_eq!(std::fs::read(path).unwrap(), b"hello");
+        }
+    }
+}
+
+fn rename(name: &str, new_name: &str) -> FileOp {
+    FileOp::Rename {
+        parent: InodeNo::ROOT,
+        name: name.into(),
+        new_parent: InodeNo::ROOT,
+        new_name: new_name.into(),
+        flags: 0,
     }
 }
 

@@ -27,7 +27,7 @@ const NAMES_CHANGE: u32 = 0o300;
 const OPENS_ALL: u32 = 0o600;
 
 /// Blocks that a new name may cost its directory, and a new directory itself.
-const NAME_BLOCKS: u64 = 4;
+pub(super) const NAME_BLOCKS: u64 = 4;
 
 /// Blocks that a write may cost beyond its own bytes: at both ends, and for the file's index.
 const WRITE_BLOCKS: u64 = 4;
@@ -50,7 +50,7 @@ const END_MAX: u64 = 1 << 40;
 /// What an operation makes, which files it is about, and what it may cost.
 type Effect = (
     (Option<InodeNo>, Option<HandleId>),
-    [Option<InodeNo>; 2],
+    [Option<InodeNo>; 3],
     Room,
 );
 
@@ -132,6 +132,17 @@ impl Delegation {
                 let removed = self.unlink(known, asked, *parent, name);
                 removed.unwrap_or_else(|| self.ask_after_all())
             }
+            FileOp::Rename {
+                parent,
+                name,
+                new_parent,
+                new_name,
+                flags,
+            } => {
+                let names = ((*parent, name), (*new_parent, new_name));
+                let renamed = self.rename(known, asked, names, *flags);
+                renamed.unwrap_or_else(|| self.ask_after_all())
+            }
             FileOp::SetAttr { ino, change, .. } => {
                 let changed = self.set_attr(known, asked, *ino, change);
                 changed.unwrap_or_else(|| self.ask_after_all())
@@ -188,7 +199,8 @@ impl Delegation {
             return absent();
         }
         let is_there = in_log.or_else(|| self.image.has(parent, name));
-        let ino = known.named(parent, name);
+        let renamed = self.log.renamed(parent, name);
+        let ino = renamed.or_else(|| known.named(parent, name));
         if let Some(ino) = ino.filter(|_| is_there != Some(false))
             && let Some(attr) = self.image.attr(ino)
         {
@@ -212,21 +224,27 @@ impl Delegation {
     }
 
     /// Whether space is sure for an operation beside all that is in the log.
-    fn has_room(&self, cost: Room) -> bool {
+    pub(super) fn has_room(&self, cost: Room) -> bool {
         let promised = self.log.promised();
         let bytes = promised.bytes + self.asking.bytes + cost.bytes + MARGIN.bytes;
         let files = promised.files + self.asking.files + cost.files + MARGIN.files;
         cost == Room::default() || (bytes <= self.free.bytes && files <= self.free.files)
     }
 
-    /// Whether an operation on this name is sure to find its directory as it is known here.
-    fn directory(&self, parent: InodeNo, name: &Name) -> Option<Attr> {
+    /// Whether an operation on this name is sure to find its directory as it is known here, and the
+    /// name as it was before the log.
+    pub(super) fn directory(&self, parent: InodeNo, name: &Name) -> Option<Attr> {
+        let is_as_before = self.log.name(parent, name).is_none();
+        self.directory_in_log(parent, name).filter(|_| is_as_before)
+    }
+
+    /// The same, whatever the log does to the name.
+    pub(super) fn directory_in_log(&self, parent: InodeNo, name: &Name) -> Option<Attr> {
         let is_fit = name.len() <= NAME_BYTES_MAX && !matches!(&name[..], b"" | b"." | b"..");
         let attr = self.image.about(parent).filter(is_directory)?;
         let is_alive = attr.nlink >= 2 && attr.nlink < LINKS_MAX;
         let is_open_to_server = attr.mode & NAMES_CHANGE == NAMES_CHANGE;
-        (is_fit && is_alive && is_open_to_server && self.log.name(parent, name).is_none())
-            .then_some(attr)
+        (is_fit && is_alive && is_open_to_server).then_some(attr)
     }
 
     /// A new file, open with these flags, or a new directory.
@@ -290,7 +308,7 @@ impl Delegation {
             known,
             asked,
             translated,
-            (made, [Some(parent), Some(ino)], cost),
+            (made, [Some(parent), Some(ino), None], cost),
         );
         Some(Decision::Answered(Ok(match opened {
             Some((handle, _)) => FileReply::Opened { handle, attr },
@@ -324,7 +342,7 @@ impl Delegation {
             about.nlink = about.nlink.saturating_sub(1);
             about.ctime = asked.now;
         });
-        let about = [Some(parent), Some(ino)];
+        let about = [Some(parent), Some(ino), None];
         self.append(
             known,
             asked,
@@ -391,7 +409,7 @@ impl Delegation {
             about.ctime = asked.now;
         });
         let asked = Asked { op: &op, ..asked };
-        let about = [Some(ino), None];
+        let about = [Some(ino), None, None];
         self.append(
             known,
             asked,
@@ -445,7 +463,7 @@ impl Delegation {
             known,
             asked,
             translated,
-            ((None, None), [Some(ino), None], cost),
+            ((None, None), [Some(ino), None, None], cost),
         );
         Some(Decision::Answered(Ok(FileReply::Written { length })))
     }
@@ -500,6 +518,13 @@ impl Delegation {
         }
         match &entry.op {
             FileOp::Unlink { parent, name } => known.unname(*parent, name),
+            FileOp::Rename {
+                parent,
+                name,
+                new_parent,
+                new_name,
+                ..
+            } => known.rename((*parent, name), (*new_parent, new_name), false),
             FileOp::Release { handle } => known.close(*handle),
             _ => {}
         }
@@ -534,6 +559,6 @@ pub fn shuts(change: &AttrChange) -> bool {
         .is_some_and(|mode| mode & OPENS_ALL != OPENS_ALL)
 }
 
-fn block_bytes(attr: &Attr) -> u64 {
+pub(super) fn block_bytes(attr: &Attr) -> u64 {
     u64::from(attr.block_size).clamp(4096, 1 << 20)
 }

@@ -23,10 +23,18 @@ pub struct Image {
     names: usize,
     /// Directories with too many names to know.
     large: BTreeSet<InodeNo>,
-    /// Counts changes of names.
-    changes: u64,
+    /// Directories that are being listed.
+    listings: BTreeMap<InodeNo, Listings>,
     /// Files without capabilities, for which the kernel asks before each write.
     plain: BTreeSet<InodeNo>,
+}
+
+/// Listings of one directory that are under way.
+#[derive(Debug, Default)]
+struct Listings {
+    under_way: u32,
+    /// Counts changes of its names meanwhile.
+    changes: u64,
 }
 
 #[derive(Debug)]
@@ -162,34 +170,57 @@ impl Image {
         self.whole.get(&directory).map(|names| names.contains(name))
     }
 
-    /// Counts changes of names: what was listed between two of the same count is true.
-    pub fn changes(&self) -> u64 {
-        self.changes
-    }
-
     /// Whether it is worth to look at all names of a directory.
     pub fn may_be_listed(&self, directory: InodeNo) -> bool {
         !self.whole.contains_key(&directory) && !self.large.contains(&directory)
     }
 
-    /// A directory was listed whole, at the time of that count of changes.
-    pub fn list(&mut self, directory: InodeNo, names: BTreeSet<Name>, changes: u64, most: usize) {
-        if self.names + names.len() > most {
-            self.large.insert(directory);
-        } else if self.changes == changes && !self.whole.contains_key(&directory) {
-            self.names += names.len();
-            self.whole.insert(directory, names);
+    /// A listing of a directory begins. What it gives is told to [`Self::end_listing`].
+    pub fn begin_listing(&mut self, directory: InodeNo) -> u64 {
+        let listings = self.listings.entry(directory).or_default();
+        listings.under_way += 1;
+        listings.changes
+    }
+
+    /// A directory was listed whole, or has too many names for that. They count if none of them
+    /// changed since the listing began, and all known names are at most `most`.
+    pub fn end_listing(
+        &mut self,
+        directory: InodeNo,
+        begun: u64,
+        names: Option<BTreeSet<Name>>,
+        most: usize,
+    ) {
+        let mut changes = begun;
+        if let Some(listings) = self.listings.get_mut(&directory) {
+            changes = listings.changes;
+            listings.under_way -= 1;
+            if listings.under_way == 0 {
+                self.listings.remove(&directory);
+            }
+        }
+        match names {
+            Some(names) if self.names + names.len() <= most => {
+                if changes == begun && !self.whole.contains_key(&directory) {
+                    self.names += names.len();
+                    self.whole.insert(directory, names);
+                }
+            }
+            _ => {
+                self.large.insert(directory);
+            }
         }
     }
 
-    /// A directory has too many names to know them all.
-    pub fn is_large(&mut self, directory: InodeNo) {
-        self.large.insert(directory);
+    fn change_names(&mut self, directory: InodeNo) {
+        if let Some(listings) = self.listings.get_mut(&directory) {
+            listings.changes += 1;
+        }
     }
 
     /// A name was made.
     pub fn name(&mut self, directory: InodeNo, name: &Name) {
-        self.changes += 1;
+        self.change_names(directory);
         if let Some(names) = self.whole.get_mut(&directory)
             && names.insert(name.clone())
         {
@@ -199,7 +230,7 @@ impl Image {
 
     /// A name was removed.
     pub fn unname(&mut self, directory: InodeNo, name: &Name) {
-        self.changes += 1;
+        self.change_names(directory);
         if let Some(names) = self.whole.get_mut(&directory)
             && names.remove(name)
         {
@@ -264,20 +295,27 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_counts_only_if_nothing_changed_meanwhile() {
+    fn a_listing_counts_unless_its_directory_changed_meanwhile() {
         let mut image = Image::default();
-        let (root, a) = (InodeNo::ROOT, b"a".to_vec());
+        let (root, other, a) = (InodeNo::ROOT, InodeNo(9), b"a".to_vec());
         let names = BTreeSet::from([a.clone()]);
-        let before = image.changes();
+        let begun = image.begin_listing(root);
         image.unname(root, &a);
-        image.list(root, names.clone(), before, 10);
+        image.end_listing(root, begun, Some(names.clone()), 10);
         assert_eq!(image.has(root, &a), None);
-        image.list(root, names.clone(), image.changes(), 10);
+        let begun = image.begin_listing(root);
+        let beside = image.begin_listing(root);
+        image.name(other, &a);
+        image.end_listing(root, begun, Some(names.clone()), 10);
+        assert_eq!(image.has(root, &a), Some(true), "another directory changed");
+        image.end_listing(root, beside, Some(BTreeSet::new()), 10);
         assert_eq!(image.has(root, &a), Some(true));
         image.name(root, &b"b".to_vec());
-        image.list(InodeNo(9), names, image.changes(), 2);
-        assert!(!image.may_be_listed(InodeNo(9)));
+        let begun = image.begin_listing(other);
+        image.end_listing(other, begun, Some(names), 2);
+        assert!(!image.may_be_listed(other));
         image.forget(root);
         assert_eq!((image.has(root, &a), image.names), (None, 0));
+        assert!(image.listings.is_empty());
     }
 }

@@ -301,7 +301,7 @@ mod tests {
             let mut own = Delegation::default();
             own.has_free(GOOD, 0);
             own.image.see(&attr(ROOT, 0o040_755, 2));
-            own.image.list(ROOT, BTreeSet::new(), 0, 100);
+            own.image.end_listing(ROOT, 0, Some(BTreeSet::new()), 100);
             own.makers.insert((7, 7));
             own.new_file = Some(attr(InodeNo(9), 0o100_644, 1));
             own.new_directory = Some(attr(InodeNo(9), 0o040_755, 2));
@@ -490,6 +490,59 @@ mod tests {
         let flags = libc::O_RDONLY;
         assert!(!is_early(&writer.decide(&FileOp::Open { ino, flags })));
         writer.answered(&rename, question, FileReply::Done);
+    }
+
+    fn rename(name: &str, new_name: &str) -> FileOp {
+        FileOp::Rename {
+            parent: ROOT,
+            name: name.into(),
+            new_parent: ROOT,
+            new_name: new_name.into(),
+            flags: 0,
+        }
+    }
+
+    #[test]
+    fn a_file_gets_a_free_name_early_and_keeps_it() {
+        let mut writer = Writer::new();
+        let (ino, handle) = writer.make("a");
+        assert!(is_early(&writer.decide(&rename("a", "b"))));
+        let look = |name: &str| FileOp::Lookup {
+            parent: ROOT,
+            name: name.into(),
+        };
+        let gone = writer.decide(&look("a"));
+        assert!(matches!(gone, Decision::Answered(Err(Errno(libc::ENOENT)))));
+        // What is written before the renaming has run is seen under the new name.
+        assert!(is_early(&writer.decide(&write(handle, 10))));
+        let found = writer.decide(&look("b"));
+        let Decision::Answered(Ok(FileReply::Attr(attr))) = found else {
+            panic!("{found:?}");
+        };
+        assert_eq!((attr.ino, attr.size), (ino, 10));
+        // Both names are waited for: each has one operation that tells whether it has run.
+        for op in [create(ROOT, "a"), create(ROOT, "b"), rename("b", "c")] {
+            assert!(!is_early(&writer.decide(&op)), "{op:?}");
+        }
+        writer.settle_all();
+        assert_eq!(writer.known.named(ROOT, &b"b".to_vec()), Some(ino));
+        assert_eq!(writer.known.named(ROOT, &b"a".to_vec()), None);
+        assert!(is_early(&writer.decide(&look("b"))));
+        assert!(is_early(&writer.decide(&create(ROOT, "a"))));
+        writer.settle_all();
+        assert!(!is_early(&writer.decide(&rename("a", "b"))), "it replaces");
+    }
+
+    #[test]
+    fn a_file_of_several_names_or_unknown_is_renamed_by_the_server() {
+        let mut writer = Writer::new();
+        let (ino, _) = writer.make("a");
+        writer.settle_all();
+        assert!(!is_early(&writer.decide(&rename("never seen", "b"))));
+        writer.own.image.see(&attr(ino, 0o100_644, 2));
+        assert!(!is_early(&writer.decide(&rename("a", "b"))));
+        writer.own.image.see(&attr(ino, 0o100_644, 1));
+        assert!(is_early(&writer.decide(&rename("a", "b"))));
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub struct Entry {
     /// Numbers of what it makes.
     pub made: (Option<InodeNo>, Option<HandleId>),
     /// Files whose server has not all of their state before it has run.
-    pub about: [Option<InodeNo>; 2],
+    pub about: [Option<InodeNo>; 3],
     /// The most space that it can take.
     pub cost: Room,
 }
@@ -47,9 +47,10 @@ pub struct Log {
     bytes: u64,
     unsent_bytes: u64,
     promised: Room,
-    /// Names that an entry makes (`true`) or removes; each has one entry at most, so that whether
-    /// that has run can be seen by the name.
-    names: BTreeMap<(InodeNo, Name), bool>,
+    /// Names that entries make (`true`) or remove, by the last entry about each and the position
+    /// behind it. An entry makes or removes a name that no other has, so that whether it has run
+    /// can be seen by the name; but what one makes a later one may rename.
+    names: BTreeMap<(InodeNo, Name), (bool, u64)>,
     /// The position behind the last entry about a file.
     busy: BTreeMap<InodeNo, u64>,
 }
@@ -92,7 +93,24 @@ impl Log {
 
     /// What an entry does to a name.
     pub fn name(&self, parent: InodeNo, name: &Name) -> Option<bool> {
-        self.names.get(&(parent, name.clone())).copied()
+        let last = self.names.get(&(parent, name.clone()));
+        last.map(|(makes, _)| *makes)
+    }
+
+    /// The file that an entry gave a name which nobody else knows yet.
+    pub fn renamed(&self, parent: InodeNo, name: &Name) -> Option<InodeNo> {
+        let (_, end) = self.names.get(&(parent, name.clone()))?;
+        let entry = self.entry(end.checked_sub(1)?)?;
+        let FileOp::Rename {
+            new_parent,
+            new_name,
+            ..
+        } = &entry.op
+        else {
+            return None;
+        };
+        let [_, _, ino] = entry.about;
+        ino.filter(|_| (*new_parent, new_name) == (parent, name))
     }
 
     /// Appends an operation; gives the position behind it.
@@ -105,8 +123,8 @@ impl Log {
         for ino in entry.about.iter().flatten() {
             self.busy.insert(*ino, end);
         }
-        if let Some((parent, name, makes)) = name_of(&entry.op) {
-            self.names.insert((parent, name.clone()), makes);
+        for (parent, name, makes) in names_of(&entry.op) {
+            self.names.insert((parent, name.clone()), (makes, end));
         }
         self.entries.push_back(entry);
         end
@@ -158,8 +176,15 @@ impl Log {
                 self.busy.remove(ino);
             }
         }
-        if let Some((parent, name, _)) = name_of(&entry.op) {
-            self.names.remove(&(parent, name.clone()));
+        for (parent, name, _) in names_of(&entry.op) {
+            let key = (parent, name.clone());
+            if self
+                .names
+                .get(&key)
+                .is_some_and(|(_, end)| *end <= self.settled)
+            {
+                self.names.remove(&key);
+            }
         }
         Some(entry)
     }
@@ -178,9 +203,23 @@ fn same(one: &Entry, other: &Entry) -> bool {
     (one.caller.uid, one.caller.gid) == (other.caller.uid, other.caller.gid)
 }
 
-/// The name that an operation makes (`true`) or removes.
+/// All names that an operation makes (`true`) or removes.
+fn names_of(op: &FileOp) -> impl Iterator<Item = (InodeNo, &Name, bool)> {
+    let moved = match op {
+        FileOp::Rename { parent, name, .. } => Some((*parent, name, false)),
+        _ => None,
+    };
+    moved.into_iter().chain(name_of(op))
+}
+
+/// The name that tells whether an operation has run: it makes (`true`) or removes it.
 pub fn name_of(op: &FileOp) -> Option<(InodeNo, &Name, bool)> {
     match op {
+        FileOp::Rename {
+            new_parent,
+            new_name,
+            ..
+        } => Some((*new_parent, new_name, true)),
         FileOp::Create { parent, name, .. } | FileOp::MakeDirectory { parent, name, .. } => {
             Some((*parent, name, true))
         }
@@ -203,7 +242,7 @@ mod tests {
             op,
             data: Bytes::from(vec![0; bytes]),
             made: (None, None),
-            about: [Some(InodeNo(7)), None],
+            about: [Some(InodeNo(7)), None, None],
             cost: Room {
                 bytes: 10,
                 files: 1,
@@ -257,5 +296,37 @@ mod tests {
         assert_eq!(log.name(parent, &name), Some(false));
         log.settle();
         assert_eq!(log.name(parent, &name), None);
+    }
+
+    #[test]
+    fn a_renamed_name_is_remembered_until_the_renaming_has_run() {
+        let parent = InodeNo::ROOT;
+        let (name, new_name) = (b"a".to_vec(), b"b".to_vec());
+        let mut log = Log::default();
+        let create = FileOp::Create {
+            parent,
+            name: name.clone(),
+            mode: 0o644,
+            flags: 0,
+        };
+        log.append(entry(1, create, 0));
+        let rename = FileOp::Rename {
+            parent,
+            name: name.clone(),
+            new_parent: parent,
+            new_name: new_name.clone(),
+            flags: 0,
+        };
+        log.append(entry(1, rename, 0));
+        let both = |log: &Log| (log.name(parent, &name), log.name(parent, &new_name));
+        assert_eq!(both(&log), (Some(false), Some(true)));
+        log.settle();
+        assert_eq!(
+            both(&log),
+            (Some(false), Some(true)),
+            "only its making has run"
+        );
+        log.settle();
+        assert_eq!(both(&log), (None, None));
     }
 }

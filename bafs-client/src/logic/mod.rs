@@ -10,4 +10,5 @@ pub mod mount_table;
 mod opening;
 pub mod pages;
 pub mod questions;
+mod renaming;
 pub mod settling;

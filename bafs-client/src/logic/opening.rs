@@ -49,7 +49,7 @@ impl Delegation {
             known,
             asked,
             translated,
-            (made, [Some(ino), None], Room::default()),
+            (made, [Some(ino), None, None], Room::default()),
         );
         Some(Decision::Answered(Ok(FileReply::Opened { handle, attr })))
     }
@@ -71,7 +71,7 @@ impl Delegation {
             return Decision::Answered(Ok(FileReply::Done));
         }
         // One that a restart made stale stays known until what is in the log has run with it.
-        let about = [Some(ino), None];
+        let about = [Some(ino), None, None];
         let effect = ((None, None), about, Room::default());
         match known.translate(asked.op) {
             Ok(translated) => self.append(known, asked, translated, effect),
@@ -93,7 +93,7 @@ impl Delegation {
                 ..AttrChange::default()
             },
         };
-        let (asked, about) = (Asked { op: &op, ..asked }, [Some(ino), None]);
+        let (asked, about) = (Asked { op: &op, ..asked }, [Some(ino), None, None]);
         let effect = ((None, None), about, Room::default());
         match known.translate(&op) {
             Ok(translated) => self.append(known, asked, translated, effect),

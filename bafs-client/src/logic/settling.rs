@@ -1,10 +1,11 @@
-//! How many operations of the log have run, told by names. They run in their order and each name
-//! has one operation at most, so a look at one name tells of all before it or of all behind it.
-//! Asks nobody.
+//! How many operations of the log have run, told by names. They run in their order and each makes
+//! or removes a name that no other does, so a look at one name tells of all before it or of all
+//! behind it; only what a later one renames tells nothing before it is known that this has not run. Asks
+//! nobody.
 
 use std::collections::BTreeMap;
 
-use bafs_proto::file_op::Name;
+use bafs_proto::file_op::{FileOp, Name};
 use bafs_proto::ids::InodeNo;
 
 use super::log::{Entry, name_of};
@@ -17,6 +18,8 @@ pub struct Search<'a> {
     named: Vec<usize>,
     /// What makes the files that entries make.
     makers: BTreeMap<InodeNo, usize>,
+    /// What renames the names that entries make.
+    renamers: BTreeMap<(InodeNo, &'a Name), usize>,
     /// All before this one have run,
     ran: usize,
     /// and none from here on.
@@ -39,11 +42,16 @@ impl<'a> Search<'a> {
     pub fn new(entries: &'a [Entry]) -> Self {
         let places = entries.iter().enumerate();
         let named = places.clone().filter(|(_, it)| name_of(&it.op).is_some());
+        let renamers = places.clone().filter_map(|(at, entry)| match &entry.op {
+            FileOp::Rename { parent, name, .. } => Some(((*parent, name), at)),
+            _ => None,
+        });
         let makers = places.filter_map(|(at, entry)| entry.made.0.map(|ino| (ino, at)));
         Self {
             entries,
             named: named.map(|(at, _)| at).collect(),
             makers: makers.collect(),
+            renamers: renamers.collect(),
             ran: 0,
             not_run: entries.len(),
         }
@@ -55,6 +63,13 @@ impl<'a> Search<'a> {
         let end = self.named.partition_point(|at| *at < self.not_run);
         let open = self.named.get(first..end)?;
         let mut look = self.look(*open.get(open.len() / 2)?)?;
+        // A name that is not there may have been made and have another one by now.
+        while let Some(renamer) = self.renamers.get(&(look.parent, look.name))
+            && *renamer > look.at
+            && *renamer < self.not_run
+        {
+            look = self.look(*renamer)?;
+        }
         // A directory that may not be there yet is looked for first; who made it comes before.
         while let Some(maker) = self.makers.get(&look.parent)
             && *maker >= self.ran
@@ -94,7 +109,7 @@ impl<'a> Search<'a> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use bafs_proto::file_op::{Caller, FileOp};
+    use bafs_proto::file_op::Caller;
     use bafs_proto::ids::Epoch;
     use bytes::Bytes;
 
@@ -108,7 +123,7 @@ mod tests {
             op,
             data: Bytes::new(),
             made: (makes, None),
-            about: [None, None],
+            about: [None, None, None],
             cost: Room::default(),
         }
     }
@@ -126,16 +141,20 @@ mod tests {
         }
     }
 
-    /// Directories below each other, files in them, names that go, and operations on none.
+    /// Directories below each other, files in them, names that go or become others, and operations
+    /// on none.
     fn log(dice: &mut Dice, length: usize) -> (Vec<Entry>, BTreeSet<(InodeNo, Name)>) {
         let mut directories = vec![InodeNo::ROOT];
         let (mut entries, mut there) = (Vec::new(), BTreeSet::new());
+        // Files under names that may still become others.
+        let mut files = Vec::new();
         for number in 0..length {
             let parent = directories[dice.below(directories.len())];
             let name = number.to_string().into_bytes();
             let ino = InodeNo(100 + number as u64);
-            entries.push(match dice.below(5) {
+            entries.push(match dice.below(7) {
                 0 | 1 => {
+                    files.push((parent, name.clone()));
                     let (mode, flags) = (0o644, 0);
                     let op = FileOp::Create {
                         parent,
@@ -156,6 +175,18 @@ mod tests {
                     there.insert((parent, name.clone()));
                     entry(FileOp::Unlink { parent, name }, None)
                 }
+                4 | 5 if !files.is_empty() => {
+                    let (old_parent, old_name) = files.swap_remove(dice.below(files.len()));
+                    files.push((parent, name.clone()));
+                    let op = FileOp::Rename {
+                        parent: old_parent,
+                        name: old_name,
+                        new_parent: parent,
+                        new_name: name,
+                        flags: 0,
+                    };
+                    entry(op, None)
+                }
                 _ => entry(FileOp::StatFs, None),
             });
         }
@@ -170,6 +201,9 @@ mod tests {
             let (entries, mut there) = log(&mut dice, length);
             let ran = dice.below(length + 1);
             for entry in &entries[..ran] {
+                if let FileOp::Rename { parent, name, .. } = &entry.op {
+                    there.remove(&(*parent, name.clone()));
+                }
                 match name_of(&entry.op) {
                     Some((parent, name, true)) => there.insert((parent, name.clone())),
                     Some((parent, name, false)) => there.remove(&(parent, name.clone())),

@@ -149,6 +149,7 @@ impl Delegated {
             op,
             FileOp::MakeDirectory { .. }
                 | FileOp::Unlink { .. }
+                | FileOp::Rename { .. }
                 | FileOp::SetAttr { handle: None, .. }
         );
         match appended {
@@ -441,13 +442,10 @@ impl Session {
     async fn list(&self, own: &Delegated, directory: InodeNo) {
         let busy = own.state().delegation.log.busy(directory);
         self.wait_settled(own, busy.unwrap_or(0)).await;
-        let changes = own.state().delegation.image.changes();
+        let begun = own.state().delegation.image.begin_listing(directory);
         let names = self.names(directory).await;
         let image = &mut own.state().delegation.image;
-        match names {
-            Some(names) => image.list(directory, names, changes, NAMES_KNOWN_MAX),
-            None => image.is_large(directory),
-        }
+        image.end_listing(directory, begun, names, NAMES_KNOWN_MAX);
     }
 
     async fn names(&self, directory: InodeNo) -> Option<BTreeSet<Vec<u8>>> {

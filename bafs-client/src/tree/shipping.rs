@@ -252,6 +252,11 @@ impl Session {
             return Ok(None);
         }
         let deadline = self.server.deadline();
+        if let (FileOp::Rename { .. }, Some(ino)) = (&entry.op, entry.about[2]) {
+            // What comes later may need the file, which cannot be found by its names meanwhile.
+            let needed = FileOp::GetAttr { ino, handle: None };
+            self.translate(link, &needed, deadline).await?;
+        }
         let op = self.translate(link, &entry.op, deadline).await?;
         let mut known = self.known();
         if known.epoch() != link.opened.epoch {
@@ -306,7 +311,7 @@ mod tests {
             op,
             data: Bytes::from_static(b"four"),
             made: (None, None),
-            about: [None, None],
+            about: [None, None, None],
             cost: Room::default(),
         };
         let written = |length| failure(&entry, &Ok(FileReply::Written { length }));
