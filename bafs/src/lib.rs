@@ -35,7 +35,9 @@ use bafs_proto::net::channel::{self, Channel};
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-use args::{AgentArgs, ChannelChoice, Cli, Command, ExecArgs, MountArgs};
+use args::{
+    AgentArgs, CatalogArgs, ChannelChoice, Cli, Command, ExecArgs, HomeArgs, MountArgs, NodeArgs,
+};
 use output::Output;
 
 /// What is told without `BAFS_LOG`. A reply that nobody waits for any more is no news: its program
@@ -76,6 +78,13 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
     | Command::Mount(MountArgs { memory, .. }) = &cli.command
     {
         bafs_client::memory::bound(rate::parse_bytes(&memory.memory).context("--memory")?);
+    }
+    if let Command::Home(HomeArgs { server, .. })
+    | Command::Catalog(CatalogArgs { server, .. })
+    | Command::Node(NodeArgs { server, .. }) = &cli.command
+    {
+        let bytes_max = rate::parse_bytes(&server.memory).context("--memory")?;
+        bafs_proto::net::bound_requests(bytes_max);
     }
     match cli.command {
         // These three enter a private name space, which a process with threads may not.

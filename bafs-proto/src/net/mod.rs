@@ -11,10 +11,12 @@ pub mod mem;
 pub mod packets;
 pub mod pool;
 pub mod quic;
+mod room;
 mod routes;
 pub mod tcp;
 mod tls;
 
+pub use room::bound_requests;
 pub use tls::use_ring;
 
 use std::future::Future;

@@ -14,11 +14,13 @@ use quinn::{
     ConnectionError, ConnectionId, ConnectionIdGenerator, Endpoint, EndpointConfig, RecvStream,
     SendStream, TransportConfig, VarInt,
 };
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::hello::{
     FRAME_MS, HELLO_MS, IDLE_MS, KEEP_ALIVE_MS, broken, check_hello, decode_lengths,
     encode_lengths, hello_of, resolve,
 };
+use super::room::place_of;
 use super::{BoxFuture, Connection, Dial, Exchange, Frame, Peer, Service, answer, tls};
 use crate::codec;
 use crate::error::{Error, ErrorCode, Result};
@@ -224,8 +226,12 @@ async fn serve_connection(
         let (mut send, mut receive) = connection.accept_bi().await.map_err(|e| broken(&e))?;
         let (service, peer) = (service.clone(), peer.clone());
         tokio::spawn(async move {
-            let frame = match in_time(read_frame(&mut receive)).await {
-                Ok(frame) => answer(service, peer, frame).await,
+            let frame = match in_time(read_request(&mut receive)).await {
+                Ok((frame, place)) => {
+                    let frame = answer(service, peer, frame).await;
+                    drop(place);
+                    frame
+                }
                 Err(error) => {
                     let head = codec::encode::<crate::message::ReplyHead>(&Err(error));
                     (head.unwrap_or_default().into(), Bytes::new())
@@ -391,14 +397,30 @@ async fn write_frame(send: &mut SendStream, (head, body): Frame) -> Result<()> {
 }
 
 async fn read_frame(receive: &mut RecvStream) -> Result<Frame> {
+    let lengths = read_lengths(receive).await?;
+    read_rest(receive, lengths).await
+}
+
+/// A request, with its place among all that this process holds: until there is one it stays in the
+/// connection's window.
+async fn read_request(receive: &mut RecvStream) -> Result<(Frame, Option<OwnedSemaphorePermit>)> {
+    let lengths = read_lengths(receive).await?;
+    let place = place_of(lengths.0 + lengths.1).await;
+    Ok((read_rest(receive, lengths).await?, place))
+}
+
+async fn read_lengths(receive: &mut RecvStream) -> Result<(usize, usize)> {
     let mut lengths = [0; 8];
     receive
         .read_exact(&mut lengths)
         .await
         .map_err(|e| broken(&e))?;
-    let (head_length, body_length) = decode_lengths(lengths)?;
-    let head = read_bytes(receive, head_length).await?;
-    let body = read_bytes(receive, body_length).await?;
+    decode_lengths(lengths)
+}
+
+async fn read_rest(receive: &mut RecvStream, (head, body): (usize, usize)) -> Result<Frame> {
+    let head = read_bytes(receive, head).await?;
+    let body = read_bytes(receive, body).await?;
     Ok((head, body))
 }
 

@@ -22,6 +22,14 @@ pub(crate) struct ServerArgs {
     /// any.
     #[arg(long, env = "BAFS_METRICS", value_name = "HOST:PORT")]
     pub(crate) metrics: Option<String>,
+    /// Memory for requests under way, over all connections; more are refused and come again.
+    #[arg(
+        long,
+        env = "BAFS_SERVER_MEMORY",
+        value_name = "SIZE",
+        default_value = "512MiB"
+    )]
+    pub(crate) memory: String,
     /// End when standard input ends: the server goes with the program that started it.
     #[arg(long)]
     pub(crate) until_stdin_closes: bool,

@@ -6,15 +6,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, oneshot};
 
-use super::pieces::{Inbox, Outbox, Word, halves, weight};
+use super::pieces::{Inbox, Outbox, Word, halves};
 use crate::error::{Error, ErrorCode, Result};
 use crate::net::Frame;
 use crate::net::hello::KEEP_ALIVE_MS;
+use crate::net::room::{CONNECTION_KIB, weight};
 use crate::net::tls::Secured;
 
 /// Calls and request bodies under way at once, in KiB (see [`weight`]): half of what a server
 /// takes, as it still works at calls that were cancelled.
-const ROOM_KIB: usize = super::SERVER_ROOM_KIB / 2;
+const ROOM_KIB: usize = CONNECTION_KIB / 2;
 
 /// Time after which a connection that nobody uses is closed, if it is not the last, in ticks.
 const IDLE_TICKS: u32 = (10_000 / KEEP_ALIVE_MS) as u32;

@@ -32,9 +32,6 @@ use crate::time::Deadline;
 /// calls by where a large answer is under way.
 const LANES_MAX: usize = 4;
 
-/// Calls and request bodies that a server takes at once on one connection, in KiB.
-const SERVER_ROOM_KIB: usize = 64 << 10;
-
 /// Time for a further connection, and pause after one that failed.
 const GROW_PAUSE: Duration = Duration::from_secs(1);
 

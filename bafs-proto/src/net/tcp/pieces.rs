@@ -15,12 +15,13 @@ use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Mutex, watch};
 
 use crate::buffer::Buffer;
 use crate::error::{Error, ErrorCode, Result};
 use crate::net::Frame;
 use crate::net::hello::{FRAME_MS, IDLE_MS, KEEP_ALIVE_MS, broken, decode_lengths, encode_lengths};
+use crate::net::room::{Place, Room};
 use crate::net::tls::Secured;
 
 /// Bytes of a body in one piece; what others wait for at most.
@@ -35,25 +36,14 @@ const SLICES: usize = 8;
 /// Frames that may be under way at once on one connection, from a peer that has no other bound.
 const PARTS_MAX: usize = 1024;
 
-/// What one call weighs at least in [`Room`], in KiB.
-const CALL_KIB_MIN: usize = 128;
-
 const DATA: u32 = 0;
 const CANCEL: u32 = 1;
 const ALIVE: u32 = 2;
 
-/// A bound for calls and their bodies at once: calls weigh their request's body in KiB.
-pub(super) type Room = Arc<Semaphore>;
-
-/// The weight of a call with a request body of so many bytes, in permits of a [`Room`].
-pub(super) fn weight(body: usize) -> u32 {
-    u32::try_from(body.div_ceil(1024).max(CALL_KIB_MIN)).unwrap_or(u32::MAX)
-}
-
 /// What a peer said.
 pub(super) enum Word {
     /// A whole frame of a call, with its place in the room.
-    Frame(u32, Frame, Option<OwnedSemaphorePermit>),
+    Frame(u32, Frame, Option<Place>),
     /// There was no room for the call; its frame was thrown away.
     Refused(u32),
     /// The peer no longer wants an answer.
@@ -268,7 +258,7 @@ struct Part {
     /// Bytes that `body` lacks.
     lacks: usize,
     /// `None` when nobody counts, or when there was no room: the body is thrown away then.
-    permit: Option<OwnedSemaphorePermit>,
+    place: Option<Place>,
     refused: bool,
     since: u64,
 }
@@ -336,7 +326,7 @@ impl Inbox {
         let frame = (part.head, part.body.freeze());
         Ok(Some(match part.refused {
             true => Word::Refused(call),
-            false => Word::Frame(call, frame, part.permit),
+            false => Word::Frame(call, frame, part.place),
         }))
     }
 
@@ -353,15 +343,14 @@ impl Inbox {
         }
         let mut head = BytesMut::with_capacity(head_length);
         self.fill(&mut (&mut head).limit(head_length)).await?;
-        let room = self.room.clone();
-        let permit =
-            room.map(|room| room.try_acquire_many_owned(weight(head_length + body_length)));
-        let refused = permit.as_ref().is_some_and(Result::is_err);
+        let room = self.room.as_ref();
+        let place = room.map(|room| room.take(head_length + body_length));
+        let refused = place.as_ref().is_some_and(Option::is_none);
         Ok(Part {
             head: head.freeze(),
             body: Buffer::with_room(if refused { 0 } else { body_length }),
             lacks: body_length,
-            permit: permit.and_then(Result::ok),
+            place: place.flatten(),
             refused,
             since: self.outbox.ticks.load(Ordering::Relaxed),
         })
@@ -439,7 +428,9 @@ fn malformed(text: &str) -> Error {
 mod tests {
     use super::*;
     use crate::limits::{BODY_BYTES_MAX, HEAD_BYTES_MAX};
+    use crate::net::room::CALL_KIB_MIN;
     use tokio::io::DuplexStream;
+    use tokio::sync::Semaphore;
 
     /// Holds less than a piece, as a slow link does.
     const LINK_BYTES: usize = 4096;
@@ -450,7 +441,8 @@ mod tests {
 
     fn link(room: Option<usize>) -> (Arc<Outbox>, Inbox) {
         let (near, far) = tokio::io::duplex(LINK_BYTES);
-        let room = room.map(|kib| Arc::new(Semaphore::new(kib)));
+        let all = Arc::new(Semaphore::new(1 << 20));
+        let room = room.map(|kib| Room::of(kib, &all));
         (halves(near, None).0, halves(far, room).1)
     }
 

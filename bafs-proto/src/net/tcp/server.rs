@@ -7,16 +7,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::pieces::{self, Outbox, Word, halves};
-use super::{SERVER_ROOM_KIB, socket};
+use super::socket;
 use crate::codec;
 use crate::error::{Error, ErrorCode, Result};
 use crate::identity::Identity;
 use crate::message::{Hello, ReplyHead};
 use crate::net::hello::{FRAME_MS, HELLO_MS, broken, check_hello, hello_of};
+use crate::net::room::Room;
 use crate::net::tls::{Acceptor, Secured};
 use crate::net::{Frame, Peer, Service, answer};
 
@@ -159,8 +160,7 @@ async fn serve_connection(
     service: Arc<dyn Service>,
     mut stop: watch::Receiver<bool>,
 ) -> Error {
-    let room = Arc::new(Semaphore::new(SERVER_ROOM_KIB));
-    let (outbox, mut inbox) = halves(stream, Some(room));
+    let (outbox, mut inbox) = halves(stream, Some(Room::new()));
     let wanted = Wanted::default();
     let serving = async {
         loop {
@@ -185,7 +185,7 @@ async fn serve_connection(
                     });
                 }
                 Ok(Word::Refused(call)) => {
-                    let text = "too many calls of this connection are under way";
+                    let text = "too many calls are under way";
                     let busy: ReplyHead = Err(Error::new(ErrorCode::Busy, text));
                     let head = codec::encode(&busy).unwrap_or_default();
                     // Nothing more is read until it is sent: refusals take memory too.
