@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
+use std::io;
 use std::path::Path;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,6 +16,7 @@ use bafs_proto::ids::VolumeId;
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fstat, open, openat, statat, statvfs};
+use rustix::io::Errno;
 
 use super::holds::VolumeTree;
 use super::{Storage, blocking};
@@ -69,11 +71,15 @@ impl Storage {
                 }
                 let storage = self.clone();
                 tokio::spawn(async move {
-                    if let Err(error) = storage.look(&volume).await {
-                        tracing::warn!(volume = %volume.id(), %error, "volume not watched");
-                    }
+                    let looked = storage.look(&volume).await;
                     let mut looks = storage.looks();
-                    looks.entry(volume.id()).or_default().goes_on = false;
+                    let look = looks.entry(volume.id()).or_default();
+                    look.goes_on = false;
+                    if let Err(error) = looked {
+                        tracing::warn!(volume = %volume.id(), %error, "volume not watched");
+                        look.free_bytes = 0;
+                        look.next = clock::now().plus_ms(WALK_MS_MIN);
+                    }
                 });
             }
         }
@@ -94,7 +100,10 @@ impl Storage {
         if start < last.next && taken <= room / 2 {
             return Ok(());
         }
-        let used = blocking(move || Ok(walk(&root))).await?;
+        let used = blocking(move || {
+            walk(&root).map_err(|e| crate::fault::of_disk(format!("walk of volume {id}"), &e))
+        })
+        .await?;
         let took = clock::now().ms_since(start);
         volume.found(used);
         let percent = used.0.saturating_mul(100) / limit.bytes.max(1);
@@ -142,23 +151,28 @@ fn free(root: &Path) -> Result<u64> {
 
 /// Bytes and files below a directory, of one file system. What comes and goes meanwhile, or is
 /// closed to this user, may be missed; links lead nowhere.
-fn walk(root: &Path) -> (u64, u64) {
+///
+/// # Errors
+/// The directory cannot be looked at, or there are no descriptors left to look below it: then
+/// nobody knows what it holds.
+fn walk(root: &Path) -> io::Result<(u64, u64)> {
     let (mut bytes, mut files, mut seen) = (0, 0, BTreeSet::new());
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let Ok(top) = open(root, flags, Mode::empty()) else {
-        return (0, 0);
-    };
-    let Ok(device) = fstat(&top).map(|stat| stat.st_dev) else {
-        return (0, 0);
-    };
+    let top = open(root, flags, Mode::empty())?;
+    let device = fstat(&top)?.st_dev;
     let mut pending = vec![(Arc::new(top), CString::from(c"."))];
     while let Some((parent, name)) = pending.pop() {
-        let Ok(directory) = openat(&*parent, &*name, flags, Mode::empty()) else {
-            continue;
+        let directory = match openat(&*parent, &*name, flags, Mode::empty()) {
+            Ok(directory) => directory,
+            Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(error.into()),
+            Err(_) => continue,
         };
         drop(parent);
-        let Ok(entries) = Dir::read_from(&directory) else {
-            continue;
+        // It is read through a descriptor of its own, for which there must be one too.
+        let entries = match Dir::read_from(&directory) {
+            Ok(entries) => entries,
+            Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(error.into()),
+            Err(_) => continue,
         };
         let directory = Arc::new(directory);
         for entry in entries.flatten() {
@@ -179,11 +193,15 @@ fn walk(root: &Path) -> (u64, u64) {
             files += 1;
         }
     }
-    (bytes, files)
+    Ok((bytes, files))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
     use super::*;
 
     #[test]
@@ -194,9 +212,26 @@ mod tests {
         std::fs::write(root.join("d/f"), [1; 8192]).expect("write");
         std::fs::hard_link(root.join("d/f"), root.join("g")).expect("link");
         std::os::unix::fs::symlink("/", root.join("l")).expect("link");
-        let (bytes, files) = walk(root);
+        let (bytes, files) = walk(root).expect("walk");
         assert_eq!(files, 3);
         assert!((8192..65_536).contains(&bytes), "{bytes}");
-        assert_eq!(walk(&root.join("absent")), (0, 0));
+        // What cannot be looked at is not empty.
+        assert!(walk(&root.join("absent")).is_err());
+    }
+
+    #[test]
+    fn a_walk_without_descriptors_is_no_small_volume() {
+        let directory = tempfile::tempdir().expect("directory");
+        std::fs::create_dir_all(directory.path().join("a/b/c")).expect("directory");
+        let before = getrlimit(Resource::Nofile);
+        let last = std::fs::File::open("/dev/null").expect("open");
+        let lowest = Rlimit {
+            current: u64::try_from(last.as_raw_fd()).ok().map(|last| last + 2),
+            maximum: before.maximum,
+        };
+        setrlimit(Resource::Nofile, lowest).expect("limit");
+        let walked = walk(directory.path());
+        setrlimit(Resource::Nofile, before).expect("limit");
+        assert!(walked.is_err(), "{walked:?}");
     }
 }
