@@ -103,6 +103,8 @@ fn need(address: &str, request: &Request) -> Result<Need> {
         Request::WarmCache(call) => (Resource::Volume(call.volume), MANAGE),
         Request::ListVolumeTree(call) => (Resource::Volume(call.volume), READ),
         Request::ReadVolumeFile(call) => (Resource::Volume(call.volume), READ),
+        Request::ReadVolumeFiles(call) => (Resource::Volume(call.volume), READ),
+        Request::MapVolumeFile(call) => (Resource::Volume(call.volume), READ),
         Request::ReadManifest(call) => (Resource::Volume(call.volume), READ),
         Request::ReadBlocks(call) => match &call.cache {
             CacheRef::Volume(id) => (Resource::Volume(*id), READ),
@@ -122,6 +124,7 @@ fn need(address: &str, request: &Request) -> Result<Need> {
         | Request::BeginPut(_)
         | Request::PutRange(_)
         | Request::CommitPut(_)
+        | Request::PutFile(_)
         | Request::JoinCache(_) => {
             let text = format!("only servers call {}", request.name());
             return Err(Error::new(ErrorCode::Unsupported, text));

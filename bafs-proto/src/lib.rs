@@ -18,6 +18,7 @@ pub mod limits;
 pub mod message;
 pub mod net;
 pub mod path;
+pub mod replica;
 mod report;
 pub mod time;
 pub mod token;
@@ -33,10 +34,11 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// they held; 4 = allotments of nodes; 5 = a server says that what it asked ahead is waited for,
 /// and agents are told that blocks are on their machine; 6 = a server says that it is at it
 /// (`Running`); 7 = tokens that are good at one server, and a server says that home does not answer
-/// it (`HomeUnreachable`); 8 = agents report how often a volume had no space; a server that asks for
-/// blocks in place of home says who it is, asks which blocks another one has, and learns pins and
-/// peers when it joins a cache.
-pub const PROTOCOL_VERSION: u32 = 8;
+/// it (`HomeUnreachable`); 8 = agents report how often a volume had no space; a server that asks
+/// for blocks in place of home says who it is, asks which blocks another one has, and learns pins
+/// and peers when it joins a cache; 9 = small files of volumes and uploads with one call, several
+/// pieces of an upload under way, maps of sparse files.
+pub const PROTOCOL_VERSION: u32 = 9;
 
 /// Application-layer protocol name that both ends of a connection must offer.
 pub const ALPN: &[u8] = b"bafs/1";

@@ -12,6 +12,10 @@ pub const BODY_BYTES_MAX: u32 = 4 << 20;
 /// (`max_write` of the FUSE session).
 pub const IO_BYTES_MAX: u32 = 1 << 20;
 
+/// Most bytes by which a piece of an upload may come before its turn: fills a link of 1 Gbit/s at
+/// 60 ms.
+pub const PUT_AHEAD_BYTES_MAX: u32 = 8 << 20;
+
 /// Most bytes of entries in one answer of a directory stream: a listing of a large directory comes
 /// in pages.
 pub const DIRECTORY_BYTES_MAX: u32 = 256 << 10;

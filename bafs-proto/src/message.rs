@@ -20,6 +20,7 @@ use crate::ids::{
     AgentId, BlockIndex, Epoch, ExecutionId, ExtractId, FileIndex, HandleId, InodeNo, ServerId,
     VolumeId,
 };
+use crate::replica::{FileMap, ListVolumeTree, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles};
 use crate::token::Token;
 use crate::volume::{VolumeSpec, VolumeStatus};
 
@@ -168,6 +169,10 @@ calls! {
     HandOver => HandOverTicket,
     // parts of a node
     Allot => Allotments,
+    // many small files in one call, and sparse ones without their holes
+    ReadVolumeFiles => SourceData,
+    MapVolumeFile => FileMap,
+    PutFile => PutReceipt,
 }
 
 /// Done, nothing to say.
@@ -386,6 +391,20 @@ pub struct CommitPut {
     pub digest: Digest,
 }
 
+/// Puts a small file (the body) in place with one call: as [`BeginPut`], [`PutRange`] and
+/// [`CommitPut`] would, or what they left is finished.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PutFile {
+    /// The upload; repeating it shows that it is done.
+    pub extract: ExtractId,
+    /// Where the file shall be, below the export.
+    pub path: String,
+    /// Permission bits.
+    pub mode: u32,
+    /// Digest that it must have.
+    pub digest: Digest,
+}
+
 /// Proof that a file is durable at home.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PutReceipt {
@@ -461,30 +480,6 @@ pub struct InvalidateVolume {
     pub volume: VolumeId,
     /// Capability for the source.
     pub source_token: Token,
-}
-
-/// Lists a scratch volume with everything in it, in path order; how replicas are filled.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ListVolumeTree {
-    /// Which.
-    pub volume: VolumeId,
-    /// Goes on after this entry's path; `None` starts.
-    pub after: Option<String>,
-}
-
-/// Reads a range of a file of a scratch volume; the data are the body of the reply.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ReadVolumeFile {
-    /// Which volume.
-    pub volume: VolumeId,
-    /// Path in it.
-    pub path: String,
-    /// What the file must still be; otherwise `SourceChanged`.
-    pub identity: SourceIdentity,
-    /// First byte.
-    pub offset: u64,
-    /// Number of bytes, cut at the end of the file.
-    pub length: u32,
 }
 
 /// Sends a file of a scratch volume home, exactly once, and answers with the receipt.

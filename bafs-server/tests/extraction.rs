@@ -34,8 +34,7 @@ async fn a_file_goes_home_exactly_once() {
         .create(A, spec(1, from_home("in")))
         .await
         .expect("create");
-    // Pieces whose replies get lost, the commit's included: the upload
-    // resumes, and sends nothing twice.
+    // Pieces whose replies get lost: the upload resumes, and sends nothing twice.
     home.lose.store(3, Ordering::Relaxed);
     let world = Arc::new(world);
     let same: Vec<_> = (0..8)
@@ -101,6 +100,29 @@ async fn a_file_goes_home_exactly_once() {
     assert_eq!(again, Ok(expected));
     let gone = world.call(B, extract(4, 1, "big", "out/z", &world)).await;
     assert_eq!(gone.expect_err("gone").code, ErrorCode::VolumeLost);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pieces_of_a_large_file_travel_together_and_a_small_one_takes_one_call() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let home = rich_home(&world);
+    let _node = world.node(A, world.config(store.path())).await;
+    let made = world.create(A, spec(1, from_home("in"))).await;
+    made.expect("create");
+    home.together.store(3, Ordering::Relaxed);
+    let large = extract(1, 1, "big", "out/big", &world);
+    world.call(A, large).await.expect("large");
+    let sent = home.files.lock().expect("lock")["out/big"].clone();
+    assert_eq!(sent, noise(3_500_000, 7));
+    let begun = home.begins.load(Ordering::Relaxed);
+    let small = extract(2, 1, "sub/small", "out/small", &world);
+    let receipt = world.call(A, small).await.expect("small");
+    assert_eq!(receipt.digest, Digest::of(b"hello"));
+    assert_eq!(
+        home.begins.load(Ordering::Relaxed),
+        begun,
+        "one call is enough"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

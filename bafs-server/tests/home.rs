@@ -3,7 +3,7 @@
 mod home_world;
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::sync::Arc;
 
 use bafs_proto::ErrorCode;
@@ -11,8 +11,8 @@ use bafs_proto::file_op::{BodyRange, Caller, FileOp, FileReply};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{AgentId, ExtractId, InodeNo};
 use bafs_proto::message::{
-    CloseTree, CommitPut, ListSource, OpenTree, ReadCounters, ReadSource, RunFileOps, SourceKind,
-    StatSource, TreeRef,
+    CloseTree, CommitPut, ListSource, OpenTree, PutFile, ReadCounters, ReadSource, RunFileOps,
+    SourceKind, StatSource, TreeRef,
 };
 use bafs_proto::token::{Right, Token};
 use bafs_server::home::Home;
@@ -236,8 +236,9 @@ async fn a_put_survives_restarts_and_happens_once() {
         60_000
     );
     assert_eq!(
-        code(world.range(5, 70_000, b"x").await),
-        ErrorCode::Conflict
+        code(world.range(5, 9 << 20, b"x").await),
+        ErrorCode::Conflict,
+        "what comes before cannot be on its way"
     );
     let commit = CommitPut {
         extract,
@@ -264,6 +265,75 @@ async fn a_put_survives_restarts_and_happens_once() {
         code(world.put(5, "elsewhere", b"x").await),
         ErrorCode::Conflict
     );
+}
+
+#[tokio::test]
+async fn pieces_that_overtake_each_other_are_put_in_order() {
+    let world = World::new();
+    let data: Vec<u8> = (0..800_000_u32).map(|n| (n / 7) as u8).collect();
+    world.call(begin(6, "f")).await.expect("begin");
+    let mut pieces: Vec<_> = data.chunks(100_000).enumerate().collect();
+    pieces.reverse();
+    let sent = pieces
+        .into_iter()
+        .map(|(number, piece)| world.range(6, number as u64 * 100_000, piece));
+    for received in futures_util::future::join_all(sent).await {
+        received.expect("a piece waits for its turn");
+    }
+    let commit = CommitPut {
+        extract: ExtractId(6),
+        size: 800_000,
+        digest: Digest::of(&data),
+    };
+    world.call(commit).await.expect("commit");
+    assert_eq!(fs::read(world.root.path().join("f")).expect("read"), data);
+}
+
+#[tokio::test]
+async fn a_small_file_comes_with_one_call_and_stays_once() {
+    let world = World::new();
+    let put = |id, path: &str, digest| PutFile {
+        extract: ExtractId(id),
+        path: path.to_owned(),
+        mode: 0o640,
+        digest,
+    };
+    let target = world.root.path().join("out/f");
+    let wrong = put(1, "out/f", Digest::of(b"other"));
+    let refused = world.send(&world.token, wrong, b"small").await;
+    assert_eq!(code(refused), ErrorCode::DigestMismatch);
+    assert!(!target.exists());
+    let call = put(1, "out/f", Digest::of(b"small"));
+    let (receipt, _) = world
+        .send(&world.token, call.clone(), b"small")
+        .await
+        .expect("put");
+    assert_eq!(fs::read(&target).expect("read"), b"small");
+    let mode = fs::metadata(&target).expect("stat").permissions().mode();
+    assert_eq!(mode & 0o777, 0o640);
+    world.start(None);
+    fs::write(&target, b"used since").expect("write");
+    let again = world.send(&world.token, call, b"small").await;
+    assert_eq!(again.expect("again").0, receipt);
+    let begun = world.call(begin(1, "out/f")).await.expect("begin");
+    assert_eq!(begun.receipt, Some(receipt));
+    assert_eq!(fs::read(&target).expect("read"), b"used since");
+    let elsewhere = put(1, "out/g", Digest::of(b"small"));
+    let refused = world.send(&world.token, elsewhere, b"small").await;
+    assert_eq!(code(refused), ErrorCode::Conflict);
+    // What another call began is finished by this one.
+    world.put(2, "out/h", b"half of it").await.expect("begin");
+    let whole = put(2, "out/h", Digest::of(b"whole"));
+    let finished = world.send(&world.token, whole, b"whole").await;
+    finished.expect("put");
+    assert_eq!(
+        fs::read(world.root.path().join("out/h")).expect("read"),
+        b"whole"
+    );
+    let foreign = grant(&world.signer, "mine", &[Right::Write]);
+    let call = put(3, "out/i", Digest::of(b"x"));
+    let refused = world.send(&foreign, call, b"x").await;
+    assert_eq!(code(refused), ErrorCode::RightMissing);
 }
 
 #[tokio::test]

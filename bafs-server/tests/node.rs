@@ -12,11 +12,12 @@ use bafs_proto::ids::{
 };
 use bafs_proto::message::{
     CacheRef, CloseTree, CreateVolume, DeleteVolume, ExtractFile, InvalidateVolume, JobCommand,
-    JobSpec, KillJob, ListSource, ListVolumeTree, ListVolumes, OpenTree, QueryServers, ReadBlocks,
-    ReadCounters, ReadManifest, ReadVolumeFile, Reader, RenewVolumes, Reply, Request, RunFileOps,
-    ShowVolume, SourceIdentity, StartJob, TreeRef, WatchJobs,
+    JobSpec, KillJob, ListSource, ListVolumes, OpenTree, QueryServers, ReadBlocks, ReadCounters,
+    ReadManifest, Reader, RenewVolumes, Reply, Request, RunFileOps, ShowVolume, SourceIdentity,
+    StartJob, TreeRef, WatchJobs,
 };
 use bafs_proto::net::{Incoming, Peer, Service};
+use bafs_proto::replica::{ListVolumeTree, ReadVolumeFile};
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::volume::VolumeSpec;

@@ -25,6 +25,14 @@ fn tree(store: &Path, id: u128) -> PathBuf {
         .join("tree")
 }
 
+/// The volume of the first node as a source.
+fn from_volume(id: u128) -> Option<Source> {
+    Some(Source::Volume {
+        address: A.to_owned(),
+        volume: VolumeId(id),
+    })
+}
+
 fn show(id: u128) -> ShowVolume {
     ShowVolume {
         volume: VolumeId(id),
@@ -304,12 +312,8 @@ async fn a_volume_is_filled_from_home_and_replicated() {
 
     let other = tempfile::tempdir().expect("store");
     let _replica = world.node(B, world.config(other.path())).await;
-    let source = Source::Volume {
-        address: A.to_owned(),
-        volume: VolumeId(1),
-    };
     let status = world
-        .create(B, spec(11, Some(source)))
+        .create(B, spec(11, from_volume(1)))
         .await
         .expect("replicate");
     assert_eq!(

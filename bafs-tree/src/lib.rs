@@ -25,4 +25,4 @@ pub use account::Limit;
 pub use block_map::{BlockMap, BlockPlaces};
 pub use session::Session;
 pub use shared::{SHARED_WORDS_MAX, SharedAccess, SharedWords};
-pub use tree::{Tree, TreeUse};
+pub use tree::{ROOT_FREE_BYTES, Tree, TreeUse};

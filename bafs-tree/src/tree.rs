@@ -17,7 +17,7 @@ use crate::descriptors::can_open_again;
 use crate::session::Session;
 
 /// The root's own blocks up to so many bytes are not charged: an empty tree uses nothing.
-const ROOT_FREE_BYTES: u64 = 4096;
+pub const ROOT_FREE_BYTES: u64 = 4096;
 
 /// A directory tree with its accounting, shared by all sessions.
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 //! Mechanism only. A link limit holds for all data in both directions together. Remote I/O uses
 //! the same tree sessions as volumes do, without a limit of space.
 
+mod arrivals;
 mod export;
 mod listing;
 mod puts;
@@ -173,9 +174,10 @@ impl Home {
                 self.counters.add("home_read_bytes", bytes.len() as u64);
                 Ok((Reply::ReadSource(data), bytes))
             }
-            Request::BeginPut(_) | Request::PutRange(_) | Request::CommitPut(_) => {
-                Ok(bare(self.put(token, request, body, deadline).await?))
-            }
+            Request::BeginPut(_)
+            | Request::PutRange(_)
+            | Request::CommitPut(_)
+            | Request::PutFile(_) => Ok(bare(self.put(token, request, body, deadline).await?)),
             Request::OpenTree(call) => {
                 Ok(bare(Reply::OpenTree(self.open_tree(token, call).await?)))
             }
@@ -213,6 +215,7 @@ impl Home {
             }
             Request::PutRange(call) => {
                 self.throttle.pass(body.len(), deadline).await?;
+                self.puts.turn(call.extract, call.offset, deadline).await;
                 let put = move |home: &Self| {
                     let allow = |path: &str| home.allow(&token, path, Right::Write);
                     let progress = home.puts.write(call.extract, call.offset, &body, allow)?;
@@ -220,6 +223,16 @@ impl Home {
                     Ok(progress)
                 };
                 Ok(Reply::PutRange(self.blocking(put).await?))
+            }
+            Request::PutFile(call) => {
+                self.throttle.pass(body.len(), deadline).await?;
+                let put = move |home: &Self| {
+                    let allow = |path: &str| home.allow(&token, path, Right::Write);
+                    let receipt = home.puts.put(&call, &body, allow)?;
+                    home.counters.add("home_written_bytes", body.len() as u64);
+                    Ok(receipt)
+                };
+                Ok(Reply::PutFile(self.blocking(put).await?))
             }
             Request::CommitPut(call) => {
                 let put = move |home: &Self| {

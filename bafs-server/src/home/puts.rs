@@ -4,23 +4,23 @@
 //! The state goes from receiving to committing to done, each step durable before the next; so
 //! whoever finds it after a crash knows what is left to do. Checks rights through its caller.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bafs_proto::hash::{Digest, Hasher};
 use bafs_proto::ids::ExtractId;
-use bafs_proto::message::{BeginPut, CommitPut, PutProgress, PutReceipt};
+use bafs_proto::message::{BeginPut, CommitPut, PutFile, PutProgress, PutReceipt};
 use bafs_proto::path::check_relative;
-use bafs_proto::time::Time;
+use bafs_proto::time::{Deadline, Time};
 use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::{Mode, OFlags, fchmod, fsync, renameat};
 use serde::{Deserialize, Serialize};
 
+use super::arrivals::{Arrival, Arrivals};
 use super::export::{Export, OWN, refuse};
 use crate::lives::replace;
 
@@ -60,8 +60,7 @@ struct Upload {
 pub(crate) struct Puts {
     export: Arc<Export>,
     directory: PathBuf,
-    /// One call at a time per upload.
-    locks: Mutex<BTreeMap<ExtractId, Arc<Mutex<()>>>>,
+    arrivals: Arrivals,
 }
 
 impl Puts {
@@ -80,7 +79,7 @@ impl Puts {
         Ok(Self {
             export,
             directory,
-            locks: Mutex::default(),
+            arrivals: Arrivals::default(),
         })
     }
 
@@ -99,35 +98,27 @@ impl Puts {
         call: &BeginPut,
         allow: impl Fn(&str) -> Result<()>,
     ) -> Result<PutProgress> {
-        check_relative(&call.path)?;
+        check_target(&call.path)?;
         allow(&call.path)?;
-        if call.path.is_empty() || call.path.split('/').next() == Some(OWN) {
-            let text = format!("'{}' is no place for a file", call.path);
-            return Err(Error::new(ErrorCode::BadPath, text));
-        }
-        self.locked(call.extract, || {
-            if let Some(upload) = self.load(call.extract)? {
-                if upload.path != call.path {
-                    let text = format!(
-                        "upload {} was begun for '{}', not for '{}'; take a new id",
-                        call.extract, upload.path, call.path
-                    );
-                    return Err(Error::new(ErrorCode::Conflict, text));
-                }
-                return self.progress(call.extract, upload, &allow);
+        self.arrivals.locked(call.extract, |arrival| {
+            if let Some(upload) = self.load_same(call.extract, &call.path)? {
+                return self.resume(call.extract, upload, arrival, &allow);
             }
-            let path = self.place(call.extract);
-            fs::create_dir_all(&path).map_err(|error| fault(&path, &error))?;
-            let phase = Phase::Receiving;
             let upload = Upload {
                 path: call.path.clone(),
                 mode: call.mode & 0o777,
-                phase,
+                phase: Phase::Receiving,
             };
+            self.make_place(call.extract)?;
             self.store(call.extract, &upload)?;
             sync_directory(&self.directory)?;
-            self.progress(call.extract, upload, &allow)
+            self.resume(call.extract, upload, arrival, &allow)
         })
+    }
+
+    /// Waits until it is the turn of bytes at `offset`, which may have overtaken others.
+    pub(crate) async fn turn(&self, extract: ExtractId, offset: u64, deadline: Deadline) {
+        self.arrivals.turn(extract, offset, deadline).await;
     }
 
     /// Takes bytes at `offset`, which must follow on what was received or repeat a part of it.
@@ -141,29 +132,31 @@ impl Puts {
         data: &[u8],
         allow: impl Fn(&str) -> Result<()>,
     ) -> Result<PutProgress> {
-        self.locked(extract, || {
-            let upload = self.load_known(extract)?;
-            allow(&upload.path)?;
-            let progress = self.progress(extract, upload, &allow)?;
-            let received_bytes = progress.received_bytes;
-            if progress.receipt.is_some() {
-                return Ok(progress);
+        self.arrivals.locked(extract, |slot| {
+            if slot.is_none() {
+                let upload = self.load_known(extract)?;
+                allow(&upload.path)?;
+                let progress = self.resume(extract, upload, slot, &allow)?;
+                if progress.receipt.is_some() {
+                    return Ok(progress);
+                }
             }
+            let arrival = slot.as_mut().expect("it was just resumed");
+            allow(&arrival.path)?;
+            let received_bytes = arrival.received_bytes();
             if offset > received_bytes {
                 let text = format!(
                     "bytes from {offset} would leave a gap; {received_bytes} were received so far"
                 );
                 return Err(Error::new(ErrorCode::Conflict, text));
             }
-            let path = self.place(extract).join(DATA);
-            let write = || -> io::Result<u64> {
-                let file = open_data(&path)?;
-                file.write_all_at(data, offset)?;
-                Ok(file.metadata()?.len())
-            };
-            let received_bytes = write().map_err(|error| fault(&path, &error))?;
+            if let Err(error) = arrival.add(offset, data) {
+                // Nobody knows how much of it was written.
+                *slot = None;
+                return Err(fault(&self.place(extract).join(DATA), &error));
+            }
             Ok(PutProgress {
-                received_bytes,
+                received_bytes: arrival.received_bytes(),
                 receipt: None,
             })
         })
@@ -179,25 +172,69 @@ impl Puts {
         call: &CommitPut,
         allow: impl Fn(&str) -> Result<()>,
     ) -> Result<PutReceipt> {
-        self.locked(call.extract, || {
+        self.arrivals.locked(call.extract, |slot| {
             let mut upload = self.load_known(call.extract)?;
             allow(&upload.path)?;
             if upload.phase == Phase::Receiving {
-                self.check(call, &upload)?;
+                let seen = slot.take().and_then(|arrival| arrival.seen());
+                self.check(call, &upload, seen)?;
                 upload.phase = Phase::Committing {
                     size: call.size,
                     digest: call.digest,
                 };
                 self.store(call.extract, &upload)?;
             }
-            let progress = self.progress(call.extract, upload, &allow)?;
-            let receipt = progress
-                .receipt
-                .filter(|receipt| (receipt.size, receipt.digest) == (call.size, call.digest));
-            receipt.ok_or_else(|| {
-                let text = format!("upload {} is done with other content", call.extract);
-                Error::new(ErrorCode::Conflict, text)
-            })
+            self.finish(call, upload, &allow)
+        })
+    }
+
+    /// Puts a small file in place at once. An upload that was begun otherwise is finished so, and
+    /// one that is done stays as it is.
+    ///
+    /// # Errors
+    /// As [`Self::begin`] and [`Self::commit`].
+    pub(crate) fn put(
+        &self,
+        call: &PutFile,
+        data: &[u8],
+        allow: impl Fn(&str) -> Result<()>,
+    ) -> Result<PutReceipt> {
+        check_target(&call.path)?;
+        allow(&call.path)?;
+        let (size, digest) = (data.len() as u64, call.digest);
+        self.arrivals.locked(call.extract, |slot| {
+            let known = self.load_same(call.extract, &call.path)?;
+            if let Some(upload) = known
+                && let Some(receipt) = self.receipt(call.extract, &upload, &allow)?
+            {
+                return Ok(receipt);
+            }
+            *slot = None;
+            if Digest::of(data) != digest {
+                return Err(damaged(&call.path));
+            }
+            let upload = Upload {
+                path: call.path.clone(),
+                mode: call.mode & 0o777,
+                phase: Phase::Committing { size, digest },
+            };
+            self.make_place(call.extract)?;
+            let path = self.place(call.extract).join(DATA);
+            let write = || {
+                let file = open_data(&path)?;
+                file.set_len(0)?;
+                file.write_all_at(data, 0)?;
+                seal(&file, upload.mode)
+            };
+            write().map_err(|error| fault(&path, &error))?;
+            self.store(call.extract, &upload)?;
+            sync_directory(&self.directory)?;
+            let commit = CommitPut {
+                extract: call.extract,
+                size,
+                digest,
+            };
+            self.finish(&commit, upload, &allow)
         })
     }
 
@@ -214,13 +251,20 @@ impl Puts {
             else {
                 continue;
             };
-            if let Err(error) = self.locked(extract, || self.sweep_one(extract, now)) {
+            let swept = self.arrivals.locked(extract, |slot| {
+                if self.sweep_one(extract, now)? {
+                    *slot = None;
+                }
+                Ok(())
+            });
+            if let Err(error) = swept {
                 tracing::warn!(%extract, %error, "an old upload stays");
             }
         }
     }
 
-    fn sweep_one(&self, extract: ExtractId, now: Time) -> Result<()> {
+    /// Removes an upload if it is old, and says whether it did.
+    fn sweep_one(&self, extract: ExtractId, now: Time) -> Result<bool> {
         let path = self.place(extract);
         let done = match self.load(extract) {
             Ok(upload) => upload.is_some_and(|upload| upload.phase != Phase::Receiving),
@@ -234,55 +278,94 @@ impl Puts {
             .duration_since(std::time::UNIX_EPOCH)
             .unwrap_or_default();
         let age_ms = now.ms_since(Time(milliseconds(since)));
-        if age_ms > if done { RECEIPT_MS_MAX } else { IDLE_MS_MAX } {
+        let is_old = age_ms > if done { RECEIPT_MS_MAX } else { IDLE_MS_MAX };
+        if is_old {
             fs::remove_dir_all(&path).map_err(|error| fault(&path, &error))?;
         }
-        Ok(())
+        Ok(is_old)
     }
 
-    /// Where an upload stands, after finishing a commit that was interrupted.
-    fn progress(
+    /// Where an upload stands, and takes up its arrival if it is not done.
+    fn resume(
         &self,
         extract: ExtractId,
-        mut upload: Upload,
+        upload: Upload,
+        slot: &mut Option<Arrival>,
         allow: &dyn Fn(&str) -> Result<()>,
     ) -> Result<PutProgress> {
-        if let Phase::Committing { size, digest } = upload.phase {
-            self.put_in_place(extract, &upload, allow)?;
-            upload.phase = Phase::Done { size, digest };
-            self.store(extract, &upload)?;
-        }
-        if let Phase::Done { size, digest } = upload.phase {
-            let receipt = PutReceipt {
-                extract,
-                path: upload.path,
-                size,
-                digest,
-            };
-            return Ok(PutProgress {
-                received_bytes: size,
-                receipt: Some(receipt),
-            });
-        }
         let path = self.place(extract).join(DATA);
-        match fs::metadata(&path) {
-            Ok(found) => Ok(PutProgress {
-                received_bytes: found.len(),
+        let Some(receipt) = self.receipt(extract, &upload, allow)? else {
+            if slot.is_none() {
+                let file = open_data(&path);
+                let arrival = file.and_then(|file| Arrival::new(upload.path, file));
+                *slot = Some(arrival.map_err(|error| fault(&path, &error))?);
+            }
+            return Ok(PutProgress {
+                received_bytes: slot.as_ref().map_or(0, Arrival::received_bytes),
                 receipt: None,
-            }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(PutProgress {
-                received_bytes: 0,
-                receipt: None,
-            }),
-            Err(error) => Err(fault(&path, &error)),
-        }
+            });
+        };
+        Ok(PutProgress {
+            received_bytes: receipt.size,
+            receipt: Some(receipt),
+        })
     }
 
-    /// Reads everything back, and makes it durable if it is right.
-    fn check(&self, call: &CommitPut, upload: &Upload) -> Result<()> {
+    /// The receipt of an upload whose commit is decided, after finishing it if that was
+    /// interrupted; `None` while bytes come in.
+    fn receipt(
+        &self,
+        extract: ExtractId,
+        upload: &Upload,
+        allow: &dyn Fn(&str) -> Result<()>,
+    ) -> Result<Option<PutReceipt>> {
+        let (size, digest) = match upload.phase {
+            Phase::Receiving => return Ok(None),
+            Phase::Committing { size, digest } => {
+                self.put_in_place(extract, upload, allow)?;
+                let done = Upload {
+                    phase: Phase::Done { size, digest },
+                    ..upload.clone()
+                };
+                self.store(extract, &done)?;
+                (size, digest)
+            }
+            Phase::Done { size, digest } => (size, digest),
+        };
+        Ok(Some(PutReceipt {
+            extract,
+            path: upload.path.clone(),
+            size,
+            digest,
+        }))
+    }
+
+    /// The receipt of an upload whose commit is decided, which must be for this content.
+    fn finish(
+        &self,
+        call: &CommitPut,
+        upload: Upload,
+        allow: &dyn Fn(&str) -> Result<()>,
+    ) -> Result<PutReceipt> {
+        let receipt = self.receipt(call.extract, &upload, allow)?;
+        let same =
+            |receipt: &PutReceipt| (receipt.size, receipt.digest) == (call.size, call.digest);
+        receipt.filter(same).ok_or_else(|| {
+            let text = format!("upload {} is done with other content", call.extract);
+            Error::new(ErrorCode::Conflict, text)
+        })
+    }
+
+    /// Checks an upload by what was seen of it as it came, or by reading it again, and makes it
+    /// durable if it is right.
+    fn check(&self, call: &CommitPut, upload: &Upload, seen: Option<(u64, Digest)>) -> Result<()> {
         let path = self.place(call.extract).join(DATA);
-        let file = open_data(&path).map_err(|error| fault(&path, &error))?;
-        let (size, digest) = digest_of(&file, call.size).map_err(|error| fault(&path, &error))?;
+        let failed = |error: io::Error| fault(&path, &error);
+        let file = open_data(&path).map_err(failed)?;
+        let (size, digest) = match seen {
+            Some(seen) => seen,
+            None => digest_of(&file, call.size).map_err(failed)?,
+        };
         if size < call.size {
             let text = format!(
                 "only {size} of {} bytes were received; send the rest",
@@ -291,17 +374,10 @@ impl Puts {
             return Err(Error::new(ErrorCode::WrongState, text));
         }
         if size > call.size || digest != call.digest {
-            file.set_len(0).map_err(|error| fault(&path, &error))?;
-            let text = format!(
-                "what was received for '{}' is damaged; send it again",
-                upload.path
-            );
-            return Err(Error::new(ErrorCode::DigestMismatch, text));
+            file.set_len(0).map_err(failed)?;
+            return Err(damaged(&upload.path));
         }
-        fchmod(&file, Mode::from_raw_mode(upload.mode))
-            .map_err(io::Error::from)
-            .and_then(|()| file.sync_all())
-            .map_err(|error| fault(&path, &error))
+        seal(&file, upload.mode).map_err(failed)
     }
 
     /// Gives the checked file its name, durably. It may have it already.
@@ -338,6 +414,21 @@ impl Puts {
         })
     }
 
+    /// The upload if it was begun, which must have been for the same path.
+    fn load_same(&self, extract: ExtractId, path: &str) -> Result<Option<Upload>> {
+        let known = self.load(extract)?;
+        match known.as_ref().filter(|upload| upload.path != path) {
+            None => Ok(known),
+            Some(upload) => {
+                let text = format!(
+                    "upload {extract} was begun for '{}', not for '{path}'; take a new id",
+                    upload.path
+                );
+                Err(Error::new(ErrorCode::Conflict, text))
+            }
+        }
+    }
+
     fn load(&self, extract: ExtractId) -> Result<Option<Upload>> {
         let path = self.place(extract).join(STATE);
         let text = match fs::read(&path) {
@@ -360,20 +451,30 @@ impl Puts {
         self.directory.join(extract.to_string())
     }
 
-    /// Runs `act` while nobody else acts on the same upload.
-    fn locked<T>(&self, extract: ExtractId, act: impl FnOnce() -> Result<T>) -> Result<T> {
-        let table = || self.locks.lock().unwrap_or_else(PoisonError::into_inner);
-        let lock = table().entry(extract).or_default().clone();
-        let guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let result = act();
-        drop(guard);
-        let mut table = table();
-        // The table's and this one: nobody else waits.
-        if Arc::strong_count(&lock) == 2 {
-            table.remove(&extract);
-        }
-        result
+    fn make_place(&self, extract: ExtractId) -> Result<()> {
+        let path = self.place(extract);
+        fs::create_dir_all(&path).map_err(|error| fault(&path, &error))
     }
+}
+
+fn check_target(path: &str) -> Result<()> {
+    check_relative(path)?;
+    if path.is_empty() || path.split('/').next() == Some(OWN) {
+        let text = format!("'{path}' is no place for a file");
+        return Err(Error::new(ErrorCode::BadPath, text));
+    }
+    Ok(())
+}
+
+/// Gives a file its bits and makes it durable.
+fn seal(file: &File, mode: u32) -> io::Result<()> {
+    fchmod(file, Mode::from_raw_mode(mode))?;
+    file.sync_all()
+}
+
+fn damaged(path: &str) -> Error {
+    let text = format!("what was received for '{path}' is damaged; send it again");
+    Error::new(ErrorCode::DigestMismatch, text)
 }
 
 fn open_data(path: &Path) -> io::Result<File> {
@@ -444,7 +545,7 @@ mod tests {
     /// Leaves the upload as a crash would that hit right after the commit was decided.
     fn interrupt(puts: &Puts, commit: &CommitPut) {
         let mut upload = puts.load_known(EXTRACT).expect("load");
-        puts.check(commit, &upload).expect("check");
+        puts.check(commit, &upload, None).expect("check");
         upload.phase = Phase::Committing {
             size: commit.size,
             digest: commit.digest,
@@ -488,6 +589,34 @@ mod tests {
             .expect("receipt");
         assert_eq!(receipt.digest, commit.digest);
         assert_eq!(fs::read(root.path().join("f")).expect("read"), b"later");
+    }
+
+    #[test]
+    fn what_is_hashed_as_it_comes_is_read_again_only_after_a_restart() {
+        let root = tempfile::tempdir().expect("directory");
+        let puts = open(root.path());
+        let commit = receive(&puts, "f", b"content");
+        let seen = |puts: &Puts| {
+            puts.arrivals.locked(EXTRACT, |slot| {
+                Ok(slot
+                    .as_ref()
+                    .map(|arrival| (arrival.received_bytes(), arrival.seen())))
+            })
+        };
+        let all = Some((7, Some((7, commit.digest))));
+        assert_eq!(seen(&puts), Ok(all));
+        puts.write(EXTRACT, 3, b"TENT", |_| Ok(())).expect("write");
+        assert_eq!(seen(&puts), Ok(all), "what is hashed is not replaced");
+        let again = open(root.path());
+        let begin = BeginPut {
+            extract: EXTRACT,
+            path: "f".to_owned(),
+            mode: 0o640,
+        };
+        again.begin(&begin, |_| Ok(())).expect("begin");
+        assert_eq!(seen(&again), Ok(Some((7, None))));
+        again.commit(&commit, |_| Ok(())).expect("commit");
+        assert_eq!(fs::read(root.path().join("f")).expect("read"), b"content");
     }
 
     #[test]

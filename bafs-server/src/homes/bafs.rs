@@ -2,9 +2,10 @@
 
 use bafs_proto::Result;
 use bafs_proto::hash::Digest;
+use bafs_proto::limits::{IO_BYTES_MAX, PUT_AHEAD_BYTES_MAX};
 use bafs_proto::message::{
-    BeginPut, CommitPut, ListSource, PutProgress, PutRange, PutReceipt, ReadSource, SourceData,
-    SourcePage,
+    BeginPut, CommitPut, ListSource, PutFile, PutProgress, PutRange, PutReceipt, ReadSource,
+    SourceData, SourcePage,
 };
 use bafs_proto::net::BoxFuture;
 use bafs_proto::net::pool::Pool;
@@ -59,6 +60,10 @@ impl Home for BafsHome {
         Box::pin(self.pool.call(&self.address, &put.token, call, deadline))
     }
 
+    fn pieces_max(&self) -> usize {
+        (PUT_AHEAD_BYTES_MAX / IO_BYTES_MAX) as usize
+    }
+
     fn write<'a>(
         &'a self,
         put: &'a Put,
@@ -89,5 +94,25 @@ impl Home for BafsHome {
             digest,
         };
         Box::pin(self.pool.call(&self.address, &put.token, call, deadline))
+    }
+
+    fn put<'a>(
+        &'a self,
+        put: &'a Put,
+        data: Bytes,
+        digest: Digest,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<PutReceipt>> {
+        let call = PutFile {
+            extract: put.extract,
+            path: put.path.clone(),
+            mode: put.mode,
+            digest,
+        };
+        let (address, token) = (&self.address, &put.token);
+        let told = self
+            .pool
+            .call_with_body(address, token, call, data, deadline);
+        Box::pin(async move { told.await.map(|(told, _)| told) })
     }
 }

@@ -85,7 +85,13 @@ trait Home: Send + Sync {
     /// Begins an upload or shows where it is. Nothing is visible before the commit.
     fn begin<'a>(&'a self, put: &'a Put, deadline: Deadline) -> BoxFuture<'a, Result<PutProgress>>;
 
-    /// Adds bytes that follow on what was received.
+    /// Pieces of one upload that may be under way at once; only a home that puts them in order
+    /// takes more than one.
+    fn pieces_max(&self) -> usize {
+        1
+    }
+
+    /// Adds bytes that follow on what was received, or on what is under way.
     fn write<'a>(
         &'a self,
         put: &'a Put,
@@ -101,6 +107,33 @@ trait Home: Send + Sync {
         digest: Digest,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<PutReceipt>>;
+
+    /// Puts a small file in place, as the three calls above do.
+    fn put<'a>(
+        &'a self,
+        put: &'a Put,
+        data: Bytes,
+        digest: Digest,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<PutReceipt>> {
+        Box::pin(async move {
+            let progress = self.begin(put, deadline).await?;
+            if let Some(receipt) = progress.receipt {
+                return Ok(receipt);
+            }
+            let received = progress.received_bytes;
+            let start = usize::try_from(received).unwrap_or(usize::MAX);
+            if start > data.len() {
+                let text = format!("home has {received} bytes of a file of {}", data.len());
+                return Err(Error::new(ErrorCode::WrongState, text));
+            }
+            if start < data.len() {
+                self.write(put, received, data.slice(start..), deadline)
+                    .await?;
+            }
+            self.commit(put, digest, deadline).await
+        })
+    }
 }
 
 /// All homes that a node can reach.
@@ -228,6 +261,26 @@ impl Homes {
     ) -> Result<PutReceipt> {
         let home = self.writable(put)?;
         in_time(deadline, home.commit(put, digest, deadline)).await
+    }
+
+    /// Puts a small file in place.
+    ///
+    /// # Errors
+    /// As [`Self::begin`] and [`Self::commit`].
+    pub(crate) async fn put(
+        &self,
+        put: &Put,
+        data: Bytes,
+        digest: Digest,
+        deadline: Deadline,
+    ) -> Result<PutReceipt> {
+        let home = self.writable(put)?;
+        in_time(deadline, home.put(put, data, digest, deadline)).await
+    }
+
+    /// Pieces of an upload that the home at an address takes at once.
+    pub(crate) fn pieces_max(&self, address: &str) -> usize {
+        self.at(address).map_or(1, |home| home.pieces_max())
     }
 
     /// The home of a range that may be read.

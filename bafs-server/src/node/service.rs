@@ -53,6 +53,8 @@ impl Node {
             }
             Request::ListVolumeTree(call) => volume(call.volume, Right::Read),
             Request::ReadVolumeFile(call) => volume(call.volume, Right::Read),
+            Request::ReadVolumeFiles(call) => volume(call.volume, Right::Read),
+            Request::MapVolumeFile(call) => volume(call.volume, Right::Read),
             Request::ReadManifest(call) => volume(call.volume, Right::Read),
             Request::ReadBlocks(call) => match &call.cache {
                 CacheRef::Volume(id) => volume(*id, Right::Read),
@@ -89,7 +91,8 @@ impl Node {
             | Request::ReadSource(_)
             | Request::BeginPut(_)
             | Request::PutRange(_)
-            | Request::CommitPut(_) => Err(unsupported(request)),
+            | Request::CommitPut(_)
+            | Request::PutFile(_) => Err(unsupported(request)),
         }
     }
 
@@ -100,6 +103,8 @@ impl Node {
             | Request::CloseTree(_)
             | Request::ListVolumeTree(_)
             | Request::ReadVolumeFile(_)
+            | Request::ReadVolumeFiles(_)
+            | Request::MapVolumeFile(_)
             | Request::ReadManifest(_)
             | Request::ReadBlocks(_)
             | Request::JoinCache(_)
@@ -194,6 +199,13 @@ impl Node {
             Request::ReadVolumeFile(call) => {
                 let (digests, data) = self.storage.read_file(call).await?;
                 Ok((Reply::ReadVolumeFile(digests), data))
+            }
+            Request::ReadVolumeFiles(call) => {
+                let (digests, data) = self.storage.read_files(call).await?;
+                Ok((Reply::ReadVolumeFiles(digests), data))
+            }
+            Request::MapVolumeFile(call) => {
+                plain(Reply::MapVolumeFile(self.storage.map_file(call).await?))
             }
             Request::ReadManifest(call) => {
                 self.storage.touch(call.volume)?;

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use bafs_proto::message::SourceEntry;
-use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, Timespec, Timestamps};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps};
 
 use crate::source::entry;
 
@@ -61,29 +61,28 @@ impl Beneath {
         Ok(rustix::fs::mkdirat(parent, name, Mode::RWXU)?)
     }
 
-    /// Makes a symbolic link, whatever it points at, with its modification time.
+    /// Makes a symbolic link, whatever it points at, with its modification time. Gives the bytes
+    /// that it takes on disk.
     pub(super) fn create_symlink(
         &self,
         path: &str,
         target: &[u8],
         mtime_ns: i64,
-    ) -> io::Result<()> {
+    ) -> io::Result<u64> {
         let (parent, name) = self.parent(path)?;
         rustix::fs::symlinkat(target, &parent, name)?;
-        let times = timestamps(mtime_ns);
-        Ok(rustix::fs::utimensat(
-            &parent,
-            name,
-            &times,
-            AtFlags::SYMLINK_NOFOLLOW,
-        )?)
+        let (times, itself) = (timestamps(mtime_ns), AtFlags::SYMLINK_NOFOLLOW);
+        rustix::fs::utimensat(&parent, name, &times, itself)?;
+        Ok(bytes(&rustix::fs::statat(&parent, name, itself)?))
     }
 
     /// Sets permission bits and modification time of a directory, the root for the empty path.
-    pub(super) fn finish_directory(&self, path: &str, mode: u32, mtime_ns: i64) -> io::Result<()> {
+    /// Gives the bytes that it takes on disk.
+    pub(super) fn finish_directory(&self, path: &str, mode: u32, mtime_ns: i64) -> io::Result<u64> {
         let directory = self.directory(path)?;
         finish(&directory, mode, mtime_ns)?;
-        Ok(rustix::fs::fsync(&directory)?)
+        rustix::fs::fsync(&directory)?;
+        Ok(bytes(&rustix::fs::fstat(&directory)?))
     }
 
     /// Opens a directory inside, not through symbolic links.
@@ -147,6 +146,10 @@ impl Beneath {
 pub(super) fn finish(file: impl AsFd, mode: u32, mtime_ns: i64) -> io::Result<()> {
     rustix::fs::fchmod(&file, Mode::from_raw_mode(mode & 0o1777))?;
     Ok(rustix::fs::futimens(&file, &timestamps(mtime_ns))?)
+}
+
+fn bytes(stat: &Stat) -> u64 {
+    u64::try_from(stat.st_blocks).unwrap_or(0) * 512
 }
 
 fn timestamps(mtime_ns: i64) -> Timestamps {

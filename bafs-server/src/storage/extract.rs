@@ -7,19 +7,21 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bafs_proto::hash::Hasher;
+use bafs_proto::hash::{Digest, Hasher};
 use bafs_proto::limits::IO_BYTES_MAX;
 use bafs_proto::message::{ExtractFile, PutReceipt, SourceIdentity};
 use bafs_proto::path::check_relative;
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 
 use super::beneath::Beneath;
 use super::identity;
 use crate::homes::{Homes, Put};
 
-/// Bytes of one piece of an upload.
+/// Bytes of one piece of an upload; a smaller file goes with one call.
 const PIECE_BYTES: u64 = IO_BYTES_MAX as u64;
 
 /// Time for one call, in milliseconds: a piece takes 16 s on a home link of 1 MB/s that it shares
@@ -39,14 +41,22 @@ pub(super) struct Upload {
     homes: Arc<Homes>,
     deadline: Deadline,
     file: Arc<File>,
-    put: Put,
+    put: Arc<Put>,
+    pieces: Arc<Semaphore>,
     identity: SourceIdentity,
+    hashed: Hashed,
+}
+
+/// The bytes of a file that were hashed, from its start on.
+#[derive(Default)]
+struct Hashed {
     hasher: Hasher,
-    hashed_bytes: u64,
+    bytes: u64,
 }
 
 impl Upload {
-    /// Opens the file in the tree at `root`. Blocks.
+    /// Opens the file in the tree at `root`, to be sent by pieces, of which all uploads together
+    /// hold as many in memory as `pieces` has permits. Blocks.
     ///
     /// # Errors
     /// `NotFound` naming volume and path, `BadPath` when it is no file of the volume.
@@ -54,6 +64,7 @@ impl Upload {
         root: &Path,
         call: ExtractFile,
         homes: Arc<Homes>,
+        pieces: Arc<Semaphore>,
         deadline: Deadline,
     ) -> Result<Self> {
         check_relative(&call.path)?;
@@ -81,24 +92,24 @@ impl Upload {
             .permissions()
             .mode()
             & 0o777;
-        let (file, hasher) = (Arc::new(file), Hasher::new());
-        let put = Put {
+        let file = Arc::new(file);
+        let put = Arc::new(Put {
             extract: call.extract,
             home: call.home.clone(),
             path: call.target.clone(),
             mode,
             size: identity.size,
             token: call.home_token.clone(),
-        };
+        });
         Ok(Self {
             call,
             homes,
             deadline,
             file,
             put,
+            pieces,
             identity,
-            hasher,
-            hashed_bytes: 0,
+            hashed: Hashed::default(),
         })
     }
 
@@ -133,36 +144,22 @@ impl Upload {
     }
 
     async fn attempt(&mut self) -> Result<PutReceipt> {
-        let (homes, size) = (self.homes.clone(), self.identity.size);
-        let progress = homes.begin(&self.put, self.step()).await?;
+        let size = self.identity.size;
+        if size <= PIECE_BYTES {
+            let room = self.pieces.clone().acquire_owned().await;
+            let _room = room.map_err(|e| fault(&e))?;
+            let data = self.read(0, size).await?;
+            let digest = self.unchanged_digest()?;
+            let put = self.homes.put(&self.put, data, digest, self.step());
+            return self.accept(put.await?);
+        }
+        let progress = self.homes.begin(&self.put, self.step()).await?;
         if let Some(receipt) = progress.receipt {
             return self.accept(receipt);
         }
-        let mut received = progress.received_bytes;
-        if received > size {
-            let text = format!("home has {received} bytes of a file of {size}");
-            return Err(Error::new(ErrorCode::WrongState, text));
-        }
-        let mut at = received.min(self.hashed_bytes);
-        while at < size {
-            let piece = self.read(at, received).await?;
-            let end = at + piece.len() as u64;
-            if end > received {
-                let told = homes.write(&self.put, at, piece, self.step()).await?;
-                if told.received_bytes != end {
-                    let text = format!("home has {} bytes, not {end}", told.received_bytes);
-                    return Err(Error::new(ErrorCode::WrongState, text));
-                }
-                received = end;
-            }
-            at = end;
-        }
-        if self.changed()? {
-            let text = "the file was changed while it was extracted; extract when its writer ended";
-            return Err(Error::new(ErrorCode::WrongState, text));
-        }
-        let digest = self.hasher.digest();
-        let receipt = homes.commit(&self.put, digest, self.step()).await?;
+        self.send_from(progress.received_bytes).await?;
+        let digest = self.unchanged_digest()?;
+        let receipt = self.homes.commit(&self.put, digest, self.step()).await?;
         if receipt.size != size || receipt.digest != digest {
             let text = "home's receipt is for other bytes than were sent";
             return Err(Error::new(ErrorCode::DigestMismatch, text));
@@ -170,29 +167,79 @@ impl Upload {
         self.accept(receipt)
     }
 
-    /// Reads the next piece from `at`, up to what home has if that is ahead, and hashes what was
-    /// not hashed before.
-    async fn read(&mut self, at: u64, received: u64) -> Result<Bytes> {
-        let stop = if received > at {
-            received
-        } else {
-            self.identity.size
-        };
+    /// Sends what home does not have, several pieces under way at once, while the next is read.
+    async fn send_from(&mut self, received: u64) -> Result<()> {
+        let size = self.identity.size;
+        if received > size {
+            let text = format!("home has {received} bytes of a file of {size}");
+            return Err(Error::new(ErrorCode::WrongState, text));
+        }
+        let pieces_max = self.homes.pieces_max(&self.put.home);
+        let mut under_way = JoinSet::new();
+        let mut at = received.min(self.hashed.bytes);
+        while at < size {
+            let room = self.pieces.clone().acquire_owned().await;
+            let room = room.map_err(|e| fault(&e))?;
+            let piece = self
+                .read(at, if at < received { received } else { size })
+                .await?;
+            let (start, length) = (at, piece.len() as u64);
+            at += length;
+            if at <= received {
+                continue;
+            }
+            if under_way.len() >= pieces_max
+                && let Some(done) = under_way.join_next().await
+            {
+                done.map_err(|e| fault(&e))??;
+            }
+            let (homes, put, step) = (self.homes.clone(), self.put.clone(), self.step());
+            under_way.spawn(async move {
+                let _room = room;
+                let told = homes.write(&put, start, piece, step).await?;
+                if told.received_bytes < start + length {
+                    let text = format!("home has only {} bytes", told.received_bytes);
+                    return Err(Error::new(ErrorCode::WrongState, text));
+                }
+                Ok(())
+            });
+        }
+        while let Some(done) = under_way.join_next().await {
+            done.map_err(|e| fault(&e))??;
+        }
+        Ok(())
+    }
+
+    /// Reads the next piece from `at`, but not past `stop`, and hashes what was not hashed before.
+    async fn read(&mut self, at: u64, stop: u64) -> Result<Bytes> {
         let length = usize::try_from((stop - at).min(PIECE_BYTES)).unwrap_or(0);
         let (file, path) = (self.file.clone(), self.call.path.clone());
-        let piece = tokio::task::spawn_blocking(move || {
+        // If it fails, nothing counts as hashed.
+        let mut hashed = std::mem::take(&mut self.hashed);
+        let reading = tokio::task::spawn_blocking(move || {
             let mut piece = vec![0; length];
-            file.read_exact_at(&mut piece, at).map(|()| piece)
-        })
-        .await
-        .map_err(|e| Error::new(ErrorCode::ServerFault, format!("extract: {e}")))?
-        .map_err(|e| Error::new(ErrorCode::ServerFault, format!("read '{path}': {e}")))?;
-        let known = usize::try_from(self.hashed_bytes - at).unwrap_or(usize::MAX);
-        if let Some(fresh) = piece.get(known..) {
-            self.hasher.update(fresh);
-            self.hashed_bytes += fresh.len() as u64;
+            file.read_exact_at(&mut piece, at)?;
+            let known = usize::try_from(hashed.bytes - at).unwrap_or(usize::MAX);
+            if let Some(fresh) = piece.get(known..) {
+                hashed.hasher.update(fresh);
+                hashed.bytes += fresh.len() as u64;
+            }
+            Ok((hashed, Bytes::from(piece)))
+        });
+        let read: std::io::Result<_> = reading.await.map_err(|e| fault(&e))?;
+        let (hashed, piece) =
+            read.map_err(|e| Error::new(ErrorCode::ServerFault, format!("read '{path}': {e}")))?;
+        self.hashed = hashed;
+        Ok(piece)
+    }
+
+    /// The digest of the whole file, if it stayed as it was.
+    fn unchanged_digest(&self) -> Result<Digest> {
+        if self.changed()? {
+            let text = "the file was changed while it was extracted; extract when its writer ended";
+            return Err(Error::new(ErrorCode::WrongState, text));
         }
-        Ok(piece.into())
+        Ok(self.hashed.hasher.digest())
     }
 
     fn accept(&self, receipt: PutReceipt) -> Result<PutReceipt> {
@@ -224,4 +271,8 @@ fn not_found_at_home(error: Error) -> Error {
         ErrorCode::NotFound => Error::new(ErrorCode::WrongState, error.detail),
         _ => error,
     }
+}
+
+fn fault(error: &dyn std::fmt::Display) -> Error {
+    Error::new(ErrorCode::ServerFault, format!("extract: {error}"))
 }

@@ -11,7 +11,7 @@ use bafs_proto::path::check_relative;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use super::extract::Upload;
 use super::table::{Change, ReceiptRecord};
@@ -19,6 +19,9 @@ use super::{Storage, blocking};
 
 /// Most extractions at once; home is the bottleneck long before.
 const EXTRACTS_MAX: usize = 256;
+
+/// Most pieces of 1 MiB that all of them hold in memory.
+const PIECES_MAX: usize = 48;
 
 /// Pause before an extraction that ran out of another caller's time is started again.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -33,8 +36,20 @@ enum Joined {
 }
 
 /// Extractions under way.
-#[derive(Debug, Default)]
-pub(super) struct Extracts(Mutex<BTreeMap<ExtractId, (ExtractFile, Answer)>>);
+#[derive(Debug)]
+pub(super) struct Extracts {
+    list: Mutex<BTreeMap<ExtractId, (ExtractFile, Answer)>>,
+    pieces: Arc<Semaphore>,
+}
+
+impl Default for Extracts {
+    fn default() -> Self {
+        Self {
+            list: Mutex::default(),
+            pieces: Arc::new(Semaphore::new(PIECES_MAX)),
+        }
+    }
+}
 
 impl Storage {
     /// Sends a file home, once however often it is asked for, and answers with the receipt.
@@ -72,7 +87,7 @@ impl Storage {
         let extract = call.extract;
         let mut under_way = self
             .extracts
-            .0
+            .list
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if let Some((other, answer)) = under_way.get(&extract) {
@@ -115,8 +130,9 @@ impl Storage {
         }
         let root = self.scratch(call.volume)?;
         let (homes, asked, volume) = (self.homes.clone(), call.clone(), call.volume);
+        let pieces = self.extracts.pieces.clone();
         let sending = async move {
-            blocking(move || Upload::open(&root, asked, homes, deadline))
+            blocking(move || Upload::open(&root, asked, homes, pieces, deadline))
                 .await?
                 .run()
                 .await
@@ -151,7 +167,7 @@ struct Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let list = &self.storage.extracts.0;
+        let list = &self.storage.extracts.list;
         list.lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(&self.extract);

@@ -3,68 +3,71 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-use bafs_proto::hash::Digest;
-use bafs_proto::ids::VolumeId;
-use bafs_proto::limits::IO_BYTES_MAX;
-use bafs_proto::message::{
-    ListSource, ListVolumeTree, ReadSource, ReadVolumeFile, SourceEntry, SourceKind, SourcePage,
-};
+use bafs_proto::limits::{BODY_BYTES_MAX, PAGE_ENTRIES_MAX};
+use bafs_proto::message::{SourceEntry, SourceKind};
 use bafs_proto::path::check_relative;
-use bafs_proto::time::Deadline;
-use bafs_proto::token::Token;
-use bafs_proto::volume::Source;
 use bafs_proto::{Error, ErrorCode, Result};
-use bytes::Bytes;
+use bafs_tree::ROOT_FREE_BYTES;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinError, JoinSet};
 
 use super::beneath::{self, Beneath};
-use super::listing::PIECE_BYTES;
-use crate::counters::Counters;
-use crate::homes::Homes;
+use super::origin::{Origin, RANGE_BYTES};
 use crate::logic::space::Amount;
-
-/// Bytes of one range: as much as one read of a file operation.
-const RANGE_BYTES: u32 = IO_BYTES_MAX;
+use crate::source::{PAGE_BYTES_MAX, entry_bytes};
 
 /// Ranges under way at once: fills a link of 1 Gbit/s at 60 ms.
 const RANGES_MAX: usize = 8;
 
-/// Files under way at once, so that small files overlap too.
+/// Files or packs of files under way at once, so that small files overlap too.
 const FILES_MAX: usize = 8;
 
-/// Time for one page or one range, repetitions included, in milliseconds: a range takes 8 s on a
-/// home link of 1 MB/s that it shares with seven others, and home may restart meanwhile.
-const CALL_MS: u64 = 120_000;
-
-/// A range that arrives damaged is asked for so many times.
-const DAMAGED_MAX: u32 = 3;
+/// Zeros in a row are left as a hole if they are as long as a block of a file system and where one
+/// is: then a copy takes no more than what it was copied from.
+const HOLE_BYTES: usize = 4096;
 
 /// So many files are made durable one by one; if there are more, the whole file system is, which
 /// costs the dirty data of others too but is one call.
 const SYNC_EACH_MAX: u64 = 64;
 
 /// What fills a volume, and how much it may hold.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Fill {
-    pub(super) homes: Arc<Homes>,
-    pub(super) token: Token,
-    pub(super) source: Source,
+    pub(super) origin: Origin,
     pub(super) limit: Amount,
-    pub(super) counters: Counters,
+}
+
+/// What a volume takes while it is filled: blocks on disk, as its tree counts them later.
+#[derive(Debug)]
+struct Taken {
+    limit: Amount,
+    bytes: AtomicU64,
+    files: AtomicU64,
 }
 
 /// Where a fill is.
 struct Progress {
     root: Arc<Beneath>,
-    used: Amount,
+    /// Bytes that the source says its files have.
+    declared: u64,
     directories: Vec<SourceEntry>,
+    pack: Pack,
     files: JoinSet<Result<()>>,
     made: u64,
+}
+
+/// Small files that are read with one call.
+#[derive(Debug, Default)]
+struct Pack {
+    files: Vec<(String, SourceEntry)>,
+    bytes: u64,
+    head_bytes: usize,
 }
 
 /// A file that is being copied.
@@ -83,6 +86,60 @@ enum Sync {
     WithAll,
 }
 
+impl Taken {
+    /// One more file.
+    fn file(&self) -> Result<()> {
+        if self.files.fetch_add(1, SeqCst) < self.limit.files {
+            return Ok(());
+        }
+        let text = format!(
+            "the source has more files than the volume may hold ({}); give it more",
+            self.limit.files
+        );
+        Err(Error::new(ErrorCode::NoSpaceFiles, text))
+    }
+
+    /// So many bytes more, because of `path`.
+    fn add(&self, bytes: u64, path: &str) -> Result<()> {
+        let sum = self.bytes.fetch_add(bytes, SeqCst).saturating_add(bytes);
+        self.fits(sum, path)
+    }
+
+    /// Puts what a file takes in place of what was taken for it beforehand.
+    fn settle(&self, beforehand: u64, bytes: u64, path: &str) -> Result<()> {
+        self.add(bytes.saturating_sub(beforehand), path)?;
+        let less = beforehand.saturating_sub(bytes);
+        self.bytes.fetch_sub(less, SeqCst);
+        Ok(())
+    }
+
+    fn fits(&self, bytes: u64, path: &str) -> Result<()> {
+        if bytes <= self.limit.bytes {
+            return Ok(());
+        }
+        let text = format!(
+            "the source takes more bytes than the volume may hold ({}; '{path}' makes {bytes}; a \
+             file takes whole blocks of the disk); give it more",
+            self.limit.bytes
+        );
+        Err(Error::new(ErrorCode::NoSpaceBytes, text))
+    }
+}
+
+impl Pack {
+    fn takes(&self, entry: &SourceEntry) -> bool {
+        self.files.len() < PAGE_ENTRIES_MAX
+            && self.bytes + entry.identity.size <= u64::from(BODY_BYTES_MAX)
+            && self.head_bytes + entry_bytes(entry) <= PAGE_BYTES_MAX
+    }
+
+    fn add(&mut self, path: String, entry: SourceEntry) {
+        self.bytes += entry.identity.size;
+        self.head_bytes += entry_bytes(&entry);
+        self.files.push((path, entry));
+    }
+}
+
 impl Fill {
     /// Fills the empty directory `tree`; when this returns, its content is durable. Dropping the
     /// future stops the work.
@@ -92,21 +149,30 @@ impl Fill {
     /// answered; `DigestMismatch`; `ServerFault` when the disk refuses.
     pub(super) async fn run(self, tree: &Path) -> Result<()> {
         let root = Arc::new(Beneath::open(tree).map_err(|e| disk("tree", &e))?);
-        let this = Arc::new(self);
-        let ranges = Arc::new(Semaphore::new(RANGES_MAX));
+        let filling = Arc::new(Filling {
+            taken: Taken {
+                limit: self.limit,
+                bytes: AtomicU64::new(0),
+                files: AtomicU64::new(0),
+            },
+            origin: self.origin,
+            ranges: Arc::new(Semaphore::new(RANGES_MAX)),
+        });
         let mut progress = Progress {
             root,
-            used: Amount::default(),
+            declared: 0,
             directories: Vec::new(),
+            pack: Pack::default(),
             files: JoinSet::new(),
             made: 0,
         };
         let mut after = None;
         loop {
-            let page = this.list(after).await?;
+            let page = filling.origin.list(after).await?;
             for entry in &page.entries {
-                this.take(entry, &ranges, &mut progress).await?;
+                filling.take(entry, &mut progress).await?;
             }
+            filling.send_pack(&mut progress).await?;
             if !page.more {
                 break;
             }
@@ -119,28 +185,27 @@ impl Fill {
         while let Some(done) = progress.files.join_next().await {
             joined(done)?;
         }
-        let Progress {
-            root,
-            directories,
-            made,
-            ..
-        } = progress;
-        blocking(move || finish_all(&root, &directories, made)).await
+        blocking(move || finish_all(&progress, &filling.taken)).await
     }
+}
 
+/// A fill under way.
+#[derive(Debug)]
+struct Filling {
+    origin: Origin,
+    taken: Taken,
+    ranges: Arc<Semaphore>,
+}
+
+impl Filling {
     /// Makes one entry, or has it made.
-    async fn take(
-        self: &Arc<Self>,
-        entry: &SourceEntry,
-        ranges: &Arc<Semaphore>,
-        progress: &mut Progress,
-    ) -> Result<()> {
+    async fn take(self: &Arc<Self>, entry: &SourceEntry, progress: &mut Progress) -> Result<()> {
         check_relative(&entry.path)?;
         let is_root = entry.path.is_empty() && entry.kind == SourceKind::Directory;
         if !is_root {
-            self.reserve(entry, &mut progress.used)?;
+            self.taken.file()?;
         }
-        let path = self.target(entry)?;
+        let path = self.origin.target(entry)?;
         let root = progress.root.clone();
         match &entry.kind {
             SourceKind::Directory => {
@@ -152,30 +217,33 @@ impl Fill {
             }
             SourceKind::Symlink(target) => {
                 let (target, mtime_ns) = (target.clone(), entry.identity.mtime_ns);
+                let this = self.clone();
                 blocking(move || {
-                    root.create_symlink(&path, &target, mtime_ns)
-                        .map_err(|e| disk(&path, &e))
+                    let made = root.create_symlink(&path, &target, mtime_ns);
+                    let bytes = made.map_err(|e| disk(&path, &e))?;
+                    this.taken.add(bytes, &path)
                 })
                 .await
             }
             SourceKind::File => {
-                if progress.files.len() >= FILES_MAX
-                    && let Some(done) = progress.files.join_next().await
-                {
-                    joined(done)?;
+                // Of files at home nobody says how much of them is holes.
+                if self.origin.is_home() {
+                    progress.declared = progress.declared.saturating_add(entry.identity.size);
+                    self.taken.fits(progress.declared, &entry.path)?;
                 }
-                progress.made += 1;
-                let sync = if progress.made <= SYNC_EACH_MAX {
-                    Sync::Now
-                } else {
-                    Sync::WithAll
-                };
-                let (entry, ranges) = (Arc::new(entry.clone()), ranges.clone());
+                if self.origin.packs() && entry.identity.size <= u64::from(RANGE_BYTES) {
+                    if !progress.pack.takes(entry) {
+                        self.send_pack(progress).await?;
+                    }
+                    progress.pack.add(path, entry.clone());
+                    return Ok(());
+                }
+                let sync = progress.turn(1).await?;
                 let copy = Copy {
                     root,
                     path,
-                    entry,
-                    ranges,
+                    entry: Arc::new(entry.clone()),
+                    ranges: self.ranges.clone(),
                     sync,
                 };
                 progress.files.spawn(self.clone().copy_file(copy));
@@ -184,41 +252,37 @@ impl Fill {
         }
     }
 
-    fn reserve(&self, entry: &SourceEntry, used: &mut Amount) -> Result<()> {
-        used.files += 1;
-        used.bytes = used.bytes.saturating_add(entry.identity.size);
-        if used.files > self.limit.files {
-            let text = format!(
-                "the source has more files than the volume may hold ({}); give it more",
-                self.limit.files
-            );
-            return Err(Error::new(ErrorCode::NoSpaceFiles, text));
+    /// Has the small files that were collected read and made.
+    async fn send_pack(self: &Arc<Self>, progress: &mut Progress) -> Result<()> {
+        let pack = std::mem::take(&mut progress.pack);
+        if pack.files.is_empty() {
+            return Ok(());
         }
-        if used.bytes > self.limit.bytes {
-            let text = format!(
-                "the source has more bytes than the volume may hold ({}; '{}' makes {}); \
-                 give it more",
-                self.limit.bytes, entry.path, used.bytes
-            );
-            return Err(Error::new(ErrorCode::NoSpaceBytes, text));
-        }
+        let sync = progress.turn(pack.files.len() as u64).await?;
+        let (this, root) = (self.clone(), progress.root.clone());
+        progress.files.spawn(async move {
+            let data = this.origin.read_files(&pack.files).await?;
+            blocking(move || this.make_files(&root, &pack.files, &data, sync)).await
+        });
         Ok(())
     }
 
-    /// Where an entry goes: a source that is one file comes under its own name.
-    fn target(&self, entry: &SourceEntry) -> Result<String> {
-        if !entry.path.is_empty() || entry.kind == SourceKind::Directory {
-            return Ok(entry.path.clone());
+    /// Makes small files from their data, which follow each other.
+    fn make_files(
+        &self,
+        root: &Beneath,
+        files: &[(String, SourceEntry)],
+        mut data: &[u8],
+        sync: Sync,
+    ) -> Result<()> {
+        for (path, entry) in files {
+            let (own, rest) = data.split_at(usize::try_from(entry.identity.size).unwrap_or(0));
+            data = rest;
+            let file = create(root, path, entry)?;
+            let beforehand = self.write_range(&file, 0, own, path)?;
+            self.finish_file(&file, path, entry, beforehand, sync)?;
         }
-        match &self.source {
-            Source::Home { path, .. } if !path.is_empty() => {
-                Ok(path.rsplit('/').next().unwrap_or(path).to_owned())
-            }
-            _ => Err(Error::new(
-                ErrorCode::BadPath,
-                "the root of the source is no directory",
-            )),
-        }
+        Ok(())
     }
 
     async fn copy_file(self: Arc<Self>, copy: Copy) -> Result<()> {
@@ -229,182 +293,134 @@ impl Fill {
             ranges,
             sync,
         } = copy;
-        let (size, shown) = (entry.identity.size, path.clone());
-        let file = blocking(move || {
-            let file = root.create_file(&path).map_err(|e| disk(&path, &e))?;
-            file.set_len(size).map_err(|e| disk(&path, &e))?;
-            Ok(Arc::new(file))
-        })
-        .await?;
-        let mut under_way = JoinSet::new();
-        let mut offset = 0;
-        while offset < size {
-            let stopped = |_| Error::new(ErrorCode::ServerFault, "the fill was stopped");
-            let permit = ranges.clone().acquire_owned().await.map_err(stopped)?;
-            while let Some(done) = under_way.try_join_next() {
-                joined(done)?;
+        let (made, shown) = (entry.clone(), path.clone());
+        let file = blocking(move || create(&root, &path, &made).map(Arc::new)).await?;
+        let (mut under_way, mut beforehand) = (JoinSet::new(), 0);
+        let mut next = Some(0);
+        while let Some(from) = next {
+            let map = self.origin.map(&entry, from).await?;
+            for range in map.ranges.iter().flat_map(|data| data.split(RANGE_BYTES)) {
+                let stopped = |_| Error::new(ErrorCode::ServerFault, "the fill was stopped");
+                let permit = ranges.clone().acquire_owned().await.map_err(stopped)?;
+                while let Some(done) = under_way.try_join_next() {
+                    beforehand += joined(done)?;
+                }
+                let (this, entry, file) = (self.clone(), entry.clone(), file.clone());
+                under_way.spawn(async move {
+                    let _permit = permit;
+                    let data = this.origin.read(&entry, range).await?;
+                    let write = move || this.write_range(&file, range.offset, &data, &entry.path);
+                    blocking(write).await
+                });
             }
-            let (this, entry, file) = (self.clone(), entry.clone(), file.clone());
-            under_way.spawn(async move {
-                let _permit = permit;
-                let data = this.read(&entry, offset).await?;
-                blocking(move || {
-                    write_range(&file, offset, &data).map_err(|e| disk(&entry.path, &e))
-                })
-                .await
-            });
-            offset += u64::from(RANGE_BYTES);
+            next = map.next;
         }
         while let Some(done) = under_way.join_next().await {
+            beforehand += joined(done)?;
+        }
+        blocking(move || self.finish_file(&file, &shown, &entry, beforehand, sync)).await
+    }
+
+    /// Writes a range, but leaves zeros as the holes they are. Gives the bytes that were taken for
+    /// it, before anything was written.
+    fn write_range(&self, file: &File, offset: u64, data: &[u8], path: &str) -> Result<u64> {
+        let runs = data_runs(data);
+        let blocks = runs
+            .iter()
+            .map(|run| run.len().next_multiple_of(HOLE_BYTES));
+        let bytes = blocks.sum::<usize>() as u64;
+        self.taken.add(bytes, path)?;
+        for run in runs {
+            let at = offset + run.start as u64;
+            let written = file.write_all_at(&data[run], at);
+            written.map_err(|e| disk(path, &e))?;
+        }
+        Ok(bytes)
+    }
+
+    /// Gives a file its bits and time, and counts what it takes.
+    fn finish_file(
+        &self,
+        file: &File,
+        path: &str,
+        entry: &SourceEntry,
+        beforehand: u64,
+        sync: Sync,
+    ) -> Result<()> {
+        let finish = || {
+            beneath::finish(file, entry.mode, entry.identity.mtime_ns)?;
+            if sync == Sync::Now {
+                file.sync_all()?;
+            }
+            Ok(file.metadata()?.blocks() * 512)
+        };
+        let bytes = finish().map_err(|e: io::Error| disk(path, &e))?;
+        self.taken.settle(beforehand, bytes, path)?;
+        self.origin.counted(entry.identity.size);
+        Ok(())
+    }
+}
+
+impl Progress {
+    /// Waits until one more file or pack may be under way, and says how its files are made durable.
+    async fn turn(&mut self, files: u64) -> Result<Sync> {
+        if self.files.len() >= FILES_MAX
+            && let Some(done) = self.files.join_next().await
+        {
             joined(done)?;
         }
-        self.counters.add("fill.files", 1);
-        self.counters.add("fill.bytes", size);
-        blocking(move || {
-            beneath::finish(&*file, entry.mode, entry.identity.mtime_ns)
-                .and_then(|()| {
-                    if sync == Sync::Now {
-                        file.sync_all()
-                    } else {
-                        Ok(())
-                    }
-                })
-                .map_err(|e| disk(&shown, &e))
+        self.made += files;
+        Ok(if self.made <= SYNC_EACH_MAX {
+            Sync::Now
+        } else {
+            Sync::WithAll
         })
-        .await
-    }
-
-    async fn list(&self, after: Option<String>) -> Result<SourcePage> {
-        let deadline = Deadline::after_ms(CALL_MS);
-        let (homes, token) = (&self.homes, &self.token);
-        match &self.source {
-            Source::Home { address, path } => {
-                let call = ListSource {
-                    path: path.clone(),
-                    after,
-                };
-                let page = homes.list(address, token, call, deadline).await;
-                page.map_err(|e| e.context(format!("'{path}' of home {address}")))
-            }
-            Source::Volume { address, volume } => {
-                let call = ListVolumeTree {
-                    volume: *volume,
-                    after,
-                };
-                let body = Bytes::new();
-                let page = homes
-                    .pool()
-                    .call_until(address, token, call, body, deadline);
-                let page = page.await.map(|(page, _)| page);
-                page.map_err(|e| e.context(of_volume(*volume, address)))
-            }
-        }
-    }
-
-    /// The range of a file that starts at `offset`, checked.
-    async fn read(&self, entry: &SourceEntry, offset: u64) -> Result<Bytes> {
-        let left = entry.identity.size - offset;
-        let length = u32::try_from(left).unwrap_or(u32::MAX).min(RANGE_BYTES);
-        let mut damaged = 0;
-        loop {
-            let (digests, data) = self.fetch(entry, offset, length).await?;
-            let found: Vec<Digest> = data.chunks(PIECE_BYTES as usize).map(Digest::of).collect();
-            if data.len() == length as usize && found == digests {
-                return Ok(data);
-            }
-            damaged += 1;
-            self.counters.add("fill.damaged", 1);
-            if damaged == DAMAGED_MAX {
-                let text = format!(
-                    "'{}' arrived damaged {DAMAGED_MAX} times at byte {offset}; check the disk \
-                     and memory of the source",
-                    entry.path
-                );
-                return Err(Error::new(ErrorCode::DigestMismatch, text));
-            }
-        }
-    }
-
-    async fn fetch(
-        &self,
-        entry: &SourceEntry,
-        offset: u64,
-        length: u32,
-    ) -> Result<(Vec<Digest>, Bytes)> {
-        let deadline = Deadline::after_ms(CALL_MS);
-        let (homes, token, identity) = (&self.homes, &self.token, entry.identity);
-        let result = match &self.source {
-            Source::Home {
-                address,
-                path: base,
-            } => {
-                let path = match (base.as_str(), entry.path.as_str()) {
-                    (base, "") => base.to_owned(),
-                    ("", path) => path.to_owned(),
-                    (base, path) => format!("{base}/{path}"),
-                };
-                let block_bytes = PIECE_BYTES;
-                let call = ReadSource {
-                    path,
-                    identity,
-                    offset,
-                    length,
-                    block_bytes,
-                };
-                let data = homes.read_until(address, token, call, deadline).await;
-                data.map_err(|e| e.context(format!("home {address}")))
-            }
-            Source::Volume { address, volume } => {
-                let (volume, path) = (*volume, entry.path.clone());
-                let call = ReadVolumeFile {
-                    volume,
-                    path,
-                    identity,
-                    offset,
-                    length,
-                };
-                let body = Bytes::new();
-                let data = homes
-                    .pool()
-                    .call_until(address, token, call, body, deadline);
-                data.await
-                    .map_err(|e| e.context(of_volume(volume, address)))
-            }
-        };
-        result.map(|(data, body)| (data.digests, body))
     }
 }
 
-fn of_volume(volume: VolumeId, address: &str) -> String {
-    format!("volume {volume} of {address}")
+/// Makes an empty file of the right size.
+fn create(root: &Beneath, path: &str, entry: &SourceEntry) -> Result<File> {
+    let create = || {
+        let file = root.create_file(path)?;
+        file.set_len(entry.identity.size)?;
+        Ok(file)
+    };
+    create().map_err(|e: io::Error| disk(path, &e))
 }
 
-/// Writes a range, but leaves pieces of zeros as the holes they are.
-fn write_range(file: &File, offset: u64, data: &[u8]) -> io::Result<()> {
-    let mut at = offset;
-    for piece in data.chunks(PIECE_BYTES as usize) {
-        if piece.iter().any(|&byte| byte != 0) {
-            file.write_all_at(piece, at)?;
+/// Where there is more than zeros.
+fn data_runs(data: &[u8]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for (number, piece) in data.chunks(HOLE_BYTES).enumerate() {
+        if piece.iter().all(|&byte| byte == 0) {
+            continue;
         }
-        at += piece.len() as u64;
+        let start = number * HOLE_BYTES;
+        let end = start + piece.len();
+        match runs.last_mut() {
+            Some(run) if run.end == start => run.end = end,
+            _ => runs.push(start..end),
+        }
     }
-    Ok(())
+    runs
 }
 
 /// Directories get their times and bits last, inside out: filling them changes both.
-fn finish_all(root: &Beneath, directories: &[SourceEntry], files: u64) -> Result<()> {
-    for entry in directories.iter().rev() {
+fn finish_all(progress: &Progress, taken: &Taken) -> Result<()> {
+    let root = &progress.root;
+    for entry in progress.directories.iter().rev() {
         // The root stays ours to write, whatever it was at the source.
-        let mode = if entry.path.is_empty() {
-            entry.mode | 0o700
+        let (mode, free_bytes) = if entry.path.is_empty() {
+            (entry.mode | 0o700, ROOT_FREE_BYTES)
         } else {
-            entry.mode
+            (entry.mode, 0)
         };
-        root.finish_directory(&entry.path, mode, entry.identity.mtime_ns)
-            .map_err(|e| disk(&entry.path, &e))?;
+        let finished = root.finish_directory(&entry.path, mode, entry.identity.mtime_ns);
+        let bytes = finished.map_err(|e| disk(&entry.path, &e))?;
+        taken.add(bytes.saturating_sub(free_bytes), &entry.path)?;
     }
     let top = root.directory("").map_err(|e| disk("tree", &e))?;
-    let synced = if files > SYNC_EACH_MAX {
+    let synced = if progress.made > SYNC_EACH_MAX {
         rustix::fs::syncfs(&top)
     } else {
         rustix::fs::fsync(&top)

@@ -13,6 +13,7 @@ use bafs_proto::volume::{Source, VolumeKind, VolumeSpec, VolumeState, VolumeStat
 use bafs_proto::{Error, ErrorCode, Result};
 
 use super::fill::Fill;
+use super::origin::Origin;
 use super::table::{Change, VolumeRecord};
 use super::{Storage, blocking, lost};
 use crate::clock;
@@ -196,14 +197,16 @@ impl Storage {
             VolumeKind::Scratch { fill: None } => Ok(None),
             VolumeKind::Scratch { fill: Some(source) } => {
                 let fill = Fill {
-                    homes: self.homes.clone(),
-                    token,
-                    source: source.clone(),
+                    origin: Origin {
+                        homes: self.homes.clone(),
+                        token,
+                        source: source.clone(),
+                        counters: self.counters.clone(),
+                    },
                     limit: Amount {
                         bytes: spec.size_bytes,
                         files: spec.size_files,
                     },
-                    counters: self.counters.clone(),
                 };
                 fill.run(&self.store.tree_in_making(spec.id))
                     .await

@@ -1,15 +1,20 @@
 //! A volume as a source for replicas: its tree in path order, page by page, and ranges of its
-//! files with digests. Reads only; follows no symbolic link out of the volume.
+//! files with digests, or small files whole. Reads only; follows no symbolic link out of it.
 
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use bafs_proto::hash::Digest;
+use bafs_proto::ids::VolumeId;
 use bafs_proto::limits::{BLOCK_BYTES_DEFAULT, BODY_BYTES_MAX, PAGE_ENTRIES_MAX, PATH_BYTES_MAX};
-use bafs_proto::message::{ReadVolumeFile, SourceData, SourceKind, SourcePage};
+use bafs_proto::message::{SourceData, SourceIdentity, SourceKind, SourcePage};
 use bafs_proto::path::check_relative;
+use bafs_proto::replica::{DataRange, FileMap, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles};
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
 
 use super::beneath::Beneath;
 use super::identity;
@@ -102,36 +107,127 @@ fn descend(beneath: &Beneath, path: &str, after: &str, levels: &mut Vec<Level>) 
 
 /// A range of a file of the tree at `root`. Blocks.
 pub(super) fn read(root: &Path, call: &ReadVolumeFile) -> Result<(SourceData, Bytes)> {
-    check_relative(&call.path)?;
     if call.length > BODY_BYTES_MAX {
         let text = format!("{} bytes are more than one reply carries", call.length);
         return Err(Error::new(ErrorCode::Malformed, text));
     }
-    let what = |e: &std::io::Error| match e.kind() {
-        std::io::ErrorKind::NotFound => {
-            let text = format!("volume {} has no file '{}'", call.volume, call.path);
-            Error::new(ErrorCode::NotFound, text)
-        }
-        _ => fault(&call.path, e),
-    };
     let beneath = Beneath::open(root).map_err(|e| fault("the volume's root", &e))?;
-    let file = beneath.open_file(&call.path).map_err(|e| what(&e))?;
-    let unchanged = || -> Result<()> {
-        if identity(&file).map_err(|e| what(&e))? == call.identity {
-            return Ok(());
-        }
-        let text = format!("'{}' of volume {} has changed", call.path, call.volume);
-        Err(Error::new(ErrorCode::SourceChanged, text))
-    };
-    unchanged()?;
+    let known = Known::open(&beneath, call.volume, &call.path, call.identity)?;
     let left = call.identity.size.saturating_sub(call.offset);
     let length = left.min(u64::from(call.length));
     let mut data = vec![0; usize::try_from(length).unwrap_or(0)];
-    file.read_exact_at(&mut data, call.offset)
-        .map_err(|e| what(&e))?;
-    unchanged()?;
+    known.read(&mut data, call.offset)?;
     let digests = data.chunks(PIECE_BYTES as usize).map(Digest::of).collect();
     Ok((SourceData { digests }, data.into()))
+}
+
+/// Small files of the tree at `root`, whole, one after the other. Blocks.
+pub(super) fn read_files(root: &Path, call: &ReadVolumeFiles) -> Result<(SourceData, Bytes)> {
+    let sizes = call.files.iter().map(|file| file.identity.size);
+    let length = sizes.fold(0, u64::saturating_add);
+    if length > u64::from(BODY_BYTES_MAX) || call.files.len() > PAGE_ENTRIES_MAX {
+        let text = format!(
+            "{length} bytes of {} files are more than one reply carries",
+            call.files.len()
+        );
+        return Err(Error::new(ErrorCode::Malformed, text));
+    }
+    let beneath = Beneath::open(root).map_err(|e| fault("the volume's root", &e))?;
+    let mut data = vec![0; usize::try_from(length).unwrap_or(0)];
+    let (mut rest, mut digests) = (data.as_mut_slice(), Vec::with_capacity(call.files.len()));
+    for file in &call.files {
+        let size = usize::try_from(file.identity.size).unwrap_or(0);
+        let (own, after) = std::mem::take(&mut rest).split_at_mut(size);
+        Known::open(&beneath, call.volume, &file.path, file.identity)?.read(own, 0)?;
+        digests.extend(own.chunks(PIECE_BYTES as usize).map(Digest::of));
+        rest = after;
+    }
+    Ok((SourceData { digests }, data.into()))
+}
+
+/// Where a file of the tree at `root` has data. Blocks.
+pub(super) fn map(root: &Path, call: &MapVolumeFile) -> Result<FileMap> {
+    let size = call.file.identity.size;
+    let beneath = Beneath::open(root).map_err(|e| fault("the volume's root", &e))?;
+    let known = Known::open(&beneath, call.volume, &call.file.path, call.file.identity)?;
+    let (mut ranges, mut at) = (Vec::new(), call.from);
+    while at < size && ranges.len() < PAGE_ENTRIES_MAX {
+        let Some(start) = known.seek(SeekFrom::Data(at))? else {
+            at = size;
+            break;
+        };
+        // There is always a hole at the end, which may have moved.
+        let end = known.seek(SeekFrom::Hole(start))?.unwrap_or(size).min(size);
+        at = end.max(at + 1);
+        if start < end {
+            ranges.push(DataRange {
+                offset: start,
+                length: end - start,
+            });
+        }
+    }
+    known.is_unchanged()?;
+    let next = (at < size).then_some(at);
+    Ok(FileMap { ranges, next })
+}
+
+/// A file that must be what a listing showed.
+struct Known<'a> {
+    file: File,
+    volume: VolumeId,
+    path: &'a str,
+    identity: SourceIdentity,
+}
+
+impl<'a> Known<'a> {
+    fn open(
+        beneath: &Beneath,
+        volume: VolumeId,
+        path: &'a str,
+        expected: SourceIdentity,
+    ) -> Result<Self> {
+        check_relative(path)?;
+        let file = beneath.open_file(path).map_err(|e| match e.kind() {
+            std::io::ErrorKind::NotFound => {
+                let text = format!("volume {volume} has no file '{path}'");
+                Error::new(ErrorCode::NotFound, text)
+            }
+            _ => fault(path, &e),
+        })?;
+        let known = Self {
+            file,
+            volume,
+            path,
+            identity: expected,
+        };
+        known.is_unchanged()?;
+        Ok(known)
+    }
+
+    fn is_unchanged(&self) -> Result<()> {
+        let now = identity(&self.file).map_err(|e| fault(self.path, &e))?;
+        if now == self.identity {
+            return Ok(());
+        }
+        let text = format!("'{}' of volume {} has changed", self.path, self.volume);
+        Err(Error::new(ErrorCode::SourceChanged, text))
+    }
+
+    /// Reads so much that is of the file as it was shown.
+    fn read(&self, data: &mut [u8], offset: u64) -> Result<()> {
+        let read = self.file.read_exact_at(data, offset);
+        read.map_err(|e| fault(self.path, &e))?;
+        self.is_unchanged()
+    }
+
+    /// The next data or hole; `None` when there is none any more.
+    fn seek(&self, to: SeekFrom) -> Result<Option<u64>> {
+        match seek(&self.file, to) {
+            Ok(at) => Ok(Some(at)),
+            Err(Errno::NXIO) => Ok(None),
+            Err(e) => Err(fault(self.path, &e.into())),
+        }
+    }
 }
 
 fn join(parent: &str, name: &str) -> String {
@@ -145,9 +241,7 @@ fn join(parent: &str, name: &str) -> String {
 fn fault(what: &str, error: &std::io::Error) -> Error {
     let code = match error.kind() {
         std::io::ErrorKind::InvalidInput | std::io::ErrorKind::InvalidData => ErrorCode::BadPath,
-        _ if error.raw_os_error() == Some(rustix::io::Errno::XDEV.raw_os_error()) => {
-            ErrorCode::BadPath
-        }
+        _ if error.raw_os_error() == Some(Errno::XDEV.raw_os_error()) => ErrorCode::BadPath,
         _ => ErrorCode::ServerFault,
     };
     Error::new(code, format!("{what}: {error}"))
@@ -156,7 +250,6 @@ fn fault(what: &str, error: &std::io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bafs_proto::ids::VolumeId;
     use std::fs;
 
     fn tree() -> tempfile::TempDir {
@@ -217,7 +310,7 @@ mod tests {
         let root = tree();
         let content: Vec<u8> = (0..200_000u32).map(|i| (i % 251) as u8).collect();
         fs::write(root.path().join("big"), &content).expect("write");
-        let file = fs::File::open(root.path().join("big")).expect("open");
+        let file = File::open(root.path().join("big")).expect("open");
         let identity = identity(&file).expect("identity");
         let call = |offset, length| ReadVolumeFile {
             volume: VolumeId(1),

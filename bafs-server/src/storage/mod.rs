@@ -8,6 +8,7 @@ mod fill;
 mod holds;
 mod life;
 mod listing;
+mod origin;
 mod store;
 mod table;
 mod trees;
@@ -19,8 +20,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bafs_proto::allotment::{Allot, Allotments};
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{
-    ListVolumeTree, ListVolumes, ReadVolumeFile, RenewVolumes, RenewedVolumes, SourceData,
-    SourceIdentity, SourcePage, VolumeList,
+    ListVolumes, RenewVolumes, RenewedVolumes, SourceData, SourceIdentity, SourcePage, VolumeList,
+};
+use bafs_proto::replica::{
+    FileMap, ListVolumeTree, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles,
 };
 use bafs_proto::volume::{VolumeKind, VolumeState, VolumeStatus};
 use bafs_proto::{Error, ErrorCode, Result};
@@ -217,6 +220,28 @@ impl Storage {
         let tree = self.scratch(call.volume)?;
         self.if_lives(call.volume, blocking(move || listing::read(&tree, &call)))
             .await
+    }
+
+    /// Small files of a scratch volume, whole.
+    ///
+    /// # Errors
+    /// As [`Self::read_file`].
+    pub async fn read_files(&self, call: ReadVolumeFiles) -> Result<(SourceData, Bytes)> {
+        let tree = self.scratch(call.volume)?;
+        let volume = call.volume;
+        let read = blocking(move || listing::read_files(&tree, &call));
+        self.if_lives(volume, read).await
+    }
+
+    /// Where a file of a scratch volume has data.
+    ///
+    /// # Errors
+    /// As [`Self::read_file`].
+    pub async fn map_file(&self, call: MapVolumeFile) -> Result<FileMap> {
+        let tree = self.scratch(call.volume)?;
+        let volume = call.volume;
+        let map = blocking(move || listing::map(&tree, &call));
+        self.if_lives(volume, map).await
     }
 
     /// Someone uses a volume of any kind, which counts as interest.

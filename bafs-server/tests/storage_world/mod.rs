@@ -9,8 +9,8 @@ use bafs_proto::hash::Digest;
 use bafs_proto::identity::Authority;
 use bafs_proto::ids::{ExtractId, VolumeId};
 use bafs_proto::message::{
-    Call, CreateVolume, PutProgress, PutReceipt, Reply, Request, Role, SourceData, SourceEntry,
-    SourceIdentity, SourceKind, SourcePage,
+    Call, CreateVolume, PutProgress, PutReceipt, ReadCounters, Reply, Request, Role, SourceData,
+    SourceEntry, SourceIdentity, SourceKind, SourcePage,
 };
 use bafs_proto::net::mem::Network;
 use bafs_proto::net::pool::Pool;
@@ -104,6 +104,11 @@ impl World {
             .await
     }
 
+    pub(crate) async fn counter(&self, address: &str, name: &str) -> u64 {
+        let counters = self.call(address, ReadCounters).await.expect("counters");
+        counters.values.get(name).copied().unwrap_or(0)
+    }
+
     pub(crate) async fn create(&self, address: &str, spec: VolumeSpec) -> Result<VolumeStatus> {
         self.call(
             address,
@@ -173,6 +178,12 @@ pub(crate) struct Home {
     pub(crate) reads: AtomicU32,
     pub(crate) pieces: AtomicU32,
     pub(crate) commits: AtomicU32,
+    pub(crate) begins: AtomicU32,
+    here: AtomicU32,
+    /// Most uploaded pieces that were here at once.
+    here_max: AtomicU32,
+    /// No piece is answered before so many have been here at once.
+    pub(crate) together: AtomicU32,
     /// Reads wait so long, in milliseconds.
     pub(crate) delay_ms: AtomicU32,
 }
@@ -274,6 +285,7 @@ impl Home {
                 "home has no such directory",
             )),
             Request::BeginPut(call) => {
+                self.begins.fetch_add(1, Ordering::Relaxed);
                 let mut puts = self.puts.lock().expect("lock");
                 let put = puts.entry(call.extract).or_default();
                 put.path = call.path;
@@ -334,8 +346,47 @@ impl Home {
                 }
                 Ok((Reply::CommitPut(receipt), none))
             }
+            Request::PutFile(call) => {
+                let mut puts = self.puts.lock().expect("lock");
+                let put = puts.entry(call.extract).or_default();
+                let digest = Digest::of(body);
+                assert_eq!(digest, call.digest);
+                let receipt = put.receipt.get_or_insert_with(|| {
+                    self.commits.fetch_add(1, Ordering::Relaxed);
+                    PutReceipt {
+                        extract: call.extract,
+                        path: call.path.clone(),
+                        size: body.len() as u64,
+                        digest,
+                    }
+                });
+                let mut files = self.files.lock().expect("lock");
+                files.insert(call.path, body.to_vec());
+                if take(&self.lose) {
+                    return Err(Error::new(ErrorCode::Unreachable, "reply lost"));
+                }
+                Ok((Reply::PutFile(receipt.clone()), none))
+            }
             other => Err(Error::new(ErrorCode::Unsupported, other.name())),
         }
+    }
+
+    /// Waits until it is the turn of a piece, and notes how many are here at once.
+    async fn order(&self, request: &Request) {
+        let Request::PutRange(call) = request else {
+            return;
+        };
+        let received = || {
+            let puts = self.puts.lock().expect("lock");
+            puts.get(&call.extract).expect("begun").received.len() as u64
+        };
+        let here = self.here.fetch_add(1, Ordering::Relaxed) + 1;
+        self.here_max.fetch_max(here, Ordering::Relaxed);
+        let together = self.together.load(Ordering::Relaxed);
+        while received() < call.offset || self.here_max.load(Ordering::Relaxed) < together {
+            tokio::task::yield_now().await;
+        }
+        self.here.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -346,6 +397,7 @@ impl Service for Home {
             if delay_ms > 0 {
                 tokio::time::sleep(std::time::Duration::from_millis(delay_ms.into())).await;
             }
+            self.order(&incoming.request).await;
             self.answer(incoming.request, &incoming.body)
         })
     }

@@ -1,0 +1,102 @@
+//! What is asked of a scratch volume to make a copy of it: its tree, ranges of its files, many
+//! small files at once, and where large ones have data.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::VolumeId;
+use crate::message::SourceIdentity;
+
+/// Lists a scratch volume with everything in it, in path order; how replicas are filled.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListVolumeTree {
+    /// Which.
+    pub volume: VolumeId,
+    /// Goes on after this entry's path; `None` starts.
+    pub after: Option<String>,
+}
+
+/// Reads a range of a file of a scratch volume; the data are the body of the reply.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadVolumeFile {
+    /// Which volume.
+    pub volume: VolumeId,
+    /// Path in it.
+    pub path: String,
+    /// What the file must still be; otherwise `SourceChanged`.
+    pub identity: SourceIdentity,
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes, cut at the end of the file.
+    pub length: u32,
+}
+
+/// A file of a scratch volume, as a listing showed it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeFile {
+    /// Path in the volume.
+    pub path: String,
+    /// What the file must still be; otherwise `SourceChanged`.
+    pub identity: SourceIdentity,
+}
+
+/// Reads small files of a scratch volume whole; their data follow each other in the body of the
+/// reply, and so do the digests of their pieces in its header.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadVolumeFiles {
+    /// Which volume.
+    pub volume: VolumeId,
+    /// Which files; together at most a body.
+    pub files: Vec<VolumeFile>,
+}
+
+/// Asks where a file of a scratch volume has data: the holes of a sparse one need not travel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MapVolumeFile {
+    /// Which volume.
+    pub volume: VolumeId,
+    /// Which file.
+    pub file: VolumeFile,
+    /// From this byte on.
+    pub from: u64,
+}
+
+/// Bytes of a file that follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataRange {
+    /// The first.
+    pub offset: u64,
+    /// How many.
+    pub length: u64,
+}
+
+impl DataRange {
+    /// Whether it lies within `bounds`.
+    pub fn is_in(&self, bounds: std::ops::Range<u64>) -> bool {
+        let end = self.offset.checked_add(self.length);
+        self.offset >= bounds.start && end.is_some_and(|end| end <= bounds.end)
+    }
+
+    /// The same bytes as ranges of at most `bytes_max`.
+    pub fn split(self, bytes_max: u32) -> impl Iterator<Item = Self> {
+        let (step, end) = (
+            u64::from(bytes_max),
+            self.offset.saturating_add(self.length),
+        );
+        let starts = std::iter::successors(Some(self.offset), move |at| at.checked_add(step));
+        starts
+            .take_while(move |at| *at < end)
+            .map(move |offset| Self {
+                offset,
+                length: step.min(end - offset),
+            })
+    }
+}
+
+/// Where a file has data.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileMap {
+    /// In order; what lies between reads as zeros.
+    pub ranges: Vec<DataRange>,
+    /// Where to ask on; `None` when no data follow.
+    pub next: Option<u64>,
+}

@@ -1,0 +1,126 @@
+//! Uploads that come in while this server runs: the order of their pieces, and their digest as the
+//! bytes come. Knows no rights and no target; what came to an earlier server is not known here.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bafs_proto::Result;
+use bafs_proto::hash::{Digest, Hasher};
+use bafs_proto::ids::ExtractId;
+use bafs_proto::limits::PUT_AHEAD_BYTES_MAX;
+use bafs_proto::time::Deadline;
+use tokio::sync::watch;
+
+/// Uploads that are kept in mind; of more, the bytes are read once more at the end.
+const ARRIVALS_MAX: usize = 256;
+
+/// An upload that is coming in.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    /// Where the file shall be.
+    pub(super) path: String,
+    file: File,
+    received_bytes: u64,
+    /// Of all bytes; `None` when some came to an earlier server.
+    hasher: Option<Hasher>,
+}
+
+impl Arrival {
+    /// Goes on where `file` ends.
+    pub(super) fn new(path: String, file: File) -> io::Result<Self> {
+        let received_bytes = file.metadata()?.len();
+        Ok(Self {
+            path,
+            file,
+            received_bytes,
+            hasher: (received_bytes == 0).then(Hasher::new),
+        })
+    }
+
+    pub(super) fn received_bytes(&self) -> u64 {
+        self.received_bytes
+    }
+
+    /// Takes what follows on what is here. What is here already stays: it is hashed.
+    pub(super) fn add(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let known = usize::try_from(self.received_bytes - offset).unwrap_or(usize::MAX);
+        let Some(fresh) = data.get(known..) else {
+            return Ok(());
+        };
+        self.file.write_all_at(fresh, self.received_bytes)?;
+        self.received_bytes += fresh.len() as u64;
+        if let Some(hasher) = &mut self.hasher {
+            hasher.update(fresh);
+        }
+        Ok(())
+    }
+
+    /// Size and digest of what is here, if all of it came to this server.
+    pub(super) fn seen(&self) -> Option<(u64, Digest)> {
+        let digest = self.hasher.as_ref()?.digest();
+        Some((self.received_bytes, digest))
+    }
+}
+
+/// The place of an upload, whether it is coming in or not.
+#[derive(Debug, Default)]
+struct Slot {
+    arrival: Mutex<Option<Arrival>>,
+    received_bytes: watch::Sender<u64>,
+}
+
+/// All uploads that are coming in or acted on.
+#[derive(Debug, Default)]
+pub(super) struct Arrivals(Mutex<BTreeMap<ExtractId, Arc<Slot>>>);
+
+impl Arrivals {
+    /// Runs `act` while nobody else acts on the same upload.
+    pub(super) fn locked<T>(
+        &self,
+        extract: ExtractId,
+        act: impl FnOnce(&mut Option<Arrival>) -> Result<T>,
+    ) -> Result<T> {
+        let slot = self.slots().entry(extract).or_default().clone();
+        let mut arrival = slot.arrival.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = act(&mut arrival);
+        let received_bytes = arrival.as_ref().map(Arrival::received_bytes);
+        slot.received_bytes
+            .send_replace(received_bytes.unwrap_or_default());
+        drop(arrival);
+        let mut slots = self.slots();
+        // The table's and this one: nobody else waits.
+        if received_bytes.is_none() && Arc::strong_count(&slot) == 2 {
+            slots.remove(&extract);
+        }
+        if slots.len() > ARRIVALS_MAX {
+            slots.retain(|_, slot| Arc::strong_count(slot) > 1);
+        }
+        result
+    }
+
+    /// Waits until the bytes before `offset` are here, unless they are too many to be on their way:
+    /// the pieces of an upload are under way together and may overtake each other.
+    pub(super) async fn turn(&self, extract: ExtractId, offset: u64, deadline: Deadline) {
+        let Some(mut received) = self
+            .slots()
+            .get(&extract)
+            .map(|slot| slot.received_bytes.subscribe())
+        else {
+            return;
+        };
+        let is_turn = |received: &u64| {
+            let ahead = offset.saturating_sub(*received);
+            ahead == 0 || ahead > u64::from(PUT_AHEAD_BYTES_MAX)
+        };
+        let waiting = received.wait_for(is_turn);
+        // Whoever waited in vain is told so when its bytes are refused.
+        let _ = tokio::time::timeout_at(deadline.instant().into(), waiting).await;
+    }
+
+    fn slots(&self) -> MutexGuard<'_, BTreeMap<ExtractId, Arc<Slot>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,258 @@
+//! Where a fill reads: a home or a volume of another server. Checks every digest and asks again for
+//! what came damaged. Writes nothing.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bafs_proto::hash::Digest;
+use bafs_proto::ids::VolumeId;
+use bafs_proto::limits::IO_BYTES_MAX;
+use bafs_proto::message::{ListSource, ReadSource, SourceEntry, SourceKind, SourcePage};
+use bafs_proto::net::pool::Pool;
+use bafs_proto::replica::{
+    DataRange, FileMap, ListVolumeTree, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles, VolumeFile,
+};
+use bafs_proto::time::Deadline;
+use bafs_proto::token::Token;
+use bafs_proto::volume::Source;
+use bafs_proto::{Error, ErrorCode, Result};
+use bytes::Bytes;
+
+use super::listing::PIECE_BYTES;
+use crate::counters::Counters;
+use crate::homes::Homes;
+
+/// Bytes of one range: as much as one read of a file operation.
+pub(super) const RANGE_BYTES: u32 = IO_BYTES_MAX;
+
+/// Time for one page, range or pack, repetitions included, in milliseconds: a range takes 8 s on a
+/// home link of 1 MB/s that it shares with seven others, and home may restart meanwhile.
+const CALL_MS: u64 = 120_000;
+
+/// What arrives damaged is asked for so many times.
+const DAMAGED_MAX: u32 = 3;
+
+/// The source of a fill.
+#[derive(Clone)]
+pub(super) struct Origin {
+    pub(super) homes: Arc<Homes>,
+    pub(super) token: Token,
+    pub(super) source: Source,
+    pub(super) counters: Counters,
+}
+
+impl fmt::Debug for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Origin({:?})", self.source)
+    }
+}
+
+impl Origin {
+    /// Whether the source is at a home, which does not say where its files have holes.
+    pub(super) fn is_home(&self) -> bool {
+        matches!(self.source, Source::Home { .. })
+    }
+
+    /// Whether the source gives many small files in one answer.
+    pub(super) fn packs(&self) -> bool {
+        !self.is_home()
+    }
+
+    /// Where an entry goes: a source that is one file comes under its own name.
+    pub(super) fn target(&self, entry: &SourceEntry) -> Result<String> {
+        if !entry.path.is_empty() || entry.kind == SourceKind::Directory {
+            return Ok(entry.path.clone());
+        }
+        match &self.source {
+            Source::Home { path, .. } if !path.is_empty() => {
+                Ok(path.rsplit('/').next().unwrap_or(path).to_owned())
+            }
+            _ => Err(Error::new(
+                ErrorCode::BadPath,
+                "the root of the source is no directory",
+            )),
+        }
+    }
+
+    /// A page of the listing.
+    pub(super) async fn list(&self, after: Option<String>) -> Result<SourcePage> {
+        match &self.source {
+            Source::Home { address, path } => {
+                let call = ListSource {
+                    path: path.clone(),
+                    after,
+                };
+                let deadline = Deadline::after_ms(CALL_MS);
+                let page = self.homes.list(address, &self.token, call, deadline).await;
+                page.map_err(|e| e.context(format!("'{path}' of home {address}")))
+            }
+            Source::Volume { address, volume } => {
+                let volume = *volume;
+                let call = ListVolumeTree { volume, after };
+                let page = self.ask(address, volume, call).await;
+                page.map(|(page, _)| page)
+            }
+        }
+    }
+
+    /// Where a file has data, from a place on. Only what takes more than one range is worth asking.
+    pub(super) async fn map(&self, entry: &SourceEntry, from: u64) -> Result<FileMap> {
+        let size = entry.identity.size;
+        match &self.source {
+            Source::Volume { address, volume } if size > u64::from(RANGE_BYTES) => {
+                let call = MapVolumeFile {
+                    volume: *volume,
+                    file: volume_file(entry),
+                    from,
+                };
+                let (map, _) = self.ask(address, *volume, call).await?;
+                let goes_on = map.next.is_none_or(|next| next > from && next < size);
+                if goes_on && map.ranges.iter().all(|data| data.is_in(from..size)) {
+                    return Ok(map);
+                }
+                let text = format!("the map of '{}' leads out of it", entry.path);
+                Err(Error::new(ErrorCode::Malformed, text))
+            }
+            _ => Ok(FileMap {
+                ranges: vec![DataRange {
+                    offset: from,
+                    length: size - from,
+                }],
+                next: None,
+            }),
+        }
+    }
+
+    /// A range of a file, of at most [`RANGE_BYTES`], checked.
+    pub(super) async fn read(&self, entry: &SourceEntry, range: DataRange) -> Result<Bytes> {
+        let length = u32::try_from(range.length).unwrap_or(u32::MAX);
+        let asked = || self.fetch(entry, range.offset, length);
+        let checked = |digests: &[Digest], data: &[u8]| {
+            data.len() as u64 == range.length && digests_of(data).eq(digests.iter().copied())
+        };
+        let what = || format!("'{}' at byte {}", entry.path, range.offset);
+        self.undamaged(asked, checked, what).await
+    }
+
+    /// Small files, one after the other, checked.
+    pub(super) async fn read_files(&self, files: &[(String, SourceEntry)]) -> Result<Bytes> {
+        let Source::Volume { address, volume } = &self.source else {
+            let text = "a home gives its files one by one";
+            return Err(Error::new(ErrorCode::Unsupported, text));
+        };
+        let call = ReadVolumeFiles {
+            volume: *volume,
+            files: files.iter().map(|(_, entry)| volume_file(entry)).collect(),
+        };
+        let asked = || async {
+            let (data, body) = self.ask(address, *volume, call.clone()).await?;
+            Ok((data.digests, body))
+        };
+        let checked = |digests: &[Digest], mut data: &[u8]| {
+            let mut found = Vec::with_capacity(digests.len());
+            for (_, entry) in files {
+                let size = usize::try_from(entry.identity.size).unwrap_or(usize::MAX);
+                let Some((own, rest)) = data.split_at_checked(size) else {
+                    return false;
+                };
+                found.extend(digests_of(own));
+                data = rest;
+            }
+            data.is_empty() && found == digests
+        };
+        let what = || format!("'{}' and files after it", files[0].1.path);
+        self.undamaged(asked, checked, what).await
+    }
+
+    /// Takes note of a file that was copied.
+    pub(super) fn counted(&self, bytes: u64) {
+        self.counters.add("fill.files", 1);
+        self.counters.add("fill.bytes", bytes);
+    }
+
+    /// Data that agree with their digests, asked for again if they do not.
+    async fn undamaged<F: Future<Output = Result<(Vec<Digest>, Bytes)>>>(
+        &self,
+        asked: impl Fn() -> F,
+        checked: impl Fn(&[Digest], &[u8]) -> bool,
+        what: impl Fn() -> String,
+    ) -> Result<Bytes> {
+        for _ in 0..DAMAGED_MAX {
+            let (digests, data) = asked().await?;
+            if checked(&digests, &data) {
+                return Ok(data);
+            }
+            self.counters.add("fill.damaged", 1);
+        }
+        let text = format!(
+            "{} arrived damaged {DAMAGED_MAX} times; check the disk and memory of the source",
+            what()
+        );
+        Err(Error::new(ErrorCode::DigestMismatch, text))
+    }
+
+    async fn fetch(
+        &self,
+        entry: &SourceEntry,
+        offset: u64,
+        length: u32,
+    ) -> Result<(Vec<Digest>, Bytes)> {
+        let result = match &self.source {
+            Source::Home {
+                address,
+                path: base,
+            } => {
+                let path = match (base.as_str(), entry.path.as_str()) {
+                    (base, "") => base.to_owned(),
+                    ("", path) => path.to_owned(),
+                    (base, path) => format!("{base}/{path}"),
+                };
+                let call = ReadSource {
+                    path,
+                    identity: entry.identity,
+                    offset,
+                    length,
+                    block_bytes: PIECE_BYTES,
+                };
+                let deadline = Deadline::after_ms(CALL_MS);
+                let data = self.homes.read_until(address, &self.token, call, deadline);
+                data.await.map_err(|e| e.context(format!("home {address}")))
+            }
+            Source::Volume { address, volume } => {
+                let call = ReadVolumeFile {
+                    volume: *volume,
+                    path: entry.path.clone(),
+                    identity: entry.identity,
+                    offset,
+                    length,
+                };
+                self.ask(address, *volume, call).await
+            }
+        };
+        result.map(|(data, body)| (data.digests, body))
+    }
+
+    /// Asks the server of a volume.
+    async fn ask<C: bafs_proto::message::Call + Clone>(
+        &self,
+        address: &str,
+        volume: VolumeId,
+        call: C,
+    ) -> Result<(C::Reply, Bytes)> {
+        let (pool, deadline): (&Pool, _) = (self.homes.pool(), Deadline::after_ms(CALL_MS));
+        let asked = pool.call_until(address, &self.token, call, Bytes::new(), deadline);
+        let answer = asked.await;
+        answer.map_err(|e| e.context(format!("volume {volume} of {address}")))
+    }
+}
+
+fn volume_file(entry: &SourceEntry) -> VolumeFile {
+    VolumeFile {
+        path: entry.path.clone(),
+        identity: entry.identity,
+    }
+}
+
+fn digests_of(data: &[u8]) -> impl Iterator<Item = Digest> {
+    data.chunks(PIECE_BYTES as usize).map(Digest::of)
+}

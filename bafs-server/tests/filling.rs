@@ -1,0 +1,135 @@
+//! What volumes take that are filled from elsewhere, and how it comes there.
+
+mod storage_world;
+
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bafs_proto::ErrorCode;
+use bafs_proto::ids::VolumeId;
+use bafs_proto::message::SourceKind;
+use bafs_proto::volume::{Source, VolumeSpec, VolumeState};
+use storage_world::{HOME, Home, World, from_home, noise, spec};
+
+const A: &str = "a:1";
+const B: &str = "b:1";
+
+fn tree(store: &Path, id: u128) -> PathBuf {
+    store
+        .join("volumes")
+        .join(VolumeId(id).to_string())
+        .join("tree")
+}
+
+/// The volume of the first node as a source.
+fn from_volume(id: u128) -> Option<Source> {
+    Some(Source::Volume {
+        address: A.to_owned(),
+        volume: VolumeId(id),
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filled_volume_takes_no_more_disk_than_it_reserved() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let home = Arc::new(Home::default());
+    home.add("in", SourceKind::Directory);
+    home.add("in/deep", SourceKind::Directory);
+    for number in 0..60 {
+        home.file(&format!("in/deep/{number:02}"), &[b'x'; 100], 0o644);
+    }
+    world.network.listen(HOME, home);
+    let node = world.node(A, world.config(store.path())).await;
+    let bytes = |id, size_bytes| VolumeSpec {
+        size_bytes,
+        ..spec(id, from_home("in"))
+    };
+    // 60 files of 100 bytes take 60 blocks of the disk.
+    let small = world.create(A, bytes(1, 100_000)).await.expect("status");
+    let code = small.fault.as_ref().map(|fault| fault.code);
+    assert_eq!(code, Some(ErrorCode::NoSpaceBytes), "{small:?}");
+    let large = world.create(A, bytes(2, 1_000_000)).await.expect("status");
+    assert_eq!(large.state, VolumeState::Ready, "{large:?}");
+    assert!(large.used_bytes >= 60 * 4096, "{large:?}");
+    // What was counted while it was filled is what its tree counts.
+    let exact = world.create(A, bytes(3, large.used_bytes)).await;
+    let exact = exact.expect("status");
+    assert_eq!(exact.state, VolumeState::Ready, "{exact:?}");
+    let short = world.create(A, bytes(4, large.used_bytes - 1)).await;
+    assert_eq!(short.expect("status").state, VolumeState::Failed);
+    // Copies count alike.
+    let other = tempfile::tempdir().expect("store");
+    let _replica = world.node(B, world.config(other.path())).await;
+    let copy = |id, size_bytes| VolumeSpec {
+        size_bytes,
+        ..spec(id, from_volume(2))
+    };
+    let exact = world.create(B, copy(12, large.used_bytes)).await;
+    assert_eq!(exact.expect("status").state, VolumeState::Ready);
+    let short = world.create(B, copy(13, large.used_bytes - 1)).await;
+    assert_eq!(short.expect("status").state, VolumeState::Failed);
+    drop(node);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sparse_file_is_replicated_without_its_holes() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let _node = world.node(A, world.config(store.path())).await;
+    world.create(A, spec(1, None)).await.expect("create");
+    // A thousand times as large as the volume, in which it takes little.
+    let path = tree(store.path(), 1).join("sparse");
+    let file = std::fs::File::create(&path).expect("create");
+    file.set_len(8 << 30).expect("size");
+    let written = [0, 3 << 20, (5 << 30) + 4096];
+    for (number, at) in written.into_iter().enumerate() {
+        file.write_all_at(&noise(4096, number as u64), at)
+            .expect("write");
+    }
+    let (other, world) = (tempfile::tempdir().expect("store"), Arc::new(world));
+    let _replica = world.node(B, world.config(other.path())).await;
+    let copy = world.create(B, spec(11, from_volume(1))).await;
+    let copy = copy.expect("replicate");
+    assert_eq!(copy.state, VolumeState::Ready, "{copy:?}");
+    let copied = std::fs::File::open(tree(other.path(), 11).join("sparse")).expect("open");
+    let stat = copied.metadata().expect("stat");
+    assert_eq!(stat.len(), 8 << 30);
+    assert!(stat.blocks() <= file.metadata().expect("stat").blocks());
+    for (number, at) in written.into_iter().enumerate() {
+        let mut found = vec![0; 4096];
+        copied.read_exact_at(&mut found, at).expect("read");
+        assert!(found == noise(4096, number as u64), "at {at}");
+    }
+    assert!(
+        world.counter(A, "calls.ReadVolumeFile").await <= 3,
+        "holes stay"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn small_files_of_a_replica_come_in_packs() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let _node = world.node(A, world.config(store.path())).await;
+    let many = |id, fill| VolumeSpec {
+        size_files: 400,
+        ..spec(id, fill)
+    };
+    world.create(A, many(1, None)).await.expect("create");
+    let content = |number: usize| noise(number * 50, number as u64);
+    for number in 0..300 {
+        let path = tree(store.path(), 1).join(format!("{number:03}"));
+        std::fs::write(path, content(number)).expect("write");
+    }
+    let other = tempfile::tempdir().expect("store");
+    let _replica = world.node(B, world.config(other.path())).await;
+    let copy = world.create(B, many(11, from_volume(1))).await;
+    let copy = copy.expect("replicate");
+    assert_eq!((copy.state, copy.used_files), (VolumeState::Ready, 300));
+    for number in 0..300 {
+        let found = std::fs::read(tree(other.path(), 11).join(format!("{number:03}")));
+        assert!(found.expect("read") == content(number), "{number}");
+    }
+    let calls = world.counter(A, "calls.ReadVolumeFile").await
+        + world.counter(A, "calls.ReadVolumeFiles").await;
+    assert!(calls <= 2, "{calls} calls for 300 small files");
+}
