@@ -1,7 +1,7 @@
 //! How many operations of the log have run, told by names. They run in their order and each makes
 //! or removes a name that no other does, so a look at one name tells of all before it or of all
-//! behind it; only what a later one renames tells nothing before it is known that this has not run. Asks
-//! nobody.
+//! behind it; only what a later one renames tells nothing before it is known that this has not
+//! run. Asks nobody.
 
 use std::collections::BTreeMap;
 
