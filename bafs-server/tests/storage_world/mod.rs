@@ -280,7 +280,7 @@ impl Home {
                 }
                 Ok((Reply::ReadSource(SourceData { digests }), data.into()))
             }
-            Request::BeginPut(_) if take(&self.misplaced) => Err(Error::new(
+            Request::BeginPut(_) | Request::PutFile(_) if take(&self.misplaced) => Err(Error::new(
                 ErrorCode::NotFound,
                 "home has no such directory",
             )),
