@@ -34,10 +34,10 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let width = options.pick(12, 4);
     let seeds: u64 = options.pick(10, 1);
     report.section(&format!(
-        "failures: {width} pipelines of {DEPTH} jobs of {JOB_MS} ms on {NODES} nodes with 2 slots; \
-         one fails each {MTBF_S} s (mean) while all are there, loses all, and is back after \
-         {AWAY_S} s; {seeds} seeds (thesis: 64, 60 s, 180 s). That a node is missed takes the scheduler as long as it would \
-         in a large run"
+        "failures: {width} pipelines of {DEPTH} jobs of {JOB_MS} ms on {NODES} nodes with 2 \
+         slots; one fails each {MTBF_S} s (mean) while all are there, loses all, and is back after \
+         {AWAY_S} s; {seeds} seeds (thesis: 64, 60 s, 180 s). That a node is missed takes the \
+         scheduler as long as it would in a large run"
     ));
     let mut plot = Plot::new(
         "failures",
