@@ -155,16 +155,19 @@ impl Chaos<'_> {
     fn disturb(&mut self, seed: u64, watch: &Watch, faults: Duration) -> Result<()> {
         let mut dice = Dice::new(seed);
         let now_ms = || u64::try_from(watch.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let end_ms = u64::try_from(faults.as_millis())?;
         let mut next_ms = 500;
-        while now_ms() < faults.as_millis() as u64 || !self.down.is_empty() {
+        while now_ms() < end_ms || !self.down.is_empty() {
             std::thread::sleep(Duration::from_millis(50));
             self.bring_back(now_ms())?;
-            if now_ms() < next_ms || now_ms() >= faults.as_millis() as u64 {
+            if now_ms() < next_ms || now_ms() >= end_ms {
                 continue;
             }
             next_ms = now_ms() + 300 + dice.below(2_500);
+            // All is back while the run goes on: a node that is away at its end keeps volumes
+            // until their lifetime ends.
             let until_ms = now_ms() + 200 + dice.below(AWAY_MS);
-            self.fail(&mut dice, until_ms)?;
+            self.fail(&mut dice, until_ms.min(end_ms))?;
         }
         Ok(())
     }
