@@ -237,5 +237,9 @@ fn leaks(world: &World) -> Result<u64> {
         }
         std::thread::sleep(Duration::from_millis(500));
     }
+    if left > 0 {
+        let volumes = world.json(&["volume", "list"])?;
+        println!("left: {volumes}, {:?}", processes_with(&agent));
+    }
     Ok(left)
 }

@@ -13,8 +13,9 @@ use crate::chaos;
 /// Runs in virtual time, and with real processes.
 const VIRTUAL: (u64, u64) = (100, 10);
 const REAL: (u64, u64) = (5, 1);
-/// Real faults begin for so long.
-const FAULTS: Duration = Duration::from_secs(30);
+/// Real faults go on for so long: less than a run takes, as a node that is away at its end keeps
+/// volumes until their lifetime ends.
+const FAULTS: Duration = Duration::from_secs(20);
 
 /// What runs came to.
 #[derive(Debug, Default)]
