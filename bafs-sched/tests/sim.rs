@@ -522,3 +522,14 @@ fn many_jobs_on_many_nodes_in_many_clusters_with_failures() {
         run.seconds()
     );
 }
+
+/// What a cache takes beyond its size must not be what another one needs: five of 45 GB and one
+/// pipeline's volumes nearly fill 250 GB.
+#[test]
+fn batch_volumes_that_just_fit_together_all_find_their_room() {
+    let run = strategy(
+        "width=350,depth=5,batch=45GB,private=2.75GB,run=5000s,var=0.1",
+        Strategy::AllBatch,
+    );
+    assert_eq!(run.fetched_bytes, u128::from(5 * 45 * GB));
+}

@@ -63,6 +63,8 @@ pub(super) struct Admission {
     under_way: u64,
     /// Pipelines that have begun since none was under way.
     begun: u64,
+    /// Every cache of the workflow.
+    caches: Vec<VolumeIndex>,
     /// Batch volumes that may exist.
     batch: BTreeSet<VolumeIndex>,
     /// No further batch volume can exist until one is not needed: nobody need look again.
@@ -79,8 +81,10 @@ impl Admission {
             level[job.as_usize()] = above.unwrap_or(0);
         }
         let jobs = workflow.jobs.len();
+        let volumes = (0..workflow.volumes.len() as u32).map(VolumeIndex);
         Self {
             rules,
+            caches: volumes.filter(|v| graph.volume(*v).is_cache).collect(),
             level,
             is_begun: vec![false; jobs],
             rounds: vec![0; jobs],
@@ -113,6 +117,11 @@ impl Admission {
     fn is_full(&self) -> bool {
         let is_part_full = self.rules.is_in_parts && self.begun >= self.rules.pipelines_max;
         is_part_full || self.under_way >= self.rules.pipelines_max
+    }
+
+    /// Every cache of the workflow.
+    pub(super) fn caches(&self) -> impl Iterator<Item = &VolumeIndex> {
+        self.caches.iter()
     }
 
     /// The batch volumes that may exist.

@@ -75,13 +75,15 @@ impl Scheduler {
             )]
         } else {
             let rooms = self.rooms(server, taken, |node| left_on(node, taken));
-            let shares = match self.admission {
-                Some(_) => {
-                    let unit = self.scratch_volume_max;
+            let shares = match &self.admission {
+                Some(admission) => {
                     let readers = u64::from(self.graph.volume(volume).users_left);
-                    let of_one = self.scratch_need_max.bytes.checked_div(unit);
-                    let wanted = readers.saturating_mul(of_one.unwrap_or(0).max(1));
-                    shares_beside(size, &rooms, unit, wanted)
+                    let scratch = self.scratch_need_max.bytes.saturating_mul(readers);
+                    let others = admission.caches().filter(|other| **other != volume);
+                    let absent = others.filter(|other| !self.volumes.is_live(**other));
+                    let absent = absent.map(|other| with_skew(self.size_of(*other).bytes));
+                    let beside = absent.fold(scratch, u64::saturating_add);
+                    shares_beside(size, &rooms, self.scratch_volume_max, beside)
                 }
                 None => {
                     let readers = u64::from(self.graph.volume(volume).users_left);
@@ -274,36 +276,31 @@ fn shares(size: Space, rooms: &[Room], readers: u64) -> Option<Vec<(ServerId, Sp
     None
 }
 
+/// The size of a cache, and a part more for blocks that are not spread evenly.
+fn with_skew(bytes: u64) -> u64 {
+    bytes.saturating_add(scale_up(bytes, SKEW_PERMILLE, 1000))
+}
+
 /// Divides a cooperative cache among nodes so that as many scratch volumes of `unit_bytes` as
-/// possible still fit, up to so many as are `wanted`: what is beyond that is for blocks that are
-/// not spread evenly. Nothing if the nodes have less than the size.
+/// possible still fit; with a part more for blocks that are not spread evenly, where that leaves
+/// `beside` bytes for all else. Nothing if the nodes have less than the size.
 fn shares_beside(
     size: Space,
     rooms: &[Room],
     unit_bytes: u64,
-    wanted: u64,
+    beside: u64,
 ) -> Option<Vec<(ServerId, Space)>> {
-    let fitting = |shares: &[(ServerId, Space)]| {
-        let units = rooms.iter().map(|room| {
-            let share = shares.iter().find(|(server, _)| *server == room.server);
-            let left = room.left.bytes - share.map_or(0, |(_, share)| share.bytes);
-            left.checked_div(unit_bytes).unwrap_or(0)
-        });
-        units.sum::<u64>()
+    let left: u128 = rooms.iter().map(|room| u128::from(room.left.bytes)).sum();
+    let larger = Space {
+        bytes: with_skew(size.bytes),
+        ..size
     };
-    let tight = tight_shares(size, rooms, unit_bytes)?;
-    let least = fitting(&tight).min(wanted);
-    let skews = [4, 3, 2, 1].map(|quarters| quarters * SKEW_PERMILLE / 4);
-    let roomy = skews.into_iter().find_map(|skew| {
-        let skew = scale_up(size.bytes, skew, 1000);
-        let larger = Space {
-            bytes: size.bytes.saturating_add(skew),
-            ..size
-        };
-        let shares = tight_shares(larger, rooms, unit_bytes)?;
-        (fitting(&shares) >= least).then_some(shares)
-    });
-    Some(roomy.unwrap_or(tight))
+    if left >= u128::from(larger.bytes) + u128::from(beside)
+        && let Some(shares) = tight_shares(larger, rooms, unit_bytes)
+    {
+        return Some(shares);
+    }
+    tight_shares(size, rooms, unit_bytes)
 }
 
 /// Divides a cooperative cache of just `size` among nodes so that as many scratch volumes of
@@ -479,21 +476,17 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_are_not_spread_evenly_get_what_no_scratch_volume_wants() {
+    fn blocks_that_are_not_spread_evenly_get_what_nobody_else_wants() {
         let rooms: Vec<Room> = (1..=4).map(|id| room(id, 1_000, 10, 1)).collect();
-        let taken = |wanted| {
+        let taken = |beside| {
             let size = Space {
                 bytes: 3_600 * MB,
                 files: 1,
             };
-            let shares = shares_beside(size, &rooms, 10 * MB, wanted).expect("it fits");
+            let shares = shares_beside(size, &rooms, 10 * MB, beside * MB).expect("it fits");
             shares.iter().map(|(_, share)| share.bytes).sum::<u64>() / MB
         };
-        // A tenth more leaves room for 4, three quarters of it for 12, and so on; nothing for 40.
-        assert_eq!(
-            [4, 12, 20, 28, 40].map(taken),
-            [3_960, 3_870, 3_780, 3_690, 3_600]
-        );
+        assert_eq!([0, 40, 41, 5_000].map(taken), [3_960, 3_960, 3_600, 3_600]);
     }
 
     #[test]
