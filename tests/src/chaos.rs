@@ -25,8 +25,8 @@ pub struct Ended {
     pub is_complete: bool,
     /// Whether all files are those of a run without faults.
     pub is_identical: bool,
-    /// Volumes, agents and outputs that should not be there.
-    pub leaks: u64,
+    /// Volumes and agents that should not be there.
+    pub left: Vec<String>,
     /// How long it took.
     pub seconds: f64,
     /// What failed, in order.
@@ -115,11 +115,11 @@ pub fn run(seed: u64, faults: Duration) -> Result<Ended> {
         let found = world.get(&format!("out/{p}")).unwrap_or_default();
         is_identical &= found == expected(&data, p)?;
     }
-    let leaks = leaks(&world)?;
+    let left = left(&world)?;
     Ok(Ended {
         is_complete,
         is_identical,
-        leaks,
+        left,
         seconds,
         faults,
     })
@@ -224,22 +224,19 @@ impl Chaos<'_> {
 }
 
 /// Volumes and agents that are left when servers have had time to notice.
-fn leaks(world: &World) -> Result<u64> {
+fn left(world: &World) -> Result<Vec<String>> {
     let identity = world.cluster.identity();
     let agent = format!("agent --identity {}", identity.display());
-    let mut left = u64::MAX;
+    let mut left = Vec::new();
     for _ in 0..60 {
         let volumes = world.json(&["volume", "list"])?;
-        let volumes = volumes.as_array().map_or(0, Vec::len);
-        left = (volumes + processes_with(&agent).len()) as u64;
-        if left == 0 {
+        let volumes = volumes.as_array().into_iter().flatten();
+        let told = volumes.map(|volume| format!("{} on {}", volume["name"], volume["node"]));
+        left = told.chain(processes_with(&agent)).collect();
+        if left.is_empty() {
             break;
         }
         std::thread::sleep(Duration::from_millis(500));
-    }
-    if left > 0 {
-        let volumes = world.json(&["volume", "list"])?;
-        println!("left: {volumes}, {:?}", processes_with(&agent));
     }
     Ok(left)
 }

@@ -10,7 +10,7 @@ fn survives(test: &str, seed: u64, faults: Duration) {
     }
     let ended = chaos::run(seed, faults).expect("the cluster runs");
     assert!(!ended.faults.is_empty(), "nothing failed: {ended:?}");
-    let is_fine = ended.is_complete && ended.is_identical && ended.leaks == 0;
+    let is_fine = ended.is_complete && ended.is_identical && ended.left.is_empty();
     assert!(is_fine, "seed {seed}: {ended:?}");
 }
 

@@ -83,13 +83,13 @@ fn with_processes(seeds: u64, sum: &mut Sum, report: &mut Report) -> Result<()> 
         sum.runs += 1;
         sum.complete += u64::from(ended.is_complete);
         sum.identical += u64::from(ended.is_identical);
-        sum.leaks += ended.leaks;
+        sum.leaks += ended.left.len() as u64;
         rows.push(vec![
             seed.to_string(),
             format!("{:.1}", ended.seconds),
             ended.faults.join(" "),
         ]);
-        if !(ended.is_complete && ended.is_identical && ended.leaks == 0) {
+        if !(ended.is_complete && ended.is_identical && ended.left.is_empty()) {
             report.say(&format!("seed {seed}: {ended:?}"));
         }
     }
