@@ -8,6 +8,7 @@ mod serving;
 use bafs_client::tree::Promise;
 use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{BodyRange, Caller, Errno, FileOp, FileReply, FileResult};
+use bafs_proto::ids::HandleId;
 use bafs_proto::ids::InodeNo;
 use beside::{Both, Dice, World};
 use nix::libc;
@@ -109,19 +110,9 @@ async fn a_close_that_is_promised_waits_for_the_server_and_others_do_not() {
                 world.flush().await;
                 continue;
             }
-            let data = BodyRange {
-                start: 0,
-                length: 5,
-            };
-            let write = FileOp::Write {
-                handle,
-                offset: 0,
-                data,
-                append: false,
-            };
             assert_eq!(world.volume.close_waits(), promise == Promise::Closed);
             world.server.set(Fault::Silent);
-            world.run(write, b"hello").await.0.unwrap();
+            world.run(hello(handle), b"hello").await.0.unwrap();
             let (send, mut receive) = oneshot::channel();
             let done = move |result, _: &[u8]| drop(send.send(result));
             if promise == Promise::Synced {
@@ -182,6 +173,19 @@ async fn a_close_fails_if_what_was_answered_first_did() {
     }
 }
 
+/// Writes five bytes at the beginning of a file.
+fn hello(handle: HandleId) -> FileOp {
+    FileOp::Write {
+        handle,
+        offset: 0,
+        data: BodyRange {
+            start: 0,
+            length: 5,
+        },
+        append: false,
+    }
+}
+
 /// Writes a file under a name that is not its own yet, as rsync and editors do.
 async fn write_then_name(world: &World, number: usize) {
     let (hidden, shown) = (format!("{number}.part"), format!("{number}"));
@@ -189,17 +193,7 @@ async fn write_then_name(world: &World, number: usize) {
     let FileReply::Opened { handle, .. } = made else {
         panic!("{made:?}");
     };
-    let data = BodyRange {
-        start: 0,
-        length: 5,
-    };
-    let write = FileOp::Write {
-        handle,
-        offset: 0,
-        data,
-        append: false,
-    };
-    world.run(write, b"hello").await.0.unwrap();
+    world.run(hello(handle), b"hello").await.0.unwrap();
     world.run(FileOp::Release { handle }, &[]).await.0.unwrap();
     let renamed = world.run(rename(&hidden, &shown), &[]).await.0;
     assert_eq!(renamed, Ok(FileReply::Done), "the server was asked");

@@ -9,9 +9,8 @@ use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{ExtractId, VolumeId};
 use bafs_proto::message::{DeleteVolume, ExtractFile, PutReceipt};
-use storage_world::{HOME, World, from_home, noise, rich_home, spec};
+use storage_world::{A, HOME, World, from_home, noise, rich_home, spec};
 
-const A: &str = "a:1";
 const B: &str = "b:1";
 
 fn extract(id: u128, volume: u128, path: &str, target: &str, world: &World) -> ExtractFile {

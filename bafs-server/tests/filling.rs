@@ -3,32 +3,14 @@
 mod storage_world;
 
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bafs_proto::ErrorCode;
-use bafs_proto::ids::VolumeId;
 use bafs_proto::message::SourceKind;
-use bafs_proto::volume::{Source, VolumeSpec, VolumeState};
-use storage_world::{HOME, Home, World, from_home, noise, spec};
+use bafs_proto::volume::{VolumeSpec, VolumeState};
+use storage_world::{A, HOME, Home, World, from_home, from_volume, noise, spec, tree};
 
-const A: &str = "a:1";
 const B: &str = "b:1";
-
-fn tree(store: &Path, id: u128) -> PathBuf {
-    store
-        .join("volumes")
-        .join(VolumeId(id).to_string())
-        .join("tree")
-}
-
-/// The volume of the first node as a source.
-fn from_volume(id: u128) -> Option<Source> {
-    Some(Source::Volume {
-        address: A.to_owned(),
-        volume: VolumeId(id),
-    })
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_filled_volume_takes_no_more_disk_than_it_reserved() {

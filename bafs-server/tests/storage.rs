@@ -3,7 +3,7 @@
 mod storage_world;
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -12,26 +12,10 @@ use bafs_proto::bearer::Bearer;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{DeleteVolume, Done, ListVolumes, RenewVolumes, ShowVolume, SourceKind};
 use bafs_proto::time::Deadline;
-use bafs_proto::volume::{Replacement, Source, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
-use storage_world::{HOME, Home, World, from_home, noise, rich_home, spec};
+use bafs_proto::volume::{Replacement, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
+use storage_world::{A, HOME, Home, World, from_home, from_volume, noise, rich_home, spec, tree};
 
-const A: &str = "a:1";
 const B: &str = "b:1";
-
-fn tree(store: &Path, id: u128) -> PathBuf {
-    store
-        .join("volumes")
-        .join(VolumeId(id).to_string())
-        .join("tree")
-}
-
-/// The volume of the first node as a source.
-fn from_volume(id: u128) -> Option<Source> {
-    Some(Source::Volume {
-        address: A.to_owned(),
-        volume: VolumeId(id),
-    })
-}
 
 fn show(id: u128) -> ShowVolume {
     ShowVolume {

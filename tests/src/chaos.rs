@@ -13,7 +13,14 @@ use crate::dice::Dice;
 use crate::{World, processes_with};
 
 const WIDTH: u32 = 40;
+const DEPTH: u32 = 4;
 const NODES: [&str; 6] = ["40MB"; 6];
+
+/// Jobs that the nodes run at once.
+const SLOTS: u32 = 2 * NODES.len() as u32;
+/// A run takes so much longer than things fail: a node that is away at its end, or has just come
+/// back, keeps volumes until their lifetime ends.
+const CALM: Duration = Duration::from_secs(10);
 
 /// A run that takes longer is given up.
 const LIMIT_S: u64 = 600;
@@ -33,17 +40,19 @@ pub struct Ended {
     pub faults: Vec<String>,
 }
 
-/// Each job passes on what the one before wrote and adds its own line; a cache is read by all.
-fn workflow() -> String {
+/// Each job passes on what the one before wrote and adds its own line; a cache is read by all. With
+/// all slots in use, and nothing failing, the jobs take `least` together.
+fn workflow(least: Duration) -> String {
+    let sleep_s = (least * SLOTS).as_secs_f64() / f64::from(WIDTH * DEPTH);
     let mut text = String::from("volume data cache bafs://home/data 1 MB\n");
     for p in 0..WIDTH {
-        for at in 0..4 {
+        for at in 0..DEPTH {
             let before = match at {
                 0 => "/data/all".to_owned(),
                 _ => "/in/out".to_owned(),
             };
             text += &format!(
-                "job j{p}_{at} {{\nexecutable = /bin/sh\narguments = -c \"sleep 0.5; \
+                "job j{p}_{at} {{\nexecutable = /bin/sh\narguments = -c \"sleep {sleep_s:.2}; \
                  (cat {before}; cksum < /data/all; echo {p} {at}) > /out/out\"\n}}\n\
                  volume v{p}_{at} scratch 1 MB files 16\nmount data j{p}_{at} /data\n\
                  mount v{p}_{at} j{p}_{at} /out\n"
@@ -54,7 +63,8 @@ fn workflow() -> String {
                 text += &format!("mount v{p}_{before} j{p}_{at} /in ro\n");
             }
         }
-        text += &format!("extract v{p}_3 out bafs://home/out/{p}\n");
+        let last = DEPTH - 1;
+        text += &format!("extract v{p}_{last} out bafs://home/out/{p}\n");
     }
     text
 }
@@ -63,10 +73,11 @@ fn workflow() -> String {
 fn expected(data: &[u8], p: u32) -> Result<Vec<u8>> {
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(file.path(), data)?;
-    let script = "cat $0; for at in 0 1 2 3; do cksum < $0; echo $1 $at; done";
+    let script = "cat $0; for at in $(seq 0 $2); do cksum < $0; echo $1 $at; done";
     let mut command = std::process::Command::new("sh");
     command.args(["-c", script]).arg(file.path());
-    Ok(command.arg(p.to_string()).output()?.stdout)
+    command.args([p.to_string(), (DEPTH - 1).to_string()]);
+    Ok(command.output()?.stdout)
 }
 
 fn start(world: &World, path: &str) -> Result<Child> {
@@ -86,7 +97,10 @@ pub fn run(seed: u64, faults: Duration) -> Result<Ended> {
         .flat_map(|n| format!("{n}\n").into_bytes())
         .collect();
     world.put("data/all", &data)?;
-    let path = world.workflow(&workflow())?.to_string_lossy().into_owned();
+    let path = world
+        .workflow(&workflow(faults + CALM))?
+        .to_string_lossy()
+        .into_owned();
     let watch = Watch::start();
     let mut scheduler = start(&world, &path)?;
     let mut chaos = Chaos {

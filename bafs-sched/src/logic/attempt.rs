@@ -243,17 +243,18 @@ impl Scheduler {
             self.stopped(job, fault);
             return;
         }
-        if report.outcome == JobOutcome::Exited(0) {
+        let space = if report.outcome == JobOutcome::Exited(0) {
             self.compare_with_declared(job, &report);
             self.learn_sizes(job, &report);
             self.learn_computing(job, &report);
             self.learn_held(job, &report);
+            String::new()
         } else if self.found_no_space(job, &report) && self.grow(job, &report) {
             return;
         } else {
             self.look_for_refused_writes(job, &report);
-        }
-        let space = self.describe_full(job, &report);
+            self.describe_full(job, &report)
+        };
         let tail = report.output_tail;
         match report.outcome {
             JobOutcome::Exited(0) => self.succeed(job, report.wall_ms),

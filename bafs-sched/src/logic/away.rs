@@ -29,10 +29,10 @@ impl Scheduler {
             .filter(is_stuck)
             .filter(|(job, server)| self.is_better_away(*job, *server))
             .map(|(job, _)| job)
+            .take(AWAY_TRIED)
             .collect();
         let was_wanted = self.is_space_wanted;
-        let mut stuck = stuck.into_iter().take(AWAY_TRIED);
-        let is_placed = stuck.any(|job| self.try_place(job, None));
+        let is_placed = stuck.into_iter().any(|job| self.try_place(job, None));
         // Nothing is deleted for a job that only need not wait.
         self.is_space_wanted &= was_wanted || self.may_spill();
         is_placed

@@ -77,8 +77,10 @@ impl Extractions {
 
     /// Volumes that stay when the run ends, as they hold results that could not be sent.
     pub(super) fn kept(&self) -> BTreeSet<VolumeId> {
-        let kept = self.stages.iter().filter_map(|stage| match stage {
-            Stage::Kept(id) => Some(*id),
+        // Only what was refused is kept.
+        let refused = self.since.keys();
+        let kept = refused.filter_map(|index| match self.stages[*index as usize] {
+            Stage::Kept(id) => Some(id),
             _ => None,
         });
         kept.collect()

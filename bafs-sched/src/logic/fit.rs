@@ -109,24 +109,21 @@ impl Scheduler {
 
     fn too_large_volume(&self) -> Option<String> {
         let sizes = self.sizes();
+        let mut groups: BTreeMap<u64, Space> = BTreeMap::new();
         for volume in self.graph.volume_indexes() {
             let (need, spec) = (self.size_of(volume), self.graph.workflow.volume(volume));
-            let is_cache = self.graph.volume(volume).is_cache;
-            let group = match is_cache {
-                true => self.largest_group(need.files),
-                false => Space::ZERO,
-            };
-            let fits = match is_cache {
-                true => group.holds(need),
-                false => sizes.iter().any(|size| size.holds(need)),
+            let (fits, have, place) = if self.graph.volume(volume).is_cache {
+                let group = groups.entry(need.files);
+                let group = *group.or_insert_with(|| self.largest_group(need.files));
+                let place = "all nodes of a group together offer";
+                (group.holds(need), group, place)
+            } else {
+                let fits = sizes.iter().any(|size| size.holds(need));
+                (fits, largest(&sizes), "the largest node offers")
             };
             if fits || self.graph.volume(volume).users_left == 0 {
                 continue;
             }
-            let (have, place) = match is_cache {
-                true => (group, "all nodes of a group together offer"),
-                false => (largest(&sizes), "the largest node offers"),
-            };
             return Some(format!(
                 "volume '{}' needs {}, but {place} {}: {} too little; add storage, or make the \
                  volume smaller (nodes: {})",

@@ -62,6 +62,12 @@ pub(super) struct Node {
 }
 
 impl Node {
+    /// Slots that this run may use.
+    pub(super) fn slots(&self) -> u32 {
+        let limit = self.limit.map_or(u32::MAX, |limit| limit.slots);
+        self.seen.slots.min(limit)
+    }
+
     /// Whether it gets new work and new volumes.
     pub(super) fn takes_work(&self) -> bool {
         !self.is_lost && self.missing_since.is_none() && self.aside_until.is_none()
@@ -372,8 +378,7 @@ impl Fleet {
 
 fn free_slots(node: &Node) -> u32 {
     if node.takes_work() {
-        let slots = node.limit.map_or(u32::MAX, |limit| limit.slots);
-        node.seen.slots.min(slots).saturating_sub(node.busy)
+        node.slots().saturating_sub(node.busy)
     } else {
         0
     }

@@ -12,11 +12,10 @@ use bafs_proto::message::JobReport;
 use bafs_proto::time::Time;
 use serde::{Deserialize, Serialize};
 
-use super::fleet::Node;
 use super::graph::JobState;
 use super::rules::{Admission, Rules};
 use super::scheduler::Scheduler;
-use crate::planner::{Canonical, Environment, NodeClass, Shape, Strategy, plan, predict_rest};
+use crate::planner::{Environment, NodeClass, Shape, Strategy, plan, predict_rest};
 use crate::workflow::{JobIndex, Workflow};
 
 /// A strategy that is followed is left for one that takes so much less of the time, in thousandths:
@@ -114,11 +113,7 @@ struct Rest {
 
 impl Guide {
     fn shape(&self, workflow: &Workflow) -> Shape {
-        let variability = self.variability_ppm as f64 / 1e6;
-        Canonical::recognise(workflow, variability).map_or_else(
-            |_| Shape::bottleneck(workflow, variability).0,
-            |canonical| canonical.shape(),
-        )
+        Shape::of(workflow, self.variability_ppm as f64 / 1e6)
     }
 }
 
@@ -320,7 +315,7 @@ impl Scheduler {
             .live()
             .fold((0, 0u64), |(cpus, bytes), (id, node)| {
                 let usable = self.fleet.usable(id).bytes;
-                (cpus + u64::from(slots(node)), bytes.saturating_add(usable))
+                (cpus + u64::from(node.slots()), bytes.saturating_add(usable))
             })
     }
 
@@ -328,7 +323,7 @@ impl Scheduler {
     fn environment(&self, guide: &Guide) -> Environment {
         let mut kinds: BTreeMap<(u32, u64), u32> = BTreeMap::new();
         for (id, node) in self.fleet.live() {
-            let kind = (slots(node), self.fleet.usable(id).bytes);
+            let kind = (node.slots(), self.fleet.usable(id).bytes);
             *kinds.entry(kind).or_default() += 1;
         }
         let kinds = kinds.into_iter();
@@ -372,12 +367,6 @@ impl Scheduler {
             resident_bytes: batch.map(|v| u128::from(self.size_of(v).bytes)).sum(),
         }
     }
-}
-
-/// Slots of a node that this run may use.
-fn slots(node: &Node) -> u32 {
-    let limit = node.limit.map_or(u32::MAX, |limit| limit.slots);
-    node.seen.slots.min(limit)
 }
 
 fn first(shape: &Shape, environment: &Environment, rest: Rest) -> (Option<Strategy>, String) {
@@ -456,7 +445,7 @@ mod tests {
     use bafs_proto::message::JobOutcome;
 
     use super::*;
-    use crate::logic::fleet::Limit;
+    use crate::logic::fleet::{Limit, Node};
     use crate::logic::{Event, NodeSeen, Settings, Space};
     use crate::workflow::parse_workflow;
 

@@ -395,9 +395,11 @@ impl Scheduler {
             self.delete_idle();
         }
         let is_stale = self.stale.values().any(|server| !self.is_lost(*server));
+        if !self.attempts.is_empty() || is_stale {
+            return;
+        }
         let kept = self.extractions.kept();
-        let is_clean = self.volumes.iter().all(|(id, _)| kept.contains(&id));
-        if self.attempts.is_empty() && is_clean && !is_stale {
+        if self.volumes.iter().all(|(id, _)| kept.contains(&id)) {
             self.end();
         }
     }

@@ -75,9 +75,9 @@ impl Scheduler {
             )]
         } else {
             let rooms = self.rooms(server, taken, |node| left_on(node, taken));
+            let readers = u64::from(self.graph.volume(volume).users_left);
             let shares = match &self.admission {
                 Some(admission) => {
-                    let readers = u64::from(self.graph.volume(volume).users_left);
                     let scratch = self.scratch_need_max.bytes.saturating_mul(readers);
                     let others = admission.caches().filter(|other| **other != volume);
                     let absent = others.filter(|other| !self.volumes.is_live(**other));
@@ -85,10 +85,7 @@ impl Scheduler {
                     let beside = absent.fold(scratch, u64::saturating_add);
                     shares_beside(size, &rooms, self.scratch_volume_max, beside)
                 }
-                None => {
-                    let readers = u64::from(self.graph.volume(volume).users_left);
-                    shares(size, &rooms, readers)
-                }
+                None => shares(size, &rooms, readers),
             };
             let has_part =
                 |shares: &Vec<(ServerId, Space)>| shares.iter().any(|(node, _)| *node == server);
@@ -252,9 +249,7 @@ fn shares(size: Space, rooms: &[Room], readers: u64) -> Option<Vec<(ServerId, Sp
             let scratch = scratch.saturating_add(SHARE_BYTES_MIN);
             sum.saturating_add(room.left.bytes.saturating_sub(scratch))
         });
-        let skew = scale_up(size.bytes, SKEW_PERMILLE, 1000);
-        let skew = skew.min(beside_readers.saturating_sub(size.bytes));
-        let wanted = size.bytes.saturating_add(skew);
+        let wanted = with_skew(size.bytes).min(beside_readers.max(size.bytes));
         let is_whole = rooms.iter().all(|room| spare(room) >= size.bytes);
         let share = |room: &Room| match is_whole {
             true => size.bytes,

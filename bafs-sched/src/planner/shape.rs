@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::canonical::Canonical;
 use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// Sizes and work of a workload. Bytes are exact; `f64` fields only serve predictions.
@@ -51,6 +52,15 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// The shape of a workflow: as the equations want it where they describe it, else that of its
+    /// largest stages.
+    pub fn of(workflow: &Workflow, variability: f64) -> Self {
+        Canonical::recognise(workflow, variability).map_or_else(
+            |_| Self::bottleneck(workflow, variability).0,
+            |canonical| canonical.shape(),
+        )
+    }
+
     /// The shape of any workflow by its largest stages, and what is approximated, in sentences.
     pub fn bottleneck(workflow: &Workflow, variability: f64) -> (Self, Vec<String>) {
         let pipelines = Pipelines::of(workflow);

@@ -15,7 +15,7 @@ use super::reading::Level;
 use super::record::{Moment, Run, Spell, Stuck};
 use crate::dice::Dice;
 use crate::logic::{Action, Event, MountedVolume, Outcome, Scheduler};
-use crate::planner::{Canonical, Shape};
+use crate::planner::Shape;
 use crate::workflow::{JobIndex, Workflow};
 
 /// Attempts that every run may have, however few its jobs: bad luck is no reason to give up.
@@ -148,8 +148,7 @@ impl Simulation {
     /// A simulation of which nothing has happened yet.
     pub fn new(workflow: Workflow, scenario: Scenario) -> Self {
         // The spread of run times does not matter for what is allocated.
-        let shape = Canonical::recognise(&workflow, 0.0)
-            .map_or_else(|_| Shape::bottleneck(&workflow, 0.0).0, |c| c.shape());
+        let shape = Shape::of(&workflow, 0.0);
         let settings = scenario.settings(&shape);
         let jobs = workflow.jobs.len();
         let (nodes, clusters) = nodes_of(&scenario.environment);

@@ -4,7 +4,7 @@ use bafs_proto::Result;
 use bafs_proto::hash::Digest;
 use bafs_proto::limits::{IO_BYTES_MAX, PUT_AHEAD_BYTES_MAX};
 use bafs_proto::message::{
-    BeginPut, CommitPut, ListSource, PutFile, PutProgress, PutRange, PutReceipt, ReadSource,
+    BeginPut, Call, CommitPut, ListSource, PutFile, PutProgress, PutRange, PutReceipt, ReadSource,
     SourceData, SourcePage,
 };
 use bafs_proto::net::BoxFuture;
@@ -25,6 +25,21 @@ impl BafsHome {
     pub(super) fn new(pool: Pool, address: &str) -> Self {
         let address = address.to_owned();
         Self { pool, address }
+    }
+
+    /// Makes a call of an upload with bytes of its file.
+    fn send<'a, C: Call + 'a>(
+        &'a self,
+        put: &'a Put,
+        call: C,
+        data: Bytes,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<C::Reply>> {
+        let (address, token) = (&self.address, &put.token);
+        let told = self
+            .pool
+            .call_with_body(address, token, call, data, deadline);
+        Box::pin(async move { told.await.map(|(told, _)| told) })
     }
 }
 
@@ -75,11 +90,7 @@ impl Home for BafsHome {
             extract: put.extract,
             offset,
         };
-        let (address, token) = (&self.address, &put.token);
-        let told = self
-            .pool
-            .call_with_body(address, token, call, data, deadline);
-        Box::pin(async move { told.await.map(|(told, _)| told) })
+        self.send(put, call, data, deadline)
     }
 
     fn commit<'a>(
@@ -109,10 +120,6 @@ impl Home for BafsHome {
             mode: put.mode,
             digest,
         };
-        let (address, token) = (&self.address, &put.token);
-        let told = self
-            .pool
-            .call_with_body(address, token, call, data, deadline);
-        Box::pin(async move { told.await.map(|(told, _)| told) })
+        self.send(put, call, data, deadline)
     }
 }

@@ -14,8 +14,9 @@ use bafs_proto::path::check_relative;
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
+use tokio::time::timeout_at;
 
 use super::beneath::Beneath;
 use super::identity;
@@ -146,8 +147,7 @@ impl Upload {
     async fn attempt(&mut self) -> Result<PutReceipt> {
         let size = self.identity.size;
         if size <= PIECE_BYTES {
-            let room = self.pieces.clone().acquire_owned().await;
-            let _room = room.map_err(|e| fault(&e))?;
+            let _room = self.room().await?;
             let data = self.read(0, size).await?;
             let digest = self.unchanged_digest()?;
             let put = self.homes.put(&self.put, data, digest, self.step());
@@ -178,8 +178,7 @@ impl Upload {
         let mut under_way = JoinSet::new();
         let mut at = received.min(self.hashed.bytes);
         while at < size {
-            let room = self.pieces.clone().acquire_owned().await;
-            let room = room.map_err(|e| fault(&e))?;
+            let room = self.room().await?;
             let piece = self
                 .read(at, if at < received { received } else { size })
                 .await?;
@@ -208,6 +207,18 @@ impl Upload {
             done.map_err(|e| fault(&e))??;
         }
         Ok(())
+    }
+
+    /// Waits, until the deadline at most, for the place of one piece in memory.
+    async fn room(&self) -> Result<OwnedSemaphorePermit> {
+        let place = self.pieces.clone().acquire_owned();
+        match timeout_at(self.deadline.instant().into(), place).await {
+            Ok(room) => room.map_err(|e| fault(&e)),
+            Err(_) => {
+                let text = "other extractions held the memory for pieces all the time";
+                Err(Error::new(ErrorCode::DeadlineExceeded, text))
+            }
+        }
     }
 
     /// Reads the next piece from `at`, but not past `stop`, and hashes what was not hashed before.

@@ -2,6 +2,7 @@
 #![allow(dead_code)] // each test program uses its own part
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -25,7 +26,23 @@ use bytes::Bytes;
 
 pub(crate) const ALL: [Right; 3] = [Right::Read, Right::Write, Right::Manage];
 pub(crate) const HOME: &str = "home:1";
+/// Address of the first node.
+pub(crate) const A: &str = "a:1";
 pub(crate) const FOREVER: Time = Time(u64::MAX >> 1);
+
+/// Where a node keeps the files of a volume.
+pub(crate) fn tree(store: &Path, id: u128) -> PathBuf {
+    let volume = VolumeId(id).to_string();
+    store.join("volumes").join(volume).join("tree")
+}
+
+/// The volume of the first node as a source.
+pub(crate) fn from_volume(id: u128) -> Option<Source> {
+    Some(Source::Volume {
+        address: A.to_owned(),
+        volume: VolumeId(id),
+    })
+}
 
 /// A cluster with one authority.
 pub(crate) struct World {
@@ -52,7 +69,7 @@ impl World {
         }
     }
 
-    pub(crate) fn config(&self, store: &std::path::Path) -> NodeConfig {
+    pub(crate) fn config(&self, store: &Path) -> NodeConfig {
         NodeConfig {
             listen: "127.0.0.1:0".to_owned(),
             identity: self

@@ -56,7 +56,7 @@ impl Workload {
             return match &args.trace {
                 Some(path) => Self::traced(workflow, path),
                 None => {
-                    let shape = shape(&workflow, args.variability);
+                    let shape = Shape::of(&workflow, args.variability);
                     Ok(Self::declared(workflow, shape))
                 }
             };
@@ -83,7 +83,7 @@ impl Workload {
         for (job, load) in workflow.jobs.iter_mut().zip(&measured.jobs) {
             job.runtime_s = Some(load.compute_us.div_ceil(1_000_000));
         }
-        let shape = shape(&workflow, variability(&measured));
+        let shape = Shape::of(&workflow, variability(&measured));
         Ok(Self {
             load: Load::Measured(measured),
             ..Self::declared(workflow, shape)
@@ -152,13 +152,6 @@ impl Workload {
         let checked = environment.checked();
         checked.map_err(|error| anyhow!("the nodes and links: {}", error.message))
     }
-}
-
-fn shape(workflow: &Workflow, variability: f64) -> Shape {
-    Canonical::recognise(workflow, variability).map_or_else(
-        |_| Shape::bottleneck(workflow, variability).0,
-        |canonical| canonical.shape(),
-    )
 }
 
 /// The machines of a run, as far as its journal tells.
