@@ -5,11 +5,15 @@
 mod beside;
 mod serving;
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+
 use bafs_client::tree::Promise;
 use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{BodyRange, Caller, Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::HandleId;
 use bafs_proto::ids::InodeNo;
+use bafs_tree::Limit;
 use beside::{Both, Dice, World};
 use nix::libc;
 use serving::Fault;
@@ -173,6 +177,106 @@ async fn a_close_fails_if_what_was_answered_first_did() {
     }
 }
 
+/// A new file that is open.
+async fn open_new(world: &World, name: &str) -> HandleId {
+    match world.run(create(name), &[]).await.0.unwrap() {
+        FileReply::Opened { handle, .. } => handle,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Begins an operation; its answer comes later.
+fn begin(world: &World, op: FileOp, data: &[u8]) -> oneshot::Receiver<FileResult> {
+    let (send, receive) = oneshot::channel();
+    let done = move |result: FileResult, _: &[u8]| drop(send.send(result));
+    let (volume, caller) = (&world.volume, Caller::default());
+    volume.run(caller, op, data, Box::new(done));
+    receive
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_writer_takes_no_space_that_another_was_promised() {
+    const MIB: u64 = 1 << 20;
+    for seed in 1..=8 {
+        let limit = Limit {
+            bytes: 48 * MIB,
+            files: 100,
+        };
+        let world = World::with_limit(Promise::Synced, Some(limit)).await;
+        let (written, reserved) = (open_new(&world, "a").await, open_new(&world, "b").await);
+        world.flush().await;
+        world.server.be_late(200, seed);
+        let data = vec![1; MIB as usize];
+        let mut answers = Vec::new();
+        for number in 0..30 {
+            if number == 5 {
+                let allocate = FileOp::Allocate {
+                    handle: reserved,
+                    mode: 0,
+                    offset: 0,
+                    length: 30 * MIB,
+                };
+                answers.push((30, begin(&world, allocate, &[])));
+            }
+            let write = FileOp::Write {
+                handle: written,
+                offset: number * MIB,
+                data: BodyRange {
+                    start: 0,
+                    length: MIB as u32,
+                },
+                append: false,
+            };
+            answers.push((1, begin(&world, write, &data)));
+        }
+        let (mut taken, mut refused) = (0, 0);
+        for (amount, answer) in answers {
+            match answer.await.unwrap() {
+                Ok(_) => taken += amount,
+                Err(errno) => {
+                    assert_eq!(errno, Errno(libc::ENOSPC));
+                    refused += amount;
+                }
+            }
+        }
+        world.flush().await;
+        let loss = world.volume.fate().loss();
+        assert!(loss.is_none(), "what was acknowledged is gone: {loss:?}");
+        assert!(taken <= 48 && refused > 0, "{taken} and {refused} MiB");
+    }
+}
+
+#[tokio::test]
+async fn a_half_made_file_is_made_anew_whatever_was_removed_behind_it() {
+    let world = World::new(Promise::Synced).await;
+    for name in ["x", "b"] {
+        let handle = open_new(&world, name).await;
+        world.run(hello(handle), b"hello").await.0.unwrap();
+        world.run(FileOp::Release { handle }, &[]).await.0.unwrap();
+        world.flush().await;
+    }
+    // So that it is known which names there are.
+    assert!(world.run(look_up("a"), &[]).await.0.is_err());
+    let unlink = |name: &str| FileOp::Unlink {
+        parent: InodeNo::ROOT,
+        name: name.into(),
+    };
+    // The server stops when it has made the file and not given it its mode yet.
+    world.server.set(Fault::Restart { runs: false });
+    let answers = [unlink("x"), create("a"), unlink("b")].map(|op| begin(&world, op, &[]));
+    let path = |name: &str| world.directory.path().join(name);
+    std::fs::remove_file(path("x")).unwrap();
+    std::fs::write(path("a"), "").unwrap();
+    std::fs::set_permissions(path("a"), Permissions::from_mode(0o600)).unwrap();
+    for answer in answers {
+        assert!(answer.await.unwrap().is_ok());
+    }
+    world.flush().await;
+    let mode = std::fs::metadata(path("a")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o644);
+    assert!(!path("x").exists() && !path("b").exists());
+}
+
 /// Writes five bytes at the beginning of a file.
 fn hello(handle: HandleId) -> FileOp {
     FileOp::Write {
@@ -197,11 +301,8 @@ async fn write_then_name(world: &World, number: usize) {
     world.run(FileOp::Release { handle }, &[]).await.0.unwrap();
     let renamed = world.run(rename(&hidden, &shown), &[]).await.0;
     assert_eq!(renamed, Ok(FileReply::Done), "the server was asked");
-    let gone = FileOp::Lookup {
-        parent: InodeNo::ROOT,
-        name: hidden.into(),
-    };
-    assert_eq!(world.run(gone, &[]).await.0, Err(Errno(libc::ENOENT)));
+    let gone = world.run(look_up(&hidden), &[]).await.0;
+    assert_eq!(gone, Err(Errno(libc::ENOENT)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -213,11 +314,7 @@ async fn a_file_that_is_written_under_another_name_first_needs_no_answer() {
             world.run(create(name), &[]).await.0.unwrap();
             world.flush().await;
         }
-        let absent = FileOp::Lookup {
-            parent: InodeNo::ROOT,
-            name: b"absent".to_vec(),
-        };
-        assert!(world.run(absent, &[]).await.0.is_err());
+        assert!(world.run(look_up("absent"), &[]).await.0.is_err());
         world.server.set(fault);
         for number in 0..3 {
             write_then_name(&world, number).await;
@@ -242,6 +339,13 @@ async fn a_file_that_is_written_under_another_name_first_needs_no_answer() {
             let path = world.directory.path().join(number.to_string());
             assert_eq!(std::fs::read(path).unwrap(), b"hello");
         }
+    }
+}
+
+fn look_up(name: &str) -> FileOp {
+    FileOp::Lookup {
+        parent: InodeNo::ROOT,
+        name: name.into(),
     }
 }
 

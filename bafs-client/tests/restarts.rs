@@ -334,6 +334,23 @@ async fn a_file_without_a_name_cannot_be_had_again() {
 }
 
 #[tokio::test]
+async fn a_number_of_a_removed_file_that_is_not_open_is_stale_and_no_more() {
+    let world = World::new().await;
+    let (ino, handle) = world.create("a").await;
+    let released = world.run(FileOp::Release { handle }).await;
+    assert_eq!(released, Ok(FileReply::Done));
+    world.server.restart();
+    let unlink = FileOp::Unlink {
+        parent: InodeNo::ROOT,
+        name: name("a"),
+    };
+    assert_eq!(world.run(unlink).await, Ok(FileReply::Done));
+    let op = FileOp::ListXattr { ino };
+    assert_eq!(world.run(op).await, Err(Errno(libc::ESTALE)));
+    assert!(world.volume.fate().loss().is_none());
+}
+
+#[tokio::test]
 async fn what_cannot_be_proved_ends_the_volume() {
     let mut world = World::new().await;
     let (ino, _) = world.create("a").await;

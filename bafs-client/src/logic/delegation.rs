@@ -327,8 +327,10 @@ impl Delegation {
         let ino = known.named(parent, name)?;
         let attr = self.image.about(ino)?;
         let is_sure = self.image.has(parent, name) != Some(false);
-        // Once it has no name nobody could open it for those who think that they have.
-        if !is_sure || is_directory(&attr) || known.unseen(ino).is_some() {
+        // Once it has no name nobody could find it for those who need its number, nor open it for
+        // those who think that they have.
+        let is_held = known.is_here(ino) && known.unseen(ino).is_none();
+        if !is_sure || is_directory(&attr) || !is_held {
             return None;
         }
         let Ok(translated) = known.translate(asked.op) else {

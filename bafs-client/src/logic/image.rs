@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::file_op::{Attr, FileTime, Name};
 use bafs_proto::ids::InodeNo;
 
+use crate::limits::NAMES_KNOWN_MAX;
+
 const TYPE_BITS: u32 = 0o170_000;
 const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
@@ -14,13 +16,15 @@ const REGULAR: u32 = 0o100_000;
 const STAT_BLOCK_BYTES: u64 = 512;
 
 /// Attributes and names, by the kernel's numbers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Image {
     files: BTreeMap<InodeNo, File>,
     /// Every name in these directories.
     whole: BTreeMap<InodeNo, BTreeSet<Name>>,
-    /// Names in all of them.
+    /// Names in all of them,
     names: usize,
+    /// and how many there may be.
+    names_max: usize,
     /// Directories with too many names to know.
     large: BTreeSet<InodeNo>,
     /// Directories that are being listed.
@@ -46,6 +50,20 @@ struct File {
     is_exact: bool,
     /// Whether the program was told a time of change that the server does not know yet.
     owes_times: bool,
+}
+
+impl Default for Image {
+    fn default() -> Self {
+        Self {
+            files: BTreeMap::new(),
+            whole: BTreeMap::new(),
+            names: 0,
+            names_max: NAMES_KNOWN_MAX,
+            large: BTreeSet::new(),
+            listings: BTreeMap::new(),
+            plain: BTreeSet::new(),
+        }
+    }
 }
 
 impl Image {
@@ -183,14 +201,8 @@ impl Image {
     }
 
     /// A directory was listed whole, or has too many names for that. They count if none of them
-    /// changed since the listing began, and all known names are at most `most`.
-    pub fn end_listing(
-        &mut self,
-        directory: InodeNo,
-        begun: u64,
-        names: Option<BTreeSet<Name>>,
-        most: usize,
-    ) {
+    /// changed since the listing began.
+    pub fn end_listing(&mut self, directory: InodeNo, begun: u64, names: Option<BTreeSet<Name>>) {
         let mut changes = begun;
         if let Some(listings) = self.listings.get_mut(&directory) {
             changes = listings.changes;
@@ -200,7 +212,7 @@ impl Image {
             }
         }
         match names {
-            Some(names) if self.names + names.len() <= most => {
+            Some(names) if self.names + names.len() <= self.names_max => {
                 if changes == begun && !self.whole.contains_key(&directory) {
                     self.names += names.len();
                     self.whole.insert(directory, names);
@@ -225,6 +237,11 @@ impl Image {
             && names.insert(name.clone())
         {
             self.names += 1;
+        }
+        if self.names > self.names_max {
+            // From now on the server is asked.
+            self.close(directory);
+            self.large.insert(directory);
         }
     }
 
@@ -295,24 +312,44 @@ mod tests {
     }
 
     #[test]
+    fn no_more_names_are_known_than_may_be() {
+        let mut image = Image {
+            names_max: 3,
+            ..Image::default()
+        };
+        image.make(&attr(5, DIRECTORY));
+        for name in ["a", "b", "c"] {
+            image.name(InodeNo(5), &name.into());
+        }
+        assert_eq!(image.has(InodeNo(5), &b"d".to_vec()), Some(false));
+        image.name(InodeNo(5), &b"d".to_vec());
+        assert_eq!(
+            (image.has(InodeNo(5), &b"d".to_vec()), image.names),
+            (None, 0)
+        );
+        assert!(!image.may_be_listed(InodeNo(5)));
+    }
+
+    #[test]
     fn a_listing_counts_unless_its_directory_changed_meanwhile() {
         let mut image = Image::default();
         let (root, other, a) = (InodeNo::ROOT, InodeNo(9), b"a".to_vec());
         let names = BTreeSet::from([a.clone()]);
         let begun = image.begin_listing(root);
         image.unname(root, &a);
-        image.end_listing(root, begun, Some(names.clone()), 10);
+        image.end_listing(root, begun, Some(names.clone()));
         assert_eq!(image.has(root, &a), None);
         let begun = image.begin_listing(root);
         let beside = image.begin_listing(root);
         image.name(other, &a);
-        image.end_listing(root, begun, Some(names.clone()), 10);
+        image.end_listing(root, begun, Some(names.clone()));
         assert_eq!(image.has(root, &a), Some(true), "another directory changed");
-        image.end_listing(root, beside, Some(BTreeSet::new()), 10);
+        image.end_listing(root, beside, Some(BTreeSet::new()));
         assert_eq!(image.has(root, &a), Some(true));
         image.name(root, &b"b".to_vec());
+        image.names_max = 2;
         let begun = image.begin_listing(other);
-        image.end_listing(other, begun, Some(names), 2);
+        image.end_listing(other, begun, Some(names));
         assert!(!image.may_be_listed(other));
         image.forget(root);
         assert_eq!((image.has(root, &a), image.names), (None, 0));

@@ -135,6 +135,16 @@ impl Known {
         missing.map_or(Ok(op), Err)
     }
 
+    /// Whether the present session has a file.
+    pub fn is_here(&self, ino: InodeNo) -> bool {
+        self.place(ino).is_some()
+    }
+
+    /// Whether a program has a file open, or believes so.
+    pub fn is_open(&self, ino: InodeNo) -> bool {
+        self.handles.values().any(|handle| handle.ino == ino)
+    }
+
     /// How to find a file.
     pub fn way(&self, ino: InodeNo) -> Way {
         if let Some(place) = self.place(ino) {

@@ -12,11 +12,16 @@ use super::log::{Room, name_of};
 use super::questions::Question;
 
 impl Delegation {
-    /// The server is asked something itself: until it answers nobody counts on what that changes.
-    pub fn begin_asking(&mut self, known: &Known, op: &FileOp) -> Question {
+    /// The server will be asked something itself: from now on nobody is promised the space that it
+    /// may take.
+    pub fn set_aside(&mut self, op: &FileOp) {
         let cost = cost_of(op);
         self.asking.bytes += cost.bytes;
         self.asking.files += cost.files;
+    }
+
+    /// It is asked: until it answers nobody counts on what that changes.
+    pub fn begin_asking(&mut self, known: &Known, op: &FileOp) -> Question {
         let changing = self.doubt(known, op);
         // Of a file with very many names not all are known here: it may be any of these.
         let may_be_there = |parent, name| self.image.has(parent, name) != Some(false);
@@ -29,8 +34,9 @@ impl Delegation {
         self.questions.begin(changing, some_linked)
     }
 
-    /// The server has answered it. Whether attributes in the answer are still those of their file:
-    /// false when something else changed it meanwhile.
+    /// The server has answered it, for which space was [set aside](Self::set_aside). Whether
+    /// attributes in the answer are still those of their file: false when something else changed
+    /// it meanwhile.
     pub fn end_asking(
         &mut self,
         known: &Known,
@@ -301,7 +307,7 @@ mod tests {
             let mut own = Delegation::default();
             own.has_free(GOOD, 0);
             own.image.see(&attr(ROOT, 0o040_755, 2));
-            own.image.end_listing(ROOT, 0, Some(BTreeSet::new()), 100);
+            own.image.end_listing(ROOT, 0, Some(BTreeSet::new()));
             own.makers.insert((7, 7));
             own.new_file = Some(attr(InodeNo(9), 0o100_644, 1));
             own.new_directory = Some(attr(InodeNo(9), 0o040_755, 2));
@@ -346,6 +352,7 @@ mod tests {
 
         /// The server is asked directly.
         fn ask(&mut self, op: &FileOp) -> Question {
+            self.own.set_aside(op);
             self.own.begin_asking(&self.known, op)
         }
 
@@ -531,6 +538,39 @@ mod tests {
         assert!(is_early(&writer.decide(&create(ROOT, "a"))));
         writer.settle_all();
         assert!(!is_early(&writer.decide(&rename("a", "b"))), "it replaces");
+    }
+
+    #[test]
+    fn a_renaming_asks_for_nothing_that_a_file_system_may_lack() {
+        let mut writer = Writer::new();
+        writer.make("a");
+        let mut op = rename("a", "b");
+        if let FileOp::Rename { flags, .. } = &mut op {
+            *flags = libc::RENAME_NOREPLACE;
+        }
+        assert!(is_early(&writer.decide(&op)));
+        let last = writer.own.log.entry(writer.own.log.end() - 1);
+        let sent = last.map(|entry| (&entry.op, &entry.asked.1));
+        let Some((FileOp::Rename { flags: 0, .. }, FileOp::Rename { flags: 0, .. })) = sent else {
+            panic!("{last:?}");
+        };
+    }
+
+    #[test]
+    fn names_of_a_file_that_a_new_session_lacks_are_changed_by_the_server() {
+        let mut writer = Writer::new();
+        let (ino, handle) = writer.make("a");
+        assert!(is_early(&writer.decide(&FileOp::Release { handle })));
+        writer.settle_all();
+        writer.restart();
+        let (parent, name) = (ROOT, b"a".to_vec());
+        let unlink = FileOp::Unlink { parent, name };
+        // Somebody may be looking for it by its name at this moment.
+        for op in [rename("a", "b"), unlink] {
+            assert!(!is_early(&writer.decide(&op)), "{op:?}");
+        }
+        assert!(writer.known.find_again(ino, &attr(ino, 0o100_644, 1)));
+        assert!(is_early(&writer.decide(&rename("a", "b"))));
     }
 
     #[test]

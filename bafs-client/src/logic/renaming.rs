@@ -1,7 +1,7 @@
 //! When the one writer of a volume may be told that a file has another name before the server has
 //! given it that: only for a file of one name and a name that is free.
 
-use bafs_proto::file_op::{FileReply, Name};
+use bafs_proto::file_op::{FileOp, FileReply, Name};
 use bafs_proto::ids::InodeNo;
 use nix::libc;
 
@@ -35,11 +35,20 @@ impl Delegation {
             && self.image.has(new_parent, new_name) == Some(false)
             && is_regular(&attr)
             && attr.nlink == 1
+            && known.is_here(ino)
             && known.unseen(ino).is_none();
         if !is_sure || !self.has_room(cost) {
             return None;
         }
-        let Ok(translated) = known.translate(asked.op) else {
+        // The name is free, so the flag says nothing, and not every file system knows it.
+        let op = FileOp::Rename {
+            parent,
+            name: name.clone(),
+            new_parent,
+            new_name: new_name.clone(),
+            flags: 0,
+        };
+        let Ok(translated) = known.translate(&op) else {
             return Some(Decision::Provide);
         };
         self.image.unname(parent, name);
@@ -51,6 +60,7 @@ impl Delegation {
         }
         self.image.change(ino, |about| about.ctime = asked.now);
         let about = [Some(parent), Some(new_parent), Some(ino)];
+        let asked = Asked { op: &op, ..asked };
         self.append(known, asked, translated, ((None, None), about, cost));
         Some(Decision::Answered(Ok(FileReply::Done)))
     }

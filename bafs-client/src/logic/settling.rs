@@ -30,7 +30,8 @@ pub struct Search<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Look<'a> {
     at: usize,
-    makes: bool,
+    /// Whether its operation makes the name, or takes it away.
+    pub makes: bool,
     /// The directory.
     pub parent: InodeNo,
     /// The name.

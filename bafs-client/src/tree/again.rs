@@ -161,6 +161,10 @@ impl Session {
                 (Way::Name(parent, _), Way::Name(..)) if !wanted.contains(&parent) => {
                     wanted.push(parent);
                 }
+                // It was removed, and nobody reads or writes it: who has its number looks again.
+                (Way::Gone, _) if file == ino && !self.known().is_open(ino) => {
+                    return Err(Trouble::Refused(Errno(libc::ESTALE)));
+                }
                 _ => {
                     return Err(not_there("a file that the job uses has no name any more"));
                 }

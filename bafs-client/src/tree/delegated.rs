@@ -17,7 +17,6 @@ use crate::clock;
 use crate::errno::errno_of;
 use crate::limits::{
     BATCH_BYTES, BATCH_OPS_MAX, BATCHES_MAX, DIRECTORY_PAGES_MAX, LOG_BYTES_MAX, LOG_OPS_MAX,
-    NAMES_KNOWN_MAX,
 };
 use crate::logic::delegation::{Asked, Decision, Delegation, shuts};
 use crate::logic::image::is_directory;
@@ -280,7 +279,7 @@ impl Session {
         mut decision: Decision,
     ) -> (FileResult, Bytes) {
         let (mut may_list, mut appended) = (true, None);
-        for _ in 0..ROUNDS_MAX {
+        for round in 0.. {
             match decision {
                 Decision::Answered(result) => {
                     let until = own.until(&op, appended);
@@ -290,6 +289,7 @@ impl Session {
                     self.wait_settled(own, position).await;
                     break;
                 }
+                _ if round == ROUNDS_MAX => break,
                 Decision::List(directory) => {
                     may_list = false;
                     self.list(own, directory).await;
@@ -304,6 +304,7 @@ impl Session {
             }
             (decision, appended) = self.decide(own, (caller, &op, &data), may_list);
         }
+        own.state().delegation.set_aside(&op);
         if changes(&op) {
             // What changes something goes when all before it has run.
             self.wait_for_all(own).await;
@@ -320,6 +321,7 @@ impl Session {
             if is_true || round >= ROUNDS_MAX || !asks_about_directory(&op, &result) {
                 return (result, body);
             }
+            state.delegation.set_aside(&op);
         }
     }
 
@@ -440,12 +442,20 @@ impl Session {
 
     /// Learns all names of a directory, if they are not too many.
     async fn list(&self, own: &Delegated, directory: InodeNo) {
-        let busy = own.state().delegation.log.busy(directory);
-        self.wait_settled(own, busy.unwrap_or(0)).await;
-        let begun = own.state().delegation.image.begin_listing(directory);
+        let begun = loop {
+            let position = {
+                let delegation = &mut own.state().delegation;
+                // What is appended from now on is told to the listing.
+                match delegation.log.busy(directory) {
+                    Some(position) if self.fate.loss().is_none() => position,
+                    _ => break delegation.image.begin_listing(directory),
+                }
+            };
+            self.wait_settled(own, position).await;
+        };
         let names = self.names(directory).await;
         let image = &mut own.state().delegation.image;
-        image.end_listing(directory, begun, names, NAMES_KNOWN_MAX);
+        image.end_listing(directory, begun, names);
     }
 
     async fn names(&self, directory: InodeNo) -> Option<BTreeSet<Vec<u8>>> {

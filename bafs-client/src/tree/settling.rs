@@ -93,7 +93,7 @@ impl Session {
         while let Some(look) = search.next_look() {
             let found = self.find(link, look.parent, look.name, deadline).await?;
             search.tell(look, found.is_some());
-            if let Some(attr) = found {
+            if let Some(attr) = found.filter(|_| look.makes) {
                 last = Some((search.ran(), attr));
             }
         }

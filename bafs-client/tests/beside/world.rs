@@ -10,6 +10,7 @@ use bafs_client::volume::{Mode, Ownership, Volume};
 use bafs_proto::file_op::{Caller, FileOp, FileResult};
 use bafs_proto::ids::AgentId;
 use bafs_proto::message::TreeRef;
+use bafs_tree::Limit;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::serving::{Fake, VOLUME};
@@ -23,8 +24,12 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) async fn new(promise: Promise) -> Self {
+        Self::with_limit(promise, None).await
+    }
+
+    pub(crate) async fn with_limit(promise: Promise, limit: Option<Limit>) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let server = Fake::new(directory.path());
+        let server = Fake::with_limit(directory.path(), limit);
         let (sender, losses) = mpsc::unbounded_channel();
         let fate = Fate::new("work", sender);
         let (called, agent) = (server.server(5_000), AgentId::random());

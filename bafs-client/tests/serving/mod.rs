@@ -25,6 +25,7 @@ use bafs_proto::net::pool::Pool;
 use bafs_proto::net::{BoxFuture, Incoming, Service};
 use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
+use bafs_tree::Limit;
 use bytes::Bytes;
 use nix::libc;
 
@@ -71,9 +72,13 @@ pub(crate) struct Fake {
 
 impl Fake {
     pub(crate) fn new(root: &Path) -> Arc<Self> {
+        Self::with_limit(root, None)
+    }
+
+    pub(crate) fn with_limit(root: &Path, limit: Option<Limit>) -> Arc<Self> {
         Arc::new(Self {
             root: root.to_owned(),
-            tree: bafs_tree::Tree::open(root, None).unwrap(),
+            tree: bafs_tree::Tree::open(root, limit).unwrap(),
             sessions: Mutex::default(),
             answered: Mutex::default(),
             in_order: Mutex::default(),
