@@ -6,7 +6,7 @@ mod replay;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use bafs_proto::buffer::Buffer;
@@ -62,6 +62,8 @@ struct Shared {
 struct State {
     last_epoch: u64,
     sessions: BTreeMap<(TreeRef, Epoch), Arc<Open>>,
+    /// Sessions that were taken out and may still run something.
+    ending: Vec<(TreeRef, Weak<Open>)>,
     fenced: Remembered<(TreeRef, Epoch)>,
     dropped: Remembered<TreeRef>,
 }
@@ -298,10 +300,9 @@ impl TreeSessions {
                 .as_ref()
                 .map_or(Right::Read, |session| session.right()),
         )?;
-        if found.is_some() {
-            self.lock().sessions.remove(&key);
-        }
-        end(found.into_iter().collect()).await;
+        drop(found);
+        let ended = self.lock().take(&key);
+        end(ended.into_iter().collect()).await;
         Ok(())
     }
 
@@ -378,15 +379,25 @@ impl State {
         Ok((epoch, earlier))
     }
 
-    /// Takes the writers of a volume out.
+    /// Takes the writers of a volume out. With them come those whose lease ran out while an
+    /// operation of theirs hung, and hangs still.
     fn fence(&mut self, tree: &TreeRef) -> Vec<Arc<Open>> {
         let writers = |key: &(TreeRef, Epoch), open: &Open| key.0 == *tree && open.writable;
-        let mut fenced = Vec::new();
         for key in self.keys_where(writers) {
-            fenced.extend(self.sessions.remove(&key));
+            self.take(&key);
             self.fenced.insert(key);
         }
-        fenced
+        let same_tree = self.ending.iter().filter(|(name, _)| name == tree);
+        let running = same_tree.filter_map(|(_, open)| open.upgrade());
+        running.filter(|open| open.writable).collect()
+    }
+
+    /// Takes a session out, which ends when nothing of it runs any more.
+    fn take(&mut self, key: &(TreeRef, Epoch)) -> Option<Arc<Open>> {
+        let open = self.sessions.remove(key)?;
+        self.ending.retain(|(_, open)| open.strong_count() > 0);
+        self.ending.push((key.0.clone(), Arc::downgrade(&open)));
+        Some(open)
     }
 
     fn find(&self, tree: &TreeRef, epoch: Epoch) -> Result<Arc<Open>> {
@@ -421,9 +432,7 @@ impl State {
 
     fn take_where(&mut self, wanted: impl Fn(&(TreeRef, Epoch), &Open) -> bool) -> Vec<Arc<Open>> {
         let keys = self.keys_where(wanted);
-        keys.iter()
-            .filter_map(|key| self.sessions.remove(key))
-            .collect()
+        keys.iter().filter_map(|key| self.take(key)).collect()
     }
 }
 
@@ -595,5 +604,46 @@ impl<T: Clone + Ord> Remembered<T> {
 
     fn contains(&self, item: &T) -> bool {
         self.set.contains(item)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::ids::{AgentId, VolumeId};
+
+    use super::*;
+
+    fn writer(resumes: Option<u64>) -> OpenTree {
+        OpenTree {
+            tree: TreeRef::Volume(VolumeId(1)),
+            agent: AgentId::random(),
+            writable: true,
+            resumes,
+        }
+    }
+
+    #[tokio::test]
+    #[expect(clippy::await_holding_lock, reason = "an operation that hangs does so")]
+    async fn a_writer_waits_for_one_that_hangs_although_its_lease_ran_out() {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = Tree::open(directory.path(), None).unwrap();
+        let sessions = TreeSessions::new(1, Counters::default());
+        let opened = sessions.open(tree.clone(), writer(None)).await.unwrap();
+        let call = writer(Some(opened.machine));
+        let hanging = sessions.lock().find(&call.tree, opened.epoch).unwrap();
+        let operation = hanging.session.read().unwrap();
+        let late = clock::now().plus_ms(LEASE_MS + 1);
+        let sweeper = sessions.clone();
+        let sweep = tokio::spawn(async move { sweeper.sweep(late).await });
+        while !sessions.is_empty() {
+            tokio::task::yield_now().await;
+        }
+        let mut again = std::pin::pin!(sessions.open(tree, call));
+        let first = std::future::poll_fn(|cx| std::task::Poll::Ready(again.as_mut().poll(cx)));
+        assert!(first.await.is_pending(), "an old operation still runs");
+        drop(operation);
+        drop(hanging);
+        again.await.unwrap();
+        sweep.await.unwrap();
     }
 }

@@ -55,10 +55,12 @@ impl Beneath {
         Ok(File::from(rustix::fs::openat(parent, name, flags, mode)?))
     }
 
-    /// Makes a directory. Its parent must exist.
-    pub(super) fn create_directory(&self, path: &str) -> io::Result<()> {
+    /// Makes a directory. Its parent must exist. Gives the bytes that it takes on disk.
+    pub(super) fn create_directory(&self, path: &str) -> io::Result<u64> {
         let (parent, name) = self.parent(path)?;
-        Ok(rustix::fs::mkdirat(parent, name, Mode::RWXU)?)
+        rustix::fs::mkdirat(&parent, name, Mode::RWXU)?;
+        let made = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        Ok(bytes(&made))
     }
 
     /// Makes a symbolic link, whatever it points at, with its modification time. Gives the bytes
@@ -77,11 +79,18 @@ impl Beneath {
     }
 
     /// Sets permission bits and modification time of a directory, the root for the empty path.
-    /// Gives the bytes that it takes on disk.
-    pub(super) fn finish_directory(&self, path: &str, mode: u32, mtime_ns: i64) -> io::Result<u64> {
+    /// Gives the bytes that it takes on disk, and `syncs` it.
+    pub(super) fn finish_directory(
+        &self,
+        path: &str,
+        (mode, mtime_ns): (u32, i64),
+        syncs: bool,
+    ) -> io::Result<u64> {
         let directory = self.directory(path)?;
         finish(&directory, mode, mtime_ns)?;
-        rustix::fs::fsync(&directory)?;
+        if syncs {
+            rustix::fs::fsync(&directory)?;
+        }
         Ok(bytes(&rustix::fs::fstat(&directory)?))
     }
 

@@ -56,7 +56,8 @@ struct Progress {
     root: Arc<Beneath>,
     /// Bytes that the source says its files have.
     declared: u64,
-    directories: Vec<SourceEntry>,
+    /// With the bytes of each that are counted.
+    directories: Vec<(SourceEntry, u64)>,
     pack: Pack,
     files: JoinSet<Result<()>>,
     made: u64,
@@ -209,11 +210,19 @@ impl Filling {
         let root = progress.root.clone();
         match &entry.kind {
             SourceKind::Directory => {
-                progress.directories.push(entry.clone());
-                if is_root {
-                    return Ok(());
+                let mut bytes = 0;
+                if !is_root {
+                    let this = self.clone();
+                    bytes = blocking(move || {
+                        let made = root.create_directory(&path);
+                        let bytes = made.map_err(|e| disk(&path, &e))?;
+                        this.taken.add(bytes, &path)?;
+                        Ok(bytes)
+                    })
+                    .await?;
                 }
-                blocking(move || root.create_directory(&path).map_err(|e| disk(&path, &e))).await
+                progress.directories.push((entry.clone(), bytes));
+                Ok(())
             }
             SourceKind::Symlink(target) => {
                 let (target, mtime_ns) = (target.clone(), entry.identity.mtime_ns);
@@ -408,19 +417,21 @@ fn data_runs(data: &[u8]) -> Vec<Range<usize>> {
 /// Directories get their times and bits last, inside out: filling them changes both.
 fn finish_all(progress: &Progress, taken: &Taken) -> Result<()> {
     let root = &progress.root;
-    for entry in progress.directories.iter().rev() {
+    let syncs_all = progress.made > SYNC_EACH_MAX;
+    for (entry, counted) in progress.directories.iter().rev() {
         // The root stays ours to write, whatever it was at the source.
-        let (mode, free_bytes) = if entry.path.is_empty() {
+        let (mode, counted) = if entry.path.is_empty() {
             (entry.mode | 0o700, ROOT_FREE_BYTES)
         } else {
-            (entry.mode, 0)
+            (entry.mode, *counted)
         };
-        let finished = root.finish_directory(&entry.path, mode, entry.identity.mtime_ns);
+        let about = (mode, entry.identity.mtime_ns);
+        let finished = root.finish_directory(&entry.path, about, !syncs_all);
         let bytes = finished.map_err(|e| disk(&entry.path, &e))?;
-        taken.add(bytes.saturating_sub(free_bytes), &entry.path)?;
+        taken.add(bytes.saturating_sub(counted), &entry.path)?;
     }
     let top = root.directory("").map_err(|e| disk("tree", &e))?;
-    let synced = if progress.made > SYNC_EACH_MAX {
+    let synced = if syncs_all {
         rustix::fs::syncfs(&top)
     } else {
         rustix::fs::fsync(&top)
