@@ -245,6 +245,10 @@ fn row(text: &mut String, candidate: &Candidate) -> Result<()> {
         None => "yes".to_owned(),
         Some(Shortage::Total { missing_bytes }) => format!("lacks {}", size(missing_bytes)),
         Some(Shortage::Node { missing_bytes }) => format!("node lacks {}", size(missing_bytes)),
+        Some(Shortage::Cluster { missing_bytes }) => {
+            format!("cluster lacks {}", size(missing_bytes))
+        }
+        Some(Shortage::Places { missing_volumes }) => format!("{missing_volumes} have no place"),
     };
     if !allocation.is_possible() {
         writeln!(text, "{:<11} {possible:<20} {order}", allocation.strategy)?;

@@ -150,6 +150,12 @@ fn policies(
             "keeps each scratch volume on one node, and the largest node lacks {missing_bytes} \
              bytes for one"
         ),
+        Some(Shortage::Cluster { missing_bytes }) => format!(
+            "keeps batch data in one cluster, and the largest lacks {missing_bytes} bytes for them"
+        ),
+        Some(Shortage::Places { missing_volumes }) => format!(
+            "keeps each scratch volume on one node, and {missing_volumes} of them have no place"
+        ),
     };
     bail!("--strategy {name} {why}: `bafs plan` says what is possible")
 }

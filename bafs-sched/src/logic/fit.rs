@@ -75,7 +75,7 @@ impl Scheduler {
         }
         let too_large = self.too_large_volume().or_else(|| self.too_large_caches());
         let too_large = too_large.or_else(|| self.too_large_together());
-        if too_large.is_some() || self.may_spill() {
+        if too_large.is_some() || self.will_spill() {
             return too_large;
         }
         self.too_large_job().or_else(|| self.too_large_pipeline())
@@ -99,9 +99,17 @@ impl Scheduler {
         jobs.filter(|job| !self.graph.state(*job).is_final())
     }
 
-    /// What each node that runs jobs offers, the largest first.
+    /// Whether scratch volumes may lie on other nodes than the jobs that need them first: now, or
+    /// as soon as a guide has chosen a strategy.
+    fn will_spill(&self) -> bool {
+        self.may_spill() || self.guided.is_some()
+    }
+
+    /// What each node that may hold scratch volumes offers, the largest first.
     fn sizes(&self) -> Vec<Space> {
-        let workers = self.fleet.live().filter(|(_, node)| node.seen.slots > 0);
+        let is_storing = self.will_spill();
+        let nodes = self.fleet.live();
+        let workers = nodes.filter(|(_, node)| is_storing || node.seen.slots > 0);
         let mut sizes: Vec<Space> = workers.map(|(id, _)| self.fleet.offered(id)).collect();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
         sizes

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::graph::JobState;
 use super::rules::{Admission, Rules};
 use super::scheduler::Scheduler;
+use super::space::Space;
 use crate::planner::{Environment, NodeClass, Shape, Strategy, plan, predict_rest};
 use crate::workflow::{JobIndex, Workflow};
 
@@ -321,13 +322,21 @@ impl Scheduler {
 
     /// The live nodes, equal ones together.
     fn environment(&self, guide: &Guide) -> Environment {
-        let mut kinds: BTreeMap<(u32, u64), u32> = BTreeMap::new();
+        let mut kinds: BTreeMap<(u32, Space, &str), u32> = BTreeMap::new();
         for (id, node) in self.fleet.live() {
-            let kind = (node.slots(), self.fleet.usable(id).bytes);
+            let kind = (
+                node.slots(),
+                self.fleet.usable(id),
+                node.seen.group.as_str(),
+            );
             *kinds.entry(kind).or_default() += 1;
         }
         let kinds = kinds.into_iter();
-        let nodes = kinds.map(|((slots, bytes), count)| NodeClass::new(count, slots, bytes));
+        let nodes = kinds.map(|((slots, space, group), count)| NodeClass {
+            files: space.files,
+            cluster: group.to_owned(),
+            ..NodeClass::new(count, slots, space.bytes)
+        });
         Environment {
             nodes: nodes.collect(),
             home_bytes_per_s: guide.home_bytes_per_s.max(1),
@@ -446,7 +455,7 @@ mod tests {
 
     use super::*;
     use crate::logic::fleet::{Limit, Node};
-    use crate::logic::{Event, NodeSeen, Settings, Space};
+    use crate::logic::{Event, NodeSeen, Settings};
     use crate::workflow::parse_workflow;
 
     fn scheduler(text: &str) -> Scheduler {

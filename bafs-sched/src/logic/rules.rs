@@ -135,6 +135,11 @@ impl Admission {
 }
 
 impl Scheduler {
+    /// How often rules blocked the workflow and gave way.
+    pub fn rules_eased(&self) -> u64 {
+        self.rules_eased
+    }
+
     /// Whether the rules let a job start now. A batch volume that nobody needs now gives way to
     /// one that this job needs.
     pub(super) fn rules_admit(&mut self, job: JobIndex) -> bool {
@@ -192,6 +197,21 @@ impl Scheduler {
             _ => 0,
         };
         node.users_near > outside
+    }
+
+    /// Whether batch volumes that the rules let exist beside those that do are still to come: they
+    /// need what nobody else does.
+    pub(super) fn awaits_batch(&self) -> bool {
+        let Some(admission) = &self.admission else {
+            return false;
+        };
+        let is_live = |volume: &&VolumeIndex| self.volumes.is_live(**volume);
+        let live = admission.batch.iter().filter(is_live).count() as u64;
+        let is_to_come = |volume: &VolumeIndex| {
+            let is_read = self.graph.volume(*volume).users_left > 0;
+            is_read && self.graph.is_batch(*volume) && !self.volumes.is_live(*volume)
+        };
+        live < admission.rules.batch_volumes_max && admission.caches.iter().any(is_to_come)
     }
 
     /// Takes note of a batch volume that exists from now on.
@@ -307,6 +327,7 @@ impl Scheduler {
         let Some(admission) = &mut self.admission else {
             return false;
         };
+        self.rules_eased += 1;
         admission.is_batch_full = false;
         let live = admission.batch.iter().filter(|v| self.volumes.is_live(**v));
         let live: Vec<VolumeIndex> = live.copied().collect();

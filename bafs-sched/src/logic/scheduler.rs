@@ -71,6 +71,8 @@ pub struct Scheduler {
     pub(super) unprotected: u32,
     /// The strategy's rules, when there are any.
     pub(super) admission: Option<Admission>,
+    /// How often rules gave way.
+    pub(super) rules_eased: u64,
     /// Which strategy is followed, when the scheduler chooses by itself.
     pub(super) guided: Option<Guided>,
     /// Where pipelines are at home, and which need room elsewhere.
@@ -138,6 +140,7 @@ impl Scheduler {
             protected: None,
             unprotected: 0,
             admission: None,
+            rules_eased: 0,
             guided: None,
             claims: Claims::default(),
             surveys: Surveys::default(),

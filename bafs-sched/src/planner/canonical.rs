@@ -44,6 +44,10 @@ pub struct Canonical {
     pub batch_bytes: u64,
     /// Bytes of one private volume.
     pub private_bytes: u64,
+    /// Files that a batch volume has.
+    pub batch_files: u64,
+    /// Files that a private volume has room for.
+    pub private_files: u64,
     /// Mean computing time of a job in seconds.
     pub run_s: f64,
     /// Standard deviation of the computing time as a share of its mean.
@@ -105,6 +109,8 @@ impl Canonical {
             depth: depth.ok_or_else(|| missing("depth"))?,
             batch_bytes: batch.ok_or_else(|| missing("batch"))?,
             private_bytes: private.ok_or_else(|| missing("private"))?,
+            batch_files: 1,
+            private_files: 1,
             run_s: run.ok_or_else(|| missing("run"))?,
             variability: variability.unwrap_or(0.0),
             layout: Layout::Chain,
@@ -138,6 +144,8 @@ impl Canonical {
             depth: depth as u32,
             batch_bytes,
             private_bytes,
+            batch_files: most_files(workflow, |kind| matches!(kind, VolumeKind::Cache { .. })),
+            private_files: most_files(workflow, |kind| matches!(kind, VolumeKind::Scratch { .. })),
             run_s,
             variability,
             layout: if shared {
@@ -164,6 +172,10 @@ impl Canonical {
             // A whole volume passes a job at most: half of it read, half of it written.
             Layout::Shared => (private, private, private, self.private_bytes as f64 / 2.0),
         };
+        let batch_files = match self.batch_bytes {
+            0 => 0,
+            _ => self.batch_files,
+        };
         Shape {
             width: u64::from(self.width),
             depth: u64::from(self.depth),
@@ -175,6 +187,10 @@ impl Canonical {
             waiting_bytes: waiting,
             kept_bytes: kept,
             largest_volume_bytes: self.private_bytes,
+            has_equal_volumes: true,
+            volume_files: self.private_files,
+            batch_files,
+            batch_total_files: u64::from(self.depth).saturating_mul(batch_files),
             private_io_bytes: input_bytes,
             endpoint_in_bytes: input_bytes,
             endpoint_out_bytes: input_bytes,
@@ -184,6 +200,15 @@ impl Canonical {
             longest: 1.0,
         }
     }
+}
+
+/// The most files of a volume of a kind.
+fn most_files(workflow: &Workflow, is_kind: impl Fn(&VolumeKind) -> bool) -> u64 {
+    let volumes = workflow
+        .volumes
+        .iter()
+        .filter(|volume| is_kind(&volume.kind));
+    volumes.map(|volume| volume.size_files).max().unwrap_or(1)
 }
 
 fn number(text: &str, most: u32) -> Result<u32, String> {
@@ -415,7 +440,12 @@ mod tests {
     fn a_chain_of_private_volumes_is_recognised() {
         let canonical = Canonical::recognise(&workflow(CHAIN), 0.1).unwrap();
         let expected = "width=3,depth=2,batch=45GB,private=1GB,run=60s,var=0.1";
-        assert_eq!(canonical, Canonical::parse(expected).unwrap());
+        let expected = Canonical {
+            batch_files: canonical.batch_files,
+            private_files: canonical.private_files,
+            ..Canonical::parse(expected).unwrap()
+        };
+        assert_eq!(canonical, expected);
         let shape = canonical.shape();
         assert_eq!(
             (shape.running_bytes, shape.waiting_bytes),

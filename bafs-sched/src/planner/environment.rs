@@ -18,6 +18,8 @@ const CPUS_MAX: u32 = 65_536;
 const SPEED_USUAL: u32 = 1000;
 /// A node a thousand times as fast as others, or as slow, is a typing error.
 const SPEED_RATIO_MAX: f64 = 1000.0;
+/// Files that a node holds when the environment does not say: no limit to speak of.
+const FILES_USUAL: u64 = 1 << 40;
 /// How long a node that failed is away when the environment does not say, in seconds.
 const RESTART_S: u64 = 60;
 /// Equal nodes.
@@ -29,6 +31,8 @@ pub struct NodeClass {
     pub cpus: u32,
     /// Bytes that each offers for volumes; 0 for a node that only computes.
     pub storage_bytes: u64,
+    /// Files that each holds at most.
+    pub files: u64,
     /// The cluster that they are in; nodes of one cluster share caches and a link to home.
     pub cluster: String,
     /// How fast they compute, in thousandths of the speed that run times are declared for.
@@ -55,6 +59,7 @@ impl NodeClass {
             count,
             cpus,
             storage_bytes,
+            files: FILES_USUAL,
             cluster: "default".to_owned(),
             speed_permille: SPEED_USUAL,
             memory_bytes: 0,
@@ -230,6 +235,7 @@ impl Environment {
         self.nodes.iter().all(|class| {
             let expected = NodeClass {
                 cluster: first.cluster.clone(),
+                files: class.files,
                 memory_bytes: class.memory_bytes,
                 ..NodeClass::new(class.count, class.cpus, class.storage_bytes)
             };
@@ -244,7 +250,7 @@ impl Environment {
     }
 
     /// The nodes that are there at the beginning.
-    fn first(&self) -> impl Iterator<Item = &NodeClass> {
+    pub(super) fn first(&self) -> impl Iterator<Item = &NodeClass> {
         self.nodes.iter().filter(|class| class.is_there_first())
     }
 }
@@ -278,6 +284,7 @@ fn node_class(text: &str, table: &Spanned<Table>) -> Result<NodeClass, Environme
             "count" => count = Some(place.number(value, 1, NODES_MAX as u32)?),
             "cpus" => cpus = Some(place.number(value, 0, CPUS_MAX)?),
             "storage" => storage_bytes = Some(place.size(value)?),
+            "files" => class.files = place.number(value, 1, u32::MAX)?.into(),
             "cluster" => class.cluster = place.text(value, "a")?.to_owned(),
             "speed" => class.speed_permille = place.speed(value)?,
             "memory" => class.memory_bytes = place.size(value)?,
@@ -292,7 +299,8 @@ fn node_class(text: &str, table: &Spanned<Table>) -> Result<NodeClass, Environme
             _ => {
                 return Err(place.error(
                     "is no key of [[nodes]]; known are count, cpus and storage, and when needed \
-                     cluster, speed, memory, memory-rate, local-rate, disk-rate, from and until",
+                     files, cluster, speed, memory, memory-rate, local-rate, disk-rate, from and \
+                     until",
                 ));
             }
         }

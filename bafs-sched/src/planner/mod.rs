@@ -9,6 +9,7 @@ mod choose;
 mod environment;
 mod expected;
 mod predict;
+mod room;
 mod shape;
 mod strategy;
 

@@ -172,7 +172,7 @@ fn printed_batch_volumes(
         Strategy::AllPrivate => shape.kept_bytes * width,
         Strategy::Slice => {
             // As printed: not capped, neither by the width nor by the processors.
-            let v_exec = Strategy::Slice.fitting(shape, environment.storage_bytes());
+            let v_exec = Strategy::Slice.fitting(shape, environment);
             shape.waiting_bytes * (width + v_exec)
         }
         _ => return None,

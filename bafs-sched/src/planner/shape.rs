@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::canonical::Canonical;
-use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
+use crate::workflow::{JobIndex, Volume, VolumeIndex, VolumeKind, Workflow};
 
 /// Sizes and work of a workload. Bytes are exact; `f64` fields only serve predictions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -34,6 +34,14 @@ pub struct Shape {
     pub kept_bytes: u128,
     /// The largest scratch volume, which one node must hold.
     pub largest_volume_bytes: u64,
+    /// Whether all scratch volumes are that large, so that it is known how many lie side by side.
+    pub has_equal_volumes: bool,
+    /// The most files that a scratch volume has room for.
+    pub volume_files: u64,
+    /// Files of the batch data of the stage that has most.
+    pub batch_files: u64,
+    /// Files of all batch data.
+    pub batch_total_files: u64,
     /// Private data that one job reads; it writes as much.
     pub private_io_bytes: f64,
     /// What a pipeline reads from home besides batch data.
@@ -68,6 +76,7 @@ impl Shape {
         let mut shape = Self::of_batch_data(workflow, &levels);
         shape.width = pipelines.members.len() as u64;
         shape.variability = variability;
+        shape.set_volumes(workflow);
         let extracted = workflow.extracts.iter().map(|e| e.volume).collect();
         for members in &pipelines.members {
             shape.widen(&Private::of(workflow, members, &levels, &extracted));
@@ -75,6 +84,14 @@ impl Shape {
         shape.private_io_bytes = shape.running_bytes as f64 / 2.0;
         shape.set_computing(workflow);
         (shape, approximations(workflow, &pipelines, &levels))
+    }
+
+    fn set_volumes(&mut self, workflow: &Workflow) {
+        let is_scratch = |volume: &&Volume| matches!(volume.kind, VolumeKind::Scratch { .. });
+        let scratch = || workflow.volumes.iter().filter(is_scratch);
+        let sizes: BTreeSet<u64> = scratch().map(|volume| volume.size_bytes).collect();
+        self.has_equal_volumes = sizes.len() == 1;
+        self.volume_files = scratch().map(|volume| volume.size_files).max().unwrap_or(0);
     }
 
     fn set_computing(&mut self, workflow: &Workflow) {
@@ -131,6 +148,10 @@ impl Shape {
                 .map(|&v| u128::from(workflow.volume(v).size_bytes))
                 .sum()
         };
+        let files = |volumes: &BTreeSet<VolumeIndex>| -> u64 {
+            let files = volumes.iter().map(|&v| workflow.volume(v).size_files);
+            files.fold(0, u64::saturating_add)
+        };
         let all = stages.values().flatten().copied().collect();
         let volumes = stages.values().map(|volumes| volumes.len() as u64);
         Self {
@@ -138,12 +159,16 @@ impl Shape {
             depth: levels.iter().max().map_or(1, |&level| level as u64 + 1),
             batch_bytes: stages.values().map(bytes).max().unwrap_or(0),
             batch_total_bytes: bytes(&all),
+            batch_files: stages.values().map(files).max().unwrap_or(0),
+            batch_total_files: files(&all),
             batch_read_bytes: read_bytes / workflow.jobs.len().max(1) as f64,
             stage_volumes: volumes.max().unwrap_or(1),
             running_bytes: 0,
             waiting_bytes: 0,
             kept_bytes: 0,
             largest_volume_bytes: 0,
+            has_equal_volumes: false,
+            volume_files: 0,
             private_io_bytes: 0.0,
             endpoint_in_bytes: 0.0,
             endpoint_out_bytes: 0.0,

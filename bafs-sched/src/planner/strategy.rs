@@ -6,6 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::environment::Environment;
+use super::room::Batch;
 use super::shape::Shape;
 use crate::logic::{Order, Rules};
 
@@ -53,6 +54,17 @@ pub enum Shortage {
     Node {
         /// Bytes that are missing.
         missing_bytes: u128,
+    },
+    /// The nodes of one cluster share batch data, and those of the largest cluster with processors
+    /// (and room for so many files) lack so many bytes for what is there at once.
+    Cluster {
+        /// Bytes that are missing.
+        missing_bytes: u128,
+    },
+    /// There are bytes enough, but not on the same nodes: so many scratch volumes have no place.
+    Places {
+        /// Scratch volumes.
+        missing_volumes: u128,
     },
 }
 
@@ -109,24 +121,59 @@ impl Strategy {
         }
     }
 
+    /// Scratch volumes among these, in bytes.
+    fn scratch_bytes(self, shape: &Shape) -> u128 {
+        let width = u128::from(shape.width);
+        match self {
+            Self::All | Self::AllPrivate => shape.kept_bytes * width,
+            Self::AllBatch | Self::Minimal => shape.running_bytes,
+            Self::Slice => shape.waiting_bytes * width + shape.second_bytes(),
+            Self::Remote => 0,
+        }
+    }
+
+    /// Batch data among these.
+    fn batch(self, shape: &Shape) -> Batch {
+        match self.keeps_batch_data() {
+            true => Batch {
+                bytes: shape.batch_total_bytes,
+                files: shape.batch_total_files,
+            },
+            false => shape.batch_of_stages(1),
+        }
+    }
+
+    /// What the strategy lacks in `environment`; nothing when it is possible.
+    fn shortage(self, shape: &Shape, environment: &Environment) -> Option<Shortage> {
+        if self == Self::Remote {
+            return None;
+        }
+        let (needed, offered) = (self.required_bytes(shape), environment.storage_bytes());
+        if needed > offered {
+            let missing_bytes = needed - offered;
+            return Some(Shortage::Total { missing_bytes });
+        }
+        let largest = environment.largest_node_bytes();
+        if shape.largest_volume_bytes > largest {
+            let missing_bytes = u128::from(shape.largest_volume_bytes - largest);
+            return Some(Shortage::Node { missing_bytes });
+        }
+        let scratch = self.scratch_bytes(shape);
+        match environment.room_beside(shape, self.batch(shape)) {
+            Err(missing_bytes) => Some(Shortage::Cluster { missing_bytes }),
+            Ok(room) if room >= scratch => None,
+            Ok(room) => {
+                let volume = u128::from(shape.largest_volume_bytes.max(1));
+                let missing_volumes = (scratch - room).div_ceil(volume);
+                Some(Shortage::Places { missing_volumes })
+            }
+        }
+    }
+
     /// How the strategy would run `shape` in `environment`, or what it lacks.
     pub fn allocate(self, shape: &Shape, environment: &Environment) -> Allocation {
         let required_bytes = self.required_bytes(shape);
-        let storage_bytes = environment.storage_bytes();
-        let node_missing = shape
-            .largest_volume_bytes
-            .saturating_sub(environment.largest_node_bytes());
-        let shortage = if required_bytes > storage_bytes {
-            Some(Shortage::Total {
-                missing_bytes: required_bytes - storage_bytes,
-            })
-        } else if self != Self::Remote && node_missing > 0 {
-            Some(Shortage::Node {
-                missing_bytes: node_missing.into(),
-            })
-        } else {
-            None
-        };
+        let shortage = self.shortage(shape, environment);
         let mut allocation = Allocation {
             strategy: self,
             traversal: self.traversal(),
@@ -165,17 +212,19 @@ impl Strategy {
     }
 
     /// Pipelines whose data fit at once (v_exec of §4.4); not capped by the width.
-    pub(super) fn fitting(self, shape: &Shape, storage_bytes: u128) -> u128 {
+    pub(super) fn fitting(self, shape: &Shape, environment: &Environment) -> u128 {
         let width = u128::from(shape.width);
-        let free = |taken: u128| storage_bytes.saturating_sub(taken);
+        let room = || {
+            let room = environment.room_beside(shape, self.batch(shape));
+            room.unwrap_or(0)
+        };
         match self {
             Self::All | Self::AllPrivate | Self::Remote => width,
-            Self::AllBatch => parts(free(shape.batch_total_bytes), shape.running_bytes, width),
+            Self::AllBatch | Self::Minimal => parts(room(), shape.running_bytes, width),
             Self::Slice => {
-                let taken = shape.batch_bytes + shape.waiting_bytes * width;
-                parts(free(taken), shape.second_bytes(), width)
+                let free = room().saturating_sub(shape.waiting_bytes * width);
+                parts(free, shape.second_bytes(), width)
             }
-            Self::Minimal => parts(free(shape.batch_bytes), shape.running_bytes, width),
         }
     }
 
@@ -202,6 +251,14 @@ impl Shape {
     /// What a pipeline needs beyond what it holds anyway, to run.
     fn second_bytes(&self) -> u128 {
         self.running_bytes - self.waiting_bytes
+    }
+
+    /// Batch data of so many of the largest stages.
+    fn batch_of_stages(&self, stages: u64) -> Batch {
+        Batch {
+            bytes: self.batch_bytes * u128::from(stages),
+            files: self.batch_files.saturating_mul(stages),
+        }
     }
 }
 
@@ -243,8 +300,8 @@ impl Allocation {
     }
 
     fn fill(&mut self, shape: &Shape, environment: &Environment) {
-        let (width, storage_bytes) = (u128::from(shape.width), environment.storage_bytes());
-        let concurrency = self.strategy.fitting(shape, storage_bytes).min(width);
+        let width = u128::from(shape.width);
+        let concurrency = self.strategy.fitting(shape, environment).min(width);
         self.concurrency = concurrency as u64;
         self.part_width = match self.strategy {
             Strategy::Minimal => self.concurrency,
@@ -297,8 +354,19 @@ impl Allocation {
                 shape.waiting_bytes * width + shape.second_bytes() * running
             }
         };
-        let free = environment.storage_bytes().saturating_sub(private_bytes);
-        parts(free, shape.batch_bytes, shape.depth.into()).clamp(1, shape.depth.into()) as u64
+        let fits = |stages: u64| {
+            let room = environment.room_beside(shape, shape.batch_of_stages(stages));
+            room.is_ok_and(|room| room >= private_bytes)
+        };
+        let (mut most, mut too_many) = (1, shape.depth + 1);
+        while most + 1 < too_many {
+            let middle = most + (too_many - most) / 2;
+            match fits(middle) {
+                true => most = middle,
+                false => too_many = middle,
+            }
+        }
+        most
     }
 }
 

@@ -27,7 +27,7 @@ pub fn workflow_of(canonical: &Canonical) -> Workflow {
                     policy: CachePolicy::Mru,
                 },
                 size_bytes: canonical.batch_bytes,
-                size_files: 1,
+                size_files: canonical.batch_files,
                 limit: LimitKind::Exact,
                 users: Vec::with_capacity(canonical.width as usize),
             });
@@ -52,7 +52,7 @@ fn add_pipeline(workflow: &mut Workflow, canonical: &Canonical, pipeline: u32) {
             name: format!("p{pipeline}_{at}"),
             kind: VolumeKind::Scratch { fill },
             size_bytes: canonical.private_bytes,
-            size_files: 1,
+            size_files: canonical.private_files,
             limit: LimitKind::Exact,
             users: Vec::new(),
         });
@@ -129,6 +129,8 @@ mod tests {
             let text = "width=7,depth=3,batch=2GB,private=100MB,run=50s,var=0.1";
             let canonical = Canonical {
                 layout,
+                batch_files: 20,
+                private_files: 30,
                 ..Canonical::parse(text).unwrap()
             };
             let workflow = workflow_of(&canonical);

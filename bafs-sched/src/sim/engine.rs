@@ -268,6 +268,7 @@ impl Simulation {
             let home = self.home_link(cluster as u32);
             self.run.home_bytes += self.links[home as usize].crossed_bytes;
         }
+        self.run.rules_eased = self.scheduler.rules_eased();
         self.run.followed = self.scheduler.followed().to_vec();
         self.run
     }
@@ -460,6 +461,7 @@ fn empty_run() -> Run {
         busy_us: 0,
         scratch_bytes_max: 0,
         cache_bytes_max: 0,
+        rules_eased: 0,
         followed: Vec::new(),
         moments: Vec::new(),
         spells: Vec::new(),

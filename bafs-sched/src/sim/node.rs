@@ -8,9 +8,6 @@ use crate::logic::{NodeSeen, Space};
 use crate::planner::{Environment, NodeClass};
 use crate::workflow::{CachePolicy, VolumeIndex};
 
-/// Files that a node can hold: not what these simulations are about.
-const FILES: u64 = 1 << 40;
-
 /// A node.
 #[derive(Debug, Clone)]
 pub(super) struct Node {
@@ -143,7 +140,11 @@ pub(super) fn seen(at: usize, class: &NodeClass) -> NodeSeen {
         group: class.cluster.clone(),
         capacity: Space {
             bytes: class.storage_bytes,
-            files: if class.storage_bytes > 0 { FILES } else { 0 },
+            files: if class.storage_bytes > 0 {
+                class.files
+            } else {
+                0
+            },
         },
         foreign: Space::ZERO,
         slots: class.cpus,

@@ -29,6 +29,8 @@ pub struct Run {
     pub scratch_bytes_max: u64,
     /// The most cache volumes at once, in bytes.
     pub cache_bytes_max: u64,
+    /// How often the rules of a strategy blocked the workflow and gave way.
+    pub rules_eased: u64,
     /// The strategies that were followed, where the scheduler chose them.
     pub followed: Vec<Followed>,
     /// What happened when; empty unless asked for.

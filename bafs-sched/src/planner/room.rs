@@ -1,0 +1,95 @@
+//! How much fits beside batch data. A scratch volume lies whole on one node; batch data are divided
+//! among the nodes of a cluster, to the byte. Where all scratch volumes are of one size that is
+//! exact, else a sum. It knows no strategies.
+
+use std::collections::BTreeMap;
+
+use super::environment::{Environment, NodeClass};
+use super::shape::Shape;
+
+/// Batch data that exist at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Batch {
+    pub(super) bytes: u128,
+    /// Files, all of which a node with a part of them counts.
+    pub(super) files: u64,
+}
+
+/// What nodes offer, all added up.
+#[derive(Debug, Clone, Copy, Default)]
+struct Offer {
+    /// Where there is room for the files of the batch data: bytes, and bytes of whole scratch
+    /// volumes that lie there.
+    bytes: u128,
+    beside_bytes: u128,
+    /// Bytes of scratch volumes where there is no such room.
+    other_bytes: u128,
+    /// Bytes of scratch volumes on all of them, when no batch data are there.
+    alone_bytes: u128,
+    computes: bool,
+}
+
+impl Shape {
+    /// Bytes of scratch volumes that such a node holds, whole ones, beside so many files.
+    fn held_bytes(&self, class: &NodeClass, other_files: u64) -> u128 {
+        let volume = match self.has_equal_volumes {
+            true => self.largest_volume_bytes,
+            false => 0,
+        };
+        let files = class.files.saturating_sub(other_files);
+        match class.storage_bytes.checked_div(volume) {
+            None => class.storage_bytes.into(),
+            Some(fitting) => {
+                let by_files = files.checked_div(self.volume_files).unwrap_or(fitting);
+                u128::from(fitting.min(by_files)) * u128::from(volume)
+            }
+        }
+    }
+
+    /// The part of so many bytes that whole scratch volumes can take.
+    fn in_whole_volumes(&self, bytes: u128) -> u128 {
+        match self.has_equal_volumes && self.largest_volume_bytes > 0 {
+            true => bytes - bytes % u128::from(self.largest_volume_bytes),
+            false => bytes,
+        }
+    }
+}
+
+impl Environment {
+    /// Bytes of scratch volumes of this shape that fit on all nodes at once, beside batch data in
+    /// one cluster that computes: in that one which leaves most. How many bytes the cluster that
+    /// offers most lacks, when none can hold the batch data.
+    pub(super) fn room_beside(&self, shape: &Shape, batch: Batch) -> Result<u128, u128> {
+        let mut clusters: BTreeMap<&str, Offer> = BTreeMap::new();
+        for class in self.first() {
+            let count = u128::from(class.count);
+            let offer = clusters.entry(&class.cluster).or_default();
+            offer.computes |= class.cpus > 0;
+            offer.alone_bytes += count * shape.held_bytes(class, 0);
+            if class.files >= batch.files {
+                offer.bytes += count * u128::from(class.storage_bytes);
+                offer.beside_bytes += count * shape.held_bytes(class, batch.files);
+            } else {
+                offer.other_bytes += count * shape.held_bytes(class, 0);
+            }
+        }
+        let all: u128 = clusters.values().map(|offer| offer.alone_bytes).sum();
+        let computing = clusters.values().filter(|offer| offer.computes);
+        let rooms = computing.map(|offer| {
+            if offer.bytes < batch.bytes {
+                return Err(batch.bytes - offer.bytes);
+            }
+            let left = offer.bytes - batch.bytes;
+            let beside = offer.beside_bytes.min(shape.in_whole_volumes(left));
+            Ok(all - offer.alone_bytes + offer.other_bytes + beside)
+        });
+        let (mut most, mut lacking) = (None, u128::MAX);
+        for room in rooms {
+            match room {
+                Ok(bytes) => most = most.max(Some(bytes)),
+                Err(bytes) => lacking = lacking.min(bytes),
+            }
+        }
+        most.ok_or(lacking)
+    }
+}

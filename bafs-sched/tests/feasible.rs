@@ -1,0 +1,224 @@
+//! What the planner calls possible, against every way to place the volumes and against the
+//! simulator, in which the real scheduler runs the workload on nodes that are filled to the last
+//! byte.
+
+use std::collections::BTreeMap;
+
+use bafs_sched::planner::{
+    Canonical, Environment, Layout, NodeClass, Shape, Shortage, Strategy, plan,
+};
+use bafs_sched::sim::{Load, Policy, Run, Scenario, Simulation, workflow_of};
+use proptest::prelude::*;
+use proptest::strategy::Strategy as Generate;
+
+const MB: u64 = 1_000_000;
+
+fn environment(nodes: Vec<NodeClass>) -> Environment {
+    Environment {
+        nodes,
+        home_bytes_per_s: 10 * MB,
+        local_bytes_per_s: 10 * MB,
+        mtbf_s: None,
+        restart_s: 60,
+    }
+}
+
+fn canonical(width: u32, depth: u32, batch_mb: u64, private_mb: u64) -> Canonical {
+    Canonical {
+        width,
+        depth,
+        batch_bytes: batch_mb * MB,
+        private_bytes: private_mb * MB,
+        batch_files: 1,
+        private_files: 1,
+        run_s: 60.0,
+        variability: 0.2,
+        layout: Layout::Chain,
+    }
+}
+
+fn simulate(canonical: &Canonical, environment: &Environment, strategy: Strategy) -> Run {
+    let load = Load::Declared {
+        variability_ppm: 200_000,
+    };
+    let policy = Policy::Strategy(strategy);
+    let scenario = Scenario::new(environment.clone(), policy, load, 1);
+    let simulation = Simulation::new(workflow_of(canonical), scenario);
+    simulation.run().expect("it comes to an end")
+}
+
+/// Two nodes of 5 GB have room for two volumes of 3 GB, not for three, although that is 9 of 10 GB.
+#[test]
+fn volumes_that_fit_together_but_not_on_single_nodes_are_not_called_possible() {
+    let environment = environment(vec![NodeClass::new(2, 1, 5_000 * MB)]);
+    let shape = canonical(1, 2, 500, 3_000).shape();
+    let all = Strategy::All.allocate(&shape, &environment);
+    let missing_volumes = 1;
+    assert_eq!(all.shortage, Some(Shortage::Places { missing_volumes }));
+    let choice = plan(shape, &environment).choice;
+    assert_eq!(
+        choice.map(|choice| choice.strategy),
+        Some(Strategy::Slice),
+        "two at once are enough for a job"
+    );
+}
+
+#[test]
+fn a_node_without_room_for_more_files_holds_no_further_volume() {
+    let with_files = |files| {
+        let class = NodeClass {
+            files,
+            ..NodeClass::new(1, 1, 10_000 * MB)
+        };
+        let work = Canonical {
+            batch_files: 5,
+            private_files: 10,
+            ..canonical(1, 1, 100, 100)
+        };
+        let minimal = Strategy::Minimal.allocate(&work.shape(), &environment(vec![class]));
+        minimal.is_possible()
+    };
+    assert!(with_files(25) && !with_files(24));
+}
+
+/// Nodes of one cluster share batch data; what other clusters have is of no use for these.
+#[test]
+fn batch_data_that_fit_into_no_cluster_are_not_called_possible() {
+    let class = |cluster: &str| NodeClass {
+        cluster: cluster.to_owned(),
+        ..NodeClass::new(1, 1, 1_000 * MB)
+    };
+    let environment = environment(vec![class("a"), class("b")]);
+    let allocate = |batch_mb, private_mb| {
+        let shape = canonical(1, 1, batch_mb, private_mb).shape();
+        Strategy::Minimal.allocate(&shape, &environment).shortage
+    };
+    let missing_bytes = u128::from(200 * MB);
+    assert_eq!(
+        allocate(1_200, 100),
+        Some(Shortage::Cluster { missing_bytes })
+    );
+    assert_eq!(
+        allocate(1_000, 400),
+        None,
+        "scratch volumes lie in the other one"
+    );
+}
+
+/// Whether so many volumes fit on the nodes beside so much batch data, by trying every place.
+fn fits_somehow(environment: &Environment, shape: &Shape, volumes: u64, batch: (u64, u64)) -> bool {
+    let mut nodes = Vec::new();
+    for class in &environment.nodes {
+        let node = (class.storage_bytes, class.files);
+        nodes.extend(std::iter::repeat_n(node, class.count as usize));
+    }
+    let size = shape.largest_volume_bytes;
+    // For each number of volumes placed so far the most room for batch data that is left.
+    let mut best: BTreeMap<u64, u64> = BTreeMap::from([(0, 0)]);
+    for (bytes, files) in nodes {
+        let mut next = BTreeMap::new();
+        for (&placed, &left) in &best {
+            for more in 0..=volumes - placed {
+                if more * size > bytes || more * shape.volume_files > files {
+                    break;
+                }
+                let is_roomy = files - more * shape.volume_files >= batch.1;
+                let room = if is_roomy { bytes - more * size } else { 0 };
+                let entry = next.entry(placed + more).or_insert(0);
+                *entry = (*entry).max(left + room);
+            }
+        }
+        best = next;
+    }
+    best.get(&volumes).is_some_and(|left| *left >= batch.0)
+}
+
+/// Small workloads on few nodes, some of which only store or only compute.
+fn cases() -> impl Generate<Value = (Canonical, Environment)> {
+    let workload = (1u32..5, 1u32..4, 0u64..12, 0u64..5, any::<bool>());
+    let node = (1u32..4, 0u32..3, 0u64..12);
+    let nodes = proptest::collection::vec(node, 1..3);
+    (workload, nodes).prop_map(|((width, depth, batch, private, is_chain), nodes)| {
+        let work = Canonical {
+            layout: if is_chain {
+                Layout::Chain
+            } else {
+                Layout::Shared
+            },
+            ..canonical(width, depth, 100 * batch, 100 * private)
+        };
+        let class = |(count, cpus, storage)| NodeClass::new(count, cpus, 100 * storage * MB);
+        let mut nodes: Vec<NodeClass> = nodes.into_iter().map(class).collect();
+        // Something must run jobs.
+        nodes[0].cpus = nodes[0].cpus.max(1);
+        (work, environment(nodes))
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 400,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn what_is_called_possible_is_what_fits_in_some_way((work, environment) in cases()) {
+        let shape = work.shape();
+        let count = |bytes: u128| match work.private_bytes {
+            0 => 0,
+            size => bytes as u64 / size,
+        };
+        let width = u64::from(work.width);
+        let (all, one) = (u64::from(work.depth) * work.batch_bytes, work.batch_bytes);
+        let (kept, running) = (count(shape.kept_bytes), count(shape.running_bytes));
+        let waiting = count(shape.waiting_bytes);
+        for (strategy, volumes, batch_bytes) in [
+            (Strategy::All, kept * width, all),
+            (Strategy::AllPrivate, kept * width, one),
+            (Strategy::AllBatch, running, all),
+            (Strategy::Slice, waiting * width + running - waiting, one),
+            (Strategy::Minimal, running, one),
+        ] {
+            let allocation = strategy.allocate(&shape, &environment);
+            let fits = fits_somehow(&environment, &shape, volumes, (batch_bytes, 0));
+            prop_assert_eq!(allocation.is_possible(), fits, "{}: {:?}", strategy, allocation);
+            let (more, unit) = match strategy {
+                Strategy::All | Strategy::AllPrivate => continue,
+                Strategy::Slice => (waiting * width, running - waiting),
+                _ => (0, running),
+            };
+            let at_once = allocation.concurrency;
+            if fits && unit > 0 && at_once < width {
+                let one_more = more + unit * (at_once + 1);
+                let fits = fits_somehow(&environment, &shape, one_more, (batch_bytes, 0));
+                prop_assert!(!fits, "{}: more than {} fit", strategy, at_once);
+            }
+        }
+    }
+
+    /// The scheduler follows each possible strategy to the end, and its rules never have to give
+    /// way; what is not possible even with least data at once never ends.
+    #[test]
+    fn what_is_called_possible_runs_to_its_end_and_nothing_else((work, environment) in cases()) {
+        let shape = work.shape();
+        for strategy in Strategy::EACH {
+            let allocation = strategy.allocate(&shape, &environment);
+            let is_possible = allocation.is_possible();
+            if strategy == Strategy::Remote || !(is_possible || strategy == Strategy::Minimal) {
+                continue;
+            }
+            let run = simulate(&work, &environment, strategy);
+            prop_assert_eq!(run.is_complete(), is_possible, "{}: {:?}", strategy, run.failure());
+            if is_possible {
+                prop_assert_eq!(run.rules_eased, 0, "{}: its rules gave way", strategy);
+            }
+            // With several batch volumes at once, one may go that a pipeline far behind needs.
+            let is_kept = [1, u64::from(work.depth)].contains(&allocation.batch_volumes);
+            if is_possible && strategy != Strategy::Minimal && is_kept {
+                let once = u128::from(work.batch_bytes) * u128::from(work.depth);
+                prop_assert!(run.fetched_bytes <= once, "{}: fetched again", strategy);
+            }
+        }
+    }
+}
