@@ -13,6 +13,7 @@ mod graph;
 mod history;
 mod init;
 mod job;
+mod live;
 mod metrics;
 mod output;
 mod own_directory;
@@ -93,7 +94,6 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Mount(args) => return job::mount(&args),
         Command::Init(args) => init::init(&args, output)?,
         Command::Check(args) => workflow_file::check(&args.workflow, output)?,
-        Command::Plan(args) => plan::run(&args, output)?,
         Command::Sim(args) => sim::run(&args, output)?,
         Command::Prefer(args) => steer::prefer(&args, output)?,
         Command::Cancel(args) => steer::cancel(&args, output)?,
@@ -120,6 +120,7 @@ fn run_async(command: Command, output: Output) -> Result<ExitCode> {
             Command::Servers(args) => volume::servers(args, output).await,
             Command::Volume(command) => volume::run(command, output).await,
             Command::Grant(args) => grant::grant(args, output).await,
+            Command::Plan(args) => plan::run(&args, output).await,
             Command::Run(args) => return run::run(args, output).await,
             Command::Demo(args) => return demo::demo(args, output).await,
             _ => Ok(()),

@@ -15,12 +15,13 @@ use bafs_sched::workflow::Workflow;
 use serde::Serialize;
 
 use crate::args::PlanArgs;
+use crate::live::{self, Rates};
 use crate::output::Output;
 use crate::workflow_file;
 
 /// Plans a workflow or a canonical workload, and prints the strategies and the choice.
-pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<()> {
-    let environment = environment(&args.environment)?;
+pub(crate) async fn run(args: &PlanArgs, output: Output) -> Result<()> {
+    let environment = machines(args).await?;
     let Asked {
         shape,
         work,
@@ -28,6 +29,9 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<()> {
     } = asked(args)?;
     if let Work::Given(workflow, _) = &work {
         check_processors(workflow, &environment)?;
+    }
+    if args.environment.is_none() {
+        remarks.push(live::told(&environment));
     }
     if !environment.is_even() {
         remarks.push(
@@ -67,6 +71,17 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<()> {
         simulated: &tried,
     };
     output.say(&text, &shown)
+}
+
+/// Those of the file, else those that the catalog lists.
+async fn machines(args: &PlanArgs) -> Result<Environment> {
+    let Some(path) = &args.environment else {
+        return live::environment(args).await;
+    };
+    let (mut environment, declared) = (environment(path)?, Rates::declared(args)?);
+    environment.home_bytes_per_s = declared.home.unwrap_or(environment.home_bytes_per_s);
+    environment.local_bytes_per_s = declared.local.unwrap_or(environment.local_bytes_per_s);
+    Ok(environment)
 }
 
 /// What machines get.

@@ -9,6 +9,8 @@ use super::Checkpoint;
 #[derive(Debug, Args)]
 #[command(
     after_help = "Example:\n  bafs plan blast.bafs --environment cluster.toml\n  \
+bafs plan blast.bafs --catalog head:7000 --identity cluster --home-rate 10MB/s \\\n    \
+--local-rate 100MB/s\n  \
 bafs plan --environment thesis.toml \\\n    \
 --canonical width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1"
 )]
@@ -19,9 +21,26 @@ pub(crate) struct PlanArgs {
     /// A workload of `width` equal pipelines of `depth` jobs instead of a workflow.
     #[arg(long, value_name = "KEY=VALUE,...")]
     pub(crate) canonical: Option<String>,
-    /// Nodes, storage and links to plan for, as TOML.
+    /// Nodes, storage and links to plan for, as TOML; what is free on the nodes of the catalog when
+    /// not given.
     #[arg(long, value_name = "FILE")]
-    pub(crate) environment: PathBuf,
+    pub(crate) environment: Option<PathBuf>,
+    /// Without --environment: directory that `bafs init` made.
+    #[arg(long, env = "BAFS_IDENTITY", value_name = "DIR")]
+    pub(crate) identity: Option<PathBuf>,
+    /// Without --environment: address of the catalog.
+    #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
+    pub(crate) catalog: Option<String>,
+    /// Rate of the link to home, such as 1MB/s; instead of the environment's if one is given.
+    #[arg(long, value_name = "RATE")]
+    pub(crate) home_rate: Option<String>,
+    /// Rate of each node's link, such as 100MB/s; instead of the environment's if one is given.
+    #[arg(long, value_name = "RATE")]
+    pub(crate) local_rate: Option<String>,
+    /// Without --environment: take rates that are not given from a run that is over, by its journal
+    /// (or the workflow beside it).
+    #[arg(long, value_name = "RUN", conflicts_with = "environment")]
+    pub(crate) rates_from: Option<PathBuf>,
     /// Standard deviation of the workflow's run times, as a share of their mean.
     #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = parse_share,
         conflicts_with = "canonical")]

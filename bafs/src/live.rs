@@ -1,0 +1,124 @@
+//! The machines of a cluster that is there, for the planner: nodes as the catalog lists them, rates
+//! of links as they are declared or as a run that is over found them. It reserves nothing.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, anyhow, bail};
+use bafs_proto::message::{Advert, ServerKind};
+use bafs_sched::io::journal;
+use bafs_sched::logic::Settings;
+use bafs_sched::past;
+use bafs_sched::planner::{Environment, NodeClass};
+
+use crate::args::PlanArgs;
+use crate::client::Client;
+use crate::history;
+use crate::rate::parse_rate;
+
+/// What is not known of failures: how long a node that failed is away.
+const RESTART_S: u64 = 60;
+
+/// Bytes per second of the link to home, and of each node's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Rates {
+    pub(crate) home: Option<u64>,
+    pub(crate) local: Option<u64>,
+}
+
+impl Rates {
+    /// Those that the arguments declare.
+    pub(crate) fn declared(args: &PlanArgs) -> Result<Self> {
+        let rate = |text: &Option<String>, name: &str| {
+            let text = text.as_deref();
+            let rate = text.map(|text| parse_rate(text).with_context(|| format!("--{name}")));
+            rate.transpose()
+        };
+        Ok(Self {
+            home: rate(&args.home_rate, "home-rate")?,
+            local: rate(&args.local_rate, "local-rate")?,
+        })
+    }
+
+    /// The declared ones, else those that a run measured.
+    fn or_measured(self, args: &PlanArgs) -> Result<Self> {
+        let Some(run) = &args.rates_from else {
+            return Ok(self);
+        };
+        let path = history::journal_of(run)?;
+        let past = past::from_journal(journal::read(&path)?);
+        let site = past.with_context(|| path.display().to_string())?.site;
+        Ok(Self {
+            home: self.home.or_else(|| site.as_ref()?.home_bytes_per_s),
+            local: self.local.or_else(|| site.as_ref()?.local_bytes_per_s),
+        })
+    }
+}
+
+/// The nodes that the catalog lists, with what is free on them now.
+pub(crate) async fn environment(args: &PlanArgs) -> Result<Environment> {
+    let (Some(identity), Some(catalog)) = (&args.identity, &args.catalog) else {
+        bail!(
+            "say what to plan for: --environment FILE, or --identity DIR and --catalog HOST:PORT \
+             for the nodes of a cluster that is there"
+        );
+    };
+    let rates = Rates::declared(args)?.or_measured(args)?;
+    let (Some(home), Some(local)) = (rates.home, rates.local) else {
+        bail!(
+            "no catalog knows rates of links: give --home-rate and --local-rate, or with \
+             --rates-from a run of this cluster that is over and moved enough to tell both"
+        );
+    };
+    let client = Client::with(identity, catalog)?;
+    let adverts = client.servers(Some(ServerKind::Node)).await?;
+    if adverts.is_empty() {
+        bail!(
+            "the catalog at {catalog} lists no node: start some (`bafs node`), or give \
+             --environment"
+        );
+    }
+    let environment = Environment {
+        nodes: classes(&adverts),
+        home_bytes_per_s: home,
+        local_bytes_per_s: local,
+        mtbf_s: None,
+        restart_s: RESTART_S,
+    };
+    let checked = environment.checked();
+    checked.map_err(|error| anyhow!("the nodes in the catalog at {catalog}: {}", error.message))
+}
+
+/// Nodes with what a run would find free on them, equal ones together.
+fn classes(adverts: &[Advert]) -> Vec<NodeClass> {
+    let slack = u128::from(Settings::default().slack_permille);
+    let mut kinds: BTreeMap<(u32, u64, u64, &str), u32> = BTreeMap::new();
+    for advert in adverts {
+        let kept = (u128::from(advert.capacity_bytes) * slack).div_ceil(1000) as u64;
+        let bytes = advert
+            .free_bytes
+            .min(advert.capacity_bytes.saturating_sub(kept));
+        let kind = (
+            advert.slots,
+            bytes,
+            advert.free_files,
+            advert.group.as_str(),
+        );
+        *kinds.entry(kind).or_default() += 1;
+    }
+    let class = |((slots, bytes, files, group), count): ((u32, u64, u64, &str), u32)| NodeClass {
+        files,
+        cluster: group.to_owned(),
+        ..NodeClass::new(count, slots, bytes)
+    };
+    kinds.into_iter().map(class).collect()
+}
+
+/// What was planned for, in a sentence.
+pub(crate) fn told(environment: &Environment) -> String {
+    format!(
+        "planned for what is free now on the {} nodes of the catalog: {} slots, {} bytes",
+        environment.node_count(),
+        environment.cpus(),
+        environment.storage_bytes()
+    )
+}

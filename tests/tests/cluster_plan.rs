@@ -1,0 +1,90 @@
+//! `bafs plan` without an environment: for what is free on the nodes that a catalog lists.
+
+use anyhow::{Context, Result, ensure};
+use bafs_tests::{World, said};
+use serde_json::Value;
+
+const RATES: [&str; 4] = ["--home-rate", "10 MB/s", "--local-rate", "100 MB/s"];
+
+/// Four pipelines of one job that need 80 MB each.
+const WORKFLOW: &str = "for i in 1..4\n\
+    volume v$(i) scratch 80 MB\n\
+    job a$(i) {\n\
+      executable = /bin/true\n\
+      runtime = 10 s\n\
+    }\n\
+    mount v$(i) a$(i) /v\n\
+    end\n";
+
+fn plan(world: &World, more: &[&str]) -> Result<Value> {
+    let workflow = world.workflow(WORKFLOW)?;
+    let workflow = workflow.to_str().context("a path is text")?;
+    world.json(&[&["plan", workflow], more].concat())
+}
+
+fn refusal(world: &World, more: &[&str]) -> Result<String> {
+    let workflow = world.workflow(WORKFLOW)?;
+    let mut command = world.bafs(&["plan"]);
+    let output = command.arg(workflow).args(more).output()?;
+    ensure!(!output.status.success(), "it is planned: {}", said(&output));
+    Ok(said(&output))
+}
+
+fn storage(plan: &Value) -> Result<Vec<(u64, u64)>> {
+    let nodes = plan["environment"]["nodes"].as_array().context("nodes")?;
+    let number = |node: &Value, name: &str| node[name].as_u64().context("a number");
+    let kinds = nodes.iter().map(|node| {
+        let bytes = number(node, "storage_bytes")?;
+        Ok((number(node, "count")?, bytes))
+    });
+    kinds.collect()
+}
+
+#[test]
+fn a_plan_for_a_cluster_counts_what_is_free_there_now() -> Result<()> {
+    let world = World::start(&["300 MB", "300 MB"])?;
+    world.wait_for_servers(3)?;
+    let plan_of = |world: &World| plan(world, &RATES);
+    let empty = plan_of(&world)?;
+    let kinds = storage(&empty)?;
+    ensure!(kinds.iter().map(|kind| kind.0).sum::<u64>() == 2, "{empty}");
+    ensure!(kinds.iter().all(|kind| kind.1 > 250_000_000), "{kinds:?}");
+    ensure!(
+        empty["environment"]["home_bytes_per_s"] == 10_000_000,
+        "{empty}"
+    );
+    ensure!(empty["candidates"][0]["shortage"].is_null(), "{empty}");
+    // A volume takes most of one node: beside it three pipelines fit, not four.
+    let taken = [
+        "volume", "create", "big", "--node", "n1", "--size", "250 MB",
+    ];
+    let made = world.bafs(&taken).output()?;
+    ensure!(made.status.success(), "{}", said(&made));
+    for _ in 0..100 {
+        let full = plan_of(&world)?;
+        let missing = &full["candidates"][0]["shortage"]["places"]["missing_volumes"];
+        if missing == 1 {
+            return Ok(());
+        }
+        // The catalog hears of it with the node's next advert.
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    }
+    anyhow::bail!("the plan does not see what is taken: {}", plan_of(&world)?);
+}
+
+#[test]
+fn a_plan_without_machines_or_rates_says_what_to_give() -> Result<()> {
+    let world = World::start(&[])?;
+    let told = refusal(&world, &[])?;
+    ensure!(told.contains("--home-rate and --local-rate"), "{told}");
+    let told = refusal(&world, &RATES)?;
+    ensure!(told.contains("lists no node"), "{told}");
+    let workflow = world.workflow(WORKFLOW)?;
+    let mut command = world.bafs(&["plan"]);
+    command
+        .env_remove("BAFS_CATALOG")
+        .env_remove("BAFS_IDENTITY");
+    let told = said(&command.arg(workflow).output()?);
+    ensure!(told.contains("--environment FILE"), "{told}");
+    Ok(())
+}
