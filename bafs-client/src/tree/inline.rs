@@ -260,7 +260,7 @@ async fn open(parcel: Parcel, writable: bool) -> Result<Held> {
     let tree = opening.await.map_err(|error| broken(&error))?;
     let tree = tree.map_err(|error| broken(&error))?;
     Ok(Held {
-        session: tree.session(writable),
+        session: tree.session(writable).that_tells_no_births(),
         tree,
         lock,
         connection: Arc::new(connection),
