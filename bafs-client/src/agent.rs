@@ -205,8 +205,16 @@ impl Agent {
         Ok(match &mount.target {
             MountTarget::Scratch { server, volume } => {
                 let open = || remote(server, TreeRef::Volume(*volume));
-                let (tree, way) = self.take(open, mount.writable, fate).await?;
-                (tree, Mode::scratch(mount.writable), Usage::new(), way)
+                let (tree, mut way) = self.take(open, mount.writable, fate).await?;
+                let (whole_files, why) = tree.whole_files();
+                if whole_files {
+                    way = format!("{way}; {why}");
+                }
+                let mode = Mode {
+                    whole_files,
+                    ..Mode::scratch(mount.writable)
+                };
+                (tree, mode, Usage::new(), way)
             }
             MountTarget::Home { server, path } => {
                 let tree = remote(server, TreeRef::Home(path.clone())).await?;
