@@ -6,6 +6,7 @@ use bafs_proto::ids::AgentId;
 use bafs_proto::limits::OP_DEADLINE_MS_DEFAULT;
 use bafs_proto::message::{MountSpec, MountTarget, TreeRef};
 use bafs_proto::net::pool::Pool;
+use bafs_proto::time::Deadline;
 use bafs_proto::{Error, Result};
 use nix::unistd::{getegid, geteuid};
 use tokio::sync::mpsc;
@@ -119,7 +120,12 @@ impl Agent {
         tracing::debug!(volume = mount.name, way, "volume opened");
         if self.choices.explain == Explain::Yes {
             // Without a standard error there is nobody to tell.
-            let _ = writeln!(std::io::stderr(), "bafs: volume {}: {way}", mount.name);
+            let over = self.carrier(&mount.target).await;
+            let _ = writeln!(
+                std::io::stderr(),
+                "bafs: volume {}: {way}{over}",
+                mount.name
+            );
         }
         let ownership = match (&tree, self.ownership) {
             // Files are made by this process, in whose name space its user has the shown number.
@@ -130,6 +136,19 @@ impl Agent {
             (_, ownership) => ownership,
         };
         Ok(Volume::new(&mount.name, tree, mode, ownership, fate, usage))
+    }
+
+    /// Over what the server of a volume is reached, for people: its lease goes there at least.
+    async fn carrier(&self, target: &MountTarget) -> String {
+        let (MountTarget::Scratch { server, .. }
+        | MountTarget::Home { server, .. }
+        | MountTarget::Cache { server, .. }) = target;
+        // Mostly the connection by which the volume was opened.
+        let deadline = Deadline::after_ms(self.op_deadline_ms);
+        match self.pool.connection(server, deadline).await {
+            Ok(connection) => format!("; {server} is reached over {}", connection.carrier()),
+            Err(error) => format!("; {server} is not reached any more: {error}"),
+        }
     }
 
     /// A tree behind the network, of which this process is the writer.
@@ -186,8 +205,16 @@ impl Agent {
         Ok(match &mount.target {
             MountTarget::Scratch { server, volume } => {
                 let open = || remote(server, TreeRef::Volume(*volume));
-                let (tree, way) = self.take(open, mount.writable, fate).await?;
-                (tree, Mode::scratch(mount.writable), Usage::new(), way)
+                let (tree, mut way) = self.take(open, mount.writable, fate).await?;
+                let (whole_files, why) = tree.whole_files();
+                if whole_files {
+                    way = format!("{way}; {why}");
+                }
+                let mode = Mode {
+                    whole_files,
+                    ..Mode::scratch(mount.writable)
+                };
+                (tree, mode, Usage::new(), way)
             }
             MountTarget::Home { server, path } => {
                 let tree = remote(server, TreeRef::Home(path.clone())).await?;

@@ -102,11 +102,9 @@ impl Anchor {
         }
     }
 
-    /// The file has lost its last name, as `other` shows, and is open.
-    pub(crate) fn keep(&self, other: &Self) {
-        if let Ok(fd) = other.fd() {
-            self.slot.keep(&fd);
-        }
+    /// The file has lost its last name; `fd` still shows it.
+    pub(crate) fn keep(&self, fd: &Arc<OwnedFd>) {
+        self.slot.keep(fd);
     }
 
     pub(crate) fn stat(&self) -> Outcome<Stat> {
@@ -169,23 +167,22 @@ impl Anchor {
         done
     }
 
-    /// Takes note if no name leads to the file any more, and says so.
-    pub(crate) fn note_unlinked(&self) -> bool {
-        let gone = self.stat().is_ok_and(|stat| stat.st_nlink == 0);
-        if gone && let Some(state) = &self.state {
+    /// Takes note that no name leads to the file any more.
+    pub(crate) fn set_unlinked(&self) {
+        if let Some(state) = &self.state {
             state.set_unlinked();
         }
-        gone
     }
 
-    /// Brings the file's charge up to date.
-    pub(crate) fn settle(&self) {
-        if let Some((account, state)) = self.charged() {
-            let mut charged = state.lock();
-            if let Ok(stat) = self.stat() {
-                account.settle(&mut charged, self.tree.charge(&stat), 0);
-            }
-        }
+    /// Brings the file's charge up to date, and gives its attributes, as `fd` shows them.
+    pub(crate) fn settle(&self, fd: impl AsFd) -> Outcome<Stat> {
+        let Some((account, state)) = self.charged() else {
+            return fstat(fd).map_err(errno::of);
+        };
+        let mut charged = state.lock();
+        let stat = fstat(fd).map_err(errno::of)?;
+        account.settle(&mut charged, self.tree.charge(&stat), 0);
+        Ok(stat)
     }
 }
 

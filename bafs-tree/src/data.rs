@@ -178,9 +178,9 @@ impl Session {
             fsync(&file.fd)
         };
         // Writing out may have added blocks of the file's own index.
-        file.anchor.settle();
+        let settled = file.anchor.settle(&file.fd);
         done.map_err(errno::of)?;
-        Ok(FileReply::Done)
+        settled.map(|_| FileReply::Done)
     }
 }
 

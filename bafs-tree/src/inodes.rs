@@ -1,6 +1,7 @@
 //! The files that an agent refers to, by number.
 
 use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use bafs_proto::file_op::Attr;
@@ -67,6 +68,19 @@ impl Inodes {
             .ok_or(errno::STALE)
     }
 
+    /// The file of the host with this identity, if the agent refers to it.
+    pub(crate) fn referred(&self, identity: Identity) -> Option<Arc<Anchor>> {
+        let number = self.by_identity.get(&identity)?;
+        self.by_number.get(number)?.anchor.clone()
+    }
+
+    /// Counts one more reference to a file if the agent refers to it already, and gives its number.
+    pub(crate) fn refer_again(&mut self, identity: Identity) -> Option<InodeNo> {
+        let number = *self.by_identity.get(&identity)?;
+        self.by_number.get_mut(&number)?.references += 1;
+        Some(InodeNo(number))
+    }
+
     /// Counts one more reference to a file, and gives its number. The second value is an anchor
     /// that was not needed: drop it outside of the lock.
     pub(crate) fn refer(
@@ -74,11 +88,8 @@ impl Inodes {
         identity: Identity,
         anchor: Anchor,
     ) -> (InodeNo, Option<Anchor>) {
-        if let Some(number) = self.by_identity.get(&identity)
-            && let Some(entry) = self.by_number.get_mut(number)
-        {
-            entry.references += 1;
-            return (InodeNo(*number), Some(anchor));
+        if let Some(ino) = self.refer_again(identity) {
+            return (ino, Some(anchor));
         }
         let mut number = identity.1;
         if number <= InodeNo::ROOT.0
@@ -149,18 +160,18 @@ impl Inodes {
         }
     }
 
-    /// The file lost its last name, as `found` shows if there is need, or nobody has it open any
-    /// more: keeps it for whoever may open it yet, and remembers its last attributes. What is
-    /// returned is to be dropped outside of the lock.
+    /// The file lost its last name, or nobody has it open any more, and `found` still shows it:
+    /// keeps it for whoever may open it yet, and remembers its last attributes. What is returned is
+    /// to be dropped outside of the lock.
     pub(crate) fn unname(
         &mut self,
         identity: Identity,
         last: Attr,
-        found: Option<&Anchor>,
+        found: &Arc<OwnedFd>,
     ) -> Option<Arc<Anchor>> {
         let number = *self.by_identity.get(&identity)?;
         let entry = self.by_number.get_mut(&number)?;
-        if let (Some(anchor), Some(found)) = (&entry.anchor, found) {
+        if let Some(anchor) = &entry.anchor {
             anchor.keep(found);
         }
         entry.last = Some(Attr {

@@ -15,6 +15,7 @@ mod directory;
 mod errno;
 mod handles;
 mod inodes;
+mod listing;
 mod names;
 mod room;
 mod session;

@@ -1,17 +1,17 @@
 //! Operations on names: look up, make, link, rename, remove.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use bafs_proto::file_op::{Attr, Caller, Errno, FileReply, FileResult};
 use bafs_proto::ids::InodeNo;
 use rustix::fs::{
-    AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Uid, chownat, linkat, mkdirat,
-    mknodat, openat, renameat_with, symlinkat, unlinkat,
+    AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Uid, chownat, fstat, linkat, mkdirat,
+    mknodat, openat, renameat_with, statat, symlinkat, unlinkat,
 };
 
-use crate::anchor::{Anchor, open_path};
+use crate::anchor::{Anchor, identity, open_path};
 use crate::attributes::attr;
 use crate::errno::{self, Outcome};
 use crate::room::Change;
@@ -29,6 +29,12 @@ pub(crate) struct Making<'a> {
     pub(crate) name: &'a [u8],
     /// Permission bits, the umask applied; `None` for a symbolic link, which has none.
     pub(crate) mode: Option<u32>,
+}
+
+/// A file that loses a name, with a descriptor that shows it afterwards, too.
+struct Victim {
+    anchor: Arc<Anchor>,
+    fd: Arc<OwnedFd>,
 }
 
 impl Session {
@@ -73,10 +79,8 @@ impl Session {
         let anchor = self.anchor(ino)?;
         let parent = self.visible(parent, &name, errno::ACCESS)?;
         let mut change = Change::begin(&[&*parent]);
-        if open_path(parent.fd()?, &name).is_ok() {
-            return Err(errno::EXIST);
-        }
-        change.reserve(&parent, name.to_bytes(), 0)?;
+        let room = change.reserve(&parent, name.to_bytes(), 0);
+        room.map_err(|error| unless_taken(&parent, &name, error))?;
         // `AT_EMPTY_PATH` needs a privilege; the way through /proc does not.
         let flags = AtFlags::SYMLINK_FOLLOW;
         linkat(
@@ -125,7 +129,7 @@ impl Session {
         let name = errno::component(name)?;
         let parent = self.visible(parent, &name, errno::NOENT)?;
         let change = Change::begin(&[&*parent]);
-        let (victim, _) = Anchor::find(&parent, &name)?;
+        let victim = self.victim(&parent, &name)?;
         unlinkat(parent.fd()?, &*name, flags).map_err(errno::of)?;
         drop(change);
         self.unname_victim(&victim);
@@ -146,15 +150,26 @@ impl Session {
         let parent = self.visible(parent, &name, errno::NOENT)?;
         let new_parent = self.visible(new_parent, &new_name, errno::ACCESS)?;
         let mut change = Change::begin(&[&*parent, &*new_parent]);
-        open_path(parent.fd()?, &name)?;
-        let victim = Anchor::find(&new_parent, &new_name).ok();
-        if victim.is_none() {
-            change.reserve(&new_parent, new_name.to_bytes(), 0)?;
+        let room = change.reserve(&new_parent, new_name.to_bytes(), 0);
+        let (from, to) = (parent.fd()?, new_parent.fd()?);
+        let call = |flags| renameat_with(&from, &*name, &to, &*new_name, flags).map_err(errno::of);
+        if flags.is_empty() && room.is_ok() {
+            // Mostly nothing is replaced, and then nothing has to be looked for.
+            match call(RenameFlags::NOREPLACE) {
+                Ok(()) => return Ok(FileReply::Done),
+                // `EINVAL`: among others, the host's file system does not know the flag.
+                Err(errno::EXIST | errno::INVAL) => {}
+                Err(error) => return Err(error),
+            }
         }
-        renameat_with(parent.fd()?, &*name, new_parent.fd()?, &*new_name, flags)
-            .map_err(errno::of)?;
+        statat(&from, &*name, AtFlags::SYMLINK_NOFOLLOW).map_err(errno::of)?;
+        let victim = self.victim(&new_parent, &new_name).ok();
+        if victim.is_none() {
+            room?;
+        }
+        call(flags)?;
         drop(change);
-        if let Some((victim, _)) = victim {
+        if let Some(victim) = victim {
             self.unname_victim(&victim);
         }
         Ok(FileReply::Done)
@@ -183,14 +198,11 @@ impl Session {
         call: impl FnOnce(BorrowedFd<'_>, &CStr) -> rustix::io::Result<()>,
     ) -> Outcome<(Anchor, Stat)> {
         let mut change = Change::begin(&[parent]);
-        // A name that is taken says so, even when there is no space.
-        if open_path(parent.fd()?, name).is_ok() {
-            return Err(errno::EXIST);
-        }
-        change.reserve(parent, name.to_bytes(), blocks)?;
+        let room = change.reserve(parent, name.to_bytes(), blocks);
+        room.map_err(|error| unless_taken(parent, name, error))?;
         let account = self.tree().account();
         if account.is_some_and(|account| !account.reserve_file()) {
-            return Err(errno::NOSPC);
+            return Err(unless_taken(parent, name, errno::NOSPC));
         }
         let made = parent.fd().and_then(|parent| {
             call(parent.as_fd(), name).map_err(errno::of)?;
@@ -206,7 +218,8 @@ impl Session {
             }
         };
         change.charge_new(&anchor, self.tree().charge(&stat));
-        let stat = give_to_caller(making, parent, &anchor, stat)?;
+        let parent = change.settle(parent)?;
+        let stat = give_to_caller(making, &parent, &anchor, stat)?;
         Ok((anchor, stat))
     }
 
@@ -223,18 +236,37 @@ impl Session {
         }
     }
 
-    /// Takes note if a file has lost its last name.
-    fn unname_victim(&self, victim: &Anchor) {
-        if victim.note_unlinked()
-            && let Ok(stat) = victim.stat()
+    /// The file of a name that is to go. One that the session refers to is not opened once more.
+    fn victim(&self, parent: &Anchor, name: &CStr) -> Outcome<Victim> {
+        let stat = statat(parent.fd()?, name, AtFlags::SYMLINK_NOFOLLOW).map_err(errno::of)?;
+        let known = self.referred(identity(&stat));
+        if let Some(anchor) = known
+            && let Ok(fd) = anchor.fd()
         {
-            self.unname(&stat, Some(victim));
+            return Ok(Victim { anchor, fd });
+        }
+        let anchor = Arc::new(Anchor::find(parent, name)?.0);
+        let fd = anchor.fd()?;
+        Ok(Victim { anchor, fd })
+    }
+
+    /// Takes note if a file has lost its last name.
+    fn unname_victim(&self, victim: &Victim) {
+        if let Ok(stat) = fstat(&victim.fd)
+            && stat.st_nlink == 0
+        {
+            victim.anchor.set_unlinked();
+            self.unname(&stat, &victim.fd);
         }
     }
 
     /// Counts a reference to what `anchor` holds, and describes it.
     pub(crate) fn admit(&self, anchor: Anchor, stat: &Stat) -> Attr {
-        let born_ns = anchor.born_ns();
+        let born_ns = if self.tells_births() {
+            anchor.born_ns()
+        } else {
+            0
+        };
         Attr {
             born_ns,
             ..attr(self.refer(anchor, stat), stat)
@@ -242,23 +274,19 @@ impl Session {
     }
 }
 
+/// Why a name is not made for which there is no space: one that is taken says so all the same.
+fn unless_taken(parent: &Anchor, name: &CStr, error: Errno) -> Errno {
+    let found = parent.fd().and_then(|parent| open_path(parent, name));
+    if found.is_ok() { errno::EXIST } else { error }
+}
+
 /// Sets owner, group and mode of a new file as the host's file system would for the caller.
-fn give_to_caller(
-    making: &Making<'_>,
-    parent: &Anchor,
-    made: &Anchor,
-    stat: Stat,
-) -> Outcome<Stat> {
-    let parent_stat = parent.stat()?;
-    let inherits = parent_stat.st_mode & SETGID != 0;
+fn give_to_caller(making: &Making<'_>, parent: &Stat, made: &Anchor, stat: Stat) -> Outcome<Stat> {
+    let inherits = parent.st_mode & SETGID != 0;
     let mut changed = false;
     if made.tree().privileged() {
         let caller = making.caller;
-        let gid = if inherits {
-            parent_stat.st_gid
-        } else {
-            caller.gid
-        };
+        let gid = if inherits { parent.st_gid } else { caller.gid };
         if (stat.st_uid, stat.st_gid) != (caller.uid, gid) {
             let (uid, gid) = (Some(Uid::from_raw(caller.uid)), Some(Gid::from_raw(gid)));
             let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;

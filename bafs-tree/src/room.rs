@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 use std::sync::MutexGuard;
 
-use rustix::fs::{Mode, OFlags, RawDir, fstatfs, openat};
+use rustix::fs::{Mode, OFlags, RawDir, Stat, fstatfs, openat};
 
 use crate::account::Account;
 use crate::anchor::Anchor;
@@ -65,6 +65,19 @@ impl<'a> Change<'a> {
         Err(errno::NOSPC)
     }
 
+    /// Charges one of the directories what it has now, and lets others change it; its attributes.
+    pub(crate) fn settle(&mut self, directory: &Anchor) -> Outcome<Stat> {
+        let stat = directory.stat()?;
+        let mut locked = self.locked.iter();
+        let at = locked.position(|(_, anchor)| std::ptr::eq(*anchor, directory));
+        if let (Some(account), Some(at)) = (self.account, at) {
+            let (mut charged, _) = self.locked.swap_remove(at);
+            let now = directory.tree().charge(&stat);
+            self.reserved -= charge(account, &mut charged, now, self.reserved);
+        }
+        Ok(stat)
+    }
+
     /// Charges a file that was just made from what is reserved.
     pub(crate) fn charge_new(&mut self, made: &Anchor, bytes: u64) {
         if let Some((account, state)) = made.charged() {
@@ -81,13 +94,18 @@ impl Drop for Change<'_> {
         for (charged, anchor) in &mut self.locked {
             if let Ok(stat) = anchor.stat() {
                 let now = anchor.tree().charge(&stat);
-                let part = self.reserved.min(now.saturating_sub(**charged));
-                account.settle(charged, now, part);
-                self.reserved -= part;
+                self.reserved -= charge(account, charged, now, self.reserved);
             }
         }
         account.settle(&mut 0, 0, std::mem::take(&mut self.reserved));
     }
+}
+
+/// Charges what a directory has `now`; how much of `reserved` that took.
+fn charge(account: &Account, charged: &mut u64, now: u64, reserved: u64) -> u64 {
+    let part = reserved.min(now.saturating_sub(*charged));
+    account.settle(charged, now, part);
+    part
 }
 
 /// Whether one more name surely fits the blocks that a directory has. Only small directories of

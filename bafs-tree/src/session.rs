@@ -3,11 +3,11 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bafs_proto::file_op::{Attr, Caller, DirectoryEntry, FileOp, FileReply, FileResult, TreeStat};
+use bafs_proto::file_op::{Attr, Caller, FileOp, FileReply, FileResult, TreeStat};
 use bafs_proto::ids::{HandleId, InodeNo};
-use bafs_proto::limits::DIRECTORY_BYTES_MAX;
 use rustix::fs::{AtFlags, FileType, OFlags, Stat, fstat, fsync};
 
+use crate::account::Identity;
 use crate::anchor::{Anchor, identity};
 use crate::attributes::attr;
 use crate::directory::Stream;
@@ -16,13 +16,6 @@ use crate::handles::{Handle, Handles, OpenDirectory, OpenFile};
 use crate::inodes::Inodes;
 use crate::names::Making;
 use crate::tree::Tree;
-
-/// About the encoded size of a directory entry without its name and attributes, in bytes; the
-/// kernel's own form has the same.
-const ENTRY_BYTES: usize = 24;
-
-/// About the encoded size of the attributes of an entry, in bytes.
-const ENTRY_ATTR_BYTES: usize = 128;
 
 /// An agent's inode references and open handles. Dropping it closes everything.
 #[derive(Debug)]
@@ -33,6 +26,7 @@ pub struct Session {
     tree: Arc<Tree>,
     writable: bool,
     resumes: bool,
+    tells_births: bool,
 }
 
 impl Session {
@@ -44,6 +38,17 @@ impl Session {
             tree,
             writable,
             resumes: false,
+            tells_births: true,
+        }
+    }
+
+    /// A session for an agent that need not know when files were made: all changes come from it, so
+    /// it never meets another file under a number that it knows.
+    #[must_use]
+    pub fn that_tells_no_births(self) -> Self {
+        Self {
+            tells_births: false,
+            ..self
         }
     }
 
@@ -314,6 +319,17 @@ impl Session {
         self.opened(attr(ino, &stat), fd)
     }
 
+    /// A file that the agent refers to and that has at least so many bytes, open for somebody else
+    /// to read, with its size; `None` when there is no such file.
+    pub fn open_large(&self, ino: InodeNo, bytes_min: u64) -> Option<(OwnedFd, u64)> {
+        let anchor = self.anchor(ino).ok()?;
+        let size = u64::try_from(anchor.stat().ok()?.st_size).ok()?;
+        if anchor.kind() != FileType::RegularFile || size < bytes_min {
+            return None;
+        }
+        Some((anchor.open(OFlags::RDONLY).ok()?, size))
+    }
+
     /// Keeps an open file.
     pub(crate) fn opened(&self, attr: Attr, fd: OwnedFd) -> FileResult {
         let anchor = {
@@ -333,18 +349,19 @@ impl Session {
 
     fn release(&self, handle: HandleId) -> FileResult {
         let file = self.handles().remove_file(handle)?;
-        file.anchor.settle();
-        self.closed(file.ino, &file.anchor);
+        let stat = file.anchor.settle(&file.fd);
+        self.closed(file.ino, &file.anchor, stat);
         Ok(FileReply::Done)
     }
 
     /// Takes note that a handle is gone.
-    fn closed(&self, ino: InodeNo, anchor: &Anchor) {
+    fn closed(&self, ino: InodeNo, anchor: &Anchor, stat: Outcome<Stat>) {
         self.inodes().handle_closed(ino);
-        if let Ok(stat) = anchor.stat()
+        if let Ok(stat) = stat
             && stat.st_nlink == 0
+            && let Ok(fd) = anchor.fd()
         {
-            self.unname(&stat, Some(anchor));
+            self.unname(&stat, &fd);
         }
     }
 
@@ -376,76 +393,11 @@ impl Session {
         })
     }
 
-    fn read_directory(
-        &self,
-        handle: HandleId,
-        cookie: u64,
-        bytes_max: u32,
-        plus: bool,
-    ) -> FileResult {
-        let directory = self.handles().directory(handle)?;
-        let bytes_max = bytes_max.min(DIRECTORY_BYTES_MAX) as usize;
-        let mut stream = lock(&directory.stream);
-        stream.go(cookie)?;
-        let is_root = directory.ino == InodeNo::ROOT;
-        let hidden = self.tree.hidden().filter(|_| is_root);
-        let (mut entries, mut bytes) = (Vec::new(), 0);
-        while let Some(raw) = stream.peek()? {
-            let attr_bytes = if plus { ENTRY_ATTR_BYTES } else { 0 };
-            let size = ENTRY_BYTES + raw.name.len().next_multiple_of(8) + attr_bytes;
-            if !entries.is_empty() && bytes + size > bytes_max {
-                break;
-            }
-            if hidden != Some(&raw.name[..]) {
-                bytes += size;
-                let dots = matches!(&raw.name[..], b"." | b"..");
-                // What is above the root is nobody's business.
-                let ino = match &raw.name[..] {
-                    b".." if is_root => InodeNo::ROOT,
-                    b"." => directory.ino,
-                    _ => self.inodes().number((self.tree.identity().0, raw.ino)),
-                };
-                let mut entry = DirectoryEntry {
-                    name: raw.name.clone(),
-                    ino,
-                    mode: raw.kind.as_raw_mode(),
-                    cookie: raw.cookie,
-                    attr: None,
-                };
-                if plus && !dots {
-                    match self.describe(&directory.anchor, &mut entry) {
-                        // The entries before it hold references: the reply must tell of them.
-                        Err(_) if !entries.is_empty() => break,
-                        described => described?,
-                    }
-                }
-                entries.push(entry);
-            }
-            stream.advance();
-        }
-        Ok(FileReply::Entries(entries))
-    }
-
-    /// Looks an entry up; one that is gone by now stays without attributes.
-    fn describe(&self, directory: &Anchor, entry: &mut DirectoryEntry) -> Outcome<()> {
-        let name = errno::component(&entry.name)?;
-        match Anchor::find(directory, &name) {
-            Ok((anchor, stat)) => {
-                let attr = self.admit(anchor, &stat);
-                (entry.ino, entry.mode) = (attr.ino, attr.mode & 0o170_000);
-                entry.attr = Some(attr);
-                Ok(())
-            }
-            Err(errno::NOENT | errno::STALE) => Ok(()),
-            // To leave it out would pass a part of the directory off as the whole.
-            Err(error) => Err(error),
-        }
-    }
-
     fn release_directory(&self, handle: HandleId) -> FileResult {
         let directory = self.handles().remove_directory(handle)?;
         if let Some(directory) = directory {
-            self.closed(directory.ino, &directory.anchor);
+            let stat = directory.anchor.stat();
+            self.closed(directory.ino, &directory.anchor, stat);
         }
         Ok(FileReply::Done)
     }
@@ -454,6 +406,10 @@ impl Session {
         let fd = self.anchor(ino)?.open(OFlags::RDONLY | OFlags::DIRECTORY)?;
         fsync(fd).map_err(errno::of)?;
         Ok(FileReply::Done)
+    }
+
+    pub(crate) fn tells_births(&self) -> bool {
+        self.tells_births
     }
 
     pub(crate) fn tree(&self) -> &Arc<Tree> {
@@ -466,6 +422,11 @@ impl Session {
 
     pub(crate) fn file(&self, handle: HandleId) -> Outcome<Arc<OpenFile>> {
         self.handles().file(handle)
+    }
+
+    /// The file of the host with this identity, if the agent refers to it.
+    pub(crate) fn referred(&self, identity: Identity) -> Option<Arc<Anchor>> {
+        self.inodes().referred(identity)
     }
 
     /// Counts a reference to what `anchor` holds.
@@ -482,7 +443,7 @@ impl Session {
 
     /// A file has no names any more, as `found` shows: it stays for whoever still knows its number,
     /// as long as its space is not needed.
-    pub(crate) fn unname(&self, stat: &Stat, found: Option<&Anchor>) {
+    pub(crate) fn unname(&self, stat: &Stat, found: &Arc<OwnedFd>) {
         let last = attr(InodeNo(0), stat);
         let released = self.inodes().unname(identity(stat), last, found);
         drop(released);
@@ -498,16 +459,16 @@ impl Session {
         self.inodes().last(ino)
     }
 
-    fn inodes(&self) -> MutexGuard<'_, Inodes> {
+    pub(crate) fn inodes(&self) -> MutexGuard<'_, Inodes> {
         lock(&self.inodes)
     }
 
-    fn handles(&self) -> MutexGuard<'_, Handles> {
+    pub(crate) fn handles(&self) -> MutexGuard<'_, Handles> {
         lock(&self.handles)
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

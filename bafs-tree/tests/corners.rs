@@ -181,3 +181,77 @@ fn a_session_that_resumes_opens_what_was_shut_to_the_server_itself() {
     let mode = fs::metadata(bench.path("object")).expect("stat").mode();
     assert_eq!(mode & 0o7777, 0o444, "it is shut again");
 }
+
+/// Lists a directory in pieces and calls `between` after the first; the entries with their numbers.
+fn listed(bench: &Bench, between: impl FnOnce(&[String])) -> Vec<(String, Option<InodeNo>)> {
+    let FileReply::Opened { handle, .. } = bench.ok(FileOp::OpenDirectory { ino: ROOT }) else {
+        panic!("not opened")
+    };
+    let (mut cookie, mut seen, mut between) = (0, Vec::new(), Some(between));
+    loop {
+        let op = FileOp::ReadDirectory {
+            handle,
+            cookie,
+            bytes_max: 2000,
+            plus: true,
+        };
+        let FileReply::Entries(entries) = bench.ok(op) else {
+            panic!("no entries")
+        };
+        let Some(last) = entries.last() else { break };
+        cookie = last.cookie;
+        for entry in entries {
+            let name = String::from_utf8(entry.name).expect("text");
+            seen.push((name, entry.attr.map(|attr| attr.ino)));
+        }
+        if let Some(between) = between.take() {
+            let names: Vec<_> = seen.iter().map(|(name, _)| name.clone()).collect();
+            between(&names);
+        }
+    }
+    bench.ok(FileOp::ReleaseDirectory { handle });
+    seen
+}
+
+#[test]
+fn a_listing_shows_the_file_that_has_a_name_now() {
+    for bench in [Bench::new(Some(ROOMY)), Bench::alone(Some(ROOMY))] {
+        let name = |number: usize| format!("file-{number:03}");
+        for number in 0..200 {
+            let (_, handle) = bench.create(ROOT, &name(number), 0o600);
+            bench.ok(FileOp::Release { handle });
+        }
+        let (mut gone, mut replaced) = (String::new(), String::new());
+        let seen = listed(&bench, |seen| {
+            let mut unseen = (0..200).map(name).filter(|name| !seen.contains(name));
+            gone = unseen.next().expect("a name that is still to come");
+            replaced = unseen.next().expect("another one");
+            bench
+                .rename(ROOT, &gone, ROOT, &replaced, 0)
+                .expect("renamed");
+        });
+        let shown = |wanted: &str| {
+            seen.iter()
+                .find(|(name, _)| name == wanted)
+                .expect(wanted)
+                .1
+        };
+        assert_eq!(shown(&gone), None, "a name that is gone has no attributes");
+        for (name, ino) in &seen {
+            let now = bench.lookup(ROOT, name).ok().map(|attr| attr.ino);
+            assert!(
+                name.starts_with('.') || *ino == now,
+                "{name}: {ino:?}, {now:?}"
+            );
+        }
+        // Made, listed, looked up: each counts once.
+        let ino = shown(&replaced).expect("attributes");
+        bench.ok(FileOp::Forget { ino, count: 2 });
+        bench.ok(FileOp::GetAttr { ino, handle: None });
+        bench.ok(FileOp::Forget { ino, count: 1 });
+        assert_eq!(
+            bench.err(FileOp::GetAttr { ino, handle: None }),
+            libc::ESTALE
+        );
+    }
+}

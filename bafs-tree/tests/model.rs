@@ -268,8 +268,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_tree_does_what_a_directory_does(steps in prop::collection::vec(step(), 1..60)) {
-        let bench = Bench::new(Some(LIMIT));
+    fn a_tree_does_what_a_directory_does(
+        steps in prop::collection::vec(step(), 1..60),
+        is_alone in any::<bool>(),
+    ) {
+        let bench = if is_alone { Bench::alone(Some(LIMIT)) } else { Bench::new(Some(LIMIT)) };
         let plain = tempfile::tempdir().expect("directory");
         for step in &steps {
             let (tree, direct) = (on_tree(&bench, step), on_plain(plain.path(), step));

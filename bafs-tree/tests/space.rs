@@ -360,3 +360,42 @@ fn a_directory_that_a_job_closed_counts_and_stays_closed() {
     assert_eq!(mode(closed.join("inner")), 0o000);
     fs::set_permissions(closed.join("inner"), fs::Permissions::from_mode(0o700)).expect("chmod");
 }
+
+#[test]
+fn without_space_a_name_that_is_taken_says_so_and_can_be_replaced() {
+    for bench in [
+        Bench::new(Some(Limit {
+            bytes: 8 * BLOCK,
+            files: 2,
+        })),
+        Bench::alone(Some(Limit {
+            bytes: 8 * BLOCK,
+            files: 2,
+        })),
+    ] {
+        let (_, handle) = bench.create(ROOT, "full", 0o600);
+        bench.create(ROOT, "empty", 0o600);
+        assert_eq!(bench.write(handle, 0, &[1; 32 << 10]), Ok(8 * BLOCK));
+        let make = |name: &str| FileOp::MakeDirectory {
+            parent: ROOT,
+            name: name.as_bytes().to_vec(),
+            mode: 0o700,
+        };
+        assert_eq!(bench.err(make("full")), libc::EEXIST);
+        assert_eq!(bench.err(make("other")), libc::ENOSPC);
+        let rename = |from, to| {
+            bench
+                .rename(ROOT, from, ROOT, to, 0)
+                .map_err(|error| error.0)
+        };
+        assert_eq!(rename("absent", "full"), Err(libc::ENOENT));
+        assert_eq!(rename("absent", "other"), Err(libc::ENOENT));
+        assert!(rename("full", "full").is_ok());
+        assert!(rename("empty", "full").is_ok());
+        assert_eq!(bench.names(ROOT), [".", "..", "full"]);
+        // What was replaced is open: it still counts, and no longer when it is closed.
+        assert_eq!(bench.tree.used(), (8 * BLOCK, 2));
+        bench.ok(FileOp::Release { handle });
+        assert_eq!(bench.used(), (0, 1));
+    }
+}

@@ -1,15 +1,18 @@
 //! Scratch volumes of this machine whose directory the server hands over: the limit, every kind of
 //! death, and that no two writers ever work at once.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bafs_tests::exec::{self, Busy, job};
-use bafs_tests::{World, mounts_with, said};
+use bafs_tests::{World, mounts_with, said, skip};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, geteuid};
+use rustix::fs::statfs;
 
 const INLINE: &str = "volume v: inline";
 const CALLS: &str = "volume v: calls";
@@ -229,6 +232,95 @@ fn mount_inline_reader_beside_a_writer() -> Result<()> {
     ensure!(full.contains("No space left"), said(&writer));
     ensure!(said(&writer).contains(INLINE), said(&writer));
     ensure!(said(&mount).contains(INLINE), said(&mount));
+    Ok(())
+}
+
+/// Why the kernel does not read files by itself here.
+fn cannot_pass(directory: &Path) -> Option<&'static str> {
+    const OVERLAY: i64 = 0x794c_7630;
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release
+        .split('.')
+        .map_while(|part| part.parse::<u32>().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    let users = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let is_host_root = geteuid().is_root() && users.split_whitespace().last() == Some("4294967295");
+    if !is_host_root {
+        Some("the kernel takes files of the machine's root only")
+    } else if version < (6, 9) {
+        Some("the kernel is older than 6.9")
+    } else if statfs(directory).is_ok_and(|found| found.f_type == OVERLAY) {
+        Some("the store is itself on top of another file system")
+    } else {
+        None
+    }
+}
+
+#[test]
+fn mount_inline_shows_a_reader_what_is_written_over_a_large_file() -> Result<()> {
+    let name = "mount_inline_shows_a_reader_what_is_written_over_a_large_file";
+    let point = tempfile::tempdir()?;
+    if let Some(reason) = cannot_pass(point.path()) {
+        skip(name, reason);
+        return Ok(());
+    }
+    let Some(world) = ready(name)? else {
+        return Ok(());
+    };
+    let script = "head -c 2M /dev/zero > /vol/f; echo small > /vol/g; echo ready; read go; \
+        printf new | dd of=/vol/f bs=3 conv=notrunc; echo written; read end || true";
+    let mut command = job(&world, &[], script);
+    let mut writer = command.stdin(Stdio::piped()).spawn()?;
+    let mut stdout = BufReader::new(writer.stdout.take().context("its output")?);
+    let mut line = String::new();
+    stdout.read_line(&mut line)?;
+    let path = point.path().to_string_lossy().into_owned();
+    let mount = world
+        .bafs(&["mount", "--explain", "--read-only", "v", &path])
+        .stderr(Stdio::piped())
+        .spawn()?;
+    for _ in 0..200 {
+        if !mounts_with(&path).is_empty() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // What the kernel keeps of it beside the file itself would be what it is now.
+    let before = std::fs::read(point.path().join("f"));
+    let small = std::fs::read(point.path().join("g"));
+    let open = std::fs::File::open(point.path().join("f"));
+    writer
+        .stdin
+        .as_mut()
+        .context("its input")?
+        .write_all(b"go\n")?;
+    stdout.read_line(&mut line)?;
+    let mut after = [0; 4];
+    let read = open.and_then(|file| file.read_exact_at(&mut after, 0));
+    drop(writer.stdin.take());
+    let writer = writer.wait_with_output()?;
+    kill(Pid::from_raw(i32::try_from(mount.id())?), Signal::SIGTERM)?;
+    let mount = mount.wait_with_output()?;
+    ensure!(line == "ready\nwritten\n", "{line}{}", said(&writer));
+    ensure!(
+        before? == vec![0; 2 << 20] && small? == b"small\n",
+        "as it was written"
+    );
+    read?;
+    ensure!(&after == b"new\0", "{after:?}");
+    ensure!(said(&mount).contains("by the kernel itself"), said(&mount));
+    Ok(())
+}
+
+#[test]
+fn mount_inline_says_over_what_the_node_is_reached() -> Result<()> {
+    let Some(world) = ready("mount_inline_says_over_what_the_node_is_reached")? else {
+        return Ok(());
+    };
+    for (channel, name) in [("quic", "QUIC"), ("tcp", "TCP")] {
+        let told = format!("is reached over {name}");
+        exec::check(&world, &["--channel", channel], &told, "echo here", "here")?;
+    }
     Ok(())
 }
 

@@ -23,7 +23,7 @@ pub(super) struct Bridge {
     pub(super) no_open: bool,
     pub(super) no_opendir: bool,
     /// Files that the kernel may read by itself; `None` when it does not offer to.
-    pub(super) whole_files: Option<WholeFiles>,
+    pub(super) whole_files: Option<Arc<WholeFiles>>,
     /// The way to tell the kernel something that it did not ask for; set once there is a session.
     pub(super) notifier: Arc<OnceLock<Notifier>>,
 }
@@ -144,7 +144,7 @@ impl Bridge {
         self.no_opendir = given.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
         // A file system on top of this one needs a level, and there are two.
         if given.contains(InitFlags::FUSE_PASSTHROUGH) && config.set_max_stack_depth(1).is_ok() {
-            self.whole_files = Some(WholeFiles::default());
+            self.whole_files = Some(Arc::default());
         }
     }
 }

@@ -29,7 +29,7 @@ const STAT_BLOCK_BYTES: u32 = 4096;
 /// What the kernel gets when a tree answers in a form that does not fit the question.
 const NONSENSE: fuser::Errno = fuser::Errno::EIO;
 
-fn error_of(result: FileResult) -> fuser::Errno {
+pub(super) fn error_of(result: FileResult) -> fuser::Errno {
     result.map_or_else(errno, |_| NONSENSE)
 }
 

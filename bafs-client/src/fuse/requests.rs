@@ -177,11 +177,10 @@ impl Filesystem for Bridge {
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        if let Some(whole_files) = self
-            .whole_files
-            .as_ref()
-            .filter(|files| !files.is_refused())
-        {
+        let whole_files = self.whole_files.as_ref();
+        let whole_files = whole_files.filter(|files| !files.is_refused());
+        let is_stateless = self.volume.mode().stateless;
+        if let Some(whole_files) = whole_files.filter(|_| is_stateless) {
             return whole_files.open(&self.volume, InodeNo(ino.0), self.file_flags(), reply);
         }
         if self.no_open {
@@ -192,7 +191,10 @@ impl Filesystem for Bridge {
             ino: InodeNo(ino.0),
             flags: convert::open_flags(flags.0),
         };
-        let finish = replies::opened(self.file_flags(), reply);
+        let finish = match whole_files {
+            Some(whole_files) => whole_files.opened(&self.volume, self.file_flags(), reply),
+            None => replies::opened(self.file_flags(), reply),
+        };
         self.volume.run(caller(request), op, &[], finish);
     }
 
@@ -301,6 +303,8 @@ impl Filesystem for Bridge {
     ) {
         if let Some(whole_files) = &self.whole_files {
             whole_files.release(&self.volume, InodeNo(ino.0));
+        }
+        if self.volume.mode().stateless {
             return reply.ok();
         }
         self.empty(

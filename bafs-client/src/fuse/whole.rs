@@ -8,9 +8,12 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bafs_proto::file_op::FileReply;
 use bafs_proto::ids::InodeNo;
 use fuser::{BackingId, FileHandle, FopenFlags, ReplyOpen};
 
+use super::replies::error_of;
+use crate::tree::Done;
 use crate::volume::Volume;
 
 /// The open files of a volume, and which of them the kernel reads by itself.
@@ -43,7 +46,8 @@ impl WholeFiles {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Opens a file, as the kernel's own when that can be. May wait for the node.
+    /// Opens a file that needs no handle, as the kernel's own when that can be. May wait for the
+    /// node.
     pub(super) fn open(
         &self,
         volume: &Arc<Volume>,
@@ -54,6 +58,32 @@ impl WholeFiles {
         if volume.fate().loss().is_some() {
             return reply.error(fuser::Errno::EIO);
         }
+        self.answer(volume, (ino, FileHandle(ino.0)), cached, reply);
+    }
+
+    /// Answers the open of a file that the tree has opened.
+    pub(super) fn opened(
+        self: &Arc<Self>,
+        volume: &Arc<Volume>,
+        cached: FopenFlags,
+        reply: ReplyOpen,
+    ) -> Done {
+        let (files, volume) = (Arc::clone(self), Arc::clone(volume));
+        Box::new(move |result, _| match result {
+            Ok(FileReply::Opened { handle, attr }) => {
+                files.answer(&volume, (attr.ino, FileHandle(handle.0)), cached, reply);
+            }
+            other => reply.error(error_of(other)),
+        })
+    }
+
+    fn answer(
+        &self,
+        volume: &Arc<Volume>,
+        (ino, handle): (InodeNo, FileHandle),
+        cached: FopenFlags,
+        reply: ReplyOpen,
+    ) {
         // Held while the node is asked: nobody else may open the same file in another way.
         let mut open = self.lock();
         let opened = open.entry(ino).or_insert_with(|| Opened {
@@ -61,7 +91,6 @@ impl WholeFiles {
             backing: self.backing(volume, ino, &reply),
         });
         opened.count += 1;
-        let handle = FileHandle(ino.0);
         match &opened.backing {
             Some(backing) => reply.opened_passthrough(handle, FopenFlags::empty(), backing),
             None => reply.opened(handle, cached),

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bafs_proto::door::{DoorRequest, HandOverOf, HandedOver, HandedTree};
 use bafs_proto::file_op::{Caller, FileOp, FileResult};
+use bafs_proto::ids::InodeNo;
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::{Limit, Session, Tree, TreeUse};
@@ -20,7 +21,7 @@ use super::waits::Waits;
 use super::{Done, LocalTree, RemoteTree};
 use crate::door::{self, DoorConnection, NotOpened, Parcel};
 use crate::errno::errno_of;
-use crate::limits::CLOSE_MS;
+use crate::limits::{CLOSE_MS, WHOLE_FILE_BYTES};
 
 /// How often the server is told what a volume holds, when that has changed.
 const TELL: Duration = Duration::from_secs(1);
@@ -38,6 +39,7 @@ pub struct InlineTree {
     runtime: Handle,
     watching: JoinHandle<()>,
     waits: Arc<Waits>,
+    writable: bool,
 }
 
 /// What is kept until it must be given back.
@@ -94,6 +96,7 @@ impl InlineTree {
             runtime: Handle::current(),
             watching,
             waits: Arc::default(),
+            writable,
         })
     }
 
@@ -125,6 +128,19 @@ impl InlineTree {
     /// Has operations that wait for a server fail, as nobody needs their answers any more.
     pub(super) fn stop_waiting(&self) {
         self.kept.stop_waiting();
+    }
+
+    /// Whether nothing is changed through this tree.
+    pub(super) fn is_read_only(&self) -> bool {
+        !self.writable
+    }
+
+    /// The open file of a large file, with its size in bytes.
+    pub(super) fn hold_whole(&self, ino: InodeNo) -> Option<(OwnedFd, u64)> {
+        let state = self.kept.state.read();
+        let state = state.unwrap_or_else(PoisonError::into_inner);
+        let held = state.held.as_ref().filter(|_| !state.is_paused)?;
+        held.session.open_large(ino, WHOLE_FILE_BYTES)
     }
 
     /// Gives the tree back and ends the session.
@@ -260,7 +276,7 @@ async fn open(parcel: Parcel, writable: bool) -> Result<Held> {
     let tree = opening.await.map_err(|error| broken(&error))?;
     let tree = tree.map_err(|error| broken(&error))?;
     Ok(Held {
-        session: tree.session(writable),
+        session: tree.session(writable).that_tells_no_births(),
         tree,
         lock,
         connection: Arc::new(connection),

@@ -123,9 +123,15 @@ impl Tree {
     pub fn whole_files(&self) -> (bool, String) {
         match self {
             Self::Cache(tree) => tree.whole_files(),
-            Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => {
-                (false, "no cache volume".to_owned())
+            // A later writer of a file that the kernel has would map it and pass by the account.
+            Self::Inline(tree) if tree.is_read_only() => {
+                let text = "large files are read by the kernel itself, where it takes them";
+                (true, text.to_owned())
             }
+            Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => (
+                false,
+                "neither a cache volume nor one to read on this machine".to_owned(),
+            ),
         }
     }
 
@@ -135,7 +141,8 @@ impl Tree {
     pub fn hold_whole(&self, ino: InodeNo) -> Option<(OwnedFd, u64)> {
         match self {
             Self::Cache(tree) => tree.hold_whole(ino),
-            Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => None,
+            Self::Inline(tree) => tree.hold_whole(ino),
+            Self::Remote(_) | Self::Local(_) | Self::Bound(_) => None,
         }
     }
 

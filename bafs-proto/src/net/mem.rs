@@ -148,6 +148,10 @@ impl Exchange for MemLink {
         })
     }
 
+    fn carrier(&self) -> &'static str {
+        "memory"
+    }
+
     fn is_closed(&self) -> bool {
         !self.network.lock().services.contains_key(&self.target)
     }

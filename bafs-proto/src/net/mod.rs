@@ -75,6 +75,9 @@ pub trait Exchange: Send + Sync {
 
     /// Whether it is known to be unusable.
     fn is_closed(&self) -> bool;
+
+    /// What carries it, for people.
+    fn carrier(&self) -> &'static str;
 }
 
 /// One way to make connections.
@@ -106,6 +109,11 @@ impl Connection {
     /// Whether it is known to be broken.
     pub fn is_closed(&self) -> bool {
         self.0.is_closed()
+    }
+
+    /// What carries it, for people.
+    pub fn carrier(&self) -> &'static str {
+        self.0.carrier()
     }
 
     /// Makes a call without raw data in either direction.

@@ -150,6 +150,10 @@ impl Exchange for QuicLink {
         })
     }
 
+    fn carrier(&self) -> &'static str {
+        "QUIC"
+    }
+
     fn is_closed(&self) -> bool {
         self.connection.close_reason().is_some()
     }

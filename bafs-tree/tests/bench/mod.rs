@@ -39,6 +39,15 @@ impl Bench {
         }
     }
 
+    /// With a session from which all changes come, as an agent has it on the machine of the tree.
+    pub(crate) fn alone(limit: Option<Limit>) -> Self {
+        let bench = Self::new(limit);
+        Self {
+            session: bench.session.that_tells_no_births(),
+            ..bench
+        }
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.root.path().join(name)
     }

@@ -270,6 +270,10 @@ impl Exchange for TcpLink {
         })
     }
 
+    fn carrier(&self) -> &'static str {
+        "TCP"
+    }
+
     fn is_closed(&self) -> bool {
         self.0.lock().iter().all(|lane| lane.busy().is_none())
     }

@@ -1,12 +1,16 @@
 //! The smallest file system that passes a directory through the kernel's FUSE: what the crate and
 //! the kernel cost by themselves, without limits, leases or accounts. Not a file system to use: it
 //! knows files and directories only, and one user.
+//!
+//! The bare one lets everybody do everything and has no extended attributes, which spares the
+//! kernel questions that it has to ask of a volume; the strict one has both, as libfuse's own
+//! `passthrough_hp`.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,12 +20,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Result, bail, ensure};
 use fuser::{
     BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
-    Generation, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
-    ReplyCreate, ReplyData, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs,
-    ReplyWrite, Request, Session, SessionACL, TimeOrNow, WriteFlags,
+    Generation, INodeNo, InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags, RenameFlags,
+    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen,
+    ReplyStatfs, ReplyWrite, ReplyXattr, Request, Session, SessionACL, TimeOrNow, WriteFlags,
 };
 use nix::mount::{MntFlags, umount2};
-use rustix::fs::statvfs;
+use rustix::fs::{lgetxattr, statvfs};
 use tempfile::TempDir;
 
 use crate::mounts_with;
@@ -34,6 +38,10 @@ const BELIEVE: Duration = Duration::from_secs(24 * 3600);
 const GENERATION: Generation = Generation(0);
 /// As many as serve a volume.
 const THREADS: usize = 2;
+/// Longest extended attribute that is passed on.
+const XATTR_BYTES_MAX: usize = 256;
+/// Last argument of a process that passes through strictly.
+const STRICT: &str = "strict";
 
 /// What a handle stands for.
 #[derive(Clone)]
@@ -42,7 +50,17 @@ enum Open {
     Directory(Arc<Vec<(OsString, Option<FileAttr>)>>),
 }
 
+/// What the file system does beside passing files through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Nothing.
+    Bare,
+    /// The kernel asks it for permissions, and for extended attributes.
+    Strict,
+}
+
 struct Least {
+    kind: Kind,
     /// Where each known number is.
     paths: Mutex<HashMap<u64, PathBuf>>,
     open: Mutex<HashMap<u64, Open>>,
@@ -224,7 +242,7 @@ impl Filesystem for Least {
         _: &Request,
         parent: INodeNo,
         name: &OsStr,
-        _: u32,
+        mode: u32,
         _: u32,
         _: i32,
         reply: ReplyCreate,
@@ -234,6 +252,7 @@ impl Filesystem for Least {
                 .read(true)
                 .write(true)
                 .create(true)
+                .mode(mode)
                 .clone();
             let file = options.open(&path)?;
             Ok((self.look(path)?, self.keep(Open::File(Arc::new(file)))))
@@ -383,6 +402,24 @@ impl Filesystem for Least {
         reply.ok();
     }
 
+    fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        if self.kind == Kind::Bare {
+            // The kernel does not ask again.
+            return reply.error(Errno::ENOSYS);
+        }
+        let mut value = vec![0; XATTR_BYTES_MAX];
+        let read = self.path(ino).and_then(|path| {
+            let length = lgetxattr(path, name, value.as_mut_slice())?;
+            value.truncate(length);
+            Ok(value)
+        });
+        answer!(reply, read, |value: Vec<u8>| match value.len() as u32 {
+            length if size == 0 => reply.size(length),
+            length if length > size => reply.error(Errno::ERANGE),
+            _ => reply.data(&value),
+        });
+    }
+
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
         let found = self.path(INodeNo::ROOT).and_then(|path| Ok(statvfs(path)?));
         answer!(reply, found, |found: rustix::fs::StatVfs| {
@@ -410,11 +447,12 @@ pub(super) struct LeastShown {
 }
 
 impl LeastShown {
-    pub(super) fn start() -> Result<Self> {
+    pub(super) fn start(kind: Kind) -> Result<Self> {
         let (source, shown) = (tempfile::tempdir()?, tempfile::tempdir()?);
         let process = Command::new(std::env::current_exe()?)
             .arg(LEAST_PROCESS)
             .args([source.path(), shown.path()])
+            .args((kind == Kind::Strict).then_some(STRICT))
             .spawn()?;
         let started = Self {
             process,
@@ -443,13 +481,17 @@ impl Drop for LeastShown {
     }
 }
 
-/// Passes a directory through until it is unmounted. Arguments: the directory, where to show it.
+/// Passes a directory through until it is unmounted. Arguments: the directory, where to show it,
+/// and whether strictly.
 pub(in crate::bench) fn least_process(arguments: &[String]) -> Result<()> {
-    let [source, shown] = arguments else {
-        bail!("a directory and a place to show it are needed");
+    let (source, shown, kind) = match arguments {
+        [source, shown] => (source, shown, Kind::Bare),
+        [source, shown, kind] if kind == STRICT => (source, shown, Kind::Strict),
+        _ => bail!("a directory and a place to show it are needed"),
     };
     let root = (INodeNo::ROOT.0, PathBuf::from(source));
     let least = Least {
+        kind,
         paths: Mutex::new(HashMap::from([root])),
         open: Mutex::default(),
         next: AtomicU64::new(1),
@@ -457,6 +499,9 @@ pub(in crate::bench) fn least_process(arguments: &[String]) -> Result<()> {
     let mut config = Config::default();
     config.acl = SessionACL::All;
     config.n_threads = Some(THREADS);
+    if kind == Kind::Strict {
+        config.mount_options.push(MountOption::DefaultPermissions);
+    }
     Session::new(least, shown, &config)?.run()?;
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use super::least::LeastShown;
+use super::least::{Kind, LeastShown};
 use super::shown::{Shown, near_world};
 use super::work::{Work, arguments, rate_of};
 use super::{MIB, row};
@@ -113,6 +113,9 @@ const NAMES: [Work; 8] = [
     Work::Unlink,
 ];
 
+/// What a volume is compared with, as figures end: a plain directory, the smallest file systems.
+const KINDS: [&str; 3] = ["", "_vs_least", "_vs_strict"];
+
 /// Where the programs of a comparison run, and where the two sides are there.
 struct Comparison<'a> {
     /// Figures begin so.
@@ -122,20 +125,24 @@ struct Comparison<'a> {
     shell: RefCell<Shell>,
     volume: String,
     directory: String,
-    /// Where the smallest file system of the same crate shows a plain directory.
-    least: Option<String>,
+    /// Where the smallest file systems of the same crate, bare and strict, show a plain directory.
+    least: Option<[String; 2]>,
 }
 
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let shown = Shown::near("20GB")?;
-    let (native, least) = (tempfile::tempdir()?, LeastShown::start()?);
+    let native = tempfile::tempdir()?;
+    let (bare, strict) = (
+        LeastShown::start(Kind::Bare)?,
+        LeastShown::start(Kind::Strict)?,
+    );
     let comparison = Comparison {
         prefix: "local",
         warm: "unpriv_warm",
         shell: RefCell::new(Shell::host()?),
         volume: text(shown.path())?,
         directory: text(native.path())?,
-        least: Some(text(least.path())?),
+        least: Some([text(bare.path())?, text(strict.path())?]),
     };
     report.section("a volume of this machine as `bafs mount` shows it, beside a plain directory");
     compare(options, report, &comparison)
@@ -169,18 +176,21 @@ fn compare(options: &Options, report: &mut Report, comparison: &Comparison<'_>) 
     let warm = warm.filter(|(pattern, _)| pattern.options.contains("--readonly"));
     let warm = warm.filter(|(pattern, _)| pattern.before == Before::Warm);
     report.figure(comparison.warm, least(warm.map(|(_, ratio)| *ratio)));
-    let (mut by_directory, mut by_least) = (Vec::new(), Vec::new());
+    let mut by: [Vec<f64>; 3] = Default::default();
     for processes in [1, 4] {
-        for [directory, least] in names(options, report, comparison, processes)? {
-            by_directory.extend(directory);
-            by_least.extend(least);
+        for ratios in names(options, report, comparison, processes)? {
+            by.iter_mut()
+                .zip(ratios)
+                .for_each(|(all, it)| all.extend(it));
         }
     }
+    let [by_directory, by_bare, by_strict] = by;
     let figure = |kind| format!("{}_{kind}", comparison.prefix);
     report.figure(&figure("data"), least(data.into_iter()));
     report.figure(&figure("meta"), least(by_directory.into_iter()));
     if comparison.least.is_some() {
-        report.figure("meta_vs_min_fuse", least(by_least.into_iter()));
+        report.figure("meta_vs_min_fuse", least(by_bare.into_iter()));
+        report.figure("meta_vs_strict_fuse", least(by_strict.into_iter()));
     }
     Ok(())
 }
@@ -256,18 +266,20 @@ fn fio(shell: &mut Shell, file: &str, bytes: u64, pattern: &Pattern) -> Result<f
     shell.fio(&options, moved)
 }
 
-/// For each work the ratios to the plain directory and to the smallest file system.
+/// For each work the ratios to the plain directory and to the smallest file systems.
 fn names(
     options: &Options,
     report: &mut Report,
     comparison: &Comparison<'_>,
     processes: usize,
-) -> Result<Vec<[Option<f64>; 2]>> {
+) -> Result<Vec<[Option<f64>; 3]>> {
     let files = options.pick(5_000, 500);
     report.say(&format!("{processes} x {files} files of 4 KiB: files/s"));
     let (volume, directory) = (&comparison.volume, &comparison.directory);
     let mut places = vec![("volume", volume), ("directory", directory)];
-    places.extend(comparison.least.as_ref().map(|least| ("least FUSE", least)));
+    if let Some([bare, strict]) = &comparison.least {
+        places.extend([("bare FUSE", bare), ("strict FUSE", strict)]);
+    }
     let values = RefCell::new(vec![vec![Vec::new(); places.len()]; NAMES.len()]);
     let mut ways: Vec<Way<'_>> = Vec::new();
     for (place, (name, path)) in places.iter().enumerate() {
@@ -296,8 +308,8 @@ fn names(
         let name = work.name();
         let mut cells = vec![name.to_owned()];
         cells.extend(found.iter().map(Samples::to_string));
-        let mut medians = [None; 2];
-        for (at, (other, kind)) in found[1..].iter().zip(["", "_vs_least"]).enumerate() {
+        let mut medians = [None; 3];
+        for (at, (other, kind)) in found[1..].iter().zip(KINDS).enumerate() {
             let ratio = found[0].ratio_to(other);
             let figure = format!("{}_{name}_{processes}{kind}", comparison.prefix);
             report.measured(&figure, &ratio);

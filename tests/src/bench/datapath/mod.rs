@@ -64,6 +64,7 @@ const PARTS: &[Part] = &[
             "local_meta",
             "unpriv_warm",
             "meta_vs_min_fuse",
+            "meta_vs_strict_fuse",
         ],
         run: local::run,
     },

@@ -1,0 +1,104 @@
+//! Listings of directories, with the attributes of what is listed if these are asked for.
+
+use std::ffi::CStr;
+
+use bafs_proto::file_op::{Attr, DirectoryEntry, FileReply, FileResult};
+use bafs_proto::ids::{HandleId, InodeNo};
+use bafs_proto::limits::DIRECTORY_BYTES_MAX;
+use rustix::fs::{AtFlags, statat};
+
+use crate::anchor::{Anchor, identity};
+use crate::attributes::attr;
+use crate::errno::{self, Outcome};
+use crate::session::{Session, lock};
+
+/// About the encoded size of a directory entry without its name and attributes, in bytes; the
+/// kernel's own form has the same.
+const ENTRY_BYTES: usize = 24;
+
+/// About the encoded size of the attributes of an entry, in bytes.
+const ENTRY_ATTR_BYTES: usize = 128;
+
+impl Session {
+    pub(crate) fn read_directory(
+        &self,
+        handle: HandleId,
+        cookie: u64,
+        bytes_max: u32,
+        plus: bool,
+    ) -> FileResult {
+        let directory = self.handles().directory(handle)?;
+        let bytes_max = bytes_max.min(DIRECTORY_BYTES_MAX) as usize;
+        let mut stream = lock(&directory.stream);
+        stream.go(cookie)?;
+        let is_root = directory.ino == InodeNo::ROOT;
+        let hidden = self.tree().hidden().filter(|_| is_root);
+        let (mut entries, mut bytes) = (Vec::new(), 0);
+        while let Some(raw) = stream.peek()? {
+            let attr_bytes = if plus { ENTRY_ATTR_BYTES } else { 0 };
+            let size = ENTRY_BYTES + raw.name.len().next_multiple_of(8) + attr_bytes;
+            if !entries.is_empty() && bytes + size > bytes_max {
+                break;
+            }
+            if hidden != Some(&raw.name[..]) {
+                bytes += size;
+                let dots = matches!(&raw.name[..], b"." | b"..");
+                // What is above the root is nobody's business.
+                let ino = match &raw.name[..] {
+                    b".." if is_root => InodeNo::ROOT,
+                    b"." => directory.ino,
+                    _ => self.inodes().number((self.tree().identity().0, raw.ino)),
+                };
+                let mut entry = DirectoryEntry {
+                    name: raw.name.clone(),
+                    ino,
+                    mode: raw.kind.as_raw_mode(),
+                    cookie: raw.cookie,
+                    attr: None,
+                };
+                if plus && !dots {
+                    match self.describe(&directory.anchor, &mut entry, raw.ino) {
+                        // The entries before it hold references: the reply must tell of them.
+                        Err(_) if !entries.is_empty() => break,
+                        described => described?,
+                    }
+                }
+                entries.push(entry);
+            }
+            stream.advance();
+        }
+        Ok(FileReply::Entries(entries))
+    }
+
+    /// Looks an entry up; one that is gone by now stays without attributes.
+    fn describe(&self, directory: &Anchor, entry: &mut DirectoryEntry, ino: u64) -> Outcome<()> {
+        let name = errno::component(&entry.name)?;
+        match self.admit_listed(directory, &name, ino) {
+            Ok(attr) => {
+                (entry.ino, entry.mode) = (attr.ino, attr.mode & 0o170_000);
+                entry.attr = Some(attr);
+                Ok(())
+            }
+            Err(errno::NOENT | errno::STALE) => Ok(()),
+            // To leave it out would pass a part of the directory off as the whole.
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Counts a reference to the file of a name, and describes it. One that the agent refers to,
+    /// as the number in the listing promises, is not opened once more.
+    fn admit_listed(&self, directory: &Anchor, name: &CStr, ino: u64) -> Outcome<Attr> {
+        let promised = (self.tree().identity().0, ino);
+        if !self.tells_births() && self.referred(promised).is_some() {
+            let stat = statat(directory.fd()?, name, AtFlags::SYMLINK_NOFOLLOW);
+            let stat = stat.map_err(errno::of)?;
+            // Another file may have the name by now.
+            let again = self.inodes().refer_again(identity(&stat));
+            if let Some(ino) = again {
+                return Ok(attr(ino, &stat));
+            }
+        }
+        let (anchor, stat) = Anchor::find(directory, name)?;
+        Ok(self.admit(anchor, &stat))
+    }
+}
