@@ -117,10 +117,7 @@ impl Agent {
         let (tree, mode, usage, way) = opened
             .map_err(|error| error.context(format_args!("cannot open volume {}", mount.name)))?;
         tracing::debug!(volume = mount.name, way, "volume opened");
-        if self.choices.explain == Explain::Yes {
-            // Without a standard error there is nobody to tell.
-            let _ = writeln!(std::io::stderr(), "bafs: volume {}: {way}", mount.name);
-        }
+        self.explain(&mount.name, &way);
         let ownership = match (&tree, self.ownership) {
             // Files are made by this process, in whose name space its user has the shown number.
             (Tree::Inline(_), Ownership::One { shown, .. }) => {
@@ -130,6 +127,14 @@ impl Agent {
             (_, ownership) => ownership,
         };
         Ok(Volume::new(&mount.name, tree, mode, ownership, fate, usage))
+    }
+
+    /// Tells how a volume is reached, if somebody wants to know.
+    pub(crate) fn explain(&self, volume: &str, way: &str) {
+        if self.choices.explain == Explain::Yes {
+            // Without a standard error there is nobody to tell.
+            let _ = writeln!(std::io::stderr(), "bafs: volume {volume}: {way}");
+        }
     }
 
     /// A tree behind the network, of which this process is the writer.
