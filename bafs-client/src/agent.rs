@@ -118,14 +118,9 @@ impl Agent {
         let (tree, mode, usage, way) = opened
             .map_err(|error| error.context(format_args!("cannot open volume {}", mount.name)))?;
         tracing::debug!(volume = mount.name, way, "volume opened");
-        if self.choices.explain == Explain::Yes {
-            // Without a standard error there is nobody to tell.
+        if self.explains() {
             let over = self.carrier(&mount.target).await;
-            let _ = writeln!(
-                std::io::stderr(),
-                "bafs: volume {}: {way}{over}",
-                mount.name
-            );
+            self.explain(&mount.name, &format!("{way}{over}"));
         }
         let ownership = match (&tree, self.ownership) {
             // Files are made by this process, in whose name space its user has the shown number.
@@ -148,6 +143,18 @@ impl Agent {
         match self.pool.connection(server, deadline).await {
             Ok(connection) => format!("; {server} is reached over {}", connection.carrier()),
             Err(error) => format!("; {server} is not reached any more: {error}"),
+        }
+    }
+
+    fn explains(&self) -> bool {
+        self.choices.explain == Explain::Yes
+    }
+
+    /// Tells how a volume is reached, if somebody wants to know.
+    pub(crate) fn explain(&self, volume: &str, way: &str) {
+        if self.explains() {
+            // Without a standard error there is nobody to tell.
+            let _ = writeln!(std::io::stderr(), "bafs: volume {volume}: {way}");
         }
     }
 

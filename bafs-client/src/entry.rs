@@ -189,6 +189,7 @@ async fn show(
         .await
         .map_err(|error| unsupported(&error))?
         .map_err(|error| unsupported(&error))?;
+    agent.explain(&name, mounted.way());
     let result = loop {
         tokio::select! {
             _ = killed.wait_for(|killed| *killed) => break Ok(()),

@@ -147,6 +147,7 @@ async fn mount_all(
                 let mounted = mount_one(&volume, directory.clone())
                     .await
                     .map_err(failed)?;
+                agent.explain(&mount.name, mounted.way());
                 let source = if volume.is_single_file() {
                     directory.join(SINGLE_FILE_NAME)
                 } else {

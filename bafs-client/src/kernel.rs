@@ -1,8 +1,14 @@
-//! The one system call of this crate that no safe library wraps; holds no policy.
+//! What the kernel offers and no safe library wraps: one system call, and the ring by which it
+//! hands over requests for files. Holds no policy.
 #![allow(unsafe_code)]
 
+use std::fmt;
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::time::Duration;
 
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use nix::libc;
 
 /// Marks every open descriptor from `first` upwards as closed on the next `exec`.
@@ -23,5 +29,281 @@ pub(crate) fn close_on_exec_from(first: u32) -> io::Result<()> {
         Ok(())
     } else {
         Err(io::Error::last_os_error())
+    }
+}
+
+/// Bytes of what surrounds a request (`struct fuse_uring_req_header`).
+pub(crate) const HEADER_BYTES: usize = 288;
+
+/// The commands of `enum fuse_uring_cmd`.
+const REGISTER: u32 = 1;
+const COMMIT_AND_FETCH: u32 = 2;
+
+/// Stands for the descriptor by which other threads wake the ring's, where entries are numbers.
+const WAKER: u64 = u64::MAX;
+
+/// Where the kernel writes one request, and reads its answer.
+pub(crate) struct Buffers {
+    header: [u8; HEADER_BYTES],
+    payload: Box<[u8]>,
+}
+
+impl fmt::Debug for Buffers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffers({})", self.payload.len())
+    }
+}
+
+impl Buffers {
+    /// What surrounds the request.
+    pub(crate) fn header(&self) -> &[u8; HEADER_BYTES] {
+        &self.header
+    }
+
+    /// As [`Self::header`], to answer.
+    pub(crate) fn header_mut(&mut self) -> &mut [u8; HEADER_BYTES] {
+        &mut self.header
+    }
+
+    /// Names and data of the request.
+    pub(crate) fn payload(&self) -> &[u8] {
+        &self.payload
+    }
+
+    /// As [`Self::payload`], to answer.
+    pub(crate) fn payload_mut(&mut self) -> &mut [u8] {
+        &mut self.payload
+    }
+
+    /// The two parts as the kernel is told them, which also tells these buffers from others.
+    fn parts(&mut self) -> [libc::iovec; 2] {
+        let header = libc::iovec {
+            iov_base: self.header.as_mut_ptr().cast(),
+            iov_len: HEADER_BYTES,
+        };
+        let payload = libc::iovec {
+            iov_base: self.payload.as_mut_ptr().cast(),
+            iov_len: self.payload.len(),
+        };
+        [header, payload]
+    }
+}
+
+/// What a ring has to say.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// Another thread wrote to the waker.
+    Woken,
+    /// The entry with this number has a request.
+    Request(usize, Box<Buffers>),
+    /// The kernel takes one of the entries no more.
+    Gone(io::Error),
+}
+
+/// The ring by which the kernel hands requests of one processor over. It stays in the thread that
+/// registered it, which the kernel interrupts to write into the buffers that it has.
+///
+/// Buffers are a `Box` while they are ours. While the kernel may write into them, nobody has more
+/// than their address, so no reference to them exists.
+pub(crate) struct Ring {
+    uring: IoUring<squeue::Entry128, cqueue::Entry>,
+    device: OwnedFd,
+    waker: OwnedFd,
+    processor: u16,
+    entries: Vec<Entry>,
+}
+
+struct Entry {
+    /// Buffers that the kernel has.
+    lent: Option<NonNull<Buffers>>,
+    /// What the kernel was told of them. It reads this when the entry is registered.
+    parts: Box<[libc::iovec; 2]>,
+}
+
+impl fmt::Debug for Ring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Ring({})", self.processor)
+    }
+}
+
+/// Memory shared with the kernel for one ring, before there is a mount.
+pub(crate) struct Prepared(IoUring<squeue::Entry128, cqueue::Entry>);
+
+impl fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Prepared")
+    }
+}
+
+impl Prepared {
+    /// Makes a ring that takes so many requests at once.
+    ///
+    /// Not asked for: `IORING_SETUP_DEFER_TASKRUN`, with which a request that waits for its thread
+    /// in vain (which waits for something else) would hold up whoever unmounts.
+    pub(crate) fn new(entries: u32) -> io::Result<Self> {
+        // One place more for the waker.
+        Ok(Self(IoUring::builder().build(entries + 1)?))
+    }
+}
+
+impl Ring {
+    /// Tells the kernel to hand requests of `processor` over by this ring, each into one of
+    /// `entries` buffers with `payload` bytes.
+    pub(crate) fn register(
+        prepared: Prepared,
+        (device, waker): (OwnedFd, OwnedFd),
+        processor: u16,
+        (entries, payload): (usize, usize),
+    ) -> io::Result<Self> {
+        let mut ring = Self {
+            uring: prepared.0,
+            device,
+            waker,
+            processor,
+            entries: Vec::with_capacity(entries),
+        };
+        for index in 0..entries {
+            let mut buffers = Box::new(Buffers {
+                header: [0; HEADER_BYTES],
+                payload: vec![0; payload].into_boxed_slice(),
+            });
+            ring.entries.push(Entry {
+                lent: None,
+                parts: Box::new(buffers.parts()),
+            });
+            ring.lend(index, buffers, None)?;
+        }
+        ring.await_waker()?;
+        ring.uring.submit()?;
+        Ok(ring)
+    }
+
+    /// Answers the request in `buffers` and asks for the next one; the kernel hears of it at the
+    /// next [`Self::wait`].
+    pub(crate) fn commit(
+        &mut self,
+        index: usize,
+        buffers: Box<Buffers>,
+        request: u64,
+    ) -> io::Result<()> {
+        self.lend(index, buffers, Some(request))
+    }
+
+    fn lend(
+        &mut self,
+        index: usize,
+        mut buffers: Box<Buffers>,
+        answered: Option<u64>,
+    ) -> io::Result<()> {
+        let entry = &mut self.entries[index];
+        let known = entry.parts.iter().map(|part| (part.iov_base, part.iov_len));
+        let given = buffers.parts().map(|part| (part.iov_base, part.iov_len));
+        // The kernel knows an entry's memory from its registration: no other may come back.
+        assert!(entry.lent.is_none() && known.eq(given), "foreign buffers");
+        let operation = answered.map_or(REGISTER, |_| COMMIT_AND_FETCH);
+        // `struct fuse_uring_cmd_req`.
+        let mut command = [0; 80];
+        command[8..16].copy_from_slice(&answered.unwrap_or_default().to_le_bytes());
+        command[16..18].copy_from_slice(&self.processor.to_le_bytes());
+        let device = types::Fd(self.device.as_raw_fd());
+        let mut request = opcode::UringCmd80::new(device, operation)
+            .cmd(command)
+            .addr(answered.is_none().then_some(entry.parts.as_ptr() as u64))
+            .build()
+            .user_data(index as u64);
+        if answered.is_none() {
+            let at: *mut squeue::Entry128 = &raw mut request;
+            // SAFETY: an `Entry128` is a `struct io_uring_sqe` (`repr(C)`, 128 bytes), whose field
+            // `len` are the four bytes from 24 on; the library has no other way to set it. Two
+            // parts are what `addr` points to, and the entry keeps them where they are.
+            unsafe { at.cast::<u8>().add(24).cast::<u32>().write_unaligned(2) };
+        }
+        entry.lent = Some(NonNull::from(Box::leak(buffers)));
+        // SAFETY: the descriptor lives as long as the ring. What the kernel writes into is heap
+        // memory that is not freed before the kernel gave it back: `lent` has its only address,
+        // and a `Box` is made of it only when the entry completes.
+        let pushed = unsafe { self.uring.submission().push(&request) };
+        pushed.map_err(|_| io::Error::other("the ring has no room for an entry of its own"))
+    }
+
+    fn await_waker(&mut self) -> io::Result<()> {
+        let waker = types::Fd(self.waker.as_raw_fd());
+        let request = opcode::PollAdd::new(waker, libc::POLLIN as u32)
+            .build()
+            .user_data(WAKER);
+        // SAFETY: the operation touches no memory of ours, and the descriptor lives as long as the
+        // ring.
+        let pushed = unsafe { self.uring.submission().push(&request.into()) };
+        pushed.map_err(|_| io::Error::other("the ring has no room for its waker"))
+    }
+
+    /// Hands over what was committed.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        let nothing = self.uring.submission().is_empty();
+        match nothing {
+            true => Ok(()),
+            false => interrupted_or(self.uring.submit()),
+        }
+    }
+
+    /// Hands over what was committed and waits until there is an event.
+    pub(crate) fn wait(&mut self) -> io::Result<()> {
+        interrupted_or(self.uring.submit_and_wait(1))
+    }
+
+    /// As [`Self::wait`], for so long at most.
+    pub(crate) fn wait_for(&mut self, longest: Duration) -> io::Result<()> {
+        let longest = types::Timespec::from(longest);
+        let arguments = types::SubmitArgs::new().timespec(&longest);
+        let waited = self.uring.submitter().submit_with_args(1, &arguments);
+        match waited {
+            Err(error) if error.raw_os_error() == Some(libc::ETIME) => Ok(()),
+            waited => interrupted_or(waited),
+        }
+    }
+
+    /// The next event that is there.
+    pub(crate) fn next(&mut self) -> io::Result<Option<Event>> {
+        let Some(completed) = self.uring.completion().next() else {
+            return Ok(None);
+        };
+        let (result, number) = (completed.result(), completed.user_data());
+        if number == WAKER {
+            self.await_waker()?;
+            return Ok(Some(Event::Woken));
+        }
+        let index = number as usize;
+        let entry = self.entries.get_mut(index);
+        let Some(lent) = entry.and_then(|entry| entry.lent.take()) else {
+            return Err(io::Error::other(
+                "an entry completed that was not under way",
+            ));
+        };
+        // SAFETY: the address came from a `Box` that was leaked for the kernel, once. The kernel
+        // completed the entry, so it writes no more, and nobody else has the address.
+        let buffers = unsafe { Box::from_raw(lent.as_ptr()) };
+        Ok(Some(match result {
+            0.. => Event::Request(index, buffers),
+            error => Event::Gone(io::Error::from_raw_os_error(-error)),
+        }))
+    }
+
+    /// Whether the kernel has buffers of this ring. What it has when the ring is dropped, is never
+    /// freed.
+    pub(crate) fn lends(&self) -> bool {
+        self.entries.iter().any(|entry| entry.lent.is_some())
+    }
+
+    /// What other threads write to.
+    pub(crate) fn waker(&self) -> BorrowedFd<'_> {
+        use std::os::fd::AsFd;
+        self.waker.as_fd()
+    }
+}
+
+fn interrupted_or(waited: io::Result<usize>) -> io::Result<()> {
+    match waited {
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+        waited => waited.map(|_| ()),
     }
 }

@@ -12,6 +12,14 @@ pub(crate) const BELIEVE: Duration = Duration::from_secs(24 * 3600);
 pub(crate) const SESSION_THREADS_MIN: usize = 2;
 pub(crate) const SESSION_THREADS_MAX: usize = 16;
 
+/// Requests that one ring takes at once: some that wait for the disk in threads of their own, and
+/// one beside them. Each has buffers of a mebibyte, which take memory once they were used.
+pub(crate) const RING_ENTRIES: usize = 4;
+
+/// Processors of a machine where volumes are served by rings, at most: the kernel wants a ring for
+/// each that the machine may have, whether the job may use it or not.
+pub(crate) const RING_PROCESSORS_MAX: u16 = 16;
+
 /// Bytes that the kernel reads ahead, in KiB: 128 (its default) costs a fifth of the rate of
 /// sequential reads, and more than 1024 brings nothing.
 pub(crate) const READ_AHEAD_KIB: u32 = 1024;

@@ -194,6 +194,11 @@ impl Volume {
         self.tree.is_single_file()
     }
 
+    /// Whether operations mostly end in the thread that began them.
+    pub fn answers_here(&self) -> bool {
+        self.tree.answers_here()
+    }
+
     /// Bytes that the kernel should read ahead of a sequential reader, in KiB.
     pub fn read_ahead_kib(&self) -> u32 {
         self.tree.read_ahead_kib()

@@ -7,6 +7,7 @@ pub mod content;
 pub mod dice;
 pub mod exec;
 pub mod foreign;
+pub mod ring;
 pub mod stage;
 pub mod stand;
 

@@ -19,7 +19,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
+use crate::ring::Rings;
 use crate::{World, mounts_with};
+
+/// What a mount says whose requests come by rings.
+pub const BY_RING: &str = "by a ring for each processor";
 
 /// The way from a program to its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,10 +36,12 @@ pub enum Way {
     Processes,
     /// The same as on another machine: the node's door is shut, and agents use the network.
     Network,
+    /// As [`Self::Inline`], and the kernel asks by rings, where it can (see [`crate::ring`]).
+    Ring,
 }
 
 impl Way {
-    /// All of them.
+    /// All that every machine has.
     pub const ALL: [Self; 4] = [Self::Inline, Self::Uncached, Self::Processes, Self::Network];
 }
 
@@ -69,9 +75,22 @@ impl Stand {
         let shown = match way {
             Way::Inline => show_here(Mode::scratch(true), directory.path())?,
             Way::Uncached => show_here(Mode::home(true), directory.path())?,
+            Way::Ring => {
+                let _rings = Rings::allow()?;
+                show_here(Mode::scratch(true), directory.path())?
+            }
             Way::Processes => show_elsewhere(directory.path(), true)?,
             Way::Network => show_elsewhere(directory.path(), false)?,
         };
+        if let Shown::Here {
+            mounted: Some(mounted),
+            ..
+        } = &shown
+        {
+            // Others may have allowed rings at this moment, so they may come unasked.
+            let right = way != Way::Ring || mounted.way().contains(BY_RING);
+            ensure!(right, "{way:?}: {}", mounted.way());
+        }
         fs::set_permissions(directory.path(), Permissions::from_mode(0o777))?;
         Ok(Self { shown, directory })
     }
@@ -79,6 +98,14 @@ impl Stand {
     /// Where the volume is.
     pub fn path(&self) -> &Path {
         self.directory.path()
+    }
+
+    /// What is served by this process.
+    pub fn mounted(&self) -> Option<&Mounted> {
+        match &self.shown {
+            Shown::Here { mounted, .. } => mounted.as_ref(),
+            Shown::Elsewhere { .. } => None,
+        }
     }
 
     /// A new directory in the volume.

@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use anyhow::{Context, Result, ensure};
 use bafs_tests::dice::Dice;
 use bafs_tests::stand::{Stand, Way};
-use bafs_tests::{cannot_mount, said, skip, tool};
+use bafs_tests::{cannot_mount, ring, said, skip, tool};
 
 /// Cases of pjdfstest that do not apply, with the reason. Those named `erofs` run on their own.
 const EXCLUDED: [(&str, &str); 1] = [(
@@ -65,11 +65,24 @@ fn mount_passes_pjdfstest() -> Result<()> {
     let Some(pjdfstest) = ready("mount_passes_pjdfstest", "pjdfstest") else {
         return Ok(());
     };
-    for way in Way::ALL {
+    passes_pjdfstest(&pjdfstest, &Way::ALL)
+}
+
+#[test]
+fn mount_by_ring_passes_pjdfstest() -> Result<()> {
+    let name = "mount_by_ring_passes_pjdfstest";
+    match ready(name, "pjdfstest") {
+        Some(pjdfstest) if ring::can_have(name) => passes_pjdfstest(&pjdfstest, &[Way::Ring]),
+        _ => Ok(()),
+    }
+}
+
+fn passes_pjdfstest(pjdfstest: &Path, ways: &[Way]) -> Result<()> {
+    for &way in ways {
         let stand = Stand::start(way)?;
         let (own, other) = (stand.directory("pjdfstest")?, tempfile::tempdir()?);
-        let all = Figures::of(&run_pjdfstest(&pjdfstest, &own, other.path(), false)?)?;
-        let read_only = Figures::of(&run_pjdfstest(&pjdfstest, &own, other.path(), true)?)?;
+        let all = Figures::of(&run_pjdfstest(pjdfstest, &own, other.path(), false)?)?;
+        let read_only = Figures::of(&run_pjdfstest(pjdfstest, &own, other.path(), true)?)?;
         let excluded: Vec<_> = all
             .skipped
             .iter()
@@ -159,6 +172,15 @@ impl Figures {
 #[test]
 fn mount_survives_fsx() -> Result<()> {
     fsx("mount_survives_fsx", &Way::ALL, 1, 2_000)
+}
+
+#[test]
+fn mount_by_ring_survives_fsx() -> Result<()> {
+    let name = "mount_by_ring_survives_fsx";
+    match ring::can_have(name) {
+        true => fsx(name, &[Way::Ring], 1, 5_000),
+        false => Ok(()),
+    }
 }
 
 #[test]

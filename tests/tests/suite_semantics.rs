@@ -10,7 +10,7 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 use bafs_tests::stand::{Stand, Way};
-use bafs_tests::{World, cannot_mount, said, skip};
+use bafs_tests::{World, cannot_mount, ring, said, skip};
 use rustix::fs::{self as sys, AtFlags, CWD, Mode, OFlags, RawDir, RenameFlags, SeekFrom};
 use rustix::io::Errno;
 
@@ -22,7 +22,10 @@ fn on_every_way(test: &str, check: impl Fn(&Stand) -> Result<()>) -> Result<()> 
     for way in Way::ALL {
         check(&Stand::start(way)?).map_err(|error| error.context(format!("{way:?}")))?;
     }
-    Ok(())
+    match ring::can_have(&format!("{test}, by rings")) {
+        true => check(&Stand::start(Way::Ring)?).map_err(|error| error.context("Ring")),
+        false => Ok(()),
+    }
 }
 
 /// Runs a script in the volume; gives what it printed.

@@ -2,41 +2,52 @@
 
 use std::sync::{Arc, OnceLock};
 
-use bafs_proto::file_op::FileOp;
+use bafs_proto::file_op::{Caller, FileOp};
 use bafs_proto::ids::{HandleId, InodeNo};
-use fuser::{
-    FileHandle, FopenFlags, INodeNo, InitFlags, KernelConfig, Notifier, ReplyEmpty, ReplyEntry,
-    Request,
-};
+use fuser::{FileHandle, FopenFlags, INodeNo, InitFlags, KernelConfig, Notifier};
 
-use super::convert::caller;
+use super::answers::{AnswerEmpty, AnswerEntry};
 use super::replies;
 use super::whole::WholeFiles;
 use crate::tree::Done;
 use crate::volume::Volume;
 
-/// One volume as the kernel's file system.
-#[derive(Debug)]
+/// One volume as the kernel's file system. All clones are the same one.
+#[derive(Debug, Clone)]
 pub(super) struct Bridge {
     pub(super) volume: Arc<Volume>,
-    /// Whether the kernel can do without opening files, and directories.
-    pub(super) no_open: bool,
-    pub(super) no_opendir: bool,
-    /// Files that the kernel may read by itself; `None` when it does not offer to.
-    pub(super) whole_files: Option<Arc<WholeFiles>>,
+    /// What the kernel and we agreed on; set before its first request.
+    agreed: Arc<OnceLock<Agreed>>,
+    /// Whether the ring may be asked for.
+    wants_ring: bool,
     /// The way to tell the kernel something that it did not ask for; set once there is a session.
     pub(super) notifier: Arc<OnceLock<Notifier>>,
 }
 
+/// What the kernel and we agreed on when the volume was mounted.
+#[derive(Debug, Default)]
+pub(super) struct Agreed {
+    /// Whether the kernel can do without opening files, and directories.
+    pub(super) no_open: bool,
+    pub(super) no_opendir: bool,
+    /// Whether it waits for a ring before it asks anything.
+    pub(super) ring: bool,
+    /// Files that the kernel may read by itself; `None` when it does not offer to.
+    pub(super) whole_files: Option<Arc<WholeFiles>>,
+}
+
 impl Bridge {
-    pub(super) fn new(volume: Arc<Volume>) -> Self {
+    pub(super) fn new(volume: Arc<Volume>, wants_ring: bool) -> Self {
         Self {
             volume,
-            no_open: false,
-            no_opendir: false,
-            whole_files: None,
+            agreed: Arc::default(),
+            wants_ring,
             notifier: Arc::default(),
         }
+    }
+
+    pub(super) fn agreed(&self) -> &Agreed {
+        self.agreed.get_or_init(Agreed::default)
     }
 
     /// A file that was never opened is known by its number.
@@ -71,29 +82,28 @@ impl Bridge {
     }
 
     /// Runs an operation whose answer is attributes of a name.
-    pub(super) fn entry(&self, request: &Request, op: FileOp, reply: ReplyEntry) {
+    pub(super) fn entry(&self, caller: Caller, op: FileOp, reply: impl AnswerEntry) {
         let is_lookup = matches!(op, FileOp::Lookup { .. });
         let finish = replies::entry(self.volume.mode(), is_lookup, reply);
-        self.volume.run(caller(request), op, &[], finish);
+        self.volume.run(caller, op, &[], finish);
     }
 
     /// Runs an operation whose answer says nothing.
-    pub(super) fn empty(&self, request: &Request, op: FileOp, reply: ReplyEmpty) {
-        self.volume
-            .run(caller(request), op, &[], replies::empty(reply));
+    pub(super) fn empty(&self, caller: Caller, op: FileOp, reply: impl AnswerEmpty) {
+        self.volume.run(caller, op, &[], replies::empty(reply));
     }
 
     /// Runs an operation that changes the content of a file. When an ordinary user does it
     /// (`by_ordinary`), the file loses the right to run as its owner first.
     pub(super) fn change(
         &self,
-        request: &Request,
+        caller: Caller,
         (ino, op): (INodeNo, FileOp),
         data: &[u8],
         by_ordinary: bool,
         done: Done,
     ) {
-        let (caller, ino) = (caller(request), InodeNo(ino.0));
+        let ino = InodeNo(ino.0);
         let mode = by_ordinary.then(|| self.volume.loses_privilege(ino, caller));
         let Some(mode) = mode.flatten() else {
             return self.volume.run(caller, op, data, done);
@@ -119,7 +129,7 @@ impl Bridge {
     /// program empties the file before the kernel refuses with `ETXTBSY`; `FUSE_ASYNC_DIO`, with
     /// which the pieces of a write overtake each other, and pages stay in memory that direct writes
     /// of libaio have made old.
-    pub(super) fn negotiate(&mut self, config: &mut KernelConfig) {
+    pub(super) fn negotiate(&self, config: &mut KernelConfig) {
         let mut wanted = InitFlags::FUSE_PARALLEL_DIROPS
             | InitFlags::FUSE_DO_READDIRPLUS
             | InitFlags::FUSE_READDIRPLUS_AUTO
@@ -133,6 +143,9 @@ impl Bridge {
         if mode.whole_files {
             wanted |= InitFlags::FUSE_PASSTHROUGH;
         }
+        if self.wants_ring {
+            wanted |= InitFlags::FUSE_OVER_IO_URING;
+        }
         if !mode.cached {
             // A link that somebody else replaces must be read again.
             wanted.remove(InitFlags::FUSE_CACHE_SYMLINKS);
@@ -140,11 +153,15 @@ impl Bridge {
         let given = wanted & config.capabilities();
         // Only what the kernel offers is asked for, so it cannot refuse.
         let _ = config.add_capabilities(given);
-        self.no_open = given.contains(InitFlags::FUSE_NO_OPEN_SUPPORT);
-        self.no_opendir = given.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
         // A file system on top of this one needs a level, and there are two.
-        if given.contains(InitFlags::FUSE_PASSTHROUGH) && config.set_max_stack_depth(1).is_ok() {
-            self.whole_files = Some(Arc::default());
-        }
+        let passes =
+            given.contains(InitFlags::FUSE_PASSTHROUGH) && config.set_max_stack_depth(1).is_ok();
+        // The kernel says this once.
+        let _ = self.agreed.set(Agreed {
+            no_open: given.contains(InitFlags::FUSE_NO_OPEN_SUPPORT),
+            no_opendir: given.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT),
+            ring: given.contains(InitFlags::FUSE_OVER_IO_URING),
+            whole_files: passes.then(Arc::default),
+        });
     }
 }

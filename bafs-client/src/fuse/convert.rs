@@ -65,6 +65,15 @@ pub(super) fn absence() -> FileAttr {
     }
 }
 
+/// Attributes of which the kernel takes only number and type: those of `.` and `..` in a listing.
+pub(super) fn kind_only(ino: INodeNo, mode: u32) -> FileAttr {
+    FileAttr {
+        ino,
+        kind: kind(mode),
+        ..absence()
+    }
+}
+
 pub(super) fn kind(mode: u32) -> FileType {
     match mode & libc::S_IFMT {
         libc::S_IFDIR => FileType::Directory,

@@ -1,12 +1,15 @@
 //! Between the kernel and a volume: each request becomes one operation, its answer one reply.
 //! The only user of fuser; takes no decision of its own.
 
+mod answers;
 mod bridge;
 mod convert;
+mod handlers;
 mod mount;
 mod operations;
 mod replies;
 mod requests;
+mod ring;
 mod whole;
 
 pub use mount::{MountError, Mounted, Place, open_device};

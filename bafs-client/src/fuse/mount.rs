@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::num::NonZeroUsize;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -19,6 +19,7 @@ use nix::unistd::{getegid, geteuid};
 use thiserror::Error;
 
 use super::bridge::Bridge;
+use super::ring::{Refused, Rings};
 use crate::clock;
 use crate::doctor::{connections, mounts};
 use crate::limits::{DETACH, SESSION_THREADS_MAX, SESSION_THREADS_MIN};
@@ -88,6 +89,7 @@ pub struct Mounted {
     connection: Option<u32>,
     fusermount: Option<SessionUnmounter>,
     server: Option<JoinHandle<()>>,
+    way: String,
 }
 
 impl Mounted {
@@ -100,9 +102,10 @@ impl Mounted {
         match place {
             Place::Own => Self::mount_by(volume, directory, open_device()?),
             Place::Fusermount => {
-                let mut session = mount_by_fusermount(&volume, directory)?;
-                let unmounter = session.unmount_callable();
-                Self::serve(volume, directory, session, Some(unmounter))
+                let rings = rings(&volume, directory);
+                let mut begun = mount_by_fusermount(&volume, directory, rings.is_ok())?;
+                let unmounter = begun.session.unmount_callable();
+                Self::serve(volume, directory, begun, rings, Some(unmounter))
             }
         }
     }
@@ -116,33 +119,60 @@ impl Mounted {
         directory: &Path,
         device: OwnedFd,
     ) -> Result<Self, MountError> {
-        let session = mount_own(&volume, directory, device)?;
-        Self::serve(volume, directory, session, None)
+        let rings = rings(&volume, directory);
+        let begun = mount_own(&volume, directory, device, rings.is_ok())?;
+        Self::serve(volume, directory, begun, rings, None)
     }
 
     fn serve(
         volume: Arc<Volume>,
         directory: &Path,
-        session: Session<Bridge>,
+        Begun { session, bridge }: Begun,
+        rings: Result<Rings, String>,
         fusermount: Option<SessionUnmounter>,
     ) -> Result<Self, MountError> {
-        let serving = thread::Builder::new()
-            .name("bafs-volume".to_owned())
-            .spawn(move || {
-                if let Err(error) = session.run() {
-                    tracing::debug!(%error, "FUSE session ended");
-                }
-            });
         let mut mounted = Self {
             directory: directory.to_owned(),
             volume,
             connection: None,
             fusermount,
             server: None,
+            way: String::new(),
         };
+        let rings = match begin(rings, &session, &bridge) {
+            Ok(Ok(rings)) => {
+                "the kernel asks by a ring for each processor".clone_into(&mut mounted.way);
+                Some(rings)
+            }
+            Ok(Err(why)) => {
+                mounted.way = format!("the kernel asks by its device ({why})");
+                None
+            }
+            Err(error) => {
+                // It would answer nobody.
+                mounted.take_away();
+                return Err(MountError::Handshake(error));
+            }
+        };
+        let serving = thread::Builder::new()
+            .name("bafs-volume".to_owned())
+            .spawn(move || {
+                if let Err(error) = session.run() {
+                    tracing::debug!(%error, "FUSE session ended");
+                }
+                if let Some(rings) = rings {
+                    rings.stop();
+                }
+            });
         mounted.server = Some(serving.map_err(MountError::Handshake)?);
         mounted.tune();
+        tracing::debug!(directory = %directory.display(), way = mounted.way, "mounted");
         Ok(mounted)
+    }
+
+    /// How the kernel's requests come, and why so, in words.
+    pub fn way(&self) -> &str {
+        &self.way
     }
 
     /// What is mounted.
@@ -307,7 +337,8 @@ fn mount_own(
     volume: &Arc<Volume>,
     directory: &Path,
     device: OwnedFd,
-) -> Result<Session<Bridge>, MountError> {
+    wants_ring: bool,
+) -> Result<Begun, MountError> {
     let options = format!(
         "fd={},rootmode=40000,user_id={},group_id={},default_permissions,allow_other,max_read={}",
         device.as_raw_fd(),
@@ -328,7 +359,7 @@ fn mount_own(
         Some(options.as_str()),
     )
     .map_err(|errno| refused(directory, errno.into()))?;
-    started(volume, |bridge| {
+    started(volume, wants_ring, |bridge| {
         Session::from_fd(bridge, device, SessionACL::All, config())
     })
     .map_err(|error| {
@@ -338,16 +369,68 @@ fn mount_own(
     })
 }
 
+/// A session that agreed with the kernel, and the volume that it serves.
+struct Begun {
+    session: Session<Bridge>,
+    bridge: Bridge,
+}
+
 /// Starts a session whose bridge can also speak without being asked.
 fn started(
     volume: &Arc<Volume>,
+    wants_ring: bool,
     start: impl FnOnce(Bridge) -> io::Result<Session<Bridge>>,
-) -> io::Result<Session<Bridge>> {
-    let bridge = Bridge::new(Arc::clone(volume));
-    let notifier = Arc::clone(&bridge.notifier);
-    let session = start(bridge)?;
-    notifier.get_or_init(|| session.notifier());
-    Ok(session)
+) -> io::Result<Begun> {
+    let bridge = Bridge::new(Arc::clone(volume), wants_ring);
+    let session = start(bridge.clone())?;
+    bridge.notifier.get_or_init(|| session.notifier());
+    Ok(Begun { session, bridge })
+}
+
+/// Rings for a volume whose operations mostly end in the thread that began them; where answers come
+/// from others, a ring would only be one thread more on their way.
+fn rings(volume: &Arc<Volume>, directory: &Path) -> Result<Rings, String> {
+    if !volume.answers_here() {
+        return Err("other threads answer most of its operations".to_owned());
+    }
+    if volume.mode().whole_files {
+        return Err("it reads large files by itself, which are opened by the device".to_owned());
+    }
+    let directory = directory.to_owned();
+    Rings::prepare(
+        &(Arc::new(move || {
+            // Whoever waits for an answer gets an error, instead of waiting forever.
+            let gone = umount2(&directory, MntFlags::MNT_FORCE | MntFlags::MNT_DETACH);
+            tracing::error!(?gone, "{} is given up", directory.display());
+        }) as Arc<dyn Fn() + Send + Sync>),
+    )
+}
+
+/// Has the kernel ask by rings if it agreed to; otherwise says why it does not.
+fn begin(
+    rings: Result<Rings, String>,
+    session: &Session<Bridge>,
+    bridge: &Bridge,
+) -> io::Result<Result<Rings, String>> {
+    let rings = match rings {
+        Ok(rings) if bridge.agreed().ring => rings,
+        Ok(rings) => {
+            rings.stop();
+            return Ok(Err("the kernel has no rings for files".to_owned()));
+        }
+        Err(why) => return Ok(Err(why)),
+    };
+    match rings.start(session.as_fd(), bridge) {
+        Ok(Ok(())) => Ok(Ok(rings)),
+        Ok(Err(Refused(why))) => {
+            rings.stop();
+            Ok(Err(why))
+        }
+        Err(error) => {
+            rings.stop();
+            Err(error)
+        }
+    }
 }
 
 /// Opens the kernel's end of a mount to come.
@@ -368,7 +451,8 @@ pub fn open_device() -> Result<OwnedFd, MountError> {
 fn mount_by_fusermount(
     volume: &Arc<Volume>,
     directory: &Path,
-) -> Result<Session<Bridge>, MountError> {
+    wants_ring: bool,
+) -> Result<Begun, MountError> {
     drop(open_device()?);
     let mut options = vec![
         MountOption::FSName(format!("bafs:{}", volume.name())),
@@ -386,7 +470,11 @@ fn mount_by_fusermount(
     let mut second = config();
     second.mount_options = options;
     second.acl = SessionACL::Owner;
-    let by = |config| started(volume, |bridge| Session::new(bridge, directory, config));
+    let by = |config| {
+        started(volume, wants_ring, |bridge| {
+            Session::new(bridge, directory, config)
+        })
+    };
     by(&first)
         .or_else(|_| by(&second))
         .map_err(|error| refused(directory, error))

@@ -7,9 +7,9 @@ use std::path::Path;
 
 use bafs_proto::file_op::FileOp;
 use bafs_proto::ids::InodeNo;
-use fuser::{INodeNo, RenameFlags};
+use fuser::{INodeNo, OpenFlags, RenameFlags};
 
-use super::convert::name;
+use super::convert::{self, name};
 
 pub(super) fn lookup(parent: INodeNo, at: &OsStr) -> FileOp {
     FileOp::Lookup {
@@ -111,6 +111,13 @@ pub(super) fn list_xattr(ino: INodeNo) -> FileOp {
 pub(super) fn read_link(ino: INodeNo) -> FileOp {
     FileOp::ReadLink {
         ino: InodeNo(ino.0),
+    }
+}
+
+pub(super) fn open_file(ino: INodeNo, flags: OpenFlags) -> FileOp {
+    FileOp::Open {
+        ino: InodeNo(ino.0),
+        flags: convert::open_flags(flags.0),
     }
 }
 

@@ -1,30 +1,20 @@
 //! Answers of a tree as replies to the kernel, one function per form of reply.
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bafs_proto::file_op::{Caller, DirectoryEntry, Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::HandleId;
-use bafs_proto::limits::NAME_BYTES_MAX;
-use fuser::{
-    FileHandle, FopenFlags, Generation, INodeNo, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
-    ReplyXattr,
-};
+use fuser::FopenFlags;
 use nix::libc;
 
-use super::convert::{self, absence, errno};
+use super::answers::{
+    AnswerAttr, AnswerCreate, AnswerData, AnswerEmpty, AnswerEntries, AnswerEntriesPlus,
+    AnswerEntry, AnswerOpen, AnswerPosition, AnswerStat, AnswerWrite, AnswerXattr,
+};
+use super::convert::errno;
 use crate::limits::DIRECTORY_PAGE_BYTES;
 use crate::tree::Done;
 use crate::volume::{Mode, Volume};
-
-/// Inode numbers are never used again within a session.
-const GENERATION: Generation = Generation(0);
-
-/// Block size in which the kernel is told sizes, in bytes.
-const STAT_BLOCK_BYTES: u32 = 4096;
 
 /// What the kernel gets when a tree answers in a form that does not fit the question.
 const NONSENSE: fuser::Errno = fuser::Errno::EIO;
@@ -33,116 +23,96 @@ pub(super) fn error_of(result: FileResult) -> fuser::Errno {
     result.map_or_else(errno, |_| NONSENSE)
 }
 
-pub(super) fn entry(mode: Mode, is_lookup: bool, reply: ReplyEntry) -> Done {
+pub(super) fn entry(mode: Mode, is_lookup: bool, reply: impl AnswerEntry) -> Done {
     Box::new(move |result, _| match result {
         Ok(FileReply::Attr(attr)) if attr.ino.0 != 0 => {
-            reply.entry(&mode.believe, &convert::attr(&attr), GENERATION);
+            reply.entry(mode.believe, &attr);
         }
         Err(Errno(libc::ENOENT)) if is_lookup && mode.believe_absence => {
-            reply.entry(&mode.believe, &absence(), GENERATION);
+            reply.absent(mode.believe);
         }
-        other => reply.error(error_of(other)),
+        other => reply.refuse(error_of(other)),
     })
 }
 
-pub(super) fn attr(mode: Mode, reply: ReplyAttr) -> Done {
+pub(super) fn attr(mode: Mode, reply: impl AnswerAttr) -> Done {
     Box::new(move |result, _| match result {
-        Ok(FileReply::Attr(attr)) => reply.attr(&mode.believe, &convert::attr(&attr)),
-        other => reply.error(error_of(other)),
+        Ok(FileReply::Attr(attr)) => reply.attr(mode.believe, &attr),
+        other => reply.refuse(error_of(other)),
     })
 }
 
-pub(super) fn empty(reply: ReplyEmpty) -> Done {
+pub(super) fn empty(reply: impl AnswerEmpty) -> Done {
     Box::new(move |result, _| match result {
-        Ok(_) => reply.ok(),
-        Err(error) => reply.error(errno(error)),
+        Ok(_) => reply.done(),
+        Err(error) => reply.refuse(errno(error)),
     })
 }
 
-pub(super) fn bytes(reply: ReplyData) -> Done {
+pub(super) fn bytes(reply: impl AnswerData) -> Done {
     Box::new(move |result, _| match result {
-        Ok(FileReply::Bytes(bytes)) => reply.data(&bytes),
-        other => reply.error(error_of(other)),
+        Ok(FileReply::Bytes(bytes)) => reply.bytes(&bytes),
+        other => reply.refuse(error_of(other)),
     })
 }
 
-pub(super) fn data(reply: ReplyData) -> Done {
+pub(super) fn data(reply: impl AnswerData) -> Done {
     Box::new(move |result, data| match result {
-        Ok(FileReply::Read { length }) if length as usize == data.len() => reply.data(data),
-        other => reply.error(error_of(other)),
+        Ok(FileReply::Read { length }) if length as usize == data.len() => reply.bytes(data),
+        other => reply.refuse(error_of(other)),
     })
 }
 
-pub(super) fn opened(flags: FopenFlags, reply: ReplyOpen) -> Done {
+pub(super) fn opened(flags: FopenFlags, reply: impl AnswerOpen) -> Done {
     Box::new(move |result, _| match result {
-        Ok(FileReply::Opened { handle, .. }) => reply.opened(FileHandle(handle.0), flags),
-        other => reply.error(error_of(other)),
+        Ok(FileReply::Opened { handle, .. }) => reply.handle(handle, flags),
+        other => reply.refuse(error_of(other)),
     })
 }
 
-pub(super) fn created(mode: Mode, flags: FopenFlags, reply: ReplyCreate) -> Done {
+pub(super) fn created(mode: Mode, flags: FopenFlags, reply: impl AnswerCreate) -> Done {
     Box::new(move |result, _| match result {
         Ok(FileReply::Opened { handle, attr }) => {
-            let attr = convert::attr(&attr);
-            reply.created(
-                &mode.believe,
-                &attr,
-                GENERATION,
-                FileHandle(handle.0),
-                flags,
-            );
+            reply.made(mode.believe, &attr, handle, flags);
         }
-        other => reply.error(error_of(other)),
+        other => reply.refuse(error_of(other)),
     })
 }
 
-pub(super) fn written(reply: ReplyWrite) -> Done {
+pub(super) fn written(reply: impl AnswerWrite) -> Done {
     Box::new(move |result, _| match result {
         Ok(FileReply::Written { length }) => {
-            reply.written(u32::try_from(length).unwrap_or(u32::MAX));
+            reply.count(u32::try_from(length).unwrap_or(u32::MAX));
         }
-        other => reply.error(error_of(other)),
+        other => reply.refuse(error_of(other)),
     })
 }
 
-pub(super) fn position(reply: ReplyLseek) -> Done {
+pub(super) fn position(reply: impl AnswerPosition) -> Done {
     Box::new(move |result, _| match result {
         Ok(FileReply::Position(at)) => match i64::try_from(at) {
-            Ok(at) => reply.offset(at),
-            Err(_) => reply.error(fuser::Errno::EOVERFLOW),
+            Ok(at) => reply.position(at),
+            Err(_) => reply.refuse(fuser::Errno::EOVERFLOW),
         },
-        other => reply.error(error_of(other)),
+        other => reply.refuse(error_of(other)),
     })
 }
 
-pub(super) fn xattr(size: u32, reply: ReplyXattr) -> Done {
+pub(super) fn xattr(size: u32, reply: impl AnswerXattr) -> Done {
     Box::new(move |result, _| match result {
         Ok(FileReply::Bytes(bytes)) => match u32::try_from(bytes.len()) {
-            Ok(length) if size == 0 => reply.size(length),
-            Ok(length) if length <= size => reply.data(&bytes),
-            _ => reply.error(fuser::Errno::ERANGE),
+            Ok(length) if size == 0 => reply.length(length),
+            Ok(length) if length <= size => reply.value(&bytes),
+            _ => reply.refuse(fuser::Errno::ERANGE),
         },
-        other => reply.error(error_of(other)),
+        other => reply.refuse(error_of(other)),
     })
 }
 
-pub(super) fn stat_fs(reply: ReplyStatfs) -> Done {
+pub(super) fn stat_fs(reply: impl AnswerStat) -> Done {
     Box::new(move |result, _| match result {
-        Ok(FileReply::StatFs(stat)) => {
-            let block = u64::from(STAT_BLOCK_BYTES);
-            let free = stat.free_bytes / block;
-            reply.statfs(
-                stat.size_bytes.div_ceil(block),
-                free,
-                free,
-                stat.size_files,
-                stat.free_files,
-                STAT_BLOCK_BYTES,
-                NAME_BYTES_MAX as u32,
-                STAT_BLOCK_BYTES,
-            );
-        }
-        other => reply.error(error_of(other)),
+        Ok(FileReply::StatFs(stat)) => reply.stat(stat),
+        other => reply.refuse(error_of(other)),
     })
 }
 
@@ -155,19 +125,18 @@ pub(super) fn read_directory(handle: HandleId, cookie: u64, plus: bool) -> FileO
     }
 }
 
-pub(super) fn entries(mut reply: ReplyDirectory) -> Done {
+pub(super) fn entries(mut reply: impl AnswerEntries) -> Done {
     Box::new(move |result, _| match result {
         Ok(FileReply::Entries(entries)) => {
-            for entry in entries {
-                let (ino, kind) = (INodeNo(entry.ino.0), convert::kind(entry.mode));
+            for entry in &entries {
                 // What does not fit is asked for again, from the last cookie that did.
-                if reply.add(ino, entry.cookie, kind, OsStr::from_bytes(&entry.name)) {
+                if !reply.list(entry) {
                     break;
                 }
             }
-            reply.ok();
+            reply.listed();
         }
-        other => reply.error(error_of(other)),
+        other => reply.refuse(error_of(other)),
     })
 }
 
@@ -178,7 +147,7 @@ pub(super) fn entries_plus(
     caller: Caller,
     handle: HandleId,
     cookie: u64,
-    reply: ReplyDirectoryPlus,
+    reply: impl AnswerEntriesPlus,
 ) {
     let listing = Arc::clone(&volume);
     let finish: Done = Box::new(move |result, _| match result {
@@ -192,7 +161,7 @@ pub(super) fn entries_plus(
                 _ => add_entries(&volume, caller, entries, reply),
             }
         }
-        other => reply.error(error_of(other)),
+        other => reply.refuse(error_of(other)),
     });
     listing.run(caller, read_directory(handle, cookie, true), &[], finish);
 }
@@ -209,28 +178,16 @@ fn add_entries(
     volume: &Arc<Volume>,
     caller: Caller,
     entries: Vec<DirectoryEntry>,
-    mut reply: ReplyDirectoryPlus,
+    mut reply: impl AnswerEntriesPlus,
 ) {
     let believe = volume.mode().believe;
     let mut is_full = false;
     let mut forgotten = Vec::new();
     for entry in entries {
-        let (attr, ttl) = match &entry.attr {
-            Some(attr) => (convert::attr(attr), believe),
-            None if is_dots(&entry) => (dots(&entry), Duration::ZERO),
-            None => continue,
-        };
-        is_full = is_full || {
-            let name = OsStr::from_bytes(&entry.name);
-            reply.add(
-                INodeNo(entry.ino.0),
-                entry.cookie,
-                name,
-                &ttl,
-                &attr,
-                GENERATION,
-            )
-        };
+        if is_gone(&entry) {
+            continue;
+        }
+        is_full = is_full || !reply.list(&entry, believe);
         if is_full && !is_dots(&entry) {
             forgotten.push(FileOp::Forget {
                 ino: entry.ino,
@@ -238,17 +195,8 @@ fn add_entries(
             });
         }
     }
-    reply.ok();
+    reply.listed();
     for op in forgotten {
         volume.run(caller, op, &[], Box::new(|_, _| {}));
-    }
-}
-
-/// The kernel takes only number and type of `.` and `..`.
-fn dots(entry: &DirectoryEntry) -> fuser::FileAttr {
-    fuser::FileAttr {
-        ino: INodeNo(entry.ino.0),
-        kind: fuser::FileType::Directory,
-        ..absence()
     }
 }

@@ -1,12 +1,12 @@
-//! Each request of the kernel as one operation on a volume. Takes no decision of its own.
+//! Requests that come by fuser's session, each as a call of its handler. Takes no decision of its
+//! own.
 
 use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::SystemTime;
 
-use bafs_proto::file_op::{AttrChange, BodyRange, FileOp};
+use bafs_proto::file_op::AttrChange;
 use bafs_proto::ids::InodeNo;
 use bafs_proto::limits::IO_BYTES_MAX;
 use fuser::{
@@ -15,12 +15,11 @@ use fuser::{
     ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek,
     ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use nix::libc;
 
 use super::bridge::Bridge;
-use super::convert::{self, caller, name};
-use super::{operations, replies};
-use crate::limits::COPY_BYTES_MAX;
+use super::convert::{self, caller};
+use super::handlers::Spot;
+use super::operations;
 
 /// Requests that the kernel may have under way without anybody waiting (read-ahead, write-back).
 const BACKGROUND_MAX: u16 = 64;
@@ -34,7 +33,7 @@ impl Filesystem for Bridge {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, at: &OsStr, reply: ReplyEntry) {
-        self.entry(request, operations::lookup(parent, at), reply);
+        self.entry(caller(request), operations::lookup(parent, at), reply);
     }
 
     fn forget(&self, request: &Request, ino: INodeNo, count: u64) {
@@ -50,12 +49,7 @@ impl Filesystem for Bridge {
         handle: Option<FileHandle>,
         reply: ReplyAttr,
     ) {
-        let op = FileOp::GetAttr {
-            ino: InodeNo(ino.0),
-            handle: self.open_handle(ino, handle),
-        };
-        let finish = replies::attr(self.volume.mode(), reply);
-        self.volume.run(caller(request), op, &[], finish);
+        self.get_attr(caller(request), ino, handle, reply);
     }
 
     fn setattr(
@@ -77,27 +71,18 @@ impl Filesystem for Bridge {
         reply: ReplyAttr,
     ) {
         let change = AttrChange {
-            mode: mode.map(|mode| mode & 0o7777),
+            mode,
             uid,
             gid,
             size,
             atime: atime.map(convert::set_time),
             mtime: mtime.map(convert::set_time),
         };
-        let handle = self.open_handle(ino, handle);
-        let op = FileOp::SetAttr {
-            ino: InodeNo(ino.0),
-            handle,
-            change,
-        };
-        let finish = replies::attr(self.volume.mode(), reply);
-        self.volume.run(caller(request), op, &[], finish);
+        self.set_attr(caller(request), ino, handle, change, reply);
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
-        let op = operations::read_link(ino);
-        self.volume
-            .run(caller(request), op, &[], replies::bytes(reply));
+        self.read_link(caller(request), ino, reply);
     }
 
     fn mknod(
@@ -111,7 +96,7 @@ impl Filesystem for Bridge {
         reply: ReplyEntry,
     ) {
         self.entry(
-            request,
+            caller(request),
             operations::make_node(parent, at, mode, rdev),
             reply,
         );
@@ -126,15 +111,23 @@ impl Filesystem for Bridge {
         _umask: u32,
         reply: ReplyEntry,
     ) {
-        self.entry(request, operations::make_directory(parent, at, mode), reply);
+        self.entry(
+            caller(request),
+            operations::make_directory(parent, at, mode),
+            reply,
+        );
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, at: &OsStr, reply: ReplyEmpty) {
-        self.empty(request, operations::unlink(parent, at), reply);
+        self.empty(caller(request), operations::unlink(parent, at), reply);
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, at: &OsStr, reply: ReplyEmpty) {
-        self.empty(request, operations::remove_directory(parent, at), reply);
+        self.empty(
+            caller(request),
+            operations::remove_directory(parent, at),
+            reply,
+        );
     }
 
     fn symlink(
@@ -145,7 +138,11 @@ impl Filesystem for Bridge {
         target: &Path,
         reply: ReplyEntry,
     ) {
-        self.entry(request, operations::make_symlink(parent, at, target), reply);
+        self.entry(
+            caller(request),
+            operations::make_symlink(parent, at, target),
+            reply,
+        );
     }
 
     fn rename(
@@ -159,7 +156,7 @@ impl Filesystem for Bridge {
         reply: ReplyEmpty,
     ) {
         self.empty(
-            request,
+            caller(request),
             operations::rename((parent, at), (new_parent, new_at), flags),
             reply,
         );
@@ -173,28 +170,23 @@ impl Filesystem for Bridge {
         at: &OsStr,
         reply: ReplyEntry,
     ) {
-        self.entry(request, operations::make_link(ino, parent, at), reply);
+        self.entry(
+            caller(request),
+            operations::make_link(ino, parent, at),
+            reply,
+        );
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let whole_files = self.whole_files.as_ref();
-        let whole_files = whole_files.filter(|files| !files.is_refused());
-        let is_stateless = self.volume.mode().stateless;
-        if let Some(whole_files) = whole_files.filter(|_| is_stateless) {
-            return whole_files.open(&self.volume, InodeNo(ino.0), self.file_flags(), reply);
-        }
-        if self.no_open {
-            // Not a failure: it tells the kernel never to ask again, for any file.
-            return reply.error(fuser::Errno::ENOSYS);
-        }
-        let op = FileOp::Open {
-            ino: InodeNo(ino.0),
-            flags: convert::open_flags(flags.0),
+        let files = self.agreed().whole_files.as_ref();
+        let Some(files) = files.filter(|files| !files.is_refused()) else {
+            return self.open_file(caller(request), ino, flags, reply);
         };
-        let finish = match whole_files {
-            Some(whole_files) => whole_files.opened(&self.volume, self.file_flags(), reply),
-            None => replies::opened(self.file_flags(), reply),
-        };
+        if self.volume.mode().stateless {
+            return files.open(&self.volume, InodeNo(ino.0), self.file_flags(), reply);
+        }
+        let finish = files.opened(&self.volume, self.file_flags(), reply);
+        let op = operations::open_file(ino, flags);
         self.volume.run(caller(request), op, &[], finish);
     }
 
@@ -208,15 +200,7 @@ impl Filesystem for Bridge {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let flags = convert::create_flags(flags);
-        let op = FileOp::Create {
-            parent: InodeNo(parent.0),
-            name: name(at),
-            mode,
-            flags,
-        };
-        let finish = replies::created(self.volume.mode(), self.file_flags(), reply);
-        self.volume.run(caller(request), op, &[], finish);
+        self.create_file(caller(request), (parent, at), mode, flags, reply);
     }
 
     fn read(
@@ -230,15 +214,12 @@ impl Filesystem for Bridge {
         _owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let (ino, handle) = (InodeNo(ino.0), self.handle(ino, handle));
-        self.volume.read(
-            caller(request),
+        let at = Spot {
             ino,
             handle,
             offset,
-            size,
-            replies::data(reply),
-        );
+        };
+        self.read_file(caller(request), at, size, reply);
     }
 
     fn write(
@@ -253,26 +234,12 @@ impl Filesystem for Bridge {
         _owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        // Mapped pages have their own place, whatever handle they come through.
-        let mapped = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
-        let op = FileOp::Write {
-            handle: self.handle(ino, handle),
+        let at = Spot {
+            ino,
+            handle,
             offset,
-            // The kernel sends at most what `init` allowed.
-            data: BodyRange {
-                start: 0,
-                length: data.len() as u32,
-            },
-            // Where all changes come through this kernel it knows where the end is, and it may send
-            // the pieces of a large write all at once.
-            append: flags.0 & libc::O_APPEND != 0 && !mapped && !self.volume.mode().cached,
         };
-        let kills = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        let mut finish = replies::written(reply);
-        if mapped {
-            finish = self.volume.deferred(data.len(), finish);
-        }
-        self.change(request, (ino, op), data, kills, finish);
+        self.write_file(caller(request), at, data, (write_flags, flags), reply);
     }
 
     fn flush(
@@ -283,12 +250,7 @@ impl Filesystem for Bridge {
         _owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        if self.volume.close_waits() {
-            let finish = replies::empty(reply);
-            return self.volume.close_file(InodeNo(ino.0), finish);
-        }
-        // The kernel still writes mapped pages back before it closes; it only stops asking.
-        reply.error(fuser::Errno::ENOSYS);
+        self.close_file(ino, reply);
     }
 
     fn release(
@@ -301,19 +263,7 @@ impl Filesystem for Bridge {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        if let Some(whole_files) = &self.whole_files {
-            whole_files.release(&self.volume, InodeNo(ino.0));
-        }
-        if self.volume.mode().stateless {
-            return reply.ok();
-        }
-        self.empty(
-            request,
-            FileOp::Release {
-                handle: self.handle(ino, handle),
-            },
-            reply,
-        );
+        self.release_file(caller(request), ino, handle, reply);
     }
 
     fn fsync(
@@ -324,24 +274,11 @@ impl Filesystem for Bridge {
         data_only: bool,
         reply: ReplyEmpty,
     ) {
-        self.empty(
-            request,
-            FileOp::Fsync {
-                handle: self.handle(ino, handle),
-                data_only,
-            },
-            reply,
-        );
+        self.sync_file(caller(request), (ino, handle), data_only, reply);
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        if self.no_opendir {
-            // As with `open`.
-            return reply.error(fuser::Errno::ENOSYS);
-        }
-        let op = operations::open_directory(ino);
-        let finish = replies::opened(self.directory_flags(), reply);
-        self.volume.run(caller(request), op, &[], finish);
+        self.open_directory(caller(request), ino, reply);
     }
 
     fn readdir(
@@ -352,9 +289,12 @@ impl Filesystem for Bridge {
         cookie: u64,
         reply: ReplyDirectory,
     ) {
-        let op = replies::read_directory(self.handle(ino, handle), cookie, false);
-        self.volume
-            .run(caller(request), op, &[], replies::entries(reply));
+        let at = Spot {
+            ino,
+            handle,
+            offset: cookie,
+        };
+        self.list(caller(request), at, reply);
     }
 
     fn readdirplus(
@@ -365,14 +305,12 @@ impl Filesystem for Bridge {
         cookie: u64,
         reply: ReplyDirectoryPlus,
     ) {
-        let handle = self.handle(ino, handle);
-        replies::entries_plus(
-            Arc::clone(&self.volume),
-            caller(request),
+        let at = Spot {
+            ino,
             handle,
-            cookie,
-            reply,
-        );
+            offset: cookie,
+        };
+        self.list_plus(caller(request), at, reply);
     }
 
     fn releasedir(
@@ -383,13 +321,7 @@ impl Filesystem for Bridge {
         _flags: OpenFlags,
         reply: ReplyEmpty,
     ) {
-        self.empty(
-            request,
-            FileOp::ReleaseDirectory {
-                handle: self.handle(ino, handle),
-            },
-            reply,
-        );
+        self.release_directory(caller(request), (ino, handle), reply);
     }
 
     fn fsyncdir(
@@ -400,16 +332,11 @@ impl Filesystem for Bridge {
         _data_only: bool,
         reply: ReplyEmpty,
     ) {
-        self.empty(request, operations::sync_directory(ino), reply);
+        self.empty(caller(request), operations::sync_directory(ino), reply);
     }
 
     fn statfs(&self, request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        self.volume.run(
-            caller(request),
-            FileOp::StatFs,
-            &[],
-            replies::stat_fs(reply),
-        );
+        self.stat(caller(request), reply);
     }
 
     fn setxattr(
@@ -422,23 +349,23 @@ impl Filesystem for Bridge {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        self.empty(request, operations::set_xattr(ino, at, value, flags), reply);
+        self.empty(
+            caller(request),
+            operations::set_xattr(ino, at, value, flags),
+            reply,
+        );
     }
 
     fn getxattr(&self, request: &Request, ino: INodeNo, at: &OsStr, size: u32, reply: ReplyXattr) {
-        let op = operations::get_xattr(ino, at);
-        self.volume
-            .run(caller(request), op, &[], replies::xattr(size, reply));
+        self.xattr(caller(request), operations::get_xattr(ino, at), size, reply);
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        let op = operations::list_xattr(ino);
-        self.volume
-            .run(caller(request), op, &[], replies::xattr(size, reply));
+        self.xattr(caller(request), operations::list_xattr(ino), size, reply);
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, at: &OsStr, reply: ReplyEmpty) {
-        self.empty(request, operations::remove_xattr(ino, at), reply);
+        self.empty(caller(request), operations::remove_xattr(ino, at), reply);
     }
 
     fn ioctl(
@@ -480,13 +407,12 @@ impl Filesystem for Bridge {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let op = FileOp::Allocate {
-            handle: self.handle(ino, handle),
-            mode,
+        let at = Spot {
+            ino,
+            handle,
             offset,
-            length,
         };
-        self.change(request, (ino, op), &[], true, replies::empty(reply));
+        self.allocate(caller(request), at, length, mode, reply);
     }
 
     fn lseek(
@@ -498,13 +424,7 @@ impl Filesystem for Bridge {
         whence: i32,
         reply: ReplyLseek,
     ) {
-        let op = FileOp::Seek {
-            handle: self.handle(ino, handle),
-            offset,
-            whence,
-        };
-        self.volume
-            .run(caller(request), op, &[], replies::position(reply));
+        self.seek(caller(request), (ino, handle), offset, whence, reply);
     }
 
     fn copy_file_range(
@@ -520,14 +440,16 @@ impl Filesystem for Bridge {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        let op = FileOp::CopyRange {
-            source: self.handle(source_ino, source),
-            source_offset,
-            target: self.handle(target_ino, target),
-            target_offset,
-            length: length.min(COPY_BYTES_MAX),
+        let source = Spot {
+            ino: source_ino,
+            handle: source,
+            offset: source_offset,
         };
-        let finish = replies::written(reply);
-        self.change(request, (target_ino, op), &[], true, finish);
+        let target = Spot {
+            ino: target_ino,
+            handle: target,
+            offset: target_offset,
+        };
+        self.copy(caller(request), source, target, length, reply);
     }
 }

@@ -154,6 +154,15 @@ impl Tree {
         }
     }
 
+    /// Whether operations mostly end in the thread that began them.
+    pub fn answers_here(&self) -> bool {
+        match self {
+            Self::Local(_) | Self::Inline(_) => true,
+            // What a cache is asked for at all, it mostly has not yet.
+            Self::Remote(_) | Self::Cache(_) | Self::Bound(_) => false,
+        }
+    }
+
     /// Bytes that the kernel should read ahead of a sequential reader, in KiB.
     pub fn read_ahead_kib(&self) -> u32 {
         match self {

@@ -54,6 +54,11 @@ const ENCLOSED: &[Enclosed] = &[
         files_max: usize::MAX,
     },
     Enclosed {
+        name: "io_uring",
+        places: &["bafs-client/src/kernel.rs"],
+        files_max: 1,
+    },
+    Enclosed {
         name: "lru",
         places: &["bafs-server/src/"],
         files_max: 1,

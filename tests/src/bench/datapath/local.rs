@@ -324,7 +324,7 @@ fn names(
 }
 
 /// The rate of so many processes at once, each with files of its own.
-fn at_once(
+pub(super) fn at_once(
     shell: &mut Shell,
     work: Work,
     place: &str,

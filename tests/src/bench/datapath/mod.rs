@@ -7,6 +7,7 @@ mod least;
 mod local;
 mod peers;
 mod remote;
+mod ring;
 mod shown;
 mod storm;
 mod wire;
@@ -67,6 +68,11 @@ const PARTS: &[Part] = &[
             "meta_vs_strict_fuse",
         ],
         run: local::run,
+    },
+    Part {
+        name: "ring",
+        figures: &["ring_rand_1", "ring_rand_2", "ring_create_1"],
+        run: ring::run,
     },
     Part {
         name: "bound",

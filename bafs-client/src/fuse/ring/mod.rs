@@ -1,0 +1,227 @@
+//! Requests by the kernel's rings, one for each processor (FUSE over io_uring), beside fuser's
+//! session: that one still mounts, agrees with the kernel, and takes what the kernel sends by its
+//! device only (what is forgotten, and what we tell unasked). Handlers are the same for both.
+//!
+//! Once the kernel was asked for rings it holds all requests back until each processor has one. So
+//! what can fail without the kernel is done before it is asked, and a ring that the kernel itself
+//! refuses has it fall back to the device.
+
+mod answers;
+mod outbox;
+mod queue;
+mod requests;
+
+use std::fs;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{self, JoinHandle};
+
+use bafs_proto::limits::IO_BYTES_MAX;
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+use rustix::event::{EventfdFlags, eventfd};
+
+use self::outbox::Outbox;
+use self::queue::Queue;
+use super::bridge::Bridge;
+use crate::kernel::{Event, Prepared, Ring};
+use crate::limits::{RING_ENTRIES, RING_PROCESSORS_MAX};
+
+/// Where root lets rings be used.
+const ENABLED: &str = "/sys/module/fuse/parameters/enable_uring";
+
+/// Processors that the kernel wants a ring for each of.
+const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
+
+/// What a thread needs to begin.
+struct Start {
+    device: OwnedFd,
+    bridge: Bridge,
+}
+
+/// The thread of one ring.
+#[derive(Debug)]
+struct Served {
+    outbox: Arc<Outbox>,
+    start: Sender<Start>,
+    told: Receiver<io::Result<()>>,
+    thread: JoinHandle<()>,
+}
+
+/// Why the kernel does not take a ring, in words.
+#[derive(Debug)]
+pub(super) struct Refused(pub(super) String);
+
+/// A ring for each processor, for one volume.
+#[derive(Debug)]
+pub(super) struct Rings(Vec<Served>);
+
+impl Rings {
+    /// Makes them, for a mount to come. `over` is called should one fail while it serves.
+    ///
+    /// # Errors
+    /// Why there are none, in words.
+    pub(super) fn prepare(over: &Arc<dyn Fn() + Send + Sync>) -> Result<Self, String> {
+        let enabled = fs::read_to_string(ENABLED).unwrap_or_default();
+        if enabled.trim() != "Y" {
+            return Err(format!("{ENABLED} is not Y"));
+        }
+        let possible = fs::read_to_string(POSSIBLE).unwrap_or_default();
+        let processors = processors(&possible).ok_or_else(|| {
+            format!("the machine may have processors {possible:?}; at most {RING_PROCESSORS_MAX}")
+        })?;
+        let mut rings = Self(Vec::new());
+        for processor in 0..processors {
+            match serve(processor, Arc::clone(over)) {
+                Ok(served) => rings.0.push(served),
+                Err(error) => {
+                    rings.stop();
+                    return Err(format!("the kernel makes no ring: {error}"));
+                }
+            }
+        }
+        Ok(rings)
+    }
+
+    /// Tells the kernel of them, which asks by them from then on.
+    ///
+    /// # Errors
+    /// [`Refused`]: the kernel asks by its device instead. Anything else: it asks nobody.
+    pub(super) fn start(
+        &self,
+        device: BorrowedFd<'_>,
+        bridge: &Bridge,
+    ) -> io::Result<Result<(), Refused>> {
+        for served in &self.0 {
+            let device = device.try_clone_to_owned()?;
+            let bridge = bridge.clone();
+            // A thread that is gone is seen below.
+            let _ = served.start.send(Start { device, bridge });
+        }
+        let told: Vec<_> = self.0.iter().map(|served| served.told.recv()).collect();
+        let mut refused = Ok(());
+        for told in told {
+            if let Err(error) = told.map_err(|_| io::Error::other("a thread ended"))? {
+                refused = Err(Refused(format!("the kernel does not take a ring: {error}")));
+            }
+        }
+        Ok(refused)
+    }
+
+    /// Ends the threads, when the kernel asks nothing any more.
+    pub(super) fn stop(self) {
+        for served in self.0 {
+            served.outbox.stop();
+            drop(served.start);
+            // A panic was reported when it happened.
+            let _ = served.thread.join();
+        }
+    }
+}
+
+/// The number of processors, if their numbers have no gaps and there are not too many.
+fn processors(possible: &str) -> Option<u16> {
+    let last = match possible.trim() {
+        "0" => 0,
+        range => range.strip_prefix("0-")?.parse().ok()?,
+    };
+    (last < RING_PROCESSORS_MAX).then_some(last + 1)
+}
+
+fn serve(processor: u16, over: Arc<dyn Fn() + Send + Sync>) -> io::Result<Served> {
+    let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    let outbox = Arc::new(Outbox::new(waker.try_clone()?));
+    let (start, started) = mpsc::channel();
+    let (tell, told) = mpsc::channel();
+    let own = Arc::clone(&outbox);
+    let thread = thread::Builder::new()
+        .name(format!("bafs-ring-{processor}"))
+        .spawn(move || run(processor, waker, own, (&started, &tell), &over))?;
+    told.recv()
+        .map_err(|_| io::Error::other("its thread ended"))??;
+    Ok(Served {
+        outbox,
+        start,
+        told,
+        thread,
+    })
+}
+
+/// Calls what it has when it is dropped, unless all went well: a ring that nobody serves lets its
+/// processor's requests wait forever.
+struct Alarm<'a>(Option<&'a (dyn Fn() + Send + Sync)>);
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        if let Some(over) = self.0 {
+            over();
+        }
+    }
+}
+
+fn run(
+    processor: u16,
+    waker: OwnedFd,
+    outbox: Arc<Outbox>,
+    (started, tell): (&Receiver<Start>, &Sender<io::Result<()>>),
+    over: &Arc<dyn Fn() + Send + Sync>,
+) {
+    settle(processor);
+    let prepared = Prepared::new(RING_ENTRIES as u32);
+    let (prepared, told) = match prepared {
+        Ok(prepared) => (Some(prepared), Ok(())),
+        Err(error) => (None, Err(error)),
+    };
+    // Nobody listens any more: then nobody starts it either.
+    let _ = tell.send(told);
+    let (Some(prepared), Ok(start)) = (prepared, started.recv()) else {
+        return;
+    };
+    let mut alarm = Alarm(Some(over.as_ref()));
+    let size = (RING_ENTRIES, IO_BYTES_MAX as usize);
+    let ring = Ring::register(prepared, (start.device, waker), processor, size);
+    let ring = ring.and_then(|mut ring| match ring.next()? {
+        Some(Event::Gone(error)) => Err(error),
+        first => Ok((ring, first)),
+    });
+    let (ring, first) = match ring {
+        Ok(ring) => ring,
+        Err(error) => {
+            alarm.0 = None;
+            let _ = tell.send(Err(error));
+            return;
+        }
+    };
+    let _ = tell.send(Ok(()));
+    match Queue::new(ring, outbox, start.bridge, RING_ENTRIES).serve(first) {
+        Ok(()) => alarm.0 = None,
+        Err(error) => tracing::error!(%error, processor, "a ring failed"),
+    }
+}
+
+/// Keeps this thread on its processor, where that is allowed: there it costs least.
+fn settle(processor: u16) {
+    let mut only = CpuSet::new();
+    let set = only.set(usize::from(processor));
+    if let Err(error) = set.and_then(|()| sched_setaffinity(Pid::from_raw(0), &only)) {
+        tracing::debug!(%error, processor, "a ring's thread runs anywhere");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processors_are_counted_when_there_are_no_gaps() {
+        let cases = [("0\n", Some(1)), ("0-1\n", Some(2)), ("0-15", Some(16))];
+        for (possible, count) in cases {
+            assert_eq!(processors(possible), count, "{possible:?}");
+        }
+        for possible in ["", "1-3", "0-1,4-5", "0-16", "0,2"] {
+            assert_eq!(processors(possible), None, "{possible:?}");
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! Requests in the kernel's own form (`fuse.h`), each as a call of its handler. Takes no decision
+//! of its own.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use bafs_proto::file_op::{AttrChange, Caller, FileTime, SetTime};
+use fuser::{Errno, FileHandle, INodeNo, OpenFlags, RenameFlags, WriteFlags};
+
+use super::super::answers::Refuse;
+use super::super::bridge::Bridge;
+use super::super::handlers::Spot;
+use super::super::operations;
+use super::answers::{Answer, Listing};
+use crate::kernel::HEADER_BYTES;
+
+/// Bytes of the structure that comes first in most requests, and where it is in the header.
+const FIELDS_BYTES: usize = 128;
+const FIELDS_AT: usize = 128;
+
+/// Where `struct fuse_uring_ent_in_out` is in the header: how to name the request in the answer,
+/// and how long its payload is.
+const COMMIT_AT: usize = 264;
+pub(super) const PAYLOAD_AT: usize = 272;
+
+/// `enum fuse_opcode`, as far as it is answered.
+mod opcode {
+    pub(super) const LOOKUP: u32 = 1;
+    pub(super) const GETATTR: u32 = 3;
+    pub(super) const SETATTR: u32 = 4;
+    pub(super) const READLINK: u32 = 5;
+    pub(super) const SYMLINK: u32 = 6;
+    pub(super) const MKNOD: u32 = 8;
+    pub(super) const MKDIR: u32 = 9;
+    pub(super) const UNLINK: u32 = 10;
+    pub(super) const RMDIR: u32 = 11;
+    pub(super) const RENAME: u32 = 12;
+    pub(super) const LINK: u32 = 13;
+    pub(super) const OPEN: u32 = 14;
+    pub(super) const READ: u32 = 15;
+    pub(super) const WRITE: u32 = 16;
+    pub(super) const STATFS: u32 = 17;
+    pub(super) const RELEASE: u32 = 18;
+    pub(super) const FSYNC: u32 = 20;
+    pub(super) const SETXATTR: u32 = 21;
+    pub(super) const GETXATTR: u32 = 22;
+    pub(super) const LISTXATTR: u32 = 23;
+    pub(super) const REMOVEXATTR: u32 = 24;
+    pub(super) const FLUSH: u32 = 25;
+    pub(super) const OPENDIR: u32 = 27;
+    pub(super) const READDIR: u32 = 28;
+    pub(super) const RELEASEDIR: u32 = 29;
+    pub(super) const FSYNCDIR: u32 = 30;
+    pub(super) const CREATE: u32 = 35;
+    pub(super) const IOCTL: u32 = 39;
+    pub(super) const FALLOCATE: u32 = 43;
+    pub(super) const READDIRPLUS: u32 = 44;
+    pub(super) const RENAME2: u32 = 45;
+    pub(super) const LSEEK: u32 = 46;
+    pub(super) const COPY_FILE_RANGE: u32 = 47;
+}
+
+/// Bits of `fuse_setattr_in.valid`.
+mod valid {
+    pub(super) const MODE: u32 = 1 << 0;
+    pub(super) const UID: u32 = 1 << 1;
+    pub(super) const GID: u32 = 1 << 2;
+    pub(super) const SIZE: u32 = 1 << 3;
+    pub(super) const ATIME: u32 = 1 << 4;
+    pub(super) const MTIME: u32 = 1 << 5;
+    pub(super) const HANDLE: u32 = 1 << 6;
+    pub(super) const ATIME_NOW: u32 = 1 << 7;
+    pub(super) const MTIME_NOW: u32 = 1 << 8;
+}
+
+/// `FUSE_GETATTR_FH`: the request names an open file.
+const GETATTR_HANDLE: u32 = 1;
+
+/// `FUSE_FSYNC_FDATASYNC`.
+const DATA_ONLY: u32 = 1;
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let field = bytes.get(at..).and_then(|rest| rest.first_chunk());
+    field.map_or(0, |field| u32::from_le_bytes(*field))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let field = bytes.get(at..).and_then(|rest| rest.first_chunk());
+    field.map_or(0, |field| u64::from_le_bytes(*field))
+}
+
+/// What surrounds a request.
+#[derive(Debug)]
+pub(super) struct Head {
+    opcode: u32,
+    pub(super) unique: u64,
+    /// By which number the kernel knows the request when it is answered.
+    pub(super) commit: u64,
+    pub(super) payload_bytes: usize,
+    ino: INodeNo,
+    caller: Caller,
+    fields: [u8; FIELDS_BYTES],
+}
+
+impl Head {
+    pub(super) fn read(header: &[u8; HEADER_BYTES]) -> Self {
+        let mut fields = [0; FIELDS_BYTES];
+        fields.copy_from_slice(&header[FIELDS_AT..FIELDS_AT + FIELDS_BYTES]);
+        Self {
+            opcode: u32_at(header, 4),
+            unique: u64_at(header, 8),
+            commit: u64_at(header, COMMIT_AT),
+            payload_bytes: u32_at(header, PAYLOAD_AT) as usize,
+            ino: INodeNo(u64_at(header, 16)),
+            caller: Caller {
+                uid: u32_at(header, 24),
+                gid: u32_at(header, 28),
+                pid: u32_at(header, 32),
+            },
+            fields,
+        }
+    }
+
+    /// Whether the answer is data for which the request itself needs no room.
+    pub(super) fn wants_data(&self) -> bool {
+        self.opcode == opcode::READ
+    }
+
+    fn u32(&self, at: usize) -> u32 {
+        u32_at(&self.fields, at)
+    }
+
+    fn u64(&self, at: usize) -> u64 {
+        u64_at(&self.fields, at)
+    }
+
+    /// The open file that most structures begin with.
+    fn handle(&self) -> FileHandle {
+        FileHandle(self.u64(0))
+    }
+
+    /// The open file, and the offset that follows it.
+    fn spot(&self) -> Spot {
+        Spot {
+            ino: self.ino,
+            handle: self.handle(),
+            offset: self.u64(8),
+        }
+    }
+}
+
+/// Takes a name off the front, with the zero that ends it.
+fn name<'a>(payload: &mut &'a [u8]) -> &'a OsStr {
+    let whole = *payload;
+    let end = whole.iter().position(|byte| *byte == 0);
+    let end = end.unwrap_or(whole.len());
+    *payload = whole.get(end + 1..).unwrap_or_default();
+    OsStr::from_bytes(&whole[..end])
+}
+
+/// Has a request handled: `payload` is what follows its structure.
+pub(super) fn dispatch(bridge: &Bridge, head: &Head, payload: &[u8], answer: Answer) {
+    match head.opcode {
+        opcode::LOOKUP
+        | opcode::SYMLINK
+        | opcode::MKNOD
+        | opcode::MKDIR
+        | opcode::UNLINK
+        | opcode::RMDIR
+        | opcode::RENAME
+        | opcode::RENAME2
+        | opcode::LINK
+        | opcode::CREATE => of_names(bridge, head, payload, answer),
+        opcode::GETATTR
+        | opcode::SETATTR
+        | opcode::READLINK
+        | opcode::STATFS
+        | opcode::SETXATTR
+        | opcode::GETXATTR
+        | opcode::LISTXATTR
+        | opcode::REMOVEXATTR => of_attributes(bridge, head, payload, answer),
+        opcode::OPENDIR
+        | opcode::READDIR
+        | opcode::READDIRPLUS
+        | opcode::RELEASEDIR
+        | opcode::FSYNCDIR => of_directories(bridge, head, answer),
+        _ => of_files(bridge, head, payload, answer),
+    }
+}
+
+fn of_names(bridge: &Bridge, head: &Head, mut payload: &[u8], answer: Answer) {
+    let (caller, ino) = (head.caller, head.ino);
+    let at = name(&mut payload);
+    let op = match head.opcode {
+        opcode::LOOKUP => operations::lookup(ino, at),
+        opcode::SYMLINK => operations::make_symlink(ino, at, Path::new(name(&mut payload))),
+        opcode::MKNOD => operations::make_node(ino, at, head.u32(0), head.u32(4)),
+        opcode::MKDIR => operations::make_directory(ino, at, head.u32(0)),
+        opcode::LINK => operations::make_link(INodeNo(head.u64(0)), ino, at),
+        opcode::CREATE => {
+            let (flags, mode) = (head.u32(0) as i32, head.u32(4));
+            return bridge.create_file(caller, (ino, at), mode, flags, answer);
+        }
+        opcode::UNLINK => return bridge.empty(caller, operations::unlink(ino, at), answer),
+        opcode::RMDIR => {
+            return bridge.empty(caller, operations::remove_directory(ino, at), answer);
+        }
+        renames => {
+            let flags = match renames {
+                opcode::RENAME2 => RenameFlags::from_bits_retain(head.u32(8)),
+                _ => RenameFlags::empty(),
+            };
+            let to = (INodeNo(head.u64(0)), name(&mut payload));
+            return bridge.empty(caller, operations::rename((ino, at), to, flags), answer);
+        }
+    };
+    bridge.entry(caller, op, answer);
+}
+
+fn of_attributes(bridge: &Bridge, head: &Head, mut payload: &[u8], answer: Answer) {
+    let (caller, ino) = (head.caller, head.ino);
+    match head.opcode {
+        opcode::GETATTR => {
+            let handle = (head.u32(0) & GETATTR_HANDLE != 0).then(|| FileHandle(head.u64(8)));
+            bridge.get_attr(caller, ino, handle, answer);
+        }
+        opcode::SETATTR => {
+            let handle = (head.u32(0) & valid::HANDLE != 0).then(|| FileHandle(head.u64(8)));
+            bridge.set_attr(caller, ino, handle, change(head), answer);
+        }
+        opcode::READLINK => bridge.read_link(caller, ino, answer),
+        opcode::SETXATTR => {
+            let (size, flags) = (head.u32(0) as usize, head.u32(4) as i32);
+            let at = name(&mut payload);
+            let value = payload.get(..size).unwrap_or(payload);
+            bridge.empty(caller, operations::set_xattr(ino, at, value, flags), answer);
+        }
+        opcode::GETXATTR => {
+            let op = operations::get_xattr(ino, name(&mut payload));
+            bridge.xattr(caller, op, head.u32(0), answer);
+        }
+        opcode::LISTXATTR => {
+            bridge.xattr(caller, operations::list_xattr(ino), head.u32(0), answer);
+        }
+        opcode::REMOVEXATTR => {
+            let op = operations::remove_xattr(ino, name(&mut payload));
+            bridge.empty(caller, op, answer);
+        }
+        _ => bridge.stat(caller, answer),
+    }
+}
+
+/// `struct fuse_setattr_in`.
+fn change(head: &Head) -> AttrChange {
+    let valid = head.u32(0);
+    let given = |bit: u32, at: usize| (valid & bit != 0).then(|| head.u32(at));
+    let time = |bit: u32, now: u32, seconds: usize, nanoseconds: usize| {
+        (valid & bit != 0).then(|| match valid & now {
+            0 => SetTime::At(FileTime {
+                seconds: head.u64(seconds) as i64,
+                nanoseconds: head.u32(nanoseconds),
+            }),
+            _ => SetTime::Now,
+        })
+    };
+    AttrChange {
+        mode: given(valid::MODE, 68),
+        uid: given(valid::UID, 76),
+        gid: given(valid::GID, 80),
+        size: (valid & valid::SIZE != 0).then(|| head.u64(16)),
+        atime: time(valid::ATIME, valid::ATIME_NOW, 32, 56),
+        mtime: time(valid::MTIME, valid::MTIME_NOW, 40, 60),
+    }
+}
+
+fn of_directories(bridge: &Bridge, head: &Head, answer: Answer) {
+    let (caller, ino) = (head.caller, head.ino);
+    match head.opcode {
+        opcode::OPENDIR => bridge.open_directory(caller, ino, answer),
+        opcode::READDIR => {
+            let listing = Listing::new(answer, head.u32(16) as usize);
+            bridge.list(caller, head.spot(), listing);
+        }
+        opcode::READDIRPLUS => {
+            let listing = Listing::new(answer, head.u32(16) as usize);
+            bridge.list_plus(caller, head.spot(), listing);
+        }
+        opcode::RELEASEDIR => bridge.release_directory(caller, (ino, head.handle()), answer),
+        _ => bridge.empty(caller, operations::sync_directory(ino), answer),
+    }
+}
+
+fn of_files(bridge: &Bridge, head: &Head, payload: &[u8], answer: Answer) {
+    let (caller, ino) = (head.caller, head.ino);
+    match head.opcode {
+        opcode::OPEN => {
+            let flags = OpenFlags(head.u32(0) as i32);
+            bridge.open_file(caller, ino, flags, answer);
+        }
+        opcode::READ => bridge.read_file(caller, head.spot(), head.u32(16), answer),
+        opcode::WRITE => {
+            let data = payload.get(..head.u32(16) as usize).unwrap_or(payload);
+            let write_flags = WriteFlags::from_bits_retain(head.u32(20));
+            let flags = (write_flags, OpenFlags(head.u32(32) as i32));
+            bridge.write_file(caller, head.spot(), data, flags, answer);
+        }
+        opcode::RELEASE => bridge.release_file(caller, ino, head.handle(), answer),
+        opcode::FLUSH => bridge.close_file(ino, answer),
+        opcode::FSYNC => {
+            let data_only = head.u32(8) & DATA_ONLY != 0;
+            bridge.sync_file(caller, (ino, head.handle()), data_only, answer);
+        }
+        opcode::FALLOCATE => {
+            let (length, mode) = (head.u64(16), head.u32(24) as i32);
+            bridge.allocate(caller, head.spot(), length, mode, answer);
+        }
+        opcode::LSEEK => {
+            let (offset, whence) = (head.u64(8) as i64, head.u32(16) as i32);
+            bridge.seek(caller, (ino, head.handle()), offset, whence, answer);
+        }
+        opcode::COPY_FILE_RANGE => {
+            let target = Spot {
+                ino: INodeNo(head.u64(16)),
+                handle: FileHandle(head.u64(24)),
+                offset: head.u64(32),
+            };
+            bridge.copy(caller, head.spot(), target, head.u64(40), answer);
+        }
+        // Many programs ask any file whether it is a terminal.
+        opcode::IOCTL => answer.refuse(Errno::ENOTTY),
+        // The kernel then does without.
+        _ => answer.refuse(Errno::ENOSYS),
+    }
+}

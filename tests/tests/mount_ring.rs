@@ -1,0 +1,205 @@
+//! Volumes whose requests come by rings (FUSE over io_uring): every processor is answered, and no
+//! end leaves a program waiting. What they do otherwise, the suites test.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bafs_tests::exec::{self, Busy};
+use bafs_tests::ring::{self, Rings};
+use bafs_tests::said;
+use bafs_tests::stand::{BY_RING, Stand, Way};
+use nix::mount::{MntFlags, umount2};
+use nix::sys::signal::Signal;
+
+/// Asks without end, by data and by names, until something fails.
+const ASK: &str = "while dd if=big of=/dev/null bs=64k iflag=direct 2>/dev/null && echo x > own$0 \
+    && rm own$0; do :; done; exit 7";
+
+/// A volume with a file of 64 MB, and programs on every processor that ask it without end.
+fn busy() -> Result<(Stand, Vec<Child>)> {
+    let stand = Stand::start(Way::Ring)?;
+    fs::write(stand.path().join("big"), vec![1; 64_000_000])?;
+    let mut programs = Vec::new();
+    for number in 0..4 {
+        let processor = number % std::thread::available_parallelism()?.get();
+        let program = Command::new("taskset")
+            .args(["-c", &processor.to_string(), "sh", "-c", ASK])
+            .arg(number.to_string())
+            .current_dir(stand.path())
+            .stderr(Stdio::null())
+            .spawn()?;
+        programs.push(program);
+    }
+    // Each has made its file at least once when all have been seen.
+    for number in 0..4 {
+        let own = stand.path().join(format!("own{number}"));
+        eventually("a program asks", || own.exists())?;
+    }
+    Ok((stand, programs))
+}
+
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
+    for _ in 0..6_000 {
+        if holds() {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    anyhow::bail!("it never happened: {what}")
+}
+
+/// All programs end by an error of their own.
+fn all_fail(programs: Vec<Child>) -> Result<()> {
+    for mut program in programs {
+        let mut ended = None;
+        let looked = eventually("a program ends", || {
+            ended = program.try_wait().ok().flatten();
+            ended.is_some()
+        });
+        if looked.is_err() {
+            // It waits in the kernel, where only the end of the mount reaches it.
+            let _ = program.kill();
+        }
+        looked?;
+        ensure!(ended.and_then(|it| it.code()) == Some(7), "{ended:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn mount_by_ring_answers_programs_of_every_processor() -> Result<()> {
+    let name = "mount_by_ring_answers_programs_of_every_processor";
+    if !ring::can_have(name) {
+        return Ok(());
+    }
+    let stand = Stand::start(Way::Ring)?;
+    for processor in 0..std::thread::available_parallelism()?.get() {
+        let script = format!(
+            "head -c 3000001 /dev/urandom > a{processor}; cp a{processor} b; \
+             dd if=b of=c bs=1M iflag=direct oflag=direct 2>/dev/null || cp b c; cmp a{processor} c"
+        );
+        let output = Command::new("taskset")
+            .args(["-c", &processor.to_string(), "sh", "-ec", &script])
+            .current_dir(stand.path())
+            .output()?;
+        ensure!(output.status.success(), "{processor}: {}", said(&output));
+    }
+    Ok(())
+}
+
+#[test]
+fn mount_by_ring_ends_while_programs_use_it() -> Result<()> {
+    if !ring::can_have("mount_by_ring_ends_while_programs_use_it") {
+        return Ok(());
+    }
+    let (stand, programs) = busy()?;
+    let at = stand.path().to_owned();
+    drop(stand);
+    ensure!(bafs_tests::mounts_with(&at.to_string_lossy()).is_empty());
+    all_fail(programs)
+}
+
+#[test]
+fn mount_by_ring_ends_when_its_connection_is_aborted() -> Result<()> {
+    if !ring::can_have("mount_by_ring_ends_when_its_connection_is_aborted") {
+        return Ok(());
+    }
+    let (stand, programs) = busy()?;
+    let mounted = stand.mounted().context("it is served here")?;
+    mounted.abort();
+    all_fail(programs)?;
+    eventually("the mount is over", || mounted.is_over())?;
+    // The program that a mount asks whether it is dead is not here, so it would stay.
+    Ok(umount2(stand.path(), MntFlags::MNT_DETACH)?)
+}
+
+/// Starts a job that asks without end, whose volume is reached by rings.
+fn busy_job(world: &bafs_tests::World) -> Result<Busy> {
+    let script = "cd /vol; head -c 20M /dev/zero > big; echo ready; \
+        for number in 1 2 3; do (while :; do dd if=big of=/dev/null bs=64k iflag=direct; \
+        echo x > own$number; rm own$number; done) 2>/dev/null & done; wait";
+    Busy::start(world, &[], script)
+}
+
+#[test]
+fn mount_by_ring_of_a_job_is_said_and_goes_with_its_killed_agent() -> Result<()> {
+    let name = "mount_by_ring_of_a_job_is_said_and_goes_with_its_killed_agent";
+    if !ring::can_have(name) {
+        return Ok(());
+    }
+    let Some(world) = exec::ready(name, "300MB")? else {
+        return Ok(());
+    };
+    let create = ["volume", "create", "v", "--node", "n1", "--size", "50MB"];
+    world.json(&create)?;
+    let mut ends = Vec::new();
+    let _rings = Rings::allow()?;
+    for signal in [Signal::SIGKILL, Signal::SIGTERM] {
+        let busy = busy_job(&world)?;
+        busy.signal(signal)?;
+        let output = busy.end()?;
+        ensure!(said(&output).contains(BY_RING), "{}", said(&output));
+        ends.push(output.status);
+    }
+    ensure!(!ends.iter().any(|end| end.success()), "{ends:?}");
+    // What waits for the disk is answered by another thread than the ring's.
+    let script = "cd /vol; head -c 3000001 /dev/urandom > a; sync a; \
+        dd if=a of=b bs=64k oflag=sync 2>/dev/null; cp a c; dd if=a of=d bs=1M conv=fsync \
+        2>/dev/null; for one in b c d; do cmp a $one; done; sync .; echo same";
+    exec::check(&world, &[], BY_RING, script, "same")
+}
+
+#[test]
+fn mount_by_ring_of_the_host_goes_with_its_killed_process() -> Result<()> {
+    let name = "mount_by_ring_of_the_host_goes_with_its_killed_process";
+    if !ring::can_have(name) {
+        return Ok(());
+    }
+    let Some(world) = exec::ready(name, "300MB")? else {
+        return Ok(());
+    };
+    let create = ["volume", "create", "v", "--node", "n1", "--size", "100MB"];
+    world.json(&create)?;
+    let place = tempfile::tempdir()?;
+    let at = place.path().to_string_lossy().into_owned();
+    let rings = Rings::allow()?;
+    let mut agent = world.bafs(&["mount", "--explain", "v", &at]);
+    let mut agent = agent.stderr(Stdio::piped()).spawn()?;
+    eventually("it is mounted", || !bafs_tests::mounts_with(&at).is_empty())?;
+    // A first answer means that the rings are there.
+    fs::metadata(place.path())?;
+    drop(rings);
+    fs::write(place.path().join("big"), vec![1; 20_000_000])?;
+    let programs: Vec<_> = (0..3).map(|number| ask(place.path(), number)).collect();
+    eventually("a program asks", || place.path().join("own1").exists())?;
+    agent.kill()?;
+    let output = agent.wait_with_output()?;
+    ensure!(said(&output).contains(BY_RING), "{}", said(&output));
+    all_fail(programs.into_iter().collect::<Result<_>>()?)?;
+    eventually("the mount is gone", || {
+        bafs_tests::mounts_with(&at).is_empty()
+    })
+}
+
+fn ask(at: &Path, number: u32) -> Result<Child> {
+    let mut command = Command::new("sh");
+    let command = command.args(["-c", ASK, &number.to_string()]);
+    Ok(command.current_dir(at).stderr(Stdio::null()).spawn()?)
+}
+
+#[test]
+fn mount_without_rings_works_and_says_why() -> Result<()> {
+    let name = "mount_without_rings_works_and_says_why";
+    if !ring::can_have(name) {
+        return Ok(());
+    }
+    let _none = Rings::forbid()?;
+    let stand = Stand::start(Way::Inline)?;
+    let way = stand.mounted().context("it is served here")?.way();
+    ensure!(way.contains("enable_uring is not Y"), "{way}");
+    fs::write(stand.path().join("f"), "x")?;
+    Ok(())
+}
