@@ -464,6 +464,8 @@ pub struct DeleteVolume {
 pub struct RenewVolumes {
     /// Which.
     pub volumes: Vec<VolumeId>,
+    /// From now on their lifetime is at least this, in milliseconds, also after restarts.
+    pub lifetime_ms: u64,
 }
 
 /// Which of the asked volumes are not there (any more).
@@ -595,6 +597,9 @@ pub struct CloseTree {
     pub tree: TreeRef,
     /// The session.
     pub epoch: Epoch,
+    /// When the session may write a volume: the volume's lifetime is at least this from now on, in
+    /// milliseconds, also after restarts, as it holds what nobody wants to lose.
+    pub keep_ms: u64,
 }
 
 // ------------------------------------------------------------------------------ cache blocks
@@ -712,6 +717,8 @@ pub struct MountSpec {
     pub writable: bool,
     /// Capability for it.
     pub token: Token,
+    /// The lifetime of the volume is at least this after a job that ended with 0, in milliseconds.
+    pub keep_ms: u64,
 }
 
 /// What a mount shows.
