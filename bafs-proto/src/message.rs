@@ -9,6 +9,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::allotment::{Allot, Allotments};
+pub use crate::cache::InvalidateVolume;
 use crate::cache::{
     CacheMember, CacheStatus, JoinCache, JoinedCache, ShowCache, WarmCache, Warming,
 };
@@ -473,15 +474,6 @@ pub struct RenewVolumes {
 pub struct RenewedVolumes {
     /// Lost volumes.
     pub lost: Vec<VolumeId>,
-}
-
-/// Starts a new generation of a cache volume: lists the source again and drops changed files.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct InvalidateVolume {
-    /// Which.
-    pub volume: VolumeId,
-    /// Capability for the source.
-    pub source_token: Token,
 }
 
 /// Sends a file of a scratch volume home, exactly once, and answers with the receipt.

@@ -190,7 +190,7 @@ impl Executor {
             Some(Execution::Ended { .. }) => {}
             None => {
                 if let Err(error) = state.starts.note(call.execution) {
-                    tracing::warn!(%error, "a later life of this node may start a job that was killed");
+                    tracing::warn!(%error, "a later life of the node may start what was killed");
                 }
                 state.keep(call.execution, None, bare(JobOutcome::Killed));
                 drop(state);

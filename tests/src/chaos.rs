@@ -1,6 +1,6 @@
-//! A chaos run with real processes: nodes are killed, stopped, restarted and lose their disks, their
-//! links are cut, their disks are full, home stops, the catalog and the scheduler are killed, several
-//! at once, while a workflow runs. Then it looks at what came home and what is left.
+//! A chaos run with real processes: nodes are killed, stopped, restarted and lose their disks,
+//! their links are cut, their disks are full, home stops, the catalog and the scheduler are killed,
+//! several at once, while a workflow runs. Then it looks at what came home and what is left.
 //!
 //! Links and disks can fail only where the run may have a network and mounts of its own.
 

@@ -434,8 +434,8 @@ impl Scheduler {
                 more => format!(" and {more} more"),
             };
             let text = format!(
-                "node {name} did not say that it deleted volumes of this run ({shown}{more}): if it \
-                 has them, it deletes them {} after it is back, those with results after {}; \
+                "node {name} did not say that it deleted volumes of this run ({shown}{more}): if \
+                 it has them, it deletes them {} after it is back, those with results after {}; \
                  sooner: bafs volume delete ID",
                 describe_ms(self.settings.volume_lifetime_ms),
                 describe_ms(self.settings.result_lifetime_ms),
