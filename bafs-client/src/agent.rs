@@ -180,7 +180,7 @@ impl Agent {
                 (self.delegate(tree).await, Some(why.to_string()))
             }
             Err((tree, NotOpened::Broken(why))) => {
-                tree.close().await;
+                tree.close(0).await;
                 (self.delegate(open().await?).await, Some(why.to_string()))
             }
         };

@@ -212,7 +212,7 @@ async fn show(
         tracing::error!(%error, "unmounting failed");
     }
     kept.dismiss();
-    volume.close().await;
+    volume.close(0).await;
     // What was answered already may have failed at the very end.
     let result = match volume.fate().loss() {
         Some(loss) => result.and_then(|()| Err(loss.clone())),

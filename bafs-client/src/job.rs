@@ -100,7 +100,7 @@ pub async fn run_job(
         }
         Err(error) => (Err(Stop::Environment(error)), None),
     };
-    let volumes = release(mounts).await;
+    let volumes = release(mounts, is_success(&ended)).await;
     let loss = lost.try_recv().ok();
     let mut end = judge(ended, loss);
     end.report.volumes = volumes;
@@ -121,6 +121,8 @@ struct Bound {
     /// `None` where a directory of this machine is shown as it is.
     mounted: Option<Mounted>,
     bind: VolumeBind,
+    /// How long it is kept at least when the job succeeds, in milliseconds.
+    keep_ms: u64,
 }
 
 async fn mount_all(
@@ -172,6 +174,7 @@ async fn mount_all(
             volume,
             mounted,
             bind,
+            keep_ms: mount.keep_ms,
         });
     }
     Ok(bound)
@@ -347,8 +350,17 @@ async fn end_job(control: JobControl, reason: String, mounts: &[Bound]) {
     }
 }
 
+fn is_success(ended: &Result<sandbox::JobReport, Stop>) -> bool {
+    let outcome = ended.as_ref().map(|report| &report.outcome);
+    matches!(outcome, Ok(sandbox::JobOutcome::Exited(0)))
+}
+
 /// Takes all mounts away, ends the sessions, and tells what the job did to its volumes.
-async fn release(mounts: Vec<Bound>) -> Vec<VolumeUse> {
+async fn release(mut mounts: Vec<Bound>, is_success: bool) -> Vec<VolumeUse> {
+    // Results live longer than what is half done, from before anybody hears of them.
+    for bound in mounts.iter_mut().filter(|_| !is_success) {
+        bound.keep_ms = 0;
+    }
     // All at once: a server that does not answer delays only its own volume.
     let releasing: Vec<_> = mounts
         .into_iter()
@@ -376,7 +388,7 @@ async fn let_go(bound: Bound) -> VolumeUse {
     // The job is dead: nothing has to wait for a server that is away.
     volume.stop_waiting();
     let held = volume.held().await;
-    volume.close().await;
+    volume.close(bound.keep_ms).await;
     volume.usage_holding(held)
 }
 

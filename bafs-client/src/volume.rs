@@ -215,9 +215,10 @@ impl Volume {
         self.tree.stop_waiting();
     }
 
-    /// Ends the session with the server.
-    pub async fn close(&self) {
-        self.tree.close().await;
+    /// Ends the session with the server, and asks it to keep what was written so long, in
+    /// milliseconds.
+    pub async fn close(&self, keep_ms: u64) {
+        self.tree.close(keep_ms).await;
     }
 
     /// Runs an operation; `data` is what a write writes. `done` is called once, here or later.

@@ -12,6 +12,7 @@ use std::fs;
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bafs_client::agent::Agent;
@@ -88,6 +89,9 @@ fn skip(reason: &str) {
     }
 }
 
+/// The lifetime of the volume after a job that succeeded, in milliseconds.
+const KEEP_MS: u64 = 77_000;
+
 struct World {
     server: Arc<Fake>,
     agent: Agent,
@@ -103,6 +107,7 @@ impl World {
             target,
             writable,
             token: Token::none(),
+            keep_ms: if writable { KEEP_MS } else { 0 },
         };
         let scratch = MountTarget::Scratch {
             server: server.clone(),
@@ -138,8 +143,11 @@ impl World {
         let (work, db) = (&end.report.volumes[0], &end.report.volumes[1]);
         assert_eq!((work.name.as_str(), work.written_bytes), ("work", 23));
         assert_eq!(db.pages[0].runs, [(0, 2)]);
+        let kept_ms = || self.server.kept_ms.swap(0, Ordering::Relaxed);
+        assert_eq!(kept_ms(), KEEP_MS, "what succeeded leaves results");
         let end = self.run("sh", "exit 3", never.clone()).await;
         assert_eq!(end.report.outcome, JobOutcome::Exited(3));
+        assert_eq!(kept_ms(), 0, "what failed leaves none");
         let end = self.run("sh", "kill -6 $$", never.clone()).await;
         assert_eq!(end.report.outcome, JobOutcome::Signaled(6));
         let end = self.run("no-such-program", "", never.clone()).await;

@@ -162,7 +162,7 @@ async fn a_lost_reply_runs_nothing_twice() {
     assert_eq!(log, "line\n".repeat(5));
     assert!(world.volume.fate().loss().is_none());
     assert_eq!(world.volume.usage().written_bytes, 25);
-    world.volume.close().await;
+    world.volume.close(0).await;
     assert_eq!(world.server.closed.load(Ordering::Relaxed), 1);
 }
 
@@ -207,7 +207,7 @@ async fn losses_are_heard_from_the_lease_without_any_operation() {
 async fn a_release_that_the_end_overtakes_is_no_loss() {
     let mut world = World::scratch(10_000, 60_000).await;
     let handle = world.create("f").await;
-    world.volume.close().await;
+    world.volume.close(0).await;
     let (released, _) = world.run(FileOp::Release { handle }, &[]).await;
     assert!(released.is_err(), "the session is over");
     assert!(world.losses.try_recv().is_err(), "nothing was lost");

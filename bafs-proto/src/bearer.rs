@@ -231,7 +231,14 @@ mod tests {
         let execution = ExecutionId(1);
         let cases: [(Request, &[usize]); 3] = [
             (DeleteVolume { volume: volumes[0] }.into(), &[0]),
-            (RenewVolumes { volumes }.into(), &[0, 1]),
+            (
+                RenewVolumes {
+                    volumes,
+                    lifetime_ms: 0,
+                }
+                .into(),
+                &[0, 1],
+            ),
             (KillJob { execution }.into(), &[3]),
         ];
         for (request, expected) in cases {

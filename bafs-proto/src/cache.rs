@@ -8,6 +8,16 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::hash::Digest;
 use crate::ids::{ServerId, VolumeId};
+use crate::token::Token;
+
+/// Starts a new generation of a cache volume: lists the source again and drops changed files.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InvalidateVolume {
+    /// Which.
+    pub volume: VolumeId,
+    /// Capability for the source.
+    pub source_token: Token,
+}
 
 /// Shows what a cache volume holds and what it did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

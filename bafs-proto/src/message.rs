@@ -9,6 +9,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::allotment::{Allot, Allotments};
+pub use crate::cache::InvalidateVolume;
 use crate::cache::{
     CacheMember, CacheStatus, JoinCache, JoinedCache, ShowCache, WarmCache, Warming,
 };
@@ -464,6 +465,8 @@ pub struct DeleteVolume {
 pub struct RenewVolumes {
     /// Which.
     pub volumes: Vec<VolumeId>,
+    /// From now on their lifetime is at least this, in milliseconds, also after restarts.
+    pub lifetime_ms: u64,
 }
 
 /// Which of the asked volumes are not there (any more).
@@ -471,15 +474,6 @@ pub struct RenewVolumes {
 pub struct RenewedVolumes {
     /// Lost volumes.
     pub lost: Vec<VolumeId>,
-}
-
-/// Starts a new generation of a cache volume: lists the source again and drops changed files.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct InvalidateVolume {
-    /// Which.
-    pub volume: VolumeId,
-    /// Capability for the source.
-    pub source_token: Token,
 }
 
 /// Sends a file of a scratch volume home, exactly once, and answers with the receipt.
@@ -595,6 +589,9 @@ pub struct CloseTree {
     pub tree: TreeRef,
     /// The session.
     pub epoch: Epoch,
+    /// When the session may write a volume: the volume's lifetime is at least this from now on, in
+    /// milliseconds, also after restarts, as it holds what nobody wants to lose.
+    pub keep_ms: u64,
 }
 
 // ------------------------------------------------------------------------------ cache blocks
@@ -712,6 +709,8 @@ pub struct MountSpec {
     pub writable: bool,
     /// Capability for it.
     pub token: Token,
+    /// The lifetime of the volume is at least this after a job that ended with 0, in milliseconds.
+    pub keep_ms: u64,
 }
 
 /// What a mount shows.

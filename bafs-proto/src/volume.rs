@@ -94,7 +94,8 @@ pub struct VolumeSpec {
     pub size_files: u64,
     /// How the limit of a scratch volume is kept; a cache always keeps its own exactly.
     pub limit: LimitKind,
-    /// The volume is deleted this long after the last sign of interest, in milliseconds.
+    /// The volume is deleted this long after the last sign of interest, in milliseconds. May become
+    /// longer while it lives.
     pub lifetime_ms: u64,
 }
 

@@ -30,7 +30,7 @@ use crate::io::shares::Shares;
 use crate::io::watch::{WatchList, Watched, watch as watch_node};
 use crate::logic::{Action, Event, MountedVolume, Progress, Scheduler, Settings};
 use crate::report::{Ledger, RunReport};
-use crate::workflow::{JobIndex, Workflow};
+use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
 /// How often the catalog is asked, in milliseconds.
 const POLL_MS: u64 = 1_000;
@@ -91,6 +91,8 @@ pub(crate) enum Note {
     Watch(ServerId, ExecutionId),
     /// A listing of the catalog.
     Listing(Vec<Advert>),
+    /// A server did not answer a call that was repeated for longer than one may be silent.
+    Silent(ServerId),
     /// The catalog will never answer this run.
     Refused(Error),
     /// Volumes must be kept alive.
@@ -173,6 +175,8 @@ struct Driver {
     notes: mpsc::Sender<Note>,
     watched: BTreeMap<ServerId, Watched>,
     listing: Listing,
+    /// When the catalog answered last, or the run began.
+    listed: Time,
     /// Why the catalog refuses this run, if it does.
     refusal: Option<Error>,
     /// Why no node will ever keep anything for this run, if so.
@@ -242,6 +246,7 @@ impl Driver {
             notes,
             watched: BTreeMap::new(),
             listing: Listing::default(),
+            listed: tick(),
             refusal: None,
             no_part: None,
             is_resumed,
@@ -339,7 +344,11 @@ impl Driver {
         match note {
             Note::Event(event) => batch.push(event),
             Note::Watch(server, execution) => self.watch(server, execution),
-            Note::Listing(adverts) => batch.extend(self.listing.compare(&self.scheduler, adverts)),
+            Note::Listing(adverts) => {
+                self.listed = tick();
+                batch.extend(self.listing.compare(&self.scheduler, adverts));
+            }
+            Note::Silent(server) => batch.extend(self.missed(server)),
             Note::Refused(error) => self.refusal = Some(error),
             Note::RenewDue => self.renew(),
             Note::WishesDue => batch.extend(self.wishes()),
@@ -411,7 +420,6 @@ impl Driver {
     fn place(&self, server: ServerId) -> Place {
         let address = self.scheduler.node(server).map(|node| node.address.clone());
         Place {
-            server,
             address: address.unwrap_or_default(),
         }
     }
@@ -439,6 +447,7 @@ impl Driver {
         job: JobIndex,
         server: ServerId,
         volumes: Vec<MountedVolume>,
+        results: Vec<VolumeIndex>,
     ) {
         let (servers, notes, now) = (self.servers.clone(), self.notes.clone(), now());
         let place = self.place(server);
@@ -447,7 +456,8 @@ impl Driver {
             .map(|v| (v, v.server.map(|server| self.place(server))));
         let volumes: Vec<_> = with_place.collect();
         self.tasks.spawn(async move {
-            let started = servers.start(now, execution, job, &place, volumes).await;
+            let started = servers.start(now, execution, job, &place, volumes, &results);
+            let started = started.await;
             send(&notes, Some(started)).await;
         });
     }
@@ -484,18 +494,14 @@ impl Driver {
                     send(&notes, Some(copied)).await;
                 });
             }
-            Action::DeleteVolume { id, server } => {
-                let place = self.place(server);
-                self.tasks.spawn(async move {
-                    send(&notes, Some(servers.delete(id, &place).await)).await;
-                });
-            }
+            Action::DeleteVolume { id, server } => self.delete(id, server),
             Action::StartJob {
                 execution,
                 job,
                 server,
                 volumes,
-            } => self.start(execution, job, server, volumes),
+                results,
+            } => self.start(execution, job, server, volumes, results),
             Action::KillJob { execution, server } => {
                 let place = self.place(server);
                 self.tasks.spawn(async move {
@@ -516,18 +522,14 @@ impl Driver {
                     send(&notes, Some(servers.extract(now, &action, place).await)).await;
                 });
             }
-            Action::ProbeVolumes { server, volumes } => {
-                let place = self.place(server);
-                self.tasks.spawn(async move {
-                    send(&notes, servers.renew(&place, volumes).await).await;
-                });
-            }
+            Action::ProbeVolumes { server, volumes } => self.renew_on(server, volumes, 0),
             Action::Finish { .. } => {}
         }
     }
 
     async fn finish(mut self) -> Result<RunReport> {
         self.tasks.shutdown().await;
+        self.leave_results().await;
         self.unshare().await;
         if self.scheduler.settings().is_private_at_home()
             && !self.scheduler.keeps_results()

@@ -433,6 +433,7 @@ impl Observer {
                 job,
                 server,
                 volumes,
+                ..
             } => self.start(*execution, *job, *server, volumes),
             Action::ExtractFile { extract, index, .. } => self.send(*extract, *index),
             _ => {}

@@ -284,6 +284,7 @@ impl World {
                 job,
                 server,
                 volumes,
+                ..
             } => self.serve_start(execution, job, server, volumes),
             Action::KillJob { execution, server } => {
                 if !self.is_alive(server) {

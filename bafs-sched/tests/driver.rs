@@ -160,6 +160,96 @@ async fn a_node_cannot_use_elsewhere_what_calls_show_to_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn volumes_live_long_only_once_they_hold_results() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let cluster = Arc::new(Cluster::default());
+    let journal = directory.path().join("j");
+    let report = run(&cluster, workflow(0), &journal).await.expect("run");
+    assert_eq!(report.outcome, Outcome::Complete);
+    let settings = Settings::default();
+    let mut kept = BTreeSet::new();
+    for (request, _) in &cluster.state().shown {
+        match request {
+            // A scheduler that is killed, or a node that is away at the end, leaves no volume long.
+            Request::CreateVolume(call) => {
+                assert_eq!(call.spec.lifetime_ms, settings.volume_lifetime_ms);
+            }
+            Request::StartJob(call) => {
+                let kept_ms = call
+                    .job
+                    .mounts
+                    .iter()
+                    .map(|mount| (&mount.name, mount.keep_ms));
+                let kept_ms = kept_ms.filter(|(_, kept_ms)| *kept_ms > 0);
+                kept.extend(kept_ms.map(|(name, ms)| (call.job.name.clone(), name.clone(), ms)));
+            }
+            _ => {}
+        }
+    }
+    // The files are those of `p0` and so on, which the jobs `c0` and so on write last.
+    let result = |at: u32| {
+        (
+            format!("c{at}"),
+            format!("p{at}"),
+            settings.result_lifetime_ms,
+        )
+    };
+    assert_eq!(kept, (0..3).map(result).collect());
+}
+
+/// Runs a workflow on a cluster that is gone for good once it was asked for this.
+async fn run_until_gone(is_last: fn(&Request) -> bool) -> RunReport {
+    let directory = tempfile::tempdir().expect("a directory");
+    let cluster = Arc::new(Cluster::default());
+    let network = Network::new();
+    network.listen("cluster", cluster.clone());
+    let pool = Pool::new(network.dialer("scheduler"));
+    let mut options = options(&directory.path().join("j"), &Cancel::default());
+    options.settings.lost_after_ms = 500;
+    options.settings.stuck_wait_ms = 500;
+    options.settings.volume_lifetime_ms = 4_000;
+    let run = run_over(pool, workflow(0), options, |_| {});
+    let cut = async {
+        let is_asked = || {
+            cluster
+                .state()
+                .shown
+                .iter()
+                .any(|(request, _)| is_last(request))
+        };
+        while !is_asked() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        network.kill("cluster");
+    };
+    let both = async { tokio::join!(run, cut).0 };
+    let ended = tokio::time::timeout(Duration::from_secs(80), both).await;
+    ended.expect("it ends").expect("with a report")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_ends_when_its_nodes_and_its_catalog_are_gone_for_good() {
+    // Nothing says that they are gone but that they do not answer, whatever they are asked.
+    let moments: [fn(&Request) -> bool; 3] = [
+        |request| matches!(request, Request::CreateVolume(_)),
+        |request| matches!(request, Request::ExtractFile(_)),
+        |request| matches!(request, Request::DeleteVolume(_)),
+    ];
+    let runs = moments.map(|is_last| tokio::spawn(run_until_gone(is_last)));
+    for run in runs {
+        let report = run.await.expect("no panic");
+        let Outcome::Failed { messages, .. } = &report.outcome else {
+            panic!("{:?}", report.outcome)
+        };
+        let is_told = messages.iter().any(|m| m.contains("no node is left"));
+        assert!(is_told, "{messages:?}");
+        let told = report.warnings.join("\n");
+        let names_all = told.contains("node n2") && told.contains("bafs volume delete");
+        assert!(names_all, "{told}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_failed_job_ends_its_pipeline_only() {
     let directory = tempfile::tempdir().expect("a directory");
     let cluster = Arc::new(Cluster::default());

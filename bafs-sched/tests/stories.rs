@@ -111,6 +111,7 @@ fn describe(scheduler: &Scheduler, action: &Action) -> String {
             job,
             server,
             volumes,
+            ..
         } => {
             let volumes: Vec<_> = volumes.iter().map(|volume| volume.id.0).collect();
             let name = &workflow.job(*job).name;

@@ -3,6 +3,7 @@
 
 mod agent;
 mod log;
+mod starts;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -19,6 +20,7 @@ use bafs_proto::{Error, ErrorCode, Result, codec};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
+use self::starts::Starts;
 use crate::counters::Counters;
 use crate::fault;
 
@@ -52,6 +54,8 @@ pub struct ExecutorConfig {
     pub memory_bytes: Option<u64>,
     /// Where the agents' standard error goes.
     pub logs: PathBuf,
+    /// The file that tells which executions were begun.
+    pub starts: PathBuf,
 }
 
 /// Jobs of this node.
@@ -63,8 +67,9 @@ pub struct Executor {
     counters: Counters,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
+    starts: Starts,
     executions: BTreeMap<ExecutionId, Execution>,
     running: usize,
     ended: VecDeque<ExecutionId>,
@@ -88,15 +93,27 @@ enum Execution {
 }
 
 impl Executor {
-    /// An executor without jobs.
-    pub fn new(config: ExecutorConfig, counters: Counters) -> Arc<Self> {
+    /// An executor without jobs. Blocks.
+    ///
+    /// # Errors
+    /// `ServerFault` when the disk does not tell what earlier lives have begun.
+    pub fn open(config: ExecutorConfig, counters: Counters) -> Result<Arc<Self>> {
+        let starts = Starts::open(&config.starts).map_err(|e| unnoted(&e))?;
+        let state = State {
+            starts,
+            executions: BTreeMap::new(),
+            running: 0,
+            ended: VecDeque::new(),
+            ended_bytes: 0,
+            stopped: false,
+        };
         let changed = watch::Sender::new(0);
-        Arc::new(Self {
+        Ok(Arc::new(Self {
             config,
-            state: Mutex::default(),
+            state: Mutex::new(state),
             changed,
             counters,
-        })
+        }))
     }
 
     /// Wakes whenever a job starts or ends.
@@ -114,7 +131,9 @@ impl Executor {
     ///
     /// # Errors
     /// `Conflict` when the execution is another job, `Unsupported` on a node without slots, `Busy`
-    /// when too many jobs run or the node is about to stop.
+    /// when too many jobs run or the node is about to stop, `WrongState` when the node has begun it
+    /// before it restarted: its volumes may have changed; `ServerFault` when that it begins cannot
+    /// be noted.
     pub fn start(self: &Arc<Self>, call: StartJob) -> Result<Done> {
         let id = call.execution;
         let (kill, killed) = watch::channel(false);
@@ -130,8 +149,9 @@ impl Executor {
                 let text = format!("execution {id} is another job; choose a new id");
                 return Err(Error::new(ErrorCode::Conflict, text));
             }
-            None => self.admit(&state)?,
+            None => self.admit(&state, id)?,
         }
+        state.starts.note(id).map_err(|e| unnoted(&e))?;
         let running = Execution::Running {
             job: call.clone(),
             kill,
@@ -169,6 +189,9 @@ impl Executor {
             }
             Some(Execution::Ended { .. }) => {}
             None => {
+                if let Err(error) = state.starts.note(call.execution) {
+                    tracing::warn!(%error, "a later life of the node may start what was killed");
+                }
                 state.keep(call.execution, None, bare(JobOutcome::Killed));
                 drop(state);
                 self.notify();
@@ -220,8 +243,15 @@ impl Executor {
         }
     }
 
-    fn admit(&self, state: &State) -> Result<()> {
+    fn admit(&self, state: &State, id: ExecutionId) -> Result<()> {
         let slots = self.config.slots as usize;
+        if state.starts.is_of_before(id) {
+            let text = format!(
+                "the node began execution {id} before it restarted; what it left in its volumes is \
+                 not known"
+            );
+            return Err(Error::new(ErrorCode::WrongState, text));
+        }
         if slots == 0 {
             let text = "this node runs no jobs; it only holds volumes";
             return Err(Error::new(ErrorCode::Unsupported, text));
@@ -289,6 +319,11 @@ impl State {
         };
         executions.iter().map(state).collect()
     }
+}
+
+fn unnoted(error: &std::io::Error) -> Error {
+    let text = format!("the list of executions that were begun: {error}");
+    Error::new(ErrorCode::ServerFault, text)
 }
 
 /// What stands for a job that has ended: the job itself may be as long as a header.

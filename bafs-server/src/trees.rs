@@ -285,6 +285,7 @@ impl TreeSessions {
     }
 
     /// Ends a session if `allow` grants the right that it needs; ending it again is harmless.
+    /// Answers that right, if the session was there.
     ///
     /// # Errors
     /// What `allow` answers.
@@ -292,7 +293,7 @@ impl TreeSessions {
         &self,
         call: &CloseTree,
         allow: impl FnOnce(Right) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<Option<Right>> {
         let key = (call.tree.clone(), call.epoch);
         let found = self.lock().sessions.get(&key).cloned();
         allow(
@@ -300,10 +301,11 @@ impl TreeSessions {
                 .as_ref()
                 .map_or(Right::Read, |session| session.right()),
         )?;
+        let right = found.as_ref().map(|session| session.right());
         drop(found);
         let ended = self.lock().take(&key);
         end(ended.into_iter().collect()).await;
-        Ok(())
+        Ok(right)
     }
 
     /// The volume was deleted: all its sessions end, and answer `VolumeLost` from now on.

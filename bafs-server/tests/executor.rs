@@ -25,8 +25,9 @@ fn executor(directory: &Path, script: &str) -> Arc<Executor> {
         identity: "/some/identity".into(),
         memory_bytes: None,
         logs: directory.to_owned(),
+        starts: directory.join("starts"),
     };
-    Executor::new(config, Counters::default())
+    Executor::open(config, Counters::default()).expect("executor")
 }
 
 fn report(outcome: JobOutcome) -> String {
@@ -262,4 +263,33 @@ async fn a_noisy_agent_neither_blocks_nor_fills_the_disk() {
         .map(|entry| entry.expect("entry").metadata().expect("stat").len())
         .sum();
     assert!(kept <= (1 << 20) + 4096, "{kept}");
+}
+
+#[tokio::test]
+async fn what_a_node_began_before_it_restarted_does_not_run_again() {
+    let directory = tempfile::tempdir().expect("directory");
+    let line = report(JobOutcome::Exited(0));
+    let script = format!(
+        "read line; echo ran >> {0}/ran; echo '{line}'",
+        directory.path().display()
+    );
+    let before = executor(directory.path(), &script);
+    before.start(start(1)).expect("start");
+    assert_eq!(outcome(&before, 1).await, JobOutcome::Exited(0));
+    before.kill(KillJob {
+        execution: ExecutionId(2),
+    });
+    drop(before);
+    // Its answer was lost, so whoever asked asks again, now the next life of the node.
+    let after = executor(directory.path(), &script);
+    for id in [1, 2] {
+        let refused = after.start(start(id)).expect_err("what it left is unknown");
+        assert_eq!(refused.code, ErrorCode::WrongState, "{refused}");
+        assert!(!refused.is_transient(), "asking again would not help");
+        assert_eq!(state(&after, id, 0).await, None);
+    }
+    after.start(start(3)).expect("start");
+    assert_eq!(outcome(&after, 3).await, JobOutcome::Exited(0));
+    let ran = std::fs::read_to_string(directory.path().join("ran")).expect("ran");
+    assert_eq!(ran.lines().count(), 2, "each once");
 }

@@ -192,7 +192,11 @@ async fn a_writer_with_company_and_one_that_has_begun_stay_with_the_server() {
         .await
         .expect("still good");
     let (tree, epoch) = (TreeRef::Volume(V), reader);
-    let close = CloseTree { tree, epoch };
+    let close = CloseTree {
+        tree,
+        epoch,
+        keep_ms: 0,
+    };
     served.world.call(A, close).await.expect("close");
     let refused = served.take(writer).await.expect("ticket").opening;
     assert_eq!(refused.expect_err("begun").code, ErrorCode::WrongState);

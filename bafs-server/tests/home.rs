@@ -466,6 +466,7 @@ async fn a_reader_gets_nothing_out_of_a_writers_session() {
     let close = CloseTree {
         tree: tree.clone(),
         epoch,
+        keep_ms: 0,
     };
     let refused = world.send(&reader, close, b"").await;
     assert_eq!(code(refused), ErrorCode::RightMissing);

@@ -121,7 +121,11 @@ fn table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
         (create.into(), volume(), Right::Manage),
         (ShowVolume { volume: V }.into(), volume(), Right::Manage),
         (
-            RenewVolumes { volumes: vec![V] }.into(),
+            RenewVolumes {
+                volumes: vec![V],
+                lifetime_ms: 0,
+            }
+            .into(),
             volume(),
             Right::Manage,
         ),
@@ -155,6 +159,7 @@ fn table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
             CloseTree {
                 tree: tree(),
                 epoch: writer,
+                keep_ms: 0,
             }
             .into(),
             volume(),

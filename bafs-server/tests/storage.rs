@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use bafs_proto::ErrorCode;
 use bafs_proto::bearer::Bearer;
 use bafs_proto::ids::VolumeId;
-use bafs_proto::message::{DeleteVolume, Done, ListVolumes, RenewVolumes, ShowVolume, SourceKind};
+use bafs_proto::message::{DeleteVolume, Done, ListVolumes, ShowVolume, SourceKind};
 use bafs_proto::time::Deadline;
 use bafs_proto::volume::{Replacement, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
 use storage_world::{A, HOME, Home, World, from_home, from_volume, noise, rich_home, spec, tree};
@@ -436,43 +436,4 @@ async fn a_cache_volume_that_no_table_knows_is_removed_at_the_start() {
     std::fs::remove_file(store.path().join("table.redb")).expect("remove");
     world.node(A, world.config(store.path())).await;
     assert!(!place.exists(), "its space would never be free again");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn volumes_expire_unless_renewed() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
-    let node = world.node(A, world.config(store.path())).await;
-    let tasks = node.background();
-    let short = |id| VolumeSpec {
-        lifetime_ms: 1_500,
-        ..spec(id, None)
-    };
-    world.create(A, short(1)).await.expect("create");
-    world.create(A, short(2)).await.expect("create");
-    let volumes = vec![VolumeId(1), VolumeId(9)];
-    let mut lost = Vec::new();
-    for _ in 0..20 {
-        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
-        lost = world
-            .call(
-                A,
-                RenewVolumes {
-                    volumes: volumes.clone(),
-                },
-            )
-            .await
-            .expect("renew")
-            .lost;
-    }
-    assert_eq!(lost, [VolumeId(9)]);
-    assert_eq!(
-        world.call(A, show(1)).await.expect("renewed").state,
-        VolumeState::Ready
-    );
-    assert_eq!(
-        world.call(A, show(2)).await.expect_err("expired").code,
-        ErrorCode::VolumeLost
-    );
-    assert!(!tree(store.path(), 2).exists());
-    tasks.iter().for_each(tokio::task::JoinHandle::abort);
 }

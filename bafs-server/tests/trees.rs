@@ -242,6 +242,7 @@ async fn a_silent_session_ends_and_a_renewed_one_does_not() {
             &CloseTree {
                 tree: VOLUME,
                 epoch,
+                keep_ms: 0,
             },
             |_| Ok(()),
         )

@@ -181,5 +181,6 @@ fn mount_spec(
         target,
         writable,
         token: client.give(Resource::Volume(volume), rights)?,
+        keep_ms: 0,
     })
 }

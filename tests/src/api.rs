@@ -324,6 +324,7 @@ impl Speaker {
             target,
             writable: false,
             token: self.token.clone(),
+            keep_ms: 0,
         };
         let job = JobSpec {
             name: "reader".to_owned(),

@@ -1,7 +1,10 @@
-//! A chaos run with real processes: nodes are killed, stopped, restarted and lose their disks, home
-//! stops as if its link were cut, the catalog and the scheduler are killed, several at once, while
-//! a workflow runs. Then it looks at what came home and what is left.
+//! A chaos run with real processes: nodes are killed, stopped, restarted and lose their disks,
+//! their links are cut, their disks are full, home stops, the catalog and the scheduler are killed,
+//! several at once, while a workflow runs. Then it looks at what came home and what is left.
+//!
+//! Links and disks can fail only where the run may have a network and mounts of its own.
 
+use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
@@ -9,6 +12,7 @@ use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
 
 use crate::bench::measure::Watch;
+use crate::bench::nohang::fault;
 use crate::dice::Dice;
 use crate::{World, processes_with};
 
@@ -38,6 +42,8 @@ pub struct Ended {
     pub seconds: f64,
     /// What failed, in order.
     pub faults: Vec<String>,
+    /// Why links and disks could not fail, if so.
+    pub unmade: Option<String>,
 }
 
 /// Each job passes on what the one before wrote and adds its own line; a cache is read by all. With
@@ -86,12 +92,29 @@ fn start(world: &World, path: &str) -> Result<Child> {
     command.spawn().context("bafs run starts")
 }
 
+/// The disk of a node has so much more than it offers.
+const DISK: &str = "64m";
+
 /// One run with the faults of a seed, which begin within so long.
 ///
 /// # Errors
 /// No cluster, or a process that cannot be killed or started again.
 pub fn run(seed: u64, faults: Duration) -> Result<Ended> {
+    // A thread that lives apart stays so, and so does all that it starts.
+    let run = std::thread::spawn(move || run_apart(seed, faults));
+    let ended = run.join();
+    ended.unwrap_or_else(|_| Err(anyhow::anyhow!("the run panicked")))
+}
+
+fn run_apart(seed: u64, faults: Duration) -> Result<Ended> {
+    let unmade = fault::cannot_live_apart();
+    if unmade.is_none() {
+        fault::live_apart()?;
+    }
     let mut world = World::start(&NODES)?;
+    if unmade.is_none() {
+        make_disks_small(&mut world)?;
+    }
     world.wait_for_servers(NODES.len() + 1)?;
     let data: Vec<u8> = (0..5_000u32)
         .flat_map(|n| format!("{n}\n").into_bytes())
@@ -107,6 +130,7 @@ pub fn run(seed: u64, faults: Duration) -> Result<Ended> {
         world: &mut world,
         scheduler: &mut scheduler,
         path: &path,
+        is_apart: unmade.is_none(),
         down: Vec::new(),
         told: Vec::new(),
     };
@@ -130,13 +154,45 @@ pub fn run(seed: u64, faults: Duration) -> Result<Ended> {
         is_identical &= found == expected(&data, p)?;
     }
     let left = left(&world)?;
+    for at in (1..=NODES.len()).filter(|_| unmade.is_none()) {
+        fault::take_small(&store(&world, &format!("n{at}")))?;
+    }
     Ok(Ended {
         is_complete,
         is_identical,
         left,
         seconds,
         faults,
+        unmade,
     })
+}
+
+fn store(world: &World, node: &str) -> PathBuf {
+    world.cluster.directory().join(node)
+}
+
+/// Gives each node a disk of its own, which ends with the name space of the run.
+fn make_disks_small(world: &mut World) -> Result<()> {
+    for at in 1..=NODES.len() {
+        let node = format!("n{at}");
+        world.cluster.kill(&node)?;
+        wipe(world, &node)?;
+        fault::make_small(&store(world, &node), DISK)?;
+        world.cluster.restart(&node)?;
+    }
+    Ok(())
+}
+
+/// Removes all that a node has; its directory may be a disk.
+fn wipe(world: &World, node: &str) -> Result<()> {
+    for entry in std::fs::read_dir(store(world, node))? {
+        let path = entry?.path();
+        match path.is_dir() {
+            true => std::fs::remove_dir_all(path)?,
+            false => std::fs::remove_file(path)?,
+        }
+    }
+    Ok(())
 }
 
 /// What is down comes back so long after it failed, at most, in milliseconds.
@@ -152,13 +208,22 @@ enum Back {
     Restart,
     /// It goes on.
     Continue,
+    /// Its link carries packets again.
+    Heal,
+    /// Its disk has room again.
+    Empty,
 }
+
+/// What somebody else fills a node's disk with.
+const FILLER: &str = "filler";
 
 /// Things that fail.
 struct Chaos<'w> {
     world: &'w mut World,
     scheduler: &'w mut Child,
     path: &'w str,
+    /// Whether links and disks may fail too.
+    is_apart: bool,
     /// Processes that are down, until when, in milliseconds since the run began.
     down: Vec<(String, u64, Back)>,
     told: Vec<String>,
@@ -193,6 +258,8 @@ impl Chaos<'_> {
             match back {
                 Back::Restart => self.world.cluster.restart(&name)?,
                 Back::Continue => self.world.cluster.signal(&name, Signal::SIGCONT)?,
+                Back::Heal => fault::heal(&name)?,
+                Back::Empty => std::fs::remove_file(store(self.world, &name).join(FILLER))?,
             }
         }
         Ok(())
@@ -200,13 +267,15 @@ impl Chaos<'_> {
 
     fn fail(&mut self, dice: &mut Dice, until_ms: u64) -> Result<()> {
         let node = format!("n{}", 1 + dice.below(NODES.len() as u64));
-        let (name, what) = match dice.below(6) {
+        let (name, what) = match dice.below(if self.is_apart { 8 } else { 6 }) {
             0 => (node, "kill"),
             1 => (node, "wipe"),
             2 => (node, "stop"),
             3 => ("home".to_owned(), "stop"),
             4 => ("catalog".to_owned(), "kill"),
-            _ => ("scheduler".to_owned(), "kill"),
+            5 => ("scheduler".to_owned(), "kill"),
+            6 => (node, "cut"),
+            _ => (node, "fill"),
         };
         let is_down = self.down.iter().any(|(down, ..)| *down == name);
         if is_down || self.down.len() >= DOWN_MAX {
@@ -222,18 +291,33 @@ impl Chaos<'_> {
             return Ok(());
         }
         self.told.push(format!("{what}:{name}"));
-        let back = if what == "stop" {
-            self.world.cluster.signal(&name, Signal::SIGSTOP)?;
-            Back::Continue
-        } else {
-            self.world.cluster.kill(&name)?;
-            if what == "wipe" {
-                std::fs::remove_dir_all(self.world.cluster.directory().join(&name))?;
-            }
-            Back::Restart
-        };
+        let back = self.break_one(&name, what)?;
         self.down.push((name, until_ms, back));
         Ok(())
+    }
+
+    fn break_one(&mut self, name: &str, what: &str) -> Result<Back> {
+        Ok(match what {
+            "stop" => {
+                self.world.cluster.signal(name, Signal::SIGSTOP)?;
+                Back::Continue
+            }
+            "cut" => {
+                fault::cut(name, self.world.cluster.address(name))?;
+                Back::Heal
+            }
+            "fill" => {
+                fault::fill(&store(self.world, name).join(FILLER))?;
+                Back::Empty
+            }
+            _ => {
+                self.world.cluster.kill(name)?;
+                if what == "wipe" {
+                    wipe(self.world, name)?;
+                }
+                Back::Restart
+            }
+        })
     }
 }
 

@@ -50,7 +50,7 @@ impl BoundTree {
     }
 
     /// Gives the directory back and ends the session, when nobody uses it any more.
-    pub(super) async fn close(&self) {
+    pub(super) async fn close(&self, keep_ms: u64) {
         drop(
             self.lock
                 .lock()
@@ -58,7 +58,7 @@ impl BoundTree {
                 .take(),
         );
         self.watching.abort();
-        self.lease.close().await;
+        self.lease.close(keep_ms).await;
     }
 }
 

@@ -144,7 +144,7 @@ impl InlineTree {
     }
 
     /// Gives the tree back and ends the session.
-    pub(super) async fn close(&self) {
+    pub(super) async fn close(&self, keep_ms: u64) {
         self.watching.abort();
         if !self.lease.is_lost()
             && let Some((connection, used)) = self.kept.told()
@@ -154,7 +154,7 @@ impl InlineTree {
             let _ = tokio::time::timeout(limit, connection.call(used)).await;
         }
         give_back(&self.kept).await;
-        self.lease.close().await;
+        self.lease.close(keep_ms).await;
     }
 }
 

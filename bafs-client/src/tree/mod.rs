@@ -178,12 +178,13 @@ impl Tree {
         }
     }
 
-    /// Ends the session with the server, if there is one.
-    pub async fn close(&self) {
+    /// Ends the session with the server, if there is one, and asks it to keep what was written so
+    /// long, in milliseconds.
+    pub async fn close(&self, keep_ms: u64) {
         match self {
-            Self::Remote(tree) => tree.close().await,
-            Self::Inline(tree) => tree.close().await,
-            Self::Bound(tree) => tree.close().await,
+            Self::Remote(tree) => tree.close(keep_ms).await,
+            Self::Inline(tree) => tree.close(keep_ms).await,
+            Self::Bound(tree) => tree.close(keep_ms).await,
             Self::Cache(_) | Self::Local(_) => {}
         }
     }

@@ -245,8 +245,9 @@ impl RemoteTree {
         }
     }
 
-    /// Ends the session politely. A server that does not answer ends it by its lease.
-    pub(crate) async fn close(&self) {
+    /// Ends the session politely, and asks the server to keep what was written so long. A server
+    /// that does not answer ends it by its lease.
+    pub(crate) async fn close(&self, keep_ms: u64) {
         if let Some(own) = self.session.delegated.get() {
             self.session.wait_for_all(own).await;
         }
@@ -261,6 +262,7 @@ impl RemoteTree {
         let call = CloseTree {
             tree: tree.clone(),
             epoch: self.session.link().opened.epoch,
+            keep_ms,
         };
         let deadline = Deadline::after_ms(CLOSE_MS);
         let closed = server

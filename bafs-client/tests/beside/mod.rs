@@ -474,7 +474,7 @@ impl Both {
         assert!(self.world.volume.fate().loss().is_none());
         let (own, other) = (self.world.directory.path(), self.model.directory.path());
         assert_eq!(described(own), described(other));
-        self.world.volume.close().await;
+        self.world.volume.close(0).await;
     }
 }
 

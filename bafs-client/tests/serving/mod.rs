@@ -65,6 +65,8 @@ pub(crate) struct Fake {
     pub(crate) blocks_sent: AtomicU64,
     pub(crate) ops_run: AtomicU64,
     pub(crate) closed: AtomicU32,
+    /// For how long the session that was closed last wanted its volume kept.
+    pub(crate) kept_ms: AtomicU64,
     pub(crate) lease_ms: AtomicU64,
     /// How many turns of other tasks a request and its answer may take, each; chosen by this seed.
     late: Mutex<(u64, u64)>,
@@ -87,6 +89,7 @@ impl Fake {
             blocks_sent: AtomicU64::new(0),
             ops_run: AtomicU64::new(0),
             closed: AtomicU32::new(0),
+            kept_ms: AtomicU64::new(0),
             lease_ms: AtomicU64::new(600_000),
             late: Mutex::new((0, 0)),
         })
@@ -162,6 +165,7 @@ impl Fake {
             Request::CloseTree(close) => {
                 self.sessions.lock().unwrap().remove(&close.epoch.0);
                 self.closed.fetch_add(1, Ordering::Relaxed);
+                self.kept_ms.store(close.keep_ms, Ordering::Relaxed);
                 Ok((Reply::CloseTree(Done), Bytes::new()))
             }
             Request::ReadManifest(read) => {

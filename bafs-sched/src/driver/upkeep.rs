@@ -1,12 +1,14 @@
 //! What a run does beside its steps: it keeps its volumes alive, follows nodes to their addresses,
 //! hears its user, and shares nodes with other runs. Decides nothing.
 
-use bafs_proto::Result;
 use bafs_proto::allotment::Allotments;
-use bafs_proto::ids::ServerId;
+use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_proto::{Error, Result};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::{Driver, Note, now, send, tick};
+use crate::io::servers::is_silence;
 use crate::io::shares::Moment;
 use crate::io::steer;
 use crate::logic::Event;
@@ -116,20 +118,78 @@ impl Driver {
         }
     }
 
-    /// Keeps volumes alive, well before their servers would delete them.
+    /// Keeps volumes alive, well before their servers would delete them. Those with results live
+    /// longer, should nobody be there any more to ask.
     pub(super) fn renew(&mut self) {
+        let results = self.scheduler.volumes_with_results();
         for (server, volumes) in self.scheduler.ready_volumes() {
-            let (servers, notes, place) =
-                (self.servers.clone(), self.notes.clone(), self.place(server));
-            self.tasks.spawn(async move {
-                let probed = servers.renew(&place, volumes).await;
-                // That everything is well is not worth a record.
-                if let Some(Event::VolumesProbed { lost, .. }) = &probed
-                    && !lost.is_empty()
-                {
-                    send(&notes, probed).await;
-                }
-            });
+            let (with, without): (Vec<_>, Vec<_>) =
+                volumes.into_iter().partition(|id| results.contains(id));
+            self.renew_on(server, with, self.servers.settings.result_lifetime_ms);
+            self.renew_on(server, without, 0);
         }
+    }
+
+    /// Asks for volumes of a server, and tells the core which are gone.
+    pub(super) fn renew_on(&mut self, server: ServerId, volumes: Vec<VolumeId>, lifetime_ms: u64) {
+        if volumes.is_empty() {
+            return;
+        }
+        let (servers, notes, place) =
+            (self.servers.clone(), self.notes.clone(), self.place(server));
+        self.tasks.spawn(async move {
+            match servers.renew(&place, volumes, lifetime_ms).await {
+                // That everything is well is not worth a record.
+                Ok(lost) if lost.is_empty() => {}
+                Ok(lost) => send(&notes, Some(Event::VolumesProbed { server, lost })).await,
+                Err(error) => tell_silence(&notes, server, &error).await,
+            }
+        });
+    }
+
+    pub(super) fn delete(&mut self, volume: VolumeId, server: ServerId) {
+        let (servers, notes, place) =
+            (self.servers.clone(), self.notes.clone(), self.place(server));
+        self.tasks.spawn(async move {
+            let event = match servers.delete(volume, &place).await {
+                Ok(()) => Event::VolumeDeleted { volume },
+                Err(error) => {
+                    tell_silence(&notes, server, &error).await;
+                    Event::VolumeDeleteFailed { volume }
+                }
+            };
+            send(&notes, Some(event)).await;
+        });
+    }
+
+    /// A server was silent for long. What the catalog says of it is believed; where that is silent
+    /// too, nobody else would ever say that the server is gone.
+    pub(super) fn missed(&self, server: ServerId) -> Option<Event> {
+        let unlisted_ms = tick().ms_since(self.listed);
+        let is_gone = unlisted_ms > self.servers.settings.lost_after_ms;
+        is_gone.then_some(Event::ServerSilent { server })
+    }
+
+    /// The run ends, and results stay on nodes for the user to fetch: for as long as was said.
+    pub(super) async fn leave_results(&mut self) {
+        let results = self.scheduler.volumes_with_results();
+        let lifetime_ms = self.servers.settings.result_lifetime_ms;
+        let mut tasks = JoinSet::new();
+        for (server, mut volumes) in self.scheduler.ready_volumes() {
+            volumes.retain(|id| results.contains(id));
+            if volumes.is_empty() {
+                continue;
+            }
+            let (servers, place) = (self.servers.clone(), self.place(server));
+            tasks.spawn(async move { servers.renew(&place, volumes, lifetime_ms).await });
+        }
+        while tasks.join_next().await.is_some() {}
+    }
+}
+
+async fn tell_silence(notes: &mpsc::Sender<Note>, server: ServerId, error: &Error) {
+    if is_silence(error) {
+        // The loop ended: nobody waits for this any more.
+        let _ = notes.send(Note::Silent(server)).await;
     }
 }

@@ -144,6 +144,7 @@ impl<'a> Session<'a> {
         let call = CloseTree {
             tree: tree(),
             epoch: self.epoch,
+            keep_ms: 0,
         };
         if let Err(error) = self.servers.until(self.home, call, CALL_MS).await {
             tracing::debug!(home = self.home, %error, "session ends by its lease");

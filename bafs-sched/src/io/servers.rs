@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bafs_proto::allotment::{Allot, Allotments};
 use bafs_proto::bearer::Bearer;
-use bafs_proto::ids::{ExecutionId, ExtractId, RunId, ServerId, VolumeId};
+use bafs_proto::ids::{ExecutionId, ExtractId, RunId, VolumeId};
 use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{
     Advert, Call, CreateVolume, DeleteVolume, ExtractFile, JobCommand, JobSpec, KillJob, MountSpec,
@@ -61,10 +61,9 @@ pub(crate) struct Servers {
     pub(crate) is_resumed: bool,
 }
 
-/// A server with its address.
+/// Where a server is.
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
-    pub(crate) server: ServerId,
     pub(crate) address: String,
 }
 
@@ -193,7 +192,7 @@ impl Servers {
             size_bytes,
             size_files,
             limit: declared.limit,
-            lifetime_ms: self.lifetime_ms(volume),
+            lifetime_ms: self.settings.volume_lifetime_ms,
         };
         let call = CreateVolume { spec, source_token };
         let status = self.fill(&place.address, call).await?;
@@ -204,14 +203,6 @@ impl Servers {
                 Err(Error::new(ErrorCode::Malformed, fault.detail))
             }
             Some(fault) => Err(fault),
-        }
-    }
-
-    fn lifetime_ms(&self, volume: VolumeIndex) -> u64 {
-        let mut results = self.workflow.extracts.iter().map(|extract| extract.volume);
-        match results.any(|result| result == volume) {
-            true => self.settings.result_lifetime_ms,
-            false => self.settings.volume_lifetime_ms,
         }
     }
 
@@ -241,29 +232,38 @@ impl Servers {
         }
     }
 
-    pub(crate) async fn delete(&self, volume: VolumeId, place: &Place) -> Event {
-        match self
-            .until(&place.address, DeleteVolume { volume }, CALL_MS / 4)
-            .await
-        {
+    /// Deletes a volume; one that is not there is deleted.
+    pub(crate) async fn delete(&self, volume: VolumeId, place: &Place) -> Result<()> {
+        let call = DeleteVolume { volume };
+        match self.until(&place.address, call, self.silence_ms()).await {
             Err(error) if error.code != ErrorCode::VolumeLost => {
                 tracing::debug!(%volume, %error, "volume not deleted yet");
-                Event::VolumeDeleteFailed { volume }
+                Err(error)
             }
-            _ => Event::VolumeDeleted { volume },
+            _ => Ok(()),
         }
     }
 
-    /// Asks for volumes and thereby keeps them alive.
-    pub(crate) async fn renew(&self, place: &Place, volumes: Vec<VolumeId>) -> Option<Event> {
-        let server = place.server;
-        let renewed = self
-            .until(&place.address, RenewVolumes { volumes }, CALL_MS / 4)
-            .await;
-        renewed.ok().map(|renewed| Event::VolumesProbed {
-            server,
-            lost: renewed.lost,
-        })
+    /// Asks for volumes and thereby keeps them alive; from now on, if nobody asks any more, for at
+    /// least `lifetime_ms`. Answers those that are gone.
+    pub(crate) async fn renew(
+        &self,
+        place: &Place,
+        volumes: Vec<VolumeId>,
+        lifetime_ms: u64,
+    ) -> Result<Vec<VolumeId>> {
+        let call = RenewVolumes {
+            volumes,
+            lifetime_ms,
+        };
+        let renewed = self.until(&place.address, call, self.silence_ms()).await;
+        renewed.map(|renewed| renewed.lost)
+    }
+
+    /// A small call is repeated for so long, in milliseconds: a server that has not answered it
+    /// then may be given up.
+    fn silence_ms(&self) -> u64 {
+        (CALL_MS / 4).max(self.settings.lost_after_ms + 1_000)
     }
 
     pub(crate) async fn start(
@@ -273,8 +273,9 @@ impl Servers {
         job: JobIndex,
         place: &Place,
         volumes: Vec<(MountedVolume, Option<Place>)>,
+        results: &[VolumeIndex],
     ) -> Event {
-        let spec = match self.job_spec(now, job, volumes).await {
+        let spec = match self.job_spec(now, job, volumes, results).await {
             Ok(spec) => spec,
             Err(error) => return Event::JobStartFailed { execution, error },
         };
@@ -299,6 +300,7 @@ impl Servers {
         now: Time,
         job: JobIndex,
         volumes: Vec<(MountedVolume, Option<Place>)>,
+        results: &[VolumeIndex],
     ) -> Result<JobSpec> {
         let job = self.workflow.job(job);
         let mut mounts = Vec::new();
@@ -345,6 +347,10 @@ impl Servers {
                 target,
                 writable: mount.writable,
                 token,
+                keep_ms: match results.contains(&mount.volume) {
+                    true => self.settings.result_lifetime_ms,
+                    false => 0,
+                },
             });
         }
         let command = &job.command;
@@ -514,7 +520,7 @@ fn not_its_fault(error: Error) -> Error {
 }
 
 /// Whether a call failed because nobody answered it.
-fn is_silence(error: &Error) -> bool {
+pub(crate) fn is_silence(error: &Error) -> bool {
     matches!(
         error.code,
         ErrorCode::Unreachable | ErrorCode::DeadlineExceeded

@@ -50,6 +50,9 @@ pub enum Action {
         server: ServerId,
         /// with these volumes, in the order of the job's mounts.
         volumes: Vec<MountedVolume>,
+        /// Those that hold results when it has succeeded: files are to be extracted, and nobody
+        /// else is to write.
+        results: Vec<VolumeIndex>,
     },
     /// Kill an execution; answered by `JobEnded` or `JobUnknown`.
     KillJob {

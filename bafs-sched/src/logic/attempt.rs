@@ -169,11 +169,18 @@ impl Scheduler {
     }
 
     pub(super) fn start_action(&self, job: JobIndex, attempt: &Attempt) -> Action {
+        let mounted = self.graph.mounted(job).into_iter();
+        let holds_results = |volume: &VolumeIndex| {
+            let node = self.graph.volume(*volume);
+            node.extracts_left > 0 && node.writers_left == 1
+        };
+        let written = mounted.filter(|(_, writable)| *writable);
         Action::StartJob {
             execution: attempt.execution,
             job,
             server: attempt.server,
             volumes: attempt.uses.clone(),
+            results: written.map(|(v, _)| v).filter(holds_results).collect(),
         }
     }
 

@@ -86,6 +86,15 @@ impl Extractions {
         kept.collect()
     }
 
+    /// Volumes that hold finished files which are not at home.
+    pub(super) fn holders(&self) -> BTreeSet<VolumeId> {
+        let holder = |stage: &Stage| match *stage {
+            Stage::Sending(_, id) | Stage::Paused(_, id) | Stage::Kept(id) => Some(id),
+            Stage::Waiting | Stage::Done | Stage::Failed => None,
+        };
+        self.stages.iter().filter_map(holder).collect()
+    }
+
     /// Time in which nothing could be tried does not count.
     pub(super) fn put_off(&mut self, ms: u64) {
         for (since, _) in self.since.values_mut() {
@@ -348,7 +357,7 @@ impl Scheduler {
 }
 
 /// A time for people, in the largest unit that it has one of.
-fn describe_ms(ms: u64) -> String {
+pub(super) fn describe_ms(ms: u64) -> String {
     const UNITS: [(&str, u64); 3] = [("h", 3_600_000), ("min", 60_000), ("s", 1_000)];
     let unit = UNITS.iter().find(|(_, unit)| ms >= *unit);
     unit.map_or_else(

@@ -1,11 +1,12 @@
 //! Freeing what nobody needs any more, breaking blockades, and the end of a run.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use bafs_proto::ids::VolumeId;
+use bafs_proto::ids::{ServerId, VolumeId};
 
 use super::action::Action;
 use super::declared::Warning;
+use super::extraction::describe_ms;
 use super::fit::describe;
 use super::graph::JobState;
 use super::place::Care;
@@ -21,6 +22,9 @@ const KINDS_TRIED: usize = 64;
 
 /// Deletions of a volume that fail before the user is told, and it is not waited for any more.
 const DELETE_FAULTS_TOLD: u32 = 10;
+
+/// Volumes of a node that are named when the run could not delete them.
+const LEFT_SHOWN: usize = 3;
 
 /// A pipeline that waits for jobs of others loses its protection so often, until one ends.
 const UNPROTECTED_MAX: u32 = 16;
@@ -411,8 +415,43 @@ impl Scheduler {
         }
     }
 
+    /// Says which volumes nodes may still have, and what becomes of them.
+    fn tell_left(&mut self) {
+        let kept = self.extractions.kept();
+        let undeleted = self.volumes.iter().filter(|(id, _)| !kept.contains(id));
+        let undeleted = undeleted.filter_map(|(id, instance)| Some((instance.server?, id)));
+        let stale = self.stale.iter().map(|(id, server)| (*server, *id));
+        let mut left: BTreeMap<ServerId, Vec<VolumeId>> = BTreeMap::new();
+        for (server, id) in undeleted.chain(stale) {
+            left.entry(server).or_default().push(id);
+        }
+        for (server, ids) in left {
+            let name = self.fleet.name(server);
+            let shown = ids.iter().take(LEFT_SHOWN).map(VolumeId::to_string);
+            let shown = shown.collect::<Vec<_>>().join(" ");
+            let more = match ids.len().saturating_sub(LEFT_SHOWN) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            let text = format!(
+                "node {name} did not say that it deleted volumes of this run ({shown}{more}): if \
+                 it has them, it deletes them {} after it is back, those with results after {}; \
+                 sooner: bafs volume delete ID",
+                describe_ms(self.settings.volume_lifetime_ms),
+                describe_ms(self.settings.result_lifetime_ms),
+            );
+            self.tell(Warning {
+                job: None,
+                volume: None,
+                node: Some(server),
+                text,
+            });
+        }
+    }
+
     fn end(&mut self) {
         self.phase = Phase::Over;
+        self.tell_left();
         let unfinished = self
             .graph
             .job_indexes()

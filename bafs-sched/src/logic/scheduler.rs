@@ -286,6 +286,11 @@ impl Scheduler {
         ready
     }
 
+    /// Volumes that hold results which are not at home: what must outlive this scheduler.
+    pub fn volumes_with_results(&self) -> BTreeSet<VolumeId> {
+        self.extractions.holders()
+    }
+
     /// Whether results are left that could not be sent home, for the user to fetch.
     pub fn keeps_results(&self) -> bool {
         !self.extractions.kept().is_empty()

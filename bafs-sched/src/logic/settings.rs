@@ -62,8 +62,8 @@ pub struct Settings {
     /// A finished file is tried to be sent home for so long after the first failure, in
     /// milliseconds; then its volume is kept for the user.
     pub extract_wait_ms: u64,
-    /// A volume with files to extract is deleted by its server so long after the last sign of
-    /// interest, in milliseconds: longer than others, as it may hold results that nobody has yet.
+    /// A volume that holds results is deleted by its server so long after the last sign of
+    /// interest, in milliseconds: longer than others, as nobody has them yet.
     pub result_lifetime_ms: u64,
     /// Deleting what is left may take so long at the end, in milliseconds; after that the servers
     /// delete it by themselves when its lifetime ends.

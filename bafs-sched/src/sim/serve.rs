@@ -49,6 +49,7 @@ impl Simulation {
                 job,
                 server,
                 volumes,
+                ..
             } => {
                 if self.is_up(server) {
                     self.start(execution, job, server, volumes);

@@ -134,10 +134,16 @@ impl VolumeTable {
     /// [`Refusal`]; nothing is changed then.
     pub fn create(&mut self, now: Time, spec: &VolumeSpec) -> Result<Creation, Refusal> {
         if let Some(row) = self.rows.get_mut(&spec.id) {
-            if row.spec != *spec {
+            // The lifetime may have become longer since.
+            let lifetime_ms = spec.lifetime_ms.max(row.spec.lifetime_ms);
+            let asked = VolumeSpec {
+                lifetime_ms,
+                ..spec.clone()
+            };
+            if row.spec != asked {
                 return Err(Refusal::Conflict);
             }
-            row.expires = now.plus_ms(spec.lifetime_ms);
+            row.expires = now.plus_ms(lifetime_ms);
             return Ok(Creation::Present);
         }
         if self.gone.contains_key(&spec.id) {
@@ -215,6 +221,32 @@ impl VolumeTable {
         };
         row.expires = row.expires.max(now.plus_ms(row.spec.lifetime_ms));
         true
+    }
+
+    /// What to write down so that the lifetime of a ready volume becomes `lifetime_ms`; nothing
+    /// when it is as long already.
+    pub fn to_prolong(
+        &self,
+        id: VolumeId,
+        lifetime_ms: u64,
+    ) -> Option<(VolumeSpec, Option<Digest>)> {
+        let row = self.rows.get(&id)?;
+        let is_longer = row.state == VolumeState::Ready && lifetime_ms > row.spec.lifetime_ms;
+        is_longer.then(|| {
+            let spec = VolumeSpec {
+                lifetime_ms,
+                ..row.spec.clone()
+            };
+            (spec, row.manifest)
+        })
+    }
+
+    /// The lifetime of a volume is at least this from now on; that is durable already.
+    pub fn prolong(&mut self, now: Time, id: VolumeId, lifetime_ms: u64) {
+        if let Some(row) = self.rows.get_mut(&id) {
+            row.spec.lifetime_ms = row.spec.lifetime_ms.max(lifetime_ms);
+        }
+        self.renew(now, id);
     }
 
     /// Ends a volume. Its bytes are still there: see [`Self::removed`]. Harmless to repeat, and

@@ -143,8 +143,9 @@ impl Node {
             identity: config.agent_identity.clone(),
             memory_bytes: config.agent_memory_bytes,
             logs: store.logs(),
+            starts: store.starts(),
         };
-        let executor = Executor::new(executor, counters.clone());
+        let executor = Executor::open(executor, counters.clone())?;
         let access = Access::at(config.identity.verifier.clone(), address.clone());
         let door = Door::new(&config.store, counters.clone());
         Ok(Arc::new(Self {

@@ -153,7 +153,7 @@ impl Node {
             Request::DeleteVolume(call) => {
                 Reply::DeleteVolume(self.storage.delete(call.volume).await?)
             }
-            Request::RenewVolumes(call) => Reply::RenewVolumes(self.storage.renew(call)),
+            Request::RenewVolumes(call) => Reply::RenewVolumes(self.storage.renew(call).await?),
             Request::Allot(call) => Reply::Allot(self.storage.allot(call, self.config.slots)?),
             Request::InvalidateVolume(call) => {
                 Reply::InvalidateVolume(self.storage.invalidate(call, deadline).await?)

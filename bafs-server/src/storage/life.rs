@@ -154,6 +154,31 @@ impl Storage {
         self.show(id).await
     }
 
+    /// Sees to it that the lifetime of a volume is at least so long, also after a restart.
+    ///
+    /// # Errors
+    /// `ServerFault` when that cannot be made durable; repeat it then.
+    pub(super) async fn keep(self: &Arc<Self>, id: VolumeId, lifetime_ms: u64) -> Result<()> {
+        let lifetime_ms = lifetime_ms.min(LIFETIME_MS_MAX);
+        if self.volumes().to_prolong(id, lifetime_ms).is_none() {
+            return Ok(());
+        }
+        let this = self.clone();
+        // Not tied to the caller: what is written down must be known.
+        let kept = tokio::spawn(async move {
+            let _turn = this.turn(id).await;
+            let Some((spec, manifest)) = this.volumes().to_prolong(id, lifetime_ms) else {
+                return Ok(());
+            };
+            let record = VolumeRecord { spec, manifest };
+            this.table.write(Change::Keep(record)).await?;
+            this.volumes().prolong(clock::now(), id, lifetime_ms);
+            Ok(())
+        });
+        kept.await
+            .unwrap_or_else(|e| Err(Error::new(ErrorCode::ServerFault, format!("keep: {e}"))))
+    }
+
     async fn make(self: Arc<Self>, call: CreateVolume) {
         let id = call.spec.id;
         let scratch = matches!(call.spec.kind, VolumeKind::Scratch { .. });

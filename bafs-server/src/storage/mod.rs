@@ -189,14 +189,20 @@ impl Storage {
     }
 
     /// Puts off the end of life of volumes, and names those that are gone.
-    pub fn renew(&self, call: RenewVolumes) -> RenewedVolumes {
+    ///
+    /// # Errors
+    /// `ServerFault` when a longer lifetime cannot be made durable.
+    pub async fn renew(self: &Arc<Self>, call: RenewVolumes) -> Result<RenewedVolumes> {
+        for id in &call.volumes {
+            self.keep(*id, call.lifetime_ms).await?;
+        }
         let (now, mut volumes) = (clock::now(), self.volumes());
         let lost = call
             .volumes
             .into_iter()
             .filter(|id| !volumes.renew(now, *id))
             .collect();
-        RenewedVolumes { lost }
+        Ok(RenewedVolumes { lost })
     }
 
     /// A page of the tree of a scratch volume.

@@ -11,6 +11,7 @@
 //! trash/        what is being removed
 //! cache/        blocks of cache volumes
 //! logs/         what agents of jobs said
+//! starts        executions that were begun; before them those of `starts.old`
 //! ```
 
 use std::fs::{self, File, OpenOptions};
@@ -102,6 +103,11 @@ impl Store {
     /// Where the agents' logs are.
     pub fn logs(&self) -> PathBuf {
         self.root.join("logs")
+    }
+
+    /// Where the node notes which executions it has begun.
+    pub fn starts(&self) -> PathBuf {
+        self.root.join("starts")
     }
 
     pub(super) fn table(&self) -> PathBuf {

@@ -191,17 +191,21 @@ impl Storage {
         self.if_lives(id, running).await
     }
 
-    /// Ends a session, if `allow` grants the right that it needs.
+    /// Ends a session, if `allow` grants the right that it needs. A volume that it may write is
+    /// kept as long as the call asks for before that is answered.
     ///
     /// # Errors
-    /// What `allow` answers; `Unsupported` for a tree that is no volume's.
+    /// What `allow` answers; `Unsupported` for a tree that is no volume's; `ServerFault` when the
+    /// longer lifetime cannot be made durable.
     pub async fn close_tree(
-        &self,
+        self: &Arc<Self>,
         call: &CloseTree,
         allow: impl FnOnce(Right) -> Result<()>,
     ) -> Result<Done> {
-        volume_of(&call.tree)?;
-        self.trees.sessions.close(call, allow).await?;
+        let id = volume_of(&call.tree)?;
+        if self.trees.sessions.close(call, allow).await? == Some(Right::Write) {
+            self.keep(id, call.keep_ms).await?;
+        }
         Ok(Done)
     }
 }

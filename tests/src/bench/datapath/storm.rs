@@ -80,6 +80,7 @@ fn one_storm(world: &World, server: &str, files: u64, delegated: bool, serial: u
         },
         writable: true,
         token,
+        keep_ms: 0,
     };
     let job = JobSpec {
         name: "storm".to_owned(),

@@ -17,7 +17,7 @@ use crate::World;
 const NODE: &str = "n1";
 
 /// Size of the disk that gets full.
-const SMALL_DISK: &str = "size=256m";
+const SMALL_DISK: &str = "256m";
 
 /// What goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,14 +77,7 @@ impl Fault {
         let store = store(world);
         std::fs::remove_dir_all(&store)?;
         std::fs::create_dir(&store)?;
-        let nothing = MsFlags::empty();
-        mount(
-            Some("tmpfs"),
-            &store,
-            Some("tmpfs"),
-            nothing,
-            Some(SMALL_DISK),
-        )?;
+        make_small(&store, SMALL_DISK)?;
         world.cluster.restart(NODE)
     }
 
@@ -97,7 +90,7 @@ impl Fault {
                 world.cluster.kill(NODE)?;
                 world.cluster.restart(NODE)
             }
-            Self::LinkCut => cut(world.cluster.address(NODE)),
+            Self::LinkCut => cut(NODE, world.cluster.address(NODE)),
             Self::DiskFull => fill(&filler(world)),
             Self::AgentKill => running.iter().try_for_each(|it| it.signal(Signal::SIGKILL)),
             Self::AgentStop => running.iter().try_for_each(|it| it.signal(Signal::SIGSTOP)),
@@ -117,7 +110,7 @@ impl Fault {
         match self {
             Self::ServerStop => world.cluster.signal(NODE, Signal::SIGCONT),
             Self::ServerKill => world.cluster.restart(NODE),
-            Self::LinkCut => nft(&["delete", "table", "inet", "cut"]),
+            Self::LinkCut => heal(NODE),
             Self::DiskFull => Ok(std::fs::remove_file(filler(world))?),
             Self::ServerRestart | Self::AgentKill | Self::AgentStop => Ok(()),
         }
@@ -126,14 +119,20 @@ impl Fault {
     /// Takes away what [`Self::prepare`] made.
     pub(super) fn clear(self, world: &World) -> Result<()> {
         if self == Self::DiskFull {
-            umount2(&store(world), MntFlags::MNT_DETACH)?;
+            take_small(&store(world))?;
         }
         Ok(())
     }
 }
 
+/// Why links cannot be cut here and disks not be small, if so.
+pub(crate) fn cannot_live_apart() -> Option<String> {
+    let tried = run("nft", &["list", "ruleset"]).and_then(|()| run("ip", &["link"]));
+    tried.err().map(|error| format!("{error:#}"))
+}
+
 /// Gives this thread, and what it starts, a network and a table of mounts of its own.
-pub(super) fn live_apart() -> Result<()> {
+pub(crate) fn live_apart() -> Result<()> {
     unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)?;
     let nothing: Option<&str> = None;
     mount(
@@ -160,18 +159,35 @@ fn filler(world: &World) -> PathBuf {
     store(world).join("filler")
 }
 
-/// No packet to or from the server arrives any more.
-fn cut(address: &str) -> Result<()> {
+/// Puts a file system of a few bytes, such as `256m`, in the place of a directory.
+pub(crate) fn make_small(directory: &Path, size: &str) -> Result<()> {
+    let (kind, size) = (Some("tmpfs"), format!("size={size}"));
+    mount(kind, directory, kind, MsFlags::empty(), Some(size.as_str()))?;
+    Ok(())
+}
+
+/// Takes away what [`make_small`] made, also while somebody uses it.
+pub(crate) fn take_small(directory: &Path) -> Result<()> {
+    Ok(umount2(directory, MntFlags::MNT_DETACH)?)
+}
+
+/// No packet to the server of this name, or from where it listens, arrives any more.
+pub(crate) fn cut(name: &str, address: &str) -> Result<()> {
     let port = address
         .rsplit(':')
         .next()
         .context("an address has a port")?;
     let rules = format!(
-        "table inet cut {{\nchain arriving {{\ntype filter hook input priority 0;\n\
+        "table inet cut_{name} {{\nchain arriving {{\ntype filter hook input priority 0;\n\
          udp dport {port} drop;\nudp sport {port} drop;\n\
          tcp dport {port} drop;\ntcp sport {port} drop;\n}}\n}}"
     );
     nft(&[&rules])
+}
+
+/// Packets to this server arrive again.
+pub(crate) fn heal(name: &str) -> Result<()> {
+    nft(&["delete", "table", "inet", &format!("cut_{name}")])
 }
 
 fn nft(arguments: &[&str]) -> Result<()> {
@@ -189,7 +205,8 @@ fn run(program: &str, arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-fn fill(path: &Path) -> Result<()> {
+/// Writes to a file until its disk is full.
+pub(crate) fn fill(path: &Path) -> Result<()> {
     let mut file = File::options().create(true).append(true).open(path)?;
     for size in [1 << 20, 4096] {
         while file.write_all(&vec![0; size]).is_ok() {}

@@ -2,7 +2,7 @@
 //! how long until it went on or everything of it was gone, and what was left.
 
 mod case;
-mod fault;
+pub(crate) mod fault;
 mod probe;
 
 use std::time::Duration;

@@ -1,0 +1,114 @@
+//! How long volumes live: whose interest puts off their end, and what they hold.
+
+mod storage_world;
+
+use bafs_proto::ErrorCode;
+use bafs_proto::ids::{AgentId, VolumeId};
+use bafs_proto::message::{CloseTree, OpenTree, RenewVolumes, ShowVolume, TreeRef};
+use bafs_proto::volume::{VolumeSpec, VolumeState};
+use storage_world::{A, World, spec, tree};
+
+const B: &str = "b:1";
+
+fn show(id: u128) -> ShowVolume {
+    let volume = VolumeId(id);
+    ShowVolume { volume }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volumes_expire_unless_renewed() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let node = world.node(A, world.config(store.path())).await;
+    let tasks = node.background();
+    let short = |id| VolumeSpec {
+        lifetime_ms: 1_500,
+        ..spec(id, None)
+    };
+    world.create(A, short(1)).await.expect("create");
+    world.create(A, short(2)).await.expect("create");
+    let volumes = vec![VolumeId(1), VolumeId(9)];
+    let mut lost = Vec::new();
+    for _ in 0..20 {
+        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+        lost = world
+            .call(
+                A,
+                RenewVolumes {
+                    volumes: volumes.clone(),
+                    lifetime_ms: 0,
+                },
+            )
+            .await
+            .expect("renew")
+            .lost;
+    }
+    assert_eq!(lost, [VolumeId(9)]);
+    assert_eq!(
+        world.call(A, show(1)).await.expect("renewed").state,
+        VolumeState::Ready
+    );
+    assert_eq!(
+        world.call(A, show(2)).await.expect_err("expired").code,
+        ErrorCode::VolumeLost
+    );
+    assert!(!tree(store.path(), 2).exists());
+    tasks.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_lives_longer_once_it_holds_results_also_after_a_restart() {
+    const RESULT_MS: u64 = 3 * 24 * 3_600_000;
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let _node = world.node(A, world.config(store.path())).await;
+    for id in 1..=4 {
+        world.create(A, spec(id, None)).await.expect("create");
+    }
+    let usual_ms = spec(1, None).lifetime_ms;
+    assert!(usual_ms < RESULT_MS, "the test needs a longer one");
+    // A writer says so when it closes, a scheduler by a call; a reader must not.
+    for (id, writable) in [(1, true), (2, false)] {
+        let tree = TreeRef::Volume(VolumeId(id.into()));
+        let open = OpenTree {
+            tree: tree.clone(),
+            agent: AgentId(id),
+            writable,
+            resumes: None,
+        };
+        let epoch = world.call(A, open).await.expect("open").epoch;
+        let keep_ms = RESULT_MS;
+        let close = CloseTree {
+            tree,
+            epoch,
+            keep_ms,
+        };
+        world.call(A, close).await.expect("close");
+    }
+    let renew = |lifetime_ms| RenewVolumes {
+        volumes: vec![VolumeId(3)],
+        lifetime_ms,
+    };
+    world.call(A, renew(RESULT_MS)).await.expect("renew");
+    world.call(A, renew(0)).await.expect("renew");
+    let expected = [RESULT_MS, usual_ms, RESULT_MS, usual_ms];
+    let lifetimes = async |at| {
+        let mut found = Vec::new();
+        for id in 1..=4 {
+            let status = world.call(at, show(id)).await.expect("show");
+            found.push(status.spec.lifetime_ms);
+        }
+        found
+    };
+    assert_eq!(lifetimes(A).await, expected);
+    let again = world.create(A, spec(1, None)).await.expect("asked again");
+    assert_eq!(again.spec.lifetime_ms, RESULT_MS);
+    // A copy of the store at this moment is what a kill leaves behind.
+    let after = tempfile::tempdir().expect("store");
+    let from = format!("{}/.", store.path().display());
+    let copied = std::process::Command::new("cp")
+        .args(["-a", &from])
+        .arg(after.path())
+        .status();
+    assert!(copied.expect("cp").success());
+    let _again = world.node(B, world.config(after.path())).await;
+    assert_eq!(lifetimes(B).await, expected, "after a restart");
+}
