@@ -484,6 +484,11 @@ impl Driver {
                     send(&notes, Some(copied)).await;
                 });
             }
+            Action::WarmVolume { id, server } => {
+                let place = self.place(server);
+                self.tasks
+                    .spawn(async move { servers.warm(id, &place).await });
+            }
             Action::DeleteVolume { id, server } => {
                 let place = self.place(server);
                 self.tasks.spawn(async move {

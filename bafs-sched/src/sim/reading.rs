@@ -55,6 +55,8 @@ impl Simulation {
             }
             return;
         }
+        // What came in the background so far counts.
+        self.hold_warming(self.home_link(cluster));
         let generation = self.executions[at as usize].generation;
         let is_narrow = self.caches.get(index).instances() < self.computing[cluster as usize];
         let is_own = self.node_at(server) == node;
@@ -78,6 +80,7 @@ impl Simulation {
             self.executions[at as usize].waits += 1;
         }
         self.fetch(cluster, index, missing);
+        self.warm_on(cluster);
         self.run.peer_bytes += u128::from(from_peers);
         let disk = 2 * node as u32 + 1;
         if let Some(memory) = through_memory {
