@@ -141,6 +141,8 @@ pub struct JoinedCache {
     pub others: Vec<CacheMember>,
     /// Paths that are pinned in the cache.
     pub pins: Vec<String>,
+    /// Servers, with the most bytes that each kept, among which its blocks were placed before.
+    pub former: Vec<Vec<(ServerId, u64)>>,
 }
 
 /// A server that shares a cooperative cache.

@@ -678,6 +678,8 @@ pub enum CacheRef {
 pub struct Blocks {
     /// Digest of each, made at the origin.
     pub digests: Vec<Digest>,
+    /// To an heir: others that may have those which are absent.
+    pub others: Vec<CacheMember>,
 }
 
 // ------------------------------------------------------------------------------------- jobs
