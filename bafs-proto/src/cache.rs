@@ -155,3 +155,12 @@ pub struct CacheMember {
     /// Most bytes that it keeps of this cache.
     pub capacity_bytes: u64,
 }
+
+/// Blocks, in the body, each of the block size but the last of the file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blocks {
+    /// Digest of each, made at the origin.
+    pub digests: Vec<Digest>,
+    /// To an heir: others that may have those which are absent.
+    pub others: Vec<CacheMember>,
+}

@@ -8,6 +8,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::cache::Blocks;
+
 use crate::allotment::{Allot, Allotments};
 use crate::cache::{
     CacheMember, CacheStatus, JoinCache, JoinedCache, ShowCache, WarmCache, Warming,
@@ -671,15 +673,6 @@ pub enum CacheRef {
     Volume(VolumeId),
     /// This server's volume of the cooperative cache of this name.
     Cooperative(String),
-}
-
-/// Blocks, in the body, each of the block size but the last of the file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Blocks {
-    /// Digest of each, made at the origin.
-    pub digests: Vec<Digest>,
-    /// To an heir: others that may have those which are absent.
-    pub others: Vec<CacheMember>,
 }
 
 // ------------------------------------------------------------------------------------- jobs

@@ -25,13 +25,13 @@ const ID: VolumeId = VolumeId(1);
 const LARGE: u64 = 64 << 20;
 
 /// What an agent gets at the door, used as the agent does.
-struct Agent {
+pub(crate) struct Agent {
     parcel: Parcel,
     map: BlockMap,
 }
 
 impl Agent {
-    async fn new(node: &Node) -> Self {
+    pub(crate) async fn new(node: &Node) -> Self {
         let parcel = grant(node, manifest(node).await).await;
         let first = FileIndex(0);
         let read = ReadManifest { volume: ID, first };
@@ -63,7 +63,7 @@ impl Agent {
         here.then_some(bytes)
     }
 
-    async fn hold(&mut self, file: u32) -> Option<File> {
+    pub(crate) async fn hold(&mut self, file: u32) -> Option<File> {
         let file = FileIndex(file);
         let asked = self.parcel.keeper.answer(DoorRequest::PinFile { file });
         match asked.await {
@@ -108,7 +108,7 @@ async fn scan(node: &Node, file: u32, bytes: &[u8]) {
     }
 }
 
-async fn eventually(what: impl Fn() -> bool) {
+pub(crate) async fn eventually(what: impl Fn() -> bool) {
     for _ in 0..2_000 {
         if what() {
             return;
@@ -376,7 +376,7 @@ async fn two_files() -> (World, [Vec<u8>; 2]) {
     (world, files)
 }
 
-fn whole(file: &File, length: usize) -> Vec<u8> {
+pub(crate) fn whole(file: &File, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     file.read_exact_at(&mut bytes, 0).expect("read");
     bytes
@@ -417,27 +417,6 @@ async fn a_whole_file_stays_for_as_long_as_somebody_has_it_open() {
         }
     }
     panic!("it stays for ever");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_large_file_is_compared_as_soon_as_it_is_here_and_given_to_the_first_who_opens_it() {
-    const BLOCKS: u64 = (32 << 20) / BLOCK as u64;
-    let world = World::new(1);
-    let bytes = content(1, BLOCKS as usize * BLOCK as usize);
-    world.home.put("db/a", bytes.clone(), 1);
-    world.create(&cache(1, LARGE, Replacement::Lru)).await;
-    let node = &world.nodes[0];
-    let compared = || node.count("cache_whole_files_compared");
-    for first in (0..BLOCKS).step_by(64) {
-        assert_eq!(compared(), 0, "it is not wholly here");
-        node.read(ID, 0, first, 64).await.expect("read");
-    }
-    eventually(|| compared() == 1).await;
-    // Whoever asks for it again changes nothing.
-    node.read(ID, 0, 0, 64).await.expect("read");
-    let opened = Agent::new(node).await.hold(0).await.expect("it is whole");
-    assert!(whole(&opened, bytes.len()) == bytes);
-    assert_eq!(compared(), 1, "nobody had to wait for that");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
