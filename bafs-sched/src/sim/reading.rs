@@ -80,7 +80,6 @@ impl Simulation {
             self.executions[at as usize].waits += 1;
         }
         self.fetch(cluster, index, missing);
-        self.warm_on(cluster);
         self.run.peer_bytes += u128::from(from_peers);
         let disk = 2 * node as u32 + 1;
         if let Some(memory) = through_memory {
@@ -105,6 +104,7 @@ impl Simulation {
             self.run.fetched_bytes += u128::from(bytes);
             self.start_flow(self.home_link(cluster), bytes, Owner::Fetch(cache));
         }
+        self.warm_on(cluster);
     }
 
     /// What came of a cache over the link to home is there. Who reads more than that waits for the
