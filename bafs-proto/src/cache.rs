@@ -151,6 +151,8 @@ pub struct JoinedCache {
     pub others: Vec<CacheMember>,
     /// Paths that are pinned in the cache.
     pub pins: Vec<String>,
+    /// Servers, with the most bytes that each kept, among which its blocks were placed before.
+    pub former: Vec<Vec<(ServerId, u64)>>,
 }
 
 /// A server that shares a cooperative cache.
@@ -162,4 +164,13 @@ pub struct CacheMember {
     pub address: String,
     /// Most bytes that it keeps of this cache.
     pub capacity_bytes: u64,
+}
+
+/// Blocks, in the body, each of the block size but the last of the file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blocks {
+    /// Digest of each, made at the origin.
+    pub digests: Vec<Digest>,
+    /// To an heir: others that may have those which are absent.
+    pub others: Vec<CacheMember>,
 }

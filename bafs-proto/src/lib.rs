@@ -38,7 +38,8 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// for blocks in place of home says who it is, asks which blocks another one has, and learns pins
 /// and peers when it joins a cache; 9 = small files of volumes and uploads with one call, several
 /// pieces of an upload under way, maps of sparse files; 10 = volumes live longer once they hold
-/// results.
+/// results; who joins a cache learns where its blocks were before, and a server that lacks blocks
+/// says who may have them.
 pub const PROTOCOL_VERSION: u32 = 10;
 
 /// Application-layer protocol name that both ends of a connection must offer.

@@ -8,6 +8,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::cache::Blocks;
+
 use crate::allotment::{Allot, Allotments};
 pub use crate::cache::InvalidateVolume;
 use crate::cache::{
@@ -668,13 +670,6 @@ pub enum CacheRef {
     Volume(VolumeId),
     /// This server's volume of the cooperative cache of this name.
     Cooperative(String),
-}
-
-/// Blocks, in the body, each of the block size but the last of the file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Blocks {
-    /// Digest of each, made at the origin.
-    pub digests: Vec<Digest>,
 }
 
 // ------------------------------------------------------------------------------------- jobs

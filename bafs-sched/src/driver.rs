@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use bafs_proto::allotment::Allotments;
 use bafs_proto::bearer::Bearer;
 use bafs_proto::identity::Identity;
-use bafs_proto::ids::{ExecutionId, RunId, ServerId};
+use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
 use bafs_proto::message::{Advert, JobOutcome};
 use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
@@ -462,6 +462,12 @@ impl Driver {
         });
     }
 
+    fn warm(&mut self, id: VolumeId, server: ServerId) {
+        let (servers, place) = (self.servers.clone(), self.place(server));
+        self.tasks
+            .spawn(async move { servers.warm(id, &place).await });
+    }
+
     /// Starts to do what the core asks; the outcome returns as a fact.
     fn execute(&mut self, action: Action) {
         let (servers, notes, now) = (self.servers.clone(), self.notes.clone(), now());
@@ -494,6 +500,7 @@ impl Driver {
                     send(&notes, Some(copied)).await;
                 });
             }
+            Action::WarmVolume { id, server } => self.warm(id, server),
             Action::DeleteVolume { id, server } => self.delete(id, server),
             Action::StartJob {
                 execution,

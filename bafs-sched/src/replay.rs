@@ -247,6 +247,9 @@ impl Teller {
                 self.volumes.insert(*id, (source.volume, *server));
                 self.of_volume(*id, "is made as a copy");
             }
+            Action::WarmVolume { id, .. } => {
+                self.of_volume(*id, "is fetched before its readers start");
+            }
             Action::DeleteVolume { id, .. } => self.of_volume(*id, "is deleted"),
             Action::StartJob {
                 execution,

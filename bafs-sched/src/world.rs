@@ -82,6 +82,8 @@ pub struct World {
     pub needs: BTreeMap<String, Space>,
     /// Extracts that arrived at home, by position in the workflow, with how often they did.
     pub home: BTreeMap<u32, u32>,
+    /// Caches that were to be fetched before their readers start, with their nodes.
+    pub warmed: BTreeMap<VolumeId, ServerId>,
     now: Time,
     dice: Dice,
     faults: Faults,
@@ -129,6 +131,7 @@ impl World {
             deeds: BTreeMap::new(),
             needs: BTreeMap::new(),
             home: BTreeMap::new(),
+            warmed: BTreeMap::new(),
             now: Time(0),
             dice: Dice::new(seed),
             faults,
@@ -270,6 +273,7 @@ impl World {
                 server,
                 size,
             } => self.serve_copy(id, source, server, size),
+            Action::WarmVolume { id, server } => drop(self.warmed.insert(id, server)),
             Action::DeleteVolume { id, server } => {
                 let lost = Event::VolumeDeleteFailed { volume: id };
                 if !self.is_alive(server) {

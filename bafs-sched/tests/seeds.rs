@@ -29,13 +29,15 @@ fn job(name: &str) -> String {
 }
 
 /// `width` pipelines of `depth` jobs; job i reads volume i and writes volume i + 1, all read a
-/// batch volume; sometimes a last job reads what all pipelines wrote.
+/// batch volume, all but the first of each another one, which may come before them; sometimes a
+/// last job reads what all pipelines wrote.
 fn generate(dice: &mut Dice) -> String {
     let (width, depth) = (1 + dice.below(6), 1 + dice.below(4));
     // What is joined must exist at once, so it has to fit into the smallest fleet.
     let is_joined = width <= 2 && dice.chance(700);
     let batch = 1 + dice.below(if is_joined { 20 } else { 60 });
     let mut text = format!("volume batch bafs://home/data {batch} MB\n");
+    text += "volume next bafs://home/next 1 MB warm\n";
     for pipeline in 0..width {
         for at in 0..=depth {
             let size = 1 + dice.below(10);
@@ -47,7 +49,7 @@ fn generate(dice: &mut Dice) -> String {
             text += &format!("mount batch {name} /data\n");
             if at > 0 {
                 text += &format!("parent j{pipeline}_{} child {name}\n", at - 1);
-                text += &format!("mount v{pipeline}_{at} {name} /in ro\n");
+                text += &format!("mount v{pipeline}_{at} {name} /in ro\nmount next {name} /next\n");
             }
             text += &format!("mount v{pipeline}_{} {name} /out\n", at + 1);
         }
@@ -111,6 +113,8 @@ struct Tally {
     lost: u64,
     /// Copies that took the place of lost volumes.
     saved: u64,
+    /// Parts of caches that were fetched before their readers.
+    warmed: u64,
 }
 
 /// Runs one seed.
@@ -145,6 +149,7 @@ fn run(seed: u64) -> Tally {
         again: progress.executions - progress.jobs_total,
         lost: progress.nodes_lost,
         saved: replayed.receipts().filter(saved).count() as u64,
+        warmed: world.warmed.len() as u64,
     }
 }
 
@@ -161,8 +166,13 @@ fn every_seed_ends_complete() {
             again: sum.again + run.again,
             lost: sum.lost + run.lost,
             saved: sum.saved + run.saved,
+            warmed: sum.warmed + run.warmed,
         });
     println!("{seeds} seeds: {total:?}");
+    assert!(
+        total.warmed > seeds / 2,
+        "caches come before their readers: {total:?}"
+    );
     assert!(
         total.again > seeds && total.lost > seeds / 4 && total.saved > seeds / 30,
         "the faults must happen, and copies must help: {total:?}"

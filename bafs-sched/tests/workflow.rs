@@ -66,7 +66,7 @@ fn the_published_sample_is_unchanged() {
         .collect();
     assert_eq!(mounts, [(0, "/mydata", false), (1, "/tmp", true)]);
     let [b1, p1] = [&workflow.volumes[0], &workflow.volumes[1]];
-    let VolumeKind::Cache { source, policy } = &b1.kind else {
+    let VolumeKind::Cache { source, policy, .. } = &b1.kind else {
         panic!("{b1:?}")
     };
     assert_eq!(
@@ -104,7 +104,7 @@ fn a_watched_volume_has_its_margin_reserved() {
 
 const EVERYTHING: &str = r#"
 volume in scratch 10MB files 7 from bafs://home:9000/in//x/   # filled
-volume db cache s3://bucket/db 3.5TB mru files 9
+volume db cache s3://bucket/db 3.5TB mru warm files 9
 volume db2 https://h/db?v=1 1.5 GiB lru
 volume out scratch 3500GB
 job a {
@@ -184,11 +184,14 @@ fn every_key_and_option() {
         panic!()
     };
     assert_eq!(fill.to_string(), "bafs://home:9000/in/x");
-    let policy = |at: usize| match &workflow.volumes[at].kind {
-        VolumeKind::Cache { policy, .. } => *policy,
+    let cache = |at: usize| match workflow.volumes[at].kind {
+        VolumeKind::Cache {
+            policy, is_warmed, ..
+        } => (policy, is_warmed),
         VolumeKind::Scratch { .. } => panic!("volume {at} is a cache"),
     };
-    assert_eq!((policy(1), policy(2)), (CachePolicy::Mru, CachePolicy::Lru));
+    let declared = [(CachePolicy::Mru, true), (CachePolicy::Lru, false)];
+    assert_eq!([cache(1), cache(2)], declared);
     assert_eq!(workflow.extracts[0].target.to_string(), "file:///results/a");
 }
 

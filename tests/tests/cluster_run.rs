@@ -126,6 +126,59 @@ fn cluster_runs_a_workflow() -> Result<()> {
     check_nothing_left(&world)
 }
 
+/// The first stage waits until the test has seen what the second one will read.
+#[test]
+fn cluster_fetches_batch_data_of_the_next_stage_while_this_one_runs() -> Result<()> {
+    let name = "cluster_fetches_batch_data_of_the_next_stage_while_this_one_runs";
+    let Some(world) = ready(name, &["60MB", "60MB"])? else {
+        return Ok(());
+    };
+    let (first, second) = (vec![1; 300_000], vec![2; 9_000_000]);
+    world.put("first/a", &first)?;
+    world.put("second/b", &second)?;
+    let (all, go) = (first.len() + second.len(), world.home.path().join("go"));
+    let path = world.workflow(&format!(
+        "volume first cache bafs://home/first 1 MB\n\
+         volume second cache bafs://home/second 10 MB warm\n\
+         for i in 1..2\nvolume out$(i) scratch 100 KB files 10\n\
+         job wait$(i) {{\nexecutable = /bin/sh\n\
+         arguments = -c \"cksum < /first/a; until test -e {go}; do sleep 0.1; done\"\n}}\n\
+         job sum$(i) {{\nexecutable = /bin/sh\n\
+         arguments = -c \"cksum < /second/b > /out/sum\"\n}}\n\
+         parent wait1 wait2 child sum$(i)\n\
+         mount first wait$(i) /first\nmount second sum$(i) /second\n\
+         mount out$(i) sum$(i) /out\nextract out$(i) sum bafs://home/out/$(i)\nend\n",
+        go = go.display()
+    ))?;
+    let api = bafs_tests::api::Api::new(&world.cluster.identity())?;
+    let sent = || -> Result<u64> {
+        let counters = api.wait(api.speaker().counters(world.cluster.home()))?;
+        Ok(counters.get("home_read_bytes").copied().unwrap_or(0))
+    };
+    let run = start_run(&world, &path.to_string_lossy())?;
+    let mut tries = 0;
+    while sent()? < all as u64 && tries < 600 {
+        std::thread::sleep(Duration::from_millis(50));
+        tries += 1;
+    }
+    let before = sent()?;
+    std::fs::write(&go, b"")?;
+    let output = run.wait_with_output()?;
+    ensure!(output.status.success(), said(&output));
+    ensure!(
+        before == all as u64,
+        "home sent {before} bytes of {all} before the second stage began"
+    );
+    ensure!(sent()? == before, "home sent {} bytes in all", sent()?);
+    let sum = sum_of(&second)?;
+    let sum = sum.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    ensure!(
+        world.get("out/1")?.trim_ascii_end() == sum,
+        "the sum is wrong"
+    );
+    check_nothing_left(&world)
+}
+
 /// Of so few jobs each is reason enough to plan again, also the last one.
 #[test]
 fn cluster_runs_few_jobs_by_a_plan() -> Result<()> {

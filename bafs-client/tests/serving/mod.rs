@@ -202,7 +202,8 @@ impl Fake {
                 if damage {
                     body[0] ^= 1;
                 }
-                Ok((Reply::ReadBlocks(Blocks { digests }), body.into()))
+                let others = Vec::new();
+                Ok((Reply::ReadBlocks(Blocks { digests, others }), body.into()))
             }
             other => Err(Error::new(ErrorCode::Unsupported, other.name())),
         }

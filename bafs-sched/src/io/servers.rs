@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bafs_proto::allotment::{Allot, Allotments};
 use bafs_proto::bearer::Bearer;
+use bafs_proto::cache::{Pinning, WarmCache};
 use bafs_proto::ids::{ExecutionId, ExtractId, RunId, VolumeId};
 use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{
@@ -128,6 +129,7 @@ impl Servers {
             VolumeKind::Cache {
                 source: url,
                 policy,
+                ..
             } => {
                 let home = self.resolve(url).await?;
                 let token = self.narrow_home(now, &home.path, &[Right::Read])?;
@@ -229,6 +231,18 @@ impl Servers {
                 return Err(Error::new(ErrorCode::ServerFault, text));
             }
             tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+        }
+    }
+
+    /// Has a cache fetch what it lacks. Where that does not work jobs fetch what they read.
+    pub(crate) async fn warm(&self, volume: VolumeId, place: &Place) {
+        let call = WarmCache {
+            volume,
+            path: String::new(),
+            pinning: Pinning::Leave,
+        };
+        if let Err(error) = self.until(&place.address, call, CALL_MS).await {
+            tracing::debug!(%volume, %error, "the cache comes with its readers");
         }
     }
 

@@ -32,6 +32,13 @@ pub enum Action {
         /// How much to reserve.
         size: Space,
     },
+    /// Fetch what a cache does not have, behind all that jobs ask for; not answered.
+    WarmVolume {
+        /// Which.
+        id: VolumeId,
+        /// Where it is.
+        server: ServerId,
+    },
     /// Delete a volume; answered by `VolumeDeleted` or `VolumeDeleteFailed`.
     DeleteVolume {
         /// Which.

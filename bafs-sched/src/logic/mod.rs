@@ -38,6 +38,7 @@ mod steering;
 mod timers;
 mod volumes;
 mod waiting;
+mod warming;
 
 pub use action::{Action, MountedVolume};
 pub use allot::Demand;

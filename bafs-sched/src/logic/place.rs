@@ -61,6 +61,9 @@ impl Scheduler {
         if std::mem::take(&mut self.is_space_wanted) {
             self.free_idle_caches();
         }
+        if std::mem::take(&mut self.warming.is_in_the_way) {
+            self.free_warmed();
+        }
     }
 
     /// Starts one job of a queue, or lets the queue sleep.
@@ -169,6 +172,7 @@ impl Scheduler {
             false => &[Spill::Never][..],
         };
         let candidates = self.without_failed(job, candidates, care);
+        let mut is_crowded = false;
         for &spill in spills {
             for &server in &candidates {
                 let is_refused = self.graph.job(job).refused_by.contains(&server);
@@ -189,8 +193,10 @@ impl Scheduler {
                     return true;
                 }
                 self.is_space_wanted = true;
+                is_crowded |= self.is_warmed_on(server);
             }
         }
+        self.warming.is_in_the_way |= is_crowded;
         false
     }
 

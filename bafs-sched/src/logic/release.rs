@@ -48,6 +48,7 @@ impl Scheduler {
             None => drop(self.volumes.remove(id)),
         }
         if !self.volumes.is_live(volume) {
+            self.warming.give_up(volume);
             self.requeue_users(volume);
         }
     }

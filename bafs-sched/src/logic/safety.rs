@@ -292,6 +292,13 @@ impl Scheduler {
         Ground { free, claims }
     }
 
+    /// Whether all pipelines at home on a node can end there when so much of it is taken.
+    pub(super) fn can_spare(&mut self, server: ServerId, taken: Space) -> bool {
+        let survey = self.survey(server);
+        let (_, lack) = self.ground(&survey, server, taken, None).settle();
+        lack.is_none()
+    }
+
     /// The least free space on a node with which all pipelines at home there can end, beside what
     /// they hold.
     pub(super) fn least_to_end(&self, server: ServerId) -> Space {

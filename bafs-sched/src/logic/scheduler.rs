@@ -24,6 +24,7 @@ use super::space::Space;
 use super::steering::Steering;
 use super::timers::{Timer, Timers};
 use super::volumes::{State, Volumes};
+use super::warming::Warming;
 use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
 /// Ids that one series has, as a power of two.
@@ -88,6 +89,8 @@ pub struct Scheduler {
     pub(super) sizes: Sizes,
     /// What jobs did, to compare it with what is declared.
     pub(super) deeds: Deeds,
+    /// Batch volumes that come before their readers start.
+    pub(super) warming: Warming,
     /// Caches that are kept only for users that may have to run again.
     pub(super) idle_caches: BTreeSet<VolumeIndex>,
     /// Whether a job with a free slot found no space since this was last looked at.
@@ -120,6 +123,7 @@ impl Scheduler {
         let graph = Graph::new(workflow);
         let sizes = Sizes::new(&graph);
         let steering = Steering::new(&graph);
+        let warming = Warming::new(&graph);
         let mut scheduler = Self {
             run,
             now: Time(0),
@@ -149,6 +153,7 @@ impl Scheduler {
             steering,
             sizes,
             deeds: Deeds::default(),
+            warming,
             idle_caches: BTreeSet::new(),
             is_space_wanted: false,
             is_held_back: false,
@@ -334,6 +339,7 @@ impl Scheduler {
                 Stage::Preparing | Stage::Running => {}
             }
         }
+        actions.extend(self.asked_to_warm());
         for (index, extract, id) in self.extractions.under_way() {
             let volume = self.graph.workflow.extracts[index as usize].volume;
             let server = self.volumes.get(id).and_then(|instance| instance.server);
@@ -442,6 +448,7 @@ impl Scheduler {
             self.make_sizes_up();
             self.reconsider();
             self.place_all();
+            self.warm_ahead();
             self.look_for_blockade();
             if self.graph.is_final() && self.extractions.is_final() && self.attempts.is_empty() {
                 self.finish();

@@ -21,6 +21,9 @@ pub(super) const SHARE_BYTES_MIN: u64 = 256 << 10;
 /// where it can.
 const SHARE_BYTES_GOOD: u64 = 4 << 20;
 
+/// How much of a cooperative cache each node gets.
+pub(super) type Shares = Vec<(ServerId, Space)>;
+
 impl Scheduler {
     pub(super) fn plan_cache(
         &self,
@@ -90,8 +93,7 @@ impl Scheduler {
                 }
                 None => shares(size, &rooms, readers),
             };
-            let has_part =
-                |shares: &Vec<(ServerId, Space)>| shares.iter().any(|(node, _)| *node == server);
+            let has_part = |shares: &Shares| shares.iter().any(|(node, _)| *node == server);
             shares.filter(|shares| self.may_read_at_peers() || has_part(shares))?
         };
         for (node, share) in shares {
@@ -100,6 +102,18 @@ impl Scheduler {
             creates.push((volume, Some(node), share));
         }
         Some(())
+    }
+
+    /// How the group of `server` divides a batch volume that nobody reads yet: only what scratch
+    /// volumes of jobs in all slots leave. Nothing where that is less than the volume.
+    pub(super) fn shares_ahead(&self, volume: VolumeIndex, server: ServerId) -> Option<Shares> {
+        let size = self.size_of(volume);
+        let left = |node: ServerId| self.fleet.available(node);
+        let rooms = self.rooms(server, &BTreeMap::new(), left);
+        let rooms = rooms.iter().filter(|room| room.left.files >= size.files);
+        let rooms: Vec<&Room> = rooms.collect();
+        let readers = u64::from(self.graph.volume(volume).users_left);
+        shares_keeping(size, &rooms, readers, |room| room.scratch_all)
     }
 
     /// What a node that has `left` takes of a cache that its group holds already: all, but for the
@@ -228,50 +242,53 @@ struct Room {
 /// scratch volumes of all slots, or of one job, or none. What a cache takes beyond its size leaves
 /// room for all its `readers`: who waits for room reads it when it has gone, and brings it from
 /// home again. Nothing if the sum is below the size.
-fn shares(size: Space, rooms: &[Room], readers: u64) -> Option<Vec<(ServerId, Space)>> {
+fn shares(size: Space, rooms: &[Room], readers: u64) -> Option<Shares> {
     let rooms: Vec<_> = rooms
         .iter()
         .filter(|room| room.left.files >= size.files)
         .collect();
-    for keep in [
-        |room: &Room| room.scratch_all,
-        |room: &Room| room.scratch_one,
-        |_: &Room| 0,
-    ] {
-        let spare = |room: &Room| room.left.bytes.saturating_sub(keep(room));
-        let total = rooms
-            .iter()
-            .fold(0u64, |sum, room| sum.saturating_add(spare(room)));
-        if total < size.bytes {
-            continue;
-        }
-        let on_each = readers.div_ceil(rooms.len().max(1) as u64);
-        let beside_readers = rooms.iter().fold(0u64, |sum, room| {
-            let scratch = room.scratch_one.saturating_mul(on_each).max(keep(room));
-            // With less beside them nobody begins: he might not come to his end.
-            let scratch = scratch.saturating_add(SHARE_BYTES_MIN);
-            sum.saturating_add(room.left.bytes.saturating_sub(scratch))
-        });
-        let wanted = with_skew(size.bytes).min(beside_readers.max(size.bytes));
-        let is_whole = rooms.iter().all(|room| spare(room) >= size.bytes);
-        let share = |room: &Room| match is_whole {
-            true => size.bytes,
-            false => scale_up(wanted, spare(room), total)
-                .min(spare(room))
-                .min(size.bytes),
-        };
-        let shares = rooms.iter().map(|room| {
-            (
-                room.server,
-                Space {
-                    bytes: share(room),
-                    files: size.files,
-                },
-            )
-        });
-        return Some(shares.filter(|(_, share)| share.bytes > 0).collect());
+    let keeps: [fn(&Room) -> u64; 3] = [|room| room.scratch_all, |room| room.scratch_one, |_| 0];
+    let mut shares = keeps
+        .iter()
+        .map(|keep| shares_keeping(size, &rooms, readers, keep));
+    shares.find_map(|shares| shares)
+}
+
+/// Divides a cooperative cache of `size` among nodes with room for its files, each of which keeps
+/// so much. Nothing if the sum of what is left then is below the size.
+fn shares_keeping(
+    size: Space,
+    rooms: &[&Room],
+    readers: u64,
+    keep: impl Fn(&Room) -> u64,
+) -> Option<Shares> {
+    let spare = |room: &Room| room.left.bytes.saturating_sub(keep(room));
+    let total = rooms
+        .iter()
+        .fold(0u64, |sum, room| sum.saturating_add(spare(room)));
+    if total < size.bytes {
+        return None;
     }
-    None
+    let on_each = readers.div_ceil(rooms.len().max(1) as u64);
+    let beside_readers = rooms.iter().fold(0u64, |sum, room| {
+        let scratch = room.scratch_one.saturating_mul(on_each).max(keep(room));
+        // With less beside them nobody begins: he might not come to his end.
+        let scratch = scratch.saturating_add(SHARE_BYTES_MIN);
+        sum.saturating_add(room.left.bytes.saturating_sub(scratch))
+    });
+    let wanted = with_skew(size.bytes).min(beside_readers.max(size.bytes));
+    let is_whole = rooms.iter().all(|room| spare(room) >= size.bytes);
+    let share = |room: &Room| match is_whole {
+        true => size.bytes,
+        false => scale_up(wanted, spare(room), total)
+            .min(spare(room))
+            .min(size.bytes),
+    };
+    let shares = rooms.iter().map(|room| {
+        let bytes = share(room);
+        (room.server, Space { bytes, ..size })
+    });
+    Some(shares.filter(|(_, share)| share.bytes > 0).collect())
 }
 
 /// The size of a cache, and a part more for blocks that are not spread evenly.
@@ -282,12 +299,7 @@ fn with_skew(bytes: u64) -> u64 {
 /// Divides a cooperative cache among nodes so that as many scratch volumes of `unit_bytes` as
 /// possible still fit; with a part more for blocks that are not spread evenly, where that leaves
 /// `beside` bytes for all else. Nothing if the nodes have less than the size.
-fn shares_beside(
-    size: Space,
-    rooms: &[Room],
-    unit_bytes: u64,
-    beside: u64,
-) -> Option<Vec<(ServerId, Space)>> {
+fn shares_beside(size: Space, rooms: &[Room], unit_bytes: u64, beside: u64) -> Option<Shares> {
     let left: u128 = rooms.iter().map(|room| u128::from(room.left.bytes)).sum();
     let larger = Space {
         bytes: with_skew(size.bytes),
@@ -303,7 +315,7 @@ fn shares_beside(
 
 /// Divides a cooperative cache of just `size` among nodes so that as many scratch volumes of
 /// `unit_bytes` as possible still fit, evenly. Nothing if the nodes have less than the size.
-fn tight_shares(size: Space, rooms: &[Room], unit_bytes: u64) -> Option<Vec<(ServerId, Space)>> {
+fn tight_shares(size: Space, rooms: &[Room], unit_bytes: u64) -> Option<Shares> {
     let rooms: Vec<_> = rooms
         .iter()
         .filter(|room| room.left.files >= size.files)

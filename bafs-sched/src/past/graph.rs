@@ -120,6 +120,7 @@ impl Builder {
             let kind = VolumeKind::Cache {
                 source: url(format!("/shared/{at}")),
                 policy: CachePolicy::Lru,
+                is_warmed: false,
             };
             if bytes > 0 {
                 volumes.insert(set.to_owned(), self.volume(set.to_owned(), kind, bytes));

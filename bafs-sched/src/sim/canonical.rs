@@ -25,6 +25,7 @@ pub fn workflow_of(canonical: &Canonical) -> Workflow {
                     source: url(format!("/b{depth}")),
                     // Scanned from end to end, where LRU finds nothing again once a part is lost.
                     policy: CachePolicy::Mru,
+                    is_warmed: false,
                 },
                 size_bytes: canonical.batch_bytes,
                 size_files: canonical.batch_files,

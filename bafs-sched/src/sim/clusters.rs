@@ -109,6 +109,18 @@ impl Cache {
         transfer.bytes
     }
 
+    /// Bytes of the first `bytes` of it that are not there and would stay.
+    pub(super) fn lacking(&self, bytes: u64) -> u64 {
+        bytes
+            .min(self.space_bytes)
+            .saturating_sub(self.resident_bytes)
+    }
+
+    /// So many bytes came before anybody read them.
+    pub(super) fn came(&mut self, bytes: u64) {
+        self.resident_bytes = (self.resident_bytes + bytes).min(self.space_bytes);
+    }
+
     /// Bytes of the transfer under way; 0 when there is none.
     pub(super) fn coming(&self) -> u64 {
         self.fetching.map_or(0, |transfer| transfer.bytes)

@@ -13,6 +13,7 @@ use super::node::{Node, Scan, node_of, nodes_of};
 use super::policy::Scenario;
 use super::reading::Level;
 use super::record::{Moment, Run, Spell, Stuck};
+use super::warming::Warmings;
 use crate::dice::Dice;
 use crate::logic::{Action, Event, MountedVolume, Outcome, Scheduler};
 use crate::planner::Shape;
@@ -44,6 +45,8 @@ pub(super) enum Owner {
     Execution(u32, u32),
     /// A cache's.
     Fetch(u32),
+    /// A cluster's, in the background.
+    Warm(u32),
     /// A scratch volume's that is filled from home.
     Fill(VolumeId),
     /// A file's on its way home.
@@ -129,6 +132,7 @@ pub struct Simulation {
     /// For each cluster, how many nodes compute.
     pub(super) computing: Vec<u32>,
     pub(super) caches: Caches,
+    pub(super) warmings: Warmings,
     pub(super) executions: Vec<Execution>,
     pub(super) free: Vec<u32>,
     /// The execution of each job, if one is under way.
@@ -166,6 +170,7 @@ impl Simulation {
             links,
             clusters: clusters.len(),
             caches: Caches::default(),
+            warmings: Warmings::default(),
             executions: Vec::new(),
             free: Vec::new(),
             execution_of: vec![u32::MAX; jobs],
@@ -264,6 +269,7 @@ impl Simulation {
     }
 
     fn ended(mut self) -> Run {
+        self.end_warming();
         for cluster in 0..self.clusters {
             let home = self.home_link(cluster as u32);
             self.run.home_bytes += self.links[home as usize].crossed_bytes;
@@ -327,6 +333,7 @@ impl Simulation {
 
     /// Starts a flow of an execution, a cache or a volume.
     pub(super) fn start_flow(&mut self, link: u32, bytes: u64, owner: Owner) -> FlowId {
+        self.hold_warming(link);
         let id = self.links[link as usize].start(self.now, bytes, owner);
         self.look_later(link);
         id
@@ -347,6 +354,15 @@ impl Simulation {
 
     /// Ends a flow before its time; answers how many bytes of it did not cross.
     pub(super) fn cut_flow(&mut self, link: u32, id: FlowId) -> u64 {
+        let left = self.cut(link, id);
+        if let Some(cluster) = self.cluster_of(link) {
+            self.warm_on(cluster);
+        }
+        left
+    }
+
+    /// The same, and leaves the link free.
+    pub(super) fn cut(&mut self, link: u32, id: FlowId) -> u64 {
         let left = self.links[link as usize].cut(self.now, id);
         self.look_later(link);
         left
@@ -369,6 +385,9 @@ impl Simulation {
         self.looks[link as usize] = u64::MAX;
         while let Some(owner) = self.links[link as usize].take_ended(self.now) {
             self.flow_ended(link, owner);
+        }
+        if let Some(cluster) = self.cluster_of(link) {
+            self.warm_on(cluster);
         }
         self.look_later(link);
     }

@@ -54,6 +54,11 @@ impl<T: Copy + Ord> Link<T> {
         self.rate
     }
 
+    /// Whether no flow is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.flows.len() == self.cut.len()
+    }
+
     /// Gives the link another rate from now on.
     pub(super) fn set_rate(&mut self, now: u64, rate: u64) {
         self.advance(now);

@@ -102,6 +102,17 @@ impl Load {
         measured.copied().unwrap_or(size_bytes)
     }
 
+    /// The most that one job reads of a volume.
+    pub(super) fn most_read(&self, workflow: &Workflow, volume: VolumeIndex) -> u64 {
+        let users = workflow.volume(volume).users.iter();
+        let read = users.flat_map(|user| {
+            let mounts = workflow.job(*user).mounts.iter().enumerate();
+            let of_volume = mounts.filter(|(_, mount)| mount.volume == volume);
+            of_volume.map(|(at, _)| self.mount(workflow, *user, at).read_bytes)
+        });
+        read.max().unwrap_or(0)
+    }
+
     pub(super) fn compute_us(&self, workflow: &Workflow, seed: u64, job: JobIndex) -> u64 {
         match self {
             // The same in every attempt and under every policy: policies are compared by pairs.

@@ -19,6 +19,7 @@ mod record;
 mod serve;
 pub mod study;
 mod trial;
+mod warming;
 
 pub use canonical::workflow_of;
 pub use decide::{Doubt, Doubts, PLAN_JOBS_MAX, Tried, decide};

@@ -55,6 +55,8 @@ impl Simulation {
             }
             return;
         }
+        // What came in the background so far counts.
+        self.hold_warming(self.home_link(cluster));
         let generation = self.executions[at as usize].generation;
         let is_narrow = self.caches.get(index).instances() < self.computing[cluster as usize];
         let is_own = self.node_at(server) == node;
@@ -102,6 +104,7 @@ impl Simulation {
             self.run.fetched_bytes += u128::from(bytes);
             self.start_flow(self.home_link(cluster), bytes, Owner::Fetch(cache));
         }
+        self.warm_on(cluster);
     }
 
     /// What came of a cache over the link to home is there. Who reads more than that waits for the

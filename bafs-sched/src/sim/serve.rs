@@ -38,6 +38,7 @@ impl Simulation {
                     self.copy(id, &source, server, size.bytes);
                 }
             }
+            Action::WarmVolume { id, server } => self.warm(id, server),
             Action::DeleteVolume { id, server } => {
                 if self.is_up(server) {
                     self.delete(id, server);
@@ -84,6 +85,12 @@ impl Simulation {
     /// The link to home of a cluster.
     pub(super) fn home_link(&self, cluster: u32) -> u32 {
         2 * self.nodes.len() as u32 + cluster
+    }
+
+    /// The cluster whose link to home this is.
+    pub(super) fn cluster_of(&self, link: u32) -> Option<u32> {
+        let cluster = link.checked_sub(self.home_link(0))?;
+        ((cluster as usize) < self.clusters).then_some(cluster)
     }
 
     fn peers_link(&self, cluster: u32) -> u32 {
@@ -179,11 +186,16 @@ impl Simulation {
         match &self.scheduler.workflow().volume(volume).kind {
             VolumeKind::Cache { .. } => {
                 let (cluster, local) = (self.nodes[node].cluster, self.local_rate(node));
-                if let Some(cache) = self.caches.find(cluster, volume) {
-                    let cache = self.caches.get(cache);
+                self.hold_warming(self.home_link(cluster));
+                if let Some(index) = self.caches.find(cluster, volume) {
+                    let cache = self.caches.get(index);
                     let (link, rate) = (cache.link, cache.remove(bytes, local));
+                    if cache.instances() == 0 {
+                        self.forget_warming(cluster, index);
+                    }
                     self.set_rate(link, rate);
                 }
+                self.warm_on(cluster);
                 self.cache_bytes -= bytes;
             }
             VolumeKind::Scratch { .. } => self.scratch_bytes -= bytes,
@@ -348,6 +360,7 @@ impl Simulation {
                 self.arrived(at, generation);
             }
             Owner::Fetch(cache) => self.fetched(cache),
+            Owner::Warm(cluster) => self.warmed(cluster),
             Owner::Fill(id) => {
                 self.fills.remove(&id);
                 self.facts.push_back(Event::VolumeCreated { volume: id });

@@ -134,6 +134,9 @@ pub enum VolumeKind {
         source: Url,
         /// Which block leaves first when space is short.
         policy: CachePolicy,
+        /// Whether its readers need nearly all of it, so that it may come before they start.
+        #[serde(default)]
+        is_warmed: bool,
     },
 }
 

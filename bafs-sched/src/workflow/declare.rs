@@ -20,7 +20,7 @@ use super::submit::{Key, integer, parse_description, settings};
 use super::url::Url;
 
 /// Options of a `volume` statement; a word that is one of them is no unit of size.
-const VOLUME_OPTIONS: [&str; 5] = ["files", "from", "lru", "mru", "watched"];
+const VOLUME_OPTIONS: [&str; 6] = ["files", "from", "lru", "mru", "warm", "watched"];
 
 /// In the place of the size of a scratch volume: it is measured.
 const UNKNOWN: &str = "unknown";
@@ -309,6 +309,7 @@ impl Cursor<'_, '_> {
             VolumeKind::Cache {
                 source: self.url()?,
                 policy: CachePolicy::Lru,
+                is_warmed: false,
             }
         };
         let size_place = self.next_place();
@@ -355,13 +356,14 @@ impl Cursor<'_, '_> {
                 }
                 ("lru", VolumeKind::Cache { policy, .. }) => *policy = CachePolicy::Lru,
                 ("mru", VolumeKind::Cache { policy, .. }) => *policy = CachePolicy::Mru,
+                ("warm", VolumeKind::Cache { is_warmed, .. }) => *is_warmed = true,
                 ("from", VolumeKind::Cache { .. }) => {
                     let hint = "a cache volume names its source before the size";
                     let message = "'from' belongs to scratch volumes only";
                     self.diagnostics.error_hint(word.place, message, hint);
                     break;
                 }
-                ("lru" | "mru", VolumeKind::Scratch { .. }) => {
+                ("lru" | "mru" | "warm", VolumeKind::Scratch { .. }) => {
                     let hint = "a scratch volume keeps everything that is written to it";
                     let message = format!("'{option}' belongs to cache volumes only");
                     self.diagnostics.error_hint(word.place, message, hint);

@@ -37,7 +37,7 @@ impl Keyword {
             Self::Parent => "write 'parent JOB ... child JOB ...'",
             Self::Volume => {
                 "write 'volume NAME scratch SIZE [files N] [from URL]' \
-                 or 'volume NAME [cache] URL SIZE [lru|mru] [files N]'"
+                 or 'volume NAME [cache] URL SIZE [lru|mru] [warm] [files N]'"
             }
             Self::Mount => "write 'mount VOLUME JOB PATH [ro|rw]'",
             Self::Extract => "write 'extract VOLUME FILE URL'",

@@ -34,6 +34,7 @@ use crate::homes::Homes;
 use crate::logic::ahead::Readers;
 use crate::logic::blocks::CopyClass;
 use crate::logic::placement::extent_bytes;
+use crate::logic::rendezvous::Candidate;
 
 /// A fetch outlives the readers that wait for it, so that a slow home is not asked twice; after
 /// this time it is given up.
@@ -89,6 +90,8 @@ pub(crate) struct Generation {
     told_full: AtomicBool,
     /// Where the blocks are.
     pub(super) view: RwLock<Option<Arc<View>>>,
+    /// Among which servers they were placed before, as others told.
+    pub(super) told_former: Mutex<Vec<Vec<Candidate>>>,
     /// Held while they are placed anew.
     pub(super) looking: tokio::sync::Mutex<()>,
     /// Held while blocks are written.
@@ -145,6 +148,7 @@ impl Generation {
             sorting: Mutex::default(),
             told_full: AtomicBool::new(false),
             view: RwLock::default(),
+            told_former: Mutex::default(),
             looking: tokio::sync::Mutex::default(),
             writing: tokio::sync::Mutex::default(),
             comparing: Mutex::default(),
@@ -271,14 +275,20 @@ impl Fetcher {
         class: CopyClass,
     ) -> Result<()> {
         // Writers of one file wait for each other in the kernel, and burn a processor meanwhile.
-        let _one_at_a_time = generation.writing.lock().await;
-        let (generation, run) = (generation.clone(), *run);
-        blocking(move || {
-            let passed = generation.disk.keep(&run, &blocks, class);
+        let one_at_a_time = generation.writing.lock().await;
+        let (keeping, run) = (generation.clone(), *run);
+        let is_whole = blocking(move || {
+            let passed = keeping.disk.keep(&run, &blocks, class);
             if passed > 0 {
-                generation.tell_pass_through(passed as u64);
+                keeping.tell_pass_through(passed as u64);
             }
-        })
-        .await
+            passed < run.count && keeping.is_large_and_whole(run.file)
+        });
+        let is_whole = is_whole.await?;
+        drop(one_at_a_time);
+        if is_whole {
+            drop(generation.begin_to_compare(run.file));
+        }
+        Ok(())
     }
 }

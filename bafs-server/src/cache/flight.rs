@@ -1,9 +1,11 @@
 //! Brings some blocks of one extent: from peers, from who may have them at hand, from home. Joins
 //! no flight and starts none.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bafs_proto::hash::Digest;
+use bafs_proto::ids::ServerId;
 use bafs_proto::time::Deadline;
 use bafs_proto::{ErrorCode, Result};
 
@@ -17,6 +19,9 @@ use super::peers::PeerCache;
 use super::read::{Errand, Read, read};
 use super::route::View;
 use crate::logic::blocks::CopyClass;
+
+/// Most servers that are asked for blocks of an extent before home is, this one counted.
+const ASKED_MAX: usize = 16;
 
 /// Blocks of one extent on their way.
 pub(super) struct Flight {
@@ -55,9 +60,16 @@ impl Flight {
         let mut gone = vec![false; pilots.len()];
         let heirlooms = self.view.heirlooms(generation, extent).into_iter();
         let mut peers: Vec<PeerCache> = heirlooms.cloned().collect();
+        let mut asked: BTreeSet<ServerId> = peers.iter().map(|peer| peer.server).collect();
+        asked.insert(fetcher.server);
         loop {
-            for peer in &peers {
-                self.inherit(peer, &mut pilots, &mut gone).await;
+            while !peers.is_empty() {
+                let mut others = Vec::new();
+                for peer in &peers {
+                    others.extend(self.inherit(peer, &mut pilots, &mut gone).await);
+                }
+                others.retain(|other| asked.len() < ASKED_MAX && asked.insert(other.server));
+                peers = others;
             }
             let claimants = Pilot::turn_home(pilots.iter().flatten());
             if claimants.is_empty() {
@@ -84,19 +96,25 @@ impl Flight {
         }
     }
 
-    /// Takes what another server has of the blocks that still have a pilot.
-    async fn inherit(&self, peer: &PeerCache, pilots: &mut [Option<Pilot>], gone: &mut [bool]) {
+    /// Takes what another server has of the blocks that still have a pilot. Answers who else may
+    /// have the rest.
+    async fn inherit(
+        &self,
+        peer: &PeerCache,
+        pilots: &mut [Option<Pilot>],
+        gone: &mut [bool],
+    ) -> Vec<PeerCache> {
         let (generation, is_own) = (&self.generation, self.is_own());
         let first = pilots.iter().position(Option::is_some);
         let last = pilots.iter().rposition(Option::is_some);
         let (Some(first), Some(last)) = (first, last) else {
-            return;
+            return Vec::new();
         };
         let part = self.run.part(first, last - first + 1);
         let asked = self
             .fetcher
             .ask_heir(generation, peer, &part, self.deadline);
-        let mut found = asked.await;
+        let (mut found, others) = asked.await;
         for (n, heirloom) in found.iter().enumerate() {
             gone[first + n] |= matches!(heirloom, Heirloom::Gone);
         }
@@ -115,6 +133,7 @@ impl Flight {
             }
             self.land(&pilots, &part, Ok(blocks)).await;
         }
+        others.into_iter().map(PeerCache::from).collect()
     }
 
     /// Counts blocks that home is asked for, each once for all primaries that it has had.

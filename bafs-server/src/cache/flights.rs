@@ -147,6 +147,12 @@ impl Flights {
         None
     }
 
+    /// Who asked in vain for one of these blocks, and may have read it since.
+    pub(crate) fn claimants(&self, keys: impl Iterator<Item = BlockKey>) -> BTreeSet<ServerId> {
+        let state = self.lock();
+        keys.flat_map(|key| state.claims.of(key)).copied().collect()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

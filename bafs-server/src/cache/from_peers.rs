@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use bafs_proto::cache::CacheMember;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, ServerId};
 use bafs_proto::message::{Blocks, CacheRef, ReadBlocks, Reader};
@@ -43,6 +44,8 @@ pub(super) struct Answer {
     pub(super) blocks: Vec<Option<Block>>,
     /// Whether it has read a block from home, and has it no more.
     pub(super) gone: Vec<bool>,
+    /// Others who may have the blocks that it has not.
+    pub(super) others: Vec<CacheMember>,
 }
 
 impl Fetcher {
@@ -165,7 +168,12 @@ impl Fetcher {
                     generation.meter.add_for(peer.server, "hits", blocks);
                     generation.meter.add_for(peer.server, "bytes", bytes);
                 }
-                checked.map(|blocks| Answer { blocks, gone })
+                let others = reply.others;
+                checked.map(|blocks| Answer {
+                    blocks,
+                    gone,
+                    others,
+                })
             }
             Err(error) => Err(error),
         };

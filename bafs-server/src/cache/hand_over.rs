@@ -36,6 +36,10 @@ const READ_MS: u64 = 5_000;
 /// answer, is told to do without; the comparison goes on.
 const COMPARE_MAX: Duration = Duration::from_millis(700);
 
+/// Files from this size on are compared as soon as they are wholly here, so that the first who
+/// opens one has it whole; smaller ones when they are opened, in no time.
+const LARGE_BYTES: u64 = 32 << 20;
+
 /// How often it is looked whether a file that somebody may still have open is free.
 const LOOK: Duration = Duration::from_millis(20);
 const LOOK_MAX: Duration = Duration::from_secs(1);
@@ -279,21 +283,34 @@ impl Generation {
     /// # Errors
     /// As of [`super::disk::Disk::compare`].
     async fn compare(self: &Arc<Self>, file: FileIndex) -> Result<()> {
-        let mut over = {
-            let mut comparing = self.comparing();
-            let begin = || {
-                let (told, over) = watch::channel(None);
-                tokio::spawn(self.clone().compare_alone(file, told));
-                over
-            };
-            comparing.entry(file).or_insert_with(begin).clone()
-        };
+        let mut over = self.begin_to_compare(file);
         let told = over.wait_for(Option::is_some).await;
         let told = told.ok().and_then(|told| told.clone());
         told.unwrap_or_else(|| {
             let text = "the comparison of a file broke off";
             Err(Error::new(ErrorCode::ServerFault, text))
         })
+    }
+
+    /// Begins that, unless it is under way.
+    pub(super) fn begin_to_compare(self: &Arc<Self>, file: FileIndex) -> Comparison {
+        let begin = || {
+            let (told, over) = watch::channel(None);
+            tokio::spawn(self.clone().compare_alone(file, told));
+            over
+        };
+        let mut comparing = self.comparing();
+        comparing.entry(file).or_insert_with(begin).clone()
+    }
+
+    /// Whether all of a file is here, and so much that whoever opens it would not wait for its
+    /// comparison.
+    pub(super) fn is_large_and_whole(&self, file: FileIndex) -> bool {
+        let is_whole = |entry| {
+            let blocks = self.manifest.blocks_of(entry);
+            entry.identity.size >= LARGE_BYTES && self.disk.table().has_all(file, blocks)
+        };
+        self.manifest.file(file).is_ok_and(is_whole)
     }
 
     async fn compare_alone(
@@ -312,6 +329,7 @@ impl Generation {
             compared
         });
         let compared = compared.await.and_then(|compared| compared);
+        self.meter.add("cache_whole_files_compared", 1);
         self.comparing().remove(&file);
         told.send_replace(Some(compared));
     }

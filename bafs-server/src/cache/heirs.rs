@@ -7,7 +7,7 @@ use bafs_proto::Result;
 use bafs_proto::buffer::Buffer;
 use bafs_proto::cache::CacheMember;
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::ServerId;
+use bafs_proto::ids::{BlockIndex, ServerId};
 use bafs_proto::message::Reader;
 use bafs_proto::time::Deadline;
 use bytes::Bytes;
@@ -19,7 +19,10 @@ use super::flights::Block;
 use super::peers::PeerCache;
 use super::read::{Read, read_local, too_late};
 use crate::clock;
-use crate::logic::blocks::CopyClass;
+use crate::logic::blocks::{BlockKey, CopyClass};
+
+/// Most others that an heir is told of.
+const OTHERS_MAX: usize = 8;
 
 /// What another server has of a block.
 pub(super) enum Heirloom {
@@ -42,15 +45,17 @@ impl Heirloom {
 }
 
 impl Fetcher {
-    /// Asks another server what it has of a run of one extent, before home is asked.
+    /// Asks another server what it has of a run of one extent, before home is asked, and who else
+    /// may have the rest.
     pub(super) async fn ask_heir(
         &self,
         generation: &Arc<Generation>,
         peer: &PeerCache,
         run: &Run,
         deadline: Deadline,
-    ) -> Vec<Heirloom> {
-        let nothing = || (0..run.count).map(|_| Heirloom::Absent).collect();
+    ) -> (Vec<Heirloom>, Vec<CacheMember>) {
+        let absent = (0..run.count).map(|_| Heirloom::Absent);
+        let nothing = || (absent.collect(), Vec::new());
         if self.peers().is_suspect(peer.server, clock::steady()) {
             return nothing();
         }
@@ -63,7 +68,7 @@ impl Fetcher {
                     (None, true) => Heirloom::Gone,
                     (None, false) => Heirloom::Absent,
                 };
-                told.map(heirloom).collect()
+                (told.map(heirloom).collect(), answer.others)
             }
             Err(error) => {
                 tracing::debug!(peer = %peer.address, %error, "an heir hears nothing");
@@ -128,6 +133,38 @@ pub(super) async fn read_for_heir(
     let given = (0..run.count).filter(|n| ![Digest::ABSENT, Digest::GONE].contains(&digests[*n]));
     hand_down(fetcher, generation, &run, given.collect(), heir).await?;
     Ok((digests, body.freeze()))
+}
+
+/// Whom an heir should ask for the blocks of one extent, from `first` on, that it was not given: it
+/// may know less of former times than this server.
+///
+/// # Errors
+/// `ServerFault`.
+pub(super) async fn others_for(
+    fetcher: &Fetcher,
+    generation: &Arc<Generation>,
+    (first, digests): (BlockKey, &[Digest]),
+    heir: ServerId,
+) -> Result<Vec<CacheMember>> {
+    let blocks = (first.block.0..).map(|block| BlockKey {
+        block: BlockIndex(block),
+        ..first
+    });
+    let lacking = blocks
+        .zip(digests)
+        .filter(|(_, digest)| [Digest::ABSENT, Digest::GONE].contains(digest));
+    let lacking: Vec<BlockKey> = lacking.map(|(key, _)| key).collect();
+    let Some(key) = lacking.first() else {
+        return Ok(Vec::new());
+    };
+    let view = fetcher.view(generation).await?;
+    let mut others = view.heirlooms(generation, generation.extent(*key));
+    let claimants = generation.from_home.claimants(lacking.iter().copied());
+    let claimants = claimants.iter().filter_map(|server| view.peer(*server));
+    others.extend(claimants);
+    others.retain(|peer| peer.server != heir);
+    let others = others.into_iter().take(OTHERS_MAX).cloned();
+    Ok(others.map(PeerCache::into_member).collect())
 }
 
 /// Another server has got blocks: if it is their primary, they are copies here from now on.

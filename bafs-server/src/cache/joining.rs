@@ -10,6 +10,7 @@ use bafs_proto::message::CacheRef;
 use bafs_proto::time::Deadline;
 
 use super::fetch::{Fetcher, Generation};
+use super::peers::PeerCache;
 use super::{Caches, blocking};
 use crate::clock;
 
@@ -22,6 +23,9 @@ const OTHERS_MAX: usize = 1_024;
 
 /// Most bytes of paths in an answer, which must fit a head: of the other pins nobody is told.
 const PINS_BYTES_MAX: usize = 256 << 10;
+
+/// Most servers in the lists of former ones.
+const FORMER_MAX: usize = 8_192;
 
 impl Caches {
     /// Another server shares a cache from now on; tells it whether this one does.
@@ -64,6 +68,7 @@ impl Fetcher {
         while let Some(answered) = calls.join_next().await {
             let Ok(Some(joined)) = answered else { continue };
             self.welcome(generation, joined.member);
+            generation.learn_former(joined.former);
             adopt(generation, joined.pins).await;
             for other in joined.others {
                 if told.len() < TOLD_MAX && told.insert(other.address.clone()) {
@@ -111,21 +116,22 @@ impl Fetcher {
             bytes += path.len();
             bytes <= PINS_BYTES_MAX
         };
+        let mut servers = 0;
+        let few = |list: &Vec<_>| {
+            servers += list.len();
+            servers <= FORMER_MAX
+        };
+        let former = generation.former().into_iter();
         JoinedCache {
             member: self.member(generation),
-            others: others
-                .map(|peer| CacheMember {
-                    server: peer.server,
-                    address: peer.address,
-                    capacity_bytes: peer.capacity_bytes,
-                })
-                .collect(),
+            others: others.map(PeerCache::into_member).collect(),
             pins: generation
                 .pins
                 .paths()
                 .into_iter()
                 .take_while(fits)
                 .collect(),
+            former: former.take_while(few).collect(),
         }
     }
 }

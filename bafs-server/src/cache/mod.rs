@@ -53,12 +53,14 @@ use bytes::Bytes;
 use self::disk::Run;
 use self::fetch::{Fetcher, Generation};
 use self::from_peers::told_to_peers;
+use self::heirs::others_for;
 use self::manifest::Manifest;
 use self::read::Errand;
 use self::volume::{CacheKind, CacheVolume};
 use crate::clock;
 use crate::counters::Counters;
 use crate::homes::Homes;
+use crate::logic::blocks::BlockKey;
 
 /// Names of directories that are being removed begin so.
 const REMOVED_PREFIX: &str = "removed-";
@@ -327,7 +329,16 @@ impl Caches {
             let bytes = bytes.len() as u64;
             generation.meter.add("cache_served_bytes", bytes);
         }
-        Ok((Blocks { digests }, bytes))
+        let others = match &call.reader {
+            Reader::Heir(heir) => {
+                let (file, block) = (call.file, call.first);
+                let first = BlockKey { file, block };
+                let lacking = (first, &*digests);
+                others_for(&self.fetcher, &generation, lacking, heir.server).await?
+            }
+            _ => Vec::new(),
+        };
+        Ok((Blocks { digests, others }, bytes))
     }
 
     fn find(&self, cache: &CacheRef, manifest: Digest) -> Result<Arc<Generation>> {

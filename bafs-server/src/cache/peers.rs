@@ -36,6 +36,27 @@ pub(crate) struct PeerCache {
     pub(crate) capacity_bytes: u64,
 }
 
+impl PeerCache {
+    /// As a server that shares the cache tells others of it.
+    pub(crate) fn into_member(self) -> CacheMember {
+        CacheMember {
+            server: self.server,
+            address: self.address,
+            capacity_bytes: self.capacity_bytes,
+        }
+    }
+}
+
+impl From<CacheMember> for PeerCache {
+    fn from(member: CacheMember) -> Self {
+        Self {
+            server: member.server,
+            address: member.address,
+            capacity_bytes: member.capacity_bytes,
+        }
+    }
+}
+
 /// Names a state of a cooperative cache.
 pub(crate) type CacheName = (String, Digest);
 

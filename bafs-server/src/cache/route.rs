@@ -1,7 +1,7 @@
 //! Whom to ask for a block: where it is placed among the servers that share a cache, now and
 //! before. Asks nobody.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use bafs_proto::Result;
 use bafs_proto::ids::ServerId;
@@ -31,8 +31,10 @@ pub(crate) struct View {
     placement: Arc<Placement>,
     /// Where they would be without this server: where they are when it has just come.
     without_own: Arc<Placement>,
-    /// Other places where they were before, latest first.
+    /// Other places where they were before, latest first; then those that others told of.
     earlier: Vec<Arc<Placement>>,
+    /// How many others told of when it was made.
+    told: usize,
 }
 
 impl Generation {
@@ -67,6 +69,41 @@ impl Generation {
         Placement::of(&places, candidates)
     }
 
+    fn told_former(&self) -> MutexGuard<'_, Vec<Vec<Candidate>>> {
+        let told = self.told_former.lock();
+        told.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes note of servers among which blocks were placed before, as another one tells.
+    pub(super) fn learn_former(&self, former: Vec<Vec<(ServerId, u64)>>) {
+        let mut told = self.told_former();
+        for servers in former.into_iter().filter(|servers| !servers.is_empty()) {
+            let candidate = |(server, weight)| Candidate { server, weight };
+            let candidates: Vec<_> = servers.into_iter().map(candidate).collect();
+            if told.len() < EARLIER_MAX && !told.contains(&candidates) {
+                told.push(candidates);
+            }
+        }
+    }
+
+    /// The servers among which blocks were placed, as far as this one knows, latest first.
+    pub(super) fn former(&self) -> Vec<Vec<(ServerId, u64)>> {
+        let view = self.view_now();
+        let placements = view.iter().flat_map(|view| {
+            let now = [&view.placement].into_iter().chain(&view.earlier);
+            now.map(|placement| placement.candidates().to_vec())
+        });
+        let mut all: Vec<Vec<Candidate>> = placements.collect();
+        for candidates in self.told_former().iter() {
+            if !all.contains(candidates) {
+                all.push(candidates.clone());
+            }
+        }
+        let pair = |candidate: &Candidate| (candidate.server, candidate.weight);
+        let lists = all.iter().map(|list| list.iter().map(pair).collect());
+        lists.collect()
+    }
+
     pub(super) fn view_now(&self) -> Option<Arc<View>> {
         let view = self.view.read().unwrap_or_else(PoisonError::into_inner);
         view.clone()
@@ -87,6 +124,7 @@ impl Generation {
             weight: self.capacity_bytes,
         });
         all.sort_by_key(|candidate| candidate.server);
+        let told = self.told_former().clone();
         let former = self.view_now().map(|last| last.placements());
         let former = former.unwrap_or_default();
         // A peer that comes back, or has another address, changes no place.
@@ -98,13 +136,21 @@ impl Generation {
         let (placement, without_own) = (place(all), place(others));
         let now = [&placement, &without_own];
         let is_past = |known: &&Arc<Placement>| now.iter().all(|place| !Arc::ptr_eq(place, known));
-        let earlier = former.iter().filter(is_past);
+        let mut earlier: Vec<_> = former.iter().filter(is_past).cloned().collect();
+        for candidates in &told {
+            let known = earlier.iter().chain(now);
+            if !known.into_iter().any(|known| known.is_among(candidates)) {
+                earlier.push(Arc::new(self.place(candidates.clone())));
+            }
+        }
+        earlier.truncate(EARLIER_MAX);
         let view = Arc::new(View {
             own,
             sharers,
-            earlier: earlier.take(EARLIER_MAX).cloned().collect(),
+            earlier,
             placement,
             without_own,
+            told: told.len(),
         });
         *self.view.write().unwrap_or_else(PoisonError::into_inner) = Some(view.clone());
         view
@@ -126,12 +172,15 @@ impl Fetcher {
     /// `ServerFault`.
     pub(crate) async fn view(&self, generation: &Arc<Generation>) -> Result<Arc<View>> {
         let sharers = self.sharers(generation);
-        if let Some(view) = generation.view_now().filter(|v| v.sharers == sharers) {
+        let is_right = |view: &Arc<View>| {
+            view.sharers == sharers && view.told == generation.told_former().len()
+        };
+        if let Some(view) = generation.view_now().filter(is_right) {
             return Ok(view);
         }
         // Whoever waits here waits for no thread: the others are for reading.
         let _one_at_a_time = generation.looking.lock().await;
-        if let Some(view) = generation.view_now().filter(|v| v.sharers == sharers) {
+        if let Some(view) = generation.view_now().filter(is_right) {
             return Ok(view);
         }
         let (own, generation) = (self.server, generation.clone());

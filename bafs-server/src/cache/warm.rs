@@ -254,7 +254,11 @@ fn has_room(generation: &Generation, run: &Run, promised: u64) -> bool {
 /// Brings one extent and puts it into its class. Returns the bytes of it that are here.
 async fn one_extent(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, run: Run) -> Result<u64> {
     let (mut tries, mut pause_ms) = (1, PAUSE_MS_MIN);
-    while let Err(error) = prefetch(fetcher, generation, run).await {
+    let came = loop {
+        let error = match prefetch(fetcher, generation, run).await {
+            Ok(bytes) => break bytes,
+            Err(error) => error,
+        };
         let over = tries == TRIES_MAX || generation.disk.is_retired();
         if over || !error.is_transient() {
             return Err(error);
@@ -262,7 +266,8 @@ async fn one_extent(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, run: R
         tracing::debug!(%error, "warming is tried again");
         tokio::time::sleep(Duration::from_millis(pause_ms)).await;
         (tries, pause_ms) = (tries + 1, (pause_ms * 2).min(PAUSE_MS_MAX));
-    }
+    };
+    generation.meter.add("cache_warmed_bytes", came);
     let generation = generation.clone();
     blocking(move || {
         let class = generation.class_of(run.file, true);

@@ -84,6 +84,11 @@ impl Placement {
         self.candidates == candidates
     }
 
+    /// The servers that it was made for.
+    pub(crate) fn candidates(&self) -> &[Candidate] {
+        &self.candidates
+    }
+
     /// The primary of an extent; `None` when there is no server at all. `key` names the extent.
     pub(crate) fn owner(&self, extent: Extent, key: &[&[u8]]) -> Option<ServerId> {
         let tabled = self.table.as_ref().and_then(|table| {

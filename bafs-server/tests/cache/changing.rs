@@ -178,6 +178,49 @@ async fn what_was_read_before_many_changes_of_peers_is_not_read_from_home_again(
     assert_eq!(world.home_bytes(), bytes.len() as u64);
 }
 
+/// Nobody reads while four come, one after the other: the last one knows only who was there just
+/// before it, unless it is told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_that_join_while_nobody_reads_cost_home_nothing() {
+    let (mut world, bytes) = world(2).await;
+    scan(&world.nodes[0], &bytes).await;
+    for number in 3..=6 {
+        world.start(number);
+        create_on(world.nodes.last().expect("node")).await;
+        world.tell();
+        for node in &world.nodes {
+            node.caches.tick().await;
+        }
+    }
+    for node in world.nodes.iter().rev() {
+        scan(node, &bytes).await;
+    }
+    assert_eq!(world.home_bytes(), bytes.len() as u64);
+}
+
+/// Who comes last is told nothing by those who could, and knows most of them only by their adverts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_has_a_block_is_found_through_another_who_knows() {
+    let (mut world, bytes) = world(1).await;
+    scan(&world.nodes[0], &bytes).await;
+    world.kept(ID, BLOCKS).await;
+    for number in 2..=5 {
+        let last = number == 5;
+        for other in (1..5).filter(|_| last) {
+            world.network.cut("node:5", &format!("node:{other}"));
+        }
+        world.start(number);
+        create_on(world.nodes.last().expect("node")).await;
+        world.network.heal();
+        world.tell();
+        for node in &world.nodes {
+            node.caches.tick().await;
+        }
+    }
+    scan(&world.nodes[4], &bytes).await;
+    assert_eq!(world.home_bytes(), bytes.len() as u64);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_joins_while_all_read_and_one_hangs_makes_nobody_read_from_home_twice() {
     let (mut world, bytes) = world(3).await;

@@ -3,6 +3,7 @@
 mod changing;
 mod faults;
 mod keeping;
+mod large;
 mod near;
 mod sharing;
 mod warming;

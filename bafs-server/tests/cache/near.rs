@@ -25,13 +25,13 @@ const ID: VolumeId = VolumeId(1);
 const LARGE: u64 = 64 << 20;
 
 /// What an agent gets at the door, used as the agent does.
-struct Agent {
+pub(crate) struct Agent {
     parcel: Parcel,
     map: BlockMap,
 }
 
 impl Agent {
-    async fn new(node: &Node) -> Self {
+    pub(crate) async fn new(node: &Node) -> Self {
         let parcel = grant(node, manifest(node).await).await;
         let first = FileIndex(0);
         let read = ReadManifest { volume: ID, first };
@@ -63,7 +63,7 @@ impl Agent {
         here.then_some(bytes)
     }
 
-    async fn hold(&mut self, file: u32) -> Option<File> {
+    pub(crate) async fn hold(&mut self, file: u32) -> Option<File> {
         let file = FileIndex(file);
         let asked = self.parcel.keeper.answer(DoorRequest::PinFile { file });
         match asked.await {
@@ -108,7 +108,7 @@ async fn scan(node: &Node, file: u32, bytes: &[u8]) {
     }
 }
 
-async fn eventually(what: impl Fn() -> bool) {
+pub(crate) async fn eventually(what: impl Fn() -> bool) {
     for _ in 0..2_000 {
         if what() {
             return;
@@ -376,7 +376,7 @@ async fn two_files() -> (World, [Vec<u8>; 2]) {
     (world, files)
 }
 
-fn whole(file: &File, length: usize) -> Vec<u8> {
+pub(crate) fn whole(file: &File, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     file.read_exact_at(&mut bytes, 0).expect("read");
     bytes

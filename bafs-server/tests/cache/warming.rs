@@ -84,6 +84,7 @@ async fn each_node_warms_its_share_and_home_is_not_needed_any_more() {
         assert!((0.17..0.33).contains(&share), "{share}");
         assert_eq!(shown.secondary_bytes, 0);
     }
+    assert_eq!(world.total("cache_warmed_bytes"), whole);
     world.network.kill(HOME);
     for node in &world.nodes {
         assert!(

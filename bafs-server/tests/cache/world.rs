@@ -10,8 +10,8 @@ use bafs_proto::cache::{CacheStatus, Pinning, WarmCache, WarmState};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, ServerId, VolumeId};
 use bafs_proto::message::{
-    Advert, Blocks, CacheRef, ReadBlocks, ReadManifest, Reader, Reply, Request, ServerKind,
-    SourceData, SourceEntry, SourceIdentity, SourceKind, SourcePage,
+    Advert, CacheRef, ReadBlocks, ReadManifest, Reader, Reply, Request, ServerKind, SourceData,
+    SourceEntry, SourceIdentity, SourceKind, SourcePage,
 };
 use bafs_proto::net::mem::Network;
 use bafs_proto::net::pool::Pool;
@@ -178,9 +178,7 @@ impl Service for NodeService {
                     if lies && blocks.digests.len() == 1 && !bytes.is_empty() {
                         let mut other = bytes.to_vec();
                         other[0] ^= 1;
-                        blocks = Blocks {
-                            digests: vec![Digest::of(&other)],
-                        };
+                        blocks.digests = vec![Digest::of(&other)];
                         bytes = other.into();
                     }
                     Ok((Reply::ReadBlocks(blocks), bytes))

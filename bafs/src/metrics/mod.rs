@@ -121,6 +121,10 @@ const KNOWN: &[Known] = &[
         "Bytes fetched ahead that were read later",
     ),
     known(
+        "cache_warmed_bytes",
+        "Bytes that came while caches were warmed",
+    ),
+    known(
         "cache_joined_flights",
         "Reads that waited for a fetch that was under way",
     ),

@@ -202,6 +202,12 @@ impl BlockTable {
         (may_all && blocks.len() as u64 == *count).then_some(blocks)
     }
 
+    /// Whether all `blocks` blocks of a file are here, or on their way in or out.
+    pub(crate) fn has_all(&self, file: FileIndex, blocks: u64) -> bool {
+        let there = self.files.files.get(&file);
+        there.is_some_and(|there| there.count == blocks)
+    }
+
     /// Makes all `blocks` blocks of a file stay until [`BlockTable::let_go`], as often as this
     /// was called. Refuses, and does nothing, unless all of them are here and were checked.
     pub(crate) fn hold(&mut self, file: FileIndex, blocks: u64) -> bool {

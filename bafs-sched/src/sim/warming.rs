@@ -1,0 +1,93 @@
+//! Caches that are fetched before their readers start: over the link to home of their cluster while
+//! nobody else uses it, and not at all while somebody does.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bafs_proto::ids::{ServerId, VolumeId};
+
+use super::engine::{Owner, Simulation};
+use super::link::FlowId;
+
+/// What is fetched in the background.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Warmings {
+    /// Caches that are to be fetched, with their clusters, and how much of each.
+    wanted: BTreeMap<(u32, u32), u64>,
+    /// For each cluster the flow under way, its cache and its bytes.
+    under_way: BTreeMap<u32, (FlowId, u32, u64)>,
+}
+
+impl Simulation {
+    /// A part of a cache is to fetch what it lacks: the parts fetch the whole together.
+    pub(super) fn warm(&mut self, id: VolumeId, server: ServerId) {
+        let node = self.node_at(server);
+        let cluster = self.nodes[node].cluster;
+        let there = self.nodes[node].volumes.get(&id).map(|(volume, _)| *volume);
+        let cache = there.and_then(|volume| Some((volume, self.caches.find(cluster, volume)?)));
+        if let Some((volume, cache)) = cache {
+            let workflow = self.scheduler.workflow();
+            let bytes = self.scenario.load.most_read(workflow, volume);
+            self.warmings.wanted.insert((cluster, cache), bytes);
+            self.warm_on(cluster);
+        }
+    }
+
+    /// Lets the link to home of a cluster fetch in the background if nobody uses it.
+    pub(super) fn warm_on(&mut self, cluster: u32) {
+        let link = self.home_link(cluster);
+        let is_busy = !self.links[link as usize].is_idle();
+        if self.warmings.wanted.is_empty() || is_busy {
+            return;
+        }
+        let of_cluster = (cluster, 0)..=(cluster, u32::MAX);
+        let wanted = self.warmings.wanted.range(of_cluster);
+        let wanted: Vec<(u32, u64)> = wanted.map(|((_, cache), bytes)| (*cache, *bytes)).collect();
+        for (cache, bytes) in wanted {
+            let lacking = self.caches.get(cache).lacking(bytes);
+            if lacking > 0 {
+                let flow = self.start_flow(link, lacking, Owner::Warm(cluster));
+                self.warmings
+                    .under_way
+                    .insert(cluster, (flow, cache, lacking));
+                return;
+            }
+            self.warmings.wanted.remove(&(cluster, cache));
+        }
+    }
+
+    /// Somebody else uses a link: what is fetched in the background over it has come so far.
+    pub(super) fn hold_warming(&mut self, link: u32) {
+        let cluster = self.cluster_of(link);
+        let under_way = cluster.and_then(|cluster| self.warmings.under_way.remove(&cluster));
+        if let Some((flow, cache, bytes)) = under_way {
+            let passed = bytes - self.cut(link, flow);
+            self.came_warm(cache, passed);
+        }
+    }
+
+    /// What was fetched in the background for a cluster is there.
+    pub(super) fn warmed(&mut self, cluster: u32) {
+        if let Some((_, cache, bytes)) = self.warmings.under_way.remove(&cluster) {
+            self.came_warm(cache, bytes);
+            self.warm_on(cluster);
+        }
+    }
+
+    /// A cluster has no part of this cache any more.
+    pub(super) fn forget_warming(&mut self, cluster: u32, cache: u32) {
+        self.warmings.wanted.remove(&(cluster, cache));
+    }
+
+    /// The run is over: nothing more comes.
+    pub(super) fn end_warming(&mut self) {
+        let clusters: BTreeSet<u32> = self.warmings.under_way.keys().copied().collect();
+        for cluster in clusters {
+            self.hold_warming(self.home_link(cluster));
+        }
+    }
+
+    fn came_warm(&mut self, cache: u32, bytes: u64) {
+        self.run.fetched_bytes += u128::from(bytes);
+        self.caches.get(cache).came(bytes);
+    }
+}
