@@ -2,7 +2,7 @@
 //! `BAFS_BLESS=1` writes down what follows now. Numbers are the run's own counter of ids.
 
 use bafs_proto::ids::{ExecutionId, ExtractId, RunId, ServerId, VolumeId};
-use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_proto::message::{JobOutcome, JobReport, VolumeUse};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 use bafs_sched::logic::{Action, Event, NodeSeen, Scheduler, Settings, Space};
@@ -39,15 +39,24 @@ fn event(words: &[&str]) -> Event {
         "started" => Event::JobStarted {
             execution: execution(),
         },
-        "exited" | "unsupported" | "unreachable" | "missing" => {
+        "exited" | "full" | "unsupported" | "unreachable" | "missing" => {
             let environment = |code, why| JobOutcome::Environment(Error::new(code, why));
             let outcome = match words[0] {
                 "exited" => JobOutcome::Exited(words[2].parse().expect("a code")),
+                "full" => JobOutcome::Exited(1),
                 "missing" => JobOutcome::NotStarted("/bin/tool does not exist".to_owned()),
                 "unreachable" => environment(ErrorCode::Unreachable, "no answer"),
                 _ => environment(ErrorCode::Unsupported, "no /dev/fuse"),
             };
-            let (output_tail, volumes) = (String::new(), Vec::new());
+            let (output_tail, mut volumes) = (String::new(), Vec::new());
+            if words[0] == "full" {
+                volumes.push(VolumeUse {
+                    name: words[2].to_owned(),
+                    held_bytes: words[3].parse().expect("bytes"),
+                    refused_for_space: 1,
+                    ..VolumeUse::default()
+                });
+            }
             let report = JobReport {
                 outcome,
                 wall_ms: 1,

@@ -4,8 +4,9 @@
 //!
 //! Links and disks can fail only where the run may have a network and mounts of its own.
 
+use std::fs::OpenOptions;
 use std::path::PathBuf;
-use std::process::{Child, Stdio};
+use std::process::Child;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -26,6 +27,9 @@ const SLOTS: u32 = 2 * NODES.len() as u32;
 /// back, keeps volumes until their lifetime ends.
 const CALM: Duration = Duration::from_secs(10);
 
+/// So much of what the scheduler said is told.
+const SAID_LINES: usize = 20;
+
 /// A run that takes longer is given up.
 const LIMIT_S: u64 = 600;
 
@@ -38,6 +42,8 @@ pub struct Ended {
     pub is_identical: bool,
     /// Volumes and agents that should not be there.
     pub left: Vec<String>,
+    /// The end of what the scheduler said, if the run is not complete.
+    pub said: String,
     /// How long it took.
     pub seconds: f64,
     /// What failed, in order.
@@ -88,8 +94,17 @@ fn expected(data: &[u8], p: u32) -> Result<Vec<u8>> {
 
 fn start(world: &World, path: &str) -> Result<Child> {
     let mut command = world.bafs(&["run", path, "--json"]);
-    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let said = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(said(world))?;
+    command.stdout(said.try_clone()?).stderr(said);
     command.spawn().context("bafs run starts")
+}
+
+/// Where the schedulers of a run say what happens.
+fn said(world: &World) -> PathBuf {
+    world.cluster.directory().join("said")
 }
 
 /// The disk of a node has so much more than it offers.
@@ -153,6 +168,12 @@ fn run_apart(seed: u64, faults: Duration) -> Result<Ended> {
         let found = world.get(&format!("out/{p}")).unwrap_or_default();
         is_identical &= found == expected(&data, p)?;
     }
+    let mut last = String::new();
+    if !is_complete {
+        let all = std::fs::read_to_string(said(&world))?;
+        let lines: Vec<&str> = all.lines().collect();
+        last = lines[lines.len().saturating_sub(SAID_LINES)..].join("\n");
+    }
     let left = left(&world)?;
     for at in (1..=NODES.len()).filter(|_| unmade.is_none()) {
         fault::take_small(&store(&world, &format!("n{at}")))?;
@@ -161,6 +182,7 @@ fn run_apart(seed: u64, faults: Duration) -> Result<Ended> {
         is_complete,
         is_identical,
         left,
+        said: last,
         seconds,
         faults,
         unmade,

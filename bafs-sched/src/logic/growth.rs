@@ -25,6 +25,9 @@ struct Lesson {
     places: Vec<(usize, usize, Space, Space)>,
 }
 
+/// So often a job's environment may have failed before a lack of space is the declaration's fault.
+const FULL_DISKS_MAX: u32 = 3;
+
 impl Scheduler {
     /// Whether a job that failed found no space in a volume that it may write: its environment
     /// says so, or it ended by itself after calls that failed for that.
@@ -36,6 +39,34 @@ impl Scheduler {
             }
             JobOutcome::NotStarted(_) | JobOutcome::Killed => false,
         }
+    }
+
+    /// Why it was the node that had no space: volumes refused it that were not half full. A single
+    /// call may ask for more than a whole volume is to have, so this is believed a few times.
+    pub(super) fn disk_was_full(&self, job: JobIndex, report: &JobReport) -> Option<String> {
+        let is_believed = self.graph.job(job).environment_faults < FULL_DISKS_MAX;
+        if !is_believed || !self.found_no_space(job, report) {
+            return None;
+        }
+        let mut refused = self.refused_for_space(job, report);
+        if refused.is_empty() {
+            refused = self.scratch_written(job);
+        }
+        let is_half_empty = |volume: &VolumeIndex| {
+            let (size, spec) = (self.size_of(*volume), self.graph.workflow.volume(*volume));
+            let mut used = report.volumes.iter().filter(|used| used.name == spec.name);
+            used.all(|used| {
+                used.held_bytes < size.bytes / 2 && used.held_files < size.files.div_ceil(2)
+            })
+        };
+        let first = refused
+            .first()
+            .filter(|_| refused.iter().all(is_half_empty))?;
+        let name = &self.graph.workflow.volume(*first).name;
+        Some(format!(
+            "volume '{name}' had no space although it was not half full: the disk of its node may \
+             be full"
+        ))
     }
 
     /// What to add to the reason of a failure that a lack of space explains.
@@ -52,18 +83,24 @@ impl Scheduler {
 
     /// Scratch volumes that a job may write and in which calls of it failed for lack of space.
     fn refused_for_space(&self, job: JobIndex, report: &JobReport) -> Vec<VolumeIndex> {
-        if self.settings.is_private_at_home() {
-            return Vec::new();
-        }
         let is_refused = |volume: &VolumeIndex| {
             let name = &self.graph.workflow.volume(*volume).name;
             let mut used = report.volumes.iter().filter(|used| used.name == *name);
             used.any(|used| used.refused_for_space > 0)
         };
+        let mut written = self.scratch_written(job);
+        written.retain(is_refused);
+        written
+    }
+
+    /// Scratch volumes that a job may write.
+    fn scratch_written(&self, job: JobIndex) -> Vec<VolumeIndex> {
+        if self.settings.is_private_at_home() {
+            return Vec::new();
+        }
         let mut written = self.graph.mounted(job);
         written.retain(|(volume, writable)| *writable && !self.graph.volume(*volume).is_cache);
-        let written = written.into_iter().map(|(volume, _)| volume);
-        written.filter(is_refused).collect()
+        written.into_iter().map(|(volume, _)| volume).collect()
     }
 
     /// A job found no space. The first time its volumes are made larger, and it runs again;

@@ -109,6 +109,7 @@ impl Scheduler {
 
     pub(super) fn volume_deleted(&mut self, id: VolumeId) {
         self.stale.remove(&id);
+        self.late.remove(&id);
         let Some(instance) = self.volumes.get(id) else {
             return;
         };
@@ -126,6 +127,7 @@ impl Scheduler {
     }
 
     pub(super) fn delete_failed(&mut self, id: VolumeId) {
+        self.late.remove(&id);
         let pause_ms = match self.volumes.get_mut(id) {
             Some(instance) => {
                 instance.delete_faults += 1;
@@ -162,13 +164,15 @@ impl Scheduler {
     }
 
     /// A volume that was given up while it was being created may exist now, even if it was deleted
-    /// meanwhile: the two calls may have overtaken each other.
+    /// meanwhile: the two calls may have overtaken each other. It is deleted even if its server was
+    /// given up: a new one may have answered at the address, where the old one lost all it had.
     pub(super) fn delete_late(&mut self, id: VolumeId) {
         if let Some(server) = self.unanswered.remove(&id)
             && self.volumes.get(id).is_none()
         {
             self.stale.insert(id, server);
-            self.delete_again(id);
+            self.late.insert(id);
+            self.out.push(Action::DeleteVolume { id, server });
         } else {
             self.delete_again(id);
         }
@@ -400,7 +404,7 @@ impl Scheduler {
             self.delete_idle();
         }
         let is_stale = self.stale.values().any(|server| !self.is_lost(*server));
-        if !self.attempts.is_empty() || is_stale {
+        if !self.attempts.is_empty() || is_stale || !self.late.is_empty() {
             return;
         }
         let kept = self.extractions.kept();

@@ -63,6 +63,8 @@ pub struct Scheduler {
     pub(super) stale: BTreeMap<VolumeId, ServerId>,
     /// Volumes that were given up while they were being created: they may yet come to exist.
     pub(super) unanswered: BTreeMap<VolumeId, ServerId>,
+    /// Volumes that were made after they were given up; their deletion is under way.
+    pub(super) late: BTreeSet<VolumeId>,
     pub(super) timers: Timers,
     /// Until when the core waits for nodes or space.
     pub(super) patience: Option<Time>,
@@ -139,6 +141,7 @@ impl Scheduler {
             checkpoints: Checkpoints::default(),
             stale: BTreeMap::new(),
             unanswered: BTreeMap::new(),
+            late: BTreeSet::new(),
             timers: Timers::default(),
             patience: None,
             protected: None,
@@ -327,7 +330,7 @@ impl Scheduler {
         for (&id, &server) in self
             .stale
             .iter()
-            .filter(|(_, server)| !self.is_lost(**server))
+            .filter(|(id, server)| !self.is_lost(**server) || self.late.contains(id))
         {
             actions.push(Action::DeleteVolume { id, server });
         }
