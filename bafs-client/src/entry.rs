@@ -14,7 +14,8 @@ use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::{Error, ErrorCode, Result};
 use nix::libc;
-use nix::unistd::geteuid;
+use nix::sched::{sched_getaffinity, sched_setaffinity};
+use nix::unistd::{Pid, geteuid};
 use serde_json::json;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
@@ -278,8 +279,17 @@ fn read_spec(input: &mut impl BufRead) -> Result<JobSpec> {
 }
 
 fn runtime() -> Result<Runtime> {
+    // A thread that a ring's thread starts would stay on its one processor.
+    let own = Pid::from_raw(0);
+    let all = sched_getaffinity(own);
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
+        .on_thread_start(move || {
+            let spread = all.and_then(|all| sched_setaffinity(own, &all));
+            if let Err(error) = spread {
+                tracing::debug!(%error, "a thread runs where it was started");
+            }
+        })
         .enable_all()
         .build()
         .map_err(|error| unsupported(&error))

@@ -203,8 +203,8 @@ impl Ring {
         let operation = answered.map_or(REGISTER, |_| COMMIT_AND_FETCH);
         // `struct fuse_uring_cmd_req`.
         let mut command = [0; 80];
-        command[8..16].copy_from_slice(&answered.unwrap_or_default().to_le_bytes());
-        command[16..18].copy_from_slice(&self.processor.to_le_bytes());
+        command[8..16].copy_from_slice(&answered.unwrap_or_default().to_ne_bytes());
+        command[16..18].copy_from_slice(&self.processor.to_ne_bytes());
         let device = types::Fd(self.device.as_raw_fd());
         let mut request = opcode::UringCmd80::new(device, operation)
             .cmd(command)

@@ -12,9 +12,10 @@ pub(crate) const BELIEVE: Duration = Duration::from_secs(24 * 3600);
 pub(crate) const SESSION_THREADS_MIN: usize = 2;
 pub(crate) const SESSION_THREADS_MAX: usize = 16;
 
-/// Requests that one ring takes at once: some that wait for the disk in threads of their own, and
-/// one beside them. Each has buffers of a mebibyte, which take memory once they were used.
-pub(crate) const RING_ENTRIES: usize = 4;
+/// Requests that one ring takes at once. Those that wait for the disk in threads of their own (to
+/// sync, to copy) keep their place; the rest must not wait for them. Each has buffers of a
+/// mebibyte, which take memory once they were used, and the kernel uses the same few again.
+pub(crate) const RING_ENTRIES: usize = 16;
 
 /// Processors of a machine where volumes are served by rings, at most: the kernel wants a ring for
 /// each that the machine may have, whether the job may use it or not.
@@ -59,6 +60,9 @@ pub(crate) const RENEW_MS_MAX: u64 = 1_000;
 
 /// Time for the polite end of a session, in milliseconds; the lease ends it otherwise.
 pub(crate) const CLOSE_MS: u64 = 2_000;
+
+/// The same, when the volume is to be kept longer from then on: nothing else would tell its server.
+pub(crate) const KEEP_MS: u64 = 10_000;
 
 /// Time to get something handed over at the door of a node, in milliseconds: one that is busy or on
 /// another machine must not hold a job up.

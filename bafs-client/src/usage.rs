@@ -31,6 +31,8 @@ pub struct Usage {
     /// The first of each; nothing is remembered once both are known.
     firsts: Mutex<Firsts>,
     has_firsts: AtomicBool,
+    /// Files that count as read wholly.
+    whole: Mutex<BTreeSet<InodeNo>>,
     /// `None` when touched pages are not counted.
     touched: Option<Mutex<Touched>>,
 }
@@ -48,8 +50,6 @@ struct Touched {
     files: BTreeMap<InodeNo, File>,
     /// Where files were seen last; only the files of `files` are worth a path.
     names: BTreeMap<InodeNo, (InodeNo, Name)>,
-    /// Files that count as read wholly.
-    whole: BTreeSet<InodeNo>,
 }
 
 #[derive(Debug, Default)]
@@ -215,9 +215,10 @@ impl Usage {
 
     /// The kernel was given a file to read by itself: how much of it, nobody sees. It counts once.
     pub fn read_whole(&self, ino: InodeNo, size: u64) {
-        let is_first = self
-            .touched()
-            .is_none_or(|mut touched| touched.whole.insert(ino));
+        let is_first = {
+            let mut whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+            whole.len() < TOUCHED_FILES_MAX && whole.insert(ino)
+        };
         if is_first {
             self.read(ino, 0, size);
         }
@@ -357,6 +358,10 @@ mod tests {
         let report = usage.report("v", None, |_| None);
         assert_eq!(report.read_bytes, 9_001);
         assert_eq!(report.pages[0].runs, [(0, 3)]);
+        let of_scratch = Usage::new();
+        of_scratch.read_whole(InodeNo(2), 9_000);
+        of_scratch.read_whole(InodeNo(2), 9_000);
+        assert_eq!(of_scratch.report("v", None, |_| None).read_bytes, 9_000);
     }
 
     #[test]

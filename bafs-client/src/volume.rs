@@ -298,15 +298,17 @@ impl Volume {
         );
     }
 
-    /// The open file of a file that stays wholly on this machine until [`Self::let_go_whole`].
-    /// What is read of it is not seen here: it counts as read once, and wholly.
-    pub fn hold_whole(&self, ino: InodeNo) -> Option<OwnedFd> {
-        if self.fate.loss().is_some() {
-            return None;
-        }
-        let (file, size) = self.tree.hold_whole(ino)?;
+    /// The open file of a file that stays wholly on this machine until [`Self::let_go_whole`], and
+    /// its size in bytes.
+    pub fn hold_whole(&self, ino: InodeNo) -> Option<(OwnedFd, u64)> {
+        let held = || self.tree.hold_whole(ino);
+        self.fate.loss().map_or_else(held, |_| None)
+    }
+
+    /// The kernel reads a file by itself from now on. What it reads is not seen here: the file
+    /// counts as read once, and wholly.
+    pub fn gave_whole(&self, ino: InodeNo, size: u64) {
         self.usage.read_whole(ino, size);
-        Some(file)
     }
 
     /// Undoes [`Self::hold_whole`].

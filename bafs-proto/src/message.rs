@@ -428,6 +428,9 @@ pub struct PutReceipt {
 pub struct CreateVolume {
     /// What is wanted.
     pub spec: VolumeSpec,
+    /// Who is to make it: another server at the same address refuses with `VolumeLost`. `None`:
+    /// whoever is there.
+    pub server: Option<ServerId>,
     /// Capability for the source that fills it; empty when there is none.
     pub source_token: Token,
 }

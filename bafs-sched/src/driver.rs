@@ -420,6 +420,7 @@ impl Driver {
     fn place(&self, server: ServerId) -> Place {
         let address = self.scheduler.node(server).map(|node| node.address.clone());
         Place {
+            server,
             address: address.unwrap_or_default(),
         }
     }

@@ -284,6 +284,12 @@ impl TreeSessions {
         self.lock().sessions.contains_key(&(tree.clone(), epoch))
     }
 
+    /// What a session may do; `None` if it is not open.
+    pub fn right(&self, tree: &TreeRef, epoch: Epoch) -> Option<Right> {
+        let found = self.lock().find(tree, epoch);
+        found.ok().map(|session| session.right())
+    }
+
     /// Ends a session if `allow` grants the right that it needs; ending it again is harmless.
     /// Answers that right, if the session was there.
     ///
@@ -293,7 +299,7 @@ impl TreeSessions {
         &self,
         call: &CloseTree,
         allow: impl FnOnce(Right) -> Result<()>,
-    ) -> Result<Option<Right>> {
+    ) -> Result<()> {
         let key = (call.tree.clone(), call.epoch);
         let found = self.lock().sessions.get(&key).cloned();
         allow(
@@ -301,11 +307,10 @@ impl TreeSessions {
                 .as_ref()
                 .map_or(Right::Read, |session| session.right()),
         )?;
-        let right = found.as_ref().map(|session| session.right());
         drop(found);
         let ended = self.lock().take(&key);
         end(ended.into_iter().collect()).await;
-        Ok(right)
+        Ok(())
     }
 
     /// The volume was deleted: all its sessions end, and answer `VolumeLost` from now on.

@@ -3,8 +3,9 @@
 mod storage_world;
 
 use bafs_proto::ErrorCode;
-use bafs_proto::ids::{AgentId, VolumeId};
-use bafs_proto::message::{CloseTree, OpenTree, RenewVolumes, ShowVolume, TreeRef};
+use bafs_proto::ids::{AgentId, Epoch, ServerId, VolumeId};
+use bafs_proto::message::{CloseTree, CreateVolume, OpenTree, RenewVolumes, ShowVolume, TreeRef};
+use bafs_proto::token::Token;
 use bafs_proto::volume::{VolumeSpec, VolumeState};
 use storage_world::{A, World, spec, tree};
 
@@ -60,7 +61,7 @@ async fn a_volume_lives_longer_once_it_holds_results_also_after_a_restart() {
     const RESULT_MS: u64 = 3 * 24 * 3_600_000;
     let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
     let _node = world.node(A, world.config(store.path())).await;
-    for id in 1..=4 {
+    for id in 1..=5 {
         world.create(A, spec(id, None)).await.expect("create");
     }
     let usual_ms = spec(1, None).lifetime_ms;
@@ -83,16 +84,23 @@ async fn a_volume_lives_longer_once_it_holds_results_also_after_a_restart() {
         };
         world.call(A, close).await.expect("close");
     }
+    // It says so again when the answer was lost, or the node restarted meanwhile.
+    let again = CloseTree {
+        tree: TreeRef::Volume(VolumeId(5)),
+        epoch: Epoch(7),
+        keep_ms: RESULT_MS,
+    };
+    world.call(A, again).await.expect("close");
     let renew = |lifetime_ms| RenewVolumes {
         volumes: vec![VolumeId(3)],
         lifetime_ms,
     };
     world.call(A, renew(RESULT_MS)).await.expect("renew");
     world.call(A, renew(0)).await.expect("renew");
-    let expected = [RESULT_MS, usual_ms, RESULT_MS, usual_ms];
+    let expected = [RESULT_MS, usual_ms, RESULT_MS, usual_ms, RESULT_MS];
     let lifetimes = async |at| {
         let mut found = Vec::new();
-        for id in 1..=4 {
+        for id in 1..=5 {
             let status = world.call(at, show(id)).await.expect("show");
             found.push(status.spec.lifetime_ms);
         }
@@ -111,4 +119,22 @@ async fn a_volume_lives_longer_once_it_holds_results_also_after_a_restart() {
     assert!(copied.expect("cp").success());
     let _again = world.node(B, world.config(after.path())).await;
     assert_eq!(lifetimes(B).await, expected, "after a restart");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_makes_no_volume_that_another_one_was_to_make() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let node = world.node(A, world.config(store.path())).await;
+    // Whoever was here before lost its store.
+    for (server, is_made) in [(ServerId(9), false), (node.advert().id, true)] {
+        let call = CreateVolume {
+            spec: spec(1, None),
+            server: Some(server),
+            source_token: Token::none(),
+        };
+        let made = world.call(A, call).await;
+        assert_eq!(made.is_ok(), is_made, "{made:?}");
+        let code = made.err().map(|error| error.code);
+        assert!(is_made || code == Some(ErrorCode::VolumeLost));
+    }
 }

@@ -102,6 +102,7 @@ fn table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
         resumes: None,
     };
     let create = CreateVolume {
+        server: None,
         spec: spec(1, None),
         source_token: Token::none(),
     };
@@ -461,6 +462,7 @@ async fn a_node_starts_and_stops_over_quic() {
     let pool = bafs_server::serving::pool(&scheduler).expect("pool");
     let address = running.address().to_string();
     let call = CreateVolume {
+        server: None,
         spec: spec(1, None),
         source_token: Token::none(),
     };

@@ -100,6 +100,7 @@ async fn a_restart_keeps_what_was_ready_and_nothing_else() {
     world.create(A, spec(2, None)).await.expect("create");
     world.call(A, delete(2)).await.expect("delete");
     let call = bafs_proto::message::CreateVolume {
+        server: None,
         spec: spec(3, from_home("slow")),
         source_token: world.token.clone(),
     };

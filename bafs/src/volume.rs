@@ -84,7 +84,11 @@ async fn create_at(client: &Client, node: &Advert, spec: VolumeSpec) -> Result<V
             client.give_source(source)?
         }
     };
-    let call = CreateVolume { spec, source_token };
+    let call = CreateVolume {
+        spec,
+        server: Some(node.id),
+        source_token,
+    };
     let status = client.call_within(&node.address, call, TRANSFER_MS).await?;
     if let Some(fault) = &status.fault {
         bail!("volume {} could not be made: {fault}", status.spec.name);

@@ -167,7 +167,16 @@ impl Speaker {
             lifetime_ms: LIFETIME_MS,
         };
         let source_token = self.token.clone();
-        let status = self.call(node, CreateVolume { spec, source_token }).await?;
+        let status = self
+            .call(
+                node,
+                CreateVolume {
+                    spec,
+                    server: None,
+                    source_token,
+                },
+            )
+            .await?;
         ensure!(status.fault.is_none(), "{:?}", status.fault);
         let node = node.to_owned();
         Ok(CacheVolume { node, id })

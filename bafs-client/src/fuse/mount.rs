@@ -399,11 +399,25 @@ fn rings(volume: &Arc<Volume>, directory: &Path) -> Result<Rings, String> {
     let directory = directory.to_owned();
     Rings::prepare(
         &(Arc::new(move || {
-            // Whoever waits for an answer gets an error, instead of waiting forever.
-            let gone = umount2(&directory, MntFlags::MNT_FORCE | MntFlags::MNT_DETACH);
-            tracing::error!(?gone, "{} is given up", directory.display());
+            let directory = directory.clone();
+            // Not by the ring's own thread, for which the kernel may have to wait.
+            thread::spawn(move || give_up(&directory));
         }) as Arc<dyn Fn() + Send + Sync>),
     )
+}
+
+/// Whoever waits for an answer of the volume mounted here gets an error instead.
+fn give_up(directory: &Path) {
+    let connection = mounts::ours_on(directory).map(|mut all| all.pop());
+    let Ok(Some(mount)) = connection else {
+        return;
+    };
+    // The file by which that is done belongs to who mounted it.
+    let aborted = connections::abort(mount.device.1);
+    let gone = aborted.or_else(|_| {
+        umount2(directory, MntFlags::MNT_FORCE | MntFlags::MNT_DETACH).map_err(io::Error::from)
+    });
+    tracing::error!(?gone, "{} is given up: a ring failed", directory.display());
 }
 
 /// Has the kernel ask by rings if it agreed to; otherwise says why it does not.

@@ -119,9 +119,12 @@ impl WholeFiles {
     }
 
     fn backing(&self, volume: &Arc<Volume>, ino: InodeNo, reply: &ReplyOpen) -> Option<BackingId> {
-        let file = volume.hold_whole(ino)?;
+        let (file, size) = volume.hold_whole(ino)?;
         match reply.open_backing(&file) {
-            Ok(backing) => Some(backing),
+            Ok(backing) => {
+                volume.gave_whole(ino, size);
+                Some(backing)
+            }
             Err(error) => {
                 tracing::debug!(%error, "the kernel does not take a file; it asks for its bytes");
                 if is_final(&error) {

@@ -44,7 +44,7 @@ pub use plan::{
     Access, Identity, Input, JobPlan, JobStreams, Output, PlanError, Session, VolumeBind,
     job_environment,
 };
-pub use privilege::{EnterError, Privilege, enter_private};
+pub use privilege::{EnterError, Privilege, enter_private, is_root_of_machine};
 pub use running::{JobControl, RunningJob, Sandbox, StartError, StillAlive};
 pub(crate) use stages::{KEEPER, LOOK, SELF, SUBCOMMAND};
 pub use stages::{dispatch_job_init, job_init_main};

@@ -26,6 +26,13 @@ pub enum Privilege {
     },
 }
 
+/// Whether this process is root of the machine, and not only of a user name space.
+pub fn is_root_of_machine() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let shows_all = map.split_whitespace().eq(["0", "0", "4294967295"]);
+    geteuid().is_root() && shows_all
+}
+
 /// Why the agent could not get a mount name space of its own.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum EnterError {

@@ -34,6 +34,7 @@ pub use remote::{RemoteTree, Server};
 
 use crate::errno::errno_of;
 use crate::limits::{READ_AHEAD_KIB, REMOTE_READ_AHEAD_KIB};
+use crate::sandbox::is_root_of_machine;
 
 /// Takes the answer to one operation, with the data of a read. Called once.
 pub type Done = Box<dyn FnOnce(FileResult, &[u8]) + Send>;
@@ -124,7 +125,8 @@ impl Tree {
         match self {
             Self::Cache(tree) => tree.whole_files(),
             // A later writer of a file that the kernel has would map it and pass by the account.
-            Self::Inline(tree) if tree.is_read_only() => {
+            // The kernel takes files of root only.
+            Self::Inline(tree) if tree.is_read_only() && is_root_of_machine() => {
                 let text = "large files are read by the kernel itself, where it takes them";
                 (true, text.to_owned())
             }

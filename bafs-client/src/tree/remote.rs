@@ -24,7 +24,7 @@ use super::Done;
 use super::again::Renaming;
 use super::delegated::{Delegated, Promise, errno_of_trouble};
 use crate::fate::{Fate, is_fatal};
-use crate::limits::{CLOSE_MS, FORGETS_MAX, PAUSE_MS_MAX, PAUSE_MS_MIN};
+use crate::limits::{CLOSE_MS, FORGETS_MAX, KEEP_MS, PAUSE_MS_MAX, PAUSE_MS_MIN};
 use crate::logic::known::Known;
 use crate::logic::learning::changes;
 
@@ -259,18 +259,26 @@ impl RemoteTree {
         if fate.loss().is_some() {
             return;
         }
+        let keep_ms = if self.session.writable { keep_ms } else { 0 };
         let call = CloseTree {
             tree: tree.clone(),
             epoch: self.session.link().opened.epoch,
             keep_ms,
         };
-        let deadline = Deadline::after_ms(CLOSE_MS);
+        let ms = if keep_ms == 0 { CLOSE_MS } else { KEEP_MS };
+        let deadline = Deadline::after_ms(ms);
         let closed = server
             .pool
             .call_until(&server.address, &server.token, call, Bytes::new(), deadline)
             .await;
-        if let Err(error) = closed {
-            tracing::debug!(?tree, %error, "session not closed; its lease will end it");
+        match closed {
+            Ok(_) => {}
+            Err(error) if keep_ms > 0 => {
+                tracing::warn!(?tree, %error, "whether the volume is kept longer is not known");
+            }
+            Err(error) => {
+                tracing::debug!(?tree, %error, "session not closed; its lease will end it");
+            }
         }
     }
 

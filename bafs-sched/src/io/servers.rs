@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bafs_proto::allotment::{Allot, Allotments};
 use bafs_proto::bearer::Bearer;
 use bafs_proto::cache::{Pinning, WarmCache};
-use bafs_proto::ids::{ExecutionId, ExtractId, RunId, VolumeId};
+use bafs_proto::ids::{ExecutionId, ExtractId, RunId, ServerId, VolumeId};
 use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{
     Advert, Call, CreateVolume, DeleteVolume, ExtractFile, JobCommand, JobSpec, KillJob, MountSpec,
@@ -65,6 +65,7 @@ pub(crate) struct Servers {
 /// Where a server is.
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
+    pub(crate) server: ServerId,
     pub(crate) address: String,
 }
 
@@ -196,12 +197,19 @@ impl Servers {
             limit: declared.limit,
             lifetime_ms: self.settings.volume_lifetime_ms,
         };
-        let call = CreateVolume { spec, source_token };
+        let is_cache = matches!(spec.kind, Kind::Cache { .. });
+        let server = Some(place.server);
+        let call = CreateVolume {
+            spec,
+            server,
+            source_token,
+        };
         let status = self.fill(&place.address, call).await?;
         match status.fault {
             None => Ok(()),
-            // The reservation was made: it is the source that is too large, everywhere.
-            Some(fault) if fault.class() == ErrorClass::NoSpace => {
+            // The reservation was made: it is the source that is too large, everywhere. A cache
+            // takes no more than it has, so there the disk is full.
+            Some(fault) if fault.class() == ErrorClass::NoSpace && !is_cache => {
                 Err(Error::new(ErrorCode::Malformed, fault.detail))
             }
             Some(fault) => Err(fault),

@@ -31,7 +31,8 @@ impl Scheduler {
     pub fn demand(&self, server: ServerId) -> Option<Demand> {
         let node = self.fleet.get(server).filter(|node| !node.is_lost)?;
         let capacity = share(node.seen.capacity, node.seen.slots);
-        let keep = share(node.reserved.plus(self.least_to_end(server)), node.busy);
+        let held = node.reserved.minus(self.warmed_on(server));
+        let keep = share(held.plus(self.least_to_end(server)), node.busy);
         let begun = self.graph.finals() + self.attempts.len() as u64;
         let left = (self.graph.workflow.jobs.len() as u64).saturating_sub(begun);
         if left == 0 || matches!(self.phase, Phase::Finishing | Phase::Over) {
@@ -102,6 +103,9 @@ impl Scheduler {
                 is_over,
             };
             self.fleet.update(server, |node| node.limit = Some(limit));
+            if is_over && self.is_warmed_on(server) {
+                self.free_warmed();
+            }
             self.queues.wake(server);
             self.queues.feed();
         }

@@ -188,6 +188,25 @@ impl Scheduler {
         }
     }
 
+    /// The disk of the job's node was full, as it seems: it is tried again, and neither it nor the
+    /// node is blamed.
+    pub(super) fn pass_by_full_disk(&mut self, job: JobIndex, why: &str) {
+        let server = self.attempts.get(&job).map(|attempt| attempt.server);
+        self.abandon_attempt(job);
+        let node = self.graph.job_mut(job);
+        node.environment_faults = node.environment_faults.saturating_add(1);
+        let faults = node.environment_faults;
+        let name = &self.graph.workflow.job(job).name;
+        let text = format!("job '{name}' failed and runs again: {why}");
+        self.tell(Warning {
+            job: Some(job),
+            volume: None,
+            node: server,
+            text,
+        });
+        self.settle(job, self.settings.pause_ms(faults));
+    }
+
     /// A job succeeded: where it failed before, by its own fault as it seemed, the node may be to
     /// blame.
     pub(super) fn blame_nodes(&mut self, job: JobIndex) {
@@ -362,8 +381,11 @@ impl Scheduler {
         let fault = format!("volume '{name}' could not be created: {error}");
         match error.class() {
             ErrorClass::NoSpace => {
-                // Somebody else took the space, and the next listing will show it.
-                self.set_aside(server, self.settings.pause_ms_max);
+                // Somebody else took the space, and the next listing will show it. What was to come
+                // ahead of its readers keeps nobody from working there.
+                if !waiters.is_empty() {
+                    self.set_aside(server, self.settings.pause_ms_max);
+                }
                 waiters.into_iter().for_each(|job| self.end_stopped(job));
             }
             ErrorClass::Transient | ErrorClass::VolumeLost => {

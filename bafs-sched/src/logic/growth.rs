@@ -26,7 +26,7 @@ struct Lesson {
 }
 
 /// So often a job's environment may have failed before a lack of space is the declaration's fault.
-const FULL_DISKS_MAX: u32 = 3;
+const FULL_DISKS_MAX: u32 = 2;
 
 impl Scheduler {
     /// Whether a job that failed found no space in a volume that it may write: its environment
@@ -54,9 +54,11 @@ impl Scheduler {
         }
         let is_half_empty = |volume: &VolumeIndex| {
             let (size, spec) = (self.size_of(*volume), self.graph.workflow.volume(*volume));
-            let mut used = report.volumes.iter().filter(|used| used.name == spec.name);
-            used.all(|used| {
-                used.held_bytes < size.bytes / 2 && used.held_files < size.files.div_ceil(2)
+            let used = report.volumes.iter().find(|used| used.name == spec.name);
+            // What a program removed before it ended may have filled the volume.
+            used.is_some_and(|used| {
+                used.held_bytes.max(used.written_bytes) < size.bytes / 2
+                    && used.held_files.max(used.changes) < size.files.div_ceil(2)
             })
         };
         let first = refused

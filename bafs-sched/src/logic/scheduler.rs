@@ -180,10 +180,8 @@ impl Scheduler {
         scheduler.scratch_volume_max = scheduler.largest_scratch_volume();
         scheduler.scratch_need_max = scheduler.largest_scratch_need();
         scheduler.cache_need_max = scheduler.largest_cache_need();
-        let cpus = scheduler
-            .graph
-            .job_indexes()
-            .map(|job| scheduler.slots_of(job));
+        let all = scheduler.graph.job_indexes();
+        let cpus = all.map(|job| scheduler.slots_of(job));
         scheduler.cpus_max = cpus.max().unwrap_or(1);
         for job in scheduler.graph.job_indexes() {
             if scheduler.graph.state(job) == JobState::Ready {

@@ -11,6 +11,7 @@ use super::attempt::Stage;
 use super::graph::Graph;
 use super::scheduler::Scheduler;
 use super::shares::Shares;
+use super::space::Space;
 use super::volumes::State;
 use crate::workflow::{VolumeIndex, VolumeKind};
 
@@ -136,6 +137,15 @@ impl Scheduler {
         made.any(|ahead| self.volumes.live_at(ahead.volume, Some(server)).is_some())
     }
 
+    /// The room on this node of the volume that was made before its readers: nothing that has begun
+    /// needs it.
+    pub(super) fn warmed_on(&self, server: ServerId) -> Space {
+        let made = self.warming.ahead.as_ref().filter(|ahead| ahead.is_made);
+        let part = made.and_then(|ahead| self.volumes.live_at(ahead.volume, Some(server)));
+        let instance = part.and_then(|id| self.volumes.get(id));
+        instance.map_or(Space::ZERO, |instance| instance.size)
+    }
+
     /// Gives the room of the volume that was made before its readers to jobs that can start now.
     pub(super) fn free_warmed(&mut self) {
         let ahead = self.warming.ahead.as_ref();
@@ -178,6 +188,13 @@ impl Scheduler {
         }
         let shares = self.shares_ahead(volume, server)?;
         let mut parts = shares.iter();
+        let is_over = |server: &ServerId| {
+            let limit = self.fleet.get(*server).and_then(|node| node.limit);
+            limit.is_some_and(|limit| limit.is_over)
+        };
+        if shares.iter().any(|(server, _)| is_over(server)) {
+            return None;
+        }
         let is_spare = parts.all(|(server, share)| self.can_spare(*server, *share));
         is_spare.then_some((volume, shares))
     }

@@ -25,7 +25,7 @@ const OTHERS_MAX: usize = 1_024;
 const PINS_BYTES_MAX: usize = 256 << 10;
 
 /// Most servers in the lists of former ones.
-const FORMER_MAX: usize = 8_192;
+pub(super) const FORMER_MAX: usize = 8_192;
 
 impl Caches {
     /// Another server shares a cache from now on; tells it whether this one does.

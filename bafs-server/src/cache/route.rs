@@ -9,6 +9,7 @@ use bafs_proto::message::{SourceEntry, SourceKind};
 
 use super::blocking;
 use super::fetch::{Fetcher, Generation};
+use super::joining::FORMER_MAX;
 use super::peers::PeerCache;
 use crate::clock;
 use crate::logic::blocks::BlockKey;
@@ -77,7 +78,9 @@ impl Generation {
     /// Takes note of servers among which blocks were placed before, as another one tells.
     pub(super) fn learn_former(&self, former: Vec<Vec<(ServerId, u64)>>) {
         let mut told = self.told_former();
-        for servers in former.into_iter().filter(|servers| !servers.is_empty()) {
+        let former = former.into_iter().take(EARLIER_MAX);
+        let fits = |servers: &Vec<_>| servers.len() <= FORMER_MAX;
+        for servers in former.filter(fits).filter(|servers| !servers.is_empty()) {
             let candidate = |(server, weight)| Candidate { server, weight };
             let candidates: Vec<_> = servers.into_iter().map(candidate).collect();
             if told.len() < EARLIER_MAX && !told.contains(&candidates) {

@@ -50,7 +50,11 @@ impl Starts {
     /// What the disk says; the execution must not be begun then.
     pub(super) fn note(&mut self, id: ExecutionId) -> io::Result<()> {
         if self.written >= HALF {
-            fs::rename(&self.path, older(&self.path))?;
+            match fs::rename(&self.path, older(&self.path)) {
+                // It was moved before, and no new one could be made then.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                moved => moved?,
+            }
             self.file = append_to(&self.path)?;
             self.written = 0;
         }

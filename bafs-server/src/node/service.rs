@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bafs_proto::door::HandOverOf;
-use bafs_proto::ids::VolumeId;
+use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::message::{CacheRef, Counters as CounterValues, OpenTree, Reply, Request, TreeRef};
 use bafs_proto::net::{BoxFuture, Incoming, Service};
 use bafs_proto::token::{Resource, Right, Token};
@@ -127,6 +127,19 @@ impl Node {
         }
     }
 
+    /// A node that lost its store is another server at the old address, and whoever knows only the
+    /// old one would never delete what is made here.
+    fn is_meant(&self, server: Option<ServerId>) -> Result<()> {
+        let own = self.store.id();
+        match server.filter(|server| *server != own) {
+            None => Ok(()),
+            Some(meant) => {
+                let text = format!("{own} is at the address of {meant}, which is gone");
+                Err(Error::new(ErrorCode::VolumeLost, text))
+            }
+        }
+    }
+
     async fn answer_volumes(&self, incoming: Incoming) -> Answer {
         let Incoming {
             token,
@@ -136,6 +149,7 @@ impl Node {
         } = incoming;
         let reply = match request {
             Request::CreateVolume(call) => {
+                self.is_meant(call.server)?;
                 if matches!(call.spec.kind, VolumeKind::Cache { .. }) {
                     presence::learn_peers(self).await;
                 }

@@ -449,6 +449,8 @@ fn joined<T>(done: Result<Result<T>, JoinError>) -> Result<T> {
     done.unwrap_or_else(|e| Err(Error::new(ErrorCode::ServerFault, format!("fill: {e}"))))
 }
 
+/// A full disk is no lack of space here: of that the source would be the cause.
 fn disk(path: &str, error: &io::Error) -> Error {
-    crate::fault::of_disk(format!("cannot make '{path}' in the store"), error)
+    let text = format!("cannot make '{path}' in the store: {error}");
+    Error::new(ErrorCode::ServerFault, text)
 }

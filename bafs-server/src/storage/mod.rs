@@ -193,16 +193,20 @@ impl Storage {
     /// # Errors
     /// `ServerFault` when a longer lifetime cannot be made durable.
     pub async fn renew(self: &Arc<Self>, call: RenewVolumes) -> Result<RenewedVolumes> {
-        for id in &call.volumes {
-            self.keep(*id, call.lifetime_ms).await?;
+        let asked = call.volumes.iter().copied();
+        let lost = {
+            let (now, mut volumes) = (clock::now(), self.volumes());
+            asked
+                .clone()
+                .filter(|id| !volumes.renew(now, *id))
+                .collect()
+        };
+        // A disk that refuses must not end what was put off.
+        let mut kept = Ok(());
+        for id in asked {
+            kept = kept.and(self.keep(id, call.lifetime_ms).await);
         }
-        let (now, mut volumes) = (clock::now(), self.volumes());
-        let lost = call
-            .volumes
-            .into_iter()
-            .filter(|id| !volumes.renew(now, *id))
-            .collect();
-        Ok(RenewedVolumes { lost })
+        kept.map(|()| RenewedVolumes { lost })
     }
 
     /// A page of the tree of a scratch volume.

@@ -203,9 +203,17 @@ impl Storage {
         allow: impl FnOnce(Right) -> Result<()>,
     ) -> Result<Done> {
         let id = volume_of(&call.tree)?;
-        if self.trees.sessions.close(call, allow).await? == Some(Right::Write) {
-            self.keep(id, call.keep_ms).await?;
+        let sessions = &self.trees.sessions;
+        let reads = sessions.right(&call.tree, call.epoch) == Some(Right::Read);
+        if call.keep_ms == 0 || reads {
+            sessions.close(call, allow).await?;
+            return Ok(Done);
         }
+        // First, and also without a session: what holds results may outlive it, and the call may be
+        // repeated.
+        allow(Right::Write)?;
+        self.keep(id, call.keep_ms).await?;
+        sessions.close(call, |_| Ok(())).await?;
         Ok(Done)
     }
 }

@@ -130,6 +130,7 @@ impl World {
         self.call(
             address,
             CreateVolume {
+                server: None,
                 spec,
                 source_token: self.token.clone(),
             },

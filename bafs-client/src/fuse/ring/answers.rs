@@ -74,12 +74,12 @@ impl Fields {
     }
 
     fn u32(mut self, value: u32) -> Self {
-        self.0.extend_from_slice(&value.to_le_bytes());
+        self.0.extend_from_slice(&value.to_ne_bytes());
         self
     }
 
     fn u64(mut self, value: u64) -> Self {
-        self.0.extend_from_slice(&value.to_le_bytes());
+        self.0.extend_from_slice(&value.to_ne_bytes());
         self
     }
 

@@ -125,10 +125,10 @@ impl Queue {
         }
         let header = buffers.header_mut();
         // `struct fuse_out_header`; an answer is at most as long as the payload.
-        header[0..4].copy_from_slice(&(16 + length as u32).to_le_bytes());
-        header[4..8].copy_from_slice(&(-answered.error).to_le_bytes());
-        header[8..16].copy_from_slice(&asked.unique.to_le_bytes());
-        header[PAYLOAD_AT..PAYLOAD_AT + 4].copy_from_slice(&(length as u32).to_le_bytes());
+        header[0..4].copy_from_slice(&(16 + length as u32).to_ne_bytes());
+        header[4..8].copy_from_slice(&(-answered.error).to_ne_bytes());
+        header[8..16].copy_from_slice(&asked.unique.to_ne_bytes());
+        header[PAYLOAD_AT..PAYLOAD_AT + 4].copy_from_slice(&(length as u32).to_ne_bytes());
         self.ring.commit(answered.index, buffers, asked.commit)
     }
 
@@ -142,9 +142,15 @@ impl Queue {
     }
 }
 
-/// Whether the kernel says by this that the mount is gone.
+/// Whether the kernel says by this that the mount is gone. An answer for which nobody waits any
+/// more (`ENOENT`) comes when that happens meanwhile.
 fn is_end(error: &io::Error) -> bool {
-    let ends = [Code::ENOTCONN, Code::ECONNABORTED, Code::ECANCELED];
+    let ends = [
+        Code::ENOTCONN,
+        Code::ECONNABORTED,
+        Code::ECANCELED,
+        Code::ENOENT,
+    ];
     let code = error.raw_os_error().map(Code::from_raw);
     code.is_some_and(|code| ends.contains(&code))
 }

@@ -82,12 +82,12 @@ const DATA_ONLY: u32 = 1;
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
     let field = bytes.get(at..).and_then(|rest| rest.first_chunk());
-    field.map_or(0, |field| u32::from_le_bytes(*field))
+    field.map_or(0, |field| u32::from_ne_bytes(*field))
 }
 
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
     let field = bytes.get(at..).and_then(|rest| rest.first_chunk());
-    field.map_or(0, |field| u64::from_le_bytes(*field))
+    field.map_or(0, |field| u64::from_ne_bytes(*field))
 }
 
 /// What surrounds a request.
