@@ -20,6 +20,32 @@ fn node(text: &str) -> NodeSeen {
     NodeSeen::alone(ServerId(id), capacity, slots)
 }
 
+/// How a job ended, and what it did to a volume that had no space.
+fn report(words: &[&str]) -> JobReport {
+    let environment = |code, why| JobOutcome::Environment(Error::new(code, why));
+    let outcome = match words[0] {
+        "exited" => JobOutcome::Exited(words[2].parse().expect("a code")),
+        "full" => JobOutcome::Exited(1),
+        "missing" => JobOutcome::NotStarted("/bin/tool does not exist".to_owned()),
+        "unreachable" => environment(ErrorCode::Unreachable, "no answer"),
+        _ => environment(ErrorCode::Unsupported, "no /dev/fuse"),
+    };
+    let used = |held: &str| VolumeUse {
+        name: words[2].to_owned(),
+        held_bytes: held.parse().expect("bytes"),
+        refused_for_space: 1,
+        ..VolumeUse::default()
+    };
+    let full = words.get(3).filter(|_| words[0] == "full");
+    JobReport {
+        outcome,
+        wall_ms: 1,
+        cpu_ms: 1,
+        output_tail: String::new(),
+        volumes: full.into_iter().map(|held| used(held)).collect(),
+    }
+}
+
 fn event(words: &[&str]) -> Event {
     let number = |at: usize| words[at].parse::<u128>().expect("a number");
     let execution = || ExecutionId(number(1));
@@ -39,36 +65,10 @@ fn event(words: &[&str]) -> Event {
         "started" => Event::JobStarted {
             execution: execution(),
         },
-        "exited" | "full" | "unsupported" | "unreachable" | "missing" => {
-            let environment = |code, why| JobOutcome::Environment(Error::new(code, why));
-            let outcome = match words[0] {
-                "exited" => JobOutcome::Exited(words[2].parse().expect("a code")),
-                "full" => JobOutcome::Exited(1),
-                "missing" => JobOutcome::NotStarted("/bin/tool does not exist".to_owned()),
-                "unreachable" => environment(ErrorCode::Unreachable, "no answer"),
-                _ => environment(ErrorCode::Unsupported, "no /dev/fuse"),
-            };
-            let (output_tail, mut volumes) = (String::new(), Vec::new());
-            if words[0] == "full" {
-                volumes.push(VolumeUse {
-                    name: words[2].to_owned(),
-                    held_bytes: words[3].parse().expect("bytes"),
-                    refused_for_space: 1,
-                    ..VolumeUse::default()
-                });
-            }
-            let report = JobReport {
-                outcome,
-                wall_ms: 1,
-                cpu_ms: 1,
-                output_tail,
-                volumes,
-            };
-            Event::JobEnded {
-                execution: execution(),
-                report,
-            }
-        }
+        "exited" | "full" | "unsupported" | "unreachable" | "missing" => Event::JobEnded {
+            execution: execution(),
+            report: report(words),
+        },
         "refused" => Event::JobStartFailed {
             execution: execution(),
             error: Error::new(ErrorCode::NotFound, "no home has it"),
