@@ -159,6 +159,7 @@ impl Anchor {
     /// Does something while the file's owner may read and write it. Whoever dies meanwhile leaves
     /// it so.
     pub(crate) fn while_open_to_owner<T>(&self, act: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+        let _alone = self.tree.lock_modes();
         let mode = Mode::from_raw_mode(self.stat()?.st_mode & 0o7777);
         let path = self.proc_path()?;
         chmod(path.as_str(), mode | Mode::RUSR | Mode::WUSR).map_err(errno::of)?;

@@ -47,6 +47,7 @@ impl Session {
                 return Err(errno::OPNOTSUPP);
             }
             let path = anchor.proc_path()?;
+            let _alone = self.tree().lock_modes();
             chmod(path.as_str(), Mode::from_raw_mode(mode & 0o7777)).map_err(errno::of)?;
         }
         if let Some(size) = change.size {

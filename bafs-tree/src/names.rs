@@ -206,7 +206,9 @@ impl Session {
         }
         let made = parent.fd().and_then(|parent| {
             call(parent.as_fd(), name).map_err(errno::of)?;
-            Anchor::new_made(self.tree(), open_path(parent, name)?)
+            let found = open_path(parent.as_fd(), name);
+            let made = found.and_then(|found| Anchor::new_made(self.tree(), found));
+            made.inspect_err(|_| unmake(parent.as_fd(), name))
         });
         let (anchor, stat) = match made {
             Ok(made) => made,
@@ -278,6 +280,15 @@ impl Session {
 fn unless_taken(parent: &Anchor, name: &CStr, error: Errno) -> Errno {
     let found = parent.fd().and_then(|parent| open_path(parent, name));
     if found.is_ok() { errno::EXIST } else { error }
+}
+
+/// Removes what was made and cannot be told of, for want of descriptors: what fails leaves nothing.
+fn unmake(parent: BorrowedFd<'_>, name: &CStr) {
+    let removed = unlinkat(parent, name, AtFlags::empty());
+    let removed = removed.or_else(|_| unlinkat(parent, name, AtFlags::REMOVEDIR));
+    if let Err(error) = removed {
+        tracing::warn!(%error, "a half-made file stays");
+    }
 }
 
 /// Sets owner, group and mode of a new file as the host's file system would for the caller.

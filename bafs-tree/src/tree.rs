@@ -4,8 +4,8 @@ use std::ffi::CString;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::file_op::TreeStat;
 use rustix::fs::{FileType, Mode, OFlags, RawDir, Stat, chmod, fstat, fstatvfs, open, openat};
@@ -31,6 +31,8 @@ pub struct Tree {
     /// A descriptor by which files can be opened again by their handles, where they can.
     mount: Option<OwnedFd>,
     block_bytes: u64,
+    /// Held while the mode of a file is set, also for a moment only.
+    modes: Mutex<()>,
 }
 
 /// The use of a tree that another process accounts for, as far as that tells it.
@@ -118,7 +120,13 @@ impl Tree {
             mount: mount_of(&root),
             block_bytes: fstatvfs(&root)?.f_frsize.max(512),
             root: Arc::new(root),
+            modes: Mutex::default(),
         })
+    }
+
+    /// Keeps others from setting the mode of a file.
+    pub(crate) fn lock_modes(&self) -> MutexGuard<'_, ()> {
+        self.modes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts a session of an agent.

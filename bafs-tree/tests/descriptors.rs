@@ -149,3 +149,44 @@ fn a_listing_without_descriptors_fails_and_leaves_nothing_out() {
     drop(taken);
     assert_eq!(list(), (LISTED, None));
 }
+
+#[test]
+fn what_cannot_be_made_for_want_of_descriptors_is_not_there() {
+    let _alone = alone();
+    limit_descriptors();
+    let bench = Bench::new(Some(ROOMY));
+    let (parent, name) = (ROOT, b"new".to_vec());
+    let make = [
+        FileOp::Create {
+            parent,
+            name: name.clone(),
+            mode: 0o644,
+            flags: libc::O_RDWR,
+        },
+        FileOp::MakeDirectory {
+            parent,
+            name,
+            mode: 0o755,
+        },
+    ];
+    for op in make {
+        let (before, mut taken) = (bench.used(), Vec::new());
+        while let Ok(fd) = rustix::io::dup(bench.tree.directory()) {
+            taken.push(fd);
+        }
+        // With none at all, and with so many that the last step fails.
+        for _ in 0..3 {
+            if bench.run(op.clone()).is_ok() {
+                break;
+            }
+            assert!(!bench.path("new").exists(), "{op:?} failed and left it");
+            assert_eq!(bench.used(), before, "{op:?} failed and counts");
+            taken.pop();
+        }
+        drop(taken);
+        let (parent, name) = (ROOT, b"new".to_vec());
+        if bench.path("new").is_file() {
+            bench.ok(FileOp::Unlink { parent, name });
+        }
+    }
+}
