@@ -291,7 +291,6 @@ impl TreeSessions {
     }
 
     /// Ends a session if `allow` grants the right that it needs; ending it again is harmless.
-    /// Answers that right, if the session was there.
     ///
     /// # Errors
     /// What `allow` answers.
@@ -390,8 +389,10 @@ impl State {
     /// operation of theirs hung, and hangs still.
     fn fence(&mut self, tree: &TreeRef) -> Vec<Arc<Open>> {
         let writers = |key: &(TreeRef, Epoch), open: &Open| key.0 == *tree && open.writable;
+        // Kept until they are given back: what the last one closes takes time.
+        let mut taken = Vec::new();
         for key in self.keys_where(writers) {
-            self.take(&key);
+            taken.extend(self.take(&key));
             self.fenced.insert(key);
         }
         let same_tree = self.ending.iter().filter(|(name, _)| name == tree);

@@ -4,7 +4,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Output, Stdio};
+use std::process::{Child, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -28,6 +28,21 @@ fn ready(name: &str) -> Result<Option<World>> {
 
 fn run(world: &World, script: &str) -> Result<Output> {
     job(world, &[], script).output().context("bafs exec runs")
+}
+
+/// Mounts the volume on the host to be read, and waits until it is there.
+fn mount_to_read(world: &World, path: &str) -> Result<Child> {
+    let mount = world
+        .bafs(&["mount", "--explain", "--read-only", "v", path])
+        .stderr(Stdio::piped())
+        .spawn()?;
+    for _ in 0..200 {
+        if !mounts_with(path).is_empty() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(mount)
 }
 
 fn check(world: &World, script: &str, expected: &str) -> Result<()> {
@@ -209,16 +224,7 @@ fn mount_inline_reader_beside_a_writer() -> Result<()> {
     stdout.read_line(&mut said_ready)?;
     let point = tempfile::tempdir()?;
     let path = point.path().to_string_lossy().into_owned();
-    let mount = world
-        .bafs(&["mount", "--explain", "--read-only", "v", &path])
-        .stderr(Stdio::piped())
-        .spawn()?;
-    for _ in 0..200 {
-        if !mounts_with(&path).is_empty() {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let mount = mount_to_read(&world, &path)?;
     let read = std::fs::read(point.path().join("f"));
     let refused = std::fs::write(point.path().join("h"), b"x").is_err();
     // The writer still accounts for everything.
@@ -275,16 +281,7 @@ fn mount_inline_shows_a_reader_what_is_written_over_a_large_file() -> Result<()>
     let mut line = String::new();
     stdout.read_line(&mut line)?;
     let path = point.path().to_string_lossy().into_owned();
-    let mount = world
-        .bafs(&["mount", "--explain", "--read-only", "v", &path])
-        .stderr(Stdio::piped())
-        .spawn()?;
-    for _ in 0..200 {
-        if !mounts_with(&path).is_empty() {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let mount = mount_to_read(&world, &path)?;
     // What the kernel keeps of it beside the file itself would be what it is now.
     let before = std::fs::read(point.path().join("f"));
     let small = std::fs::read(point.path().join("g"));

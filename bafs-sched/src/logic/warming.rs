@@ -132,16 +132,18 @@ impl Scheduler {
 
     /// Whether a part of the volume that was made before its readers lies on this node.
     pub(super) fn is_warmed_on(&self, server: ServerId) -> bool {
-        let ahead = self.warming.ahead.as_ref();
-        let mut made = ahead.filter(|ahead| ahead.is_made).into_iter();
-        made.any(|ahead| self.volumes.live_at(ahead.volume, Some(server)).is_some())
+        self.warmed_part(server).is_some()
+    }
+
+    fn warmed_part(&self, server: ServerId) -> Option<VolumeId> {
+        let made = self.warming.ahead.as_ref().filter(|ahead| ahead.is_made)?;
+        self.volumes.live_at(made.volume, Some(server))
     }
 
     /// The room on this node of the volume that was made before its readers: nothing that has begun
     /// needs it.
     pub(super) fn warmed_on(&self, server: ServerId) -> Space {
-        let made = self.warming.ahead.as_ref().filter(|ahead| ahead.is_made);
-        let part = made.and_then(|ahead| self.volumes.live_at(ahead.volume, Some(server)));
+        let part = self.warmed_part(server);
         let instance = part.and_then(|id| self.volumes.get(id));
         instance.map_or(Space::ZERO, |instance| instance.size)
     }
