@@ -53,10 +53,13 @@ impl Scheduler {
         let is_free = self.admission.is_none() || self.is_spare(left.bytes, size.bytes);
         let shares = if is_single && left.holds(size) && is_free {
             vec![(server, size)]
-        } else if let Some(have) = self.cached_in_group(volume, server) {
-            // A node that joined later, or whose part was lost.
-            let bytes = match self.admission {
-                Some(_) => {
+        } else if self.is_cached_in_group(volume, server) {
+            // A node that joined later, or whose part was lost. All parts are added up only under
+            // rules: by need, idle nodes come here again and again.
+            let rules = self.admission.as_ref();
+            let have = rules.and_then(|_| self.cached_in_group(volume, server));
+            let bytes = match have {
+                Some(have) => {
                     let lacking = size.bytes.saturating_sub(have).max(SHARE_BYTES_GOOD);
                     lacking.min(size.bytes).min(left.bytes)
                 }
@@ -66,7 +69,7 @@ impl Scheduler {
                 }
             };
             let is_enough = bytes >= size.bytes.min(SHARE_BYTES_MIN) && left.files >= size.files;
-            let is_whole = have >= size.bytes;
+            let is_whole = have.is_some_and(|have| have >= size.bytes);
             let is_spare = self.is_spare(left.bytes, bytes) && !self.awaits_batch();
             let is_costly = is_whole && !is_spare;
             if (!is_enough || is_costly) && self.may_read_at_peers() {
@@ -188,6 +191,13 @@ impl Scheduler {
         });
         let parts: Vec<(VolumeId, ServerId)> = parts.collect();
         parts.get(job.as_usize() % parts.len().max(1)).copied()
+    }
+
+    /// Whether a node of the group of `server` holds a part of a cache.
+    fn is_cached_in_group(&self, volume: VolumeIndex, server: ServerId) -> bool {
+        let mut peers = self.fleet.group_of(server);
+        let is_there = |peer| self.volumes.live_at(volume, Some(peer)).is_some();
+        self.volumes.is_live(volume) && peers.any(|(peer, _)| is_there(peer))
     }
 
     /// What the group of `server` holds of a cache, in bytes; nothing when it holds no part.
