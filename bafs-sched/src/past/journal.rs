@@ -11,7 +11,7 @@ use crate::report::{JobSummary, Ledger};
 use crate::sim::{JobLoad, Measured, MountLoad};
 use crate::timeline::{Execution, Fate, Timeline, timeline};
 use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
-use bafs_proto::message::VolumeUse;
+use bafs_proto::message::{TouchedPages, VolumeUse};
 
 /// A transfer of fewer bytes says more about latency than about rates.
 const TELLING_BYTES: u64 = 1_000_000;
@@ -195,9 +195,8 @@ impl Uses<'_> {
         };
         let spec = self.workflow.volume(volume);
         if matches!(spec.kind, VolumeKind::Cache { .. }) {
-            let runs = used.pages.iter().flat_map(|file| &file.runs);
-            let pages = runs.fold(0, |sum: u64, (_, pages)| sum.saturating_add(*pages));
-            let distinct = pages.saturating_mul(PAGE_BYTES);
+            let distinct = used.pages.iter().map(touched_bytes);
+            let distinct = distinct.fold(0, u64::saturating_add);
             // What was read again came from the job's own memory or from its node.
             let read_bytes = match distinct {
                 0 => used.read_bytes,
@@ -229,10 +228,27 @@ impl Uses<'_> {
     }
 }
 
+/// Distinct bytes of a file that were read: its last page may be short, and a page too many would
+/// not fit into a cache of just its size.
+fn touched_bytes(file: &TouchedPages) -> u64 {
+    let bytes = |(first, pages): &(u64, u64)| {
+        let all = pages.saturating_mul(PAGE_BYTES);
+        match file.size {
+            // Not known.
+            0 => all,
+            size => all.min(size.saturating_sub(first.saturating_mul(PAGE_BYTES))),
+        }
+    };
+    file.runs.iter().map(bytes).fold(0, u64::saturating_add)
+}
+
 fn site(timeline: &Timeline, uses: &Uses<'_>, measured: &Measured, settings: &Settings) -> Site {
     let mut nodes: Vec<NodeClass> = Vec::new();
     for node in &timeline.nodes {
-        let class = NodeClass::new(1, node.slots, node.capacity_bytes);
+        let class = NodeClass {
+            has_hash_skew: true,
+            ..NodeClass::new(1, node.slots, node.capacity_bytes)
+        };
         let is_same = |other: &&mut NodeClass| {
             other.cpus == class.cpus && other.storage_bytes == class.storage_bytes
         };
@@ -316,4 +332,24 @@ fn done(timeline: &Timeline) -> impl Iterator<Item = &Execution> {
 fn rate(bytes: u64, ms: u64) -> Option<u64> {
     let rate = (u128::from(bytes) * 1_000).checked_div(u128::from(ms))?;
     u64::try_from(rate).ok().filter(|rate| *rate > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_was_read_whole_counts_as_long_as_it_is() {
+        let read = |size, runs: &[(u64, u64)]| {
+            let runs = runs.to_vec();
+            touched_bytes(&TouchedPages {
+                path: "set".to_owned(),
+                size,
+                runs,
+            })
+        };
+        assert_eq!(read(16_000_000, &[(0, 3_907)]), 16_000_000);
+        assert_eq!(read(16_000_000, &[(0, 1), (3_906, 1)]), 4_096 + 1_024);
+        assert_eq!(read(0, &[(0, 2)]), 8_192, "its size is not known");
+    }
 }

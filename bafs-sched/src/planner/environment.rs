@@ -22,6 +22,9 @@ const SPEED_RATIO_MAX: f64 = 1000.0;
 const FILES_USUAL: u64 = 1 << 40;
 /// How long a node that failed is away when the environment does not say, in seconds.
 const RESTART_S: u64 = 60;
+/// A link on which everything arrives more than a minute late is a typing error, in microseconds.
+const LATENCY_US_MAX: u64 = 60_000_000;
+
 /// Equal nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeClass {
@@ -43,6 +46,17 @@ pub struct NodeClass {
     pub local_bytes_per_s: Option<u64>,
     /// Rate of each one's disk in bytes per second, where it is not that of its link.
     pub disk_bytes_per_s: Option<u64>,
+    /// Rate of the link to home of their cluster in bytes per second, where it is not that of the
+    /// environment; the same for all nodes of a cluster.
+    pub home_bytes_per_s: Option<u64>,
+    /// How much later than by its rate arrives what crosses that link, in microseconds; the same
+    /// for all nodes of a cluster.
+    pub home_latency_us: u64,
+    /// How much later than by its rate arrives what crosses their own links, in microseconds.
+    pub local_latency_us: u64,
+    /// Whether the blocks of caches fall on them as hashing places them, so that some get more
+    /// than others; else each gets its share to the byte.
+    pub has_hash_skew: bool,
     /// Rate of each one's memory in bytes per second. Where it is given, readers wait for each
     /// block, so the times of memory, disk and links add up; else they read ahead.
     pub memory_bytes_per_s: Option<u64>,
@@ -65,6 +79,10 @@ impl NodeClass {
             memory_bytes: 0,
             local_bytes_per_s: None,
             disk_bytes_per_s: None,
+            home_bytes_per_s: None,
+            home_latency_us: 0,
+            local_latency_us: 0,
+            has_hash_skew: false,
             memory_bytes_per_s: None,
             from_s: 0,
             until_s: None,
@@ -133,6 +151,7 @@ impl Environment {
             mtbf_s: None,
             restart_s: RESTART_S,
         };
+        let (mut usual, mut has_nodes) = (NodeClass::new(1, 0, 0), false);
         for (key, value) in &table {
             let place = Place {
                 line: line_of(text, key.span().start),
@@ -143,13 +162,20 @@ impl Environment {
                 "local-rate" => environment.local_bytes_per_s = place.rate(value.get_ref())?,
                 "mtbf" => environment.mtbf_s = Some(place.duration(value.get_ref())?),
                 "restart" => environment.restart_s = place.duration(value.get_ref())?,
-                "nodes" => environment.nodes = nodes(text)?,
+                "home-latency" => usual.home_latency_us = place.latency(value.get_ref())?,
+                "local-latency" => usual.local_latency_us = place.latency(value.get_ref())?,
+                "hash-skew" => usual.has_hash_skew = place.flag(value.get_ref())?,
+                "nodes" => has_nodes = true,
                 _ => {
                     return Err(place.error(
-                        "is no key; known are home-rate, local-rate, mtbf, restart and [[nodes]]",
+                        "is no key; known are home-rate, local-rate, home-latency, local-latency, \
+                         hash-skew, mtbf, restart and [[nodes]]",
                     ));
                 }
             }
+        }
+        if has_nodes {
+            environment.nodes = nodes(text, &usual)?;
         }
         environment.checked()
     }
@@ -261,18 +287,34 @@ struct NodeTables {
     nodes: Vec<Spanned<Table>>,
 }
 
-fn nodes(text: &str) -> Result<Vec<NodeClass>, EnvironmentError> {
+/// Reads all sections; what one does not say is as `usual`.
+fn nodes(text: &str, usual: &NodeClass) -> Result<Vec<NodeClass>, EnvironmentError> {
     let tables: NodeTables = toml::from_str(text).map_err(|e| syntax(text, &e))?;
-    tables
-        .nodes
-        .iter()
-        .map(|table| node_class(text, table))
-        .collect()
+    let mut nodes: Vec<NodeClass> = Vec::with_capacity(tables.nodes.len());
+    let mut homes: BTreeMap<String, (Option<u64>, u64)> = BTreeMap::new();
+    for table in &tables.nodes {
+        let class = node_class(text, table, usual)?;
+        let home = (class.home_bytes_per_s, class.home_latency_us);
+        if *homes.entry(class.cluster.clone()).or_insert(home) != home {
+            let message = format!(
+                "cluster '{}' has one link to home: give all its [[nodes]] the same home-rate and \
+                 home-latency, or another `cluster`",
+                class.cluster
+            );
+            return Err(at(line_of(text, table.span().start), message));
+        }
+        nodes.push(class);
+    }
+    Ok(nodes)
 }
 
-fn node_class(text: &str, table: &Spanned<Table>) -> Result<NodeClass, EnvironmentError> {
+fn node_class(
+    text: &str,
+    table: &Spanned<Table>,
+    usual: &NodeClass,
+) -> Result<NodeClass, EnvironmentError> {
     let (mut count, mut cpus, mut storage_bytes) = (None, None, None);
-    let mut class = NodeClass::new(1, 0, 0);
+    let mut class = usual.clone();
     let mut until = None;
     for (key, value) in table.get_ref() {
         let place = Place {
@@ -290,6 +332,9 @@ fn node_class(text: &str, table: &Spanned<Table>) -> Result<NodeClass, Environme
             "memory" => class.memory_bytes = place.size(value)?,
             "local-rate" => class.local_bytes_per_s = Some(place.rate(value)?),
             "disk-rate" => class.disk_bytes_per_s = Some(place.rate(value)?),
+            "home-rate" => class.home_bytes_per_s = Some(place.rate(value)?),
+            "home-latency" => class.home_latency_us = place.latency(value)?,
+            "local-latency" => class.local_latency_us = place.latency(value)?,
             "memory-rate" => class.memory_bytes_per_s = Some(place.rate(value)?),
             "from" => class.from_s = place.time(value)?,
             "until" => {
@@ -299,8 +344,8 @@ fn node_class(text: &str, table: &Spanned<Table>) -> Result<NodeClass, Environme
             _ => {
                 return Err(place.error(
                     "is no key of [[nodes]]; known are count, cpus and storage, and when needed \
-                     files, cluster, speed, memory, memory-rate, local-rate, disk-rate, from and \
-                     until",
+                     files, cluster, speed, memory, memory-rate, home-rate, home-latency, \
+                     local-rate, local-latency, disk-rate, from and until",
                 ));
             }
         }
@@ -368,6 +413,28 @@ impl Place<'_> {
             0 => Err(self.error("is zero: nothing would ever be done")),
             seconds => Ok(seconds),
         }
+    }
+
+    /// A delay, in microseconds.
+    fn latency(&self, value: &toml::Value) -> Result<u64, EnvironmentError> {
+        let text = self.text(value, "20 ms")?.trim();
+        let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
+        let us = match unit.trim() {
+            "us" => 1,
+            "ms" => 1_000,
+            "s" => 1_000_000,
+            _ => return Err(self.error("must be a whole number of us, ms or s, such as \"20 ms\"")),
+        };
+        let number = text[..text.len() - unit.len()].parse::<u64>().ok();
+        match number.and_then(|number| number.checked_mul(us)) {
+            Some(latency_us) if latency_us <= LATENCY_US_MAX => Ok(latency_us),
+            _ => Err(self.error("must be a number, at most 60 s: that is no link any more")),
+        }
+    }
+
+    fn flag(&self, value: &toml::Value) -> Result<bool, EnvironmentError> {
+        let flag = value.as_bool();
+        flag.ok_or_else(|| self.error("must be true or false"))
     }
 
     /// A speed relative to the usual one, in thousandths.
@@ -440,6 +507,18 @@ mod tests {
     }
 
     #[test]
+    fn what_holds_for_all_nodes_is_said_once() {
+        let own = "cluster = \"b\"\nhome-rate = \"9 MB/s\"\nhome-latency = \"1 s\"\n";
+        let other = format!("[[nodes]]\ncount = 1\ncpus = 1\nstorage = \"5 GB\"\n{own}");
+        let text = format!("home-latency = \"20 ms\"\nhash-skew = true\n{THESIS}{other}");
+        let nodes = Environment::parse(&text).unwrap().nodes;
+        let home = |at: usize| (nodes[at].home_bytes_per_s, nodes[at].home_latency_us);
+        assert_eq!(home(0), (None, 20_000));
+        assert_eq!(home(1), (Some(9_000_000), 1_000_000));
+        assert!(nodes[0].has_hash_skew && nodes[1].has_hash_skew);
+    }
+
+    #[test]
     fn nodes_may_come_at_the_beginning() {
         let text = THESIS.replace("cpus = 1", "cpus = 1\nfrom = \"0 s\"");
         assert_eq!(Environment::parse(&text).unwrap().cpus(), 50);
@@ -460,6 +539,7 @@ mod tests {
             "disk-rate = \"1 MB/s\"",
             "until = \"2 h\"",
             "from = \"2 h\"",
+            "local-latency = \"1 ms\"",
         ] {
             assert!(!is_even(uneven), "{uneven}");
         }
@@ -501,6 +581,12 @@ mod tests {
             cpus = 1 => cpus = 1\nuntil = "2 h"\nfrom = "2 h" => line 7: => is not after `from`
             cpus = 1 => cpus = 1\nfrom = "2 h" => line 1: => no node has a processor
             cpus = 1 => cpus = 1\nmemory-rate = "9" => line 7: => `memory-rate` must be a rate
+            cpus = 1 => cpus = 1\nhome-rate = "0 B/s" => line 7: => `home-rate` is zero
+            cpus = 1 => cpus = 1\nhome-latency = "1" => line 7: => must be a whole number of us, ms
+            cpus = 1 => cpus = 1\nhome-latency = "ms" => line 7: => must be a number
+            cpus = 1 => cpus = 1\nlocal-latency = "61 s" => line 7: => at most 60 s
+            cpus = 1 => cpus = 1\nlocal-latency = "-1 ms" => line 7: => must be a whole number
+            [[nodes]] => hash-skew = 1\n[[nodes]] => line 4: => `hash-skew` must be true or false
             cpus = 1 => cpus = 1\nmemory = 5 => line 7: => `memory` must be text
             count = 50 => count = 5000000000 => line 5: => `count` must be
             5 GB => 1000 PB => line 1: => more than 8000 PB of storage
@@ -508,6 +594,10 @@ mod tests {
             [[nodes]] => restart = "0 s"\n[[nodes]] => line 4: => `restart` is zero
         "#;
         each_is_refused(THESIS, slips, Environment::parse);
+        let other = "[[nodes]]\ncount = 1\ncpus = 1\nstorage = \"5 GB\"\nhome-rate = \"2 MB/s\"\n";
+        let error = Environment::parse(&format!("{THESIS}{other}")).unwrap_err();
+        assert_eq!(error.line, 8, "{error}");
+        assert!(error.message.contains("has one link to home"), "{error}");
         let empty = Environment::parse("home-rate = \"1 B/s\"\nlocal-rate = \"1 B/s\"");
         let error = empty.unwrap_err();
         assert!(error.message.contains("no nodes"), "{error}");

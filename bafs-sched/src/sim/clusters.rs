@@ -3,11 +3,12 @@
 //!
 //! Blocks are modelled as amounts. The first reader of what is missing makes it cross the link to
 //! home, others wait for the same transfer; when it is over, what those miss who read more comes
-//! with the next one. Where a cache has less space than the volume, a scan
-//! finds under LRU nothing that stayed, under MRU as much as there is space.
+//! with the next one. Where a cache has less space than what falls on its nodes (`skew.rs`), a scan
+//! finds under MRU as much as there is space, under LRU little or nothing of what stayed.
 
 use std::collections::BTreeMap;
 
+use super::skew::Spread;
 use crate::workflow::{CachePolicy, VolumeIndex};
 
 /// A cache volume in one cluster.
@@ -16,14 +17,21 @@ pub(super) struct Cache {
     policy: CachePolicy,
     /// What its instances can hold together.
     space_bytes: u64,
-    /// Instances, one for each node that has one.
-    instances: u32,
+    /// Instances, by their nodes, with what each can hold.
+    parts: BTreeMap<u32, u64>,
+    /// Of how blocks fall on nodes, where hashing places them.
+    skew: Option<u64>,
+    /// For a scan of so many bytes; forgotten when instances come or go.
+    spread: Option<(u64, Spread)>,
     /// The links of these nodes together, as a link of the simulation.
     pub(super) link: u32,
     /// Rate of that link, in bytes per second.
     rate: u64,
-    /// What has been fetched and is still there.
+    /// What has been fetched and is still there, from the beginning on.
     resident_bytes: u64,
+    /// The length of a scan under LRU that pushed out its own beginning, and what the next of that
+    /// length finds of it.
+    left: Option<(u64, u64)>,
     fetching: Option<Transfer>,
     /// Readers that wait for the transfer under way.
     pub(super) waiting: Vec<Waiting>,
@@ -35,8 +43,10 @@ pub(super) struct Cache {
 #[derive(Debug, Clone, Copy)]
 struct Transfer {
     bytes: u64,
-    /// What is there when it is over.
+    /// What a scan as long finds when it is over.
     stays_bytes: u64,
+    /// Whether the beginning has been pushed out then.
+    is_rolling: bool,
     /// What its first reader reads, from the beginning on.
     read_bytes: u64,
 }
@@ -51,28 +61,32 @@ pub(super) struct Waiting {
 
 impl Cache {
     /// An instance was created on a node with a link of this rate; answers the rate of all.
-    pub(super) fn add(&mut self, bytes: u64, rate: u64) -> u64 {
-        self.instances += 1;
+    pub(super) fn add(&mut self, node: u32, bytes: u64, rate: u64) -> u64 {
+        self.parts.insert(node, bytes);
+        self.spread = None;
         self.space_bytes += bytes;
         self.rate = self.rate.saturating_add(rate);
         self.rate
     }
 
     /// An instance is gone, with the blocks that it held; answers the rate of those left.
-    pub(super) fn remove(&mut self, bytes: u64, rate: u64) -> u64 {
+    pub(super) fn remove(&mut self, node: u32, bytes: u64, rate: u64) -> u64 {
         let space_bytes = self.space_bytes;
         let left = |held: u64| {
             let lost = u128::from(held) * u128::from(bytes);
             held.saturating_sub(lost.checked_div(u128::from(space_bytes)).unwrap_or(0) as u64)
         };
         self.resident_bytes = left(self.resident_bytes);
+        self.left = self.left.map(|(scan, found)| (scan, left(found)));
         if let Some(transfer) = &mut self.fetching {
             transfer.stays_bytes = left(transfer.stays_bytes);
         }
-        self.instances -= 1;
+        self.parts.remove(&node);
+        self.spread = None;
         self.space_bytes -= bytes;
-        if self.instances == 0 {
+        if self.parts.is_empty() {
             self.resident_bytes = 0;
+            self.left = None;
             self.generation += 1;
         }
         self.rate = self.rate.saturating_sub(rate);
@@ -81,7 +95,24 @@ impl Cache {
 
     /// How many nodes have a part.
     pub(super) fn instances(&self) -> u32 {
-        self.instances
+        self.parts.len() as u32
+    }
+
+    /// How what readers of `bytes` scan lies on the nodes.
+    fn spread(&mut self, bytes: u64) -> Spread {
+        let is_roomy = self.parts.values().all(|part| *part >= bytes);
+        let seed = match self.skew {
+            Some(seed) if !is_roomy => seed,
+            _ => return Spread::even(self.space_bytes, bytes),
+        };
+        match self.spread {
+            Some((known, spread)) if known == bytes => spread,
+            _ => {
+                let spread = Spread::hashed(&self.parts, bytes, seed);
+                self.spread = Some((bytes, spread));
+                spread
+            }
+        }
     }
 
     /// Bytes that a reader of `bytes` has to make cross the link to home: nothing when all is
@@ -91,18 +122,21 @@ impl Cache {
         if self.fetching.is_some() {
             return 0;
         }
-        let is_roomy = self.space_bytes >= bytes;
+        let spread = self.spread(bytes);
+        let is_roomy = spread.kept_bytes >= bytes;
         if is_roomy && self.resident_bytes >= bytes {
             return 0;
         }
-        let (stays, found) = match (is_roomy, self.policy) {
-            (true, _) => (bytes, self.resident_bytes),
-            (false, CachePolicy::Lru) => (0, 0),
-            (false, CachePolicy::Mru) => (self.space_bytes, self.resident_bytes),
-        };
+        let is_rolling = !is_roomy && self.policy == CachePolicy::Lru;
+        let left = self.left.filter(|(scan, _)| is_rolling && *scan == bytes);
+        let found = left.map_or(self.resident_bytes, |(_, found)| found);
         let transfer = Transfer {
             bytes: bytes.saturating_sub(found.max(passed)).max(1),
-            stays_bytes: stays,
+            stays_bytes: match is_roomy {
+                true => bytes,
+                false => spread.found(bytes, self.policy),
+            },
+            is_rolling,
             read_bytes: bytes,
         };
         self.fetching = Some(transfer);
@@ -131,15 +165,21 @@ impl Cache {
         let Some(transfer) = self.fetching.take() else {
             return 0;
         };
-        let all = transfer.stays_bytes;
-        self.resident_bytes = self.resident_bytes.max(all).min(self.space_bytes);
+        let stays = transfer.stays_bytes;
+        if transfer.is_rolling {
+            self.resident_bytes = 0;
+            self.left = Some((transfer.read_bytes, stays));
+        } else {
+            self.resident_bytes = self.resident_bytes.max(stays).min(self.space_bytes);
+            self.left = None;
+        }
         transfer.read_bytes
     }
 
     /// Of `bytes` that a reader on a node with an instance reads, those that come from peers: a
     /// distributed hash gives each instance an equal share of the blocks.
     pub(super) fn at_peers(&self, bytes: u64) -> u64 {
-        bytes - bytes / u64::from(self.instances.max(1))
+        bytes - bytes / u64::from(self.instances().max(1))
     }
 }
 
@@ -162,16 +202,19 @@ impl Caches {
         cluster: u32,
         volume: VolumeIndex,
         policy: CachePolicy,
-        link: u32,
+        (link, skew): (u32, Option<u64>),
     ) -> u32 {
         *self.known.entry((cluster, volume)).or_insert_with(|| {
             self.all.push(Cache {
                 policy,
                 space_bytes: 0,
-                instances: 0,
+                parts: BTreeMap::new(),
+                skew,
+                spread: None,
                 link,
                 rate: 0,
                 resident_bytes: 0,
+                left: None,
                 fetching: None,
                 waiting: Vec::new(),
                 generation: 0,
@@ -191,10 +234,10 @@ mod tests {
 
     fn cache(policy: CachePolicy, shares: &[u64]) -> Cache {
         let mut caches = Caches::default();
-        let index = caches.index(0, VolumeIndex(0), policy, 0);
+        let index = caches.index(0, VolumeIndex(0), policy, (0, None));
         let cache = caches.get(index);
-        for share in shares {
-            cache.add(*share, 1);
+        for (node, share) in shares.iter().enumerate() {
+            cache.add(node as u32, *share, 1);
         }
         cache.clone()
     }
@@ -218,8 +261,8 @@ mod tests {
         cache.fetched();
         assert_eq!(scan(&mut cache, 100), 0);
         assert_eq!(cache.at_peers(100), 50);
-        cache.remove(50, 1);
-        cache.add(50, 1);
+        cache.remove(1, 50, 1);
+        cache.add(1, 50, 1);
         assert_eq!(
             scan(&mut cache, 100),
             50,
@@ -239,8 +282,8 @@ mod tests {
     fn what_a_node_held_that_was_lost_during_a_transfer_is_fetched_again() {
         let mut cache = cache(CachePolicy::Lru, &[50, 50]);
         cache.missing(100, 0);
-        cache.remove(50, 1);
-        cache.add(50, 1);
+        cache.remove(1, 50, 1);
+        cache.add(1, 50, 1);
         cache.fetched();
         assert_eq!(scan(&mut cache, 100), 50);
     }
@@ -251,5 +294,17 @@ mod tests {
         assert_eq!([scan(&mut lru, 100), scan(&mut lru, 100)], [100, 100]);
         let mut mru = cache(CachePolicy::Mru, &[40, 40]);
         assert_eq!([scan(&mut mru, 100), scan(&mut mru, 100)], [100, 20]);
+    }
+
+    #[test]
+    fn a_long_scan_under_lru_that_nearly_fits_finds_most_of_it_again() {
+        const MB: u64 = 1_000_000;
+        let mut lru = cache(CachePolicy::Lru, &[50 * MB, 49 * MB]);
+        assert_eq!(scan(&mut lru, 100 * MB), 100 * MB);
+        let again = scan(&mut lru, 100 * MB);
+        // All of the first 4 MB, then one of up to 8.4 that are asked for ahead.
+        assert!((15 * MB..30 * MB).contains(&again), "{again}");
+        assert_eq!(scan(&mut lru, 100 * MB), again);
+        assert_eq!(scan(&mut lru, MB), MB, "the beginning was pushed out");
     }
 }

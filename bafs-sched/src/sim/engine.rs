@@ -340,8 +340,9 @@ impl Simulation {
     }
 
     /// Adds a link without any rate yet, of which one flow can take what a node's link carries.
-    pub(super) fn add_link(&mut self, flow_rate_max: u64) -> u32 {
-        self.links.push(Link::new(0, flow_rate_max));
+    pub(super) fn add_link(&mut self, flow_rate_max: u64, latency_us: u64) -> u32 {
+        self.links
+            .push(Link::new(0, flow_rate_max).with_latency(latency_us));
         self.looks.push(u64::MAX);
         self.links.len() as u32 - 1
     }
@@ -433,28 +434,34 @@ impl Simulation {
 /// The links of all nodes and clusters, in the order of [`Simulation::links`].
 fn links(scenario: &Scenario, nodes: &[Node], clusters: usize) -> Vec<Link<Owner>> {
     let environment = &scenario.environment;
-    let (home, usual) = (environment.home_bytes_per_s, environment.local_bytes_per_s);
+    let usual = environment.local_bytes_per_s;
     let mut links = Vec::with_capacity(2 * (nodes.len() + clusters));
     let (mut serving, mut fastest) = (vec![0u64; clusters], vec![0u64; clusters]);
+    let mut classes = vec![0; clusters];
     for node in nodes {
         let class = &environment.nodes[node.class as usize];
         let local = class.local_bytes_per_s.unwrap_or(usual);
         let disk = class.disk_bytes_per_s.unwrap_or(local);
-        links.push(Link::new(local, local));
+        links.push(Link::new(local, local).with_latency(class.local_latency_us));
         links.push(Link::new(disk, disk));
         let cluster = node.cluster as usize;
+        classes[cluster] = node.class as usize;
         fastest[cluster] = fastest[cluster].max(local);
         if class.storage_bytes > 0 {
             serving[cluster] = serving[cluster].saturating_add(local);
         }
     }
-    links.extend(fastest.iter().map(|local| Link::new(home, *local)));
-    links.extend(
-        serving
-            .iter()
-            .zip(fastest)
-            .map(|(all, one)| Link::new(*all, one)),
-    );
+    let class_of = |cluster: usize| &environment.nodes[classes[cluster]];
+    links.extend((0..clusters).map(|cluster| {
+        let class = class_of(cluster);
+        let home = class.home_bytes_per_s;
+        let home = home.unwrap_or(environment.home_bytes_per_s);
+        Link::new(home, fastest[cluster]).with_latency(class.home_latency_us)
+    }));
+    links.extend((0..clusters).map(|cluster| {
+        let latency_us = class_of(cluster).local_latency_us;
+        Link::new(serving[cluster], fastest[cluster]).with_latency(latency_us)
+    }));
     links
 }
 

@@ -3,7 +3,7 @@
 //! to, nor of other links.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap};
+use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 
 /// Microseconds in a second: rates are bytes per second, times are in microseconds.
 pub(super) const SECOND_US: u64 = 1_000_000;
@@ -21,12 +21,16 @@ pub(super) struct Link<T> {
     rate: u64,
     /// The most that one flow can take, in bytes per second.
     flow_rate_max: u64,
+    /// How long what has crossed is still on its way, in microseconds.
+    latency_us: u64,
     /// When `served` was right, in microseconds.
     at: u64,
     /// Millionths of a byte that each flow has got since the beginning.
     served: u128,
     /// Flows by their ends.
     flows: BinaryHeap<Reverse<(u128, FlowId, T)>>,
+    /// Flows that have crossed and arrive later: when, the first one first.
+    arriving: VecDeque<(u64, FlowId, T)>,
     /// Flows that were cut off and are still in `flows`.
     cut: BTreeSet<FlowId>,
     next: u64,
@@ -40,13 +44,20 @@ impl<T: Copy + Ord> Link<T> {
         Self {
             rate: rate.max(1),
             flow_rate_max: flow_rate_max.max(1),
+            latency_us: 0,
             at: 0,
             served: 0,
             flows: BinaryHeap::new(),
+            arriving: VecDeque::new(),
             cut: BTreeSet::new(),
             next: 0,
             crossed_bytes: 0,
         }
+    }
+
+    /// The same link, on which everything arrives later than by its rate.
+    pub(super) fn with_latency(self, latency_us: u64) -> Self {
+        Self { latency_us, ..self }
     }
 
     /// Bytes per second.
@@ -54,7 +65,7 @@ impl<T: Copy + Ord> Link<T> {
         self.rate
     }
 
-    /// Whether no flow is under way.
+    /// Whether no flow takes any of its rate.
     pub(super) fn is_idle(&self) -> bool {
         self.flows.len() == self.cut.len()
     }
@@ -79,6 +90,10 @@ impl<T: Copy + Ord> Link<T> {
     /// Ends a flow before its time; answers how many bytes of it did not cross.
     pub(super) fn cut(&mut self, now: u64, id: FlowId) -> u64 {
         self.advance(now);
+        if let Some(at) = self.arriving.iter().position(|(_, other, _)| *other == id) {
+            self.arriving.remove(at);
+            return 0;
+        }
         let mut flows = self.flows.iter();
         let flow = flows.find(|Reverse((_, other, _))| *other == id);
         let left = flow.map_or(0, |Reverse((end, ..))| end.saturating_sub(self.served));
@@ -89,8 +104,13 @@ impl<T: Copy + Ord> Link<T> {
         left as u64
     }
 
-    /// When the next flow ends, if nothing changes.
+    /// When to look for the next flow that ends, if nothing changes.
     pub(super) fn next_end(&self) -> Option<u64> {
+        let arrival = self.arriving.front().map(|(at, ..)| *at);
+        arrival.into_iter().chain(self.next_crossed()).min()
+    }
+
+    fn next_crossed(&self) -> Option<u64> {
         let Reverse((end, ..)) = self.flows.peek()?;
         let left = end.saturating_sub(self.served);
         let wait = left.div_ceil(u128::from(self.flow_rate()));
@@ -103,12 +123,21 @@ impl<T: Copy + Ord> Link<T> {
     /// The next flow that has ended by `now`.
     pub(super) fn take_ended(&mut self, now: u64) -> Option<T> {
         self.advance(now);
-        let &Reverse((end, _, owner)) = self.flows.peek()?;
-        (end <= self.served).then(|| {
+        while let Some(&Reverse((end, id, owner))) = self.flows.peek()
+            && end <= self.served
+        {
             self.flows.pop();
             self.drop_cut();
-            owner
-        })
+            if self.latency_us == 0 {
+                return Some(owner);
+            }
+            let arrival = now.saturating_add(self.latency_us);
+            self.arriving.push_back((arrival, id, owner));
+        }
+        let (at, ..) = self.arriving.front()?;
+        let has_arrived = *at <= now;
+        let arrived = has_arrived.then(|| self.arriving.pop_front());
+        arrived.flatten().map(|(.., owner)| owner)
     }
 
     fn flow_rate(&self) -> u64 {
@@ -163,6 +192,23 @@ mod tests {
         link.start(0, 100, 1);
         link.start(5 * SECOND_US, 100, 2);
         assert_eq!(ends(&mut link), [(10_000, 1), (15_000, 2)]);
+    }
+
+    #[test]
+    fn what_has_crossed_arrives_later_and_leaves_the_link_to_others() {
+        let mut link = Link::new(100, 100).with_latency(500_000);
+        link.start(0, 100, 1);
+        link.start(0, 300, 2);
+        assert_eq!(ends(&mut link), [(2_500, 1), (4_500, 2)]);
+        let late = link.start(5 * SECOND_US, 100, 3);
+        assert_eq!(link.take_ended(6 * SECOND_US), None);
+        assert!(link.is_idle(), "it is only on its way");
+        assert_eq!(link.cut(6 * SECOND_US, late), 0);
+        assert_eq!(
+            (link.take_ended(7 * SECOND_US), link.next_end()),
+            (None, None)
+        );
+        assert_eq!(link.crossed_bytes, 500);
     }
 
     #[test]

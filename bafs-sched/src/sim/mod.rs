@@ -17,6 +17,7 @@ mod random;
 mod reading;
 mod record;
 mod serve;
+mod skew;
 pub mod study;
 mod trial;
 mod warming;

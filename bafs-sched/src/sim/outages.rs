@@ -68,7 +68,7 @@ impl Simulation {
         }
     }
 
-    fn class_of(&self, node: u32) -> &NodeClass {
+    pub(super) fn class_of(&self, node: u32) -> &NodeClass {
         let class = self.nodes[node as usize].class;
         &self.scenario.environment.nodes[class as usize]
     }

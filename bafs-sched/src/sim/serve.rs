@@ -142,12 +142,15 @@ impl Simulation {
                 let cache = match self.caches.find(cluster, volume) {
                     Some(cache) => cache,
                     None => {
-                        let link = self.add_link(local);
-                        self.caches.index(cluster, volume, policy, link)
+                        let class = self.class_of(node as u32);
+                        let seed = self.scenario.seed ^ (u64::from(volume.0) << 16);
+                        let skew = class.has_hash_skew.then_some(seed ^ u64::from(cluster));
+                        let link = self.add_link(local, class.local_latency_us);
+                        self.caches.index(cluster, volume, policy, (link, skew))
                     }
                 };
                 let cache = self.caches.get(cache);
-                let (link, rate) = (cache.link, cache.add(bytes, local));
+                let (link, rate) = (cache.link, cache.add(node as u32, bytes, local));
                 self.set_rate(link, rate);
                 self.cache_bytes += bytes;
             }
@@ -189,7 +192,7 @@ impl Simulation {
                 self.hold_warming(self.home_link(cluster));
                 if let Some(index) = self.caches.find(cluster, volume) {
                     let cache = self.caches.get(index);
-                    let (link, rate) = (cache.link, cache.remove(bytes, local));
+                    let (link, rate) = (cache.link, cache.remove(node as u32, bytes, local));
                     if cache.instances() == 0 {
                         self.forget_warming(cluster, index);
                     }

@@ -36,6 +36,8 @@ impl Simulation {
     pub(super) fn warm_on(&mut self, cluster: u32) {
         let link = self.home_link(cluster);
         let is_busy = !self.links[link as usize].is_idle();
+        // What is only on its way counts when it is there.
+        let is_busy = is_busy || self.warmings.under_way.contains_key(&cluster);
         if self.warmings.wanted.is_empty() || is_busy {
             return;
         }

@@ -131,6 +131,9 @@ impl Workload {
         };
         if let Some(rate) = home {
             environment.home_bytes_per_s = rate;
+            for class in &mut environment.nodes {
+                class.home_bytes_per_s = None;
+            }
         }
         if let Some(rate) = local {
             environment.local_bytes_per_s = rate;

@@ -37,7 +37,10 @@ impl Model {
         let past = past::from_journal(journal::read(journal)?)?;
         let measured = past.site.as_ref().and_then(|site| site.local_bytes_per_s);
         let environment = Environment {
-            nodes: vec![site.nodes.clone()],
+            nodes: vec![NodeClass {
+                has_hash_skew: true,
+                ..site.nodes.clone()
+            }],
             home_bytes_per_s: site.home_bytes_per_s,
             local_bytes_per_s: measured.unwrap_or(LOCAL_BYTES_PER_S),
             mtbf_s: None,

@@ -1,0 +1,277 @@
+//! How the blocks of a cache fall on its nodes, and what a node that gets more than it can keep
+//! fetches again. Knows no flows.
+//!
+//! Nodes place extents by rendezvous hashing with bounded loads (`bafs-server`, `placement`): each
+//! gets about its share, none more than a little beyond it, nor more than it can keep while there
+//! is room elsewhere. Integers only, so the same nodes get the same on every machine.
+
+use std::collections::BTreeMap;
+
+use super::random::normal;
+use crate::dice::Dice;
+use crate::workflow::CachePolicy;
+
+/// Bytes of a block.
+const BLOCK_BYTES: u64 = 64 << 10;
+/// Most bytes that are placed as one.
+const EXTENT_BYTES_MAX: u64 = 1 << 20;
+/// A source is cut into about so many extents at least.
+const EXTENTS_MIN: u64 = 256;
+/// With more extents times nodes than this, loads are not bounded.
+const SCORES_MAX: u64 = 1 << 21;
+/// A node takes this part more than its share before the next one is asked.
+const SURPLUS_PART: u64 = 16;
+
+/// Readers that have read less than this in order ask for nothing ahead, in bytes.
+const ORDERLY_BYTES_MIN: u64 = 512 << 10;
+/// The most that is asked ahead of a reader, in bytes.
+const AHEAD_BYTES_MAX: u64 = 8 << 20;
+
+/// How much of what readers scan the nodes can keep, and how much of it a later scan finds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Spread {
+    /// What all keep together.
+    pub(super) kept_bytes: u64,
+    /// What the next scan under LRU has to fetch again.
+    pub(super) again_bytes: u64,
+}
+
+impl Spread {
+    /// Of a scan of `bytes` on nodes that have so much space: to the byte even.
+    pub(super) fn even(space_bytes: u64, bytes: u64) -> Self {
+        Self {
+            kept_bytes: bytes.min(space_bytes),
+            again_bytes: fetched_again(bytes, bytes.saturating_sub(space_bytes)),
+        }
+    }
+
+    /// The same where hashing places the blocks; the seed is that of this cache.
+    pub(super) fn hashed(parts: &BTreeMap<u32, u64>, bytes: u64, seed: u64) -> Self {
+        let mut spread = Self {
+            kept_bytes: bytes,
+            again_bytes: 0,
+        };
+        for (load, space) in loads(parts, bytes, seed).into_iter().zip(parts.values()) {
+            // They keep whole blocks.
+            let over = load.saturating_sub(space / BLOCK_BYTES * BLOCK_BYTES);
+            spread.kept_bytes -= over.min(spread.kept_bytes);
+            // As if all nodes had as much too little: readers ask all of them at once.
+            let of_all = fetched_again(bytes, scaled(over, bytes, load));
+            spread.again_bytes += scaled(of_all, load, bytes);
+        }
+        spread
+    }
+
+    /// What a scan finds of what the one before it left.
+    pub(super) fn found(&self, bytes: u64, policy: CachePolicy) -> u64 {
+        match policy {
+            CachePolicy::Mru => self.kept_bytes,
+            CachePolicy::Lru => bytes.saturating_sub(self.again_bytes),
+        }
+    }
+}
+
+/// What a scan of `bytes` fetches under LRU when `over` bytes less stayed of the scan before it.
+///
+/// Readers ask for blocks ahead, the more the further they are. Of what is asked ahead all that is
+/// there is found, and counts as used, before what is missing has come and pushes out what follows.
+/// So each time `over` bytes are missing, or all when less is asked.
+fn fetched_again(bytes: u64, over: u64) -> u64 {
+    if over == 0 {
+        return 0;
+    }
+    let mut at = ORDERLY_BYTES_MIN.min(bytes);
+    let mut again = at;
+    while at < bytes {
+        let asked = (at / 4).min(AHEAD_BYTES_MAX);
+        if asked == AHEAD_BYTES_MAX {
+            return again + scaled(bytes - at, over.min(asked), asked);
+        }
+        let asked = asked.min(bytes - at);
+        again += over.min(asked);
+        at += asked;
+    }
+    again
+}
+
+/// For each part, in their order, how many of `bytes` fall on it.
+fn loads(parts: &BTreeMap<u32, u64>, bytes: u64, seed: u64) -> Vec<u64> {
+    let extent = (bytes / EXTENTS_MIN).clamp(1, EXTENT_BYTES_MAX);
+    let extent = (1u64 << extent.ilog2()).max(BLOCK_BYTES);
+    let extents = bytes.div_ceil(extent);
+    let space: u64 = parts.values().sum();
+    let is_bounded = extents.saturating_mul(parts.len() as u64) <= SCORES_MAX;
+    let placed = parts.iter().map(|(node, part)| {
+        let share = scaled(bytes, *part, space);
+        let bound = match bytes >= space {
+            true => share + extent,
+            false => (share + extent.max(share / SURPLUS_PART)).min(*part),
+        };
+        let drawn = drawn(extents, *part, space, seed ^ (u64::from(*node) << 32));
+        match is_bounded {
+            true => (drawn.min(bound / extent), bound / extent),
+            false => (drawn, u64::MAX),
+        }
+    });
+    let (mut loads, bounds): (Vec<u64>, Vec<u64>) = placed.unzip();
+    level(&mut loads, &bounds, extents);
+    // The last extent may be short; it takes a whole one all the same.
+    loads.iter().map(|load| load * extent).collect()
+}
+
+/// How many extents choose a node first: binomially distributed, taken as normal.
+fn drawn(extents: u64, part: u64, space: u64, seed: u64) -> u64 {
+    let mean = scaled(extents << 10, part, space);
+    let variance = scaled(mean, space - part, space) << 10;
+    let deviation_ppm = scaled(variance.isqrt(), 1_000_000, mean);
+    (normal(&mut Dice::new(seed), mean, deviation_ppm) + (1 << 9)) >> 10
+}
+
+/// Makes the sum right: what finds no room goes where there is some, and to all alike when there
+/// is none; what is too much is taken from all alike.
+fn level(loads: &mut [u64], bounds: &[u64], wanted: u64) {
+    let count = loads.len() as u64;
+    let mut sum: u64 = loads.iter().sum();
+    while sum < wanted {
+        let roomy = |(load, bound): &(&u64, &u64)| load < bound;
+        let roomy = loads.iter().zip(bounds).filter(roomy).count() as u64;
+        let each = (wanted - sum).div_ceil(if roomy > 0 { roomy } else { count });
+        for (load, bound) in loads.iter_mut().zip(bounds) {
+            let room = if roomy > 0 {
+                bound.saturating_sub(*load)
+            } else {
+                each
+            };
+            let more = each.min(room).min(wanted - sum);
+            *load += more;
+            sum += more;
+        }
+    }
+    while sum > wanted {
+        let each = (sum - wanted).div_ceil(count);
+        for load in loads.iter_mut() {
+            let less = each.min(*load).min(sum - wanted);
+            *load -= less;
+            sum -= less;
+        }
+    }
+}
+
+/// `value` times `part` over `whole`, 0 for a whole of nothing.
+fn scaled(value: u64, part: u64, whole: u64) -> u64 {
+    let product = u128::from(value) * u128::from(part);
+    let scaled = product.checked_div(u128::from(whole)).unwrap_or(0);
+    u64::try_from(scaled).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    const MB: u64 = 1_000_000;
+
+    fn parts(count: u32, bytes: u64) -> BTreeMap<u32, u64> {
+        (0..count).map(|node| (node, bytes)).collect()
+    }
+
+    /// Blocks that a second scan fetches from a cache of so many blocks, one by one: asked for as
+    /// readers ask, kept by LRU.
+    fn counted(blocks: u64, room: u64) -> u64 {
+        let (mut kept, mut again) = (VecDeque::new(), 0);
+        for scan in 0..2 {
+            let mut at = 0;
+            while at < blocks {
+                let read = at * BLOCK_BYTES;
+                let ahead = (read / 4).min(AHEAD_BYTES_MAX) / BLOCK_BYTES;
+                let asked = if read < ORDERLY_BYTES_MIN {
+                    1
+                } else {
+                    ahead.max(1)
+                };
+                let asked = at..(at + asked).min(blocks);
+                let missing = asked.clone().filter(|block| !kept.contains(block));
+                let missing: Vec<u64> = missing.collect();
+                kept.retain(|block| !asked.contains(block));
+                kept.extend(asked.clone());
+                while kept.len() as u64 > room {
+                    kept.pop_front();
+                }
+                again += if scan == 1 { missing.len() as u64 } else { 0 };
+                at = asked.end;
+            }
+        }
+        again
+    }
+
+    #[test]
+    fn what_a_scan_fetches_again_is_what_block_by_block_comes_out() {
+        for (blocks, over) in [
+            (245, 1),
+            (930, 4),
+            (930, 12),
+            (930, 40),
+            (1075, 90),
+            (2000, 7),
+        ] {
+            let expected = counted(blocks, blocks - over);
+            let found = fetched_again(blocks * BLOCK_BYTES, over * BLOCK_BYTES) / BLOCK_BYTES;
+            let off = found.abs_diff(expected) as f64 / expected as f64;
+            assert!(off < 0.1, "{blocks}, {over}: {found}, {expected}");
+        }
+    }
+
+    #[test]
+    fn who_asks_for_nothing_ahead_finds_nothing_again() {
+        assert_eq!(fetched_again(500_000, 1), 500_000);
+        assert_eq!(fetched_again(500_000, 0), 0);
+        assert_eq!(fetched_again(100 * MB, 50 * MB), 100 * MB);
+    }
+
+    #[test]
+    fn loads_are_all_that_there_is_and_within_their_bounds() {
+        for (count, part, bytes) in [
+            (4, 4 * MB, 16 * MB),
+            (16, 40 * MB, 600 * MB),
+            (3, MB, 9 * MB),
+        ] {
+            for seed in 0..20 {
+                let loads = loads(&parts(count, part), bytes, seed);
+                let sum: u64 = loads.iter().sum();
+                assert!(sum - bytes < EXTENT_BYTES_MAX, "{sum} of {bytes}");
+                let share = bytes / u64::from(count);
+                let extent = (share / 16).max(2 * BLOCK_BYTES).max(2 * EXTENT_BYTES_MAX);
+                assert!(
+                    loads.iter().all(|load| *load <= share + extent),
+                    "{loads:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_cache_of_just_its_size_loses_what_hashing_puts_on_full_nodes_and_a_larger_one_nothing() {
+        let lost = |part: u64| -> Vec<u64> {
+            let of = |seed| Spread::hashed(&parts(4, part), 16 * MB, seed);
+            (0..20).map(|seed| 16 * MB - of(seed).kept_bytes).collect()
+        };
+        let tight = lost(4 * MB);
+        assert!(
+            tight
+                .iter()
+                .all(|lost| *lost > 0 && *lost <= 4 * BLOCK_BYTES),
+            "{tight:?}"
+        );
+        assert_eq!(lost(4_400_000), [0; 20]);
+    }
+
+    #[test]
+    fn many_extents_spread_as_much_as_chance_does() {
+        // 10⁶ extents on 100 nodes: a deviation of 99.5 for each.
+        let loads = loads(&parts(100, 20 << 30), 1_000_000 << 20, 3);
+        let off = |load: &u64| ((*load >> 20) as f64 - 10_000.0).powi(2);
+        let deviation = (loads.iter().map(off).sum::<f64>() / 100.0).sqrt();
+        assert!((80.0..120.0).contains(&deviation), "{deviation}");
+    }
+}

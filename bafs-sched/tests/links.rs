@@ -1,0 +1,114 @@
+//! Links of clusters, their latency and the skew of hashing in simulations, against arithmetic.
+
+use bafs_sched::planner::{Environment, NodeClass};
+use bafs_sched::sim::{JobLoad, Load, Measured, MountLoad, Policy, Run, Scenario, Simulation};
+use bafs_sched::workflow::parse_workflow;
+
+const MB: u64 = 1_000_000;
+
+/// So many jobs of one processor each, after each other or not, that scan one cache of this size.
+fn scans(jobs: usize, is_chain: bool, bytes: u64, environment: Environment, seed: u64) -> Run {
+    let mut text = format!("volume b cache bafs://home/b {bytes} B\n");
+    for at in 0..jobs {
+        text += &format!("job j{at} {{\nexecutable = x\n}}\nmount b j{at} /b\n");
+        if is_chain && at > 0 {
+            text += &format!("parent j{} child j{at}\n", at - 1);
+        }
+    }
+    let none = |_: &str| Err("no files".to_owned());
+    let workflow = parse_workflow("scans.bafs", &text, &none).expect("a workflow");
+    let mount = MountLoad {
+        read_bytes: bytes,
+        written_bytes: 0,
+    };
+    let job = JobLoad {
+        compute_us: 0,
+        mounts: vec![mount],
+    };
+    let load = Load::Measured(Measured {
+        jobs: vec![job; jobs],
+        ..Measured::default()
+    });
+    let scenario = Scenario::new(environment, Policy::Need, load, seed);
+    let run = Simulation::new(workflow.workflow, scenario).run();
+    let run = run.expect("it ends");
+    assert!(run.is_complete(), "{:?}", run.outcome);
+    run
+}
+
+fn environment(nodes: Vec<NodeClass>) -> Environment {
+    Environment {
+        nodes,
+        home_bytes_per_s: 10 * MB,
+        local_bytes_per_s: 1_000 * MB,
+        mtbf_s: None,
+        restart_s: 60,
+    }
+}
+
+#[test]
+fn each_cluster_fetches_over_its_own_link_to_home() {
+    let class = |cluster: &str, home_bytes_per_s| NodeClass {
+        cluster: cluster.to_owned(),
+        home_bytes_per_s,
+        ..NodeClass::new(1, 1, 1_000 * MB)
+    };
+    let time = |far| {
+        let nodes = vec![class("near", None), class("far", far)];
+        let run = scans(2, false, 100 * MB, environment(nodes), 1);
+        assert_eq!(run.home_bytes, u128::from(200 * MB));
+        run.seconds()
+    };
+    // The slower of two links of 10 MB/s, then of one of 10 and one of 2.
+    assert_eq!(time(None), 10.0);
+    assert_eq!(time(Some(2 * MB)), 50.0);
+    assert_eq!(time(Some(100 * MB)), 10.0);
+}
+
+#[test]
+fn what_crosses_a_link_arrives_later_by_its_latency() {
+    let class = NodeClass {
+        home_latency_us: 1_500_000,
+        local_latency_us: 20_000,
+        ..NodeClass::new(1, 1, 1_000 * MB)
+    };
+    // 100 MB at 10 MB/s, then the latency once: jobs read ahead. The second finds all here.
+    let run = scans(1, false, 100 * MB, environment(vec![class.clone()]), 1);
+    assert_eq!(run.seconds(), 11.5);
+    let run = scans(2, true, 100 * MB, environment(vec![class.clone()]), 1);
+    assert_eq!(run.seconds(), 11.6);
+    // Half of it at the other node: 50 MB at 1,000 MB/s and 20 ms.
+    let two = NodeClass {
+        storage_bytes: 60 * MB,
+        count: 2,
+        ..class
+    };
+    let run = scans(2, true, 100 * MB, environment(vec![two]), 1);
+    assert_eq!(run.seconds(), 11.57);
+}
+
+/// Four nodes that have just room for the cache, five scans one after the other.
+#[test]
+fn of_a_cache_of_just_its_size_hashing_puts_some_blocks_where_there_is_no_room() {
+    let fetched = |has_hash_skew, part, seed| {
+        let class = NodeClass {
+            has_hash_skew,
+            ..NodeClass::new(4, 1, part)
+        };
+        scans(5, true, 64 * MB, environment(vec![class]), seed).fetched_bytes as f64 / 64e6
+    };
+    assert_eq!(fetched(false, 16 * MB, 1), 1.0);
+    assert_eq!(fetched(true, 18 * MB, 1), 1.0);
+    let skewed: Vec<f64> = (1..20).map(|seed| fetched(true, 16 * MB, seed)).collect();
+    // A block too many costs the nodes that have one up to a sixth of each later scan.
+    assert!(
+        skewed.iter().all(|all| (1.02..2.2).contains(all)),
+        "{skewed:?}"
+    );
+    assert_eq!(
+        fetched(true, 16 * MB, 3),
+        skewed[2],
+        "the same seed, the same bytes"
+    );
+    assert!(skewed.iter().any(|all| *all != skewed[0]), "{skewed:?}");
+}
