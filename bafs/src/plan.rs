@@ -35,7 +35,8 @@ pub(crate) async fn run(args: &PlanArgs, output: Output) -> Result<()> {
     }
     if !environment.is_even() {
         remarks.push(
-            "nodes differ in more than processors and storage: the equations take them as alike"
+            "nodes differ in more than processors and storage, or have latency, hash skew or a \
+             link to home of their own: the equations know nothing of it"
                 .to_owned(),
         );
     }

@@ -253,7 +253,7 @@ impl Environment {
     }
 
     /// Whether the equations describe these nodes: they know one cluster of nodes that are alike
-    /// but for processors and storage, and are there all the time.
+    /// but for processors and storage, are there all the time, and whose links have rates alone.
     pub fn is_even(&self) -> bool {
         let Some(first) = self.nodes.first() else {
             return true;
