@@ -117,7 +117,7 @@ impl Teller {
 
     fn event(&mut self, event: &Event) {
         match event {
-            Event::ServersSeen { nodes } => self.seen(nodes),
+            Event::ServersSeen { nodes, missed } => self.seen(nodes, missed),
             Event::ServerSilent { server } => {
                 let node = self.node(*server);
                 self.tell(&[&node], format!("node {node} answers no call: it is lost"));
@@ -184,20 +184,18 @@ impl Teller {
         }
     }
 
-    fn seen(&mut self, nodes: &[NodeSeen]) {
-        let listed: BTreeSet<ServerId> = nodes.iter().map(|node| node.id).collect();
+    fn seen(&mut self, nodes: &[NodeSeen], missed: &[ServerId]) {
         for node in nodes {
-            if self.listed.contains(&node.id) {
-                continue;
+            if self.listed.insert(node.id) {
+                let text = format!("node {} is listed, with {} slots", node.name, node.slots);
+                self.tell(&[&node.name], text);
             }
-            let text = format!("node {} is listed, with {} slots", node.name, node.slots);
-            self.tell(&[&node.name], text);
         }
-        for server in self.listed.difference(&listed).copied().collect::<Vec<_>>() {
-            let node = self.node(server);
+        for server in missed {
+            let node = self.node(*server);
             self.tell(&[&node], format!("node {node} is not listed any more"));
+            self.listed.remove(server);
         }
-        self.listed = listed;
     }
 
     fn of_job(&mut self, execution: ExecutionId, what: &str) {

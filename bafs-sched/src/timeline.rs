@@ -266,7 +266,7 @@ impl Observer {
     /// Notes a fact that the core is about to be told.
     fn told(&mut self, event: &Event) {
         match event {
-            Event::ServersSeen { nodes } => {
+            Event::ServersSeen { nodes, .. } => {
                 nodes.iter().for_each(|node| self.seen(node));
                 self.is_fleet_stale = true;
             }

@@ -17,6 +17,7 @@ use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 
 use crate::dice::Dice;
+use crate::io::listing::Listing;
 use crate::logic::{Action, Event, MountedVolume, NodeSeen, Outcome, Scheduler, Settings, Space};
 use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
@@ -90,7 +91,7 @@ pub struct World {
     nodes: BTreeMap<ServerId, Node>,
     due: BTreeMap<(Time, u64), Due>,
     next: u64,
-    told: Option<Vec<NodeSeen>>,
+    listing: Listing,
     /// Files that came home a second time with other content.
     mismatches: u64,
     /// The catalog lists nothing before this time.
@@ -138,7 +139,7 @@ impl World {
             nodes: nodes.collect(),
             due: BTreeMap::new(),
             next: 0,
-            told: None,
+            listing: Listing::default(),
             failed: BTreeMap::new(),
             sent: BTreeMap::new(),
         };
@@ -514,13 +515,10 @@ impl World {
         let nodes: Vec<NodeSeen> = nodes
             .map(|(server, node)| deeds::seen(*server, node))
             .collect();
-        // As the driver does: who is listed, but was given up, gets another chance.
-        let is_given_up = nodes.iter().any(|node| self.scheduler.is_lost(node.id));
-        let is_chance = is_given_up && self.now.0.is_multiple_of(10 * POLL_MS);
-        let is_listing = self.now >= self.catalog_back;
-        if is_listing && (is_chance || self.told.as_ref() != Some(&nodes)) {
-            self.told = Some(nodes.clone());
-            self.tell(Event::ServersSeen { nodes });
+        if self.now >= self.catalog_back
+            && let Some(news) = self.listing.news(&self.scheduler, nodes)
+        {
+            self.tell(news);
         }
         self.at(POLL_MS, Due::Second);
     }

@@ -47,9 +47,7 @@ fn rules_are_kept_until_the_nodes_have_said_what_they_keep() {
         foreign: Space::ZERO,
         slots: 2,
     });
-    let seen = Event::ServersSeen {
-        nodes: nodes.to_vec(),
-    };
+    let seen = Event::seen(nodes.to_vec());
     scheduler.step(Time(0), seen, &mut asked);
     for now in [1, 10, 100, 900] {
         scheduler.step(Time(now), Event::Tick, &mut asked);

@@ -244,13 +244,13 @@ fn sizes_that_were_made_up_follow_the_nodes() {
     let mut scheduler = Scheduler::new(RunId(1), parse(text), Settings::default());
     let mut actions = Vec::new();
     let small = vec![node(1, 20)];
-    scheduler.step(Time(0), Event::ServersSeen { nodes: small }, &mut actions);
+    scheduler.step(Time(0), Event::seen(small), &mut actions);
     let Some(Action::CreateVolume { id, size, .. }) = actions.pop() else {
         panic!("the first is measured");
     };
     assert!(size.bytes <= 10_000_000, "two fit: {size:?}");
     let nodes = vec![node(1, 20), node(2, 200)];
-    scheduler.step(Time(1), Event::ServersSeen { nodes }, &mut actions);
+    scheduler.step(Time(1), Event::seen(nodes), &mut actions);
     let made_up = scheduler.workflow().volumes[1].size_bytes;
     assert!(made_up > 80_000_000, "the large node counts: {made_up}");
 

@@ -38,7 +38,7 @@ fn starts(workflow: Workflow, listings: Vec<Vec<NodeSeen>>) -> Vec<ServerId> {
     let mut scheduler = Scheduler::new(RunId(1), workflow, Settings::default());
     let (mut starts, mut now) = (Vec::new(), 0);
     for nodes in listings {
-        let mut due = vec![Event::ServersSeen { nodes }];
+        let mut due = vec![Event::seen(nodes)];
         while let Some(event) = due.pop() {
             now += 1;
             let mut actions = Vec::new();

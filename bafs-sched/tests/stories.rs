@@ -50,8 +50,10 @@ fn event(words: &[&str]) -> Event {
     let number = |at: usize| words[at].parse::<u128>().expect("a number");
     let execution = || ExecutionId(number(1));
     match words[0] {
-        "seen" => Event::ServersSeen {
-            nodes: words[1..].iter().map(|word| node(word)).collect(),
+        "seen" => Event::seen(words[1..].iter().map(|word| node(word)).collect()),
+        "missed" => Event::ServersSeen {
+            nodes: Vec::new(),
+            missed: words[1..].iter().map(|word| node(word).id).collect(),
         },
         "silent" => Event::ServerSilent {
             server: node(words[1]).id,

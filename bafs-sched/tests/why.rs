@@ -26,7 +26,7 @@ fn a_job_that_waits_says_what_for_and_a_node_what_it_has_left() {
             files: 1_000,
         };
         let nodes = vec![NodeSeen::alone(ServerId(1), capacity, slots)];
-        scheduler.step(Time(now), Event::ServersSeen { nodes }, &mut Vec::new());
+        scheduler.step(Time(now), Event::seen(nodes), &mut Vec::new());
     };
     see(&mut scheduler, 0, 1);
     assert_eq!(told(&scheduler, "a"), "", "it has what it needs");

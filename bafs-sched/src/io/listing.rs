@@ -1,6 +1,6 @@
 //! What the catalog listed lately, and whether it says anything new. Asks nobody.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bafs_proto::ids::ServerId;
 use bafs_proto::message::{Advert, ServerKind};
@@ -18,9 +18,10 @@ const FOREIGN_POLLS: usize = 4;
 const FOREIGN_BYTES_MIN: u64 = 1 << 20;
 
 /// What the catalog listed lately.
-#[derive(Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Listing {
-    told: Option<Vec<NodeSeen>>,
+    /// Who was in the last list.
+    listed: BTreeSet<ServerId>,
     foreign: BTreeMap<ServerId, VecDeque<Space>>,
     /// Listings so far.
     pub(crate) polls: u64,
@@ -29,7 +30,6 @@ pub(crate) struct Listing {
 impl Listing {
     /// The fact that a listing is, if it says anything new.
     pub(crate) fn compare(&mut self, scheduler: &Scheduler, adverts: Vec<Advert>) -> Option<Event> {
-        self.polls += 1;
         let mut nodes = Vec::new();
         for advert in adverts
             .into_iter()
@@ -64,25 +64,131 @@ impl Listing {
                 slots: advert.slots,
             });
         }
-        let given_up = nodes.iter().any(|node| scheduler.is_lost(node.id));
-        let is_chance = given_up && self.polls.is_multiple_of(SECOND_CHANCE_POLLS);
-        if !is_chance && self.told.as_ref().is_some_and(|told| is_same(told, &nodes)) {
-            return None;
-        }
-        self.told = Some(nodes.clone());
-        Some(Event::ServersSeen { nodes })
+        self.news(scheduler, nodes)
+    }
+
+    /// The fact that a whole list of nodes is, if it says anything that the core does not know.
+    pub(crate) fn news(&mut self, scheduler: &Scheduler, nodes: Vec<NodeSeen>) -> Option<Event> {
+        self.polls += 1;
+        let is_chance = self.polls.is_multiple_of(SECOND_CHANCE_POLLS);
+        let listed: BTreeSet<ServerId> = nodes.iter().map(|node| node.id).collect();
+        let is_news = |node: &NodeSeen| {
+            let is_known = self.listed.contains(&node.id)
+                && scheduler
+                    .node(node.id)
+                    .is_some_and(|known| is_close(known, node));
+            !is_known || is_chance && scheduler.is_lost(node.id)
+        };
+        let nodes: Vec<NodeSeen> = nodes.into_iter().filter(is_news).collect();
+        let live = scheduler.live_nodes();
+        let missed: Vec<ServerId> = live
+            .filter(|server| scheduler.is_listed(*server) && !listed.contains(server))
+            .collect();
+        self.listed = listed;
+        // That there is no node is said once.
+        let is_said = nodes.is_empty() && missed.is_empty() && self.polls > 1;
+        (!is_said).then_some(Event::ServersSeen { nodes, missed })
     }
 }
 
-/// Whether two listings say the same, small changes of foreign reservations aside.
-fn is_same(told: &[NodeSeen], nodes: &[NodeSeen]) -> bool {
-    told.len() == nodes.len()
-        && told.iter().zip(nodes).all(|(a, b)| {
-            let is_close = a.foreign.bytes.abs_diff(b.foreign.bytes) < FOREIGN_BYTES_MIN;
-            is_close
-                && NodeSeen {
-                    foreign: a.foreign,
-                    ..b.clone()
-                } == *a
-        })
+/// Whether a node is as it is known, small changes of foreign reservations aside.
+fn is_close(known: &NodeSeen, node: &NodeSeen) -> bool {
+    let is_small = known.foreign.bytes.abs_diff(node.foreign.bytes) < FOREIGN_BYTES_MIN;
+    is_small
+        && NodeSeen {
+            foreign: known.foreign,
+            ..node.clone()
+        } == *known
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::ids::RunId;
+    use bafs_proto::time::Time;
+
+    use super::*;
+    use crate::logic::Settings;
+    use crate::workflow::parse_workflow;
+
+    const NODES: u64 = 4;
+
+    fn node(id: u64, slots: u32) -> NodeSeen {
+        let capacity = Space {
+            bytes: 1_000_000,
+            files: 1_000,
+        };
+        NodeSeen::alone(ServerId(id), capacity, slots)
+    }
+
+    struct Told {
+        scheduler: Scheduler,
+        listing: Listing,
+        now: Time,
+    }
+
+    impl Told {
+        fn new() -> Self {
+            let parsed =
+                parse_workflow("w", "job a {\nexecutable = x\n}\n", &|_| unreachable!()).unwrap();
+            Self {
+                scheduler: Scheduler::new(RunId(1), parsed.workflow, Settings::default()),
+                listing: Listing::default(),
+                now: Time(0),
+            }
+        }
+
+        /// What a list says that is new: nodes and who is missed. The core is told.
+        fn of(&mut self, nodes: Vec<NodeSeen>) -> Option<(Vec<ServerId>, Vec<ServerId>)> {
+            self.now = self.now.plus_ms(1_000);
+            let news = self.listing.news(&self.scheduler, nodes)?;
+            let Event::ServersSeen { nodes, missed } = &news else {
+                panic!("a list says who is there: {news:?}");
+            };
+            let told = (nodes.iter().map(|n| n.id).collect(), missed.clone());
+            self.scheduler.step(self.now, news, &mut Vec::new());
+            Some(told)
+        }
+    }
+
+    #[test]
+    fn of_many_nodes_only_those_are_told_of_that_came_changed_or_went() {
+        let mut told = Told::new();
+        let all = || (0..NODES).map(|id| node(id, 1)).collect::<Vec<_>>();
+        let everybody = (0..NODES).map(ServerId).collect();
+        assert_eq!(told.of(all()), Some((everybody, vec![])));
+        assert_eq!(told.of(all()), None);
+        let mut changed = all();
+        changed[2] = node(2, 8);
+        assert_eq!(told.of(changed.clone()), Some((vec![ServerId(2)], vec![])));
+        let gone = changed.split_off(3);
+        let missed = Some((vec![], vec![ServerId(3)]));
+        assert_eq!(told.of(changed.clone()), missed);
+        assert_eq!(told.of(changed.clone()), None, "it is missed once");
+        changed.extend(gone);
+        assert_eq!(told.of(changed), Some((vec![ServerId(3)], vec![])));
+    }
+
+    #[test]
+    fn who_was_given_up_but_is_listed_is_told_of_again_now_and_then() {
+        let mut told = Told::new();
+        told.of(vec![node(1, 1)]);
+        let silent = Event::ServerSilent {
+            server: ServerId(1),
+        };
+        told.scheduler.step(told.now, silent, &mut Vec::new());
+        assert!(told.scheduler.is_lost(ServerId(1)));
+        for poll in 2..SECOND_CHANCE_POLLS {
+            assert_eq!(told.of(vec![node(1, 1)]), None, "poll {poll}");
+        }
+        let chance = Some((vec![ServerId(1)], vec![]));
+        assert_eq!(told.of(vec![node(1, 1)]), chance);
+        assert!(!told.scheduler.is_lost(ServerId(1)));
+    }
+
+    #[test]
+    fn that_there_is_no_node_is_said_once() {
+        let mut told = Told::new();
+        assert_eq!(told.of(vec![]), Some((vec![], vec![])));
+        assert_eq!(told.of(vec![]), None);
+    }
 }

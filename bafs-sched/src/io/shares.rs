@@ -260,7 +260,7 @@ mod tests {
         };
         let nodes = nodes.iter().map(|id| NodeSeen::alone(*id, capacity, 2));
         let nodes = nodes.collect();
-        scheduler.step(Time(1), Event::ServersSeen { nodes }, &mut Vec::new());
+        scheduler.step(Time(1), Event::seen(nodes), &mut Vec::new());
         scheduler
     }
 

@@ -86,6 +86,12 @@ impl Scheduler {
         self.fleet.live().map(|(server, _)| server)
     }
 
+    /// Whether a node was in the last list of the catalog and has not been given up since.
+    pub(crate) fn is_listed(&self, server: ServerId) -> bool {
+        let node = self.fleet.get(server);
+        node.is_some_and(|node| !node.is_lost && node.missing_since.is_none())
+    }
+
     /// Takes what nodes keep for this run.
     pub(super) fn shares_seen(&mut self, shares: Vec<NodeShare>) {
         for NodeShare {

@@ -11,10 +11,13 @@ use crate::workflow::JobIndex;
 /// One fact.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
-    /// The catalog listed these nodes and no others.
+    /// What the catalog's list of nodes says that was not known. Of ten thousand nodes one comes or
+    /// goes at a time: the others are not told again.
     ServersSeen {
-        /// Each node once.
+        /// Nodes that are new, changed, back, or get another chance; each once.
         nodes: Vec<NodeSeen>,
+        /// Nodes that were listed before and are not any more; each once.
+        missed: Vec<ServerId>,
     },
     /// Nodes keep so much of themselves for this run.
     SharesSeen {
@@ -110,6 +113,15 @@ pub enum Event {
         /// another thing than to servers that remember what the journal does not.
         series: u32,
     },
+}
+
+impl Event {
+    /// These nodes are listed, and nobody is missed.
+    #[must_use]
+    pub fn seen(nodes: Vec<NodeSeen>) -> Self {
+        let missed = Vec::new();
+        Self::ServersSeen { nodes, missed }
+    }
 }
 
 /// What a user wishes of a pipeline, named by any of its jobs.

@@ -548,7 +548,7 @@ mod tests {
             files: 1_000,
         };
         let node = NodeSeen::alone(ServerId(1), space, 4);
-        let seen = Event::ServersSeen { nodes: vec![node] };
+        let seen = Event::seen(vec![node]);
         scheduler.step(Time(0), seen, &mut Vec::new());
         assert_eq!(scheduler.processors_and_bytes().0, 4);
         let limit = Limit {
@@ -575,7 +575,7 @@ mod tests {
             files: 1_000,
         };
         let node = NodeSeen::alone(ServerId(1), space, 4);
-        let seen = Event::ServersSeen { nodes: vec![node] };
+        let seen = Event::seen(vec![node]);
         scheduler.step(Time(0), seen, &mut Vec::new());
         assert!(held(&scheduler) > 0);
     }

@@ -1,8 +1,6 @@
 //! Lost servers and volumes, and volumes that failed attempts leave half-written: the smallest set
 //! of jobs that must run again. Whose fault a failure is says `failure.rs`.
 
-use std::collections::BTreeSet;
-
 use bafs_proto::ErrorCode;
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
@@ -19,9 +17,8 @@ use super::volumes::State;
 use crate::workflow::{JobIndex, VolumeIndex};
 
 impl Scheduler {
-    /// Takes a listing of the catalog.
-    pub(super) fn servers_seen(&mut self, nodes: Vec<NodeSeen>) {
-        let listed: BTreeSet<ServerId> = nodes.iter().map(|node| node.id).collect();
+    /// Takes what a list of the catalog says that was not known.
+    pub(super) fn servers_seen(&mut self, nodes: Vec<NodeSeen>, missed: &[ServerId]) {
         for node in nodes {
             let server = node.id;
             if self.fleet.is_as_seen(&node) {
@@ -37,18 +34,10 @@ impl Scheduler {
                     .extend(stale.map(|(id, _)| Action::DeleteVolume { id: *id, server }));
             }
         }
-        let is_missed = |server: &ServerId| {
-            self.fleet
-                .get(*server)
-                .is_some_and(|n| n.missing_since.is_none())
-        };
-        let live: Vec<ServerId> = self.fleet.live().map(|(server, _)| server).collect();
-        let missed: Vec<_> = live
-            .into_iter()
-            .filter(|s| !listed.contains(s))
-            .filter(is_missed)
-            .collect();
-        for server in missed {
+        for &server in missed {
+            if !self.is_listed(server) {
+                continue;
+            }
             let now = self.now;
             self.fleet
                 .update(server, |node| node.missing_since = Some(now));

@@ -391,7 +391,7 @@ impl Scheduler {
 
     fn apply(&mut self, event: Event) {
         match event {
-            Event::ServersSeen { nodes } => self.servers_seen(nodes),
+            Event::ServersSeen { nodes, missed } => self.servers_seen(nodes, &missed),
             Event::SharesSeen { shares } => self.shares_seen(shares),
             Event::ServerSilent { server } => self.lose_server(server),
             Event::VolumeCreated { volume } => self.volume_created(volume),

@@ -141,7 +141,8 @@ pub struct Simulation {
     pub(super) fills: BTreeMap<VolumeId, Fill>,
     pub(super) extracts: BTreeMap<ExtractId, (u32, u32, FlowId, u64)>,
     pub(super) dice: Dice,
-    pub(super) is_listing_due: bool,
+    /// Nodes of which the catalog noticed lately that they are there or not.
+    pub(super) noticed: Vec<u32>,
     pub(super) run: Run,
     pub(super) running: u32,
     pub(super) scratch_bytes: u64,
@@ -177,13 +178,14 @@ impl Simulation {
             fills: BTreeMap::new(),
             extracts: BTreeMap::new(),
             dice: Dice::new(scenario.seed ^ 0xfa11),
-            is_listing_due: false,
+            noticed: Vec::new(),
             run: empty_run(),
             running: 0,
             scratch_bytes: 0,
             cache_bytes: 0,
             scenario,
         };
+        simulation.noticed = (0..simulation.nodes.len() as u32).collect();
         simulation.list();
         simulation.plan_failure();
         for (at, node) in std::mem::take(&mut simulation.scenario.failures) {

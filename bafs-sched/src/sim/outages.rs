@@ -3,7 +3,7 @@
 
 use super::engine::{Due, Filler, Simulation};
 use super::link::SECOND_US;
-use super::node::seen;
+use super::node::{seen, server_of};
 use super::random::exponential;
 use crate::logic::Event;
 use crate::planner::NodeClass;
@@ -27,25 +27,28 @@ impl Simulation {
         self.at(self.now + ADVERT_TTL_US, Due::Noticed(node));
     }
 
-    /// The list of nodes is told to the core.
+    /// What the list of nodes says that is new is told to the core.
     pub(super) fn list(&mut self) {
-        self.is_listing_due = false;
-        let nodes = self.nodes.iter().enumerate();
-        let up = nodes.filter(|(_, node)| node.is_listed);
-        let classes = &self.scenario.environment.nodes;
-        let nodes = up
-            .map(|(at, node)| seen(at, &classes[node.class as usize]))
-            .collect();
-        self.facts.push_back(Event::ServersSeen { nodes });
+        let mut noticed = std::mem::take(&mut self.noticed);
+        noticed.sort_unstable();
+        noticed.dedup();
+        let (up, down): (Vec<u32>, Vec<u32>) = noticed
+            .into_iter()
+            .partition(|at| self.nodes[*at as usize].is_listed);
+        let seen = |at: u32| seen(at as usize, self.class_of(at));
+        let nodes = up.into_iter().map(seen).collect();
+        let missed = down.into_iter().map(|at| server_of(at as usize)).collect();
+        self.facts.push_back(Event::ServersSeen { nodes, missed });
     }
 
-    pub(super) fn notice(&mut self, node: u32) {
-        let node = &mut self.nodes[node as usize];
+    pub(super) fn notice(&mut self, at: u32) {
+        let node = &mut self.nodes[at as usize];
         node.is_listed = node.is_up;
         // All that is noticed at this time is in one list.
-        if !std::mem::replace(&mut self.is_listing_due, true) {
+        if self.noticed.is_empty() {
             self.at(self.now, Due::List);
         }
+        self.noticed.push(at);
     }
 
     pub(super) fn plan_failure(&mut self) {
@@ -153,9 +156,10 @@ mod tests {
         simulation.notice(0);
         simulation.facts.clear();
         simulation.list();
-        let Some(Event::ServersSeen { nodes }) = simulation.facts.pop_front() else {
+        let Some(Event::ServersSeen { nodes, missed }) = simulation.facts.pop_front() else {
             panic!("no list");
         };
-        assert_eq!(nodes.len(), 2, "the second one is not missed yet");
+        assert_eq!(missed, [server_of(0)], "the second one is not missed yet");
+        assert!(nodes.is_empty(), "of the others nothing is new: {nodes:?}");
     }
 }

@@ -7,6 +7,7 @@ use bafs_proto::ids::{ExecutionId, ServerId};
 use bafs_proto::time::Time;
 
 use super::{CALL_MS, Content, Due, Execution, Faults, Node, NodeSpec, World};
+use crate::io::listing::Listing;
 use crate::logic::{Action, Event, Outcome, Scheduler, Settings, Space};
 use crate::workflow::{Workflow, parse_workflow};
 
@@ -323,7 +324,7 @@ impl World {
             }
         }
         self.scheduler = scheduler;
-        self.told = None;
+        self.listing = Listing::default();
         let outstanding = self.scheduler.outstanding();
         let running: Vec<_> = self.scheduler.running().collect();
         for action in outstanding {
