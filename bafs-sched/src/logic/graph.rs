@@ -97,6 +97,48 @@ pub(super) struct VolumeNode {
     pub(super) users_near: u32,
     /// Those of them whose pipelines are not under way.
     pub(super) users_outside: u32,
+    /// Users that are not final, of pipelines that were never rolled back.
+    pub(super) users_steady: u32,
+    /// Those of them whose pipelines are not under way.
+    pub(super) steady_outside: u32,
+}
+
+/// What rules know of a pipeline.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Standing {
+    /// It is under way.
+    is_inside: bool,
+    /// Something of it was done in vain.
+    is_rolled_back: bool,
+}
+
+/// Whether a job counts among the users of its volumes, in each of their counts for rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Counted {
+    near: bool,
+    near_outside: bool,
+    steady: bool,
+    steady_outside: bool,
+}
+
+impl Counted {
+    const NOWHERE: Self = Self {
+        near: false,
+        near_outside: false,
+        steady: false,
+        steady_outside: false,
+    };
+
+    fn of(state: JobState, standing: Standing) -> Self {
+        let (near, is_outside) = (state.is_near(), !standing.is_inside);
+        let steady = !state.is_final() && !standing.is_rolled_back;
+        Self {
+            near,
+            near_outside: near && is_outside,
+            steady,
+            steady_outside: steady && is_outside,
+        }
+    }
 }
 
 impl VolumeNode {
@@ -144,8 +186,8 @@ pub(super) struct Graph {
     pipeline_caches: Vec<Vec<VolumeIndex>>,
     /// The next job of each job's pipeline, itself when it is the last.
     sibling: Vec<u32>,
-    /// Whether each pipeline is under way, as far as rules care.
-    is_inside: Vec<bool>,
+    /// What rules know of each pipeline.
+    standing: Vec<Standing>,
     /// In which order each pipeline needs little space.
     pub(super) courses: Courses,
     /// How often a job began, or was not begun any more.
@@ -199,7 +241,7 @@ impl Graph {
         }
         let totals = Totals::default();
         let sibling = siblings(&pipeline);
-        let is_inside = vec![false; jobs.len()];
+        let standing = vec![Standing::default(); jobs.len()];
         let mut graph = Self {
             workflow,
             jobs,
@@ -213,12 +255,13 @@ impl Graph {
             pipeline_open,
             pipeline_caches,
             sibling,
-            is_inside,
+            standing,
             courses,
             begun_changes: 0,
         };
         for job in graph.job_indexes() {
-            graph.count_near(job, false, graph.state(job).is_near());
+            let counted = Counted::of(graph.state(job), Standing::default());
+            graph.recount(job, Counted::NOWHERE, counted);
         }
         graph
     }
@@ -244,28 +287,61 @@ impl Graph {
 
     /// A pipeline is under way from now on, or not any more.
     pub(super) fn set_inside(&mut self, pipeline: u32, is_inside: bool) {
-        let was_inside = std::mem::replace(&mut self.is_inside[pipeline as usize], is_inside);
-        let near = |job: &JobIndex| self.state(*job).is_near();
-        let members: Vec<JobIndex> = self.members(pipeline).filter(near).collect();
-        for job in members {
-            for (volume, _) in self.mounted(job) {
-                let outside = &mut self.volumes[volume.as_usize()].users_outside;
-                adjust(outside, !was_inside, !is_inside);
-            }
+        let before = self.standing[pipeline as usize];
+        let standing = Standing {
+            is_inside,
+            ..before
+        };
+        self.change_standing(pipeline, standing);
+    }
+
+    /// Something of a pipeline was done in vain: batch volumes are not kept for it.
+    pub(super) fn set_rolled_back(&mut self, pipeline: u32) {
+        let standing = Standing {
+            is_rolled_back: true,
+            ..self.standing[pipeline as usize]
+        };
+        self.change_standing(pipeline, standing);
+    }
+
+    /// Whether nothing of a job's pipeline was done in vain, as far as rules know.
+    pub(super) fn is_steady(&self, job: JobIndex) -> bool {
+        !self.standing[self.pipeline(job) as usize].is_rolled_back
+    }
+
+    fn change_standing(&mut self, pipeline: u32, standing: Standing) {
+        let before = std::mem::replace(&mut self.standing[pipeline as usize], standing);
+        if before == standing {
+            return;
+        }
+        for job in self.members(pipeline).collect::<Vec<_>>() {
+            let state = self.state(job);
+            self.recount(
+                job,
+                Counted::of(state, before),
+                Counted::of(state, standing),
+            );
         }
     }
 
-    fn count_near(&mut self, job: JobIndex, before: bool, after: bool) {
+    fn recount(&mut self, job: JobIndex, before: Counted, after: Counted) {
         if before == after {
             return;
         }
-        let is_inside = self.is_inside[self.pipeline(job) as usize];
         for (volume, _) in self.mounted(job) {
-            let volume = &mut self.volumes[volume.as_usize()];
-            adjust(&mut volume.users_near, before, after);
-            if !is_inside {
-                adjust(&mut volume.users_outside, before, after);
-            }
+            let node = &mut self.volumes[volume.as_usize()];
+            adjust(&mut node.users_near, before.near, after.near);
+            adjust(
+                &mut node.users_outside,
+                before.near_outside,
+                after.near_outside,
+            );
+            adjust(&mut node.users_steady, before.steady, after.steady);
+            adjust(
+                &mut node.steady_outside,
+                before.steady_outside,
+                after.steady_outside,
+            );
         }
     }
 
@@ -405,7 +481,12 @@ impl Graph {
         let left = &mut self.pipeline_left[self.pipeline[job.as_usize()] as usize];
         adjust(left, !before.is_final(), !state.is_final());
         self.count_open(self.pipeline(job), !before.is_final(), !state.is_final());
-        self.count_near(job, before.is_near(), state.is_near());
+        let standing = self.standing[self.pipeline(job) as usize];
+        self.recount(
+            job,
+            Counted::of(before, standing),
+            Counted::of(state, standing),
+        );
         if before.has_begun() != state.has_begun() {
             let jobs = &self.jobs;
             let has_begun = |job: JobIndex| jobs[job.as_usize()].state.has_begun();
@@ -475,6 +556,8 @@ fn volume_nodes(workflow: &Workflow) -> Vec<VolumeNode> {
             pipelines_open: 0,
             users_near: 0,
             users_outside: 0,
+            users_steady: 0,
+            steady_outside: 0,
         })
         .collect();
     for (position, job) in workflow.jobs.iter().enumerate() {
