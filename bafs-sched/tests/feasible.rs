@@ -291,9 +291,9 @@ proptest! {
         }
     }
 
-    /// The scheduler follows each possible strategy to the end, its rules never have to give way, and
-    /// it fetches no batch volume more often than the plan says; what is not possible even with least
-    /// data at once never ends.
+    /// The scheduler follows each possible strategy to the end, its rules never have to give way,
+    /// and it fetches no batch volume more often than the plan says; what is not possible even with
+    /// least data at once never ends.
     #[test]
     fn what_is_called_possible_runs_to_its_end_and_nothing_else((work, environment) in cases()) {
         let shape = work.shape();

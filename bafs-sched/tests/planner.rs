@@ -391,8 +391,9 @@ fn cases() -> impl Generate<Value = Case> {
     })
 }
 
-/// One node computes, four only store. With a twelfth pipeline one batch volume fits beside the private
-/// ones instead of three, so that fewer nodes hold parts of it: not more of it on the reader's own.
+/// One node computes, four only store. With a twelfth pipeline one batch volume fits beside the
+/// private ones instead of three, so that fewer nodes hold parts of it: that does not put more of
+/// it on the reader's own.
 #[test]
 fn a_pipeline_more_never_takes_less_where_nodes_only_store() {
     let gb = 1_000_000_000;

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::course::Courses;
 use super::followers::followers;
+use super::standing::{Counted, Standing};
 use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// Where a job is in its life.
@@ -103,44 +104,6 @@ pub(super) struct VolumeNode {
     pub(super) steady_outside: u32,
 }
 
-/// What rules know of a pipeline.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Standing {
-    /// It is under way.
-    is_inside: bool,
-    /// Something of it was done in vain.
-    is_rolled_back: bool,
-}
-
-/// Whether a job counts among the users of its volumes, in each of their counts for rules.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Counted {
-    near: bool,
-    near_outside: bool,
-    steady: bool,
-    steady_outside: bool,
-}
-
-impl Counted {
-    const NOWHERE: Self = Self {
-        near: false,
-        near_outside: false,
-        steady: false,
-        steady_outside: false,
-    };
-
-    fn of(state: JobState, standing: Standing) -> Self {
-        let (near, is_outside) = (state.is_near(), !standing.is_inside);
-        let steady = !state.is_final() && !standing.is_rolled_back;
-        Self {
-            near,
-            near_outside: near && is_outside,
-            steady,
-            steady_outside: steady && is_outside,
-        }
-    }
-}
-
 impl VolumeNode {
     /// Whether somebody will still use it, or may have to: a job that runs again because a volume
     /// of its pipeline was lost reads its inputs again.
@@ -187,7 +150,7 @@ pub(super) struct Graph {
     /// The next job of each job's pipeline, itself when it is the last.
     sibling: Vec<u32>,
     /// What rules know of each pipeline.
-    standing: Vec<Standing>,
+    pub(super) standing: Vec<Standing>,
     /// In which order each pipeline needs little space.
     pub(super) courses: Courses,
     /// How often a job began, or was not begun any more.
@@ -283,66 +246,6 @@ impl Graph {
             (next != *job).then_some(next)
         };
         std::iter::successors(Some(pipeline), next).map(JobIndex)
-    }
-
-    /// A pipeline is under way from now on, or not any more.
-    pub(super) fn set_inside(&mut self, pipeline: u32, is_inside: bool) {
-        let before = self.standing[pipeline as usize];
-        let standing = Standing {
-            is_inside,
-            ..before
-        };
-        self.change_standing(pipeline, standing);
-    }
-
-    /// Something of a pipeline was done in vain: batch volumes are not kept for it.
-    pub(super) fn set_rolled_back(&mut self, pipeline: u32) {
-        let standing = Standing {
-            is_rolled_back: true,
-            ..self.standing[pipeline as usize]
-        };
-        self.change_standing(pipeline, standing);
-    }
-
-    /// Whether nothing of a job's pipeline was done in vain, as far as rules know.
-    pub(super) fn is_steady(&self, job: JobIndex) -> bool {
-        !self.standing[self.pipeline(job) as usize].is_rolled_back
-    }
-
-    fn change_standing(&mut self, pipeline: u32, standing: Standing) {
-        let before = std::mem::replace(&mut self.standing[pipeline as usize], standing);
-        if before == standing {
-            return;
-        }
-        for job in self.members(pipeline).collect::<Vec<_>>() {
-            let state = self.state(job);
-            self.recount(
-                job,
-                Counted::of(state, before),
-                Counted::of(state, standing),
-            );
-        }
-    }
-
-    fn recount(&mut self, job: JobIndex, before: Counted, after: Counted) {
-        if before == after {
-            return;
-        }
-        for (volume, _) in self.mounted(job) {
-            let node = &mut self.volumes[volume.as_usize()];
-            adjust(&mut node.users_near, before.near, after.near);
-            adjust(
-                &mut node.users_outside,
-                before.near_outside,
-                after.near_outside,
-            );
-            adjust(&mut node.users_steady, before.steady, after.steady);
-            adjust(
-                &mut node.steady_outside,
-                before.steady_outside,
-                after.steady_outside,
-            );
-        }
     }
 
     /// The pipeline of a job, named by its first job.
@@ -649,7 +552,7 @@ fn pipeline_caches(workflow: &Workflow, pipeline: &[u32]) -> Vec<Vec<VolumeIndex
     caches
 }
 
-fn adjust(count: &mut u32, before: bool, after: bool) {
+pub(super) fn adjust(count: &mut u32, before: bool, after: bool) {
     match (before, after) {
         (false, true) => *count += 1,
         (true, false) => *count -= 1,

@@ -208,11 +208,12 @@ impl Scheduler {
         true
     }
 
-    /// Whether a batch volume may go so that another one exists for a job of this level: no job that
-    /// may start soon, or runs, reads it, and no pipeline that is behind is still to come to it.
+    /// Whether a batch volume may go so that another one exists for a job of this level: no job
+    /// that may start soon, or runs, reads it, and no pipeline that is behind is still to come.
     ///
-    /// Pipelines that were rolled back are not waited for: they go after the others, and fetch again
-    /// what they need. Of a volume that several levels read, it is not known which are still to come.
+    /// Pipelines that were rolled back are not waited for: they go after the others, and fetch
+    /// again what they need. Of a volume that several levels read, it is not known which are still
+    /// to come.
     fn may_batch_volume_go(&self, volume: VolumeIndex, level: u32) -> bool {
         let (node, Some(admission)) = (self.graph.volume(volume), &self.admission) else {
             return true;

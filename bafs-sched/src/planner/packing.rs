@@ -1,6 +1,6 @@
-//! Whether scratch volumes of unlike sizes find places on single nodes beside batch data, which are
-//! divided among the nodes of one cluster. Exact where a search of bounded length can tell. It knows
-//! no strategies.
+//! Whether scratch volumes of unlike sizes find places on single nodes beside batch data, which
+//! are divided among the nodes of one cluster. Exact where a search of bounded length can tell. It
+//! knows no strategies.
 
 use super::environment::Environment;
 use super::room::Batch;

@@ -1,7 +1,7 @@
 //! How long a strategy takes: the printed model of thesis §4.4 with its errata corrected, and the
 //! model that BAFS uses. Seconds in `f64`. It neither says what is possible nor chooses.
 //!
-//! `docs/PLANNING.md` gives the reason of each correction; the numbers (C1) to (C10) are the same.
+//! `docs/PLANNING.md` gives the reason of each correction; the numbers (C1) to (C11) are the same.
 
 use super::environment::Environment;
 use super::expected::{Times, expected_maximum_normal, response_s};
@@ -494,7 +494,8 @@ impl Model<'_> {
     }
 }
 
-/// How jobs of a stage follow each other on the processors.
+/// (C11) How jobs of a stage follow each other on the processors: the last wave has those that are
+/// left.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Waves {
     /// Waves in which all processors that can run have a job.
@@ -541,10 +542,9 @@ impl Stage {
     ///
     /// (C1) The cold wave: batch data cross the link once, whichever sibling asks first. (C4) All
     /// siblings wait for that one transfer before they compute; what overlaps with it is their own
-    /// reading from each other. (C2) The
-    /// first wave asks for its endpoint data all at once; later ones meet others at the link as
-    /// in a closed queueing network, the last one only those that are left. The link's own work is
-    /// a lower bound.
+    /// reading from each other. (C2) The first wave asks for its endpoint data all at once; later
+    /// ones meet others at the link as in a closed queueing network, (C11) the last one only those
+    /// that are left. The link's own work is a lower bound.
     fn seconds(&self, running: u64, waves: Waves) -> f64 {
         let siblings = running as f64;
         let fetch_s = self.fetch_s;

@@ -341,8 +341,9 @@ fn levels(workflow: &Workflow) -> Vec<usize> {
 
 fn approximations(workflow: &Workflow, pipelines: &Pipelines, levels: &[usize]) -> Vec<String> {
     let mut notes = vec![
-        "every pipeline counts as the largest one at its largest stage, and bytes are added up, but \
-         where all scratch volumes are held: what is only likely, or lacks so much at most, says so"
+        "every pipeline counts as the largest one at its largest stage, and bytes are added up, \
+         but where all scratch volumes are held: what is only likely, or lacks so much at most, \
+         says so"
             .to_owned(),
         "volumes count as read and written in full, and all pipelines as equally long: the times \
          are rough"

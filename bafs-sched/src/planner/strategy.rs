@@ -81,8 +81,8 @@ pub struct Allocation {
     pub required_bytes: u128,
     /// What is missing; nothing when it is possible.
     pub shortage: Option<Shortage>,
-    /// Whether that is exact. Else bytes are only added up, of the largest pipeline for each: what is
-    /// missing is missing at most, and what is possible may lack places on single nodes.
+    /// Whether that is exact. Else bytes are only added up, of the largest pipeline for each: what
+    /// is missing is missing at most, and what is possible may lack places on single nodes.
     pub is_certain: bool,
     /// Pipelines whose data allow them to run at once, whatever processors there are; 0 when the
     /// strategy is not possible.

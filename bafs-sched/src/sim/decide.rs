@@ -29,8 +29,8 @@ const SEED_FIRST: u64 = 0x91a7_0000;
 /// and on random workloads without failures the model is off by less between strategies. With
 /// failures it is off by more than twice, and everything is tried.
 const MODEL_ERROR: f64 = 0.35;
-/// A simulation ends early when it takes so much longer than the best so far, as a share of it: where
-/// nodes fail, one run may just have bad luck; where run times vary, another seed may bring
+/// A simulation ends early when it takes so much longer than the best so far, as a share of it:
+/// where nodes fail, one run may just have bad luck; where run times vary, another seed may bring
 /// strategies nearer. Otherwise it ends as soon as it cannot be best.
 const HOPELESS_FAILING: f64 = 2.0;
 const HOPELESS_VARYING: f64 = 0.1;
@@ -195,8 +195,8 @@ fn best_s(trials: &[Trial]) -> f64 {
     means.fold(f64::INFINITY, f64::min)
 }
 
-/// Whether further seeds would hardly show another one as the best. With one seed jobs compute as long
-/// under every strategy, so that strategies differ by less than seeds do.
+/// Whether further seeds would hardly show another one as the best. With one seed jobs compute as
+/// long under every strategy, so that strategies differ by less than seeds do.
 fn is_clear(trials: &[Trial]) -> bool {
     let left = || trials.iter().filter(|trial| !trial.is_out);
     let by_mean = |a: &&Trial, b: &&Trial| {
