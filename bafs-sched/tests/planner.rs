@@ -391,6 +391,32 @@ fn cases() -> impl Generate<Value = Case> {
     })
 }
 
+/// One node computes, four only store. With a twelfth pipeline one batch volume fits beside the
+/// private ones instead of three, so that fewer nodes hold parts of it: that does not put more of
+/// it on the reader's own.
+#[test]
+fn a_pipeline_more_never_takes_less_where_nodes_only_store() {
+    let gb = 1_000_000_000;
+    let environment = Environment {
+        nodes: vec![NodeClass::new(1, 1, gb), NodeClass::new(4, 0, gb)],
+        home_bytes_per_s: 10_000_000,
+        local_bytes_per_s: 10_000_000,
+        mtbf_s: None,
+        restart_s: 60,
+    };
+    let seconds = |width: u32| {
+        let text = format!("width={width},depth=3,batch=200MB,private=100MB,run=1s,var=0");
+        let shape = Canonical::parse(&text).unwrap().shape();
+        predict(Strategy::AllPrivate, &shape, &environment).unwrap()
+    };
+    assert!(
+        seconds(11) <= seconds(12),
+        "{} {}",
+        seconds(11),
+        seconds(12)
+    );
+}
+
 /// Not shorter, but for rounding.
 fn not_shorter(longer: Option<f64>, shorter: Option<f64>) -> bool {
     match (longer, shorter) {
@@ -425,8 +451,10 @@ proptest! {
         far.home_bytes_per_s = (far.home_bytes_per_s / times).max(1);
         let mut slow = case.environment.clone();
         slow.local_bytes_per_s = (slow.local_bytes_per_s / times).max(1);
-        let longer = Shape { run_s: case.shape.run_s * times as f64, ..case.shape.clone() };
-        let varied = Shape { variability: case.shape.variability * 2.0, ..case.shape.clone() };
+        let mut longer = case.shape.clone();
+        longer.run_s *= times as f64;
+        let mut varied = case.shape.clone();
+        varied.variability *= 2.0;
         for strategy in Strategy::EACH {
             for model in [predict, predict_printed] {
                 let before = model(strategy, &case.shape, &case.environment);

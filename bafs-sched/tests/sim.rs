@@ -3,8 +3,8 @@
 use bafs_sched::logic::CheckpointPolicy;
 use bafs_sched::planner::{Canonical, Environment, NodeClass, Shape, Strategy, plan, predict};
 use bafs_sched::sim::{
-    Doubt, Doubts, JobLoad, Load, Measured, MountLoad, PLAN_JOBS_MAX, Policy, Run, Scenario,
-    Simulation, decide, workflow_of,
+    Doubt, Doubts, JobLoad, Load, Measured, MountLoad, Policy, Run, Scenario, Simulation, decide,
+    workflow_of,
 };
 use bafs_sched::workflow::{Workflow, parse_workflow};
 
@@ -316,57 +316,6 @@ fn copies_pay_when_nodes_fail_and_cost_little_when_not() {
         weighed < never,
         "{weighed} s with copies, {never} s without"
     );
-}
-
-/// Where the model cannot tell two strategies from each other, the simulation decides.
-#[test]
-fn near_ties_are_simulated() {
-    let canonical = Canonical::parse(MIXED).expect("a workload");
-    let (environment, workflow) = (thesis(), workflow_of(&canonical));
-    let mut plan = plan(canonical.shape(), &environment);
-    let load = Load::Declared {
-        variability_ppm: 100_000,
-    };
-    let work = (workflow.jobs.len() as u64, || workflow.clone());
-    let doubts = decide(&mut plan, Doubt::Ties, work, &environment, &load);
-    let Doubts::Tried(tried) = doubts.expect("they end") else {
-        panic!("nothing was simulated");
-    };
-    assert_eq!(tried[0].strategy, Strategy::Slice);
-    assert!(
-        tried.len() > 1 && tried[0].simulated_s.is_some(),
-        "{tried:?}"
-    );
-    let choice = plan.choice.expect("a choice");
-    assert_eq!(choice.strategy, Strategy::Slice);
-    assert!(
-        choice.reason.contains("in the simulation"),
-        "{}",
-        choice.reason
-    );
-}
-
-/// With failures the model is far off: that it alone decides must be said.
-#[test]
-fn doubts_about_too_many_jobs_are_told() {
-    let canonical = Canonical::parse(MIXED).expect("a workload");
-    let mut environment = thesis();
-    environment.mtbf_s = Some(43_200);
-    let mut plan = plan(canonical.shape(), &environment);
-    let (before, jobs) = (plan.choice.clone(), PLAN_JOBS_MAX as u64);
-    let load = Load::Declared {
-        variability_ppm: 100_000,
-    };
-    let workflow = || panic!("it is not needed");
-    let doubts = decide(
-        &mut plan,
-        Doubt::Ties,
-        (jobs, workflow),
-        &environment,
-        &load,
-    );
-    assert_eq!(doubts.expect("nothing runs"), Doubts::TooManyJobs);
-    assert_eq!(plan.choice, before);
 }
 
 /// Ten jobs for each of four databases, and a processor and space for all of it.

@@ -258,7 +258,11 @@ fn row(text: &mut String, candidate: &Candidate) -> Result<()> {
     };
     let possible = match allocation.shortage {
         None if allocation.strategy == Strategy::Remote => "on request".to_owned(),
-        None => "yes".to_owned(),
+        None if allocation.is_certain => "yes".to_owned(),
+        None => "likely".to_owned(),
+        Some(Shortage::Total { missing_bytes }) if !allocation.is_certain => {
+            format!("lacks {} at most", size(missing_bytes))
+        }
         Some(Shortage::Total { missing_bytes }) => format!("lacks {}", size(missing_bytes)),
         Some(Shortage::Node { missing_bytes }) => format!("node lacks {}", size(missing_bytes)),
         Some(Shortage::Cluster { missing_bytes }) => {

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::course::Courses;
 use super::followers::followers;
+use super::standing::{Counted, Standing};
 use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// Where a job is in its life.
@@ -97,6 +98,10 @@ pub(super) struct VolumeNode {
     pub(super) users_near: u32,
     /// Those of them whose pipelines are not under way.
     pub(super) users_outside: u32,
+    /// Users that are not final, of pipelines that were never rolled back.
+    pub(super) users_steady: u32,
+    /// Those of them whose pipelines are not under way.
+    pub(super) steady_outside: u32,
 }
 
 impl VolumeNode {
@@ -144,8 +149,8 @@ pub(super) struct Graph {
     pipeline_caches: Vec<Vec<VolumeIndex>>,
     /// The next job of each job's pipeline, itself when it is the last.
     sibling: Vec<u32>,
-    /// Whether each pipeline is under way, as far as rules care.
-    is_inside: Vec<bool>,
+    /// What rules know of each pipeline.
+    pub(super) standing: Vec<Standing>,
     /// In which order each pipeline needs little space.
     pub(super) courses: Courses,
     /// How often a job began, or was not begun any more.
@@ -199,7 +204,7 @@ impl Graph {
         }
         let totals = Totals::default();
         let sibling = siblings(&pipeline);
-        let is_inside = vec![false; jobs.len()];
+        let standing = vec![Standing::default(); jobs.len()];
         let mut graph = Self {
             workflow,
             jobs,
@@ -213,12 +218,13 @@ impl Graph {
             pipeline_open,
             pipeline_caches,
             sibling,
-            is_inside,
+            standing,
             courses,
             begun_changes: 0,
         };
         for job in graph.job_indexes() {
-            graph.count_near(job, false, graph.state(job).is_near());
+            let counted = Counted::of(graph.state(job), Standing::default());
+            graph.recount(job, Counted::NOWHERE, counted);
         }
         graph
     }
@@ -240,33 +246,6 @@ impl Graph {
             (next != *job).then_some(next)
         };
         std::iter::successors(Some(pipeline), next).map(JobIndex)
-    }
-
-    /// A pipeline is under way from now on, or not any more.
-    pub(super) fn set_inside(&mut self, pipeline: u32, is_inside: bool) {
-        let was_inside = std::mem::replace(&mut self.is_inside[pipeline as usize], is_inside);
-        let near = |job: &JobIndex| self.state(*job).is_near();
-        let members: Vec<JobIndex> = self.members(pipeline).filter(near).collect();
-        for job in members {
-            for (volume, _) in self.mounted(job) {
-                let outside = &mut self.volumes[volume.as_usize()].users_outside;
-                adjust(outside, !was_inside, !is_inside);
-            }
-        }
-    }
-
-    fn count_near(&mut self, job: JobIndex, before: bool, after: bool) {
-        if before == after {
-            return;
-        }
-        let is_inside = self.is_inside[self.pipeline(job) as usize];
-        for (volume, _) in self.mounted(job) {
-            let volume = &mut self.volumes[volume.as_usize()];
-            adjust(&mut volume.users_near, before, after);
-            if !is_inside {
-                adjust(&mut volume.users_outside, before, after);
-            }
-        }
     }
 
     /// The pipeline of a job, named by its first job.
@@ -405,7 +384,12 @@ impl Graph {
         let left = &mut self.pipeline_left[self.pipeline[job.as_usize()] as usize];
         adjust(left, !before.is_final(), !state.is_final());
         self.count_open(self.pipeline(job), !before.is_final(), !state.is_final());
-        self.count_near(job, before.is_near(), state.is_near());
+        let standing = self.standing[self.pipeline(job) as usize];
+        self.recount(
+            job,
+            Counted::of(before, standing),
+            Counted::of(state, standing),
+        );
         if before.has_begun() != state.has_begun() {
             let jobs = &self.jobs;
             let has_begun = |job: JobIndex| jobs[job.as_usize()].state.has_begun();
@@ -475,6 +459,8 @@ fn volume_nodes(workflow: &Workflow) -> Vec<VolumeNode> {
             pipelines_open: 0,
             users_near: 0,
             users_outside: 0,
+            users_steady: 0,
+            steady_outside: 0,
         })
         .collect();
     for (position, job) in workflow.jobs.iter().enumerate() {
@@ -566,7 +552,7 @@ fn pipeline_caches(workflow: &Workflow, pipeline: &[u32]) -> Vec<Vec<VolumeIndex
     caches
 }
 
-fn adjust(count: &mut u32, before: bool, after: bool) {
+pub(super) fn adjust(count: &mut u32, before: bool, after: bool) {
     match (before, after) {
         (false, true) => *count += 1,
         (true, false) => *count -= 1,

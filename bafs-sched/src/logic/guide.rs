@@ -243,10 +243,9 @@ impl Scheduler {
         });
         if !self.sizes.kind_of.is_empty() {
             // Unknown sizes are made up, then measured.
-            guided.shape = Shape {
-                run_s: guided.shape.run_s,
-                ..guided.guide.shape(&self.graph.workflow)
-            };
+            let run_s = guided.shape.run_s;
+            guided.shape = guided.guide.shape(&self.graph.workflow);
+            guided.shape.run_s = run_s;
         }
         let guided = guided.clone();
         let environment = self.environment(&guided.guide);

@@ -34,6 +34,7 @@ mod settings;
 mod shares;
 mod sizes;
 mod space;
+mod standing;
 mod steering;
 mod timers;
 mod volumes;

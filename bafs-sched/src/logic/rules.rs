@@ -3,7 +3,7 @@
 //! Where data lie is `place.rs`. Rules never make a workflow impossible: when they block it, they
 //! give way.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -67,8 +67,11 @@ pub(super) struct Admission {
     caches: Vec<VolumeIndex>,
     /// Batch volumes that may exist.
     batch: BTreeSet<VolumeIndex>,
-    /// No further batch volume can exist until one is not needed: nobody need look again.
-    is_batch_full: bool,
+    /// Of each cache that jobs of one level alone read, that level.
+    stage: BTreeMap<VolumeIndex, u32>,
+    /// No further batch volume can exist for jobs of this level and above until one may go: none of
+    /// these need look again.
+    full_from: Option<u32>,
 }
 
 impl Admission {
@@ -82,16 +85,29 @@ impl Admission {
         }
         let jobs = workflow.jobs.len();
         let volumes = (0..workflow.volumes.len() as u32).map(VolumeIndex);
+        let caches: Vec<VolumeIndex> = volumes.filter(|v| graph.volume(*v).is_cache).collect();
+        let stage = |cache: &VolumeIndex| {
+            let mut levels = workflow
+                .volume(*cache)
+                .users
+                .iter()
+                .map(|u| level[u.as_usize()]);
+            let first = levels.next()?;
+            levels
+                .all(|level| level == first)
+                .then_some((*cache, first))
+        };
         Self {
             rules,
-            caches: volumes.filter(|v| graph.volume(*v).is_cache).collect(),
+            stage: caches.iter().filter_map(stage).collect(),
+            caches,
             level,
             is_begun: vec![false; jobs],
             rounds: vec![0; jobs],
             under_way: 0,
             begun: 0,
             batch: BTreeSet::new(),
-            is_batch_full: false,
+            full_from: None,
         }
     }
 
@@ -99,7 +115,7 @@ impl Admission {
     pub(super) fn change(&mut self, rules: Rules) {
         self.rules = rules;
         self.begun = self.under_way;
-        self.is_batch_full = false;
+        self.full_from = None;
     }
 
     /// The place of a job in the order, before its needs are looked at.
@@ -164,7 +180,8 @@ impl Scheduler {
         let Some(admission) = self.admission.as_mut().filter(|_| !missing.is_empty()) else {
             return true;
         };
-        if admission.is_batch_full {
+        let level = admission.level[job.as_usize()];
+        if admission.full_from.is_some_and(|from| from <= level) {
             return false;
         }
         let volumes = &self.volumes;
@@ -173,30 +190,44 @@ impl Scheduler {
         let most = admission.rules.batch_volumes_max.max(missing.len() as u64);
         let excess = (existing + missing.len() as u64).saturating_sub(most);
         let batch: Vec<VolumeIndex> = admission.batch.iter().copied().collect();
-        let mut unneeded = batch
-            .into_iter()
-            .filter(|volume| !missing.contains(volume) && !self.is_batch_needed(*volume));
-        let unneeded: Vec<VolumeIndex> = unneeded.by_ref().take(excess as usize).collect();
-        if (unneeded.len() as u64) < excess {
+        let may_go = |volume: &VolumeIndex| {
+            !missing.contains(volume) && self.may_batch_volume_go(*volume, level)
+        };
+        let going = batch.into_iter().filter(may_go);
+        let going: Vec<VolumeIndex> = going.take(excess as usize).collect();
+        if (going.len() as u64) < excess {
             if let Some(admission) = &mut self.admission {
-                admission.is_batch_full = true;
+                let from = admission.full_from.unwrap_or(level);
+                admission.full_from = Some(from.min(level));
             }
             return false;
         }
-        for volume in unneeded {
+        for volume in going {
             self.retire_all(volume);
         }
         true
     }
 
-    /// Whether a job that may start soon, or runs, reads this batch volume.
-    fn is_batch_needed(&self, volume: VolumeIndex) -> bool {
-        let node = self.graph.volume(volume);
-        let outside = match &self.admission {
-            Some(admission) if admission.is_full() => node.users_outside,
-            _ => 0,
+    /// Whether a batch volume may go so that another one exists for a job of this level: no job
+    /// that may start soon, or runs, reads it, and no pipeline that is behind is still to come.
+    ///
+    /// Pipelines that were rolled back are not waited for: they go after the others, and fetch
+    /// again what they need. Of a volume that several levels read, it is not known which are still
+    /// to come.
+    fn may_batch_volume_go(&self, volume: VolumeIndex, level: u32) -> bool {
+        let (node, Some(admission)) = (self.graph.volume(volume), &self.admission) else {
+            return true;
         };
-        node.users_near > outside
+        // Pipelines that cannot begin before others have ended need nothing now.
+        let (near, to_come) = match admission.is_full() {
+            true => (
+                node.users_near - node.users_outside,
+                node.users_steady - node.steady_outside,
+            ),
+            false => (node.users_near, node.users_steady),
+        };
+        let is_behind = |stage: &u32| *stage <= level;
+        near == 0 && (to_come == 0 || !admission.stage.get(&volume).is_some_and(is_behind))
     }
 
     /// Whether batch volumes that the rules let exist beside those that do are still to come: they
@@ -292,6 +323,7 @@ impl Scheduler {
             return;
         };
         admission.rounds[pipeline as usize] += 1;
+        self.graph.set_rolled_back(pipeline);
         let is_begun = admission.is_begun[pipeline as usize];
         let has_state =
             |job: JobIndex| matches!(self.graph.state(job), JobState::Done | JobState::Active);
@@ -304,17 +336,20 @@ impl Scheduler {
         self.wake_for_batch();
     }
 
-    /// When a batch volume is not needed now, those who wait for another may go on.
+    /// When a batch volume may go now, those who wait for another may go on.
     pub(super) fn wake_for_batch(&mut self) {
         let Some(admission) = &self.admission else {
             return;
         };
-        let mut batch = admission.batch.iter();
-        let is_needed =
-            |volume: &VolumeIndex| self.volumes.is_live(*volume) && self.is_batch_needed(*volume);
-        if admission.is_batch_full && !batch.all(is_needed) {
+        let Some(level) = admission.full_from else {
+            return;
+        };
+        let is_kept = |volume: &VolumeIndex| {
+            self.volumes.is_live(*volume) && !self.may_batch_volume_go(*volume, level)
+        };
+        if !admission.batch.iter().all(is_kept) {
             if let Some(admission) = &mut self.admission {
-                admission.is_batch_full = false;
+                admission.full_from = None;
             }
             self.queues.wake_all();
         }
@@ -328,7 +363,7 @@ impl Scheduler {
             return false;
         };
         self.rules_eased += 1;
-        admission.is_batch_full = false;
+        admission.full_from = None;
         let live = admission.batch.iter().filter(|v| self.volumes.is_live(**v));
         let live: Vec<VolumeIndex> = live.copied().collect();
         if admission.under_way > 0 && !admission.is_full() && admission.rules.is_in_parts {

@@ -15,6 +15,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
+use super::packing::Pieces;
 use super::shape::{Pipelines, Shape};
 use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow, parse_duration, parse_size};
 
@@ -189,6 +190,7 @@ impl Canonical {
             largest_volume_bytes: self.private_bytes,
             has_equal_volumes: true,
             volume_files: self.private_files,
+            scratch: Pieces::new(),
             batch_files,
             batch_total_files: u64::from(self.depth).saturating_mul(batch_files),
             private_io_bytes: input_bytes,

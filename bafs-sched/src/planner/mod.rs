@@ -8,6 +8,7 @@ mod canonical;
 mod choose;
 mod environment;
 mod expected;
+mod packing;
 mod predict;
 mod room;
 mod shape;

@@ -1,7 +1,7 @@
 //! How long a strategy takes: the printed model of thesis §4.4 with its errata corrected, and the
 //! model that BAFS uses. Seconds in `f64`. It neither says what is possible nor chooses.
 //!
-//! `docs/PLANNING.md` gives the reason of each correction; the numbers (C1) to (C10) are the same.
+//! `docs/PLANNING.md` gives the reason of each correction; the numbers (C1) to (C11) are the same.
 
 use super::environment::Environment;
 use super::expected::{Times, expected_maximum_normal, response_s};
@@ -249,12 +249,14 @@ impl Model<'_> {
             fetch_s,
             read_s: depth * self.read_s(running),
             work_s: depth * self.work_s(running),
+            last_work_s: depth * self.work_s(running),
             demand_s: self.endpoint_s(),
         };
-        let waves = self.shape.width.div_ceil(running) as f64;
+        let waves = Waves::of(self.shape.width, running, 1);
         // (C5) Also without barriers the run ends with its last pipeline.
-        let spread_s =
-            self.times().deviation_s * (depth * waves).sqrt() * expected_maximum_normal(running);
+        let spread_s = self.times().deviation_s
+            * (depth * waves.all()).sqrt()
+            * expected_maximum_normal(running);
         stage.seconds(running, waves) + spread_s
     }
 
@@ -264,12 +266,13 @@ impl Model<'_> {
         let depth = self.shape.depth;
         let batch_bytes = self.shape.batch_total_bytes as f64 / depth as f64 * fetched;
         let (inner, outer) = (self.running().min(width), self.outer_running(width));
-        let stage = |running: u64, demand_s: f64, waves: f64| {
+        let stage = |running: u64, demand_s: f64, waves: Waves| {
             let stage = Stage {
                 jobs: width,
                 fetch_s: self.home_s(batch_bytes),
                 read_s: self.read_s(running),
                 work_s: self.work_s(running),
+                last_work_s: self.work_s(waves.last),
                 demand_s,
             };
             stage.seconds(running, waves)
@@ -279,7 +282,7 @@ impl Model<'_> {
             self.home_s(self.shape.endpoint_out_bytes),
         );
         let outer_waves = match depth {
-            1 => width.div_ceil(outer) as f64,
+            1 => Waves::of(width, outer, 1),
             _ if inner >= outer => self.waves(width, outer),
             _ => self.outer_waves(width, outer, inner),
         };
@@ -299,7 +302,8 @@ impl Model<'_> {
         let segments = self.stretches(width, last) as f64;
         let stages = depth as f64 / segments;
         let times = self.times();
-        let spread_s = times.deviation_s * (waves * stages).sqrt() * expected_maximum_normal(last);
+        let spread_s =
+            times.deviation_s * (waves.all() * stages).sqrt() * expected_maximum_normal(last);
         seconds + segments * spread_s.min(self.tail_s(last))
     }
 
@@ -313,11 +317,9 @@ impl Model<'_> {
 
     /// Waves of one stage. Only between barriers the processors that a stage leaves idle at its
     /// end can take jobs of the next.
-    fn waves(&self, width: u64, running: u64) -> f64 {
+    fn waves(&self, width: u64, running: u64) -> Waves {
         let stretches = self.stretches(width, running);
-        let stages = self.shape.depth.div_ceil(stretches);
-        let together = (width * stages).div_ceil(running) as f64 / stages as f64;
-        together.max(1.0)
+        Waves::of(width, running, self.shape.depth.div_ceil(stretches))
     }
 
     /// (C5) Stretches of stages at whose ends pipelines really wait. With two batch volumes and
@@ -345,7 +347,7 @@ impl Model<'_> {
 
     /// (C6) Waves of the first and last stage. Pipelines that have not begun, or are done, hold
     /// nothing: until storage for `places` private volumes is taken, `outer` run at once.
-    fn outer_waves(&self, width: u64, outer: u64, inner: u64) -> f64 {
+    fn outer_waves(&self, width: u64, outer: u64, inner: u64) -> Waves {
         let places = self
             .environment
             .storage_bytes()
@@ -357,9 +359,13 @@ impl Model<'_> {
                 (waiting + u128::from(outer)).min(width.into()) as u64
             });
         if begun >= width || inner >= outer {
-            return width.div_ceil(outer) as f64;
+            return Waves::of(width, outer, 1);
         }
-        begun as f64 / outer as f64 + (width - begun).div_ceil(inner) as f64
+        let rest = Waves::of(width - begun, inner, 1);
+        Waves {
+            full: begun as f64 / outer as f64 + rest.full,
+            ..rest
+        }
     }
 
     /// (C7) Each part fetches the batch data again that the one before did not leave.
@@ -390,11 +396,13 @@ impl Model<'_> {
             fetch_s: 0.0,
             read_s: 0.0,
             work_s: depth * self.times().mean_s,
+            last_work_s: depth * self.times().mean_s,
             demand_s: depth * self.home_s(bytes),
         };
-        let waves = self.shape.width.div_ceil(running) as f64;
-        let spread_s =
-            self.times().deviation_s * (depth * waves).sqrt() * expected_maximum_normal(running);
+        let waves = Waves::of(self.shape.width, running, 1);
+        let spread_s = self.times().deviation_s
+            * (depth * waves.all()).sqrt()
+            * expected_maximum_normal(running);
         stage.seconds(running, waves) + spread_s
     }
 
@@ -422,8 +430,13 @@ impl Model<'_> {
     /// (C2) Batch data come over the reader's link, but where few nodes have room for parts of a
     /// cache, over those few links: readers elsewhere take what these nodes pass on.
     fn read_s(&self, running: u64) -> f64 {
-        let holders = self.holders().max(1) as f64;
-        let at_peers = self.shape.batch_read_bytes * (1.0 - 1.0 / holders);
+        let (holders, nodes) = (
+            self.holders().max(1),
+            self.environment.storing_nodes().max(1),
+        );
+        let (holders, nodes) = (holders as f64, nodes as f64);
+        // (C3) However many hold parts, a reader's own node holds one node's share on average.
+        let at_peers = self.shape.batch_read_bytes * (1.0 - 1.0 / nodes);
         let through_others = self.shape.batch_read_bytes * self.without_part(running);
         let own_s = (at_peers + through_others) / self.local_rate(running);
         let readers = self.environment.computing_nodes().max(1) as f64;
@@ -481,6 +494,35 @@ impl Model<'_> {
     }
 }
 
+/// (C11) How jobs of a stage follow each other on the processors: the last wave has those that are
+/// left.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Waves {
+    /// Waves in which all processors that can run have a job.
+    full: f64,
+    /// Jobs of the wave that is left, and how many such waves there are: one at most, or a share of
+    /// one where several stages have it together.
+    last: u64,
+    lasts: f64,
+}
+
+impl Waves {
+    /// Of `stages` stages together, for each of them.
+    fn of(width: u64, running: u64, stages: u64) -> Self {
+        let (jobs, running, stages) = (width * stages, running.max(1), stages as f64);
+        let last = jobs % running;
+        Self {
+            full: (jobs / running) as f64 / stages,
+            last,
+            lasts: if last > 0 { 1.0 / stages } else { 0.0 },
+        }
+    }
+
+    fn all(self) -> f64 {
+        (self.full + self.lasts).max(1.0)
+    }
+}
+
 /// Jobs (or whole pipelines) between two barriers.
 struct Stage {
     jobs: u64,
@@ -488,8 +530,9 @@ struct Stage {
     fetch_s: f64,
     /// Seconds of its work in which a job reads batch data.
     read_s: f64,
-    /// Seconds that a job takes besides the link to home.
+    /// Seconds that a job takes besides the link to home; in the last wave, where fewer run.
     work_s: f64,
+    last_work_s: f64,
     /// Seconds of the link to home that each job needs for itself.
     demand_s: f64,
 }
@@ -499,16 +542,19 @@ impl Stage {
     ///
     /// (C1) The cold wave: batch data cross the link once, whichever sibling asks first. (C4) All
     /// siblings wait for that one transfer before they compute; what overlaps with it is their own
-    /// reading from each other. (C2) The
-    /// first wave asks for its endpoint data all at once; later ones meet others at the link as
-    /// in a closed queueing network. The link's own work is a lower bound.
-    fn seconds(&self, running: u64, waves: f64) -> f64 {
+    /// reading from each other. (C2) The first wave asks for its endpoint data all at once; later
+    /// ones meet others at the link as in a closed queueing network, (C11) the last one only those
+    /// that are left. The link's own work is a lower bound.
+    fn seconds(&self, running: u64, waves: Waves) -> f64 {
         let siblings = running as f64;
-        let (fetch_s, work_s) = (self.fetch_s, self.work_s);
+        let fetch_s = self.fetch_s;
+        let work_s = self.work_s;
         let cold_s = fetch_s.max(self.read_s) + (work_s - self.read_s);
         let first_s = cold_s + siblings * self.demand_s;
-        let cycle_s = work_s + response_s(running, self.demand_s, work_s);
+        let cycle_s = |jobs, work_s| work_s + response_s(jobs, self.demand_s, work_s);
+        let later_s = (waves.full - 1.0).max(0.0) * cycle_s(running, work_s);
+        let last_s = waves.lasts * cycle_s(waves.last, self.last_work_s);
         let link_s = fetch_s + self.jobs as f64 * self.demand_s;
-        (first_s + (waves - 1.0) * cycle_s).max(link_s)
+        (first_s + later_s + last_s).max(link_s)
     }
 }

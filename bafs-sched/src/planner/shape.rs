@@ -9,7 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::canonical::Canonical;
+use super::packing::{Piece, Pieces};
 use crate::workflow::{JobIndex, Volume, VolumeIndex, VolumeKind, Workflow};
+
+/// Sizes of scratch volumes up to which each of them is kept.
+const SIZES_MAX: usize = 10_000;
 
 /// Sizes and work of a workload. Bytes are exact; `f64` fields only serve predictions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -38,6 +42,10 @@ pub struct Shape {
     pub has_equal_volumes: bool,
     /// The most files that a scratch volume has room for.
     pub volume_files: u64,
+    /// All scratch volumes, where their places must be looked for one by one: not of a canonical
+    /// workload, nor of what is left of another one.
+    #[serde(skip)]
+    pub(super) scratch: Pieces,
     /// Files of the batch data of the stage that has most.
     pub batch_files: u64,
     /// Files of all batch data.
@@ -92,6 +100,17 @@ impl Shape {
         let sizes: BTreeSet<u64> = scratch().map(|volume| volume.size_bytes).collect();
         self.has_equal_volumes = sizes.len() == 1;
         self.volume_files = scratch().map(|volume| volume.size_files).max().unwrap_or(0);
+        let mut pieces: BTreeMap<Piece, u64> = BTreeMap::new();
+        for volume in scratch() {
+            let piece = Piece {
+                bytes: volume.size_bytes,
+                files: volume.size_files,
+            };
+            *pieces.entry(piece).or_default() += 1;
+        }
+        if pieces.len() <= SIZES_MAX {
+            self.scratch = pieces.into_iter().rev().collect();
+        }
     }
 
     fn set_computing(&mut self, workflow: &Workflow) {
@@ -124,9 +143,24 @@ impl Shape {
 
     /// The same with another number of pipelines.
     pub fn with_width(&self, width: u64) -> Self {
-        Self {
-            width,
-            ..self.clone()
+        let mut shape = self.clone();
+        if width != self.width {
+            // It is not known which of the pipelines are left.
+            shape.scratch.clear();
+        }
+        shape.width = width;
+        shape
+    }
+
+    /// Private data when nothing is freed before the end of all.
+    pub(super) fn kept_by_all(&self) -> u128 {
+        match self.scratch.is_empty() {
+            true => self.kept_bytes * u128::from(self.width),
+            false => {
+                let bytes =
+                    |(piece, count): &(Piece, u64)| u128::from(piece.bytes) * u128::from(*count);
+                self.scratch.iter().map(bytes).sum()
+            }
         }
     }
 
@@ -169,6 +203,7 @@ impl Shape {
             largest_volume_bytes: 0,
             has_equal_volumes: false,
             volume_files: 0,
+            scratch: Pieces::new(),
             private_io_bytes: 0.0,
             endpoint_in_bytes: 0.0,
             endpoint_out_bytes: 0.0,
@@ -306,8 +341,9 @@ fn levels(workflow: &Workflow) -> Vec<usize> {
 
 fn approximations(workflow: &Workflow, pipelines: &Pipelines, levels: &[usize]) -> Vec<String> {
     let mut notes = vec![
-        "every pipeline counts as the largest one at its largest stage: what is called possible \
-         is, but more may be"
+        "every pipeline counts as the largest one at its largest stage, and bytes are added up, \
+         but where all scratch volumes are held: what is only likely, or lacks so much at most, \
+         says so"
             .to_owned(),
         "volumes count as read and written in full, and all pipelines as equally long: the times \
          are rough"

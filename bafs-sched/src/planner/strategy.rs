@@ -6,6 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::environment::Environment;
+use super::packing::{Packing, pack};
 use super::room::Batch;
 use super::shape::Shape;
 use crate::logic::{Order, Rules};
@@ -61,7 +62,8 @@ pub enum Shortage {
         /// Bytes that are missing.
         missing_bytes: u128,
     },
-    /// There are bytes enough, but not on the same nodes: so many scratch volumes have no place.
+    /// There are bytes enough, but not on the same nodes: so many scratch volumes have no place, of
+    /// unlike sizes at least one.
     Places {
         /// Scratch volumes.
         missing_volumes: u128,
@@ -79,6 +81,9 @@ pub struct Allocation {
     pub required_bytes: u128,
     /// What is missing; nothing when it is possible.
     pub shortage: Option<Shortage>,
+    /// Whether that is exact. Else bytes are only added up, of the largest pipeline for each: what
+    /// is missing is missing at most, and what is possible may lack places on single nodes.
+    pub is_certain: bool,
     /// Pipelines whose data allow them to run at once, whatever processors there are; 0 when the
     /// strategy is not possible.
     pub concurrency: u64,
@@ -111,8 +116,8 @@ impl Strategy {
     pub fn required_bytes(self, shape: &Shape) -> u128 {
         let width = u128::from(shape.width);
         match self {
-            Self::All => shape.batch_total_bytes + shape.kept_bytes * width,
-            Self::AllPrivate => shape.batch_bytes + shape.kept_bytes * width,
+            Self::All => shape.batch_total_bytes + shape.kept_by_all(),
+            Self::AllPrivate => shape.batch_bytes + shape.kept_by_all(),
             Self::AllBatch => shape.batch_total_bytes + shape.running_bytes,
             // A running pipeline holds what a waiting one does, and its output as well.
             Self::Slice => shape.batch_bytes + shape.waiting_bytes * width + shape.second_bytes(),
@@ -125,7 +130,7 @@ impl Strategy {
     fn scratch_bytes(self, shape: &Shape) -> u128 {
         let width = u128::from(shape.width);
         match self {
-            Self::All | Self::AllPrivate => shape.kept_bytes * width,
+            Self::All | Self::AllPrivate => shape.kept_by_all(),
             Self::AllBatch | Self::Minimal => shape.running_bytes,
             Self::Slice => shape.waiting_bytes * width + shape.second_bytes(),
             Self::Remote => 0,
@@ -143,7 +148,28 @@ impl Strategy {
         }
     }
 
-    /// What the strategy lacks in `environment`; nothing when it is possible.
+    /// What the strategy lacks in `environment`, nothing when it is possible, and whether that is
+    /// exact.
+    fn exact_shortage(self, shape: &Shape, environment: &Environment) -> (Option<Shortage>, bool) {
+        let shortage = self.shortage(shape, environment);
+        let holds_all = matches!(self, Self::All | Self::AllPrivate);
+        match (self, shortage) {
+            (Self::Remote, _) => (shortage, true),
+            _ if shape.has_equal_volumes && (holds_all || shape.scratch.is_empty()) => {
+                (shortage, true)
+            }
+            _ if !holds_all || shape.scratch.is_empty() => (shortage, false),
+            (_, Some(_)) => (shortage, true),
+            _ => match pack(&shape.scratch, environment, self.batch(shape)) {
+                Packing::Fits => (None, true),
+                Packing::DoesNotFit => (Some(Shortage::Places { missing_volumes: 1 }), true),
+                Packing::NotKnown => (None, false),
+            },
+        }
+    }
+
+    /// What the strategy lacks in `environment` when bytes are added up where scratch volumes have
+    /// unlike sizes; nothing when it is possible.
     fn shortage(self, shape: &Shape, environment: &Environment) -> Option<Shortage> {
         if self == Self::Remote {
             return None;
@@ -173,12 +199,13 @@ impl Strategy {
     /// How the strategy would run `shape` in `environment`, or what it lacks.
     pub fn allocate(self, shape: &Shape, environment: &Environment) -> Allocation {
         let required_bytes = self.required_bytes(shape);
-        let shortage = self.shortage(shape, environment);
+        let (shortage, is_certain) = self.exact_shortage(shape, environment);
         let mut allocation = Allocation {
             strategy: self,
             traversal: self.traversal(),
             required_bytes,
             shortage,
+            is_certain,
             concurrency: 0,
             batch_volumes: 0,
             barriers: 0,
@@ -349,7 +376,7 @@ impl Allocation {
         let private_bytes = match self.strategy {
             Strategy::Remote => return 0,
             Strategy::All | Strategy::AllBatch => return shape.depth,
-            Strategy::AllPrivate => shape.kept_bytes * width,
+            Strategy::AllPrivate => shape.kept_by_all(),
             Strategy::Slice | Strategy::Minimal => {
                 shape.waiting_bytes * width + shape.second_bytes() * running
             }

@@ -16,17 +16,24 @@ use crate::workflow::Workflow;
 /// Jobs of all simulations for one plan; some seconds on a slow machine. A workflow with more is
 /// not simulated.
 pub const PLAN_JOBS_MAX: usize = 40_000;
-/// Seeds of simulations where nodes fail, as far as [`PLAN_JOBS_MAX`] allows.
+/// Seeds of simulations where nodes fail or run times vary, as far as [`PLAN_JOBS_MAX`] allows.
 const SEEDS_MAX: u64 = 8;
+/// With fewer nothing is known of how much the seeds differ.
+const SEEDS_LEAST: usize = 3;
+/// Of two strategies the faster one is known when the mean of their differences, seed by seed, is
+/// so many times its standard error.
+const CLEAR_ERRORS: f64 = 3.0;
 /// Seeds of these simulations begin here, so that they are not those that users compare with.
 const SEED_FIRST: u64 = 0x91a7_0000;
 /// Predictions up to so much longer than the shortest are tried, as a share of it: on the studies
 /// and on random workloads without failures the model is off by less between strategies. With
 /// failures it is off by more than twice, and everything is tried.
 const MODEL_ERROR: f64 = 0.35;
-/// Where nodes fail, a simulation ends early when it takes so much longer than the best so far, as
-/// a share of it: one run may just have bad luck. Otherwise it ends as soon as it cannot be best.
+/// A simulation ends early when it takes so much longer than the best so far, as a share of it:
+/// where nodes fail, one run may just have bad luck; where run times vary, another seed may bring
+/// strategies nearer. Otherwise it ends as soon as it cannot be best.
 const HOPELESS_FAILING: f64 = 2.0;
+const HOPELESS_VARYING: f64 = 0.1;
 /// So many times as long as predicted without failures, where there is no best yet.
 const HOPELESS_FIRST: f64 = 20.0;
 
@@ -93,39 +100,122 @@ pub fn decide(
         return Ok(Doubts::TooManyJobs);
     }
     let workflow = workflow();
-    let (seeds, hopeless) = match is_failing {
-        true => (SEEDS_MAX.min(affordable as u64), HOPELESS_FAILING),
-        false => (1, 0.0),
+    let (seeds, hopeless) = match (is_failing, load.varies()) {
+        (true, _) => (SEEDS_MAX.min(affordable as u64), HOPELESS_FAILING),
+        (false, true) => (SEEDS_MAX.min(affordable as u64), HOPELESS_VARYING),
+        (false, false) => (1, 0.0),
     };
     let first_limit_s = HOPELESS_FIRST * calm_s(plan, environment);
-    let (mut tried, mut best_s) = (Vec::new(), f64::INFINITY);
-    for strategy in candidates {
-        let (mut sum_s, mut failed) = (Some(0.0), None);
-        for seed in 0..seeds {
-            let (policy, seed) = (Policy::Strategy(strategy), SEED_FIRST + seed);
-            let scenario = Scenario {
-                attempts_for_job: ATTEMPTS_FOR_JOB,
-                ..Scenario::new(environment.clone(), policy, load.clone(), seed)
+    let mut trials: Vec<Trial> = candidates.into_iter().map(Trial::new).collect();
+    for seed in 0..seeds {
+        for at in 0..trials.len() {
+            // Who was near with one seed is waited for with the others.
+            let limit_s = match seed == 0 || is_failing {
+                true => first_limit_s.min(best_s(&trials) * (1.0 + hopeless)),
+                false => first_limit_s,
             };
-            let limit_s = first_limit_s.min(best_s * (1.0 + hopeless));
-            let run = Simulation::new(workflow.clone(), scenario).run_until(limit_s)?;
-            failed = run.as_ref().and_then(Run::failure);
-            let seconds = run.filter(Run::is_complete).map(|run| run.seconds());
-            sum_s = sum_s.zip(seconds).map(|(sum, seconds)| sum + seconds);
-            if sum_s.is_none() {
-                break;
-            }
+            let scenario = |strategy| Scenario {
+                attempts_for_job: ATTEMPTS_FOR_JOB,
+                ..Scenario::new(
+                    environment.clone(),
+                    Policy::Strategy(strategy),
+                    load.clone(),
+                    SEED_FIRST + seed,
+                )
+            };
+            trials[at].run(&workflow, scenario, limit_s)?;
         }
-        let simulated_s = sum_s.map(|sum| sum / seeds as f64);
-        best_s = best_s.min(simulated_s.unwrap_or(f64::INFINITY));
-        tried.push(Tried {
-            strategy,
-            simulated_s,
-            failed,
-        });
+        if !is_failing && is_clear(&trials) {
+            break;
+        }
     }
+    let tried = trials.into_iter().map(Trial::tried).collect::<Vec<_>>();
     choose(plan, &tried);
     Ok(Doubts::Tried(tried))
+}
+
+/// A candidate that is simulated with one seed after the other.
+#[derive(Debug, Clone, PartialEq)]
+struct Trial {
+    strategy: Strategy,
+    /// The time with each seed so far.
+    times_s: Vec<f64>,
+    /// It failed, or took longer than can be waited for.
+    is_out: bool,
+    failed: Option<String>,
+}
+
+impl Trial {
+    fn new(strategy: Strategy) -> Self {
+        Self {
+            strategy,
+            times_s: Vec::new(),
+            is_out: false,
+            failed: None,
+        }
+    }
+
+    fn run(
+        &mut self,
+        workflow: &Workflow,
+        scenario: impl FnOnce(Strategy) -> Scenario,
+        limit_s: f64,
+    ) -> Result<(), Stuck> {
+        if self.is_out {
+            return Ok(());
+        }
+        let simulation = Simulation::new(workflow.clone(), scenario(self.strategy));
+        let run = simulation.run_until(limit_s)?;
+        self.failed = run.as_ref().and_then(Run::failure);
+        match run.filter(Run::is_complete) {
+            Some(run) => self.times_s.push(run.seconds()),
+            None => self.is_out = true,
+        }
+        Ok(())
+    }
+
+    /// The mean over the seeds so far.
+    fn mean_s(&self) -> Option<f64> {
+        let is_known = !self.is_out && !self.times_s.is_empty();
+        is_known.then(|| self.times_s.iter().sum::<f64>() / self.times_s.len() as f64)
+    }
+
+    fn tried(self) -> Tried {
+        Tried {
+            strategy: self.strategy,
+            simulated_s: self.mean_s(),
+            failed: self.failed,
+        }
+    }
+}
+
+/// The shortest mean so far.
+fn best_s(trials: &[Trial]) -> f64 {
+    let means = trials.iter().filter_map(Trial::mean_s);
+    means.fold(f64::INFINITY, f64::min)
+}
+
+/// Whether further seeds would hardly show another one as the best. With one seed jobs compute as
+/// long under every strategy, so that strategies differ by less than seeds do.
+fn is_clear(trials: &[Trial]) -> bool {
+    let left = || trials.iter().filter(|trial| !trial.is_out);
+    let by_mean = |a: &&Trial, b: &&Trial| {
+        let mean_s = |trial: &Trial| trial.mean_s().unwrap_or(f64::INFINITY);
+        mean_s(a).total_cmp(&mean_s(b))
+    };
+    let Some(best) = left().min_by(by_mean) else {
+        return true;
+    };
+    let mut others = left().filter(|trial| trial.strategy != best.strategy);
+    others.all(|other| {
+        let pairs = other.times_s.iter().zip(&best.times_s);
+        let differences: Vec<f64> = pairs.map(|(other_s, best_s)| other_s - best_s).collect();
+        let count = differences.len() as f64;
+        let mean_s = differences.iter().sum::<f64>() / count;
+        let squares = differences.iter().map(|d| (d - mean_s).powi(2));
+        let error_s = (squares.sum::<f64>() / (count - 1.0) / count).sqrt();
+        differences.len() >= SEEDS_LEAST && mean_s >= CLEAR_ERRORS * error_s
+    })
 }
 
 /// The longest prediction without failures. Remote I/O may take a thousand times as long.
@@ -166,7 +256,8 @@ fn doubtful(plan: &Plan, doubt: Doubt, is_failing: bool) -> Vec<Strategy> {
     near.map(|(_, strategy)| strategy).collect()
 }
 
-/// The fastest is the choice. When all failed there is none; when some were only slower than can
+/// The fastest is the choice, of equally fast ones the first of the table, which
+/// accepts the fewest pitfalls. When all failed there is none; when some were only slower than can
 /// be waited for, the model's stands.
 fn choose(plan: &mut Plan, tried: &[Tried]) {
     if let Some(why) = tried.first().and_then(|first| first.failed.clone())
@@ -180,12 +271,15 @@ fn choose(plan: &mut Plan, tried: &[Tried]) {
         .iter()
         .filter_map(|t| Some((t.strategy, t.simulated_s?)));
     let mut timed: Vec<(Strategy, f64)> = timed.collect();
-    timed.sort_by(|a, b| a.1.total_cmp(&b.1));
+    timed.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
     let Some(&(strategy, seconds)) = timed.first() else {
         return;
     };
     let mut reason = format!("{strategy} takes {seconds:.0} s in the simulation");
     match timed.get(1) {
+        Some((other, same)) if *same == seconds => {
+            reason += &format!(", as does {other}, which may wait or fetch again more often");
+        }
         Some((other, slower)) => {
             let saved = 100.0 * (1.0 - seconds / slower);
             reason += &format!(", {saved:.1} % less than {other} ({slower:.0} s)");
@@ -194,4 +288,44 @@ fn choose(plan: &mut Plan, tried: &[Tried]) {
     }
     plan.choice = Some(Choice { strategy, reason });
     plan.refusal = None;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trial(strategy: Strategy, times_s: &[f64]) -> Trial {
+        Trial {
+            times_s: times_s.to_vec(),
+            ..Trial::new(strategy)
+        }
+    }
+
+    #[test]
+    fn seeds_are_tried_until_the_best_is_clear_from_their_scatter() {
+        let slice = trial(Strategy::Slice, &[100.0, 120.0, 110.0]);
+        let is_clear_from =
+            |other_s: &[f64]| is_clear(&[slice.clone(), trial(Strategy::Minimal, other_s)]);
+        assert!(
+            is_clear_from(&[103.0, 122.5, 113.5]),
+            "seed by seed it is always 3 s longer"
+        );
+        assert!(
+            !is_clear_from(&[101.0, 119.0, 113.0]),
+            "once it was the faster one"
+        );
+        assert!(is_clear_from(&[100.0, 120.0, 110.0]), "they are the same");
+        let few = [
+            trial(Strategy::Slice, &[100.0, 120.0]),
+            trial(Strategy::Minimal, &[150.0, 170.0]),
+        ];
+        assert!(!is_clear(&few), "two seeds tell nothing of the scatter");
+    }
+
+    #[test]
+    fn one_that_was_given_up_is_not_waited_for() {
+        let mut slow = trial(Strategy::Minimal, &[]);
+        slow.is_out = true;
+        assert!(is_clear(&[trial(Strategy::Slice, &[100.0]), slow]));
+    }
 }

@@ -69,6 +69,11 @@ pub(super) enum Work {
 }
 
 impl Load {
+    /// Whether seeds differ in how long jobs compute.
+    pub(super) fn varies(&self) -> bool {
+        matches!(self, Self::Declared { variability_ppm } if *variability_ppm > 0)
+    }
+
     /// The `step`th thing that a job does; what takes no time is there too.
     pub(super) fn work(&self, workflow: &Workflow, seed: u64, job: JobIndex, step: usize) -> Work {
         let mounts = workflow.job(job).mounts.len();
