@@ -53,7 +53,7 @@ impl Stages {
             ),
             job(
                 "c",
-                "test $(stat -c %a /v/d/small) = 600 && cat /v/d/small >> /v/all"
+                "find /v/d/small -perm 600 | grep -q small && cat /v/d/small >> /v/all"
             ),
         );
         let path = world.workflow(&text)?;
@@ -92,22 +92,27 @@ impl Stages {
     }
 
     /// Waits until so many copies are complete; gives what is said of the last.
-    fn wait_for_copies(&self, count: usize) -> Result<String> {
-        let mut said = String::new();
+    fn wait_for_copies(&mut self, count: usize) -> Result<String> {
+        let mut told = String::new();
         for _ in 0..1_200 {
-            said = self.why().unwrap_or_default();
-            let complete = said.lines().filter(|l| l.contains("is complete on node"));
+            told = self.why().unwrap_or_default();
+            let complete = told.lines().filter(|l| l.contains("is complete on node"));
             let complete: Vec<&str> = complete.collect();
             if complete.len() == count {
                 return Ok(complete[count - 1].to_owned());
             }
+            let run = self.run.as_mut().context("it runs")?;
+            if run.try_wait()?.is_some() {
+                let output = self.run.take().context("it ran")?.wait_with_output()?;
+                anyhow::bail!("the run is over: {}", said(&output));
+            }
             std::thread::sleep(Duration::from_millis(50));
         }
-        anyhow::bail!("{count} copies are not complete: {said}")
+        anyhow::bail!("{count} copies are not complete: {told}")
     }
 
     /// The nodes that have the volume and its copy, once the first copy is complete.
-    fn nodes(&self) -> Result<(&'static str, &'static str)> {
+    fn nodes(&mut self) -> Result<(&'static str, &'static str)> {
         let said = self.wait_for_copies(1)?;
         let is_on = |node: &str| said.contains(&format!("complete on node {node},"));
         match (is_on("n1"), is_on("n2")) {
