@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::door::HandOverOf;
 use crate::error::{Error, ErrorCode, Result};
 use crate::ids::{RunId, VolumeId};
-use crate::message::{CacheRef, Request, TreeRef};
+use crate::message::{CacheRef, CreateVolume, Request, TreeRef};
 use crate::time::Time;
 use crate::token::{Resource, Right, Token, Verifier};
 
@@ -89,6 +89,17 @@ impl Bearer {
 fn need(address: &str, request: &Request) -> Result<Need> {
     let (resource, rights) = match request {
         Request::RenewVolumes(call) => return Ok(need_to_renew(address, &call.volumes)),
+        Request::CreateVolume(CreateVolume {
+            spec,
+            base: Some(base),
+            ..
+        }) => {
+            return Ok(Need {
+                resources: vec![Resource::Volume(spec.id), Resource::Volume(*base)],
+                rights: MANAGE,
+                server: Some(address.to_owned()),
+            });
+        }
         Request::QueryServers(_) | Request::ReadCounters(_) => (Resource::Catalog, READ),
         Request::ListSource(call) => (Resource::Home(call.path.clone()), READ),
         Request::StatSource(call) => (Resource::Home(call.path.clone()), READ),

@@ -431,6 +431,9 @@ pub struct CreateVolume {
     /// Who is to make it: another server at the same address refuses with `VolumeLost`. `None`:
     /// whoever is there.
     pub server: Option<ServerId>,
+    /// An older copy of the source on the same server, which the caller may manage: what is the
+    /// same there does not travel again. It may be anything, or gone: that only costs more.
+    pub base: Option<VolumeId>,
     /// Capability for the source that fills it; empty when there is none.
     pub source_token: Token,
 }

@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::hash::Digest;
 use crate::ids::VolumeId;
 use crate::message::SourceIdentity;
 
@@ -15,7 +16,8 @@ pub struct ListVolumeTree {
     pub after: Option<String>,
 }
 
-/// Reads a range of a file of a scratch volume; the data are the body of the reply.
+/// Reads a range of a file of a scratch volume. The reply has the digests of all its pieces; its
+/// body has those pieces that the caller does not know.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadVolumeFile {
     /// Which volume.
@@ -28,6 +30,9 @@ pub struct ReadVolumeFile {
     pub offset: u64,
     /// Number of bytes, cut at the end of the file.
     pub length: u32,
+    /// Digests of pieces at the same places that the caller has already; perhaps fewer than there
+    /// are.
+    pub known: Vec<Digest>,
 }
 
 /// A file of a scratch volume, as a listing showed it.
@@ -39,14 +44,17 @@ pub struct VolumeFile {
     pub identity: SourceIdentity,
 }
 
-/// Reads small files of a scratch volume whole; their data follow each other in the body of the
-/// reply, and so do the digests of their pieces in its header.
+/// Reads small files of a scratch volume whole. The digests of their pieces follow each other in
+/// the reply; its body has those pieces that the caller does not know.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadVolumeFiles {
     /// Which volume.
     pub volume: VolumeId,
     /// Which files; together at most a body.
     pub files: Vec<VolumeFile>,
+    /// Of each file, digests of pieces that the caller has already; of files that are not listed
+    /// none.
+    pub known: Vec<Vec<Digest>>,
 }
 
 /// Asks where a file of a scratch volume has data: the holes of a sparse one need not travel.

@@ -160,6 +160,8 @@ pub struct VolumeStatus {
     pub used_bytes: u64,
     /// Files and directories in use now.
     pub used_files: u64,
+    /// Bytes of files that came over the network to fill it in this life of the server.
+    pub received_bytes: u64,
     /// For a cache volume: digest of the list of source files with sizes and times, equal on all
     /// servers that show the same state of the source.
     pub manifest: Option<Digest>,

@@ -488,16 +488,11 @@ impl Driver {
                     .await;
                 });
             }
-            Action::CopyVolume {
-                id,
-                source,
-                server,
-                size,
-            } => {
+            Action::CopyVolume { source, server, .. } => {
                 let holder = source.server.map(|holder| self.place(holder));
                 let place = self.place(server);
                 self.tasks.spawn(async move {
-                    let copied = servers.copy(now, id, source, holder, &place, size).await;
+                    let copied = servers.copy(now, &action, holder, &place).await;
                     send(&notes, Some(copied)).await;
                 });
             }

@@ -125,6 +125,10 @@ impl Teller {
             Event::VolumeCreateFailed { volume, error } => {
                 self.of_volume(*volume, &format!("could not be made: {error}"));
             }
+            Event::VolumeCopied { volume, .. } => {
+                let copied = self.volumes.get(volume).map(|(volume, _)| *volume);
+                self.touched.extend(copied);
+            }
             Event::VolumesProbed { lost, .. } => {
                 lost.iter().for_each(|id| self.of_volume(*id, "is lost"));
             }
@@ -240,10 +244,18 @@ impl Teller {
                 self.of_volume(*id, &format!("is made, with {} bytes", size.bytes));
             }
             Action::CopyVolume {
-                id, source, server, ..
+                id,
+                source,
+                server,
+                base,
+                ..
             } => {
                 self.volumes.insert(*id, (source.volume, *server));
-                self.of_volume(*id, "is made as a copy");
+                let what = match base {
+                    Some(_) => "is made as a copy, with what is the same in the older one there",
+                    None => "is made as a copy",
+                };
+                self.of_volume(*id, what);
             }
             Action::WarmVolume { id, .. } => {
                 self.of_volume(*id, "is fetched before its readers start");
@@ -307,6 +319,10 @@ impl Teller {
     }
 
     fn reason(&self, receipt: &Receipt) -> String {
+        let further = match receipt.is_further {
+            true => " with what the older copy there has",
+            false => "",
+        };
         let cost = match receipt.copy_ms {
             Some(ms) => format!("costs {} s", seconds(ms)),
             None => "costs what is not known yet".to_owned(),
@@ -316,8 +332,8 @@ impl Teller {
             ms => format!(", and its space keeps {} s of work waiting", seconds(ms)),
         };
         let weighed = format!(
-            "{cost}{waits}; without one a loss costs {} s, which happens with a probability of \
-             {:.4} % in the {} s that it is needed: that is worth {:.3} s",
+            "{cost}{further}{waits}; without one a loss costs {} s, which happens with a \
+             probability of {:.4} % in the {} s that it is needed: that is worth {:.3} s",
             seconds(receipt.redo_ms),
             receipt.risk_ppm as f64 / 1e4,
             seconds(receipt.exposure_ms),
@@ -327,11 +343,14 @@ impl Teller {
             Decision::NotWorth => format!("is not made: it {weighed}"),
             Decision::NoRoom => format!("finds no room on another node; it {weighed}"),
             Decision::Copying(to) => format!("goes to node {}: it {weighed}", self.node(to)),
-            Decision::Copied(on, ms) => {
+            Decision::Copied(on, moved) => {
                 format!(
-                    "is complete on node {}, after {} s",
+                    "is complete on node {}, after {} s: {} bytes crossed the network for the {} \
+                     that it holds",
                     self.node(on),
-                    seconds(ms)
+                    seconds(moved.ms),
+                    moved.received_bytes,
+                    moved.held_bytes
                 )
             }
             Decision::Failed => "could not be made".to_owned(),

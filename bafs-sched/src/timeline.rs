@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::io::journal::History;
 use crate::logic::{
-    Action, Decision, Event, JobState, MountedVolume, NodeSeen, Outcome, Progress, Receipt,
+    Action, Decision, Event, JobState, MountedVolume, Moved, NodeSeen, Outcome, Progress, Receipt,
     Scheduler,
 };
 use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
@@ -270,7 +270,9 @@ impl Observer {
                 nodes.iter().for_each(|node| self.seen(node));
                 self.is_fleet_stale = true;
             }
-            Event::VolumeCreated { volume } => self.made(*volume, false),
+            Event::VolumeCreated { volume } | Event::VolumeCopied { volume, .. } => {
+                self.made(*volume, false);
+            }
             Event::VolumeCreateFailed { volume, .. } => self.made(*volume, true),
             Event::VolumeDeleted { volume } => self.gone(*volume, false),
             Event::VolumesProbed { lost, .. } => {
@@ -427,6 +429,7 @@ impl Observer {
                 source,
                 server,
                 size,
+                ..
             } => self.making(*id, source.volume, *server, size.bytes, Some(Holding::Copy)),
             Action::StartJob {
                 execution,
@@ -572,7 +575,18 @@ impl Observer {
             Decision::NotWorth => "not worth it".to_owned(),
             Decision::NoRoom => "no room on another node".to_owned(),
             Decision::Copying(to) => format!("being copied to {}", self.node(to)),
-            Decision::Copied(on, ms) => format!("copied to {} in {ms} ms", self.node(on)),
+            Decision::Copied(on, moved) => {
+                let Moved {
+                    held_bytes,
+                    received_bytes,
+                    ms,
+                } = moved;
+                format!(
+                    "copied to {} in {ms} ms: {received_bytes} bytes crossed the network for the \
+                     {held_bytes} that it holds",
+                    self.node(on)
+                )
+            }
             Decision::Failed => "failed or overtaken".to_owned(),
             Decision::Saved(ms) => format!("saved {ms} ms of work"),
             Decision::Unused => "never needed".to_owned(),

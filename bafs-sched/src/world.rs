@@ -273,7 +273,8 @@ impl World {
                 source,
                 server,
                 size,
-            } => self.serve_copy(id, source, server, size),
+                base,
+            } => self.serve_copy(id, source, server, size, base),
             Action::WarmVolume { id, server } => drop(self.warmed.insert(id, server)),
             Action::DeleteVolume { id, server } => {
                 let lost = Event::VolumeDeleteFailed { volume: id };
@@ -384,7 +385,14 @@ impl World {
         );
     }
 
-    fn serve_copy(&mut self, id: VolumeId, source: MountedVolume, server: ServerId, size: Space) {
+    fn serve_copy(
+        &mut self,
+        id: VolumeId,
+        source: MountedVolume,
+        server: ServerId,
+        size: Space,
+        base: Option<VolumeId>,
+    ) {
         let content = self.content(&source).cloned();
         let failed = Event::VolumeCreateFailed {
             volume: id,
@@ -400,7 +408,15 @@ impl World {
             .entry(id)
             .or_insert((size, source.volume, content));
         let copying_ms = 50 + self.dice.below(1_000);
-        let made = Event::VolumeCreated { volume: id };
+        let is_there = |id| self.nodes[&server].volumes.contains_key(&id);
+        let received_bytes = match base.is_some_and(is_there) {
+            true => size.bytes / 10,
+            false => size.bytes,
+        };
+        let made = Event::VolumeCopied {
+            volume: id,
+            received_bytes,
+        };
         let event = if self.is_faulty(self.faults.reply_lost) {
             failed
         } else {

@@ -1,6 +1,13 @@
-//! What the first copies of a run teach about their cost, in virtual time.
+//! What the first copies of a run teach about their cost, in virtual time; and what an older copy
+//! of a volume is good for while a newer one is made.
 
-use bafs_sched::logic::{Decision, Outcome, Receipt, Settings, Space};
+use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
+use bafs_proto::message::{JobOutcome, JobReport, VolumeUse};
+use bafs_proto::time::Time;
+use bafs_sched::logic::{
+    Action, CheckpointPolicy, Decision, Event, NodeSeen, Outcome, Receipt, Scheduler, Settings,
+    Space,
+};
 use bafs_sched::workflow::parse_workflow;
 use bafs_sched::world::{Faults, NodeSpec, World};
 
@@ -58,4 +65,233 @@ fn a_copy_is_expected_to_take_as_long_as_what_the_volume_holds() {
         let (least, most) = (least.expect("some"), most.expect("some"));
         assert!(*most > 20 * least, "seed {seed}: {least} ms to {most} ms");
     }
+}
+
+/// Three jobs that write one volume one after the other, on two nodes with one slot each, told by
+/// hand: after each fact the actions that follow are in `told`.
+struct Chain {
+    scheduler: Scheduler,
+    now: u64,
+    told: Vec<Action>,
+}
+
+impl Chain {
+    fn new(checkpoint: CheckpointPolicy, node_megabytes: u64) -> Self {
+        let mut text = "volume v scratch 10 MB files 9\n".to_owned();
+        for job in ["a", "b", "c"] {
+            text += &format!("job {job} {{\nexecutable = x\n}}\nmount v {job} /v\n");
+        }
+        text += "parent a child b\nparent b child c\n";
+        let none = |path: &str| Err(path.to_owned());
+        let parsed = parse_workflow("w.bafs", &text, &none).expect("it is right");
+        let settings = Settings {
+            checkpoint,
+            ..Settings::default()
+        };
+        let mut chain = Self {
+            scheduler: Scheduler::new(RunId(0), parsed.workflow, settings),
+            now: 0,
+            told: Vec::new(),
+        };
+        let capacity = Space {
+            bytes: node_megabytes * MB,
+            files: 1_000,
+        };
+        let nodes = [1, 2].map(|id| NodeSeen::alone(ServerId(id), capacity, 1));
+        chain.step(Event::ServersSeen {
+            nodes: nodes.to_vec(),
+        });
+        let volume = chain.created();
+        chain.step(Event::VolumeCreated { volume });
+        chain
+    }
+
+    fn step(&mut self, event: Event) {
+        self.now += 1_000;
+        self.told.clear();
+        let now = Time(self.now);
+        self.scheduler.step(now, event, &mut self.told);
+        self.scheduler.check();
+    }
+
+    fn created(&self) -> VolumeId {
+        let mut ids = self.told.iter().filter_map(|action| match action {
+            Action::CreateVolume { id, .. } => Some(*id),
+            _ => None,
+        });
+        ids.next().expect("a volume is made")
+    }
+
+    /// The job that starts, where and with which volume.
+    fn started(&self) -> (ExecutionId, String, ServerId, VolumeId) {
+        let mut started = self.told.iter().filter_map(|action| match action {
+            Action::StartJob {
+                execution,
+                job,
+                server,
+                volumes,
+                ..
+            } => {
+                let name = self.scheduler.workflow().job(*job).name.clone();
+                Some((*execution, name, *server, volumes[0].id))
+            }
+            _ => None,
+        });
+        started.next().expect("a job starts")
+    }
+
+    /// The copy that is asked for, where, and the older one it is made from.
+    fn copied(&self) -> (VolumeId, ServerId, Option<VolumeId>) {
+        let mut copied = self.told.iter().filter_map(|action| match action {
+            Action::CopyVolume {
+                id, server, base, ..
+            } => Some((*id, *server, *base)),
+            _ => None,
+        });
+        copied.next().expect("a copy is made")
+    }
+
+    fn deletes(&self, volume: VolumeId) -> bool {
+        let mut told = self.told.iter();
+        told.any(|action| matches!(action, Action::DeleteVolume { id, .. } if *id == volume))
+    }
+
+    /// The job that starts ends well, after a minute, and leaves so much.
+    fn ends(&mut self, held_bytes: u64) {
+        let execution = self.started().0;
+        self.reports(execution, JobOutcome::Exited(0), held_bytes, 0);
+    }
+
+    fn reports(
+        &mut self,
+        execution: ExecutionId,
+        outcome: JobOutcome,
+        held_bytes: u64,
+        refused_for_space: u64,
+    ) {
+        let used = VolumeUse {
+            name: "v".to_owned(),
+            held_bytes,
+            refused_for_space,
+            changes: 1,
+            ..VolumeUse::default()
+        };
+        let report = JobReport {
+            outcome,
+            wall_ms: 60_000,
+            cpu_ms: 1,
+            output_tail: String::new(),
+            volumes: vec![used],
+        };
+        self.step(Event::JobEnded { execution, report });
+    }
+
+    fn is_copied(&mut self, volume: VolumeId, received_bytes: u64) {
+        self.step(Event::VolumeCopied {
+            volume,
+            received_bytes,
+        });
+    }
+
+    fn receipt(&self) -> Receipt {
+        let receipt = self.scheduler.receipts().next();
+        receipt.expect("a decision").1.clone()
+    }
+}
+
+#[test]
+fn an_older_copy_stays_until_the_newer_is_complete() {
+    let mut chain = Chain::new(CheckpointPolicy::Always, 100);
+    chain.ends(5 * MB);
+    let (first, target, base) = chain.copied();
+    assert_eq!(base, None);
+    chain.is_copied(first, 5 * MB);
+    chain.ends(6 * MB);
+    let (second, again, base) = chain.copied();
+    assert_eq!((again, base), (target, Some(first)), "made from the older");
+    assert!(!chain.deletes(first), "{:?}", chain.told);
+    let mut lost = chain.scheduler.clone();
+    chain.is_copied(second, MB);
+    assert!(chain.deletes(first), "{:?}", chain.told);
+    let Decision::Copied(on, moved) = chain.receipt().decision else {
+        panic!("{:?}", chain.receipt());
+    };
+    assert_eq!((on, moved.received_bytes), (target, MB));
+    assert_eq!(moved.held_bytes, 6 * MB);
+
+    // Had the source died before that, only the second job would run again, on the older copy.
+    let source = ServerId(3 - target.0);
+    let (mut told, server) = (Vec::new(), source);
+    lost.step(Time(chain.now), Event::ServerSilent { server }, &mut told);
+    lost.check();
+    chain.told = told;
+    let (_, job, server, volume) = chain.started();
+    assert_eq!((job.as_str(), server, volume), ("b", target, first));
+    assert!(chain.deletes(second), "{:?}", chain.told);
+}
+
+#[test]
+fn a_copy_that_cannot_be_made_leaves_the_older_one() {
+    let mut chain = Chain::new(CheckpointPolicy::Always, 100);
+    chain.ends(5 * MB);
+    let (first, target, _) = chain.copied();
+    chain.is_copied(first, 5 * MB);
+    chain.ends(6 * MB);
+    let volume = chain.copied().0;
+    let error = bafs_proto::Error::new(bafs_proto::ErrorCode::DigestMismatch, "damaged");
+    chain.step(Event::VolumeCreateFailed { volume, error });
+    assert_eq!(chain.started().1, "c", "it need not wait");
+    assert!(!chain.deletes(first));
+    let server = ServerId(3 - target.0);
+    chain.step(Event::ServerSilent { server });
+    let (_, job, _, volume) = chain.started();
+    assert_eq!((job.as_str(), volume), ("b", first));
+}
+
+#[test]
+fn where_there_is_no_room_for_two_copies_the_older_one_stays() {
+    let mut chain = Chain::new(CheckpointPolicy::Always, 15);
+    chain.ends(5 * MB);
+    let (first, ..) = chain.copied();
+    chain.is_copied(first, 5 * MB);
+    chain.ends(6 * MB);
+    assert_eq!(chain.receipt().decision, Decision::NoRoom);
+    assert!(!chain.deletes(first), "{:?}", chain.told);
+    assert_eq!(chain.started().1, "c");
+}
+
+#[test]
+fn a_volume_that_was_too_small_does_not_come_back_from_a_copy_of_that_size() {
+    let mut chain = Chain::new(CheckpointPolicy::Always, 100);
+    chain.ends(9 * MB);
+    let (first, ..) = chain.copied();
+    chain.is_copied(first, 9 * MB);
+    let (execution, ..) = chain.started();
+    chain.reports(execution, JobOutcome::Exited(1), 10 * MB, 1);
+    let sizes = chain.told.iter().filter_map(|action| match action {
+        Action::CreateVolume { size, .. } => Some(size.bytes),
+        _ => None,
+    });
+    assert_eq!(sizes.collect::<Vec<_>>(), [20 * MB], "{:?}", chain.told);
+    assert!(chain.deletes(first));
+}
+
+#[test]
+fn a_further_copy_is_weighed_by_what_was_done_since() {
+    let mut chain = Chain::new(CheckpointPolicy::Always, 100);
+    chain.ends(5 * MB);
+    assert_eq!(chain.receipt().redo_ms, 60_000);
+    let (first, ..) = chain.copied();
+    chain.now += 50_000;
+    chain.is_copied(first, 5 * MB);
+    chain.ends(5 * MB);
+    let receipt = chain.receipt();
+    assert_eq!((receipt.redo_ms, receipt.is_further), (60_000, true));
+    assert_eq!(receipt.copy_ms, Some(51_000), "as long as a whole one");
+    let (second, ..) = chain.copied();
+    chain.is_copied(second, 10);
+    let Decision::Copied(_, moved) = chain.receipt().decision else {
+        panic!("{:?}", chain.receipt());
+    };
+    assert_eq!((moved.ms, moved.received_bytes), (1_000, 10));
 }

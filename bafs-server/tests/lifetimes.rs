@@ -130,6 +130,7 @@ async fn a_node_makes_no_volume_that_another_one_was_to_make() {
         let call = CreateVolume {
             spec: spec(1, None),
             server: Some(server),
+            base: None,
             source_token: Token::none(),
         };
         let made = world.call(A, call).await;

@@ -94,6 +94,7 @@ fn table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
         identity,
         offset: 0,
         length: 1,
+        known: Vec::new(),
     };
     let open = |writable| OpenTree {
         tree: tree(),
@@ -104,6 +105,7 @@ fn table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
     let create = CreateVolume {
         server: None,
         spec: spec(1, None),
+        base: None,
         source_token: Token::none(),
     };
     let cooperative = Resource::Cooperative("db".to_owned());
@@ -464,6 +466,7 @@ async fn a_node_starts_and_stops_over_quic() {
     let call = CreateVolume {
         server: None,
         spec: spec(1, None),
+        base: None,
         source_token: Token::none(),
     };
     pool.call(&address, &world.token, call, Deadline::after_ms(10_000))

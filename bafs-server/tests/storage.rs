@@ -102,6 +102,7 @@ async fn a_restart_keeps_what_was_ready_and_nothing_else() {
     let call = bafs_proto::message::CreateVolume {
         server: None,
         spec: spec(3, from_home("slow")),
+        base: None,
         source_token: world.token.clone(),
     };
     let half = world.call_for(A, call, 400).await.expect("status in time");

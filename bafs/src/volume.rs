@@ -87,6 +87,7 @@ async fn create_at(client: &Client, node: &Advert, spec: VolumeSpec) -> Result<V
     let call = CreateVolume {
         spec,
         server: Some(node.id),
+        base: None,
         source_token,
     };
     let status = client.call_within(&node.address, call, TRANSFER_MS).await?;

@@ -173,6 +173,7 @@ impl Speaker {
                 CreateVolume {
                     spec,
                     server: None,
+                    base: None,
                     source_token,
                 },
             )

@@ -146,48 +146,64 @@ impl Servers {
                 (kind, token)
             }
         };
-        self.make(id, volume, place, size, kind, source_token).await
+        let spec = self.spec(id, volume, size, kind);
+        let call = CreateVolume {
+            spec,
+            server: Some(place.server),
+            base: None,
+            source_token,
+        };
+        self.make(place, call).await.map(drop)
     }
 
-    /// Copies a volume to another node.
+    /// Copies a volume from its holder to another node.
     pub(crate) async fn copy(
         &self,
         now: Time,
-        id: VolumeId,
-        source: MountedVolume,
+        action: &Action,
         holder: Option<Place>,
         place: &Place,
-        size: Space,
     ) -> Event {
+        let &Action::CopyVolume {
+            id,
+            source,
+            size,
+            base,
+            ..
+        } = action
+        else {
+            unreachable!("only copies come here");
+        };
         let copied = async {
             let gone = || Error::new(ErrorCode::VolumeLost, "there is nothing to copy");
             let holder = holder.ok_or_else(gone)?;
-            let token = self.give(now, Resource::Volume(source.id), &[Right::Read])?;
+            let source_token = self.give(now, Resource::Volume(source.id), &[Right::Read])?;
             let fill = Some(Source::Volume {
                 address: holder.address,
                 volume: source.id,
             });
-            let kind = Kind::Scratch { fill };
-            self.make(id, source.volume, place, size, kind, token).await
+            let spec = self.spec(id, source.volume, size, Kind::Scratch { fill });
+            let call = CreateVolume {
+                spec,
+                server: Some(place.server),
+                base,
+                source_token,
+            };
+            self.make(place, call).await
         };
         match copied.await {
-            Ok(()) => Event::VolumeCreated { volume: id },
+            Ok(status) => Event::VolumeCopied {
+                volume: id,
+                received_bytes: status.received_bytes,
+            },
             Err(error) => Event::VolumeCreateFailed { volume: id, error },
         }
     }
 
-    async fn make(
-        &self,
-        id: VolumeId,
-        volume: VolumeIndex,
-        place: &Place,
-        size: Space,
-        kind: Kind,
-        source_token: Token,
-    ) -> Result<()> {
+    fn spec(&self, id: VolumeId, volume: VolumeIndex, size: Space, kind: Kind) -> VolumeSpec {
         let declared = self.workflow.volume(volume);
         let (size_bytes, size_files) = declared.limit.held(size.bytes, size.files);
-        let spec = VolumeSpec {
+        VolumeSpec {
             id,
             name: declared.name.clone(),
             owner: self.owner(),
@@ -196,17 +212,14 @@ impl Servers {
             size_files,
             limit: declared.limit,
             lifetime_ms: self.settings.volume_lifetime_ms,
-        };
-        let is_cache = matches!(spec.kind, Kind::Cache { .. });
-        let server = Some(place.server);
-        let call = CreateVolume {
-            spec,
-            server,
-            source_token,
-        };
-        let status = self.fill(&place.address, call).await?;
-        match status.fault {
-            None => Ok(()),
+        }
+    }
+
+    async fn make(&self, place: &Place, call: CreateVolume) -> Result<VolumeStatus> {
+        let is_cache = matches!(call.spec.kind, Kind::Cache { .. });
+        let mut status = self.fill(&place.address, call).await?;
+        match status.fault.take() {
+            None => Ok(status),
             // The reservation was made: it is the source that is too large, everywhere. A cache
             // takes no more than it has, so there the disk is full.
             Some(fault) if fault.class() == ErrorClass::NoSpace && !is_cache => {

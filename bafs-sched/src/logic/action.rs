@@ -21,7 +21,7 @@ pub enum Action {
         /// How much to reserve: for a cache perhaps less than the whole.
         size: Space,
     },
-    /// Copy a volume to another node; answered by `VolumeCreated` or `VolumeCreateFailed`.
+    /// Copy a volume to another node; answered by `VolumeCopied` or `VolumeCreateFailed`.
     CopyVolume {
         /// Id of the copy.
         id: VolumeId,
@@ -31,6 +31,8 @@ pub enum Action {
         server: ServerId,
         /// How much to reserve.
         size: Space,
+        /// An older copy there: what it has need not cross the network again.
+        base: Option<VolumeId>,
     },
     /// Fetch what a cache does not have, behind all that jobs ask for; not answered.
     WarmVolume {

@@ -185,14 +185,6 @@ impl Scheduler {
     }
 
     pub(super) fn volume_created(&mut self, id: VolumeId) {
-        if self
-            .volumes
-            .get(id)
-            .is_some_and(|i| i.state == State::Copying)
-        {
-            self.copied(id);
-            return;
-        }
         let creating = self
             .volumes
             .get_mut(id)

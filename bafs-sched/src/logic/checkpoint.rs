@@ -1,24 +1,25 @@
-//! Copies of scratch volumes on other nodes: whether one is worth its cost, when it takes the
-//! place of what was lost, and when it goes. How long copying takes is measured, not assumed.
+//! Whether a copy of a scratch volume on another node is worth its cost. How long copying takes is
+//! measured, not assumed. What becomes of copies says `copies.rs`.
 //!
 //! The rule is that of the thesis (*Data-Driven Batch Scheduling*, 2005, section 3.2.6): copy when
 //! a stage is done and benefit > cost. Benefit is the time that would be spent again if the volume
 //! were lost, times the probability that it is lost while it is needed. Cost is the time that
 //! copying takes, which the next writer of the volume waits. Beyond the thesis, a copy also costs
-//! the work that its space keeps waiting, and the first copy is the only one that is tried without
-//! knowing its cost.
+//! the work that its space keeps waiting, the first copy is the only one that is tried without
+//! knowing its cost, and a newer copy is weighed against the older one that is there: it spares
+//! only what was done since, and takes only as long as further copies took.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_proto::ids::ServerId;
 use bafs_proto::message::JobReport;
 use bafs_proto::time::Time;
 use serde::{Deserialize, Serialize};
 
-use super::action::{Action, MountedVolume};
+use super::action::MountedVolume;
+use super::copies::Copies;
 use super::graph::JobState;
 use super::scheduler::{Phase, Scheduler};
-use super::volumes::{Instance, State};
 use crate::workflow::{JobIndex, VolumeIndex};
 
 /// What is believed of failures before any was seen, as the weight of a volume's loss in
@@ -52,8 +53,8 @@ pub enum Decision {
     NoRoom,
     /// It is being copied to this node.
     Copying(ServerId),
-    /// A copy is on this node, made in so many milliseconds.
-    Copied(ServerId, u64),
+    /// A copy is on this node.
+    Copied(ServerId, Moved),
     /// Copying failed or was overtaken.
     Failed,
     /// The copy took the place of the lost volume, and spared so many milliseconds of work.
@@ -62,12 +63,23 @@ pub enum Decision {
     Unused,
 }
 
+/// What it took to make a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moved {
+    /// What the volume held.
+    pub held_bytes: u64,
+    /// What of it crossed the network: with an older copy beside it, what had changed since.
+    pub received_bytes: u64,
+    /// How long it took, in milliseconds.
+    pub ms: u64,
+}
+
 /// The last decision about a volume, with its reasons; times in milliseconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Receipt {
     /// When it was decided.
     pub at: Time,
-    /// Work that a loss would have cost.
+    /// Work that a loss would have cost: with an older copy, what was done since.
     pub redo_ms: u64,
     /// How long the volume was expected to be needed.
     pub exposure_ms: u64,
@@ -79,30 +91,28 @@ pub struct Receipt {
     pub copy_ms: Option<u64>,
     /// Work that the copy's space would have kept waiting.
     pub space_ms: u64,
+    /// Whether an older copy lies where the new one would go, so that only changes travel.
+    pub is_further: bool,
     /// What was decided, and what became of it.
     pub decision: Decision,
 }
 
-/// A copy that exists or is being made.
-#[derive(Debug, Clone, PartialEq)]
-struct Copy {
-    id: VolumeId,
-    source: MountedVolume,
-    since: Time,
-    /// Writers whose output it has; it is good only while no other writer is done.
-    writers: Vec<JobIndex>,
-}
+/// Bytes that volumes held, and milliseconds that copying them took.
+type Pace = (u64, u64);
 
 /// All copies, and what is known about what they cost.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Checkpoints {
-    copies: BTreeMap<VolumeIndex, Copy>,
-    /// Volumes that have copies, by pipeline.
-    by_pipeline: BTreeSet<(u32, VolumeIndex)>,
-    /// Bytes and milliseconds of all copies between two nodes.
-    paths: BTreeMap<(ServerId, ServerId), (u64, u64)>,
-    /// The same of all copies together.
-    all_paths: (u64, u64),
+    pub(super) copies: Copies,
+    /// All copies between two nodes, but for further ones.
+    paths: BTreeMap<(ServerId, ServerId), Pace>,
+    /// The same of all nodes together.
+    all_paths: Pace,
+    /// The last copy of each volume that was made from an older one: how much of a volume changes
+    /// in a stage is its own.
+    further: BTreeMap<VolumeIndex, Pace>,
+    /// All such copies together.
+    all_further: Pace,
     /// What volumes held when their last writer was done, in bytes.
     held: BTreeMap<VolumeIndex, u64>,
     receipts: BTreeMap<VolumeIndex, Receipt>,
@@ -127,9 +137,7 @@ impl Checkpoints {
     /// Time in which nothing was observed, in milliseconds, does not count.
     pub(super) fn put_off(&mut self, ms: u64) {
         self.counted = self.counted.map(|before| before.plus_ms(ms));
-        for copy in self.copies.values_mut() {
-            copy.since = copy.since.plus_ms(ms);
-        }
+        self.copies.put_off(ms);
     }
 
     /// Takes note of a job that is done.
@@ -152,32 +160,67 @@ impl Checkpoints {
 
     /// Expected time to copy so many bytes, by what this path took, else by what all took.
     pub(super) fn copy_ms(&self, path: (ServerId, ServerId), bytes: u64) -> Option<u64> {
-        let (copied, ms) = self.paths.get(&path).copied().unwrap_or(self.all_paths);
-        let ms = u128::from(bytes) * u128::from(ms);
-        let ms = ms.checked_div(u128::from(copied))?;
-        Some(u64::try_from(ms).unwrap_or(u64::MAX))
+        let pace = self.paths.get(&path).copied().unwrap_or(self.all_paths);
+        time_at(pace, bytes)
     }
 
-    fn learn_copy(&mut self, path: (ServerId, ServerId), bytes: u64, ms: u64) {
-        let own = self.paths.entry(path).or_default();
-        for sum in [own, &mut self.all_paths] {
-            *sum = (sum.0.saturating_add(bytes), sum.1.saturating_add(ms));
+    /// Expected time to make a copy from an older one, by what the last such copy of the volume
+    /// took, else all did; before the first, as long as a whole one.
+    fn further_ms(
+        &self,
+        volume: VolumeIndex,
+        path: (ServerId, ServerId),
+        bytes: u64,
+    ) -> Option<u64> {
+        let pace = self.further.get(&volume).copied();
+        let known = time_at(pace.unwrap_or(self.all_further), bytes);
+        known.or_else(|| self.copy_ms(path, bytes))
+    }
+
+    pub(super) fn learn_copy(
+        &mut self,
+        volume: VolumeIndex,
+        path: (ServerId, ServerId),
+        is_further: bool,
+        moved: Moved,
+    ) {
+        let learned = (moved.held_bytes, moved.ms);
+        if is_further {
+            self.further.insert(volume, learned);
+            add(&mut self.all_further, learned);
+        } else {
+            add(self.paths.entry(path).or_default(), learned);
+            add(&mut self.all_paths, learned);
         }
     }
 
-    /// Takes the copy of a volume out of the books.
-    fn remove(&mut self, volume: VolumeIndex, pipeline: Option<u32>) -> Option<Copy> {
-        if let Some(pipeline) = pipeline {
-            self.by_pipeline.remove(&(pipeline, volume));
-        }
-        self.copies.remove(&volume)
+    /// The newest copy of a volume goes.
+    pub(super) fn close_receipt(&mut self, volume: VolumeIndex) {
+        let decision = match self.receipts.get(&volume).map(|receipt| receipt.decision) {
+            Some(Decision::Copied(..)) => Decision::Unused,
+            Some(Decision::Copying(_)) => Decision::Failed,
+            // A newer one was decided against since.
+            _ => return,
+        };
+        self.decide(volume, decision);
     }
 
-    fn decide(&mut self, volume: VolumeIndex, decision: Decision) {
+    pub(super) fn decide(&mut self, volume: VolumeIndex, decision: Decision) {
         if let Some(receipt) = self.receipts.get_mut(&volume) {
             receipt.decision = decision;
         }
     }
+}
+
+fn add(sum: &mut Pace, one: Pace) {
+    *sum = (sum.0.saturating_add(one.0), sum.1.saturating_add(one.1));
+}
+
+/// Time for so many bytes; `None` while nothing was measured.
+fn time_at((measured, ms): Pace, bytes: u64) -> Option<u64> {
+    let ms = u128::from(bytes) * u128::from(ms);
+    let ms = ms.checked_div(u128::from(measured))?;
+    Some(u64::try_from(ms).unwrap_or(u64::MAX))
 }
 
 impl Scheduler {
@@ -211,17 +254,9 @@ impl Scheduler {
         held.map_or(most, |held| held.min(most))
     }
 
-    /// Whether a volume is being copied, so that nobody may write it.
-    pub(super) fn is_being_copied(&self, volume: VolumeIndex) -> bool {
-        let copy = self.checkpoints.copies.get(&volume);
-        let instance = copy.and_then(|copy| self.volumes.get(copy.id));
-        instance.is_some_and(|instance| instance.state == State::Copying)
-    }
-
-    /// A job that wrote a volume is done: an earlier copy is outdated, and a new one may be worth
-    /// its cost.
+    /// A job that wrote a volume is done: a copy of what it holds now may be worth its cost.
     pub(super) fn consider_copy(&mut self, volume: VolumeIndex) {
-        self.drop_copy(volume);
+        self.drop_unfinished_copy(volume);
         let policy = self.settings.checkpoint;
         let is_needed = self.graph.volume(volume).users_left > 0;
         if policy == CheckpointPolicy::Never
@@ -229,6 +264,7 @@ impl Scheduler {
             || self.settings.is_private_at_home()
             || self.phase != Phase::Running
         {
+            self.drop_copies(volume);
             return;
         }
         let Some((id, Some(server))) = self.volumes.scratch(volume) else {
@@ -255,38 +291,64 @@ impl Scheduler {
             None => Decision::NoRoom,
             Some(target) => Decision::Copying(target),
         };
-        let decision = receipt.decision;
-        self.checkpoints.receipts.insert(volume, receipt);
-        if let Decision::Copying(target) = decision {
-            self.copy(source, target);
+        if let Decision::Copying(target) = receipt.decision {
+            let base = self.older_copy(volume).filter(|_| receipt.is_further);
+            let base = base.map(|(id, _)| id);
+            self.copy(source, target, base);
+        } else if !self.is_worth_keeping(volume, &receipt) {
+            self.drop_copies(volume);
         }
+        self.checkpoints.receipts.insert(volume, receipt);
     }
 
     fn weigh(&self, volume: VolumeIndex, source: ServerId, target: Option<ServerId>) -> Receipt {
-        let redo_ms = self.redo_ms(volume);
+        let redo_ms = self.redo_ms(volume, self.copied_writers(volume));
         let users = u64::from(self.graph.volume(volume).users_left);
         let exposure_ms = users.saturating_mul(self.checkpoints.mean_wall_ms());
         let risk_ppm = self.checkpoints.risk_ppm(exposure_ms);
-        let benefit_us = u128::from(redo_ms) * u128::from(risk_ppm) / 1_000;
         let (size, held_bytes) = (self.size_of(volume), self.held_bytes(volume));
-        let copy_ms =
-            target.and_then(|target| self.checkpoints.copy_ms((source, target), held_bytes));
+        let older = self.older_copy(volume).and_then(|(_, older)| older.server);
+        let is_further = target.is_some() && target == older;
+        let copy_ms = target.and_then(|target| match is_further {
+            true => self
+                .checkpoints
+                .further_ms(volume, (source, target), held_bytes),
+            false => self.checkpoints.copy_ms((source, target), held_bytes),
+        });
+        let space_ms = |target| self.space_ms(target, size.bytes, size.bytes, exposure_ms);
         Receipt {
             at: self.now,
             redo_ms,
             exposure_ms,
             risk_ppm,
-            benefit_us: u64::try_from(benefit_us).unwrap_or(u64::MAX),
+            benefit_us: benefit_us(redo_ms, risk_ppm),
             copy_ms,
-            space_ms: target.map_or(0, |target| self.space_ms(target, size.bytes, exposure_ms)),
+            space_ms: target.map_or(0, space_ms),
+            is_further,
             decision: Decision::NotWorth,
         }
     }
 
-    /// Wall time of the finished jobs that would run again if the volume were lost.
-    fn redo_ms(&self, volume: VolumeIndex) -> u64 {
+    /// Whether an older copy is worth its space on: it spares what was done before it, while no
+    /// newer one is made.
+    fn is_worth_keeping(&self, volume: VolumeIndex, receipt: &Receipt) -> bool {
+        let Some((_, older)) = self.older_copy(volume) else {
+            return false;
+        };
+        let Some(server) = older.server else {
+            return false;
+        };
+        let spared_ms = self.redo_ms(volume, &[]).saturating_sub(receipt.redo_ms);
+        let space_ms = self.space_ms(server, 0, older.size.bytes, receipt.exposure_ms);
+        self.settings.checkpoint == CheckpointPolicy::Always
+            || benefit_us(spared_ms, receipt.risk_ppm) >= space_ms.saturating_mul(1_000)
+    }
+
+    /// Wall time of the finished jobs that would run again if the volume were lost, besides those
+    /// of whose output there is a copy.
+    pub(super) fn redo_ms(&self, volume: VolumeIndex, copied: &[JobIndex]) -> u64 {
         let mut sum: u64 = 0;
-        let mut seen = BTreeSet::new();
+        let mut seen: BTreeSet<JobIndex> = copied.iter().copied().collect();
         let mut lost = vec![volume];
         while let Some(volume) = lost.pop() {
             for &writer in &self.graph.volume(volume).writers {
@@ -306,11 +368,11 @@ impl Scheduler {
     }
 
     /// Time for which a copy keeps other work waiting: none while its node has room for a job in
-    /// every free slot besides, or nothing waits.
-    fn space_ms(&self, target: ServerId, bytes: u64, exposure_ms: u64) -> u64 {
+    /// every free slot besides, or nothing waits. Of its bytes so many have yet to be `taken`.
+    fn space_ms(&self, target: ServerId, taken: u64, bytes: u64, exposure_ms: u64) -> u64 {
         let one = self.scratch_need_max.bytes.max(1);
         let slots = u64::from(self.fleet.free_slots(target)).max(1);
-        let left = self.fleet.available(target).bytes.saturating_sub(bytes);
+        let left = self.fleet.available(target).bytes.saturating_sub(taken);
         if self.queues.is_empty() || left >= one.saturating_mul(slots) {
             return 0;
         }
@@ -318,193 +380,23 @@ impl Scheduler {
         u64::try_from(displaced).unwrap_or(u64::MAX)
     }
 
-    /// The node with most room besides the one that has the volume.
+    /// Where a copy goes: to the node of the older one if that has room for both, else to the one
+    /// with most room besides the one that has the volume.
     fn target_of_copy(&self, source: MountedVolume) -> Option<ServerId> {
         let size = self.size_of(source.volume);
+        let older = self.older_copy(source.volume);
+        let older = older.and_then(|(_, older)| older.server);
         // All further ones have less room.
-        let mut roomy = self.fleet.roomiest().take(TARGETS_MAX);
-        roomy.find(|&server| {
-            Some(server) != source.server && self.fleet.available(server).holds(size)
-        })
-    }
-
-    fn copy(&mut self, source: MountedVolume, target: ServerId) {
-        let (volume, size) = (source.volume, self.size_of(source.volume));
-        let id = VolumeId(self.next_id());
-        self.fleet
-            .update(target, |node| node.reserved = node.reserved.plus(size));
-        let instance = Instance {
-            volume,
-            server: Some(target),
-            size,
-            state: State::Copying,
-            waiters: Vec::new(),
-            delete_faults: 0,
+        let roomy = self.fleet.roomiest().take(TARGETS_MAX);
+        let has_room = |server: &ServerId| {
+            Some(*server) != source.server && self.fleet.available(*server).holds(size)
         };
-        self.volumes.add_copy(id, instance);
-        let writers = self.done_writers(volume);
-        let copy = Copy {
-            id,
-            source,
-            since: self.now,
-            writers,
-        };
-        self.checkpoints.copies.insert(volume, copy);
-        let pipeline = self.graph.pipeline_of(volume);
-        let place = pipeline.map(|pipeline| (pipeline, volume));
-        self.checkpoints.by_pipeline.extend(place);
-        self.out.push(Action::CopyVolume {
-            id,
-            source,
-            server: target,
-            size,
-        });
+        older.into_iter().chain(roomy).find(has_room)
     }
+}
 
-    fn done_writers(&self, volume: VolumeIndex) -> Vec<JobIndex> {
-        let writers = self.graph.volume(volume).writers.iter().copied();
-        writers
-            .filter(|writer| self.graph.state(*writer) == JobState::Done)
-            .collect()
-    }
-
-    /// The action that makes a copy, to ask for it once more.
-    pub(super) fn copy_action(&self, id: VolumeId, instance: &Instance) -> Option<Action> {
-        let copy = self.checkpoints.copies.get(&instance.volume);
-        let copy = copy.filter(|copy| copy.id == id)?;
-        Some(Action::CopyVolume {
-            id,
-            source: copy.source,
-            server: instance.server?,
-            size: instance.size,
-        })
-    }
-
-    /// A copy is complete; copies of what only earlier stages needed go.
-    pub(super) fn copied(&mut self, id: VolumeId) {
-        let Some(instance) = self.volumes.get_mut(id) else {
-            return;
-        };
-        instance.state = State::Copy;
-        let (volume, target) = (instance.volume, instance.server);
-        let bytes = self.held_bytes(volume);
-        let Some(copy) = self.checkpoints.copies.get(&volume) else {
-            return;
-        };
-        let (took_ms, source) = (self.now.ms_since(copy.since), copy.source.server);
-        if let (Some(source), Some(target)) = (source, target) {
-            self.checkpoints
-                .learn_copy((source, target), bytes, took_ms);
-            self.checkpoints
-                .decide(volume, Decision::Copied(target, took_ms));
-        }
-        self.drop_older_copies(volume);
-        self.requeue_users(volume);
-    }
-
-    /// A copy could not be made; the volume itself is none the worse.
-    pub(super) fn copy_failed(&mut self, id: VolumeId) {
-        if let Some(volume) = self.volumes.get(id).map(|instance| instance.volume) {
-            self.drop_copy(volume);
-        }
-    }
-
-    /// Deletes the copy of a volume, if there is one, and lets its writers go on.
-    pub(super) fn drop_copy(&mut self, volume: VolumeIndex) {
-        if let Some(id) = self.checkpoints.copies.get(&volume).map(|copy| copy.id) {
-            self.retire(id);
-            self.requeue_users(volume);
-        }
-    }
-
-    /// Deletes every copy; answers whether there was one.
-    pub(super) fn drop_all_copies(&mut self) -> bool {
-        let volumes: Vec<VolumeIndex> = self.checkpoints.copies.keys().copied().collect();
-        for &volume in &volumes {
-            self.drop_copy(volume);
-        }
-        !volumes.is_empty()
-    }
-
-    /// Deletes copies of volumes of a pipeline in which nothing can have to run again.
-    pub(super) fn drop_copies_of_closed(&mut self, pipeline: u32) {
-        if self.graph.is_pipeline_closed(pipeline) {
-            for volume in self.copied_of(pipeline) {
-                self.drop_copy(volume);
-            }
-        }
-    }
-
-    /// A newer stage is safe, so what it was made from need not be.
-    fn drop_older_copies(&mut self, newer: VolumeIndex) {
-        let Some(pipeline) = self.graph.pipeline_of(newer) else {
-            return;
-        };
-        for volume in self.copied_of(pipeline) {
-            if volume != newer && self.graph.volume(volume).is_idle() {
-                self.drop_copy(volume);
-            }
-        }
-    }
-
-    fn copied_of(&self, pipeline: u32) -> Vec<VolumeIndex> {
-        let of_pipeline = (pipeline, VolumeIndex(0))..=(pipeline, VolumeIndex(u32::MAX));
-        let copied = self.checkpoints.by_pipeline.range(of_pipeline);
-        copied.map(|(_, volume)| *volume).collect()
-    }
-
-    /// The copy that has what the volume has: complete, and no writer was done since.
-    fn good_copy(&self, volume: VolumeIndex) -> Option<VolumeId> {
-        let copy = self.checkpoints.copies.get(&volume)?;
-        let is_complete = self.volumes.get(copy.id)?.state == State::Copy;
-        (is_complete && copy.writers == self.done_writers(volume)).then_some(copy.id)
-    }
-
-    /// Puts the copy in the place of a volume that is gone; answers whether there was one.
-    pub(super) fn restore(&mut self, volume: VolumeIndex) -> bool {
-        let Some(id) = self.good_copy(volume) else {
-            return false;
-        };
-        let saved_ms = self.redo_ms(volume);
-        let pipeline = self.graph.pipeline_of(volume);
-        self.checkpoints.remove(volume, pipeline);
-        self.checkpoints.decide(volume, Decision::Saved(saved_ms));
-        self.volumes.promote(id);
-        self.send_files(volume);
-        self.requeue_users(volume);
-        true
-    }
-
-    /// Takes note that a volume goes: if it was a copy, so does what was believed of it.
-    pub(super) fn forget_copy(&mut self, id: VolumeId, volume: VolumeIndex) {
-        let copy = self.checkpoints.copies.get(&volume);
-        if copy.is_none_or(|copy| copy.id != id) {
-            return;
-        }
-        let pipeline = self.graph.pipeline_of(volume);
-        self.checkpoints.remove(volume, pipeline);
-        let state = self.volumes.get(id).map(|instance| instance.state);
-        let decision = match state {
-            Some(State::Copy) => Decision::Unused,
-            _ => Decision::Failed,
-        };
-        self.checkpoints.decide(volume, decision);
-    }
-
-    /// Asserts that the copies that are known are those that exist.
-    pub(super) fn check_copies(&self) {
-        let exist = self
-            .volumes
-            .iter()
-            .filter(|(_, instance)| matches!(instance.state, State::Copying | State::Copy));
-        let exist: BTreeMap<_, _> = exist.map(|(id, i)| (i.volume, id)).collect();
-        let known = self.checkpoints.copies.iter();
-        let known: BTreeMap<_, _> = known.map(|(volume, copy)| (*volume, copy.id)).collect();
-        assert_eq!(exist, known, "copies");
-        assert_eq!(
-            known.len(),
-            self.checkpoints.by_pipeline.len(),
-            "copies by pipeline"
-        );
-    }
+/// What a copy is worth, in microseconds, that spares this work at that probability of a loss.
+fn benefit_us(redo_ms: u64, risk_ppm: u64) -> u64 {
+    let us = u128::from(redo_ms) * u128::from(risk_ppm) / 1_000;
+    u64::try_from(us).unwrap_or(u64::MAX)
 }

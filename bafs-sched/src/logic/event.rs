@@ -34,6 +34,13 @@ pub enum Event {
         /// Which.
         volume: VolumeId,
     },
+    /// A copy of a volume is complete.
+    VolumeCopied {
+        /// The copy.
+        volume: VolumeId,
+        /// What of it crossed the network.
+        received_bytes: u64,
+    },
     /// A volume could not be created, though it was tried until the deadline.
     VolumeCreateFailed {
         /// Which.

@@ -252,9 +252,10 @@ impl Scheduler {
         let killed = &self.graph.job(job).killed;
         // Where all jobs run on one node, its losses tell nothing of any of them.
         let is_one_node = killed.iter().all(|gone| Some(gone) == killed.first());
-        let is_poison = !is_one_node
-            && killed.len() as u64 >= u64::from(self.settings.killed_nodes_max)
-            && killed.len() as u64 * 2 > self.nodes_gone;
+        // Each loss without it asks for one more with it.
+        let with = killed.len() as u64;
+        let without = self.nodes_gone.saturating_sub(with);
+        let is_poison = !is_one_node && with >= u64::from(self.settings.killed_nodes_max) + without;
         if !(has_run && is_poison) {
             return self.environment_fault(job, fault);
         }

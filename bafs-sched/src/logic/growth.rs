@@ -121,6 +121,8 @@ impl Scheduler {
                 self.retire(id);
                 self.take_back_extracts(volume, id);
             }
+            // They are no larger than it was.
+            self.drop_copies(volume);
             self.sizes.grown.insert(volume);
             let name = &self.graph.workflow.volume(volume).name;
             let text = format!(

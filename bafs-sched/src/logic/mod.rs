@@ -9,6 +9,7 @@ mod allot;
 mod attempt;
 mod away;
 mod checkpoint;
+mod copies;
 mod course;
 mod declared;
 pub mod division;
@@ -43,7 +44,7 @@ mod warming;
 
 pub use action::{Action, MountedVolume};
 pub use allot::Demand;
-pub use checkpoint::{CheckpointPolicy, Decision, Receipt};
+pub use checkpoint::{CheckpointPolicy, Decision, Moved, Receipt};
 pub use declared::Warning;
 pub use event::{Event, NodeSeen, NodeShare, Wish};
 pub use graph::JobState;

@@ -245,8 +245,12 @@ impl Scheduler {
             if is_here || !is_needed || self.restore(volume) {
                 continue;
             }
-            for writer in self.graph.volume(volume).writers.clone() {
-                self.undo(writer, &mut volumes, &mut undone);
+            // Of what an older copy has nothing needs to run again: it takes the volume's place
+            // once the others are undone.
+            let copied = self.copied_writers(volume).to_vec();
+            let writers = self.graph.volume(volume).writers.clone();
+            for writer in writers.iter().filter(|writer| !copied.contains(writer)) {
+                self.undo(*writer, &mut volumes, &mut undone);
             }
         }
         let mut pipelines: Vec<u32> = undone.iter().map(|job| self.graph.pipeline(*job)).collect();
@@ -291,7 +295,7 @@ impl Scheduler {
             // What a later job made of it is not what this one read.
             let is_outdated = writable || self.is_changed_since(volume, job);
             if is_outdated {
-                self.drop_copy(volume);
+                self.drop_copies_since(volume, job);
             }
             if is_outdated && let Some((id, _)) = self.volumes.scratch(volume) {
                 self.retire(id);

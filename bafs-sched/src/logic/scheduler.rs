@@ -395,6 +395,10 @@ impl Scheduler {
             Event::SharesSeen { shares } => self.shares_seen(shares),
             Event::ServerSilent { server } => self.lose_server(server),
             Event::VolumeCreated { volume } => self.volume_created(volume),
+            Event::VolumeCopied {
+                volume,
+                received_bytes,
+            } => self.volume_copied(volume, received_bytes),
             Event::VolumeCreateFailed { volume, error } => self.create_failed(volume, &error),
             Event::JobStarted { execution } => self.job_started(execution),
             Event::JobStartFailed { execution, error } => self.start_failed(execution, &error),

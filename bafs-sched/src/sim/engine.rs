@@ -8,6 +8,7 @@ use bafs_proto::ids::{ExecutionId, ExtractId, RunId, VolumeId};
 use bafs_proto::time::Time;
 
 use super::clusters::Caches;
+use super::copying::Copying;
 use super::link::{FlowId, Link, SECOND_US};
 use super::node::{Node, Scan, node_of, nodes_of};
 use super::policy::Scenario;
@@ -139,6 +140,7 @@ pub struct Simulation {
     pub(super) execution_of: Vec<u32>,
     /// Volumes on their way.
     pub(super) fills: BTreeMap<VolumeId, Fill>,
+    pub(super) copying: Copying,
     pub(super) extracts: BTreeMap<ExtractId, (u32, u32, FlowId, u64)>,
     pub(super) dice: Dice,
     /// Nodes of which the catalog noticed lately that they are there or not.
@@ -176,6 +178,7 @@ impl Simulation {
             free: Vec::new(),
             execution_of: vec![u32::MAX; jobs],
             fills: BTreeMap::new(),
+            copying: Copying::default(),
             extracts: BTreeMap::new(),
             dice: Dice::new(scenario.seed ^ 0xfa11),
             noticed: Vec::new(),

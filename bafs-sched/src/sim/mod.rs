@@ -6,6 +6,7 @@
 
 mod canonical;
 mod clusters;
+mod copying;
 mod decide;
 mod engine;
 mod link;

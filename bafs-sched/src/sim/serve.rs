@@ -33,9 +33,10 @@ impl Simulation {
                 source,
                 server,
                 size,
+                base,
             } => {
                 if self.is_up(server) {
-                    self.copy(id, &source, server, size.bytes);
+                    self.copy(id, &source, server, size.bytes, base);
                 }
             }
             Action::WarmVolume { id, server } => self.warm(id, server),
@@ -93,35 +94,8 @@ impl Simulation {
         ((cluster as usize) < self.clusters).then_some(cluster)
     }
 
-    fn peers_link(&self, cluster: u32) -> u32 {
+    pub(super) fn peers_link(&self, cluster: u32) -> u32 {
         self.home_link(cluster) + self.clusters as u32
-    }
-
-    /// Copies travel between the nodes of the target's cluster.
-    fn copy(&mut self, id: VolumeId, source: &MountedVolume, server: ServerId, bytes: u64) {
-        let node = self.node_at(server);
-        let from = source.server.map(|server| self.node_at(server));
-        let from = from.filter(|from| self.nodes[*from].volumes.contains_key(&source.id));
-        let Some(from) = from else {
-            return self.copy_broke(id);
-        };
-        let entry = (source.volume, bytes);
-        if self.nodes[node].volumes.insert(id, entry).is_some() {
-            return;
-        }
-        self.scratch_bytes += bytes;
-        let link = self.peers_link(self.nodes[node].cluster);
-        let flow = self.start_flow(link, bytes, Owner::Fill(id));
-        let from = Filler::Node(from as u32);
-        self.fills.insert(id, Fill { from, link, flow });
-        self.note_moment();
-    }
-
-    /// What is copied is not there, or not any more.
-    pub(super) fn copy_broke(&mut self, id: VolumeId) {
-        let error = Error::new(ErrorCode::VolumeLost, "the source of the copy is gone");
-        let fact = Event::VolumeCreateFailed { volume: id, error };
-        self.facts.push_back(fact);
     }
 
     fn create(&mut self, id: VolumeId, volume: VolumeIndex, server: ServerId, bytes: u64) {
@@ -201,7 +175,10 @@ impl Simulation {
                 self.warm_on(cluster);
                 self.cache_bytes -= bytes;
             }
-            VolumeKind::Scratch { .. } => self.scratch_bytes -= bytes,
+            VolumeKind::Scratch { .. } => {
+                self.scratch_bytes -= bytes;
+                self.copying.forget(id);
+            }
         }
         if let Some(fill) = self.fills.remove(&id) {
             self.cut_flow(fill.link, fill.flow);
@@ -268,7 +245,11 @@ impl Simulation {
                 .work(self.scheduler.workflow(), seed, job, step);
             match work {
                 Work::Read(mount, bytes) => self.read(at, mount, bytes),
-                Work::Write(mount, bytes) => self.transfer(at, mount, bytes),
+                Work::Write(mount, bytes) => {
+                    let volume = self.executions[at as usize].volumes[mount].volume;
+                    self.copying.written(volume, bytes);
+                    self.transfer(at, mount, bytes);
+                }
                 Work::Compute(compute_us) => self.compute(at, compute_us),
                 Work::End => return self.end(at),
             }
@@ -364,10 +345,7 @@ impl Simulation {
             }
             Owner::Fetch(cache) => self.fetched(cache),
             Owner::Warm(cluster) => self.warmed(cluster),
-            Owner::Fill(id) => {
-                self.fills.remove(&id);
-                self.facts.push_back(Event::VolumeCreated { volume: id });
-            }
+            Owner::Fill(id) => self.filled(id),
             Owner::Extract(extract) => {
                 if let Some((.., bytes)) = self.extracts.remove(&extract) {
                     self.run.elapsed_us = self.now;

@@ -142,6 +142,7 @@ impl Cluster {
             fault,
             used_bytes: 0,
             used_files: 0,
+            received_bytes: 0,
             manifest: None,
             expires: Time(0),
         }

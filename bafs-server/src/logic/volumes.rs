@@ -32,6 +32,8 @@ pub struct Row {
     pub state: VolumeState,
     /// Why it failed, if it did.
     pub fault: Option<Error>,
+    /// Bytes of files that came over the network to fill it.
+    pub received_bytes: u64,
     /// For a cache volume that is ready: digest of its manifest.
     pub manifest: Option<Digest>,
     /// When its life ends unless someone shows interest.
@@ -107,6 +109,7 @@ impl VolumeTable {
                 spec,
                 state,
                 fault,
+                received_bytes: 0,
                 manifest,
                 expires,
             },
@@ -168,11 +171,19 @@ impl VolumeTable {
             spec: spec.clone(),
             state: VolumeState::Creating,
             fault: None,
+            received_bytes: 0,
             manifest: None,
             expires: now.plus_ms(spec.lifetime_ms),
         };
         self.rows.insert(spec.id, row);
         Ok(Creation::Start)
+    }
+
+    /// So many bytes of files came over the network to fill a volume.
+    pub fn filled(&mut self, id: VolumeId, received_bytes: u64) {
+        if let Some(row) = self.rows.get_mut(&id) {
+            row.received_bytes = received_bytes;
+        }
     }
 
     /// The content is in place. False when nobody wants the volume any more.

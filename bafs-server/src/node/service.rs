@@ -35,7 +35,10 @@ impl Node {
     fn admit(&self, token: &Token, request: &Request) -> Result<()> {
         let volume = |id: VolumeId, right| self.access.require(token, Resource::Volume(id), right);
         match request {
-            Request::CreateVolume(call) => volume(call.spec.id, Right::Manage),
+            Request::CreateVolume(call) => {
+                let mut volumes = call.base.into_iter().chain([call.spec.id]);
+                volumes.try_for_each(|id| volume(id, Right::Manage))
+            }
             // The answer holds only what the token may see.
             Request::ListVolumes(_) => Ok(()),
             Request::ShowVolume(call) => volume(call.volume, Right::Manage),

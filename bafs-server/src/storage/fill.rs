@@ -1,23 +1,26 @@
 //! Fills a scratch volume from a home path or from a volume of another server: lists, reads many
-//! ranges at once, checks every digest, makes everything durable. Decides nothing about states.
+//! ranges at once, checks every digest, makes everything durable. What an older copy on this server
+//! has need not travel again. Decides nothing about states.
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use bafs_proto::limits::{BODY_BYTES_MAX, PAGE_ENTRIES_MAX};
 use bafs_proto::message::{SourceEntry, SourceKind};
 use bafs_proto::path::check_relative;
+use bafs_proto::replica::DataRange;
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::ROOT_FREE_BYTES;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinError, JoinSet};
 
 use super::beneath::{self, Beneath};
+use super::older::{Known, Older};
 use super::origin::{Origin, RANGE_BYTES};
 use crate::logic::space::Amount;
 use crate::source::{PAGE_BYTES_MAX, entry_bytes};
@@ -41,6 +44,8 @@ const SYNC_EACH_MAX: u64 = 64;
 pub(super) struct Fill {
     pub(super) origin: Origin,
     pub(super) limit: Amount,
+    /// The tree of an older copy.
+    pub(super) older: Option<PathBuf>,
 }
 
 /// What a volume takes while it is filled: blocks on disk, as its tree counts them later.
@@ -143,13 +148,15 @@ impl Pack {
 
 impl Fill {
     /// Fills the empty directory `tree`; when this returns, its content is durable. Dropping the
-    /// future stops the work.
+    /// future stops the work. Gives the bytes of files that came over the network.
     ///
     /// # Errors
     /// `NoSpaceBytes` and `NoSpaceFiles` when the source is larger than the limit; what the source
     /// answered; `DigestMismatch`; `ServerFault` when the disk refuses.
-    pub(super) async fn run(self, tree: &Path) -> Result<()> {
+    pub(super) async fn run(self, tree: &Path) -> Result<u64> {
         let root = Arc::new(Beneath::open(tree).map_err(|e| disk("tree", &e))?);
+        // A home is not asked what is the same.
+        let older = self.older.filter(|_| !self.origin.is_home());
         let filling = Arc::new(Filling {
             taken: Taken {
                 limit: self.limit,
@@ -157,6 +164,7 @@ impl Fill {
                 files: AtomicU64::new(0),
             },
             origin: self.origin,
+            older: older.and_then(|older| Older::open(&older)),
             ranges: Arc::new(Semaphore::new(RANGES_MAX)),
         });
         let mut progress = Progress {
@@ -186,7 +194,9 @@ impl Fill {
         while let Some(done) = progress.files.join_next().await {
             joined(done)?;
         }
-        blocking(move || finish_all(&progress, &filling.taken)).await
+        let this = filling.clone();
+        blocking(move || finish_all(&progress, &this.taken)).await?;
+        Ok(filling.origin.received_bytes.load(SeqCst))
     }
 }
 
@@ -194,6 +204,7 @@ impl Fill {
 #[derive(Debug)]
 struct Filling {
     origin: Origin,
+    older: Option<Older>,
     taken: Taken,
     ranges: Arc<Semaphore>,
 }
@@ -270,10 +281,32 @@ impl Filling {
         let sync = progress.turn(pack.files.len() as u64).await?;
         let (this, root) = (self.clone(), progress.root.clone());
         progress.files.spawn(async move {
-            let data = this.origin.read_files(&pack.files).await?;
+            let (pack, known) = this.clone().known_files(pack).await?;
+            let data = this.origin.read_files(&pack.files, &known).await?;
             blocking(move || this.make_files(&root, &pack.files, &data, sync)).await
         });
         Ok(())
+    }
+
+    /// What the older copy has of small files.
+    async fn known_files(self: Arc<Self>, pack: Pack) -> Result<(Pack, Vec<Known>)> {
+        blocking(move || {
+            let files = pack.files.iter().map(|(path, entry)| match &self.older {
+                Some(older) => older.whole(path, entry),
+                None => Known::default(),
+            });
+            let known = files.collect();
+            Ok((pack, known))
+        })
+        .await
+    }
+
+    /// What the older copy has of a range of a file, if it has the file.
+    async fn known_range(older: Option<Arc<File>>, range: DataRange) -> Result<Known> {
+        match older {
+            Some(older) => blocking(move || Ok(Known::read(&older, range))).await,
+            None => Ok(Known::default()),
+        }
     }
 
     /// Makes small files from their data, which follow each other.
@@ -303,7 +336,12 @@ impl Filling {
             sync,
         } = copy;
         let (made, shown) = (entry.clone(), path.clone());
-        let file = blocking(move || create(&root, &path, &made).map(Arc::new)).await?;
+        let this = self.clone();
+        let (file, older) = blocking(move || {
+            let older = this.older.as_ref().and_then(|older| older.file(&path));
+            Ok((Arc::new(create(&root, &path, &made)?), older.map(Arc::new)))
+        })
+        .await?;
         let (mut under_way, mut beforehand) = (JoinSet::new(), 0);
         let mut next = Some(0);
         while let Some(from) = next {
@@ -315,9 +353,11 @@ impl Filling {
                     beforehand += joined(done)?;
                 }
                 let (this, entry, file) = (self.clone(), entry.clone(), file.clone());
+                let older = older.clone();
                 under_way.spawn(async move {
                     let _permit = permit;
-                    let data = this.origin.read(&entry, range).await?;
+                    let known = Self::known_range(older, range).await?;
+                    let data = this.origin.read(&entry, range, &known).await?;
                     let write = move || this.write_range(&file, range.offset, &data, &entry.path);
                     blocking(write).await
                 });

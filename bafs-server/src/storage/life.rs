@@ -2,6 +2,7 @@
 //! is made, or deleted, whole.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use bafs_proto::hash::Digest;
@@ -227,15 +228,18 @@ impl Storage {
                         token,
                         source: source.clone(),
                         counters: self.counters.clone(),
+                        received_bytes: AtomicU64::new(0),
                     },
                     limit: Amount {
                         bytes: spec.size_bytes,
                         files: spec.size_files,
                     },
+                    // Without it everything comes from the source.
+                    older: call.base.and_then(|base| self.scratch(base).ok()),
                 };
-                fill.run(&self.store.tree_in_making(spec.id))
-                    .await
-                    .map(|()| None)
+                let received_bytes = fill.run(&self.store.tree_in_making(spec.id)).await?;
+                self.volumes().filled(spec.id, received_bytes);
+                Ok(None)
             }
             VolumeKind::Cache { .. } => {
                 let deadline = Deadline::after_ms(LIST_MS);

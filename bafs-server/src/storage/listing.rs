@@ -5,7 +5,6 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use bafs_proto::hash::Digest;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::limits::{BLOCK_BYTES_DEFAULT, BODY_BYTES_MAX, PAGE_ENTRIES_MAX, PATH_BYTES_MAX};
 use bafs_proto::message::{SourceData, SourceIdentity, SourceKind, SourcePage};
@@ -17,7 +16,7 @@ use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
 use super::beneath::Beneath;
-use super::identity;
+use super::{identity, older};
 use crate::source::{PAGE_BYTES_MAX, entry_bytes};
 
 /// The digests of [`ReadVolumeFile`] cover pieces of this many bytes.
@@ -112,13 +111,14 @@ pub(super) fn read(root: &Path, call: &ReadVolumeFile) -> Result<(SourceData, By
         return Err(Error::new(ErrorCode::Malformed, text));
     }
     let beneath = Beneath::open(root).map_err(|e| fault("the volume's root", &e))?;
-    let known = Known::open(&beneath, call.volume, &call.path, call.identity)?;
+    let listed = Listed::open(&beneath, call.volume, &call.path, call.identity)?;
     let left = call.identity.size.saturating_sub(call.offset);
     let length = left.min(u64::from(call.length));
     let mut data = vec![0; usize::try_from(length).unwrap_or(0)];
-    known.read(&mut data, call.offset)?;
-    let digests = data.chunks(PIECE_BYTES as usize).map(Digest::of).collect();
-    Ok((SourceData { digests }, data.into()))
+    listed.read(&mut data, call.offset)?;
+    let whole = (data.len(), call.known.as_slice());
+    let (digests, body) = older::split(data, [whole].into_iter());
+    Ok((SourceData { digests }, body))
 }
 
 /// Small files of the tree at `root`, whole, one after the other. Blocks.
@@ -134,30 +134,35 @@ pub(super) fn read_files(root: &Path, call: &ReadVolumeFiles) -> Result<(SourceD
     }
     let beneath = Beneath::open(root).map_err(|e| fault("the volume's root", &e))?;
     let mut data = vec![0; usize::try_from(length).unwrap_or(0)];
-    let (mut rest, mut digests) = (data.as_mut_slice(), Vec::with_capacity(call.files.len()));
-    for file in &call.files {
+    let (mut rest, mut ranges) = (data.as_mut_slice(), Vec::with_capacity(call.files.len()));
+    for (number, file) in call.files.iter().enumerate() {
         let size = usize::try_from(file.identity.size).unwrap_or(0);
         let (own, after) = std::mem::take(&mut rest).split_at_mut(size);
-        Known::open(&beneath, call.volume, &file.path, file.identity)?.read(own, 0)?;
-        digests.extend(own.chunks(PIECE_BYTES as usize).map(Digest::of));
+        Listed::open(&beneath, call.volume, &file.path, file.identity)?.read(own, 0)?;
+        let known = call.known.get(number).map_or(&[][..], Vec::as_slice);
+        ranges.push((size, known));
         rest = after;
     }
-    Ok((SourceData { digests }, data.into()))
+    let (digests, body) = older::split(data, ranges.into_iter());
+    Ok((SourceData { digests }, body))
 }
 
 /// Where a file of the tree at `root` has data. Blocks.
 pub(super) fn map(root: &Path, call: &MapVolumeFile) -> Result<FileMap> {
     let size = call.file.identity.size;
     let beneath = Beneath::open(root).map_err(|e| fault("the volume's root", &e))?;
-    let known = Known::open(&beneath, call.volume, &call.file.path, call.file.identity)?;
+    let listed = Listed::open(&beneath, call.volume, &call.file.path, call.file.identity)?;
     let (mut ranges, mut at) = (Vec::new(), call.from);
     while at < size && ranges.len() < PAGE_ENTRIES_MAX {
-        let Some(start) = known.seek(SeekFrom::Data(at))? else {
+        let Some(start) = listed.seek(SeekFrom::Data(at))? else {
             at = size;
             break;
         };
         // There is always a hole at the end, which may have moved.
-        let end = known.seek(SeekFrom::Hole(start))?.unwrap_or(size).min(size);
+        let end = listed
+            .seek(SeekFrom::Hole(start))?
+            .unwrap_or(size)
+            .min(size);
         at = end.max(at + 1);
         if start < end {
             ranges.push(DataRange {
@@ -166,20 +171,20 @@ pub(super) fn map(root: &Path, call: &MapVolumeFile) -> Result<FileMap> {
             });
         }
     }
-    known.is_unchanged()?;
+    listed.is_unchanged()?;
     let next = (at < size).then_some(at);
     Ok(FileMap { ranges, next })
 }
 
 /// A file that must be what a listing showed.
-struct Known<'a> {
+struct Listed<'a> {
     file: File,
     volume: VolumeId,
     path: &'a str,
     identity: SourceIdentity,
 }
 
-impl<'a> Known<'a> {
+impl<'a> Listed<'a> {
     fn open(
         beneath: &Beneath,
         volume: VolumeId,
@@ -194,14 +199,14 @@ impl<'a> Known<'a> {
             }
             _ => fault(path, &e),
         })?;
-        let known = Self {
+        let listed = Self {
             file,
             volume,
             path,
             identity: expected,
         };
-        known.is_unchanged()?;
-        Ok(known)
+        listed.is_unchanged()?;
+        Ok(listed)
     }
 
     fn is_unchanged(&self) -> Result<()> {
@@ -250,6 +255,7 @@ fn fault(what: &str, error: &std::io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bafs_proto::hash::Digest;
     use std::fs;
 
     fn tree() -> tempfile::TempDir {
@@ -318,6 +324,7 @@ mod tests {
             identity,
             offset,
             length,
+            known: Vec::new(),
         };
         let (data, body) = read(root.path(), &call(100, 150_000)).expect("read");
         assert_eq!(body, content[100..150_100]);

@@ -8,6 +8,7 @@ mod fill;
 mod holds;
 mod life;
 mod listing;
+mod older;
 mod origin;
 mod store;
 mod table;
@@ -315,6 +316,7 @@ impl Storage {
             spec,
             state,
             fault,
+            received_bytes,
             manifest,
             expires,
         } = row;
@@ -324,6 +326,7 @@ impl Storage {
             fault,
             used_bytes,
             used_files,
+            received_bytes,
             manifest,
             expires,
         })

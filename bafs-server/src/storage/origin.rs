@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::VolumeId;
@@ -19,6 +20,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
 use super::listing::PIECE_BYTES;
+use super::older::{self, Known};
 use crate::counters::Counters;
 use crate::homes::Homes;
 
@@ -33,12 +35,13 @@ const CALL_MS: u64 = 120_000;
 const DAMAGED_MAX: u32 = 3;
 
 /// The source of a fill.
-#[derive(Clone)]
 pub(super) struct Origin {
     pub(super) homes: Arc<Homes>,
     pub(super) token: Token,
     pub(super) source: Source,
     pub(super) counters: Counters,
+    /// What of files came over the network.
+    pub(super) received_bytes: AtomicU64,
 }
 
 impl fmt::Debug for Origin {
@@ -123,19 +126,28 @@ impl Origin {
         }
     }
 
-    /// A range of a file, of at most [`RANGE_BYTES`], checked.
-    pub(super) async fn read(&self, entry: &SourceEntry, range: DataRange) -> Result<Bytes> {
+    /// A range of a file, of at most [`RANGE_BYTES`], checked; what is known of it does not travel.
+    pub(super) async fn read(
+        &self,
+        entry: &SourceEntry,
+        range: DataRange,
+        known: &Known,
+    ) -> Result<Bytes> {
         let length = u32::try_from(range.length).unwrap_or(u32::MAX);
-        let asked = || self.fetch(entry, range.offset, length);
-        let checked = |digests: &[Digest], data: &[u8]| {
-            data.len() as u64 == range.length && digests_of(data).eq(digests.iter().copied())
+        let asked = || self.fetch(entry, range.offset, length, &known.digests);
+        let checked = |digests: &[Digest], data: &Bytes| {
+            older::join([(range.length, known)].into_iter(), digests, data)
         };
         let what = || format!("'{}' at byte {}", entry.path, range.offset);
         self.undamaged(asked, checked, what).await
     }
 
-    /// Small files, one after the other, checked.
-    pub(super) async fn read_files(&self, files: &[(String, SourceEntry)]) -> Result<Bytes> {
+    /// Small files, one after the other, checked; what is known of each does not travel.
+    pub(super) async fn read_files(
+        &self,
+        files: &[(String, SourceEntry)],
+        known: &[Known],
+    ) -> Result<Bytes> {
         let Source::Volume { address, volume } = &self.source else {
             let text = "a home gives its files one by one";
             return Err(Error::new(ErrorCode::Unsupported, text));
@@ -143,22 +155,15 @@ impl Origin {
         let call = ReadVolumeFiles {
             volume: *volume,
             files: files.iter().map(|(_, entry)| volume_file(entry)).collect(),
+            known: known.iter().map(|known| known.digests.clone()).collect(),
         };
         let asked = || async {
             let (data, body) = self.ask(address, *volume, call.clone()).await?;
             Ok((data.digests, body))
         };
-        let checked = |digests: &[Digest], mut data: &[u8]| {
-            let mut found = Vec::with_capacity(digests.len());
-            for (_, entry) in files {
-                let size = usize::try_from(entry.identity.size).unwrap_or(usize::MAX);
-                let Some((own, rest)) = data.split_at_checked(size) else {
-                    return false;
-                };
-                found.extend(digests_of(own));
-                data = rest;
-            }
-            data.is_empty() && found == digests
+        let checked = |digests: &[Digest], data: &Bytes| {
+            let sizes = files.iter().map(|(_, entry)| entry.identity.size);
+            older::join(sizes.zip(known), digests, data)
         };
         let what = || format!("'{}' and files after it", files[0].1.path);
         self.undamaged(asked, checked, what).await
@@ -170,17 +175,19 @@ impl Origin {
         self.counters.add("fill.bytes", bytes);
     }
 
-    /// Data that agree with their digests, asked for again if they do not.
+    /// The whole of data that agree with their digests, asked for again if they do not.
     async fn undamaged<F: Future<Output = Result<(Vec<Digest>, Bytes)>>>(
         &self,
         asked: impl Fn() -> F,
-        checked: impl Fn(&[Digest], &[u8]) -> bool,
+        checked: impl Fn(&[Digest], &Bytes) -> Option<Bytes>,
         what: impl Fn() -> String,
     ) -> Result<Bytes> {
         for _ in 0..DAMAGED_MAX {
             let (digests, data) = asked().await?;
-            if checked(&digests, &data) {
-                return Ok(data);
+            self.received_bytes.fetch_add(data.len() as u64, Relaxed);
+            self.counters.add("fill.received_bytes", data.len() as u64);
+            if let Some(whole) = checked(&digests, &data) {
+                return Ok(whole);
             }
             self.counters.add("fill.damaged", 1);
         }
@@ -196,6 +203,7 @@ impl Origin {
         entry: &SourceEntry,
         offset: u64,
         length: u32,
+        known: &[Digest],
     ) -> Result<(Vec<Digest>, Bytes)> {
         let result = match &self.source {
             Source::Home {
@@ -225,6 +233,7 @@ impl Origin {
                     identity: entry.identity,
                     offset,
                     length,
+                    known: known.to_vec(),
                 };
                 self.ask(address, *volume, call).await
             }
@@ -251,8 +260,4 @@ fn volume_file(entry: &SourceEntry) -> VolumeFile {
         path: entry.path.clone(),
         identity: entry.identity,
     }
-}
-
-fn digests_of(data: &[u8]) -> impl Iterator<Item = Digest> {
-    data.chunks(PIECE_BYTES as usize).map(Digest::of)
 }

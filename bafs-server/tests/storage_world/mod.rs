@@ -132,6 +132,7 @@ impl World {
             CreateVolume {
                 server: None,
                 spec,
+                base: None,
                 source_token: self.token.clone(),
             },
         )

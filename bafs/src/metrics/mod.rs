@@ -61,6 +61,10 @@ const KNOWN: &[Known] = &[
     known("fill.files", "Files copied from home into scratch volumes"),
     known("fill.bytes", "Bytes copied from home into scratch volumes"),
     known(
+        "fill.received_bytes",
+        "Bytes that came over the network to fill scratch volumes",
+    ),
+    known(
         "fill.damaged",
         "Blocks whose digest was wrong when they came from home",
     ),

@@ -1,0 +1,238 @@
+//! Copies of volumes on clusters of real processes: a further one takes what changed, and until it
+//! is complete the one before it is of use, whoever dies.
+
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bafs_tests::content::Content;
+use bafs_tests::{World, cannot_mount, said, skip};
+
+/// Bytes that the first stage writes, and that the second one changes.
+const WHOLE: usize = 48 << 20;
+const CHANGED: usize = 16 << 20;
+
+/// Three stages that write one volume one after the other; each says on the host that it began, and
+/// the second and third wait for a word.
+struct Stages {
+    world: World,
+    run: Option<Child>,
+    path: PathBuf,
+}
+
+impl Stages {
+    fn start(name: &str) -> Result<Option<Self>> {
+        if let Some(reason) = cannot_mount() {
+            skip(name, &reason);
+            return Ok(None);
+        }
+        let world = World::start(&["400MB", "400MB"])?;
+        world.wait_for_servers(3)?;
+        world.put("whole/whole", Content::new(1, WHOLE).bytes())?;
+        world.put("changed/changed", Content::new(2, CHANGED).bytes())?;
+        let home = world.home.path().display().to_string();
+        let job = |name: &str, script: &str| {
+            format!(
+                "job {name} {{\nexecutable = /bin/sh\narguments = -c \"echo {name} >> {home}/log; \
+                 until test -e {home}/go-{name}; do sleep 0.05; done; {script}\"\n}}\n\
+                 mount v {name} /v\nmount whole {name} /whole\nmount changed {name} /changed\n"
+            )
+        };
+        let text = format!(
+            "volume v scratch 100 MB files 100\nvolume whole cache bafs://home/whole 60 MB\n\
+             volume changed cache bafs://home/changed 30 MB\n{}{}{}\
+             parent a child b\nparent b child c\nextract v all bafs://home/out\n",
+            job(
+                "a",
+                "cat /whole/whole > /v/all; mkdir /v/d; echo small > /v/d/small"
+            ),
+            job(
+                "b",
+                "dd if=/changed/changed of=/v/all bs=1M conv=notrunc; chmod 600 /v/d/small"
+            ),
+            job(
+                "c",
+                "find /v/d/small -perm 600 | grep -q small && cat /v/d/small >> /v/all"
+            ),
+        );
+        let path = world.workflow(&text)?;
+        let mut stages = Self {
+            world,
+            run: None,
+            path,
+        };
+        stages.run_on()?;
+        stages.go("a")?;
+        Ok(Some(stages))
+    }
+
+    /// Starts the scheduler.
+    fn run_on(&mut self) -> Result<()> {
+        let path = self.path.to_string_lossy();
+        let arguments = ["run", &path, "--json", "--checkpoint", "always"];
+        let mut command = self.world.bafs(&arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        self.run = Some(command.spawn().context("bafs run starts")?);
+        Ok(())
+    }
+
+    fn go(&self, job: &str) -> Result<()> {
+        self.world.put(&format!("go-{job}"), b"")
+    }
+
+    /// What `bafs why` says of the volume.
+    fn why(&self) -> Result<String> {
+        let journal = self.path.with_extension("bafs.journal");
+        let output = self
+            .world
+            .bafs(&["why", &journal.to_string_lossy(), "v"])
+            .output()?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Waits until so many copies are complete; gives what is said of the last.
+    fn wait_for_copies(&mut self, count: usize) -> Result<String> {
+        let mut told = String::new();
+        for _ in 0..1_200 {
+            told = self.why().unwrap_or_default();
+            let complete = told.lines().filter(|l| l.contains("is complete on node"));
+            let complete: Vec<&str> = complete.collect();
+            if complete.len() == count {
+                return Ok(complete[count - 1].to_owned());
+            }
+            let run = self.run.as_mut().context("it runs")?;
+            if run.try_wait()?.is_some() {
+                let output = self.run.take().context("it ran")?.wait_with_output()?;
+                anyhow::bail!("the run is over: {}", said(&output));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        anyhow::bail!("{count} copies are not complete: {told}")
+    }
+
+    /// The nodes that have the volume and its copy, once the first copy is complete.
+    fn nodes(&mut self) -> Result<(&'static str, &'static str)> {
+        let said = self.wait_for_copies(1)?;
+        let is_on = |node: &str| said.contains(&format!("complete on node {node},"));
+        match (is_on("n1"), is_on("n2")) {
+            (true, false) => Ok(("n2", "n1")),
+            (false, true) => Ok(("n1", "n2")),
+            _ => anyhow::bail!("where is the copy? {said}"),
+        }
+    }
+
+    /// Lets the second stage write, and waits until the copy of that is under way at a node.
+    fn begin_second_copy(&self, target: &str) -> Result<()> {
+        let making = store(&self.world, target).join("making");
+        self.go("b")?;
+        for _ in 0..60_000 {
+            if !bafs_tests::is_empty(&making) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        anyhow::bail!("no copy is made in {}", making.display())
+    }
+
+    /// Lets the run end; gives how often each stage began.
+    fn end(mut self) -> Result<[usize; 3]> {
+        self.go("b")?;
+        self.go("c")?;
+        let run = self.run.take().context("it runs")?;
+        let output = run.wait_with_output()?;
+        ensure!(output.status.success(), said(&output));
+        let mut expected = Content::new(1, WHOLE).bytes().to_vec();
+        expected[..CHANGED].copy_from_slice(Content::new(2, CHANGED).bytes());
+        expected.extend(b"small\n");
+        ensure!(self.world.get("out")? == expected, "the result is wrong");
+        let log = String::from_utf8(self.world.get("log")?)?;
+        Ok(["a", "b", "c"].map(|job| log.lines().filter(|line| *line == job).count()))
+    }
+}
+
+fn store(world: &World, node: &str) -> PathBuf {
+    world.cluster.directory().join(node)
+}
+
+/// Bytes that crossed the network, by what is said of a copy.
+fn received(said: &str) -> Result<usize> {
+    let before = said.split(" bytes crossed").next().unwrap_or_default();
+    let number = before.rsplit(' ').next().unwrap_or_default();
+    number.parse().with_context(|| said.to_owned())
+}
+
+fn check_bytes(said: &str, expected: usize) -> Result<()> {
+    let bytes = received(said)?;
+    // A small file or two besides.
+    ensure!(
+        (expected..expected + (256 << 10)).contains(&bytes),
+        "{bytes} bytes travelled instead of {expected}: {said}"
+    );
+    Ok(())
+}
+
+#[test]
+fn cluster_sends_of_a_further_copy_only_what_changed() -> Result<()> {
+    let name = "cluster_sends_of_a_further_copy_only_what_changed";
+    let Some(mut stages) = Stages::start(name)? else {
+        return Ok(());
+    };
+    let (source, _) = stages.nodes()?;
+    check_bytes(&stages.wait_for_copies(1)?, WHOLE)?;
+    stages.go("b")?;
+    check_bytes(&stages.wait_for_copies(2)?, CHANGED)?;
+    // What is complete takes the place of the volume, with what both stages did.
+    stages.world.cluster.kill(source)?;
+    let began = stages.end()?;
+    ensure!(began[..2] == [1, 1], "stages ran again: {began:?}");
+    Ok(())
+}
+
+#[test]
+fn cluster_goes_on_from_the_older_copy_when_the_source_dies_while_it_is_copied() -> Result<()> {
+    let name = "cluster_goes_on_from_the_older_copy_when_the_source_dies_while_it_is_copied";
+    let Some(mut stages) = Stages::start(name)? else {
+        return Ok(());
+    };
+    let (source, target) = stages.nodes()?;
+    stages.begin_second_copy(target)?;
+    stages.world.cluster.kill(source)?;
+    let began = stages.end()?;
+    ensure!(began[..2] == [1, 2], "only the second again: {began:?}");
+    Ok(())
+}
+
+#[test]
+fn cluster_takes_up_a_further_copy_when_its_target_restarts() -> Result<()> {
+    let name = "cluster_takes_up_a_further_copy_when_its_target_restarts";
+    let Some(mut stages) = Stages::start(name)? else {
+        return Ok(());
+    };
+    let (_, target) = stages.nodes()?;
+    stages.begin_second_copy(target)?;
+    stages.world.cluster.kill(target)?;
+    stages.world.cluster.restart(target)?;
+    check_bytes(&stages.wait_for_copies(2)?, CHANGED)?;
+    let began = stages.end()?;
+    ensure!(began == [1, 1, 1], "stages ran again: {began:?}");
+    Ok(())
+}
+
+#[test]
+fn cluster_takes_up_a_further_copy_when_the_scheduler_restarts() -> Result<()> {
+    let name = "cluster_takes_up_a_further_copy_when_the_scheduler_restarts";
+    let Some(mut stages) = Stages::start(name)? else {
+        return Ok(());
+    };
+    let (_, target) = stages.nodes()?;
+    stages.begin_second_copy(target)?;
+    let mut run = stages.run.take().context("it runs")?;
+    run.kill()?;
+    run.wait()?;
+    stages.run_on()?;
+    check_bytes(&stages.wait_for_copies(2)?, CHANGED)?;
+    let began = stages.end()?;
+    ensure!(began == [1, 1, 1], "stages ran again: {began:?}");
+    Ok(())
+}
