@@ -274,6 +274,7 @@ impl World {
                 size,
             } => self.serve_copy(id, source, server, size),
             Action::WarmVolume { id, server } => drop(self.warmed.insert(id, server)),
+            Action::LookAtCache { id, server } => self.look_at_cache(id, server),
             Action::DeleteVolume { id, server } => {
                 let lost = Event::VolumeDeleteFailed { volume: id };
                 if !self.is_alive(server) {

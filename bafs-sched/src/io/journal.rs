@@ -25,8 +25,9 @@ use crate::workflow::Workflow;
 /// Ledger: 1 = first form (2026-11). 2 = a core that admits whole pipelines, so that the same facts
 /// lead to other decisions; further facts (2026-11). 3 = one setting for where data are (2026-11).
 /// 4 = a core that writes again what a failed attempt may have changed (2026-11). 5 = a core that
-/// divides caches otherwise and tells full disks from full volumes (2026-11).
-pub const MAGIC: &[u8] = b"bafs-journal 5\n";
+/// divides caches otherwise and tells full disks from full volumes (2026-11). 6 = a core that
+/// learns how unevenly caches are spread; a further fact (2026-11).
+pub const MAGIC: &[u8] = b"bafs-journal 6\n";
 
 /// How often, and with which pause, a journal is tried that somebody has open.
 const LOCK_TRIES: u32 = 10;

@@ -299,6 +299,7 @@ impl Scheduler {
             if writable {
                 self.send_files(volume);
             }
+            self.look_at_cache(volume);
             self.release_if_unneeded(volume);
             if writable {
                 self.consider_copy(volume);

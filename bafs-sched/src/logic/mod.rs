@@ -33,6 +33,7 @@ mod scheduler;
 mod settings;
 mod shares;
 mod sizes;
+mod skew;
 mod space;
 mod steering;
 mod timers;

@@ -20,6 +20,7 @@ use super::rules::Admission;
 use super::safety::{Claims, Surveys};
 use super::settings::Settings;
 use super::sizes::Sizes;
+use super::skew::Skew;
 use super::space::Space;
 use super::steering::Steering;
 use super::timers::{Timer, Timers};
@@ -91,6 +92,8 @@ pub struct Scheduler {
     pub(super) sizes: Sizes,
     /// What jobs did, to compare it with what is declared.
     pub(super) deeds: Deeds,
+    /// How unevenly blocks of caches were found to be spread.
+    pub(super) skew: Skew,
     /// Batch volumes that come before their readers start.
     pub(super) warming: Warming,
     /// Caches that are kept only for users that may have to run again.
@@ -156,6 +159,7 @@ impl Scheduler {
             steering,
             sizes,
             deeds: Deeds::default(),
+            skew: Skew::default(),
             warming,
             idle_caches: BTreeSet::new(),
             is_space_wanted: false,
@@ -177,18 +181,22 @@ impl Scheduler {
         scheduler.admission = rules.map(|rules| Admission::new(rules, &scheduler.graph));
         let guide = scheduler.settings.guide.clone();
         scheduler.guided = guide.map(|guide| Guided::new(guide, &scheduler.graph.workflow));
-        scheduler.scratch_volume_max = scheduler.largest_scratch_volume();
-        scheduler.scratch_need_max = scheduler.largest_scratch_need();
-        scheduler.cache_need_max = scheduler.largest_cache_need();
-        let all = scheduler.graph.job_indexes();
-        let cpus = all.map(|job| scheduler.slots_of(job));
-        scheduler.cpus_max = cpus.max().unwrap_or(1);
+        scheduler.note_needs();
         for job in scheduler.graph.job_indexes() {
             if scheduler.graph.state(job) == JobState::Ready {
                 scheduler.enqueue(job);
             }
         }
         scheduler
+    }
+
+    /// Takes note of the most that one job needs.
+    fn note_needs(&mut self) {
+        self.scratch_volume_max = self.largest_scratch_volume();
+        self.scratch_need_max = self.largest_scratch_need();
+        self.cache_need_max = self.largest_cache_need();
+        let all = self.graph.job_indexes();
+        self.cpus_max = all.map(|job| self.slots_of(job)).max().unwrap_or(1);
     }
 
     /// Applies one fact. Never waits, never fails; what must be done is added to `actions`.
@@ -400,6 +408,7 @@ impl Scheduler {
             Event::JobStartFailed { execution, error } => self.start_failed(execution, &error),
             Event::JobEnded { execution, report } => self.job_ended(execution, report),
             Event::JobUnknown { execution } => self.job_unknown(execution),
+            Event::CacheSeen { volume, kept_bytes } => self.cache_seen(volume, kept_bytes),
             Event::VolumesProbed { server, lost } => self.volumes_probed(server, &lost),
             Event::FileExtracted { extract, bytes } => self.file_extracted(extract, bytes),
             Event::ExtractFailed { extract, error } => self.extract_failed(extract, &error),

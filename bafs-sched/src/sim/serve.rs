@@ -39,6 +39,7 @@ impl Simulation {
                 }
             }
             Action::WarmVolume { id, server } => self.warm(id, server),
+            Action::LookAtCache { id, server } => self.look_at_cache(id, server),
             Action::DeleteVolume { id, server } => {
                 if self.is_up(server) {
                     self.delete(id, server);
