@@ -230,6 +230,7 @@ impl Scheduler {
     }
 
     pub(super) fn job_unknown(&mut self, execution: ExecutionId) {
+        self.strays.remove(&execution);
         let Some(&job) = self.executions.get(&execution) else {
             return;
         };
@@ -241,6 +242,7 @@ impl Scheduler {
     }
 
     pub(super) fn job_ended(&mut self, execution: ExecutionId, report: JobReport) {
+        self.strays.remove(&execution);
         let Some(&job) = self.executions.get(&execution) else {
             return;
         };

@@ -403,7 +403,8 @@ impl Scheduler {
         if self.cleaned_with != Some(self.attempts.len()) {
             self.delete_idle();
         }
-        let is_stale = self.stale.values().any(|server| !self.is_lost(*server));
+        let mut left = self.stale.values().chain(self.strays.values());
+        let is_stale = left.any(|server| !self.is_lost(*server));
         if !self.attempts.is_empty() || is_stale || !self.late.is_empty() {
             return;
         }

@@ -62,6 +62,8 @@ pub struct Scheduler {
     pub(super) checkpoints: Checkpoints,
     /// Volumes that a server may still have although they were given up: to be deleted there.
     pub(super) stale: BTreeMap<VolumeId, ServerId>,
+    /// Executions that were given up with their node, which may run them yet: to be killed there.
+    pub(super) strays: BTreeMap<ExecutionId, ServerId>,
     /// Volumes that were given up while they were being created: they may yet come to exist.
     pub(super) unanswered: BTreeMap<VolumeId, ServerId>,
     /// Volumes that were made after they were given up; their deletion is under way.
@@ -143,6 +145,7 @@ impl Scheduler {
             extractions,
             checkpoints: Checkpoints::default(),
             stale: BTreeMap::new(),
+            strays: BTreeMap::new(),
             unanswered: BTreeMap::new(),
             late: BTreeSet::new(),
             timers: Timers::default(),
@@ -340,6 +343,9 @@ impl Scheduler {
         {
             actions.push(Action::DeleteVolume { id, server });
         }
+        let strays = self.strays.iter();
+        let strays = strays.filter(|(_, server)| !self.is_lost(**server));
+        actions.extend(strays.map(|(&execution, &server)| Action::KillJob { execution, server }));
         for (job, attempt) in &self.attempts {
             let (execution, server) = (attempt.execution, attempt.server);
             match attempt.stage {

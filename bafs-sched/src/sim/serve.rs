@@ -450,6 +450,8 @@ impl Simulation {
 
     fn kill(&mut self, id: ExecutionId) {
         let Some((job, _)) = self.scheduler.execution(id) else {
+            // It was given up with its node.
+            self.facts.push_back(Event::JobUnknown { execution: id });
             return;
         };
         let at = self.execution_of[job.as_usize()];
