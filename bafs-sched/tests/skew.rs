@@ -1,6 +1,6 @@
 //! What the scheduler learns of how unevenly nodes keep the blocks of caches.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use bafs_proto::ids::{RunId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
@@ -40,16 +40,22 @@ fn ended() -> JobReport {
 /// The bytes that each cache gets on four nodes, in the order in which they are made, if of the
 /// first one a node keeps so many thousandths more than its share; `None`: no node says.
 fn made(more: Option<u64>) -> Vec<u64> {
+    let parts = parts(25 * MB, more);
+    parts.iter().map(|parts| parts.iter().sum()).collect()
+}
+
+/// The same, part by part, on nodes that have so many bytes each.
+fn parts(bytes: u64, more: Option<u64>) -> Vec<Vec<u64>> {
     let mut scheduler = Scheduler::new(RunId(1), workflow(), Settings::default());
     let capacity = Space {
-        bytes: 25 * MB,
+        bytes,
         files: 1_000,
     };
     let nodes = (1..=4).map(|id| NodeSeen::alone(ServerId(id), capacity, 1));
     let mut facts = VecDeque::from([Event::ServersSeen {
         nodes: nodes.collect(),
     }]);
-    let (mut now, mut made, mut volumes) = (0, Vec::new(), BTreeMap::new());
+    let (mut now, mut made) = (0, vec![Vec::new(); 2]);
     while let Some(fact) = facts.pop_front() {
         now += 1;
         let mut actions = Vec::new();
@@ -60,10 +66,7 @@ fn made(more: Option<u64>) -> Vec<u64> {
                 Action::CreateVolume {
                     id, volume, size, ..
                 } => {
-                    volumes.insert(id, volume);
-                    let at = volume.as_usize();
-                    made.resize(made.len().max(at + 1), 0);
-                    made[at] += size.bytes;
+                    made[volume.as_usize()].push(size.bytes);
                     facts.push_back(Event::VolumeCreated { volume: id });
                 }
                 Action::LookAtCache { id, server } => {
@@ -107,6 +110,14 @@ fn a_cache_gets_room_for_blocks_as_unevenly_spread_as_those_of_the_one_before() 
 fn evenly_spread_blocks_give_room_back() {
     assert_eq!(made(Some(0)), [44 * MB, 408 * MB / 10]);
     assert_eq!(made(Some(62)), [44 * MB, 42_480_000]);
+}
+
+/// The first cache must go before the second can be made, and goes node by node.
+#[test]
+fn a_cache_is_divided_evenly_when_all_nodes_have_given_up_the_one_before() {
+    let parts = parts(15 * MB, None);
+    assert_eq!(parts[0], [11 * MB; 4]);
+    assert_eq!(parts[1], [11 * MB; 4]);
 }
 
 #[test]

@@ -139,6 +139,7 @@ impl Scheduler {
             });
         }
         self.forget_copy(id, instance.volume);
+        self.has_left(id);
         instance.state != State::Deleting
     }
 

@@ -62,6 +62,8 @@ pub struct Scheduler {
     pub(super) checkpoints: Checkpoints,
     /// Volumes that a server may still have although they were given up: to be deleted there.
     pub(super) stale: BTreeMap<VolumeId, ServerId>,
+    /// Parts of caches that are being deleted: what they leave is free in a moment.
+    pub(super) leaving: BTreeMap<VolumeId, ServerId>,
     /// Executions that were given up with their node, which may run them yet: to be killed there.
     pub(super) strays: BTreeMap<ExecutionId, ServerId>,
     /// Volumes that were given up while they were being created: they may yet come to exist.
@@ -145,6 +147,7 @@ impl Scheduler {
             extractions,
             checkpoints: Checkpoints::default(),
             stale: BTreeMap::new(),
+            leaving: BTreeMap::new(),
             strays: BTreeMap::new(),
             unanswered: BTreeMap::new(),
             late: BTreeSet::new(),

@@ -39,12 +39,8 @@ impl Scheduler {
         if self.volumes.live_at(volume, Some(server)).is_some() {
             return Some(());
         }
-        let left_on = |node: ServerId, taken: &BTreeMap<ServerId, Space>| {
-            self.fleet
-                .available(node)
-                .minus(taken.get(&node).copied().unwrap_or_default())
-        };
-        let left = left_on(server, taken);
+        let has = taken.get(&server).copied().unwrap_or_default();
+        let left = self.fleet.available(server).minus(has);
         let is_single = self.graph.workflow.volume(volume).users.len() == 1;
         // Under rules not where scratch volumes count on its place.
         let is_free = self.admission.is_none() || self.is_spare(left.bytes, size.bytes);
@@ -80,22 +76,7 @@ impl Scheduler {
                 })?,
             )]
         } else {
-            let rooms = self.rooms(server, taken, |node| left_on(node, taken));
-            let readers = u64::from(self.graph.volume(volume).users_left);
-            let skew = self.skew.permille();
-            let shares = match &self.admission {
-                Some(admission) => {
-                    let scratch = self.scratch_need_max.bytes.saturating_mul(readers);
-                    let others = admission.caches().filter(|other| **other != volume);
-                    let absent = others.filter(|other| !self.volumes.is_live(**other));
-                    let absent = absent.map(|other| self.with_skew(self.size_of(*other).bytes));
-                    let beside = absent.fold(scratch, u64::saturating_add);
-                    shares_beside(size, skew, &rooms, self.scratch_volume_max, beside)
-                }
-                None => shares(size, skew, &rooms, readers),
-            };
-            let has_part = |shares: &Shares| shares.iter().any(|(node, _)| *node == server);
-            shares.filter(|shares| self.may_read_at_peers() || has_part(shares))?
+            self.divide(volume, server, taken)?
         };
         for (node, share) in shares {
             let there = taken.entry(node).or_default();
@@ -103,6 +84,39 @@ impl Scheduler {
             creates.push((volume, Some(node), share));
         }
         Some(())
+    }
+
+    /// How the group of a node divides a cache of which it has no part yet.
+    fn divide(
+        &self,
+        volume: VolumeIndex,
+        server: ServerId,
+        taken: &BTreeMap<ServerId, Space>,
+    ) -> Option<Shares> {
+        if self.is_cache_leaving(server) {
+            return None;
+        }
+        let size = self.size_of(volume);
+        let left = |node: ServerId| {
+            let taken = taken.get(&node).copied().unwrap_or_default();
+            self.fleet.available(node).minus(taken)
+        };
+        let rooms = self.rooms(server, taken, left);
+        let readers = u64::from(self.graph.volume(volume).users_left);
+        let skew = self.skew.permille();
+        let shares = match &self.admission {
+            Some(admission) => {
+                let scratch = self.scratch_need_max.bytes.saturating_mul(readers);
+                let others = admission.caches().filter(|other| **other != volume);
+                let absent = others.filter(|other| !self.volumes.is_live(**other));
+                let absent = absent.map(|other| self.with_skew(self.size_of(*other).bytes));
+                let beside = absent.fold(scratch, u64::saturating_add);
+                shares_beside(size, skew, &rooms, self.scratch_volume_max, beside)
+            }
+            None => shares(size, skew, &rooms, readers),
+        };
+        let has_part = |shares: &Shares| shares.iter().any(|(node, _)| *node == server);
+        shares.filter(|shares| self.may_read_at_peers() || has_part(shares))
     }
 
     /// How the group of `server` divides a batch volume that nobody reads yet: only what scratch
