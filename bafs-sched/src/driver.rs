@@ -497,6 +497,7 @@ impl Driver {
                 });
             }
             Action::WarmVolume { id, server } => self.warm(id, server),
+            Action::LookAtCache { id, server } => self.look_at_cache(id, server),
             Action::DeleteVolume { id, server } => self.delete(id, server),
             Action::StartJob {
                 execution,

@@ -132,6 +132,9 @@ impl Teller {
             Event::VolumesProbed { lost, .. } => {
                 lost.iter().for_each(|id| self.of_volume(*id, "is lost"));
             }
+            Event::CacheSeen { volume, kept_bytes } => {
+                self.of_volume(*volume, &format!("keeps {kept_bytes} bytes for others"));
+            }
             Event::JobStartFailed { execution, error } => {
                 self.of_job(*execution, &format!("could not be started: {error}"));
             }
@@ -275,7 +278,7 @@ impl Teller {
                 self.extracts.insert(*extract, *index);
                 self.of_extract(*extract, "is sent home");
             }
-            Action::ProbeVolumes { .. } => {}
+            Action::LookAtCache { .. } | Action::ProbeVolumes { .. } => {}
             Action::Finish { outcome } => self.tell(&[], format!("the run ends: {outcome:?}")),
         }
     }

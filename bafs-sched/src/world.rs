@@ -276,6 +276,7 @@ impl World {
                 base,
             } => self.serve_copy(id, source, server, size, base),
             Action::WarmVolume { id, server } => drop(self.warmed.insert(id, server)),
+            Action::LookAtCache { id, server } => self.look_at_cache(id, server),
             Action::DeleteVolume { id, server } => {
                 let lost = Event::VolumeDeleteFailed { volume: id };
                 if !self.is_alive(server) {

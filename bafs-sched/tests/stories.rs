@@ -117,6 +117,7 @@ fn describe(scheduler: &Scheduler, action: &Action) -> String {
             id, source, server, ..
         } => format!("copy {} to {} on n{}", source.id.0, id.0, server.0),
         Action::WarmVolume { id, server } => format!("warm {} on n{}", id.0, server.0),
+        Action::LookAtCache { id, server } => format!("look at {} on n{}", id.0, server.0),
         Action::DeleteVolume { id, server } => format!("delete {} on n{}", id.0, server.0),
         Action::StartJob {
             execution,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bafs_proto::allotment::{Allot, Allotments};
 use bafs_proto::bearer::Bearer;
-use bafs_proto::cache::{Pinning, WarmCache};
+use bafs_proto::cache::{CacheStatus, Pinning, ShowCache, WarmCache};
 use bafs_proto::ids::{ExecutionId, ExtractId, RunId, ServerId, VolumeId};
 use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{
@@ -36,6 +36,9 @@ const ALLOT_MS: u64 = 3_000;
 /// A home may take so long to appear in the catalog before its name counts as wrong, in
 /// milliseconds: adverts come every second and vanish after four.
 const HOME_MS: u64 = 6_000;
+
+/// A node shows within so long what a cache keeps, in milliseconds; it is not asked again.
+const LOOK_MS: u64 = 3_000;
 
 /// A volume may take so long to be filled, in milliseconds.
 const FILL_MS_MAX: u64 = 12 * 3_600_000;
@@ -265,6 +268,13 @@ impl Servers {
         if let Err(error) = self.until(&place.address, call, CALL_MS).await {
             tracing::debug!(%volume, %error, "the cache comes with its readers");
         }
+    }
+
+    /// How much a part of a cache keeps for others, or would keep if it had the room, in bytes.
+    pub(crate) async fn kept(&self, volume: VolumeId, place: &Place) -> Result<u64> {
+        let deadline = Deadline::after_ms(LOOK_MS);
+        let status = self.once(&place.address, ShowCache { volume }, deadline);
+        Ok(kept_bytes(&status.await?))
     }
 
     /// Deletes a volume; one that is not there is deleted.
@@ -543,6 +553,17 @@ impl Servers {
             .call_until(address, &token, call, Bytes::new(), deadline)
             .await;
         answer.map(|(reply, _)| reply)
+    }
+}
+
+/// What a part of a cache keeps as the primary. One that had to give some of it up has asked home
+/// for more than it could keep.
+fn kept_bytes(status: &CacheStatus) -> u64 {
+    let count = |name: &str| status.counts.get(name).copied().unwrap_or(0);
+    let kept = status.primary_bytes.saturating_add(status.pinned_bytes);
+    match count("cache_evicted_primary") {
+        0 => kept,
+        _ => kept.max(count("cache_wanted_bytes")),
     }
 }
 

@@ -41,6 +41,14 @@ pub enum Action {
         /// Where it is.
         server: ServerId,
     },
+    /// Ask how much a part of a cache keeps; answered by `CacheSeen`, or not at all: what is
+    /// learned from it may wait for the next reader.
+    LookAtCache {
+        /// Which.
+        id: VolumeId,
+        /// Where it is.
+        server: ServerId,
+    },
     /// Delete a volume; answered by `VolumeDeleted` or `VolumeDeleteFailed`.
     DeleteVolume {
         /// Which.

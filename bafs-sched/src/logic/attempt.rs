@@ -222,6 +222,7 @@ impl Scheduler {
     }
 
     pub(super) fn job_unknown(&mut self, execution: ExecutionId) {
+        self.strays.remove(&execution);
         let Some(&job) = self.executions.get(&execution) else {
             return;
         };
@@ -233,6 +234,7 @@ impl Scheduler {
     }
 
     pub(super) fn job_ended(&mut self, execution: ExecutionId, report: JobReport) {
+        self.strays.remove(&execution);
         let Some(&job) = self.executions.get(&execution) else {
             return;
         };
@@ -291,6 +293,7 @@ impl Scheduler {
             if writable {
                 self.send_files(volume);
             }
+            self.look_at_cache(volume);
             self.release_if_unneeded(volume);
             if writable {
                 self.consider_copy(volume);

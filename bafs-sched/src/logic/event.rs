@@ -79,6 +79,13 @@ pub enum Event {
         /// Volumes that are gone.
         lost: Vec<VolumeId>,
     },
+    /// A part of a cache was looked at.
+    CacheSeen {
+        /// Which.
+        volume: VolumeId,
+        /// What it keeps for others, or would keep if it had the room, in bytes.
+        kept_bytes: u64,
+    },
     /// A file is durable at home.
     FileExtracted {
         /// Which extraction.

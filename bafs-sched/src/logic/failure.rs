@@ -36,6 +36,9 @@ fn is_hopeless_there(code: ErrorCode) -> bool {
 /// So many nodes may say that they cannot run a job; then it is the job.
 const REFUSALS_MAX: usize = 3;
 
+/// A failure of a job's environment is forgotten after so long without another, in milliseconds.
+const FORGET_MS: u64 = 3_600_000;
+
 /// Jobs that lose the same node within so long, in milliseconds, lost it once.
 const SAME_LOSS_MS: u64 = 5_000;
 
@@ -174,9 +177,7 @@ impl Scheduler {
             let text = format!("fails jobs while others do not, the last time because {fault}");
             self.tell_aside(server, &text);
         }
-        let node = self.graph.job_mut(job);
-        node.environment_faults = node.environment_faults.saturating_add(1);
-        let faults = node.environment_faults;
+        let faults = self.count_environment_fault(job);
         if faults >= self.settings.environment_faults_max {
             let reason = format!(
                 "is held back: its environment failed {faults} times, the last time because \
@@ -188,14 +189,25 @@ impl Scheduler {
         }
     }
 
+    /// Another failure of a job's environment; answers how many count. For each hour without one
+    /// one is forgotten: of a job that takes days many nodes may go.
+    fn count_environment_fault(&mut self, job: JobIndex) -> u32 {
+        let now = self.now;
+        let node = self.graph.job_mut(job);
+        let hours = now.ms_since(node.environment_failed) / FORGET_MS;
+        let hours = u32::try_from(hours).unwrap_or(u32::MAX);
+        let before = node.environment_faults.saturating_sub(hours);
+        node.environment_failed = now;
+        node.environment_faults = before.saturating_add(1);
+        node.environment_faults
+    }
+
     /// The disk of the job's node was full, as it seems: it is tried again, and neither it nor the
     /// node is blamed.
     pub(super) fn pass_by_full_disk(&mut self, job: JobIndex, why: &str) {
         let server = self.attempts.get(&job).map(|attempt| attempt.server);
         self.abandon_attempt(job);
-        let node = self.graph.job_mut(job);
-        node.environment_faults = node.environment_faults.saturating_add(1);
-        let faults = node.environment_faults;
+        let faults = self.count_environment_fault(job);
         let name = &self.graph.workflow.job(job).name;
         let text = format!("job '{name}' failed and runs again: {why}");
         self.tell(Warning {

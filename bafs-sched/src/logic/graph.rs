@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::ServerId;
+use bafs_proto::time::Time;
 use serde::Serialize;
 
 use super::course::Courses;
@@ -62,8 +63,9 @@ pub(super) struct JobNode {
     pub(super) wall_ms: u64,
     /// Failures by its own fault.
     pub(super) own_faults: u32,
-    /// Failures of the environment.
+    /// Failures of the environment, as far as they are not forgotten, and when the last one was.
     pub(super) environment_faults: u32,
+    pub(super) environment_failed: Time,
     /// Where its last attempt was.
     pub(super) last_server: Option<ServerId>,
     /// Nodes that cannot run it, however often they try.
@@ -169,6 +171,7 @@ impl Graph {
             wall_ms: 0,
             own_faults: 0,
             environment_faults: 0,
+            environment_failed: Time(0),
             last_server: None,
             refused_by: BTreeSet::new(),
             failed_on: BTreeSet::new(),

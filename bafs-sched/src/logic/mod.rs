@@ -34,6 +34,7 @@ mod scheduler;
 mod settings;
 mod shares;
 mod sizes;
+mod skew;
 mod space;
 mod standing;
 mod steering;

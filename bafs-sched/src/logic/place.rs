@@ -58,7 +58,8 @@ impl Scheduler {
             }
         }
         while self.place_away() {}
-        if std::mem::take(&mut self.is_space_wanted) {
+        // What goes already may be enough.
+        if self.leaving.is_empty() && std::mem::take(&mut self.is_space_wanted) {
             self.free_idle_caches();
         }
         if std::mem::take(&mut self.warming.is_in_the_way) {

@@ -32,6 +32,9 @@ impl Scheduler {
                 let stale = self.stale.iter().filter(|(_, at)| **at == server);
                 self.out
                     .extend(stale.map(|(id, _)| Action::DeleteVolume { id: *id, server }));
+                let strays = self.strays.iter().filter(|(_, at)| **at == server);
+                let kill = |(&execution, _)| Action::KillJob { execution, server };
+                self.out.extend(strays.map(kill));
             }
         }
         for &server in missed {
@@ -77,6 +80,11 @@ impl Scheduler {
             .attempts
             .iter()
             .filter(|(_, attempt)| attempt.server == server);
+        let begun = here
+            .clone()
+            .filter(|(_, attempt)| attempt.stage != Stage::Preparing);
+        let strays = begun.map(|(_, attempt)| (attempt.execution, server));
+        self.strays.extend(strays);
         let jobs: Vec<JobIndex> = here.map(|(job, _)| *job).collect();
         for job in jobs {
             self.node_went(job, "its node was lost");
@@ -120,6 +128,7 @@ impl Scheduler {
             });
         }
         self.forget_copy(id, instance.volume);
+        self.has_left(id);
         instance.state != State::Deleting
     }
 

@@ -43,6 +43,9 @@ impl Scheduler {
                 }
                 self.forget_copy(id, volume);
                 self.volumes.retire(id);
+                if self.graph.volume(volume).is_cache {
+                    self.leaving.insert(id, server);
+                }
                 self.out.push(Action::DeleteVolume { id, server });
             }
             None => drop(self.volumes.remove(id)),
@@ -88,6 +91,23 @@ impl Scheduler {
         is_any
     }
 
+    /// Whether parts of caches are being deleted on nodes that share caches with this one: a cache
+    /// that was divided before they are gone would lie nearly all on those that were first.
+    pub(super) fn is_cache_leaving(&self, server: ServerId) -> bool {
+        let group = |server| self.fleet.get(server).map(|node| &node.seen.group);
+        let mut leaving = self.leaving.values();
+        leaving.any(|other| group(*other) == group(server))
+    }
+
+    /// A part of a cache is gone, or will not go soon. With the last of them those go on that
+    /// waited for an even division.
+    pub(super) fn has_left(&mut self, id: VolumeId) {
+        if self.leaving.remove(&id).is_some() && self.leaving.is_empty() {
+            self.queues.wake_all();
+            self.queues.feed();
+        }
+    }
+
     /// Gives the space of all caches to whoever waits, when nobody runs: they are fetched again.
     /// Answers whether there was one.
     fn free_unused_caches(&mut self) -> bool {
@@ -128,6 +148,7 @@ impl Scheduler {
 
     pub(super) fn delete_failed(&mut self, id: VolumeId) {
         self.late.remove(&id);
+        self.has_left(id);
         let pause_ms = match self.volumes.get_mut(id) {
             Some(instance) => {
                 instance.delete_faults += 1;
@@ -403,7 +424,8 @@ impl Scheduler {
         if self.cleaned_with != Some(self.attempts.len()) {
             self.delete_idle();
         }
-        let is_stale = self.stale.values().any(|server| !self.is_lost(*server));
+        let mut left = self.stale.values().chain(self.strays.values());
+        let is_stale = left.any(|server| !self.is_lost(*server));
         if !self.attempts.is_empty() || is_stale || !self.late.is_empty() {
             return;
         }

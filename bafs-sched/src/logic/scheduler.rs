@@ -20,6 +20,7 @@ use super::rules::Admission;
 use super::safety::{Claims, Surveys};
 use super::settings::Settings;
 use super::sizes::Sizes;
+use super::skew::Skew;
 use super::space::Space;
 use super::steering::Steering;
 use super::timers::{Timer, Timers};
@@ -61,6 +62,10 @@ pub struct Scheduler {
     pub(super) checkpoints: Checkpoints,
     /// Volumes that a server may still have although they were given up: to be deleted there.
     pub(super) stale: BTreeMap<VolumeId, ServerId>,
+    /// Parts of caches that are being deleted: what they leave is free in a moment.
+    pub(super) leaving: BTreeMap<VolumeId, ServerId>,
+    /// Executions that were given up with their node, which may run them yet: to be killed there.
+    pub(super) strays: BTreeMap<ExecutionId, ServerId>,
     /// Volumes that were given up while they were being created: they may yet come to exist.
     pub(super) unanswered: BTreeMap<VolumeId, ServerId>,
     /// Volumes that were made after they were given up; their deletion is under way.
@@ -91,6 +96,8 @@ pub struct Scheduler {
     pub(super) sizes: Sizes,
     /// What jobs did, to compare it with what is declared.
     pub(super) deeds: Deeds,
+    /// How unevenly blocks of caches were found to be spread.
+    pub(super) skew: Skew,
     /// Batch volumes that come before their readers start.
     pub(super) warming: Warming,
     /// Caches that are kept only for users that may have to run again.
@@ -140,6 +147,8 @@ impl Scheduler {
             extractions,
             checkpoints: Checkpoints::default(),
             stale: BTreeMap::new(),
+            leaving: BTreeMap::new(),
+            strays: BTreeMap::new(),
             unanswered: BTreeMap::new(),
             late: BTreeSet::new(),
             timers: Timers::default(),
@@ -156,6 +165,7 @@ impl Scheduler {
             steering,
             sizes,
             deeds: Deeds::default(),
+            skew: Skew::default(),
             warming,
             idle_caches: BTreeSet::new(),
             is_space_wanted: false,
@@ -177,18 +187,22 @@ impl Scheduler {
         scheduler.admission = rules.map(|rules| Admission::new(rules, &scheduler.graph));
         let guide = scheduler.settings.guide.clone();
         scheduler.guided = guide.map(|guide| Guided::new(guide, &scheduler.graph.workflow));
-        scheduler.scratch_volume_max = scheduler.largest_scratch_volume();
-        scheduler.scratch_need_max = scheduler.largest_scratch_need();
-        scheduler.cache_need_max = scheduler.largest_cache_need();
-        let all = scheduler.graph.job_indexes();
-        let cpus = all.map(|job| scheduler.slots_of(job));
-        scheduler.cpus_max = cpus.max().unwrap_or(1);
+        scheduler.note_needs();
         for job in scheduler.graph.job_indexes() {
             if scheduler.graph.state(job) == JobState::Ready {
                 scheduler.enqueue(job);
             }
         }
         scheduler
+    }
+
+    /// Takes note of the most that one job needs.
+    fn note_needs(&mut self) {
+        self.scratch_volume_max = self.largest_scratch_volume();
+        self.scratch_need_max = self.largest_scratch_need();
+        self.cache_need_max = self.largest_cache_need();
+        let all = self.graph.job_indexes();
+        self.cpus_max = all.map(|job| self.slots_of(job)).max().unwrap_or(1);
     }
 
     /// Applies one fact. Never waits, never fails; what must be done is added to `actions`.
@@ -332,6 +346,9 @@ impl Scheduler {
         {
             actions.push(Action::DeleteVolume { id, server });
         }
+        let strays = self.strays.iter();
+        let strays = strays.filter(|(_, server)| !self.is_lost(**server));
+        actions.extend(strays.map(|(&execution, &server)| Action::KillJob { execution, server }));
         for (job, attempt) in &self.attempts {
             let (execution, server) = (attempt.execution, attempt.server);
             match attempt.stage {
@@ -404,6 +421,7 @@ impl Scheduler {
             Event::JobStartFailed { execution, error } => self.start_failed(execution, &error),
             Event::JobEnded { execution, report } => self.job_ended(execution, report),
             Event::JobUnknown { execution } => self.job_unknown(execution),
+            Event::CacheSeen { volume, kept_bytes } => self.cache_seen(volume, kept_bytes),
             Event::VolumesProbed { server, lost } => self.volumes_probed(server, &lost),
             Event::FileExtracted { extract, bytes } => self.file_extracted(extract, bytes),
             Event::ExtractFailed { extract, error } => self.extract_failed(extract, &error),

@@ -6,12 +6,9 @@ use bafs_proto::ids::{ServerId, VolumeId};
 
 use super::place::Create;
 use super::scheduler::Scheduler;
+use super::skew::with_skew;
 use super::space::{Space, scale_up};
 use crate::workflow::{JobIndex, VolumeIndex};
-
-/// Part of a cooperative cache beyond its size, in thousandths, where there is room: blocks are
-/// never spread quite evenly.
-const SKEW_PERMILLE: u64 = 100;
 
 /// The least part of a cooperative cache that lets a node run its readers, in bytes: a few blocks,
 /// as the others come from its peers. A smaller cache is kept whole.
@@ -42,12 +39,8 @@ impl Scheduler {
         if self.volumes.live_at(volume, Some(server)).is_some() {
             return Some(());
         }
-        let left_on = |node: ServerId, taken: &BTreeMap<ServerId, Space>| {
-            self.fleet
-                .available(node)
-                .minus(taken.get(&node).copied().unwrap_or_default())
-        };
-        let left = left_on(server, taken);
+        let has = taken.get(&server).copied().unwrap_or_default();
+        let left = self.fleet.available(server).minus(has);
         let is_single = self.graph.workflow.volume(volume).users.len() == 1;
         // Under rules not where scratch volumes count on its place.
         let is_free = self.admission.is_none() || self.is_spare(left.bytes, size.bytes);
@@ -83,21 +76,7 @@ impl Scheduler {
                 })?,
             )]
         } else {
-            let rooms = self.rooms(server, taken, |node| left_on(node, taken));
-            let readers = u64::from(self.graph.volume(volume).users_left);
-            let shares = match &self.admission {
-                Some(admission) => {
-                    let scratch = self.scratch_need_max.bytes.saturating_mul(readers);
-                    let others = admission.caches().filter(|other| **other != volume);
-                    let absent = others.filter(|other| !self.volumes.is_live(**other));
-                    let absent = absent.map(|other| with_skew(self.size_of(*other).bytes));
-                    let beside = absent.fold(scratch, u64::saturating_add);
-                    shares_beside(size, &rooms, self.scratch_volume_max, beside)
-                }
-                None => shares(size, &rooms, readers),
-            };
-            let has_part = |shares: &Shares| shares.iter().any(|(node, _)| *node == server);
-            shares.filter(|shares| self.may_read_at_peers() || has_part(shares))?
+            self.divide(volume, server, taken)?
         };
         for (node, share) in shares {
             let there = taken.entry(node).or_default();
@@ -105,6 +84,39 @@ impl Scheduler {
             creates.push((volume, Some(node), share));
         }
         Some(())
+    }
+
+    /// How the group of a node divides a cache of which it has no part yet.
+    fn divide(
+        &self,
+        volume: VolumeIndex,
+        server: ServerId,
+        taken: &BTreeMap<ServerId, Space>,
+    ) -> Option<Shares> {
+        if self.is_cache_leaving(server) {
+            return None;
+        }
+        let size = self.size_of(volume);
+        let left = |node: ServerId| {
+            let taken = taken.get(&node).copied().unwrap_or_default();
+            self.fleet.available(node).minus(taken)
+        };
+        let rooms = self.rooms(server, taken, left);
+        let readers = u64::from(self.graph.volume(volume).users_left);
+        let skew = self.skew.permille();
+        let shares = match &self.admission {
+            Some(admission) => {
+                let scratch = self.scratch_need_max.bytes.saturating_mul(readers);
+                let others = admission.caches().filter(|other| **other != volume);
+                let absent = others.filter(|other| !self.volumes.is_live(**other));
+                let absent = absent.map(|other| self.with_skew(self.size_of(*other).bytes));
+                let beside = absent.fold(scratch, u64::saturating_add);
+                shares_beside(size, skew, &rooms, self.scratch_volume_max, beside)
+            }
+            None => shares(size, skew, &rooms, readers),
+        };
+        let has_part = |shares: &Shares| shares.iter().any(|(node, _)| *node == server);
+        shares.filter(|shares| self.may_read_at_peers() || has_part(shares))
     }
 
     /// How the group of `server` divides a batch volume that nobody reads yet: only what scratch
@@ -116,7 +128,8 @@ impl Scheduler {
         let rooms = rooms.iter().filter(|room| room.left.files >= size.files);
         let rooms: Vec<&Room> = rooms.collect();
         let readers = u64::from(self.graph.volume(volume).users_left);
-        shares_keeping(size, &rooms, readers, |room| room.scratch_all)
+        let larger = self.with_skew(size.bytes);
+        shares_keeping(size, larger, &rooms, readers, |room| room.scratch_all)
     }
 
     /// What a node that has `left` takes of a cache that its group holds already: all, but for the
@@ -252,22 +265,25 @@ struct Room {
 /// scratch volumes of all slots, or of one job, or none. What a cache takes beyond its size leaves
 /// room for all its `readers`: who waits for room reads it when it has gone, and brings it from
 /// home again. Nothing if the sum is below the size.
-fn shares(size: Space, rooms: &[Room], readers: u64) -> Option<Shares> {
+fn shares(size: Space, skew_permille: u64, rooms: &[Room], readers: u64) -> Option<Shares> {
     let rooms: Vec<_> = rooms
         .iter()
         .filter(|room| room.left.files >= size.files)
         .collect();
+    let larger = with_skew(size.bytes, skew_permille);
     let keeps: [fn(&Room) -> u64; 3] = [|room| room.scratch_all, |room| room.scratch_one, |_| 0];
     let mut shares = keeps
         .iter()
-        .map(|keep| shares_keeping(size, &rooms, readers, keep));
+        .map(|keep| shares_keeping(size, larger, &rooms, readers, keep));
     shares.find_map(|shares| shares)
 }
 
-/// Divides a cooperative cache of `size` among nodes with room for its files, each of which keeps
-/// so much. Nothing if the sum of what is left then is below the size.
+/// Divides a cooperative cache of `size`, or up to so many `larger` bytes, among nodes with room
+/// for its files, each of which keeps so much. Nothing if the sum of what is left then is below the
+/// size.
 fn shares_keeping(
     size: Space,
+    larger: u64,
     rooms: &[&Room],
     readers: u64,
     keep: impl Fn(&Room) -> u64,
@@ -286,7 +302,7 @@ fn shares_keeping(
         let scratch = scratch.saturating_add(SHARE_BYTES_MIN);
         sum.saturating_add(room.left.bytes.saturating_sub(scratch))
     });
-    let wanted = with_skew(size.bytes).min(beside_readers.max(size.bytes));
+    let wanted = larger.min(beside_readers.max(size.bytes));
     let is_whole = rooms.iter().all(|room| spare(room) >= size.bytes);
     let share = |room: &Room| match is_whole {
         true => size.bytes,
@@ -301,18 +317,19 @@ fn shares_keeping(
     Some(shares.filter(|(_, share)| share.bytes > 0).collect())
 }
 
-/// The size of a cache, and a part more for blocks that are not spread evenly.
-fn with_skew(bytes: u64) -> u64 {
-    bytes.saturating_add(scale_up(bytes, SKEW_PERMILLE, 1000))
-}
-
 /// Divides a cooperative cache among nodes so that as many scratch volumes of `unit_bytes` as
 /// possible still fit; with a part more for blocks that are not spread evenly, where that leaves
 /// `beside` bytes for all else. Nothing if the nodes have less than the size.
-fn shares_beside(size: Space, rooms: &[Room], unit_bytes: u64, beside: u64) -> Option<Shares> {
+fn shares_beside(
+    size: Space,
+    skew_permille: u64,
+    rooms: &[Room],
+    unit_bytes: u64,
+    beside: u64,
+) -> Option<Shares> {
     let left: u128 = rooms.iter().map(|room| u128::from(room.left.bytes)).sum();
     let larger = Space {
-        bytes: with_skew(size.bytes),
+        bytes: with_skew(size.bytes, skew_permille),
         ..size
     };
     if left >= u128::from(larger.bytes) + u128::from(beside)
@@ -387,6 +404,7 @@ fn tight_shares(size: Space, rooms: &[Room], unit_bytes: u64) -> Option<Shares> 
 
 #[cfg(test)]
 mod tests {
+    use super::super::skew::SKEW_PERMILLE_FIRST;
     use super::*;
 
     const MB: u64 = 1_000_000;
@@ -411,6 +429,7 @@ mod tests {
                 bytes: size * MB,
                 files: 1,
             },
+            SKEW_PERMILLE_FIRST,
             rooms,
             0,
         )?;
@@ -450,7 +469,7 @@ mod tests {
                 bytes: 3_600 * MB,
                 files: 1,
             };
-            let shares = shares(size, &rooms, readers).expect("it fits");
+            let shares = shares(size, SKEW_PERMILLE_FIRST, &rooms, readers).expect("it fits");
             shares.iter().map(|(_, share)| share.bytes).sum::<u64>() / MB
         };
         // A tenth more, if that leaves room for as many readers on each node, and a little.
@@ -506,7 +525,8 @@ mod tests {
                 bytes: 3_600 * MB,
                 files: 1,
             };
-            let shares = shares_beside(size, &rooms, 10 * MB, beside * MB).expect("it fits");
+            let skew = SKEW_PERMILLE_FIRST;
+            let shares = shares_beside(size, skew, &rooms, 10 * MB, beside * MB).expect("it fits");
             shares.iter().map(|(_, share)| share.bytes).sum::<u64>() / MB
         };
         assert_eq!([0, 40, 41, 5_000].map(taken), [3_960, 3_960, 3_600, 3_600]);

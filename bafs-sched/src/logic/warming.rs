@@ -164,6 +164,9 @@ impl Scheduler {
         if self.admission.is_some() || self.settings.caches_nothing() || self.protected.is_some() {
             return None;
         }
+        if !self.leaving.is_empty() {
+            return None;
+        }
         let is_next = |volume: &&VolumeIndex| {
             let node = self.graph.volume(**volume);
             let is_over = self.warming.over.contains(volume);

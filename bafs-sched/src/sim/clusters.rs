@@ -176,6 +176,13 @@ impl Cache {
         transfer.read_bytes
     }
 
+    /// What an instance of so many bytes has of what is there.
+    pub(super) fn share(&self, bytes: u64) -> u64 {
+        let share = u128::from(self.resident_bytes) * u128::from(bytes);
+        let share = share.checked_div(u128::from(self.space_bytes));
+        share.unwrap_or(0) as u64
+    }
+
     /// Of `bytes` that a reader on a node with an instance reads, those that come from peers: a
     /// distributed hash gives each instance an equal share of the blocks.
     pub(super) fn at_peers(&self, bytes: u64) -> u64 {

@@ -6,10 +6,13 @@
 //! block instead: what passes through several levels takes the sum of their times (the thesis'
 //! appendix A.1.4).
 
+use bafs_proto::ids::{ServerId, VolumeId};
+
 use super::clusters::Waiting;
 use super::engine::{Due, Owner, Simulation};
 use super::link::SECOND_US;
 use super::node::Scan;
+use crate::logic::Event;
 use crate::workflow::VolumeKind;
 
 /// Where bytes pass one after the other.
@@ -96,6 +99,26 @@ impl Simulation {
             0 => self.transfer_over(at, disk, rest),
             _ => self.transfer_over(at, link, from_peers),
         }
+    }
+
+    /// A node tells how much its part of a cache keeps: its share by size, or rather, as servers
+    /// let hashing decide within bounds, a sixteenth more on every other node and less on the rest.
+    pub(super) fn look_at_cache(&mut self, id: VolumeId, server: ServerId) {
+        let node = self.node_at(server);
+        let cluster = self.nodes[node].cluster;
+        let there = self.nodes[node].volumes.get(&id).copied();
+        let Some((volume, size)) = there else { return };
+        let Some(cache) = self.caches.find(cluster, volume) else {
+            return;
+        };
+        let share = self.caches.get(cache).share(size);
+        let kept_bytes = match node.is_multiple_of(2) {
+            true => (share + share / 16).min(size),
+            false => share - share / 16,
+        };
+        let volume = id;
+        self.facts
+            .push_back(Event::CacheSeen { volume, kept_bytes });
     }
 
     /// Bytes of a cache cross the link to home.

@@ -40,6 +40,7 @@ impl Simulation {
                 }
             }
             Action::WarmVolume { id, server } => self.warm(id, server),
+            Action::LookAtCache { id, server } => self.look_at_cache(id, server),
             Action::DeleteVolume { id, server } => {
                 if self.is_up(server) {
                     self.delete(id, server);
@@ -427,6 +428,8 @@ impl Simulation {
 
     fn kill(&mut self, id: ExecutionId) {
         let Some((job, _)) = self.scheduler.execution(id) else {
+            // It was given up with its node.
+            self.facts.push_back(Event::JobUnknown { execution: id });
             return;
         };
         let at = self.execution_of[job.as_usize()];

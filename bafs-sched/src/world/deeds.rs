@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use bafs_proto::ids::ServerId;
+use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::message::VolumeUse;
 
-use super::{Content, Node, World};
-use crate::logic::{MountedVolume, NodeSeen, Space};
+use super::{Content, Due, Node, World};
+use crate::logic::{Event, MountedVolume, NodeSeen, Space};
 use crate::workflow::{JobIndex, Mount};
 
 impl World {
@@ -45,6 +45,20 @@ impl World {
         let name = &self.scheduler.workflow().volume(mounted.volume).name;
         let need = self.needs.get(name).copied().unwrap_or_default();
         need.least(self.space_of(mounted).unwrap_or(need))
+    }
+
+    /// A part of a cache is looked at: it keeps its share by size, and some more than that.
+    pub(super) fn look_at_cache(&mut self, id: VolumeId, server: ServerId) {
+        let there = self.nodes[&server].volumes.get(&id);
+        let Some((size, ..)) = there.filter(|_| self.is_alive(server)) else {
+            return;
+        };
+        let more = (id.0 % 8) as u64 * size.bytes / 25;
+        let event = Event::CacheSeen {
+            volume: id,
+            kept_bytes: size.bytes + more,
+        };
+        self.at(10, Due::Tell(event));
     }
 
     /// Whether one of these volumes has less space than it needs.

@@ -77,7 +77,12 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "twins",
-        figures: &["twins_vs_best_other_max", "twins_blast_far", "twins_hf_far"],
+        figures: &[
+            "twins_vs_best_other_max",
+            "twins_blast_far",
+            "twins_blast_far_warm",
+            "twins_hf_far",
+        ],
         run: twins::run,
     },
 ];

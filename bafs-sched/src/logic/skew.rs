@@ -1,0 +1,154 @@
+//! How unevenly blocks of cooperative caches are spread over their parts, as nodes tell: so much
+//! more than its size the next cache is made. Moves no block and makes no cache.
+
+use std::collections::BTreeMap;
+
+use bafs_proto::ids::{ServerId, VolumeId};
+
+use super::action::Action;
+use super::scheduler::Scheduler;
+use super::space::scale_up;
+use super::volumes::State;
+use crate::workflow::VolumeIndex;
+
+/// Part of a cache beyond its size, in thousandths, before any cache was looked at.
+pub(super) const SKEW_PERMILLE_FIRST: u64 = 100;
+
+/// The least and the most that is learned, in thousandths: a block more on some node is never far,
+/// and room for a third more would be missed elsewhere.
+const SKEW_PERMILLE_MIN: u64 = 20;
+const SKEW_PERMILLE_MAX: u64 = 300;
+
+/// What was seen of caches.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Skew {
+    /// What the parts of each cache keep, as answered since all were asked last, in bytes.
+    kept: BTreeMap<VolumeIndex, BTreeMap<VolumeId, u64>>,
+    /// Of each cache, how much more than its share its fullest part keeps, in thousandths.
+    found: BTreeMap<VolumeIndex, u64>,
+}
+
+impl Skew {
+    /// Part of the next cache beyond its size, in thousandths: as much as the most uneven needs.
+    pub(super) fn permille(&self) -> u64 {
+        let most = self.found.values().copied().max();
+        most.map_or(SKEW_PERMILLE_FIRST, |most| {
+            most.clamp(SKEW_PERMILLE_MIN, SKEW_PERMILLE_MAX)
+        })
+    }
+}
+
+impl Scheduler {
+    /// Another reader of a cache is done: after the first, the second, the fourth and so on its
+    /// parts are asked what they keep of it. Parts that are as large as the cache tell nothing.
+    pub(super) fn look_at_cache(&mut self, volume: VolumeIndex) {
+        let node = self.graph.volume(volume);
+        if !node.is_cache {
+            return;
+        }
+        let left = node.users_left as usize;
+        let readers = self.graph.workflow.volume(volume).users.len();
+        let parts = self.volumes.live(volume).values();
+        let size = self.size_of(volume).bytes;
+        let part = |id: &VolumeId| {
+            let instance = self.volumes.get(*id)?;
+            let is_telling = instance.state == State::Ready && instance.size.bytes < size;
+            is_telling.then_some((*id, instance.server?))
+        };
+        let parts: Vec<(VolumeId, ServerId)> = parts.filter_map(part).collect();
+        if parts.is_empty() || !readers.saturating_sub(left).is_power_of_two() {
+            return;
+        }
+        self.skew.kept.remove(&volume);
+        let look = |(id, server)| Action::LookAtCache { id, server };
+        self.out.extend(parts.into_iter().map(look));
+    }
+
+    /// A part of a cache keeps so much that nobody else does, or would keep if it had the room.
+    pub(super) fn cache_seen(&mut self, id: VolumeId, kept_bytes: u64) {
+        let there = self.volumes.get(id).filter(|it| it.state == State::Ready);
+        let Some((volume, Some(server))) = there.map(|it| (it.volume, it.server)) else {
+            return;
+        };
+        let kept = self.skew.kept.entry(volume).or_default();
+        kept.insert(id, kept_bytes);
+        let kept = &*kept;
+        let peers = self.fleet.group_of(server);
+        let parts = peers.filter_map(|(peer, _)| self.volumes.live_at(volume, Some(peer)));
+        let part = |id: VolumeId| Some((self.volumes.get(id)?.size.bytes, *kept.get(&id)?));
+        let parts: Option<Vec<(u64, u64)>> = parts.map(part).collect();
+        let found = parts.and_then(|parts| unevenness(&parts, self.size_of(volume).bytes));
+        if let Some(found) = found {
+            self.skew.found.insert(volume, found);
+        }
+    }
+
+    /// The size of a cache, and a part more for blocks that are not spread evenly.
+    pub(super) fn with_skew(&self, bytes: u64) -> u64 {
+        with_skew(bytes, self.skew.permille())
+    }
+}
+
+/// As much, and so many thousandths more.
+pub(super) fn with_skew(bytes: u64, permille: u64) -> u64 {
+    bytes.saturating_add(scale_up(bytes, permille, 1000))
+}
+
+/// How much more than its share by size the fullest part of a cache of `size` keeps, in
+/// thousandths; `parts` are their sizes and what they keep. Nothing where less than half of the
+/// cache has come, or where a part has just begun: the others keep its share until it has that.
+fn unevenness(parts: &[(u64, u64)], size: u64) -> Option<u64> {
+    let sum = |of: fn(&(u64, u64)) -> u64| parts.iter().map(of).fold(0, u64::saturating_add);
+    let (room, kept) = (sum(|part| part.0), sum(|part| part.1));
+    if kept < size / 2 || kept == 0 {
+        return None;
+    }
+    let share = |part: &(u64, u64)| scale_up(part.0, kept, room).max(1);
+    if parts.iter().any(|part| part.1 < share(part) / 2) {
+        return None;
+    }
+    let more = parts
+        .iter()
+        .map(|part| scale_up(part.1.saturating_sub(share(part)), 1000, share(part)));
+    more.max()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fullest_part_decides_measured_by_its_size() {
+        assert_eq!(unevenness(&[(50, 50), (50, 50)], 100), Some(0));
+        assert_eq!(unevenness(&[(50, 60), (50, 40)], 100), Some(200));
+        // As its part is larger, more is its share.
+        assert_eq!(unevenness(&[(75, 75), (25, 25)], 100), Some(0));
+    }
+
+    #[test]
+    fn a_cache_that_is_still_coming_tells_nothing() {
+        assert_eq!(unevenness(&[(50, 30), (50, 19)], 100), None);
+        assert_eq!(unevenness(&[(50, 50), (50, 50), (50, 0)], 100), None);
+        assert_eq!(unevenness(&[], 0), None);
+    }
+
+    #[test]
+    fn what_is_learned_has_bounds() {
+        let permille = |found: &[u64]| {
+            let found = found
+                .iter()
+                .zip(0..)
+                .map(|(found, at)| (VolumeIndex(at), *found));
+            let skew = Skew {
+                found: found.collect(),
+                ..Skew::default()
+            };
+            skew.permille()
+        };
+        assert_eq!(permille(&[]), SKEW_PERMILLE_FIRST);
+        assert_eq!(
+            [permille(&[0]), permille(&[60, 40]), permille(&[900])],
+            [20, 60, 300]
+        );
+    }
+}

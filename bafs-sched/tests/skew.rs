@@ -1,0 +1,126 @@
+//! What the scheduler learns of how unevenly nodes keep the blocks of caches.
+
+use std::collections::VecDeque;
+
+use bafs_proto::ids::{RunId, ServerId, VolumeId};
+use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_proto::time::Time;
+use bafs_sched::logic::{Action, Event, NodeSeen, Scheduler, Settings, Space};
+use bafs_sched::workflow::{Workflow, parse_workflow};
+
+const MB: u64 = 1_000_000;
+
+/// Jobs that read one cache of 40 MB, and after them as many that read another.
+fn workflow() -> Workflow {
+    let mut text = String::new();
+    for cache in ["a", "b"] {
+        text += &format!("volume {cache} cache bafs://home/{cache} 40 MB files 10\n");
+        for job in 0..4 {
+            text += &format!(
+                "job {cache}{job} {{\n  executable = x\n}}\nmount {cache} {cache}{job} /c\n"
+            );
+        }
+    }
+    text += "parent a0 a1 a2 a3 child b0 b1 b2 b3\n";
+    let none = |path: &str| Err(path.to_owned());
+    let parsed = parse_workflow("w.bafs", &text, &none);
+    parsed.expect("it is right").workflow
+}
+
+fn ended() -> JobReport {
+    JobReport {
+        outcome: JobOutcome::Exited(0),
+        wall_ms: 1,
+        cpu_ms: 1,
+        output_tail: String::new(),
+        volumes: Vec::new(),
+    }
+}
+
+/// The bytes that each cache gets on four nodes, in the order in which they are made, if of the
+/// first one a node keeps so many thousandths more than its share; `None`: no node says.
+fn made(more: Option<u64>) -> Vec<u64> {
+    let parts = parts(25 * MB, more);
+    parts.iter().map(|parts| parts.iter().sum()).collect()
+}
+
+/// The same, part by part, on nodes that have so many bytes each.
+fn parts(bytes: u64, more: Option<u64>) -> Vec<Vec<u64>> {
+    let mut scheduler = Scheduler::new(RunId(1), workflow(), Settings::default());
+    let capacity = Space {
+        bytes,
+        files: 1_000,
+    };
+    let nodes = (1..=4).map(|id| NodeSeen::alone(ServerId(id), capacity, 1));
+    let mut facts = VecDeque::from([Event::ServersSeen {
+        nodes: nodes.collect(),
+    }]);
+    let (mut now, mut made) = (0, vec![Vec::new(); 2]);
+    while let Some(fact) = facts.pop_front() {
+        now += 1;
+        let mut actions = Vec::new();
+        scheduler.step(Time(now), fact, &mut actions);
+        scheduler.check();
+        for action in actions {
+            match action {
+                Action::CreateVolume {
+                    id, volume, size, ..
+                } => {
+                    made[volume.as_usize()].push(size.bytes);
+                    facts.push_back(Event::VolumeCreated { volume: id });
+                }
+                Action::LookAtCache { id, server } => {
+                    // Before the next reader ends.
+                    if let Some(more) = more {
+                        facts.push_front(keeps(id, server, more));
+                    }
+                }
+                Action::StartJob { execution, .. } => {
+                    let report = ended();
+                    facts.push_back(Event::JobStarted { execution });
+                    facts.push_back(Event::JobEnded { execution, report });
+                }
+                Action::DeleteVolume { id, .. } => {
+                    facts.push_back(Event::VolumeDeleted { volume: id });
+                }
+                _ => {}
+            }
+        }
+    }
+    assert!(scheduler.outcome().is_some(), "the run ends");
+    made
+}
+
+/// The first node keeps more than a quarter of the cache, the others share the rest.
+fn keeps(volume: VolumeId, server: ServerId, more: u64) -> Event {
+    let first = 10 * MB * (1000 + more) / 1000;
+    let kept_bytes = match server.0 {
+        1 => first,
+        _ => (40 * MB - first) / 3,
+    };
+    Event::CacheSeen { volume, kept_bytes }
+}
+
+#[test]
+fn a_cache_gets_room_for_blocks_as_unevenly_spread_as_those_of_the_one_before() {
+    assert_eq!(made(Some(200)), [44 * MB, 48 * MB]);
+}
+
+#[test]
+fn evenly_spread_blocks_give_room_back() {
+    assert_eq!(made(Some(0)), [44 * MB, 408 * MB / 10]);
+    assert_eq!(made(Some(62)), [44 * MB, 42_480_000]);
+}
+
+/// The first cache must go before the second can be made, and goes node by node.
+#[test]
+fn a_cache_is_divided_evenly_when_all_nodes_have_given_up_the_one_before() {
+    let parts = parts(15 * MB, None);
+    assert_eq!(parts[0], [11 * MB; 4]);
+    assert_eq!(parts[1], [11 * MB; 4]);
+}
+
+#[test]
+fn a_node_that_does_not_say_what_it_keeps_changes_nothing() {
+    assert_eq!(made(None), [44 * MB, 44 * MB]);
+}
