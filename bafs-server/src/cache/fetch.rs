@@ -8,7 +8,7 @@
 //! has decided waits for home and for nobody. So there are no circles, whatever the servers believe
 //! of each other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -98,6 +98,9 @@ pub(crate) struct Generation {
     writing: tokio::sync::Mutex<()>,
     /// Whole files that are being compared with their digests, and how that ends.
     pub(super) comparing: Mutex<BTreeMap<FileIndex, Comparison>>,
+    /// Large files that were compared because they were wholly here: once each, or a block that
+    /// comes and goes would cost the comparison of all others.
+    pub(super) compared_on_arrival: Mutex<BTreeSet<FileIndex>>,
     /// For so many of them at once: it takes a processor each.
     pub(super) comparing_places: Semaphore,
     /// Why agents must give back what was handed over to them, once they must.
@@ -152,6 +155,7 @@ impl Generation {
             looking: tokio::sync::Mutex::default(),
             writing: tokio::sync::Mutex::default(),
             comparing: Mutex::default(),
+            compared_on_arrival: Mutex::default(),
             comparing_places: Semaphore::new(COMPARISONS_MAX),
             recall: watch::Sender::new(None),
         }
@@ -277,16 +281,16 @@ impl Fetcher {
         // Writers of one file wait for each other in the kernel, and burn a processor meanwhile.
         let one_at_a_time = generation.writing.lock().await;
         let (keeping, run) = (generation.clone(), *run);
-        let is_whole = blocking(move || {
+        let is_new = blocking(move || {
             let passed = keeping.disk.keep(&run, &blocks, class);
             if passed > 0 {
                 keeping.tell_pass_through(passed as u64);
             }
-            passed < run.count && keeping.is_large_and_whole(run.file)
+            passed < run.count && keeping.is_large_and_new(run.file)
         });
-        let is_whole = is_whole.await?;
+        let is_new = is_new.await?;
         drop(one_at_a_time);
-        if is_whole {
+        if is_new {
             drop(generation.begin_to_compare(run.file));
         }
         Ok(())

@@ -303,14 +303,16 @@ impl Generation {
         comparing.entry(file).or_insert_with(begin).clone()
     }
 
-    /// Whether all of a file is here, and so much that whoever opens it would not wait for its
-    /// comparison.
-    pub(super) fn is_large_and_whole(&self, file: FileIndex) -> bool {
+    /// Whether all of a file is here for the first time, and so much that whoever opens it would
+    /// not wait for its comparison.
+    pub(super) fn is_large_and_new(&self, file: FileIndex) -> bool {
         let is_whole = |entry| {
             let blocks = self.manifest.blocks_of(entry);
             entry.identity.size >= LARGE_BYTES && self.disk.table().has_all(file, blocks)
         };
-        self.manifest.file(file).is_ok_and(is_whole)
+        let on_arrival = self.compared_on_arrival.lock();
+        let mut on_arrival = on_arrival.unwrap_or_else(PoisonError::into_inner);
+        self.manifest.file(file).is_ok_and(is_whole) && on_arrival.insert(file)
     }
 
     async fn compare_alone(
@@ -322,6 +324,7 @@ impl Generation {
         let generation = self.clone();
         let compared = blocking(move || {
             let (disk, manifest) = (&generation.disk, &generation.manifest);
+            generation.check_kept()?;
             let path = disk.keep_whole(manifest, file)?;
             let goes_on = || generation.recall.borrow().is_none();
             let compared = disk.compare(manifest, (file, &path), goes_on);

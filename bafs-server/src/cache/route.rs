@@ -30,8 +30,12 @@ pub(crate) struct View {
     own: ServerId,
     sharers: Vec<PeerCache>,
     placement: Arc<Placement>,
-    /// Where they would be without this server: where they are when it has just come.
+    /// Where they would be without this server: where they are when it has just come, or others
+    /// do not know it.
     without_own: Arc<Placement>,
+    /// Whether blocks were placed so, as far as this server knows. Otherwise it is
+    /// not remembered: nothing was ever there.
+    without_own_was: bool,
     /// Other places where they were before, latest first; then those that others told of.
     earlier: Vec<Arc<Placement>>,
     /// How many others told of when it was made.
@@ -92,11 +96,8 @@ impl Generation {
     /// The servers among which blocks were placed, as far as this one knows, latest first.
     pub(super) fn former(&self) -> Vec<Vec<(ServerId, u64)>> {
         let view = self.view_now();
-        let placements = view.iter().flat_map(|view| {
-            let now = [&view.placement].into_iter().chain(&view.earlier);
-            now.map(|placement| placement.candidates().to_vec())
-        });
-        let mut all: Vec<Vec<Candidate>> = placements.collect();
+        let placements = view.iter().flat_map(|view| view.in_use());
+        let mut all: Vec<Vec<Candidate>> = placements.map(|p| p.candidates().to_vec()).collect();
         for candidates in self.told_former().iter() {
             if !all.contains(candidates) {
                 all.push(candidates.clone());
@@ -128,18 +129,23 @@ impl Generation {
         });
         all.sort_by_key(|candidate| candidate.server);
         let told = self.told_former().clone();
-        let former = self.view_now().map(|last| last.placements());
-        let former = former.unwrap_or_default();
+        let last = self.view_now();
+        let former: Vec<_> = last.iter().flat_map(|last| last.in_use()).collect();
         // A peer that comes back, or has another address, changes no place.
         let place = |candidates: Vec<Candidate>| {
-            let same = former.iter().find(|known| known.is_among(&candidates));
+            let unused = last.as_ref().map(|last| &last.without_own);
+            let mut known = former.iter().copied().chain(unused);
+            let same = known.find(|known| known.is_among(&candidates));
             let same = same.cloned();
             same.unwrap_or_else(|| Arc::new(self.place(candidates)))
         };
         let (placement, without_own) = (place(all), place(others));
         let now = [&placement, &without_own];
         let is_past = |known: &&Arc<Placement>| now.iter().all(|place| !Arc::ptr_eq(place, known));
-        let mut earlier: Vec<_> = former.iter().filter(is_past).cloned().collect();
+        let mut earlier: Vec<_> = former.iter().copied().filter(is_past).cloned().collect();
+        let without_own_was = last.is_none()
+            || former.iter().any(|known| Arc::ptr_eq(known, &without_own))
+            || told.iter().any(|told| without_own.is_among(told));
         for candidates in &told {
             let known = earlier.iter().chain(now);
             if !known.into_iter().any(|known| known.is_among(candidates)) {
@@ -154,6 +160,7 @@ impl Generation {
             placement,
             without_own,
             told: told.len(),
+            without_own_was,
         });
         *self.view.write().unwrap_or_else(PoisonError::into_inner) = Some(view.clone());
         view
@@ -213,10 +220,11 @@ impl View {
         self.sharers.iter().find(|peer| peer.server == server)
     }
 
-    /// All placements of which it knows, the present one first.
-    fn placements(&self) -> Vec<Arc<Placement>> {
-        let now = [self.placement.clone(), self.without_own.clone()];
-        now.into_iter().chain(self.earlier.clone()).collect()
+    /// All placements that were ever in use, as far as it knows, the present one first.
+    fn in_use(&self) -> impl Iterator<Item = &Arc<Placement>> {
+        let without_own = self.without_own_was.then_some(&self.without_own);
+        let now = [&self.placement].into_iter().chain(without_own);
+        now.chain(&self.earlier)
     }
 
     /// Others who may have an extent before home is asked: its primary, if that is not this

@@ -116,12 +116,10 @@ impl Storage {
     ) -> Result<VolumeStatus> {
         let id = call.volume;
         self.touch(id)?;
-        let spec = self
-            .volumes()
-            .get(id)
-            .map(|row| row.spec.clone())
-            .ok_or_else(|| lost(id))?;
-        if matches!(spec.kind, VolumeKind::Scratch { .. }) {
+        let is_scratch =
+            |row: &crate::logic::volumes::Row| matches!(row.spec.kind, VolumeKind::Scratch { .. });
+        let is_scratch = self.volumes().get(id).map(is_scratch);
+        if is_scratch.ok_or_else(|| lost(id))? {
             let text = format!("volume {id} is a scratch volume; only a cache is invalidated");
             return Err(Error::new(ErrorCode::WrongState, text));
         }
@@ -133,9 +131,9 @@ impl Storage {
         // Not tied to the caller: the cache shows the new state already.
         let kept = tokio::spawn(async move {
             let _turn = this.turn(id).await;
-            if this.volumes().get(id).is_none() {
-                return Err(lost(id));
-            }
+            // As it is by now: its lifetime may have been made longer meanwhile.
+            let spec = this.volumes().get(id).map(|row| row.spec.clone());
+            let spec = spec.ok_or_else(|| lost(id))?;
             this.table
                 .write(Change::Keep(VolumeRecord {
                     spec,

@@ -4,15 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use bafs_proto::cache::{Pinning, WarmState};
-use bafs_proto::ids::VolumeId;
+use bafs_proto::cache::{CacheMember, Pinning, WarmState};
+use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
+use bafs_proto::message::{CacheRef, ReadBlocks, ReadManifest, Reader};
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::volume::Replacement;
 use bafs_server::counters::Counters;
 use tokio::task::JoinSet;
 
-use crate::world::{BLOCK, Node, World, cache, content};
+use crate::world::{BLOCK, NAME, Node, World, cache, content};
 
 const LARGE: u64 = 64 << 20;
 const BLOCKS: u64 = 300;
@@ -204,10 +205,10 @@ async fn who_has_a_block_is_found_through_another_who_knows() {
     let (mut world, bytes) = world(1).await;
     scan(&world.nodes[0], &bytes).await;
     world.kept(ID, BLOCKS).await;
-    for number in 2..=5 {
-        let last = number == 5;
-        for other in (1..5).filter(|_| last) {
-            world.network.cut("node:5", &format!("node:{other}"));
+    for number in 2..=7 {
+        let last = number == 7;
+        for other in (1..7).filter(|_| last) {
+            world.network.cut("node:7", &format!("node:{other}"));
         }
         world.start(number);
         create_on(world.nodes.last().expect("node")).await;
@@ -217,8 +218,49 @@ async fn who_has_a_block_is_found_through_another_who_knows() {
             node.caches.tick().await;
         }
     }
-    scan(&world.nodes[4], &bytes).await;
+    scan(&world.nodes[6], &bytes).await;
     assert_eq!(world.home_bytes(), bytes.len() as u64);
+}
+
+/// Of twelve nodes one asks another for a block in vain, and may have it since. Whoever asks the
+/// same node after it is told of it, though the block was never placed there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_asked_in_vain_is_named_to_who_asks_next() {
+    let (world, _) = world(12).await;
+    let asked = &world.nodes[0];
+    let named = async |heir: &Node| {
+        let reader = Reader::Heir(CacheMember {
+            server: heir.server,
+            address: heir.address.clone(),
+            capacity_bytes: LARGE,
+        });
+        let page = ReadManifest {
+            volume: ID,
+            first: FileIndex(0),
+        };
+        let manifest = asked.caches.read_manifest(page).await.expect("listed");
+        let call = ReadBlocks {
+            cache: CacheRef::Cooperative(NAME.to_owned()),
+            manifest: manifest.manifest,
+            file: FileIndex(0),
+            first: BlockIndex(0),
+            count: 1,
+            reader,
+        };
+        let deadline = Deadline::after_ms(30_000);
+        let answer = asked.caches.read_blocks(call, deadline).await;
+        let (blocks, bytes) = answer.expect("an answer");
+        assert!(bytes.is_empty(), "nobody has read it");
+        let others = blocks.others.into_iter();
+        others.map(|other| other.server).collect::<Vec<_>>()
+    };
+    let second = &world.nodes[1];
+    let by_place = named(second).await;
+    let is_elsewhere = |node: &&Node| !by_place.contains(&node.server);
+    let claimant = world.nodes[2..].iter().find(is_elsewhere);
+    let claimant = claimant.expect("blocks are not placed everywhere");
+    named(claimant).await;
+    assert!(named(second).await.contains(&claimant.server));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

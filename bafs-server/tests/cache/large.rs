@@ -28,3 +28,48 @@ async fn a_large_file_is_compared_as_soon_as_it_is_here_and_given_to_the_first_w
     assert!(whole(&opened, bytes.len()) == bytes);
     assert_eq!(compared(), 1, "nobody had to wait for that");
 }
+
+/// A cache a little too small: some blocks of the file are driven out, and come back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_file_is_not_compared_again_whenever_a_block_of_it_comes_back() {
+    const BLOCKS: u64 = (32 << 20) / BLOCK as u64;
+    const OTHERS: u32 = 16;
+    let world = World::new(1);
+    let bytes = content(1, BLOCKS as usize * BLOCK as usize);
+    world.home.put("db/a", bytes, 1);
+    world
+        .home
+        .put("db/b", content(2, 4 * OTHERS as usize * BLOCK as usize), 1);
+    let room = (BLOCKS + 8) * u64::from(BLOCK);
+    world.create(&cache(1, room, Replacement::Lru)).await;
+    let node = &world.nodes[0];
+    let compared = || node.count("cache_whole_files_compared");
+    let read = async |file, first, count| {
+        node.read(ID, file, first, count).await.expect("read");
+    };
+    for first in (0..BLOCKS).step_by(64) {
+        read(0, first, 64).await;
+    }
+    eventually(|| compared() == 1).await;
+    for round in 1..=2 {
+        let evicted = node.count("cache_evicted_primary");
+        let first = (round - 1) * u64::from(OTHERS);
+        while node.count("cache_evicted_primary") == evicted {
+            // As long as it is being compared nothing of it goes.
+            read(1, first, OTHERS).await;
+        }
+        // What comes back drives out what is older than the rest.
+        for run in (0..BLOCKS / 16).rev() {
+            read(0, run * 16, 16).await;
+        }
+    }
+    assert_eq!(compared(), 1);
+    // Whoever opens it once it is whole has it compared.
+    let mut agent = Agent::new(node).await;
+    while agent.hold(0).await.is_none() {
+        for run in (0..BLOCKS / 16).rev() {
+            read(0, run * 16, 16).await;
+        }
+    }
+    assert_eq!(compared(), 2);
+}

@@ -13,6 +13,7 @@ pub mod machine;
 pub mod measure;
 pub mod nohang;
 pub mod options;
+mod passing;
 mod planner;
 pub mod report;
 mod shell;
@@ -90,6 +91,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
         [part, rest @ ..] if part == datapath::WORK_PROCESS => datapath::work_process(rest),
         [part, rest @ ..] if part == datapath::WIRE_PROCESS => datapath::wire_process(rest),
         [part, rest @ ..] if part == datapath::LEAST_PROCESS => datapath::least_process(rest),
+        [part, rest @ ..] if part == passing::PASSING_PROCESS => passing::passing_process(rest),
         [part, rest @ ..] if part == datapath::DELAY_PROCESS => datapath::delay_process(rest),
         [name, rest @ ..] => {
             if let Some(ended) = nohang::tool(name, rest) {

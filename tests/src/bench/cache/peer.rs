@@ -4,6 +4,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bafs_proto::identity::{Identity, SERVER_NAME};
@@ -100,7 +101,16 @@ fn from_peer(
     };
     let nodes = stage.nodes();
     let first = stage.caches(&nodes[..1], &wish)?;
+    let compared = || stage.sum(&nodes[..1], "cache_whole_files_compared");
+    let before = compared()?;
     read_all(stage, &first[0], content)?;
+    // Else the first node would still be at its own work, which takes a processor.
+    let mut looks = 2_000;
+    while compared()? == before {
+        looks -= 1;
+        ensure!(looks > 0, "the first node does not compare what it has");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     let second = stage.caches(&nodes[1..], &wish)?;
     let before = stage.home_bytes()?;
     let rate = read(&second[0])?;

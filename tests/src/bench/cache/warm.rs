@@ -1,7 +1,7 @@
 //! Reads of a cache volume whose blocks are on this node, through a job's mount, beside the same
 //! file on the local file system. Both are read by fio, an unmodified program, within the same job.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::{cell::RefCell, rc::Rc};
 
 use anyhow::{Result, ensure};
@@ -9,7 +9,8 @@ use anyhow::{Result, ensure};
 use super::{MIB, Outcome, row};
 use crate::api::CacheWish;
 use crate::bench::machine::{Cold, drop_caches};
-use crate::bench::measure::{Way, interleave};
+use crate::bench::measure::{Samples, Way, interleave};
+use crate::bench::passing::PassingShown;
 use crate::bench::shell::Shell;
 use crate::bench::{Options, Report};
 use crate::content::Content;
@@ -87,84 +88,146 @@ fn measure(
     let wish = CacheWish::of("warm", 2 * set as u64);
     let volumes = stage.caches(&stage.nodes(), &wish)?;
     let native = stage.world.home.path().join("warm").join(FILE);
+    // Jobs see what is mounted before they begin.
+    let smallest = PassingShown::start(&native);
     report.section(&format!(
-        "{} MiB on this node, read by fio in a job: MB/s through the mount and natively",
+        "{} MiB on this node, read by fio in a job: MB/s through the mount, natively, and through \
+         the smallest file system that has the kernel read its file by itself",
         set / MIB
     ));
-    let shell = Rc::new(RefCell::new(Shell::job(
-        &stage.world,
-        &format!("{}:/data:ro", volumes[0].id),
-    )?));
-    // Fills the node's cache, and checks it.
-    let compare = format!("cmp /data/{FILE} {} && echo same", native.display());
-    let same = shell.borrow_mut().run(&compare)?;
-    ensure!(
-        same.trim() == "same",
-        "the cache differs from its source: {same}"
-    );
-    let mut rows = vec![row(["pages", "pattern", "bafs", "native", "bafs / native"])];
+    let files = Files {
+        shell: Rc::new(RefCell::new(Shell::job(
+            &stage.world,
+            &format!("{}:/data:ro", volumes[0].id),
+        )?)),
+        smallest: smallest.as_ref().ok().map(PassingShown::path),
+        native,
+        set,
+    };
+    files.fill_cache()?;
+    let mut rows = vec![row([
+        "pages",
+        "pattern",
+        "bafs",
+        "native",
+        "bafs / native",
+        "smallest / native",
+        "bafs / smallest",
+    ])];
     for pages in [Pages::InMemory, Pages::OnDisk] {
         for pattern in &PATTERNS {
             let Some(name) = figure(pages, pattern) else {
                 continue;
             };
-            let ratio = compare_ways(options, &shell, &native, set, pages, pattern, &mut rows)?;
-            report.measured(&name, &ratio);
+            let found = files.compare(options, pages, pattern)?;
+            report.measured(&name, &found.to_native);
+            if let Some((smallest_to_native, to_smallest)) = &found.smallest {
+                let stem = name.trim_end_matches("_vs_native");
+                report.measured(&format!("{stem}_vs_smallest"), to_smallest);
+                report.measured(&format!("smallest_of_{stem}_vs_native"), smallest_to_native);
+            }
+            rows.push(found.row);
         }
     }
     report.table(&rows);
+    if let Err(why) = smallest {
+        report.not_measured("warm_rand_vs_smallest", &format!("{why:#}"));
+    }
     Ok(())
 }
 
-fn compare_ways(
-    options: &Options,
-    shell: &Rc<RefCell<Shell>>,
-    native: &Path,
+/// The same bytes in three places, as fio in a job calls them.
+struct Files {
+    shell: Rc<RefCell<Shell>>,
+    native: PathBuf,
+    smallest: Option<PathBuf>,
     set: usize,
-    pages: Pages,
-    pattern: &Pattern,
-    rows: &mut Vec<Vec<String>>,
-) -> Result<crate::bench::measure::Samples> {
-    let mounted = Path::new("/data").join(FILE);
-    let way = |name, path: &Path| {
-        let (shell, path) = (shell.clone(), path.to_owned());
-        let native = native.to_owned();
-        Way::new(name, move || {
-            if pages == Pages::OnDisk {
-                let cold = drop_caches(&[&native])?;
-                ensure!(
-                    cold == Cold::Everything,
-                    "only root can empty the page cache"
-                );
-            }
-            fio(&mut shell.borrow_mut(), &path, set, pages, pattern)
-        })
-    };
-    let mut ways = [way("bafs", &mounted), way("native", native)];
-    let rounds = if pages == Pages::InMemory {
-        options.pick(7, 2)
-    } else {
-        options.pick(5, 1)
-    };
-    if pages == Pages::InMemory {
-        for way in &mut ways {
-            (way.run)()?;
-        }
+}
+
+/// What one pattern gave.
+struct Found {
+    to_native: Samples,
+    /// Of the smallest file system: its own ratio to native, and that of BAFS to it.
+    smallest: Option<(Samples, Samples)>,
+    row: Vec<String>,
+}
+
+impl Files {
+    /// Fills the node's cache, and checks it.
+    fn fill_cache(&self) -> Result<()> {
+        let compare = format!("cmp /data/{FILE} {} && echo same", self.native.display());
+        let same = self.shell.borrow_mut().run(&compare)?;
+        ensure!(
+            same.trim() == "same",
+            "the cache differs from its source: {same}"
+        );
+        Ok(())
     }
-    let samples = interleave(rounds, &mut ways)?;
-    let ratio = samples[0].ratio_to(&samples[1]);
-    rows.push(row([
-        if pages == Pages::InMemory {
-            "memory"
+
+    fn compare(&self, options: &Options, pages: Pages, pattern: &Pattern) -> Result<Found> {
+        let mounted = Path::new("/data").join(FILE);
+        let way = |name, path: &Path| {
+            let path = path.to_owned();
+            Way::new(name, move || {
+                if pages == Pages::OnDisk {
+                    let cold = drop_caches(&[&self.native])?;
+                    ensure!(
+                        cold == Cold::Everything,
+                        "only root can empty the page cache"
+                    );
+                }
+                fio(
+                    &mut self.shell.borrow_mut(),
+                    &path,
+                    self.set,
+                    pages,
+                    pattern,
+                )
+            })
+        };
+        let mut ways = vec![way("bafs", &mounted), way("native", &self.native)];
+        let smallest = self.smallest.as_ref();
+        if let Some(path) = smallest.filter(|_| pages == Pages::InMemory) {
+            ways.push(way("smallest", path));
+        }
+        let rounds = if pages == Pages::InMemory {
+            options.pick(7, 2)
         } else {
-            "disk"
-        },
-        pattern.name,
-        &samples[0].to_string(),
-        &samples[1].to_string(),
-        &ratio.to_string(),
-    ]));
-    Ok(ratio)
+            options.pick(5, 1)
+        };
+        if pages == Pages::InMemory {
+            for way in &mut ways {
+                (way.run)()?;
+            }
+        }
+        let samples = interleave(rounds, &mut ways)?;
+        let to_native = samples[0].ratio_to(&samples[1]);
+        let smallest = samples.get(2).map(|smallest| {
+            (
+                smallest.ratio_to(&samples[1]),
+                samples[0].ratio_to(smallest),
+            )
+        });
+        let text = |samples: Option<&Samples>| samples.map(ToString::to_string).unwrap_or_default();
+        let row = row([
+            if pages == Pages::InMemory {
+                "memory"
+            } else {
+                "disk"
+            },
+            pattern.name,
+            &samples[0].to_string(),
+            &samples[1].to_string(),
+            &to_native.to_string(),
+            &text(smallest.as_ref().map(|(smallest, _)| smallest)),
+            &text(smallest.as_ref().map(|(_, ratio)| ratio)),
+        ]);
+        Ok(Found {
+            to_native,
+            smallest,
+            row,
+        })
+    }
 }
 
 /// Reads a file once with a pattern: MB/s. Random reads of pages on disk read a part of it.

@@ -1,0 +1,180 @@
+//! The smallest file system that gives the kernel a file to read by itself: what passthrough costs
+//! without limits, leases, accounts or digests. It has one file, named `file`.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail, ensure};
+use fuser::{
+    BackingId, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
+    INodeNo, InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyEmpty,
+    ReplyEntry, ReplyOpen, Request, Session, SessionACL,
+};
+use nix::mount::{MntFlags, umount2};
+use tempfile::TempDir;
+
+use crate::mounts_with;
+
+/// Hidden first argument: this process shows a file, which the kernel reads by itself.
+pub(in crate::bench) const PASSING_PROCESS: &str = "--passing";
+
+/// As long as agents let the kernel believe attributes and names.
+const BELIEVE: Duration = Duration::from_secs(24 * 3600);
+const GENERATION: Generation = Generation(0);
+const NAME: &str = "file";
+const FILE: INodeNo = INodeNo(2);
+
+struct Passing {
+    file: File,
+    size: u64,
+    /// What the kernel has open, and how often.
+    open: Mutex<(u32, Option<BackingId>)>,
+}
+
+impl Passing {
+    fn attributes(&self, ino: INodeNo) -> FileAttr {
+        let is_file = ino == FILE;
+        let time: SystemTime = UNIX_EPOCH;
+        FileAttr {
+            ino,
+            size: if is_file { self.size } else { 4096 },
+            blocks: self.size.div_ceil(512),
+            atime: time,
+            mtime: time,
+            ctime: time,
+            crtime: time,
+            kind: match is_file {
+                true => FileType::RegularFile,
+                false => FileType::Directory,
+            },
+            perm: if is_file { 0o444 } else { 0o555 },
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            blksize: 4096,
+            flags: 0,
+        }
+    }
+}
+
+impl Filesystem for Passing {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        let refused = |_| io::Error::from(io::ErrorKind::Unsupported);
+        config
+            .add_capabilities(InitFlags::FUSE_PASSTHROUGH)
+            .map_err(refused)?;
+        // A file system on top of this one needs a level, and there are two.
+        let depth = config.set_max_stack_depth(1);
+        depth
+            .map(drop)
+            .map_err(|_| io::ErrorKind::Unsupported.into())
+    }
+
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        if parent == INodeNo::ROOT && name == NAME {
+            reply.entry(&BELIEVE, &self.attributes(FILE), GENERATION);
+        } else {
+            reply.error(Errno::ENOENT);
+        }
+    }
+
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        reply.attr(&BELIEVE, &self.attributes(ino));
+    }
+
+    fn open(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if open.1.is_none() {
+            open.1 = match reply.open_backing(&self.file) {
+                Ok(backing) => Some(backing),
+                Err(_) => return reply.error(Errno::EIO),
+            };
+        }
+        open.0 += 1;
+        if let Some(backing) = &open.1 {
+            reply.opened_passthrough(FileHandle(ino.0), FopenFlags::empty(), backing);
+        }
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.0 -= 1;
+        if open.0 == 0 {
+            open.1 = None;
+        }
+        reply.ok();
+    }
+}
+
+/// The process with its file, until it is dropped.
+pub(super) struct PassingShown {
+    process: Child,
+    shown: TempDir,
+}
+
+impl PassingShown {
+    /// Shows a file to everybody. Jobs see it that begin afterwards.
+    pub(super) fn start(file: &Path) -> Result<Self> {
+        let shown = tempfile::tempdir()?;
+        let process = Command::new(std::env::current_exe()?)
+            .arg(PASSING_PROCESS)
+            .args([file, shown.path()])
+            .spawn()?;
+        let started = Self { process, shown };
+        let mut looks = 400;
+        while mounts_with(&started.shown.path().to_string_lossy()).is_empty() {
+            looks -= 1;
+            ensure!(looks > 0, "the smallest file system is not mounted");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        // The kernel takes files of root only.
+        File::open(started.path()).context("the kernel does not read files by itself")?;
+        Ok(started)
+    }
+
+    /// Where the file is.
+    pub(super) fn path(&self) -> PathBuf {
+        self.shown.path().join(NAME)
+    }
+}
+
+impl Drop for PassingShown {
+    fn drop(&mut self) {
+        let _ = umount2(self.shown.path(), MntFlags::MNT_DETACH);
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Shows a file until it is unmounted. Arguments: the file, and where to show it.
+pub(in crate::bench) fn passing_process(arguments: &[String]) -> Result<()> {
+    let [file, shown] = arguments else {
+        bail!("a file and a place to show it are needed");
+    };
+    let passing = Passing {
+        file: File::open(file)?,
+        size: fs::metadata(file)?.len(),
+        open: Mutex::default(),
+    };
+    let mut config = Config::default();
+    config.acl = SessionACL::All;
+    // As caches are: else the kernel would ask for the time of the last access after each read.
+    config.mount_options.push(MountOption::RO);
+    Session::new(passing, shown, &config)?.run()?;
+    Ok(())
+}
