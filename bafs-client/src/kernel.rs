@@ -6,6 +6,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::thread;
 use std::time::Duration;
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
@@ -42,6 +43,9 @@ const COMMIT_AND_FETCH: u32 = 2;
 /// Stands for the descriptor by which other threads wake the ring's, where entries are numbers.
 const WAKER: u64 = u64::MAX;
 
+/// Pause before the kernel is asked again that had no memory.
+const NO_MEMORY: Duration = Duration::from_millis(1);
+
 /// Where the kernel writes one request, and reads its answer.
 pub(crate) struct Buffers {
     header: [u8; HEADER_BYTES],
@@ -55,6 +59,14 @@ impl fmt::Debug for Buffers {
 }
 
 impl Buffers {
+    /// Room for names and data of so many bytes.
+    pub(crate) fn new(payload: usize) -> Box<Self> {
+        Box::new(Self {
+            header: [0; HEADER_BYTES],
+            payload: vec![0; payload].into_boxed_slice(),
+        })
+    }
+
     /// What surrounds the request.
     pub(crate) fn header(&self) -> &[u8; HEADER_BYTES] {
         &self.header
@@ -163,10 +175,7 @@ impl Ring {
             entries: Vec::with_capacity(entries),
         };
         for index in 0..entries {
-            let mut buffers = Box::new(Buffers {
-                header: [0; HEADER_BYTES],
-                payload: vec![0; payload].into_boxed_slice(),
-            });
+            let mut buffers = Buffers::new(payload);
             ring.entries.push(Entry {
                 lent: None,
                 parts: Box::new(buffers.parts()),
@@ -174,7 +183,10 @@ impl Ring {
             ring.lend(index, buffers, None)?;
         }
         ring.await_waker()?;
-        ring.uring.submit()?;
+        // The kernel may take a part of what is there at once.
+        while !ring.uring.submission().is_empty() {
+            passing(ring.uring.submit())?;
+        }
         Ok(ring)
     }
 
@@ -242,13 +254,13 @@ impl Ring {
         let nothing = self.uring.submission().is_empty();
         match nothing {
             true => Ok(()),
-            false => interrupted_or(self.uring.submit()),
+            false => passing(self.uring.submit()),
         }
     }
 
     /// Hands over what was committed and waits until there is an event.
     pub(crate) fn wait(&mut self) -> io::Result<()> {
-        interrupted_or(self.uring.submit_and_wait(1))
+        passing(self.uring.submit_and_wait(1))
     }
 
     /// As [`Self::wait`], for so long at most.
@@ -258,7 +270,7 @@ impl Ring {
         let waited = self.uring.submitter().submit_with_args(1, &arguments);
         match waited {
             Err(error) if error.raw_os_error() == Some(libc::ETIME) => Ok(()),
-            waited => interrupted_or(waited),
+            waited => passing(waited),
         }
     }
 
@@ -288,10 +300,11 @@ impl Ring {
         }))
     }
 
-    /// Whether the kernel has buffers of this ring. What it has when the ring is dropped, is never
+    /// How many buffers of this ring the kernel has. What it has when the ring is dropped, is never
     /// freed.
-    pub(crate) fn lends(&self) -> bool {
-        self.entries.iter().any(|entry| entry.lent.is_some())
+    pub(crate) fn lent(&self) -> usize {
+        let lent = self.entries.iter().filter(|entry| entry.lent.is_some());
+        lent.count()
     }
 
     /// What other threads write to.
@@ -301,9 +314,35 @@ impl Ring {
     }
 }
 
-fn interrupted_or(waited: io::Result<usize>) -> io::Result<()> {
-    match waited {
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-        waited => waited.map(|_| ()),
+/// Whether the kernel will take later what it does not take now: whoever asked looks for events and
+/// asks again.
+fn passing(asked: io::Result<usize>) -> io::Result<()> {
+    let Err(error) = asked else { return Ok(()) };
+    match error.raw_os_error() {
+        // There are events that must be taken first.
+        Some(libc::EINTR | libc::EBUSY) => Ok(()),
+        // No memory for what was asked.
+        Some(libc::EAGAIN) => {
+            thread::sleep(NO_MEMORY);
+            Ok(())
+        }
+        _ => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_takes_later_is_no_failure_of_a_ring() {
+        let answer = |code| passing(Err(io::Error::from_raw_os_error(code)));
+        for code in [libc::EINTR, libc::EBUSY, libc::EAGAIN] {
+            assert!(answer(code).is_ok(), "{code}");
+        }
+        for code in [libc::EBADF, libc::EINVAL, libc::EFAULT, libc::ENXIO] {
+            assert!(answer(code).is_err(), "{code}");
+        }
+        assert!(passing(Ok(0)).is_ok());
     }
 }

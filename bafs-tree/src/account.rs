@@ -30,6 +30,8 @@ pub(crate) struct FileState {
     charged: Mutex<u64>,
     anchors: AtomicUsize,
     unlinked: AtomicBool,
+    /// Made by this tree, and given no extended attribute since.
+    plain: AtomicBool,
 }
 
 impl FileState {
@@ -41,6 +43,21 @@ impl FileState {
     /// Takes note that no name leads to the file any more.
     pub(crate) fn set_unlinked(&self) {
         self.unlinked.store(true, SeqCst);
+    }
+
+    /// Whether no name leads to the file any more.
+    pub(crate) fn is_unlinked(&self) -> bool {
+        self.unlinked.load(SeqCst)
+    }
+
+    /// Whether the file surely has no capability of its own.
+    pub(crate) fn lacks_capability(&self) -> bool {
+        self.plain.load(SeqCst)
+    }
+
+    /// Takes note that the file gets an extended attribute.
+    pub(crate) fn set_attributed(&self) {
+        self.plain.store(false, SeqCst);
     }
 }
 
@@ -119,6 +136,7 @@ impl Account {
     /// Registers a file that was just made and has been reserved: one anchor, no charge yet.
     pub(crate) fn anchor_new(&self, identity: Identity) -> Arc<FileState> {
         let file = Self::state(identity, 0, 1);
+        file.plain.store(true, SeqCst);
         self.shard(identity).insert(identity, file.clone());
         file
     }
@@ -150,6 +168,7 @@ impl Account {
             charged: Mutex::new(bytes),
             anchors: AtomicUsize::new(anchors),
             unlinked: AtomicBool::new(false),
+            plain: AtomicBool::new(false),
         })
     }
 

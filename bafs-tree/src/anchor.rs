@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags, chmod, fstat, openat, statx};
 
@@ -148,12 +148,15 @@ impl Anchor {
             FileType::Symlink => return Err(errno::LOOP),
             _ => return Err(errno::NXIO),
         }
-        rustix::fs::open(
-            self.proc_path()?.as_str(),
-            flags | OFlags::CLOEXEC | OFlags::NOCTTY,
-            Mode::empty(),
-        )
-        .map_err(errno::of)
+        let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let opened = match own_descriptors() {
+            Some(own) => {
+                let fd = self.fd()?;
+                openat(own, fd.as_raw_fd().to_string(), flags, Mode::empty())
+            }
+            None => rustix::fs::open(self.proc_path()?.as_str(), flags, Mode::empty()),
+        };
+        opened.map_err(errno::of)
     }
 
     /// Does something while the file's owner may read and write it. Whoever dies meanwhile leaves
@@ -166,6 +169,26 @@ impl Anchor {
         let done = act();
         chmod(path.as_str(), mode).map_err(errno::of)?;
         done
+    }
+
+    /// Whether the file surely has no capability of its own: it was made by this tree, which has
+    /// given it no attribute since.
+    pub(crate) fn lacks_capability(&self) -> bool {
+        let state = self.state.as_ref();
+        state.is_some_and(|state| state.lacks_capability())
+    }
+
+    /// Takes note that the file gets an extended attribute.
+    pub(crate) fn set_attributed(&self) {
+        if let Some(state) = &self.state {
+            state.set_attributed();
+        }
+    }
+
+    /// Whether a name leads to the file, as far as all of its changes come through this tree.
+    pub(crate) fn surely_has_name(&self) -> bool {
+        let state = self.state.as_ref();
+        state.is_some_and(|state| !state.is_unlinked())
     }
 
     /// Takes note that no name leads to the file any more.
@@ -216,6 +239,17 @@ pub(crate) fn open_path(parent: impl AsFd, name: &CStr) -> Outcome<OwnedFd> {
 /// A path that leads to what a descriptor shows.
 pub(crate) fn proc_path(fd: impl AsFd) -> String {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
+}
+
+/// The directory where this process's descriptors are files: a shorter way than by its path, for
+/// what happens at each open. No copy of the process ever gets here, whose numbers would be others.
+fn own_descriptors() -> Option<&'static OwnedFd> {
+    static OWN: OnceLock<Option<OwnedFd>> = OnceLock::new();
+    let open = || {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        rustix::fs::open("/proc/self/fd", flags, Mode::empty()).ok()
+    };
+    OWN.get_or_init(open).as_ref()
 }
 
 pub(crate) fn identity(stat: &Stat) -> Identity {

@@ -15,6 +15,9 @@ use crate::anchor::Anchor;
 use crate::errno::{self, Outcome};
 use crate::session::Session;
 
+/// What the kernel asks for at the first write of each file.
+const CAPABILITY: &[u8] = b"security.capability";
+
 impl Session {
     pub(crate) fn get_attr(&self, ino: InodeNo, handle: Option<HandleId>) -> FileResult {
         if let Some(file) = handle.and_then(|handle| self.file(handle).ok())
@@ -36,6 +39,10 @@ impl Session {
         change: &AttrChange,
     ) -> FileResult {
         let anchor = self.anchor(ino)?;
+        // To the system that number means no change, and is no owner.
+        if [change.uid, change.gid].contains(&Some(u32::MAX)) {
+            return Err(errno::INVAL);
+        }
         if change.uid.is_some() || change.gid.is_some() {
             let (uid, gid) = (change.uid.map(Uid::from_raw), change.gid.map(Gid::from_raw));
             let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
@@ -108,6 +115,7 @@ impl Session {
         if value.len() > XATTR_BYTES_MAX {
             return Err(errno::E2BIG);
         }
+        self.anchor(ino)?.set_attributed();
         self.change_xattr(ino, value.len(), |path| {
             setxattr(path, &*name, value, flags)
         })
@@ -150,7 +158,11 @@ impl Session {
 
     pub(crate) fn get_xattr(&self, ino: InodeNo, name: &[u8]) -> FileResult {
         let name = attribute_name(name)?;
-        let path = self.anchor(ino)?.proc_path()?;
+        let anchor = self.anchor(ino)?;
+        if name.to_bytes() == CAPABILITY && anchor.lacks_capability() {
+            return Err(errno::NODATA);
+        }
+        let path = anchor.proc_path()?;
         whole(|buffer| getxattr(path.as_str(), &*name, buffer))
     }
 

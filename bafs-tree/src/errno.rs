@@ -16,7 +16,7 @@ macro_rules! errnos {
 pub(crate) const E2BIG: Errno = Errno(rustix::io::Errno::TOOBIG.raw_os_error());
 errnos! {
     BADF EXIST INVAL ISDIR LOOP NFILE NOENT NOSPC NOTDIR NXIO OPNOTSUPP PERM ROFS STALE ACCESS RANGE
-    FBIG BUSY
+    FBIG BUSY NODATA
 }
 
 /// The errno of a failed system call. A process that ran out of descriptors is, to the caller, a

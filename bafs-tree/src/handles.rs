@@ -19,6 +19,8 @@ pub(crate) struct OpenFile {
     pub(crate) ino: InodeNo,
     /// Closed before the anchor is let go: the anchor's end frees the space.
     pub(crate) fd: OwnedFd,
+    /// Whether nothing is written through it.
+    pub(crate) reads_only: bool,
     pub(crate) anchor: Arc<Anchor>,
 }
 

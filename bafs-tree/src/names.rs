@@ -113,7 +113,7 @@ impl Session {
             Ok((anchor, stat)) => {
                 let fd = opened.ok_or(errno::STALE)?;
                 let attr = self.admit(anchor, &stat);
-                self.opened(attr, fd)
+                self.opened(attr, fd, false)
             }
             Err(errno::EXIST) if flags & OFlags::EXCL.bits().cast_signed() == 0 => {
                 let (anchor, stat) = Anchor::find(&parent, &name)?;
@@ -197,6 +197,10 @@ impl Session {
         name: &CStr,
         call: impl FnOnce(BorrowedFd<'_>, &CStr) -> rustix::io::Result<()>,
     ) -> Outcome<(Anchor, Stat)> {
+        if [making.caller.uid, making.caller.gid].contains(&u32::MAX) {
+            // No number of a user or group: what is made would have no owner.
+            return Err(errno::INVAL);
+        }
         let mut change = Change::begin(&[parent]);
         let room = change.reserve(parent, name.to_bytes(), blocks);
         room.map_err(|error| unless_taken(parent, name, error))?;

@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 use std::sync::MutexGuard;
 
-use rustix::fs::{Mode, OFlags, RawDir, Stat, fstatfs, openat};
+use rustix::fs::{Mode, OFlags, RawDir, Stat, openat};
 
 use crate::account::Account;
 use crate::anchor::Anchor;
@@ -13,13 +13,12 @@ use crate::errno::{self, Outcome};
 /// becomes or deepens a tree.
 const NAME_BLOCKS: u64 = 3;
 
-const EXT4_MAGIC: i64 = 0xef53;
-
 /// Directories under change, locked; settles their charges when dropped.
 pub(crate) struct Change<'a> {
     account: Option<&'a Account>,
     locked: Vec<(MutexGuard<'a, u64>, &'a Anchor)>,
     reserved: u64,
+    adds_name: bool,
 }
 
 impl<'a> Change<'a> {
@@ -43,6 +42,7 @@ impl<'a> Change<'a> {
             account,
             locked,
             reserved: 0,
+            adds_name: false,
         }
     }
 
@@ -51,6 +51,7 @@ impl<'a> Change<'a> {
         let Some(account) = self.account else {
             return Ok(());
         };
+        self.adds_name = true;
         let block_bytes = directory.tree().block_bytes();
         let sure = (blocks + NAME_BLOCKS) * block_bytes;
         if account.reserve(sure) {
@@ -92,6 +93,10 @@ impl Drop for Change<'_> {
     fn drop(&mut self) {
         let Some(account) = self.account else { return };
         for (charged, anchor) in &mut self.locked {
+            if !self.adds_name && anchor.tree().is_ext4() {
+                // There a directory never takes less than before.
+                continue;
+            }
             if let Ok(stat) = anchor.stat() {
                 let now = anchor.tree().charge(&stat);
                 self.reserved -= charge(account, charged, now, self.reserved);
@@ -118,10 +123,9 @@ fn fits_without_growth(directory: &Anchor, name_length: usize) -> bool {
     };
     const CHECKSUM_BYTES: usize = 12;
     let record = |length: usize| (8 + length).next_multiple_of(4);
-    let is_ext4 = fstatfs(&shown).is_ok_and(|stat| stat.f_type == EXT4_MAGIC);
     let size = directory.stat().map_or(0, |stat| stat.st_size);
     let block_bytes = directory.tree().block_bytes();
-    if !is_ext4 || u64::try_from(size).ok() != Some(block_bytes) {
+    if !directory.tree().is_ext4() || u64::try_from(size).ok() != Some(block_bytes) {
         return false;
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

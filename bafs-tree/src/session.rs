@@ -316,7 +316,7 @@ impl Session {
             _ => open()?,
         };
         let stat = fstat(&fd).map_err(errno::of)?;
-        self.opened(attr(ino, &stat), fd)
+        self.opened(attr(ino, &stat), fd, !writes)
     }
 
     /// A file that the agent refers to and that has at least so many bytes, open for somebody else
@@ -331,7 +331,7 @@ impl Session {
     }
 
     /// Keeps an open file.
-    pub(crate) fn opened(&self, attr: Attr, fd: OwnedFd) -> FileResult {
+    pub(crate) fn opened(&self, attr: Attr, fd: OwnedFd, reads_only: bool) -> FileResult {
         let anchor = {
             let mut inodes = self.inodes();
             let anchor = inodes.get(attr.ino)?;
@@ -341,6 +341,7 @@ impl Session {
         let file = Arc::new(OpenFile {
             ino: attr.ino,
             fd,
+            reads_only,
             anchor,
         });
         let handle = self.handles().insert(Handle::File(file));
@@ -349,6 +350,11 @@ impl Session {
 
     fn release(&self, handle: HandleId) -> FileResult {
         let file = self.handles().remove_file(handle)?;
+        if file.reads_only && file.anchor.surely_has_name() {
+            // It has changed nothing, and there is nothing to keep.
+            self.inodes().handle_closed(file.ino);
+            return Ok(FileReply::Done);
+        }
         let stat = file.anchor.settle(&file.fd);
         self.closed(file.ino, &file.anchor, stat);
         Ok(FileReply::Done)

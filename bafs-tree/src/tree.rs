@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::file_op::TreeStat;
-use rustix::fs::{FileType, Mode, OFlags, RawDir, Stat, chmod, fstat, fstatvfs, open, openat};
+use rustix::fs::{
+    FileType, Mode, OFlags, RawDir, Stat, chmod, fstat, fstatfs, fstatvfs, open, openat,
+};
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
 use crate::account::{Account, Identity, Limit};
@@ -18,6 +20,8 @@ use crate::session::Session;
 
 /// The root's own blocks up to so many bytes are not charged: an empty tree uses nothing.
 pub const ROOT_FREE_BYTES: u64 = 4096;
+
+const EXT4_MAGIC: i64 = 0xef53;
 
 /// A directory tree with its accounting, shared by all sessions.
 #[derive(Debug)]
@@ -31,6 +35,7 @@ pub struct Tree {
     /// A descriptor by which files can be opened again by their handles, where they can.
     mount: Option<OwnedFd>,
     block_bytes: u64,
+    is_ext4: bool,
     /// Held while the mode of a file is set, also for a moment only.
     modes: Mutex<()>,
 }
@@ -118,6 +123,7 @@ impl Tree {
             hidden: hidden.map(<[u8]>::to_vec),
             privileged: geteuid().is_root(),
             mount: mount_of(&root),
+            is_ext4: fstatfs(&root).is_ok_and(|stat| stat.f_type == EXT4_MAGIC),
             block_bytes: fstatvfs(&root)?.f_frsize.max(512),
             root: Arc::new(root),
             modes: Mutex::default(),
@@ -127,6 +133,11 @@ impl Tree {
     /// Keeps others from setting the mode of a file.
     pub(crate) fn lock_modes(&self) -> MutexGuard<'_, ()> {
         self.modes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the file system below is ext4, of which more is known than of others.
+    pub(crate) fn is_ext4(&self) -> bool {
+        self.is_ext4
     }
 
     /// Starts a session of an agent.

@@ -5,7 +5,7 @@ mod bench;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
-use bafs_proto::file_op::{BodyRange, FileOp, FileReply};
+use bafs_proto::file_op::{AttrChange, BodyRange, Caller, Errno, FileOp, FileReply};
 use bafs_proto::ids::{HandleId, InodeNo};
 use bench::{Bench, CALLER, ROOMY, ROOT};
 use nix::libc;
@@ -253,5 +253,64 @@ fn a_listing_shows_the_file_that_has_a_name_now() {
             bench.err(FileOp::GetAttr { ino, handle: None }),
             libc::ESTALE
         );
+    }
+}
+
+#[test]
+fn an_owner_that_is_none_is_refused() {
+    let bench = Bench::new(Some(ROOMY));
+    let (ino, _) = bench.create(ROOT, "f", 0o600);
+    for (uid, gid) in [(Some(u32::MAX), None), (None, Some(u32::MAX))] {
+        let change = AttrChange {
+            uid,
+            gid,
+            ..AttrChange::default()
+        };
+        let set = FileOp::SetAttr {
+            ino,
+            handle: None,
+            change,
+        };
+        assert_eq!(bench.err(set), libc::EINVAL);
+    }
+    let nobody = Caller {
+        uid: u32::MAX,
+        ..CALLER
+    };
+    let make = FileOp::MakeDirectory {
+        parent: ROOT,
+        name: b"d".to_vec(),
+        mode: 0o755,
+    };
+    let made = bench.session.run(nobody, &make, &[], &mut Vec::new());
+    assert_eq!(made, Err(Errno(libc::EINVAL)));
+    assert!(bench.lookup(ROOT, "d").is_err(), "nothing is left of it");
+}
+
+#[test]
+fn a_capability_that_a_new_file_is_given_is_found() {
+    let bench = Bench::new(Some(ROOMY));
+    let (ino, _) = bench.create(ROOT, "f", 0o755);
+    let name = b"security.capability".to_vec();
+    let get = FileOp::GetXattr {
+        ino,
+        name: name.clone(),
+    };
+    assert_eq!(bench.err(get.clone()), libc::ENODATA);
+    // `struct vfs_cap_data` of version 2, with CAP_NET_RAW permitted.
+    let mut value = [0x0200_0000_u32, 1 << 13, 0, 0, 0]
+        .map(u32::to_le_bytes)
+        .concat();
+    value[0] = 1;
+    let set = FileOp::SetXattr {
+        ino,
+        name,
+        value: value.clone(),
+        flags: 0,
+    };
+    match bench.run(set) {
+        Ok(_) => assert_eq!(bench.ok(get), FileReply::Bytes(value)),
+        // It takes a privilege.
+        Err(error) => assert_eq!(error, Errno(libc::EPERM)),
     }
 }

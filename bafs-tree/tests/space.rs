@@ -252,6 +252,27 @@ fn appends_at_once_lose_nothing() {
 }
 
 #[test]
+fn an_unlinked_file_that_is_only_read_counts_until_it_is_closed() {
+    let bench = Bench::new(Some(ROOMY));
+    let (ino, handle) = bench.create(ROOT, "f", 0o600);
+    bench.write(handle, 0, &[7; 10_000]).expect("write");
+    bench.ok(FileOp::Release { handle });
+    let flags = libc::O_RDONLY;
+    let opened = bench.ok(FileOp::Open { ino, flags });
+    let FileReply::Opened { handle, .. } = opened else {
+        panic!("it opens")
+    };
+    bench.ok(FileOp::Unlink {
+        parent: ROOT,
+        name: b"f".to_vec(),
+    });
+    assert_eq!(bench.read(handle, 9_999, 10), Ok(vec![7]));
+    assert_eq!(bench.used(), (3 * BLOCK, 1));
+    bench.ok(FileOp::Release { handle });
+    assert_eq!(bench.used(), (0, 0));
+}
+
+#[test]
 fn an_unlinked_file_lives_and_counts_until_it_is_closed() {
     let bench = Bench::new(Some(ROOMY));
     let (ino, handle) = bench.create(ROOT, "f", 0o600);

@@ -65,6 +65,28 @@ pub fn cannot_mount() -> Option<String> {
     missing.then(|| String::from_utf8_lossy(&doctor.stdout).into_owned())
 }
 
+/// Why the kernel does not read files by itself whose store is in this directory, if so.
+pub fn cannot_pass(directory: &Path) -> Option<&'static str> {
+    const OVERLAY: i64 = 0x794c_7630;
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release
+        .split('.')
+        .map_while(|part| part.parse::<u32>().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    let users = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let is_host_root =
+        nix::unistd::geteuid().is_root() && users.split_whitespace().last() == Some("4294967295");
+    if !is_host_root {
+        Some("the kernel takes files of the machine's root only")
+    } else if version < (6, 9) {
+        Some("the kernel is older than 6.9")
+    } else if rustix::fs::statfs(directory).is_ok_and(|found| found.f_type == OVERLAY) {
+        Some("the store is itself on top of another file system")
+    } else {
+        None
+    }
+}
+
 /// A cluster of real processes with a home directory of its own.
 #[derive(Debug)]
 pub struct World {

@@ -3,16 +3,14 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::process::{Child, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bafs_tests::exec::{self, Busy, job};
-use bafs_tests::{World, mounts_with, said, skip};
+use bafs_tests::{World, cannot_pass, mounts_with, said, skip};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::{Pid, geteuid};
-use rustix::fs::statfs;
+use nix::unistd::Pid;
 
 const INLINE: &str = "volume v: inline";
 const CALLS: &str = "volume v: calls";
@@ -239,27 +237,6 @@ fn mount_inline_reader_beside_a_writer() -> Result<()> {
     ensure!(said(&writer).contains(INLINE), said(&writer));
     ensure!(said(&mount).contains(INLINE), said(&mount));
     Ok(())
-}
-
-/// Why the kernel does not read files by itself here.
-fn cannot_pass(directory: &Path) -> Option<&'static str> {
-    const OVERLAY: i64 = 0x794c_7630;
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let mut numbers = release
-        .split('.')
-        .map_while(|part| part.parse::<u32>().ok());
-    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    let users = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    let is_host_root = geteuid().is_root() && users.split_whitespace().last() == Some("4294967295");
-    if !is_host_root {
-        Some("the kernel takes files of the machine's root only")
-    } else if version < (6, 9) {
-        Some("the kernel is older than 6.9")
-    } else if statfs(directory).is_ok_and(|found| found.f_type == OVERLAY) {
-        Some("the store is itself on top of another file system")
-    } else {
-        None
-    }
 }
 
 #[test]

@@ -142,6 +142,8 @@ fn mount_by_ring_of_a_job_is_said_and_goes_with_its_killed_agent() -> Result<()>
         busy.signal(signal)?;
         let output = busy.end()?;
         ensure!(said(&output).contains(BY_RING), "{}", said(&output));
+        let keeps = said(&output).contains("keeps memory");
+        ensure!(!keeps, "the kernel gives back all: {}", said(&output));
         ends.push(output.status);
     }
     ensure!(!ends.iter().any(|end| end.success()), "{ends:?}");

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -278,6 +278,44 @@ impl Side {
         }
     }
 
+    /// Whether a place that SEEK_DATA or SEEK_HOLE gave is a true one, though not the host's. Where
+    /// space is kept but nothing was written, ext4 calls data what lies in memory because
+    /// somebody has read it, and that is different for each way to a file.
+    fn is_true_place(&self, step: &Step, found: &str) -> bool {
+        let Step::Find(slot, hole, at) = *step else {
+            return false;
+        };
+        let Ok((file, size)) = self.file(slot).and_then(|file| {
+            let size = sys::fstat(file)?.st_size as u64;
+            Ok((file, size))
+        }) else {
+            return false;
+        };
+        // It may be open to be written only.
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let reader = sys::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        let is_zero = |from: u64, to: u64| {
+            let mut data = vec![1; (to - from) as usize];
+            let read = reader
+                .as_ref()
+                .map(|file| rustix::io::pread(file, &mut data, from));
+            let read = read.map_err(|errno| *errno).flatten();
+            read.is_ok_and(|count| count == data.len()) && data.iter().all(|byte| *byte == 0)
+        };
+        match (hole, found.parse::<u64>()) {
+            (true, Ok(place)) if (at..size).contains(&place) => {
+                let next = sys::seek(file, SeekFrom::Data(place)).unwrap_or(size);
+                next > place && is_zero(place, next)
+            }
+            (true, Ok(place)) => place == size && at < size,
+            (false, Ok(place)) => (at..size).contains(&place) && is_zero(at, place),
+            (false, Err(_)) => {
+                found == format!("{:?}", Errno::NXIO) && at < size && is_zero(at, size)
+            }
+            (true, Err(_)) => false,
+        }
+    }
+
     fn run_on_names(&self, step: &Step) -> Result<String, Errno> {
         let (root, nothing) = (&self.root, |()| String::new());
         let bits = |mode: u32| Mode::from_raw_mode(mode);
@@ -441,7 +479,7 @@ fn compare(test: &str, rounds: u64, steps: u64) -> Result<()> {
                 let (found, expected) = (mount.run(&step), host.run(&step));
                 past.push(format!("{step:?}: {expected}"));
                 ensure!(
-                    found == expected,
+                    found == expected || mount.is_true_place(&step, &found),
                     "{way:?}, round {round}, step {number}: {step:?}: {found}, not {expected}; \
                      before: {past:#?}"
                 );

@@ -112,8 +112,10 @@ impl Rings {
 
     /// Ends the threads, when the kernel asks nothing any more.
     pub(super) fn stop(self) {
-        for served in self.0 {
+        for served in &self.0 {
             served.outbox.stop();
+        }
+        for served in self.0 {
             drop(served.start);
             // A panic was reported when it happened.
             let _ = served.thread.join();
@@ -182,9 +184,10 @@ fn run(
     let mut alarm = Alarm(Some(over.as_ref()));
     let size = (RING_ENTRIES, IO_BYTES_MAX as usize);
     let ring = Ring::register(prepared, (start.device, waker), processor, size);
-    let ring = ring.and_then(|mut ring| match ring.next()? {
-        Some(Event::Gone(error)) => Err(error),
-        first => Ok((ring, first)),
+    let ring = ring.and_then(|mut ring| {
+        let come = std::iter::from_fn(|| ring.next().transpose());
+        let first = accepted(come, RING_ENTRIES)?;
+        Ok((ring, first))
     });
     let (ring, first) = match ring {
         Ok(ring) => ring,
@@ -201,6 +204,28 @@ fn run(
     }
 }
 
+/// What came already besides the entries that the kernel refuses. One that it takes is enough: once
+/// each processor has one, the kernel asks by rings and not by its device any more.
+fn accepted(
+    come: impl Iterator<Item = io::Result<Event>>,
+    entries: usize,
+) -> io::Result<Vec<Event>> {
+    let (mut first, mut refused) = (Vec::new(), 0);
+    for event in come {
+        match event? {
+            Event::Gone(error) => {
+                refused += 1;
+                if refused == entries {
+                    return Err(error);
+                }
+                tracing::debug!(%error, "the kernel refuses an entry of a ring");
+            }
+            event => first.push(event),
+        }
+    }
+    Ok(first)
+}
+
 /// Keeps this thread on its processor, where that is allowed: there it costs least.
 fn settle(processor: u16) {
     let mut only = CpuSet::new();
@@ -212,7 +237,47 @@ fn settle(processor: u16) {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
     use super::*;
+    use crate::kernel::Buffers;
+
+    fn gone() -> io::Result<Event> {
+        Ok(Event::Gone(io::Error::from_raw_os_error(12)))
+    }
+
+    #[test]
+    fn a_ring_is_good_when_the_kernel_takes_one_of_its_entries() {
+        let first = accepted([].into_iter(), 2).unwrap();
+        assert!(first.is_empty());
+        // A request that came at once is not lost beside an entry that was refused.
+        let request = || Ok(Event::Request(1, Buffers::new(8)));
+        let first = accepted([gone(), request()].into_iter(), 2).unwrap();
+        assert!(matches!(&first[..], [Event::Request(1, _)]));
+        let none = accepted([gone(), gone()].into_iter(), 2).unwrap_err();
+        assert_eq!(none.raw_os_error(), Some(12));
+    }
+
+    #[test]
+    fn a_ring_that_ends_unasked_raises_the_alarm_and_no_other() {
+        let raised = AtomicUsize::new(0);
+        let over = || {
+            raised.fetch_add(1, Relaxed);
+        };
+        drop(Alarm(Some(&over)));
+        assert_eq!(raised.load(Relaxed), 1);
+        let mut calm = Alarm(Some(&over));
+        calm.0 = None;
+        drop(calm);
+        assert_eq!(raised.load(Relaxed), 1, "it was told to end");
+        let panics = || {
+            let _alarm = Alarm(Some(&over));
+            panic!("as a handler might");
+        };
+        assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
+        assert_eq!(raised.load(Relaxed), 2, "a panic is no order");
+    }
 
     #[test]
     fn processors_are_counted_when_there_are_no_gaps() {

@@ -12,6 +12,7 @@ use super::super::bridge::Bridge;
 use super::answers::Answer;
 use super::outbox::{Answered, Order, Outbox};
 use super::requests::{Head, PAYLOAD_AT, dispatch};
+use crate::clock;
 use crate::kernel::{Buffers, Event, Ring};
 
 /// How long the kernel may take to give back what it has, once it has said that the end is there.
@@ -47,8 +48,8 @@ impl Queue {
 
     /// Serves until the kernel's connection is over, or until it is told to stop.
     /// `first` is what came already.
-    pub(super) fn serve(&mut self, first: Option<Event>) -> io::Result<()> {
-        if let Some(event) = first {
+    pub(super) fn serve(&mut self, first: Vec<Event>) -> io::Result<()> {
+        for event in first {
             self.handle(event)?;
         }
         loop {
@@ -134,11 +135,19 @@ impl Queue {
 
     /// Takes back what the kernel has of us.
     fn leave(&mut self) -> io::Result<()> {
-        if self.ring.lends() {
-            self.ring.wait_for(GIVE_BACK)?;
+        let start = clock::now();
+        loop {
+            while self.ring.next()?.is_some() {}
+            let left = GIVE_BACK.saturating_sub(start.elapsed());
+            match self.ring.lent() {
+                0 => return Ok(()),
+                kept if left.is_zero() => {
+                    tracing::warn!(kept, "the kernel keeps memory of a ring");
+                    return Ok(());
+                }
+                _ => self.ring.wait_for(left)?,
+            }
         }
-        while self.ring.next()?.is_some() {}
-        Ok(())
     }
 }
 

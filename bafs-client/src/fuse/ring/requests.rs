@@ -333,3 +333,205 @@ fn of_files(bridge: &Bridge, head: &Head, payload: &[u8], answer: Answer) {
         _ => answer.refuse(Errno::ENOSYS),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+    use std::sync::Arc;
+
+    use super::super::outbox::{Answered, Order, Outbox};
+    use super::*;
+    use crate::fate::Fate;
+    use crate::kernel::Buffers;
+    use crate::tree::{LocalTree, Tree};
+    use crate::usage::Usage;
+    use crate::volume::{Mode, Ownership, Volume};
+
+    const ROOT: u64 = 1;
+
+    /// A volume of 1 MB, and what answers its requests.
+    struct Served {
+        bridge: Bridge,
+        outbox: Arc<Outbox>,
+        _store: tempfile::TempDir,
+    }
+
+    impl Served {
+        fn new() -> Self {
+            let store = tempfile::tempdir().unwrap();
+            let limit = bafs_tree::Limit {
+                bytes: 1_000_000,
+                files: 100,
+            };
+            let tree = bafs_tree::Tree::open(store.path(), Some(limit)).unwrap();
+            let session = tree.session(true);
+            let run =
+                move |caller, op: &_, data: &[u8], out: &mut _| session.run(caller, op, data, out);
+            let (losses, _) = tokio::sync::mpsc::unbounded_channel();
+            let volume = Volume::new(
+                "v",
+                Tree::Local(LocalTree::new(run)),
+                Mode::scratch(true),
+                Ownership::AsStored,
+                Fate::new("v", losses),
+                Usage::new(),
+            );
+            let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+            Self {
+                bridge: Bridge::new(Arc::new(volume), false),
+                outbox: Arc::new(Outbox::new(waker)),
+                _store: store,
+            }
+        }
+
+        /// The one answer to a request.
+        fn ask(&self, header: &[u8; HEADER_BYTES], payload: &[u8]) -> Answered {
+            let head = Head::read(header);
+            let buffers = head.wants_data().then(|| Buffers::new(8 << 10));
+            let answer = Answer::new(Arc::clone(&self.outbox), 3, buffers);
+            dispatch(&self.bridge, &head, payload, answer);
+            match self.outbox.next() {
+                Some(Order::Commit(mut all)) if all.len() == 1 => all.remove(0),
+                other => panic!("{head:?} is answered by {other:?}"),
+            }
+        }
+
+        /// The answer to a request that must succeed.
+        fn body(&self, header: &[u8; HEADER_BYTES], payload: &[u8]) -> Vec<u8> {
+            let answered = self.ask(header, payload);
+            assert_eq!((answered.error, answered.index), (0, 3));
+            match answered.in_place {
+                0 => answered.body,
+                count => answered.buffers.unwrap().payload()[..count].to_vec(),
+            }
+        }
+    }
+
+    /// A request as the kernel writes it, with the first fields of its structure.
+    fn header(opcode: u32, ino: u64, fields: &[u8]) -> [u8; HEADER_BYTES] {
+        let mut header = [0; HEADER_BYTES];
+        header[4..8].copy_from_slice(&opcode.to_ne_bytes());
+        header[16..24].copy_from_slice(&ino.to_ne_bytes());
+        header[FIELDS_AT..FIELDS_AT + fields.len()].copy_from_slice(fields);
+        header
+    }
+
+    fn words(words: &[u32]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    }
+
+    #[test]
+    fn answers_have_the_forms_that_the_kernel_reads() {
+        let served = Served::new();
+        let create = words(&[0o2, 0o644, 0, 0]);
+        let made = served.body(&header(opcode::CREATE, ROOT, &create), b"file\0");
+        assert_eq!(made.len(), 128 + 16, "an entry and an open file");
+        let (ino, handle) = (u64_at(&made, 0), u64_at(&made, 128));
+        assert_eq!(
+            (u64_at(&made, 40), u32_at(&made, 40 + 60)),
+            (ino, 0o100_644)
+        );
+        let spot = |size: u32| [&handle.to_ne_bytes()[..], &[0; 8], &words(&[size])].concat();
+        let wrote = served.body(&header(opcode::WRITE, ino, &spot(5)), b"hello, and no more");
+        assert_eq!((wrote.len(), u32_at(&wrote, 0)), (8, 5));
+        let read = served.body(&header(opcode::READ, ino, &spot(4096)), b"");
+        assert_eq!(read, b"hello");
+        let found = served.body(&header(opcode::LOOKUP, ROOT, b""), b"file\0");
+        assert_eq!(
+            (found.len(), u64_at(&found, 0), u64_at(&found, 48)),
+            (128, ino, 5)
+        );
+        let absent = served.body(&header(opcode::LOOKUP, ROOT, b""), b"none\0");
+        assert_eq!(
+            (absent.len(), u64_at(&absent, 0)),
+            (128, 0),
+            "believed, and not there"
+        );
+        let attr = served.body(&header(opcode::GETATTR, ino, b""), b"");
+        assert_eq!(
+            (attr.len(), u64_at(&attr, 16), u64_at(&attr, 24)),
+            (16 + 88, ino, 5)
+        );
+        let stat = served.body(&header(opcode::STATFS, ROOT, b""), b"");
+        assert_eq!(stat.len(), 80);
+        let seek = [&handle.to_ne_bytes()[..], &[0; 8], &words(&[4])].concat();
+        let hole = served.body(&header(opcode::LSEEK, ino, &seek), b"");
+        assert_eq!((hole.len(), u64_at(&hole, 0)), (8, 5), "SEEK_HOLE");
+        let opened = served.body(&header(opcode::OPENDIR, ROOT, b""), b"");
+        let directory = &opened[..8];
+        for (opcode, head) in [(opcode::READDIR, 24), (opcode::READDIRPLUS, 128 + 24)] {
+            let fields = |room| [directory, &[0; 8], &words(&[room])].concat();
+            let listed = served.body(&header(opcode, ROOT, &fields(4096)), b"");
+            assert_eq!(listed.len() % 8, 0);
+            assert!(
+                listed.len() >= 3 * (head + 8),
+                "the file and two directories"
+            );
+            let little = served.body(&header(opcode, ROOT, &fields(head as u32 + 8)), b"");
+            assert_eq!(little.len(), head + 8, "one fits");
+        }
+        assert!(
+            served
+                .body(&header(opcode::RELEASE, ino, &handle.to_ne_bytes()), b"")
+                .is_empty()
+        );
+        assert!(
+            served
+                .body(&header(opcode::UNLINK, ROOT, b""), b"file\0")
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn whatever_is_asked_is_answered_once() {
+        let served = Served::new();
+        // A generator with a full period: the same garbage in every run.
+        let mut state = 2026_u64;
+        let mut next = move || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (state >> 33) as u32
+        };
+        let mut answered_well = 0;
+        for _ in 0..20_000 {
+            let mut header = [0; HEADER_BYTES];
+            // Small numbers name files and handles that there are; large ones are out of bounds.
+            for at in (0..HEADER_BYTES).step_by(4) {
+                let word = match next() % 4 {
+                    0 => next() % 8,
+                    1 => next(),
+                    2 => u32::MAX - next() % 8,
+                    _ => 0,
+                };
+                header[at..at + 4].copy_from_slice(&word.to_ne_bytes());
+            }
+            header[4..8].copy_from_slice(&(next() % 60).to_ne_bytes());
+            if next() % 2 == 0 {
+                header[16..24].copy_from_slice(&ROOT.to_ne_bytes());
+            }
+            let length = next() % 40;
+            let payload: Vec<u8> = (0..length)
+                .map(|_| b"ab\0/.\xff"[next() as usize % 6])
+                .collect();
+            let answered = served.ask(&header, &payload);
+            assert!(answered.error == 0 || answered.body.is_empty());
+            assert!(answered.error >= 0, "{}", answered.error);
+            answered_well += u32::from(answered.error == 0);
+        }
+        assert!(
+            answered_well > 100,
+            "{answered_well}: hardly anything was tried"
+        );
+    }
+
+    #[test]
+    fn a_request_that_nobody_answers_fails() {
+        let served = Served::new();
+        drop(Answer::new(Arc::clone(&served.outbox), 7, None));
+        let Some(Order::Commit(all)) = served.outbox.next() else {
+            panic!("no answer");
+        };
+        assert_eq!((all[0].index, all[0].error), (7, Errno::EIO.code()));
+    }
+}

@@ -1,0 +1,419 @@
+//! What is written by one path is read by every other: the same files, to the byte. Paths are the
+//! directory itself, the agent that has it (asked by the device and by rings), the kernel that
+//! reads large files by itself, calls over TCP and QUIC, and the volume API.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bafs_proto::door::DOOR_NAME;
+use bafs_tests::ring::{self, Rings};
+use bafs_tests::stand::BY_RING;
+use bafs_tests::{World, cannot_mount, cannot_pass, mounts_with, said, skip};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const TEST: &str = "mount_reads_by_every_path_what_each_path_has_written";
+
+/// The volume that all ways to write go over, one after the other.
+const TURNS: &str = "turns";
+
+/// Writes files below a directory, by a seed, in the ways that programs do.
+const WRITE: &str = include_str!("checksums/write.py");
+
+/// Tells names, sizes and digests of all files below some directories.
+const LOOK: &str = include_str!("checksums/look.py");
+
+/// From a program to a volume's bytes.
+#[derive(Debug, Clone, Copy)]
+struct Way {
+    name: &'static str,
+    shown: Shown,
+    /// Options of the command, and what it then says that it does.
+    options: &'static [&'static str],
+    says: &'static [&'static str],
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shown {
+    /// To a job of the volume's node: the directory itself.
+    Directory,
+    /// By a mount of the host, whose agent has the directory.
+    Mount,
+    /// The same, by rings.
+    Rings,
+    /// To a job that might be anywhere: the node's door is shut.
+    Calls,
+}
+
+const DIRECTORY: Way = Way {
+    name: "directory",
+    shown: Shown::Directory,
+    options: &[],
+    says: &["directory: the job works on the directory itself"],
+};
+
+const INLINE: Way = Way {
+    name: "inline",
+    shown: Shown::Mount,
+    options: &[],
+    says: &[
+        "inline: each operation runs in this process",
+        "by its device",
+    ],
+};
+
+const RING: Way = Way {
+    name: "ring",
+    shown: Shown::Rings,
+    options: &[],
+    says: &["inline: each operation runs in this process", BY_RING],
+};
+
+/// A mount that is only read passes large files to the kernel.
+const PASSED: Way = Way {
+    name: "passthrough",
+    shown: Shown::Mount,
+    options: &["--read-only"],
+    says: &["inline: ", "by the kernel itself"],
+};
+
+const TCP: Way = Way {
+    name: "tcp",
+    shown: Shown::Calls,
+    options: &["--channel", "tcp"],
+    says: &["answered first", "is reached over TCP"],
+};
+
+const ASKED: Way = Way {
+    name: "asked",
+    shown: Shown::Calls,
+    options: &["--channel", "tcp", "--delegate", "false"],
+    says: &["each operation is a call", "is reached over TCP"],
+};
+
+const QUIC: Way = Way {
+    name: "quic",
+    shown: Shown::Calls,
+    options: &["--channel", "quic"],
+    says: &["answered first", "is reached over QUIC"],
+};
+
+/// Ways to write that this machine has; says aloud which it has not.
+fn writers() -> Vec<Way> {
+    let mut ways = vec![DIRECTORY, INLINE, TCP, ASKED, QUIC];
+    if ring::can_have(&format!("{TEST}, by rings")) {
+        ways.push(RING);
+    }
+    ways
+}
+
+/// Ways to read, likewise.
+fn readers() -> Result<Vec<Way>> {
+    let mut ways = writers();
+    match cannot_pass(tempfile::tempdir()?.path()) {
+        Some(reason) => skip(&format!("{TEST}, by passthrough"), reason),
+        None => ways.push(PASSED),
+    }
+    Ok(ways)
+}
+
+/// Directories by which a program comes to volumes, in their order.
+struct Places {
+    mounts: Vec<(PathBuf, std::process::Child)>,
+    _root: tempfile::TempDir,
+}
+
+impl Places {
+    fn mount(world: &World, way: Way, volumes: &[String]) -> Result<Self> {
+        let root = tempfile::tempdir()?;
+        let mut mounts = Vec::new();
+        for (number, volume) in volumes.iter().enumerate() {
+            let at = root.path().join(number.to_string());
+            fs::create_dir(&at)?;
+            let path = at.to_str().context("a temporary path is text")?;
+            let args = [&["mount", "--explain", volume, path], way.options].concat();
+            let agent = world.bafs(&args).stderr(Stdio::piped()).spawn()?;
+            for _ in 0..400 {
+                if !mounts_with(path).is_empty() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            mounts.push((at, agent));
+        }
+        Ok(Self {
+            mounts,
+            _root: root,
+        })
+    }
+
+    fn end(self, way: Way) -> Result<()> {
+        for (at, agent) in self.mounts {
+            kill(Pid::from_raw(i32::try_from(agent.id())?), Signal::SIGTERM)?;
+            let output = agent.wait_with_output()?;
+            check_way(way, &output).with_context(|| at.display().to_string())?;
+        }
+        Ok(())
+    }
+}
+
+fn check_way(way: Way, output: &Output) -> Result<()> {
+    let text = said(output);
+    ensure!(output.status.success(), "{}: {text}", way.name);
+    let missing = way.says.iter().find(|word| !text.contains(**word));
+    ensure!(missing.is_none(), "{}: {missing:?}: {text}", way.name);
+    Ok(())
+}
+
+/// The door of a node while it is shut; it is open again when this is dropped.
+struct ShutDoor(PathBuf);
+
+impl ShutDoor {
+    fn new(world: &World) -> Result<Self> {
+        let door = world.cluster.directory().join("n1").join(DOOR_NAME);
+        fs::rename(&door, door.with_extension("away"))?;
+        Ok(Self(door))
+    }
+}
+
+impl Drop for ShutDoor {
+    fn drop(&mut self) {
+        if let Err(error) = fs::rename(self.0.with_extension("away"), &self.0) {
+            eprintln!("{} stays shut: {error}", self.0.display());
+        }
+    }
+}
+
+/// Runs a Python program that is given the directories of some volumes and then `last`; returns
+/// what it printed.
+fn run(
+    world: &World,
+    way: Way,
+    volumes: &[String],
+    (program, last): (&str, &str),
+) -> Result<String> {
+    let output = match way.shown {
+        Shown::Directory => run_job(world, way, volumes, (program, last))?,
+        Shown::Calls => {
+            let _shut = ShutDoor::new(world)?;
+            run_job(world, way, volumes, (program, last))?
+        }
+        Shown::Mount | Shown::Rings => {
+            let rings = match way.shown {
+                Shown::Rings => Some(Rings::allow()?),
+                _ if ring::missing().is_none() => Some(Rings::forbid()?),
+                _ => None,
+            };
+            let places = Places::mount(world, way, volumes)?;
+            drop(rings);
+            let directories = places.mounts.iter().map(|(at, _)| at.clone()).collect();
+            let output = python(directories, (program, last));
+            places.end(way)?;
+            output?
+        }
+    };
+    ensure!(output.status.success(), "{}: {}", way.name, said(&output));
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+fn run_job(
+    world: &World,
+    way: Way,
+    volumes: &[String],
+    (program, last): (&str, &str),
+) -> Result<Output> {
+    let places: Vec<_> = (0..volumes.len()).map(|it| format!("/v{it}")).collect();
+    let mount = |(volume, place)| {
+        format!(
+            "{volume}:{place}{}",
+            if last.is_empty() { ":ro" } else { "" }
+        )
+    };
+    let mounts: Vec<_> = volumes.iter().zip(&places).map(mount).collect();
+    let mut args = vec!["exec", "--explain"];
+    args.extend(way.options);
+    args.extend(mounts.iter().flat_map(|mount| ["--mount", mount]));
+    args.extend(["--", "python3", "-c", program]);
+    args.extend(places.iter().map(String::as_str));
+    args.extend([last].into_iter().filter(|last| !last.is_empty()));
+    let output = world.bafs(&args).output()?;
+    // A job that only reads is not answered early.
+    let reads = Way {
+        says: way.says.last().map_or(&[], std::slice::from_ref),
+        ..way
+    };
+    check_way(if last.is_empty() { reads } else { way }, &output)?;
+    Ok(output)
+}
+
+fn python(directories: Vec<PathBuf>, (program, last): (&str, &str)) -> Result<Output> {
+    let mut command = Command::new("python3");
+    command.args(["-c", program]).args(directories);
+    command.args([last].iter().filter(|last| !last.is_empty()));
+    Ok(command.output()?)
+}
+
+/// Lines of what was found, whatever their order.
+fn lines(found: &str) -> BTreeSet<&str> {
+    found.lines().collect()
+}
+
+fn compare(name: &str, found: &str, expected: &str) -> Result<()> {
+    let (found, expected) = (lines(found), lines(expected));
+    let differ: Vec<_> = found.symmetric_difference(&expected).collect();
+    ensure!(differ.is_empty(), "read by {name}: {differ:#?}");
+    Ok(())
+}
+
+fn create(world: &World, name: &str, more: &[&str]) -> Result<()> {
+    let create = ["volume", "create", name, "--node", "n1", "--size", "100MB"];
+    world.json(&[&create[..], &["--limit", "watched"], more].concat())?;
+    Ok(())
+}
+
+/// Volumes, each written by one way, one by all in turn and one by the volume API; with plain
+/// directories that are the same.
+struct Written {
+    volumes: Vec<String>,
+    plain: tempfile::TempDir,
+}
+
+impl Written {
+    fn new(world: &World, ways: &[Way]) -> Result<Self> {
+        let mut written = Self {
+            volumes: Vec::new(),
+            plain: tempfile::tempdir()?,
+        };
+        for (number, way) in ways.iter().enumerate() {
+            let (volume, seed) = (way.name.to_owned(), number.to_string());
+            create(world, &volume, &[])?;
+            run(world, *way, std::slice::from_ref(&volume), (WRITE, &seed))?;
+            written.write_plain(&volume, &seed)?;
+            written.volumes.push(volume);
+        }
+        // Each goes over what the one before has left.
+        let turns = TURNS.to_owned();
+        create(world, &turns, &[])?;
+        for (number, way) in ways.iter().rev().enumerate() {
+            let seed = (100 + number).to_string();
+            run(world, *way, std::slice::from_ref(&turns), (WRITE, &seed))?;
+            written.write_plain(&turns, &seed)?;
+        }
+        written.volumes.push(turns);
+        let filled = "filled".to_owned();
+        written.write_plain(&filled, "200")?;
+        let home = world.home.path().join("in");
+        fs::create_dir(&home)?;
+        let output = python(vec![home], (WRITE, "200"))?;
+        ensure!(output.status.success(), said(&output));
+        create(world, &filled, &["--from", "bafs://home/in"])?;
+        written.volumes.push(filled);
+        Ok(written)
+    }
+
+    fn write_plain(&self, volume: &str, seed: &str) -> Result<()> {
+        let at = self.plain.path().join(volume);
+        fs::create_dir_all(&at)?;
+        let output = python(vec![at], (WRITE, seed))?;
+        ensure!(output.status.success(), said(&output));
+        Ok(())
+    }
+
+    /// What must be found in the volumes.
+    fn expected(&self) -> Result<String> {
+        let plain = |volume: &String| self.plain.path().join(volume);
+        look(self.volumes.iter().map(plain).collect())
+    }
+}
+
+/// What is in directories of this host.
+fn look(directories: Vec<PathBuf>) -> Result<String> {
+    let output = python(directories, (LOOK, ""))?;
+    ensure!(output.status.success(), said(&output));
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// Copies all volumes to another node, and looks at them there.
+fn look_at_copies(world: &World, volumes: &[String]) -> Result<String> {
+    let mut copies = Vec::new();
+    for volume in volumes {
+        let copy = world.json(&["volume", "replicate", volume, "--to", "n2"])?;
+        copies.push(copy["id"].as_str().context("an id")?.to_owned());
+    }
+    let found = run(world, DIRECTORY, &copies, (LOOK, ""))?;
+    for copy in &copies {
+        world.json(&["volume", "delete", copy])?;
+    }
+    Ok(found)
+}
+
+/// Brings all files of a volume home, and returns the directory where they are now.
+fn extract(world: &World, written: &Written, volume: &str) -> Result<PathBuf> {
+    for path in files_below(&written.plain.path().join(volume))? {
+        let path = path.to_str().context("a name is text")?;
+        let target = format!("bafs://home/out/{path}");
+        world.json(&["volume", "extract", volume, path, &target])?;
+    }
+    Ok(world.home.path().join("out"))
+}
+
+fn files_below(root: &Path) -> Result<Vec<PathBuf>> {
+    let (mut found, mut directories) = (Vec::new(), vec![root.to_owned()]);
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory)? {
+            let path = entry?.path();
+            match path.is_dir() {
+                true => directories.push(path),
+                false => found.push(path.strip_prefix(root)?.to_owned()),
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Looks at what was brought home through a cache volume of it.
+fn look_through_cache(world: &World) -> Result<String> {
+    let create = ["volume", "create", "cache", "--node", "n2"];
+    let source = ["--size", "100MB", "--cache", "bafs://home/out"];
+    world.json(&[&create[..], &source].concat())?;
+    let args = ["exec", "--mount", "cache:/cache:ro", "--", "python3", "-c"];
+    let output = world
+        .bafs(&[&args[..], &[LOOK, "/cache"]].concat())
+        .output()?;
+    ensure!(output.status.success(), said(&output));
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+#[test]
+fn mount_reads_by_every_path_what_each_path_has_written() -> Result<()> {
+    let no_python = Command::new("python3").arg("-V").output().is_err();
+    let missing = cannot_mount().or_else(|| no_python.then(|| "no python3".to_owned()));
+    if let Some(reason) = missing {
+        skip(TEST, &reason);
+        return Ok(());
+    }
+    let world = World::start(&["8GB", "8GB"])?;
+    world.wait_for_servers(3)?;
+    let written = Written::new(&world, &writers())?;
+    let expected = written.expected()?;
+    // Each volume has its files, so nothing is compared with nothing.
+    ensure!(
+        expected.lines().count() >= written.volumes.len() * 12,
+        "{expected}"
+    );
+    for way in readers()? {
+        let found = run(&world, way, &written.volumes, (LOOK, ""))?;
+        compare(way.name, &found, &expected)?;
+    }
+    let found = look_at_copies(&world, &written.volumes)?;
+    compare("a copy on another node", &found, &expected)?;
+    // What all ways have written goes the rest of the way.
+    let expected = look(vec![written.plain.path().join(TURNS)])?;
+    let home = extract(&world, &written, TURNS)?;
+    compare("extraction", &look(vec![home])?, &expected)?;
+    compare("a cache volume", &look_through_cache(&world)?, &expected)
+}
