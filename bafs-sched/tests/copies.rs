@@ -98,9 +98,7 @@ impl Chain {
             files: 1_000,
         };
         let nodes = [1, 2].map(|id| NodeSeen::alone(ServerId(id), capacity, 1));
-        chain.step(Event::ServersSeen {
-            nodes: nodes.to_vec(),
-        });
+        chain.step(Event::seen(nodes.to_vec()));
         let volume = chain.created();
         chain.step(Event::VolumeCreated { volume });
         chain

@@ -52,9 +52,7 @@ fn parts(bytes: u64, more: Option<u64>) -> Vec<Vec<u64>> {
         files: 1_000,
     };
     let nodes = (1..=4).map(|id| NodeSeen::alone(ServerId(id), capacity, 1));
-    let mut facts = VecDeque::from([Event::ServersSeen {
-        nodes: nodes.collect(),
-    }]);
+    let mut facts = VecDeque::from([Event::seen(nodes.collect())]);
     let (mut now, mut made) = (0, vec![Vec::new(); 2]);
     while let Some(fact) = facts.pop_front() {
         now += 1;

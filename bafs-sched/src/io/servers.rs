@@ -159,51 +159,13 @@ impl Servers {
         self.make(place, call).await.map(drop)
     }
 
-    /// Copies a volume from its holder to another node.
-    pub(crate) async fn copy(
+    pub(super) fn spec(
         &self,
-        now: Time,
-        action: &Action,
-        holder: Option<Place>,
-        place: &Place,
-    ) -> Event {
-        let &Action::CopyVolume {
-            id,
-            source,
-            size,
-            base,
-            ..
-        } = action
-        else {
-            unreachable!("only copies come here");
-        };
-        let copied = async {
-            let gone = || Error::new(ErrorCode::VolumeLost, "there is nothing to copy");
-            let holder = holder.ok_or_else(gone)?;
-            let source_token = self.give(now, Resource::Volume(source.id), &[Right::Read])?;
-            let fill = Some(Source::Volume {
-                address: holder.address,
-                volume: source.id,
-            });
-            let spec = self.spec(id, source.volume, size, Kind::Scratch { fill });
-            let call = CreateVolume {
-                spec,
-                server: Some(place.server),
-                base,
-                source_token,
-            };
-            self.make(place, call).await
-        };
-        match copied.await {
-            Ok(status) => Event::VolumeCopied {
-                volume: id,
-                received_bytes: status.received_bytes,
-            },
-            Err(error) => Event::VolumeCreateFailed { volume: id, error },
-        }
-    }
-
-    fn spec(&self, id: VolumeId, volume: VolumeIndex, size: Space, kind: Kind) -> VolumeSpec {
+        id: VolumeId,
+        volume: VolumeIndex,
+        size: Space,
+        kind: Kind,
+    ) -> VolumeSpec {
         let declared = self.workflow.volume(volume);
         let (size_bytes, size_files) = declared.limit.held(size.bytes, size.files);
         VolumeSpec {
@@ -218,7 +180,7 @@ impl Servers {
         }
     }
 
-    async fn make(&self, place: &Place, call: CreateVolume) -> Result<VolumeStatus> {
+    pub(super) async fn make(&self, place: &Place, call: CreateVolume) -> Result<VolumeStatus> {
         let is_cache = matches!(call.spec.kind, Kind::Cache { .. });
         let mut status = self.fill(&place.address, call).await?;
         match status.fault.take() {
@@ -520,7 +482,7 @@ impl Servers {
     }
 
     /// A token for others to use, for as long as jobs may take.
-    fn give(&self, now: Time, resource: Resource, rights: &[Right]) -> Result<Token> {
+    pub(super) fn give(&self, now: Time, resource: Resource, rights: &[Right]) -> Result<Token> {
         self.bearer.give(resource, rights, now.plus_ms(TOKEN_MS))
     }
 
