@@ -43,6 +43,9 @@ const COMMIT_AND_FETCH: u32 = 2;
 /// Stands for the descriptor by which other threads wake the ring's, where entries are numbers.
 const WAKER: u64 = u64::MAX;
 
+/// A kernel that takes nothing of what a ring is registered with is asked so often.
+const REGISTER_TRIES: usize = 500;
+
 /// Pause before the kernel is asked again that had no memory.
 const NO_MEMORY: Duration = Duration::from_millis(1);
 
@@ -183,11 +186,15 @@ impl Ring {
             ring.lend(index, buffers, None)?;
         }
         ring.await_waker()?;
-        // The kernel may take a part of what is there at once.
-        while !ring.uring.submission().is_empty() {
+        // The kernel may take a part of what is there at once. Meanwhile all requests wait, so
+        // that a kernel which takes nothing must not be asked for ever.
+        for _ in 0..REGISTER_TRIES {
+            if ring.uring.submission().is_empty() {
+                return Ok(ring);
+            }
             passing(ring.uring.submit())?;
         }
-        Ok(ring)
+        Err(io::Error::from_raw_os_error(libc::EAGAIN))
     }
 
     /// Answers the request in `buffers` and asks for the next one; the kernel hears of it at the

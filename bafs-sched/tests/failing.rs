@@ -1,8 +1,11 @@
 //! Jobs and nodes that fail again and again, in virtual time with seeds: whose fault it is decides
 //! what happens, and whoever is set aside or held is named.
 
-use bafs_proto::ids::ServerId;
-use bafs_sched::logic::{Outcome, Settings, Space};
+use bafs_proto::ids::{RunId, ServerId};
+use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_proto::time::Time;
+use bafs_proto::{Error, ErrorCode};
+use bafs_sched::logic::{Action, Event, NodeSeen, Outcome, Scheduler, Settings, Space};
 use bafs_sched::workflow::{JobIndex, Workflow, parse_workflow};
 use bafs_sched::world::{Faults, NodeSpec, World};
 
@@ -113,5 +116,55 @@ fn a_job_that_fails_by_its_own_fault_runs_as_often_as_declared_and_is_told() {
         };
         assert_eq!(jobs[0].reason, "exited with code 1");
         assert_eq!(world.scheduler.progress().executions, 3);
+    }
+}
+
+#[test]
+fn a_job_whose_environment_fails_after_an_hour_each_time_is_held_in_the_end() {
+    const HOUR_MS: u64 = 3_600_000;
+    let none = |path: &str| Err(path.to_owned());
+    let parsed = parse_workflow("w.bafs", "job a {\nexecutable = x\n}\n", &none);
+    let workflow = parsed.expect("it is right").workflow;
+    let mut scheduler = Scheduler::new(RunId(1), workflow, Settings::default());
+    let capacity = Space {
+        bytes: 1_000_000,
+        files: 1_000,
+    };
+    let mut fact = Event::seen(vec![NodeSeen::alone(ServerId(1), capacity, 1)]);
+    let mut starts = 0;
+    for hour in 1.. {
+        let mut actions = Vec::new();
+        scheduler.step(Time(hour * HOUR_MS), fact, &mut actions);
+        assert!(starts < 1_000, "it runs without end");
+        fact = Event::Tick;
+        for action in actions {
+            match action {
+                Action::StartJob { execution, .. } => {
+                    starts += 1;
+                    let error = Error::new(ErrorCode::Unreachable, "no answer");
+                    let report = JobReport {
+                        outcome: JobOutcome::Environment(error),
+                        wall_ms: HOUR_MS,
+                        cpu_ms: 1,
+                        output_tail: String::new(),
+                        volumes: Vec::new(),
+                    };
+                    fact = Event::JobEnded { execution, report };
+                }
+                Action::Finish { outcome } => {
+                    let Outcome::Failed { jobs, .. } = outcome else {
+                        panic!("{outcome:?}");
+                    };
+                    let reason = &jobs[0].reason;
+                    assert!(
+                        reason.contains("its environment failed 100 times"),
+                        "{reason}"
+                    );
+                    assert_eq!(starts, 100);
+                    return;
+                }
+                _ => {}
+            }
+        }
     }
 }

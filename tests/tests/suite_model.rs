@@ -2,7 +2,7 @@
 //! and trees. What a call should do is nowhere said; the host's own file system knows.
 #![allow(clippy::print_stdout, reason = "figures are what a suite is run for")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
 use std::mem::MaybeUninit;
@@ -186,6 +186,8 @@ struct Side {
     path: PathBuf,
     root: OwnedFd,
     open: [Option<OwnedFd>; SLOTS as usize],
+    /// Numbers of files for which space was kept that nobody has written.
+    kept: BTreeSet<u64>,
 }
 
 impl Side {
@@ -195,6 +197,7 @@ impl Side {
             path: path.to_owned(),
             root: sys::open(path, flags, Mode::empty())?,
             open: Default::default(),
+            kept: BTreeSet::new(),
         })
     }
 
@@ -223,6 +226,12 @@ impl Side {
             | Step::LookOpen(_) => self.run_on_open(step),
             _ => self.run_on_names(step),
         };
+        if let (Step::Allocate(slot, mode, ..), Ok(_)) = (step, &done)
+            && !mode.contains(FallocateFlags::PUNCH_HOLE)
+            && let Ok(stat) = self.file(*slot).and_then(sys::fstat)
+        {
+            self.kept.insert(stat.st_ino);
+        }
         done.unwrap_or_else(|errno| format!("{errno:?}"))
     }
 
@@ -285,12 +294,16 @@ impl Side {
         let Step::Find(slot, hole, at) = *step else {
             return false;
         };
-        let Ok((file, size)) = self.file(slot).and_then(|file| {
-            let size = sys::fstat(file)?.st_size as u64;
-            Ok((file, size))
-        }) else {
+        let Ok((file, stat)) = self
+            .file(slot)
+            .and_then(|file| Ok((file, sys::fstat(file)?)))
+        else {
             return false;
         };
+        if !self.kept.contains(&stat.st_ino) {
+            return false;
+        }
+        let size = stat.st_size as u64;
         // It may be open to be written only.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let reader = sys::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());

@@ -39,6 +39,10 @@ const REFUSALS_MAX: usize = 3;
 /// A failure of a job's environment is forgotten after so long without another, in milliseconds.
 const FORGET_MS: u64 = 3_600_000;
 
+/// So many times as many failures of the environment as hold a job back do so although most were
+/// forgotten.
+const ALL_FAULTS_FACTOR: u32 = 10;
+
 /// Jobs that lose the same node within so long, in milliseconds, lost it once.
 const SAME_LOSS_MS: u64 = 5_000;
 
@@ -130,7 +134,7 @@ impl Scheduler {
             return;
         };
         self.fleet.update(server, |node| node.is_unfit = true);
-        let faults = self.graph.job(job).environment_faults.saturating_add(1);
+        let faults = self.graph.job(job).environment.count.saturating_add(1);
         if self.fleet.is_any_fit() {
             self.environment_fault(job, &error.to_string());
             self.set_aside(server, self.settings.aside_ms);
@@ -138,7 +142,7 @@ impl Scheduler {
             self.environment_fault(job, &error.to_string());
         } else {
             self.abandon_attempt(job);
-            self.graph.job_mut(job).environment_faults = faults;
+            self.graph.job_mut(job).environment.count = faults;
             let name = self.fleet.name(server);
             let reason = format!("no node can run it; node {name} says: {error}");
             self.fail(job, reason, String::new());
@@ -178,7 +182,14 @@ impl Scheduler {
             self.tell_aside(server, &text);
         }
         let faults = self.count_environment_fault(job);
-        if faults >= self.settings.environment_faults_max {
+        let (max, all) = (
+            self.settings.environment_faults_max,
+            self.graph.job(job).environment.all,
+        );
+        // Of attempts that last an hour each failure forgets the one before.
+        let is_endless = all >= max.saturating_mul(ALL_FAULTS_FACTOR);
+        if faults >= max || is_endless {
+            let faults = if is_endless { all } else { faults };
             let reason = format!(
                 "is held back: its environment failed {faults} times, the last time because \
                  {fault}"
@@ -193,13 +204,13 @@ impl Scheduler {
     /// one is forgotten: of a job that takes days many nodes may go.
     fn count_environment_fault(&mut self, job: JobIndex) -> u32 {
         let now = self.now;
-        let node = self.graph.job_mut(job);
-        let hours = now.ms_since(node.environment_failed) / FORGET_MS;
+        let faults = &mut self.graph.job_mut(job).environment;
+        let hours = now.ms_since(faults.last) / FORGET_MS;
         let hours = u32::try_from(hours).unwrap_or(u32::MAX);
-        let before = node.environment_faults.saturating_sub(hours);
-        node.environment_failed = now;
-        node.environment_faults = before.saturating_add(1);
-        node.environment_faults
+        faults.count = faults.count.saturating_sub(hours).saturating_add(1);
+        faults.last = now;
+        faults.all = faults.all.saturating_add(1);
+        faults.count
     }
 
     /// The disk of the job's node was full, as it seems: it is tried again, and neither it nor the
@@ -208,6 +219,7 @@ impl Scheduler {
         let server = self.attempts.get(&job).map(|attempt| attempt.server);
         self.abandon_attempt(job);
         let faults = self.count_environment_fault(job);
+        self.graph.job_mut(job).environment.full_disks += 1;
         let name = &self.graph.workflow.job(job).name;
         let text = format!("job '{name}' failed and runs again: {why}");
         self.tell(Warning {

@@ -53,6 +53,18 @@ impl JobState {
     }
 }
 
+/// Failures of the environment of a job.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct EnvironmentFaults {
+    /// As many as are not forgotten, and when the last one was.
+    pub(super) count: u32,
+    pub(super) last: Time,
+    /// All of them.
+    pub(super) all: u32,
+    /// Those that looked like a full disk.
+    pub(super) full_disks: u32,
+}
+
 /// What is left of a job.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct JobNode {
@@ -63,9 +75,7 @@ pub(super) struct JobNode {
     pub(super) wall_ms: u64,
     /// Failures by its own fault.
     pub(super) own_faults: u32,
-    /// Failures of the environment, as far as they are not forgotten, and when the last one was.
-    pub(super) environment_faults: u32,
-    pub(super) environment_failed: Time,
+    pub(super) environment: EnvironmentFaults,
     /// Where its last attempt was.
     pub(super) last_server: Option<ServerId>,
     /// Nodes that cannot run it, however often they try.
@@ -170,8 +180,7 @@ impl Graph {
             parents_left: count(job.parents.len()),
             wall_ms: 0,
             own_faults: 0,
-            environment_faults: 0,
-            environment_failed: Time(0),
+            environment: EnvironmentFaults::default(),
             last_server: None,
             refused_by: BTreeSet::new(),
             failed_on: BTreeSet::new(),

@@ -44,7 +44,7 @@ impl Scheduler {
     /// Why it was the node that had no space: volumes refused it that were not half full. A single
     /// call may ask for more than a whole volume is to have, so this is believed a few times.
     pub(super) fn disk_was_full(&self, job: JobIndex, report: &JobReport) -> Option<String> {
-        let is_believed = self.graph.job(job).environment_faults < FULL_DISKS_MAX;
+        let is_believed = self.graph.job(job).environment.full_disks < FULL_DISKS_MAX;
         if !is_believed || !self.found_no_space(job, report) {
             return None;
         }

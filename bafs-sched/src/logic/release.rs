@@ -91,18 +91,29 @@ impl Scheduler {
         is_any
     }
 
-    /// Whether parts of caches are being deleted on nodes that share caches with this one: a cache
-    /// that was divided before they are gone would lie nearly all on those that were first.
+    /// Whether parts of caches are being deleted on nodes that share caches with this one.
     pub(super) fn is_cache_leaving(&self, server: ServerId) -> bool {
         let group = |server| self.fleet.get(server).map(|node| &node.seen.group);
         let mut leaving = self.leaving.values();
         leaving.any(|other| group(*other) == group(server))
     }
 
-    /// A part of a cache is gone, or will not go soon. With the last of them those go on that
+    /// What parts of caches that are being deleted hold of each node.
+    pub(super) fn leaving_bytes(&self) -> BTreeMap<ServerId, Space> {
+        let mut bytes = BTreeMap::<ServerId, Space>::new();
+        for (id, server) in &self.leaving {
+            let size = self.volumes.get(*id).map(|instance| instance.size);
+            let there = bytes.entry(*server).or_default();
+            *there = there.plus(size.unwrap_or_default());
+        }
+        bytes
+    }
+
+    /// A part of a cache is gone, or will not go soon. With the last of its group those go on that
     /// waited for an even division.
     pub(super) fn has_left(&mut self, id: VolumeId) {
-        if self.leaving.remove(&id).is_some() && self.leaving.is_empty() {
+        let server = self.leaving.remove(&id);
+        if server.is_some_and(|server| !self.is_cache_leaving(server)) {
             self.queues.wake_all();
             self.queues.feed();
         }

@@ -86,20 +86,36 @@ impl Scheduler {
         Some(())
     }
 
-    /// How the group of a node divides a cache of which it has no part yet.
+    /// How the group of a node divides a cache of which it has no part yet. Nothing while parts of
+    /// other caches are being deleted there that would make the division another one: it would
+    /// lie nearly all on the nodes that are done first.
     fn divide(
         &self,
         volume: VolumeIndex,
         server: ServerId,
         taken: &BTreeMap<ServerId, Space>,
     ) -> Option<Shares> {
+        let shares = self.divide_with(volume, server, taken, &BTreeMap::new())?;
         if self.is_cache_leaving(server) {
-            return None;
+            let later = self.divide_with(volume, server, taken, &self.leaving_bytes());
+            return (later.as_ref() == Some(&shares)).then_some(shares);
         }
+        Some(shares)
+    }
+
+    /// The division when so many bytes more are free on nodes.
+    fn divide_with(
+        &self,
+        volume: VolumeIndex,
+        server: ServerId,
+        taken: &BTreeMap<ServerId, Space>,
+        more: &BTreeMap<ServerId, Space>,
+    ) -> Option<Shares> {
         let size = self.size_of(volume);
         let left = |node: ServerId| {
             let taken = taken.get(&node).copied().unwrap_or_default();
-            self.fleet.available(node).minus(taken)
+            let more = more.get(&node).copied().unwrap_or_default();
+            self.fleet.available(node).plus(more).minus(taken)
         };
         let rooms = self.rooms(server, taken, left);
         let readers = u64::from(self.graph.volume(volume).users_left);

@@ -22,10 +22,20 @@ const SKEW_PERMILLE_MAX: u64 = 300;
 /// What was seen of caches.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Skew {
-    /// What the parts of each cache keep, as answered since all were asked last, in bytes.
-    kept: BTreeMap<VolumeIndex, BTreeMap<VolumeId, u64>>,
+    /// The answers for each cache since its parts were asked last.
+    asked: BTreeMap<VolumeIndex, Asked>,
     /// Of each cache, how much more than its share its fullest part keeps, in thousandths.
     found: BTreeMap<VolumeIndex, u64>,
+}
+
+/// What the parts of a cache were asked.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Asked {
+    /// What each part keeps that answered, in bytes.
+    kept: BTreeMap<VolumeId, u64>,
+    /// Of each group, how many have not answered. A look at all parts for each answer would take
+    /// the square of their number.
+    left: BTreeMap<String, usize>,
 }
 
 impl Skew {
@@ -48,6 +58,9 @@ impl Scheduler {
         }
         let left = node.users_left as usize;
         let readers = self.graph.workflow.volume(volume).users.len();
+        if !readers.saturating_sub(left).is_power_of_two() {
+            return;
+        }
         let parts = self.volumes.live(volume).values();
         let size = self.size_of(volume).bytes;
         let part = |id: &VolumeId| {
@@ -56,10 +69,13 @@ impl Scheduler {
             is_telling.then_some((*id, instance.server?))
         };
         let parts: Vec<(VolumeId, ServerId)> = parts.filter_map(part).collect();
-        if parts.is_empty() || !readers.saturating_sub(left).is_power_of_two() {
-            return;
+        let mut asked = Asked::default();
+        for (_, server) in &parts {
+            if let Some(node) = self.fleet.get(*server) {
+                *asked.left.entry(node.seen.group.clone()).or_default() += 1;
+            }
         }
-        self.skew.kept.remove(&volume);
+        self.skew.asked.insert(volume, asked);
         let look = |(id, server)| Action::LookAtCache { id, server };
         self.out.extend(parts.into_iter().map(look));
     }
@@ -70,9 +86,19 @@ impl Scheduler {
         let Some((volume, Some(server))) = there.map(|it| (it.volume, it.server)) else {
             return;
         };
-        let kept = self.skew.kept.entry(volume).or_default();
-        kept.insert(id, kept_bytes);
-        let kept = &*kept;
+        let asked = self.skew.asked.get_mut(&volume);
+        let (Some(asked), Some(node)) = (asked, self.fleet.get(server)) else {
+            return;
+        };
+        if asked.kept.insert(id, kept_bytes).is_none()
+            && let Some(left) = asked.left.get_mut(&node.seen.group)
+        {
+            *left = left.saturating_sub(1);
+        }
+        if asked.left.get(&node.seen.group) != Some(&0) {
+            return;
+        }
+        let kept = &asked.kept;
         let peers = self.fleet.group_of(server);
         let parts = peers.filter_map(|(peer, _)| self.volumes.live_at(volume, Some(peer)));
         let part = |id: VolumeId| Some((self.volumes.get(id)?.size.bytes, *kept.get(&id)?));

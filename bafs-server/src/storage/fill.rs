@@ -302,11 +302,13 @@ impl Filling {
     }
 
     /// What the older copy has of a range of a file, if it has the file.
-    async fn known_range(older: Option<Arc<File>>, range: DataRange) -> Result<Known> {
-        match older {
-            Some(older) => blocking(move || Ok(Known::read(&older, range))).await,
-            None => Ok(Known::default()),
+    async fn known_range(self: &Arc<Self>, path: &str, range: DataRange) -> Result<Known> {
+        if self.older.is_none() {
+            return Ok(Known::default());
         }
+        let (this, path) = (self.clone(), path.to_owned());
+        let known = move || this.older.as_ref().map(|older| older.range(&path, range));
+        blocking(move || Ok(known().unwrap_or_default())).await
     }
 
     /// Makes small files from their data, which follow each other.
@@ -336,12 +338,7 @@ impl Filling {
             sync,
         } = copy;
         let (made, shown) = (entry.clone(), path.clone());
-        let this = self.clone();
-        let (file, older) = blocking(move || {
-            let older = this.older.as_ref().and_then(|older| older.file(&path));
-            Ok((Arc::new(create(&root, &path, &made)?), older.map(Arc::new)))
-        })
-        .await?;
+        let file = blocking(move || create(&root, &path, &made).map(Arc::new)).await?;
         let (mut under_way, mut beforehand) = (JoinSet::new(), 0);
         let mut next = Some(0);
         while let Some(from) = next {
@@ -353,10 +350,10 @@ impl Filling {
                     beforehand += joined(done)?;
                 }
                 let (this, entry, file) = (self.clone(), entry.clone(), file.clone());
-                let older = older.clone();
+                let path = shown.clone();
                 under_way.spawn(async move {
                     let _permit = permit;
-                    let known = Self::known_range(older, range).await?;
+                    let known = this.known_range(&path, range).await?;
                     let data = this.origin.read(&entry, range, &known).await?;
                     let write = move || this.write_range(&file, range.offset, &data, &entry.path);
                     blocking(write).await

@@ -31,25 +31,26 @@ impl Older {
         Beneath::open(tree).ok().map(Self)
     }
 
-    /// The file at the same path, if there is one.
-    pub(super) fn file(&self, path: &str) -> Option<File> {
-        self.0.open_file(path).ok()
+    /// What is known of a range of the file at the same path. The file is not kept open: it may be
+    /// deleted meanwhile, and its room given to others. Blocks.
+    pub(super) fn range(&self, path: &str, range: DataRange) -> Known {
+        let file = self.0.open_file(path);
+        file.map_or_else(|_| Known::default(), |file| Known::read(&file, range))
     }
 
     /// What is known of a small file. Blocks.
     pub(super) fn whole(&self, path: &str, entry: &SourceEntry) -> Known {
-        let range = DataRange {
-            offset: 0,
-            length: entry.identity.size,
-        };
-        let file = self.file(path).filter(|_| range.length > 0);
-        file.map_or_else(Known::default, |file| Known::read(&file, range))
+        let length = entry.identity.size;
+        match length {
+            0 => Known::default(),
+            _ => self.range(path, DataRange { offset: 0, length }),
+        }
     }
 }
 
 impl Known {
     /// Reads a range as far as it goes. Blocks.
-    pub(super) fn read(file: &File, range: DataRange) -> Self {
+    fn read(file: &File, range: DataRange) -> Self {
         let mut data = vec![0; usize::try_from(range.length).unwrap_or(0)];
         let mut filled = 0;
         while filled < data.len() {
@@ -134,4 +135,88 @@ pub(super) fn split<'a>(
         false => unknown.concat().into(),
     };
     (digests, body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PIECE: usize = PIECE_BYTES as usize;
+
+    fn known(data: &[u8]) -> Known {
+        Known {
+            data: data.to_vec(),
+            digests: data.chunks(PIECE).map(Digest::of).collect(),
+        }
+    }
+
+    /// Two and a half pieces, and one that has another byte in its second piece and is shorter.
+    fn source_and_older() -> (Vec<u8>, Vec<u8>) {
+        let source: Vec<u8> = (0..PIECE * 5 / 2).map(|at| (at / 251) as u8).collect();
+        let mut older = source[..PIECE * 2].to_vec();
+        older[PIECE + 7] ^= 1;
+        (source, older)
+    }
+
+    #[test]
+    fn what_is_known_does_not_travel_and_the_file_is_whole() {
+        let (source, older) = source_and_older();
+        for (own, travels) in [(known(&[]), source.len()), (known(&older), PIECE * 3 / 2)] {
+            let ranges = [(source.len(), own.digests.as_slice())];
+            let (digests, unknown) = split(source.clone(), ranges.into_iter());
+            assert_eq!(unknown.len(), travels);
+            let ranges = [(source.len() as u64, &own)];
+            let joined = join(ranges.into_iter(), &digests, &unknown).unwrap();
+            assert_eq!(joined, source);
+        }
+    }
+
+    #[test]
+    fn what_a_source_sends_that_does_not_fit_makes_no_file() {
+        let (source, older) = source_and_older();
+        let (own, length) = (known(&older), source.len() as u64);
+        let ranges = [(source.len(), own.digests.as_slice())];
+        let (digests, unknown) = split(source, ranges.into_iter());
+        let is_refused = |digests: &[Digest], unknown: &[u8]| {
+            let unknown = Bytes::copy_from_slice(unknown);
+            join([(length, &own)].into_iter(), digests, &unknown).is_none()
+        };
+        assert!(!is_refused(&digests, &unknown), "it fits as it is");
+        let last = digests.len() - 1;
+        assert!(
+            is_refused(&digests[..last], &unknown),
+            "a digest is missing"
+        );
+        let more = [digests.as_slice(), &digests[..1]].concat();
+        assert!(is_refused(&more, &unknown), "a digest too many");
+        assert!(is_refused(&digests, &unknown[1..]), "a byte is missing");
+        assert!(
+            is_refused(&digests, &[&unknown[..], b"x"].concat()),
+            "a byte too many"
+        );
+        let mut damaged = unknown.to_vec();
+        damaged[3] ^= 1;
+        assert!(is_refused(&digests, &damaged), "not what its digest says");
+        let mut swapped = digests.clone();
+        swapped[last] = digests[0];
+        assert!(
+            is_refused(&swapped, &unknown),
+            "a piece that came is said to be another"
+        );
+    }
+
+    #[test]
+    fn a_known_piece_that_is_too_long_for_its_place_makes_no_file() {
+        let own = known(&[7; PIECE]);
+        let joined = join([(10, &own)].into_iter(), &own.digests, &Bytes::new());
+        assert_eq!(joined, None);
+    }
+
+    #[test]
+    fn more_digests_than_there_are_pieces_are_of_no_use() {
+        let garbage = vec![Digest::of(b"garbage"); 9];
+        let ranges = [(10, garbage.as_slice())];
+        let (digests, unknown) = split(vec![1; 10], ranges.into_iter());
+        assert_eq!((digests.len(), unknown.len()), (1, 10));
+    }
 }

@@ -58,15 +58,21 @@ const KNOWN: &[Known] = &[
         "volumes.expired",
         "Volumes that a node deleted as their lifetime was over",
     ),
-    known("fill.files", "Files copied from home into scratch volumes"),
-    known("fill.bytes", "Bytes copied from home into scratch volumes"),
+    known(
+        "fill.files",
+        "Files made when scratch volumes were filled or copied",
+    ),
+    known(
+        "fill.bytes",
+        "Bytes of files made when scratch volumes were filled or copied",
+    ),
     known(
         "fill.received_bytes",
         "Bytes that came over the network to fill scratch volumes",
     ),
     known(
         "fill.damaged",
-        "Blocks whose digest was wrong when they came from home",
+        "Blocks whose digest was wrong when scratch volumes were filled or copied",
     ),
     known("extract.files", "Files sent home"),
     known("extract.bytes", "Bytes sent home"),

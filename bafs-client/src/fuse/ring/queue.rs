@@ -78,15 +78,18 @@ impl Queue {
     fn handle(&mut self, event: Event) -> io::Result<()> {
         match event {
             Event::Request(index, buffers) => self.ask(index, buffers),
-            Event::Woken => {
-                let mut count = [0; 8];
-                // Empty, nobody woke us, which does no harm.
-                let _ = rustix::io::read(self.ring.waker(), &mut count);
-            }
+            Event::Woken => self.be_woken(),
             Event::Gone(error) if is_end(&error) => {}
             Event::Gone(error) => return Err(error),
         }
         Ok(())
+    }
+
+    /// Takes note of having been woken, or the waker would go on waking.
+    fn be_woken(&self) {
+        let mut count = [0; 8];
+        // Empty, nobody woke us, which does no harm.
+        let _ = rustix::io::read(self.ring.waker(), &mut count);
     }
 
     fn ask(&mut self, index: usize, buffers: Box<Buffers>) {
@@ -137,7 +140,11 @@ impl Queue {
     fn leave(&mut self) -> io::Result<()> {
         let start = clock::now();
         loop {
-            while self.ring.next()?.is_some() {}
+            while let Some(event) = self.ring.next()? {
+                if matches!(event, Event::Woken) {
+                    self.be_woken();
+                }
+            }
             let left = GIVE_BACK.saturating_sub(start.elapsed());
             match self.ring.lent() {
                 0 => return Ok(()),
