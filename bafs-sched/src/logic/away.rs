@@ -12,6 +12,10 @@ const AWAY_LOOKED_AT: usize = 64;
 /// Bound jobs that are tried elsewhere at a time.
 const AWAY_TRIED: usize = 2;
 
+/// Of so many running jobs one must end or start before what found no place is tried again. Among
+/// many, a place that is taken a little later costs less than to look for it at each step.
+const AWAY_REST: usize = 16;
+
 /// What a network between nodes carries before a copy was measured, in bytes per millisecond: half
 /// of a gigabit per second.
 const ASSUMED_BYTES_PER_MS: u64 = 62_500;
@@ -21,6 +25,10 @@ impl Scheduler {
     /// do. Answers whether there was one.
     pub(super) fn place_away(&mut self) -> bool {
         if self.fleet.idle().next().is_none() {
+            return false;
+        }
+        if let Some(rest) = self.away_rest.checked_sub(1) {
+            self.away_rest = rest;
             return false;
         }
         let bound = self.queues.bound().take(AWAY_LOOKED_AT);
@@ -33,6 +41,9 @@ impl Scheduler {
             .collect();
         let was_wanted = self.is_space_wanted;
         let is_placed = stuck.into_iter().any(|job| self.try_place(job, None));
+        if !is_placed {
+            self.away_rest = self.attempts.len() / AWAY_REST;
+        }
         // Nothing is deleted for a job that only need not wait.
         self.is_space_wanted &= was_wanted || self.may_spill();
         is_placed

@@ -64,6 +64,8 @@ pub struct Scheduler {
     pub(super) stale: BTreeMap<VolumeId, ServerId>,
     /// Parts of caches that are being deleted: what they leave is free in a moment.
     pub(super) leaving: BTreeMap<VolumeId, ServerId>,
+    /// Steps until jobs are tried again on nodes that have nothing to do.
+    pub(super) away_rest: usize,
     /// Executions that were given up with their node, which may run them yet: to be killed there.
     pub(super) strays: BTreeMap<ExecutionId, ServerId>,
     /// Volumes that were given up while they were being created: they may yet come to exist.
@@ -148,6 +150,7 @@ impl Scheduler {
             checkpoints: Checkpoints::default(),
             stale: BTreeMap::new(),
             leaving: BTreeMap::new(),
+            away_rest: 0,
             strays: BTreeMap::new(),
             unanswered: BTreeMap::new(),
             late: BTreeSet::new(),

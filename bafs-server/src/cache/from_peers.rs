@@ -150,10 +150,12 @@ impl Fetcher {
         reader: Reader,
         deadline: Deadline,
     ) -> Result<Answer> {
-        let answer = match self
-            .ask_living(generation, peer, run, reader, deadline)
-            .await
-        {
+        let began = clock::ticks();
+        let asked = self.ask_living(generation, peer, run, reader, deadline);
+        let asked = asked.await;
+        let waited = clock::ticks().saturating_sub(began);
+        generation.meter.add_for(peer.server, "wait_us", waited);
+        let answer = match asked {
             Ok((reply, body)) => {
                 let bytes = body.len() as u64;
                 let is_gone = |digest: &Digest| *digest == Digest::GONE;

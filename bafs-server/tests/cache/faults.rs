@@ -138,6 +138,10 @@ async fn a_peer_that_is_unreachable_from_one_other_is_passed_over() {
     let peer = shown.iter().find(|peer| peer.address == two);
     let peer = peer.expect("it shares the cache");
     assert!(peer.suspect && peer.counts["failures"] > 0 && peer.counts["fallbacks"] > 0);
+    let others = world.nodes[2].show(ID).peers;
+    let gave = others.iter().find(|peer| peer.counts.contains_key("bytes"));
+    let gave = gave.expect("the third one has read what others keep");
+    assert!(gave.counts["wait_us"] > 0, "what they gave took a while");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
