@@ -482,3 +482,22 @@ fn batch_volumes_that_just_fit_together_all_find_their_room() {
     );
     assert_eq!(run.fetched_bytes, u128::from(5 * 45 * GB));
 }
+
+#[test]
+fn a_run_that_takes_longer_than_can_be_counted_is_an_error_and_no_wrong_time() {
+    let canonical = Canonical::parse("width=1,depth=2,batch=0B,private=0B,run=1s").expect("it is");
+    let workflow = workflow_of(&canonical);
+    for seconds in [
+        u64::MAX / 3_000_000,
+        u64::MAX / 1_500_000,
+        u64::MAX / 1_000_000,
+    ] {
+        let load = load_with(&workflow, seconds);
+        let scenario = Scenario::new(thesis(), Policy::Need, load, 1);
+        let stuck = Simulation::new(workflow.clone(), scenario).run();
+        let stuck = stuck
+            .expect_err("two such jobs take more than the clock has")
+            .to_string();
+        assert!(stuck.contains("longer"), "{seconds}: {stuck}");
+    }
+}

@@ -9,7 +9,7 @@ use toml::Spanned;
 use crate::workflow::{QuantityError, parse_duration, parse_size};
 
 /// Nodes in one environment; more is a typing error.
-const NODES_MAX: u64 = 10_000_000;
+const NODES_MAX: u64 = 1_000_000;
 /// Bytes that all nodes offer together: sums of volumes fit a u64.
 const STORAGE_BYTES_MAX: u128 = 8_000_000_000_000_000_000;
 /// Processors of one node; more is a typing error.

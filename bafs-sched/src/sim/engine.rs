@@ -20,6 +20,9 @@ use crate::logic::{Action, Event, MountedVolume, Outcome, Scheduler};
 use crate::planner::Shape;
 use crate::workflow::{JobIndex, Workflow};
 
+/// The simulator counts so far, in microseconds: sums of two times must not overflow.
+const HORIZON_US: u64 = u64::MAX / 2;
+
 /// Attempts that every run may have, however few its jobs: bad luck is no reason to give up.
 const ATTEMPTS_MIN: u64 = 2_000;
 
@@ -297,10 +300,19 @@ impl Simulation {
         let Some(Reverse((at, _, due))) = self.due.pop() else {
             let progress = self.scheduler.progress();
             return Err(Stuck(format!(
-                "nothing is under way after {} s, but the workflow is not over: {progress:?}",
-                self.now / SECOND_US
+                "nothing is under way after {} s, but only {} of {} jobs are done: what is left \
+                 may take longer than the simulator counts",
+                self.now / SECOND_US,
+                progress.jobs_done,
+                progress.jobs_total
             )));
         };
+        if at > HORIZON_US || at < self.now {
+            let years = HORIZON_US / SECOND_US / (365 * 24 * 3_600);
+            return Err(Stuck(format!(
+                "it takes longer than {years} years: the simulator counts no further"
+            )));
+        }
         self.now = at;
         match due {
             Due::Link(link) => self.look(link, at),

@@ -279,7 +279,7 @@ mod tests {
     fn what_the_arguments_change_is_checked_as_a_file_is() {
         let environment = tempfile::NamedTempFile::new().unwrap();
         let text = "home-rate = \"1 MB/s\"\nlocal-rate = \"12 MB/s\"\n\n[[nodes]]\n\
-                    count = 50\ncpus = 1\nstorage = \"1 TB\"\n";
+                    count = 50\ncpus = 1\nstorage = \"10 TB\"\n";
         std::fs::write(environment.path(), text).unwrap();
         let refused = |count: &str| {
             let path = environment.path().to_str().unwrap();
@@ -301,7 +301,7 @@ mod tests {
         };
         for (count, expected) in [
             ("4000000000", "4000000000 nodes are too many"),
-            ("9000000", "more than 8000 PB"),
+            ("900000", "more than 8000 PB"),
         ] {
             let error = refused(count);
             assert!(error.contains(expected), "{error}");
