@@ -1,13 +1,29 @@
 //! Which candidates of a plan are simulated, and what that makes of the choice.
 
-use bafs_sched::planner::{Canonical, Environment, Strategy, plan};
-use bafs_sched::sim::{Doubt, Doubts, Load, PLAN_JOBS_MAX, decide, workflow_of};
+use bafs_sched::planner::{Canonical, Environment, Plan, Strategy, plan};
+use bafs_sched::sim::{Doubt, Doubts, Load, PLAN_JOBS_MAX, Tried, decide, workflow_of};
 
 const MIXED: &str = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1";
 
 fn thesis() -> Environment {
     Environment::parse(include_str!("../../examples/environments/thesis.toml"))
         .expect("the example is right")
+}
+
+/// The plan for ten nodes of the thesis, and what was simulated for it.
+fn decided(text: &str) -> (Plan, Vec<Tried>) {
+    let canonical = Canonical::parse(text).expect("a workload");
+    let mut environment = thesis();
+    environment.nodes[0].count = 10;
+    let mut plan = plan(canonical.shape(), &environment);
+    let load = Load::Declared {
+        variability_ppm: (canonical.variability * 1e6) as u64,
+    };
+    let work = (canonical.jobs(), || workflow_of(&canonical));
+    match decide(&mut plan, Doubt::Ties, work, &environment, &load) {
+        Ok(Doubts::Tried(tried)) => (plan, tried),
+        doubts => panic!("{doubts:?}"),
+    }
 }
 
 /// Where the model cannot tell two strategies from each other, the simulation decides.
@@ -42,17 +58,7 @@ fn near_ties_are_simulated() {
 /// by a fifth of a per cent: by chance. Over other seeds Slice is, by seven per cent.
 #[test]
 fn where_run_times_vary_one_seed_does_not_decide() {
-    let text = "width=30,depth=3,batch=13GB,private=0.7GB,run=5100s,var=1.0";
-    let canonical = Canonical::parse(text).expect("a workload");
-    let mut environment = thesis();
-    environment.nodes[0].count = 10;
-    let mut plan = plan(canonical.shape(), &environment);
-    let load = Load::Declared {
-        variability_ppm: 1_000_000,
-    };
-    let work = (canonical.jobs(), || workflow_of(&canonical));
-    let doubts = decide(&mut plan, Doubt::Ties, work, &environment, &load);
-    assert!(matches!(doubts, Ok(Doubts::Tried(_))), "{doubts:?}");
+    let (plan, _) = decided("width=30,depth=3,batch=13GB,private=0.7GB,run=5100s,var=1.0");
     let choice = plan.choice.expect("a choice");
     assert_eq!(choice.strategy, Strategy::Slice, "{}", choice.reason);
 }
@@ -60,19 +66,7 @@ fn where_run_times_vary_one_seed_does_not_decide() {
 /// With one stage Slice and AllBatch start the same jobs at the same times.
 #[test]
 fn of_strategies_that_do_the_same_the_first_of_the_table_is_chosen() {
-    let canonical = Canonical::parse("width=70,depth=1,batch=9GB,private=0.4GB,run=5000s,var=0.3");
-    let canonical = canonical.expect("a workload");
-    let mut environment = thesis();
-    environment.nodes[0].count = 10;
-    let mut plan = plan(canonical.shape(), &environment);
-    let load = Load::Declared {
-        variability_ppm: 300_000,
-    };
-    let work = (canonical.jobs(), || workflow_of(&canonical));
-    let doubts = decide(&mut plan, Doubt::Ties, work, &environment, &load);
-    let Ok(Doubts::Tried(tried)) = doubts else {
-        panic!("{doubts:?}");
-    };
+    let (plan, tried) = decided("width=70,depth=1,batch=9GB,private=0.4GB,run=5000s,var=0.3");
     let seconds = |strategy| {
         let found = tried.iter().find(|tried| tried.strategy == strategy);
         found.and_then(|tried| tried.simulated_s)

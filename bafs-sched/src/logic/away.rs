@@ -12,8 +12,8 @@ const AWAY_LOOKED_AT: usize = 64;
 /// Bound jobs that are tried elsewhere at a time.
 const AWAY_TRIED: usize = 2;
 
-/// Of so many running jobs one must end or start before what found no place is tried again. Among
-/// many, a place that is taken a little later costs less than to look for it at each step.
+/// What found no place is tried again after as many steps as there are running jobs, divided by
+/// this. Among many, a place that is taken a little later costs less than a look at each step.
 const AWAY_REST: usize = 16;
 
 /// What a network between nodes carries before a copy was measured, in bytes per millisecond: half

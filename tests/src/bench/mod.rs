@@ -18,6 +18,7 @@ mod planner;
 pub mod report;
 mod shell;
 mod sim;
+mod smallest;
 
 use anyhow::{Context, Result};
 

@@ -5,20 +5,17 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use fuser::{
     BackingId, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
     INodeNo, InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyEmpty,
     ReplyEntry, ReplyOpen, Request, Session, SessionACL,
 };
-use nix::mount::{MntFlags, umount2};
-use tempfile::TempDir;
 
-use crate::mounts_with;
+use super::smallest::Smallest;
 
 /// Hidden first argument: this process shows a file, which the kernel reads by itself.
 pub(in crate::bench) const PASSING_PROCESS: &str = "--passing";
@@ -122,26 +119,12 @@ impl Filesystem for Passing {
 }
 
 /// The process with its file, until it is dropped.
-pub(super) struct PassingShown {
-    process: Child,
-    shown: TempDir,
-}
+pub(super) struct PassingShown(Smallest);
 
 impl PassingShown {
-    /// Shows a file to everybody. Jobs see it that begin afterwards.
+    /// Shows a file to everybody.
     pub(super) fn start(file: &Path) -> Result<Self> {
-        let shown = tempfile::tempdir()?;
-        let process = Command::new(std::env::current_exe()?)
-            .arg(PASSING_PROCESS)
-            .args([file, shown.path()])
-            .spawn()?;
-        let started = Self { process, shown };
-        let mut looks = 400;
-        while mounts_with(&started.shown.path().to_string_lossy()).is_empty() {
-            looks -= 1;
-            ensure!(looks > 0, "the smallest file system is not mounted");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        let started = Self(Smallest::start(PASSING_PROCESS, file, &[])?);
         // The kernel takes files of root only.
         File::open(started.path()).context("the kernel does not read files by itself")?;
         Ok(started)
@@ -149,15 +132,7 @@ impl PassingShown {
 
     /// Where the file is.
     pub(super) fn path(&self) -> PathBuf {
-        self.shown.path().join(NAME)
-    }
-}
-
-impl Drop for PassingShown {
-    fn drop(&mut self) {
-        let _ = umount2(self.shown.path(), MntFlags::MNT_DETACH);
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        self.0.path().join(NAME)
     }
 }
 

@@ -12,23 +12,21 @@ use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 use fuser::{
     BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
     Generation, INodeNo, InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags, RenameFlags,
     ReplyAttr, ReplyCreate, ReplyData, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen,
     ReplyStatfs, ReplyWrite, ReplyXattr, Request, Session, SessionACL, TimeOrNow, WriteFlags,
 };
-use nix::mount::{MntFlags, umount2};
 use rustix::fs::{lgetxattr, statvfs};
 use tempfile::TempDir;
 
-use crate::mounts_with;
+use crate::bench::smallest::Smallest;
 
 /// Hidden first argument: this process passes a directory through.
 pub(in crate::bench) const LEAST_PROCESS: &str = "--datapath-least";
@@ -441,43 +439,25 @@ impl Filesystem for Least {
 
 /// The process with an empty directory, until it is dropped.
 pub(super) struct LeastShown {
-    process: Child,
-    shown: TempDir,
+    process: Smallest,
     _source: TempDir,
 }
 
 impl LeastShown {
     pub(super) fn start(kind: Kind) -> Result<Self> {
-        let (source, shown) = (tempfile::tempdir()?, tempfile::tempdir()?);
-        let process = Command::new(std::env::current_exe()?)
-            .arg(LEAST_PROCESS)
-            .args([source.path(), shown.path()])
-            .args((kind == Kind::Strict).then_some(STRICT))
-            .spawn()?;
-        let started = Self {
-            process,
-            shown,
-            _source: source,
+        let source = tempfile::tempdir()?;
+        let more: &[&str] = match kind {
+            Kind::Strict => &[STRICT],
+            Kind::Bare => &[],
         };
-        let mut looks = 400;
-        while mounts_with(&started.path().to_string_lossy()).is_empty() {
-            looks -= 1;
-            ensure!(looks > 0, "the smallest file system is not mounted");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        Ok(started)
+        Ok(Self {
+            process: Smallest::start(LEAST_PROCESS, source.path(), more)?,
+            _source: source,
+        })
     }
 
     pub(super) fn path(&self) -> &Path {
-        self.shown.path()
-    }
-}
-
-impl Drop for LeastShown {
-    fn drop(&mut self) {
-        let _ = umount2(self.shown.path(), MntFlags::MNT_DETACH);
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        self.process.path()
     }
 }
 
