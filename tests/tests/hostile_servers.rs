@@ -72,6 +72,64 @@ fn cluster_node_recovers_when_its_disk_has_space_again() -> Result<()> {
     Ok(())
 }
 
+/// Writes to a file until the disk takes no more.
+fn fill(path: &Path) -> Result<()> {
+    let mut file = std::fs::File::create(path)?;
+    while file.write_all(&[0; 4096]).is_ok() {}
+    Ok(())
+}
+
+#[test]
+fn cluster_node_with_a_full_disk_deletes_volumes_and_starts_again() -> Result<()> {
+    let name = "cluster_node_with_a_full_disk_deletes_volumes_and_starts_again";
+    if !nix::unistd::geteuid().is_root() {
+        skip(name, "it needs root to mount a small file system");
+        return Ok(());
+    }
+    let world = World::start(&["20MB"])?;
+    let directory = tempfile::tempdir()?;
+    let disk = directory.path().join("disk");
+    std::fs::create_dir(&disk)?;
+    let mount = |args: &[&str]| Command::new(args[0]).args(&args[1..]).arg(&disk).status();
+    let mounted = mount(&["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs"])?;
+    ensure!(mounted.success(), "no small file system");
+    let result = delete_and_start_again(&world, &disk);
+    let unmounted = mount(&["umount", "-l"])?;
+    ensure!(unmounted.success(), "the small file system stays");
+    result
+}
+
+fn delete_and_start_again(world: &World, disk: &Path) -> Result<()> {
+    let store = disk.to_string_lossy().into_owned();
+    let mut node = node_on(&format!("--bind {store}"), world, &store)?;
+    world.wait_for_servers(3)?;
+    world.json(&["volume", "create", "v", "--node", "small", "--size", "9MB"])?;
+    let volumes = disk.join("node/volumes");
+    let volume = std::fs::read_dir(&volumes)?.next().context("a volume")??;
+    fill(&volume.path().join("tree/x"))?;
+    world.json(&["volume", "delete", "v"])?;
+    let trash = disk.join("node/trash");
+    for _ in 0..100 {
+        if std::fs::read_dir(&trash)?.next().is_none() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    ensure!(
+        std::fs::read_dir(&trash)?.next().is_none(),
+        "what was deleted stays"
+    );
+    world.json(&["volume", "create", "w", "--node", "small", "--size", "9MB"])?;
+    fill(&disk.join("foreign"))?;
+    drop(node.stdin.take());
+    node.wait()?;
+    let mut node = node_on(&format!("--bind {store}"), world, &store)?;
+    world.json(&["volume", "show", "w"])?;
+    drop(node.stdin.take());
+    node.wait()?;
+    Ok(())
+}
+
 /// A file system that answers nobody until this is dropped.
 struct Frozen(std::path::PathBuf);
 

@@ -284,13 +284,18 @@ impl Storage {
         }
         let store = self.store.clone();
         blocking(move || store.trash(id).map_err(|e| disk(id, &e))).await?;
-        self.table
-            .write(Change::Bury {
-                id,
-                when,
-                forgotten: deletion.forgotten,
-            })
-            .await?;
+        let bury = || Change::Bury {
+            id,
+            when,
+            forgotten: deletion.forgotten,
+        };
+        if self.table.write(bury()).await.is_err() {
+            // A full disk takes no record before what was deleted has gone. To the next life of the
+            // store it is the same: a volume that has no tree is lost.
+            let store = self.store.clone();
+            blocking(move || store.empty_trash(id).map_err(|e| disk(id, &e))).await?;
+            self.table.write(bury()).await?;
+        }
         drop(turn);
         let this = self.clone();
         tokio::spawn(async move {

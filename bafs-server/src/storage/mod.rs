@@ -108,9 +108,11 @@ impl Storage {
         let known: std::collections::BTreeSet<_> = volumes.rows().map(|row| row.spec.id).collect();
         let swept = store.clone();
         blocking(move || {
-            swept
-                .sweep(|id| known.contains(&id))
-                .map_err(|e| Error::new(ErrorCode::ServerFault, format!("sweep of the store: {e}")))
+            swept.sweep(|id| known.contains(&id)).map_err(|e| {
+                Error::new(ErrorCode::ServerFault, format!("sweep of the store: {e}"))
+            })?;
+            swept.keep_reserve();
+            Ok(())
         })
         .await?;
         Ok(Arc::new(Self {

@@ -5,6 +5,7 @@
 //! server-id     the id of the server, made once
 //! lives         how often the store was opened
 //! table.redb    the durable table
+//! reserve       room for what a start writes when the disk is full
 //! making/ID     a volume on its way: its content is in `tree`
 //! volumes/ID    a volume in place; `writer` names the agent that writes it, `lock` is held by who
 //!               accounts for it
@@ -15,7 +16,7 @@
 //! ```
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,6 +33,9 @@ const REMOVE_ATTEMPTS: u32 = 5;
 
 /// Pause between the attempts.
 const REMOVE_PAUSE: Duration = Duration::from_millis(50);
+
+/// Bytes of the reserve: several times what the table and the counter of lives write at a start.
+const RESERVE_BYTES: usize = 1 << 20;
 
 /// The directories of one store. While it lives, no other process can open the store.
 #[derive(Debug)]
@@ -76,6 +80,11 @@ impl Store {
             }
             other => fault(&other),
         })?;
+        // First of all, and without writing anything: this may be what a full disk is full of.
+        let _ = fs::remove_file(root.join("reserve"));
+        for part in ["making", "trash"] {
+            empty(&root.join(part)).map_err(|e| fault(&e))?;
+        }
         let life = Life::begin(root).map_err(|e| fault(&e))?;
         Ok(Self {
             root: root.to_owned(),
@@ -199,8 +208,20 @@ impl Store {
         Ok(())
     }
 
-    /// Removes what earlier lives of the server left: half-made volumes, trash, and volumes that
-    /// `known` does not know.
+    /// Keeps room for the next start, if there is any. Blocks.
+    pub(super) fn keep_reserve(&self) {
+        let path = self.root.join("reserve");
+        let kept = File::create(&path).and_then(|mut file| {
+            file.write_all(&vec![0; RESERVE_BYTES])
+                .and_then(|()| file.sync_all())
+        });
+        if kept.is_err() {
+            // On a full disk a part of it would only be in the way.
+            let _ = fs::remove_file(path);
+        }
+    }
+
+    /// Removes the volumes of earlier lives of the server that `known` does not know.
     pub(super) fn sweep(&self, known: impl Fn(VolumeId) -> bool) -> io::Result<()> {
         for entry in fs::read_dir(self.root.join("volumes"))? {
             let entry = entry?;
@@ -209,17 +230,20 @@ impl Store {
                 remove_tree(&entry.path())?;
             }
         }
-        for part in ["making", "trash"] {
-            for entry in fs::read_dir(self.root.join(part))? {
-                remove_tree(&entry?.path())?;
-            }
-        }
         Ok(())
     }
 
     fn making(&self, id: VolumeId) -> PathBuf {
         self.root.join("making").join(id.to_string())
     }
+}
+
+/// Removes everything in a directory.
+fn empty(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        remove_tree(&entry?.path())?;
+    }
+    Ok(())
 }
 
 /// Removes a tree, also directories that their owner made read-only and, after a pause, what was
@@ -291,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sweep_keeps_known_volumes_only() {
+    fn the_sweep_keeps_known_volumes_and_a_start_nothing_half_made() {
         let directory = tempfile::tempdir().expect("directory");
         let store = Store::open(directory.path()).expect("open");
         for id in [VolumeId(1), VolumeId(2)] {
@@ -306,6 +330,8 @@ mod tests {
         store.sweep(|id| id == VolumeId(1)).expect("sweep");
         assert!(store.tree(VolumeId(1)).join("locked/f").exists());
         assert!(!store.tree(VolumeId(2)).exists());
+        drop(store);
+        Store::open(directory.path()).expect("open again");
         assert_eq!(
             fs::read_dir(directory.path().join("making"))
                 .expect("making")

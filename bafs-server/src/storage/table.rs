@@ -115,7 +115,7 @@ impl Shared {
         let opened = unharmed(|| {
             // The old one holds the lock of the file.
             drop(database.take());
-            Database::create(&self.path).map_err(|e| fault(&e))
+            Database::create(&self.path).map_err(fault)
         });
         match opened {
             Ok(opened) => *database = Some(opened),
@@ -142,8 +142,8 @@ impl Table {
         let doing = format!("volume table {}", path.display());
         let broken = |error: Error| error.context(&doing);
         let opened = unharmed(|| {
-            let mut database = Database::create(path).map_err(|e| fault(&e))?;
-            if !database.check_integrity().map_err(|e| fault(&e))? {
+            let mut database = Database::create(path).map_err(fault)?;
+            if !database.check_integrity().map_err(fault)? {
                 tracing::warn!(path = %path.display(), "the volume table was damaged and mended");
             }
             let loaded = make_and_load(&database)?;
@@ -159,7 +159,7 @@ impl Table {
         std::thread::Builder::new()
             .name("bafs-table".to_owned())
             .spawn(move || write_all(&written, changes))
-            .map_err(|e| broken(fault(&e)))?;
+            .map_err(|e| broken(fault(redb::Error::Io(e))))?;
         Ok((Self { database, writer }, loaded))
     }
 
@@ -185,14 +185,14 @@ impl Table {
         let database = self.database.clone();
         tokio::task::spawn_blocking(move || {
             database.with(|database| {
-                let reading = database.begin_read().map_err(|e| fault(&e))?;
-                let receipts = reading.open_table(RECEIPTS).map_err(|e| fault(&e))?;
-                let found = receipts.get(id.0).map_err(|e| fault(&e))?;
+                let reading = database.begin_read().map_err(fault)?;
+                let receipts = reading.open_table(RECEIPTS).map_err(fault)?;
+                let found = receipts.get(id.0).map_err(fault)?;
                 found.map(|record| decode(record.value())).transpose()
             })
         })
         .await
-        .map_err(|e| fault(&e))?
+        .map_err(|e| Error::new(ErrorCode::ServerFault, e.to_string()))?
     }
 }
 
@@ -226,34 +226,34 @@ fn unharmed<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
 }
 
 fn commit<'a>(database: &Database, changes: impl Iterator<Item = &'a Change>) -> Result<()> {
-    let writing = database.begin_write().map_err(|e| fault(&e))?;
+    let writing = database.begin_write().map_err(fault)?;
     for change in changes {
         apply(&writing, change)?;
     }
-    writing.commit().map_err(|e| fault(&e))
+    writing.commit().map_err(fault)
 }
 
 fn apply(writing: &WriteTransaction, change: &Change) -> Result<()> {
-    let mut volumes = writing.open_table(VOLUMES).map_err(|e| fault(&e))?;
+    let mut volumes = writing.open_table(VOLUMES).map_err(fault)?;
     match change {
         Change::Keep(record) => {
             volumes
                 .insert(record.spec.id.0, &*encode(record)?)
-                .map_err(|e| fault(&e))?;
+                .map_err(fault)?;
         }
         Change::Drop(id) => {
-            volumes.remove(id.0).map_err(|e| fault(&e))?;
+            volumes.remove(id.0).map_err(fault)?;
         }
         Change::Bury {
             id,
             when,
             forgotten,
         } => {
-            volumes.remove(id.0).map_err(|e| fault(&e))?;
-            let mut gone = writing.open_table(GONE).map_err(|e| fault(&e))?;
-            gone.insert(id.0, when.0).map_err(|e| fault(&e))?;
+            volumes.remove(id.0).map_err(fault)?;
+            let mut gone = writing.open_table(GONE).map_err(fault)?;
+            gone.insert(id.0, when.0).map_err(fault)?;
             if let Some(forgotten) = forgotten {
-                gone.remove(forgotten.0).map_err(|e| fault(&e))?;
+                gone.remove(forgotten.0).map_err(fault)?;
             }
         }
         Change::Receipt(id, record) => keep_receipt(writing, *id, record)?,
@@ -262,63 +262,58 @@ fn apply(writing: &WriteTransaction, change: &Change) -> Result<()> {
 }
 
 fn keep_receipt(writing: &WriteTransaction, id: ExtractId, record: &ReceiptRecord) -> Result<()> {
-    let mut receipts = writing.open_table(RECEIPTS).map_err(|e| fault(&e))?;
-    let mut order = writing.open_table(RECEIPT_ORDER).map_err(|e| fault(&e))?;
+    let mut receipts = writing.open_table(RECEIPTS).map_err(fault)?;
+    let mut order = writing.open_table(RECEIPT_ORDER).map_err(fault)?;
     let known = receipts
         .insert(id.0, &*encode(record)?)
-        .map_err(|e| fault(&e))?
+        .map_err(fault)?
         .is_some();
     if known {
         return Ok(());
     }
     let last = order
         .last()
-        .map_err(|e| fault(&e))?
+        .map_err(fault)?
         .map_or(0, |(number, _)| number.value());
-    order.insert(last + 1, id.0).map_err(|e| fault(&e))?;
-    if receipts.len().map_err(|e| fault(&e))? > RECEIPTS_MAX {
-        let oldest = order
-            .pop_first()
-            .map_err(|e| fault(&e))?
-            .map(|(_, id)| id.value());
+    order.insert(last + 1, id.0).map_err(fault)?;
+    if receipts.len().map_err(fault)? > RECEIPTS_MAX {
+        let oldest = order.pop_first().map_err(fault)?.map(|(_, id)| id.value());
         if let Some(oldest) = oldest {
-            receipts.remove(oldest).map_err(|e| fault(&e))?;
+            receipts.remove(oldest).map_err(fault)?;
         }
     }
     Ok(())
 }
 
 fn make_and_load(database: &Database) -> Result<Loaded> {
-    let writing = database.begin_write().map_err(|e| fault(&e))?;
+    let writing = database.begin_write().map_err(fault)?;
     for table in [VOLUMES, RECEIPTS] {
-        writing.open_table(table).map_err(|e| fault(&e))?;
+        writing.open_table(table).map_err(fault)?;
     }
-    writing.open_table(GONE).map_err(|e| fault(&e))?;
-    writing.open_table(RECEIPT_ORDER).map_err(|e| fault(&e))?;
-    writing.commit().map_err(|e| fault(&e))?;
+    writing.open_table(GONE).map_err(fault)?;
+    writing.open_table(RECEIPT_ORDER).map_err(fault)?;
+    writing.commit().map_err(fault)?;
 
-    let reading = database.begin_read().map_err(|e| fault(&e))?;
+    let reading = database.begin_read().map_err(fault)?;
     let mut loaded = Loaded {
         volumes: Vec::new(),
         gone: Vec::new(),
     };
     for row in reading
         .open_table(VOLUMES)
-        .map_err(|e| fault(&e))?
+        .map_err(fault)?
         .iter()
-        .map_err(|e| fault(&e))?
+        .map_err(fault)?
     {
-        loaded
-            .volumes
-            .push(decode(row.map_err(|e| fault(&e))?.1.value())?);
+        loaded.volumes.push(decode(row.map_err(fault)?.1.value())?);
     }
     for row in reading
         .open_table(GONE)
-        .map_err(|e| fault(&e))?
+        .map_err(fault)?
         .iter()
-        .map_err(|e| fault(&e))?
+        .map_err(fault)?
     {
-        let (id, when) = row.map_err(|e| fault(&e))?;
+        let (id, when) = row.map_err(fault)?;
         loaded.gone.push((VolumeId(id.value()), Time(when.value())));
     }
     Ok(loaded)
@@ -341,8 +336,11 @@ fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
     }
 }
 
-fn fault(error: &dyn std::fmt::Display) -> Error {
-    Error::new(ErrorCode::ServerFault, error.to_string())
+fn fault(error: impl Into<redb::Error>) -> Error {
+    match error.into() {
+        redb::Error::Io(error) => crate::fault::of_disk("volume table", &error),
+        error => Error::new(ErrorCode::ServerFault, error.to_string()),
+    }
 }
 
 #[cfg(test)]
