@@ -8,10 +8,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub use crate::cache::Blocks;
-
 use crate::allotment::{Allot, Allotments};
-pub use crate::cache::InvalidateVolume;
+pub use crate::cache::{Blocks, InvalidateVolume};
 use crate::cache::{
     CacheMember, CacheStatus, JoinCache, JoinedCache, ShowCache, WarmCache, Warming,
 };
@@ -23,7 +21,9 @@ use crate::ids::{
     AgentId, BlockIndex, Epoch, ExecutionId, ExtractId, FileIndex, HandleId, InodeNo, ServerId,
     VolumeId,
 };
-use crate::replica::{FileMap, ListVolumeTree, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles};
+use crate::replica::{
+    FileMap, ListVolumeTree, MapVolumeFile, ReadSources, ReadVolumeFile, ReadVolumeFiles,
+};
 use crate::token::Token;
 use crate::volume::{VolumeSpec, VolumeStatus};
 
@@ -123,8 +123,7 @@ macro_rules! calls {
 }
 
 fn wrong_reply(call: &str, reply: &Reply) -> Error {
-    let text = format!("{reply:?}");
-    let head: String = text.chars().take(40).collect();
+    let head: String = format!("{reply:?}").chars().take(40).collect();
     Error::new(
         ErrorCode::Malformed,
         format!("answer to {call} is of another kind: {head}"),
@@ -176,6 +175,7 @@ calls! {
     ReadVolumeFiles => SourceData,
     MapVolumeFile => FileMap,
     PutFile => PutReceipt,
+    ReadSources => SourceData,
 }
 
 /// Done, nothing to say.
