@@ -537,6 +537,10 @@ pub struct TreeSession {
     /// Names the present life of the server's machine: what was written and not yet synced is
     /// there as long as it is the same.
     pub machine: u64,
+    /// So many files the agent may have open of which it says so before the server has opened
+    /// them: the server keeps descriptors for them. At most
+    /// [`EARLY_HANDLES_MAX`](crate::limits::EARLY_HANDLES_MAX).
+    pub early_handles: u32,
 }
 
 /// Runs operations in order; each answers for itself. Also renews the lease (no operations).
