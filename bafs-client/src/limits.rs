@@ -118,10 +118,6 @@ pub(crate) const DIRECTORY_PAGES_MAX: usize = 8;
 /// Names of one volume that are known by their directories, at about 60 bytes.
 pub(crate) const NAMES_KNOWN_MAX: usize = 1 << 20;
 
-/// While a session has so many files open, whoever opened them, more are opened by the server,
-/// which may run out of descriptors and then says so.
-pub(crate) const EARLY_HANDLES_MAX: usize = 2048;
-
 /// First pause after an operation that did not reach its server, in milliseconds; doubles up to
 /// the longest.
 pub(crate) const PAUSE_MS_MIN: u64 = 20;

@@ -7,17 +7,45 @@
 mod serving;
 mod shown;
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, FileTimes, OpenOptions, Permissions};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use nix::libc;
 use serving::Fault;
 use shown::{Kind, Shown, can_mount, skip, writable_kinds};
+
+#[test]
+fn a_file_that_is_read_without_a_trace_keeps_its_time() {
+    writable_kinds(
+        "a_file_that_is_read_without_a_trace_keeps_its_time",
+        |shown| {
+            let stored = shown.store.path().join("quiet");
+            fs::write(&stored, "content").unwrap();
+            let long_ago = UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+            let times = FileTimes::new()
+                .set_accessed(long_ago)
+                .set_modified(long_ago);
+            let file = OpenOptions::new().write(true).open(&stored).unwrap();
+            file.set_times(times).unwrap();
+            let mut quiet = OpenOptions::new();
+            quiet.read(true).custom_flags(libc::O_NOATIME);
+            let mut file = quiet.open(shown.path().join("quiet")).unwrap();
+            let mut found = String::new();
+            file.read_to_string(&mut found).unwrap();
+            drop(file);
+            assert_eq!(found, "content");
+            for path in [stored, shown.path().join("quiet")] {
+                let accessed = fs::metadata(path).unwrap().accessed().unwrap();
+                assert_eq!(accessed, long_ago);
+            }
+        },
+    );
+}
 
 #[test]
 fn files_are_written_and_read() {
@@ -122,7 +150,7 @@ fn attributes_are_kept() {
         std::os::unix::fs::chown(&path, Some(1234), Some(2345)).unwrap();
         let metadata = fs::metadata(&path).unwrap();
         assert_eq!((metadata.uid(), metadata.gid()), (1234, 2345));
-        let long_ago = std::time::UNIX_EPOCH - Duration::from_millis(1_500);
+        let long_ago = UNIX_EPOCH - Duration::from_millis(1_500);
         File::open(&path).unwrap().set_modified(long_ago).unwrap();
         let metadata = fs::metadata(&path).unwrap();
         assert_eq!((metadata.mtime(), metadata.mtime_nsec()), (-2, 500_000_000));

@@ -104,6 +104,7 @@ fn need(address: &str, request: &Request) -> Result<Need> {
         Request::ListSource(call) => (Resource::Home(call.path.clone()), READ),
         Request::StatSource(call) => (Resource::Home(call.path.clone()), READ),
         Request::ReadSource(call) => (Resource::Home(call.path.clone()), READ),
+        Request::ReadSources(call) => (Resource::Home(call.path.clone()), READ),
         Request::CreateVolume(call) => (Resource::Volume(call.spec.id), MANAGE),
         Request::ListVolumes(_) => (Resource::Volumes, READ),
         Request::ShowVolume(call) => (Resource::Volume(call.volume), MANAGE),

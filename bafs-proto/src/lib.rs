@@ -40,7 +40,7 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// pieces of an upload under way, maps of sparse files; 10 = volumes live longer once they hold
 /// results; who joins a cache learns where its blocks were before, and a server that lacks blocks
 /// says who may have them; 11 = copies of volumes that are made from an older one.
-pub const PROTOCOL_VERSION: u32 = 11;
+pub const PROTOCOL_VERSION: u32 = 12;
 
 /// Application-layer protocol name that both ends of a connection must offer.
 pub const ALPN: &[u8] = b"bafs/1";

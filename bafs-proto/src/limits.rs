@@ -42,6 +42,10 @@ pub const XATTR_BYTES_MAX: usize = 64 << 10;
 /// Longest text that travels in an error, in bytes.
 pub const ERROR_DETAIL_BYTES_MAX: usize = 1024;
 
+/// Most files that one session has open before its server has opened them; further ones are
+/// opened by the server, which may run out of descriptors and then says so.
+pub const EARLY_HANDLES_MAX: u32 = 2048;
+
 /// Most file operations in one batch.
 pub const OPS_MAX: usize = 4096;
 

@@ -8,10 +8,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub use crate::cache::Blocks;
-
 use crate::allotment::{Allot, Allotments};
-pub use crate::cache::InvalidateVolume;
+pub use crate::cache::{Blocks, InvalidateVolume};
 use crate::cache::{
     CacheMember, CacheStatus, JoinCache, JoinedCache, ShowCache, WarmCache, Warming,
 };
@@ -23,7 +21,9 @@ use crate::ids::{
     AgentId, BlockIndex, Epoch, ExecutionId, ExtractId, FileIndex, HandleId, InodeNo, ServerId,
     VolumeId,
 };
-use crate::replica::{FileMap, ListVolumeTree, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles};
+use crate::replica::{
+    FileMap, ListVolumeTree, MapVolumeFile, ReadSources, ReadVolumeFile, ReadVolumeFiles,
+};
 use crate::token::Token;
 use crate::volume::{VolumeSpec, VolumeStatus};
 
@@ -123,8 +123,7 @@ macro_rules! calls {
 }
 
 fn wrong_reply(call: &str, reply: &Reply) -> Error {
-    let text = format!("{reply:?}");
-    let head: String = text.chars().take(40).collect();
+    let head: String = format!("{reply:?}").chars().take(40).collect();
     Error::new(
         ErrorCode::Malformed,
         format!("answer to {call} is of another kind: {head}"),
@@ -176,6 +175,7 @@ calls! {
     ReadVolumeFiles => SourceData,
     MapVolumeFile => FileMap,
     PutFile => PutReceipt,
+    ReadSources => SourceData,
 }
 
 /// Done, nothing to say.
@@ -537,6 +537,10 @@ pub struct TreeSession {
     /// Names the present life of the server's machine: what was written and not yet synced is
     /// there as long as it is the same.
     pub machine: u64,
+    /// So many files the agent may have open of which it says so before the server has opened
+    /// them: the server keeps descriptors for them. At most
+    /// [`EARLY_HANDLES_MAX`](crate::limits::EARLY_HANDLES_MAX).
+    pub early_handles: u32,
 }
 
 /// Runs operations in order; each answers for itself. Also renews the lease (no operations).

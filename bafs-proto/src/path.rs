@@ -35,6 +35,15 @@ pub fn check_relative(path: &str) -> Result<()> {
     Ok(())
 }
 
+/// The path of what is at `path` below `base`; either may be empty.
+pub fn join(base: &str, path: &str) -> String {
+    match (base, path) {
+        (base, "") => base.to_owned(),
+        ("", path) => path.to_owned(),
+        (base, path) => format!("{base}/{path}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

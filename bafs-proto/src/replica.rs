@@ -1,5 +1,5 @@
 //! What is asked of a scratch volume to make a copy of it: its tree, ranges of its files, many
-//! small files at once, and where large ones have data.
+//! small files at once, and where large ones have data. Small files of a home come so, too.
 
 use serde::{Deserialize, Serialize};
 
@@ -35,10 +35,10 @@ pub struct ReadVolumeFile {
     pub known: Vec<Digest>,
 }
 
-/// A file of a scratch volume, as a listing showed it.
+/// A file of a scratch volume or of a home, as a listing showed it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VolumeFile {
-    /// Path in the volume.
+pub struct ListedFile {
+    /// Path below what was listed; empty for that itself.
     pub path: String,
     /// What the file must still be; otherwise `SourceChanged`.
     pub identity: SourceIdentity,
@@ -51,10 +51,22 @@ pub struct ReadVolumeFiles {
     /// Which volume.
     pub volume: VolumeId,
     /// Which files; together at most a body.
-    pub files: Vec<VolumeFile>,
+    pub files: Vec<ListedFile>,
     /// Of each file, digests of pieces that the caller has already; of files that are not listed
     /// none.
     pub known: Vec<Vec<Digest>>,
+}
+
+/// Reads small files of a home whole; they follow each other in the body of the reply, and the
+/// digests of their pieces in its header.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadSources {
+    /// What was listed: a path below the export.
+    pub path: String,
+    /// Which files; together at most a body.
+    pub files: Vec<ListedFile>,
+    /// The digests of the reply cover pieces of this many bytes of each.
+    pub block_bytes: u32,
 }
 
 /// Asks where a file of a scratch volume has data: the holes of a sparse one need not travel.
@@ -63,7 +75,7 @@ pub struct MapVolumeFile {
     /// Which volume.
     pub volume: VolumeId,
     /// Which file.
-    pub file: VolumeFile,
+    pub file: ListedFile,
     /// From this byte on.
     pub from: u64,
 }

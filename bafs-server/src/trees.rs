@@ -2,6 +2,7 @@
 //!
 //! Executes no file operation itself (that is `bafs-tree`) and checks no right (the servers do).
 
+mod descriptors;
 mod replay;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -28,6 +29,7 @@ use tokio::sync::watch;
 use crate::clock;
 use crate::counters::Counters;
 use crate::lives;
+use descriptors::early_handles;
 use replay::{Answer, Begin, Replay};
 
 /// A session ends when it is silent for so long, in milliseconds.
@@ -71,6 +73,8 @@ struct State {
 /// One agent's session.
 struct Open {
     writable: bool,
+    /// Descriptors that are kept for what its agent opens early.
+    early_handles: u32,
     last_seen: Mutex<Time>,
     replay: Mutex<Replay>,
     /// The last batch of the agent's chain that has run.
@@ -132,21 +136,23 @@ impl TreeSessions {
         } else {
             own
         };
-        let session = Arc::new(Open {
+        let session = Open {
             writable,
+            early_handles: 0,
             last_seen: Mutex::new(clock::now()),
             replay: Mutex::default(),
             last_in_order: watch::Sender::new(0),
             in_order_runs: AtomicBool::new(false),
             chain_failed: AtomicBool::new(false),
             session: RwLock::new(Some(own)),
-        });
-        let (epoch, earlier) = self.lock().insert(name, session)?;
+        };
+        let (epoch, early_handles, earlier) = self.lock().insert(name, session)?;
         end(earlier).await;
         Ok(TreeSession {
             epoch,
             lease_ms: LEASE_MS,
             machine,
+            early_handles,
         })
     }
 
@@ -366,7 +372,7 @@ impl Shared {
 
 impl State {
     /// Adds a session and takes out those that it fences.
-    fn insert(&mut self, name: TreeRef, session: Arc<Open>) -> Result<(Epoch, Vec<Arc<Open>>)> {
+    fn insert(&mut self, name: TreeRef, mut session: Open) -> Result<(Epoch, u32, Vec<Arc<Open>>)> {
         if self.dropped.contains(&name) {
             return Err(lost(&name));
         }
@@ -381,8 +387,13 @@ impl State {
         };
         self.last_epoch += 1;
         let epoch = Epoch(self.last_epoch);
-        self.sessions.insert((name, epoch), session);
-        Ok((epoch, earlier))
+        if session.writable {
+            let kept = self.sessions.values().map(|open| open.early_handles);
+            session.early_handles = early_handles(kept.map(u64::from).sum());
+        }
+        let early_handles = session.early_handles;
+        self.sessions.insert((name, epoch), Arc::new(session));
+        Ok((epoch, early_handles, earlier))
     }
 
     /// Takes the writers of a volume out. With them come those whose lease ran out while an

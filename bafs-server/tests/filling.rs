@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bafs_proto::ErrorCode;
 use bafs_proto::message::SourceKind;
 use bafs_proto::volume::{VolumeSpec, VolumeState};
+use bafs_server::home;
 use storage_world::{A, HOME, Home, World, from_home, from_volume, noise, spec, tree};
 
 const B: &str = "b:1";
@@ -114,4 +115,39 @@ async fn small_files_of_a_replica_come_in_packs() {
     let calls = world.counter(A, "calls.ReadVolumeFile").await
         + world.counter(A, "calls.ReadVolumeFiles").await;
     assert!(calls <= 2, "{calls} calls for 300 small files");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn small_files_of_a_home_come_in_packs() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let root = tempfile::tempdir().expect("root");
+    let content = |number: usize| noise(number * 50, number as u64);
+    for number in 0..300 {
+        let directory = root.path().join(format!("in/{}", number % 3));
+        std::fs::create_dir_all(&directory).expect("directory");
+        std::fs::write(directory.join(format!("{number:03}")), content(number)).expect("write");
+    }
+    let large = noise(1_500_000, 7);
+    std::fs::write(root.path().join("in/large"), &large).expect("write");
+    let verifier = world.config(store.path()).identity.verifier;
+    let home = home::Home::open(root.path(), verifier, None).expect("home");
+    world.network.listen(HOME, home);
+    let _node = world.node(A, world.config(store.path())).await;
+    let many = VolumeSpec {
+        size_files: 400,
+        ..spec(1, from_home("in"))
+    };
+    let filled = world.create(A, many).await.expect("create");
+    assert_eq!(filled.state, VolumeState::Ready, "{filled:?}");
+    for number in 0..300 {
+        let path = format!("{}/{number:03}", number % 3);
+        let found = std::fs::read(tree(store.path(), 1).join(&path)).expect("read");
+        assert!(found == content(number), "{path}");
+    }
+    let found = std::fs::read(tree(store.path(), 1).join("large")).expect("read");
+    assert!(found == large);
+    // Those of 2.2 MB in packs of 1 MiB at most, and the large one by pieces.
+    let packs = world.counter(HOME, "calls.ReadSources").await;
+    let pieces = world.counter(HOME, "calls.ReadSource").await;
+    assert!(packs <= 4 && pieces == 2, "{packs} packs, {pieces} pieces");
 }

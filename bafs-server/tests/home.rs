@@ -67,32 +67,6 @@ async fn a_long_listing_comes_in_pages_without_gap_or_repetition() {
 }
 
 #[tokio::test]
-async fn a_range_is_read_with_its_digests_and_a_change_is_noticed() {
-    let world = World::new();
-    let content: Vec<u8> = (0..10_000_u32).map(|n| n as u8).collect();
-    world.file("d/f", &content);
-    let identity = world.identity("d/f").await;
-    let (data, body) = world
-        .send(&world.token, read("d/f", identity, 4096, 1 << 20), b"")
-        .await
-        .expect("read");
-    assert_eq!(body, content[4096..]);
-    let digests: Vec<_> = content[4096..].chunks(4096).map(Digest::of).collect();
-    assert_eq!(data.digests, digests);
-    assert_eq!(world.counter("home_read_bytes").await, 10_000 - 4096);
-    world.file("d/f", b"changed");
-    assert_eq!(
-        code(world.call(read("d/f", identity, 0, 10)).await),
-        ErrorCode::SourceChanged
-    );
-    fs::remove_file(world.root.path().join("d/f")).expect("remove");
-    assert_eq!(
-        code(world.call(read("d/f", identity, 0, 10)).await),
-        ErrorCode::SourceChanged
-    );
-}
-
-#[tokio::test]
 async fn nothing_outside_and_nothing_private_is_reached() {
     let world = World::new();
     world.file("in/f", b"x");

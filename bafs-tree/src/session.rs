@@ -298,7 +298,8 @@ impl Session {
         let access = if writes { OFlags::RDWR } else { OFlags::RDONLY };
         let open = || match anchor.open(access | (wanted & kept)) {
             Err(errno::ACCESS) if writes => anchor.open(OFlags::WRONLY | (wanted & kept)),
-            Err(errno::PERM) => anchor.open(access | (wanted & OFlags::TRUNC)),
+            // Whoever asks may have the right, and this process not.
+            Err(errno::PERM) => anchor.open(access | (wanted & kept.difference(OFlags::NOATIME))),
             other => other,
         };
         let open = || match open() {

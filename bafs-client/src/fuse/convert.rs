@@ -129,7 +129,8 @@ fn file_time(time: SystemTime) -> FileTime {
 /// Appending is said with each write instead: the kernel also writes mapped pages through any
 /// handle, and at their own place. Direct I/O has no meaning beyond this kernel.
 pub(super) fn open_flags(flags: i32) -> i32 {
-    flags & (libc::O_ACCMODE | libc::O_TRUNC | libc::O_SYNC | libc::O_DSYNC)
+    let about_access = libc::O_ACCMODE | libc::O_TRUNC | libc::O_NOATIME;
+    flags & (about_access | libc::O_SYNC | libc::O_DSYNC)
 }
 
 /// As [`open_flags`], for a file that is made at the same time.

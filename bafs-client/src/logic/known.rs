@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 
 use bafs_proto::file_op::{Attr, FileOp, Name};
 use bafs_proto::ids::{Epoch, HandleId, InodeNo};
-
-use crate::limits::EARLY_HANDLES_MAX;
+use bafs_proto::limits::EARLY_HANDLES_MAX;
 
 /// Numbers that we give to files whose own number is taken start here; servers give their own
 /// spare numbers above.
@@ -28,6 +27,8 @@ pub struct Known {
     by_server: BTreeMap<InodeNo, InodeNo>,
     handles: BTreeMap<HandleId, Handle>,
     last_handle: u64,
+    /// While so many are open, whoever opened them, more are opened by the server.
+    early_handles: u32,
     spares: u64,
 }
 
@@ -98,6 +99,7 @@ impl Known {
             by_server: BTreeMap::new(),
             handles: BTreeMap::new(),
             last_handle: 0,
+            early_handles: EARLY_HANDLES_MAX,
             spares: 0,
         };
         known.files.insert(InodeNo::ROOT, File::default());
@@ -110,6 +112,11 @@ impl Known {
         self.epoch = epoch;
         self.by_server.clear();
         self.settle(InodeNo::ROOT, InodeNo::ROOT);
+    }
+
+    /// The present session keeps descriptors for so many files that are opened before it does.
+    pub fn allow_early(&mut self, handles: u32) {
+        self.early_handles = handles;
     }
 
     /// The session that the numbers belong to.
@@ -417,7 +424,7 @@ impl Known {
 
     /// Whether so few files are open that the server surely opens one more.
     pub fn opens_surely(&self) -> bool {
-        self.handles.len() < EARLY_HANDLES_MAX
+        self.handles.len() < self.early_handles as usize
     }
 
     /// Whether no session was ever told of a handle.
@@ -609,6 +616,25 @@ mod tests {
 
     fn known() -> Known {
         Known::new(Epoch(1))
+    }
+
+    #[test]
+    fn as_many_files_are_opened_early_as_the_session_keeps_descriptors_for() {
+        let mut known = known();
+        known.allow_early(2);
+        let opening = Opening {
+            ino: InodeNo::ROOT,
+            flags: 0,
+            is_directory: false,
+        };
+        let (first, _) = known.open_given(opening);
+        assert!(known.opens_surely());
+        known.open_unseen(opening);
+        assert!(!known.opens_surely());
+        known.close(first);
+        assert!(known.opens_surely());
+        known.allow_early(0);
+        assert!(!known.opens_surely());
     }
 
     #[test]

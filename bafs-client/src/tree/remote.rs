@@ -147,6 +147,8 @@ impl RemoteTree {
             .pool
             .call_until(&server.address, &server.token, call, Bytes::new(), deadline)
             .await?;
+        let mut known = Known::new(opened.epoch);
+        known.allow_early(opened.early_handles);
         let session = Arc::new(Session {
             server,
             tree,
@@ -154,7 +156,7 @@ impl RemoteTree {
             writable,
             fate,
             link: Mutex::new(Link::new(opened)),
-            known: Mutex::new(Known::new(opened.epoch)),
+            known: Mutex::new(known),
             turn: tokio::sync::Mutex::default(),
             renaming: AtomicUsize::new(0),
             forgets: Mutex::new((opened.epoch, Vec::new())),
@@ -538,7 +540,11 @@ impl Session {
     /// A new life of the server knows the session; files and handles are found when needed.
     pub(super) fn relink(&self, opened: TreeSession) {
         // The table first: whoever has the new link finds the table of the new session.
-        self.known().begin(opened.epoch);
+        {
+            let mut known = self.known();
+            known.begin(opened.epoch);
+            known.allow_early(opened.early_handles);
+        }
         *lock(&self.link) = Link::new(opened);
     }
 

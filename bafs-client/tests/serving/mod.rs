@@ -16,6 +16,7 @@ use bafs_client::tree::Server;
 use bafs_proto::file_op::{Errno, FileOp};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{Epoch, VolumeId};
+use bafs_proto::limits::EARLY_HANDLES_MAX;
 use bafs_proto::message::{
     Blocks, Done, FileResults, ManifestPage, Reply, Request, RunFileOps, SourceEntry,
     SourceIdentity, SourceKind, TreeSession,
@@ -157,6 +158,7 @@ impl Fake {
                         epoch: Epoch(epoch),
                         lease_ms,
                         machine: 1,
+                        early_handles: EARLY_HANDLES_MAX,
                     }),
                     Bytes::new(),
                 ))

@@ -28,6 +28,7 @@ use bafs_proto::message::{
 };
 use bafs_proto::net::channel::Listener;
 use bafs_proto::net::{BoxFuture, Incoming, Service};
+use bafs_proto::replica::ReadSources;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::{Resource, Right, Token, Verifier};
 use bafs_proto::{Error, ErrorCode, Result};
@@ -174,6 +175,13 @@ impl Home {
                 self.counters.add("home_read_bytes", bytes.len() as u64);
                 Ok((Reply::ReadSource(data), bytes))
             }
+            Request::ReadSources(call) => {
+                let read = move |home: &Self| home.read_files(&token, &call);
+                let (data, bytes) = self.clone().blocking(read).await?;
+                self.throttle.pass(bytes.len(), deadline).await?;
+                self.counters.add("home_read_bytes", bytes.len() as u64);
+                Ok((Reply::ReadSources(data), bytes))
+            }
             Request::BeginPut(_)
             | Request::PutRange(_)
             | Request::CommitPut(_)
@@ -265,6 +273,10 @@ impl Home {
 
     fn read(&self, token: &Token, call: &ReadSource) -> Result<(SourceData, Bytes)> {
         read(call, || self.find(token, &call.path, Right::Read))
+    }
+
+    fn read_files(&self, token: &Token, call: &ReadSources) -> Result<(SourceData, Bytes)> {
+        reading::read_files(call, |path| self.find(token, path, Right::Read))
     }
 
     async fn open_tree(self: &Arc<Self>, token: Token, call: OpenTree) -> Result<TreeSession> {

@@ -1,11 +1,14 @@
-//! Reads ranges of files below an export, each as it was when it was listed. Checks no rights.
+//! Reads ranges of files below an export, or small ones whole, each as it was when it was listed.
+//! Checks no rights.
 
 use std::fmt::Display;
 use std::os::unix::fs::FileExt;
 
 use bafs_proto::hash::Digest;
-use bafs_proto::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BODY_BYTES_MAX};
+use bafs_proto::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BODY_BYTES_MAX, PAGE_ENTRIES_MAX};
 use bafs_proto::message::{ReadSource, SourceData};
+use bafs_proto::path::join;
+use bafs_proto::replica::ReadSources;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use rustix::fs::fstat;
@@ -68,4 +71,37 @@ pub(crate) fn read(
     }
     let digests = data.chunks(*block_bytes as usize).map(Digest::of).collect();
     Ok((SourceData { digests }, data.into()))
+}
+
+/// Small files that `find` finds by their paths, whole, one after the other.
+///
+/// # Errors
+/// As [`read`], for the first of which it is true.
+pub(super) fn read_files(
+    call: &ReadSources,
+    find: impl Fn(&str) -> Result<Found>,
+) -> Result<(SourceData, Bytes)> {
+    let sizes = call.files.iter().map(|file| file.identity.size);
+    let bytes = sizes.fold(0, u64::saturating_add);
+    if bytes > u64::from(BODY_BYTES_MAX) || call.files.len() > PAGE_ENTRIES_MAX {
+        let text = format!(
+            "{bytes} bytes of {} files are more than one reply carries",
+            call.files.len()
+        );
+        return Err(Error::new(ErrorCode::Malformed, text));
+    }
+    let (mut digests, mut body) = (Vec::new(), Vec::new());
+    for file in &call.files {
+        let whole = ReadSource {
+            path: join(&call.path, &file.path),
+            identity: file.identity,
+            offset: 0,
+            length: BODY_BYTES_MAX,
+            block_bytes: call.block_bytes,
+        };
+        let (data, bytes) = read(&whole, || find(&whole.path))?;
+        digests.extend(data.digests);
+        body.extend_from_slice(&bytes);
+    }
+    Ok((SourceData { digests }, body.into()))
 }

@@ -9,6 +9,7 @@ use bafs_proto::message::{
 };
 use bafs_proto::net::BoxFuture;
 use bafs_proto::net::pool::Pool;
+use bafs_proto::replica::ReadSources;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bytes::Bytes;
@@ -57,6 +58,23 @@ impl Home for BafsHome {
         &'a self,
         token: &'a Token,
         call: ReadSource,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
+        let body = Bytes::new();
+        let asked = self
+            .pool
+            .call_with_body(&self.address, token, call, body, deadline);
+        Box::pin(asked)
+    }
+
+    fn packs(&self) -> bool {
+        true
+    }
+
+    fn read_files<'a>(
+        &'a self,
+        token: &'a Token,
+        call: ReadSources,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
         let body = Bytes::new();

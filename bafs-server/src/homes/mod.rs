@@ -28,6 +28,7 @@ use bafs_proto::message::{
 use bafs_proto::net::BoxFuture;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::path::check_relative;
+use bafs_proto::replica::ReadSources;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::{Resource, Right, Token, Verifier};
 use bafs_proto::{Error, ErrorCode, Result};
@@ -81,6 +82,23 @@ trait Home: Send + Sync {
         call: ReadSource,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<(SourceData, Bytes)>>;
+
+    /// Whether it gives many small files in one answer.
+    fn packs(&self) -> bool {
+        false
+    }
+
+    /// Small files that are still what they were, whole, with the digests of their pieces; from a
+    /// home that packs.
+    fn read_files<'a>(
+        &'a self,
+        _token: &'a Token,
+        _call: ReadSources,
+        _deadline: Deadline,
+    ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
+        let text = "such a home gives its files one by one";
+        Box::pin(async move { Err(Error::new(ErrorCode::Unsupported, text)) })
+    }
 
     /// Begins an upload or shows where it is. Nothing is visible before the commit.
     fn begin<'a>(&'a self, put: &'a Put, deadline: Deadline) -> BoxFuture<'a, Result<PutProgress>>;
@@ -223,6 +241,27 @@ impl Homes {
     ) -> Result<(SourceData, Bytes)> {
         let home = self.readable(address, token, &call)?;
         until(deadline, || home.read(token, call.clone(), deadline)).await
+    }
+
+    /// Whether the home at an address gives many small files in one answer.
+    pub(crate) fn packs(&self, address: &str) -> bool {
+        self.at(address).is_ok_and(|home| home.packs())
+    }
+
+    /// Small files of a home that packs, asked for again while that fails transiently.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub(crate) async fn read_files_until(
+        &self,
+        address: &str,
+        token: &Token,
+        call: ReadSources,
+        deadline: Deadline,
+    ) -> Result<(SourceData, Bytes)> {
+        let home = self.at(address)?;
+        self.allow(address, token, &call.path, Right::Read)?;
+        until(deadline, || home.read_files(token, call.clone(), deadline)).await
     }
 
     /// Begins an upload or shows where it is.

@@ -92,6 +92,7 @@ impl Node {
             | Request::ListSource(_)
             | Request::StatSource(_)
             | Request::ReadSource(_)
+            | Request::ReadSources(_)
             | Request::BeginPut(_)
             | Request::PutRange(_)
             | Request::CommitPut(_)

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-use bafs_proto::limits::{BODY_BYTES_MAX, PAGE_ENTRIES_MAX};
+use bafs_proto::limits::PAGE_ENTRIES_MAX;
 use bafs_proto::message::{SourceEntry, SourceKind};
 use bafs_proto::path::check_relative;
 use bafs_proto::replica::DataRange;
@@ -133,9 +133,9 @@ impl Taken {
 }
 
 impl Pack {
-    fn takes(&self, entry: &SourceEntry) -> bool {
+    fn takes(&self, entry: &SourceEntry, bytes_max: u64) -> bool {
         self.files.len() < PAGE_ENTRIES_MAX
-            && self.bytes + entry.identity.size <= u64::from(BODY_BYTES_MAX)
+            && self.bytes + entry.identity.size <= bytes_max
             && self.head_bytes + entry_bytes(entry) <= PAGE_BYTES_MAX
     }
 
@@ -251,8 +251,10 @@ impl Filling {
                     progress.declared = progress.declared.saturating_add(entry.identity.size);
                     self.taken.fits(progress.declared, &entry.path)?;
                 }
-                if self.origin.packs() && entry.identity.size <= u64::from(RANGE_BYTES) {
-                    if !progress.pack.takes(entry) {
+                if let Some(bytes_max) = self.origin.pack_bytes_max()
+                    && entry.identity.size <= u64::from(RANGE_BYTES)
+                {
+                    if !progress.pack.takes(entry, bytes_max) {
                         self.send_pack(progress).await?;
                     }
                     progress.pack.add(path, entry.clone());

@@ -8,7 +8,7 @@ use std::path::Path;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::limits::{BLOCK_BYTES_DEFAULT, BODY_BYTES_MAX, PAGE_ENTRIES_MAX, PATH_BYTES_MAX};
 use bafs_proto::message::{SourceData, SourceIdentity, SourceKind, SourcePage};
-use bafs_proto::path::check_relative;
+use bafs_proto::path::{check_relative, join};
 use bafs_proto::replica::{DataRange, FileMap, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles};
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
@@ -232,14 +232,6 @@ impl<'a> Listed<'a> {
             Err(Errno::NXIO) => Ok(None),
             Err(e) => Err(fault(self.path, &e.into())),
         }
-    }
-}
-
-fn join(parent: &str, name: &str) -> String {
-    if parent.is_empty() {
-        name.to_owned()
-    } else {
-        format!("{parent}/{name}")
     }
 }
 

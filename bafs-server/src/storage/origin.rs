@@ -7,11 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::VolumeId;
-use bafs_proto::limits::IO_BYTES_MAX;
+use bafs_proto::limits::{BODY_BYTES_MAX, IO_BYTES_MAX};
 use bafs_proto::message::{ListSource, ReadSource, SourceEntry, SourceKind, SourcePage};
 use bafs_proto::net::pool::Pool;
+use bafs_proto::path::join;
 use bafs_proto::replica::{
-    DataRange, FileMap, ListVolumeTree, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles, VolumeFile,
+    DataRange, FileMap, ListVolumeTree, ListedFile, MapVolumeFile, ReadSources, ReadVolumeFile,
+    ReadVolumeFiles,
 };
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
@@ -56,9 +58,16 @@ impl Origin {
         matches!(self.source, Source::Home { .. })
     }
 
-    /// Whether the source gives many small files in one answer.
-    pub(super) fn packs(&self) -> bool {
-        !self.is_home()
+    /// Most bytes of small files that the source gives in one answer; `None` if it gives them one
+    /// by one. Of a home no more than with any other call: its link may be slow.
+    pub(super) fn pack_bytes_max(&self) -> Option<u64> {
+        match &self.source {
+            Source::Volume { .. } => Some(u64::from(BODY_BYTES_MAX)),
+            Source::Home { address, .. } => {
+                let packs = self.homes.packs(address);
+                packs.then_some(u64::from(RANGE_BYTES))
+            }
+        }
     }
 
     /// Where an entry goes: a source that is one file comes under its own name.
@@ -105,7 +114,7 @@ impl Origin {
             Source::Volume { address, volume } if size > u64::from(RANGE_BYTES) => {
                 let call = MapVolumeFile {
                     volume: *volume,
-                    file: volume_file(entry),
+                    file: listed(entry),
                     from,
                 };
                 let (map, _) = self.ask(address, *volume, call).await?;
@@ -148,19 +157,8 @@ impl Origin {
         files: &[(String, SourceEntry)],
         known: &[Known],
     ) -> Result<Bytes> {
-        let Source::Volume { address, volume } = &self.source else {
-            let text = "a home gives its files one by one";
-            return Err(Error::new(ErrorCode::Unsupported, text));
-        };
-        let call = ReadVolumeFiles {
-            volume: *volume,
-            files: files.iter().map(|(_, entry)| volume_file(entry)).collect(),
-            known: known.iter().map(|known| known.digests.clone()).collect(),
-        };
-        let asked = || async {
-            let (data, body) = self.ask(address, *volume, call.clone()).await?;
-            Ok((data.digests, body))
-        };
+        let listed: Vec<_> = files.iter().map(|(_, entry)| listed(entry)).collect();
+        let asked = || self.fetch_files(&listed, known);
         let checked = |digests: &[Digest], data: &Bytes| {
             let sizes = files.iter().map(|(_, entry)| entry.identity.size);
             older::join(sizes.zip(known), digests, data)
@@ -210,13 +208,8 @@ impl Origin {
                 address,
                 path: base,
             } => {
-                let path = match (base.as_str(), entry.path.as_str()) {
-                    (base, "") => base.to_owned(),
-                    ("", path) => path.to_owned(),
-                    (base, path) => format!("{base}/{path}"),
-                };
                 let call = ReadSource {
-                    path,
+                    path: join(base, &entry.path),
                     identity: entry.identity,
                     offset,
                     length,
@@ -241,6 +234,35 @@ impl Origin {
         result.map(|(data, body)| (data.digests, body))
     }
 
+    async fn fetch_files(
+        &self,
+        files: &[ListedFile],
+        known: &[Known],
+    ) -> Result<(Vec<Digest>, Bytes)> {
+        let files = files.to_vec();
+        let result = match &self.source {
+            Source::Home { address, path } => {
+                let call = ReadSources {
+                    path: path.clone(),
+                    files,
+                    block_bytes: PIECE_BYTES,
+                };
+                let (homes, deadline) = (&self.homes, Deadline::after_ms(CALL_MS));
+                let data = homes.read_files_until(address, &self.token, call, deadline);
+                data.await.map_err(|e| e.context(format!("home {address}")))
+            }
+            Source::Volume { address, volume } => {
+                let call = ReadVolumeFiles {
+                    volume: *volume,
+                    files,
+                    known: known.iter().map(|known| known.digests.clone()).collect(),
+                };
+                self.ask(address, *volume, call).await
+            }
+        };
+        result.map(|(data, body)| (data.digests, body))
+    }
+
     /// Asks the server of a volume.
     async fn ask<C: bafs_proto::message::Call + Clone>(
         &self,
@@ -255,8 +277,8 @@ impl Origin {
     }
 }
 
-fn volume_file(entry: &SourceEntry) -> VolumeFile {
-    VolumeFile {
+fn listed(entry: &SourceEntry) -> ListedFile {
+    ListedFile {
         path: entry.path.clone(),
         identity: entry.identity,
     }

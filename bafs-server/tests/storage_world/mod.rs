@@ -16,6 +16,7 @@ use bafs_proto::message::{
 use bafs_proto::net::mem::Network;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::net::{BoxFuture, Incoming, Service};
+use bafs_proto::path::join;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::volume::{LimitKind, Source, VolumeKind, VolumeSpec, VolumeStatus};
@@ -298,6 +299,20 @@ impl Home {
                     data[0] ^= 1;
                 }
                 Ok((Reply::ReadSource(SourceData { digests }), data.into()))
+            }
+            Request::ReadSources(call) => {
+                self.reads.fetch_add(1, Ordering::Relaxed);
+                let entries = self.entries.lock().expect("lock");
+                let (mut digests, mut data) = (Vec::new(), Vec::new());
+                for file in &call.files {
+                    let content = &entries.get(&join(&call.path, &file.path)).expect("file").1;
+                    digests.extend(content.chunks(call.block_bytes as usize).map(Digest::of));
+                    data.extend_from_slice(content);
+                }
+                if take(&self.damage) {
+                    data[0] ^= 1;
+                }
+                Ok((Reply::ReadSources(SourceData { digests }), data.into()))
             }
             Request::BeginPut(_) | Request::PutFile(_) if take(&self.misplaced) => Err(Error::new(
                 ErrorCode::NotFound,

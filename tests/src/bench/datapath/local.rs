@@ -13,6 +13,7 @@ use super::{MIB, row};
 use crate::bench::measure::{Samples, Way, interleave};
 use crate::bench::shell::Shell;
 use crate::bench::{Options, Report};
+use crate::ring::{Rings, missing};
 
 /// What is where before fio starts.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -113,8 +114,14 @@ const NAMES: [Work; 8] = [
     Work::Unlink,
 ];
 
-/// What a volume is compared with, as figures end: a plain directory, the smallest file systems.
-const KINDS: [&str; 3] = ["", "_vs_least", "_vs_strict"];
+/// Which place is compared with which, and how the figure ends: the volume with a plain directory
+/// and with the smallest file systems, bare and strict; the volume by rings with the bare one.
+const PAIRS: [(usize, usize, &str); 4] = [
+    (0, 1, ""),
+    (0, 2, "_vs_least"),
+    (0, 3, "_vs_strict"),
+    (4, 2, "_ring_vs_least"),
+];
 
 /// Where the programs of a comparison run, and where the two sides are there.
 struct Comparison<'a> {
@@ -127,6 +134,8 @@ struct Comparison<'a> {
     directory: String,
     /// Where the smallest file systems of the same crate, bare and strict, show a plain directory.
     least: Option<[String; 2]>,
+    /// Where a volume is that the kernel asks by rings, beside those.
+    ring: Option<String>,
 }
 
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
@@ -136,6 +145,16 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         LeastShown::start(Kind::Bare)?,
         LeastShown::start(Kind::Strict)?,
     );
+    let ring = match missing() {
+        Some(reason) => {
+            report.not_measured("meta_ring_vs_min_fuse", &reason);
+            None
+        }
+        None => {
+            let _rings = Rings::allow()?;
+            Some(Shown::near("20GB")?)
+        }
+    };
     let comparison = Comparison {
         prefix: "local",
         warm: "unpriv_warm",
@@ -143,6 +162,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         volume: text(shown.path())?,
         directory: text(native.path())?,
         least: Some([text(bare.path())?, text(strict.path())?]),
+        ring: ring.as_ref().map(|shown| text(shown.path())).transpose()?,
     };
     report.section("a volume of this machine as `bafs mount` shows it, beside a plain directory");
     compare(options, report, &comparison)
@@ -159,6 +179,7 @@ pub(super) fn run_bound(options: &Options, report: &mut Report) -> Result<()> {
         volume: "/data".to_owned(),
         directory: text(native.path())?,
         least: None,
+        ring: None,
     };
     report.section("a watched volume of this machine in a job, beside a plain directory");
     compare(options, report, &comparison)
@@ -176,7 +197,7 @@ fn compare(options: &Options, report: &mut Report, comparison: &Comparison<'_>) 
     let warm = warm.filter(|(pattern, _)| pattern.options.contains("--readonly"));
     let warm = warm.filter(|(pattern, _)| pattern.before == Before::Warm);
     report.figure(comparison.warm, least(warm.map(|(_, ratio)| *ratio)));
-    let mut by: [Vec<f64>; 3] = Default::default();
+    let mut by: [Vec<f64>; PAIRS.len()] = Default::default();
     for processes in [1, 4] {
         for ratios in names(options, report, comparison, processes)? {
             by.iter_mut()
@@ -184,13 +205,16 @@ fn compare(options: &Options, report: &mut Report, comparison: &Comparison<'_>) 
                 .for_each(|(all, it)| all.extend(it));
         }
     }
-    let [by_directory, by_bare, by_strict] = by;
+    let [by_directory, by_bare, by_strict, ring_by_bare] = by;
     let figure = |kind| format!("{}_{kind}", comparison.prefix);
     report.figure(&figure("data"), least(data.into_iter()));
     report.figure(&figure("meta"), least(by_directory.into_iter()));
     if comparison.least.is_some() {
         report.figure("meta_vs_min_fuse", least(by_bare.into_iter()));
         report.figure("meta_vs_strict_fuse", least(by_strict.into_iter()));
+    }
+    if comparison.ring.is_some() {
+        report.figure("meta_ring_vs_min_fuse", least(ring_by_bare.into_iter()));
     }
     Ok(())
 }
@@ -266,19 +290,22 @@ fn fio(shell: &mut Shell, file: &str, bytes: u64, pattern: &Pattern) -> Result<f
     shell.fio(&options, moved)
 }
 
-/// For each work the ratios to the plain directory and to the smallest file systems.
+/// For each work the ratios of [`PAIRS`].
 fn names(
     options: &Options,
     report: &mut Report,
     comparison: &Comparison<'_>,
     processes: usize,
-) -> Result<Vec<[Option<f64>; 3]>> {
+) -> Result<Vec<[Option<f64>; PAIRS.len()]>> {
     let files = options.pick(5_000, 500);
     report.say(&format!("{processes} x {files} files of 4 KiB: files/s"));
     let (volume, directory) = (&comparison.volume, &comparison.directory);
     let mut places = vec![("volume", volume), ("directory", directory)];
     if let Some([bare, strict]) = &comparison.least {
         places.extend([("bare FUSE", bare), ("strict FUSE", strict)]);
+    }
+    if let Some(ring) = &comparison.ring {
+        places.push(("by rings", ring));
     }
     let values = RefCell::new(vec![vec![Vec::new(); places.len()]; NAMES.len()]);
     let mut ways: Vec<Way<'_>> = Vec::new();
@@ -297,25 +324,23 @@ fn names(
     drop(ways);
     let mut head: Vec<String> = vec!["work".to_owned()];
     head.extend(places.iter().map(|(name, _)| (*name).to_owned()));
-    head.extend(
-        places[1..]
-            .iter()
-            .map(|(name, _)| format!("volume / {name}")),
-    );
+    head.extend(PAIRS.iter().filter_map(|(one, other, _)| {
+        let (one, other) = (places.get(*one)?.0, places.get(*other)?.0);
+        Some(format!("{one} / {other}"))
+    }));
     let (mut rows, mut ratios) = (vec![head], Vec::new());
     for (work, values) in NAMES.iter().zip(values.into_inner()) {
         let found: Vec<Samples> = values.into_iter().map(Samples::new).collect();
         let name = work.name();
         let mut cells = vec![name.to_owned()];
         cells.extend(found.iter().map(Samples::to_string));
-        let mut medians = [None; 3];
-        for (at, (other, kind)) in found[1..].iter().zip(KINDS).enumerate() {
-            let ratio = found[0].ratio_to(other);
-            let figure = format!("{}_{name}_{processes}{kind}", comparison.prefix);
+        let medians = PAIRS.map(|(one, other, end)| {
+            let ratio = found.get(one)?.ratio_to(found.get(other)?);
+            let figure = format!("{}_{name}_{processes}{end}", comparison.prefix);
             report.measured(&figure, &ratio);
             cells.push(ratio.to_string());
-            medians[at] = Some(ratio.median());
-        }
+            Some(ratio.median())
+        });
         rows.push(cells);
         ratios.push(medians);
     }

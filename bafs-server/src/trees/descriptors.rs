@@ -1,0 +1,46 @@
+//! How many files a writer may open before this server has: what was opened early and then cannot
+//! be would cost its volume, so descriptors are kept for all of them. Opens nothing.
+
+use bafs_proto::limits::EARLY_HANDLES_MAX;
+use rustix::process::{Resource, getrlimit};
+
+/// Part of the process's descriptors that is kept for them; what is opened in time and what is
+/// only referred to needs the rest.
+const PART: u64 = 2;
+
+/// Part of what is left of that which one more session gets, so that later ones get some too.
+const SHARE: u64 = 4;
+
+/// Descriptors for one more session, where `kept` are for others.
+pub(super) fn early_handles(kept: u64) -> u32 {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    share(limit, kept)
+}
+
+fn share(limit: u64, kept: u64) -> u32 {
+    let share = (limit / PART).saturating_sub(kept) / SHARE;
+    u32::try_from(share).map_or(EARLY_HANDLES_MAX, |share| share.min(EARLY_HANDLES_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sessions_never_have_more_descriptors_kept_than_there_are() {
+        for limit in [0, 20, 1_024, 20_000, u64::MAX] {
+            let mut kept = 0;
+            for _ in 0..4_096 {
+                let one_more = u64::from(share(limit, kept));
+                assert!(one_more <= u64::from(EARLY_HANDLES_MAX));
+                kept += one_more;
+            }
+            assert!(kept <= limit / 2, "{kept} of {limit}");
+        }
+        assert_eq!(
+            share(1 << 20, 100 * u64::from(EARLY_HANDLES_MAX)),
+            EARLY_HANDLES_MAX
+        );
+        assert!(share(20_000, 9_000) > 0, "a later one gets some, too");
+    }
+}

@@ -1,0 +1,84 @@
+//! What a home server gives of its files.
+
+mod home_world;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use bafs_proto::ErrorCode;
+use bafs_proto::hash::Digest;
+use bafs_proto::replica::{ListedFile, ReadSources};
+use bafs_proto::token::Right;
+use home_world::{BLOCK, World, code, grant, read};
+
+#[tokio::test]
+async fn a_range_is_read_with_its_digests_and_a_change_is_noticed() {
+    let world = World::new();
+    let content: Vec<u8> = (0..10_000_u32).map(|n| n as u8).collect();
+    world.file("d/f", &content);
+    let identity = world.identity("d/f").await;
+    let (data, body) = world
+        .send(&world.token, read("d/f", identity, 4096, 1 << 20), b"")
+        .await
+        .expect("read");
+    assert_eq!(body, content[4096..]);
+    let digests: Vec<_> = content[4096..].chunks(4096).map(Digest::of).collect();
+    assert_eq!(data.digests, digests);
+    assert_eq!(world.counter("home_read_bytes").await, 10_000 - 4096);
+    world.file("d/f", b"changed");
+    assert_eq!(
+        code(world.call(read("d/f", identity, 0, 10)).await),
+        ErrorCode::SourceChanged
+    );
+    fs::remove_file(world.root.path().join("d/f")).expect("remove");
+    assert_eq!(
+        code(world.call(read("d/f", identity, 0, 10)).await),
+        ErrorCode::SourceChanged
+    );
+}
+
+#[tokio::test]
+async fn small_files_are_read_together_as_they_were_listed_and_within_the_token() {
+    let world = World::new();
+    for (path, content) in [
+        ("d/a", &[1; 5_000][..]),
+        ("d/b", b""),
+        ("d/c", b"c"),
+        ("e", b"e"),
+    ] {
+        world.file(path, content);
+    }
+    symlink("../e", world.root.path().join("d/out")).expect("link");
+    let mut files = Vec::new();
+    for name in ["a", "b", "c", "out"] {
+        let path = name.to_owned();
+        let identity = world.identity(&format!("d/{name}")).await;
+        files.push(ListedFile { path, identity });
+    }
+    let call = |files: &[ListedFile]| ReadSources {
+        path: "d".to_owned(),
+        files: files.to_vec(),
+        block_bytes: BLOCK,
+    };
+    let token = grant(&world.signer, "d", &[Right::Read]);
+    let read = world.send(&token, call(&files[..3]), b"").await;
+    let (data, body) = read.expect("read");
+    assert_eq!(body, [&[1; 5_000][..], b"c"].concat());
+    let pieces = [&[1; 4_096][..], &[1; 904], b"c"].map(Digest::of);
+    assert_eq!(data.digests, pieces);
+    // A link leads out of what the token grants.
+    let out = world.send(&token, call(&files), b"").await;
+    assert_eq!(code(out), ErrorCode::RightMissing);
+    let up = ListedFile {
+        path: "../e".to_owned(),
+        ..files[2].clone()
+    };
+    assert_eq!(code(world.call(call(&[up])).await), ErrorCode::BadPath);
+    let mut too_large = files[0].clone();
+    too_large.identity.size = 5 << 20;
+    let too_large = world.call(call(&[too_large])).await;
+    assert_eq!(code(too_large), ErrorCode::Malformed);
+    world.file("d/c", b"changed");
+    let changed = world.call(call(&files[..3])).await;
+    assert_eq!(code(changed), ErrorCode::SourceChanged);
+}
