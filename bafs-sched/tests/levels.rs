@@ -53,7 +53,7 @@ fn scanned(workflow: Workflow, bytes: &[u64], environment: Environment, policy: 
         compute_us: 0,
         mounts: vec![MountLoad {
             read_bytes: *read_bytes,
-            written_bytes: 0,
+            ..MountLoad::default()
         }],
     };
     let load = Load::Measured(Measured {

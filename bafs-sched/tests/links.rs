@@ -19,7 +19,7 @@ fn scans(jobs: usize, is_chain: bool, bytes: u64, environment: Environment, seed
     let workflow = parse_workflow("scans.bafs", &text, &none).expect("a workflow");
     let mount = MountLoad {
         read_bytes: bytes,
-        written_bytes: 0,
+        ..MountLoad::default()
     };
     let job = JobLoad {
         compute_us: 0,
@@ -111,4 +111,47 @@ fn of_a_cache_of_just_its_size_hashing_puts_some_blocks_where_there_is_no_room()
         "the same seed, the same bytes"
     );
     assert!(skewed.iter().any(|all| *all != skewed[0]), "{skewed:?}");
+}
+
+#[test]
+fn a_limit_of_home_lets_pass_at_once_what_a_rest_saved() {
+    let time = |home_burst_us| {
+        let nodes = vec![NodeClass {
+            home_burst_us,
+            ..NodeClass::new(1, 1, 1_000 * MB)
+        }];
+        scans(1, false, 100 * MB, environment(nodes), 1).seconds()
+    };
+    let saved = time(0) - time(200_000);
+    assert!((saved - 0.2).abs() < 1e-3, "{saved}");
+}
+
+/// Nobody counted how long a job waited for a directory of its own node: that is in its computing.
+#[test]
+fn a_volume_that_was_bound_takes_no_time_beside_computing() {
+    let text = "volume v scratch 200 MB\njob j {\nexecutable = x\n}\nmount v j /v\n";
+    let none = |_: &str| Err("no files".to_owned());
+    let workflow = parse_workflow("bound.bafs", text, &none).expect("a workflow");
+    let time = |is_bound| {
+        let mount = MountLoad {
+            written_bytes: 100 * MB,
+            is_bound,
+            ..MountLoad::default()
+        };
+        let job = JobLoad {
+            compute_us: 3_000_000,
+            mounts: vec![mount],
+        };
+        let load = Load::Measured(Measured {
+            jobs: vec![job],
+            ..Measured::default()
+        });
+        let nodes = vec![NodeClass::new(1, 1, 1_000 * MB)];
+        let mut site = environment(nodes);
+        site.local_bytes_per_s = 100 * MB;
+        let scenario = Scenario::new(site, Policy::Need, load, 1);
+        let run = Simulation::new(workflow.workflow.clone(), scenario).run();
+        run.expect("it ends").seconds()
+    };
+    assert_eq!([true, false].map(time), [3.0, 4.0]);
 }

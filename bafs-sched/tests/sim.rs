@@ -155,6 +155,7 @@ fn load_with(workflow: &Workflow, seconds: u64) -> Load {
                 MountLoad {
                     read_bytes: if mount.writable { 0 } else { bytes },
                     written_bytes: if mount.writable { bytes } else { 0 },
+                    is_bound: false,
                 }
             })
             .collect(),

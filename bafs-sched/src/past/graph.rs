@@ -139,7 +139,7 @@ impl Builder {
     ) {
         let reads = |read_bytes| MountLoad {
             read_bytes,
-            written_bytes: 0,
+            ..MountLoad::default()
         };
         let mut parents: Vec<usize> = job.after.clone();
         parents.sort_unstable();
@@ -159,8 +159,8 @@ impl Builder {
         }
         if let Some(volume) = self.outputs[at] {
             let load = MountLoad {
-                read_bytes: 0,
                 written_bytes: job.output_bytes,
+                ..MountLoad::default()
             };
             mounts.push(("/out".to_owned(), volume, true, load));
         }

@@ -3,20 +3,17 @@
 
 use std::collections::BTreeMap;
 
+use super::rates::{done, home_rate, node_rates};
 use super::{Past, PastError, Site};
 use crate::io::journal::History;
 use crate::logic::{Io, Outcome, Scheduler, Settings};
 use crate::planner::NodeClass;
 use crate::report::{JobSummary, Ledger};
 use crate::sim::{JobLoad, Measured, MountLoad};
-use crate::timeline::{Execution, Fate, Timeline, timeline};
+use crate::timeline::{Execution, Timeline, timeline};
 use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 use bafs_proto::message::{TouchedPages, VolumeUse};
 
-/// A transfer of fewer bytes says more about latency than about rates.
-const TELLING_BYTES: u64 = 1_000_000;
-/// A wait of fewer milliseconds is not measured well enough to tell a rate.
-const TELLING_MS: u64 = 20;
 /// Size of the pages in which agents report what was read, in bytes.
 const PAGE_BYTES: u64 = 4_096;
 
@@ -109,13 +106,13 @@ fn took_s(timeline: &Timeline) -> f64 {
 }
 
 /// What jobs did to their volumes.
-struct Uses<'r> {
-    workflow: &'r Workflow,
+pub(super) struct Uses<'r> {
+    pub(super) workflow: &'r Workflow,
     summaries: BTreeMap<JobIndex, JobSummary>,
 }
 
 impl Uses<'_> {
-    fn of(&self, job: JobIndex, volume: VolumeIndex) -> Option<&VolumeUse> {
+    pub(super) fn of(&self, job: JobIndex, volume: VolumeIndex) -> Option<&VolumeUse> {
         let name = &self.workflow.volume(volume).name;
         let mut volumes = self.summaries.get(&job)?.volumes.iter();
         volumes.find(|used| used.name == *name)
@@ -189,7 +186,7 @@ impl Uses<'_> {
         }
     }
 
-    fn mount(&self, job: JobIndex, volume: VolumeIndex, writable: bool) -> MountLoad {
+    pub(super) fn mount(&self, job: JobIndex, volume: VolumeIndex, writable: bool) -> MountLoad {
         let Some(used) = self.of(job, volume) else {
             return MountLoad::default();
         };
@@ -205,7 +202,7 @@ impl Uses<'_> {
             return MountLoad {
                 // A cache may be smaller than what is read through it.
                 read_bytes,
-                written_bytes: 0,
+                ..MountLoad::default()
             };
         }
         let is_counted = used.read_bytes > 0 || used.written_bytes > 0;
@@ -214,15 +211,19 @@ impl Uses<'_> {
             (true, _) => MountLoad {
                 read_bytes: used.read_bytes,
                 written_bytes: used.written_bytes,
+                is_bound: false,
             },
-            // A directory of the node was bound into the job's name space: nobody counted.
+            // A directory of the node was bound into the job's name space: nobody counted, neither
+            // bytes nor waits.
             (false, true) => MountLoad {
-                read_bytes: 0,
                 written_bytes: used.held_bytes,
+                is_bound: true,
+                ..MountLoad::default()
             },
             (false, false) => MountLoad {
                 read_bytes: used.held_bytes,
-                written_bytes: 0,
+                is_bound: true,
+                ..MountLoad::default()
             },
         }
     }
@@ -243,10 +244,13 @@ fn touched_bytes(file: &TouchedPages) -> u64 {
 }
 
 fn site(timeline: &Timeline, uses: &Uses<'_>, measured: &Measured, settings: &Settings) -> Site {
+    let home_bytes_per_s = home_rate(timeline, uses, measured);
+    let rates = node_rates(timeline, uses, home_bytes_per_s);
     let mut nodes: Vec<NodeClass> = Vec::new();
     for node in &timeline.nodes {
         let class = NodeClass {
             has_hash_skew: true,
+            disk_bytes_per_s: rates.disk,
             ..NodeClass::new(1, node.slots, node.capacity_bytes)
         };
         let is_same = |other: &&mut NodeClass| {
@@ -260,78 +264,10 @@ fn site(timeline: &Timeline, uses: &Uses<'_>, measured: &Measured, settings: &Se
     Site {
         nodes,
         slack_permille: settings.slack_permille,
-        home_bytes_per_s: home_rate(timeline, uses, measured),
-        local_bytes_per_s: local_rate(timeline, uses),
+        home_bytes_per_s,
+        // Where all was read from own disks, nothing crossed links.
+        local_bytes_per_s: rates.link.or(rates.disk),
     }
-}
-
-/// Bytes that crossed the link to home over the time in which some did. Of a cache counts the
-/// reader that waited longest: the others waited for the same bytes.
-fn home_rate(timeline: &Timeline, uses: &Uses<'_>, measured: &Measured) -> Option<u64> {
-    let mut transfers: Vec<(u64, u64, u64)> = Vec::new();
-    for sending in &timeline.sendings {
-        if let (Some(end), Some(bytes)) = (sending.ended_ms, sending.bytes) {
-            transfers.push((sending.asked_ms, end, bytes));
-        }
-    }
-    for making in timeline.volumes.iter().filter(|making| making.is_filled) {
-        if let (Some(end), Some(bytes)) = (making.made_ms, measured.fill_bytes.get(&making.volume))
-        {
-            transfers.push((making.asked_ms, end, *bytes));
-        }
-    }
-    for (at, volume) in uses.workflow.volumes.iter().enumerate() {
-        if !matches!(volume.kind, VolumeKind::Cache { .. }) {
-            continue;
-        }
-        let index = VolumeIndex(at as u32);
-        let reads = done(timeline).filter_map(|execution| {
-            let used = uses.of(execution.job, index)?;
-            let bytes = uses.mount(execution.job, index, false).read_bytes;
-            Some((used.waited_ms, execution.asked_ms, bytes))
-        });
-        let longest = reads.max();
-        transfers.extend(
-            longest.map(|(waited, from, bytes)| (from, from.saturating_add(waited), bytes)),
-        );
-    }
-    transfers.retain(|(from, to, bytes)| {
-        *bytes >= TELLING_BYTES && to.saturating_sub(*from) >= TELLING_MS
-    });
-    transfers.sort_unstable();
-    let (mut busy_ms, mut until, mut sum) = (0, 0, 0u64);
-    for (from, to, bytes) in transfers {
-        busy_ms = to.saturating_sub(from.max(until)).saturating_add(busy_ms);
-        until = until.max(to);
-        sum = sum.saturating_add(bytes);
-    }
-    rate(sum, busy_ms)
-}
-
-/// The fastest that a volume of another node was read or written.
-fn local_rate(timeline: &Timeline, uses: &Uses<'_>) -> Option<u64> {
-    let rates = done(timeline).flat_map(|execution| {
-        let mounts = uses.workflow.job(execution.job).mounts.iter();
-        mounts.filter_map(|mount| {
-            let used = uses.of(execution.job, mount.volume)?;
-            let bytes = used.read_bytes.saturating_add(used.written_bytes);
-            let is_telling = bytes >= TELLING_BYTES && used.waited_ms >= TELLING_MS;
-            is_telling.then(|| rate(bytes, used.waited_ms)).flatten()
-        })
-    });
-    rates.max()
-}
-
-fn done(timeline: &Timeline) -> impl Iterator<Item = &Execution> {
-    timeline
-        .executions
-        .iter()
-        .filter(|execution| execution.fate == Fate::Done)
-}
-
-fn rate(bytes: u64, ms: u64) -> Option<u64> {
-    let rate = (u128::from(bytes) * 1_000).checked_div(u128::from(ms))?;
-    u64::try_from(rate).ok().filter(|rate| *rate > 0)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 mod csv;
 mod graph;
 mod journal;
+mod rates;
 mod slurm;
 mod table;
 mod trace;

@@ -110,6 +110,7 @@ impl Trace<'_> {
         Ok(MountLoad {
             read_bytes,
             written_bytes,
+            is_bound: false,
         })
     }
 }
@@ -137,6 +138,7 @@ mod tests {
         let load = |read_bytes, written_bytes| MountLoad {
             read_bytes,
             written_bytes,
+            is_bound: false,
         };
         assert_eq!(measured.jobs[0].compute_us, 1_500_000);
         assert_eq!(

@@ -52,6 +52,9 @@ pub struct NodeClass {
     /// How much later than by its rate arrives what crosses that link, in microseconds; the same
     /// for all nodes of a cluster.
     pub home_latency_us: u64,
+    /// What that link would have carried in so many microseconds of rest crosses it at once when
+    /// the rest is over, as a limit on bytes lets it; the same for all nodes of a cluster.
+    pub home_burst_us: u64,
     /// How much later than by its rate arrives what crosses their own links, in microseconds.
     pub local_latency_us: u64,
     /// Whether the blocks of caches fall on them as hashing places them, so that some get more
@@ -81,6 +84,7 @@ impl NodeClass {
             disk_bytes_per_s: None,
             home_bytes_per_s: None,
             home_latency_us: 0,
+            home_burst_us: 0,
             local_latency_us: 0,
             has_hash_skew: false,
             memory_bytes_per_s: None,
@@ -163,13 +167,14 @@ impl Environment {
                 "mtbf" => environment.mtbf_s = Some(place.duration(value.get_ref())?),
                 "restart" => environment.restart_s = place.duration(value.get_ref())?,
                 "home-latency" => usual.home_latency_us = place.latency(value.get_ref())?,
+                "home-burst" => usual.home_burst_us = place.latency(value.get_ref())?,
                 "local-latency" => usual.local_latency_us = place.latency(value.get_ref())?,
                 "hash-skew" => usual.has_hash_skew = place.flag(value.get_ref())?,
                 "nodes" => has_nodes = true,
                 _ => {
                     return Err(place.error(
-                        "is no key; known are home-rate, local-rate, home-latency, local-latency, \
-                         hash-skew, mtbf, restart and [[nodes]]",
+                        "is no key; known are home-rate, local-rate, home-latency, home-burst, \
+                         local-latency, hash-skew, mtbf, restart and [[nodes]]",
                     ));
                 }
             }
@@ -291,14 +296,15 @@ struct NodeTables {
 fn nodes(text: &str, usual: &NodeClass) -> Result<Vec<NodeClass>, EnvironmentError> {
     let tables: NodeTables = toml::from_str(text).map_err(|e| syntax(text, &e))?;
     let mut nodes: Vec<NodeClass> = Vec::with_capacity(tables.nodes.len());
-    let mut homes: BTreeMap<String, (Option<u64>, u64)> = BTreeMap::new();
+    let mut homes: BTreeMap<String, (Option<u64>, u64, u64)> = BTreeMap::new();
     for table in &tables.nodes {
         let class = node_class(text, table, usual)?;
-        let home = (class.home_bytes_per_s, class.home_latency_us);
+        let (rate, latency) = (class.home_bytes_per_s, class.home_latency_us);
+        let home = (rate, latency, class.home_burst_us);
         if *homes.entry(class.cluster.clone()).or_insert(home) != home {
             let message = format!(
-                "cluster '{}' has one link to home: give all its [[nodes]] the same home-rate and \
-                 home-latency, or another `cluster`",
+                "cluster '{}' has one link to home: give all its [[nodes]] the same home-rate, \
+                 home-latency and home-burst, or another `cluster`",
                 class.cluster
             );
             return Err(at(line_of(text, table.span().start), message));
@@ -334,6 +340,7 @@ fn node_class(
             "disk-rate" => class.disk_bytes_per_s = Some(place.rate(value)?),
             "home-rate" => class.home_bytes_per_s = Some(place.rate(value)?),
             "home-latency" => class.home_latency_us = place.latency(value)?,
+            "home-burst" => class.home_burst_us = place.latency(value)?,
             "local-latency" => class.local_latency_us = place.latency(value)?,
             "memory-rate" => class.memory_bytes_per_s = Some(place.rate(value)?),
             "from" => class.from_s = place.time(value)?,
@@ -345,7 +352,7 @@ fn node_class(
                 return Err(place.error(
                     "is no key of [[nodes]]; known are count, cpus and storage, and when needed \
                      files, cluster, speed, memory, memory-rate, home-rate, home-latency, \
-                     local-rate, local-latency, disk-rate, from and until",
+                     home-burst, local-rate, local-latency, disk-rate, from and until",
                 ));
             }
         }

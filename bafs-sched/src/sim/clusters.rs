@@ -19,6 +19,8 @@ pub(super) struct Cache {
     space_bytes: u64,
     /// Instances, by their nodes, with what each can hold.
     parts: BTreeMap<u32, u64>,
+    /// Of instances that can hold all that is read, how much their own readers have brought there.
+    brought: BTreeMap<u32, u64>,
     /// Of how blocks fall on nodes, where hashing places them.
     skew: Option<u64>,
     /// For a scan of so many bytes; forgotten when instances come or go.
@@ -82,6 +84,7 @@ impl Cache {
             transfer.stays_bytes = left(transfer.stays_bytes);
         }
         self.parts.remove(&node);
+        self.brought.remove(&node);
         self.spread = None;
         self.space_bytes -= bytes;
         if self.parts.is_empty() {
@@ -183,10 +186,22 @@ impl Cache {
         share.unwrap_or(0) as u64
     }
 
-    /// Of `bytes` that a reader on a node with an instance reads, those that come from peers: a
-    /// distributed hash gives each instance an equal share of the blocks.
-    pub(super) fn at_peers(&self, bytes: u64) -> u64 {
-        bytes - bytes / u64::from(self.instances().max(1))
+    /// Of `bytes` that a reader on a node reads, those that come from peers: a distributed hash
+    /// gives each instance an equal share of the blocks.
+    pub(super) fn at_peers(&self, node: u32, bytes: u64) -> u64 {
+        let brought = self.brought.get(&node).copied().unwrap_or(0);
+        let rest = bytes - brought.min(bytes);
+        rest - rest / u64::from(self.instances().max(1))
+    }
+
+    /// A reader on a node has read so many bytes, from the beginning on. An instance with room for
+    /// all keeps what it got from its peers, where blocks are placed as real nodes do.
+    pub(super) fn read_by(&mut self, node: u32, bytes: u64) {
+        let is_whole = self.parts.get(&node).is_some_and(|part| *part >= bytes);
+        if is_whole && self.skew.is_some() {
+            let brought = self.brought.entry(node).or_default();
+            *brought = bytes.max(*brought);
+        }
     }
 }
 
@@ -216,6 +231,7 @@ impl Caches {
                 policy,
                 space_bytes: 0,
                 parts: BTreeMap::new(),
+                brought: BTreeMap::new(),
                 skew,
                 spread: None,
                 link,
@@ -267,7 +283,7 @@ mod tests {
         );
         cache.fetched();
         assert_eq!(scan(&mut cache, 100), 0);
-        assert_eq!(cache.at_peers(100), 50);
+        assert_eq!(cache.at_peers(0, 100), 50);
         cache.remove(1, 50, 1);
         cache.add(1, 50, 1);
         assert_eq!(
@@ -275,6 +291,19 @@ mod tests {
             50,
             "what a lost node held is fetched again"
         );
+    }
+
+    #[test]
+    fn a_node_that_holds_all_asks_its_peers_once() {
+        let mut cache = cache(CachePolicy::Lru, &[100, 60]);
+        cache.skew = Some(1);
+        cache.read_by(0, 80);
+        cache.read_by(1, 80);
+        assert_eq!([0, 1].map(|node| cache.at_peers(node, 80)), [0, 40]);
+        assert_eq!(cache.at_peers(0, 100), 10, "the rest is new to it");
+        cache.remove(0, 100, 1);
+        cache.add(0, 100, 1);
+        assert_eq!(cache.at_peers(0, 80), 40);
     }
 
     #[test]

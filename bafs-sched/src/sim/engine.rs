@@ -68,6 +68,8 @@ pub(super) enum Due {
     Fail,
     /// This node fails.
     FailOf(u32),
+    /// Who called this node in vain gives it up.
+    Silent(u32),
     /// A node comes, or comes back.
     Return(u32),
     /// A node leaves for good.
@@ -322,7 +324,8 @@ impl Simulation {
                 let node = self.dice.below(self.nodes.len() as u64) as u32;
                 self.fail(node);
             }
-            Due::FailOf(node) => self.fail(node),
+            Due::FailOf(node) => self.end_server(node),
+            Due::Silent(node) => self.give_up(node),
             Due::Return(node) => self.come(node),
             Due::Leave(node) => self.leave(node),
             Due::Noticed(node) => self.notice(node),
@@ -473,7 +476,8 @@ fn links(scenario: &Scenario, nodes: &[Node], clusters: usize) -> Vec<Link<Owner
         let class = class_of(cluster);
         let home = class.home_bytes_per_s;
         let home = home.unwrap_or(environment.home_bytes_per_s);
-        Link::new(home, fastest[cluster]).with_latency(class.home_latency_us)
+        let link = Link::new(home, fastest[cluster]).with_burst(class.home_burst_us);
+        link.with_latency(class.home_latency_us)
     }));
     links.extend((0..clusters).map(|cluster| {
         let latency_us = class_of(cluster).local_latency_us;

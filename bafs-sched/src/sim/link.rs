@@ -23,6 +23,10 @@ pub(super) struct Link<T> {
     flow_rate_max: u64,
     /// How long what has crossed is still on its way, in microseconds.
     latency_us: u64,
+    /// What it would have carried in so many microseconds of rest crosses at once afterwards.
+    burst_us: u64,
+    /// Millionths of bytes that cross at once, for all flows together.
+    saved: u128,
     /// When `served` was right, in microseconds.
     at: u64,
     /// Millionths of a byte that each flow has got since the beginning.
@@ -45,6 +49,8 @@ impl<T: Copy + Ord> Link<T> {
             rate: rate.max(1),
             flow_rate_max: flow_rate_max.max(1),
             latency_us: 0,
+            burst_us: 0,
+            saved: 0,
             at: 0,
             served: 0,
             flows: BinaryHeap::new(),
@@ -58,6 +64,17 @@ impl<T: Copy + Ord> Link<T> {
     /// The same link, on which everything arrives later than by its rate.
     pub(super) fn with_latency(self, latency_us: u64) -> Self {
         Self { latency_us, ..self }
+    }
+
+    /// The same link, which carries at once what it would have in its last `burst_us` of rest. It
+    /// is rested at the beginning.
+    pub(super) fn with_burst(self, burst_us: u64) -> Self {
+        let saved = u128::from(burst_us) * u128::from(self.rate);
+        Self {
+            burst_us,
+            saved,
+            ..self
+        }
     }
 
     /// Bytes per second.
@@ -84,6 +101,7 @@ impl<T: Copy + Ord> Link<T> {
         self.crossed_bytes += u128::from(bytes);
         let end = self.served + u128::from(bytes) * u128::from(SECOND_US);
         self.flows.push(Reverse((end, id, owner)));
+        self.spend();
         id
     }
 
@@ -149,8 +167,31 @@ impl<T: Copy + Ord> Link<T> {
         let passed = now.saturating_sub(self.at);
         if !self.flows.is_empty() {
             self.served += u128::from(passed) * u128::from(self.flow_rate());
+            self.spend();
+        } else if self.burst_us > 0 {
+            let most = u128::from(self.burst_us) * u128::from(self.rate);
+            let rested = u128::from(passed) * u128::from(self.rate);
+            self.saved = most.min(self.saved + rested);
         }
         self.at = self.at.max(now);
+    }
+
+    /// Lets what was saved cross, until a flow has ended by it.
+    fn spend(&mut self) {
+        if self.saved == 0 {
+            return;
+        }
+        let Some(Reverse((end, ..))) = self.flows.peek() else {
+            return;
+        };
+        let flows = (self.flows.len() - self.cut.len()).max(1) as u128;
+        let each = end.saturating_sub(self.served).min(self.saved / flows);
+        self.served += each;
+        // What cannot be divided among them is no byte.
+        self.saved = match self.saved - each * flows {
+            left if left < flows => 0,
+            left => left,
+        };
     }
 
     fn drop_cut(&mut self) {
@@ -209,6 +250,23 @@ mod tests {
             (None, None)
         );
         assert_eq!(link.crossed_bytes, 500);
+    }
+
+    #[test]
+    fn a_link_that_rested_carries_at_once_what_it_saved() {
+        // Half a second's bytes at most.
+        let mut link = Link::new(100, 100).with_burst(500_000);
+        link.start(0, 100, 1);
+        assert_eq!(ends(&mut link), [(500, 1)]);
+        link.start(SECOND_US, 20, 2);
+        assert_eq!(link.next_end(), Some(SECOND_US), "within what it saved");
+        assert_eq!(link.take_ended(SECOND_US), Some(2));
+        // Thirty are left, for who comes first.
+        link.start(SECOND_US, 40, 3);
+        link.start(SECOND_US, 115, 4);
+        assert_eq!(ends(&mut link), [(1_200, 3), (2_250, 4)]);
+        link.start(10 * SECOND_US, 100, 5);
+        assert_eq!(ends(&mut link), [(10_500, 5)], "a long rest saves no more");
     }
 
     #[test]

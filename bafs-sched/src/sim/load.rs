@@ -53,6 +53,9 @@ pub struct MountLoad {
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
+    /// Whether it was a directory of the job's node: how long the job waited for that is in its
+    /// time of computing.
+    pub is_bound: bool,
 }
 
 /// One thing that a job does before the next.
@@ -133,7 +136,7 @@ impl Load {
         }
     }
 
-    fn mount(&self, workflow: &Workflow, job: JobIndex, at: usize) -> MountLoad {
+    pub(super) fn mount(&self, workflow: &Workflow, job: JobIndex, at: usize) -> MountLoad {
         if let Self::Measured(measured) = self {
             let load = measured.jobs.get(job.as_usize());
             let mount = load.and_then(|load| load.mounts.get(at));
@@ -150,13 +153,13 @@ fn declared(workflow: &Workflow, job: JobIndex, volume: VolumeIndex, writable: b
     let VolumeKind::Scratch { fill } = &spec.kind else {
         return MountLoad {
             read_bytes: all,
-            written_bytes: 0,
+            ..MountLoad::default()
         };
     };
     if !writable {
         return MountLoad {
             read_bytes: all,
-            written_bytes: 0,
+            ..MountLoad::default()
         };
     }
     let is_first = spec.users.first() == Some(&job) && fill.is_none();
@@ -167,12 +170,13 @@ fn declared(workflow: &Workflow, job: JobIndex, volume: VolumeIndex, writable: b
     });
     match is_first && !is_shared {
         true => MountLoad {
-            read_bytes: 0,
             written_bytes: all,
+            ..MountLoad::default()
         },
         false => MountLoad {
             read_bytes: all / 2,
             written_bytes: all / 2,
+            ..MountLoad::default()
         },
     }
 }

@@ -13,6 +13,9 @@ const ADVERT_TTL_US: u64 = 4 * SECOND_US;
 /// A node that returns is in the catalog so long afterwards, in microseconds.
 const ADVERT_US: u64 = SECOND_US;
 
+/// Who waits for jobs asks again so long after a refusal, in microseconds.
+const POLL_PAUSE_US: u64 = SECOND_US / 5;
+
 impl Simulation {
     /// A node comes, or comes back, unless it has left for good meanwhile.
     pub(super) fn come(&mut self, node: u32) {
@@ -79,6 +82,22 @@ impl Simulation {
     fn has_left(&self, node: u32) -> bool {
         let until_s = self.class_of(node).until_s;
         until_s.is_some_and(|until_s| until_s.saturating_mul(SECOND_US) <= self.now)
+    }
+
+    /// A node's server ends while its machine goes on: who waits for jobs there is refused at once,
+    /// and gives it up when that has gone on for long, whatever the catalog says.
+    pub(super) fn end_server(&mut self, node: u32) {
+        let is_up = self.nodes[node as usize].is_up;
+        if is_up && !self.nodes[node as usize].runs.is_empty() {
+            let lost_us = self.scheduler.settings().lost_after_ms * 1_000;
+            self.at(self.now + lost_us + POLL_PAUSE_US, Due::Silent(node));
+        }
+        self.fail(node);
+    }
+
+    pub(super) fn give_up(&mut self, node: u32) {
+        let server = server_of(node as usize);
+        self.facts.push_back(Event::ServerSilent { server });
     }
 
     pub(super) fn fail(&mut self, node: u32) {
@@ -161,5 +180,31 @@ mod tests {
         };
         assert_eq!(missed, [server_of(0)], "the second one is not missed yet");
         assert!(nodes.is_empty(), "of the others nothing is new: {nodes:?}");
+    }
+
+    #[test]
+    fn who_waits_for_a_job_gives_up_a_server_that_refuses_before_the_catalog_would() {
+        let canonical = Canonical::parse("width=1,depth=1,batch=0B,private=0B,run=9s").unwrap();
+        let environment = Environment {
+            nodes: vec![NodeClass::new(2, 1, 1_000)],
+            home_bytes_per_s: 1,
+            local_bytes_per_s: 1,
+            mtbf_s: None,
+            restart_s: 60,
+        };
+        let took_s = |node: u32| {
+            let load = Load::Declared { variability_ppm: 0 };
+            let scenario = Scenario {
+                failures: vec![(SECOND_US, node)],
+                ..Scenario::new(environment.clone(), Policy::Need, load, 1)
+            };
+            let run = Simulation::new(workflow_of(&canonical), scenario).run();
+            run.unwrap().seconds()
+        };
+        let (least, most) = (took_s(0).min(took_s(1)), took_s(0).max(took_s(1)));
+        assert!((9.0..9.1).contains(&least), "the other one fails: {least}");
+        // It fails after 1 s, is given up after 6.2 more, and soon the other one runs the job; the
+        // catalog would make it 20 s.
+        assert!((16.2..17.0).contains(&most), "{most}");
     }
 }

@@ -51,7 +51,7 @@ pub struct Scenario {
     /// without.
     pub slack_permille: u32,
     /// Failures beside those that the environment draws: when, in microseconds, and the position
-    /// of the node.
+    /// of the node. Its server ends with all that it has, while its machine goes on.
     pub failures: Vec<(u64, u32)>,
     /// So many executions and failures of nodes for each job are in vain: the run is given up.
     pub attempts_for_job: u32,

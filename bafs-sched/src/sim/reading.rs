@@ -64,7 +64,7 @@ impl Simulation {
         let is_narrow = self.caches.get(index).instances() < self.computing[cluster as usize];
         let is_own = self.node_at(server) == node;
         let cache = self.caches.get(index);
-        let (missing, at_peers) = (cache.missing(bytes, 0), cache.at_peers(rest));
+        let (missing, at_peers) = (cache.missing(bytes, 0), cache.at_peers(node as u32, rest));
         let link = if is_narrow {
             cache.link
         } else {

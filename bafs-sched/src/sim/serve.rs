@@ -237,7 +237,12 @@ impl Simulation {
             let (job, step) = (execution.job, execution.step);
             execution.step += 1;
             if let Some(scan) = execution.scan.take() {
-                self.nodes[execution.node as usize].remember(&scan);
+                let node = execution.node;
+                self.nodes[node as usize].remember(&scan);
+                let cluster = self.nodes[node as usize].cluster;
+                if let Some(cache) = self.caches.find(cluster, scan.volume) {
+                    self.caches.get(cache).read_by(node, scan.bytes);
+                }
             }
             let seed = self.scenario.seed;
             let work = self
@@ -304,6 +309,10 @@ impl Simulation {
                 self.transfer_over(at, self.home_link(self.nodes[node as usize].cluster), bytes)
             }
             Some(server) if self.node_at(server) == node as usize => {
+                let (workflow, load) = (self.scheduler.workflow(), &self.scenario.load);
+                if load.mount(workflow, execution.job, mount).is_bound {
+                    return;
+                }
                 self.transfer_over(at, 2 * node + 1, bytes);
             }
             Some(server) => {

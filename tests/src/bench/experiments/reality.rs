@@ -16,6 +16,10 @@ use crate::bench::measure::{Samples, digits};
 /// Rate of nodes' links in bytes per second, where too little crossed them to measure it.
 const LOCAL_BYTES_PER_S: u64 = 500_000_000;
 
+/// What a home that limits its bytes lets through at once after a rest: so many microseconds of it
+/// (`BURST_NS` of `bafs-server`).
+const HOME_BURST_US: u64 = 200_000;
+
 /// The machines of an experiment.
 #[derive(Debug, Clone)]
 pub(super) struct Site {
@@ -36,9 +40,13 @@ impl Model {
     pub(super) fn of(journal: &Path, site: &Site) -> Result<Self> {
         let past = past::from_journal(journal::read(journal)?)?;
         let measured = past.site.as_ref().and_then(|site| site.local_bytes_per_s);
+        let disks = past.site.iter().flat_map(|site| &site.nodes);
+        let disk_bytes_per_s = disks.filter_map(|class| class.disk_bytes_per_s).next();
         let environment = Environment {
             nodes: vec![NodeClass {
                 has_hash_skew: true,
+                home_burst_us: HOME_BURST_US,
+                disk_bytes_per_s,
                 ..site.nodes.clone()
             }],
             home_bytes_per_s: site.home_bytes_per_s,
@@ -47,6 +55,16 @@ impl Model {
             restart_s: 1,
         };
         Ok(Self { past, environment })
+    }
+
+    /// The same, with the nodes' links as another run of the same jobs tells, if it was held up
+    /// more by them: where nodes keep caches whole, nothing but the first read crosses links.
+    pub(super) fn with_links_of(mut self, journal: &Path) -> Result<Self> {
+        let past = past::from_journal(journal::read(journal)?)?;
+        let measured = past.site.and_then(|site| site.local_bytes_per_s);
+        let known = self.environment.local_bytes_per_s;
+        self.environment.local_bytes_per_s = measured.map_or(known, |rate| rate.min(known));
+        Ok(self)
     }
 
     /// Simulates one run; failures are times in microseconds and positions of nodes.

@@ -1,0 +1,239 @@
+//! Rates of links, from how long jobs of a run waited for what they read and wrote.
+
+use std::collections::BTreeMap;
+
+use bafs_proto::ids::ServerId;
+
+use super::journal::Uses;
+use crate::sim::Measured;
+use crate::timeline::{Execution, Fate, Holding, Timeline};
+use crate::workflow::{VolumeIndex, VolumeKind};
+
+/// A transfer of fewer bytes says more about latency than about rates.
+const TELLING_BYTES: u64 = 1_000_000;
+/// A wait of fewer milliseconds is not measured well enough to tell a rate.
+const TELLING_MS: u64 = 20;
+/// Who reads a cache no more than so many times as fast as the link to home may have waited for it.
+const HOME_TIMES: u64 = 2;
+
+/// Bytes that crossed the link to home over the time in which some did. Of a cache counts the
+/// reader that waited longest: the others waited for the same bytes.
+pub(super) fn home_rate(timeline: &Timeline, uses: &Uses<'_>, measured: &Measured) -> Option<u64> {
+    let mut transfers: Vec<(u64, u64, u64)> = Vec::new();
+    for sending in &timeline.sendings {
+        if let (Some(end), Some(bytes)) = (sending.ended_ms, sending.bytes) {
+            transfers.push((sending.asked_ms, end, bytes));
+        }
+    }
+    for making in timeline.volumes.iter().filter(|making| making.is_filled) {
+        if let (Some(end), Some(bytes)) = (making.made_ms, measured.fill_bytes.get(&making.volume))
+        {
+            transfers.push((making.asked_ms, end, *bytes));
+        }
+    }
+    for (at, volume) in uses.workflow.volumes.iter().enumerate() {
+        if !matches!(volume.kind, VolumeKind::Cache { .. }) {
+            continue;
+        }
+        let index = VolumeIndex(at as u32);
+        let reads = done(timeline).filter_map(|execution| {
+            let used = uses.of(execution.job, index)?;
+            let bytes = uses.mount(execution.job, index, false).read_bytes;
+            Some((used.waited_ms, execution.asked_ms, bytes))
+        });
+        let longest = reads.max();
+        transfers.extend(
+            longest.map(|(waited, from, bytes)| (from, from.saturating_add(waited), bytes)),
+        );
+    }
+    transfers.retain(|(from, to, bytes)| {
+        *bytes >= TELLING_BYTES && to.saturating_sub(*from) >= TELLING_MS
+    });
+    transfers.sort_unstable();
+    let (mut busy_ms, mut until, mut sum) = (0, 0, 0u64);
+    for (from, to, bytes) in transfers {
+        busy_ms = to.saturating_sub(from.max(until)).saturating_add(busy_ms);
+        until = until.max(to);
+        sum = sum.saturating_add(bytes);
+    }
+    rate(sum, busy_ms)
+}
+
+/// What one job read of a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Reading {
+    /// When its node was asked to start it, in milliseconds,
+    from_ms: u64,
+    /// and how long it waited.
+    waited_ms: u64,
+    bytes: u64,
+}
+
+/// Rates of nodes, in bytes per second, where enough was read or written to tell.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct NodeRates {
+    /// Of their links.
+    pub(super) link: Option<u64>,
+    /// Of their disks, or rather of what is in memory of these.
+    pub(super) disk: Option<u64>,
+}
+
+/// The rates of nodes' links, the fastest that a scratch volume was accessed or what nodes got of
+/// caches for all of their readers over the time that it took; and of their disks, the same of
+/// caches that a node keeps whole. Who may have waited for home tells nothing.
+pub(super) fn node_rates(
+    timeline: &Timeline,
+    uses: &Uses<'_>,
+    home_bytes_per_s: Option<u64>,
+) -> NodeRates {
+    let mut scratch = None;
+    let mut caches: BTreeMap<(VolumeIndex, ServerId), Vec<Reading>> = BTreeMap::new();
+    for execution in done(timeline) {
+        for mount in &uses.workflow.job(execution.job).mounts {
+            let Some(used) = uses.of(execution.job, mount.volume) else {
+                continue;
+            };
+            if let VolumeKind::Cache { .. } = uses.workflow.volume(mount.volume).kind {
+                let reading = Reading {
+                    from_ms: execution.asked_ms,
+                    waited_ms: used.waited_ms,
+                    bytes: uses.mount(execution.job, mount.volume, false).read_bytes,
+                };
+                let of_node = caches.entry((mount.volume, execution.server));
+                of_node.or_default().push(reading);
+                continue;
+            }
+            let bytes = used.read_bytes.saturating_add(used.written_bytes);
+            if bytes >= TELLING_BYTES && used.waited_ms >= TELLING_MS {
+                scratch = scratch.max(rate(bytes, used.waited_ms));
+            }
+        }
+    }
+    let mut parts: BTreeMap<VolumeIndex, BTreeMap<ServerId, u64>> = BTreeMap::new();
+    for making in &timeline.volumes {
+        if making.holding == Holding::Cache {
+            let of_volume = parts.entry(making.volume).or_default();
+            of_volume.insert(making.server, making.bytes);
+        }
+    }
+    let (mut links, mut disks) = (Vec::new(), Vec::new());
+    for ((volume, server), readings) in caches {
+        let parts = parts.get(&volume);
+        let holders = parts.map_or(1, |parts| parts.len() as u64);
+        let most = readings.iter().map(|it| it.bytes).max().unwrap_or(0);
+        let own = parts.and_then(|parts| parts.get(&server));
+        let is_whole = own.is_some_and(|own| *own >= most);
+        let (found, holders) = match is_whole {
+            true => (&mut disks, 1),
+            false => (&mut links, holders),
+        };
+        found.extend(moved_to_node(readings, holders, home_bytes_per_s));
+    }
+    NodeRates {
+        link: scratch.max(mean(&links)),
+        disk: mean(&disks),
+    }
+}
+
+/// All bytes over all the milliseconds that they took.
+fn mean(moved: &[(u64, u64)]) -> Option<u64> {
+    let sum = |(bytes, ms): (u64, u64), it: &(u64, u64)| {
+        (bytes.saturating_add(it.0), ms.saturating_add(it.1))
+    };
+    let (bytes, ms) = moved.iter().fold((0, 0), sum);
+    rate(bytes, ms)
+}
+
+/// What a node got of one cache that lies on so many nodes for its jobs, once for all that read at
+/// the same time: bytes, and the milliseconds that they took.
+fn moved_to_node(
+    mut readings: Vec<Reading>,
+    holders: u64,
+    home_bytes_per_s: Option<u64>,
+) -> Vec<(u64, u64)> {
+    readings.sort_unstable();
+    let of_home = home_bytes_per_s.map_or(0, |home| home.saturating_mul(HOME_TIMES));
+    let mut moved = Vec::new();
+    let mut rest = readings.as_slice();
+    while let Some(first) = rest.first() {
+        // Who comes in the second half of the first one's wait is of the next lot.
+        let half_ms = first.from_ms.saturating_add(first.waited_ms / 2);
+        let count = rest.partition_point(|it| it.from_ms <= half_ms);
+        let (lot, later) = rest.split_at(count);
+        rest = later;
+        let until = |it: &Reading| it.from_ms.saturating_add(it.waited_ms);
+        let until_ms = lot.iter().map(until).max().unwrap_or(0);
+        let ms = until_ms.saturating_sub(first.from_ms).max(TELLING_MS);
+        let most = lot.iter().map(|it| it.bytes).max().unwrap_or(0);
+        if most < TELLING_BYTES || rate(most, ms).is_none_or(|rate| rate < of_home) {
+            continue;
+        }
+        // Each node has its part; with one holder all comes from that one's disk.
+        let all = lot
+            .iter()
+            .fold(0u64, |sum, it| sum.saturating_add(it.bytes));
+        let from_peers = all - all / holders.max(1);
+        let crossed = if holders > 1 { from_peers } else { all };
+        moved.push((crossed, ms));
+    }
+    moved
+}
+
+pub(super) fn done(timeline: &Timeline) -> impl Iterator<Item = &Execution> {
+    timeline
+        .executions
+        .iter()
+        .filter(|execution| execution.fate == Fate::Done)
+}
+
+fn rate(bytes: u64, ms: u64) -> Option<u64> {
+    let rate = (u128::from(bytes) * 1_000).checked_div(u128::from(ms))?;
+    u64::try_from(rate).ok().filter(|rate| *rate > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MB: u64 = 1_000_000;
+
+    fn reading(from_ms: u64, waited_ms: u64, mb: u64) -> Reading {
+        Reading {
+            from_ms,
+            waited_ms,
+            bytes: mb * MB,
+        }
+    }
+
+    #[test]
+    fn jobs_that_read_at_once_share_their_nodes_link() {
+        let readings = vec![reading(0, 900, 48), reading(10, 990, 48)];
+        // Three quarters of 96 MB in a second.
+        let moved = moved_to_node(readings.clone(), 4, None);
+        assert_eq!(
+            (&*moved, mean(&moved)),
+            (&[(72 * MB, 1_000)][..], Some(72 * MB))
+        );
+        assert_eq!(moved_to_node(readings, 1, None), [(96 * MB, 1_000)]);
+        let one_by_one = vec![reading(1_000, 1_000, 48), reading(0, 500, 48)];
+        let moved = moved_to_node(one_by_one, 2, None);
+        assert_eq!(moved, [(24 * MB, 500), (24 * MB, 1_000)]);
+        assert_eq!(mean(&moved), Some(32 * MB));
+    }
+
+    #[test]
+    fn who_may_have_waited_for_home_tells_nothing_of_the_nodes() {
+        let (cold, warm) = (reading(0, 3_000, 48), reading(4_000, 1_000, 48));
+        let moved = moved_to_node(vec![cold, warm], 4, Some(16 * MB));
+        assert_eq!(moved, [(36 * MB, 1_000)]);
+        assert!(moved_to_node(vec![cold], 4, Some(16 * MB)).is_empty());
+    }
+
+    #[test]
+    fn who_did_not_wait_at_all_read_as_fast_as_can_be_told() {
+        let readings = vec![reading(0, 0, 8)];
+        let moved = moved_to_node(readings, 2, Some(16 * MB));
+        assert_eq!(moved, [(4 * MB, 20)]);
+        assert!(moved_to_node(vec![reading(0, 0, 0)], 2, None).is_empty());
+    }
+}
