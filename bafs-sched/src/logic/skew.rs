@@ -180,14 +180,10 @@ mod tests {
     #[test]
     fn what_is_learned_has_bounds() {
         let permille = |found: &[u64]| {
-            let found = found
-                .iter()
-                .zip(0..)
-                .map(|(found, at)| (VolumeIndex(at), *found));
-            let skew = Skew {
-                found: found.collect(),
-                ..Skew::default()
-            };
+            let mut skew = Skew::default();
+            for (at, found) in (0..).zip(found) {
+                skew.note(VolumeIndex(at), *found);
+            }
             skew.permille()
         };
         assert_eq!(permille(&[]), SKEW_PERMILLE_FIRST);

@@ -160,11 +160,13 @@ impl Workload {
             environment.mtbf_s = Some(mtbf(text)?);
         }
         self.check_processors(&environment)?;
+        let checked = environment.checked();
+        let environment =
+            checked.map_err(|error| anyhow!("the nodes and links: {}", error.message))?;
         if args.canonical.is_some() {
             self.check_parts(&environment)?;
         }
-        let checked = environment.checked();
-        checked.map_err(|error| anyhow!("the nodes and links: {}", error.message))
+        Ok(environment)
     }
 
     fn check_parts(&self, environment: &Environment) -> Result<()> {
