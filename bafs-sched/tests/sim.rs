@@ -485,7 +485,7 @@ fn batch_volumes_that_just_fit_together_all_find_their_room() {
 }
 
 #[test]
-fn a_run_that_takes_longer_than_can_be_counted_is_an_error_and_no_wrong_time() {
+fn a_run_that_takes_longer_than_can_be_counted_fails_and_has_no_wrong_time() {
     let canonical = Canonical::parse("width=1,depth=2,batch=0B,private=0B,run=1s").expect("it is");
     let workflow = workflow_of(&canonical);
     for seconds in [
@@ -495,10 +495,42 @@ fn a_run_that_takes_longer_than_can_be_counted_is_an_error_and_no_wrong_time() {
     ] {
         let load = load_with(&workflow, seconds);
         let scenario = Scenario::new(thesis(), Policy::Need, load, 1);
-        let stuck = Simulation::new(workflow.clone(), scenario).run();
-        let stuck = stuck
-            .expect_err("two such jobs take more than the clock has")
-            .to_string();
-        assert!(stuck.contains("longer"), "{seconds}: {stuck}");
+        let run = Simulation::new(workflow.clone(), scenario).run();
+        let why = run.expect("it ends").failure();
+        let why = why.expect("two such jobs take more than the clock has");
+        assert!(
+            why.contains("the simulator counts no further"),
+            "{seconds}: {why}"
+        );
     }
+}
+
+#[test]
+fn data_that_cross_for_longer_than_can_be_counted_are_no_defect_of_the_simulator() {
+    let canonical = Canonical::parse("width=1,depth=1,batch=8000TB,private=8000TB,run=1s");
+    let workflow = workflow_of(&canonical.expect("it is"));
+    let mut environment = thesis();
+    environment.home_bytes_per_s = 1;
+    environment.nodes[0].storage_bytes = 100_000_000_000_000_000;
+    let load = Load::Declared { variability_ppm: 0 };
+    let scenario = Scenario::new(environment, Policy::Need, load, 1);
+    let run = Simulation::new(workflow, scenario).run().expect("it ends");
+    let why = run.failure().expect("16 PB at a byte a second");
+    assert!(
+        why.contains("more than 292471 years after the beginning"),
+        "{why}"
+    );
+}
+
+/// One pipeline after the other with data of its own: what is not there any more, and how evenly it
+/// lay, must not be looked at one by one whenever the next comes. Else this takes hours.
+#[test]
+fn many_batch_volumes_one_after_the_other_are_simulated() {
+    let canonical = Canonical::parse("width=1,depth=10000,batch=1MB,private=1MB,run=5s");
+    let workflow = workflow_of(&canonical.expect("it is"));
+    let load = Load::Declared { variability_ppm: 0 };
+    let scenario = Scenario::new(thesis(), Policy::Strategy(Strategy::Slice), load, 1);
+    let run = Simulation::new(workflow, scenario).run().expect("it ends");
+    assert!(run.is_complete(), "{run:?}");
+    assert_eq!(run.fetched_bytes, 10_000_000_000);
 }

@@ -9,6 +9,7 @@ use bafs_sched::io::journal;
 use bafs_sched::replay::{Line, replay, standing};
 
 use crate::args::{ReplayArgs, WhyArgs};
+use crate::input_file;
 use crate::output::Output;
 
 /// Tells all that happened in a run.
@@ -43,9 +44,9 @@ const BEGINNING: &[u8] = b"bafs-journal ";
 /// Whether a file is a journal.
 pub(crate) fn is_journal(path: &Path) -> Result<bool> {
     let failed = || format!("cannot read {}", path.display());
-    let file = File::open(path).with_context(failed)?;
     let mut start = Vec::new();
-    file.take(BEGINNING.len() as u64)
+    input_file::open(path)?
+        .take(BEGINNING.len() as u64)
         .read_to_end(&mut start)
         .with_context(failed)?;
     Ok(start == BEGINNING)
@@ -59,7 +60,7 @@ pub(crate) fn journal_of(path: &Path) -> Result<PathBuf> {
     let mut name = path.to_owned().into_os_string();
     name.push(".journal");
     let beside = PathBuf::from(name);
-    if beside.exists() {
+    if beside.is_file() {
         return Ok(beside);
     }
     bail!(

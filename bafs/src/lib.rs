@@ -12,6 +12,7 @@ mod grant;
 mod graph;
 mod history;
 mod init;
+mod input_file;
 mod job;
 mod live;
 mod metrics;

@@ -1,8 +1,7 @@
 //! `bafs plan`: shows what the planner thinks of a workload. It runs nothing.
 
+use std::ffi::OsStr;
 use std::fmt::Write;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -15,6 +14,7 @@ use bafs_sched::workflow::Workflow;
 use serde::Serialize;
 
 use crate::args::PlanArgs;
+use crate::input_file;
 use crate::live::{self, Rates};
 use crate::output::Output;
 use crate::workflow_file;
@@ -61,9 +61,8 @@ pub(crate) async fn run(args: &PlanArgs, output: Output) -> Result<()> {
     for tried in &tried {
         text.push_str(&told(tried));
     }
-    match (&plan.choice, &plan.refusal) {
-        (Some(choice), _) => write!(text, "\nchoice: {}: {}", choice.strategy, choice.reason)?,
-        (None, refusal) => write!(text, "\nno choice: {}", refusal.as_deref().unwrap_or(""))?,
+    if let Some(choice) = &plan.choice {
+        write!(text, "\nchoice: {}: {}", choice.strategy, choice.reason)?;
     }
     let shown = Shown {
         plan: &plan,
@@ -71,7 +70,11 @@ pub(crate) async fn run(args: &PlanArgs, output: Output) -> Result<()> {
         remarks: &remarks,
         simulated: &tried,
     };
-    output.say(&text, &shown)
+    output.say(&text, &shown)?;
+    match (&plan.choice, &plan.refusal) {
+        (None, Some(refusal)) => bail!("no choice: {refusal}"),
+        _ => Ok(()),
+    }
 }
 
 /// Those of the file, else those that the catalog lists.
@@ -79,10 +82,29 @@ async fn machines(args: &PlanArgs) -> Result<Environment> {
     let Some(path) = &args.environment else {
         return live::environment(args).await;
     };
+    check_one_source(args)?;
     let (mut environment, declared) = (environment(path)?, Rates::declared(args)?);
     environment.home_bytes_per_s = declared.home.unwrap_or(environment.home_bytes_per_s);
     environment.local_bytes_per_s = declared.local.unwrap_or(environment.local_bytes_per_s);
     Ok(environment)
+}
+
+/// Refuses arguments that name a cluster beside those that say what it is like. Variables, which
+/// are for all commands, do not count.
+fn check_one_source(args: &PlanArgs) -> Result<()> {
+    let identity = args.identity.as_deref().map(Path::as_os_str);
+    let catalog = args.catalog.as_deref().map(OsStr::new);
+    for (name, variable, given) in [
+        ("--identity", "BAFS_IDENTITY", identity),
+        ("--catalog", "BAFS_CATALOG", catalog),
+    ] {
+        if given.is_some() && given != std::env::var_os(variable).as_deref() {
+            bail!(
+                "--environment says what there is, and {name} is to ask for it: give one of them"
+            );
+        }
+    }
+    Ok(())
 }
 
 /// What machines get.
@@ -97,32 +119,30 @@ struct Shown<'p> {
 }
 
 pub(crate) fn environment(path: &Path) -> Result<Environment> {
-    let text = read_environment(path)
-        .with_context(|| format!("cannot read the environment {}", path.display()))?;
+    let text = input_file::read_text(path, Environment::FILE_BYTES_MAX);
+    let text = text.context("the environment")?;
     Environment::parse(&text).map_err(|e| anyhow!("{}: {e}", path.display()))
-}
-
-/// The file, or as much of it as is enough to see that it is too large.
-fn read_environment(path: &Path) -> std::io::Result<String> {
-    let most = Environment::FILE_BYTES_MAX as u64 + 1;
-    let mut text = String::new();
-    File::open(path)?.take(most).read_to_string(&mut text)?;
-    Ok(text)
 }
 
 /// Refuses a workflow of which a job fits on no node.
 pub(crate) fn check_processors(workflow: &Workflow, environment: &Environment) -> Result<()> {
-    let largest = environment.nodes.iter().map(|kind| kind.cpus).max();
-    let largest = largest.unwrap_or(0);
-    let too_large = workflow.jobs.iter().find(|job| job.cpus > largest);
-    match too_large {
-        Some(job) => bail!(
-            "job '{}' needs {} processors, and the largest node there is has {largest}",
-            job.name,
-            job.cpus
-        ),
+    match too_wide(workflow, environment) {
+        Some((_, why)) => bail!(why),
         None => Ok(()),
     }
+}
+
+/// The place of the first job that fits on no node, and why.
+pub(crate) fn too_wide(workflow: &Workflow, environment: &Environment) -> Option<(usize, String)> {
+    let largest = environment.nodes.iter().map(|kind| kind.cpus).max();
+    let largest = largest.unwrap_or(0);
+    let at = workflow.jobs.iter().position(|job| job.cpus > largest)?;
+    let job = &workflow.jobs[at];
+    let why = format!(
+        "job '{}' needs {} processors, and the largest node there is has {largest}",
+        job.name, job.cpus
+    );
+    Some((at, why))
 }
 
 /// What is planned.
@@ -231,7 +251,7 @@ fn told(tried: &Tried) -> String {
     match (tried.simulated_s, &tried.failed) {
         (Some(seconds), _) => format!("simulated {name:<11} {seconds:.0} s\n"),
         (None, Some(why)) => format!("simulated {name:<11} failed: {why}\n"),
-        (None, None) => format!("simulated {name:<11} stopped: it takes too long\n"),
+        (None, None) => format!("simulated {name:<11} stopped: slower than the best so far\n"),
     }
 }
 
@@ -290,7 +310,7 @@ fn row(text: &mut String, candidate: &Candidate) -> Result<()> {
 }
 
 /// Bytes for people, to three decimals of the unit; the exact number is in the JSON.
-fn size(bytes: u128) -> String {
+pub(crate) fn size(bytes: u128) -> String {
     const UNITS: [(&str, u128); 5] = [
         ("PB", 1_000_000_000_000_000),
         ("TB", 1_000_000_000_000),
@@ -306,7 +326,10 @@ fn size(bytes: u128) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+    use crate::args::{Cli, Command};
 
     #[test]
     fn sizes_are_for_people() {
@@ -337,6 +360,51 @@ mod tests {
     }
 
     #[test]
+    fn a_cluster_is_described_or_asked_but_not_both() {
+        let check = |more: &[&str]| {
+            let words = ["bafs", "plan", "w.bafs", "--environment", "e.toml"];
+            let cli = Cli::try_parse_from(words.iter().chain(more)).unwrap();
+            let Command::Plan(args) = cli.command else {
+                panic!("another command");
+            };
+            check_one_source(&args)
+        };
+        check(&[]).unwrap();
+        for name in ["--identity", "--catalog"] {
+            let error = check(&[name, "no-such-thing:1"]).unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_plan_without_a_choice_fails() {
+        let environment = tempfile::NamedTempFile::new().unwrap();
+        let text = include_str!("../../examples/environments/thesis.toml");
+        std::fs::write(environment.path(), text.replace("5 GB", "5 MB")).unwrap();
+        let path = environment.path().to_str().unwrap();
+        let canonical = "width=9,depth=2,batch=1GB,private=1GB,run=5s";
+        let words = [
+            "bafs",
+            "plan",
+            "--canonical",
+            canonical,
+            "--environment",
+            path,
+        ];
+        let Command::Plan(args) = Cli::try_parse_from(words).unwrap().command else {
+            panic!("another command");
+        };
+        let error = run(&args, Output::new(false))
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("no choice: no strategy fits the storage"),
+            "{error}"
+        );
+    }
+
+    #[test]
     fn unknown_sizes_are_told() {
         let text = "volume v scratch unknown\njob a {\nexecutable = x\nruntime = 9 s\n}\n\
                     mount v a /v\n";
@@ -348,8 +416,9 @@ mod tests {
 
     #[test]
     fn an_endless_environment_is_not_read_to_its_end() {
-        let error = environment(Path::new("/dev/zero")).unwrap_err().to_string();
-        assert!(error.contains("at most 1 MiB"), "{error}");
+        let error = environment(Path::new("/dev/zero")).unwrap_err();
+        let error = format!("{error:#}");
+        assert!(error.contains("is no regular file"), "{error}");
     }
 
     #[test]
@@ -360,7 +429,7 @@ mod tests {
             failed: failed.map(str::to_owned),
         };
         assert!(told(&tried(Some("no node"))).contains("failed: no node"));
-        assert!(told(&tried(None)).contains("too long"));
+        assert!(told(&tried(None)).contains("slower than the best"));
     }
 
     #[test]

@@ -1,19 +1,37 @@
 //! Rates on the command line, such as `1MB/s`.
 
-use anyhow::{Context, Result, bail};
-use bafs_sched::workflow::parse_size;
+use anyhow::{Context, Result, anyhow};
+use bafs_sched::workflow::{self, parse_size};
 
-/// Bytes per second from text such as `1MB/s`, `12 MiB/s` or `500KB`.
+/// Bytes per second from text such as `1MB/s`, `12 MiB/s` or `500KB`; not from bits.
 pub(crate) fn parse_rate(text: &str) -> Result<u64> {
-    let size = text.trim().strip_suffix("/s").unwrap_or(text);
-    let rate = parse_bytes(size).with_context(|| format!("'{text}' is no rate such as 1MB/s"))?;
-    if rate == 0 {
-        bail!("a rate of 0 would stop everything; leave --limit out for no limit");
-    }
-    Ok(rate)
+    workflow::parse_rate(text).map_err(|e| anyhow!("'{text}' is no rate such as 1MB/s: {e}"))
+}
+
+/// The rate that a server keeps to, from its argument.
+pub(crate) fn parse_limit(text: Option<&str>) -> Result<Option<u64>> {
+    let rate = text.map(parse_rate).transpose();
+    rate.context("--limit (leave it out for no limit)")
 }
 
 /// Bytes from text such as `10GB`.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64> {
-    parse_size(text.trim()).map_err(|e| anyhow::anyhow!("'{text}' is no size: {e}"))
+    parse_size(text.trim()).map_err(|e| anyhow!("'{text}' is no size: {e}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_of_nothing_is_refused_in_the_words_of_its_argument() {
+        let said = format!("{:#}", parse_rate("0MB/s").unwrap_err());
+        assert!(
+            said.contains("nothing would ever arrive") && !said.contains("--limit"),
+            "{said}"
+        );
+        let said = format!("{:#}", parse_limit(Some("0MB/s")).unwrap_err());
+        assert!(said.contains("--limit (leave it out"), "{said}");
+        assert_eq!(parse_limit(None).unwrap(), None);
+    }
 }

@@ -23,7 +23,7 @@ use crate::init;
 use crate::metrics::{self, Shown};
 use crate::output::Output;
 use crate::plan;
-use crate::rate::{parse_bytes, parse_rate};
+use crate::rate::{parse_bytes, parse_limit};
 use crate::workflow_file;
 
 /// Space of each node of a throw-away cluster when nobody says otherwise.
@@ -150,11 +150,7 @@ async fn run_local(
         .clone()
         .unwrap_or_else(|| NODE_SIZE.to_owned());
     parse_bytes(&size).context("--node-size")?;
-    args.limit
-        .as_deref()
-        .map(parse_rate)
-        .transpose()
-        .context("--limit")?;
+    parse_limit(args.limit.as_deref())?;
     let cores = u32::try_from(std::thread::available_parallelism()?.get())?;
     let spec = ClusterSpec {
         program: std::env::current_exe().context("cannot find the bafs program")?,

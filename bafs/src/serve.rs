@@ -17,7 +17,7 @@ use crate::args::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
 use crate::init;
 use crate::metrics;
 use crate::output::Output;
-use crate::rate::{parse_bytes, parse_rate};
+use crate::rate::{parse_bytes, parse_limit};
 
 /// Runs a home server.
 pub(crate) async fn home(args: HomeArgs, output: Output) -> Result<()> {
@@ -34,7 +34,7 @@ pub(crate) async fn home(args: HomeArgs, output: Output) -> Result<()> {
         name: args.name,
         catalog: args.catalog,
         group: String::new(),
-        limit_bytes_per_s: args.limit.as_deref().map(parse_rate).transpose()?,
+        limit_bytes_per_s: parse_limit(args.limit.as_deref())?,
     };
     until_stopped(home::start(config).await?, &args.server, output).await
 }

@@ -15,6 +15,7 @@ use serde::Serialize;
 use self::workload::{Before, Workload};
 use crate::args::SimArgs;
 use crate::output::Output;
+use crate::plan::size;
 
 /// Simulates a workload, and prints how it went.
 pub(crate) fn run(args: &SimArgs, output: Output) -> Result<()> {
@@ -53,9 +54,15 @@ pub(crate) fn run(args: &SimArgs, output: Output) -> Result<()> {
     }
     // Of several policies one may well be impossible: that is what they are compared for.
     if rows.iter().all(|row| row.simulated_s.is_none()) {
-        bail!("no simulated run came to its end");
+        bail!("no simulated run came to its end{}", first_failure(&rows));
     }
     Ok(())
+}
+
+/// Why the first run did not come to its end, behind what is said of all.
+fn first_failure(rows: &[Row]) -> String {
+    let failure = |row: &Row| Some(format!(": policy {}: {}", row.policy, row.run.failure()?));
+    rows.iter().find_map(failure).unwrap_or_default()
 }
 
 fn pictures(
@@ -192,7 +199,7 @@ fn simulate(
 
 fn table(rows: &[Row], chosen: Option<Strategy>) -> Result<String> {
     let mut text = format!(
-        "{:<11} {:>12} {:>12} {:>10} {:>10} {:>9} {:>9}\n",
+        "{:<11} {:>12} {:>12} {:>11} {:>11} {:>9} {:>9}\n",
         "strategy", "simulated", "predicted", "from home", "peers", "runs", "failures"
     );
     for row in rows {
@@ -202,10 +209,10 @@ fn table(rows: &[Row], chosen: Option<Strategy>) -> Result<String> {
         let (simulated, predicted) = (shown(row.simulated_s), shown(row.predicted_s));
         writeln!(
             text,
-            "{:<11} {simulated:>12} {predicted:>12} {:>7.1} GB {:>7.1} GB {:>9} {:>9}",
+            "{:<11} {simulated:>12} {predicted:>12} {:>11} {:>11} {:>9} {:>9}",
             row.policy,
-            row.run.home_bytes as f64 / 1e9,
-            row.run.peer_bytes as f64 / 1e9,
+            size(row.run.home_bytes),
+            size(row.run.peer_bytes),
             row.run.executions,
             row.run.failures,
         )?;
@@ -298,8 +305,23 @@ mod tests {
         let workload = Workload::of(&args).unwrap();
         let row = simulate(&args, &workload, &environment, &[], Policy::Need).unwrap();
         assert_eq!(row.simulated_s, None);
-        let table = table(&[row], None).unwrap();
+        let rows = [row];
+        let table = table(&rows, None).unwrap();
         assert!(table.contains("FAILED: given up after"), "{table}");
+        let said = first_failure(&rows);
+        assert!(said.starts_with(": policy need: given up after"), "{said}");
+    }
+
+    #[test]
+    fn small_amounts_of_data_are_shown() {
+        let text = include_str!("../../examples/environments/thesis.toml");
+        let environment = Environment::parse(text).unwrap();
+        let mut args = sim_args(&[]);
+        args.canonical = Some("width=1,depth=1,batch=0B,private=3KB,run=5s".to_owned());
+        let workload = Workload::of(&args).unwrap();
+        let row = simulate(&args, &workload, &environment, &[], Policy::Need).unwrap();
+        let table = table(&[row], None).unwrap();
+        assert!(table.contains("6.000 KB"), "in and out: {table}");
     }
 
     #[test]

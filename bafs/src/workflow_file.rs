@@ -3,16 +3,17 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use bafs_sched::workflow::{Diagnostic, Workflow, parse_workflow};
+use bafs_sched::workflow::{
+    DESCRIPTION_BYTES_MAX, Diagnostic, FILE_BYTES_MAX, Workflow, parse_workflow,
+};
 
+use crate::input_file;
 use crate::output::Output;
 
 /// Reads and checks a workflow; its warnings go to standard error.
 pub(crate) fn load(path: &Path) -> Result<Workflow> {
-    let text = std::fs::read_to_string(path)
-        .with_context(|| format!("cannot read the workflow {}", path.display()))?;
+    let text = input_file::read_text(path, FILE_BYTES_MAX).context("the workflow")?;
     let file = path.to_string_lossy();
-    let read = |path: &str| std::fs::read_to_string(path).map_err(|e| e.to_string());
     match parse_workflow(&file, &text, &read) {
         Ok(checked) => {
             for warning in &checked.warnings {
@@ -29,12 +30,18 @@ pub(crate) fn load(path: &Path) -> Result<Workflow> {
     }
 }
 
+/// A job description file.
+fn read(path: &str) -> Result<String, String> {
+    let text = input_file::read_text(Path::new(path), DESCRIPTION_BYTES_MAX);
+    text.map_err(|e| format!("{e:#}"))
+}
+
 /// A diagnostic with the line that it is about, which may be in a job description file.
 fn explain(diagnostic: &Diagnostic, file: &str, text: &str) -> String {
     if diagnostic.file == file {
         return diagnostic.with_source(text);
     }
-    match std::fs::read_to_string(&diagnostic.file) {
+    match read(&diagnostic.file) {
         Ok(other) => diagnostic.with_source(&other),
         Err(_) => diagnostic.to_string(),
     }

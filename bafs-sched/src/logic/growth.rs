@@ -238,7 +238,7 @@ impl Scheduler {
                 let job = self.graph.courses.of(pipeline)[position];
                 let volume = self.scratch_of(job)[place];
                 if !self.sizes.grown.contains(&volume) {
-                    self.graph.resize(volume, after);
+                    self.resize(volume, after);
                 }
             }
             self.graph.measure_course(pipeline);
@@ -250,12 +250,12 @@ impl Scheduler {
     /// never run then: so large a need is its own fault. Answers whether it did.
     fn resize_if_fit(&mut self, pipeline: u32, changes: &[Growth]) -> bool {
         for &(volume, _, after) in changes {
-            self.graph.resize(volume, after);
+            self.resize(volume, after);
         }
         self.graph.measure_course(pipeline);
         if self.can_never_fit(pipeline) {
             for &(volume, before, _) in changes {
-                self.graph.resize(volume, before);
+                self.resize(volume, before);
             }
             self.graph.measure_course(pipeline);
             return false;

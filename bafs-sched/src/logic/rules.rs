@@ -135,11 +135,6 @@ impl Admission {
         is_part_full || self.under_way >= self.rules.pipelines_max
     }
 
-    /// Every cache of the workflow.
-    pub(super) fn caches(&self) -> impl Iterator<Item = &VolumeIndex> {
-        self.caches.iter()
-    }
-
     /// The batch volumes that may exist.
     pub(super) fn batch(&self) -> Vec<VolumeIndex> {
         self.batch.iter().copied().collect()

@@ -130,7 +130,7 @@ impl Scheduler {
     /// A scheduler of a workflow of which nothing is done yet.
     pub fn new(run: RunId, workflow: Workflow, settings: Settings) -> Self {
         let extractions = Extractions::new(workflow.extracts.len());
-        let volumes = Volumes::new(workflow.volumes.len());
+        let volumes = Volumes::new(&workflow);
         let graph = Graph::new(workflow);
         let sizes = Sizes::new(&graph);
         let steering = Steering::new(&graph);

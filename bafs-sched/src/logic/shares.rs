@@ -63,8 +63,8 @@ impl Scheduler {
             };
             let is_enough = bytes >= size.bytes.min(SHARE_BYTES_MIN) && left.files >= size.files;
             let is_whole = have.is_some_and(|have| have >= size.bytes);
-            let is_spare = self.is_spare(left.bytes, bytes) && !self.awaits_batch();
-            let is_costly = is_whole && !is_spare;
+            let is_wanted = || !self.is_spare(left.bytes, bytes) || self.awaits_batch();
+            let is_costly = is_whole && is_wanted();
             if (!is_enough || is_costly) && self.may_read_at_peers() {
                 return Some(());
             }
@@ -121,11 +121,10 @@ impl Scheduler {
         let readers = u64::from(self.graph.volume(volume).users_left);
         let skew = self.skew.permille();
         let shares = match &self.admission {
-            Some(admission) => {
+            Some(_) => {
                 let scratch = self.scratch_need_max.bytes.saturating_mul(readers);
-                let others = admission.caches().filter(|other| **other != volume);
-                let absent = others.filter(|other| !self.volumes.is_live(**other));
-                let absent = absent.map(|other| self.with_skew(self.size_of(*other).bytes));
+                let absent = self.volumes.absent_beside(volume);
+                let absent = absent.map(|(bytes, n)| with_skew(bytes, skew).saturating_mul(n));
                 let beside = absent.fold(scratch, u64::saturating_add);
                 shares_beside(size, skew, &rooms, self.scratch_volume_max, beside)
             }

@@ -241,7 +241,7 @@ impl Scheduler {
             let volume = self.sizes.kinds[&kind][position];
             let is_grown = self.sizes.grown.contains(&volume);
             if !is_grown && !self.volumes.is_live(volume) {
-                self.graph.resize(volume, size);
+                self.resize(volume, size);
             }
         }
     }
@@ -350,9 +350,16 @@ fn half(held: Space) -> Space {
     }
 }
 
-impl Graph {
+impl Scheduler {
     /// Changes what is to be reserved for a volume from now on.
     pub(super) fn resize(&mut self, volume: VolumeIndex, size: Space) {
+        self.graph.resize(volume, size);
+        self.volumes.resize(volume, size.bytes);
+    }
+}
+
+impl Graph {
+    fn resize(&mut self, volume: VolumeIndex, size: Space) {
         let spec = &mut self.workflow.volumes[volume.as_usize()];
         (spec.size_bytes, spec.size_files) = (size.bytes, size.files);
     }

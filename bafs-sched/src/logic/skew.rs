@@ -1,7 +1,7 @@
 //! How unevenly blocks of cooperative caches are spread over their parts, as nodes tell: so much
 //! more than its size the next cache is made. Moves no block and makes no cache.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ServerId, VolumeId};
 
@@ -26,6 +26,8 @@ pub(super) struct Skew {
     asked: BTreeMap<VolumeIndex, Asked>,
     /// Of each cache, how much more than its share its fullest part keeps, in thousandths.
     found: BTreeMap<VolumeIndex, u64>,
+    /// The same, the most uneven cache last.
+    by_unevenness: BTreeSet<(u64, VolumeIndex)>,
 }
 
 /// What the parts of a cache were asked.
@@ -41,10 +43,17 @@ struct Asked {
 impl Skew {
     /// Part of the next cache beyond its size, in thousandths: as much as the most uneven needs.
     pub(super) fn permille(&self) -> u64 {
-        let most = self.found.values().copied().max();
-        most.map_or(SKEW_PERMILLE_FIRST, |most| {
-            most.clamp(SKEW_PERMILLE_MIN, SKEW_PERMILLE_MAX)
+        let most = self.by_unevenness.last();
+        most.map_or(SKEW_PERMILLE_FIRST, |(most, _)| {
+            *most.clamp(&SKEW_PERMILLE_MIN, &SKEW_PERMILLE_MAX)
         })
+    }
+
+    fn note(&mut self, volume: VolumeIndex, found: u64) {
+        if let Some(before) = self.found.insert(volume, found) {
+            self.by_unevenness.remove(&(before, volume));
+        }
+        self.by_unevenness.insert((found, volume));
     }
 }
 
@@ -105,7 +114,7 @@ impl Scheduler {
         let parts: Option<Vec<(u64, u64)>> = parts.map(part).collect();
         let found = parts.and_then(|parts| unevenness(&parts, self.size_of(volume).bytes));
         if let Some(found) = found {
-            self.skew.found.insert(volume, found);
+            self.skew.note(volume, found);
         }
     }
 
@@ -144,6 +153,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_most_uneven_cache_counts_as_it_was_seen_last() {
+        let mut skew = Skew::default();
+        assert_eq!(skew.permille(), SKEW_PERMILLE_FIRST);
+        for (volume, found, expected) in [(1, 50, 50), (2, 90, 90), (2, 40, 50), (1, 0, 40)] {
+            skew.note(VolumeIndex(volume), found);
+            assert_eq!(skew.permille(), expected);
+        }
+    }
+
+    #[test]
     fn the_fullest_part_decides_measured_by_its_size() {
         assert_eq!(unevenness(&[(50, 50), (50, 50)], 100), Some(0));
         assert_eq!(unevenness(&[(50, 60), (50, 40)], 100), Some(200));
@@ -161,14 +180,10 @@ mod tests {
     #[test]
     fn what_is_learned_has_bounds() {
         let permille = |found: &[u64]| {
-            let found = found
-                .iter()
-                .zip(0..)
-                .map(|(found, at)| (VolumeIndex(at), *found));
-            let skew = Skew {
-                found: found.collect(),
-                ..Skew::default()
-            };
+            let mut skew = Skew::default();
+            for (at, found) in (0..).zip(found) {
+                skew.note(VolumeIndex(at), *found);
+            }
             skew.permille()
         };
         assert_eq!(permille(&[]), SKEW_PERMILLE_FIRST);

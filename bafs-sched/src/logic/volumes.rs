@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bafs_proto::ids::{ServerId, VolumeId};
 
 use super::space::Space;
-use crate::workflow::{JobIndex, VolumeIndex};
+use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// Where a volume is in its life, as far as we know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,16 +61,32 @@ pub(super) struct Volumes {
     live: Vec<BTreeMap<Option<ServerId>, VolumeId>>,
     /// Everything that exists on a server.
     on_server: BTreeMap<ServerId, BTreeMap<VolumeId, VolumeIndex>>,
+    /// Bytes of each cache; nothing for scratch volumes.
+    cache_bytes: Vec<Option<u64>>,
+    /// How many caches of each size neither exist nor are being created: to look at every cache
+    /// whenever one is divided would take the square of their number.
+    absent: BTreeMap<u64, u64>,
     /// How often anything of this may have changed.
     changes: u64,
 }
 
 impl Volumes {
-    pub(super) fn new(volumes: usize) -> Self {
+    pub(super) fn new(workflow: &Workflow) -> Self {
+        let cache_bytes = workflow.volumes.iter().map(|volume| {
+            let is_cache = matches!(volume.kind, VolumeKind::Cache { .. });
+            is_cache.then_some(volume.size_bytes)
+        });
+        let cache_bytes: Vec<Option<u64>> = cache_bytes.collect();
+        let mut absent = BTreeMap::new();
+        for bytes in cache_bytes.iter().flatten() {
+            *absent.entry(*bytes).or_default() += 1;
+        }
         Self {
             instances: BTreeMap::new(),
-            live: vec![BTreeMap::new(); volumes],
+            live: vec![BTreeMap::new(); workflow.volumes.len()],
             on_server: BTreeMap::new(),
+            cache_bytes,
+            absent,
             changes: 0,
         }
     }
@@ -106,6 +122,50 @@ impl Volumes {
         !self.live[volume.as_usize()].is_empty()
     }
 
+    /// Sizes of the caches that neither exist nor are being created, but for one, each with how
+    /// many there are.
+    pub(super) fn absent_beside(&self, volume: VolumeIndex) -> impl Iterator<Item = (u64, u64)> {
+        let own = self.cache_bytes[volume.as_usize()].filter(|_| !self.is_live(volume));
+        let beside = self.absent.iter();
+        beside.map(move |(bytes, count)| (*bytes, count - u64::from(own == Some(*bytes))))
+    }
+
+    /// A volume has another size from now on.
+    pub(super) fn resize(&mut self, volume: VolumeIndex, bytes: u64) {
+        let is_absent = !self.is_live(volume);
+        if self.cache_bytes[volume.as_usize()].is_some() {
+            self.count_absent(volume, is_absent, false);
+            self.cache_bytes[volume.as_usize()] = Some(bytes);
+            self.count_absent(volume, false, is_absent);
+        }
+    }
+
+    fn count_absent(&mut self, volume: VolumeIndex, was_absent: bool, is_absent: bool) {
+        let Some(bytes) = self.cache_bytes[volume.as_usize()] else {
+            return;
+        };
+        let count = self.absent.entry(bytes).or_default();
+        *count = *count + u64::from(is_absent) - u64::from(was_absent);
+        if *count == 0 {
+            self.absent.remove(&bytes);
+        }
+    }
+
+    /// Begins the use of a volume on a server.
+    fn begin(&mut self, volume: VolumeIndex, server: Option<ServerId>, id: VolumeId) {
+        let was_absent = !self.is_live(volume);
+        let before = self.live[volume.as_usize()].insert(server, id);
+        assert!(before.is_none(), "a volume exists once on a server");
+        self.count_absent(volume, was_absent, false);
+    }
+
+    /// Ends it.
+    fn end(&mut self, volume: VolumeIndex, server: Option<ServerId>) {
+        let was_absent = !self.is_live(volume);
+        self.live[volume.as_usize()].remove(&server);
+        self.count_absent(volume, was_absent, !self.is_live(volume));
+    }
+
     /// The volume on this server, if it is creating or ready there.
     pub(super) fn live_at(
         &self,
@@ -135,8 +195,7 @@ impl Volumes {
         self.changes += 1;
         assert!(instance.state.is_live(), "a volume begins its life alive");
         let (volume, server) = (instance.volume, instance.server);
-        let before = self.live[volume.as_usize()].insert(server, id);
-        assert!(before.is_none(), "a volume exists once on a server");
+        self.begin(volume, server, id);
         if let Some(server) = server {
             self.on_server.entry(server).or_default().insert(id, volume);
         }
@@ -162,19 +221,21 @@ impl Volumes {
         };
         assert!(instance.state == State::Copy, "only a copy is promoted");
         instance.state = State::Ready;
-        let before = self.live[instance.volume.as_usize()].insert(instance.server, id);
-        assert!(before.is_none(), "a volume exists once on a server");
+        let (volume, server) = (instance.volume, instance.server);
+        self.begin(volume, server, id);
     }
 
     /// Takes a volume out of use; it keeps its space until it is removed.
     pub(super) fn retire(&mut self, id: VolumeId) {
         self.changes += 1;
         if let Some(instance) = self.instances.get_mut(&id) {
-            if instance.state.is_live() {
-                self.live[instance.volume.as_usize()].remove(&instance.server);
-            }
+            let was_live = instance.state.is_live();
+            let (volume, server) = (instance.volume, instance.server);
             instance.state = State::Deleting;
             instance.waiters.clear();
+            if was_live {
+                self.end(volume, server);
+            }
         }
     }
 
@@ -183,7 +244,7 @@ impl Volumes {
         self.changes += 1;
         let instance = self.instances.remove(&id)?;
         if instance.state.is_live() {
-            self.live[instance.volume.as_usize()].remove(&instance.server);
+            self.end(instance.volume, instance.server);
         }
         if let Some(server) = instance.server
             && let Some(there) = self.on_server.get_mut(&server)

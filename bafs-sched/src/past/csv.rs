@@ -65,6 +65,7 @@ pub fn from_csv(name: &str, text: &str) -> Result<Past, PastError> {
         measured,
         took_s: None,
         site: None,
+        lines: jobs.iter().map(|job| job.line).collect(),
         remarks: Vec::new(),
     })
 }

@@ -87,6 +87,7 @@ pub fn from_journal(history: History) -> Result<Past, PastError> {
         workflow,
         took_s: Some(took_s(&timeline)),
         measured,
+        lines: Vec::new(),
         remarks,
     })
 }

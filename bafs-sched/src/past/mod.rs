@@ -23,6 +23,9 @@ pub use trace::from_trace;
 /// Jobs that are read from one file at most.
 pub const JOBS_MAX: usize = 1_000_000;
 
+/// Bytes of a file of past jobs or of a trace: a thousand for each job.
+pub const FILE_BYTES_MAX: usize = 1 << 30;
+
 /// Something that was run, ready to be simulated.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Past {
@@ -34,6 +37,8 @@ pub struct Past {
     pub took_s: Option<f64>,
     /// Where it ran, when that is known.
     pub site: Option<Site>,
+    /// The line of each job in its file; empty where there are no lines.
+    pub lines: Vec<usize>,
     /// What was left out or assumed, in sentences.
     pub remarks: Vec<String>,
 }

@@ -208,6 +208,7 @@ impl Accounting {
             measured,
             took_s: took_s.map(|(start, end)| (end - start) as f64),
             site: None,
+            lines: jobs.iter().map(|job| job.line).collect(),
             remarks,
         })
     }

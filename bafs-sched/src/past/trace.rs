@@ -103,9 +103,11 @@ impl Trace<'_> {
             return Err(row.error("written", why));
         }
         let size_bytes = self.workflow.volume(mount.volume).size_bytes;
-        if size_bytes > 0 && written_bytes > size_bytes {
-            let why = format!("the volume holds {size_bytes} bytes");
-            return Err(row.error("written", why));
+        for (column, bytes) in [("read", read_bytes), ("written", written_bytes)] {
+            if size_bytes > 0 && bytes > size_bytes {
+                let why = format!("the volume holds {size_bytes} bytes");
+                return Err(row.error(column, why));
+            }
         }
         Ok(MountLoad {
             read_bytes,
@@ -157,6 +159,8 @@ mod tests {
             3 MB => -3 MB => line 3: read '-3 MB'
             3 MB, => 3 MB,1 => line 3: written '1': the job mounts this volume to read
             ,2000\nz => ,2 MB\nz => line 4: written '2 MB': the volume holds 1000000
+            3 MB => 99999999999 => line 3: read '99999999999': the volume holds 4000000 bytes
+            ,w,2000, => ,w,1.1 MB, => line 6: read '1.1 MB': the volume holds 1000000
             a,,w => a,,b => line 4: line 3 tells of the same already
             a,,w => a,1,w => line 4: a row tells of computing or of one volume
             z,2,,,\n =>  => no row says how long job 'z' computes

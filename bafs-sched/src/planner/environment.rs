@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
-use crate::workflow::{QuantityError, parse_duration, parse_size};
+use crate::workflow::{QuantityError, parse_duration, parse_rate, parse_size};
 
 /// Nodes in one environment; more is a typing error.
 const NODES_MAX: u64 = 1_000_000;
@@ -24,6 +24,8 @@ const FILES_USUAL: u64 = 1 << 40;
 const RESTART_S: u64 = 60;
 /// A link on which everything arrives more than a minute late is a typing error, in microseconds.
 const LATENCY_US_MAX: u64 = 60_000_000;
+/// Letters of a line that an error of TOML's own shows.
+const SHOWN_MAX: usize = 80;
 
 /// Equal nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,10 +120,10 @@ pub struct Environment {
 
 /// Why a text is no environment.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("line {line}: {message}")]
+#[error("{}{message}", .line.map_or_else(String::new, |line| format!("line {line}: ")))]
 pub struct EnvironmentError {
-    /// The line, from 1 on; 1 as well when a whole key is missing.
-    pub line: usize,
+    /// The line, from 1 on; none where something is missing, or the whole is too much.
+    pub line: Option<usize>,
     /// What is wrong and, where it helps, what to write.
     pub message: String,
 }
@@ -145,7 +147,7 @@ impl Environment {
     /// ```
     pub fn parse(text: &str) -> Result<Self, EnvironmentError> {
         if text.len() > Self::FILE_BYTES_MAX {
-            return Err(at(1, "an environment file has at most 1 MiB"));
+            return Err(whole("an environment file has at most 1 MiB"));
         }
         let table: Table = toml::from_str(text).map_err(|e| syntax(text, &e))?;
         let mut environment = Self {
@@ -191,32 +193,29 @@ impl Environment {
     /// What is missing, zero or too much; of no line in particular.
     pub fn checked(self) -> Result<Self, EnvironmentError> {
         if self.home_bytes_per_s == 0 {
-            return Err(at(1, "home-rate is missing; write home-rate = \"1 MB/s\""));
+            return Err(whole("home-rate is missing; write home-rate = \"1 MB/s\""));
         }
         if self.local_bytes_per_s == 0 {
-            return Err(at(
-                1,
+            return Err(whole(
                 "local-rate is missing; write local-rate = \"12 MB/s\"",
             ));
         }
         if self.nodes.is_empty() {
-            return Err(at(1, "there are no nodes; write a [[nodes]] section"));
+            return Err(whole("there are no nodes; write a [[nodes]] section"));
         }
         let all: u64 = self.nodes.iter().map(|class| u64::from(class.count)).sum();
         if all > NODES_MAX {
             let message = format!("{all} nodes are too many; the limit is {NODES_MAX}");
-            return Err(at(1, message));
+            return Err(whole(message));
         }
         let of = |class: &NodeClass| u128::from(class.count) * u128::from(class.storage_bytes);
         if self.nodes.iter().map(of).sum::<u128>() > STORAGE_BYTES_MAX {
-            return Err(at(
-                1,
+            return Err(whole(
                 "the nodes have more than 8000 PB of storage together",
             ));
         }
         if self.cpus() == 0 {
-            return Err(at(
-                1,
+            return Err(whole(
                 "no node has a processor at the beginning: nothing could run; give some `cpus`",
             ));
         }
@@ -333,7 +332,7 @@ fn node_class(
             "cpus" => cpus = Some(place.number(value, 0, CPUS_MAX)?),
             "storage" => storage_bytes = Some(place.size(value)?),
             "files" => class.files = place.number(value, 1, u32::MAX)?.into(),
-            "cluster" => class.cluster = place.text(value, "a")?.to_owned(),
+            "cluster" => class.cluster = place.name(value)?,
             "speed" => class.speed_permille = place.speed(value)?,
             "memory" => class.memory_bytes = place.size(value)?,
             "local-rate" => class.local_bytes_per_s = Some(place.rate(value)?),
@@ -391,6 +390,12 @@ impl Place<'_> {
         value.as_str().ok_or_else(wrong)
     }
 
+    fn name(&self, value: &toml::Value) -> Result<String, EnvironmentError> {
+        let name = value.as_str().filter(|name| !name.trim().is_empty());
+        let wrong = || self.error("must be a name, such as \"a\"");
+        name.map(str::to_owned).ok_or_else(wrong)
+    }
+
     fn read(&self, result: Result<u64, QuantityError>) -> Result<u64, EnvironmentError> {
         result.map_err(|e| self.error(&format!("cannot be read: {e}")))
     }
@@ -401,13 +406,10 @@ impl Place<'_> {
 
     fn rate(&self, value: &toml::Value) -> Result<u64, EnvironmentError> {
         let text = self.text(value, "1 MB/s")?;
-        let Some(size) = text.trim().strip_suffix("/s") else {
+        if !text.trim().ends_with("/s") {
             return Err(self.error("must be a rate, such as \"1 MB/s\""));
-        };
-        match self.read(parse_size(size))? {
-            0 => Err(self.error("is zero: nothing would ever arrive")),
-            rate => Ok(rate),
         }
+        self.read(parse_rate(text))
     }
 
     /// Since the beginning, which is a time as well.
@@ -432,11 +434,14 @@ impl Place<'_> {
             "s" => 1_000_000,
             _ => return Err(self.error("must be a whole number of us, ms or s, such as \"20 ms\"")),
         };
-        let number = text[..text.len() - unit.len()].parse::<u64>().ok();
-        match number.and_then(|number| number.checked_mul(us)) {
-            Some(latency_us) if latency_us <= LATENCY_US_MAX => Ok(latency_us),
-            _ => Err(self.error("must be a number, at most 60 s: that is no link any more")),
+        let number = &text[..text.len() - unit.len()];
+        if number.is_empty() {
+            return Err(self.error("must be a number with a unit, such as \"20 ms\""));
         }
+        let latency_us = number.parse::<u64>().ok().and_then(|n| n.checked_mul(us));
+        let sane = latency_us.filter(|latency_us| *latency_us <= LATENCY_US_MAX);
+        let too_long = || self.error("is too long: the limit is 60 s");
+        sane.ok_or_else(too_long)
     }
 
     fn flag(&self, value: &toml::Value) -> Result<bool, EnvironmentError> {
@@ -469,14 +474,28 @@ impl Place<'_> {
 
 fn at(line: usize, message: impl Into<String>) -> EnvironmentError {
     EnvironmentError {
-        line,
+        line: Some(line),
+        ..whole(message)
+    }
+}
+
+/// What no line is to blame for.
+fn whole(message: impl Into<String>) -> EnvironmentError {
+    EnvironmentError {
+        line: None,
         message: message.into(),
     }
 }
 
+/// Errors of TOML's own often name no key: the line is shown.
 fn syntax(text: &str, error: &toml::de::Error) -> EnvironmentError {
-    let line = error.span().map_or(1, |span| line_of(text, span.start));
-    at(line, error.message())
+    let Some(span) = error.span() else {
+        return whole(error.message());
+    };
+    let line = line_of(text, span.start);
+    let shown = text.lines().nth(line - 1).unwrap_or("").trim();
+    let shown: String = shown.chars().take(SHOWN_MAX).collect();
+    at(line, format!("{}, in `{shown}`", error.message()))
 }
 
 fn line_of(text: &str, offset: usize) -> usize {
@@ -555,26 +574,29 @@ mod tests {
     #[test]
     fn absurd_values_are_errors_with_line_and_key() {
         let slips = r#"
-            "1 MB/s" => "0 MB/s" => line 1: => `home-rate` is zero
+            "1 MB/s" => "0 MB/s" => line 1: => `home-rate` cannot be read: the rate '0 MB/s' is zero
             "1 MB/s" => "-1 MB/s" => line 1: => `home-rate` cannot be read
             "1 MB/s" => "1 MB" => line 1: => `home-rate` must be a rate
             "1 MB/s" => 1000000 => line 1: => `home-rate` must be text
-            "1 MB/s" => "1 Mbit/s" => line 1: => unknown unit of size 'Mbit'
+            "1 MB/s" => "1 Mbit/s" => line 1: => '1 Mbit' may be bits
+            "1 MB/s" => "1 Mb/s" => line 1: => `home-rate` => '1 Mb' may be bits
+            "5 GB" => "5 Gb" => line 7: => `storage` => '5 Gb' may be bits
             "12 MB/s" => "12/s" => line 2: => has no unit
-            local-rate = "12 MB/s" =>  => line 1: => local-rate is missing
-            home-rate = "1 MB/s" =>  => line 1: => home-rate is missing
+            local-rate = "12 MB/s" =>  => local-rate is missing
+            home-rate = "1 MB/s" =>  => home-rate is missing
             local-rate => lan-rate => line 2: => `lan-rate` is no key
             [[nodes]] => mtbf = "0 s"\n[[nodes]] => line 4: => `mtbf` is zero
             [[nodes]] => mtbf = "5 weeks"\n[[nodes]] => line 4: => unknown unit of time
             count = 50 => count = 0 => line 5: => `count` must be a whole number from 1
             count = 50 => count = -3 => line 5: => `count` must be
             cpus = 1 => cpus = 1.5 => line 6: => `cpus` must be
-            cpus = 1 => cpus = 0 => line 1: => no node has a processor
+            cpus = 1 => cpus = 0 => no node has a processor
             cpus = 1 =>  => line 4: => this [[nodes]] section has no `cpus`
             cpus = 1 => cpu = 1 => line 6: => `cpu` is no key of [[nodes]]
             "5 GB" => "5 G" => line 7: => unknown unit of size 'G'
             "5 GB" => "-5 GB" => line 7: => `storage` cannot be read
-            count = 50 => count = 50\ncount = 51 => line 6: => duplicate key
+            count = 50 => count = 50\ncount = 51 => line 6: => duplicate key => in `count = 51`
+            count = 50 => count = 99999999999999999999 => line 5: => in `count = 9999999999
             count = 50 => count =  => line 5:
         "#;
         each_is_refused(THESIS, slips, Environment::parse);
@@ -584,27 +606,32 @@ mod tests {
     fn absurd_nodes_are_errors_with_line_and_key() {
         let slips = r#"
             cpus = 1 => cpus = 1\nspeed = 0 => line 7: => `speed` must be a number
-            cpus = 1 => cpus = 1\ndisk-rate = "0 B/s" => line 7: => `disk-rate` is zero
+            cpus = 1 => cpus = 1\ndisk-rate = "0 B/s" => line 7: => `disk-rate` => is zero
             cpus = 1 => cpus = 1\nuntil = "2 h"\nfrom = "2 h" => line 7: => is not after `from`
-            cpus = 1 => cpus = 1\nfrom = "2 h" => line 1: => no node has a processor
+            cpus = 1 => cpus = 1\nfrom = "2 h" => no node has a processor
             cpus = 1 => cpus = 1\nmemory-rate = "9" => line 7: => `memory-rate` must be a rate
-            cpus = 1 => cpus = 1\nhome-rate = "0 B/s" => line 7: => `home-rate` is zero
+            cpus = 1 => cpus = 1\nhome-rate = "0 B/s" => line 7: => `home-rate` => is zero
+            cpus = 1 => cpus = 1\ncluster = "" => line 7: => `cluster` must be a name
             cpus = 1 => cpus = 1\nhome-latency = "1" => line 7: => must be a whole number of us, ms
             cpus = 1 => cpus = 1\nhome-latency = "ms" => line 7: => must be a number
-            cpus = 1 => cpus = 1\nlocal-latency = "61 s" => line 7: => at most 60 s
+            cpus = 1 => cpus = 1\nlocal-latency = "61 s" => line 7: => the limit is 60 s
+            cpus = 1 => cpus = 1\nhome-latency = "99999999999999999999 s" => line 7: => is too long
             cpus = 1 => cpus = 1\nlocal-latency = "-1 ms" => line 7: => must be a whole number
             [[nodes]] => hash-skew = 1\n[[nodes]] => line 4: => `hash-skew` must be true or false
             cpus = 1 => cpus = 1\nmemory = 5 => line 7: => `memory` must be text
             count = 50 => count = 5000000000 => line 5: => `count` must be
-            5 GB => 1000 PB => line 1: => more than 8000 PB of storage
+            5 GB => 1000 PB => more than 8000 PB of storage
             [[nodes]] => [nodes] => line 4:
             [[nodes]] => restart = "0 s"\n[[nodes]] => line 4: => `restart` is zero
         "#;
         each_is_refused(THESIS, slips, Environment::parse);
         let other = "[[nodes]]\ncount = 1\ncpus = 1\nstorage = \"5 GB\"\nhome-rate = \"2 MB/s\"\n";
         let error = Environment::parse(&format!("{THESIS}{other}")).unwrap_err();
-        assert_eq!(error.line, 8, "{error}");
+        assert_eq!(error.line, Some(8), "{error}");
         assert!(error.message.contains("has one link to home"), "{error}");
+        let no_processor = Environment::parse(&THESIS.replace("cpus = 1", "cpus = 0"));
+        let error = no_processor.unwrap_err();
+        assert_eq!(error.line, None, "{error}: its line 1 is right");
         let empty = Environment::parse("home-rate = \"1 B/s\"\nlocal-rate = \"1 B/s\"");
         let error = empty.unwrap_err();
         assert!(error.message.contains("no nodes"), "{error}");

@@ -125,7 +125,13 @@ pub fn decide(
             };
             trials[at].run(&workflow, scenario, limit_s)?;
         }
-        if !is_failing && is_clear(&trials) {
+        if is_failing {
+            continue;
+        }
+        if seed == 0 {
+            leave_behind(&mut trials, hopeless);
+        }
+        if is_clear(&trials) {
             break;
         }
     }
@@ -193,6 +199,15 @@ impl Trial {
 fn best_s(trials: &[Trial]) -> f64 {
     let means = trials.iter().filter_map(Trial::mean_s);
     means.fold(f64::INFINITY, f64::min)
+}
+
+/// Gives up those that took so much longer with the first seed than the fastest: who was tried
+/// before it was not stopped then.
+fn leave_behind(trials: &mut [Trial], hopeless: f64) {
+    let limit_s = best_s(trials) * (1.0 + hopeless);
+    for trial in trials {
+        trial.is_out |= trial.mean_s().is_some_and(|mean_s| mean_s > limit_s);
+    }
 }
 
 /// Whether further seeds would hardly show another one as the best. With one seed jobs compute as
@@ -320,6 +335,19 @@ mod tests {
             trial(Strategy::Minimal, &[150.0, 170.0]),
         ];
         assert!(!is_clear(&few), "two seeds tell nothing of the scatter");
+    }
+
+    #[test]
+    fn who_was_tried_before_the_fastest_is_left_behind_as_those_after_it_are() {
+        let mut trials = [
+            trial(Strategy::AllBatch, &[130.0]),
+            trial(Strategy::Slice, &[100.0]),
+            trial(Strategy::Minimal, &[109.0]),
+        ];
+        leave_behind(&mut trials, HOPELESS_VARYING);
+        let left = trials.iter().filter(|trial| !trial.is_out);
+        let left: Vec<Strategy> = left.map(|trial| trial.strategy).collect();
+        assert_eq!(left, [Strategy::Slice, Strategy::Minimal]);
     }
 
     #[test]

@@ -203,8 +203,8 @@ impl Simulation {
         simulation
     }
 
-    /// Runs to the end of the workflow, or until so much was done in vain that it will have none:
-    /// then the outcome says so.
+    /// Runs to the end of the workflow, or until so much was done in vain that it will have none,
+    /// or as far as time is counted: then the outcome says so.
     ///
     /// # Errors
     /// When nothing is due any more, although the workflow is not over: a defect.
@@ -248,11 +248,41 @@ impl Simulation {
             self.run.outcome = outcome.clone();
             return true;
         }
-        let is_vain = self.run.executions + self.run.failures > self.attempts_max();
-        if is_vain {
+        if self.run.executions + self.run.failures > self.attempts_max() {
             self.run.outcome = self.given_up();
+            return true;
         }
-        is_vain
+        if self.next_due().is_some_and(|next| next > HORIZON_US) {
+            self.run.outcome = self.too_long();
+            return true;
+        }
+        false
+    }
+
+    /// When something is due next.
+    fn next_due(&self) -> Option<u64> {
+        let first = self.due.peek().map(|Reverse((at, ..))| *at);
+        first.into_iter().chain(self.next_timer()).min()
+    }
+
+    fn next_timer(&self) -> Option<u64> {
+        self.scheduler
+            .next_timer()
+            .map(|at| at.0.saturating_mul(1_000))
+    }
+
+    fn too_long(&self) -> Outcome {
+        let progress = self.scheduler.progress();
+        let years = HORIZON_US / SECOND_US / (365 * 24 * 3_600);
+        let message = format!(
+            "given up with {} of {} jobs done: the next thing to happen is more than {years} years \
+             after the beginning, and the simulator counts no further",
+            progress.jobs_done, progress.jobs_total
+        );
+        Outcome::Failed {
+            jobs: Vec::new(),
+            messages: vec![message],
+        }
     }
 
     /// Executions and failures of nodes, each of which costs time to simulate, that a run may have.
@@ -290,7 +320,7 @@ impl Simulation {
     }
 
     fn advance(&mut self, watch: &mut impl Watch) -> Result<(), Stuck> {
-        let timer = self.scheduler.next_timer().map(|at| at.0 * 1_000);
+        let timer = self.next_timer();
         let first = self.due.peek().map(|Reverse((at, ..))| *at);
         if let Some(timer) = timer
             && first.is_none_or(|first| timer < first)
@@ -302,19 +332,12 @@ impl Simulation {
         let Some(Reverse((at, _, due))) = self.due.pop() else {
             let progress = self.scheduler.progress();
             return Err(Stuck(format!(
-                "nothing is under way after {} s, but only {} of {} jobs are done: what is left \
-                 may take longer than the simulator counts",
+                "nothing is under way after {} s, but only {} of {} jobs are done",
                 self.now / SECOND_US,
                 progress.jobs_done,
                 progress.jobs_total
             )));
         };
-        if at > HORIZON_US || at < self.now {
-            let years = HORIZON_US / SECOND_US / (365 * 24 * 3_600);
-            return Err(Stuck(format!(
-                "it takes longer than {years} years: the simulator counts no further"
-            )));
-        }
         self.now = at;
         match due {
             Due::Link(link) => self.look(link, at),
@@ -391,7 +414,9 @@ impl Simulation {
 
     /// Makes sure that a link is looked at when its next flow ends.
     fn look_later(&mut self, link: u32) {
-        if let Some(end) = self.links[link as usize].next_end()
+        // An end that is later than can be counted is due all the same, beyond the horizon.
+        let end = self.links[link as usize].next_end();
+        if let Some(end) = end.map(|end| end.min(u64::MAX - 1))
             && end < self.looks[link as usize]
         {
             self.looks[link as usize] = end;

@@ -271,7 +271,7 @@ impl Simulation {
         if wait > 0 {
             execution.waits += 1;
             let due = Due::Computed(at, execution.generation);
-            self.at(self.now + wait, due);
+            self.at(self.now.saturating_add(wait), due);
         }
     }
 

@@ -4,10 +4,10 @@
 pub(super) const DIAGNOSTICS_MAX: usize = 20;
 
 /// Bytes of a workflow file. A generated file with a million inline jobs has some 300 MB.
-pub(super) const FILE_BYTES_MAX: usize = 512 << 20;
+pub const FILE_BYTES_MAX: usize = 512 << 20;
 
 /// Bytes of a job description file, which a person writes.
-pub(super) const DESCRIPTION_BYTES_MAX: usize = 1 << 20;
+pub const DESCRIPTION_BYTES_MAX: usize = 1 << 20;
 
 /// Statements and loop turns after expansion: a million jobs with nine statements for each.
 pub(super) const STATEMENTS_MAX: u64 = 10_000_000;

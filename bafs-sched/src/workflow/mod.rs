@@ -31,7 +31,8 @@ pub use checked::{
 };
 pub use diagnostic::{Diagnostic, Rejected, Severity};
 pub(crate) use limits::RUNTIME_S_MAX;
+pub use limits::{DESCRIPTION_BYTES_MAX, FILE_BYTES_MAX};
 pub use load::{Checked, parse_workflow};
 pub(crate) use order::Search;
-pub use size::{QuantityError, parse_duration, parse_size};
+pub use size::{QuantityError, parse_duration, parse_rate, parse_size};
 pub use url::{Scheme, Url, UrlError};

@@ -61,10 +61,14 @@ impl std::error::Error for QuantityError {}
 
 /// Reads a size such as `10MB`, `1.5 GiB` or `3500GB` to bytes. Zero is a size.
 ///
-/// Decimal units (`B KB MB GB TB PB`, powers of 1000) may be written in any case; binary ones
-/// (`KiB MiB GiB TiB PiB`, powers of 1024) only so. A number alone is an error.
+/// Decimal units (`B KB MB GB TB PB`, powers of 1000) may be written in any case, but for `Mb` and
+/// the like, which are megabits elsewhere; binary ones (`KiB MiB GiB TiB PiB`, powers of 1024) only
+/// so. A number alone is an error.
 pub fn parse_size(text: &str) -> Result<u64, QuantityError> {
     let (number, unit) = split(text, "a size such as 10 MB")?;
+    if matches!(unit, "Kb" | "Mb" | "Gb" | "Tb" | "Pb") {
+        return Err(bits(number, unit));
+    }
     if unit.is_empty() {
         let hint = format!("write '{number} MB', or '{number} B' if you mean bytes");
         return Err(error(format!("the size '{number}' has no unit"), hint));
@@ -84,6 +88,24 @@ pub fn parse_size(text: &str) -> Result<u64, QuantityError> {
         ));
     }
     Ok(bytes)
+}
+
+/// Reads a rate such as `1 MB/s` to bytes per second, with or without the `/s`. Links are sold by
+/// bits, and a factor of eight is not noticed: a unit with a small `b` is an error, as is zero.
+pub fn parse_rate(text: &str) -> Result<u64, QuantityError> {
+    let text = text.trim();
+    let size = text.strip_suffix("/s").unwrap_or(text);
+    let (number, unit) = split(size, "a rate such as 1 MB/s")?;
+    if unit.ends_with('b') || unit.to_ascii_lowercase().contains("bit") {
+        return Err(bits(number, unit));
+    }
+    match parse_size(size)? {
+        0 => Err(QuantityError {
+            message: format!("the rate '{text}' is zero: nothing would ever arrive"),
+            hint: None,
+        }),
+        rate => Ok(rate),
+    }
 }
 
 /// Reads a duration such as `60 s`, `5min` or `1.5 h` to seconds; a number alone means seconds.
@@ -132,6 +154,20 @@ fn split<'t>(text: &'t str, expected: &str) -> Result<(&'t str, &'t str), Quanti
         });
     }
     Ok((number, unit))
+}
+
+/// What looks like bits.
+fn bits(number: &str, unit: &str) -> QuantityError {
+    let letter = unit[..1].to_ascii_uppercase();
+    let letter = if "KMGTP".contains(&letter) {
+        &letter
+    } else {
+        ""
+    };
+    let hint = format!(
+        "write bytes: '{number} {letter}B' if you mean those, an eighth of it if you mean bits"
+    );
+    error(format!("'{number} {unit}' may be bits"), hint)
 }
 
 fn unknown_size_unit(unit: &str) -> QuantityError {
@@ -247,10 +283,42 @@ mod tests {
             ("0.5 B", "not a whole number of bytes"),
             ("0.0000000000000000001 PB", "not a whole number of bytes"),
             ("1001 PB", "too large (the limit is 1000 PB)"),
+            (
+                "80 Mb",
+                "'80 Mb' may be bits (write bytes: '80 MB' if you mean those, an eighth",
+            ),
+            ("1Kb", "(write bytes: '1 KB'"),
             ("99999999999999999999999 B", "too large"),
             ("18446744073709551615 PB", "too large"),
         ] {
             let message = parse_size(text).unwrap_err().to_string();
+            assert!(message.contains(expected), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn rates_are_bytes_and_no_bits() {
+        for (text, rate) in [
+            ("1 MB/s", 1_000_000),
+            ("1.5 KiB/s", 1_536),
+            (" 2gB", 2_000_000_000),
+        ] {
+            assert_eq!(parse_rate(text), Ok(rate), "{text}");
+        }
+        for (text, expected) in [
+            ("1 Mb/s", "'1 Mb' may be bits (write bytes: '1 MB'"),
+            ("1 mb/s", "'1 mb' may be bits"),
+            ("9 kb", "may be bits (write bytes: '9 KB'"),
+            ("8 b/s", "may be bits (write bytes: '8 B'"),
+            ("1 Gbit/s", "may be bits (write bytes: '1 GB'"),
+            (
+                "0 MB/s",
+                "the rate '0 MB/s' is zero: nothing would ever arrive",
+            ),
+            ("fast", "expected a rate such as 1 MB/s, not 'fast'"),
+            ("12/s", "has no unit"),
+        ] {
+            let message = parse_rate(text).unwrap_err().to_string();
             assert!(message.contains(expected), "{text}: {message}");
         }
     }

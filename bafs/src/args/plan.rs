@@ -43,7 +43,7 @@ pub(crate) struct PlanArgs {
     pub(crate) rates_from: Option<PathBuf>,
     /// Standard deviation of the workflow's run times, as a share of their mean.
     #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = parse_share,
-        conflicts_with = "canonical")]
+        conflicts_with = "canonical", allow_negative_numbers = true)]
     pub(crate) variability: f64,
     /// Choose by the model alone: simulate no candidates.
     #[arg(long)]
@@ -68,7 +68,9 @@ pub(crate) struct SimArgs {
     pub(crate) canonical: Option<String>,
     /// What each job of the workflow does, instead of what it declares: comma-separated values with
     /// the columns job, compute, volume, read and written.
-    #[arg(long, value_name = "FILE", requires = "workflow")]
+    // `requires` alone lets pass what excludes the workflow.
+    #[arg(long, value_name = "FILE", requires = "workflow", conflicts_with_all =
+        ["canonical", "from_journal", "from_slurm", "from_csv"])]
     pub(crate) trace: Option<PathBuf>,
     /// A run that is over, by its journal (or the workflow beside it): jobs read, compute and write
     /// as they really did.
@@ -83,14 +85,16 @@ pub(crate) struct SimArgs {
     pub(crate) from_csv: Option<PathBuf>,
     /// How much of what jobs of one name read is the same data, which Slurm does not know.
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_part,
-        requires = "from_slurm")]
+        requires = "from_slurm", conflicts_with_all =
+        ["workflow", "canonical", "from_journal", "from_csv"], allow_negative_numbers = true)]
     pub(crate) shared: f64,
     /// Nodes, storage and links to simulate, as TOML; those of the run when not given and it is
     /// simulated again.
     #[arg(long, value_name = "FILE")]
     pub(crate) environment: Option<PathBuf>,
     /// So many nodes instead of the environment's.
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..),
+        allow_negative_numbers = true)]
     pub(crate) nodes: Option<u32>,
     /// Rate of the link to home, such as 1MB/s, instead of the environment's.
     #[arg(long, value_name = "RATE")]
@@ -115,14 +119,15 @@ pub(crate) struct SimArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) plot: Option<PathBuf>,
     /// Seed of everything random: the same seed gives the same simulated figures on every machine.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     pub(crate) seed: u64,
     /// Mean time between failures of any of the nodes, such as 12h, instead of the environment's.
     #[arg(long, value_name = "MTBF")]
     pub(crate) failures: Option<String>,
     /// Standard deviation of the workflow's run times, as a share of their mean.
     #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = parse_share,
-        conflicts_with = "canonical")]
+        conflicts_with_all = ["canonical", "trace", "from_journal", "from_slurm", "from_csv"],
+        allow_negative_numbers = true)]
     pub(crate) variability: f64,
 }
 
@@ -137,4 +142,58 @@ fn parse_share(text: &str) -> Result<f64, String> {
         .ok()
         .filter(|share: &f64| (0.0..=10.0).contains(share));
     share.ok_or_else(|| "must be a number from 0 to 10, such as 0.1".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use crate::args::Cli;
+
+    /// What is said of these words behind `bafs`; nothing when they are fine.
+    fn refusal(words: &str) -> Option<String> {
+        let words = std::iter::once("bafs").chain(words.split_whitespace());
+        Cli::try_parse_from(words).err().map(|e| e.to_string())
+    }
+
+    #[test]
+    fn an_argument_that_would_count_for_nothing_is_refused() {
+        for (workload, options) in [
+            ("w.bafs", "--shared 0.5"),
+            ("--canonical c", "--shared 0.5|--trace t|--variability 0.2"),
+            (
+                "--from-journal j",
+                "--shared 0.5|--trace t|--variability 0.2",
+            ),
+            ("--from-slurm s", "--trace t|--variability 0.2"),
+            ("--from-csv c", "--shared 0.5|--trace t|--variability 0.2"),
+            ("w.bafs --trace t", "--variability 0.2"),
+        ] {
+            assert_eq!(refusal(&format!("sim {workload}")), None);
+            for option in options.split('|') {
+                let said = refusal(&format!("sim {workload} {option}"));
+                let said =
+                    said.unwrap_or_else(|| panic!("{workload} {option}: counts for nothing"));
+                assert!(said.contains("cannot be used with"), "{said}");
+            }
+        }
+        assert_eq!(refusal("sim w.bafs --trace t"), None);
+        assert_eq!(refusal("sim --from-slurm s --shared 0.5"), None);
+    }
+
+    #[test]
+    fn a_negative_number_is_told_what_a_number_may_be() {
+        for (option, expected) in [
+            ("--variability -1", "must be a number from 0 to 10"),
+            ("--nodes -1", "invalid value '-1'"),
+            ("--seed -1", "invalid value '-1'"),
+        ] {
+            let said = refusal(&format!("sim w.bafs {option}")).unwrap_or_default();
+            assert!(said.contains(expected), "{said}");
+        }
+        let said = refusal("sim --from-slurm s --shared -1").unwrap_or_default();
+        assert!(said.contains("must be a number from 0 to 1"), "{said}");
+        let said = refusal("plan w.bafs --variability -1").unwrap_or_default();
+        assert!(said.contains("must be a number from 0 to 10"), "{said}");
+    }
 }

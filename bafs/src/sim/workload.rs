@@ -7,15 +7,19 @@ use bafs_sched::io::journal;
 use bafs_sched::past::{self, Past, Site};
 use bafs_sched::planner::{Canonical, Environment, Shape};
 use bafs_sched::sim::{Load, Measured, workflow_of};
-use bafs_sched::workflow::{Workflow, parse_duration};
+use bafs_sched::workflow::{Volume, VolumeKind, Workflow, parse_duration};
 use serde::Serialize;
 
 use crate::args::SimArgs;
 use crate::rate::parse_rate;
-use crate::{history, plan, workflow_file};
+use crate::{history, input_file, plan, workflow_file};
 
 /// Jobs of a canonical workload that are simulated at most: each is a job in memory.
 const JOBS_MAX: u64 = 10_000_000;
+
+/// Parts of the batch volumes of a canonical workload at most, were each on every node: each takes
+/// some 300 bytes of memory.
+const PARTS_MAX: u64 = 20_000_000;
 
 /// What is simulated.
 #[derive(Debug)]
@@ -26,6 +30,8 @@ pub(super) struct Workload {
     /// How it really went, when it is something that was run.
     pub(super) before: Option<Before>,
     site: Option<Site>,
+    /// The line of each job in its file, of jobs that a table tells of.
+    lines: Vec<usize>,
 }
 
 /// Something that was run before.
@@ -74,6 +80,7 @@ impl Workload {
             load,
             before: None,
             site: None,
+            lines: Vec::new(),
         }
     }
 
@@ -103,6 +110,7 @@ impl Workload {
             workflow: past.workflow,
             before: Some(before),
             site: past.site,
+            lines: past.lines,
         }
     }
 
@@ -151,9 +159,38 @@ impl Workload {
         if let Some(text) = &args.failures {
             environment.mtbf_s = Some(mtbf(text)?);
         }
-        plan::check_processors(&self.workflow, &environment)?;
+        self.check_processors(&environment)?;
         let checked = environment.checked();
-        checked.map_err(|error| anyhow!("the nodes and links: {}", error.message))
+        let environment =
+            checked.map_err(|error| anyhow!("the nodes and links: {}", error.message))?;
+        if args.canonical.is_some() {
+            self.check_parts(&environment)?;
+        }
+        Ok(environment)
+    }
+
+    fn check_parts(&self, environment: &Environment) -> Result<()> {
+        let is_cache = |volume: &&Volume| matches!(volume.kind, VolumeKind::Cache { .. });
+        let batch = self.workflow.volumes.iter().filter(is_cache).count() as u64;
+        let nodes = environment.storing_nodes();
+        if batch.saturating_mul(nodes) > PARTS_MAX {
+            bail!(
+                "--canonical: {batch} batch volumes with parts on {nodes} nodes are too much to \
+                 simulate; the limit is {PARTS_MAX} parts"
+            );
+        }
+        Ok(())
+    }
+
+    /// Refuses jobs that fit on no node, of a table with the line.
+    fn check_processors(&self, environment: &Environment) -> Result<()> {
+        let Some((at, why)) = plan::too_wide(&self.workflow, environment) else {
+            return Ok(());
+        };
+        match self.lines.get(at) {
+            Some(line) => bail!("line {line} of the past jobs: {why}"),
+            None => bail!(why),
+        }
     }
 }
 
@@ -191,8 +228,7 @@ fn past(args: &SimArgs) -> Result<Past> {
             bail!("give a workflow file, --canonical, --from-journal, --from-slurm or --from-csv")
         }
     };
-    let text = std::fs::read_to_string(path)
-        .with_context(|| format!("cannot read the past jobs in {}", path.display()))?;
+    let text = input_file::read_text(path, past::FILE_BYTES_MAX).context("the past jobs")?;
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
     let past = match is_slurm {
         true => past::from_slurm(&name, &text, permille(args.shared)),
@@ -202,8 +238,7 @@ fn past(args: &SimArgs) -> Result<Past> {
 }
 
 fn trace(workflow: &Workflow, path: &Path) -> Result<Measured> {
-    let text = std::fs::read_to_string(path)
-        .with_context(|| format!("cannot read the trace {}", path.display()))?;
+    let text = input_file::read_text(path, past::FILE_BYTES_MAX).context("the trace")?;
     let measured = past::from_trace(workflow, &text);
     measured.with_context(|| path.display().to_string())
 }
@@ -249,6 +284,24 @@ mod tests {
     }
 
     #[test]
+    fn a_past_job_that_fits_on_no_node_is_named_with_its_line() {
+        let jobs = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(jobs.path(), "job,runtime,cpus\na,5,1\n\nb,5,2\n").unwrap();
+        let path = jobs.path().to_str().unwrap();
+        let thesis = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../examples/environments/thesis.toml"
+        );
+        let words = ["bafs", "sim", "--from-csv", path, "--environment", thesis];
+        let Command::Sim(args) = Cli::try_parse_from(words).unwrap().command else {
+            panic!("another command");
+        };
+        let refused = Workload::of(&args).unwrap().environment(&args).unwrap_err();
+        let expected = "line 4 of the past jobs: job 'b' needs 2 processors";
+        assert!(refused.to_string().starts_with(expected), "{refused}");
+    }
+
+    #[test]
     fn what_a_journal_does_not_tell_is_asked_for() {
         let site = Site {
             nodes: vec![NodeClass::new(2, 1, 1_000)],
@@ -283,7 +336,7 @@ mod tests {
         std::fs::write(environment.path(), text).unwrap();
         let refused = |count: &str| {
             let path = environment.path().to_str().unwrap();
-            let canonical = "width=4,depth=2,batch=1GB,private=1GB,run=5s";
+            let canonical = "width=4,depth=50,batch=1GB,private=1GB,run=5s";
             let words = [
                 "bafs",
                 "sim",
@@ -302,6 +355,10 @@ mod tests {
         for (count, expected) in [
             ("4000000000", "4000000000 nodes are too many"),
             ("900000", "more than 8000 PB"),
+            (
+                "500000",
+                "50 batch volumes with parts on 500000 nodes are too much",
+            ),
         ] {
             let error = refused(count);
             assert!(error.contains(expected), "{error}");
