@@ -270,6 +270,18 @@ impl BlockTable {
 
     /// Notes that the bytes of the block were compared with its digest.
     pub(crate) fn mark_verified(&mut self, key: BlockKey, stamp: u64) {
+        if self.is_same(key, stamp) {
+            self.set_verified(key, true);
+        }
+    }
+
+    /// Somebody got other bytes than those of the block: nobody gets it again before its bytes
+    /// were compared with its digest anew.
+    pub(crate) fn doubt(&mut self, key: BlockKey) {
+        self.set_verified(key, false);
+    }
+
+    fn set_verified(&mut self, key: BlockKey, verified: bool) {
         let held = match self.primary.peek_mut(&key) {
             Some(held) => Some(held),
             None => match self.secondary.peek_mut(&key) {
@@ -277,8 +289,8 @@ impl BlockTable {
                 None => self.pinned.peek_mut(&key),
             },
         };
-        if let Some(held) = held.filter(|held| held.stamp == stamp) {
-            held.verified = true;
+        if let Some(held) = held {
+            held.verified = verified;
             let change = held.change(key);
             self.changed(change);
         }
