@@ -484,6 +484,16 @@ impl BlockTable {
         (self.capacity_bytes + movable).saturating_sub(self.used_bytes)
     }
 
+    /// Bytes that new blocks of this class can take so that none of them leaves before older ones:
+    /// what is fetched for later must be among them.
+    pub(crate) fn lasting_bytes(&self, class: CopyClass) -> u64 {
+        match self.replacement {
+            Replacement::Lru => self.reachable_bytes(class),
+            // The newest goes first.
+            Replacement::Mru => self.capacity_bytes.saturating_sub(self.used_bytes),
+        }
+    }
+
     /// Bytes of a class that may leave.
     fn movable_bytes(&self, class: CopyClass) -> u64 {
         let (all, kept): (_, u64) = match class {
