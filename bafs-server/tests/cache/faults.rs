@@ -366,6 +366,9 @@ async fn a_changed_source_is_never_mixed() {
         .await;
     assert_eq!(told.map_err(|e| e.code), Err(ErrorCode::SourceChanged));
     assert!(node.read(ID, 1, 0, 60).await.expect("read") == changed);
+    // What home did not give is not counted as had.
+    let [came, wanted] = ["cache_home_bytes", "cache_wanted_bytes"].map(|c| world.total(c));
+    assert_eq!(came, wanted);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
