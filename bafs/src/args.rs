@@ -198,16 +198,16 @@ bafs volume create ref --node n1 --size 10GB --cache s3://genomes/hg38"
     /// Start a new generation of a cache volume: its source is listed again.
     #[command(
         after_help = "Blocks of files that did not change are kept. Jobs that work with the old \
-generation end with exit code 75 and the reason SourceChanged. It is for one volume: where several \
-share their blocks, do it for each (warm is for all of them at once)."
+generation end with exit code 75 and the reason SourceChanged. It is for one volume: where \
+several share their blocks, do it for each (warm is for all of them at once)."
     )]
     Invalidate(VolumeArgs),
     /// Fetch what a cache volume does not have yet, behind all that jobs ask for.
     #[command(
-        after_help = "It is for a whole cooperative cache: every node that shares the blocks of the \
-volume fetches its own share, and nothing where the source has no such path. (invalidate is for one \
-volume.) How far it is: bafs volume show. With --wait it fails (exit code 1) where not everything \
-found room.\n\nExample:\n  bafs volume warm data --path db/nr --pin --wait"
+        after_help = "It is for a whole cooperative cache: every node that shares the blocks of \
+the volume fetches its own share, and nothing where the source has no such path (invalidate is \
+for one volume). How far it is: bafs volume show. With --wait it fails (exit code 1) where not \
+everything found room.\n\nExample:\n  bafs volume warm data --path db/nr --pin --wait"
     )]
     Warm(VolumeWarmArgs),
 }
