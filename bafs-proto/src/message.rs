@@ -671,6 +671,9 @@ pub struct ReadBlocks {
     pub count: u32,
     /// Who asks.
     pub reader: Reader,
+    /// What came before did not match its digests: the server compares what it has of the blocks
+    /// with them before it sends any, and brings good ones in place of those that are damaged.
+    pub doubted: bool,
 }
 
 /// Names a cache to a server.

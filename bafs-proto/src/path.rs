@@ -44,6 +44,21 @@ pub fn join(base: &str, path: &str) -> String {
     }
 }
 
+/// Checks that `name` is one plain component of a path, without control characters: people type
+/// it, and it is shown in lists and may name a directory.
+pub fn check_name(name: &str) -> Result<()> {
+    let is_plain = check_relative(name).is_ok() && !name.is_empty() && !name.contains('/');
+    if is_plain && !name.chars().any(char::is_control) {
+        return Ok(());
+    }
+    let text = format!(
+        "'{}' is no name: take 1 to {NAME_BYTES_MAX} bytes without '/' and control characters, and \
+         neither '.' nor '..'",
+        name.escape_debug()
+    );
+    Err(Error::new(ErrorCode::BadPath, text))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,5 +72,16 @@ mod tests {
             assert!(check_relative(bad).is_err(), "{bad}");
         }
         assert!(check_relative(&"x".repeat(NAME_BYTES_MAX + 1)).is_err());
+    }
+
+    #[test]
+    fn a_name_is_one_plain_component() {
+        for good in ["a", "b.c", "..a", "a b", "-", "größe"] {
+            assert!(check_name(good).is_ok(), "{good}");
+        }
+        for bad in ["", ".", "..", "../x", "a/b", "/a", "a/", "a\n", "a\0"] {
+            assert!(check_name(bad).is_err(), "{bad:?}");
+        }
+        assert!(check_name(&"x".repeat(NAME_BYTES_MAX + 1)).is_err());
     }
 }

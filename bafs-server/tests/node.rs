@@ -79,6 +79,7 @@ fn table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
         first: BlockIndex(0),
         count: 1,
         reader: Reader::Agent,
+        doubted: false,
     };
     let extract = ExtractFile {
         volume: V,

@@ -187,7 +187,7 @@ bafs volume create ref --node n1 --size 10GB --cache s3://genomes/hg38"
     Create(VolumeCreateArgs),
     /// List the volumes of all nodes.
     List(ClientArgs),
-    /// Show a volume.
+    /// Show a volume, or all volumes of a name.
     Show(VolumeArgs),
     /// Delete a volume.
     Delete(VolumeArgs),
@@ -198,13 +198,16 @@ bafs volume create ref --node n1 --size 10GB --cache s3://genomes/hg38"
     /// Start a new generation of a cache volume: its source is listed again.
     #[command(
         after_help = "Blocks of files that did not change are kept. Jobs that work with the old \
-generation end with exit code 75 and the reason SourceChanged."
+generation end with exit code 75 and the reason SourceChanged. It is for one volume: where \
+several share their blocks, do it for each (warm is for all of them at once)."
     )]
     Invalidate(VolumeArgs),
     /// Fetch what a cache volume does not have yet, behind all that jobs ask for.
     #[command(
-        after_help = "Every node of a cooperative cache fetches its own share. How far it is: \
-bafs volume show.\n\nExample:\n  bafs volume warm data --path db/nr --pin --wait"
+        after_help = "It is for a whole cooperative cache: every node that shares the blocks of \
+the volume fetches its own share, and nothing where the source has no such path (invalidate is \
+for one volume). How far it is: bafs volume show. With --wait it fails (exit code 1) where not \
+everything found room.\n\nExample:\n  bafs volume warm data --path db/nr --pin --wait"
     )]
     Warm(VolumeWarmArgs),
 }
@@ -215,7 +218,7 @@ pub(crate) struct VolumeWarmArgs {
     pub(crate) client: ClientArgs,
     /// Id or name of the volume, or name of a cooperative cache.
     pub(crate) volume: String,
-    /// Only this file or directory of the source.
+    /// Only this file or directory, named as in the volume: from the top of its source on.
     #[arg(long, default_value = "", hide_default_value = true)]
     pub(crate) path: String,
     /// The blocks stay until they are unpinned.
@@ -224,7 +227,7 @@ pub(crate) struct VolumeWarmArgs {
     /// Fetch nothing: blocks that were pinned may leave again.
     #[arg(long, conflicts_with_all = ["pin", "wait"])]
     pub(crate) unpin: bool,
-    /// Wait until all is fetched, or no more finds room.
+    /// Wait until all is fetched, or no more finds room; fail in that case.
     #[arg(long)]
     pub(crate) wait: bool,
 }
@@ -248,7 +251,8 @@ pub(crate) enum LimitArg {
 pub(crate) struct VolumeCreateArgs {
     #[command(flatten)]
     pub(crate) client: ClientArgs,
-    /// Name of the volume.
+    /// Name of the volume: without '/'. Others may have the same, here or elsewhere; commands for
+    /// one volume then want its id.
     pub(crate) name: String,
     /// Node to create it on, by name or address.
     #[arg(long)]
@@ -269,7 +273,8 @@ pub(crate) struct VolumeCreateArgs {
     /// Make a cache volume of this home path.
     #[arg(long, value_name = "URL")]
     pub(crate) cache: Option<String>,
-    /// Cooperative cache to take part in; the volume's name when not given.
+    /// Cooperative cache to take part in; the volume's name when not given. Volumes share blocks if
+    /// they have this name and show the same source.
     #[arg(long, requires = "cache")]
     pub(crate) cooperative: Option<String>,
     /// Delete the volume when nobody shows interest for so many hours.

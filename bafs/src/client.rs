@@ -12,7 +12,7 @@ use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
-use bafs_proto::volume::{Source, VolumeStatus};
+use bafs_proto::volume::{Source, VolumeState, VolumeStatus};
 use bafs_sched::workflow::{Scheme, Url};
 use bafs_server::clock;
 
@@ -137,29 +137,37 @@ impl Client {
 
     /// The volume of this id or name, and its node.
     pub(crate) async fn volume(&self, wanted: &str) -> Result<(Advert, VolumeStatus)> {
-        let (volumes, silent) = self.volumes().await?;
-        let id = wanted.parse::<VolumeId>().ok();
-        let mut matching: Vec<_> = volumes
-            .into_iter()
-            .filter(|(_, v)| Some(v.spec.id) == id || v.spec.name == wanted)
-            .collect();
+        let mut matching = self.volumes_named(wanted).await?;
         if matching.len() > 1 {
-            let ids: Vec<_> = matching
-                .iter()
-                .map(|(_, v)| v.spec.id.to_string())
-                .collect();
+            let one = |(node, v): &(Advert, VolumeStatus)| {
+                let failed = match v.state {
+                    VolumeState::Failed => ", failed",
+                    VolumeState::Creating | VolumeState::Ready => "",
+                };
+                format!("{} (on {}{failed})", v.spec.id, node.name)
+            };
+            let all: Vec<_> = matching.iter().map(one).collect();
             bail!(
-                "several volumes are named '{wanted}'; say which: {}",
-                ids.join(", ")
+                "several volumes are named '{wanted}'; give the id of one: {}",
+                all.join(", ")
             );
         }
-        matching.pop().with_context(|| {
+        matching.pop().context("a volume was found")
+    }
+
+    /// All volumes of this id or name, with their nodes: one at least.
+    pub(crate) async fn volumes_named(&self, wanted: &str) -> Result<Vec<(Advert, VolumeStatus)>> {
+        let (mut volumes, silent) = self.volumes().await?;
+        let id = wanted.parse::<VolumeId>().ok();
+        volumes.retain(|(_, v)| Some(v.spec.id) == id || v.spec.name == wanted);
+        if volumes.is_empty() {
             let asleep = match silent.as_slice() {
                 [] => String::new(),
                 names => format!(" (nodes that did not answer: {})", names.join(", ")),
             };
-            format!("no volume '{wanted}' on any live node{asleep}; see `bafs volume list`")
-        })
+            bail!("no volume '{wanted}' on any live node{asleep}; see `bafs volume list`");
+        }
+        Ok(volumes)
     }
 
     /// A home URL as the wire knows it.

@@ -65,7 +65,7 @@ async fn create(args: VolumeCreateArgs, output: Output) -> Result<()> {
         name: args.name.clone(),
         owner: owner(),
         kind,
-        size_bytes: parse_bytes(&args.size)?,
+        size_bytes: size_of(&args)?,
         size_files: args.files,
         limit: match args.limit {
             LimitArg::Exact => LimitKind::Exact,
@@ -75,6 +75,17 @@ async fn create(args: VolumeCreateArgs, output: Output) -> Result<()> {
     };
     let status = create_at(&client, &node, spec).await?;
     say_status(&node, &status, output)
+}
+
+fn size_of(args: &VolumeCreateArgs) -> Result<u64> {
+    match args.size.trim() {
+        "0" => Ok(0),
+        size => parse_bytes(size),
+    }
+    .and_then(|bytes| match bytes {
+        0 => bail!("a volume of 0 bytes holds nothing; say how much it needs, as --size 10GB"),
+        bytes => Ok(bytes),
+    })
 }
 
 async fn create_at(client: &Client, node: &Advert, spec: VolumeSpec) -> Result<VolumeStatus> {
@@ -91,10 +102,19 @@ async fn create_at(client: &Client, node: &Advert, spec: VolumeSpec) -> Result<V
         source_token,
     };
     let status = client.call_within(&node.address, call, TRANSFER_MS).await?;
-    if let Some(fault) = &status.fault {
-        bail!("volume {} could not be made: {fault}", status.spec.name);
-    }
-    Ok(status)
+    let Some(fault) = &status.fault else {
+        return Ok(status);
+    };
+    // Nobody can use it: it would only keep its space, and its name from the next one.
+    let volume = status.spec.id;
+    let left = match client.call(&node.address, DeleteVolume { volume }).await {
+        Ok(_) => String::new(),
+        Err(error) => format!("; {volume} is left of it, delete that: {error}"),
+    };
+    bail!(
+        "volume {} could not be made: {fault}{left}",
+        status.spec.name
+    )
 }
 
 async fn list(args: ClientArgs, output: Output) -> Result<()> {
@@ -127,7 +147,24 @@ async fn list(args: ClientArgs, output: Output) -> Result<()> {
 
 async fn show(args: VolumeArgs, output: Output) -> Result<()> {
     let client = Client::new(&args.client)?;
-    let (node, status) = client.volume(&args.volume).await?;
+    let (mut texts, mut all) = (Vec::new(), Vec::new());
+    for (node, status) in client.volumes_named(&args.volume).await? {
+        let (text, described) = shown(&client, &node, &status).await?;
+        texts.push(text);
+        all.push(described);
+    }
+    match all.as_slice() {
+        [one] => output.say(&texts.join("\n"), one),
+        several => output.say(&texts.join("\n"), &several),
+    }
+}
+
+/// What is told of a volume, for people and for machines.
+async fn shown(
+    client: &Client,
+    node: &Advert,
+    status: &VolumeStatus,
+) -> Result<(String, serde_json::Value)> {
     let cache = match status.spec.kind {
         VolumeKind::Cache { .. } => {
             let volume = status.spec.id;
@@ -135,13 +172,13 @@ async fn show(args: VolumeArgs, output: Output) -> Result<()> {
         }
         VolumeKind::Scratch { .. } => None,
     };
-    let mut described = describe(&node, &status);
-    let mut text = status_text(&node, &status);
+    let mut described = describe(node, status);
+    let mut text = status_text(node, status);
     if let Some(cache) = &cache {
         described["cache"] = warm::describe(cache);
         text.push_str(&warm::text(cache));
     }
-    output.say(&text, &described)
+    Ok((text, described))
 }
 
 async fn delete(args: VolumeArgs, output: Output) -> Result<()> {

@@ -266,6 +266,7 @@ impl Speaker {
             first: BlockIndex(first),
             count,
             reader: Reader::Agent,
+            doubted: false,
         };
         let deadline = Deadline::after_ms(CALL_MS);
         let asked = self

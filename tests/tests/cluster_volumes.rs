@@ -29,7 +29,13 @@ fn cluster_volumes_live_and_die() -> Result<()> {
     let receipt = world.json(&["volume", "extract", id, "a.txt", "bafs://home/out/b.txt"])?;
     ensure!(receipt["size"] == 6, "{receipt}");
     ensure!(world.get("out/b.txt")? == b"hello\n", "the file is at home");
-    let ambiguous = world.bafs(&["volume", "show", "v"]).output()?;
+    let both = world.json(&["volume", "show", "v"])?;
+    let both = both.as_array().context("two volumes have this name")?;
+    ensure!(
+        both.len() == 2 && both[0]["id"] != both[1]["id"],
+        "{both:?}"
+    );
+    let ambiguous = world.bafs(&["volume", "delete", "v"]).output()?;
     ensure!(!ambiguous.status.success(), "two volumes have this name");
     ensure!(said(&ambiguous).contains(id), said(&ambiguous));
     for id in [id, made["id"].as_str().context("an id")?] {
@@ -41,6 +47,78 @@ fn cluster_volumes_live_and_die() -> Result<()> {
             .as_array()
             .is_some_and(Vec::is_empty),
         "all gone"
+    );
+    Ok(())
+}
+
+#[test]
+fn cluster_volumes_that_cannot_be_made_leave_nothing() -> Result<()> {
+    let world = world(&["10MB"])?;
+    world.put("in/a.txt", b"hello\n")?;
+    let wrong = |name: &str, size: &str, source: &str, why: &str| -> Result<()> {
+        let create = ["volume", "create", name, "--node", "n1", "--size", size];
+        let mut refused = world.bafs(&[&create[..], &["--from", source]].concat());
+        let refused = refused.output()?;
+        ensure!(refused.status.code() == Some(1), said(&refused));
+        ensure!(said(&refused).contains(why), said(&refused));
+        let left = world.json(&["volume", "list"])?;
+        ensure!(left.as_array().is_some_and(Vec::is_empty), "{left}");
+        Ok(())
+    };
+    wrong("v", "9MB", "bafs://home/nowhere", "could not be made")?;
+    wrong("../x", "1MB", "bafs://home/in", "is no name")?;
+    wrong("x/y", "1MB", "bafs://home/in", "is no name")?;
+    wrong("v", "0", "bafs://home/in", "0 bytes holds nothing")?;
+    // Neither its space nor its name is taken.
+    let create = ["volume", "create", "v", "--node", "n1", "--size", "9MB"];
+    world.json(&[&create[..], &["--from", "bafs://home/in"]].concat())?;
+    let shown = world.json(&["volume", "show", "v"])?;
+    ensure!(shown["state"] == "ready", "{shown}");
+    Ok(())
+}
+
+#[test]
+fn cluster_volumes_are_warmed_where_their_source_fits() -> Result<()> {
+    let world = world(&["10MB", "10MB"])?;
+    world.put("one/p/a", &[1; 100_000])?;
+    world.put("two/q/a", &[2; 100_000])?;
+    let cache = |name: &str, node: &str, size: &str, source: &str| {
+        let create = ["volume", "create", name, "--node", node, "--size", size];
+        world.json(&[&create[..], &["--cache", source]].concat())
+    };
+    let one = cache("d", "n1", "1MB", "bafs://home/one")?;
+    cache("d", "n2", "1MB", "bafs://home/two")?;
+    fn warm<'a>(args: &[&'a str]) -> Vec<&'a str> {
+        [&["volume", "warm"], args, &["--wait"]].concat()
+    }
+    let warmed = world.json(&warm(&["d", "--path", "p"]))?;
+    let warmed = warmed.as_array().context("a list")?;
+    let is_done = |share: &&serde_json::Value| share["warming"]["state"] == "done";
+    let done: Vec<_> = warmed.iter().filter(is_done).collect();
+    ensure!(done.len() == 1 && done[0]["node"] == "n1", "{warmed:?}");
+    ensure!(done[0]["warming"]["present_bytes"] == 100_000, "{done:?}");
+    let other = warmed.iter().find(|share| share["node"] == "n2");
+    let fault = other.map(|share| share["fault"].to_string());
+    ensure!(
+        fault.is_some_and(|fault| fault.contains("no 'p'")),
+        "{other:?}"
+    );
+    // By its id: those that share its blocks, and no others.
+    let id = one["id"].as_str().context("an id")?;
+    let warmed = world.json(&warm(&[id]))?;
+    ensure!(
+        warmed.as_array().is_some_and(|all| all.len() == 1),
+        "{warmed}"
+    );
+    let nowhere = world.bafs(&warm(&["d", "--path", "r"])).output()?;
+    ensure!(nowhere.status.code() == Some(1), said(&nowhere));
+    // What finds no room is no success.
+    cache("small", "n1", "70KB", "bafs://home/one")?;
+    let full = world.bafs(&warm(&["small"])).output()?;
+    ensure!(full.status.code() == Some(1), said(&full));
+    ensure!(
+        said(&full).contains("not everything found room on n1"),
+        said(&full)
     );
     Ok(())
 }

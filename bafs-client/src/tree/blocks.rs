@@ -264,13 +264,14 @@ impl Blocks {
         deadline: Deadline,
     ) -> Result<Vec<Bytes>> {
         let (first, count) = (BlockIndex(blocks.start), count_of(&blocks)?);
-        let call = ReadBlocks {
+        let mut call = ReadBlocks {
             cache: CacheRef::Volume(self.volume),
             manifest: self.manifest,
             file: file.index,
             first,
             count,
             reader: Reader::Agent,
+            doubted: false,
         };
         let Server {
             pool,
@@ -290,6 +291,8 @@ impl Blocks {
                     if damaged > DIGEST_RETRIES {
                         return Err(error);
                     }
+                    // The server may have other bytes on its disk than it believes.
+                    call.doubted = true;
                 }
                 result => return result,
             }

@@ -9,10 +9,16 @@ use bafs_proto::ids::BlockIndex;
 use super::disk::Run;
 use super::fetch::{Fetcher, Generation};
 use super::read::prefetch;
+use super::route::View;
 use crate::logic::ahead::Step;
+use crate::logic::blocks::CopyClass;
 
 /// Most bytes on their way ahead of all readers of a node: they are in memory until they landed.
 const AHEAD_BYTES_MAX: u64 = 64 << 20;
+
+/// At most such a part of what may stay in a volume is fetched ahead of one reader: others bring
+/// blocks meanwhile, and what it has read is still there too.
+const SHARE_OF_ROOM: u64 = 16;
 
 /// Notes that an agent reads a run, and starts to fetch what it will read next.
 pub(crate) fn follow(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, run: &Run) {
@@ -26,6 +32,7 @@ pub(crate) fn follow(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, run: 
         count: run.count as u64,
         blocks,
         block_bytes: run.block_bytes,
+        ahead_max: room_to_stay(generation, CopyClass::Primary) / u64::from(run.block_bytes),
     };
     let under_way = fetcher.ahead_bytes.load(Ordering::Relaxed);
     let room = AHEAD_BYTES_MAX.saturating_sub(under_way) / u64::from(run.block_bytes);
@@ -44,26 +51,46 @@ pub(crate) fn follow(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, run: 
         last_bytes: generation.manifest.length_of(entry, last),
         ..*run
     };
-    if generation.disk.holds_all(&ahead) {
-        return;
+    let places = match generation.view_now() {
+        Some(view) if !generation.disk.holds_all(&ahead) => staying(generation, &view, &ahead),
+        _ => return,
+    };
+    for n in &places {
+        if !generation.disk.table().holds(ahead.key(*n)) {
+            generation.ahead.insert(ahead.key(*n));
+        }
     }
     let bytes = ahead.bytes() as u64;
     fetcher.ahead_bytes.fetch_add(bytes, Ordering::Relaxed);
     let (fetcher, generation) = (fetcher.clone(), generation.clone());
     tokio::spawn(async move {
-        fetch(&fetcher, &generation, ahead).await;
+        match prefetch(&fetcher, &generation, ahead, &places).await {
+            Ok(bytes) => generation.meter.add("cache_ahead_bytes", bytes),
+            Err(error) => tracing::debug!(%error, "blocks ahead of a reader did not come"),
+        }
         fetcher.ahead_bytes.fetch_sub(bytes, Ordering::Relaxed);
     });
 }
 
-async fn fetch(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, run: Run) {
-    for n in 0..run.count {
-        if !generation.disk.table().holds(run.key(n)) {
-            generation.ahead.insert(run.key(n));
+/// The places of a run whose blocks will still be here when their reader comes.
+fn staying(generation: &Generation, view: &View, run: &Run) -> Vec<usize> {
+    let extent = |n: usize| generation.extent(run.key(n));
+    let all: Vec<_> = (0..run.count).collect();
+    let (mut staying, mut promised) = (Vec::with_capacity(run.count), 0);
+    for places in all.chunk_by(|one, next| extent(*one) == extent(*next)) {
+        let is_own = view.is_own(generation, extent(places[0]));
+        let class = generation.class_of(run.file, is_own);
+        let bytes = run.range(places[0], places.len()).len() as u64;
+        if promised + bytes <= room_to_stay(generation, class) {
+            promised += bytes;
+            staying.extend(places);
         }
     }
-    match prefetch(fetcher, generation, run).await {
-        Ok(bytes) => generation.meter.add("cache_ahead_bytes", bytes),
-        Err(error) => tracing::debug!(%error, "blocks ahead of a reader did not come"),
-    }
+    staying
+}
+
+/// Bytes of blocks of a class that may come ahead of one reader: what does not stay until then
+/// would come twice.
+fn room_to_stay(generation: &Generation, class: CopyClass) -> u64 {
+    generation.disk.table().lasting_bytes(class) / SHARE_OF_ROOM
 }

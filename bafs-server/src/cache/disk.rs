@@ -207,6 +207,13 @@ impl Disk {
         (0..run.count).all(|n| table.holds(run.key(n)))
     }
 
+    /// Somebody got damaged bytes of a run from here: they are compared with their digests before
+    /// anybody gets them again.
+    pub(crate) fn doubt(&self, run: &Run) {
+        let mut table = self.table();
+        (0..run.count).for_each(|n| table.doubt(run.key(n)));
+    }
+
     /// Whether agents on this machine can read all blocks of a run by themselves.
     pub(crate) fn shows_all(&self, run: &Run) -> bool {
         let mut table = self.table();
@@ -223,9 +230,10 @@ impl Disk {
         let found: Vec<Option<Held>> = {
             let mut table = self.table();
             let find = |n| {
-                let found = table.find(run.key(n))?;
-                let verified = found.verified && !table.is_doubted(run.key(n));
-                Some(Held { verified, ..found })
+                if table.is_doubted(run.key(n)) {
+                    table.doubt(run.key(n));
+                }
+                table.find(run.key(n))
             };
             (0..run.count).map(find).collect()
         };

@@ -80,14 +80,12 @@ impl Flight {
         }
         for (start, count) in stretches(pilots.len(), |n| pilots[n].is_some()) {
             let part = self.run.part(start, count);
-            self.count_wanted(&part, &gone[start..start + count]);
             let fetched = fetcher
                 .fetch_from_home(generation, &part, &self.urgency)
                 .await;
-            if fetched.is_ok() && !self.is_own() {
-                for n in 0..count {
-                    generation.strays.insert(part.key(n));
-                }
+            // What home was asked for and did not give was not had: it may never come.
+            if fetched.is_ok() {
+                self.count_wanted(&part, &gone[start..start + count]);
             }
             // The flights of this part are over with it.
             let over = pilots[start..start + count].iter_mut();
@@ -136,18 +134,19 @@ impl Flight {
         others.into_iter().map(PeerCache::from).collect()
     }
 
-    /// Counts blocks that home is asked for, each once for all primaries that it has had.
+    /// Counts blocks that came from home, each once for all primaries that it has had; remembers
+    /// those of which another server is the primary.
     fn count_wanted(&self, part: &Run, gone: &[bool]) {
-        if !self.is_own() {
-            return;
-        }
+        let (generation, is_own) = (&self.generation, self.is_own());
         let mut bytes = 0;
         for (n, gone) in gone.iter().enumerate() {
-            if self.generation.wanted.insert(part.key(n)) && !gone {
+            if !is_own {
+                generation.strays.insert(part.key(n));
+            } else if generation.wanted.insert(part.key(n)) && !gone {
                 bytes += part.length(n) as u64;
             }
         }
-        self.generation.meter.add("cache_wanted_bytes", bytes);
+        generation.meter.add("cache_wanted_bytes", bytes);
     }
 
     /// Whether this server was the primary of the blocks when their flight began.

@@ -150,34 +150,20 @@ impl Fetcher {
         reader: Reader,
         deadline: Deadline,
     ) -> Result<Answer> {
-        let began = clock::ticks();
-        let asked = self.ask_living(generation, peer, run, reader, deadline);
-        let asked = asked.await;
-        let waited = clock::ticks().saturating_sub(began);
-        generation.meter.add_for(peer.server, "wait_us", waited);
-        let answer = match asked {
-            Ok((reply, body)) => {
-                let bytes = body.len() as u64;
-                let is_gone = |digest: &Digest| *digest == Digest::GONE;
-                let gone = reply.digests.iter().map(is_gone).collect();
-                let checked = generation
-                    .check(run, reply.digests, body, Origin::Peer)
-                    .await;
-                if let Ok(blocks) = &checked {
-                    let blocks = blocks.iter().flatten().count() as u64;
-                    generation.meter.add("cache_hits_peer", blocks);
-                    generation.meter.add("cache_hit_peer_bytes", bytes);
-                    generation.meter.add_for(peer.server, "hits", blocks);
-                    generation.meter.add_for(peer.server, "bytes", bytes);
-                }
-                let others = reply.others;
-                checked.map(|blocks| Answer {
-                    blocks,
-                    gone,
-                    others,
-                })
+        let call = generation.ask_for(Some(run), reader);
+        let asked = self.ask_once(generation, peer, run, call.clone(), deadline);
+        let answer = match asked.await {
+            // Its disk may be damaged: it looks, and brings good blocks.
+            Err(error) if error.code == ErrorCode::DigestMismatch => {
+                note_wrong_bytes(generation, peer, &error);
+                let doubting = ReadBlocks {
+                    doubted: true,
+                    ..call
+                };
+                self.ask_once(generation, peer, run, doubting, deadline)
+                    .await
             }
-            Err(error) => Err(error),
+            answer => answer,
         };
         match &answer {
             Ok(_) => self.peers().trust(peer.server),
@@ -194,18 +180,45 @@ impl Fetcher {
                 self.peers().forget(&generation.name(), peer.server);
             }
             Err(error) => {
-                let what = if error.code == ErrorCode::DigestMismatch {
-                    tracing::warn!(peer = %peer.address, server = %peer.server, %error,
-                        "a cache peer sends wrong bytes; look after its memory, disk and version");
-                    "digest_failures"
+                if error.code == ErrorCode::DigestMismatch {
+                    note_wrong_bytes(generation, peer, error);
                 } else {
-                    "failures"
-                };
-                generation.meter.add_for(peer.server, what, 1);
+                    generation.meter.add_for(peer.server, "failures", 1);
+                }
                 self.peers().suspect(peer.server, clock::steady());
             }
         }
         answer
+    }
+
+    async fn ask_once(
+        &self,
+        generation: &Arc<Generation>,
+        peer: &PeerCache,
+        run: &Run,
+        call: ReadBlocks,
+        deadline: Deadline,
+    ) -> Result<Answer> {
+        let began = clock::ticks();
+        let asked = self.ask_living(generation, peer, call, deadline).await;
+        let waited = clock::ticks().saturating_sub(began);
+        generation.meter.add_for(peer.server, "wait_us", waited);
+        let (reply, body) = asked?;
+        let bytes = body.len() as u64;
+        let is_gone = |digest: &Digest| *digest == Digest::GONE;
+        let gone = reply.digests.iter().map(is_gone).collect();
+        let checked = generation.check(run, reply.digests, body, Origin::Peer);
+        let blocks = checked.await?;
+        let hits = blocks.iter().flatten().count() as u64;
+        generation.meter.add("cache_hits_peer", hits);
+        generation.meter.add("cache_hit_peer_bytes", bytes);
+        generation.meter.add_for(peer.server, "hits", hits);
+        generation.meter.add_for(peer.server, "bytes", bytes);
+        Ok(Answer {
+            blocks,
+            gone,
+            others: reply.others,
+        })
     }
 
     fn is_homeless(&self, server: ServerId) -> bool {
@@ -217,11 +230,9 @@ impl Fetcher {
         &self,
         generation: &Generation,
         peer: &PeerCache,
-        run: &Run,
-        reader: Reader,
+        call: ReadBlocks,
         deadline: Deadline,
     ) -> Result<(Blocks, Bytes)> {
-        let call = generation.ask_for(Some(run), reader);
         let asked =
             self.pool
                 .call_with_body(&peer.address, &self.token, call, Bytes::new(), deadline);
@@ -239,6 +250,13 @@ impl Fetcher {
             }
         }
     }
+}
+
+fn note_wrong_bytes(generation: &Generation, peer: &PeerCache, error: &Error) {
+    let meter = &generation.meter;
+    meter.add_for(peer.server, "digest_failures", 1);
+    tracing::warn!(peer = %peer.address, server = %peer.server, %error,
+        "a cache peer sends wrong bytes; look after its memory, disk and version");
 }
 
 fn is_faultless(code: ErrorCode) -> bool {
@@ -288,6 +306,7 @@ impl Generation {
             first: BlockIndex(run.map_or(0, |run| run.first)),
             count: run.map_or(0, |run| run.count as u32),
             reader,
+            doubted: false,
         }
     }
 }

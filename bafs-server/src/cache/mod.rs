@@ -323,6 +323,11 @@ impl Caches {
         if let (Reader::Heir(member), CacheRef::Cooperative(_)) = (&call.reader, &call.cache) {
             self.fetcher.meet(&generation, member);
         }
+        if call.doubted
+            && let Some(run) = run_of(&generation, blocks)?
+        {
+            generation.disk.doubt(&run);
+        }
         let (digests, bytes) =
             read_for(&self.fetcher, &generation, blocks, &call.reader, deadline).await?;
         if call.reader != Reader::Agent {

@@ -147,7 +147,8 @@ async fn complete_run(
     Ok(local.whole())
 }
 
-/// Fetches what is not here of a run, before anyone asks for it. Returns the bytes fetched.
+/// Fetches what is not here of the blocks at these places of a run, before anyone asks for it.
+/// Returns the bytes fetched.
 ///
 /// # Errors
 /// Why some could not be fetched.
@@ -155,10 +156,10 @@ pub(crate) async fn prefetch(
     fetcher: &Arc<Fetcher>,
     generation: &Arc<Generation>,
     run: Run,
+    places: &[usize],
 ) -> Result<u64> {
     let errand = Errand::in_background();
-    let all: Vec<_> = (0..run.count).collect();
-    let boarded = board(fetcher, generation, &run, &all, &errand).await?;
+    let boarded = board(fetcher, generation, &run, places, &errand).await?;
     let mut bytes = 0;
     for (n, mut passenger) in boarded {
         passenger.wait().await?;

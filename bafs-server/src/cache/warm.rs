@@ -254,8 +254,9 @@ fn has_room(generation: &Generation, run: &Run, promised: u64) -> bool {
 /// Brings one extent and puts it into its class. Returns the bytes of it that are here.
 async fn one_extent(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, run: Run) -> Result<u64> {
     let (mut tries, mut pause_ms) = (1, PAUSE_MS_MIN);
+    let all: Vec<_> = (0..run.count).collect();
     let came = loop {
-        let error = match prefetch(fetcher, generation, run).await {
+        let error = match prefetch(fetcher, generation, run, &all).await {
             Ok(bytes) => break bytes,
             Err(error) => error,
         };

@@ -51,6 +51,8 @@ pub(crate) struct Step {
     pub(crate) blocks: u64,
     /// Size of a block in bytes.
     pub(crate) block_bytes: u32,
+    /// Most blocks that may wait for this reader: more would not stay until it comes.
+    pub(crate) ahead_max: u64,
 }
 
 impl Readers {
@@ -109,6 +111,7 @@ fn ahead_of(reading: &Reading, step: Step, blocks_max: u64) -> Option<(u64, u64)
         return None;
     }
     let window = (reading.orderly / 4).min(AHEAD_BYTES_MAX / block_bytes);
+    let window = window.min(step.ahead_max);
     let until = (reading.next + window).min(step.blocks);
     let from = reading.ahead.max(reading.next);
     let count = until.saturating_sub(from).min(blocks_max);
@@ -131,6 +134,7 @@ mod tests {
             count,
             blocks,
             block_bytes: BLOCK,
+            ahead_max: PLENTY,
         }
     }
 
@@ -163,6 +167,24 @@ mod tests {
             let asked = go(&mut readers, 0..length, 1);
             let beyond = asked.last().map_or(0, |(first, count)| first + count);
             assert!(beyond.saturating_sub(length) <= length / 4, "{length}");
+        }
+    }
+
+    #[test]
+    fn no_more_waits_for_a_reader_than_stays_until_it_comes() {
+        for ahead_max in [0, 1, 3, 16] {
+            let (mut readers, mut beyond) = (Readers::default(), 0);
+            for first in 0..600 {
+                let step = Step {
+                    ahead_max,
+                    ..step(first, 1, 10_000)
+                };
+                if let Some((first, count)) = readers.note(step, PLENTY) {
+                    beyond = first + count;
+                }
+                assert!(beyond.saturating_sub(first + 1) <= ahead_max);
+            }
+            assert_eq!(beyond > 500, ahead_max > 0, "{ahead_max}");
         }
     }
 

@@ -270,6 +270,18 @@ impl BlockTable {
 
     /// Notes that the bytes of the block were compared with its digest.
     pub(crate) fn mark_verified(&mut self, key: BlockKey, stamp: u64) {
+        if self.is_same(key, stamp) {
+            self.set_verified(key, true);
+        }
+    }
+
+    /// Somebody got other bytes than those of the block: nobody gets it again before its bytes
+    /// were compared with its digest anew.
+    pub(crate) fn doubt(&mut self, key: BlockKey) {
+        self.set_verified(key, false);
+    }
+
+    fn set_verified(&mut self, key: BlockKey, verified: bool) {
         let held = match self.primary.peek_mut(&key) {
             Some(held) => Some(held),
             None => match self.secondary.peek_mut(&key) {
@@ -277,8 +289,8 @@ impl BlockTable {
                 None => self.pinned.peek_mut(&key),
             },
         };
-        if let Some(held) = held.filter(|held| held.stamp == stamp) {
-            held.verified = true;
+        if let Some(held) = held {
+            held.verified = verified;
             let change = held.change(key);
             self.changed(change);
         }
@@ -470,6 +482,16 @@ impl BlockTable {
         }
         // What could not be freed on disk may take more than there is, for a while.
         (self.capacity_bytes + movable).saturating_sub(self.used_bytes)
+    }
+
+    /// Bytes that new blocks of this class can take so that none of them leaves before older ones:
+    /// what is fetched for later must be among them.
+    pub(crate) fn lasting_bytes(&self, class: CopyClass) -> u64 {
+        match self.replacement {
+            Replacement::Lru => self.reachable_bytes(class),
+            // The newest goes first.
+            Replacement::Mru => self.capacity_bytes.saturating_sub(self.used_bytes),
+        }
     }
 
     /// Bytes of a class that may leave.

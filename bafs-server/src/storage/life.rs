@@ -8,7 +8,7 @@ use std::time::Duration;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{CreateVolume, Done, InvalidateVolume};
-use bafs_proto::path::check_relative;
+use bafs_proto::path::{check_name, check_relative};
 use bafs_proto::time::Deadline;
 use bafs_proto::volume::{Source, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
 use bafs_proto::{Error, ErrorCode, Result};
@@ -25,7 +25,7 @@ use crate::logic::volumes::{Creation, Refusal, VOLUMES_MAX};
 /// An answer is on its way so long before the deadline, in milliseconds, to arrive in time.
 const MARGIN_MS: u64 = 200;
 
-/// Longest name, owner, address or name of a cooperative cache, in bytes.
+/// Longest owner or address, in bytes.
 pub(super) const TEXT_BYTES_MAX: usize = 255;
 
 /// Longest lifetime: ten years, in milliseconds.
@@ -356,12 +356,11 @@ fn check(spec: &VolumeSpec) -> Result<()> {
         Some(Source::Volume { address, .. }) => address.as_str(),
         None => "",
     };
-    for text in [
-        spec.name.as_str(),
-        spec.owner.as_str(),
-        address,
-        cooperative,
-    ] {
+    check_name(&spec.name)?;
+    if !cooperative.is_empty() {
+        check_name(cooperative)?;
+    }
+    for text in [spec.owner.as_str(), address] {
         if text.len() > TEXT_BYTES_MAX {
             return bad(format!(
                 "a text of volume {} is over {TEXT_BYTES_MAX} bytes",

@@ -246,6 +246,7 @@ async fn who_asked_in_vain_is_named_to_who_asks_next() {
             first: BlockIndex(0),
             count: 1,
             reader,
+            doubted: false,
         };
         let deadline = Deadline::after_ms(30_000);
         let answer = asked.caches.read_blocks(call, deadline).await;

@@ -162,7 +162,8 @@ async fn every_byte_is_right_while_blocks_come_and_go() {
         }
         let node = &world.nodes[0];
         assert!(near.load(Ordering::Relaxed) > 0 && asked.load(Ordering::Relaxed) > 0);
-        assert!(node.count("cache_evicted_primary") > BLOCKS / 3);
+        // Blocks are kept after their readers have them.
+        eventually(|| node.count("cache_evicted_primary") > BLOCKS / 3).await;
         let used = node.caches.used(ID).expect("used").0;
         assert!(used <= size_bytes);
         // What was read without asking is counted all the same.

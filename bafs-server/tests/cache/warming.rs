@@ -175,6 +175,53 @@ async fn a_volume_that_is_all_pinned_passes_through_and_warming_ends_where_room_
     assert_eq!(node.caches.used(ID).map(|used| used.0), Some(bytes_of(10)));
 }
 
+/// Reads a file in order, and returns how often home sent each byte of it.
+async fn scan(world: &World, file: u32, bytes: &[u8]) -> f64 {
+    let before = world.home_bytes();
+    let blocks = bytes.len().div_ceil(BLOCK as usize) as u64;
+    for first in (0..blocks).step_by(4) {
+        let read = world.nodes[0].read(ID, file, first, 4).await.expect("read");
+        let start = bytes_of(first) as usize;
+        assert!(
+            read == bytes[start..start + read.len()],
+            "blocks from {first}"
+        );
+    }
+    (world.home_bytes() - before) as f64 / bytes.len() as f64
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_passes_through_a_full_volume_comes_once_for_a_reader_in_order() {
+    let world = World::new(1);
+    let bytes = content(1, 1_000 * BLOCK as usize);
+    world.home.put("db/a", content(2, 40 * BLOCK as usize), 1);
+    world.home.put("db/b", bytes.clone(), 1);
+    world
+        .create(&cache(1, bytes_of(40), Replacement::Lru))
+        .await;
+    let node = &world.nodes[0];
+    assert_eq!(node.warm(ID, "a", Pinning::Pin).await, WarmState::Done);
+    assert!(scan(&world, 1, &bytes).await <= 1.0);
+    assert!(node.count("cache_pass_through") > 0);
+    assert_eq!(node.count("cache_ahead_bytes"), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_small_volume_is_read_ahead_no_further_than_blocks_stay() {
+    for replacement in [Replacement::Lru, Replacement::Mru] {
+        let world = World::new(1);
+        let bytes = content(1, 1_000 * BLOCK as usize);
+        world.home.put("db/a", bytes.clone(), 1);
+        world.create(&cache(1, bytes_of(64), replacement)).await;
+        for round in 0..2 {
+            let ratio = scan(&world, 0, &bytes).await;
+            assert!(ratio <= 1.0, "{replacement:?}, round {round}: {ratio}");
+        }
+        let node = &world.nodes[0];
+        assert!(node.count("cache_ahead_bytes") > 0, "{replacement:?}");
+    }
+}
+
 /// A file system of its own, so small that it fills up.
 struct SmallDisk<'a>(&'a Path);
 

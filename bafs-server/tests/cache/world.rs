@@ -267,6 +267,7 @@ impl Node {
             first: BlockIndex(first),
             count,
             reader: Reader::Agent,
+            doubted: false,
         };
         Ok(self.caches.read_blocks(call, deadline).await?.1)
     }

@@ -101,6 +101,7 @@ impl Stage {
                 first: BlockIndex(content.len() as u64 / u64::from(BLOCK)),
                 count: 4,
                 reader: Reader::Agent,
+                doubted: false,
             };
             let (pool, token) = (&self.world.pool, &self.world.token);
             let deadline = Deadline::after_ms(20_000);

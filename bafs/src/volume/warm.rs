@@ -8,7 +8,8 @@ use anyhow::{Result, bail};
 use bafs_proto::cache::{CacheStatus, Pinning, ShowCache, WarmCache, WarmState, Warming};
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::Advert;
-use bafs_proto::volume::{VolumeKind, VolumeStatus};
+use bafs_proto::volume::{Source, VolumeKind, VolumeStatus};
+use bafs_proto::{Error, ErrorCode};
 use serde_json::{Value, json};
 
 use crate::args::VolumeWarmArgs;
@@ -18,91 +19,156 @@ use crate::output::Output;
 /// How often it is asked how far a warming is.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// A volume with its node, and how far its warming is, or why it is not warmed.
+struct Share {
+    node: Advert,
+    volume: VolumeId,
+    warming: Result<Warming, Error>,
+}
+
 /// Warms a cache volume on its node, or a cooperative one on all of its nodes.
 pub(super) async fn warm(args: VolumeWarmArgs, output: Output) -> Result<()> {
     let client = Client::new(&args.client)?;
-    let shares = shares(&client, &args.volume).await?;
+    let mut shares = begin(&client, &args).await?;
+    let is_running = |share: &Share| share.is(|state| *state == WarmState::Running);
+    while args.wait && shares.iter().any(is_running) {
+        if std::io::stderr().is_terminal() {
+            let under_way = || {
+                shares
+                    .iter()
+                    .filter_map(|share| share.warming.as_ref().ok())
+            };
+            let sum = |of: fn(&Warming) -> u64| under_way().map(of).sum::<u64>();
+            let (present, wanted) = (sum(|w| w.present_bytes), sum(|w| w.wanted_bytes));
+            eprint!("\r{present} of {wanted} bytes are here ");
+        }
+        tokio::time::sleep(LOOK).await;
+        for share in shares.iter_mut().filter(|share| share.warming.is_ok()) {
+            let volume = share.volume;
+            let shown = client.call(&share.node.address, ShowCache { volume });
+            if let Some(now) = shown.await?.warming {
+                share.warming = Ok(now);
+            }
+        }
+    }
+    let lines: Vec<_> = shares.iter().map(|share| share.text(args.unpin)).collect();
+    let described: Vec<_> = shares.iter().map(Share::describe).collect();
+    output.say(&lines.join("\n"), &described)?;
+    conclude(&shares, args.wait)
+}
+
+/// Has all shares warmed as far as their nodes do it.
+async fn begin(client: &Client, args: &VolumeWarmArgs) -> Result<Vec<Share>> {
     let pinning = match (args.pin, args.unpin) {
         (true, _) => Pinning::Pin,
         (_, true) => Pinning::Unpin,
         _ => Pinning::Leave,
     };
-    let mut all = Vec::new();
-    for (node, volume) in &shares {
+    let mut shares = Vec::new();
+    for (node, volume) in meant(client, &args.volume).await? {
         let call = WarmCache {
-            volume: *volume,
+            volume,
             path: args.path.trim_matches('/').to_owned(),
             pinning,
         };
-        all.push(client.call(&node.address, call).await?);
+        let warming = match client.call(&node.address, call).await {
+            Ok(warming) => Ok(warming),
+            Err(error) => Err(error.downcast::<Error>()?),
+        };
+        shares.push(Share {
+            node,
+            volume,
+            warming,
+        });
     }
-    while args.wait && all.iter().any(|w| w.state == WarmState::Running) {
-        if std::io::stderr().is_terminal() {
-            let sum = |of: fn(&Warming) -> u64| all.iter().map(of).sum::<u64>();
-            let (present, wanted) = (sum(|w| w.present_bytes), sum(|w| w.wanted_bytes));
-            eprint!("\r{present} of {wanted} bytes are here ");
-        }
-        tokio::time::sleep(LOOK).await;
-        for ((node, volume), warming) in shares.iter().zip(&mut all) {
-            let shown = client.call(&node.address, ShowCache { volume: *volume });
-            if let Some(now) = shown.await?.warming {
-                *warming = now;
-            }
+    Ok(shares)
+}
+
+/// Fails if nothing is warmed, or less than could be: volumes of one name may show different
+/// sources, and one that does not have the path has no part in it.
+fn conclude(shares: &[Share], waited: bool) -> Result<()> {
+    let is_apart = |error: &Error| error.code == ErrorCode::NotFound;
+    let faults = || {
+        shares
+            .iter()
+            .filter_map(|share| share.warming.as_ref().err())
+    };
+    if let Some(error) = faults().find(|error| !is_apart(error)) {
+        bail!("not every share is warmed: {error}");
+    }
+    if let Some(error) = faults().next().filter(|_| faults().count() == shares.len()) {
+        bail!("nothing is warmed: {error}");
+    }
+    if !waited {
+        return Ok(());
+    }
+    for share in shares {
+        match share.warming.as_ref().map(|warming| &warming.state) {
+            Ok(WarmState::Failed(error)) => bail!("not everything was fetched: {error}"),
+            Ok(WarmState::Full) => bail!(
+                "not everything found room on {}; make the volume larger, or warm less (--path)",
+                share.node.name
+            ),
+            Ok(WarmState::Running | WarmState::Done) | Err(_) => {}
         }
     }
-    let lines = shares.iter().zip(&all).map(|((node, _), warming)| {
-        if args.unpin {
-            format!("{}: unpinned", node.name)
-        } else {
-            format!("{}: {}", node.name, warming_text(warming))
+    Ok(())
+}
+
+impl Share {
+    fn is(&self, what: impl FnOnce(&WarmState) -> bool) -> bool {
+        self.warming
+            .as_ref()
+            .is_ok_and(|warming| what(&warming.state))
+    }
+
+    fn text(&self, unpinned: bool) -> String {
+        let name = &self.node.name;
+        match &self.warming {
+            Ok(_) if unpinned => format!("{name}: unpinned"),
+            Ok(warming) => format!("{name}: {}", warming_text(warming)),
+            Err(error) => format!("{name}: nothing is warmed in {}: {error}", self.volume),
         }
-    });
-    let described = shares.iter().zip(&all).map(|((node, volume), warming)| {
+    }
+
+    fn describe(&self) -> Value {
         json!({
-            "node": node.name,
-            "volume": volume.to_string(),
-            "warming": describe_warming(warming),
+            "node": self.node.name,
+            "volume": self.volume.to_string(),
+            "warming": self.warming.as_ref().ok().map(describe_warming),
+            "fault": self.warming.as_ref().err().map(ToString::to_string),
         })
-    });
-    let (text, described) = (lines.collect::<Vec<_>>(), described.collect::<Vec<_>>());
-    output.say(&text.join("\n"), &described)?;
-    let failed = all.iter().find_map(|warming| match &warming.state {
-        WarmState::Failed(error) => Some(error.clone()),
-        WarmState::Running | WarmState::Done | WarmState::Full => None,
-    });
-    match failed {
-        Some(error) if args.wait => bail!("not everything was fetched: {error}"),
-        _ => Ok(()),
     }
 }
 
-/// The volumes that are meant, with their nodes: all shares of a cooperative cache.
-async fn shares(client: &Client, wanted: &str) -> Result<Vec<(Advert, VolumeId)>> {
+/// The volumes that are meant, with their nodes: all that share their blocks with one of the id or
+/// name. Those share that have one cooperative name and one source.
+async fn meant(client: &Client, wanted: &str) -> Result<Vec<(Advert, VolumeId)>> {
     let (volumes, silent) = client.volumes().await?;
     for name in silent {
         eprintln!("node {name} did not answer; its share is not warmed");
     }
     let id = wanted.parse::<VolumeId>().ok();
-    let is_meant = |v: &VolumeStatus| {
+    let is_named = |v: &VolumeStatus| {
         Some(v.spec.id) == id
             || v.spec.name == wanted
-            || cooperative(v).is_some_and(|name| name == wanted)
+            || cooperative(v).is_some_and(|(name, _)| name == wanted)
     };
-    let meant: Vec<_> = volumes.iter().filter(|(_, v)| is_meant(v)).collect();
-    if let Some((_, v)) = meant.iter().find(|(_, v)| cooperative(v).is_none()) {
+    let named: Vec<_> = volumes.iter().filter(|(_, v)| is_named(v)).collect();
+    if let Some((_, v)) = named.iter().find(|(_, v)| cooperative(v).is_none()) {
         bail!(
             "{} is a scratch volume; only a cache is warmed",
             v.spec.name
         );
     }
-    let names: Vec<_> = meant
+    let caches: Vec<_> = named
         .iter()
         .filter_map(|(_, v)| cooperative(v))
-        .filter(|name| !name.is_empty())
+        .filter(|(name, _)| !name.is_empty())
         .collect();
-    let shares = volumes
-        .iter()
-        .filter(|(_, v)| is_meant(v) || cooperative(v).is_some_and(|name| names.contains(&name)));
+    let shares = volumes.iter().filter(|(_, v)| {
+        is_named(v) || cooperative(v).is_some_and(|cache| caches.contains(&cache))
+    });
     let shares: Vec<_> = shares.map(|(node, v)| (node.clone(), v.spec.id)).collect();
     if shares.is_empty() {
         bail!("no cache volume '{wanted}' on any live node; see `bafs volume list`");
@@ -110,9 +176,14 @@ async fn shares(client: &Client, wanted: &str) -> Result<Vec<(Advert, VolumeId)>
     Ok(shares)
 }
 
-fn cooperative(volume: &VolumeStatus) -> Option<&str> {
+/// By what a cache volume shares its blocks with others: a name, and a source.
+fn cooperative(volume: &VolumeStatus) -> Option<(&str, &Source)> {
     match &volume.spec.kind {
-        VolumeKind::Cache { cooperative, .. } => Some(cooperative),
+        VolumeKind::Cache {
+            cooperative,
+            source,
+            ..
+        } => Some((cooperative, source)),
         VolumeKind::Scratch { .. } => None,
     }
 }
