@@ -9,7 +9,8 @@ use bafs_proto::ids::BlockIndex;
 use super::disk::Run;
 use super::fetch::{Fetcher, Generation};
 use super::read::prefetch;
-use crate::logic::ahead::Step;
+use crate::logic::ahead::{Step, kept_of};
+use crate::logic::blocks::CopyClass;
 
 /// Most bytes on their way ahead of all readers of a node: they are in memory until they landed.
 const AHEAD_BYTES_MAX: u64 = 64 << 20;
@@ -26,6 +27,7 @@ pub(crate) fn follow(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, run: 
         count: run.count as u64,
         blocks,
         block_bytes: run.block_bytes,
+        kept_bytes: kept_bytes(generation),
     };
     let under_way = fetcher.ahead_bytes.load(Ordering::Relaxed);
     let room = AHEAD_BYTES_MAX.saturating_sub(under_way) / u64::from(run.block_bytes);
@@ -54,6 +56,20 @@ pub(crate) fn follow(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, run: 
         fetch(&fetcher, &generation, ahead).await;
         fetcher.ahead_bytes.fetch_sub(bytes, Ordering::Relaxed);
     });
+}
+
+/// Most bytes ahead of a reader that are still here when it comes to them. What others are the
+/// primary of has only the room that this server's own blocks leave: what is driven out before it
+/// is read comes twice. Where all nodes together are too small that price is paid, as home is far.
+fn kept_bytes(generation: &Generation) -> u64 {
+    let all = generation.view_now().map_or(0, |view| view.room_bytes());
+    let capacity = generation.capacity_bytes;
+    if !(capacity + 1..=all).contains(&generation.source_bytes) {
+        return u64::MAX;
+    }
+    let table = generation.disk.table();
+    let own = [CopyClass::Primary, CopyClass::Pinned].map(|class| table.class_bytes(class));
+    kept_of(capacity.saturating_sub(own.iter().sum()))
 }
 
 async fn fetch(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, run: Run) {

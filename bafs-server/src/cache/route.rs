@@ -210,6 +210,12 @@ impl View {
         self.sharers.is_empty() || self.owner(generation, extent) == self.own
     }
 
+    /// What all who share the cache keep of it together, in bytes.
+    pub(crate) fn room_bytes(&self) -> u64 {
+        let weights = self.placement.candidates().iter().map(|it| it.weight);
+        weights.fold(0, u64::saturating_add)
+    }
+
     /// The servers for an extent, its primary first; this server is among them.
     pub(crate) fn ranked(&self, generation: &Generation, extent: Extent) -> Vec<ServerId> {
         generation.with_key(extent, |key| self.placement.ranked(extent, key))

@@ -12,6 +12,9 @@ use bafs_proto::ids::FileIndex;
 /// Most bytes ahead of one reader.
 pub(crate) const AHEAD_BYTES_MAX: u64 = 8 << 20;
 
+/// Room for copies is enough for so many readers.
+const SHARING_READERS: u64 = 4;
+
 /// Nothing is fetched ahead of a reader that has read less than this in order, in bytes.
 const ORDERLY_BYTES_MIN: u64 = 512 << 10;
 
@@ -51,6 +54,15 @@ pub(crate) struct Step {
     pub(crate) blocks: u64,
     /// Size of a block in bytes.
     pub(crate) block_bytes: u32,
+    /// Most bytes ahead of the reader that are still here when it comes to them.
+    pub(crate) kept_bytes: u64,
+}
+
+/// How many bytes ahead of a reader are still here when it comes to them, where copies of what
+/// others are the primary of find so much room: several readers share it, and what was read stays
+/// in it until something drives it out.
+pub(crate) fn kept_of(room_bytes: u64) -> u64 {
+    room_bytes / SHARING_READERS
 }
 
 impl Readers {
@@ -108,7 +120,8 @@ fn ahead_of(reading: &Reading, step: Step, blocks_max: u64) -> Option<(u64, u64)
     if reading.orderly * block_bytes < ORDERLY_BYTES_MIN {
         return None;
     }
-    let window = (reading.orderly / 4).min(AHEAD_BYTES_MAX / block_bytes);
+    let most = AHEAD_BYTES_MAX.min(step.kept_bytes) / block_bytes;
+    let window = (reading.orderly / 4).min(most);
     let until = (reading.next + window).min(step.blocks);
     let from = reading.ahead.max(reading.next);
     let count = until.saturating_sub(from).min(blocks_max);
@@ -131,6 +144,7 @@ mod tests {
             count,
             blocks,
             block_bytes: BLOCK,
+            kept_bytes: u64::MAX,
         }
     }
 
@@ -180,6 +194,26 @@ mod tests {
         }
         assert_eq!(asked.last(), Some(&(AHEAD_BYTES_MAX / u64::from(BLOCK))));
         assert_eq!(readers.0.len(), 1);
+    }
+
+    #[test]
+    fn no_more_is_ahead_than_is_kept_until_it_is_read() {
+        let beyond = |room_bytes: u64| {
+            let mut readers = Readers::default();
+            let kept_bytes = kept_of(room_bytes);
+            let ahead = (0..2_000).filter_map(|first| {
+                let step = Step {
+                    kept_bytes,
+                    ..step(first, 1, 10_000)
+                };
+                let (from, count) = readers.note(step, PLENTY)?;
+                Some((from + count - first - 1) * u64::from(BLOCK))
+            });
+            ahead.max()
+        };
+        assert_eq!(beyond(u64::MAX), Some(AHEAD_BYTES_MAX));
+        assert_eq!(beyond(16 << 20), Some(4 << 20));
+        assert_eq!([0, 1 << 17].map(beyond), [None, None]);
     }
 
     #[test]
