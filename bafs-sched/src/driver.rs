@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use bafs_proto::allotment::Allotments;
 use bafs_proto::bearer::Bearer;
 use bafs_proto::identity::Identity;
-use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
+use bafs_proto::ids::{ExecutionId, RunId, ServerId};
 use bafs_proto::message::{Advert, JobOutcome};
 use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
@@ -21,6 +21,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use self::clock::Clock;
+use crate::io::copying::Copying;
 use crate::io::homes::{FileHome, Homes};
 use crate::io::journal::{Header, Journal, Record};
 use crate::io::listing::Listing;
@@ -463,12 +464,6 @@ impl Driver {
         });
     }
 
-    fn warm(&mut self, id: VolumeId, server: ServerId) {
-        let (servers, place) = (self.servers.clone(), self.place(server));
-        self.tasks
-            .spawn(async move { servers.warm(id, &place).await });
-    }
-
     /// Starts to do what the core asks; the outcome returns as a fact.
     fn execute(&mut self, action: Action) {
         let (servers, notes, now) = (self.servers.clone(), self.notes.clone(), now());
@@ -488,12 +483,23 @@ impl Driver {
                     .await;
                 });
             }
-            Action::CopyVolume { source, server, .. } => {
-                let holder = source.server.map(|holder| self.place(holder));
-                let place = self.place(server);
+            Action::CopyVolume {
+                id,
+                source,
+                server,
+                size,
+                base,
+            } => {
+                let copying = Copying {
+                    id,
+                    source,
+                    holder: source.server.map(|holder| self.place(holder)),
+                    place: self.place(server),
+                    size,
+                    base,
+                };
                 self.tasks.spawn(async move {
-                    let copied = servers.copy(now, &action, holder, &place).await;
-                    send(&notes, Some(copied)).await;
+                    send(&notes, Some(servers.copy(now, copying).await)).await;
                 });
             }
             Action::WarmVolume { id, server } => self.warm(id, server),
@@ -520,12 +526,11 @@ impl Driver {
                     let _ = notes.send(note).await;
                 });
             }
-            Action::ExtractFile { source, .. } => {
-                let place = source.server.map(|server| self.place(server));
-                self.tasks.spawn(async move {
-                    send(&notes, Some(servers.extract(now, &action, place).await)).await;
-                });
-            }
+            Action::ExtractFile {
+                extract,
+                index,
+                source,
+            } => self.send_home((extract, index), source),
             Action::ProbeVolumes { server, volumes } => self.renew_on(server, volumes, 0),
             Action::Finish { .. } => {}
         }

@@ -70,7 +70,8 @@ struct Teller {
     executions: BTreeMap<ExecutionId, (JobIndex, ServerId)>,
     volumes: BTreeMap<VolumeId, (VolumeIndex, ServerId)>,
     extracts: BTreeMap<ExtractId, u32>,
-    receipts: BTreeMap<VolumeIndex, Receipt>,
+    /// Decisions about copies that were told.
+    receipts: BTreeMap<VolumeIndex, Vec<Receipt>>,
     /// Volumes about which something may have been decided since they were looked at.
     touched: BTreeSet<VolumeIndex>,
     /// Warnings that were told.
@@ -286,16 +287,14 @@ impl Teller {
     /// Tells what was decided about copies of the volumes that were touched.
     fn decisions(&mut self) {
         for volume in std::mem::take(&mut self.touched) {
-            let Some(receipt) = self.scheduler.receipt(volume).cloned() else {
-                continue;
-            };
-            if self.receipts.get(&volume) == Some(&receipt) {
-                continue;
-            }
+            let receipts = self.scheduler.receipts_of(volume).to_vec();
+            let told = self.receipts.insert(volume, receipts.clone());
+            let told = told.unwrap_or_default();
             let name = self.volume(volume);
-            let text = format!("a copy of volume {name} {}", self.reason(&receipt));
-            self.tell(&[&name], text);
-            self.receipts.insert(volume, receipt);
+            for receipt in receipts.iter().filter(|receipt| !told.contains(receipt)) {
+                let text = format!("a copy of volume {name} {}", self.reason(receipt));
+                self.tell(&[&name], text);
+            }
         }
     }
 
@@ -358,7 +357,12 @@ impl Teller {
             }
             Decision::Failed => "could not be made".to_owned(),
             Decision::Saved(ms) => format!("takes its place: {} s of work are saved", seconds(ms)),
-            Decision::Unused => "was never needed".to_owned(),
+            Decision::Replaced(_) => "gives way to a newer one".to_owned(),
+            Decision::Unused(moved) => format!(
+                "was never needed: {} s and {} bytes over the network were in vain",
+                seconds(moved.ms),
+                moved.received_bytes
+            ),
         }
     }
 }

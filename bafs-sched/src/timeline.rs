@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::io::journal::History;
 use crate::logic::{
-    Action, Decision, Event, JobState, MountedVolume, Moved, NodeSeen, Outcome, Progress, Receipt,
+    Action, Decision, Event, JobState, MountedVolume, NodeSeen, Outcome, Progress, Receipt,
     Scheduler,
 };
 use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
@@ -154,7 +154,7 @@ pub struct Making {
     pub is_lost: bool,
 }
 
-/// A file on its way home.
+/// A try to send a file home.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Sending {
     /// Position in the workflow's list of extracts.
@@ -512,7 +512,9 @@ impl Observer {
     }
 
     fn send(&mut self, extract: ExtractId, index: u32) {
-        if self.sending_at.contains_key(&extract) {
+        // The same try may be asked for again after a restart of the scheduler.
+        let known = self.sending_at.get(&extract);
+        if known.is_some_and(|at| self.sendings[*at].ended_ms.is_none()) {
             return;
         }
         let target = &self.scheduler.workflow().extracts[index as usize].target;
@@ -576,20 +578,18 @@ impl Observer {
             Decision::NoRoom => "no room on another node".to_owned(),
             Decision::Copying(to) => format!("being copied to {}", self.node(to)),
             Decision::Copied(on, moved) => {
-                let Moved {
-                    held_bytes,
-                    received_bytes,
-                    ms,
-                } = moved;
                 format!(
-                    "copied to {} in {ms} ms: {received_bytes} bytes crossed the network for the \
-                     {held_bytes} that it holds",
-                    self.node(on)
+                    "copied to {} in {} ms: {} bytes crossed the network for the {} that it holds",
+                    self.node(on),
+                    moved.ms,
+                    moved.received_bytes,
+                    moved.held_bytes
                 )
             }
             Decision::Failed => "failed or overtaken".to_owned(),
             Decision::Saved(ms) => format!("saved {ms} ms of work"),
-            Decision::Unused => "never needed".to_owned(),
+            Decision::Replaced(moved) => format!("replaced, after {} ms of copying", moved.ms),
+            Decision::Unused(moved) => format!("never needed, {} ms in vain", moved.ms),
         };
         CopyReceipt {
             volume: self.scheduler.workflow().volume(volume).name.clone(),

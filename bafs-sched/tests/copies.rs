@@ -77,7 +77,11 @@ struct Chain {
 
 impl Chain {
     fn new(checkpoint: CheckpointPolicy, node_megabytes: u64) -> Self {
-        let mut text = "volume v scratch 10 MB files 9\n".to_owned();
+        Self::of(checkpoint, 10, node_megabytes)
+    }
+
+    fn of(checkpoint: CheckpointPolicy, megabytes: u64, node_megabytes: u64) -> Self {
+        let mut text = format!("volume v scratch {megabytes} MB files 9\n");
         for job in ["a", "b", "c"] {
             text += &format!("job {job} {{\nexecutable = x\n}}\nmount v {job} /v\n");
         }
@@ -192,7 +196,7 @@ impl Chain {
     }
 
     fn receipt(&self) -> Receipt {
-        let receipt = self.scheduler.receipts().next();
+        let receipt = self.scheduler.receipts().last();
         receipt.expect("a decision").1.clone()
     }
 }
@@ -226,6 +230,60 @@ fn an_older_copy_stays_until_the_newer_is_complete() {
     let (_, job, server, volume) = chain.started();
     assert_eq!((job.as_str(), server, volume), ("b", target, first));
     assert!(chain.deletes(second), "{:?}", chain.told);
+}
+
+#[test]
+fn all_decisions_about_a_volume_are_known_with_what_became_of_each() {
+    let mut chain = Chain::new(CheckpointPolicy::Always, 100);
+    chain.ends(5 * MB);
+    let (first, target, _) = chain.copied();
+    chain.is_copied(first, 5 * MB);
+    chain.ends(6 * MB);
+    let second = chain.copied().0;
+    chain.is_copied(second, MB);
+    let server = ServerId(3 - target.0);
+    chain.step(Event::ServerSilent { server });
+    let receipts = chain.scheduler.receipts();
+    let decisions: Vec<_> = receipts.map(|(_, receipt)| receipt.decision).collect();
+    let [Decision::Replaced(moved), Decision::Saved(saved_ms)] = decisions[..] else {
+        panic!("{decisions:?} {:?}", chain.told);
+    };
+    assert_eq!((moved.held_bytes, moved.received_bytes), (5 * MB, 5 * MB));
+    assert_eq!(saved_ms, 120_000);
+}
+
+#[test]
+fn a_copy_that_goes_after_a_newer_one_was_decided_against_was_in_vain() {
+    let mut chain = Chain::new(CheckpointPolicy::Always, 15);
+    chain.ends(5 * MB);
+    let (first, ..) = chain.copied();
+    chain.is_copied(first, 5 * MB);
+    chain.ends(6 * MB);
+    chain.ends(6 * MB);
+    let receipts = chain.scheduler.receipts();
+    let decisions: Vec<_> = receipts.map(|(_, receipt)| receipt.decision).collect();
+    let [Decision::Unused(moved), Decision::NoRoom] = decisions[..] else {
+        panic!("{decisions:?}");
+    };
+    assert_eq!(moved.received_bytes, 5 * MB);
+}
+
+/// What the first copy of a run, of which nobody knows what it costs, holds at most.
+#[test]
+fn the_first_copy_takes_a_small_part_of_what_is_left_of_the_run() {
+    let first = |held_bytes| {
+        let mut chain = Chain::of(CheckpointPolicy::CostBenefit, 1_000, 100_000);
+        chain.ends(held_bytes);
+        let copies = chain.told.iter();
+        copies
+            .filter(|action| matches!(action, Action::CopyVolume { .. }))
+            .count()
+    };
+    // Two jobs of a minute are left: 1.2 s, at half of a gigabit per second.
+    assert_eq!(
+        [10 * MB, 70 * MB, 80 * MB, 1_000 * MB].map(first),
+        [1, 1, 0, 0]
+    );
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! hears its user, and shares nodes with other runs. Decides nothing.
 
 use bafs_proto::allotment::Allotments;
-use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_proto::ids::{ExtractId, ServerId, VolumeId};
 use bafs_proto::{Error, Result};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -11,7 +11,7 @@ use super::{Driver, Note, now, send, tick};
 use crate::io::servers::is_silence;
 use crate::io::shares::Moment;
 use crate::io::steer;
-use crate::logic::Event;
+use crate::logic::{Event, MountedVolume};
 
 impl Driver {
     /// What users wished since the last time.
@@ -159,6 +159,23 @@ impl Driver {
                 }
                 Err(error) => tracing::debug!(%volume, %error, "a cache is not looked at"),
             }
+        });
+    }
+
+    /// Has a cache fetch what it lacks; nobody waits for it.
+    pub(super) fn warm(&mut self, id: VolumeId, server: ServerId) {
+        let (servers, place) = (self.servers.clone(), self.place(server));
+        self.tasks
+            .spawn(async move { servers.warm(id, &place).await });
+    }
+
+    /// Sends a file home.
+    pub(super) fn send_home(&mut self, extract: (ExtractId, u32), source: MountedVolume) {
+        let (servers, notes, now) = (self.servers.clone(), self.notes.clone(), now());
+        let place = source.server.map(|server| self.place(server));
+        self.tasks.spawn(async move {
+            let sent = servers.extract(now, extract, source, place);
+            send(&notes, Some(sent.await)).await;
         });
     }
 

@@ -1,5 +1,6 @@
 //! Copies of volumes on other nodes, made by the node that gets them.
 
+use bafs_proto::ids::VolumeId;
 use bafs_proto::message::CreateVolume;
 use bafs_proto::time::Time;
 use bafs_proto::token::{Resource, Right};
@@ -7,27 +8,33 @@ use bafs_proto::volume::{Source, VolumeKind as Kind};
 use bafs_proto::{Error, ErrorCode};
 
 use super::servers::{Place, Servers};
-use crate::logic::{Action, Event};
+use crate::logic::{Event, MountedVolume, Space};
+
+/// A copy of a volume that is to be made.
+#[derive(Debug)]
+pub(crate) struct Copying {
+    pub(crate) id: VolumeId,
+    pub(crate) source: MountedVolume,
+    /// Who has it; `None` with remote I/O.
+    pub(crate) holder: Option<Place>,
+    /// Where the copy goes.
+    pub(crate) place: Place,
+    pub(crate) size: Space,
+    /// An older copy there.
+    pub(crate) base: Option<VolumeId>,
+}
 
 impl Servers {
     /// Copies a volume from its holder to another node.
-    pub(crate) async fn copy(
-        &self,
-        now: Time,
-        action: &Action,
-        holder: Option<Place>,
-        place: &Place,
-    ) -> Event {
-        let &Action::CopyVolume {
+    pub(crate) async fn copy(&self, now: Time, copying: Copying) -> Event {
+        let Copying {
             id,
             source,
+            holder,
+            place,
             size,
             base,
-            ..
-        } = action
-        else {
-            unreachable!("only copies come here");
-        };
+        } = copying;
         let copied = async {
             let gone = || Error::new(ErrorCode::VolumeLost, "there is nothing to copy");
             let holder = holder.ok_or_else(gone)?;
@@ -43,7 +50,7 @@ impl Servers {
                 base,
                 source_token,
             };
-            self.make(place, call).await
+            self.make(&place, call).await
         };
         match copied.await {
             Ok(status) => Event::VolumeCopied {

@@ -24,7 +24,7 @@ use bytes::Bytes;
 use super::homes::{HomePath, Homes};
 use super::remote_io;
 use crate::driver::now;
-use crate::logic::{Action, Event, MountedVolume, Settings, Space};
+use crate::logic::{Event, MountedVolume, Settings, Space};
 use crate::workflow::{CachePolicy, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// One call is repeated for so long, in milliseconds.
@@ -391,17 +391,15 @@ impl Servers {
         }
     }
 
-    pub(crate) async fn extract(&self, now: Time, action: &Action, place: Option<Place>) -> Event {
-        let Action::ExtractFile {
-            extract,
-            index,
-            source,
-        } = action
-        else {
-            unreachable!("only extractions come here");
-        };
-        let extract = *extract;
-        let spec = &self.workflow.extracts[*index as usize];
+    /// Sends a file home, which the workflow's list of extracts has at this position.
+    pub(crate) async fn extract(
+        &self,
+        now: Time,
+        (extract, index): (ExtractId, u32),
+        source: MountedVolume,
+        place: Option<Place>,
+    ) -> Event {
+        let spec = &self.workflow.extracts[index as usize];
         let sent = async {
             // `NotFound` would say that the job did not write the file.
             let home = self.resolve(&spec.target).await.map_err(not_its_fault)?;

@@ -21,7 +21,7 @@ const TURN_MS: u64 = 10_000;
 /// A node forgets a run that is silent for so long, in milliseconds.
 const LIFETIME_MS: u64 = 30_000;
 
-/// Nodes are looked at so often, in milliseconds.
+/// Nodes are looked at so often, in milliseconds, while none come or go.
 const LOOK_MS: u64 = 250;
 
 /// What is known of one node.
@@ -48,7 +48,8 @@ pub(crate) struct Shares {
     user: String,
     owner: String,
     known: BTreeMap<ServerId, Known>,
-    looked: Option<Time>,
+    /// When nodes were looked at last, and how many there were.
+    looked: Option<(Time, u64)>,
     /// Of the last call.
     serial: u64,
 }
@@ -80,10 +81,13 @@ impl Shares {
         Moment { now, tick }: Moment,
         scheduler: &Scheduler,
     ) -> (Vec<NodeShare>, Vec<(ServerId, Allot)>) {
-        if self.looked.is_some_and(|at| tick.ms_since(at) < LOOK_MS) {
+        // A run that has just begun knows no node; with the first it must not wait for more news.
+        let nodes = scheduler.nodes_alive();
+        let is_as_seen = |(at, seen)| tick.ms_since(at) < LOOK_MS && seen == nodes;
+        if self.looked.is_some_and(is_as_seen) {
             return (Vec::new(), Vec::new());
         }
-        self.looked = Some(tick);
+        self.looked = Some((tick, nodes));
         self.serial = self.serial_after(now);
         let (mut smaller, mut calls) = (Vec::new(), Vec::new());
         for server in scheduler.live_nodes() {
@@ -295,6 +299,23 @@ mod tests {
         let second = ask(940_000, ALONE_MS).expect("it is asked again");
         assert!(second > first);
         assert!(shares.end(Time(940_000))[0].1.serial > second);
+    }
+
+    #[test]
+    fn nodes_that_come_right_after_a_look_are_asked_at_once() {
+        let (mut shares, at) = (shares(), Time(1));
+        let moment = Moment { now: at, tick: at };
+        let asked = |shares: &mut Shares, nodes: &[ServerId]| {
+            let (_, calls) = shares.due(moment, &scheduler(nodes));
+            calls.iter().map(|(server, _)| server.0).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            asked(&mut shares, &[]),
+            [0; 0],
+            "the catalog has not answered"
+        );
+        assert_eq!(asked(&mut shares, &[NODE]), [NODE.0]);
+        assert_eq!(asked(&mut shares, &[NODE, ServerId(3)]), [3]);
     }
 
     #[test]

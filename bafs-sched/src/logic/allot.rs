@@ -86,6 +86,11 @@ impl Scheduler {
         self.fleet.live().map(|(server, _)| server)
     }
 
+    /// How many nodes live, as the catalog shows them.
+    pub(crate) fn nodes_alive(&self) -> u64 {
+        self.fleet.alive
+    }
+
     /// Whether a node was in the last list of the catalog and has not been given up since.
     pub(crate) fn is_listed(&self, server: ServerId) -> bool {
         let node = self.fleet.get(server);

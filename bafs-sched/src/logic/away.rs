@@ -18,7 +18,7 @@ const AWAY_REST: usize = 16;
 
 /// What a network between nodes carries before a copy was measured, in bytes per millisecond: half
 /// of a gigabit per second.
-const ASSUMED_BYTES_PER_MS: u64 = 62_500;
+pub(super) const ASSUMED_BYTES_PER_MS: u64 = 62_500;
 
 impl Scheduler {
     /// Gives a job whose data lie on a node without a free slot a place on one that has nothing to

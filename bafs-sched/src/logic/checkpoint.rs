@@ -6,8 +6,9 @@
 //! were lost, times the probability that it is lost while it is needed. Cost is the time that
 //! copying takes, which the next writer of the volume waits. Beyond the thesis, a copy also costs
 //! the work that its space keeps waiting, the first copy is the only one that is tried without
-//! knowing its cost, and a newer copy is weighed against the older one that is there: it spares
-//! only what was done since, and takes only as long as further copies took.
+//! knowing its cost (a hundredth of what is left of the run at most, as it seems), and a newer copy
+//! is weighed against the older one that is there: it spares only what was done since, and takes
+//! only as long as further copies took.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,6 +18,7 @@ use bafs_proto::time::Time;
 use serde::{Deserialize, Serialize};
 
 use super::action::MountedVolume;
+use super::away::ASSUMED_BYTES_PER_MS;
 use super::copies::Copies;
 use super::graph::JobState;
 use super::scheduler::{Phase, Scheduler};
@@ -27,6 +29,13 @@ use crate::workflow::{JobIndex, VolumeIndex};
 /// so lightly that a single loss in an hour outweighs it.
 const PRIOR_LOSS_PERMILLE: u128 = 20;
 const PRIOR_NODE_MS: u128 = 20 * 7 * 24 * 3_600_000 / 1_000;
+
+/// Decisions about one volume that are remembered: one for each job that wrote it, mostly.
+const RECEIPTS_MAX: usize = 64;
+
+/// Of the time that the run still takes, the part that may be spent to learn what copies cost, as
+/// one over it.
+const TRIAL_PART: u64 = 100;
 
 /// Nodes that are looked at for a copy: one may be where the volume is, some may lack files.
 const TARGETS_MAX: usize = 8;
@@ -59,8 +68,10 @@ pub enum Decision {
     Failed,
     /// The copy took the place of the lost volume, and spared so many milliseconds of work.
     Saved(u64),
+    /// A newer copy took its place before it was needed.
+    Replaced(Moved),
     /// The copy was deleted without ever having been needed.
-    Unused,
+    Unused(Moved),
 }
 
 /// What it took to make a copy.
@@ -74,7 +85,7 @@ pub struct Moved {
     pub ms: u64,
 }
 
-/// The last decision about a volume, with its reasons; times in milliseconds.
+/// A decision about a volume, with its reasons; times in milliseconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Receipt {
     /// When it was decided.
@@ -115,7 +126,8 @@ pub(super) struct Checkpoints {
     all_further: Pace,
     /// What volumes held when their last writer was done, in bytes.
     held: BTreeMap<VolumeIndex, u64>,
-    receipts: BTreeMap<VolumeIndex, Receipt>,
+    /// Decisions about each volume, the latest last.
+    receipts: BTreeMap<VolumeIndex, Vec<Receipt>>,
     /// Volumes lost with their servers or alone.
     pub(super) losses: u64,
     /// Time that live nodes were observed, in milliseconds, until `counted`.
@@ -194,21 +206,55 @@ impl Checkpoints {
         }
     }
 
-    /// The newest copy of a volume goes.
+    /// The newest copy of a volume goes, whatever was decided about a newer one since.
     pub(super) fn close_receipt(&mut self, volume: VolumeIndex) {
-        let decision = match self.receipts.get(&volume).map(|receipt| receipt.decision) {
-            Some(Decision::Copied(..)) => Decision::Unused,
-            Some(Decision::Copying(_)) => Decision::Failed,
-            // A newer one was decided against since.
-            _ => return,
-        };
-        self.decide(volume, decision);
+        let of_copy = |d: &Decision| matches!(d, Decision::Copying(_) | Decision::Copied(..));
+        if let Some(decision) = self.latest(volume, of_copy) {
+            *decision = match *decision {
+                Decision::Copied(_, moved) => Decision::Unused(moved),
+                _ => Decision::Failed,
+            };
+        }
     }
 
-    pub(super) fn decide(&mut self, volume: VolumeIndex, decision: Decision) {
-        if let Some(receipt) = self.receipts.get_mut(&volume) {
-            receipt.decision = decision;
+    /// A copy of a volume is complete; an older one is of no use any more.
+    pub(super) fn note_copied(&mut self, volume: VolumeIndex, to: ServerId, moved: Moved) {
+        let is_complete = |decision: &Decision| matches!(decision, Decision::Copied(..));
+        if let Some(decision) = self.latest(volume, is_complete)
+            && let Decision::Copied(_, moved) = *decision
+        {
+            *decision = Decision::Replaced(moved);
         }
+        let is_copying = |decision: &Decision| matches!(decision, Decision::Copying(_));
+        if let Some(decision) = self.latest(volume, is_copying) {
+            *decision = Decision::Copied(to, moved);
+        }
+    }
+
+    /// A copy took the place of a lost volume, and spared so much work.
+    pub(super) fn note_saved(&mut self, volume: VolumeIndex, saved_ms: u64) {
+        let is_complete = |decision: &Decision| matches!(decision, Decision::Copied(..));
+        if let Some(decision) = self.latest(volume, is_complete) {
+            *decision = Decision::Saved(saved_ms);
+        }
+    }
+
+    fn latest(
+        &mut self,
+        volume: VolumeIndex,
+        is_it: impl Fn(&Decision) -> bool,
+    ) -> Option<&mut Decision> {
+        let receipts = self.receipts.get_mut(&volume)?.iter_mut().rev();
+        let mut decisions = receipts.map(|receipt| &mut receipt.decision);
+        decisions.find(|decision| is_it(decision))
+    }
+
+    fn note(&mut self, volume: VolumeIndex, receipt: Receipt) {
+        let receipts = self.receipts.entry(volume).or_default();
+        if receipts.len() >= RECEIPTS_MAX {
+            receipts.remove(0);
+        }
+        receipts.push(receipt);
     }
 }
 
@@ -224,15 +270,16 @@ fn time_at((measured, ms): Pace, bytes: u64) -> Option<u64> {
 }
 
 impl Scheduler {
-    /// The last decisions about copies, by volume.
+    /// All decisions about copies, by volume, the latest of each last.
     pub fn receipts(&self) -> impl Iterator<Item = (VolumeIndex, &Receipt)> {
         let receipts = self.checkpoints.receipts.iter();
-        receipts.map(|(volume, receipt)| (*volume, receipt))
+        receipts.flat_map(|(volume, all)| all.iter().map(|receipt| (*volume, receipt)))
     }
 
-    /// The last decision about a copy of a volume, if there was one.
-    pub fn receipt(&self, volume: VolumeIndex) -> Option<&Receipt> {
-        self.checkpoints.receipts.get(&volume)
+    /// The decisions about copies of a volume, the latest last.
+    pub fn receipts_of(&self, volume: VolumeIndex) -> &[Receipt] {
+        let receipts = self.checkpoints.receipts.get(&volume);
+        receipts.map_or(&[], Vec::as_slice)
     }
 
     /// Takes note of what a job left in the volumes that it may write.
@@ -283,8 +330,7 @@ impl Scheduler {
                 let cost_ms = ms.saturating_add(receipt.space_ms);
                 receipt.benefit_us > cost_ms.saturating_mul(1_000)
             }
-            // One copy is made to learn the cost; until it ends there is no second.
-            None => receipt.benefit_us > 0 && self.checkpoints.copies.is_empty(),
+            None => receipt.benefit_us > 0 && self.may_try(volume, &receipt),
         };
         receipt.decision = match target {
             _ if !is_worth => Decision::NotWorth,
@@ -298,7 +344,20 @@ impl Scheduler {
         } else if !self.is_worth_keeping(volume, &receipt) {
             self.drop_copies(volume);
         }
-        self.checkpoints.receipts.insert(volume, receipt);
+        self.checkpoints.note(volume, receipt);
+    }
+
+    /// Whether a copy is made to learn what copies cost: one at a time, and, while nothing was
+    /// measured, only one that takes a small part of what is left of the run, or hardly more than
+    /// it is worth, over a network as it is assumed.
+    fn may_try(&self, volume: VolumeIndex, receipt: &Receipt) -> bool {
+        let assumed_ms = self.held_bytes(volume) / ASSUMED_BYTES_PER_MS;
+        let cost_ms = assumed_ms.saturating_add(receipt.space_ms);
+        let jobs = self.graph.workflow.jobs.len() as u64;
+        let jobs_left = jobs.saturating_sub(self.graph.finals());
+        let left_ms = jobs_left.saturating_mul(self.checkpoints.mean_wall_ms());
+        let most_ms = (left_ms / TRIAL_PART).max(receipt.benefit_us / 1_000);
+        self.checkpoints.copies.is_empty() && cost_ms <= most_ms
     }
 
     fn weigh(&self, volume: VolumeIndex, source: ServerId, target: Option<ServerId>) -> Receipt {

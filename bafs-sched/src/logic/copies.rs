@@ -10,7 +10,7 @@ use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::time::Time;
 
 use super::action::{Action, MountedVolume};
-use super::checkpoint::{Decision, Moved};
+use super::checkpoint::Moved;
 use super::graph::JobState;
 use super::scheduler::Scheduler;
 use super::volumes::{Instance, State};
@@ -187,7 +187,7 @@ impl Scheduler {
             let is_further = copy.base.is_some();
             self.checkpoints
                 .learn_copy(volume, (from, to), is_further, moved);
-            self.checkpoints.decide(volume, Decision::Copied(to, moved));
+            self.checkpoints.note_copied(volume, to, moved);
         }
         self.drop_older_stages(volume);
         self.requeue_users(volume);
@@ -281,7 +281,7 @@ impl Scheduler {
         self.drop_these(volume, &others);
         let pipeline = self.graph.pipeline_of(volume);
         self.checkpoints.copies.remove(volume, pipeline, id);
-        self.checkpoints.decide(volume, Decision::Saved(saved_ms));
+        self.checkpoints.note_saved(volume, saved_ms);
         self.volumes.promote(id);
         self.send_files(volume);
         self.requeue_users(volume);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use bafs_proto::ids::{ServerId, VolumeId};
 
+use super::graph::JobState;
 use super::place::Create;
 use super::scheduler::Scheduler;
 use super::skew::with_skew;
@@ -17,6 +18,9 @@ pub(super) const SHARE_BYTES_MIN: u64 = 256 << 10;
 /// What a node takes of a cooperative cache that the others of its group hold already, in bytes,
 /// where it can.
 const SHARE_BYTES_GOOD: u64 = 4 << 20;
+
+/// Readers of a cache that are looked at for scratch volumes that they have yet to be given.
+const READERS_LOOKED_AT: usize = 256;
 
 /// How much of a cooperative cache each node gets.
 pub(super) type Shares = Vec<(ServerId, Space)>;
@@ -118,17 +122,17 @@ impl Scheduler {
             self.fleet.available(node).plus(more).minus(taken)
         };
         let rooms = self.rooms(server, taken, left);
-        let readers = u64::from(self.graph.volume(volume).users_left);
         let skew = self.skew.permille();
         let shares = match &self.admission {
             Some(_) => {
+                let readers = u64::from(self.graph.volume(volume).users_left);
                 let scratch = self.scratch_need_max.bytes.saturating_mul(readers);
                 let absent = self.volumes.absent_beside(volume);
                 let absent = absent.map(|(bytes, n)| with_skew(bytes, skew).saturating_mul(n));
                 let beside = absent.fold(scratch, u64::saturating_add);
                 shares_beside(size, skew, &rooms, self.scratch_volume_max, beside)
             }
-            None => shares(size, skew, &rooms, readers),
+            None => shares(size, skew, &rooms, self.readers_without_scratch(volume)),
         };
         let has_part = |shares: &Shares| shares.iter().any(|(node, _)| *node == server);
         shares.filter(|shares| self.may_read_at_peers() || has_part(shares))
@@ -142,9 +146,31 @@ impl Scheduler {
         let rooms = self.rooms(server, &BTreeMap::new(), left);
         let rooms = rooms.iter().filter(|room| room.left.files >= size.files);
         let rooms: Vec<&Room> = rooms.collect();
-        let readers = u64::from(self.graph.volume(volume).users_left);
+        let readers = self.readers_without_scratch(volume);
         let larger = self.with_skew(size.bytes);
         shares_keeping(size, larger, &rooms, readers, |room| room.scratch_all)
+    }
+
+    /// How many readers of a cache have yet to be given scratch volumes, as far as a look at some
+    /// of them tells. Where pipelines have theirs these need no room any more.
+    fn readers_without_scratch(&self, volume: VolumeIndex) -> u64 {
+        let users = &self.graph.workflow.volume(volume).users;
+        let step = users.len().div_ceil(READERS_LOOKED_AT).max(1);
+        let is_left = |job: &&JobIndex| self.graph.state(**job) != JobState::Done;
+        let lacks = |job: JobIndex| {
+            let mut mounted = self.graph.mounted(job).into_iter();
+            mounted.any(|(it, _)| !self.graph.volume(it).is_cache && !self.volumes.is_live(it))
+        };
+        let (mut seen, mut without) = (0u64, 0u64);
+        for job in users.iter().step_by(step).filter(is_left) {
+            seen += 1;
+            without += u64::from(lacks(*job));
+        }
+        let left = u64::from(self.graph.volume(volume).users_left);
+        match seen {
+            0 => left,
+            _ => scale_up(left, without, seen),
+        }
     }
 
     /// What a node that has `left` takes of a cache that its group holds already: all, but for the
@@ -278,8 +304,8 @@ struct Room {
 /// Divides a cooperative cache of `size` among nodes: whole on each where that leaves room for
 /// scratch volumes in every slot, else in proportion to what is left, keeping room for the
 /// scratch volumes of all slots, or of one job, or none. What a cache takes beyond its size leaves
-/// room for all its `readers`: who waits for room reads it when it has gone, and brings it from
-/// home again. Nothing if the sum is below the size.
+/// room for all its `readers` that have no scratch volumes yet: who waits for room reads it when it
+/// has gone, and brings it from home again. Nothing if the sum is below the size.
 fn shares(size: Space, skew_permille: u64, rooms: &[Room], readers: u64) -> Option<Shares> {
     let rooms: Vec<_> = rooms
         .iter()
@@ -314,7 +340,8 @@ fn shares_keeping(
     let beside_readers = rooms.iter().fold(0u64, |sum, room| {
         let scratch = room.scratch_one.saturating_mul(on_each).max(keep(room));
         // With less beside them nobody begins: he might not come to his end.
-        let scratch = scratch.saturating_add(SHARE_BYTES_MIN);
+        let least = if readers == 0 { 0 } else { SHARE_BYTES_MIN };
+        let scratch = scratch.saturating_add(least);
         sum.saturating_add(room.left.bytes.saturating_sub(scratch))
     });
     let wanted = larger.min(beside_readers.max(size.bytes));

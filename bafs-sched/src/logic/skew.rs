@@ -78,15 +78,22 @@ impl Scheduler {
             is_telling.then_some((*id, instance.server?))
         };
         let parts: Vec<(VolumeId, ServerId)> = parts.filter_map(part).collect();
-        let mut asked = Asked::default();
-        for (_, server) in &parts {
-            if let Some(node) = self.fleet.get(*server) {
-                *asked.left.entry(node.seen.group.clone()).or_default() += 1;
+        let mut by_group: BTreeMap<String, Vec<(VolumeId, ServerId)>> = BTreeMap::new();
+        for part in parts {
+            if let Some(node) = self.fleet.get(part.1) {
+                let group = node.seen.group.clone();
+                by_group.entry(group).or_default().push(part);
             }
         }
+        by_group.retain(|_, parts| are_of_one_division(parts));
+        let left = by_group.iter().map(|(group, it)| (group.clone(), it.len()));
+        let asked = Asked {
+            left: left.collect(),
+            ..Asked::default()
+        };
         self.skew.asked.insert(volume, asked);
         let look = |(id, server)| Action::LookAtCache { id, server };
-        self.out.extend(parts.into_iter().map(look));
+        self.out.extend(by_group.into_values().flatten().map(look));
     }
 
     /// A part of a cache keeps so much that nobody else does, or would keep if it had the room.
@@ -127,6 +134,16 @@ impl Scheduler {
 /// As much, and so many thousandths more.
 pub(super) fn with_skew(bytes: u64, permille: u64) -> u64 {
     bytes.saturating_add(scale_up(bytes, permille, 1000))
+}
+
+/// Whether no part of a group came later than the others, nor is one gone: those that are left
+/// then keep what was another's part. Parts of one division have ids that follow each other.
+fn are_of_one_division(parts: &[(VolumeId, ServerId)]) -> bool {
+    let ids = || parts.iter().map(|(id, _)| id.0);
+    let (Some(first), Some(last)) = (ids().min(), ids().max()) else {
+        return false;
+    };
+    last - first == parts.len() as u128 - 1
 }
 
 /// How much more than its share by size the fullest part of a cache of `size` keeps, in

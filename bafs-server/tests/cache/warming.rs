@@ -39,6 +39,34 @@ async fn a_scan_is_read_ahead_and_costs_home_each_byte_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scan_of_caches_that_hold_just_all_brings_each_block_from_peers_once() {
+    let world = World::new(4);
+    let bytes = content(1, 2_048 * BLOCK as usize);
+    world.home.put("db/tight", bytes.clone(), 1);
+    let whole = bytes.len() as u64;
+    // A sixteenth is for copies: far less than is fetched ahead of a reader that has the room.
+    let part = whole / 4 + whole / 64;
+    world.create(&cache(1, part, Replacement::Lru)).await;
+    world.tell();
+    for node in &world.nodes {
+        assert_eq!(
+            node.warm(ID, "tight", Pinning::Leave).await,
+            WarmState::Done
+        );
+    }
+    let node = &world.nodes[0];
+    for first in (0..2_048).step_by(8) {
+        let read = node.read(ID, 0, first, 8).await.expect("read");
+        let start = first as usize * BLOCK as usize;
+        assert!(read == bytes[start..start + 8 * BLOCK as usize]);
+    }
+    let (came, absent) = (node.count("cache_hit_peer_bytes"), whole - part);
+    assert!(came >= absent, "{came} of {absent}");
+    assert!(came <= whole, "{came} bytes came of {absent}");
+    assert_eq!(world.home_bytes(), whole);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_reads_fetch_what_they_read_and_nothing_else() {
     let world = World::new(3);
     let bytes = content(1, 3_000 * BLOCK as usize);

@@ -42,7 +42,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let mut plot = Plot::new("batch", title, x, "seconds");
     let y = "bytes over the link to home, over the batch data";
     let mut home = Plot::new("batch-home", title, x, y);
-    let points = options.pick(&[12, 25, 50, 75, 95, 110, 125][..], &[25, 75, 95, 110]);
+    let points = options.pick(&[12, 25, 50, 75, 95, 110][..], &[25, 75, 95, 110]);
     let rounds = options.pick(3, 1);
     let (mut over_breadth, mut over_depth): (f64, f64) = (0.0, 0.0);
     let mut errors = Errors::default();

@@ -19,7 +19,7 @@ const DEPTH: u32 = 3;
 const JOB_MS: u64 = 3_000;
 const MTBF_S: f64 = 20.0;
 /// From the start of the program to the first thing that it asks a node for.
-const START_S: f64 = 1.0;
+const START_S: f64 = 0.1;
 /// A node that failed is away so long.
 const AWAY_S: f64 = 16.0;
 const LARGE: u64 = 24_000_000;

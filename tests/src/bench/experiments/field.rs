@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bafs_sched::logic::Order;
@@ -12,6 +13,10 @@ use serde_json::Value;
 use super::job::JOB_PROCESS;
 use crate::World;
 use crate::api::Api;
+use crate::bench::measure::Watch;
+
+/// No run of an experiment takes so long: the longest take a minute or two.
+const RUN_MAX: Duration = Duration::from_secs(900);
 
 /// Characters that are shown of why a run failed.
 const WHY_MAX: usize = 600;
@@ -114,10 +119,12 @@ impl Field {
             .stderr(Stdio::null())
             .spawn()?;
         let report = read_along(&mut child);
-        while child.try_wait()?.is_none() {
-            meanwhile(&mut self.world)?;
-            std::thread::sleep(std::time::Duration::from_millis(20));
+        let ended = until_over(&mut child, || meanwhile(&mut self.world));
+        if ended.is_err() {
+            child.kill()?;
+            child.wait()?;
         }
+        ended?;
         let text = report
             .join()
             .map_err(|_| anyhow::anyhow!("reading the report failed"))??;
@@ -141,6 +148,20 @@ impl Field {
     pub(super) fn journal(&self) -> PathBuf {
         self.world.home.path().join(format!("journal{}", self.runs))
     }
+}
+
+/// Waits until a run is over. What never ends must not keep the other parts from being measured.
+fn until_over(child: &mut Child, mut meanwhile: impl FnMut() -> Result<()>) -> Result<()> {
+    let watch = Watch::start();
+    while child.try_wait()?.is_none() {
+        meanwhile()?;
+        ensure!(
+            watch.elapsed() < RUN_MAX,
+            "a run took longer than {RUN_MAX:?}"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
 }
 
 /// Reads what a process prints while it runs, or it would wait for a reader.

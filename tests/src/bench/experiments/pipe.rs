@@ -42,7 +42,8 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         x,
         "jobs at once",
     );
-    let points = options.pick(&[10, 24, 30, 40, 60, 100][..], &[30, 100]);
+    // Beyond a half there is one volume at a time.
+    let points = options.pick(&[10, 24, 30, 40, 100][..], &[30, 100]);
     let rounds = options.pick(3, 1);
     let (mut failed, mut worst): (u64, f64) = (0, 0.0);
     for &percent in points {

@@ -227,7 +227,6 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     ));
     let apps = options.pick(APPS, &APPS[..2]);
     let links = options.pick(&LINKS[..], &LINKS[..1]);
-    let rounds = options.pick(2, 1);
     let mut worst: f64 = 0.0;
     for (link, rate) in links {
         let (name, title) = match *link {
@@ -245,12 +244,8 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
                 if is_warm && !has_batch(stages) {
                     continue;
                 }
-                let (mut ours, mut alone) = (0.0, 0.0);
-                for _ in 0..rounds {
-                    ours += cached_s(&mut sites.ours, app, stages, is_warm)?;
-                    alone += cached_s(&mut sites.alone, app, stages, is_warm)?;
-                }
-                let (ours, alone) = (ours / f64::from(rounds), alone / f64::from(rounds));
+                let ours = cached_s(&mut sites.ours, app, stages, is_warm)?;
+                let alone = cached_s(&mut sites.alone, app, stages, is_warm)?;
                 plot.add(&format!("ours, {state}"), at as f64, ours);
                 plot.add(&format!("stand-alone caches, {state}"), at as f64, alone);
                 worst = worst.max(ours / alone.min(remote));
