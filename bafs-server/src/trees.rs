@@ -388,7 +388,8 @@ impl State {
         self.last_epoch += 1;
         let epoch = Epoch(self.last_epoch);
         if session.writable {
-            let kept = self.sessions.values().map(|open| open.early_handles);
+            let served = self.sessions.values().filter(|open| open.is_served());
+            let kept = served.map(|open| open.early_handles);
             session.early_handles = early_handles(kept.map(u64::from).sum());
         }
         let early_handles = session.early_handles;
@@ -512,6 +513,14 @@ impl Open {
             results.push(result);
         }
         Ok((results, out.freeze()))
+    }
+
+    /// Whether its operations run here: not if its tree was handed over to its agent.
+    fn is_served(&self) -> bool {
+        match self.session.try_read() {
+            Ok(session) => session.is_some(),
+            Err(_) => true,
+        }
     }
 
     /// Closes everything, after what runs at this moment.

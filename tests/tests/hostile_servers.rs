@@ -123,10 +123,13 @@ fn delete_and_start_again(world: &World, disk: &Path) -> Result<()> {
     fill(&disk.join("foreign"))?;
     drop(node.stdin.take());
     node.wait()?;
-    let mut node = node_on(&format!("--bind {store}"), world, &store)?;
-    world.json(&["volume", "show", "w"])?;
-    drop(node.stdin.take());
-    node.wait()?;
+    for _ in 0..2 {
+        let mut node = node_on(&format!("--bind {store}"), world, &store)?;
+        world.json(&["volume", "show", "w"])?;
+        drop(node.stdin.take());
+        node.wait()?;
+        fill(&disk.join("more"))?;
+    }
     Ok(())
 }
 

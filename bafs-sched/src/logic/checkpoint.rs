@@ -33,7 +33,7 @@ const PRIOR_NODE_MS: u128 = 20 * 7 * 24 * 3_600_000 / 1_000;
 /// Decisions about one volume that are remembered: one for each job that wrote it, mostly.
 const RECEIPTS_MAX: usize = 64;
 
-/// Of the time that the run still takes, the part that may be spent to learn what copies cost, as
+/// Of the time of all jobs that are left, the part that may be spent to learn what copies cost, as
 /// one over it.
 const TRIAL_PART: u64 = 100;
 
@@ -348,15 +348,15 @@ impl Scheduler {
     }
 
     /// Whether a copy is made to learn what copies cost: one at a time, and, while nothing was
-    /// measured, only one that takes a small part of what is left of the run, or hardly more than
+    /// measured, only one that takes a small part of the work that is left, or hardly more than
     /// it is worth, over a network as it is assumed.
     fn may_try(&self, volume: VolumeIndex, receipt: &Receipt) -> bool {
         let assumed_ms = self.held_bytes(volume) / ASSUMED_BYTES_PER_MS;
         let cost_ms = assumed_ms.saturating_add(receipt.space_ms);
         let jobs = self.graph.workflow.jobs.len() as u64;
         let jobs_left = jobs.saturating_sub(self.graph.finals());
-        let left_ms = jobs_left.saturating_mul(self.checkpoints.mean_wall_ms());
-        let most_ms = (left_ms / TRIAL_PART).max(receipt.benefit_us / 1_000);
+        let work_ms = jobs_left.saturating_mul(self.checkpoints.mean_wall_ms());
+        let most_ms = (work_ms / TRIAL_PART).max(receipt.benefit_us / 1_000);
         self.checkpoints.copies.is_empty() && cost_ms <= most_ms
     }
 

@@ -155,7 +155,8 @@ impl Scheduler {
     /// of them tells. Where pipelines have theirs these need no room any more.
     fn readers_without_scratch(&self, volume: VolumeIndex) -> u64 {
         let users = &self.graph.workflow.volume(volume).users;
-        let step = users.len().div_ceil(READERS_LOOKED_AT).max(1);
+        // Odd, so that of two kinds of readers in turn both are seen.
+        let step = users.len().div_ceil(READERS_LOOKED_AT) | 1;
         let is_left = |job: &&JobIndex| self.graph.state(**job) != JobState::Done;
         let lacks = |job: JobIndex| {
             let mut mounted = self.graph.mounted(job).into_iter();

@@ -85,7 +85,7 @@ impl Scheduler {
                 by_group.entry(group).or_default().push(part);
             }
         }
-        by_group.retain(|_, parts| are_of_one_division(parts));
+        by_group.retain(|_, parts| are_of_one_division(parts) && self.hold_all(parts, size));
         let left = by_group.iter().map(|(group, it)| (group.clone(), it.len()));
         let asked = Asked {
             left: left.collect(),
@@ -94,6 +94,14 @@ impl Scheduler {
         self.skew.asked.insert(volume, asked);
         let look = |(id, server)| Action::LookAtCache { id, server };
         self.out.extend(by_group.into_values().flatten().map(look));
+    }
+
+    /// Whether parts are as large together as the cache. Where one is lost they are not, and keep
+    /// what was its part.
+    fn hold_all(&self, parts: &[(VolumeId, ServerId)], size: u64) -> bool {
+        let instances = parts.iter().filter_map(|(id, _)| self.volumes.get(*id));
+        let bytes = instances.map(|it| it.size.bytes);
+        bytes.fold(0, u64::saturating_add) >= size
     }
 
     /// A part of a cache keeps so much that nobody else does, or would keep if it had the room.
@@ -136,8 +144,8 @@ pub(super) fn with_skew(bytes: u64, permille: u64) -> u64 {
     bytes.saturating_add(scale_up(bytes, permille, 1000))
 }
 
-/// Whether no part of a group came later than the others, nor is one gone: those that are left
-/// then keep what was another's part. Parts of one division have ids that follow each other.
+/// Whether no part of a group came later than the others, which keep what is its part now. Parts
+/// of one division have ids that follow each other.
 fn are_of_one_division(parts: &[(VolumeId, ServerId)]) -> bool {
     let ids = || parts.iter().map(|(id, _)| id.0);
     let (Some(first), Some(last)) = (ids().min(), ids().max()) else {

@@ -122,6 +122,11 @@ impl Volumes {
         !self.live[volume.as_usize()].is_empty()
     }
 
+    /// How many caches of each size neither exist nor are being created.
+    pub(super) fn absent(&self) -> &BTreeMap<u64, u64> {
+        &self.absent
+    }
+
     /// Sizes of the caches that neither exist nor are being created, but for one, each with how
     /// many there are.
     pub(super) fn absent_beside(&self, volume: VolumeIndex) -> impl Iterator<Item = (u64, u64)> {

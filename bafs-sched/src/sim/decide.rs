@@ -128,7 +128,7 @@ pub fn decide(
         if is_failing {
             continue;
         }
-        if seed == 0 {
+        if seed == 0 && seeds > 1 {
             leave_behind(&mut trials, hopeless);
         }
         if is_clear(&trials) {

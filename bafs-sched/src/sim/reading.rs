@@ -51,7 +51,8 @@ impl Simulation {
         let rest = bytes - self.nodes[node].in_memory(&scan);
         self.executions[at as usize].scan = Some(scan);
         let memory_us = |rate| u128::from(bytes) * u128::from(SECOND_US) / u128::from(rate);
-        let through_memory = memory_rate.map(|rate: u64| Level::Memory(memory_us(rate) as u64));
+        let through_memory = memory_rate
+            .map(|rate: u64| Level::Memory(u64::try_from(memory_us(rate)).unwrap_or(u64::MAX)));
         if rest == 0 {
             if let Some(memory) = through_memory {
                 self.pass(at, memory);
@@ -174,7 +175,7 @@ impl Simulation {
                 let execution = &mut self.executions[at as usize];
                 execution.waits += 1;
                 let due = Due::Computed(at, execution.generation);
-                self.at(self.now + wait_us, due);
+                self.at(self.now.saturating_add(wait_us), due);
             }
         }
     }

@@ -158,12 +158,9 @@ fn split<'t>(text: &'t str, expected: &str) -> Result<(&'t str, &'t str), Quanti
 
 /// What looks like bits.
 fn bits(number: &str, unit: &str) -> QuantityError {
-    let letter = unit[..1].to_ascii_uppercase();
-    let letter = if "KMGTP".contains(&letter) {
-        &letter
-    } else {
-        ""
-    };
+    let prefix = unit.chars().next().map(|first| first.to_ascii_uppercase());
+    let prefix = prefix.filter(|first| "KMGTP".contains(*first));
+    let letter = prefix.map(String::from).unwrap_or_default();
     let hint = format!(
         "write bytes: '{number} {letter}B' if you mean those, an eighth of it if you mean bits"
     );
@@ -311,6 +308,8 @@ mod tests {
             ("9 kb", "may be bits (write bytes: '9 KB'"),
             ("8 b/s", "may be bits (write bytes: '8 B'"),
             ("1 Gbit/s", "may be bits (write bytes: '1 GB'"),
+            ("1 µb/s", "'1 µb' may be bits (write bytes: '1 B'"),
+            ("1 Мbit/s", "may be bits"),
             (
                 "0 MB/s",
                 "the rate '0 MB/s' is zero: nothing would ever arrive",

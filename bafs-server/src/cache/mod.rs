@@ -323,7 +323,9 @@ impl Caches {
         if let (Reader::Heir(member), CacheRef::Cooperative(_)) = (&call.reader, &call.cache) {
             self.fetcher.meet(&generation, member);
         }
+        let is_read = !matches!(call.reader, Reader::Hurry | Reader::Look);
         if call.doubted
+            && is_read
             && let Some(run) = run_of(&generation, blocks)?
         {
             generation.disk.doubt(&run);

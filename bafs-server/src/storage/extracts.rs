@@ -113,8 +113,9 @@ impl Storage {
         let call = call.clone();
         tokio::spawn(async move {
             let result = entry.storage.extract_once(call, deadline).await;
-            sender.send_replace(Some(result));
+            // Who hears of a refusal and asks again must not find this one under way.
             drop(entry);
+            sender.send_replace(Some(result));
         });
         Ok((answer, Joined::First))
     }

@@ -289,26 +289,29 @@ impl Storage {
             when,
             forgotten: deletion.forgotten,
         };
-        if self.table.write(bury()).await.is_err() {
+        let buried = self.table.write(bury()).await;
+        let this = self.clone();
+        let emptying = tokio::spawn(async move { this.empty_trash(id).await });
+        if buried.is_err() {
             // A full disk takes no record before what was deleted has gone. To the next life of the
             // store it is the same: a volume that has no tree is lost.
-            let store = self.store.clone();
-            blocking(move || store.empty_trash(id).map_err(|e| disk(id, &e))).await?;
+            let _ = emptying.await;
             self.table.write(bury()).await?;
         }
         drop(turn);
-        let this = self.clone();
-        tokio::spawn(async move {
-            let store = this.store.clone();
-            let emptied = blocking(move || store.empty_trash(id).map_err(|e| disk(id, &e))).await;
-            match emptied {
-                Ok(()) => this.volumes().removed(id),
-                // The space stays reserved, as it is not free.
-                Err(error) => tracing::warn!(volume = %id, %error, "trash not emptied"),
-            }
-            this.notify();
-        });
         Ok(Done)
+    }
+
+    /// Removes what was trashed of a volume, whose space is free then.
+    async fn empty_trash(&self, id: VolumeId) {
+        let store = self.store.clone();
+        let emptied = blocking(move || store.empty_trash(id).map_err(|e| disk(id, &e))).await;
+        match emptied {
+            Ok(()) => self.volumes().removed(id),
+            // The space stays reserved, as it is not free.
+            Err(error) => tracing::warn!(volume = %id, %error, "trash not emptied"),
+        }
+        self.notify();
     }
 
     async fn discard(&self, id: VolumeId, scratch: bool) {

@@ -34,8 +34,10 @@ const REMOVE_ATTEMPTS: u32 = 5;
 /// Pause between the attempts.
 const REMOVE_PAUSE: Duration = Duration::from_millis(50);
 
-/// Bytes of the reserve: several times what the table and the counter of lives write at a start.
+/// Most bytes of the reserve, many times what the table and the counter of lives write at a start,
+/// and the least that is of use: a start on a full disk leaves less than there was.
 const RESERVE_BYTES: usize = 1 << 20;
+const RESERVE_BYTES_MIN: usize = 64 << 10;
 
 /// The directories of one store. While it lives, no other process can open the store.
 #[derive(Debug)]
@@ -211,14 +213,19 @@ impl Store {
     /// Keeps room for the next start, if there is any. Blocks.
     pub(super) fn keep_reserve(&self) {
         let path = self.root.join("reserve");
-        let kept = File::create(&path).and_then(|mut file| {
-            file.write_all(&vec![0; RESERVE_BYTES])
-                .and_then(|()| file.sync_all())
-        });
-        if kept.is_err() {
-            // On a full disk a part of it would only be in the way.
-            let _ = fs::remove_file(path);
+        let mut bytes = RESERVE_BYTES;
+        while bytes >= RESERVE_BYTES_MIN {
+            let kept = File::create(&path).and_then(|mut file| {
+                file.write_all(&vec![0; bytes])
+                    .and_then(|()| file.sync_all())
+            });
+            if kept.is_ok() {
+                return;
+            }
+            bytes /= 2;
         }
+        // So little would only be in the way.
+        let _ = fs::remove_file(path);
     }
 
     /// Removes the volumes of earlier lives of the server that `known` does not know.

@@ -106,6 +106,16 @@ impl Shared {
         unharmed(|| work(database))
     }
 
+    /// Tries once more what failed after the last error: there may be room on the disk now.
+    fn open_if_closed(&self) {
+        let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
+        let is_closed = database.is_none();
+        drop(database);
+        if is_closed {
+            self.open_again();
+        }
+    }
+
     /// What was committed before is there; what failed may be there or not.
     fn open_again(&self) {
         let mut database = self
@@ -205,6 +215,7 @@ fn write_all(database: &Shared, mut changes: mpsc::Receiver<Waiting>) {
         {
             batch.push(next);
         }
+        database.open_if_closed();
         let result = database.with(|it| commit(it, batch.iter().map(|(change, _)| change)));
         if result.is_err() {
             database.open_again();
@@ -336,11 +347,9 @@ fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
     }
 }
 
+/// A full disk too: who asked is to ask again, as of its volume nothing is too large.
 fn fault(error: impl Into<redb::Error>) -> Error {
-    match error.into() {
-        redb::Error::Io(error) => crate::fault::of_disk("volume table", &error),
-        error => Error::new(ErrorCode::ServerFault, error.to_string()),
-    }
+    Error::new(ErrorCode::ServerFault, error.into().to_string())
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! How many files a writer may open before this server has: what was opened early and then cannot
-//! be would cost its volume, so descriptors are kept for all of them. Opens nothing.
+//! be would cost its volume, so all of them together get no more than a part of the descriptors.
+//! Opens in time are not held back from that part. Opens nothing.
 
 use bafs_proto::limits::EARLY_HANDLES_MAX;
 use rustix::process::{Resource, getrlimit};

@@ -62,7 +62,7 @@ async fn a_scan_of_caches_that_hold_just_all_brings_each_block_from_peers_once()
     }
     let (came, absent) = (node.count("cache_hit_peer_bytes"), whole - part);
     assert!(came >= absent, "{came} of {absent}");
-    assert!(came <= whole, "{came} bytes came of {absent}");
+    assert!(came <= absent + whole / 64, "{came} bytes came of {absent}");
     assert_eq!(world.home_bytes(), whole);
 }
 

@@ -46,9 +46,10 @@ pub(super) async fn warm(args: VolumeWarmArgs, output: Output) -> Result<()> {
         for share in shares.iter_mut().filter(|share| share.warming.is_ok()) {
             let volume = share.volume;
             let shown = client.call(&share.node.address, ShowCache { volume });
-            if let Some(now) = shown.await?.warming {
-                share.warming = Ok(now);
-            }
+            share.warming = shown.await?.warming.ok_or_else(|| {
+                let text = "its node was started again meanwhile; warm it again";
+                Error::new(ErrorCode::WrongState, text)
+            });
         }
     }
     let lines: Vec<_> = shares.iter().map(|share| share.text(args.unpin)).collect();

@@ -29,8 +29,8 @@ pub(super) struct Found {
     pub(super) simulated: Run,
 }
 
-/// Runs a workflow in each order; each is simulated with what jobs did in ours, on links as fast
-/// as all showed.
+/// Runs a workflow in each order; each is simulated with what jobs did in ours, on links as slow
+/// as one of the orders showed them.
 pub(super) fn in_each_order(
     field: &mut Field,
     text: &str,
