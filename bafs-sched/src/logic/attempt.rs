@@ -148,6 +148,7 @@ impl Scheduler {
             state,
             waiters,
             delete_faults: 0,
+            is_kept: false,
         };
         self.volumes.add(id, instance);
         if !was_live {

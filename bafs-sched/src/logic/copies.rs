@@ -125,6 +125,7 @@ impl Scheduler {
             state: State::Copying,
             waiters: Vec::new(),
             delete_faults: 0,
+            is_kept: false,
         };
         self.volumes.add_copy(id, instance);
         let copy = Copy {

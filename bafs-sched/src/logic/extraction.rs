@@ -9,7 +9,7 @@ use bafs_proto::{Error, ErrorCode};
 use super::action::{Action, MountedVolume};
 use super::declared::Warning;
 use super::graph::JobState;
-use super::scheduler::Scheduler;
+use super::scheduler::{Phase, Scheduler};
 use super::timers::Timer;
 use super::volumes::State;
 use crate::workflow::VolumeIndex;
@@ -38,6 +38,8 @@ pub(super) struct Extractions {
     faults: Vec<u32>,
     /// When each failed first, and how it failed last.
     since: BTreeMap<u32, (Time, Error)>,
+    /// What the user is told at the end of each that is given up.
+    given_up: BTreeMap<u32, String>,
     /// Kinds of refusals that the user was told of.
     told: BTreeSet<ErrorCode>,
     by_id: BTreeMap<ExtractId, u32>,
@@ -52,6 +54,7 @@ impl Extractions {
             stages: vec![Stage::Waiting; extracts],
             faults: vec![0; extracts],
             since: BTreeMap::new(),
+            given_up: BTreeMap::new(),
             told: BTreeSet::new(),
             by_id: BTreeMap::new(),
             done: 0,
@@ -84,6 +87,11 @@ impl Extractions {
             _ => None,
         });
         kept.collect()
+    }
+
+    /// Where the results are that could not be sent, and how to fetch each.
+    pub(super) fn messages(&self) -> impl Iterator<Item = &String> {
+        self.given_up.values()
     }
 
     /// Volumes that hold finished files which are not at home.
@@ -250,7 +258,11 @@ impl Scheduler {
         let (path, target) = (&spec.path, &spec.target);
         let error = self.extractions.since.get(&index);
         let error = error.map_or_else(String::new, |(_, error)| error.to_string());
-        let server = self.volumes.get(id).and_then(|instance| instance.server);
+        let instance = self.volumes.get_mut(id);
+        let server = instance.and_then(|instance| {
+            instance.is_kept = true;
+            instance.server
+        });
         let stays = match server {
             Some(server) => format!(
                 "it stays on node {} for {} after the run; mend the cause, then: bafs volume \
@@ -263,11 +275,11 @@ impl Scheduler {
         let text = format!(
             "file '{path}' of volume '{name}' could not be sent to {target}: {error}; {stays}"
         );
+        let volume = Some(spec.volume);
         if !self.is_cancelled {
-            self.messages.push(text);
+            self.extractions.given_up.insert(index, text);
             return;
         }
-        let volume = Some(spec.volume);
         self.tell(Warning {
             job: None,
             volume,
@@ -301,6 +313,10 @@ impl Scheduler {
                 Stage::Kept(of) if of == id => {
                     *stage = Stage::Waiting;
                     self.extractions.failed -= 1;
+                    // At the end of the run nobody makes the volume again.
+                    if self.phase != Phase::Finishing {
+                        self.extractions.given_up.remove(&index);
+                    }
                 }
                 _ => {}
             }

@@ -288,7 +288,8 @@ impl Scheduler {
     }
 
     /// Drops the volumes of the last pipeline that is under way, other than the one of `job`, and
-    /// lets only that one start jobs until it is through. Answers whether there was one.
+    /// lets only that one start jobs until it is through. Answers whether there was one. A pipeline
+    /// with results that home does not take is none: they are finished, and would be made in vain.
     fn make_way(&mut self, job: JobIndex) -> bool {
         let pipeline = self.protected.unwrap_or_else(|| self.graph.pipeline(job));
         let of = |volume: VolumeIndex| {
@@ -298,10 +299,13 @@ impl Scheduler {
         // What is being deleted makes no way.
         let is_there =
             |i: &Instance| i.state != State::Deleting && !self.graph.volume(i.volume).is_cache;
+        let holders = self.extractions.holders().into_iter();
+        let finished = holders.filter_map(|id| of(self.volumes.get(id)?.volume));
+        let finished: BTreeSet<u32> = finished.collect();
         let scratch = self.volumes.iter().filter(|(_, i)| is_there(i));
         let others = scratch
             .filter_map(|(_, i)| of(i.volume))
-            .filter(|other| *other != pipeline);
+            .filter(|other| *other != pipeline && !finished.contains(other));
         let Some(victim) = others.max() else {
             return false;
         };
@@ -384,11 +388,34 @@ impl Scheduler {
             None => format!("job '{name}' cannot start: no node is left; start nodes again"),
             Some(have) => format!(
                 "job '{name}' cannot start: its volumes need {} more, and no node has more than \
-                 {} free; add storage or make volumes smaller",
+                 {} free{}; add storage or make volumes smaller",
                 describe(need),
-                describe(have)
+                describe(have),
+                self.describe_kept()
             ),
         }
+    }
+
+    /// What results that could not be sent home take of the nodes, if they take any.
+    fn describe_kept(&self) -> String {
+        let kept = self.volumes.iter().filter(|(_, i)| i.is_kept);
+        let kept: Vec<&Instance> = kept.map(|(_, instance)| instance).collect();
+        if kept.is_empty() {
+            return String::new();
+        }
+        let held = kept.iter().fold(Space::ZERO, |sum, i| sum.plus(i.size));
+        let name = |i: &&Instance| format!("'{}'", self.graph.workflow.volume(i.volume).name);
+        let names: Vec<String> = kept.iter().take(LEFT_SHOWN).map(name).collect();
+        let more = match kept.len().saturating_sub(LEFT_SHOWN) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        format!(
+            ", as results that home did not take keep {} (volumes {}{more}): mend what it refuses \
+             them for",
+            describe(held),
+            names.join(", ")
+        )
     }
 
     /// Starts nothing any more; what is under way is stopped and what exists is deleted.
@@ -494,12 +521,14 @@ impl Scheduler {
             .graph
             .job_indexes()
             .any(|job| self.graph.state(job) != JobState::Done);
+        let messages = self.messages.iter().chain(self.extractions.messages());
+        let messages: Vec<String> = messages.cloned().collect();
         let outcome = if self.is_cancelled {
             Outcome::Cancelled
-        } else if unfinished || self.extractions.failed > 0 || !self.messages.is_empty() {
+        } else if unfinished || self.extractions.failed > 0 || !messages.is_empty() {
             Outcome::Failed {
                 jobs: self.failures.clone(),
-                messages: self.messages.clone(),
+                messages,
             }
         } else {
             Outcome::Complete

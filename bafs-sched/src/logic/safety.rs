@@ -221,6 +221,8 @@ impl Scheduler {
                 State::Deleting | State::Copying | State::Copy => {
                     *leaving = leaving.plus(instance.size);
                 }
+                // The user fetches what it holds, long after the run.
+                State::Ready if instance.is_kept => {}
                 State::Creating | State::Ready if is_cache => {
                     *leaving = leaving.plus(floor(instance.size));
                 }

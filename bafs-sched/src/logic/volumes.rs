@@ -51,6 +51,8 @@ pub(super) struct Instance {
     pub(super) waiters: Vec<JobIndex>,
     /// Deletions that failed.
     pub(super) delete_faults: u32,
+    /// It holds results that could not be sent home, and outlives the run.
+    pub(super) is_kept: bool,
 }
 
 /// All volumes that exist.
