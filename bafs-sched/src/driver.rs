@@ -414,7 +414,8 @@ impl Driver {
         };
         if self.told.is_none_or(|told| now.ms_since(told) >= TELL_MS) {
             self.told = Some(now);
-            tracing::warn!(%error, "a job's environment failed; what can help is tried");
+            let what = self.scheduler.describe_call(event);
+            tracing::warn!(%error, "{what} failed; what can help is tried");
         }
     }
 

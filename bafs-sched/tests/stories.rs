@@ -61,6 +61,13 @@ fn event(words: &[&str]) -> Event {
         "created" => Event::VolumeCreated {
             volume: VolumeId(number(1)),
         },
+        "nospace" | "anew" => Event::VolumeCreateFailed {
+            volume: VolumeId(number(1)),
+            error: match words[0] {
+                "nospace" => Error::new(ErrorCode::NoSpaceBytes, "No space left on device"),
+                _ => Error::new(ErrorCode::VolumeLost, "it was started anew"),
+            },
+        },
         "deleted" => Event::VolumeDeleted {
             volume: VolumeId(number(1)),
         },

@@ -181,13 +181,13 @@ impl Servers {
     }
 
     pub(super) async fn make(&self, place: &Place, call: CreateVolume) -> Result<VolumeStatus> {
-        let is_cache = matches!(call.spec.kind, Kind::Cache { .. });
+        let is_filled = matches!(call.spec.kind, Kind::Scratch { fill: Some(_) });
         let mut status = self.fill(&place.address, call).await?;
         match status.fault.take() {
             None => Ok(status),
-            // The reservation was made: it is the source that is too large, everywhere. A cache
-            // takes no more than it has, so there the disk is full.
-            Some(fault) if fault.class() == ErrorClass::NoSpace && !is_cache => {
+            // The reservation was made: it is the source that is too large, everywhere. Where
+            // there is none, and for a cache, which takes no more than it has, the disk is full.
+            Some(fault) if fault.class() == ErrorClass::NoSpace && is_filled => {
                 Err(Error::new(ErrorCode::Malformed, fault.detail))
             }
             Some(fault) => Err(fault),

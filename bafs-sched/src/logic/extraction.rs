@@ -89,6 +89,14 @@ impl Extractions {
         kept.collect()
     }
 
+    /// The volume of an extraction that a server was asked for.
+    pub(super) fn volume_of(&self, extract: ExtractId) -> Option<VolumeId> {
+        match self.stages[*self.by_id.get(&extract)? as usize] {
+            Stage::Sending(_, id) | Stage::Paused(_, id) => Some(id),
+            _ => None,
+        }
+    }
+
     /// Where the results are that could not be sent, and how to fetch each.
     pub(super) fn messages(&self) -> impl Iterator<Item = &String> {
         self.given_up.values()
@@ -266,9 +274,11 @@ impl Scheduler {
         let stays = match server {
             Some(server) => format!(
                 "it stays on node {} for {} after the run; mend the cause, then: bafs volume \
-                 extract {id} {path} {target}",
+                 extract {id} {} {}",
                 self.fleet.name(server),
-                describe_ms(self.settings.result_lifetime_ms)
+                describe_ms(self.settings.result_lifetime_ms),
+                shell_word(path),
+                shell_word(&target.to_string())
             ),
             None => format!("it stays at home in .bafs-remote/{}/{id}", self.run),
         };
@@ -372,6 +382,15 @@ impl Scheduler {
     }
 }
 
+/// One word of a command that can be pasted into a shell.
+fn shell_word(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=@%+,".contains(c);
+    match !word.is_empty() && !word.starts_with('-') && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
 /// A time for people, in the largest unit that it has one of.
 pub(super) fn describe_ms(ms: u64) -> String {
     const UNITS: [(&str, u64); 3] = [("h", 3_600_000), ("min", 60_000), ("s", 1_000)];
@@ -380,4 +399,17 @@ pub(super) fn describe_ms(ms: u64) -> String {
         || format!("{ms} ms"),
         |(name, unit)| format!("{} {name}", ms / unit),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_with_odd_file_names_can_be_pasted() {
+        assert_eq!(shell_word("bafs://home/res/out.1"), "bafs://home/res/out.1");
+        assert_eq!(shell_word("a b"), "'a b'");
+        assert_eq!(shell_word("it's"), r"'it'\''s'");
+        assert_eq!(shell_word("$(x)"), "'$(x)'");
+    }
 }

@@ -36,6 +36,9 @@ fn is_hopeless_there(code: ErrorCode) -> bool {
 /// So many nodes may say that they cannot run a job; then it is the job.
 const REFUSALS_MAX: usize = 3;
 
+/// A node may refuse a job's volumes so often for want of space before its disk counts as full.
+const REFUSED_ONCE: u32 = 1;
+
 /// A failure of a job's environment is forgotten after so long without another, in milliseconds.
 const FORGET_MS: u64 = 3_600_000;
 
@@ -101,7 +104,10 @@ impl Scheduler {
                 );
             }
             code if is_hopeless_there(code) => self.node_is_unfit(job, error),
-            _ => self.environment_fault(job, &error.to_string()),
+            _ => {
+                let is_loss = error.class() == ErrorClass::VolumeLost;
+                self.environment_fault_of(job, &error.to_string(), is_loss);
+            }
         }
     }
 
@@ -151,6 +157,11 @@ impl Scheduler {
 
     /// The attempt failed by no fault of the job: volumes are probed, and it is tried again.
     pub(super) fn environment_fault(&mut self, job: JobIndex, fault: &str) {
+        self.environment_fault_of(job, fault, false);
+    }
+
+    /// As [`Self::environment_fault`]; what a node lost with its store is no sign of a bad one.
+    fn environment_fault_of(&mut self, job: JobIndex, fault: &str, is_loss: bool) {
         let Some(attempt) = self.attempts.get(&job) else {
             return;
         };
@@ -173,15 +184,21 @@ impl Scheduler {
                 });
             }
         }
-        if self
-            .fleet
-            .count_fault(server, self.settings.node_faults_max)
+        if !is_loss
+            && self
+                .fleet
+                .count_fault(server, self.settings.node_faults_max)
         {
             self.suspect(server);
             let text = format!("fails jobs while others do not, the last time because {fault}");
             self.tell_aside(server, &text);
         }
         let faults = self.count_environment_fault(job);
+        self.try_again(job, faults, fault);
+    }
+
+    /// After a failure of its environment that is counted: a job is tried again, or held.
+    fn try_again(&mut self, job: JobIndex, faults: u32, fault: &str) {
         let (max, all) = (
             self.settings.environment_faults_max,
             self.graph.job(job).environment.all,
@@ -403,20 +420,21 @@ impl Scheduler {
         self.unanswered.remove(&id);
         let Some(server) = server else { return };
         let name = self.graph.workflow.volume(volume).name.clone();
-        let fault = format!("volume '{name}' could not be created: {error}");
+        let node = self.fleet.name(server);
+        let fault = format!("volume '{name}' could not be created on node {node}: {error}");
         match error.class() {
             ErrorClass::NoSpace => {
-                // Somebody else took the space, and the next listing will show it. What was to come
-                // ahead of its readers keeps nobody from working there.
+                // What was to come ahead of its readers keeps nobody from working there.
                 if !waiters.is_empty() {
                     self.set_aside(server, self.settings.pause_ms_max);
                 }
-                waiters.into_iter().for_each(|job| self.end_stopped(job));
+                let waiters = waiters.into_iter();
+                waiters.for_each(|job| self.lacks_room(job, server, &fault));
             }
             ErrorClass::Transient | ErrorClass::VolumeLost => {
-                waiters
-                    .into_iter()
-                    .for_each(|job| self.environment_fault(job, &fault));
+                let is_loss = error.class() == ErrorClass::VolumeLost;
+                let waiters = waiters.into_iter();
+                waiters.for_each(|job| self.environment_fault_of(job, &fault, is_loss));
             }
             ErrorClass::Denied | ErrorClass::Invalid => {
                 if !waiters.is_empty() {
@@ -427,6 +445,34 @@ impl Scheduler {
                 }
             }
         }
+    }
+
+    /// A node had no space for a volume that fits into what it offers. Once, somebody else may have
+    /// taken the space, and the next listing shows it; again and again, the disk is full.
+    fn lacks_room(&mut self, job: JobIndex, server: ServerId, fault: &str) {
+        self.abandon_attempt(job);
+        let faults = self.count_environment_fault(job);
+        let told = self
+            .fleet
+            .update(server, |node| match faults > REFUSED_ONCE {
+                true => std::mem::replace(&mut node.is_told_full, true),
+                false => true,
+            });
+        if told == Some(false) {
+            let name = self.fleet.name(server);
+            let text = format!(
+                "the disk of node {name} seems to be full: {fault}; free some of it, or start the \
+                 node with a smaller --size; it is tried again"
+            );
+            self.tell(Warning {
+                job: None,
+                volume: None,
+                node: Some(server),
+                text,
+            });
+        }
+        let why = format!("{fault}: the disk of that node seems to be full");
+        self.try_again(job, faults, &why);
     }
 
     fn fail_users(&mut self, volume: VolumeIndex, reason: &str) {

@@ -57,6 +57,8 @@ pub(super) struct Node {
     pub(super) is_proven: bool,
     /// It is set aside because jobs fail there.
     pub(super) is_suspect: bool,
+    /// The user was told that its disk seems to be full.
+    pub(super) is_told_full: bool,
     /// How much of it this run may use, where nodes are shared.
     pub(super) limit: Option<Limit>,
 }
@@ -240,6 +242,7 @@ impl Fleet {
             blamed: 0,
             is_proven: false,
             is_suspect: false,
+            is_told_full: false,
         });
         let is_new = node.is_lost;
         self.alive += u64::from(is_new);

@@ -48,6 +48,25 @@ impl Scheduler {
         if !is_believed || !self.found_no_space(job, report) {
             return None;
         }
+        let volume = self.refused_half_empty(job, report)?;
+        let name = &self.graph.workflow.volume(volume).name;
+        Some(format!(
+            "volume '{name}' had no space although it was not half full: {}",
+            self.describe_disk(job)
+        ))
+    }
+
+    fn describe_disk(&self, job: JobIndex) -> String {
+        let server = self.graph.job(job).last_server;
+        let node = server.map_or_else(String::new, |server| self.fleet.name(server));
+        format!(
+            "the disk of node {node} may be full; free some of it, or start the node with a \
+             smaller --size"
+        )
+    }
+
+    /// The first of the volumes that refused a job space, if none of them was half full.
+    fn refused_half_empty(&self, job: JobIndex, report: &JobReport) -> Option<VolumeIndex> {
         let mut refused = self.refused_for_space(job, report);
         if refused.is_empty() {
             refused = self.scratch_written(job);
@@ -61,14 +80,8 @@ impl Scheduler {
                     && used.held_files.max(used.changes) < size.files.div_ceil(2)
             })
         };
-        let first = refused
-            .first()
-            .filter(|_| refused.iter().all(is_half_empty))?;
-        let name = &self.graph.workflow.volume(*first).name;
-        Some(format!(
-            "volume '{name}' had no space although it was not half full: the disk of its node may \
-             be full"
-        ))
+        let first = refused.first().copied();
+        first.filter(|_| refused.iter().all(is_half_empty))
     }
 
     /// What to add to the reason of a failure that a lack of space explains.
@@ -80,6 +93,10 @@ impl Scheduler {
             return String::new();
         }
         let names = names.join(" and ");
+        if self.refused_half_empty(job, report).is_some() {
+            let disk = self.describe_disk(job);
+            return format!(" when volume {names} had no space, though not half full: {disk}");
+        }
         format!(" when volume {names} had no space left: it needs a larger volume than declared")
     }
 

@@ -1,9 +1,10 @@
 //! What a job waits for, and what a node has left, in words: for people who ask why. Decides
 //! nothing.
 
-use bafs_proto::ids::ServerId;
+use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::time::Time;
 
+use super::event::Event;
 use super::fit::describe;
 use super::graph::JobState;
 use super::scheduler::Scheduler;
@@ -101,6 +102,38 @@ impl Scheduler {
         "there is room for it, but what has begun must be able to end first, or its turn has not \
          come"
             .to_owned()
+    }
+
+    /// What a failure was of, with the node where it happened: before it is told to the core.
+    pub fn describe_call(&self, event: &Event) -> String {
+        let of_volume = |id: &VolumeId| {
+            let instance = self.volumes.get(*id)?;
+            let name = &self.graph.workflow.volume(instance.volume).name;
+            Some((format!("volume '{name}'"), instance.server))
+        };
+        let (doing, found) = match event {
+            Event::JobEnded { execution, .. } | Event::JobStartFailed { execution, .. } => {
+                let found = self.execution(*execution).map(|(job, server)| {
+                    let name = &self.graph.workflow.job(job).name;
+                    (format!("job '{name}'"), Some(server))
+                });
+                ("the environment of", found)
+            }
+            Event::VolumeCreateFailed { volume, .. } => ("making", of_volume(volume)),
+            Event::ExtractFailed { extract, .. } => {
+                let volume = self.extractions.volume_of(*extract);
+                (
+                    "sending a file home from",
+                    volume.as_ref().and_then(of_volume),
+                )
+            }
+            _ => ("a call of", None),
+        };
+        let (what, server) = found.unwrap_or_else(|| ("this run".to_owned(), None));
+        match server {
+            Some(server) => format!("{doing} {what} on node {}", self.fleet.name(server)),
+            None => format!("{doing} {what}"),
+        }
     }
 
     /// What a node has left for new work.

@@ -138,7 +138,8 @@ impl Node {
         match server.filter(|server| *server != own) {
             None => Ok(()),
             Some(meant) => {
-                let text = format!("{own} is at the address of {meant}, which is gone");
+                tracing::info!(%own, %meant, "was asked for another store, which is gone");
+                let text = "it was started anew with an empty store";
                 Err(Error::new(ErrorCode::VolumeLost, text))
             }
         }
