@@ -269,7 +269,9 @@ impl Usage {
         }
         let firsts = self.firsts.lock().unwrap_or_else(PoisonError::into_inner);
         let used = |size: u64, free: u64| size.saturating_sub(free);
-        let first_page = pages.first().map(|page| page.path.clone());
+        // A number says nothing to a user.
+        let mut named = pages.iter().filter(|page| !is_number(&page.path));
+        let first_page = named.next().map(|page| page.path.clone());
         VolumeUse {
             opened: self.opened.load(Ordering::Relaxed),
             changes: self.changes.load(Ordering::Relaxed),
@@ -304,6 +306,14 @@ fn whole_ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// How a file is called of which no name was seen.
+const NUMBERED: &str = "inode ";
+
+fn is_number(path: &str) -> bool {
+    let number = path.strip_prefix(NUMBERED);
+    number.is_some_and(|number| number.parse::<u64>().is_ok())
+}
+
 /// The path that the seen names give; a file whose way to the root is unknown is named by number.
 fn path_of(names: &BTreeMap<InodeNo, (InodeNo, Name)>, ino: InodeNo) -> String {
     let mut path = Vec::new();
@@ -319,7 +329,7 @@ fn path_of(names: &BTreeMap<InodeNo, (InodeNo, Name)>, ino: InodeNo) -> String {
         path.insert(0, String::from_utf8_lossy(name).into_owned());
         at = *parent;
     }
-    format!("inode {ino}")
+    format!("{NUMBERED}{ino}")
 }
 
 #[cfg(test)]
@@ -386,7 +396,9 @@ mod tests {
         usage.saw(InodeNo(2), InodeNo(3), &b"a".to_vec(), 0);
         usage.saw(InodeNo(3), InodeNo(2), &b"b".to_vec(), 0);
         usage.read(InodeNo(2), 0, 1);
-        assert_eq!(usage.report("v", None, |_| None).pages[0].path, "inode 2");
+        let report = usage.report("v", None, |_| None);
+        assert_eq!(report.pages[0].path, "inode 2");
+        assert_eq!(report.first_read, "", "a number says nothing to a user");
     }
 
     #[test]

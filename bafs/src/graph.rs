@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use bafs_sched::io::journal;
 use bafs_sched::logic::JobState;
 use bafs_sched::replay::replay;
@@ -24,6 +24,13 @@ pub(crate) fn run(args: &GraphArgs, output: Output) -> Result<()> {
             Some(states.collect::<Vec<_>>()),
         )
     } else {
+        let start = history::start_of(&args.workflow, 4_096)?;
+        if start.is_empty() || start.contains(&0) {
+            bail!(
+                "{} is no workflow and no journal: name the one or the other",
+                args.workflow.display()
+            );
+        }
         (workflow_file::load(&args.workflow)?, None)
     };
     let dot = dot(&workflow, states.as_deref())?;

@@ -43,13 +43,18 @@ const BEGINNING: &[u8] = b"bafs-journal ";
 
 /// Whether a file is a journal.
 pub(crate) fn is_journal(path: &Path) -> Result<bool> {
+    Ok(start_of(path, BEGINNING.len() as u64)? == BEGINNING)
+}
+
+/// The first bytes of a file, at most so many.
+pub(crate) fn start_of(path: &Path, bytes: u64) -> Result<Vec<u8>> {
     let failed = || format!("cannot read {}", path.display());
     let mut start = Vec::new();
     input_file::open(path)?
-        .take(BEGINNING.len() as u64)
+        .take(bytes)
         .read_to_end(&mut start)
         .with_context(failed)?;
-    Ok(start == BEGINNING)
+    Ok(start)
 }
 
 /// The journal that a user means who names it, or the workflow that it is beside.

@@ -39,6 +39,9 @@ const WARNINGS_SHOWN: usize = 20;
 /// What computing times of jobs are taken to deviate from their mean, in millionths of it.
 const VARIABILITY_PPM: u64 = 100_000;
 
+/// Signals that come within so long of the first one ask for the same.
+const ONE_WISH: Duration = Duration::from_secs(1);
+
 /// How a workflow is run on a throw-away cluster.
 #[derive(Debug, Clone)]
 pub(crate) struct Way {
@@ -280,6 +283,8 @@ async fn run_remote(args: &RunArgs, workflow: Workflow, output: Output) -> Resul
         asked_to_end().await;
         eprintln!("stopping the jobs and deleting the volumes; once more to leave at once");
         cancel.request();
+        // `timeout` signals a process and then its group: that is one wish.
+        tokio::time::sleep(ONE_WISH).await;
         asked_to_end().await;
         std::process::exit(130);
     });
@@ -328,10 +333,15 @@ pub(crate) fn explain(report: &RunReport) -> String {
             text += &format!("\n{message}");
         }
         if totals.jobs_skipped > 0 {
-            text += &format!(
-                "\n{} jobs that depend on these did not run",
-                totals.jobs_skipped
-            );
+            // Without failed ones they were cancelled.
+            let why = if jobs.is_empty() {
+                ""
+            } else {
+                " that depend on these"
+            };
+            let count = totals.jobs_skipped;
+            let noun = if count == 1 { "job" } else { "jobs" };
+            text += &format!("\n{count} {noun}{why} did not run");
         }
     }
     text

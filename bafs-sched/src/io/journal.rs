@@ -119,7 +119,11 @@ impl Journal {
         self.file
             .write_all(&frame)
             .and_then(|()| self.file.sync_data())
-            .map_err(|e| fault("write", &self.path, &e))
+            .map_err(|e| {
+                let error = fault("write", &self.path, &e);
+                let text = "; mend that, then the same command goes on with the run";
+                Error::new(error.code, error.detail + text)
+            })
     }
 }
 
@@ -154,10 +158,17 @@ fn create(path: &Path, header: &Header) -> Result<()> {
         .filter(|parent| !parent.as_os_str().is_empty());
     let directory = directory.unwrap_or_else(|| Path::new("."));
     let draft = path.with_extension(format!("draft-{}", header.run));
+    // A run that should go on would begin anew where a path is misspelt.
+    if !directory.is_dir() {
+        let text = format!(
+            "cannot create the journal {name}: there is no directory {}; make it, or mend the path",
+            directory.display()
+        );
+        return Err(Error::new(ErrorCode::NotFound, text));
+    }
     let mut bytes = MAGIC.to_vec();
     bytes.extend(frame(header)?);
     let write = || {
-        std::fs::create_dir_all(directory)?;
         let mut file = OpenOptions::new()
             .write(true)
             .create_new(true)

@@ -171,16 +171,13 @@ impl Scheduler {
             .wrote
             .get(&volume)
             .and_then(|all| all.get(&writer));
-        let changed = changed.filter(|file| !file.is_empty());
-        let changed = changed
-            .map(|file| format!(" (file '{file}')"))
-            .unwrap_or_default();
+        let changed = changed.map_or_else(String::new, |file| in_brackets(file));
         let text = format!(
-            "job '{read}' read {} of volume '{}', which job '{wrote}' changed{changed}, but \
+            "job '{read}' read volume '{}'{}, which job '{wrote}' changed{changed}, but \
              neither is ordered before the other: what it read depends on chance; write 'parent \
              {wrote} child {read}' or give each a volume of its own",
-            file_name(file),
-            self.graph.workflow.volume(volume).name
+            self.graph.workflow.volume(volume).name,
+            in_brackets(file)
         );
         self.warn(1, reader, volume, text);
     }
@@ -288,6 +285,13 @@ impl Scheduler {
             (false, true) => format!("{} and others", names.join(", ")),
             (false, false) => names.join(", "),
         }
+    }
+}
+
+fn in_brackets(path: &str) -> String {
+    match path.is_empty() {
+        true => String::new(),
+        false => format!(" (file '{path}')"),
     }
 }
 
