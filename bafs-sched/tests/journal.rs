@@ -194,3 +194,24 @@ fn answers(event: &Event, action: &Action) -> bool {
         _ => false,
     }
 }
+
+#[test]
+fn a_misspelt_directory_begins_no_new_run_and_old_drafts_go() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let missing = directory.path().join("misspelt");
+    let error = Journal::open(&missing.join("w.bafs.journal"), header).expect_err("refused");
+    assert!(error.detail.contains("there is no directory"), "{error}");
+    assert!(!missing.exists());
+    let draft = |run: u64| {
+        directory
+            .path()
+            .join(format!("w.bafs.draft-{}", RunId(run)))
+    };
+    let old = std::fs::File::create(draft(1)).expect("a draft");
+    let long_ago = std::time::SystemTime::UNIX_EPOCH;
+    old.set_modified(long_ago).expect("its time");
+    std::fs::File::create(draft(2)).expect("a draft of another scheduler");
+    Journal::open(&directory.path().join("w.bafs.journal"), header).expect("a journal");
+    assert!(!draft(1).exists(), "it was left for ever");
+    assert!(draft(2).exists(), "its scheduler may write it now");
+}

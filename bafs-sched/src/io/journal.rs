@@ -35,6 +35,12 @@ pub const MAGIC: &[u8] = b"bafs-journal 7\n";
 const LOCK_TRIES: u32 = 10;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
+/// A journal is written whole before it gets its name: nobody does so for longer than this.
+const DRAFT_AGE: Duration = Duration::from_secs(600);
+
+/// The name of a run, with which drafts end, has so many characters.
+const DRAFT_RUN_CHARS: usize = 16;
+
 const CHECKSUM_BYTES: usize = 16;
 const FRAME_HEAD_BYTES: usize = 4 + CHECKSUM_BYTES;
 
@@ -166,6 +172,7 @@ fn create(path: &Path, header: &Header) -> Result<()> {
         );
         return Err(Error::new(ErrorCode::NotFound, text));
     }
+    remove_drafts(path, directory);
     let mut bytes = MAGIC.to_vec();
     bytes.extend(frame(header)?);
     let write = || {
@@ -179,6 +186,24 @@ fn create(path: &Path, header: &Header) -> Result<()> {
         File::open(directory)?.sync_all()
     };
     write().map_err(|e| fault("create", &name, &e))
+}
+
+/// Removes what is left of schedulers that were killed before their journals were whole. One that
+/// cannot be removed does no harm.
+fn remove_drafts(path: &Path, directory: &Path) {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let beginning = format!("{stem}.draft-");
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let is_draft = name.strip_prefix(&beginning).is_some_and(|run| {
+            run.len() == DRAFT_RUN_CHARS && run.chars().all(|c| c.is_ascii_hexdigit())
+        });
+        let written = entry.metadata().and_then(|data| data.modified()).ok();
+        let age = written.and_then(|at| at.elapsed().ok());
+        if is_draft && age.is_some_and(|age| age > DRAFT_AGE) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
 }
 
 fn frame<T: Serialize>(value: &T) -> Result<Vec<u8>> {
