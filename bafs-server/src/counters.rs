@@ -3,6 +3,59 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// What a node counts, besides calls (`calls.NAME`).
+pub const NODE: &[&str] = &[
+    "jobs.started",
+    "jobs.ended",
+    "volumes.made",
+    "volumes.failed",
+    "volumes.expired",
+    "fill.files",
+    "fill.bytes",
+    "fill.received_bytes",
+    "fill.damaged",
+    "extract.files",
+    "extract.bytes",
+    "tree_ops",
+    "tree_read_bytes",
+    "tree_written_bytes",
+    "trees.handed_over",
+    "door.opened",
+    "door.refused",
+    "door.tickets",
+    "cache_served_bytes",
+    "cache_wanted_bytes",
+    "cache_hits_local",
+    "cache_hit_local_bytes",
+    "cache_hits_peer",
+    "cache_hit_peer_bytes",
+    "cache_home_reads",
+    "cache_home_bytes",
+    "cache_ahead_bytes",
+    "cache_ahead_used_bytes",
+    "cache_warmed_bytes",
+    "cache_joined_flights",
+    "cache_digest_failures",
+    "cache_fallbacks",
+    "cache_pass_through",
+    "cache_evicted_primary",
+    "cache_evicted_secondary",
+    "cache_evicted_pinned",
+    "cache_evicted_for_full_disk",
+    "cache_wait_us",
+];
+
+/// What a home server counts, besides calls.
+pub const HOME: &[&str] = &[
+    "tree_ops",
+    "tree_read_bytes",
+    "tree_written_bytes",
+    "home_requests",
+    "home_read_bytes",
+    "home_written_bytes",
+    "home_listed_bytes",
+];
+
 /// Counters by name. Cheap to clone; clones count together.
 #[derive(Debug, Clone, Default)]
 pub struct Counters {
@@ -11,6 +64,15 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// Counters with these names at 0: whoever watches them sees the first event as well.
+    pub fn zero(names: &[&str]) -> Self {
+        let values = names.iter().map(|name| ((*name).to_owned(), 0)).collect();
+        Self {
+            values: Arc::new(Mutex::new(values)),
+            whole: None,
+        }
+    }
+
     /// Counters of a part of what these count: what is added there is added here too.
     pub fn part(&self) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! What a home server gives of its files.
+//! What a home server gives of its files, and when it gives nothing.
 
 mod home_world;
 
@@ -7,9 +7,12 @@ use std::os::unix::fs::symlink;
 
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
+use bafs_proto::ids::ExtractId;
+use bafs_proto::message::{PutFile, StatSource};
 use bafs_proto::replica::{ListedFile, ReadSources};
 use bafs_proto::token::Right;
-use home_world::{BLOCK, World, code, grant, read};
+use bafs_server::home::Home;
+use home_world::{BLOCK, World, begin, code, grant, read};
 
 #[tokio::test]
 async fn a_range_is_read_with_its_digests_and_a_change_is_noticed() {
@@ -81,4 +84,59 @@ async fn small_files_are_read_together_as_they_were_listed_and_within_the_token(
     world.file("d/c", b"changed");
     let changed = world.call(call(&files[..3])).await;
     assert_eq!(code(changed), ErrorCode::SourceChanged);
+}
+
+#[tokio::test]
+async fn a_directory_that_goes_away_is_told_and_not_made_again() {
+    let mut world = World::new();
+    let outer = std::mem::replace(&mut world.root, tempfile::tempdir().expect("directory"));
+    let root = outer.path().join("home");
+    let home = |root: &std::path::Path| Home::open(root, world.signer.verifier(), None);
+    fs::create_dir(&root).expect("mkdir");
+    fs::write(root.join("f"), b"x").expect("write");
+    world.network.listen("home", home(&root).expect("home"));
+    world.put(1, "before", b"x").await.expect("put");
+    let begun = begin(2, "later");
+    world.call(begun.clone()).await.expect("begin");
+    let stat = || {
+        world.call(StatSource {
+            path: "f".to_owned(),
+        })
+    };
+    let put = || async {
+        let call = PutFile {
+            extract: ExtractId(3),
+            path: "res/new".to_owned(),
+            mode: 0o600,
+            digest: Digest::of(b"x"),
+        };
+        world.send(&world.token, call, b"x").await.map(|_| ())
+    };
+    let gone = |error: bafs_proto::Error| {
+        assert!(error.is_transient(), "{error}");
+        let text = format!(
+            "the directory that this home exports, {}, is gone: put it back",
+            root.display()
+        );
+        assert!(error.detail.starts_with(&text), "{error}");
+    };
+
+    let away = outer.path().join("home.away");
+    fs::rename(&root, &away).expect("rename");
+    gone(stat().await.expect_err("it is gone"));
+    gone(put().await.expect_err("it is gone"));
+    gone(world.call(begun.clone()).await.expect_err("it is gone"));
+    assert!(!root.exists(), "the server made the directory again");
+
+    // Another directory at its place is not it.
+    fs::create_dir(&root).expect("mkdir");
+    gone(stat().await.expect_err("another is there"));
+    gone(put().await.expect_err("another is there"));
+    assert_eq!(fs::read_dir(&root).expect("list").count(), 0);
+    fs::remove_dir(&root).expect("rmdir");
+
+    fs::rename(&away, &root).expect("rename");
+    stat().await.expect("it is back");
+    put().await.expect("it is back");
+    assert_eq!(fs::read(root.join("res/new")).expect("read"), b"x");
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use bafs_proto::path::check_relative;
 use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::{
-    FileType, Mode, OFlags, ResolveFlags, Stat, fstat, fsync, mkdirat, openat2, readlinkat,
+    FileType, Mode, OFlags, ResolveFlags, Stat, fstat, fsync, mkdirat, openat2, readlinkat, stat,
 };
 use rustix::io::Errno;
 
@@ -53,6 +53,27 @@ impl Export {
 
     pub(crate) fn root_path(&self) -> &Path {
         &self.root_path
+    }
+
+    /// Checks that the directory is still where it was opened: what is done by path would reach
+    /// another one otherwise, and what links lead to would have another name.
+    ///
+    /// # Errors
+    /// `ServerFault`, until the same directory is back.
+    pub(crate) fn check_in_place(&self) -> Result<()> {
+        let named = stat(&self.root_path);
+        // Another directory may be mounted over it: then only the name leads elsewhere.
+        let is_there = named.is_ok_and(|named| self.is_root(&named))
+            && real_path(&self.root).is_ok_and(|path| path == self.root_path);
+        if is_there {
+            return Ok(());
+        }
+        let text = format!(
+            "the directory that this home exports, {}, is gone: put it back, or start this home \
+             again with another",
+            self.root_path.display()
+        );
+        Err(Error::new(ErrorCode::ServerFault, text))
     }
 
     pub(crate) fn is_root(&self, stat: &Stat) -> bool {

@@ -37,7 +37,7 @@ use bytes::Bytes;
 
 use crate::access::Access;
 use crate::clock;
-use crate::counters::{Counters, Figures, ReadFigures};
+use crate::counters::{self, Counters, Figures, ReadFigures};
 use crate::lives::Life;
 use crate::serving::{ADVERT_TTL_MS, Running, advertise, pool, reachable};
 use crate::source::entry;
@@ -134,7 +134,7 @@ impl Home {
             let text = format!("home server's own {}: {error}", puts.directory().display());
             Error::new(ErrorCode::ServerFault, text)
         })?;
-        let counters = Counters::default();
+        let counters = Counters::zero(counters::HOME);
         Ok(Arc::new(Self {
             id: life.server,
             access: Access::new(verifier),
@@ -189,7 +189,10 @@ impl Home {
             Request::OpenTree(call) => {
                 Ok(bare(Reply::OpenTree(self.open_tree(token, call).await?)))
             }
-            Request::RunFileOps(call) => self.run_ops(&token, call, body, deadline).await,
+            Request::RunFileOps(call) => {
+                self.clone().blocking(|_| Ok(())).await?;
+                self.run_ops(&token, call, body, deadline).await
+            }
             Request::CloseTree(call) => Ok(bare(Reply::CloseTree(
                 self.close_tree(&token, &call).await?,
             ))),
@@ -354,19 +357,19 @@ impl Home {
             .require(token, Resource::Home(path.to_owned()), right)
     }
 
-    /// Runs something that waits for the disk. It runs to its end even if the caller gives up.
+    /// Runs something that waits for the disk, if the exported directory is in its place. It runs
+    /// to its end even if the caller gives up.
     async fn blocking<T: Send + 'static>(
         self: Arc<Self>,
         act: impl FnOnce(&Self) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        tokio::task::spawn_blocking(move || act(&self))
-            .await
-            .map_err(|error| {
-                Error::new(
-                    ErrorCode::ServerFault,
-                    format!("the home server failed: {error}"),
-                )
-            })?
+        let act = move || self.export.check_in_place().and_then(|()| act(&self));
+        tokio::task::spawn_blocking(act).await.map_err(|error| {
+            Error::new(
+                ErrorCode::ServerFault,
+                format!("the home server failed: {error}"),
+            )
+        })?
     }
 
     async fn sweep_for_ever(self: Arc<Self>) {

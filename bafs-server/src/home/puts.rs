@@ -452,8 +452,16 @@ impl Puts {
     }
 
     fn make_place(&self, extract: ExtractId) -> Result<()> {
-        let path = self.place(extract);
-        fs::create_dir_all(&path).map_err(|error| fault(&path, &error))
+        // Never with those above: the exported directory may have gone, and must stay so.
+        for path in [self.directory.clone(), self.place(extract)] {
+            match fs::create_dir(&path) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(fault(&path, &error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 }
 

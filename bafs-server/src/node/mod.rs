@@ -21,7 +21,7 @@ use tokio::task::JoinHandle;
 use self::subnet::subnet_of;
 use crate::access::Access;
 use crate::cache::Caches;
-use crate::counters::{Counters, Figures, ReadFigures};
+use crate::counters::{self, Counters, Figures, ReadFigures};
 use crate::door::Door;
 use crate::executor::{Executor, ExecutorConfig};
 use crate::homes::{HomeSettings, Homes};
@@ -107,7 +107,7 @@ impl Node {
         if config.group.is_empty() {
             config.group = subnet_of(&address);
         }
-        let counters = Counters::default();
+        let counters = Counters::zero(counters::NODE);
         let path = config.store.clone();
         let homes = Homes::new(
             pool.clone(),

@@ -311,6 +311,37 @@ mod tests {
     }
 
     #[test]
+    fn what_is_documented_of_a_server_is_told_from_its_start() {
+        use bafs_server::counters::{Counters, HOME, NODE};
+        let document = include_str!("../../../docs/METRICS.md");
+        for (server, names) in [("node", NODE), ("home", HOME)] {
+            let started = Figures {
+                counters: Counters::zero(names).snapshot(),
+                ..Figures::default()
+            };
+            let page = text::page(&started);
+            let mut told: Vec<&str> = page
+                .lines()
+                .filter_map(|line| line.strip_suffix(" 0"))
+                .collect();
+            let mut documented = Vec::new();
+            for line in document.lines() {
+                let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+                if let ["", name, "counter", servers, ..] = cells[..]
+                    && servers.split(", ").any(|name| name == server)
+                    // Which calls there will be nobody knows.
+                    && name != "`bafs_calls_total`"
+                {
+                    documented.push(name.trim_matches('`'));
+                }
+            }
+            told.sort_unstable();
+            documented.sort_unstable();
+            assert_eq!(told, documented, "counters of a {server}");
+        }
+    }
+
+    #[test]
     fn garbage_slow_and_many_clients_keep_nobody_from_the_figures() {
         let address = start("127.0.0.1:0", Arc::new(figures)).expect("it starts");
         let get = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
