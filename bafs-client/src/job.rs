@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bafs_proto::message::{JobCommand, JobOutcome, JobReport, JobSpec, VolumeUse};
+use bafs_proto::message::{JobCommand, JobOutcome, JobReport, JobSpec};
+use bafs_proto::report::VolumeUse;
 use bafs_proto::{Error, ErrorCode};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bafs_proto::file_op::{Errno, FileOp, Name, TreeStat};
 use bafs_proto::ids::InodeNo;
-use bafs_proto::message::{TouchedPages, VolumeUse};
+use bafs_proto::report::{TouchedPages, VolumeUse};
 
 use nix::libc;
 

@@ -12,7 +12,7 @@ use bafs_proto::file_op::{
     Attr, AttrChange, Caller, Errno, FileOp, FileReply, FileResult, TreeStat,
 };
 use bafs_proto::ids::{HandleId, InodeNo};
-use bafs_proto::message::VolumeUse;
+use bafs_proto::report::VolumeUse;
 use bafs_proto::{Error, ErrorCode};
 use nix::libc;
 use tokio::sync::oneshot;

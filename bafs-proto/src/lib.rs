@@ -19,7 +19,7 @@ pub mod message;
 pub mod net;
 pub mod path;
 pub mod replica;
-mod report;
+pub mod report;
 pub mod time;
 pub mod token;
 pub mod volume;

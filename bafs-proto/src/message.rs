@@ -24,6 +24,7 @@ use crate::ids::{
 use crate::replica::{
     FileMap, ListVolumeTree, MapVolumeFile, ReadSources, ReadVolumeFile, ReadVolumeFiles,
 };
+use crate::report::VolumeUse;
 use crate::token::Token;
 use crate::volume::{VolumeSpec, VolumeStatus};
 
@@ -823,52 +824,6 @@ pub enum JobOutcome {
     Environment(Error),
     /// It was killed by request.
     Killed,
-}
-
-/// What a job did to one of its volumes.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VolumeUse {
-    /// Name of the mount.
-    pub name: String,
-    /// Bytes that the kernel asked the agent for.
-    pub read_bytes: u64,
-    /// Bytes that the kernel gave the agent.
-    pub written_bytes: u64,
-    /// Files that were opened for reading.
-    pub opened: u64,
-    /// Changes of files and directories: opened for writing, created, renamed, removed, given
-    /// other attributes. Not seen where a job works on the directory itself (a watched volume).
-    pub changes: u64,
-    /// Path of the first file that was read, empty if none was.
-    pub first_read: String,
-    /// Path of the first file that was changed, empty if none was.
-    pub first_changed: String,
-    /// Bytes and files that it held at the end, 0 when that is not known.
-    pub held_bytes: u64,
-    /// See `held_bytes`.
-    pub held_files: u64,
-    /// For a cache volume and for a home mount: the distinct 4 KiB pages that were read.
-    pub pages: Vec<TouchedPages>,
-    /// Longest time a call waited, in milliseconds.
-    pub longest_call_ms: u64,
-    /// Time in which at least one call was under way, in milliseconds: an upper bound of how long
-    /// the job waited for this volume. What the kernel does without the agent is not in it.
-    #[serde(default)]
-    pub waited_ms: u64,
-    /// Calls that failed because the volume had no space left, for bytes or for files.
-    #[serde(default)]
-    pub refused_for_space: u64,
-}
-
-/// Pages of a file that were read: pairs of first page and number of pages, ascending.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TouchedPages {
-    /// Path in the volume.
-    pub path: String,
-    /// Size of the file in bytes (the last page may be short).
-    pub size: u64,
-    /// Runs of pages of 4096 bytes.
-    pub runs: Vec<(u64, u64)>,
 }
 
 /// Kills a job with all its processes; killing it again is harmless.

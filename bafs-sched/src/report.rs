@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use bafs_proto::ids::RunId;
-use bafs_proto::message::{JobOutcome, VolumeUse};
+use bafs_proto::message::JobOutcome;
+use bafs_proto::report::VolumeUse;
 use bafs_proto::time::Time;
 use serde::{Deserialize, Serialize};
 

@@ -101,7 +101,7 @@ pub struct Execution {
     pub wall_ms: u64,
     /// CPU time that the node reports.
     pub cpu_ms: u64,
-    /// The sum of its volumes' [`waited_ms`](bafs_proto::message::VolumeUse::waited_ms).
+    /// The sum of its volumes' [`waited_ms`](bafs_proto::report::VolumeUse::waited_ms).
     pub waited_ms: u64,
     /// Bytes that it read through its agent.
     pub read_bytes: u64,
@@ -331,7 +331,7 @@ impl Observer {
             return;
         };
         let execution = &mut self.executions[at];
-        let sum = |of: fn(&bafs_proto::message::VolumeUse) -> u64| {
+        let sum = |of: fn(&bafs_proto::report::VolumeUse) -> u64| {
             report.volumes.iter().map(of).fold(0, u64::saturating_add)
         };
         execution.wall_ms = report.wall_ms;

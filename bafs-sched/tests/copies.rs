@@ -2,7 +2,8 @@
 //! of a volume is good for while a newer one is made.
 
 use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
-use bafs_proto::message::{JobOutcome, JobReport, VolumeUse};
+use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_proto::report::VolumeUse;
 use bafs_proto::time::Time;
 use bafs_sched::logic::{
     Action, CheckpointPolicy, Decision, Event, NodeSeen, Outcome, Receipt, Scheduler, Settings,

@@ -517,10 +517,8 @@ impl Open {
 
     /// Whether its operations run here: not if its tree was handed over to its agent.
     fn is_served(&self) -> bool {
-        match self.session.try_read() {
-            Ok(session) => session.is_some(),
-            Err(_) => true,
-        }
+        let session = self.session.try_read();
+        !session.is_ok_and(|session| session.is_none())
     }
 
     /// Closes everything, after what runs at this moment.

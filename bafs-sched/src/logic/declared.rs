@@ -5,7 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::ServerId;
-use bafs_proto::message::{JobReport, VolumeUse};
+use bafs_proto::message::JobReport;
+use bafs_proto::report::VolumeUse;
 
 use super::scheduler::Scheduler;
 use crate::workflow::{JobIndex, VolumeIndex, VolumeKind};

@@ -12,7 +12,7 @@ use crate::report::{JobSummary, Ledger};
 use crate::sim::{JobLoad, Measured, MountLoad};
 use crate::timeline::{Execution, Timeline, timeline};
 use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
-use bafs_proto::message::{TouchedPages, VolumeUse};
+use bafs_proto::report::{TouchedPages, VolumeUse};
 
 /// Size of the pages in which agents report what was read, in bytes.
 const PAGE_BYTES: u64 = 4_096;

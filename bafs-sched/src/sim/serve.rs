@@ -2,7 +2,8 @@
 //! other. Models where bytes go and how long that takes; decides nothing.
 
 use bafs_proto::ids::{ExecutionId, ExtractId, ServerId, VolumeId};
-use bafs_proto::message::{JobOutcome, JobReport, VolumeUse};
+use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_proto::report::VolumeUse;
 use bafs_proto::{Error, ErrorCode};
 
 use super::engine::{Due, Execution, Fill, Filler, Owner, Simulation};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use bafs_proto::ids::{ServerId, VolumeId};
-use bafs_proto::message::VolumeUse;
+use bafs_proto::report::VolumeUse;
 
 use super::{Content, Due, Node, World};
 use crate::logic::{Event, MountedVolume, NodeSeen, Space};
