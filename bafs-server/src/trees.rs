@@ -517,8 +517,7 @@ impl Open {
 
     /// Whether its operations run here: not if its tree was handed over to its agent.
     fn is_served(&self) -> bool {
-        let session = self.session.try_read();
-        !session.is_ok_and(|session| session.is_none())
+        !self.session.try_read().is_ok_and(|it| it.is_none())
     }
 
     /// Closes everything, after what runs at this moment.

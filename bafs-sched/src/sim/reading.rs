@@ -50,9 +50,7 @@ impl Simulation {
         let memory_rate = self.memory_rate(node);
         let rest = bytes - self.nodes[node].in_memory(&scan);
         self.executions[at as usize].scan = Some(scan);
-        let memory_us = |rate| u128::from(bytes) * u128::from(SECOND_US) / u128::from(rate);
-        let through_memory = memory_rate
-            .map(|rate: u64| Level::Memory(u64::try_from(memory_us(rate)).unwrap_or(u64::MAX)));
+        let through_memory = memory_rate.map(|rate| Level::Memory(memory_us(bytes, rate)));
         if rest == 0 {
             if let Some(memory) = through_memory {
                 self.pass(at, memory);
@@ -184,4 +182,10 @@ impl Simulation {
         let class = self.nodes[node].class as usize;
         self.scenario.environment.nodes[class].memory_bytes_per_s
     }
+}
+
+/// How long bytes take through a node's memory, in microseconds.
+fn memory_us(bytes: u64, bytes_per_s: u64) -> u64 {
+    let us = u128::from(bytes) * u128::from(SECOND_US) / u128::from(bytes_per_s);
+    u64::try_from(us).unwrap_or(u64::MAX)
 }
