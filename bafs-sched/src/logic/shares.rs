@@ -20,7 +20,7 @@ pub(super) const SHARE_BYTES_MIN: u64 = 256 << 10;
 const SHARE_BYTES_GOOD: u64 = 4 << 20;
 
 /// Readers of a cache that are looked at for scratch volumes that they have yet to be given.
-const READERS_LOOKED_AT: usize = 256;
+const READERS_LOOKED_AT: usize = 64;
 
 /// How much of a cooperative cache each node gets.
 pub(super) type Shares = Vec<(ServerId, Space)>;
@@ -132,7 +132,7 @@ impl Scheduler {
                 let beside = absent.fold(scratch, u64::saturating_add);
                 shares_beside(size, skew, &rooms, self.scratch_volume_max, beside)
             }
-            None => shares(size, skew, &rooms, self.readers_without_scratch(volume)),
+            None => shares(size, skew, &rooms, || self.readers_without_scratch(volume)),
         };
         let has_part = |shares: &Shares| shares.iter().any(|(node, _)| *node == server);
         shares.filter(|shares| self.may_read_at_peers() || has_part(shares))
@@ -146,9 +146,9 @@ impl Scheduler {
         let rooms = self.rooms(server, &BTreeMap::new(), left);
         let rooms = rooms.iter().filter(|room| room.left.files >= size.files);
         let rooms: Vec<&Room> = rooms.collect();
-        let readers = self.readers_without_scratch(volume);
+        let readers = || self.readers_without_scratch(volume);
         let larger = self.with_skew(size.bytes);
-        shares_keeping(size, larger, &rooms, readers, |room| room.scratch_all)
+        shares_keeping(size, larger, &rooms, &readers, |room| room.scratch_all)
     }
 
     /// How many readers of a cache have yet to be given scratch volumes, as far as a look at some
@@ -159,8 +159,9 @@ impl Scheduler {
         let step = users.len().div_ceil(READERS_LOOKED_AT) | 1;
         let is_left = |job: &&JobIndex| self.graph.state(**job) != JobState::Done;
         let lacks = |job: JobIndex| {
-            let mut mounted = self.graph.mounted(job).into_iter();
-            mounted.any(|(it, _)| !self.graph.volume(it).is_cache && !self.volumes.is_live(it))
+            let mounts = &self.graph.workflow.job(job).mounts;
+            let mut volumes = mounts.iter().map(|mount| mount.volume);
+            volumes.any(|it| !self.graph.volume(it).is_cache && !self.volumes.is_live(it))
         };
         let (mut seen, mut without) = (0u64, 0u64);
         for job in users.iter().step_by(step).filter(is_left) {
@@ -307,7 +308,12 @@ struct Room {
 /// scratch volumes of all slots, or of one job, or none. What a cache takes beyond its size leaves
 /// room for all its `readers` that have no scratch volumes yet: who waits for room reads it when it
 /// has gone, and brings it from home again. Nothing if the sum is below the size.
-fn shares(size: Space, skew_permille: u64, rooms: &[Room], readers: u64) -> Option<Shares> {
+fn shares(
+    size: Space,
+    skew_permille: u64,
+    rooms: &[Room],
+    readers: impl Fn() -> u64,
+) -> Option<Shares> {
     let rooms: Vec<_> = rooms
         .iter()
         .filter(|room| room.left.files >= size.files)
@@ -316,7 +322,7 @@ fn shares(size: Space, skew_permille: u64, rooms: &[Room], readers: u64) -> Opti
     let keeps: [fn(&Room) -> u64; 3] = [|room| room.scratch_all, |room| room.scratch_one, |_| 0];
     let mut shares = keeps
         .iter()
-        .map(|keep| shares_keeping(size, larger, &rooms, readers, keep));
+        .map(|keep| shares_keeping(size, larger, &rooms, &readers, keep));
     shares.find_map(|shares| shares)
 }
 
@@ -327,7 +333,7 @@ fn shares_keeping(
     size: Space,
     larger: u64,
     rooms: &[&Room],
-    readers: u64,
+    readers: &impl Fn() -> u64,
     keep: impl Fn(&Room) -> u64,
 ) -> Option<Shares> {
     let spare = |room: &Room| room.left.bytes.saturating_sub(keep(room));
@@ -337,6 +343,7 @@ fn shares_keeping(
     if total < size.bytes {
         return None;
     }
+    let readers = readers();
     let on_each = readers.div_ceil(rooms.len().max(1) as u64);
     let beside_readers = rooms.iter().fold(0u64, |sum, room| {
         let scratch = room.scratch_one.saturating_mul(on_each).max(keep(room));
@@ -474,7 +481,7 @@ mod tests {
             },
             SKEW_PERMILLE_FIRST,
             rooms,
-            0,
+            || 0,
         )?;
         Some(
             shares
@@ -512,7 +519,7 @@ mod tests {
                 bytes: 3_600 * MB,
                 files: 1,
             };
-            let shares = shares(size, SKEW_PERMILLE_FIRST, &rooms, readers).expect("it fits");
+            let shares = shares(size, SKEW_PERMILLE_FIRST, &rooms, || readers).expect("it fits");
             shares.iter().map(|(_, share)| share.bytes).sum::<u64>() / MB
         };
         // A tenth more, if that leaves room for as many readers on each node, and a little.
