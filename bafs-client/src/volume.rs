@@ -269,6 +269,11 @@ impl Volume {
         self.tree.close_file(ino, Box::new(finish));
     }
 
+    /// Whether a read through the page cache is only the kernel's guess, which may be refused.
+    pub fn is_guess(&self, ino: InodeNo, offset: u64, length: u32) -> bool {
+        self.tree.is_guess(ino, offset, length)
+    }
+
     /// Reads from an open file.
     pub fn read(
         self: &Arc<Self>,

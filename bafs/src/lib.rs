@@ -30,6 +30,7 @@ mod steer;
 mod volume;
 mod workflow_file;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -57,6 +58,7 @@ pub fn main() -> ExitCode {
     let filter = EnvFilter::try_from_env("BAFS_LOG").unwrap_or_else(|_| EnvFilter::new(FILTER));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .init();
     match dispatch(cli) {

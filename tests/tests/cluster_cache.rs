@@ -394,3 +394,57 @@ fn cluster_cache_jobs_and_readers_share_each_byte() -> Result<()> {
     );
     Ok(())
 }
+
+/// Touches bytes of a mapped file here and there, then reads all of it through another mapping.
+const TOUCH: &str = r#"
+import mmap, os, random, sys
+file = os.open("/data/NAME", os.O_RDONLY)
+size = os.fstat(file).st_size
+at = random.Random(7)
+places = [at.randrange(size) for _ in range(60)]
+with mmap.mmap(file, 0, prot=mmap.PROT_READ) as memory:
+    touched = bytes(memory[place] for place in places)
+with open("ORIGINAL", "rb") as original:
+    whole = original.read()
+if touched != bytes(whole[place] for place in places):
+    sys.exit("other bytes")
+print(len({place // 65536 for place in places}))
+"#;
+
+#[test]
+fn cluster_cache_fetches_what_is_touched_in_mapped_memory() -> Result<()> {
+    let name = "cluster_cache_fetches_what_is_touched_in_mapped_memory";
+    if let Some(reason) = cannot_mount() {
+        skip(name, &reason);
+        return Ok(());
+    }
+    // Blocks are 64 KiB only where the source is large enough.
+    let content = Content::new(6, 96 * MIB);
+    let stage = Stage::start(1, "200MB", None)?;
+    stage.put("mapped", &content)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("mapped", 128 << 20))?;
+    let original = stage.world.home.path().join("mapped").join(FILE);
+    let script = TOUCH.replace("NAME", FILE);
+    let script = script.replace("ORIGINAL", &original.to_string_lossy());
+    let (speaker, volume) = (stage.api.speaker(), &volumes[0]);
+    let script = format!("python3 -c '{script}'");
+    let job = stage
+        .api
+        .wait(speaker.start_job(&volume.node, volume.target(), &script))?;
+    let report = stage.api.wait(speaker.wait_job(&volume.node, job))?;
+    ensure!(
+        report.outcome == JobOutcome::Exited(0),
+        "{:?}: {}",
+        report.outcome,
+        report.output_tail
+    );
+    let touched: usize = report.output_tail.trim().parse()?;
+    let sent = stage.home_bytes()?;
+    // One window may begin where a block does, or go on where another one ended.
+    let most = (touched * BLOCK + 6 * MIB) as u64;
+    ensure!(
+        sent <= most,
+        "home sent {sent} bytes for {touched} blocks of {BLOCK}"
+    );
+    Ok(())
+}

@@ -101,7 +101,18 @@ impl Bridge {
         self.volume.run(caller, op, &[], finish);
     }
 
-    pub(super) fn read_file(&self, caller: Caller, at: Spot, size: u32, reply: impl AnswerData) {
+    pub(super) fn read_file(
+        &self,
+        caller: Caller,
+        at: Spot,
+        (size, flags): (u32, OpenFlags),
+        reply: impl AnswerData,
+    ) {
+        // A direct read is no guess, and would fail.
+        let by_pages = flags.0 & libc::O_DIRECT == 0;
+        if by_pages && self.volume.is_guess(InodeNo(at.ino.0), at.offset, size) {
+            return reply.refuse(Errno::EIO);
+        }
         let (ino, handle) = (InodeNo(at.ino.0), self.handle(at.ino, at.handle));
         let finish = replies::data(reply);
         self.volume

@@ -210,7 +210,7 @@ impl Filesystem for Bridge {
         handle: FileHandle,
         offset: u64,
         size: u32,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
@@ -219,7 +219,7 @@ impl Filesystem for Bridge {
             handle,
             offset,
         };
-        self.read_file(caller(request), at, size, reply);
+        self.read_file(caller(request), at, (size, flags), reply);
     }
 
     fn write(

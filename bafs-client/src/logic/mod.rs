@@ -1,5 +1,6 @@
 //! What the agent decides without waiting: no clock, no file, no network.
 
+pub mod around;
 pub mod delegation;
 pub mod directory;
 pub mod image;

@@ -98,6 +98,18 @@ impl Blocks {
         u64::from(self.block_bytes)
     }
 
+    /// Whether all blocks of `range` seem to be on this machine.
+    pub(super) fn are_here(&self, file: File, range: &Range<u64>) -> bool {
+        let mut blocks = self.blocks_of(&(range.start..range.end.min(file.size)));
+        let near = |block| self.near.as_ref().is_some_and(|near| near.has(file, block));
+        let buffer = self.lock();
+        let kept = |block| {
+            let entry = buffer.blocks.get(&(file.index.0, block));
+            matches!(entry, Some(Entry::Kept { .. }))
+        };
+        blocks.all(|block| near(block) || kept(block))
+    }
+
     /// Bytes of `range` (within the file) if all of its blocks are at hand.
     pub(super) fn at_hand(&self, file: File, range: &Range<u64>) -> Option<Data> {
         let mut buffer = self.lock();

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bafs_proto::file_op::{Errno, FileOp, FileReply, FileResult};
 use bafs_proto::hash::Digest;
@@ -23,8 +23,15 @@ use super::near::Near;
 use super::remote::Server;
 use crate::errno::errno_of;
 use crate::fate::{Fate, is_fatal};
-use crate::limits::WHOLE_FILE_BYTES;
+use crate::limits::{DEFAULT_READ_AHEAD_KIB, READ_AHEAD_KIB, WHOLE_FILE_BYTES};
+use crate::logic::around::Around;
 use crate::logic::directory::{Directory, File, Owner};
+
+/// What the kernel reads around a page of mapped memory, in bytes: its read-ahead.
+const WINDOWS: [u64; 2] = [
+    (READ_AHEAD_KIB as u64) << 10,
+    (DEFAULT_READ_AHEAD_KIB as u64) << 10,
+];
 
 /// Bytes that an entry takes in the kernel's form beside its name.
 const ENTRY_BYTES: u32 = 152;
@@ -42,6 +49,7 @@ pub struct CacheTree {
     /// Blocks on this machine, or why there are none to be had.
     near: Result<Arc<Near>>,
     blocks: Arc<Blocks>,
+    around: Mutex<Around>,
     fate: Fate,
     runtime: Handle,
 }
@@ -67,6 +75,7 @@ impl CacheTree {
             directory,
             near,
             blocks,
+            around: Mutex::default(),
             fate,
             runtime: Handle::current(),
         })
@@ -126,6 +135,17 @@ impl CacheTree {
         if let (Some(file), Ok(near)) = (self.directory.file(ino), &self.near) {
             near.let_go(file.index);
         }
+    }
+
+    pub(super) fn is_guess(&self, ino: InodeNo, offset: u64, length: u32) -> bool {
+        let Some(file) = self.directory.file(ino) else {
+            return false;
+        };
+        let range = offset..offset.saturating_add(u64::from(length));
+        let mut around = self.around.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_around = around.note(file.index, &range, &WINDOWS, self.blocks.block_bytes());
+        drop(around);
+        is_around && !self.blocks.are_here(file, &range)
     }
 
     /// Handles are inode numbers: the kernel may leave out opening and closing.

@@ -165,6 +165,15 @@ impl Tree {
         }
     }
 
+    /// Whether a read through the page cache is the kernel's guess at what a program will want,
+    /// and not worth fetching: it may be refused, as the kernel then reads what is needed.
+    pub fn is_guess(&self, ino: InodeNo, offset: u64, length: u32) -> bool {
+        match self {
+            Self::Cache(tree) => tree.is_guess(ino, offset, length),
+            Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => false,
+        }
+    }
+
     /// Bytes that the kernel should read ahead of a sequential reader, in KiB.
     pub fn read_ahead_kib(&self) -> u32 {
         match self {

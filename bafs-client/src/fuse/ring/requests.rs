@@ -298,7 +298,10 @@ fn of_files(bridge: &Bridge, head: &Head, payload: &[u8], answer: Answer) {
             let flags = OpenFlags(head.u32(0) as i32);
             bridge.open_file(caller, ino, flags, answer);
         }
-        opcode::READ => bridge.read_file(caller, head.spot(), head.u32(16), answer),
+        opcode::READ => {
+            let flags = OpenFlags(head.u32(32) as i32);
+            bridge.read_file(caller, head.spot(), (head.u32(16), flags), answer);
+        }
         opcode::WRITE => {
             let data = payload.get(..head.u32(16) as usize).unwrap_or(payload);
             let write_flags = WriteFlags::from_bits_retain(head.u32(20));
