@@ -269,6 +269,27 @@ fn a_copy_that_goes_after_a_newer_one_was_decided_against_was_in_vain() {
     assert_eq!(moved.received_bytes, 5 * MB);
 }
 
+#[test]
+fn a_copy_that_is_lost_while_a_newer_one_is_made_was_in_vain() {
+    let mut chain = Chain::new(CheckpointPolicy::Always, 100);
+    chain.ends(5 * MB);
+    let (first, target, _) = chain.copied();
+    chain.is_copied(first, 5 * MB);
+    chain.ends(6 * MB);
+    chain.copied();
+    let lost = vec![first];
+    chain.step(Event::VolumesProbed {
+        server: target,
+        lost,
+    });
+    let receipts = chain.scheduler.receipts();
+    let decisions: Vec<_> = receipts.map(|(_, receipt)| receipt.decision).collect();
+    let [Decision::Unused(moved), Decision::Copying(_)] = decisions[..] else {
+        panic!("{decisions:?}");
+    };
+    assert_eq!(moved.received_bytes, 5 * MB);
+}
+
 /// What the first copy of a run, of which nobody knows what it costs, holds at most.
 #[test]
 fn the_first_copy_takes_a_small_part_of_what_is_left_of_the_run() {

@@ -217,6 +217,16 @@ impl Checkpoints {
         }
     }
 
+    /// The complete copy of a volume goes, while a newer one is being made.
+    pub(super) fn close_complete(&mut self, volume: VolumeIndex) {
+        let is_complete = |decision: &Decision| matches!(decision, Decision::Copied(..));
+        if let Some(decision) = self.latest(volume, is_complete)
+            && let Decision::Copied(_, moved) = *decision
+        {
+            *decision = Decision::Unused(moved);
+        }
+    }
+
     /// A copy of a volume is complete; an older one is of no use any more.
     pub(super) fn note_copied(&mut self, volume: VolumeIndex, to: ServerId, moved: Moved) {
         let is_complete = |decision: &Decision| matches!(decision, Decision::Copied(..));

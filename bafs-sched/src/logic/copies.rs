@@ -292,9 +292,13 @@ impl Scheduler {
     /// Takes note that a volume goes: if it was a copy, so does what was believed of it.
     pub(super) fn forget_copy(&mut self, id: VolumeId, volume: VolumeIndex) {
         let pipeline = self.graph.pipeline_of(volume);
-        let removed = self.checkpoints.copies.remove(volume, pipeline, id);
-        if removed == Some(true) {
-            self.checkpoints.close_receipt(volume);
+        match self.checkpoints.copies.remove(volume, pipeline, id) {
+            Some(true) => self.checkpoints.close_receipt(volume),
+            // A newer one that is complete takes its place; one that is being made may never be.
+            Some(false) if self.is_being_copied(volume) => {
+                self.checkpoints.close_complete(volume);
+            }
+            _ => {}
         }
     }
 
