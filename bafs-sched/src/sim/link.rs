@@ -151,6 +151,8 @@ impl<T: Copy + Ord> Link<T> {
             }
             let arrival = now.saturating_add(self.latency_us);
             self.arriving.push_back((arrival, id, owner));
+            // What is saved beyond it is the next one's.
+            self.spend();
         }
         let (at, ..) = self.arriving.front()?;
         let has_arrived = *at <= now;
@@ -267,6 +269,16 @@ mod tests {
         assert_eq!(ends(&mut link), [(1_200, 3), (2_250, 4)]);
         link.start(10 * SECOND_US, 100, 5);
         assert_eq!(ends(&mut link), [(10_500, 5)], "a long rest saves no more");
+    }
+
+    #[test]
+    fn what_a_rested_link_saved_is_for_all_that_come_however_late_they_arrive() {
+        let mut link = Link::new(100, 100)
+            .with_burst(500_000)
+            .with_latency(200_000);
+        link.start(0, 20, 1);
+        link.start(0, 10, 2);
+        assert_eq!(ends(&mut link), [(200, 1), (200, 2)]);
     }
 
     #[test]
