@@ -64,6 +64,7 @@ pub fn from_csv(name: &str, text: &str) -> Result<Past, PastError> {
         workflow,
         measured,
         took_s: None,
+        began: None,
         site: None,
         lines: jobs.iter().map(|job| job.line).collect(),
         remarks: Vec::new(),

@@ -86,23 +86,27 @@ pub fn from_journal(history: History) -> Result<Past, PastError> {
         site: Some(site(&timeline, &uses, &measured, &settings)),
         workflow,
         took_s: Some(took_s(&timeline)),
+        began: Some(timeline.began.plus_ms(first_asked_ms(&timeline))),
         measured,
         lines: Vec::new(),
         remarks,
     })
 }
 
+/// When a node was asked for something for the first time, in milliseconds.
+fn first_asked_ms(timeline: &Timeline) -> u64 {
+    let volumes = timeline.volumes.iter().map(|making| making.asked_ms);
+    let asked = volumes.chain(timeline.executions.iter().map(|e| e.asked_ms));
+    asked.min().unwrap_or(0)
+}
+
 /// From the first start to the last end of a job or a file's way home, as the simulator counts.
 fn took_s(timeline: &Timeline) -> f64 {
-    let starts = timeline.volumes.iter().map(|making| making.asked_ms);
-    let start = starts
-        .chain(timeline.executions.iter().map(|e| e.asked_ms))
-        .min();
     let ends = timeline.executions.iter().filter_map(|e| e.ended_ms);
     let end = ends
         .chain(timeline.sendings.iter().filter_map(|s| s.ended_ms))
         .max();
-    let ms = end.unwrap_or(0).saturating_sub(start.unwrap_or(0));
+    let ms = end.unwrap_or(0).saturating_sub(first_asked_ms(timeline));
     ms as f64 / 1_000.0
 }
 

@@ -11,6 +11,8 @@ mod slurm;
 mod table;
 mod trace;
 
+use bafs_proto::time::Time;
+
 use crate::planner::NodeClass;
 use crate::sim::Measured;
 use crate::workflow::Workflow;
@@ -35,6 +37,8 @@ pub struct Past {
     pub measured: Measured,
     /// From the first job to the last, in seconds, when that is known.
     pub took_s: Option<f64>,
+    /// When the first thing was asked for, which is where simulated time begins, if that is known.
+    pub began: Option<Time>,
     /// Where it ran, when that is known.
     pub site: Option<Site>,
     /// The line of each job in its file; empty where there are no lines.

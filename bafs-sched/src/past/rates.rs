@@ -78,15 +78,16 @@ pub(super) struct NodeRates {
     pub(super) disk: Option<u64>,
 }
 
-/// The rates of nodes' links, the fastest that a scratch volume was accessed or what nodes got of
-/// caches for all of their readers over the time that it took; and of their disks, the same of
-/// caches that a node keeps whole. Who may have waited for home tells nothing.
+/// The rates of nodes' links, the fastest that a scratch volume of another node was accessed or
+/// what nodes got of caches for all of their readers over the time that it took; and of their
+/// disks, the same of scratch volumes of the own node and of caches that a node keeps whole. Who
+/// may have waited for home tells nothing.
 pub(super) fn node_rates(
     timeline: &Timeline,
     uses: &Uses<'_>,
     home_bytes_per_s: Option<u64>,
 ) -> NodeRates {
-    let mut scratch = None;
+    let (mut own, mut others) = (None, None);
     let mut caches: BTreeMap<(VolumeIndex, ServerId), Vec<Reading>> = BTreeMap::new();
     for execution in done(timeline) {
         for mount in &uses.workflow.job(execution.job).mounts {
@@ -104,9 +105,14 @@ pub(super) fn node_rates(
                 continue;
             }
             let bytes = used.read_bytes.saturating_add(used.written_bytes);
-            if bytes >= TELLING_BYTES && used.waited_ms >= TELLING_MS {
-                scratch = scratch.max(rate(bytes, used.waited_ms));
+            if bytes < TELLING_BYTES || used.waited_ms < TELLING_MS {
+                continue;
             }
+            let mut mounted = execution.mounts.iter().map(|at| &timeline.volumes[*at]);
+            let is_own =
+                mounted.any(|it| it.volume == mount.volume && it.server == execution.server);
+            let fastest = if is_own { &mut own } else { &mut others };
+            *fastest = rate(bytes, used.waited_ms).max(*fastest);
         }
     }
     let mut parts: BTreeMap<VolumeIndex, BTreeMap<ServerId, u64>> = BTreeMap::new();
@@ -130,8 +136,8 @@ pub(super) fn node_rates(
         found.extend(moved_to_node(readings, holders, home_bytes_per_s));
     }
     NodeRates {
-        link: scratch.max(mean(&links)),
-        disk: mean(&disks),
+        link: others.max(mean(&links)),
+        disk: own.max(mean(&disks)),
     }
 }
 
@@ -145,7 +151,7 @@ fn mean(moved: &[(u64, u64)]) -> Option<u64> {
 }
 
 /// What a node got of one cache that lies on so many nodes for its jobs, once for all that read at
-/// the same time: bytes, and the milliseconds that they took.
+/// the same time: bytes, and the milliseconds that they took beyond those of others before them.
 fn moved_to_node(
     mut readings: Vec<Reading>,
     holders: u64,
@@ -154,7 +160,7 @@ fn moved_to_node(
     readings.sort_unstable();
     let of_home = home_bytes_per_s.map_or(0, |home| home.saturating_mul(HOME_TIMES));
     let mut moved = Vec::new();
-    let mut rest = readings.as_slice();
+    let (mut rest, mut counted_ms) = (readings.as_slice(), 0u64);
     while let Some(first) = rest.first() {
         // Who comes in the second half of the first one's wait is of the next lot.
         let half_ms = first.from_ms.saturating_add(first.waited_ms / 2);
@@ -174,7 +180,9 @@ fn moved_to_node(
             .fold(0u64, |sum, it| sum.saturating_add(it.bytes));
         let from_peers = all - all / holders.max(1);
         let crossed = if holders > 1 { from_peers } else { all };
-        moved.push((crossed, ms));
+        let before_ms = counted_ms.saturating_sub(first.from_ms).min(ms);
+        counted_ms = counted_ms.max(first.from_ms.saturating_add(ms));
+        moved.push((crossed, ms - before_ms));
     }
     moved
 }
@@ -219,6 +227,15 @@ mod tests {
         let moved = moved_to_node(one_by_one, 2, None);
         assert_eq!(moved, [(24 * MB, 500), (24 * MB, 1_000)]);
         assert_eq!(mean(&moved), Some(32 * MB));
+    }
+
+    #[test]
+    fn time_in_which_two_read_is_counted_once() {
+        let moved = moved_to_node(vec![reading(0, 1_000, 45), reading(600, 900, 45)], 1, None);
+        assert_eq!(moved, [(45 * MB, 1_000), (45 * MB, 500)]);
+        assert_eq!(mean(&moved), Some(60 * MB));
+        let within = vec![reading(0, 1_000, 45), reading(600, 300, 45)];
+        assert_eq!(mean(&moved_to_node(within, 1, None)), Some(90 * MB));
     }
 
     #[test]

@@ -207,6 +207,7 @@ impl Accounting {
             workflow,
             measured,
             took_s: took_s.map(|(start, end)| (end - start) as f64),
+            began: None,
             site: None,
             lines: jobs.iter().map(|job| job.line).collect(),
             remarks,

@@ -2,9 +2,10 @@
 //! Prints nothing.
 
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
+use bafs_proto::time::Time;
 
 /// One way to do something, measured as a number: seconds, MB/s, a ratio.
 pub struct Way<'a> {
@@ -126,6 +127,13 @@ pub fn seconds<T>(work: impl FnOnce() -> Result<T>) -> Result<(f64, T)> {
     let start = Instant::now();
     let value = work()?;
     Ok((start.elapsed().as_secs_f64(), value))
+}
+
+/// The machine's time, as journals have it.
+#[expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
+pub fn time_of_day() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    Time(since.unwrap_or_default().as_millis() as u64)
 }
 
 /// Measures from its making on.

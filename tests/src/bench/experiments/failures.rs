@@ -3,6 +3,7 @@
 
 use anyhow::{Context, Result};
 
+use bafs_proto::time::Time;
 use bafs_sched::dice::Dice;
 use bafs_sched::logic::{CheckpointPolicy, Order};
 use bafs_sched::planner::NodeClass;
@@ -11,15 +12,13 @@ use bafs_sched::sim::Run;
 use super::field::{Field, Text, Took, Wish, all_done};
 use super::reality::{Errors, Model, Site, took_s};
 use super::{HOME, HOME_BYTES_PER_S, Plot};
-use crate::bench::measure::Watch;
+use crate::bench::measure::{Watch, time_of_day};
 use crate::bench::{Options, Report};
 
 const NODES: u32 = 4;
 const DEPTH: u32 = 3;
 const JOB_MS: u64 = 3_000;
 const MTBF_S: f64 = 20.0;
-/// From the start of the program to the first thing that it asks a node for.
-const START_S: f64 = 0.1;
 /// A node that failed is away so long.
 const AWAY_S: f64 = 16.0;
 const LARGE: u64 = 24_000_000;
@@ -105,7 +104,7 @@ fn once(
     let mut dice = Dice::new(seed.unwrap_or(0));
     let mut next_s = between(&mut dice);
     let mut away: Option<(String, f64)> = None;
-    let mut failed: Vec<(u64, u32)> = Vec::new();
+    let mut failed: Vec<(Time, u32)> = Vec::new();
     let took = field.run_while(&text, &["--checkpoint", policy], |world| {
         let now_s = watch.elapsed().as_secs_f64();
         if seed.is_none() {
@@ -116,7 +115,7 @@ fn once(
             Some(waiting) => away = Some(waiting),
             None if now_s >= next_s => {
                 let position = dice.below(u64::from(NODES)) as u32;
-                failed.push(((1e6 * (now_s - START_S).max(0.0)) as u64, position));
+                failed.push((time_of_day(), position));
                 let node = format!("n{}", 1 + position);
                 world.cluster.kill(&node)?;
                 let store = world.cluster.directory().join(&node);
@@ -137,7 +136,10 @@ fn once(
         home_bytes_per_s: HOME_BYTES_PER_S,
     };
     let model = Model::of(&journal, &site)?;
-    let again = model.run(Order::Need, checkpoint, failed)?;
+    let at_us = failed
+        .into_iter()
+        .map(|(at, node)| Ok((model.simulated_us(at)?, node)));
+    let again = model.run(Order::Need, checkpoint, at_us.collect::<Result<_>>()?)?;
     Ok((took, took_s(&journal)?, again))
 }
 

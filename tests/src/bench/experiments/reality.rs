@@ -3,7 +3,8 @@
 
 use std::path::Path;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
+use bafs_proto::time::Time;
 use bafs_sched::io::journal;
 use bafs_sched::logic::{CheckpointPolicy, Order};
 use bafs_sched::past::{self, Past};
@@ -55,6 +56,13 @@ impl Model {
             restart_s: 1,
         };
         Ok(Self { past, environment })
+    }
+
+    /// When something happens in the simulation, in microseconds, that really happened at this
+    /// time: simulated time begins with the first thing that a node was asked for.
+    pub(super) fn simulated_us(&self, at: Time) -> Result<u64> {
+        let began = self.past.began.context("a run has a beginning")?;
+        Ok(at.ms_since(began).saturating_mul(1_000))
     }
 
     /// The same, with the nodes' links as another run of the same jobs tells, if it was held up
