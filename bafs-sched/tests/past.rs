@@ -137,3 +137,21 @@ fn jobs_of_a_table_wait_for_what_they_read() {
         "what `a` wrote never goes home"
     );
 }
+
+/// What lies on the own node crosses no link.
+#[test]
+fn scratch_volumes_of_the_own_node_tell_of_its_disk() {
+    let mut history = history(100);
+    for (_, event) in &mut history.records {
+        if let Event::JobEnded { report, .. } = event {
+            for used in &mut report.volumes {
+                let is_batch = used.name == "batch";
+                (used.read_bytes, used.waited_ms) = if is_batch { (0, 0) } else { (100 * MB, 100) };
+                used.pages.clear();
+            }
+        }
+    }
+    let past = from_journal(history).expect("a complete run");
+    let site = past.site.expect("nodes were seen");
+    assert_eq!(site.nodes[0].disk_bytes_per_s, Some(1_000 * MB));
+}
