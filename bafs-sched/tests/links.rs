@@ -1,5 +1,6 @@
 //! Links of clusters, their latency and the skew of hashing in simulations, against arithmetic.
 
+use bafs_sched::logic::Order;
 use bafs_sched::planner::{Environment, NodeClass};
 use bafs_sched::sim::{JobLoad, Load, Measured, MountLoad, Policy, Run, Scenario, Simulation};
 use bafs_sched::workflow::parse_workflow;
@@ -154,4 +155,48 @@ fn a_volume_that_was_bound_takes_no_time_beside_computing() {
         run.expect("it ends").seconds()
     };
     assert_eq!([true, false].map(time), [3.0, 4.0]);
+}
+
+/// A cache of just its size, in which blocks are driven out before they are read again: those who
+/// begin one after the other, within milliseconds, bring them once for all, although what home
+/// saved brings them to the first one at once.
+#[test]
+fn readers_close_behind_each_other_bring_what_was_driven_out_once() {
+    let mut text = "volume c cache bafs://home/c 16 MB\n".to_owned();
+    for job in 0..8 {
+        text += &format!("job j{job} {{\nexecutable = x\n}}\nmount c j{job} /c\n");
+    }
+    let parsed = parse_workflow("w.bafs", &text, &|path| Err(path.to_owned()));
+    let mut workflow = parsed.expect("it parses").workflow;
+    for job in &mut workflow.jobs {
+        job.runtime_s = Some(1);
+    }
+    let class = NodeClass {
+        has_hash_skew: true,
+        home_burst_us: 200_000,
+        ..NodeClass::new(4, 1, 4 * MB)
+    };
+    let environment = Environment {
+        nodes: vec![class],
+        home_bytes_per_s: 16 * MB,
+        local_bytes_per_s: 20 * MB,
+        mtbf_s: None,
+        restart_s: 60,
+    };
+    for seed in 0..5 {
+        let load = Load::Declared {
+            variability_ppm: 20_000,
+        };
+        let policy = Policy::Order(Order::BreadthFirst);
+        let scenario = Scenario {
+            slack_permille: 0,
+            ..Scenario::new(environment.clone(), policy, load, seed)
+        };
+        let run = Simulation::new(workflow.clone(), scenario).run();
+        let run = run.expect("it ends");
+        assert!(run.is_complete(), "{:?}", run.outcome);
+        let again = run.fetched_bytes as u64 - 16 * MB;
+        // One or two blocks of each mebibyte and a half, once.
+        assert!((MB..3 * MB).contains(&again), "seed {seed}: {again}");
+    }
 }

@@ -95,7 +95,7 @@ pub(super) struct Execution {
     /// What the thing that it reads has to pass after that, the next one last.
     pub(super) levels: Vec<Level>,
     /// What it reads through its node's memory.
-    pub(super) scan: Option<Scan>,
+    pub(super) scan: Option<(Scan, u32)>,
     /// Its flows under way: one, or one at each end.
     pub(super) flows: [Option<(u32, FlowId)>; 2],
     pub(super) started: u64,

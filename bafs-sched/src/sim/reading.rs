@@ -13,7 +13,7 @@ use super::engine::{Due, Owner, Simulation};
 use super::link::SECOND_US;
 use super::node::Scan;
 use crate::logic::Event;
-use crate::workflow::VolumeKind;
+use crate::workflow::{CachePolicy, VolumeIndex, VolumeKind};
 
 /// Where bytes pass one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +49,8 @@ impl Simulation {
         };
         let memory_rate = self.memory_rate(node);
         let rest = bytes - self.nodes[node].in_memory(&scan);
-        self.executions[at as usize].scan = Some(scan);
+        let holder = self.node_at(server) as u32;
+        self.executions[at as usize].scan = Some((scan, holder));
         let through_memory = memory_rate.map(|rate| Level::Memory(memory_us(bytes, rate)));
         if rest == 0 {
             if let Some(memory) = through_memory {
@@ -61,9 +62,14 @@ impl Simulation {
         self.hold_warming(self.home_link(cluster));
         let generation = self.executions[at as usize].generation;
         let is_narrow = self.caches.get(index).instances() < self.computing[cluster as usize];
-        let is_own = self.node_at(server) == node;
+        let is_own = holder as usize == node;
+        let is_led = self.is_led(index, mounted.volume, bytes);
         let cache = self.caches.get(index);
-        let (missing, at_peers) = (cache.missing(bytes, 0), cache.at_peers(node as u32, rest));
+        let missing = if is_led { 0 } else { cache.missing(bytes, 0) };
+        if missing > 0 && policy == CachePolicy::Lru {
+            cache.leader = Some((at, generation));
+        }
+        let at_peers = cache.at_peers(holder, bytes, rest);
         let link = if is_narrow {
             cache.link
         } else {
@@ -98,6 +104,18 @@ impl Simulation {
             0 => self.transfer_over(at, disk, rest),
             _ => self.transfer_over(at, link, from_peers),
         }
+    }
+
+    /// Whether somebody who has fetched a cache is still reading it: what a scan under LRU pushes
+    /// out is always ahead of it, so that others that follow find all.
+    fn is_led(&mut self, index: u32, volume: VolumeIndex, bytes: u64) -> bool {
+        let Some((at, generation)) = self.caches.get(index).leader else {
+            return false;
+        };
+        let leader = &self.executions[at as usize];
+        let is_same = |scan: &Scan| scan.volume == volume && scan.bytes >= bytes;
+        leader.generation == generation
+            && leader.scan.as_ref().is_some_and(|(scan, _)| is_same(scan))
     }
 
     /// A node tells how much its part of a cache keeps: its share by size, or rather, as servers

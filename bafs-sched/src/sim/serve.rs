@@ -237,12 +237,12 @@ impl Simulation {
             let execution = &mut self.executions[at as usize];
             let (job, step) = (execution.job, execution.step);
             execution.step += 1;
-            if let Some(scan) = execution.scan.take() {
+            if let Some((scan, holder)) = execution.scan.take() {
                 let node = execution.node;
                 self.nodes[node as usize].remember(&scan);
                 let cluster = self.nodes[node as usize].cluster;
                 if let Some(cache) = self.caches.find(cluster, scan.volume) {
-                    self.caches.get(cache).read_by(node, scan.bytes);
+                    self.caches.get(cache).read_by(holder, scan.bytes);
                 }
             }
             let seed = self.scenario.seed;

@@ -22,10 +22,12 @@ const SCORES_MAX: u64 = 1 << 21;
 /// A node takes this part more than its share before the next one is asked.
 const SURPLUS_PART: u64 = 16;
 
-/// Readers that have read less than this in order ask for nothing ahead, in bytes.
-const ORDERLY_BYTES_MIN: u64 = 512 << 10;
-/// The most that is asked ahead of a reader, in bytes.
-const AHEAD_BYTES_MAX: u64 = 8 << 20;
+/// What a reader asks for at first, in bytes: the kernel's first reading ahead.
+const ASKED_BYTES_MIN: u64 = 128 << 10;
+/// What a reader that goes on has asked for at once, in bytes: the kernel reads a mebibyte ahead
+/// and asks for the next one when the reader comes to it, so that one or two are on their way.
+/// Nodes fetch nothing ahead of readers where it would not stay until these come.
+const ASKED_BYTES_MAX: u64 = 3 << 19;
 
 /// How much of what readers scan the nodes can keep, and how much of it a later scan finds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,25 +75,21 @@ impl Spread {
 
 /// What a scan of `bytes` fetches under LRU when `over` bytes less stayed of the scan before it.
 ///
-/// Readers ask for blocks ahead, the more the further they are. Of what is asked ahead all that is
-/// there is found, and counts as used, before what is missing has come and pushes out what follows.
-/// So each time `over` bytes are missing, or all when less is asked.
+/// Of what is asked for at once all that is there is found, and counts as used, before what is
+/// missing has come and pushes out what follows. So each time `over` bytes are missing, or all when
+/// less is asked.
 fn fetched_again(bytes: u64, over: u64) -> u64 {
     if over == 0 {
         return 0;
     }
-    let mut at = ORDERLY_BYTES_MIN.min(bytes);
-    let mut again = at;
-    while at < bytes {
-        let asked = (at / 4).min(AHEAD_BYTES_MAX);
-        if asked == AHEAD_BYTES_MAX {
-            return again + scaled(bytes - at, over.min(asked), asked);
-        }
-        let asked = asked.min(bytes - at);
-        again += over.min(asked);
-        at += asked;
+    let (mut at, mut again, mut asked) = (0, 0, ASKED_BYTES_MIN);
+    while at < bytes && asked < ASKED_BYTES_MAX {
+        let now = asked.min(bytes - at);
+        again += over.min(now);
+        at += now;
+        asked = (2 * asked).min(ASKED_BYTES_MAX);
     }
-    again
+    again + scaled(bytes - at, over.min(ASKED_BYTES_MAX), ASKED_BYTES_MAX)
 }
 
 /// For each part, in their order, how many of `bytes` fall on it.
@@ -181,16 +179,10 @@ mod tests {
     fn counted(blocks: u64, room: u64) -> u64 {
         let (mut kept, mut again) = (VecDeque::new(), 0);
         for scan in 0..2 {
-            let mut at = 0;
+            let (mut at, mut window) = (0, ASKED_BYTES_MIN / BLOCK_BYTES);
             while at < blocks {
-                let read = at * BLOCK_BYTES;
-                let ahead = (read / 4).min(AHEAD_BYTES_MAX) / BLOCK_BYTES;
-                let asked = if read < ORDERLY_BYTES_MIN {
-                    1
-                } else {
-                    ahead.max(1)
-                };
-                let asked = at..(at + asked).min(blocks);
+                let asked = at..(at + window).min(blocks);
+                window = (2 * window).min(ASKED_BYTES_MAX / BLOCK_BYTES);
                 let missing = asked.clone().filter(|block| !kept.contains(block));
                 let missing: Vec<u64> = missing.collect();
                 kept.retain(|block| !asked.contains(block));
@@ -211,7 +203,7 @@ mod tests {
             (245, 1),
             (930, 4),
             (930, 12),
-            (930, 40),
+            (930, 20),
             (1075, 90),
             (2000, 7),
         ] {
@@ -223,10 +215,26 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_nothing_ahead_finds_nothing_again() {
-        assert_eq!(fetched_again(500_000, 1), 500_000);
+    fn what_lacks_more_than_is_asked_for_at_once_finds_nothing_again() {
+        assert_eq!(fetched_again(100_000, BLOCK_BYTES), BLOCK_BYTES);
         assert_eq!(fetched_again(500_000, 0), 0);
-        assert_eq!(fetched_again(100 * MB, 50 * MB), 100 * MB);
+        for over in [2 * MB, 50 * MB] {
+            assert_eq!(fetched_again(100 * MB, over), 100 * MB);
+        }
+    }
+
+    /// As real nodes do that are asked for a mebibyte and a half at a time.
+    #[test]
+    fn caches_of_just_their_size_fetch_a_good_part_again() {
+        let parts = |parts: [u64; 4]| parts.into_iter().zip(0..).map(|(part, node)| (node, part));
+        let again = |bytes: u64, of: [u64; 4]| {
+            let of = |seed| Spread::hashed(&parts(of).collect(), bytes, seed).again_bytes;
+            (0..20).map(of).sum::<u64>() as f64 / (20 * bytes) as f64
+        };
+        let small = again(16 * MB, [3_967_259, 3_967_259, 3_967_259, 4_098_223]);
+        let large = again(48 * MB, [11_934_464, 11_934_464, 12_065_536, 12_065_536]);
+        assert!((0.1..0.18).contains(&small), "{small}");
+        assert!((0.2..0.28).contains(&large), "{large}");
     }
 
     #[test]
