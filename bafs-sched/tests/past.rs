@@ -155,3 +155,18 @@ fn scratch_volumes_of_the_own_node_tell_of_its_disk() {
     let site = past.site.expect("nodes were seen");
     assert_eq!(site.nodes[0].disk_bytes_per_s, Some(1_000 * MB));
 }
+
+/// Simulated time begins with the first thing that a node was asked for, not with the journal.
+#[test]
+fn a_run_begins_when_it_asks_a_node_for_something() {
+    let mut history = history(100);
+    let began = from_journal(history.clone()).expect("it is complete").began;
+    let (first, _) = history.records[0];
+    assert!(began.is_some_and(|began| began >= first), "{began:?}");
+    for (at, _) in &mut history.records {
+        *at = at.plus_ms(3_000);
+    }
+    history.records.insert(0, (first, Event::Tick));
+    let later = from_journal(history).expect("it is complete").began;
+    assert_eq!(later, began.map(|began| began.plus_ms(3_000)));
+}
