@@ -13,7 +13,7 @@ use super::engine::{Due, Owner, Simulation};
 use super::link::SECOND_US;
 use super::node::Scan;
 use crate::logic::Event;
-use crate::workflow::{CachePolicy, VolumeIndex, VolumeKind};
+use crate::workflow::{CachePolicy, VolumeKind};
 
 /// Where bytes pass one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,15 +60,10 @@ impl Simulation {
         }
         // What came in the background so far counts.
         self.hold_warming(self.home_link(cluster));
-        let generation = self.executions[at as usize].generation;
+        let coming = self.bring(at, index, scan);
         let is_narrow = self.caches.get(index).instances() < self.computing[cluster as usize];
         let is_own = holder as usize == node;
-        let is_led = self.is_led(index, mounted.volume, bytes);
         let cache = self.caches.get(index);
-        let missing = if is_led { 0 } else { cache.missing(bytes, 0) };
-        if missing > 0 && policy == CachePolicy::Lru {
-            cache.leader = Some((at, generation));
-        }
         let at_peers = cache.at_peers(holder, bytes, rest);
         let link = if is_narrow {
             cache.link
@@ -77,17 +72,6 @@ impl Simulation {
         };
         // A part on another node passes on what it has from its peers.
         let from_peers = at_peers + if is_own { 0 } else { rest };
-        let coming = cache.coming();
-        let is_fetching = coming > 0;
-        if is_fetching {
-            cache.waiting.push(Waiting {
-                execution: at,
-                generation,
-                bytes,
-            });
-            self.executions[at as usize].waits += 1;
-        }
-        self.fetch(cluster, index, missing);
         self.run.peer_bytes += u128::from(from_peers);
         let disk = 2 * node as u32 + 1;
         if let Some(memory) = through_memory {
@@ -95,7 +79,7 @@ impl Simulation {
             let from_disk = Level::Link(disk, rest.saturating_sub(coming));
             let levels = [memory, from_disk, Level::Link(link, from_peers)];
             self.executions[at as usize].levels.extend(levels);
-            if !is_fetching {
+            if coming == 0 {
                 self.pass_next(at);
             }
             return;
@@ -106,16 +90,47 @@ impl Simulation {
         }
     }
 
-    /// Whether somebody who has fetched a cache is still reading it: what a scan under LRU pushes
-    /// out is always ahead of it, so that others that follow find all.
-    fn is_led(&mut self, index: u32, volume: VolumeIndex, bytes: u64) -> bool {
-        let Some((at, generation)) = self.caches.get(index).leader else {
+    /// Has what a reader lacks cross the link to home, or lets it wait for what does; answers how
+    /// many bytes it waits for.
+    fn bring(&mut self, at: u32, index: u32, scan: Scan) -> u64 {
+        let is_led = self.is_led(at, index, &scan);
+        let execution = &mut self.executions[at as usize];
+        let (generation, node) = (execution.generation, execution.node);
+        let cache = self.caches.get(index);
+        let missing = match is_led {
+            true => 0,
+            false => cache.missing(scan.bytes, 0),
+        };
+        if missing > 0 && scan.policy == CachePolicy::Lru {
+            cache.leader = Some((at, generation));
+        }
+        let coming = cache.coming();
+        if coming > 0 {
+            cache.waiting.push(Waiting {
+                execution: at,
+                generation,
+                bytes: scan.bytes,
+            });
+            execution.waits += 1;
+        }
+        self.fetch(self.nodes[node as usize].cluster, index, missing);
+        coming
+    }
+
+    /// Whether somebody else who has fetched a cache is still reading it: what a scan under LRU
+    /// pushes out is always ahead of it, so that others that follow find all.
+    fn is_led(&mut self, at: u32, index: u32, scan: &Scan) -> bool {
+        let Some((leader, generation)) = self.caches.get(index).leader else {
             return false;
         };
-        let leader = &self.executions[at as usize];
-        let is_same = |scan: &Scan| scan.volume == volume && scan.bytes >= bytes;
-        leader.generation == generation
-            && leader.scan.as_ref().is_some_and(|(scan, _)| is_same(scan))
+        let execution = &self.executions[leader as usize];
+        let is_same = |other: &Scan| other.volume == scan.volume && other.bytes >= scan.bytes;
+        leader != at
+            && execution.generation == generation
+            && execution
+                .scan
+                .as_ref()
+                .is_some_and(|(other, _)| is_same(other))
     }
 
     /// A node tells how much its part of a cache keeps: its share by size, or rather, as servers
