@@ -60,6 +60,17 @@ pub struct CacheStatus {
     pub peers: Vec<CachePeer>,
 }
 
+impl CacheStatus {
+    /// How often home sent each byte that this server had as its primary, of those that it had
+    /// when it started and those that it wanted since. Nothing when there are none.
+    pub fn home_ratio(&self) -> Option<f64> {
+        let count = |name: &str| self.counts.get(name).copied().unwrap_or(0);
+        let kept = count("cache_kept_bytes");
+        let (sent, wanted) = (count("cache_home_bytes"), count("cache_wanted_bytes"));
+        (kept + wanted > 0).then(|| (kept + sent) as f64 / (kept + wanted) as f64)
+    }
+}
+
 /// A server that shares a cache, as another one sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CachePeer {

@@ -25,6 +25,7 @@ pub const NODE: &[&str] = &[
     "door.tickets",
     "cache_served_bytes",
     "cache_wanted_bytes",
+    "cache_kept_bytes",
     "cache_hits_local",
     "cache_hit_local_bytes",
     "cache_hits_peer",

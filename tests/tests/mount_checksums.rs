@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -13,6 +13,7 @@ use bafs_proto::door::DOOR_NAME;
 use bafs_tests::ring::{self, Rings};
 use bafs_tests::stand::BY_RING;
 use bafs_tests::{World, cannot_mount, cannot_pass, mounts_with, said, skip};
+use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -123,42 +124,65 @@ fn readers() -> Result<Vec<Way>> {
 
 /// Directories by which a program comes to volumes, in their order.
 struct Places {
-    mounts: Vec<(PathBuf, std::process::Child)>,
-    _root: tempfile::TempDir,
+    mounts: Vec<(PathBuf, Child)>,
+    /// Dropped last: what is removed with it must not be mounted any more.
+    root: tempfile::TempDir,
 }
 
 impl Places {
     fn mount(world: &World, way: Way, volumes: &[String]) -> Result<Self> {
-        let root = tempfile::tempdir()?;
-        let mut mounts = Vec::new();
+        let mut places = Self {
+            mounts: Vec::new(),
+            root: tempfile::tempdir()?,
+        };
         for (number, volume) in volumes.iter().enumerate() {
-            let at = root.path().join(number.to_string());
+            let at = places.root.path().join(number.to_string());
             fs::create_dir(&at)?;
             let path = at.to_str().context("a temporary path is text")?;
             let args = [&["mount", "--explain", volume, path], way.options].concat();
             let agent = world.bafs(&args).stderr(Stdio::piped()).spawn()?;
-            for _ in 0..400 {
-                if !mounts_with(path).is_empty() {
-                    break;
-                }
+            places.mounts.push((at.clone(), agent));
+            let is_there = |_| {
                 std::thread::sleep(Duration::from_millis(20));
-            }
-            mounts.push((at, agent));
+                !mounts_with(path).is_empty()
+            };
+            ensure!((0..400).any(is_there), "{}: no mount at {path}", way.name);
         }
-        Ok(Self {
-            mounts,
-            _root: root,
-        })
+        Ok(places)
     }
 
-    fn end(self, way: Way) -> Result<()> {
-        for (at, agent) in self.mounts {
-            kill(Pid::from_raw(i32::try_from(agent.id())?), Signal::SIGTERM)?;
-            let output = agent.wait_with_output()?;
-            check_way(way, &output).with_context(|| at.display().to_string())?;
+    /// Ends all mounts, and only then looks at what their agents said.
+    fn end(mut self, way: Way) -> Result<()> {
+        let mounts = std::mem::take(&mut self.mounts);
+        let ended = mounts.into_iter().map(|(at, agent)| (at, stop(agent)));
+        let ended: Vec<_> = ended.collect();
+        for (at, output) in ended {
+            let checked = output.and_then(|output| check_way(way, &output));
+            checked.with_context(|| at.display().to_string())?;
         }
         Ok(())
     }
+}
+
+/// After a check that failed: to remove the directories would else remove what the volumes hold, or
+/// wait for a cluster that is gone.
+impl Drop for Places {
+    fn drop(&mut self) {
+        for (at, agent) in std::mem::take(&mut self.mounts) {
+            match stop(agent) {
+                Ok(output) => eprintln!("{}: {}", at.display(), said(&output)),
+                Err(error) => eprintln!("{}: {error:#}", at.display()),
+            }
+            // In case that the agent could not.
+            let _ = umount2(&at, MntFlags::MNT_DETACH);
+        }
+    }
+}
+
+/// Ends a mount's agent in order.
+fn stop(agent: Child) -> Result<Output> {
+    kill(Pid::from_raw(i32::try_from(agent.id())?), Signal::SIGTERM)?;
+    Ok(agent.wait_with_output()?)
 }
 
 fn check_way(way: Way, output: &Output) -> Result<()> {

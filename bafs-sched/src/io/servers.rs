@@ -523,7 +523,7 @@ fn kept_bytes(status: &CacheStatus) -> u64 {
     let kept = status.primary_bytes.saturating_add(status.pinned_bytes);
     match count("cache_evicted_primary") {
         0 => kept,
-        _ => kept.max(count("cache_wanted_bytes")),
+        _ => kept.max(count("cache_kept_bytes").saturating_add(count("cache_wanted_bytes"))),
     }
 }
 

@@ -55,9 +55,12 @@ pub(crate) fn follow(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, run: 
         Some(view) if !generation.disk.holds_all(&ahead) => staying(generation, &view, &ahead),
         _ => return,
     };
+    // Blocks that another reader has had fetched ahead already are not fetched once more.
+    let mut fresh_bytes = 0;
     for n in &places {
-        if !generation.disk.table().holds(ahead.key(*n)) {
-            generation.ahead.insert(ahead.key(*n));
+        let key = ahead.key(*n);
+        if !generation.disk.table().holds(key) && generation.ahead.insert(key) {
+            fresh_bytes += ahead.length(*n) as u64;
         }
     }
     let bytes = ahead.bytes() as u64;
@@ -65,7 +68,7 @@ pub(crate) fn follow(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, run: 
     let (fetcher, generation) = (fetcher.clone(), generation.clone());
     tokio::spawn(async move {
         match prefetch(&fetcher, &generation, ahead, &places).await {
-            Ok(bytes) => generation.meter.add("cache_ahead_bytes", bytes),
+            Ok(_) => generation.meter.add("cache_ahead_bytes", fresh_bytes),
             Err(error) => tracing::debug!(%error, "blocks ahead of a reader did not come"),
         }
         fetcher.ahead_bytes.fetch_sub(bytes, Ordering::Relaxed);

@@ -72,7 +72,8 @@ pub(crate) struct Generation {
     pub(crate) from_peers: Flights,
     /// What the volume did.
     pub(crate) meter: Arc<Meter>,
-    /// Blocks that this server had as their primary, wherever it had them from.
+    /// Blocks that this server had as their primary, wherever it had them from, and as far as it
+    /// still had them when it started.
     pub(crate) wanted: BlockSet,
     /// Blocks that it read from home in place of their primary, which does not have them yet.
     pub(crate) strays: BlockSet,
@@ -159,6 +160,20 @@ impl Generation {
             comparing_places: Semaphore::new(COMPARISONS_MAX),
             recall: watch::Sender::new(None),
         }
+    }
+
+    /// Counts what an earlier life of this server had as the primary and is still here: home has
+    /// sent it once, and if it goes and comes again, that is the second time.
+    pub(crate) fn count_kept(&self) {
+        let table = self.disk.table();
+        let mut bytes = 0;
+        for (key, held, class) in table.iter() {
+            if class != CopyClass::Secondary {
+                self.wanted.insert(key);
+                bytes += u64::from(held.length);
+            }
+        }
+        self.meter.add("cache_kept_bytes", bytes);
     }
 
     /// Counts blocks that find no place, and says so once.

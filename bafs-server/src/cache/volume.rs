@@ -173,6 +173,7 @@ impl CacheVolume {
             pins: Arc::new(Pins::open(&directory)),
         };
         let generation = start(place, &record.spec, manifest, &shared)?;
+        generation.count_kept();
         Ok(Self {
             directory,
             record: RwLock::new(record),

@@ -373,6 +373,35 @@ async fn what_is_read_from_home_again_by_another_primary_shows_in_the_ratio() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_node_had_before_it_started_and_reads_from_home_again_shows_in_the_ratio() {
+    let mut world = World::new(1);
+    let part = 12 * u64::from(BLOCK);
+    for (name, seed) in [("db/first", 1), ("db/second", 2)] {
+        world.home.put(name, content(seed, part as usize), 1);
+    }
+    world
+        .create(&cache(1, 20 * u64::from(BLOCK), Replacement::Lru))
+        .await;
+    world.nodes[0].read(ID, 0, 0, 12).await.expect("read");
+    world.kept(ID, 12).await;
+    drop(world.kill(0));
+    world.start(1);
+    let node = world.nodes[0].clone();
+    let ratio = || node.show(ID).home_ratio();
+    assert_eq!(ratio(), Some(1.0), "what is here came once");
+    assert_eq!(node.count("cache_kept_bytes"), part);
+    // The second file drives out four blocks of the first, and the first comes back.
+    node.read(ID, 1, 0, 12).await.expect("read");
+    world.kept(ID, 20).await;
+    assert_eq!(ratio(), Some(1.0), "each byte came once so far");
+    node.read(ID, 0, 0, 12).await.expect("read");
+    let again = node.count("cache_home_bytes") - part;
+    assert!(again > 0, "nothing came again: nothing was tested");
+    let whole = 2 * part;
+    assert_eq!(ratio(), Some((whole + again) as f64 / whole as f64));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_byte_is_wrong_while_nodes_come_and_go() {
     let (mut world, bytes) = world(4).await;
     world.home.read_ms.store(1, Ordering::Relaxed);

@@ -2,11 +2,13 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::Ordering;
 
 use bafs_proto::ErrorCode;
 use bafs_proto::cache::{Pinning, WarmCache, WarmState};
 use bafs_proto::ids::VolumeId;
 use bafs_proto::volume::Replacement;
+use tokio::task::JoinSet;
 
 use crate::world::{BLOCK, HOME, World, cache, content};
 
@@ -36,6 +38,34 @@ async fn a_scan_is_read_ahead_and_costs_home_each_byte_once() {
     assert!(ahead > bytes.len() as u64 / 4, "{ahead}");
     let used = node.count("cache_ahead_used_bytes");
     assert!(used >= ahead, "all of it was read: {used} of {ahead}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_several_readers_want_ahead_at_once_is_counted_once() {
+    let world = World::new(1);
+    let bytes = content(1, 700 * BLOCK as usize);
+    world.home.put("db/scan", bytes.clone(), 1);
+    world.create(&cache(1, LARGE, Replacement::Lru)).await;
+    // Slow enough for all to find the same blocks on their way.
+    world.home.read_ms.store(2, Ordering::Relaxed);
+    let mut readers = JoinSet::new();
+    for _ in 0..8 {
+        let node = world.nodes[0].clone();
+        readers.spawn(async move {
+            for first in (0..700).step_by(8) {
+                node.read(ID, 0, first, 8).await.expect("read");
+            }
+        });
+    }
+    while let Some(done) = readers.join_next().await {
+        done.expect("reader");
+    }
+    let ahead = world.nodes[0].count("cache_ahead_bytes");
+    assert!(ahead > 0, "nothing came ahead: nothing was tested");
+    assert!(
+        ahead <= bytes.len() as u64,
+        "{ahead} bytes ahead of all that there are"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -111,6 +111,10 @@ const KNOWN: &[Known] = &[
         "Bytes that the node asked home for, as their primary and for the first time",
     ),
     known(
+        "cache_kept_bytes",
+        "Bytes that caches had as their primary when the node started",
+    ),
+    known(
         "cache_hits_local",
         "Blocks that were in the node's own cache",
     ),

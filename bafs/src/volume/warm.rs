@@ -214,13 +214,20 @@ pub(super) fn text(cache: &CacheStatus) -> String {
     let count = |name: &str| cache.counts.get(name).copied().unwrap_or(0);
     let _ = write!(
         text,
-        "\n  read by jobs: {} bytes from here, {} from peers; from home {} for {} wanted{}",
+        "\n  since the node started: {} bytes read by jobs from here, {} came from peers, \
+         {} from home for {} wanted{}",
         count("cache_hit_local_bytes"),
         count("cache_hit_peer_bytes"),
         count("cache_home_bytes"),
         count("cache_wanted_bytes"),
-        home_ratio(cache).map_or_else(String::new, |ratio| format!(" ({ratio:.3})"))
+        cache
+            .home_ratio()
+            .map_or_else(String::new, |ratio| format!("; home ratio {ratio:.3}"))
     );
+    let kept = count("cache_kept_bytes");
+    if kept > 0 {
+        let _ = write!(text, "; {kept} were here before");
+    }
     let passed = count("cache_pass_through");
     if passed > 0 {
         let _ = write!(
@@ -275,17 +282,10 @@ pub(super) fn describe(cache: &CacheStatus) -> Value {
         "pinned_bytes": cache.pinned_bytes,
         "pins": cache.pins,
         "warming": cache.warming.as_ref().map(describe_warming),
-        "home_ratio": home_ratio(cache),
+        "home_ratio": cache.home_ratio(),
         "counts": cache.counts,
         "peers": peers.collect::<Vec<_>>(),
     })
-}
-
-/// Bytes read from home for each byte that was wanted of this node as its primary.
-fn home_ratio(cache: &CacheStatus) -> Option<f64> {
-    let count = |name: &str| cache.counts.get(name).copied().unwrap_or(0);
-    let wanted = count("cache_wanted_bytes");
-    (wanted > 0).then(|| count("cache_home_bytes") as f64 / wanted as f64)
 }
 
 fn describe_warming(warming: &Warming) -> Value {

@@ -1,0 +1,167 @@
+//! Cooperative caches of several groups on one subnet: real processes, of which some are told
+//! their group. Each group reads from home once, and asks nothing of the other.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use bafs_proto::door::DOOR_NAME;
+use bafs_tests::api::{CacheVolume, CacheWish};
+use bafs_tests::content::Content;
+use bafs_tests::stage::{Stage, compare, scan};
+use bafs_tests::{cannot_mount, skip};
+
+const MIB: usize = 1 << 20;
+
+/// Nodes that are given no group, so that they have that of their subnet.
+const SUBNET: [&str; 2] = ["n1", "n2"];
+
+/// Nodes that are given one.
+const EAST: [&str; 2] = ["e1", "e2"];
+
+/// A cluster of both groups.
+fn start() -> Result<Stage> {
+    let mut stage = Stage::start(SUBNET.len(), "100MB", None)?;
+    for name in EAST {
+        let more = ["--size", "100MB", "--slots", "2", "--group", "east"];
+        stage.world.cluster.add_node(name, &more)?;
+    }
+    stage
+        .world
+        .wait_for_servers(1 + SUBNET.len() + EAST.len())?;
+    Ok(stage)
+}
+
+fn addresses(stage: &Stage, names: &[&str]) -> Vec<String> {
+    let address = |name: &&str| stage.world.cluster.address(name).to_owned();
+    names.iter().map(address).collect()
+}
+
+/// What the catalog tells of the nodes' groups.
+fn groups(stage: &Stage) -> Result<BTreeMap<String, String>> {
+    let listed = stage.world.json(&["servers"])?;
+    let servers = listed.as_array().context("a list")?;
+    let text = |server: &serde_json::Value, key: &str| {
+        let text = server[key].as_str().map(str::to_owned);
+        text.with_context(|| format!("{key} of {server}"))
+    };
+    servers
+        .iter()
+        .map(|server| Ok((text(server, "name")?, text(server, "group")?)))
+        .collect()
+}
+
+/// Addresses of those with whom a volume's node believes to share the cache.
+fn peers(stage: &Stage, volume: &CacheVolume) -> Result<Vec<String>> {
+    let shown = stage
+        .world
+        .json(&["volume", "show", &volume.id.to_string()])?;
+    let peers = shown["cache"]["peers"].as_array().context("peers")?;
+    let address = |peer: &serde_json::Value| peer["address"].as_str().map(str::to_owned);
+    peers
+        .iter()
+        .map(|peer| address(peer).context("an address"))
+        .collect()
+}
+
+fn check_scan(stage: &Stage, volume: &CacheVolume, content: &Content) -> Result<()> {
+    let wrong = stage
+        .api
+        .wait(scan(stage.reader()?, volume.clone(), content))?;
+    ensure!(wrong == 0, "{wrong} bytes are wrong");
+    Ok(())
+}
+
+/// Calls by which nodes share caches, that these nodes have received.
+fn shared_calls(stage: &Stage, nodes: &[String]) -> Result<u64> {
+    let calls = ["calls.JoinCache", "calls.ReadBlocks"];
+    calls.iter().map(|call| stage.sum(nodes, call)).sum()
+}
+
+#[test]
+fn cluster_groups_of_one_subnet_read_from_home_once_each_and_share_nothing() -> Result<()> {
+    let content = Content::new(51, 6 * MIB);
+    let needed = content.bytes().len() as u64;
+    let stage = start()?;
+    stage.put("set", &content)?;
+    let known = groups(&stage)?;
+    for (names, group) in [(SUBNET, "loopback"), (EAST, "east")] {
+        for name in names {
+            let found = known.get(name).map(String::as_str);
+            ensure!(found == Some(group), "{name} is in {found:?}");
+        }
+    }
+    let (subnet, east) = (addresses(&stage, &SUBNET), addresses(&stage, &EAST));
+    let nodes = [subnet.clone(), east.clone()].concat();
+    let volumes = stage.caches(&nodes, &CacheWish::of("set", 16 << 20))?;
+    let (of_subnet, of_east) = volumes.split_at(subnet.len());
+    let mut sent = 0;
+    for (own, own_nodes, others) in [(of_subnet, &subnet, &east), (of_east, &east, &subnet)] {
+        let asked = shared_calls(&stage, others)?;
+        for volume in own {
+            check_scan(&stage, volume, &content)?;
+        }
+        let now = stage.home_bytes()?;
+        ensure!(
+            now - sent == needed,
+            "home sent a group {} bytes, {needed} are needed",
+            now - sent
+        );
+        sent = now;
+        for volume in own {
+            let mut expected = own_nodes.clone();
+            expected.retain(|node| *node != volume.node);
+            let found = peers(&stage, volume)?;
+            ensure!(found == expected, "{} shares with {found:?}", volume.node);
+        }
+        let asked = shared_calls(&stage, others)? - asked;
+        ensure!(asked == 0, "the other group was asked {asked} times");
+        let given = stage.sum(own_nodes, "cache_served_bytes")?;
+        ensure!(given > 0, "nobody gave anything: nothing was tested");
+        let passed_over = stage.sum(own_nodes, "cache_fallbacks")?;
+        ensure!(
+            passed_over == 0,
+            "{passed_over} times a peer was passed over"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn cluster_groups_let_a_job_elsewhere_read_what_a_group_keeps() -> Result<()> {
+    if let Some(reason) = cannot_mount() {
+        let name = "cluster_groups_let_a_job_elsewhere_read_what_a_group_keeps";
+        skip(name, &reason);
+        return Ok(());
+    }
+    let content = Content::new(52, 3 * MIB);
+    let needed = content.bytes().len() as u64;
+    let stage = start()?;
+    stage.put("far", &content)?;
+    let (subnet, east) = (addresses(&stage, &SUBNET), addresses(&stage, &EAST));
+    let volumes = stage.caches(&subnet, &CacheWish::of("far", 16 << 20))?;
+    check_scan(&stage, &volumes[0], &content)?;
+    // As from another machine: nothing is handed over.
+    let door = stage.world.cluster.directory().join("n1").join(DOOR_NAME);
+    fs::rename(&door, door.with_extension("away"))?;
+    // No node of this job's group has the volume: it asks the node of the volume for each block.
+    let before = stage.sum(&subnet[..1], "cache_hit_local_bytes")?;
+    let (speaker, target) = (stage.api.speaker().clone(), volumes[0].target());
+    let script = stage.compare_script("far");
+    let job = compare(speaker, east[0].clone(), target, script);
+    let wrong = stage.api.wait(job)?;
+    ensure!(wrong == 0, "{wrong} bytes are wrong");
+    let read = stage.sum(&subnet[..1], "cache_hit_local_bytes")? - before;
+    ensure!(
+        read >= needed,
+        "the volume's node counts {read} of {needed} bytes"
+    );
+    let sent = stage.home_bytes()?;
+    ensure!(
+        sent == needed,
+        "home sent {sent} bytes, {needed} are needed"
+    );
+    let kept = stage.sum(&east, "cache_home_bytes")? + stage.sum(&east, "cache_hit_peer_bytes")?;
+    ensure!(kept == 0, "the other group took {kept} bytes into caches");
+    Ok(())
+}
