@@ -177,6 +177,7 @@ calls! {
     MapVolumeFile => FileMap,
     PutFile => PutReceipt,
     ReadSources => SourceData,
+    PutFiles => PutResults,
 }
 
 /// Done, nothing to say.
@@ -407,6 +408,32 @@ pub struct PutFile {
     pub mode: u32,
     /// Digest that it must have.
     pub digest: Digest,
+}
+
+/// Puts many small files in place, whose bytes follow each other in the body: each as if it had
+/// come alone, so each has a right of its own and answers for itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PutFiles {
+    /// At most [`PACK_FILES_MAX`](crate::limits::PACK_FILES_MAX).
+    pub files: Vec<PackedFile>,
+}
+
+/// A file of a [`PutFiles`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackedFile {
+    /// The call that it would be alone.
+    pub put: PutFile,
+    /// Its size in bytes.
+    pub size: u32,
+    /// Capability for its place.
+    pub token: Token,
+}
+
+/// What became of the files of a [`PutFiles`], in the same order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PutResults {
+    /// One for each.
+    pub results: Vec<Result<PutReceipt>>,
 }
 
 /// Proof that a file is durable at home.
