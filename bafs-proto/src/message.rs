@@ -566,8 +566,8 @@ pub struct TreeSession {
     /// there as long as it is the same.
     pub machine: u64,
     /// So many files the agent may have open of which it says so before the server has opened
-    /// them: all writers together may open half as many early as the server has descriptors. What
-    /// is opened in time may take more than the other half. At most
+    /// them: all writers together may open half as many early as the server has descriptors. Those
+    /// are kept for them: what is opened in time fails rather than take them. At most
     /// [`EARLY_HANDLES_MAX`](crate::limits::EARLY_HANDLES_MAX).
     pub early_handles: u32,
 }
