@@ -230,11 +230,15 @@ impl Volume {
             Ok(op) => op,
             Err(errno) => return done(Err(errno), &[]),
         };
+        self.usage.asked(&op);
+        let seen = Seen::of(&op, &self.mode, &self.usage);
+        self.run_seen(caller, op, data, seen, done);
+    }
+
+    fn run_seen(self: &Arc<Self>, caller: Caller, op: FileOp, data: &[u8], seen: Seen, done: Done) {
         let start = clock::now();
         self.usage.begun(start);
         let volume = Arc::clone(self);
-        self.usage.asked(&op);
-        let seen = Seen::of(&op, &self.mode, &self.usage);
         let held = memory::hold(self.tree.copied_bytes(&op, data));
         let finish = move |result: FileResult, data: &[u8]| {
             let result = match result {
@@ -247,6 +251,15 @@ impl Volume {
         };
         self.tree
             .run(self.stored(caller), op, data, Box::new(finish));
+    }
+
+    /// The kernel forgot a file. Nobody waits for that, so it is no call that counts.
+    pub fn forget(&self, ino: InodeNo, count: u64) {
+        if self.fate.loss().is_none() {
+            let op = FileOp::Forget { ino, count };
+            let ignored: Done = Box::new(|_, _| {});
+            self.tree.run(Caller::default(), op, &[], ignored);
+        }
     }
 
     /// Whether the close of a file has something to wait for.
@@ -284,23 +297,15 @@ impl Volume {
         length: u32,
         done: Done,
     ) {
-        let volume = Arc::clone(self);
-        let counted = move |result: FileResult, data: &[u8]| {
-            if result.is_ok() {
-                volume.usage.read(ino, offset, data.len() as u64);
-            }
-            done(result, data);
+        if self.fate.loss().is_some() {
+            return done(Err(Errno(libc::EIO)), &[]);
+        }
+        let op = FileOp::Read {
+            handle,
+            offset,
+            length,
         };
-        self.run(
-            caller,
-            FileOp::Read {
-                handle,
-                offset,
-                length,
-            },
-            &[],
-            Box::new(counted),
-        );
+        self.run_seen(caller, op, &[], Seen::Range(ino, offset), done);
     }
 
     /// The open file of a file that stays wholly on this machine until [`Self::let_go_whole`], and
@@ -463,9 +468,14 @@ impl Volume {
                 self.usage.wrote(length);
                 FileReply::Written { length }
             }
+            FileReply::Read { length } => {
+                if let Seen::Range(ino, offset) = seen {
+                    self.usage.read(ino, offset, length.into());
+                }
+                FileReply::Read { length }
+            }
             reply @ (FileReply::Done
             | FileReply::Bytes(_)
-            | FileReply::Read { .. }
             | FileReply::StatFs(_)
             | FileReply::Position(_)) => reply,
         }
@@ -494,12 +504,15 @@ impl Volume {
     }
 }
 
-/// Where an answer tells the name of a file: for the report on touched pages of trees without any
-/// caching (a cache volume knows its names, and scratch volumes do not report pages), and until the
-/// first opened file is known.
+/// What an answer tells beside itself.
 enum Seen {
     Nothing,
+    /// The name of a file: for the report on touched pages of trees without any caching (a cache
+    /// volume knows its names, and scratch volumes do not report pages), and until the first opened
+    /// file is known.
     Name(InodeNo, Vec<u8>),
+    /// A read of this file, from this byte on.
+    Range(InodeNo, u64),
 }
 
 impl Seen {

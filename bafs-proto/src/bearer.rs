@@ -137,6 +137,7 @@ fn need(address: &str, request: &Request) -> Result<Need> {
         | Request::PutRange(_)
         | Request::CommitPut(_)
         | Request::PutFile(_)
+        | Request::PutFiles(_)
         | Request::JoinCache(_) => {
             let text = format!("only servers call {}", request.name());
             return Err(Error::new(ErrorCode::Unsupported, text));

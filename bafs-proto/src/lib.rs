@@ -40,8 +40,9 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// pieces of an upload under way, maps of sparse files; 10 = volumes live longer once they hold
 /// results; who joins a cache learns where its blocks were before, and a server that lacks blocks
 /// says who may have them; 11 = copies of volumes that are made from an older one; 12 = who got
-/// damaged blocks says so, small files of a home together, bounded files opened early.
-pub const PROTOCOL_VERSION: u32 = 12;
+/// damaged blocks says so, small files of a home together, bounded files opened early; 13 = small
+/// files to a home together.
+pub const PROTOCOL_VERSION: u32 = 13;
 
 /// Application-layer protocol name that both ends of a connection must offer.
 pub const ALPN: &[u8] = b"bafs/1";

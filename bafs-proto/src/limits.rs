@@ -52,6 +52,9 @@ pub const OPS_MAX: usize = 4096;
 /// Largest capability token, in bytes.
 pub const TOKEN_BYTES_MAX: usize = 8 << 10;
 
+/// Most files that go home with one call: each has a path and a token in the head.
+pub const PACK_FILES_MAX: usize = 64;
+
 /// Most entries in one page of a listing.
 pub const PAGE_ENTRIES_MAX: usize = 2048;
 
@@ -72,4 +75,9 @@ const _: () = assert!(DIRECTORY_BYTES_MAX <= HEAD_BYTES_MAX / 4);
 const _: () = assert!(BLOCK_BYTES_MAX <= BODY_BYTES_MAX);
 const _: () = assert!(BLOCK_BYTES_MIN <= BLOCK_BYTES_DEFAULT);
 const _: () = assert!(BLOCK_BYTES_DEFAULT <= BLOCK_BYTES_MAX);
+const _: () = {
+    let more = ERROR_DETAIL_BYTES_MAX + 256;
+    let file = TOKEN_BYTES_MAX + PATH_BYTES_MAX + more;
+    assert!(PACK_FILES_MAX * file < HEAD_BYTES_MAX as usize);
+};
 const _: () = assert!(PAGE_ENTRIES_MAX * NAME_BYTES_MAX < HEAD_BYTES_MAX as usize);

@@ -177,6 +177,7 @@ calls! {
     MapVolumeFile => FileMap,
     PutFile => PutReceipt,
     ReadSources => SourceData,
+    PutFiles => PutResults,
 }
 
 /// Done, nothing to say.
@@ -409,6 +410,32 @@ pub struct PutFile {
     pub digest: Digest,
 }
 
+/// Puts many small files in place, whose bytes follow each other in the body: each as if it had
+/// come alone, so each has a right of its own and answers for itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PutFiles {
+    /// At most [`PACK_FILES_MAX`](crate::limits::PACK_FILES_MAX).
+    pub files: Vec<PackedFile>,
+}
+
+/// A file of a [`PutFiles`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackedFile {
+    /// The call that it would be alone.
+    pub put: PutFile,
+    /// Its size in bytes.
+    pub size: u32,
+    /// Capability for its place.
+    pub token: Token,
+}
+
+/// What became of the files of a [`PutFiles`], in the same order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PutResults {
+    /// One for each.
+    pub results: Vec<Result<PutReceipt>>,
+}
+
 /// Proof that a file is durable at home.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PutReceipt {
@@ -539,8 +566,8 @@ pub struct TreeSession {
     /// there as long as it is the same.
     pub machine: u64,
     /// So many files the agent may have open of which it says so before the server has opened
-    /// them: all writers together may open half as many early as the server has descriptors. What
-    /// is opened in time may take more than the other half. At most
+    /// them: all writers together may open half as many early as the server has descriptors. Those
+    /// are kept for them: what is opened in time fails rather than take them. At most
     /// [`EARLY_HANDLES_MAX`](crate::limits::EARLY_HANDLES_MAX).
     pub early_handles: u32,
 }

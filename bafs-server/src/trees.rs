@@ -29,7 +29,7 @@ use tokio::sync::watch;
 use crate::clock;
 use crate::counters::Counters;
 use crate::lives;
-use descriptors::early_handles;
+use descriptors::keep;
 use replay::{Answer, Begin, Replay};
 
 /// A session ends when it is silent for so long, in milliseconds.
@@ -390,7 +390,7 @@ impl State {
         if session.writable {
             let served = self.sessions.values().filter(|open| open.is_served());
             let kept = served.map(|open| open.early_handles);
-            session.early_handles = early_handles(kept.map(u64::from).sum());
+            session.early_handles = keep(&mut session.session, kept.map(u64::from).sum());
         }
         let early_handles = session.early_handles;
         self.sessions.insert((name, epoch), Arc::new(session));

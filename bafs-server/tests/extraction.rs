@@ -9,7 +9,9 @@ use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{ExtractId, VolumeId};
 use bafs_proto::message::{DeleteVolume, ExtractFile, PutReceipt};
-use storage_world::{A, HOME, World, from_home, noise, rich_home, spec};
+use bafs_proto::volume::VolumeSpec;
+use bafs_server::home;
+use storage_world::{A, HOME, World, from_home, noise, rich_home, spec, tree};
 
 const B: &str = "b:1";
 
@@ -122,6 +124,47 @@ async fn pieces_of_a_large_file_travel_together_and_a_small_one_takes_one_call()
         begun,
         "one call is enough"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_small_files_go_home_in_packs() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let root = tempfile::tempdir().expect("root");
+    let verifier = world.config(store.path()).identity.verifier;
+    // A slow link: what comes while a pack is on it goes together.
+    let home = home::Home::open(root.path(), verifier, Some(100_000)).expect("home");
+    world.network.listen(HOME, home);
+    let _node = world.node(A, world.config(store.path())).await;
+    let many = VolumeSpec {
+        size_files: 400,
+        ..spec(1, None)
+    };
+    world.create(A, many).await.expect("create");
+    let content = |number: usize| noise(number * 10, number as u64);
+    for number in 0..200 {
+        let path = tree(store.path(), 1).join(format!("{number:03}"));
+        std::fs::write(path, content(number)).expect("write");
+    }
+    let world = Arc::new(world);
+    let sent: Vec<_> = (0..200)
+        .map(|number| {
+            let (world, path) = (world.clone(), format!("{number:03}"));
+            let target = format!("out/{}/{path}", number % 3);
+            let call = extract(number as u128 + 1, 1, &path, &target, &world);
+            tokio::spawn(async move { world.call(A, call).await })
+        })
+        .collect();
+    for (number, sent) in sent.into_iter().enumerate() {
+        let receipt = sent.await.expect("task").expect("receipt");
+        assert_eq!(receipt.digest, Digest::of(&content(number)), "{number}");
+        let found = std::fs::read(root.path().join(&receipt.path)).expect("read");
+        assert!(found == content(number), "{number}");
+    }
+    let packs = world.counter(HOME, "calls.PutFiles").await;
+    let calls = world.counter(HOME, "home_requests").await;
+    // The first few find nobody to go with.
+    assert!(packs <= 100, "{packs} packs for 200 files");
+    assert!(calls <= packs + 5, "{calls} calls for {packs} packs");
 }
 
 #[tokio::test(flavor = "multi_thread")]

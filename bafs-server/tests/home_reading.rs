@@ -1,4 +1,4 @@
-//! What a home server gives of its files, and when it gives nothing.
+//! What a home server gives of its files and when it gives nothing; what it takes in packs.
 
 mod home_world;
 
@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::ExtractId;
-use bafs_proto::message::{PutFile, StatSource};
+use bafs_proto::message::{PackedFile, PutFile, PutFiles, StatSource};
 use bafs_proto::replica::{ListedFile, ReadSources};
 use bafs_proto::token::Right;
 use bafs_server::home::Home;
@@ -139,4 +139,67 @@ async fn a_directory_that_goes_away_is_told_and_not_made_again() {
     stat().await.expect("it is back");
     put().await.expect("it is back");
     assert_eq!(fs::read(root.join("res/new")).expect("read"), b"x");
+}
+
+#[tokio::test]
+async fn each_file_of_a_pack_has_its_own_right_and_its_own_answer() {
+    let world = World::new();
+    let elsewhere = grant(&world.signer, "elsewhere", &[Right::Read, Right::Write]);
+    let pack = |contents: [&[u8]; 4], of_third: &[u8]| {
+        let paths = ["out/a", "out/b", "out/c", "out/d"];
+        let files = paths.iter().zip(contents).enumerate();
+        let files = files.map(|(number, (path, content))| PackedFile {
+            put: PutFile {
+                extract: ExtractId(number as u128 + 1),
+                path: (*path).to_owned(),
+                mode: 0o600,
+                digest: match number {
+                    2 => Digest::of(of_third),
+                    _ => Digest::of(content),
+                },
+            },
+            size: content.len() as u32,
+            token: match number {
+                1 => elsewhere.clone(),
+                _ => world.token.clone(),
+            },
+        });
+        PutFiles {
+            files: files.collect(),
+        }
+    };
+    let contents: [&[u8]; 4] = [b"one", b"two", b"three", b""];
+    let body = contents.concat();
+    let short = world.send(&world.token, pack(contents, b"three"), &body[1..]);
+    assert_eq!(code(short.await), ErrorCode::Malformed);
+    assert!(!world.root.path().join("out").exists(), "nothing was tried");
+    // What the call itself shows opens nothing.
+    let sent = world.send(&elsewhere, pack(contents, b"other"), &body);
+    let (told, _) = sent.await.expect("an answer");
+    let codes = told
+        .results
+        .iter()
+        .map(|it| it.as_ref().map_err(|e| e.code));
+    let codes: Vec<_> = codes.map(|it| it.map(|receipt| receipt.size)).collect();
+    assert_eq!(
+        codes,
+        [
+            Ok(3),
+            Err(ErrorCode::RightMissing),
+            Err(ErrorCode::DigestMismatch),
+            Ok(0)
+        ]
+    );
+    let read = |name: &str| fs::read(world.root.path().join("out").join(name)).ok();
+    assert_eq!(read("a").as_deref(), Some(&b"one"[..]));
+    assert_eq!((read("b"), read("c")), (None, None));
+    assert_eq!(read("d").as_deref(), Some(&b""[..]));
+    // What is there stays, and the rest follows.
+    fs::write(world.root.path().join("out/a"), b"used since").expect("write");
+    let sent = world.send(&world.token, pack(contents, b"three"), &body);
+    let (again, _) = sent.await.expect("again");
+    assert_eq!(again.results[0], told.results[0]);
+    assert_eq!(again.results[2].as_ref().map(|it| it.size), Ok(5));
+    assert_eq!(read("a").as_deref(), Some(&b"used since"[..]));
+    assert_eq!(read("c").as_deref(), Some(&b"three"[..]));
 }

@@ -44,24 +44,19 @@ impl Session {
             return Err(errno::INVAL);
         }
         let file = self.file(handle)?;
-        let (start, length) = (out.len(), length as usize);
-        // The buffer may be reserved with more room than was asked for: read into a slice.
-        out.resize(start + length, 0);
+        let length = length as usize;
+        out.reserve_exact(length);
         let mut done = 0;
         while done < length {
-            let room = &mut out[start + done..start + length];
-            match pread(&file.fd, room, offset.saturating_add(done as u64)) {
+            let at = offset.saturating_add(done as u64);
+            match read_more(&file.fd, out, length - done, at) {
                 Ok(0) => break,
                 Ok(count) => done += count,
                 Err(rustix::io::Errno::INTR) => {}
                 Err(_) if done > 0 => break,
-                Err(error) => {
-                    out.truncate(start);
-                    return Err(errno::of(error));
-                }
+                Err(error) => return Err(errno::of(error)),
             }
         }
-        out.truncate(start + done);
         Ok(FileReply::Read {
             length: done as u32,
         })
@@ -182,6 +177,24 @@ impl Session {
         done.map_err(errno::of)?;
         settled.map(|_| FileReply::Done)
     }
+}
+
+/// Appends at most `length` bytes of a file, for which there is room.
+fn read_more(
+    fd: impl AsFd,
+    out: &mut Vec<u8>,
+    length: usize,
+    at: u64,
+) -> rustix::io::Result<usize> {
+    let start = out.len();
+    if out.capacity() - start == length {
+        return pread(fd, spare_capacity(out), at);
+    }
+    // All the room is more than was asked for, and a part of it must have been written before.
+    out.resize(start + length, 0);
+    let read = pread(fd, &mut out[start..], at);
+    out.truncate(start + read.unwrap_or(0));
+    read
 }
 
 /// Writes as much as the host takes; at the end of the file, whereever that is, without an offset.

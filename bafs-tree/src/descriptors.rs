@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use rustix::process::{Resource, getrlimit};
@@ -21,6 +21,15 @@ const PART: u64 = 4;
 
 /// Where the number of descriptors has no limit, or nearly none.
 const OPEN_MAX: u64 = 1 << 16;
+
+/// Part of the process's descriptors that is left for connections and the like.
+const OTHERS_PART: u64 = 8;
+
+/// Descriptors that are kept for files whose opening was promised.
+static KEPT: AtomicU64 = AtomicU64::new(0);
+
+/// Files and directories that are open and were not promised.
+static IN_TIME: AtomicU64 = AtomicU64::new(0);
 
 /// Those that may be closed, by the time since they were opened.
 static OPEN: Mutex<VecDeque<Weak<Slot>>> = Mutex::new(VecDeque::new());
@@ -101,6 +110,60 @@ impl Slot {
         }
         *held = None;
         true
+    }
+}
+
+/// Descriptors that are kept, until this is dropped, for files whose opening was promised.
+#[derive(Debug, Default)]
+pub(crate) struct Kept(u64);
+
+impl Kept {
+    pub(crate) fn new(count: u32) -> Self {
+        let count = u64::from(count);
+        KEPT.fetch_add(count, Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        KEPT.fetch_sub(self.0, Relaxed);
+    }
+}
+
+/// Something that is open and was not promised.
+#[derive(Debug)]
+pub(crate) struct InTime(());
+
+impl InTime {
+    pub(crate) fn new() -> Self {
+        IN_TIME.fetch_add(1, Relaxed);
+        Self(())
+    }
+}
+
+impl Drop for InTime {
+    fn drop(&mut self) {
+        IN_TIME.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Whether one more may be opened that was not promised: those that come at the same moment may
+/// all be it. Where nothing is promised, only the system says no.
+///
+/// # Errors
+/// `ENFILE` when the rest is kept for what was promised.
+pub(crate) fn check_in_time() -> Outcome<()> {
+    let kept = KEPT.load(Relaxed);
+    if kept == 0 {
+        return Ok(());
+    }
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let others = limit / PART + limit / OTHERS_PART;
+    let left = limit.saturating_sub(others).saturating_sub(kept);
+    match IN_TIME.load(Relaxed) < left {
+        true => Ok(()),
+        false => Err(errno::NFILE),
     }
 }
 

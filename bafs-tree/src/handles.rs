@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use bafs_proto::ids::{HandleId, InodeNo};
 
 use crate::anchor::Anchor;
+use crate::descriptors::InTime;
 use crate::directory::Stream;
 use crate::errno::{self, Outcome};
 
@@ -22,6 +23,8 @@ pub(crate) struct OpenFile {
     /// Whether nothing is written through it.
     pub(crate) reads_only: bool,
     pub(crate) anchor: Arc<Anchor>,
+    /// `None` if its opening was promised.
+    pub(crate) _in_time: Option<InTime>,
 }
 
 /// An open directory.
@@ -30,6 +33,7 @@ pub(crate) struct OpenDirectory {
     pub(crate) ino: InodeNo,
     pub(crate) stream: Mutex<Stream>,
     pub(crate) anchor: Arc<Anchor>,
+    pub(crate) _in_time: InTime,
 }
 
 /// Something open.
@@ -60,8 +64,8 @@ impl Handles {
         wished.0 >= GIVEN_FIRST && !self.open.contains_key(&wished.0)
     }
 
-    /// Gives a file that was just opened, and its handle, other numbers; the handle's must be free
-    /// and in the agents' range.
+    /// Gives a file that was just opened, as promised, and its handle, other numbers; the handle's
+    /// must be free and in the agents' range.
     pub(crate) fn renumber(
         &mut self,
         handle: HandleId,
@@ -75,7 +79,11 @@ impl Handles {
             return Err(errno::BADF);
         };
         let file = Arc::into_inner(file).ok_or(errno::BUSY)?;
-        let file = Arc::new(OpenFile { ino, ..file });
+        let file = Arc::new(OpenFile {
+            ino,
+            _in_time: None,
+            ..file
+        });
         self.open.insert(wished.0, Handle::File(file));
         Ok(())
     }

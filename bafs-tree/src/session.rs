@@ -10,6 +10,7 @@ use rustix::fs::{AtFlags, FileType, OFlags, Stat, fstat, fsync};
 use crate::account::Identity;
 use crate::anchor::{Anchor, identity};
 use crate::attributes::attr;
+use crate::descriptors::{InTime, Kept, check_in_time};
 use crate::directory::Stream;
 use crate::errno::{self, Outcome};
 use crate::handles::{Handle, Handles, OpenDirectory, OpenFile};
@@ -27,6 +28,7 @@ pub struct Session {
     writable: bool,
     resumes: bool,
     tells_births: bool,
+    _kept: Kept,
 }
 
 impl Session {
@@ -39,7 +41,14 @@ impl Session {
             writable,
             resumes: false,
             tells_births: true,
+            _kept: Kept::default(),
         }
+    }
+
+    /// Keeps so many descriptors of the process for files that are opened by given numbers
+    /// ([`Self::run_given`]): what any session opens otherwise leaves them.
+    pub fn keep_descriptors(&mut self, count: u32) {
+        self._kept = Kept::new(count);
     }
 
     /// A session for an agent that need not know when files were made: all changes come from it, so
@@ -70,6 +79,19 @@ impl Session {
     /// session does not know, `EROFS` for a change in a session that is not writable, `ENOSPC`
     /// at the tree's limit, `ENFILE` when the process has no descriptor left.
     pub fn run(&self, caller: Caller, op: &FileOp, data: &[u8], out: &mut Vec<u8>) -> FileResult {
+        if opens(op) && !self.resumes {
+            check_in_time()?;
+        }
+        self.run_promised(caller, op, data, out)
+    }
+
+    fn run_promised(
+        &self,
+        caller: Caller,
+        op: &FileOp,
+        data: &[u8],
+        out: &mut Vec<u8>,
+    ) -> FileResult {
         if !self.writable && changes(op) {
             return Err(errno::ROFS);
         }
@@ -174,7 +196,10 @@ impl Session {
             // What is there already has a number by which others may know it.
             *flags |= OFlags::EXCL.bits().cast_signed();
         }
-        let mut reply = self.run(caller, &op, data, out)?;
+        let mut reply = match handle {
+            Some(_) => self.run_promised(caller, &op, data, out)?,
+            None => self.run(caller, &op, data, out)?,
+        };
         if let (Some(ino), FileReply::Attr(attr) | FileReply::Opened { attr, .. }) =
             (ino, &mut reply)
         {
@@ -344,6 +369,7 @@ impl Session {
             fd,
             reads_only,
             anchor,
+            _in_time: Some(InTime::new()),
         });
         let handle = self.handles().insert(Handle::File(file));
         Ok(FileReply::Opened { handle, attr })
@@ -392,6 +418,7 @@ impl Session {
             ino,
             stream,
             anchor,
+            _in_time: InTime::new(),
         });
         let handle = self.handles().insert(Handle::Directory(directory));
         Ok(FileReply::Opened {
@@ -477,6 +504,14 @@ impl Session {
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether an operation leaves something open.
+fn opens(op: &FileOp) -> bool {
+    matches!(
+        op,
+        FileOp::Open { .. } | FileOp::Create { .. } | FileOp::OpenDirectory { .. }
+    )
 }
 
 /// Whether an operation changes the tree, so that it needs a writable session.

@@ -1,4 +1,5 @@
-//! What an agent asks seldom: directories that are gone, attributes that are none of its business.
+//! What an agent asks seldom: directories that are gone, attributes that are none of its business,
+//! reads into room of any size.
 
 mod bench;
 
@@ -312,5 +313,39 @@ fn a_capability_that_a_new_file_is_given_is_found() {
         Ok(_) => assert_eq!(bench.ok(get), FileReply::Bytes(value)),
         // It takes a privilege.
         Err(error) => assert_eq!(error, Errno(libc::EPERM)),
+    }
+}
+
+#[test]
+fn a_read_appends_what_was_asked_for_however_much_room_there_is() {
+    let bench = Bench::new(None);
+    let (_, handle) = bench.create(ROOT, "f", 0o600);
+    let content: Vec<u8> = (0..200).collect();
+    assert_eq!(bench.write(handle, 0, &content), Ok(200));
+    let (offset, length) = (20, 50);
+    let op = FileOp::Read {
+        handle,
+        offset,
+        length,
+    };
+    for room in [53, 100, 0] {
+        let mut out = Vec::with_capacity(room);
+        out.extend_from_slice(b"abc");
+        let read = bench.session.run(CALLER, &op, b"", &mut out);
+        assert_eq!(read, Ok(FileReply::Read { length: 50 }));
+        assert_eq!(out, [b"abc", &content[20..70]].concat(), "room {room}");
+    }
+    // At the end of the file there is less.
+    let offset = 190;
+    let op = FileOp::Read {
+        handle,
+        offset,
+        length,
+    };
+    for room in [50, 100] {
+        let mut out = Vec::with_capacity(room);
+        let read = bench.session.run(CALLER, &op, b"", &mut out);
+        assert_eq!(read, Ok(FileReply::Read { length: 10 }));
+        assert_eq!(out, content[190..], "room {room}");
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::file_op::{FileOp, FileReply};
 use bafs_proto::ids::{HandleId, InodeNo};
-use bench::{Bench, ROOMY, ROOT};
+use bench::{Bench, CALLER, ROOMY, ROOT};
 use nix::libc;
 use rustix::process::{Resource, Rlimit, geteuid, setrlimit};
 
@@ -102,6 +102,51 @@ fn an_agent_may_refer_to_more_files_than_there_are_descriptors() {
     }
     let (_, used) = bench.used();
     assert_eq!(used, FILES / 2);
+}
+
+#[test]
+fn what_is_opened_in_time_leaves_the_descriptors_that_are_kept_for_early_opens() {
+    const KEPT: u32 = 20;
+    let _alone = alone();
+    limit_descriptors();
+    let given = |number: u64| (None, Some(HandleId((1 << 61) + number)));
+    let mut bench = Bench::new(Some(ROOMY));
+    let (ino, first) = bench.create(ROOT, "file", 0o644);
+    let open = FileOp::Open {
+        ino,
+        flags: libc::O_RDONLY,
+    };
+    bench.session.keep_descriptors(KEPT);
+    let mut in_time = vec![first];
+    let refused = loop {
+        match bench.run(open.clone()) {
+            Ok(FileReply::Opened { handle, .. }) => in_time.push(handle),
+            other => break other,
+        }
+    };
+    assert_eq!(refused.expect_err("kept").0, libc::ENFILE);
+    let create = FileOp::Create {
+        parent: ROOT,
+        name: b"other".to_vec(),
+        mode: 0o644,
+        flags: libc::O_RDWR,
+    };
+    assert_eq!(bench.err(create), libc::ENFILE);
+    assert!(!bench.path("other").exists(), "refused before it was made");
+    assert_eq!(bench.err(FileOp::OpenDirectory { ino: ROOT }), libc::ENFILE);
+    for number in 0..u64::from(KEPT) {
+        let (op, mut out) = ((CALLER, &open, &b""[..]), Vec::new());
+        let opened = bench.session.run_given(op, given(number), &mut out);
+        assert!(opened.is_ok(), "promise {number}: {opened:?}");
+    }
+    // One that is closed makes room for one.
+    let handle = in_time.pop().expect("some were opened");
+    bench.ok(FileOp::Release { handle });
+    bench.ok(open.clone());
+    assert_eq!(bench.err(open.clone()), libc::ENFILE);
+    // Where nothing is promised, only the system says no.
+    bench.session.keep_descriptors(0);
+    bench.ok(open);
 }
 
 #[test]

@@ -132,10 +132,3 @@ pub(super) fn sync_directory(ino: INodeNo) -> FileOp {
         ino: InodeNo(ino.0),
     }
 }
-
-pub(super) fn forget(ino: INodeNo, count: u64) -> FileOp {
-    FileOp::Forget {
-        ino: InodeNo(ino.0),
-        count,
-    }
-}

@@ -158,7 +158,7 @@ pub(super) fn entries_plus(
             ) {
                 // An empty reply would mean the end of the directory.
                 (Some(last), true) => entries_plus(volume, caller, handle, last, reply),
-                _ => add_entries(&volume, caller, entries, reply),
+                _ => add_entries(&volume, entries, reply),
             }
         }
         other => reply.refuse(error_of(other)),
@@ -176,7 +176,6 @@ fn is_dots(entry: &DirectoryEntry) -> bool {
 
 fn add_entries(
     volume: &Arc<Volume>,
-    caller: Caller,
     entries: Vec<DirectoryEntry>,
     mut reply: impl AnswerEntriesPlus,
 ) {
@@ -189,14 +188,11 @@ fn add_entries(
         }
         is_full = is_full || !reply.list(&entry, believe);
         if is_full && !is_dots(&entry) {
-            forgotten.push(FileOp::Forget {
-                ino: entry.ino,
-                count: 1,
-            });
+            forgotten.push(entry.ino);
         }
     }
     reply.listed();
-    for op in forgotten {
-        volume.run(caller, op, &[], Box::new(|_, _| {}));
+    for ino in forgotten {
+        volume.forget(ino, 1);
     }
 }

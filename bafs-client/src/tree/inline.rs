@@ -107,16 +107,14 @@ impl InlineTree {
                 .spawn_blocking(move || local.run(caller, &op, &data, done));
             return;
         }
-        let done: Done = match op {
-            FileOp::Open { .. } | FileOp::Create { .. } | FileOp::Release { .. } => {
-                let (waits, op) = (self.waits.clone(), op.clone());
-                Box::new(move |result: FileResult, data: &[u8]| {
-                    waits.after(&op, &result);
-                    done(result, data);
-                })
-            }
-            _ => done,
-        };
+        if !self.waits.notes(&op) {
+            return self.local.run(caller, &op, data, done);
+        }
+        let (waits, noted) = (self.waits.clone(), op.clone());
+        let done: Done = Box::new(move |result: FileResult, data: &[u8]| {
+            waits.after(&noted, &result);
+            done(result, data);
+        });
         self.local.run(caller, &op, data, done);
     }
 

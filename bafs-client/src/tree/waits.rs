@@ -2,7 +2,7 @@
 //! that serve a volume have more to do. Runs nothing.
 
 use std::collections::BTreeSet;
-use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use bafs_proto::file_op::{FileOp, FileReply, FileResult};
 use bafs_proto::ids::HandleId;
@@ -17,21 +17,26 @@ impl Waits {
     pub(super) fn on(&self, op: &FileOp) -> bool {
         match op {
             FileOp::Fsync { .. } | FileOp::FsyncDirectory { .. } | FileOp::CopyRange { .. } => true,
-            FileOp::Write { handle, .. } => {
-                let handles = self.0.read().unwrap_or_else(PoisonError::into_inner);
-                handles.contains(handle)
-            }
+            FileOp::Write { handle, .. } => self.read().contains(handle),
             _ => false,
         }
     }
 
-    /// An operation has run.
+    /// Whether [`Self::after`] has something to take note of: of most operations nothing.
+    pub(super) fn notes(&self, op: &FileOp) -> bool {
+        match op {
+            FileOp::Open { flags, .. } | FileOp::Create { flags, .. } => {
+                flags & (libc::O_SYNC | libc::O_DSYNC) != 0
+            }
+            FileOp::Release { handle } => self.read().contains(handle),
+            _ => false,
+        }
+    }
+
+    /// An operation of which something is noted has run.
     pub(super) fn after(&self, op: &FileOp, result: &FileResult) {
         match (op, result) {
-            (
-                FileOp::Open { flags, .. } | FileOp::Create { flags, .. },
-                Ok(FileReply::Opened { handle, .. }),
-            ) if flags & (libc::O_SYNC | libc::O_DSYNC) != 0 => {
+            (_, Ok(FileReply::Opened { handle, .. })) => {
                 self.write().insert(*handle);
             }
             (FileOp::Release { handle }, _) => {
@@ -39,6 +44,10 @@ impl Waits {
             }
             _ => {}
         }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, BTreeSet<HandleId>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, BTreeSet<HandleId>> {
@@ -93,7 +102,9 @@ mod tests {
                 ino: InodeNo(7),
                 flags,
             };
-            waits.after(&open, &opened(number));
+            if waits.notes(&open) {
+                waits.after(&open, &opened(number));
+            }
         }
         assert_eq!([1, 2, 3].map(|n| waits.on(&write(n))), [false, true, true]);
         let handle = HandleId(2);
@@ -101,7 +112,10 @@ mod tests {
             handle,
             data_only: true
         }));
+        assert!(waits.notes(&FileOp::Release { handle }));
         waits.after(&FileOp::Release { handle }, &Ok(FileReply::Done));
+        let handle = HandleId(1);
+        assert!(!waits.notes(&FileOp::Release { handle }));
         assert_eq!([1, 2, 3].map(|n| waits.on(&write(n))), [false, false, true]);
     }
 }

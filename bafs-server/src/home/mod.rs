@@ -22,9 +22,11 @@ use std::time::Duration;
 
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::ServerId;
+use bafs_proto::limits::PACK_FILES_MAX;
 use bafs_proto::message::{
-    Advert, CloseTree, Counters as CounterValues, Done, ListSource, OpenTree, ReadSource, Reply,
-    Request, RunFileOps, ServerKind, SourceData, SourceEntry, SourcePage, TreeRef, TreeSession,
+    Advert, CloseTree, Counters as CounterValues, Done, ListSource, OpenTree, PutFile, PutFiles,
+    PutReceipt, PutResults, ReadSource, Reply, Request, RunFileOps, ServerKind, SourceData,
+    SourceEntry, SourcePage, TreeRef, TreeSession,
 };
 use bafs_proto::net::channel::Listener;
 use bafs_proto::net::{BoxFuture, Incoming, Service};
@@ -34,6 +36,7 @@ use bafs_proto::token::{Resource, Right, Token, Verifier};
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::Tree;
 use bytes::Bytes;
+use futures_util::future::join_all;
 
 use crate::access::Access;
 use crate::clock;
@@ -186,6 +189,10 @@ impl Home {
             | Request::PutRange(_)
             | Request::CommitPut(_)
             | Request::PutFile(_) => Ok(bare(self.put(token, request, body, deadline).await?)),
+            Request::PutFiles(call) => {
+                let results = self.put_files(call, &body, deadline).await?;
+                Ok(bare(Reply::PutFiles(results)))
+            }
             Request::OpenTree(call) => {
                 Ok(bare(Reply::OpenTree(self.open_tree(token, call).await?)))
             }
@@ -237,13 +244,7 @@ impl Home {
             }
             Request::PutFile(call) => {
                 self.throttle.pass(body.len(), deadline).await?;
-                let put = move |home: &Self| {
-                    let allow = |path: &str| home.allow(&token, path, Right::Write);
-                    let receipt = home.puts.put(&call, &body, allow)?;
-                    home.counters.add("home_written_bytes", body.len() as u64);
-                    Ok(receipt)
-                };
-                Ok(Reply::PutFile(self.blocking(put).await?))
+                Ok(Reply::PutFile(self.put_file(token, call, body).await?))
             }
             Request::CommitPut(call) => {
                 let put = move |home: &Self| {
@@ -254,6 +255,51 @@ impl Home {
             }
             other => Err(unsupported(&other)),
         }
+    }
+
+    async fn put_file(
+        self: Arc<Self>,
+        token: Token,
+        call: PutFile,
+        data: Bytes,
+    ) -> Result<PutReceipt> {
+        let put = move |home: &Self| {
+            let allow = |path: &str| home.allow(&token, path, Right::Write);
+            let receipt = home.puts.put(&call, &data, allow)?;
+            home.counters.add("home_written_bytes", data.len() as u64);
+            Ok(receipt)
+        };
+        self.blocking(put).await
+    }
+
+    /// Puts all files of a pack in place at the same time, so that they share what a disk takes for
+    /// making one of them durable.
+    async fn put_files(
+        self: Arc<Self>,
+        call: PutFiles,
+        body: &Bytes,
+        deadline: Deadline,
+    ) -> Result<PutResults> {
+        let sizes = call.files.iter().map(|file| u64::from(file.size));
+        if call.files.len() > PACK_FILES_MAX || sizes.sum::<u64>() != body.len() as u64 {
+            let text = format!(
+                "{} files in a body of {} bytes do not fit together",
+                call.files.len(),
+                body.len()
+            );
+            return Err(Error::new(ErrorCode::Malformed, text));
+        }
+        self.throttle.pass(body.len(), deadline).await?;
+        let mut at = 0;
+        let files = call.files.into_iter().map(|file| {
+            let start = at;
+            at += file.size as usize;
+            self.clone()
+                .put_file(file.token, file.put, body.slice(start..at))
+        });
+        Ok(PutResults {
+            results: join_all(files).await,
+        })
     }
 
     fn list(&self, token: &Token, call: &ListSource) -> Result<SourcePage> {

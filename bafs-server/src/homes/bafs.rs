@@ -1,5 +1,7 @@
 //! A home server of ours, asked over the network. It checks rights, ranges and changes itself.
 
+use std::sync::Arc;
+
 use bafs_proto::Result;
 use bafs_proto::hash::Digest;
 use bafs_proto::limits::{IO_BYTES_MAX, PUT_AHEAD_BYTES_MAX};
@@ -14,18 +16,25 @@ use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bytes::Bytes;
 
+use super::packs::Packs;
 use super::{Home, Put};
 
 /// A home server.
 pub(super) struct BafsHome {
     pool: Pool,
     address: String,
+    packs: Arc<Packs>,
 }
 
 impl BafsHome {
     pub(super) fn new(pool: Pool, address: &str) -> Self {
+        let packs = Packs::new(pool.clone(), address);
         let address = address.to_owned();
-        Self { pool, address }
+        Self {
+            pool,
+            address,
+            packs,
+        }
     }
 
     /// Makes a call of an upload with bytes of its file.
@@ -138,6 +147,7 @@ impl Home for BafsHome {
             mode: put.mode,
             digest,
         };
-        self.send(put, call, data, deadline)
+        let (packs, token) = (Arc::clone(&self.packs), put.token.clone());
+        Box::pin(packs.put(call, token, data, deadline))
     }
 }

@@ -10,6 +10,7 @@ mod ftp;
 mod host;
 mod listing;
 mod objects;
+mod packs;
 mod settings;
 mod sftp;
 
@@ -83,7 +84,7 @@ trait Home: Send + Sync {
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<(SourceData, Bytes)>>;
 
-    /// Whether it gives many small files in one answer.
+    /// Whether it gives many small files in one answer, and takes them with one call.
     fn packs(&self) -> bool {
         false
     }
@@ -243,7 +244,8 @@ impl Homes {
         until(deadline, || home.read(token, call.clone(), deadline)).await
     }
 
-    /// Whether the home at an address gives many small files in one answer.
+    /// Whether the home at an address gives many small files in one answer, and takes them with one
+    /// call.
     pub(crate) fn packs(&self, address: &str) -> bool {
         self.at(address).is_ok_and(|home| home.packs())
     }

@@ -96,7 +96,8 @@ impl Node {
             | Request::BeginPut(_)
             | Request::PutRange(_)
             | Request::CommitPut(_)
-            | Request::PutFile(_) => Err(unsupported(request)),
+            | Request::PutFile(_)
+            | Request::PutFiles(_) => Err(unsupported(request)),
         }
     }
 

@@ -22,8 +22,12 @@ use super::beneath::Beneath;
 use super::identity;
 use crate::homes::{Homes, Put};
 
-/// Bytes of one piece of an upload; a smaller file goes with one call.
+/// Bytes of one piece of an upload; a smaller file goes as a whole.
 const PIECE_BYTES: u64 = IO_BYTES_MAX as u64;
+
+/// Unit in which memory for pieces is given, in bytes: small files need little of it, so that many
+/// may be under way.
+pub(super) const ROOM_BYTES: u64 = 64 << 10;
 
 /// Time for one call, in milliseconds: a piece takes 16 s on a home link of 1 MB/s that it shares
 /// with fifteen others. The call's own deadline may be earlier.
@@ -57,7 +61,7 @@ struct Hashed {
 
 impl Upload {
     /// Opens the file in the tree at `root`, to be sent by pieces, of which all uploads together
-    /// hold as many in memory as `pieces` has permits. Blocks.
+    /// hold as much in memory as `pieces` has permits, [`ROOM_BYTES`] each. Blocks.
     ///
     /// # Errors
     /// `NotFound` naming volume and path, `BadPath` when it is no file of the volume.
@@ -147,7 +151,11 @@ impl Upload {
     async fn attempt(&mut self) -> Result<PutReceipt> {
         let size = self.identity.size;
         if size <= PIECE_BYTES {
-            let _room = self.room().await?;
+            let is_packed = self.homes.packs(&self.put.home);
+            // Other homes take small files as they take pieces: not too many at once.
+            let _room = self
+                .room(if is_packed { size } else { PIECE_BYTES })
+                .await?;
             let data = self.read(0, size).await?;
             let digest = self.unchanged_digest()?;
             let put = self.homes.put(&self.put, data, digest, self.step());
@@ -178,7 +186,7 @@ impl Upload {
         let mut under_way = JoinSet::new();
         let mut at = received.min(self.hashed.bytes);
         while at < size {
-            let room = self.room().await?;
+            let room = self.room(PIECE_BYTES).await?;
             let piece = self
                 .read(at, if at < received { received } else { size })
                 .await?;
@@ -209,9 +217,10 @@ impl Upload {
         Ok(())
     }
 
-    /// Waits, until the deadline at most, for the place of one piece in memory.
-    async fn room(&self) -> Result<OwnedSemaphorePermit> {
-        let place = self.pieces.clone().acquire_owned();
+    /// Waits, until the deadline at most, for memory for so many bytes.
+    async fn room(&self, bytes: u64) -> Result<OwnedSemaphorePermit> {
+        let units = u32::try_from(bytes.div_ceil(ROOM_BYTES).max(1)).unwrap_or(u32::MAX);
+        let place = self.pieces.clone().acquire_many_owned(units);
         match timeout_at(self.deadline.instant().into(), place).await {
             Ok(room) => room.map_err(|e| fault(&e)),
             Err(_) => {

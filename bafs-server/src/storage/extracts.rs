@@ -13,15 +13,15 @@ use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
 use tokio::sync::{Semaphore, watch};
 
-use super::extract::Upload;
+use super::extract::{ROOM_BYTES, Upload};
 use super::table::{Change, ReceiptRecord};
 use super::{Storage, blocking};
 
 /// Most extractions at once; home is the bottleneck long before.
 const EXTRACTS_MAX: usize = 256;
 
-/// Most pieces of 1 MiB that all of them hold in memory.
-const PIECES_MAX: usize = 48;
+/// Most bytes of files that all of them hold in memory.
+const PIECES_BYTES_MAX: u64 = 48 << 20;
 
 /// Pause before an extraction that ran out of another caller's time is started again.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -46,7 +46,7 @@ impl Default for Extracts {
     fn default() -> Self {
         Self {
             list: Mutex::default(),
-            pieces: Arc::new(Semaphore::new(PIECES_MAX)),
+            pieces: Arc::new(Semaphore::new((PIECES_BYTES_MAX / ROOM_BYTES) as usize)),
         }
     }
 }

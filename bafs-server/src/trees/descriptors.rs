@@ -1,8 +1,11 @@
 //! How many files a writer may open before this server has: what was opened early and then cannot
 //! be would cost its volume, so all of them together get no more than a part of the descriptors.
-//! Opens in time are not held back from that part. Opens nothing.
+//! Sessions keep that part from what is opened in time. Opens nothing.
+
+use std::sync::{PoisonError, RwLock};
 
 use bafs_proto::limits::EARLY_HANDLES_MAX;
+use bafs_tree::Session;
 use rustix::process::{Resource, getrlimit};
 
 /// Part of the process's descriptors that is kept for them; what is opened in time and what is
@@ -12,10 +15,15 @@ const PART: u64 = 2;
 /// Part of what is left of that which one more session gets, so that later ones get some too.
 const SHARE: u64 = 4;
 
-/// Descriptors for one more session, where `kept` are for others.
-pub(super) fn early_handles(kept: u64) -> u32 {
+/// Has one more session keep descriptors as long as it lasts, where others keep `kept`; how many.
+pub(super) fn keep(session: &mut RwLock<Option<Session>>, kept: u64) -> u32 {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    share(limit, kept)
+    let share = share(limit, kept);
+    let session = session.get_mut().unwrap_or_else(PoisonError::into_inner);
+    if let Some(session) = session {
+        session.keep_descriptors(share);
+    }
+    share
 }
 
 fn share(limit: u64, kept: u64) -> u32 {

@@ -10,8 +10,8 @@ use bafs_proto::hash::Digest;
 use bafs_proto::identity::Authority;
 use bafs_proto::ids::{ExtractId, VolumeId};
 use bafs_proto::message::{
-    Call, CreateVolume, PutProgress, PutReceipt, ReadCounters, Reply, Request, Role, SourceData,
-    SourceEntry, SourceIdentity, SourceKind, SourcePage,
+    Call, CreateVolume, PutFile, PutProgress, PutReceipt, PutResults, ReadCounters, Reply, Request,
+    Role, SourceData, SourceEntry, SourceIdentity, SourceKind, SourcePage,
 };
 use bafs_proto::net::mem::Network;
 use bafs_proto::net::pool::Pool;
@@ -314,10 +314,7 @@ impl Home {
                 }
                 Ok((Reply::ReadSources(SourceData { digests }), data.into()))
             }
-            Request::BeginPut(_) | Request::PutFile(_) if take(&self.misplaced) => Err(Error::new(
-                ErrorCode::NotFound,
-                "home has no such directory",
-            )),
+            Request::BeginPut(_) if take(&self.misplaced) => Err(misplaced()),
             Request::BeginPut(call) => {
                 self.begins.fetch_add(1, Ordering::Relaxed);
                 let mut puts = self.puts.lock().expect("lock");
@@ -380,29 +377,47 @@ impl Home {
                 }
                 Ok((Reply::CommitPut(receipt), none))
             }
-            Request::PutFile(call) => {
-                let mut puts = self.puts.lock().expect("lock");
-                let put = puts.entry(call.extract).or_default();
-                let digest = Digest::of(body);
-                assert_eq!(digest, call.digest);
-                let receipt = put.receipt.get_or_insert_with(|| {
-                    self.commits.fetch_add(1, Ordering::Relaxed);
-                    PutReceipt {
-                        extract: call.extract,
-                        path: call.path.clone(),
-                        size: body.len() as u64,
-                        digest,
+            Request::PutFile(call) => Ok((Reply::PutFile(self.put_file(call, body)?), none)),
+            Request::PutFiles(call) => {
+                let (mut results, mut at) = (Vec::new(), 0);
+                for file in call.files {
+                    let end = at + file.size as usize;
+                    let result = self.put_file(file.put, &body[at..end]);
+                    if result.as_ref().is_err_and(Error::is_transient) {
+                        return Err(result.expect_err("the reply of all is lost"));
                     }
-                });
-                let mut files = self.files.lock().expect("lock");
-                files.insert(call.path, body.to_vec());
-                if take(&self.lose) {
-                    return Err(Error::new(ErrorCode::Unreachable, "reply lost"));
+                    results.push(result);
+                    at = end;
                 }
-                Ok((Reply::PutFile(receipt.clone()), none))
+                Ok((Reply::PutFiles(PutResults { results }), none))
             }
             other => Err(Error::new(ErrorCode::Unsupported, other.name())),
         }
+    }
+
+    fn put_file(&self, call: PutFile, data: &[u8]) -> Result<PutReceipt> {
+        if take(&self.misplaced) {
+            return Err(misplaced());
+        }
+        let mut puts = self.puts.lock().expect("lock");
+        let put = puts.entry(call.extract).or_default();
+        let digest = Digest::of(data);
+        assert_eq!(digest, call.digest);
+        let receipt = put.receipt.get_or_insert_with(|| {
+            self.commits.fetch_add(1, Ordering::Relaxed);
+            PutReceipt {
+                extract: call.extract,
+                path: call.path.clone(),
+                size: data.len() as u64,
+                digest,
+            }
+        });
+        let mut files = self.files.lock().expect("lock");
+        files.insert(call.path, data.to_vec());
+        if take(&self.lose) {
+            return Err(Error::new(ErrorCode::Unreachable, "reply lost"));
+        }
+        Ok(receipt.clone())
     }
 
     /// Waits until it is the turn of a piece, and notes how many are here at once.
@@ -435,6 +450,10 @@ impl Service for Home {
             self.answer(incoming.request, &incoming.body)
         })
     }
+}
+
+fn misplaced() -> Error {
+    Error::new(ErrorCode::NotFound, "home has no such directory")
 }
 
 fn take(faults: &AtomicU32) -> bool {

@@ -13,7 +13,6 @@ use super::{MIB, row};
 use crate::bench::measure::{Samples, Way, interleave};
 use crate::bench::shell::Shell;
 use crate::bench::{Options, Report};
-use crate::ring::{Rings, missing};
 
 /// What is where before fio starts.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -145,16 +144,11 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         LeastShown::start(Kind::Bare)?,
         LeastShown::start(Kind::Strict)?,
     );
-    let ring = match missing() {
-        Some(reason) => {
-            report.not_measured("meta_ring_vs_min_fuse", &reason);
-            None
-        }
-        None => {
-            let _rings = Rings::allow()?;
-            Some(Shown::near("20GB")?)
-        }
-    };
+    let ring = Shown::by_rings("20GB");
+    let ring = ring.inspect_err(|reason| {
+        report.not_measured("meta_ring_vs_min_fuse", &format!("{reason:#}"));
+    });
+    let ring = ring.ok();
     let comparison = Comparison {
         prefix: "local",
         warm: "unpriv_warm",

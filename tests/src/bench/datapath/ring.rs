@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
 use super::local::at_once;
 use super::shown::Shown;
@@ -12,7 +12,7 @@ use super::{MIB, row};
 use crate::bench::measure::{Samples, Way, interleave};
 use crate::bench::shell::Shell;
 use crate::bench::{Options, Report};
-use crate::ring::{Rings, missing};
+use crate::ring::Rings;
 
 /// Name, figure, options of fio, and how many times the file's bytes are read.
 const DATA: [(&str, &str, &str, u64); 3] = [
@@ -40,13 +40,7 @@ const DATA: [(&str, &str, &str, u64); 3] = [
 const NAMES: [Work; 4] = [Work::Create, Work::Stat, Work::OpenRead, Work::Unlink];
 
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
-    if let Some(reason) = missing() {
-        bail!(reason);
-    }
-    let ring = {
-        let _rings = Rings::allow()?;
-        Shown::near("4GB")?
-    };
+    let ring = Shown::by_rings("4GB")?;
     let device = {
         let _none = Rings::forbid()?;
         Shown::near("4GB")?

@@ -1,23 +1,35 @@
 //! A scratch volume that is mounted as on another machine, by the way of the network over loopback,
 //! or as on the machine that has it.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use bafs_proto::door::DOOR_NAME;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
+use crate::ring::{Rings, missing};
+use crate::stand::BY_RING;
 use crate::{World, mounts_with};
+
+/// How often, and with which pauses, something is looked for that comes soon.
+const LOOKS: u32 = 400;
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Longest time for a few small files, in seconds.
+const PROBE_S: &str = "30";
 
 /// A mounted volume.
 #[derive(Debug)]
 pub(super) struct Shown {
     agent: Child,
+    /// What the agent said.
+    said: File,
     directory: TempDir,
     pub(super) world: World,
 }
@@ -52,26 +64,69 @@ impl Shown {
         Self::show(near_world(size, &[])?)
     }
 
+    /// As [`Self::near`], and the kernel asks by rings.
+    ///
+    /// # Errors
+    /// Why it does not, or does not get answers.
+    pub(super) fn by_rings(size: &str) -> Result<Self> {
+        if let Some(reason) = missing() {
+            bail!(reason);
+        }
+        let shown = {
+            let _rings = Rings::allow()?;
+            Self::near(size)?
+        };
+        let said = shown.way()?;
+        ensure!(said.contains(BY_RING), "no rings: {said}");
+        // A ring that answers nobody would keep the benchmark for ever.
+        let at = shown.path().display();
+        let probe =
+            format!("for i in $(seq 64); do echo $i >{at}/p && cat {at}/p; done; rm {at}/p");
+        let probed = Command::new("timeout")
+            .args(["--kill-after=5", PROBE_S, "sh", "-c", &probe])
+            .stdout(Stdio::null())
+            .status()?;
+        ensure!(probed.success(), "files by rings: {probed}");
+        Ok(shown)
+    }
+
+    /// What the agent said of the way that the kernel's requests take.
+    fn way(&self) -> Result<String> {
+        for _ in 0..LOOKS {
+            let mut said = vec![0; 64 << 10];
+            let length = self.said.read_at(&mut said, 0)?;
+            let said = String::from_utf8_lossy(&said[..length]);
+            let mut lines = said.lines();
+            if let Some(line) = lines.find(|line| line.contains("the kernel asks")) {
+                return Ok(line.to_owned());
+            }
+            std::thread::sleep(LOOK);
+        }
+        bail!("the agent does not say how the kernel asks");
+    }
+
     fn show(world: World) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let at = directory
             .path()
             .to_str()
             .context("a temporary path is text")?;
+        let said = tempfile::tempfile()?;
         let agent = world
-            .bafs(&["mount", "work", at])
-            .stderr(Stdio::null())
+            .bafs(&["mount", "work", at, "--explain"])
+            .stderr(said.try_clone()?)
             .spawn()?;
         let shown = Self {
             agent,
+            said,
             directory,
             world,
         };
-        let mut looks = 400;
+        let mut looks = LOOKS;
         while mounts_with(shown.path().to_str().unwrap_or_default()).is_empty() {
             looks -= 1;
             ensure!(looks > 0, "the volume is not mounted");
-            std::thread::sleep(Duration::from_millis(50));
+            std::thread::sleep(LOOK);
         }
         Ok(shown)
     }

@@ -1,0 +1,306 @@
+//! Small files on their way to one home server: those that come while others travel go together.
+//! Nobody waits for a pack to fill, and a pack that fails fails each of its files.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bafs_proto::limits::{IO_BYTES_MAX, PACK_FILES_MAX};
+use bafs_proto::message::{PackedFile, PutFile, PutFiles, PutReceipt};
+use bafs_proto::net::pool::Pool;
+use bafs_proto::time::Deadline;
+use bafs_proto::token::Token;
+use bafs_proto::{Error, ErrorCode, Result};
+use bytes::Bytes;
+use tokio::sync::oneshot;
+
+/// Bytes of a pack of several files: as long on the way as a piece of a large one.
+const PACK_BYTES: usize = IO_BYTES_MAX as usize;
+
+/// Packs that travel at once: while home makes the files of one durable, the next is on its way.
+const UNDER_WAY_MAX: usize = 4;
+
+/// What is to go to a home server.
+pub(super) struct Packs {
+    pool: Pool,
+    address: String,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Waiting>,
+    /// Tasks that send.
+    senders: usize,
+}
+
+/// A file that is to go. Its sender is gone when nobody wants the answer any more.
+struct Waiting {
+    file: PackedFile,
+    data: Bytes,
+    deadline: Deadline,
+    answer: oneshot::Sender<Result<PutReceipt>>,
+}
+
+impl Packs {
+    pub(super) fn new(pool: Pool, address: &str) -> Arc<Self> {
+        Arc::new(Self {
+            pool,
+            address: address.to_owned(),
+            state: Mutex::default(),
+        })
+    }
+
+    /// Puts a file in place. Who drops this takes the file back, if it has not left.
+    ///
+    /// # Errors
+    /// What home answers, about the file or the whole pack.
+    pub(super) async fn put(
+        self: Arc<Self>,
+        put: PutFile,
+        token: Token,
+        data: Bytes,
+        deadline: Deadline,
+    ) -> Result<PutReceipt> {
+        let size = u32::try_from(data.len()).map_err(|_| {
+            let text = format!("'{}' is too large to go with one call", put.path);
+            Error::new(ErrorCode::Malformed, text)
+        })?;
+        let (answer, told) = oneshot::channel();
+        let file = PackedFile { put, size, token };
+        let one_more = self.lock().add(Waiting {
+            file,
+            data,
+            deadline,
+            answer,
+        });
+        if one_more {
+            tokio::spawn(self.send_all());
+        }
+        told.await.unwrap_or_else(|_| Err(interrupted()))
+    }
+
+    /// Sends what waits, until nothing does.
+    async fn send_all(self: Arc<Self>) {
+        loop {
+            let pack = self.lock().take();
+            if pack.is_empty() {
+                return;
+            }
+            self.send(pack).await;
+        }
+    }
+
+    async fn send(&self, pack: Vec<Waiting>) {
+        let Some(latest) = pack.iter().map(|waiting| waiting.deadline).max() else {
+            return;
+        };
+        let data: Vec<_> = pack.iter().map(|waiting| waiting.data.clone()).collect();
+        let (files, answers): (Vec<_>, Vec<_>) = pack
+            .into_iter()
+            .map(|waiting| (waiting.file, waiting.answer))
+            .unzip();
+        let token = files[0].token.clone();
+        let call = PutFiles { files };
+        let told = self
+            .pool
+            .call_with_body(&self.address, &token, call, joined(data), latest);
+        let results = match told.await {
+            Ok((told, _)) if told.results.len() == answers.len() => told.results,
+            Ok((told, _)) => {
+                let text = format!(
+                    "home answered for {} of {} files",
+                    told.results.len(),
+                    answers.len()
+                );
+                vec![Err(Error::new(ErrorCode::Malformed, text)); answers.len()]
+            }
+            Err(error) => vec![Err(error); answers.len()],
+        };
+        for (answer, result) in answers.into_iter().zip(results) {
+            // Nobody wants it any more: home has it all the same, and tells whoever asks again.
+            let _ = answer.send(result);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No holder leaves the state half-changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Lets a file wait; whether it needs one more sender.
+    fn add(&mut self, file: Waiting) -> bool {
+        self.waiting.retain(Waiting::is_wanted);
+        self.waiting.push_back(file);
+        let one_more = self.senders < UNDER_WAY_MAX;
+        self.senders += usize::from(one_more);
+        one_more
+    }
+
+    /// What a sender sends next. Without any it ends, and counts no more.
+    fn take(&mut self) -> Vec<Waiting> {
+        self.waiting.retain(Waiting::is_wanted);
+        let (mut pack, mut bytes) = (Vec::new(), 0);
+        while let Some(next) = self.waiting.front() {
+            bytes += next.data.len();
+            if pack.len() == PACK_FILES_MAX || (bytes > PACK_BYTES && !pack.is_empty()) {
+                break;
+            }
+            pack.extend(self.waiting.pop_front());
+        }
+        self.senders -= usize::from(pack.is_empty());
+        pack
+    }
+}
+
+impl Waiting {
+    fn is_wanted(&self) -> bool {
+        !self.answer.is_closed()
+    }
+}
+
+/// One after the other; a single one is not copied.
+fn joined(mut data: Vec<Bytes>) -> Bytes {
+    match data.len() {
+        1 => data.remove(0),
+        _ => data.concat().into(),
+    }
+}
+
+fn interrupted() -> Error {
+    let text = "the pack was interrupted on its way home";
+    Error::new(ErrorCode::ServerFault, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::hash::Digest;
+    use bafs_proto::ids::ExtractId;
+    use bafs_proto::message::{PutResults, Reply, Request};
+    use bafs_proto::net::mem::Network;
+    use bafs_proto::net::{BoxFuture, Incoming, Service};
+    use futures_util::future::join_all;
+
+    use super::*;
+
+    const HOME: &str = "home:1";
+
+    /// Notes how many files and bytes each pack has; refuses every file that is named so.
+    #[derive(Default)]
+    struct Noting(Mutex<Vec<(usize, usize)>>);
+
+    impl Service for Noting {
+        fn serve(
+            self: Arc<Self>,
+            incoming: Incoming,
+        ) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+            Box::pin(async move {
+                let Request::PutFiles(call) = incoming.request else {
+                    panic!("{}", incoming.request.name());
+                };
+                let pack = (call.files.len(), incoming.body.len());
+                self.0.lock().expect("lock").push(pack);
+                let mut at = 0;
+                let results = call.files.into_iter().map(|PackedFile { put, size, .. }| {
+                    let data = &incoming.body[at..at + size as usize];
+                    at += data.len();
+                    assert_eq!(Digest::of(data), put.digest);
+                    match put.path.as_str() {
+                        "refused" => Err(Error::new(ErrorCode::BadPath, "no place")),
+                        _ => Ok(PutReceipt {
+                            extract: put.extract,
+                            path: put.path,
+                            size: size.into(),
+                            digest: put.digest,
+                        }),
+                    }
+                });
+                let results = results.collect();
+                Ok((Reply::PutFiles(PutResults { results }), Bytes::new()))
+            })
+        }
+    }
+
+    fn stage() -> (Network, Arc<Noting>, Arc<Packs>) {
+        let (network, home) = (Network::new(), Arc::new(Noting::default()));
+        network.listen(HOME, home.clone());
+        let packs = Packs::new(Pool::new(network.dialer("node")), HOME);
+        (network, home, packs)
+    }
+
+    fn put(
+        packs: &Arc<Packs>,
+        number: u32,
+        path: &str,
+        bytes: usize,
+    ) -> impl Future<Output = Result<PutReceipt>> + use<> {
+        let data = Bytes::from(vec![number as u8; bytes]);
+        let call = PutFile {
+            extract: ExtractId(number.into()),
+            path: path.to_owned(),
+            mode: 0o600,
+            digest: Digest::of(&data),
+        };
+        let packs = Arc::clone(packs);
+        packs.put(call, Token::none(), data, Deadline::after_ms(20_000))
+    }
+
+    /// The largest first.
+    fn noted(home: &Noting) -> Vec<(usize, usize)> {
+        let mut noted = home.0.lock().expect("lock").clone();
+        noted.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        noted
+    }
+
+    // One thread: all files wait before the first sender runs.
+    #[tokio::test]
+    async fn what_waits_goes_together_and_each_file_has_its_own_answer() {
+        let (_network, home, packs) = stage();
+        let names = (0..130).map(|n| if n == 70 { "refused" } else { "f" });
+        let sent = names.zip(0..).map(|(name, n)| put(&packs, n, name, 10));
+        let told = join_all(sent).await;
+        for (number, told) in told.into_iter().enumerate() {
+            match told {
+                Ok(receipt) => assert_eq!(receipt.extract, ExtractId(number as u128)),
+                Err(error) => assert_eq!((number, error.code), (70, ErrorCode::BadPath)),
+            }
+        }
+        assert_eq!(noted(&home), [(64, 640), (64, 640), (2, 20)]);
+        // Nobody waits for company.
+        put(&packs, 200, "f", 10).await.expect("alone");
+        assert_eq!(noted(&home)[3..], [(1, 10)]);
+    }
+
+    #[tokio::test]
+    async fn a_pack_is_no_longer_than_a_piece_unless_it_is_one_file() {
+        let (_network, home, packs) = stage();
+        let sizes = [PACK_BYTES, 600_000, 400_000, 100_000];
+        let sent = sizes.iter().zip(0..);
+        let sent = sent.map(|(bytes, number)| put(&packs, number, "f", *bytes));
+        assert!(join_all(sent).await.iter().all(Result::is_ok));
+        assert_eq!(
+            noted(&home),
+            [(1, PACK_BYTES), (2, 1_000_000), (1, 100_000)]
+        );
+    }
+
+    #[tokio::test]
+    async fn who_gives_up_takes_its_file_back_and_a_failure_is_everyones() {
+        let (network, home, packs) = stage();
+        network.kill(HOME);
+        let told = join_all((0..3).map(|number| put(&packs, number, "f", 10))).await;
+        let is_away = |told: &Result<_>| told.as_ref().is_err_and(Error::is_transient);
+        assert!(told.iter().all(is_away), "{told:?}");
+        network.listen(HOME, home.clone());
+        let mut given_up = Box::pin(put(&packs, 3, "f", 10));
+        tokio::select! {
+            biased;
+            told = &mut given_up => panic!("{told:?}"),
+            () = std::future::ready(()) => {}
+        }
+        drop(given_up);
+        put(&packs, 4, "f", 20).await.expect("sent");
+        assert_eq!(noted(&home), [(1, 20)]);
+    }
+}
