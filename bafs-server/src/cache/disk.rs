@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::ops::{Deref, DerefMut};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
@@ -17,7 +17,7 @@ use bafs_proto::buffer::Buffer;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::FileIndex;
 use bytes::Bytes;
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use rustix::io::Errno;
 
 use super::fault;
@@ -244,7 +244,7 @@ impl Disk {
         let mut bad = vec![false; run.count];
         let path = self.path_of(run.file);
         let refused = |e| fault("read blocks", &path, e);
-        let file = match File::open(&path) {
+        let file = match open_blocks(OpenOptions::new().read(true), &path) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(refused(e)),
             file => file.ok(),
         };
@@ -530,7 +530,7 @@ impl Disk {
     fn punch_all(&self, pieces: &[(BlockKey, u32)]) -> Result<()> {
         for (key, length) in pieces {
             let path = self.path_of(key.file);
-            let file = match OpenOptions::new().write(true).open(&path) {
+            let file = match open_blocks(OpenOptions::new().write(true), &path) {
                 Ok(file) => file,
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
                 Err(e) => return Err(fault("free a block", &path, e)),
@@ -560,10 +560,10 @@ impl Disk {
                 continue;
             };
             ranges.sort_unstable();
-            let file = OpenOptions::new()
-                .write(true)
-                .open(entry.path())
-                .map_err(broken)?;
+            let file = match open_blocks(OpenOptions::new().write(true), &entry.path()) {
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
+                file => file.map_err(broken)?,
+            };
             let mut end = 0;
             for (start, next) in ranges {
                 if start > end {
@@ -588,6 +588,21 @@ impl Disk {
 fn is_damage(error: &std::io::Error) -> bool {
     let is_medium = error.raw_os_error() == Some(Errno::IO.raw_os_error());
     is_medium || error.kind() == std::io::ErrorKind::UnexpectedEof
+}
+
+/// Opens a file of blocks. A link at its place is none of ours and goes: nothing is read or written
+/// through it.
+pub(super) fn open_blocks(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
+    // Nor is anybody waited for, should it be a pipe.
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    options.custom_flags(flags.bits().cast_signed());
+    match options.open(path) {
+        Err(error) if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => {
+            std::fs::remove_file(path)?;
+            options.open(path)
+        }
+        opened => opened,
+    }
 }
 
 fn punch_hole(file: &File, start: u64, length: u64) -> std::io::Result<()> {

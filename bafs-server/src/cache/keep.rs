@@ -9,7 +9,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use rustix::io::{Errno, pwritev};
 
-use super::disk::{Disk, Run};
+use super::disk::{Disk, Run, open_blocks};
 use super::fault;
 use super::flights::Block;
 use super::journal::Entry;
@@ -198,9 +198,8 @@ impl Disk {
         let path = self.path_of(run.file);
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false);
-        let file = options
-            .open(&path)
-            .map_err(|e| fault("open the blocks", &path, e))?;
+        let file =
+            open_blocks(&mut options, &path).map_err(|e| fault("open the blocks", &path, e))?;
         let mut offset = run.at(first);
         for blocks in blocks.chunks(WRITE_BLOCKS_MAX) {
             let mut slices: Vec<_> = blocks.iter().map(|bytes| IoSlice::new(bytes)).collect();

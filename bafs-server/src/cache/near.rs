@@ -21,7 +21,7 @@ use bafs_tree::{BlockMap, BlockPlaces};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use super::disk::Disk;
+use super::disk::{Disk, open_blocks};
 use super::fault;
 use super::manifest::Manifest;
 use crate::logic::blocks::{BlockKey, Change};
@@ -107,7 +107,7 @@ impl Disk {
         }
         let _one_at_a_time = self.holding();
         let path = self.hold_blocks(manifest, file)?;
-        let opened = File::open(&path).and_then(|opened| {
+        let opened = open_blocks(OpenOptions::new().read(true), &path).and_then(|opened| {
             flock(&opened, FlockOperation::NonBlockingLockShared)?;
             let stamp = stamp_of(&opened)?;
             Ok((self.compared().get(&file) == Some(&stamp)).then_some(opened))
@@ -157,7 +157,7 @@ impl Disk {
         goes_on: impl Fn() -> bool,
     ) -> Result<()> {
         let size = manifest.file(file)?.identity.size;
-        let compared = File::open(path).and_then(|opened| {
+        let compared = open_blocks(OpenOptions::new().read(true), path).and_then(|opened| {
             let stamp = stamp_of(&opened)?;
             if stamp.0 != size || !self.is_right(manifest, file, &opened, goes_on)? {
                 return Err(std::io::ErrorKind::InvalidData.into());
@@ -206,7 +206,8 @@ impl Disk {
         let _one_at_a_time = self.holding();
         if self.table().holders(file) <= 1 {
             // Without the file there is nothing to keep.
-            let free = File::open(self.path_of(file)).map(|file| is_free(file.as_fd()));
+            let opened = open_blocks(OpenOptions::new().read(true), &self.path_of(file));
+            let free = opened.map(|file| is_free(file.as_fd()));
             if !free.unwrap_or(true) {
                 return false;
             }
@@ -237,7 +238,7 @@ impl Disk {
     pub(super) fn empty_files(&self) {
         let files = std::fs::read_dir(self.directory.join("blocks"));
         for entry in files.into_iter().flatten().flatten() {
-            let emptied = OpenOptions::new().write(true).open(entry.path());
+            let emptied = open_blocks(OpenOptions::new().write(true), &entry.path());
             let emptied = emptied.and_then(|file| match file.metadata()?.nlink() {
                 1 if is_free(file.as_fd()) => file.set_len(0),
                 _ => Ok(()),
@@ -308,7 +309,10 @@ pub(super) fn leave_survivors(directory: &Path) -> Result<BTreeSet<FileIndex>> {
     let mut left = BTreeSet::new();
     for entry in std::fs::read_dir(&blocks).map_err(broken)? {
         let entry = entry.map_err(broken)?;
-        let file = File::open(entry.path()).map_err(broken)?;
+        let file = match open_blocks(OpenOptions::new().read(true), &entry.path()) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
+            file => file.map_err(broken)?,
+        };
         if !is_free(file.as_fd()) {
             std::fs::remove_file(entry.path()).map_err(broken)?;
             let name = entry.file_name().to_string_lossy().into_owned();

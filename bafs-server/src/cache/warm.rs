@@ -28,6 +28,9 @@ const TRIES_MAX: u32 = 20;
 const PAUSE_MS_MIN: u64 = 200;
 const PAUSE_MS_MAX: u64 = 30_000;
 
+/// What came is looked for on the disk so often, with the shortest pause between.
+const KEPT_TRIES: u32 = 10;
+
 /// The warming of a volume: what is asked for while it goes on is added to it.
 #[derive(Debug, Default)]
 pub(crate) struct Warmer(Mutex<State>);
@@ -152,7 +155,19 @@ async fn warm(
         volume.warmer().note(turn, |warming| {
             (warming.wanted_bytes, warming.present_bytes) = (wanted_bytes, 0);
         });
-        let state = fetch(fetcher, volume, &generation, plan, turn).await?;
+        let state = fetch(fetcher, volume, &generation, &plan, turn).await?;
+        let state = {
+            let generation = generation.clone();
+            let present_bytes = blocking(move || held_bytes(&generation, &plan)).await?;
+            volume
+                .warmer()
+                .note(turn, |warming| warming.present_bytes = present_bytes);
+            match state {
+                // What came had to go again.
+                WarmState::Done if present_bytes < wanted_bytes => WarmState::Full,
+                state => state,
+            }
+        };
         let same = Arc::ptr_eq(&generation, &volume.generation());
         let over = generation.disk.is_retired() && same;
         let settled = same && Arc::ptr_eq(&view, &fetcher.view(&generation).await?);
@@ -197,12 +212,13 @@ async fn fetch(
     fetcher: &Arc<Fetcher>,
     volume: &Arc<CacheVolume>,
     generation: &Arc<Generation>,
-    plan: Vec<Run>,
+    plan: &[Run],
     turn: u64,
 ) -> Result<WarmState> {
     let mut state = WarmState::Done;
+    let before = given_way(generation);
     let mut under_way: JoinSet<(u64, Result<u64>)> = JoinSet::new();
-    let mut plan = plan.into_iter();
+    let mut plan = plan.iter().copied();
     let mut next = plan.next();
     // Room that extents under way may still take.
     let mut promised: u64 = 0;
@@ -214,7 +230,9 @@ async fn fetch(
             if generation.disk.is_retired() || !volume.warmer().note(turn, |_| {}) {
                 return Ok(state);
             }
-            if has_room(generation, &run, promised) {
+            // On a full disk one block would drive out the other.
+            let is_disk_full = given_way(generation) > before;
+            if !is_disk_full && has_room(generation, &run, promised) {
                 let (fetcher, generation) = (fetcher.clone(), generation.clone());
                 let bytes = run.bytes() as u64;
                 promised += bytes;
@@ -234,10 +252,30 @@ async fn fetch(
         let (bytes, present) = done.map_err(broken)?;
         promised -= bytes;
         let present = present?;
+        if present < bytes {
+            state = WarmState::Full;
+        }
         volume
             .warmer()
             .note(turn, |warming| warming.present_bytes += present);
     }
+}
+
+/// Number of blocks that went because the disk was full.
+fn given_way(generation: &Generation) -> u64 {
+    let counts = generation.meter.counts().snapshot();
+    let given_way = counts.get("cache_evicted_for_full_disk");
+    given_way.copied().unwrap_or(0)
+}
+
+/// Bytes of the runs that are here.
+fn held_bytes(generation: &Generation, plan: &[Run]) -> u64 {
+    let table = generation.disk.table();
+    let blocks = plan
+        .iter()
+        .flat_map(|run| (0..run.count).map(move |n| (run, n)));
+    let held = blocks.filter(|(run, n)| table.holds(run.key(*n)));
+    held.map(|(run, n)| run.length(n) as u64).sum()
 }
 
 /// Whether an extent is here or finds room: what is pinned may drive out what is not, the rest
@@ -269,14 +307,19 @@ async fn one_extent(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, run: R
         (tries, pause_ms) = (tries + 1, (pause_ms * 2).min(PAUSE_MS_MAX));
     };
     generation.meter.add("cache_warmed_bytes", came);
+    for _ in 0..KEPT_TRIES {
+        if generation.disk.holds_all(&run) {
+            break;
+        }
+        // Somebody else waited for a block, and had it before it was on the disk.
+        tokio::time::sleep(Duration::from_millis(PAUSE_MS_MIN)).await;
+    }
     let generation = generation.clone();
     blocking(move || {
         let class = generation.class_of(run.file, true);
         let keys: Vec<_> = (0..run.count).map(|n| (run.key(n), class)).collect();
         generation.disk.reclassify(&keys)?;
-        let table = generation.disk.table();
-        let here = (0..run.count).filter(|n| table.holds(run.key(*n)));
-        Ok(here.map(|n| run.length(n) as u64).sum())
+        Ok(held_bytes(&generation, &[run]))
     })
     .await?
 }

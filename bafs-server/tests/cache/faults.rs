@@ -444,3 +444,22 @@ async fn wrong_questions_are_refused() {
         );
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_read_or_written_through_a_link_in_place_of_blocks() {
+    let (world, bytes) = world(1).await;
+    let node = &world.nodes[0];
+    assert!(read_all(&world, 0).await == bytes);
+    world.kept(ID, BLOCKS as u64).await;
+    let other = world.root().join("other");
+    std::fs::write(&other, b"of somebody else").expect("write");
+    let path = node.directory.join(ID.to_string()).join("1/blocks/0");
+    for _ in 0..2 {
+        std::fs::remove_file(&path).expect("remove");
+        std::os::unix::fs::symlink(&other, &path).expect("link");
+        assert!(read_all(&world, 0).await == bytes);
+        world.kept(ID, BLOCKS as u64).await;
+    }
+    let left = std::fs::read(&other).expect("read");
+    assert!(left == b"of somebody else", "{} bytes", left.len());
+}
