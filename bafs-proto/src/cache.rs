@@ -135,7 +135,7 @@ pub enum WarmState {
     Running,
     /// All are here.
     Done,
-    /// No more find room, unless others leave.
+    /// Not all are here: no more find room in the volume or on the disk, unless others leave.
     Full,
     /// It stopped.
     Failed(Error),

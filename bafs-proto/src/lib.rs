@@ -41,7 +41,7 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// results; who joins a cache learns where its blocks were before, and a server that lacks blocks
 /// says who may have them; 11 = copies of volumes that are made from an older one; 12 = who got
 /// damaged blocks says so, small files of a home together, bounded files opened early; 13 = small
-/// files to a home together.
+/// files to a home together, the time of the last change of a file of a source.
 pub const PROTOCOL_VERSION: u32 = 13;
 
 /// Application-layer protocol name that both ends of a connection must offer.

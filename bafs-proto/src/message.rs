@@ -277,12 +277,15 @@ pub struct ServerList {
 // ------------------------------------------------------------------------------------- home
 
 /// What a source file is; a change of any part makes it another file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SourceIdentity {
     /// Size in bytes.
     pub size: u64,
     /// Modification time in nanoseconds since the Unix epoch.
     pub mtime_ns: i64,
+    /// When anything of a file changed last, its rights and names included, in the same measure:
+    /// nobody can set it back. 0 where the home tells no such time, and for what is no file.
+    pub ctime_ns: i64,
 }
 
 /// Kind of a source entry.

@@ -10,7 +10,7 @@ pub(crate) const PAGE_BYTES_MAX: usize = HEAD_BYTES_MAX as usize * 3 / 4;
 
 /// Bytes of an encoded entry, at most.
 pub(crate) fn entry_bytes(entry: &SourceEntry) -> usize {
-    // Two lengths, a kind, size, time and mode take 48.
+    // Two lengths, a kind, size, two times and mode take 58.
     const NUMBERS: usize = 64;
     let target = match &entry.kind {
         SourceKind::Symlink(target) => target.len(),
@@ -19,17 +19,30 @@ pub(crate) fn entry_bytes(entry: &SourceEntry) -> usize {
     NUMBERS + entry.path.len() + target
 }
 
-/// What makes a file another one. Only a file has a size: that of a directory differs between file
-/// systems and says nothing.
+/// What makes a file another one. Only a file has a size and a time of its last change: the size
+/// of a directory differs between file systems and says nothing. The modification time alone is
+/// not enough: copying programs set it to that of the file which they replace.
 pub(crate) fn identity(stat: &Stat) -> SourceIdentity {
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     let size = if is_file { stat.st_size } else { 0 };
-    let mtime_ns = stat.st_mtime.saturating_mul(1_000_000_000);
-    let mtime_ns = mtime_ns.saturating_add(i64::try_from(stat.st_mtime_nsec).unwrap_or(0));
+    let ctime_ns = nanoseconds(
+        stat.st_ctime,
+        i64::try_from(stat.st_ctime_nsec).unwrap_or(0),
+    );
     SourceIdentity {
         size: u64::try_from(size).unwrap_or(0),
-        mtime_ns,
+        mtime_ns: nanoseconds(
+            stat.st_mtime,
+            i64::try_from(stat.st_mtime_nsec).unwrap_or(0),
+        ),
+        ctime_ns: if is_file { ctime_ns } else { 0 },
     }
+}
+
+fn nanoseconds(seconds: i64, fraction: i64) -> i64 {
+    seconds
+        .saturating_mul(1_000_000_000)
+        .saturating_add(fraction)
 }
 
 /// A file as a listing shows it; `None` for what has no content to copy: a FIFO, a socket, a
@@ -70,7 +83,8 @@ mod tests {
                 kind,
                 identity: SourceIdentity {
                     size: u64::MAX,
-                    mtime_ns: i64::MAX,
+                    mtime_ns: i64::MIN,
+                    ctime_ns: i64::MIN,
                 },
                 mode: u32::MAX,
             };

@@ -3,7 +3,9 @@
 mod home_world;
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
+use std::time::SystemTime;
 
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
@@ -38,6 +40,52 @@ async fn a_range_is_read_with_its_digests_and_a_change_is_noticed() {
         code(world.call(read("d/f", identity, 0, 10)).await),
         ErrorCode::SourceChanged
     );
+}
+
+/// `cp -p`, `rsync -t` and `tar` do so, with files that were given one fixed time.
+#[tokio::test]
+async fn a_file_replaced_by_one_of_the_same_size_and_time_is_another_one() {
+    type Replace = fn(&Path, SystemTime);
+    let over: Replace = |path, time| {
+        let other = path.with_extension("new");
+        fs::write(&other, [2; 9_000]).expect("write");
+        let file = fs::File::options().write(true).open(&other).expect("open");
+        file.set_modified(time).expect("time");
+        fs::rename(&other, path).expect("rename");
+    };
+    let within: Replace = |path, time| {
+        fs::write(path, [2; 9_000]).expect("write");
+        let file = fs::File::options().write(true).open(path).expect("open");
+        file.set_modified(time).expect("time");
+    };
+    for (name, replace) in [("d/over", over), ("d/within", within)] {
+        let world = World::new();
+        world.file(name, &[1; 9_000]);
+        let identity = world.identity(name).await;
+        let (_, body) = world
+            .send(&world.token, read(name, identity, 0, 4096), b"")
+            .await
+            .expect("read");
+        assert_eq!(body, [1; 4096][..]);
+        let path = world.root.path().join(name);
+        let found = fs::metadata(&path).expect("file");
+        // Time passes, as far as the file system can tell.
+        while fs::metadata(&path).expect("file").ctime_nsec() == found.ctime_nsec() {
+            replace(&path, found.modified().expect("time"));
+        }
+        let now = fs::metadata(&path).expect("file");
+        assert_eq!(
+            (now.len(), now.mtime_nsec()),
+            (found.len(), found.mtime_nsec())
+        );
+        assert_eq!(
+            code(world.call(read(name, identity, 4096, 4096)).await),
+            ErrorCode::SourceChanged,
+            "{name}"
+        );
+        let listed = world.identity(name).await;
+        assert_ne!(listed, identity, "{name}");
+    }
 }
 
 #[tokio::test]
@@ -91,7 +139,7 @@ async fn a_directory_that_goes_away_is_told_and_not_made_again() {
     let mut world = World::new();
     let outer = std::mem::replace(&mut world.root, tempfile::tempdir().expect("directory"));
     let root = outer.path().join("home");
-    let home = |root: &std::path::Path| Home::open(root, world.signer.verifier(), None);
+    let home = |root: &Path| Home::open(root, world.signer.verifier(), None);
     fs::create_dir(&root).expect("mkdir");
     fs::write(root.join("f"), b"x").expect("write");
     world.network.listen("home", home(&root).expect("home"));

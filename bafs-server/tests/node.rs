@@ -70,6 +70,7 @@ fn table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
     let identity = SourceIdentity {
         size: 0,
         mtime_ns: 0,
+        ctime_ns: 0,
     };
     let tree = || TreeRef::Volume(V);
     let blocks = |cache| ReadBlocks {

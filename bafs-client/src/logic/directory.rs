@@ -340,7 +340,11 @@ mod tests {
     use super::*;
 
     fn entry(path: &str, kind: SourceKind, size: u64) -> SourceEntry {
-        let identity = SourceIdentity { size, mtime_ns: -1 };
+        let identity = SourceIdentity {
+            size,
+            mtime_ns: -1,
+            ctime_ns: 0,
+        };
         SourceEntry {
             path: path.into(),
             kind,

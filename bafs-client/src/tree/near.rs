@@ -336,6 +336,7 @@ mod tests {
             identity: SourceIdentity {
                 size: u64::from(BLOCK),
                 mtime_ns: 1,
+                ctime_ns: 1,
             },
             mode: 0o644,
         };

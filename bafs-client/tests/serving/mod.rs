@@ -321,6 +321,7 @@ fn manifest(root: &Path) -> Vec<SourceEntry> {
                 identity: SourceIdentity {
                     size: metadata.len(),
                     mtime_ns,
+                    ctime_ns: 0,
                 },
                 mode: metadata.mode() & 0o777,
             });

@@ -299,7 +299,11 @@ mod tests {
     use super::*;
 
     fn entry(path: &str, kind: SourceKind, size: u64) -> SourceEntry {
-        let identity = SourceIdentity { size, mtime_ns: 5 };
+        let identity = SourceIdentity {
+            size,
+            mtime_ns: 5,
+            ctime_ns: 7,
+        };
         SourceEntry {
             path: path.to_owned(),
             kind,

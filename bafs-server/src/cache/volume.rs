@@ -27,7 +27,7 @@ use super::warm::Warmer;
 use crate::counters::Counters;
 use crate::logic::blocks::BlockTable;
 
-const RECORD_VERSION: u32 = 1;
+const RECORD_VERSION: u32 = 2;
 
 /// What outlives the process, beside manifest and blocks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -316,10 +316,7 @@ fn unchanged(old: &Manifest, new: &Manifest) -> BTreeMap<FileIndex, FileIndex> {
         let numbered = (0..).map(FileIndex).zip(manifest.entries());
         numbered
             .filter(|(_, entry)| entry.kind == SourceKind::File)
-            .map(|(n, entry)| {
-                let identity = (entry.identity.size, entry.identity.mtime_ns);
-                ((manifest.home_path(entry), identity), n)
-            })
+            .map(|(n, entry)| ((manifest.home_path(entry), entry.identity), n))
             .collect()
     };
     let new = files(new);

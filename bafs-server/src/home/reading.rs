@@ -44,7 +44,7 @@ pub(crate) fn read(
         other => other?,
     };
     if identity(&found.stat) != call.identity {
-        return Err(changed(&"size or time differ"));
+        return Err(changed(&"its size, or a time of its last change, differs"));
     }
     let file = found.open_file()?;
     let left = call

@@ -341,6 +341,7 @@ fn identity(found: Facts) -> SourceIdentity {
     SourceIdentity {
         size: found.size,
         mtime_ns: found.mtime_ns,
+        ctime_ns: 0,
     }
 }
 

@@ -31,6 +31,7 @@ pub(super) fn directory(path: &str) -> SourceEntry {
         identity: SourceIdentity {
             size: 0,
             mtime_ns: 0,
+            ctime_ns: 0,
         },
         mode: DIRECTORY_MODE,
     }
@@ -96,6 +97,7 @@ mod tests {
         let identity = SourceIdentity {
             size: 1,
             mtime_ns: 2,
+            ctime_ns: 0,
         };
         file(path, identity)
     }

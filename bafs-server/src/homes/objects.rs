@@ -110,6 +110,7 @@ impl Objects {
         Ok(SourceIdentity {
             size: found.content_length(),
             mtime_ns: seconds.saturating_mul(NANOSECONDS).saturating_add(fraction),
+            ctime_ns: 0,
         })
     }
 

@@ -419,6 +419,7 @@ fn identity(found: Attributes) -> SourceIdentity {
     SourceIdentity {
         size: found.size,
         mtime_ns: i64::from(found.mtime_s) * 1_000_000_000,
+        ctime_ns: 0,
     }
 }
 

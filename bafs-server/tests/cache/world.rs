@@ -152,6 +152,7 @@ fn identity(file: &HomeFile) -> SourceIdentity {
     SourceIdentity {
         size: file.bytes.len() as u64,
         mtime_ns: file.mtime_ns,
+        ctime_ns: 0,
     }
 }
 

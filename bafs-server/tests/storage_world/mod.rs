@@ -237,6 +237,7 @@ impl Home {
             let identity = SourceIdentity {
                 size: content.len() as u64,
                 mtime_ns: MTIME_NS,
+                ctime_ns: 0,
             };
             let (kind, mode) = (kind.clone(), *mode);
             below.map(|below| SourceEntry {
