@@ -123,7 +123,8 @@ impl Client {
         Ok((found, silent))
     }
 
-    async fn volumes_of(&self, node: &Advert) -> Result<Vec<VolumeStatus>> {
+    /// Every volume of a node.
+    pub(crate) async fn volumes_of(&self, node: &Advert) -> Result<Vec<VolumeStatus>> {
         let (mut volumes, mut after) = (Vec::new(), None);
         loop {
             let page = self.call(&node.address, ListVolumes { after }).await?;

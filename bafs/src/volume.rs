@@ -2,6 +2,8 @@
 
 mod warm;
 
+use std::time::Duration;
+
 use anyhow::{Result, bail};
 use bafs_proto::cache::ShowCache;
 use bafs_proto::ids::{ExtractId, VolumeId};
@@ -10,7 +12,9 @@ use bafs_proto::message::{
     Advert, CreateVolume, DeleteVolume, ExtractFile, InvalidateVolume, PutReceipt,
 };
 use bafs_proto::token::{Resource, Right, Token};
-use bafs_proto::volume::{LimitKind, Replacement, Source, VolumeKind, VolumeSpec, VolumeStatus};
+use bafs_proto::volume::{
+    LimitKind, Replacement, Source, VolumeKind, VolumeSpec, VolumeState, VolumeStatus,
+};
 use serde_json::json;
 
 use crate::args::{
@@ -25,6 +29,9 @@ const HOUR_MS: u64 = 3600 * 1000;
 
 /// Time for calls that move the bytes of a volume, in milliseconds.
 const TRANSFER_MS: u64 = 24 * HOUR_MS;
+
+/// After so long it is said what a volume waits for.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Runs a volume command.
 pub(crate) async fn run(command: VolumeCommand, output: Output) -> Result<()> {
@@ -101,7 +108,19 @@ async fn create_at(client: &Client, node: &Advert, spec: VolumeSpec) -> Result<V
         base: None,
         source_token,
     };
-    let status = client.call_within(&node.address, call, TRANSFER_MS).await?;
+    let (volume, waits) = (call.spec.id, waits_for(&call.spec.kind));
+    let made = client.call_within(&node.address, call, TRANSFER_MS);
+    tokio::pin!(made);
+    let early = tokio::time::timeout(PATIENCE, &mut made).await;
+    let made = match (early, waits) {
+        (Ok(made), _) => made,
+        (Err(_), Some(waits)) => {
+            eprintln!("node {} {waits} (volume {volume})", node.name);
+            made.await
+        }
+        (Err(_), None) => made.await,
+    };
+    let status = made?;
     let Some(fault) = &status.fault else {
         return Ok(status);
     };
@@ -109,12 +128,34 @@ async fn create_at(client: &Client, node: &Advert, spec: VolumeSpec) -> Result<V
     let volume = status.spec.id;
     let left = match client.call(&node.address, DeleteVolume { volume }).await {
         Ok(_) => String::new(),
+        // A full disk cannot note that it is gone, which it is all the same.
+        Err(_) if is_gone(client, node, volume).await => String::new(),
         Err(error) => format!("; {volume} is left of it, delete that: {error}"),
     };
     bail!(
         "volume {} could not be made: {fault}{left}",
         status.spec.name
     )
+}
+
+/// Whether a node knows a volume no more.
+async fn is_gone(client: &Client, node: &Advert, volume: VolumeId) -> bool {
+    let volumes = client.volumes_of(node).await;
+    volumes.is_ok_and(|volumes| volumes.iter().all(|v| v.spec.id != volume))
+}
+
+/// What a cache volume waits for that is not made yet.
+fn waits_for(kind: &VolumeKind) -> Option<String> {
+    let VolumeKind::Cache { source, .. } = kind else {
+        return None;
+    };
+    let Source::Home { address, path } = source else {
+        return None;
+    };
+    Some(format!(
+        "waits for home {address} to list '{path}' and goes on trying; if that home or path is \
+         wrong, delete the volume"
+    ))
 }
 
 async fn list(args: ClientArgs, output: Output) -> Result<()> {
@@ -165,15 +206,22 @@ async fn shown(
     node: &Advert,
     status: &VolumeStatus,
 ) -> Result<(String, serde_json::Value)> {
-    let cache = match status.spec.kind {
-        VolumeKind::Cache { .. } => {
+    let cache = match (&status.spec.kind, status.state) {
+        (VolumeKind::Cache { .. }, VolumeState::Ready) => {
             let volume = status.spec.id;
             Some(client.call(&node.address, ShowCache { volume }).await?)
         }
-        VolumeKind::Scratch { .. } => None,
+        // There is nothing to show of it yet.
+        _ => None,
     };
     let mut described = describe(node, status);
     let mut text = status_text(node, status);
+    if status.state == VolumeState::Creating
+        && let Some(waits) = waits_for(&status.spec.kind)
+    {
+        text.push_str(&format!("\n  {waits}"));
+        described["waits"] = json!(waits);
+    }
     if let Some(cache) = &cache {
         described["cache"] = warm::describe(cache);
         text.push_str(&warm::text(cache));

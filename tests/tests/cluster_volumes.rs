@@ -1,6 +1,8 @@
 //! The volume API by hand, on real processes: `bafs volume …`, `bafs servers`, wrong use.
 
-use std::process::Command;
+use std::io::{BufRead as _, BufReader};
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use bafs_tests::{World, cannot_mount, program, said, skip};
@@ -48,6 +50,35 @@ fn cluster_volumes_live_and_die() -> Result<()> {
             .is_some_and(Vec::is_empty),
         "all gone"
     );
+    Ok(())
+}
+
+#[test]
+fn cluster_volume_whose_home_does_not_answer_says_what_it_waits_for() -> Result<()> {
+    let world = world(&["10MB"])?;
+    // It takes connections and says nothing.
+    let home = TcpListener::bind("127.0.0.1:0")?;
+    let host = home.local_addr()?.to_string();
+    let url = format!("http://{host}/db");
+    let create = ["volume", "create", "v", "--node", "n1", "--size", "1MB"];
+    let mut create = world.bafs(&[&create[..], &["--cache", &url]].concat());
+    let mut create = create.stderr(Stdio::piped()).spawn()?;
+    let mut line = String::new();
+    let stderr = create.stderr.take().context("a pipe")?;
+    BufReader::new(stderr).read_line(&mut line)?;
+    ensure!(
+        line.contains("waits for home") && line.contains(&host),
+        "{line}"
+    );
+    let shown = world.json(&["volume", "show", "v"])?;
+    ensure!(shown["state"] == "creating", "{shown}");
+    let text = world.bafs(&["volume", "show", "v"]).output()?;
+    ensure!(text.status.success(), said(&text));
+    for part in ["Creating", "waits for home", &host] {
+        ensure!(said(&text).contains(part), said(&text));
+    }
+    world.json(&["volume", "delete", "v"])?;
+    ensure!(!create.wait()?.success(), "there is no volume");
     Ok(())
 }
 

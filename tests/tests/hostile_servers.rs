@@ -63,6 +63,9 @@ fn cluster_node_recovers_when_its_disk_has_space_again() -> Result<()> {
         let output = create(name)?;
         ensure!(!output.status.success(), said(&output));
         ensure!(said(&output).contains("No space left"), said(&output));
+        ensure!(!said(&output).contains("is left"), said(&output));
+        let left = world.json(&["volume", "list"])?;
+        ensure!(left.as_array().is_some_and(Vec::is_empty), "{left}");
     }
     std::fs::remove_file(&fill)?;
     let output = create("c")?;

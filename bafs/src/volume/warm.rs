@@ -308,7 +308,9 @@ fn warming_text(warming: &Warming) -> String {
     };
     let (present, wanted) = (warming.present_bytes, warming.wanted_bytes);
     let state = match &warming.state {
-        WarmState::Full => "full: no more finds room, make the volume larger".to_owned(),
+        WarmState::Full => {
+            "full: no more finds room in the volume, or on its node's disk".to_owned()
+        }
         WarmState::Failed(error) => format!("failed: {error}"),
         other => state_name(other).to_owned(),
     };
