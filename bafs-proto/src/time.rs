@@ -24,6 +24,9 @@ impl Time {
     }
 }
 
+/// The longest time that an answer is given to come.
+const ANSWER_MAX: Duration = Duration::from_millis(500);
+
 /// The moment at which a call must have answered. Local to one machine: on the wire travels the
 /// time that is left, because clocks differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,6 +61,13 @@ impl Deadline {
     /// The earlier of two deadlines.
     pub fn earlier(self, other: Self) -> Self {
         Self(self.0.min(other.0))
+    }
+
+    /// By when who is asked should answer: early enough for the answer, which says more than none,
+    /// to come in time.
+    pub fn to_answer(self) -> Self {
+        let left = self.left();
+        Self::after(left - (left / 20).min(ANSWER_MAX))
     }
 
     /// The deadline as the standard library's clock knows it.

@@ -144,6 +144,8 @@ impl Pool {
     ) -> Result<(C::Reply, Bytes)> {
         let mut pause_ms = PAUSE_MS_MIN;
         let mut patience = Patience::until(deadline);
+        // Why it was repeated says more than that time ran out meanwhile.
+        let mut reason = None;
         loop {
             let body = body.clone();
             let deadline = patience.deadline();
@@ -160,6 +162,12 @@ impl Pool {
                         && deadline.left() > Duration::from_millis(pause_ms) =>
                 {
                     tracing::debug!(address, %error, "call will be repeated");
+                    if error.code != ErrorCode::DeadlineExceeded {
+                        reason = Some(error);
+                    }
+                }
+                Err(error) if error.code == ErrorCode::DeadlineExceeded => {
+                    return Err(reason.unwrap_or(error));
                 }
                 result => return result,
             }

@@ -128,6 +128,11 @@ impl Flights {
         state.flying.get(&key).map(|flight| flight.take(urgency))
     }
 
+    /// Whether a block is on its way.
+    pub(crate) fn is_flying(&self, key: BlockKey) -> bool {
+        self.lock().flying.contains_key(&key)
+    }
+
     /// Joins the flight of a block for another server that is about to ask home, if that one may
     /// wait for it; else remembers that it asked.
     pub(crate) fn join_for_heir(

@@ -270,6 +270,30 @@ fn is_faultless(code: ErrorCode) -> bool {
     )
 }
 
+/// What an agent is told when its blocks could not be had: whose fault it is, if it is home's.
+pub(super) fn told_to_agents(generation: &Generation, run: &Run, error: Error) -> Error {
+    let now = clock::now();
+    let waits_for_home = || (0..run.count).any(|n| generation.from_home.is_flying(run.key(n)));
+    if error.code != ErrorCode::DeadlineExceeded
+        || generation.home_answered_lately(now)
+        || !waits_for_home()
+    {
+        return error;
+    }
+    let home = generation.manifest.home();
+    let text = match generation.home_answered_ms.load(Ordering::Relaxed) {
+        0 => format!("home {home} has sent nothing yet; does it run, and can this node reach it?"),
+        last => {
+            let silent_s = now.ms_since(Time(last)) / 1000;
+            format!(
+                "home {home} has sent nothing for {silent_s} s; does it run, and can this node \
+                 reach it?"
+            )
+        }
+    };
+    Error::new(ErrorCode::HomeUnreachable, text)
+}
+
 /// What another server is told when its blocks could not be had: that this one is not silent, and
 /// whether home may answer later. A link with too much to do is no home that is away: others who
 /// asked there would only add to it.

@@ -52,7 +52,7 @@ use bytes::Bytes;
 
 use self::disk::Run;
 use self::fetch::{Fetcher, Generation};
-use self::from_peers::told_to_peers;
+use self::from_peers::{told_to_agents, told_to_peers};
 use self::heirs::others_for;
 use self::manifest::Manifest;
 use self::read::Errand;
@@ -419,7 +419,10 @@ async fn read_for(
         }
         Reader::Agent => {
             ahead::follow(&fetcher, &generation, &run);
-            read::read(fetcher, generation, run, Errand::of(reader), deadline).await
+            let (asked, deadline) = (generation.clone(), deadline.to_answer());
+            let read = read::read(fetcher, generation, run, Errand::of(reader), deadline);
+            read.await
+                .map_err(|error| told_to_agents(&asked, &run, error))
         }
         Reader::Peer | Reader::Ahead | Reader::Detour => {
             let read = read::read(

@@ -302,7 +302,7 @@ async fn one_extent(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, run: R
         if over || !error.is_transient() {
             return Err(error);
         }
-        tracing::debug!(%error, "warming is tried again");
+        tracing::warn!(%error, tries, "warming is tried again");
         tokio::time::sleep(Duration::from_millis(pause_ms)).await;
         (tries, pause_ms) = (tries + 1, (pause_ms * 2).min(PAUSE_MS_MAX));
     };

@@ -191,7 +191,7 @@ async fn a_reader_that_gives_up_leaves_the_fetch_to_the_next() {
     world.home.read_ms.store(400, Ordering::Relaxed);
     let node = &world.nodes[0];
     let early = node.read_until(ID, 0, 0, 10, Deadline::after_ms(100)).await;
-    assert_eq!(early.map_err(|e| e.code), Err(ErrorCode::DeadlineExceeded));
+    assert_eq!(early.map_err(|e| e.code), Err(ErrorCode::HomeUnreachable));
     assert_eq!(
         node.read(ID, 0, 0, 10).await.expect("read"),
         bytes[..10 * BLOCK as usize]
@@ -462,4 +462,29 @@ async fn nothing_is_read_or_written_through_a_link_in_place_of_blocks() {
     }
     let left = std::fs::read(&other).expect("read");
     assert!(left == b"of somebody else", "{} bytes", left.len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_a_home_that_says_nothing_is_told_so_in_time() {
+    let (world, _) = world(1).await;
+    let node = &world.nodes[0];
+    world.home.read_ms.store(60_000, Ordering::Relaxed);
+    let first = FileIndex(0);
+    let page = ReadManifest { volume: ID, first };
+    let page = node.caches.read_manifest(page).await.expect("manifest");
+    let call = ReadBlocks {
+        cache: CacheRef::Volume(ID),
+        manifest: page.manifest,
+        file: FileIndex(0),
+        first: BlockIndex(3),
+        count: 2,
+        reader: Reader::Agent,
+        doubted: false,
+    };
+    let deadline = Deadline::after_ms(2_000);
+    let told = node.caches.read_blocks(call, deadline).await;
+    let told = told.expect_err("home sends nothing");
+    assert!(!deadline.left().is_zero(), "the answer comes too late");
+    assert_eq!(told.code, ErrorCode::HomeUnreachable, "{told}");
+    assert!(told.detail.contains(HOME), "{told}");
 }
