@@ -12,15 +12,19 @@ fn thesis() -> Environment {
 
 /// The plan for ten nodes of the thesis, and what was simulated for it.
 fn decided(text: &str) -> (Plan, Vec<Tried>) {
-    let canonical = Canonical::parse(text).expect("a workload");
     let mut environment = thesis();
     environment.nodes[0].count = 10;
-    let mut plan = plan(canonical.shape(), &environment);
+    decided_in(&environment, text)
+}
+
+fn decided_in(environment: &Environment, text: &str) -> (Plan, Vec<Tried>) {
+    let canonical = Canonical::parse(text).expect("a workload");
+    let mut plan = plan(canonical.shape(), environment);
     let load = Load::Declared {
         variability_ppm: (canonical.variability * 1e6) as u64,
     };
     let work = (canonical.jobs(), || workflow_of(&canonical));
-    match decide(&mut plan, Doubt::Ties, work, &environment, &load) {
+    match decide(&mut plan, Doubt::Ties, work, environment, &load) {
         Ok(Doubts::Tried(tried)) => (plan, tried),
         doubts => panic!("{doubts:?}"),
     }
@@ -97,4 +101,67 @@ fn doubts_about_too_many_jobs_are_told() {
     );
     assert_eq!(doubts.expect("nothing runs"), Doubts::TooManyJobs);
     assert_eq!(plan.choice, before);
+}
+
+/// Nodes on which one fails every `mtbf_s` seconds, on average.
+fn failing(nodes: u32, mtbf_s: u64) -> Environment {
+    let mut environment = thesis();
+    environment.nodes[0].count = nodes;
+    environment.mtbf_s = Some(mtbf_s);
+    environment
+}
+
+fn check_one_is_the_best(environment: &Environment, text: &str) {
+    let (plan, tried) = decided_in(environment, text);
+    let timed: Vec<_> = tried
+        .iter()
+        .filter_map(|t| Some((t.strategy, t.simulated_s?)))
+        .collect();
+    let choice = plan.choice.expect("a choice");
+    let of_choice = timed
+        .iter()
+        .find(|(strategy, _)| *strategy == choice.strategy);
+    let (_, chosen_s) = of_choice.unwrap_or_else(|| panic!("{choice:?} of {tried:?}"));
+    assert!(
+        timed.iter().all(|(_, seconds)| chosen_s <= seconds),
+        "{tried:?}"
+    );
+    assert!(
+        choice.reason.contains("in the simulation"),
+        "{}",
+        choice.reason
+    );
+}
+
+/// A job that needs five times as long as nodes live takes forty times as long as it computes.
+#[test]
+fn where_failures_make_all_slow_the_choice_is_simulated_all_the_same() {
+    check_one_is_the_best(
+        &failing(1, 100_000),
+        "width=1,depth=1,batch=1B,private=0B,run=550000s",
+    );
+}
+
+/// With another seed than the first nodes fail at worse times, whatever the strategy.
+#[test]
+fn a_seed_with_bad_luck_for_all_leaves_a_best_one() {
+    check_one_is_the_best(
+        &failing(3, 20 * 86_400),
+        "width=2,depth=2,batch=1B,private=0B,run=10d,var=1",
+    );
+}
+
+#[test]
+fn a_strategy_is_not_called_the_only_possible_one_where_others_are_never_done() {
+    let canonical = Canonical::parse(MIXED).expect("a workload");
+    let plan = plan(canonical.shape(), &failing(50, 3_600));
+    let mut possible = plan
+        .candidates
+        .iter()
+        .filter(|c| c.allocation.is_possible());
+    let slice = possible.find(|c| c.allocation.strategy == Strategy::Slice);
+    assert_eq!(slice.expect("Slice is possible").predicted_s, None);
+    let reason = plan.choice.expect("a choice").reason;
+    let expected = "AllBatch is the only strategy that is ever done at this rate of failures";
+    assert!(reason.starts_with(expected), "{reason}");
 }

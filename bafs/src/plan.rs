@@ -49,7 +49,12 @@ pub(crate) async fn run(args: &PlanArgs, output: Output) -> Result<()> {
         Doubts::Tried(tried) => tried,
         Doubts::None => Vec::new(),
         Doubts::TooManyJobs => {
-            remarks.push("too many jobs to simulate: chosen by the model".to_owned());
+            remarks.push(match environment.mtbf_s {
+                None => "too many jobs to simulate: chosen by the model".to_owned(),
+                Some(_) => "too many jobs to simulate: chosen by the model, whose times do not \
+                            hold where nodes fail"
+                    .to_owned(),
+            });
             Vec::new()
         }
     };

@@ -79,6 +79,12 @@ impl Candidate {
         self.predicted_s.is_some() && self.allocation.strategy != Strategy::Remote
     }
 
+    /// Whether it is possible and needs no consent, but never ends.
+    fn is_never_done(&self) -> bool {
+        let is_possible = self.allocation.is_possible();
+        is_possible && self.predicted_s.is_none() && self.allocation.strategy != Strategy::Remote
+    }
+
     fn seconds(&self) -> f64 {
         self.predicted_s.unwrap_or(f64::INFINITY)
     }
@@ -119,7 +125,11 @@ fn choose(candidates: &[Candidate]) -> Option<Choice> {
     let reason = match second {
         Some(second) => compared(best, second),
         None => format!(
-            "{strategy} is the only possible strategy, {:.0} s with {} pipelines running at once",
+            "{strategy} is {}, {:.0} s with {} pipelines running at once",
+            match candidates.iter().any(Candidate::is_never_done) {
+                true => "the only strategy that is ever done at this rate of failures",
+                false => "the only possible strategy",
+            },
             best.seconds(),
             best.running
         ),
@@ -158,10 +168,7 @@ fn compared(best: &Candidate, second: &Candidate) -> String {
 }
 
 fn refusal(candidates: &[Candidate]) -> String {
-    let fitting = candidates.iter().any(|candidate| {
-        candidate.allocation.strategy != Strategy::Remote && candidate.allocation.is_possible()
-    });
-    if fitting {
+    if candidates.iter().any(Candidate::is_never_done) {
         return "at this rate of failures no strategy is ever done: failed pipelines are repeated \
                 more often than others finish"
             .to_owned();

@@ -10,7 +10,7 @@ use super::engine::Simulation;
 use super::load::Load;
 use super::policy::{Policy, Scenario};
 use super::record::{Run, Stuck};
-use crate::planner::{Choice, Environment, Plan, Strategy, predict};
+use crate::planner::{Choice, Environment, Plan, Strategy};
 use crate::workflow::Workflow;
 
 /// Jobs of all simulations for one plan; some seconds on a slow machine. A workflow with more is
@@ -34,8 +34,6 @@ const MODEL_ERROR: f64 = 0.35;
 /// strategies nearer. Otherwise it ends as soon as it cannot be best.
 const HOPELESS_FAILING: f64 = 2.0;
 const HOPELESS_VARYING: f64 = 0.1;
-/// So many times as long as predicted without failures, where there is no best yet.
-const HOPELESS_FIRST: f64 = 20.0;
 
 /// Executions and failures of nodes for each job, after which a strategy is given up: others are
 /// done with far fewer.
@@ -105,14 +103,13 @@ pub fn decide(
         (false, true) => (SEEDS_MAX.min(affordable as u64), HOPELESS_VARYING),
         (false, false) => (1, 0.0),
     };
-    let first_limit_s = HOPELESS_FIRST * calm_s(plan, environment);
     let mut trials: Vec<Trial> = candidates.into_iter().map(Trial::new).collect();
     for seed in 0..seeds {
         for at in 0..trials.len() {
             // Who was near with one seed is waited for with the others.
             let limit_s = match seed == 0 || is_failing {
-                true => first_limit_s.min(best_s(&trials) * (1.0 + hopeless)),
-                false => first_limit_s,
+                true => limit_s(&trials, at, hopeless),
+                false => f64::INFINITY,
             };
             let scenario = |strategy| Scenario {
                 attempts_for_job: ATTEMPTS_FOR_JOB,
@@ -124,6 +121,10 @@ pub fn decide(
                 )
             };
             trials[at].run(&workflow, scenario, limit_s)?;
+        }
+        // Who is alone is the choice, whatever more seeds would say of its time.
+        if trials.iter().filter(|trial| !trial.is_out).count() <= 1 {
+            break;
         }
         if is_failing {
             continue;
@@ -183,7 +184,12 @@ impl Trial {
     /// The mean over the seeds so far.
     fn mean_s(&self) -> Option<f64> {
         let is_known = !self.is_out && !self.times_s.is_empty();
-        is_known.then(|| self.times_s.iter().sum::<f64>() / self.times_s.len() as f64)
+        is_known.then(|| self.sum_s() / self.times_s.len() as f64)
+    }
+
+    /// All times so far together.
+    fn sum_s(&self) -> f64 {
+        self.times_s.iter().sum()
     }
 
     fn tried(self) -> Tried {
@@ -199,6 +205,18 @@ impl Trial {
 fn best_s(trials: &[Trial]) -> f64 {
     let means = trials.iter().filter_map(Trial::mean_s);
     means.fold(f64::INFINITY, f64::min)
+}
+
+/// How long a trial may take with its next seed, until its times together cannot be the best. It is
+/// compared with those that ended with the same seeds: a seed may bring bad luck to all. While none
+/// has there is no limit, so that one is always left as the best, unless all fail.
+fn limit_s(trials: &[Trial], at: usize, hopeless: f64) -> f64 {
+    let own = &trials[at];
+    let seeds = own.times_s.len() + 1;
+    let peers = trials.iter().filter(|trial| !trial.is_out);
+    let peers = peers.filter(|trial| trial.times_s.len() == seeds);
+    let least_s = peers.map(Trial::sum_s).fold(f64::INFINITY, f64::min);
+    least_s * (1.0 + hopeless) - own.sum_s()
 }
 
 /// Gives up those that took so much longer with the first seed than the fastest: who was tried
@@ -233,19 +251,6 @@ fn is_clear(trials: &[Trial]) -> bool {
     })
 }
 
-/// The longest prediction without failures. Remote I/O may take a thousand times as long.
-fn calm_s(plan: &Plan, environment: &Environment) -> f64 {
-    let calm = Environment {
-        mtbf_s: None,
-        ..environment.clone()
-    };
-    let strategies = plan.candidates.iter().map(|c| c.allocation.strategy);
-    let strategies = strategies.filter(|strategy| *strategy != Strategy::Remote);
-    let predicted = strategies.filter_map(|strategy| predict(strategy, &plan.shape, &calm));
-    // A workload of no known length still ends.
-    predicted.fold(86_400.0, f64::max)
-}
-
 /// The candidates in the order of their predictions.
 fn doubtful(plan: &Plan, doubt: Doubt, is_failing: bool) -> Vec<Strategy> {
     let possible = plan.candidates.iter().filter(|candidate| {
@@ -272,22 +277,18 @@ fn doubtful(plan: &Plan, doubt: Doubt, is_failing: bool) -> Vec<Strategy> {
 }
 
 /// The fastest is the choice, of equally fast ones the first of the table, which
-/// accepts the fewest pitfalls. When all failed there is none; when some were only slower than can
-/// be waited for, the model's stands.
+/// accepts the fewest pitfalls. When none is left there is no choice: what the model predicts does
+/// not hold then.
 fn choose(plan: &mut Plan, tried: &[Tried]) {
-    if let Some(why) = tried.first().and_then(|first| first.failed.clone())
-        && tried.iter().all(|tried| tried.failed.is_some())
-    {
-        plan.choice = None;
-        plan.refusal = Some(why);
-        return;
-    }
     let timed = tried
         .iter()
         .filter_map(|t| Some((t.strategy, t.simulated_s?)));
     let mut timed: Vec<(Strategy, f64)> = timed.collect();
     timed.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
     let Some(&(strategy, seconds)) = timed.first() else {
+        plan.choice = None;
+        // Who was stopped was compared with one that failed with a later seed.
+        plan.refusal = tried.iter().find_map(|tried| tried.failed.clone());
         return;
     };
     let mut reason = format!("{strategy} takes {seconds:.0} s in the simulation");
@@ -348,6 +349,19 @@ mod tests {
         let left = trials.iter().filter(|trial| !trial.is_out);
         let left: Vec<Strategy> = left.map(|trial| trial.strategy).collect();
         assert_eq!(left, [Strategy::Slice, Strategy::Minimal]);
+    }
+
+    #[test]
+    fn a_seed_with_bad_luck_for_all_stops_nobody() {
+        let (calm, unlucky) = (100.0, 900.0);
+        let mut trials = [
+            trial(Strategy::Slice, &[calm]),
+            trial(Strategy::Minimal, &[110.0]),
+        ];
+        assert_eq!(limit_s(&trials, 0, HOPELESS_FAILING), f64::INFINITY);
+        trials[0].times_s.push(unlucky);
+        let limit_s = limit_s(&trials, 1, HOPELESS_FAILING);
+        assert_eq!(limit_s, 3.0 * (calm + unlucky) - 110.0);
     }
 
     #[test]
