@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::PastError;
 use super::table::{Form, Row, Table};
 use crate::sim::{JobLoad, Measured, MountLoad};
-use crate::workflow::{Job, Workflow};
+use crate::workflow::{Job, VolumeKind, Workflow};
 
 const COLUMNS: [&str; 5] = ["job", "compute", "volume", "read", "written"];
 
@@ -52,8 +52,10 @@ pub fn from_trace(workflow: &Workflow, text: &str) -> Result<Measured, PastError
             "no row says how long job '{name}' computes"
         )));
     }
+    let extract_bytes = trace.extract_bytes();
     Ok(Measured {
         jobs: trace.loads,
+        extract_bytes,
         ..Measured::default()
     })
 }
@@ -93,6 +95,37 @@ impl Trace<'_> {
         let found = mounts.position(|mount| self.workflow.volume(mount.volume).name == volume);
         let missing = || row.error("volume", format!("job '{}' does not mount it", job.name));
         found.ok_or_else(missing)
+    }
+
+    /// Bytes of the files that go home: together what was written to their volume, in equal parts,
+    /// as no row tells of files. What was filled from home may go back, and counts as declared.
+    fn extract_bytes(&self) -> BTreeMap<u32, u64> {
+        let mut written = vec![0_u64; self.workflow.volumes.len()];
+        for (job, load) in self.workflow.jobs.iter().zip(&self.loads) {
+            for (mount, load) in job.mounts.iter().zip(&load.mounts) {
+                let sum = &mut written[mount.volume.as_usize()];
+                *sum = sum.saturating_add(load.written_bytes);
+            }
+        }
+        let extracts = &self.workflow.extracts;
+        let mut files = vec![0_u64; self.workflow.volumes.len()];
+        for extract in extracts {
+            files[extract.volume.as_usize()] += 1;
+        }
+        let bytes = extracts.iter().enumerate().filter_map(|(at, extract)| {
+            let volume = self.workflow.volume(extract.volume);
+            if matches!(volume.kind, VolumeKind::Scratch { fill: Some(_) }) {
+                return None;
+            }
+            // What is written twice is there once.
+            let size_bytes = match volume.size_bytes {
+                0 => u64::MAX,
+                size_bytes => size_bytes,
+            };
+            let held_bytes = written[extract.volume.as_usize()].min(size_bytes);
+            Some((at as u32, held_bytes / files[extract.volume.as_usize()]))
+        });
+        bytes.collect()
     }
 
     fn load(&self, row: &Row<'_>, job: usize, at: usize) -> Result<MountLoad, PastError> {
@@ -148,6 +181,24 @@ mod tests {
             [load(3_000_000, 0), load(0, 2_000)]
         );
         assert_eq!(measured.jobs[1].mounts, [load(2_000, 0)]);
+    }
+
+    #[test]
+    fn results_have_what_the_trace_says_was_written() {
+        let text = "volume v scratch 6 MB\nvolume q scratch 1 MB from bafs://home/q\n\
+            job a {\nexecutable = x\n}\njob b {\nexecutable = x\n}\nparent a child b\n\
+            mount v a /v\nmount v b /v\nmount q b /q\nextract v r bafs://home/r\n\
+            extract v s bafs://home/s\nextract q t bafs://home/t\n";
+        let parsed = parse_workflow("w.bafs", text, &|path| Err(path.to_owned()));
+        let workflow = parsed.unwrap().workflow;
+        let sent = |rows: &str| {
+            let text = format!("job,compute,volume,read,written\na,1,,,\nb,1,,,\n{rows}");
+            let sent = from_trace(&workflow, &text).unwrap().extract_bytes;
+            sent.into_values().collect::<Vec<_>>()
+        };
+        assert_eq!(sent(""), [0, 0], "what was filled counts as declared");
+        assert_eq!(sent("a,,v,,1 MB\nb,,v,,2000\n"), [501_000, 501_000]);
+        assert_eq!(sent("a,,v,,6 MB\nb,,v,,6 MB\n"), [3_000_000, 3_000_000]);
     }
 
     #[test]
