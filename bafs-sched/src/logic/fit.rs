@@ -11,10 +11,6 @@ use super::space::Space;
 use super::timers::Timer;
 use crate::workflow::{JobIndex, VolumeIndex};
 
-/// Nodes may appear one after the other; a fleet is judged so long after its first node, in
-/// milliseconds.
-const SETTLE_MS: u64 = 5_000;
-
 /// Kinds of pipelines that are judged: those with the same sizes count as one kind.
 const KINDS_MAX: usize = 256;
 
@@ -49,7 +45,7 @@ impl Scheduler {
         };
         let wait_ms = self.settings.nodes_wait_ms;
         let wait_ms = if has_nodes {
-            SETTLE_MS.min(wait_ms)
+            self.settings.settle_ms.min(wait_ms)
         } else {
             wait_ms
         };

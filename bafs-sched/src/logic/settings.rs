@@ -41,6 +41,9 @@ pub struct Settings {
     pub lost_after_ms: u64,
     /// Nodes may take so long to appear before the workflow fails, in milliseconds.
     pub nodes_wait_ms: u64,
+    /// Nodes may appear one after the other: whether they are enough is judged so long after the
+    /// first one, in milliseconds.
+    pub settle_ms: u64,
     /// A workflow that can do nothing waits so long for space before it fails, in milliseconds.
     pub stuck_wait_ms: u64,
     /// A volume is deleted by its server so long after the last sign of interest, in milliseconds.
@@ -83,6 +86,7 @@ impl Default for Settings {
             slack_permille: 20,
             lost_after_ms: 6_000,
             nodes_wait_ms: 60_000,
+            settle_ms: 5_000,
             stuck_wait_ms: 30_000,
             volume_lifetime_ms: 600_000,
             environment_faults_max: 10,

@@ -89,17 +89,24 @@ impl Scenario {
             }
         };
         let is_remote = self.policy == Policy::Strategy(Strategy::Remote);
+        let usual = Settings::default();
+        let classes = self.environment.nodes.iter();
+        let last_from_s = classes.map(|class| class.from_s).max().unwrap_or(0);
+        let last_from_ms = last_from_s.saturating_mul(1_000);
+        // Nodes are away for a while after a failure, and then it goes on; some are yet to come.
+        let away_ms = self.environment.restart_s.saturating_mul(100 * 1_000);
+        let wait_ms = away_ms.saturating_add(last_from_ms);
         Settings {
             io: if is_remote { Io::Remote } else { Io::Volumes },
             rules,
             guide: (self.policy == Policy::Guided).then(|| self.guide(shape)),
             checkpoint: self.checkpoint,
             slack_permille: self.slack_permille,
-            // Nodes are away for a while after a failure, and then it goes on.
-            stuck_wait_ms: self.environment.restart_s.saturating_mul(100 * 1_000),
-            nodes_wait_ms: self.environment.restart_s.saturating_mul(100 * 1_000),
+            nodes_wait_ms: wait_ms,
+            settle_ms: usual.settle_ms.saturating_add(last_from_ms),
+            stuck_wait_ms: wait_ms,
             environment_faults_max: u32::MAX,
-            ..Settings::default()
+            ..usual
         }
     }
 
