@@ -29,6 +29,9 @@ const PROBE_MS_MAX: u64 = 1_000;
 /// Home that has sent nothing for so long while somebody waited for it, in milliseconds, is away.
 const HOME_SILENT_MS: u64 = 5_000;
 
+/// Who did not wait for so long cannot say that home is silent.
+const WAITED_MIN_US: u64 = 1_000_000;
+
 /// How far to go for blocks that the primary does not give.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Search {
@@ -270,11 +273,19 @@ fn is_faultless(code: ErrorCode) -> bool {
     )
 }
 
-/// What an agent is told when its blocks could not be had: whose fault it is, if it is home's.
-pub(super) fn told_to_agents(generation: &Generation, run: &Run, error: Error) -> Error {
+/// What an agent is told that asked at `began` (ticks) when its blocks could not be had: whose
+/// fault it is, if it is home's.
+pub(super) fn told_to_agents(
+    generation: &Generation,
+    run: &Run,
+    began: u64,
+    error: Error,
+) -> Error {
     let now = clock::now();
+    let waited_us = clock::ticks().saturating_sub(began);
     let waits_for_home = || (0..run.count).any(|n| generation.from_home.is_flying(run.key(n)));
     if error.code != ErrorCode::DeadlineExceeded
+        || waited_us < WAITED_MIN_US
         || generation.home_answered_lately(now)
         || !waits_for_home()
     {

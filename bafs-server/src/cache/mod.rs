@@ -420,9 +420,10 @@ async fn read_for(
         Reader::Agent => {
             ahead::follow(&fetcher, &generation, &run);
             let (asked, deadline) = (generation.clone(), deadline.to_answer());
+            let began = clock::ticks();
             let read = read::read(fetcher, generation, run, Errand::of(reader), deadline);
             read.await
-                .map_err(|error| told_to_agents(&asked, &run, error))
+                .map_err(|error| told_to_agents(&asked, &run, began, error))
         }
         Reader::Peer | Reader::Ahead | Reader::Detour => {
             let read = read::read(

@@ -191,7 +191,7 @@ async fn a_reader_that_gives_up_leaves_the_fetch_to_the_next() {
     world.home.read_ms.store(400, Ordering::Relaxed);
     let node = &world.nodes[0];
     let early = node.read_until(ID, 0, 0, 10, Deadline::after_ms(100)).await;
-    assert_eq!(early.map_err(|e| e.code), Err(ErrorCode::HomeUnreachable));
+    assert_eq!(early.map_err(|e| e.code), Err(ErrorCode::DeadlineExceeded));
     assert_eq!(
         node.read(ID, 0, 0, 10).await.expect("read"),
         bytes[..10 * BLOCK as usize]
