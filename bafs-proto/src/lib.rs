@@ -8,6 +8,7 @@ pub mod bearer;
 pub mod buffer;
 pub mod cache;
 pub mod codec;
+pub mod command;
 pub mod door;
 pub mod error;
 pub mod file_op;
@@ -41,7 +42,8 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// results; who joins a cache learns where its blocks were before, and a server that lacks blocks
 /// says who may have them; 11 = copies of volumes that are made from an older one; 12 = who got
 /// damaged blocks says so, small files of a home together, bounded files opened early; 13 = small
-/// files to a home together, the time of the last change of a file of a source.
+/// files to a home together, the time of the last change of a file of a source, the words of a
+/// job in the body.
 pub const PROTOCOL_VERSION: u32 = 13;
 
 /// Application-layer protocol name that both ends of a connection must offer.

@@ -326,9 +326,9 @@ fn unnoted(error: &std::io::Error) -> Error {
     Error::new(ErrorCode::ServerFault, text)
 }
 
-/// What stands for a job that has ended: the job itself may be as long as a header.
+/// What stands for a job that has ended: the job itself may be longer than a header.
 fn digest(job: &StartJob) -> Digest {
-    Digest::of(&codec::encode(job).unwrap_or_default())
+    Digest::of(&serde_json::to_vec(job).unwrap_or_default())
 }
 
 /// A report that says how it ended and nothing else.

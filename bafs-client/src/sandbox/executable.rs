@@ -7,6 +7,7 @@ use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use bafs_proto::command::too_long;
 use nix::errno::Errno;
 use nix::unistd::{AccessFlags, access};
 
@@ -90,10 +91,7 @@ pub(super) fn explain(program: &Path, error: &io::Error) -> NotStarted {
             Reason::ExecutableBadFormat,
             format!("{shown} is no program of this machine and no script"),
         ),
-        Some(Errno::E2BIG) => (
-            Reason::CommandTooLong,
-            format!("the arguments and the environment of {shown} are too long"),
-        ),
+        Some(Errno::E2BIG) => (Reason::CommandTooLong, too_long(&shown.to_string())),
         _ => (Reason::Refused, format!("{shown} does not start: {error}")),
     };
     NotStarted {

@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bafs_proto::allotment::{Allot, Allotments};
 use bafs_proto::bearer::Bearer;
 use bafs_proto::cache::{CacheStatus, Pinning, ShowCache, WarmCache};
+use bafs_proto::command::too_long;
 use bafs_proto::ids::{ExecutionId, ExtractId, RunId, ServerId, VolumeId};
 use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{
-    Advert, Call, CreateVolume, DeleteVolume, ExtractFile, JobCommand, JobSpec, KillJob, MountSpec,
-    MountTarget, QueryServers, RenewVolumes, Request, StartJob,
+    Advert, Call, CreateVolume, DeleteVolume, ExtractFile, JobCommand, JobOutcome, JobReport,
+    JobSpec, KillJob, MountSpec, MountTarget, QueryServers, RenewVolumes, Request, StartJob,
 };
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::{Deadline, Patience, Time};
@@ -282,21 +283,21 @@ impl Servers {
         volumes: Vec<(MountedVolume, Option<Place>)>,
         results: &[VolumeIndex],
     ) -> Event {
-        let spec = match self.job_spec(now, job, volumes, results).await {
+        let mut spec = match self.job_spec(now, job, volumes, results).await {
             Ok(spec) => spec,
             Err(error) => return Event::JobStartFailed { execution, error },
         };
-        match self
-            .until(
-                &place.address,
-                StartJob {
-                    execution,
-                    job: spec,
-                },
-                CALL_MS,
-            )
-            .await
-        {
+        let Ok(words) = spec.command.take_words() else {
+            // No node could start it: it ends as one that Linux refuses.
+            let report = not_started(too_long(&spec.command.executable));
+            return Event::JobEnded { execution, report };
+        };
+        let call = StartJob {
+            execution,
+            job: spec,
+        };
+        let address = &place.address;
+        match self.until_with_body(address, call, words, CALL_MS).await {
             Ok(_) => Event::JobStarted { execution },
             Err(error) => Event::JobStartFailed { execution, error },
         }
@@ -506,13 +507,33 @@ impl Servers {
         call: C,
         ms: u64,
     ) -> Result<C::Reply> {
+        self.until_with_body(address, call, Bytes::new(), ms).await
+    }
+
+    async fn until_with_body<C: Call + Clone>(
+        &self,
+        address: &str,
+        call: C,
+        body: Bytes,
+        ms: u64,
+    ) -> Result<C::Reply> {
         let deadline = Deadline::after_ms(ms);
         let token = self.show(address, call.clone().into(), Patience::longest_ms(ms))?;
         let answer = self
             .pool
-            .call_until(address, &token, call, Bytes::new(), deadline)
+            .call_until(address, &token, call, body, deadline)
             .await;
         answer.map(|(reply, _)| reply)
+    }
+}
+
+fn not_started(why: String) -> JobReport {
+    JobReport {
+        outcome: JobOutcome::NotStarted(why),
+        wall_ms: 0,
+        cpu_ms: 0,
+        output_tail: String::new(),
+        volumes: Vec::new(),
     }
 }
 

@@ -115,7 +115,10 @@ impl Node {
             | Request::JoinCache(_)
             | Request::ShowCache(_)
             | Request::WarmCache(_) => self.answer_data(incoming).await,
-            Request::StartJob(call) => plain(Reply::StartJob(self.executor.start(call)?)),
+            Request::StartJob(mut call) => {
+                call.job.command.put_words(&incoming.body)?;
+                plain(Reply::StartJob(self.executor.start(call)?))
+            }
             Request::WatchJobs(call) => plain(Reply::WatchJobs(
                 self.executor.watch(call, incoming.deadline).await?,
             )),

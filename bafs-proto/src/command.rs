@@ -1,0 +1,81 @@
+//! The words of a job's command, which travel in the body of `StartJob`: Linux takes more of them
+//! than a head holds.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+use crate::codec;
+use crate::error::Result;
+use crate::message::JobCommand;
+
+/// Arguments and environment.
+type Words = (Vec<String>, BTreeMap<String, String>);
+
+/// What a command with too many words is told: the limits are those of Linux, with the stack that
+/// processes commonly may have.
+#[must_use]
+pub fn too_long(executable: &str) -> String {
+    format!(
+        "the arguments and the environment of {executable} are too long: Linux takes 128 KiB for \
+         each and commonly 2 MiB for all, with 9 bytes more for each; put them into a file of a \
+         volume that the job reads"
+    )
+}
+
+impl JobCommand {
+    /// Takes arguments and environment out, as the body of a request.
+    ///
+    /// # Errors
+    /// `Malformed` when they are longer than a body, which is more than Linux commonly takes.
+    pub fn take_words(&mut self) -> Result<Bytes> {
+        let words: Words = (
+            std::mem::take(&mut self.arguments),
+            std::mem::take(&mut self.environment),
+        );
+        Ok(codec::encode_body(&words)?.into())
+    }
+
+    /// Puts the words of a request's body in their place; an empty body leaves those of the head.
+    ///
+    /// # Errors
+    /// `Malformed` when the body is no such words.
+    pub fn put_words(&mut self, body: &[u8]) -> Result<()> {
+        if !body.is_empty() {
+            (self.arguments, self.environment) = codec::decode_body::<Words>(body)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorCode;
+
+    #[test]
+    fn more_words_than_a_head_holds_come_back_from_a_body() {
+        let command = JobCommand {
+            executable: "/bin/sh".to_owned(),
+            arguments: vec!["x".repeat(1_000); 1_900],
+            environment: BTreeMap::from([("NAME".to_owned(), "y".repeat(100_000))]),
+            ..JobCommand::default()
+        };
+        let mut sent = command.clone();
+        let body = sent.take_words().expect("words");
+        assert!(codec::encode(&sent).is_ok() && codec::encode(&command).is_err());
+        sent.put_words(&body).expect("body");
+        assert_eq!(sent, command);
+        assert!(sent.put_words(&body[1..]).is_err());
+    }
+
+    #[test]
+    fn more_words_than_a_body_holds_are_refused() {
+        let mut command = JobCommand {
+            arguments: vec!["x".repeat(100_000); 50],
+            ..JobCommand::default()
+        };
+        let refused = command.take_words().expect_err("5 MB");
+        assert_eq!(refused.code, ErrorCode::Malformed);
+    }
+}

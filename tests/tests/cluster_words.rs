@@ -1,0 +1,70 @@
+//! Jobs with many words, on real processes: what Linux takes runs, what is longer fails as the
+//! job's own failure.
+
+use anyhow::{Result, ensure};
+use bafs_tests::{World, cannot_mount, said, skip};
+
+/// A job that counts its own words, each of `bytes` bytes, and as many bytes of environment as one
+/// word.
+fn counting(words: usize, bytes: usize) -> String {
+    let word = "y".repeat(bytes);
+    let all = vec![word.as_str(); words].join(" ");
+    format!(
+        "volume v scratch 1 MB files 10\n\
+         job a {{\n\
+           executable = /bin/sh\n\
+           arguments = -c 'echo $# ${{#WORD}} > /v/count' x {all}\n\
+           environment = WORD={word}\n\
+         }}\n\
+         mount v a /v\n\
+         extract v count bafs://home/count\n"
+    )
+}
+
+fn ready(name: &str) -> Result<Option<World>> {
+    if let Some(reason) = cannot_mount() {
+        skip(name, &reason);
+        return Ok(None);
+    }
+    let world = World::start(&["30MB"])?;
+    world.wait_for_servers(2)?;
+    Ok(Some(world))
+}
+
+#[test]
+fn cluster_runs_a_job_with_as_many_words_as_linux_takes() -> Result<()> {
+    let name = "cluster_runs_a_job_with_as_many_words_as_linux_takes";
+    let Some(world) = ready(name)? else {
+        return Ok(());
+    };
+    let path = world.workflow(&counting(1_900, 1_000))?;
+    let output = world.bafs(&["run", &path.to_string_lossy()]).output()?;
+    ensure!(output.status.success(), said(&output));
+    let counted = String::from_utf8(world.get("count")?)?;
+    ensure!(counted == "1900 1000\n", "the job had {counted} words");
+    Ok(())
+}
+
+/// One word that is longer than Linux takes, and words that no message carries.
+#[test]
+fn cluster_fails_a_job_with_more_words_than_linux_takes_at_once() -> Result<()> {
+    let name = "cluster_fails_a_job_with_more_words_than_linux_takes_at_once";
+    let Some(world) = ready(name)? else {
+        return Ok(());
+    };
+    for (words, bytes) in [(1, 140_000), (5_000, 1_000)] {
+        let path = world.workflow(&counting(words, bytes))?;
+        let journal = path.with_extension(format!("{words}.journal"));
+        let (path, journal) = (path.to_string_lossy(), journal.to_string_lossy());
+        let output = world
+            .bafs(&["run", &path, "--journal", &journal])
+            .output()?;
+        let text = said(&output);
+        ensure!(output.status.code() == Some(1), text);
+        ensure!(text.contains("could not be started"), text);
+        ensure!(text.contains("Linux takes 128 KiB for each"), text);
+        ensure!(text.contains("put them into a file"), text);
+        ensure!(!text.contains("environment failed"), text);
+    }
+    Ok(())
+}
