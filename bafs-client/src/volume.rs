@@ -204,6 +204,11 @@ impl Volume {
         self.tree.read_ahead_kib()
     }
 
+    /// The kernel reads so many bytes ahead, and around pages of mapped memory.
+    pub fn has_read_ahead(&self, bytes: u64) {
+        self.tree.has_read_ahead(bytes);
+    }
+
     /// The directory that is shown as it is, if the kernel does all by itself and nothing is to be
     /// mounted.
     pub fn directory(&self) -> Option<&Path> {

@@ -7,6 +7,7 @@ mod serving;
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
+use std::sync::atomic::Ordering;
 
 use bafs_client::tree::Promise;
 use bafs_proto::ErrorCode;
@@ -244,6 +245,35 @@ async fn one_writer_takes_no_space_that_another_was_promised() {
         assert!(loss.is_none(), "what was acknowledged is gone: {loss:?}");
         assert!(taken <= 48 && refused > 0, "{taken} and {refused} MiB");
     }
+}
+
+#[tokio::test]
+async fn what_was_opened_early_has_the_descriptor_that_the_server_keeps_for_it() {
+    let world = World::new(Promise::Synced).await;
+    let handle = open_new(&world, "a").await;
+    world.run(hello(handle), b"hello").await.0.unwrap();
+    world.run(FileOp::Release { handle }, &[]).await.0.unwrap();
+    world.flush().await;
+    let Ok(FileReply::Attr(attr)) = world.run(look_up("a"), &[]).await.0 else {
+        panic!("it is there");
+    };
+    let (ino, flags) = (attr.ino, libc::O_RDONLY);
+    let asked = world.server.ops_run.load(Ordering::Relaxed);
+    let opened = world.run(FileOp::Open { ino, flags }, &[]).await.0.unwrap();
+    let FileReply::Opened { handle, .. } = opened else {
+        panic!("{opened:?}");
+    };
+    assert_eq!(world.server.ops_run.load(Ordering::Relaxed), asked, "early");
+    // Others use the rest of its descriptors.
+    world.server.set(Fault::OpensPromised);
+    let read = FileOp::Read {
+        handle,
+        offset: 0,
+        length: 5,
+    };
+    assert_eq!(world.run(read, &[]).await.1, b"hello");
+    let loss = world.volume.fate().loss();
+    assert!(loss.is_none(), "{loss:?}");
 }
 
 #[tokio::test]

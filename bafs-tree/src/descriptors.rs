@@ -158,7 +158,7 @@ pub(crate) fn check_in_time() -> Outcome<()> {
     if kept == 0 {
         return Ok(());
     }
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let limit = limit();
     let others = limit / PART + limit / OTHERS_PART;
     let left = limit.saturating_sub(others).saturating_sub(kept);
     match IN_TIME.load(Relaxed) < left {
@@ -175,12 +175,13 @@ pub(crate) fn can_open_again(mount: impl AsFd) -> bool {
 
 /// How many of these descriptors may be open.
 pub(crate) fn open_max() -> usize {
-    static MAX: OnceLock<usize> = OnceLock::new();
-    *MAX.get_or_init(|| {
-        let limit = getrlimit(Resource::Nofile).current;
-        let part = limit.unwrap_or(u64::MAX) / PART;
-        usize::try_from(part.clamp(1, OPEN_MAX)).unwrap_or(1)
-    })
+    usize::try_from((limit() / PART).clamp(1, OPEN_MAX)).unwrap_or(1)
+}
+
+/// Descriptors that this process may have, since it first asked.
+fn limit() -> u64 {
+    static LIMIT: OnceLock<u64> = OnceLock::new();
+    *LIMIT.get_or_init(|| getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -103,6 +103,17 @@ impl Stage {
         self.api.wait(async { Speaker::new(&identity) })
     }
 
+    /// Reads a cache volume once from its first byte to its last, and compares it with `content`.
+    ///
+    /// # Errors
+    /// Wrong bytes, or what the node answers.
+    pub fn check_scan(&self, volume: &CacheVolume, content: &Content) -> Result<()> {
+        let scan = scan(self.reader()?, volume.clone(), content);
+        let wrong = self.api.wait(scan)?;
+        ensure!(wrong == 0, "{wrong} bytes are wrong");
+        Ok(())
+    }
+
     /// The script of a job that compares its data file with the one at home, by an unmodified
     /// program, and prints how many bytes differ.
     pub fn compare_script(&self, directory: &str) -> String {

@@ -14,7 +14,7 @@ use bafs_proto::door::DOOR_NAME;
 use bafs_proto::message::JobOutcome;
 use bafs_tests::api::{CacheVolume, CacheWish};
 use bafs_tests::content::Content;
-use bafs_tests::stage::{FILE, Stage, compare, scan};
+use bafs_tests::stage::{FILE, Stage, compare};
 use bafs_tests::{cannot_mount, skip};
 
 const MIB: usize = 1 << 20;
@@ -34,21 +34,13 @@ fn blocks_of(stage: &Stage, node: &str) -> Result<PathBuf> {
         .join("blocks"))
 }
 
-fn check_scan(stage: &Stage, volume: &CacheVolume, content: &Content) -> Result<()> {
-    let wrong = stage
-        .api
-        .wait(scan(stage.reader()?, volume.clone(), content))?;
-    ensure!(wrong == 0, "{wrong} bytes are wrong");
-    Ok(())
-}
-
 #[test]
 fn cluster_cache_survives_kill_9_of_a_node_and_spares_home() -> Result<()> {
     let content = Content::new(1, 8 * MIB);
     let mut stage = Stage::start(2, "100MB", None)?;
     stage.put("kept", &content)?;
     let volumes = stage.caches(&stage.nodes(), &CacheWish::of("kept", 16 << 20))?;
-    check_scan(&stage, &volumes[0], &content)?;
+    stage.check_scan(&volumes[0], &content)?;
     let before = stage.home_bytes()?;
     ensure!(
         before == content.bytes().len() as u64,
@@ -60,7 +52,7 @@ fn cluster_cache_survives_kill_9_of_a_node_and_spares_home() -> Result<()> {
     for name in ["n1", "n2"] {
         stage.world.cluster.restart(name)?;
     }
-    check_scan(&stage, &volumes[0], &content)?;
+    stage.check_scan(&volumes[0], &content)?;
     let after = stage.home_bytes()?;
     ensure!(
         after == before,
@@ -76,7 +68,7 @@ fn cluster_cache_finds_damaged_blocks_after_a_restart() -> Result<()> {
     let mut stage = Stage::start(1, "100MB", None)?;
     stage.put("damaged", &content)?;
     let volumes = stage.caches(&stage.nodes(), &CacheWish::of("damaged", 16 << 20))?;
-    check_scan(&stage, &volumes[0], &content)?;
+    stage.check_scan(&volumes[0], &content)?;
     let before = stage.home_bytes()?;
     stage.world.cluster.kill("n1")?;
     let damaged = [0, 7, 31];
@@ -88,7 +80,7 @@ fn cluster_cache_finds_damaged_blocks_after_a_restart() -> Result<()> {
         }
     }
     stage.world.cluster.restart("n1")?;
-    check_scan(&stage, &volumes[0], &content)?;
+    stage.check_scan(&volumes[0], &content)?;
     let fetched = stage.home_bytes()? - before;
     ensure!(
         fetched == (damaged.len() * BLOCK) as u64,
@@ -108,7 +100,7 @@ fn cluster_cache_never_shows_damage_of_a_live_node() -> Result<()> {
     let stage = Stage::start(1, "100MB", None)?;
     stage.put("live", &content)?;
     let volumes = stage.caches(&stage.nodes(), &CacheWish::of("live", 16 << 20))?;
-    check_scan(&stage, &volumes[0], &content)?;
+    stage.check_scan(&volumes[0], &content)?;
     if let Some(reason) = cannot_mount() {
         skip("cluster_cache_never_shows_damage_of_a_live_node", &reason);
         return Ok(());
@@ -395,7 +387,7 @@ fn cluster_cache_jobs_and_readers_share_each_byte() -> Result<()> {
     Ok(())
 }
 
-/// Touches bytes of a mapped file here and there, then reads all of it through another mapping.
+/// Touches bytes of a mapped file here and there.
 const TOUCH: &str = r#"
 import mmap, os, random, sys
 file = os.open("/data/NAME", os.O_RDONLY)
@@ -411,6 +403,45 @@ if touched != bytes(whole[place] for place in places):
 print(len({place // 65536 for place in places}))
 "#;
 
+/// Reads large pieces from odd places of a file, then goes through it in mapped memory from its
+/// middle on, then reads all of it.
+const GO_THROUGH: &str = r#"
+import mmap, os, random, sys
+with open("ORIGINAL", "rb") as original:
+    whole = original.read()
+file = os.open("/data/NAME", os.O_RDONLY)
+at = random.Random(8)
+for length in [131072, 1 << 20, 3 << 20] * 5:
+    place = at.randrange(len(whole) // 4096) * 4096
+    if os.pread(file, length, place) != whole[place:place + length]:
+        sys.exit("other bytes at %d" % place)
+begin = len(whole) // 2 + 5 * 4096
+with mmap.mmap(file, 0, prot=mmap.PROT_READ) as memory:
+    for place in range(begin, len(whole), 4096):
+        if memory[place] != whole[place]:
+            sys.exit("another byte at %d" % place)
+    if bytes(memory) != whole:
+        sys.exit("other bytes")
+print("same")
+"#;
+
+/// Runs a script of Python in a job on the volume, and returns what it prints.
+fn python(stage: &Stage, volume: &CacheVolume, script: &str, original: &Path) -> Result<String> {
+    let script = script.replace("NAME", FILE);
+    let script = script.replace("ORIGINAL", &original.to_string_lossy());
+    let (speaker, script) = (stage.api.speaker(), format!("python3 -c '{script}'"));
+    let started = speaker.start_job(&volume.node, volume.target(), &script);
+    let job = stage.api.wait(started)?;
+    let report = stage.api.wait(speaker.wait_job(&volume.node, job))?;
+    ensure!(
+        report.outcome == JobOutcome::Exited(0),
+        "{:?}: {}",
+        report.outcome,
+        report.output_tail
+    );
+    Ok(report.output_tail.trim().to_owned())
+}
+
 #[test]
 fn cluster_cache_fetches_what_is_touched_in_mapped_memory() -> Result<()> {
     let name = "cluster_cache_fetches_what_is_touched_in_mapped_memory";
@@ -424,21 +455,7 @@ fn cluster_cache_fetches_what_is_touched_in_mapped_memory() -> Result<()> {
     stage.put("mapped", &content)?;
     let volumes = stage.caches(&stage.nodes(), &CacheWish::of("mapped", 128 << 20))?;
     let original = stage.world.home.path().join("mapped").join(FILE);
-    let script = TOUCH.replace("NAME", FILE);
-    let script = script.replace("ORIGINAL", &original.to_string_lossy());
-    let (speaker, volume) = (stage.api.speaker(), &volumes[0]);
-    let script = format!("python3 -c '{script}'");
-    let job = stage
-        .api
-        .wait(speaker.start_job(&volume.node, volume.target(), &script))?;
-    let report = stage.api.wait(speaker.wait_job(&volume.node, job))?;
-    ensure!(
-        report.outcome == JobOutcome::Exited(0),
-        "{:?}: {}",
-        report.outcome,
-        report.output_tail
-    );
-    let touched: usize = report.output_tail.trim().parse()?;
+    let touched: usize = python(&stage, &volumes[0], TOUCH, &original)?.parse()?;
     let sent = stage.home_bytes()?;
     // One window may begin where a block does, or go on where another one ended.
     let most = (touched * BLOCK + 6 * MIB) as u64;
@@ -446,5 +463,10 @@ fn cluster_cache_fetches_what_is_touched_in_mapped_memory() -> Result<()> {
         sent <= most,
         "home sent {sent} bytes for {touched} blocks of {BLOCK}"
     );
+    // What was refused around those pages is there for whoever wants it.
+    let read = python(&stage, &volumes[0], GO_THROUGH, &original)?;
+    ensure!(read == "same", "{read}");
+    let (sent, all) = (stage.home_bytes()?, content.bytes().len() as u64);
+    ensure!(sent == all, "home sent {sent} bytes of {all}");
     Ok(())
 }

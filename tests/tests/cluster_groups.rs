@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use bafs_proto::door::DOOR_NAME;
 use bafs_tests::api::{CacheVolume, CacheWish};
 use bafs_tests::content::Content;
-use bafs_tests::stage::{Stage, compare, scan};
+use bafs_tests::stage::{Stage, compare};
 use bafs_tests::{cannot_mount, skip};
 
 const MIB: usize = 1 << 20;
@@ -64,14 +64,6 @@ fn peers(stage: &Stage, volume: &CacheVolume) -> Result<Vec<String>> {
         .collect()
 }
 
-fn check_scan(stage: &Stage, volume: &CacheVolume, content: &Content) -> Result<()> {
-    let wrong = stage
-        .api
-        .wait(scan(stage.reader()?, volume.clone(), content))?;
-    ensure!(wrong == 0, "{wrong} bytes are wrong");
-    Ok(())
-}
-
 /// Calls by which nodes share caches, that these nodes have received.
 fn shared_calls(stage: &Stage, nodes: &[String]) -> Result<u64> {
     let calls = ["calls.JoinCache", "calls.ReadBlocks"];
@@ -99,7 +91,7 @@ fn cluster_groups_of_one_subnet_read_from_home_once_each_and_share_nothing() -> 
     for (own, own_nodes, others) in [(of_subnet, &subnet, &east), (of_east, &east, &subnet)] {
         let asked = shared_calls(&stage, others)?;
         for volume in own {
-            check_scan(&stage, volume, &content)?;
+            stage.check_scan(volume, &content)?;
         }
         let now = stage.home_bytes()?;
         ensure!(
@@ -140,7 +132,7 @@ fn cluster_groups_let_a_job_elsewhere_read_what_a_group_keeps() -> Result<()> {
     stage.put("far", &content)?;
     let (subnet, east) = (addresses(&stage, &SUBNET), addresses(&stage, &EAST));
     let volumes = stage.caches(&subnet, &CacheWish::of("far", 16 << 20))?;
-    check_scan(&stage, &volumes[0], &content)?;
+    stage.check_scan(&volumes[0], &content)?;
     // As from another machine: nothing is handed over.
     let door = stage.world.cluster.directory().join("n1").join(DOOR_NAME);
     fs::rename(&door, door.with_extension("away"))?;

@@ -295,8 +295,10 @@ impl Mounted {
         };
         self.connection = Some(minor);
         let path = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
-        if let Err(error) = fs::write(&path, self.volume.read_ahead_kib().to_string()) {
-            tracing::debug!(%error, path, "read-ahead stays as it is");
+        let kib = self.volume.read_ahead_kib();
+        match fs::write(&path, kib.to_string()) {
+            Ok(()) => self.volume.has_read_ahead(u64::from(kib) << 10),
+            Err(error) => tracing::debug!(%error, path, "read-ahead stays as it is"),
         }
     }
 }

@@ -14,51 +14,105 @@ use bafs_proto::ids::FileIndex;
 /// Readers that are remembered, by the places where reads ended, and windows that were refused.
 const READS_MAX: usize = 512;
 
+/// What a read is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Purpose {
+    /// Somebody asked for it, as far as can be told.
+    Wanted,
+    /// Somebody asked for it, and for all of this window, which was refused.
+    WantedWith(Range<u64>),
+    /// The kernel reads it around a page: it may be refused.
+    Guess,
+}
+
 /// The latest reads of the files of a volume.
 #[derive(Debug, Default)]
 pub struct Around {
     ends: VecDeque<(FileIndex, u64)>,
-    refused: VecDeque<(FileIndex, Range<u64>)>,
+    refused: VecDeque<Refused>,
+}
+
+/// A window that was refused.
+#[derive(Debug)]
+struct Refused {
+    file: FileIndex,
+    range: Range<u64>,
+    /// Somebody goes through it in order.
+    is_read: bool,
 }
 
 impl Around {
-    /// Notes a read of the bytes `range`. Tells whether it may be refused as one around a page, if
-    /// the kernel's window is one of `windows` and blocks have `block` bytes (all in bytes).
+    /// Notes a read of the bytes `range`, where the kernel's window has `window` bytes and blocks
+    /// have `block`. Nothing is a guess that costs nothing: that `is_here`.
     ///
     /// Never what the kernel must have: that is a folio, which begins at a multiple of its length,
-    /// a power of two. Nor what a program seems to want all of: where an earlier read ended, and
-    /// whole windows from the beginning of a block on, where reads of whole pieces begin. What the
-    /// kernel adds to a window that it believes to have in part is a part of the next window.
+    /// a power of two. Nor what a program seems to want all of: where an earlier read ended, behind
+    /// a refused window that is read through, and whole windows from the beginning of a block on,
+    /// where reads of whole pieces begin. What the kernel adds to a window that it believes to have
+    /// in part is a part of the next window.
+    ///
+    /// The kernel asks for the next window long before a reader has come to its start: at a mark
+    /// inside the window that it has, refused or not.
     pub fn note(
         &mut self,
         file: FileIndex,
         range: &Range<u64>,
-        windows: &[u64],
-        block: u64,
-    ) -> bool {
+        (window, block): (u64, u64),
+        is_here: impl FnOnce() -> bool,
+    ) -> Purpose {
         let length = range.end - range.start;
         let is_folio = length.is_power_of_two() && range.start.is_multiple_of(length);
         let ended_at = |place: u64| self.ends.iter().position(|end| *end == (file, place));
+        let mut purpose = Purpose::Wanted;
         if let Some(reader) = ended_at(range.start) {
             self.ends.remove(reader);
-        } else if !is_folio {
-            let is_window = windows.contains(&length) && !range.start.is_multiple_of(block);
+            self.go_through(file, range);
+        } else if is_folio {
+            // A page around which the kernel reads is in the middle of the window. Who begins with
+            // the first one asked for all of it.
+            let mut refused = self.refused.iter_mut();
+            let starts = |it: &&mut Refused| it.file == file && it.range.start == range.start;
+            if let Some(all) = refused.find(starts).filter(|all| !all.is_read) {
+                all.is_read = true;
+                purpose = Purpose::WantedWith(all.range.clone());
+            }
+        } else {
+            let is_window = length == window && !range.start.is_multiple_of(block);
             // The second of two windows of one reader may come first.
-            let goes_on = ended_at(range.start.saturating_sub(length)).is_some();
-            if is_window && !goes_on || self.is_beside_refused(file, range) {
-                keep(&mut self.refused, (file, range.clone()));
-                return true;
+            let goes_on = ended_at(range.start.saturating_sub(length)).is_some()
+                || self.is_behind_read(file, range.start);
+            let may_be_guess = !goes_on && (is_window || self.is_beside_refused(file, range));
+            if may_be_guess && !is_here() {
+                let refused = Refused {
+                    file,
+                    range: range.clone(),
+                    is_read: false,
+                };
+                keep(&mut self.refused, refused);
+                return Purpose::Guess;
             }
         }
         keep(&mut self.ends, (file, range.end));
-        false
+        purpose
+    }
+
+    /// A read went on where another had ended.
+    fn go_through(&mut self, file: FileIndex, range: &Range<u64>) {
+        for refused in self.refused.iter_mut().filter(|it| it.file == file) {
+            refused.is_read |= refused.range.contains(&range.start);
+        }
+    }
+
+    fn is_behind_read(&self, file: FileIndex, start: u64) -> bool {
+        let mut refused = self.refused.iter();
+        refused.any(|it| it.file == file && it.range.end == start && it.is_read)
     }
 
     fn is_beside_refused(&self, file: FileIndex, range: &Range<u64>) -> bool {
         let beside =
             |refused: &Range<u64>| refused.end == range.start || refused.start == range.end;
         let mut refused = self.refused.iter();
-        refused.any(|(of, window)| *of == file && beside(window))
+        refused.any(|it| it.file == file && beside(&it.range))
     }
 }
 
@@ -78,8 +132,22 @@ mod tests {
     const WINDOW: u64 = 1 << 20;
     const FILE: FileIndex = FileIndex(1);
 
+    fn purpose(around: &mut Around, start: u64, length: u64, is_here: bool) -> Purpose {
+        let range = start..start + length;
+        around.note(FILE, &range, (WINDOW, BLOCK), || is_here)
+    }
+
     fn note(around: &mut Around, start: u64, length: u64) -> bool {
-        around.note(FILE, &(start..start + length), &[WINDOW, 128 << 10], BLOCK)
+        purpose(around, start, length, false) == Purpose::Guess
+    }
+
+    #[test]
+    fn who_goes_on_behind_what_was_here_is_refused_nothing() {
+        let mut around = Around::default();
+        let first = 70_001 * PAGE;
+        assert_eq!(purpose(&mut around, first, WINDOW, true), Purpose::Wanted);
+        assert!(!note(&mut around, first + WINDOW, WINDOW));
+        assert!(!note(&mut around, first - 40 * PAGE, 40 * PAGE));
     }
 
     #[test]
@@ -90,7 +158,8 @@ mod tests {
             assert!(note(&mut around, start, WINDOW), "{page}");
             assert!(!note(&mut around, page * PAGE, PAGE), "the page itself");
         }
-        assert!(note(&mut around, 5 * PAGE, 128 << 10), "the usual window");
+        let other = purpose(&mut around, 5 * PAGE, 128 << 10, false);
+        assert_eq!(other, Purpose::Wanted, "windows have another length here");
     }
 
     #[test]
@@ -107,17 +176,48 @@ mod tests {
         assert!(!note(&mut around, at, WINDOW));
     }
 
+    /// As the kernel asks: for the next window when three quarters of the first were read, then
+    /// when the first page of each was.
     #[test]
     fn who_goes_through_mapped_memory_is_refused_once() {
         let mut around = Around::default();
         let first = 70_001 * PAGE;
         assert!(note(&mut around, first - WINDOW / 2, WINDOW));
+        let next = first + WINDOW / 2;
         let mut at = first;
-        while at < first + WINDOW / 2 {
+        while at < next {
             assert!(!note(&mut around, at, PAGE));
+            if at == first + WINDOW / 4 {
+                assert!(!note(&mut around, next, WINDOW));
+            }
             at += PAGE;
         }
-        assert!(!note(&mut around, at, WINDOW), "it went on there");
+        for number in 1..9 {
+            assert!(
+                !note(&mut around, next + number * WINDOW, WINDOW),
+                "{number}"
+            );
+        }
+    }
+
+    #[test]
+    fn who_reads_from_any_place_on_gets_all_of_the_window_that_was_refused() {
+        let mut around = Around::default();
+        let first = 70_001 * PAGE;
+        assert!(note(&mut around, first, WINDOW));
+        let all = first..first + WINDOW;
+        let begun = purpose(&mut around, first, PAGE, false);
+        assert_eq!(begun, Purpose::WantedWith(all));
+        for page in 1..WINDOW / PAGE {
+            let goes_on = purpose(&mut around, first + page * PAGE, PAGE, false);
+            assert_eq!(goes_on, Purpose::Wanted, "{page}");
+            if page == WINDOW / PAGE / 2 {
+                assert!(!note(&mut around, first + WINDOW, WINDOW));
+            }
+        }
+        // Once.
+        let again = purpose(&mut around, first, PAGE, false);
+        assert_eq!(again, Purpose::Wanted);
     }
 
     #[test]
@@ -150,8 +250,9 @@ mod tests {
     #[test]
     fn readers_of_other_files_do_not_count() {
         let mut around = Around::default();
-        let other = FileIndex(2);
-        assert!(!around.note(other, &(PAGE..5 * PAGE), &[WINDOW], BLOCK));
+        let (other, range) = (FileIndex(2), PAGE..5 * PAGE);
+        let read = around.note(other, &range, (WINDOW, BLOCK), || false);
+        assert_eq!(read, Purpose::Wanted);
         assert!(note(&mut around, 5 * PAGE, WINDOW));
     }
 }

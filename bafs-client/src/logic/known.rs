@@ -433,6 +433,13 @@ impl Known {
         open.is_some_and(|open| open.place.0 == NEVER)
     }
 
+    /// The number by which a session is to open a handle that none was told of: it keeps a
+    /// descriptor for it.
+    pub fn promised(&self, handle: HandleId) -> Option<HandleId> {
+        let promised = HandleId(SPARE_FIRST + handle.0);
+        self.is_untold(handle).then_some(promised)
+    }
+
     /// Whether operations name a handle to the present session by the number of
     /// [`Self::open_given`], so that the session must open it so.
     pub fn is_awaited(&self, given: HandleId) -> bool {

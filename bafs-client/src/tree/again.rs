@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bafs_proto::file_op::{Attr, Caller, Errno, FileOp, FileReply, Name};
 use bafs_proto::ids::{HandleId, InodeNo};
-use bafs_proto::message::{OpenTree, TreeRef};
+use bafs_proto::message::{GivenNumbers, OpenTree, TreeRef};
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode};
 use bytes::Bytes;
@@ -207,9 +207,10 @@ impl Session {
         handle: HandleId,
         deadline: Deadline,
     ) -> Result<InodeNo, Trouble> {
-        let (opening, is_stale) = {
+        let (opening, is_stale, promised) = {
             let known = self.known();
-            (known.opening(handle), known.is_stale(handle))
+            let promised = known.promised(handle);
+            (known.opening(handle), known.is_stale(handle), promised)
         };
         let Some(Opening {
             ino,
@@ -229,11 +230,19 @@ impl Session {
         } else {
             FileOp::Open { ino, flags }
         };
-        let (result, _) = self
-            .ask(link, Caller::default(), op, &Bytes::new(), deadline)
+        let (sequence, after, mut given) = link.number();
+        given.extend(promised.map(|handle| GivenNumbers {
+            op: 0,
+            ino: None,
+            handle: Some(handle),
+        }));
+        let batch = (vec![op], (sequence, after, given));
+        let caller = Caller::default();
+        let (mut results, _) = self
+            .run_batch(link, caller, batch, &Bytes::new(), deadline)
             .await?;
-        match result {
-            Ok(FileReply::Opened { handle: opened, .. }) => {
+        match results.pop() {
+            Some(Ok(FileReply::Opened { handle: opened, .. })) => {
                 let mut known = self.known();
                 if known.epoch() != link.opened.epoch {
                     return Err(Trouble::Forgotten { maybe_ran: false });

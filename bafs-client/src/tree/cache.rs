@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bafs_proto::file_op::{Errno, FileOp, FileReply, FileResult};
@@ -23,15 +24,9 @@ use super::near::Near;
 use super::remote::Server;
 use crate::errno::errno_of;
 use crate::fate::{Fate, is_fatal};
-use crate::limits::{DEFAULT_READ_AHEAD_KIB, READ_AHEAD_KIB, WHOLE_FILE_BYTES};
-use crate::logic::around::Around;
+use crate::limits::{DEFAULT_READ_AHEAD_KIB, WHOLE_FILE_BYTES};
+use crate::logic::around::{Around, Purpose};
 use crate::logic::directory::{Directory, File, Owner};
-
-/// What the kernel reads around a page of mapped memory, in bytes: its read-ahead.
-const WINDOWS: [u64; 2] = [
-    (READ_AHEAD_KIB as u64) << 10,
-    (DEFAULT_READ_AHEAD_KIB as u64) << 10,
-];
 
 /// Bytes that an entry takes in the kernel's form beside its name.
 const ENTRY_BYTES: u32 = 152;
@@ -50,6 +45,8 @@ pub struct CacheTree {
     near: Result<Arc<Near>>,
     blocks: Arc<Blocks>,
     around: Mutex<Around>,
+    /// The kernel's read-ahead.
+    window_bytes: AtomicU64,
     fate: Fate,
     runtime: Handle,
 }
@@ -76,6 +73,7 @@ impl CacheTree {
             near,
             blocks,
             around: Mutex::default(),
+            window_bytes: AtomicU64::new(u64::from(DEFAULT_READ_AHEAD_KIB) << 10),
             fate,
             runtime: Handle::current(),
         })
@@ -142,10 +140,29 @@ impl CacheTree {
             return false;
         };
         let range = offset..offset.saturating_add(u64::from(length));
+        let lengths = (
+            self.window_bytes.load(Ordering::Relaxed),
+            self.blocks.block_bytes(),
+        );
         let mut around = self.around.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_around = around.note(file.index, &range, &WINDOWS, self.blocks.block_bytes());
+        let purpose = around.note(file.index, &range, lengths, || {
+            self.blocks.are_here(file, &range)
+        });
         drop(around);
-        is_around && !self.blocks.are_here(file, &range)
+        if let Purpose::WantedWith(all) = purpose {
+            // Page by page it would wait for one block after the other.
+            let blocks = Arc::clone(&self.blocks);
+            let all = all.start..all.end.min(file.size);
+            self.runtime
+                .spawn(async move { drop(blocks.read(file, &all).await) });
+            return false;
+        }
+        purpose == Purpose::Guess
+    }
+
+    /// The kernel reads ahead, and around pages of mapped memory, as many bytes.
+    pub(super) fn has_read_ahead(&self, bytes: u64) {
+        self.window_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Handles are inode numbers: the kernel may leave out opening and closing.

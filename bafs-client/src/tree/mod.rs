@@ -182,6 +182,13 @@ impl Tree {
         }
     }
 
+    /// The kernel reads so many bytes ahead, and around pages of mapped memory.
+    pub fn has_read_ahead(&self, bytes: u64) {
+        if let Self::Cache(tree) = self {
+            tree.has_read_ahead(bytes);
+        }
+    }
+
     /// Has operations that wait for a server fail, as nobody needs their answers any more.
     pub fn stop_waiting(&self) {
         if let Self::Inline(tree) = self {

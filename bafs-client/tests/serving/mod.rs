@@ -46,6 +46,8 @@ pub(crate) enum Fault {
     Silent,
     /// Has no room for what is written.
     Full,
+    /// Has no descriptor but those that it keeps for opens by given numbers.
+    OpensPromised,
     /// Sends damaged blocks, so many times.
     Damage(u32),
     /// Starts again: before the next request runs, or after it ran and before it is answered.
@@ -238,11 +240,14 @@ impl Fake {
             .enumerate()
             .map(|(at, op)| {
                 self.ops_run.fetch_add(1, Ordering::Relaxed);
-                let is_full = *self.fault.lock().unwrap() == Fault::Full;
-                if is_full && matches!(op, FileOp::Write { .. }) {
-                    return Err(Errno(libc::ENOSPC));
-                }
                 let given = run.given.iter().find(|given| given.op as usize == at);
+                match (*self.fault.lock().unwrap(), op) {
+                    (Fault::Full, FileOp::Write { .. }) => return Err(Errno(libc::ENOSPC)),
+                    (Fault::OpensPromised, FileOp::Open { .. }) if given.is_none() => {
+                        return Err(Errno(libc::ENFILE));
+                    }
+                    _ => {}
+                }
                 let numbers = given.map_or((None, None), |given| (given.ino, given.handle));
                 session.run_given((run.caller, op, body), numbers, &mut data)
             })

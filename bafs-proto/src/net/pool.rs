@@ -179,7 +179,10 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
+    use crate::message::ListVolumes;
     use crate::net::BoxFuture;
 
     /// Never connects.
@@ -212,5 +215,35 @@ mod tests {
         let error = second.expect("within its deadline").expect_err("silence");
         assert_eq!(error.code, ErrorCode::Unreachable);
         first.abort();
+    }
+
+    /// Is refused once, then hears nothing until time runs out.
+    #[derive(Default)]
+    struct RefusedThenSilent(AtomicBool);
+
+    impl Dial for RefusedThenSilent {
+        fn dial<'a>(&'a self, _: &'a str, deadline: Deadline) -> BoxFuture<'a, Result<Connection>> {
+            let was_refused = self.0.swap(true, Ordering::Relaxed);
+            Box::pin(async move {
+                if !was_refused {
+                    return Err(Error::new(ErrorCode::Unreachable, "refused"));
+                }
+                tokio::time::sleep_until(deadline.instant().into()).await;
+                Err(Error::new(ErrorCode::DeadlineExceeded, "silence"))
+            })
+        }
+    }
+
+    #[tokio::test]
+    async fn who_runs_out_of_time_hears_why_it_was_tried_again() {
+        let pool = Pool::new(Arc::new(RefusedThenSilent::default()));
+        let (token, call) = (Token::none(), ListVolumes::default());
+        let deadline = Deadline::after_ms(500);
+        let error = pool
+            .call_until("a:1", &token, call, Bytes::new(), deadline)
+            .await;
+        let error = error.expect_err("nobody answers");
+        assert_eq!(error.code, ErrorCode::Unreachable);
+        assert!(error.detail.contains("refused"), "{error}");
     }
 }

@@ -24,9 +24,9 @@ use super::graph::JobState;
 use super::scheduler::{Phase, Scheduler};
 use crate::workflow::{JobIndex, VolumeIndex};
 
-/// What is believed of failures before any was seen, as the weight of a volume's loss in
-/// thousandths, and as observed node time in milliseconds: one loss for each node and week, held
-/// so lightly that a single loss in an hour outweighs it.
+/// What is believed of failures before any was seen, as the weight of a loss in thousandths, and as
+/// observed node time in milliseconds: one loss for each node and week, held so lightly that a few
+/// hours without any make it less.
 const PRIOR_LOSS_PERMILLE: u128 = 20;
 const PRIOR_NODE_MS: u128 = 20 * 7 * 24 * 3_600_000 / 1_000;
 
@@ -162,12 +162,21 @@ impl Checkpoints {
         self.wall_ms.checked_div(self.jobs).unwrap_or(0)
     }
 
-    /// Probability in millionths that a volume is lost within `exposure_ms`.
+    /// Probability in millionths that a volume is lost within `exposure_ms`. What was seen counts
+    /// alone where it is worse than what is believed: a belief in hours would hide in a run of
+    /// minutes that a node is lost in each of them.
     fn risk_ppm(&self, exposure_ms: u64) -> u64 {
-        let losses = u128::from(self.losses) * 1_000 + PRIOR_LOSS_PERMILLE;
-        let observed = (u128::from(self.node_ms) + PRIOR_NODE_MS) * 1_000;
-        let ppm = u128::from(exposure_ms) * losses * 1_000_000 / observed;
-        u64::try_from(ppm).unwrap_or(u64::MAX).min(1_000_000)
+        let ppm = |losses_permille: u128, node_ms: u128| {
+            let exposed = u128::from(exposure_ms) * losses_permille * 1_000;
+            exposed.checked_div(node_ms).unwrap_or(0)
+        };
+        let believed = ppm(
+            PRIOR_LOSS_PERMILLE,
+            PRIOR_NODE_MS + u128::from(self.node_ms),
+        );
+        let seen = ppm(u128::from(self.losses) * 1_000, self.node_ms.into());
+        let risk = u64::try_from(believed.max(seen)).unwrap_or(u64::MAX);
+        risk.min(1_000_000)
     }
 
     /// Expected time to copy so many bytes, by what this path took, else by what all took.

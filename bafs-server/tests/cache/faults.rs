@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bafs_proto::ErrorCode;
+use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
 use bafs_proto::message::{CacheRef, ReadBlocks, ReadManifest, Reader};
 use bafs_proto::time::Deadline;
@@ -26,6 +27,19 @@ async fn world(nodes: u64) -> (World, Vec<u8>) {
     world.create(&cache(1, LARGE, Replacement::Lru)).await;
     world.tell();
     (world, bytes)
+}
+
+/// An agent's read of the first block.
+fn first_block(manifest: Digest) -> ReadBlocks {
+    ReadBlocks {
+        cache: CacheRef::Volume(ID),
+        manifest,
+        file: FileIndex(0),
+        first: BlockIndex(0),
+        count: 1,
+        reader: Reader::Agent,
+        doubted: false,
+    }
 }
 
 async fn read_all(world: &World, index: usize) -> Vec<u8> {
@@ -287,13 +301,10 @@ async fn who_got_damaged_blocks_says_so_and_gets_good_ones() {
     let page = ReadManifest { volume: ID, first };
     let page = node.caches.read_manifest(page).await.expect("manifest");
     let call = ReadBlocks {
-        cache: CacheRef::Volume(ID),
-        manifest: page.manifest,
-        file: FileIndex(0),
         first: BlockIndex(3),
         count: 2,
-        reader: Reader::Agent,
         doubted: true,
+        ..first_block(page.manifest)
     };
     let read = node.caches.read_blocks(call, Deadline::after_ms(9_000));
     let (_, read) = read.await.expect("read");
@@ -351,15 +362,7 @@ async fn a_changed_source_is_never_mixed() {
     }
     world.tell();
     // Whoever works with the old state is told, even for blocks that were here.
-    let call = ReadBlocks {
-        cache: CacheRef::Volume(ID),
-        manifest: old,
-        file: FileIndex(0),
-        first: BlockIndex(0),
-        count: 1,
-        reader: Reader::Agent,
-        doubted: false,
-    };
+    let call = first_block(old);
     let told = node
         .caches
         .read_blocks(call, Deadline::after_ms(9_000))
@@ -384,12 +387,8 @@ async fn wrong_questions_are_refused() {
         .await;
     let good = ReadBlocks {
         cache: CacheRef::Cooperative(NAME.to_owned()),
-        manifest: page.expect("manifest").manifest,
-        file: FileIndex(0),
-        first: BlockIndex(0),
-        count: 1,
         reader: Reader::Peer,
-        doubted: false,
+        ..first_block(page.expect("manifest").manifest)
     };
     let ask = async |call: ReadBlocks| {
         let answer = node

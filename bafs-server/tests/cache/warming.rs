@@ -1,6 +1,6 @@
 //! What is fetched before anyone asks for it: ahead of readers, by warming; and what stays.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::Ordering;
 
@@ -283,14 +283,14 @@ async fn a_small_volume_is_read_ahead_no_further_than_blocks_stay() {
 }
 
 /// A file system of its own, so small that it fills up.
-struct SmallDisk<'a>(&'a Path);
+struct SmallDisk(PathBuf);
 
-impl<'a> SmallDisk<'a> {
-    fn mount(path: &'a Path, size: &str) -> Option<Self> {
-        std::fs::create_dir_all(path).expect("directory");
+impl SmallDisk {
+    fn mount(path: PathBuf, size: &str) -> Option<Self> {
+        std::fs::create_dir_all(&path).expect("directory");
         let mounted = Command::new("mount")
             .args(["-t", "tmpfs", "-o", size, "tmpfs"])
-            .arg(path)
+            .arg(&path)
             .output();
         mounted
             .is_ok_and(|done| done.status.success())
@@ -298,10 +298,25 @@ impl<'a> SmallDisk<'a> {
     }
 }
 
-impl Drop for SmallDisk<'_> {
+impl Drop for SmallDisk {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.0).output();
+        let _ = Command::new("umount").arg("-l").arg(&self.0).output();
     }
+}
+
+/// A node on a disk of 3 MB, and a volume that is allowed far more, of a file that does not fit;
+/// nothing where no disk can be mounted.
+async fn on_a_small_disk(test: &str) -> Option<(World, SmallDisk, Vec<u8>)> {
+    let mut world = World::new(0);
+    let Some(disk) = SmallDisk::mount(world.root().join("1"), "size=3m") else {
+        skip(test);
+        return None;
+    };
+    world.start(1);
+    let bytes = content(1, 600 * BLOCK as usize);
+    world.home.put("db/large", bytes.clone(), 1);
+    world.create(&cache(1, LARGE, Replacement::Lru)).await;
+    Some((world, disk, bytes))
 }
 
 /// Says that a test is skipped, which cannot mount a disk of its own.
@@ -318,15 +333,10 @@ fn skip(test: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn warming_ends_as_full_where_the_disk_is() {
     for pinning in [Pinning::Leave, Pinning::Pin] {
-        let mut world = World::new(0);
-        let place = world.root().join("1");
-        let Some(_disk) = SmallDisk::mount(&place, "size=3m") else {
-            return skip("warming_ends_as_full_where_the_disk_is");
+        let test = "warming_ends_as_full_where_the_disk_is";
+        let Some((world, _disk, bytes)) = on_a_small_disk(test).await else {
+            return;
         };
-        world.start(1);
-        let bytes = content(1, 600 * BLOCK as usize);
-        world.home.put("db/large", bytes.clone(), 1);
-        world.create(&cache(1, LARGE, Replacement::Lru)).await;
         let node = &world.nodes[0];
         let state = node.warm(ID, "", pinning).await;
         assert_eq!(state, WarmState::Full, "{pinning:?}");
@@ -338,16 +348,10 @@ async fn warming_ends_as_full_where_the_disk_is() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_evicts_instead_of_failing() {
-    let mut world = World::new(0);
-    let place = world.root().join("1");
-    let Some(_disk) = SmallDisk::mount(&place, "size=3m") else {
-        return skip("a_full_disk_evicts_instead_of_failing");
+    let test = "a_full_disk_evicts_instead_of_failing";
+    let Some((world, _disk, bytes)) = on_a_small_disk(test).await else {
+        return;
     };
-    world.start(1);
-    let bytes = content(1, 600 * BLOCK as usize);
-    world.home.put("db/large", bytes.clone(), 1);
-    // The volume may keep far more than the disk has.
-    world.create(&cache(1, LARGE, Replacement::Lru)).await;
     let node = &world.nodes[0];
     for _ in 0..2 {
         for first in (0..600).step_by(20) {
