@@ -1,7 +1,7 @@
 //! Fig 3.6: copies never, always, and by cost and benefit, with and without failing nodes. Scaled:
 //! 24 pipelines of 3 jobs of 3 s on 4 nodes, a failure 9 s after all nodes are there (mean), of 64,
-//! 60 s, 180 s: jobs and the time between failures by 1/20. A node is missed no sooner than 4 s after
-//! it failed, which is not scaled, so that failures cost more than they should.
+//! 60 s, 180 s: jobs and the time between failures by 1/20. A node is missed no sooner than 4 s
+//! after it failed, which is not scaled, so that failures cost more than they should.
 
 use anyhow::{Context, Result};
 
