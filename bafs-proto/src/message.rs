@@ -570,7 +570,7 @@ pub struct TreeSession {
     pub machine: u64,
     /// So many files the agent may have open of which it says so before the server has opened
     /// them: all writers together may open half as many early as the server has descriptors. Those
-    /// are kept for them: what is opened in time fails rather than take them. At most
+    /// are kept for them: what is opened in time fails rather than take them. 0 for a home. At most
     /// [`EARLY_HANDLES_MAX`](crate::limits::EARLY_HANDLES_MAX).
     pub early_handles: u32,
 }

@@ -130,12 +130,10 @@ impl TreeSessions {
                         synced may be missing";
             return Err(Error::new(ErrorCode::VolumeLost, text));
         }
-        let own = tree.session(writable);
-        let own = if resumes.is_some() {
-            own.that_resumes()
-        } else {
-            own
-        };
+        let mut own = tree.session(writable);
+        if resumes.is_some() {
+            own = own.that_resumes();
+        }
         let session = Open {
             writable,
             early_handles: 0,
@@ -380,14 +378,15 @@ impl State {
             let text = format!("{SESSIONS_MAX} tree sessions are open; try again later");
             return Err(Error::new(ErrorCode::Busy, text));
         }
-        let earlier = if session.writable && matches!(name, TreeRef::Volume(_)) {
-            self.fence(&name)
-        } else {
-            Vec::new()
+        let is_only_writer = session.writable && matches!(name, TreeRef::Volume(_));
+        let earlier = match is_only_writer {
+            true => self.fence(&name),
+            false => Vec::new(),
         };
         self.last_epoch += 1;
         let epoch = Epoch(self.last_epoch);
-        if session.writable {
+        // Others open nothing before we do.
+        if is_only_writer {
             let served = self.sessions.values().filter(|open| open.is_served());
             let kept = served.map(|open| open.early_handles);
             session.early_handles = keep(&mut session.session, kept.map(u64::from).sum());

@@ -123,6 +123,10 @@ impl Kept {
         KEPT.fetch_add(count, Relaxed);
         Self(count)
     }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.0
+    }
 }
 
 impl Drop for Kept {

@@ -24,7 +24,7 @@ pub(crate) struct OpenFile {
     pub(crate) reads_only: bool,
     pub(crate) anchor: Arc<Anchor>,
     /// `None` if its opening was promised.
-    pub(crate) _in_time: Option<InTime>,
+    pub(crate) in_time: Option<InTime>,
 }
 
 /// An open directory.
@@ -50,6 +50,8 @@ pub(crate) enum Handle {
 pub(crate) struct Handles {
     open: HashMap<u64, Handle>,
     last: u64,
+    /// Open files whose opening was promised.
+    promised: u64,
 }
 
 impl Handles {
@@ -64,13 +66,18 @@ impl Handles {
         wished.0 >= GIVEN_FIRST && !self.open.contains_key(&wished.0)
     }
 
-    /// Gives a file that was just opened, as promised, and its handle, other numbers; the handle's
-    /// must be free and in the agents' range.
+    /// Open files whose opening was promised.
+    pub(crate) fn promised(&self) -> u64 {
+        self.promised
+    }
+
+    /// Gives a file that was just opened, and its handle, other numbers; the handle's must be free
+    /// and in the agents' range.
     pub(crate) fn renumber(
         &mut self,
         handle: HandleId,
-        wished: HandleId,
-        ino: InodeNo,
+        (wished, ino): (HandleId, InodeNo),
+        is_promised: bool,
     ) -> Outcome<()> {
         if !self.is_givable(wished) {
             return Err(errno::INVAL);
@@ -79,9 +86,11 @@ impl Handles {
             return Err(errno::BADF);
         };
         let file = Arc::into_inner(file).ok_or(errno::BUSY)?;
+        let in_time = file.in_time.filter(|_| !is_promised);
+        self.promised += u64::from(is_promised);
         let file = Arc::new(OpenFile {
             ino,
-            _in_time: None,
+            in_time,
             ..file
         });
         self.open.insert(wished.0, Handle::File(file));
@@ -105,6 +114,7 @@ impl Handles {
     pub(crate) fn remove_file(&mut self, handle: HandleId) -> Outcome<Arc<OpenFile>> {
         let file = self.file(handle)?;
         self.open.remove(&handle.0);
+        self.promised -= u64::from(file.in_time.is_none());
         Ok(file)
     }
 

@@ -28,7 +28,7 @@ pub struct Session {
     writable: bool,
     resumes: bool,
     tells_births: bool,
-    _kept: Kept,
+    kept: Kept,
 }
 
 impl Session {
@@ -41,14 +41,15 @@ impl Session {
             writable,
             resumes: false,
             tells_births: true,
-            _kept: Kept::default(),
+            kept: Kept::default(),
         }
     }
 
     /// Keeps so many descriptors of the process for files that are opened by given numbers
-    /// ([`Self::run_given`]): what any session opens otherwise leaves them.
+    /// ([`Self::run_given`]): what any session opens otherwise leaves them, but for those that
+    /// resume, which must have what they had.
     pub fn keep_descriptors(&mut self, count: u32) {
-        self._kept = Kept::new(count);
+        self.kept = Kept::new(count);
     }
 
     /// A session for an agent that need not know when files were made: all changes come from it, so
@@ -196,9 +197,10 @@ impl Session {
             // What is there already has a number by which others may know it.
             *flags |= OFlags::EXCL.bits().cast_signed();
         }
-        let mut reply = match handle {
-            Some(_) => self.run_promised(caller, &op, data, out)?,
-            None => self.run(caller, &op, data, out)?,
+        let is_promised = handle.is_some() && self.handles().promised() < self.kept.count();
+        let mut reply = match is_promised {
+            true => self.run_promised(caller, &op, data, out)?,
+            false => self.run(caller, &op, data, out)?,
         };
         if let (Some(ino), FileReply::Attr(attr) | FileReply::Opened { attr, .. }) =
             (ino, &mut reply)
@@ -207,7 +209,8 @@ impl Session {
             attr.ino = ino;
         }
         if let (Some(wished), FileReply::Opened { handle, attr }) = (handle, &mut reply) {
-            self.handles().renumber(*handle, wished, attr.ino)?;
+            let numbers = (wished, attr.ino);
+            self.handles().renumber(*handle, numbers, is_promised)?;
             *handle = wished;
         }
         Ok(reply)
@@ -369,7 +372,7 @@ impl Session {
             fd,
             reads_only,
             anchor,
-            _in_time: Some(InTime::new()),
+            in_time: Some(InTime::new()),
         });
         let handle = self.handles().insert(Handle::File(file));
         Ok(FileReply::Opened { handle, attr })

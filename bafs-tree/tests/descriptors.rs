@@ -139,6 +139,11 @@ fn what_is_opened_in_time_leaves_the_descriptors_that_are_kept_for_early_opens()
         let opened = bench.session.run_given(op, given(number), &mut out);
         assert!(opened.is_ok(), "promise {number}: {opened:?}");
     }
+    // Nobody is promised more by taking numbers.
+    let (op, mut out) = ((CALLER, &open, &b""[..]), Vec::new());
+    let more = given(u64::from(KEPT));
+    let refused = bench.session.run_given(op, more, &mut out);
+    assert_eq!(refused.expect_err("not promised").0, libc::ENFILE);
     // One that is closed makes room for one.
     let handle = in_time.pop().expect("some were opened");
     bench.ok(FileOp::Release { handle });
