@@ -67,7 +67,8 @@ impl CacheStatus {
         let count = |name: &str| self.counts.get(name).copied().unwrap_or(0);
         let kept = count("cache_kept_bytes");
         let (sent, wanted) = (count("cache_home_bytes"), count("cache_wanted_bytes"));
-        (kept + wanted > 0).then(|| (kept + sent) as f64 / (kept + wanted) as f64)
+        let needed = kept.saturating_add(wanted);
+        (needed > 0).then(|| kept.saturating_add(sent) as f64 / needed as f64)
     }
 }
 

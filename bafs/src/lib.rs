@@ -56,9 +56,11 @@ pub fn main() -> ExitCode {
     bafs_client::sandbox::dispatch_job_init();
     let cli = Cli::parse();
     let filter = EnvFilter::try_from_env("BAFS_LOG").unwrap_or_else(|_| EnvFilter::new(FILTER));
+    // https://no-color.org
+    let wants_colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_ansi(std::io::stderr().is_terminal())
+        .with_ansi(wants_colour && std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .init();
     match dispatch(cli) {

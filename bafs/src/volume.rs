@@ -126,7 +126,11 @@ async fn create_at(client: &Client, node: &Advert, spec: VolumeSpec) -> Result<V
     };
     // Nobody can use it: it would only keep its space, and its name from the next one.
     let volume = status.spec.id;
-    let left = match client.call(&node.address, DeleteVolume { volume }).await {
+    let mut deleted = client.call(&node.address, DeleteVolume { volume }).await;
+    if deleted.is_err() {
+        deleted = client.call(&node.address, DeleteVolume { volume }).await;
+    }
+    let left = match deleted {
         Ok(_) => String::new(),
         // A full disk cannot note that it is gone, which it is all the same.
         Err(_) if is_gone(client, node, volume).await => String::new(),
@@ -153,8 +157,8 @@ fn waits_for(kind: &VolumeKind) -> Option<String> {
         return None;
     };
     Some(format!(
-        "waits for home {address} to list '{path}' and goes on trying; if that home or path is \
-         wrong, delete the volume"
+        "waits for home {address} to list '{path}', for ten minutes at most; if that home or path \
+         is wrong, delete the volume"
     ))
 }
 

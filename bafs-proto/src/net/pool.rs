@@ -133,7 +133,8 @@ impl Pool {
     /// is at it, and says so, has more time ([`Patience`]).
     ///
     /// # Errors
-    /// The first error that is not transient, or the last transient one.
+    /// The first error that is not transient, or the last transient one. When time ran out, with
+    /// why the call was repeated before; [`ErrorCode::HomeUnreachable`] stands for itself.
     pub async fn call_until<C: Call + Clone>(
         &self,
         address: &str,
@@ -155,6 +156,7 @@ impl Pool {
             {
                 Err(error) if patience.goes_on(&error) => {
                     pause_ms = PAUSE_MS_MIN;
+                    reason = None;
                 }
                 Err(error)
                     if error.is_transient()
@@ -167,13 +169,23 @@ impl Pool {
                     }
                 }
                 Err(error) if error.code == ErrorCode::DeadlineExceeded => {
-                    return Err(reason.unwrap_or(error));
+                    return Err(out_of_time(error, reason));
                 }
                 result => return result,
             }
             tokio::time::sleep(Duration::from_millis(pause_ms)).await;
             pause_ms = (pause_ms * 2).min(PAUSE_MS_MAX);
         }
+    }
+}
+
+/// What is told when time ran out after a call was repeated for a `reason`. The code stays, by
+/// which callers know silence; but a home's silence is not that of who asked it.
+fn out_of_time(error: Error, reason: Option<Error>) -> Error {
+    match reason {
+        Some(reason) if reason.code == ErrorCode::HomeUnreachable => reason,
+        Some(reason) => error.context(format!("before that: {reason}")),
+        None => error,
     }
 }
 
@@ -243,7 +255,7 @@ mod tests {
             .call_until("a:1", &token, call, Bytes::new(), deadline)
             .await;
         let error = error.expect_err("nobody answers");
-        assert_eq!(error.code, ErrorCode::Unreachable);
+        assert_eq!(error.code, ErrorCode::DeadlineExceeded, "it is silent");
         assert!(error.detail.contains("refused"), "{error}");
     }
 }
