@@ -98,3 +98,14 @@ fn nodes_that_can_have_only_a_small_part_of_a_cache_run_its_readers() {
 fn so_do_those_that_come_later() {
     assert_eq!(used(&[2, NODES]), NODES);
 }
+
+/// Room for two jobs in three slots, beside a node that only stores and could have all of the cache.
+#[test]
+fn a_cache_lies_also_where_its_readers_run_and_not_only_where_storage_is() {
+    let mut seen = nodes(2);
+    seen[0].slots = 3;
+    seen[1].slots = 0;
+    seen[1].capacity.bytes = 100_000_000;
+    let started = starts(workflow(3, "4 MB", "1 MB"), vec![seen]);
+    assert_eq!(started, [ServerId(1); 2]);
+}

@@ -286,6 +286,7 @@ impl Scheduler {
                 left: left(peer),
                 scratch_one: need.saturating_sub(has),
                 scratch_all: all.saturating_sub(has),
+                has_slots: node.seen.slots > 0,
             }
         });
         rooms.collect()
@@ -301,6 +302,8 @@ struct Room {
     scratch_one: u64,
     /// What the scratch volumes of jobs in all slots may need there.
     scratch_all: u64,
+    /// Whether it runs jobs, and not only stores.
+    has_slots: bool,
 }
 
 /// Divides a cooperative cache of `size` among nodes: whole on each where that leaves room for
@@ -327,8 +330,9 @@ fn shares(
 }
 
 /// Divides a cooperative cache of `size`, or up to so many `larger` bytes, among nodes with room
-/// for its files, each of which keeps so much. Nothing if the sum of what is left then is below the
-/// size.
+/// for its files, each of which keeps so much, but for the least part that lets it run readers:
+/// where others only store, the whole cache might lie on those. Nothing if the sum of what is left
+/// then is below the size.
 fn shares_keeping(
     size: Space,
     larger: u64,
@@ -336,7 +340,14 @@ fn shares_keeping(
     readers: &impl Fn() -> u64,
     keep: impl Fn(&Room) -> u64,
 ) -> Option<Shares> {
-    let spare = |room: &Room| room.left.bytes.saturating_sub(keep(room));
+    let least = |room: &Room| match room.has_slots {
+        true => SHARE_BYTES_MIN.min(size.bytes).min(room.left.bytes),
+        false => 0,
+    };
+    let spare = |room: &Room| {
+        let beside = room.left.bytes.saturating_sub(keep(room));
+        beside.max(least(room))
+    };
     let total = rooms
         .iter()
         .fold(0u64, |sum, room| sum.saturating_add(spare(room)));
@@ -348,8 +359,8 @@ fn shares_keeping(
     let beside_readers = rooms.iter().fold(0u64, |sum, room| {
         let scratch = room.scratch_one.saturating_mul(on_each).max(keep(room));
         // With less beside them nobody begins: he might not come to his end.
-        let least = if readers == 0 { 0 } else { SHARE_BYTES_MIN };
-        let scratch = scratch.saturating_add(least);
+        let beside = if readers == 0 { 0 } else { SHARE_BYTES_MIN };
+        let scratch = scratch.saturating_add(beside);
         sum.saturating_add(room.left.bytes.saturating_sub(scratch))
     });
     let wanted = larger.min(beside_readers.max(size.bytes));
@@ -357,6 +368,7 @@ fn shares_keeping(
     let share = |room: &Room| match is_whole {
         true => size.bytes,
         false => scale_up(wanted, spare(room), total)
+            .max(least(room))
             .min(spare(room))
             .min(size.bytes),
     };
@@ -470,6 +482,7 @@ mod tests {
             left,
             scratch_one: scratch_one * MB,
             scratch_all: scratch_one * slots * MB,
+            has_slots: slots > 0,
         }
     }
 
