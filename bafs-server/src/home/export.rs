@@ -235,6 +235,7 @@ pub(crate) fn refuse(path: &str, error: Errno) -> Error {
         Errno::XDEV | Errno::LOOP | Errno::NAMETOOLONG => ErrorCode::BadPath,
         Errno::ACCESS | Errno::PERM | Errno::ROFS => ErrorCode::RightMissing,
         Errno::ISDIR | Errno::NOTEMPTY | Errno::EXIST => ErrorCode::WrongState,
+        Errno::NOSPC | Errno::DQUOT => ErrorCode::NoSpaceBytes,
         _ => ErrorCode::ServerFault,
     };
     Error::new(

@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::arrivals::{Arrival, Arrivals};
 use super::export::{Export, OWN, refuse};
+use crate::fault::of_disk;
 use crate::lives::replace;
 
 /// An upload that nobody continued for so long is removed.
@@ -72,7 +73,7 @@ impl Puts {
         let directory = export.root_path().join(OWN);
         match fs::create_dir(&directory) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(fault(&directory, &error));
+                return Err(fault(&directory, error));
             }
             _ => {}
         }
@@ -153,7 +154,7 @@ impl Puts {
             if let Err(error) = arrival.add(offset, data) {
                 // Nobody knows how much of it was written.
                 *slot = None;
-                return Err(fault(&self.place(extract).join(DATA), &error));
+                return Err(fault(&self.place(extract).join(DATA), error));
             }
             Ok(PutProgress {
                 received_bytes: arrival.received_bytes(),
@@ -226,7 +227,7 @@ impl Puts {
                 file.write_all_at(data, 0)?;
                 seal(&file, upload.mode)
             };
-            write().map_err(|error| fault(&path, &error))?;
+            write().map_err(|error| fault(&path, error))?;
             self.store(call.extract, &upload)?;
             sync_directory(&self.directory)?;
             let commit = CommitPut {
@@ -273,14 +274,14 @@ impl Puts {
         let changed = |name: &str| fs::metadata(path.join(name)).and_then(|found| found.modified());
         let changed = changed(DATA).or_else(|_| changed(STATE));
         let changed = changed.or_else(|_| fs::metadata(&path).and_then(|found| found.modified()));
-        let changed = changed.map_err(|error| fault(&path, &error))?;
+        let changed = changed.map_err(|error| fault(&path, error))?;
         let since = changed
             .duration_since(std::time::UNIX_EPOCH)
             .unwrap_or_default();
         let age_ms = now.ms_since(Time(milliseconds(since)));
         let is_old = age_ms > if done { RECEIPT_MS_MAX } else { IDLE_MS_MAX };
         if is_old {
-            fs::remove_dir_all(&path).map_err(|error| fault(&path, &error))?;
+            fs::remove_dir_all(&path).map_err(|error| fault(&path, error))?;
         }
         Ok(is_old)
     }
@@ -298,7 +299,7 @@ impl Puts {
             if slot.is_none() {
                 let file = open_data(&path);
                 let arrival = file.and_then(|file| Arrival::new(upload.path, file));
-                *slot = Some(arrival.map_err(|error| fault(&path, &error))?);
+                *slot = Some(arrival.map_err(|error| fault(&path, error))?);
             }
             return Ok(PutProgress {
                 received_bytes: slot.as_ref().map_or(0, Arrival::received_bytes),
@@ -360,7 +361,7 @@ impl Puts {
     /// durable if it is right.
     fn check(&self, call: &CommitPut, upload: &Upload, seen: Option<(u64, Digest)>) -> Result<()> {
         let path = self.place(call.extract).join(DATA);
-        let failed = |error: io::Error| fault(&path, &error);
+        let failed = |error: io::Error| fault(&path, error);
         let file = open_data(&path).map_err(failed)?;
         let (size, digest) = match seen {
             Some(seen) => seen,
@@ -396,8 +397,8 @@ impl Puts {
         }
         let place = self.place(extract);
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let source = rustix::fs::open(&place, flags, Mode::empty())
-            .map_err(|error| fault(&place, &error))?;
+        let source =
+            rustix::fs::open(&place, flags, Mode::empty()).map_err(|error| fault(&place, error))?;
         match renameat(&source, DATA, &parent.fd, name) {
             Ok(()) => {}
             // The name was given before the interruption: only there can the bytes have gone.
@@ -434,17 +435,17 @@ impl Puts {
         let text = match fs::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(fault(&path, &error)),
+            Err(error) => return Err(fault(&path, error)),
         };
         serde_json::from_slice(&text)
             .map(Some)
-            .map_err(|error| fault(&path, &error))
+            .map_err(|error| fault(&path, error))
     }
 
     fn store(&self, extract: ExtractId, upload: &Upload) -> Result<()> {
         let place = self.place(extract);
-        let text = serde_json::to_vec(upload).map_err(|error| fault(&place, &error))?;
-        replace(&place.join(STATE), &text).map_err(|error| fault(&place, &error))
+        let text = serde_json::to_vec(upload).map_err(|error| fault(&place, error))?;
+        replace(&place.join(STATE), &text).map_err(|error| fault(&place, error))
     }
 
     fn place(&self, extract: ExtractId) -> PathBuf {
@@ -456,7 +457,7 @@ impl Puts {
         for path in [self.directory.clone(), self.place(extract)] {
             match fs::create_dir(&path) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                    return Err(fault(&path, &error));
+                    return Err(fault(&path, error));
                 }
                 _ => {}
             }
@@ -513,16 +514,24 @@ fn digest_of(mut file: &File, size_max: u64) -> io::Result<(u64, Digest)> {
 fn sync_directory(path: &Path) -> Result<()> {
     File::open(path)
         .and_then(|file| file.sync_all())
-        .map_err(|error| fault(path, &error))
+        .map_err(|error| fault(path, error))
 }
 
 fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn fault(path: &Path, error: &dyn std::fmt::Display) -> Error {
-    let text = format!("the home server fails at {}: {error}", path.display());
-    Error::new(ErrorCode::ServerFault, text)
+/// What the disk does not do. What does not pass by itself is told as such: a full disk, and one
+/// that nobody may write.
+fn fault(path: &Path, error: impl Into<io::Error>) -> Error {
+    let error = error.into();
+    let doing = format!("the home server fails at {}", path.display());
+    match error.kind() {
+        io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
+            Error::new(ErrorCode::RightMissing, format!("{doing}: {error}"))
+        }
+        _ => of_disk(doing, &error),
+    }
 }
 
 #[cfg(test)]
@@ -533,6 +542,21 @@ mod tests {
 
     fn open(root: &Path) -> Puts {
         Puts::open(Arc::new(Export::open(root).expect("export"))).expect("puts")
+    }
+
+    /// Who sends would try it for an hour, and the user would hear nothing.
+    #[test]
+    fn a_full_disk_is_a_refusal_and_no_passing_fault() {
+        let refused = |errno: rustix::io::Errno| fault(Path::new("f"), errno);
+        let full = refused(rustix::io::Errno::NOSPC);
+        assert_eq!(full.code, ErrorCode::NoSpaceBytes);
+        assert_eq!(
+            refused(rustix::io::Errno::ROFS).code,
+            ErrorCode::RightMissing
+        );
+        assert!(refused(rustix::io::Errno::IO).is_transient());
+        let export = refuse("f", rustix::io::Errno::NOSPC);
+        assert_eq!(export.code, ErrorCode::NoSpaceBytes);
     }
 
     fn receive(puts: &Puts, path: &str, data: &[u8]) -> CommitPut {
