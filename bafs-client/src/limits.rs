@@ -28,8 +28,8 @@ pub(crate) const READ_AHEAD_KIB: u32 = 1024;
 /// Its default, where nobody may raise it, in KiB.
 pub(crate) const DEFAULT_READ_AHEAD_KIB: u32 = 128;
 
-/// The same for a tree behind a server, in KiB: so many requests of 1 MiB are on their way at once,
-/// which fills a link of 1 GB/s up to 8 ms long.
+/// The same for a volume behind a server, in KiB: so many requests of 1 MiB are on their way at
+/// once, which fills a link of 1 GB/s up to 8 ms long.
 pub(crate) const REMOTE_READ_AHEAD_KIB: u32 = 8192;
 
 /// Encoded bytes of one directory page. The kernel asks for 32 KiB of its own form, in which an

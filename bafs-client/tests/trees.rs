@@ -190,6 +190,20 @@ async fn a_deadline_ends_the_volume_and_all_that_waits_for_it() {
 }
 
 #[tokio::test]
+async fn who_waits_behind_others_on_a_slow_link_waits_longer_than_the_deadline() {
+    let world = World::scratch(1_000, 90).await;
+    let handle = world.create("log").await;
+    world.server.set(Fault::Queue(3_000));
+    let write = |_| world.append(handle, b"x");
+    for written in futures_join((0..4).map(write)).await {
+        assert_eq!(written, Ok(FileReply::Written { length: 1 }));
+    }
+    assert!(world.volume.fate().loss().is_none());
+    // Nothing was sent twice: what waits is on its way.
+    assert_eq!(world.server.ops_run.load(Ordering::Relaxed), 5);
+}
+
+#[tokio::test]
 async fn losses_are_heard_from_the_lease_without_any_operation() {
     for code in [
         ErrorCode::VolumeLost,

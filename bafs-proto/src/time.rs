@@ -125,6 +125,25 @@ impl Patience {
         goes_on
     }
 
+    /// When the call is over, however alive the server is.
+    pub fn end(&self) -> Deadline {
+        self.end
+    }
+
+    /// The server gave a sign of life `ago`: it may be silent for as long from then on. Tells
+    /// whether that gives the call more time than it had.
+    pub fn renew_since(&mut self, ago: Duration) -> bool {
+        self.renew_since_at(Deadline::after_ms(0), ago)
+    }
+
+    fn renew_since_at(&mut self, now: Deadline, ago: Duration) -> bool {
+        let heard = now.0.checked_sub(ago).unwrap_or(now.0);
+        let later = Deadline(heard + self.span).earlier(self.end);
+        let is_longer = later > self.deadline;
+        self.deadline = self.deadline.max(later);
+        is_longer
+    }
+
     /// The server has given a sign of life: it may be silent for as long once more.
     pub fn renew(&mut self) {
         self.renew_at(Deadline::after_ms(0));
@@ -160,5 +179,20 @@ mod tests {
         assert_eq!(patience.deadline(), end);
         let mut patience = Patience::until(Deadline::after_ms(0));
         assert!(!patience.goes_on(&error(ErrorCode::Running)));
+    }
+
+    #[test]
+    fn silence_counts_from_the_last_sign_of_life() {
+        let now = Deadline::after_ms(0);
+        let later = |seconds| Deadline(now.0 + Duration::from_secs(seconds));
+        let mut patience = Patience::from(now, later(60));
+        // Nothing was heard since the call began.
+        assert!(!patience.renew_since_at(later(60), Duration::from_secs(61)));
+        assert_eq!(patience.deadline(), later(60));
+        assert!(patience.renew_since_at(later(60), Duration::from_secs(10)));
+        assert_eq!(patience.deadline(), later(110));
+        assert!(patience.renew_since_at(later(1_199), Duration::ZERO));
+        assert_eq!(patience.deadline(), patience.end());
+        assert!(!patience.renew_since_at(later(1_200), Duration::ZERO));
     }
 }

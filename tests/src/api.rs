@@ -318,6 +318,20 @@ impl Speaker {
         target: MountTarget,
         script: &str,
     ) -> Result<ExecutionId> {
+        self.start_job_as(node, target, script, |_| ()).await
+    }
+
+    /// The same, after `change` has changed what the job shall be.
+    ///
+    /// # Errors
+    /// What the node answers.
+    pub async fn start_job_as(
+        &self,
+        node: &str,
+        target: MountTarget,
+        script: &str,
+        change: impl FnOnce(&mut JobSpec),
+    ) -> Result<ExecutionId> {
         let execution = ExecutionId::random();
         let command = JobCommand {
             executable: "/bin/sh".to_owned(),
@@ -337,12 +351,13 @@ impl Speaker {
             token: self.token.clone(),
             keep_ms: 0,
         };
-        let job = JobSpec {
+        let mut job = JobSpec {
             name: "reader".to_owned(),
             command,
             mounts: vec![mount],
             op_deadline_ms: OP_DEADLINE_MS_DEFAULT,
         };
+        change(&mut job);
         self.call(node, StartJob { execution, job }).await?;
         Ok(execution)
     }

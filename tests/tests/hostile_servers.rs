@@ -8,8 +8,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bafs_proto::door::DOOR_NAME;
+use bafs_proto::message::MountTarget;
+use bafs_tests::content::Content;
 use bafs_tests::exec::{self, Busy};
-use bafs_tests::{World, program, said, skip};
+use bafs_tests::stage::{FILE, Stage};
+use bafs_tests::{World, cannot_mount, program, said, skip};
 
 /// A node whose store is a file system that nobody else sees, mounted as `disk` says; ends with
 /// its input.
@@ -197,6 +200,40 @@ fn cluster_waits_for_a_disk_that_is_slower_than_the_deadline() -> Result<()> {
     ensure!(ended.status.success(), said(&ended));
     drop(node.stdin.take());
     node.wait()?;
+    Ok(())
+}
+
+#[test]
+fn cluster_waits_for_a_home_that_is_slower_than_the_deadline() -> Result<()> {
+    if let Some(reason) = cannot_mount() {
+        skip(
+            "cluster_waits_for_a_home_that_is_slower_than_the_deadline",
+            &reason,
+        );
+        return Ok(());
+    }
+    let stage = Stage::start(1, "20MB", Some("400KB/s"))?;
+    stage.put("db", &Content::new(7, 4 << 20))?;
+    let target = MountTarget::Home {
+        server: stage.world.cluster.home().to_owned(),
+        path: "db".to_owned(),
+    };
+    // All is asked for at once, and comes within ten seconds.
+    let original = stage.world.home.path().join("db").join(FILE);
+    let script = format!(
+        "part() {{ dd if=$1 bs=1M skip=$2 count=1 2>/dev/null | cksum; }}; \
+         same() {{ test \"$(part /data/{FILE} $1)\" = \"$(part {} $1)\" && echo same; }}; \
+         for i in 0 1 2 3; do same $i & done; wait",
+        original.display()
+    );
+    let (speaker, node) = (stage.api.speaker(), stage.nodes().remove(0));
+    let report = stage.api.wait(async {
+        let start = speaker.start_job_as(&node, target, &script, |job| job.op_deadline_ms = 3_000);
+        speaker.wait_job(&node, start.await?).await
+    })?;
+    ensure!(report.output_tail == "same\n".repeat(4), "{report:?}");
+    // Nothing was asked for twice.
+    ensure!(stage.home_bytes()? == 4 << 20, "{}", stage.home_bytes()?);
     Ok(())
 }
 

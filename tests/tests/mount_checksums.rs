@@ -1,6 +1,6 @@
 //! What is written by one path is read by every other: the same files, to the byte. Paths are the
 //! directory itself, the agent that has it (asked by the device and by rings), the kernel that
-//! reads large files by itself, calls over TCP and QUIC, and the volume API.
+//! reads large files by itself, calls over TCP and QUIC, the volume API, caches and remote I/O.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bafs_proto::door::DOOR_NAME;
+use bafs_proto::message::{JobOutcome, MountTarget};
+use bafs_tests::api::Api;
 use bafs_tests::ring::{self, Rings};
 use bafs_tests::stand::BY_RING;
 use bafs_tests::{World, cannot_mount, cannot_pass, mounts_with, said, skip};
@@ -399,17 +401,94 @@ fn files_below(root: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Looks at what was brought home through a cache volume of it.
-fn look_through_cache(world: &World) -> Result<String> {
-    let create = ["volume", "create", "cache", "--node", "n2"];
-    let source = ["--size", "100MB", "--cache", "bafs://home/out"];
-    world.json(&[&create[..], &source].concat())?;
-    let args = ["exec", "--mount", "cache:/cache:ro", "--", "python3", "-c"];
-    let output = world
-        .bafs(&[&args[..], &[LOOK, "/cache"]].concat())
-        .output()?;
+/// Makes a cache volume of a directory of home.
+fn create_cache(world: &World, name: &str, node: &str, path: &str) -> Result<()> {
+    let create = ["volume", "create", name, "--node", node, "--size", "100MB"];
+    let source = format!("bafs://home/{path}");
+    world.json(&[&create[..], &["--cache", &source]].concat())?;
+    Ok(())
+}
+
+/// Looks at the files of a cache volume in a job, which must reach it in this way.
+fn look_through_cache(world: &World, name: &str, says: &str) -> Result<String> {
+    let mount = format!("{name}:/cache:ro");
+    let args = ["exec", "--explain", "--mount", &mount, "--", "python3"];
+    let args = [&args[..], &["-c", LOOK, "/cache"]].concat();
+    let output = world.bafs(&args).output()?;
     ensure!(output.status.success(), said(&output));
+    ensure!(said(&output).contains(says), "{says}: {}", said(&output));
     Ok(String::from_utf8(output.stdout)?)
+}
+
+/// Caches of what was brought home: filled from home and from a peer, through the network, and
+/// read by the kernel itself.
+fn check_caches(world: &World, expected: &str) -> Result<()> {
+    let on_this_machine = "blocks on this machine are read without asking";
+    create_cache(world, "far", "n2", "out")?;
+    let found = look_through_cache(world, "far", on_this_machine)?;
+    compare("a cache volume", &found, expected)?;
+    create_cache(world, "near", "n1", "out")?;
+    {
+        let _shut = ShutDoor::new(world)?;
+        let found = look_through_cache(world, "near", "blocks come through the network")?;
+        compare("a cache volume, through the network", &found, expected)?;
+    }
+    let found = look_through_cache(world, "near", on_this_machine)?;
+    compare("a cache volume that a peer filled", &found, expected)?;
+    // Only where files are large does the kernel read them by itself.
+    let (out, large) = (
+        world.home.path().join("out"),
+        world.home.path().join("large"),
+    );
+    fs::create_dir(&large)?;
+    for name in ["sequential", "scattered", "sparse", "mapped", "replaced"] {
+        fs::copy(out.join(name), large.join(name))?;
+    }
+    let expected = look(vec![large])?;
+    create_cache(world, "whole", "n2", "large")?;
+    for turn in ["while it comes", "when it is here"] {
+        let found = look_through_cache(world, "whole", "by the kernel itself")?;
+        compare(
+            &format!("a cache of large files, {turn}"),
+            &found,
+            &expected,
+        )?;
+    }
+    Ok(())
+}
+
+/// Runs a program in a job that works on a directory of home itself.
+fn run_at_home(world: &World, path: &str, (program, last): (&str, &str)) -> Result<String> {
+    let api = Api::new(&world.cluster.identity())?;
+    let programs = tempfile::tempdir()?;
+    let place = programs.path().join("program.py");
+    fs::write(&place, program)?;
+    let script = format!("python3 {} /data {last}", place.display());
+    let target = MountTarget::Home {
+        server: world.cluster.home().to_owned(),
+        path: path.to_owned(),
+    };
+    let (speaker, node) = (api.speaker(), world.cluster.address("n1"));
+    let report = api.wait(async {
+        let start = speaker.start_job_as(node, target, &script, |job| {
+            job.mounts[0].writable = !last.is_empty();
+        });
+        speaker.wait_job(node, start.await?).await
+    })?;
+    ensure!(report.outcome == JobOutcome::Exited(0), "{report:?}");
+    Ok(report.output_tail)
+}
+
+/// Remote I/O: what it writes is at home, and what is at home it reads.
+fn check_remote_io(world: &World, written: &Written, expected: &str) -> Result<()> {
+    let found = run_at_home(world, "out", (LOOK, ""))?;
+    compare("remote I/O", &found, expected)?;
+    let seed = "300";
+    run_at_home(world, "direct", (WRITE, seed))?;
+    written.write_plain("direct", seed)?;
+    let roots = [world.home.path(), written.plain.path()];
+    let [found, expected] = roots.map(|root| look(vec![root.join("direct")]));
+    compare("what remote I/O has written", &found?, &expected?)
 }
 
 #[test]
@@ -439,5 +518,6 @@ fn mount_reads_by_every_path_what_each_path_has_written() -> Result<()> {
     let expected = look(vec![written.plain.path().join(TURNS)])?;
     let home = extract(&world, &written, TURNS)?;
     compare("extraction", &look(vec![home])?, &expected)?;
-    compare("a cache volume", &look_through_cache(&world)?, &expected)
+    check_caches(&world, &expected)?;
+    check_remote_io(&world, &written, &expected)
 }

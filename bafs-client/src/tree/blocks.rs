@@ -186,8 +186,10 @@ impl Blocks {
                 Step::Fetch(claim) => {
                     next = claim.blocks.end;
                     let deadline = self.server.deadline();
+                    // The network needs time to say why they are late.
+                    let near_deadline = Deadline::after(deadline.left() / 2);
                     let blocks = claim.blocks.clone();
-                    match self.fetch_near(near, file, blocks, deadline).await {
+                    match self.fetch_near(near, file, blocks, near_deadline).await {
                         Ok(Some(fetched)) => claim.keep(&fetched),
                         Ok(None) => {}
                         Err(why) if why.class() == ErrorClass::VolumeLost => return Err(why),

@@ -6,6 +6,7 @@ mod answers;
 mod blocks;
 mod bound;
 mod cache;
+mod calling;
 mod delegated;
 mod forgetting;
 mod handed;
@@ -23,6 +24,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use bafs_proto::ids::InodeNo;
+use bafs_proto::message::TreeRef;
 
 pub use bound::BoundTree;
 pub use cache::CacheTree;
@@ -177,6 +179,8 @@ impl Tree {
     /// Bytes that the kernel should read ahead of a sequential reader, in KiB.
     pub fn read_ahead_kib(&self) -> u32 {
         match self {
+            // Of a home only mapped memory is read ahead, and its link is shared by everybody.
+            Self::Remote(tree) if matches!(tree.tree(), TreeRef::Home(_)) => READ_AHEAD_KIB,
             Self::Remote(_) => REMOTE_READ_AHEAD_KIB,
             Self::Cache(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => READ_AHEAD_KIB,
         }

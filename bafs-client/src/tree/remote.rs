@@ -1,10 +1,10 @@
 //! A tree behind a server: a scratch volume, or a home path without any caching. One call per
-//! operation; a lost reply never runs an operation twice, because calls carry numbers. What
-//! happens when the server forgot the session is in `again.rs`.
+//! operation; a lost reply never runs an operation twice, because calls carry numbers. How long a
+//! call waits is in `calling.rs`; what happens when the server forgot the session in `again.rs`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bafs_proto::buffer::Buffer;
 use bafs_proto::file_op::{Caller, Errno, FileOp, FileReply, FileResult};
@@ -23,8 +23,9 @@ use tokio::task::JoinHandle;
 use super::Done;
 use super::again::Renaming;
 use super::delegated::{Delegated, Promise, errno_of_trouble};
+use crate::clock;
 use crate::fate::{Fate, is_fatal};
-use crate::limits::{CLOSE_MS, FORGETS_MAX, KEEP_MS, PAUSE_MS_MAX, PAUSE_MS_MIN};
+use crate::limits::{CLOSE_MS, FORGETS_MAX, KEEP_MS, PAUSE_MS_MIN};
 use crate::logic::known::Known;
 use crate::logic::learning::changes;
 
@@ -71,6 +72,8 @@ pub(super) struct Session {
     pub(super) turn: tokio::sync::Mutex<()>,
     /// Operations under way that take names away: what is not found may be found when they end.
     pub(super) renaming: AtomicUsize,
+    /// When the server last answered anything.
+    pub(super) heard: Mutex<Instant>,
     /// References that the kernel dropped; nobody waits for them, so they travel together.
     pub(super) forgets: Mutex<(Epoch, Vec<FileOp>)>,
     /// Set before the session is ended on purpose.
@@ -159,6 +162,7 @@ impl RemoteTree {
             known: Mutex::new(known),
             turn: tokio::sync::Mutex::default(),
             renaming: AtomicUsize::new(0),
+            heard: Mutex::new(clock::now()),
             forgets: Mutex::new((opened.epoch, Vec::new())),
             is_closing: AtomicBool::new(false),
             delegated: OnceLock::new(),
@@ -464,57 +468,6 @@ impl Session {
                 return false;
             }
             tokio::time::sleep(Duration::from_millis(PAUSE_MS_MIN)).await;
-        }
-    }
-
-    /// Calls until there is an answer that is no transient error. `maybe_ran` tells then whether
-    /// an attempt may have reached the server whose answer did not reach us.
-    async fn call(
-        &self,
-        call: RunFileOps,
-        data: &Bytes,
-        deadline: Deadline,
-        maybe_ran: &mut bool,
-    ) -> Result<(FileResults, Bytes)> {
-        let Server {
-            pool,
-            address,
-            token,
-            ..
-        } = &self.server;
-        let mut pause_ms = PAUSE_MS_MIN;
-        let mut patience = Patience::until(deadline);
-        loop {
-            let deadline = patience.deadline();
-            let error = match pool.connection(address, deadline).await {
-                Err(error) => error,
-                Ok(connection) => {
-                    let calling =
-                        connection.call_with_body(token, call.clone(), data.clone(), deadline);
-                    match calling.await {
-                        Ok(answer) => return Ok(answer),
-                        Err(error) => {
-                            let told =
-                                matches!(error.code, ErrorCode::Busy | ErrorCode::SessionUnknown);
-                            *maybe_ran |= error.is_transient() && !told;
-                            error
-                        }
-                    }
-                }
-            };
-            if patience.goes_on(&error) {
-                // It is one batch, whose answer this call waits for. A server that says so at once
-                // must not make us spin.
-                tokio::time::sleep(Duration::from_millis(PAUSE_MS_MIN)).await;
-                continue;
-            }
-            let again = error.is_transient() && error.code != ErrorCode::SessionUnknown;
-            if !again || deadline.left() <= Duration::from_millis(pause_ms) {
-                return Err(error);
-            }
-            tracing::debug!(address, %error, "operations will be sent again");
-            tokio::time::sleep(Duration::from_millis(pause_ms)).await;
-            pause_ms = (pause_ms * 2).min(PAUSE_MS_MAX);
         }
     }
 

@@ -44,6 +44,9 @@ pub(crate) enum Fault {
     Refuse(ErrorCode),
     /// Does not answer.
     Silent,
+    /// Answers what has no operations at once, and all else after so many milliseconds: what is
+    /// before it is on the wire.
+    Queue(u64),
     /// Has no room for what is written.
     Full,
     /// Has no descriptor but those that it keeps for opens by given numbers.
@@ -272,6 +275,9 @@ impl Service for Fake {
             match fault {
                 Fault::Refuse(code) => return Err(Error::new(code, "as the test wants it")),
                 Fault::Silent => tokio::time::sleep(Duration::from_secs(600)).await,
+                Fault::Queue(ms) if has_operations(&incoming.request) => {
+                    tokio::time::sleep(Duration::from_millis(ms)).await;
+                }
                 _ => {}
             }
             if fault == (Fault::Restart { runs: false }) {
@@ -293,6 +299,10 @@ impl Service for Fake {
             answer
         })
     }
+}
+
+fn has_operations(request: &Request) -> bool {
+    matches!(request, Request::RunFileOps(run) if !run.ops.is_empty())
 }
 
 fn manifest(root: &Path) -> Vec<SourceEntry> {

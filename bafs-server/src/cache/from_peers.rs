@@ -15,7 +15,7 @@ use tokio::time::{Duration, sleep};
 use super::arrival::Origin;
 use super::disk::Run;
 use super::fetch::{Fetcher, Generation};
-use super::flights::{Block, Urgency};
+use super::flights::{Block, Flights, Urgency};
 use super::peers::PeerCache;
 use super::read::too_late;
 use super::route::View;
@@ -274,7 +274,7 @@ fn is_faultless(code: ErrorCode) -> bool {
 }
 
 /// What an agent is told that asked at `began` (ticks) when its blocks could not be had: whose
-/// fault it is, if it is home's.
+/// fault it is, if it is home's; that they come, if home has only much to do.
 pub(super) fn told_to_agents(
     generation: &Generation,
     run: &Run,
@@ -283,24 +283,37 @@ pub(super) fn told_to_agents(
 ) -> Error {
     let now = clock::now();
     let waited_us = clock::ticks().saturating_sub(began);
-    let waits_for_home = || (0..run.count).any(|n| generation.from_home.is_flying(run.key(n)));
-    if error.code != ErrorCode::DeadlineExceeded
-        || waited_us < WAITED_MIN_US
-        || generation.home_answered_lately(now)
-        || !waits_for_home()
-    {
+    let is_late = matches!(error.code, ErrorCode::DeadlineExceeded | ErrorCode::Busy);
+    if !is_late || waited_us < WAITED_MIN_US {
+        return error;
+    }
+    let last = Time(generation.home_answered_ms.load(Ordering::Relaxed));
+    let silent_ms = now.ms_since(last);
+    let is_flying = |flights: &Flights| (0..run.count).any(|n| flights.is_flying(run.key(n)));
+    if silent_ms < HOME_SILENT_MS.max(waited_us / 1_000) {
+        let here = [
+            &generation.from_home,
+            &generation.from_peers,
+            &generation.detours,
+        ];
+        // A peer says `Busy` of a home that has much to do.
+        if error.code == ErrorCode::Busy || here.into_iter().any(is_flying) {
+            return Error::new(ErrorCode::Running, error.detail);
+        }
+        return error;
+    }
+    if error.code == ErrorCode::Busy || !is_flying(&generation.from_home) {
         return error;
     }
     let home = generation.manifest.home();
-    let text = match generation.home_answered_ms.load(Ordering::Relaxed) {
-        0 => format!("home {home} has sent nothing yet; does it run, and can this node reach it?"),
-        last => {
-            let silent_s = now.ms_since(Time(last)) / 1000;
-            format!(
-                "home {home} has sent nothing for {silent_s} s; does it run, and can this node \
-                 reach it?"
-            )
+    let text = match last {
+        Time(0) => {
+            format!("home {home} has sent nothing yet; does it run, and can this node reach it?")
         }
+        _ => format!(
+            "home {home} has sent nothing for {} s; does it run, and can this node reach it?",
+            silent_ms / 1000
+        ),
     };
     Error::new(ErrorCode::HomeUnreachable, text)
 }

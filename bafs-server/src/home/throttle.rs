@@ -13,9 +13,9 @@ use crate::logic::bucket::Bucket;
 /// Bytes that pass at once: a large transfer must not make small ones wait for all of it.
 const SLICE_BYTES: usize = 64 << 10;
 
-/// Large transfers that pass at once; those who come later wait until one is through. If all went
-/// on together, on a link with too much to do none of them would be through in its time.
-const TRANSFERS_MAX: usize = 16;
+/// Large transfers that pass at once; those who come later wait until one is through. The fewer go
+/// on together, the sooner each is through, and the less often somebody hears nothing for long.
+const TRANSFERS_MAX: usize = 2;
 
 /// Lets bytes pass at the limit, or at once when there is none.
 #[derive(Debug)]

@@ -29,8 +29,8 @@ const PIECE_BYTES: u64 = IO_BYTES_MAX as u64;
 /// may be under way.
 pub(super) const ROOM_BYTES: u64 = 64 << 10;
 
-/// Time for one call, in milliseconds: a piece takes 16 s on a home link of 1 MB/s that it shares
-/// with fifteen others. The call's own deadline may be earlier.
+/// Time for one call, in milliseconds: on a home link of 1 MB/s some fifty pieces may go before one
+/// of 1 MiB. The call's own deadline may be earlier.
 const CALL_MS: u64 = 60_000;
 
 /// Pause after a failed attempt, in milliseconds; doubles up to the maximum.

@@ -487,3 +487,20 @@ async fn who_waits_for_a_home_that_says_nothing_is_told_so_in_time() {
     assert_eq!(told.code, ErrorCode::HomeUnreachable, "{told}");
     assert!(told.detail.contains(HOME), "{told}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_a_home_that_is_slow_is_told_that_its_blocks_come() {
+    let (world, bytes) = world(1).await;
+    let node = &world.nodes[0];
+    node.read(ID, 0, 0, 1).await.expect("read");
+    // Slower than the agent's deadline.
+    world.home.read_ms.store(2_500, Ordering::Relaxed);
+    let early = node.read_until(ID, 0, 3, 2, Deadline::after_ms(2_000));
+    let told = early.await.expect_err("home takes longer");
+    assert_eq!(told.code, ErrorCode::Running, "{told}");
+    // So it asks again, and home is not asked again.
+    let come = node.read(ID, 0, 3, 2).await.expect("they came");
+    let block = BLOCK as usize;
+    assert!(come == bytes[3 * block..5 * block]);
+    assert_eq!(node.count("cache_home_bytes"), 3 * u64::from(BLOCK));
+}

@@ -2,17 +2,59 @@
 //! mount.
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
+use super::measure::Watch;
 use crate::World;
+
+/// Longest time for one line or one program: what takes longer hangs, and the benchmark goes on
+/// without it.
+const RUN_MAX: Duration = Duration::from_secs(600);
+
+/// Longest time for a shell to end when it is told to.
+const END_MAX: Duration = Duration::from_secs(10);
+
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// A shell that waits for lines.
 pub(super) struct Shell {
     child: Child,
     input: Option<ChildStdin>,
-    output: BufReader<ChildStdout>,
+    /// Lines that it prints, from a thread of their own: nobody can wait for a pipe in time.
+    output: Receiver<String>,
+}
+
+/// Runs a program that prints little to its end.
+///
+/// # Errors
+/// When it does not start, or hangs.
+pub(super) fn output(command: &mut Command) -> Result<Output> {
+    let command = command.stdin(Stdio::null());
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    if !ends_within(&mut child, RUN_MAX)? {
+        // Who waits for a file system that hangs does so after this too.
+        child.kill()?;
+        bail!("{command:?} hangs");
+    }
+    Ok(child.wait_with_output()?)
+}
+
+fn ends_within(child: &mut Child, longest: Duration) -> Result<bool> {
+    let watch = Watch::start();
+    while child.try_wait()?.is_none() {
+        if watch.elapsed() > longest {
+            return Ok(false);
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(true)
 }
 
 impl Shell {
@@ -30,8 +72,15 @@ impl Shell {
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn()?;
         let input = child.stdin.take();
-        let output = child.stdout.take().context("standard output is piped")?;
-        let output = BufReader::new(output);
+        let printed = child.stdout.take().context("standard output is piped")?;
+        let (lines, output) = mpsc::channel();
+        std::thread::spawn(move || {
+            let printed = BufReader::new(printed).lines();
+            // Nobody listens any more when the shell is given up.
+            let _ = printed
+                .map_while(Result::ok)
+                .try_for_each(|line| lines.send(line));
+        });
         Ok(Self {
             child,
             input,
@@ -40,18 +89,28 @@ impl Shell {
     }
 
     /// Runs a line, and returns what it printed on standard output.
+    ///
+    /// # Errors
+    /// When the shell ends, or the line hangs: nothing can be run after that.
     pub(super) fn run(&mut self, line: &str) -> Result<String> {
         const END: &str = "--end-of-command--";
         let input = self.input.as_mut().context("the shell lives")?;
         writeln!(input, "{line}; echo {END}")?;
         input.flush()?;
         let mut said = String::new();
-        while !said.ends_with(&format!("{END}\n")) {
-            let read = self.output.read_line(&mut said)?;
-            ensure!(read > 0, "the job's shell ended: {said}");
+        let watch = Watch::start();
+        loop {
+            let left = RUN_MAX.saturating_sub(watch.elapsed());
+            match self.output.recv_timeout(left) {
+                Ok(printed) => match printed.strip_suffix(END) {
+                    // The last line of a command need not end.
+                    Some(last) => return Ok(said + last),
+                    None => said = said + &printed + "\n",
+                },
+                Err(RecvTimeoutError::Timeout) => bail!("'{line}' hangs: {said}"),
+                Err(RecvTimeoutError::Disconnected) => bail!("the job's shell ended: {said}"),
+            }
         }
-        said.truncate(said.len() - END.len() - 1);
-        Ok(said)
     }
 
     /// Runs fio, which must move so many bytes by reading or by writing: MB/s.
@@ -73,6 +132,9 @@ impl Drop for Shell {
     fn drop(&mut self) {
         // It ends with its standard input.
         drop(self.input.take());
-        let _ = self.child.wait();
+        if !ends_within(&mut self.child, END_MAX).unwrap_or(true) {
+            // What it runs hangs; who removes the mounts sets it free.
+            let _ = self.child.kill();
+        }
     }
 }

@@ -22,6 +22,10 @@ use crate::bench::{Options, Report};
 /// Small files that are on their way home at once.
 const AT_ONCE: usize = 64;
 
+/// How often, and with which pauses, something is looked for that comes soon.
+const LOOKS: u32 = 600;
+const LOOK: Duration = Duration::from_millis(50);
+
 /// What is copied.
 struct Load {
     name: &'static str,
@@ -56,7 +60,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
 fn copies(options: &Options, report: &mut Report, daemon: &Daemon, load: &Load) -> Result<()> {
     let world = World::start(&["20GB", "20GB"])?;
     world.wait_for_servers(3)?;
-    let create = ["volume", "create", "work", "--node", "n1", "--size", "10GB"];
+    let create = ["volume", "create", "work", "--node", "n1", "--size", "5GB"];
     let made = world.json(&[&create[..], &["--files", "50000"]].concat())?;
     let volume: VolumeId = made["id"]
         .as_str()
@@ -120,6 +124,14 @@ fn replicated(world: &World) -> Result<f64> {
     let (took, copy) = seconds(|| world.json(&["volume", "replicate", "work", "--to", "n2"]))?;
     let id = copy["id"].as_str().context("the copy has an id")?;
     world.json(&["volume", "delete", id])?;
+    // What the node still removes would slow down who is next.
+    let trash = world.cluster.directory().join("n2/trash");
+    let mut looks = LOOKS;
+    while fs::read_dir(&trash)?.next().is_some() {
+        looks -= 1;
+        ensure!(looks > 0, "the copy is not removed");
+        std::thread::sleep(LOOK);
+    }
     Ok(took)
 }
 
@@ -129,10 +141,17 @@ fn extracted(
     (volume, files): (VolumeId, u64),
     round: u32,
 ) -> Result<f64> {
+    if files == 1 {
+        // The one of the round before takes room.
+        let before = world.home.path().join("out/large");
+        if before.exists() {
+            fs::remove_file(before)?;
+        }
+    }
     rustix::fs::sync();
     if files == 1 {
-        let target = format!("bafs://home/out/{round}/large");
-        let arguments = ["volume", "extract", "work", "large", &target];
+        let target = "bafs://home/out/large";
+        let arguments = ["volume", "extract", "work", "large", target];
         return Ok(seconds(|| world.json(&arguments))?.0);
     }
     let node = world.cluster.address("n1").to_owned();

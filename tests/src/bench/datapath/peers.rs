@@ -1,6 +1,8 @@
 //! Other network file systems over loopback, beside a volume behind the network: the same files and
-//! programs. A peer that does not start is named, and counts as not beaten.
+//! programs. A peer that does not start, or fails, is named, and counts as not beaten.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -233,16 +235,24 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     head.extend(places.iter().map(|place| place.name.to_owned()));
     head.push("job / best peer".to_owned());
     head.push("host / best peer".to_owned());
-    let found = measure(places, options, (mib, files))?;
+    let (found, failed) = measure(places, options, (mib, files))?;
+    for (place, error) in &failed {
+        report.not_measured(&head[place + 1], error);
+    }
+    let runs = |place: &usize| !failed.contains_key(place);
+    let peers: Vec<_> = (OURS..OURS + peers.len()).filter(runs).collect();
     let mut rows = vec![head];
     for (work, samples) in Work::BESIDE_PEERS.iter().zip(&found) {
         let mut cells = vec![work.name().to_owned()];
-        cells.extend(samples.iter().map(Samples::to_string));
-        let best = samples[OURS..].iter().map(Samples::median);
-        let best = best.fold(0.0, f64::max);
-        for (ours, figure) in samples[..OURS].iter().zip(["peer", "peer_host"]) {
+        cells.extend(samples.iter().map(|samples| match samples {
+            Some(samples) => samples.to_string(),
+            None => "failed".to_owned(),
+        }));
+        let rate = |place: usize| samples[place].as_ref().map_or(0.0, Samples::median);
+        let best = peers.iter().map(|peer| rate(*peer)).fold(0.0, f64::max);
+        for (ours, figure) in ["peer", "peer_host"].into_iter().enumerate() {
             if best > 0.0 {
-                let factor = ours.median() / best;
+                let factor = rate(ours) / best;
                 cells.push(digits(factor));
                 report.figure(&format!("{figure}_{}", work.name()), factor);
             }
@@ -251,37 +261,49 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     }
     report.table(&rows);
     let beaten = |ours: usize| {
-        let ahead = |row: &Vec<Samples>, peer: usize| row[ours].median() > row[peer].median();
-        let peers = OURS..OURS + peers.len();
-        peers
-            .filter(|peer| found.iter().all(|row| ahead(row, *peer)))
-            .count() as f64
+        let median = |row: &[Option<Samples>], place: usize| {
+            row[place].as_ref().map_or(0.0, Samples::median)
+        };
+        let ahead = |row: &Vec<_>, peer| median(row, ours) > median(row, peer);
+        let beaten = |peer: &&usize| found.iter().all(|row| ahead(row, **peer));
+        peers.iter().filter(beaten).count() as f64
     };
     report.figure("peers_behind", beaten(0));
     report.figure("peers_behind_host", beaten(1));
     Ok(())
 }
 
-/// For each work the rates of each place.
+/// For each work the rates of each place; none of a peer that failed on the way, and why it did.
+type Measured = (Vec<Vec<Option<Samples>>>, BTreeMap<usize, String>);
+
 fn measure(
     places: Vec<Place<'_>>,
     options: &Options,
     (mib, files): (u64, u64),
-) -> Result<Vec<Vec<Samples>>> {
-    let values = std::cell::RefCell::new(vec![
+) -> Result<Measured> {
+    let values = RefCell::new(vec![
         vec![Vec::new(); places.len()];
         Work::BESIDE_PEERS.len()
     ]);
+    let failed = RefCell::new(BTreeMap::new());
     let mut ways: Vec<_> = places
         .into_iter()
         .enumerate()
         .map(|(place, Place { name, mut rate })| {
-            let values = &values;
+            let (values, failed) = (&values, &failed);
             Way::new(name, move || {
                 for (index, work) in Work::BESIDE_PEERS.into_iter().enumerate() {
+                    if failed.borrow().contains_key(&place) {
+                        break;
+                    }
                     let amount = if work.is_bulk() { mib } else { files };
-                    let found = rate(work, amount).context("a round of work")?;
-                    values.borrow_mut()[index][place].push(found);
+                    match rate(work, amount).context("a round of work") {
+                        Ok(found) => values.borrow_mut()[index][place].push(found),
+                        Err(error) if place >= OURS => {
+                            failed.borrow_mut().insert(place, format!("{error:#}"));
+                        }
+                        Err(error) => return Err(error),
+                    }
                 }
                 Ok(0.0)
             })
@@ -289,8 +311,9 @@ fn measure(
         .collect();
     interleave(options.pick(5, 2), &mut ways)?;
     drop(ways);
+    let failed = failed.into_inner();
+    let samples = |(place, found)| (!failed.contains_key(&place)).then(|| Samples::new(found));
     let by_work = values.into_inner().into_iter();
-    Ok(by_work
-        .map(|places| places.into_iter().map(Samples::new).collect())
-        .collect())
+    let found = by_work.map(|places| places.into_iter().enumerate().map(samples).collect());
+    Ok((found.collect(), failed))
 }

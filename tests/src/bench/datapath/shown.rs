@@ -142,6 +142,14 @@ impl Drop for Shown {
             // It may have ended by itself, which the work has seen.
             let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
         }
+        for _ in 0..LOOKS {
+            if !matches!(self.agent.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(LOOK);
+        }
+        // It hangs, and with it whoever uses the mount.
+        let _ = self.agent.kill();
         let _ = self.agent.wait();
     }
 }

@@ -11,6 +11,7 @@ use rustix::fs::statvfs;
 
 use super::MIB;
 use crate::bench::measure::seconds;
+use crate::bench::shell::output;
 
 /// Hidden first argument: this process works on files and prints how many seconds that took.
 pub(in crate::bench) const WORK_PROCESS: &str = "--datapath-work";
@@ -101,9 +102,8 @@ pub(super) fn arguments(work: Work, directory: &str, amount: u64) -> [String; 4]
 /// Does it in a process of its own: MB/s, or files per second.
 pub(super) fn rate(work: Work, directory: &Path, amount: u64) -> Result<f64> {
     let directory = directory.to_str().context("a temporary path is text")?;
-    let output = Command::new(std::env::current_exe()?)
-        .args(arguments(work, directory, amount))
-        .output()?;
+    let mut command = Command::new(std::env::current_exe()?);
+    let output = output(command.args(arguments(work, directory, amount)))?;
     let name = work.name();
     ensure!(
         output.status.success(),

@@ -1,0 +1,102 @@
+//! One call of a session: sent again while that may help, and waited for while its server is not
+//! silent. Knows nothing of what it carries.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use bafs_proto::message::{FileResults, RunFileOps};
+use bafs_proto::time::{Deadline, Patience};
+use bafs_proto::{Error, ErrorCode, Result};
+use bytes::Bytes;
+
+use super::remote::{Server, Session, lock};
+use crate::clock;
+use crate::limits::{PAUSE_MS_MAX, PAUSE_MS_MIN};
+
+impl Session {
+    /// Calls until there is an answer that is no transient error. `maybe_ran` tells then whether
+    /// an attempt may have reached the server whose answer did not reach us.
+    pub(super) async fn call(
+        &self,
+        call: RunFileOps,
+        data: &Bytes,
+        deadline: Deadline,
+        maybe_ran: &mut bool,
+    ) -> Result<(FileResults, Bytes)> {
+        let Server {
+            pool,
+            address,
+            token,
+            ..
+        } = &self.server;
+        let mut pause_ms = PAUSE_MS_MIN;
+        let mut patience = Patience::until(deadline);
+        loop {
+            let deadline = patience.deadline();
+            let error = match pool.connection(address, deadline).await {
+                Err(error) => error,
+                Ok(connection) => {
+                    let (call, data, end) = (call.clone(), data.clone(), patience.end());
+                    let calling = connection.call_with_body(token, call, data, end);
+                    match self.unless_silent(&mut patience, calling).await {
+                        Ok(answer) => return Ok(answer),
+                        Err(error) => {
+                            let told =
+                                matches!(error.code, ErrorCode::Busy | ErrorCode::SessionUnknown);
+                            *maybe_ran |= error.is_transient() && !told;
+                            error
+                        }
+                    }
+                }
+            };
+            if patience.goes_on(&error) {
+                // It is one batch, whose answer this call waits for. A server that says so at once
+                // must not make us spin.
+                tokio::time::sleep(Duration::from_millis(PAUSE_MS_MIN)).await;
+                continue;
+            }
+            let again = error.is_transient() && error.code != ErrorCode::SessionUnknown;
+            let deadline = patience.deadline();
+            if !again || deadline.left() <= Duration::from_millis(pause_ms) {
+                return Err(error);
+            }
+            tracing::debug!(address, %error, "operations will be sent again");
+            tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+            pause_ms = (pause_ms * 2).min(PAUSE_MS_MAX);
+        }
+    }
+
+    /// The answer to a call, if the server is not silent until the deadline: whoever waits behind
+    /// others on a slow link waits on, as long as it answers anything.
+    async fn unless_silent<T>(
+        &self,
+        patience: &mut Patience,
+        calling: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let mut calling = pin!(calling);
+        loop {
+            let deadline = patience.deadline().instant().into();
+            match tokio::time::timeout_at(deadline, &mut calling).await {
+                Ok(answer) => {
+                    if answer.as_ref().map_or_else(is_told, |_| true) {
+                        *lock(&self.heard) = clock::now();
+                    }
+                    return answer;
+                }
+                Err(_) => {
+                    let heard = *lock(&self.heard);
+                    let ago = clock::now().saturating_duration_since(heard);
+                    if !patience.renew_since(ago) {
+                        let text = format!("{} did not answer in time", self.server.address);
+                        return Err(Error::new(ErrorCode::DeadlineExceeded, text));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Whether it is the server that says this, and not who waited for it.
+fn is_told(error: &Error) -> bool {
+    matches!(error.code, ErrorCode::Busy | ErrorCode::Running)
+}
