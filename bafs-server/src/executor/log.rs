@@ -1,18 +1,27 @@
-//! What agents say on standard error, in files of bounded size and number. Reads nothing back.
+//! What agents say on standard error, in files of bounded size, number and age. Reads nothing back.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use tokio::io::AsyncReadExt;
 use tokio::process::ChildStderr;
 use tokio::task::spawn_blocking;
 
+use crate::clock;
+
 /// Half of what is kept of one execution, in bytes: the file and the one before it.
 const HALF_BYTES: u64 = 512 << 10;
 
-/// Most log files; the oldest go.
+/// Most log files; the oldest go when a job starts, as with the next two bounds.
 const LOGS_MAX: usize = 1_000;
+
+/// Most bytes of all log files. Jobs that are running add to them until the next one starts.
+const LOGS_BYTES_MAX: u64 = 64 << 20;
+
+/// A log to which nothing was added for so long goes.
+const LOG_AGE_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Copies the agent's standard error to `path` until its end. The pipe is emptied even when the
 /// log cannot be written, or the agent would block.
@@ -46,7 +55,8 @@ struct Log {
 impl Log {
     fn open(path: PathBuf) -> io::Result<Self> {
         if let Some(directory) = path.parent() {
-            remove_old(directory)?;
+            let now = Duration::from_millis(clock::now().0);
+            remove_old(directory, SystemTime::UNIX_EPOCH + now)?;
         }
         Ok(Self {
             file: File::create(&path)?,
@@ -57,7 +67,8 @@ impl Log {
 
     fn write(&mut self, piece: &[u8]) -> io::Result<()> {
         if self.size + piece.len() as u64 > HALF_BYTES {
-            fs::rename(&self.path, self.path.with_extension("log.old"))?;
+            // A log that was silent for long may be gone.
+            unless_gone(fs::rename(&self.path, self.path.with_extension("log.old")))?;
             self.file = File::create(&self.path)?;
             self.size = 0;
         }
@@ -66,18 +77,33 @@ impl Log {
     }
 }
 
-fn remove_old(directory: &Path) -> io::Result<()> {
+fn remove_old(directory: &Path, now: SystemTime) -> io::Result<()> {
     let mut logs = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
-        logs.push((entry.metadata()?.modified()?, entry.path()));
+        // Other jobs start, too, and remove what is old.
+        if let Some(found) = unless_gone(entry.metadata())? {
+            logs.push((found.modified()?, found.len(), entry.path()));
+        }
     }
-    logs.sort();
-    let surplus = (logs.len() + 1).saturating_sub(LOGS_MAX);
-    for (_, path) in logs.into_iter().take(surplus) {
-        fs::remove_file(path)?;
+    logs.sort_by(|one, other| other.cmp(one));
+    let mut bytes = 0;
+    for (place, (changed, length, path)) in logs.into_iter().enumerate() {
+        bytes += length;
+        let age = now.duration_since(changed).unwrap_or_default();
+        if place + 1 >= LOGS_MAX || bytes > LOGS_BYTES_MAX || age > LOG_AGE_MAX {
+            unless_gone(fs::remove_file(path))?;
+        }
     }
     Ok(())
+}
+
+/// What was done with a file, `None` if there is no such file any more.
+fn unless_gone<T>(done: io::Result<T>) -> io::Result<Option<T>> {
+    match done {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        done => done.map(Some),
+    }
 }
 
 #[cfg(test)]
@@ -110,5 +136,58 @@ mod tests {
             fs::read_dir(directory.path()).expect("list").count(),
             LOGS_MAX
         );
+    }
+
+    /// What is left of logs of so many bytes, the first one the oldest, when a new one begins after
+    /// so long.
+    fn left_of(lengths: &[u64], after: Duration) -> Vec<String> {
+        let directory = tempfile::tempdir().expect("directory");
+        let begin = SystemTime::UNIX_EPOCH + 10 * LOG_AGE_MAX;
+        for (number, length) in lengths.iter().enumerate() {
+            let log = File::create(directory.path().join(format!("{number}.log")));
+            let log = log.expect("create");
+            log.set_len(*length).expect("length");
+            let changed = begin + Duration::from_secs(number as u64);
+            log.set_modified(changed).expect("time");
+        }
+        remove_old(directory.path(), begin + after).expect("remove");
+        let left = fs::read_dir(directory.path()).expect("list");
+        let name = |entry: io::Result<fs::DirEntry>| entry.expect("entry").file_name();
+        let mut left: Vec<String> = left
+            .map(|entry| name(entry).to_string_lossy().into_owned())
+            .collect();
+        left.sort();
+        left
+    }
+
+    #[test]
+    fn logs_take_no_more_than_their_bytes() {
+        let half = LOGS_BYTES_MAX / 2;
+        let soon = Duration::from_secs(60);
+        assert_eq!(left_of(&[half, half], soon), ["0.log", "1.log"]);
+        assert_eq!(
+            left_of(&[1, half, 0, half], soon),
+            ["1.log", "2.log", "3.log"]
+        );
+        assert_eq!(left_of(&[LOGS_BYTES_MAX + 1], soon), [""; 0]);
+    }
+
+    #[test]
+    fn logs_that_nobody_adds_to_go_after_their_time() {
+        let before = LOG_AGE_MAX;
+        let after = LOG_AGE_MAX + Duration::from_millis(500);
+        assert_eq!(left_of(&[1, 1], before), ["0.log", "1.log"]);
+        assert_eq!(left_of(&[1, 1], after), ["1.log"]);
+    }
+
+    #[test]
+    fn a_log_that_was_removed_while_it_was_silent_goes_on() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = directory.path().join("1.log");
+        let mut log = Log::open(path.clone()).expect("open");
+        fs::remove_file(&path).expect("remove");
+        log.write(&vec![b'x'; HALF_BYTES as usize]).expect("write");
+        log.write(b"the end").expect("write");
+        assert_eq!(fs::read(&path).expect("read"), b"the end");
     }
 }

@@ -31,6 +31,13 @@ const IDLE_MS_MAX: u64 = 7 * 24 * 3600 * 1000;
 /// A receipt is kept for so long, for schedulers that return late.
 const RECEIPT_MS_MAX: u64 = 30 * 24 * 3600 * 1000;
 
+/// Most receipts that are older than a scheduler waits to ask again; the oldest go. A result whose
+/// receipt is gone is sent again by a scheduler that returns, and is then the same.
+const RECEIPTS_MAX: usize = 100_000;
+
+/// Receipts stay for so long, however many there are.
+const RECEIPT_MS_MIN: u64 = 3600 * 1000;
+
 /// Bytes that are hashed at once.
 const PIECE_BYTES: usize = 1 << 20;
 
@@ -241,6 +248,12 @@ impl Puts {
 
     /// Removes uploads that nobody continued and receipts that nobody needs any more.
     pub(crate) fn sweep(&self, now: Time) {
+        self.sweep_to(now, RECEIPTS_MAX);
+    }
+
+    /// As [`Self::sweep`], to so many receipts.
+    fn sweep_to(&self, now: Time, receipts_max: usize) {
+        let mut receipts = Vec::new();
         let Ok(places) = fs::read_dir(&self.directory) else {
             return;
         };
@@ -252,20 +265,37 @@ impl Puts {
             else {
                 continue;
             };
-            let swept = self.arrivals.locked(extract, |slot| {
-                if self.sweep_one(extract, now)? {
-                    *slot = None;
-                }
-                Ok(())
-            });
-            if let Err(error) = swept {
-                tracing::warn!(%extract, %error, "an old upload stays");
+            match self.sweep_one(extract, now, RECEIPT_MS_MAX) {
+                Ok(Some(age_ms)) => receipts.push((age_ms, extract)),
+                Ok(None) => {}
+                Err(error) => tracing::warn!(%extract, %error, "an old upload stays"),
+            }
+        }
+        receipts.sort_unstable();
+        for (_, extract) in receipts.into_iter().skip(receipts_max) {
+            if let Err(error) = self.sweep_one(extract, now, RECEIPT_MS_MIN) {
+                tracing::warn!(%extract, %error, "an old receipt stays");
             }
         }
     }
 
-    /// Removes an upload if it is old, and says whether it did.
-    fn sweep_one(&self, extract: ExtractId, now: Time) -> Result<bool> {
+    /// Removes an upload that nobody continued, or that was done so long ago; returns the age of a
+    /// receipt that stays.
+    fn sweep_one(&self, extract: ExtractId, now: Time, done_ms_max: u64) -> Result<Option<u64>> {
+        self.arrivals.locked(extract, |slot| {
+            let (age_ms, is_done) = self.age(extract, now)?;
+            if age_ms <= if is_done { done_ms_max } else { IDLE_MS_MAX } {
+                return Ok(is_done.then_some(age_ms));
+            }
+            let path = self.place(extract);
+            fs::remove_dir_all(&path).map_err(|error| fault(&path, error))?;
+            *slot = None;
+            Ok(None)
+        })
+    }
+
+    /// How long ago anything happened to an upload, in milliseconds, and whether it is done.
+    fn age(&self, extract: ExtractId, now: Time) -> Result<(u64, bool)> {
         let path = self.place(extract);
         let done = match self.load(extract) {
             Ok(upload) => upload.is_some_and(|upload| upload.phase != Phase::Receiving),
@@ -278,12 +308,7 @@ impl Puts {
         let since = changed
             .duration_since(std::time::UNIX_EPOCH)
             .unwrap_or_default();
-        let age_ms = now.ms_since(Time(milliseconds(since)));
-        let is_old = age_ms > if done { RECEIPT_MS_MAX } else { IDLE_MS_MAX };
-        if is_old {
-            fs::remove_dir_all(&path).map_err(|error| fault(&path, error))?;
-        }
-        Ok(is_old)
+        Ok((now.ms_since(Time(milliseconds(since))), done))
     }
 
     /// Where an upload stands, and takes up its arrival if it is not done.
@@ -685,5 +710,43 @@ mod tests {
         let _ = receive(&puts, "g", b"y");
         puts.sweep(now.plus_ms(IDLE_MS_MAX + 60_000));
         assert!(puts.load(EXTRACT).expect("load").is_none());
+    }
+
+    #[test]
+    fn of_too_many_receipts_the_oldest_go_but_none_that_is_young() {
+        let root = tempfile::tempdir().expect("directory");
+        let puts = open(root.path());
+        let now = crate::clock::now();
+        let put = |number: u128, minutes_ago: u64| {
+            let extract = ExtractId(number);
+            let call = PutFile {
+                extract,
+                path: format!("f{number}"),
+                mode: 0o640,
+                digest: Digest::of(b"x"),
+            };
+            puts.put(&call, b"x", |_| Ok(())).expect("put");
+            let state = File::open(puts.place(extract).join(STATE)).expect("state");
+            let since = Duration::from_millis(now.0) - Duration::from_secs(minutes_ago * 60);
+            let changed = std::time::SystemTime::UNIX_EPOCH + since;
+            state.set_modified(changed).expect("time");
+        };
+        let left = || -> Vec<u128> {
+            let is_there = |number: &u128| puts.load(ExtractId(*number)).expect("load").is_some();
+            (1..=5).filter(is_there).collect()
+        };
+        put(1, 70);
+        put(2, 90);
+        put(3, 80);
+        put(4, 30);
+        put(5, 10);
+        puts.sweep_to(now, 5);
+        assert_eq!(left(), [1, 2, 3, 4, 5]);
+        puts.sweep_to(now, 3);
+        assert_eq!(left(), [1, 4, 5]);
+        puts.sweep_to(now, 0);
+        assert_eq!(left(), [4, 5]);
+        // What is put in place stays.
+        assert_eq!(fs::read(root.path().join("f2")).expect("read"), b"x");
     }
 }
