@@ -377,3 +377,37 @@ fn the_documented_and_the_shipped_example_are_valid() {
         (32, vec![])
     );
 }
+
+#[test]
+fn words_of_a_job_are_those_that_linux_takes() {
+    let with = |arguments: &str, variable: &str| {
+        let text = format!(
+            "volume v scratch 1 MB\nmount v j /v\njob j {{\nexecutable = /bin/sh\n\
+             arguments = {arguments}\nenvironment = NAME={variable}\n}}\n"
+        );
+        match parse_workflow("t.bafs", &text, &no_files) {
+            Ok(checked) => (true, format!("{:?}", checked.warnings)),
+            Err(rejected) => (false, rejected.to_string()),
+        }
+    };
+    let word = |bytes| "x".repeat(bytes);
+    let words = |count| vec![word(1_000); count].join(" ");
+    for (arguments, variable, is_taken, says) in [
+        (words(1_900), word(50_000), true, ""),
+        (word((128 << 10) - 1), word(1), true, ""),
+        (word(128 << 10), word(1), false, "131072 bytes"),
+        (word(1), word((128 << 10) - 6), true, ""),
+        (word(1), word((128 << 10) - 5), false, "131072 bytes"),
+        (words(2_100), word(1), true, "commonly takes 2097152"),
+        (words(4_200), word(1), false, "may have 4194304"),
+    ] {
+        let (taken, said) = with(&arguments, &variable);
+        assert_eq!(taken, is_taken, "{} bytes: {said}", arguments.len());
+        assert!(said.contains(says), "{said}");
+        assert_eq!(
+            said.contains("file of a volume"),
+            !says.is_empty(),
+            "{said}"
+        );
+    }
+}

@@ -1,8 +1,11 @@
-//! Jobs with many words, on real processes: what Linux takes runs, what is longer fails as the
-//! job's own failure.
+//! Jobs with many words, on real processes: what Linux takes runs, what is longer is
+//! refused, or fails as the job's own failure.
+
+use std::process::Command;
 
 use anyhow::{Result, ensure};
-use bafs_tests::{World, cannot_mount, said, skip};
+use bafs_tests::{World, cannot_mount, program, said, skip};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// A job that counts its own words, each of `bytes` bytes, and as many bytes of environment as one
 /// word.
@@ -45,26 +48,49 @@ fn cluster_runs_a_job_with_as_many_words_as_linux_takes() -> Result<()> {
     Ok(())
 }
 
-/// One word that is longer than Linux takes, and words that no message carries.
+/// The nodes inherit a stack of this process, a quarter of which is for words.
+const STACK_BYTES: u64 = 8 << 20;
+
 #[test]
-fn cluster_fails_a_job_with_more_words_than_linux_takes_at_once() -> Result<()> {
-    let name = "cluster_fails_a_job_with_more_words_than_linux_takes_at_once";
+fn cluster_fails_a_job_with_more_words_than_its_node_takes_at_once() -> Result<()> {
+    let name = "cluster_fails_a_job_with_more_words_than_its_node_takes_at_once";
+    let (_, hard) = getrlimit(Resource::RLIMIT_STACK)?;
+    setrlimit(Resource::RLIMIT_STACK, STACK_BYTES.min(hard), hard)?;
     let Some(world) = ready(name)? else {
         return Ok(());
     };
-    for (words, bytes) in [(1, 140_000), (5_000, 1_000)] {
-        let path = world.workflow(&counting(words, bytes))?;
-        let journal = path.with_extension(format!("{words}.journal"));
-        let (path, journal) = (path.to_string_lossy(), journal.to_string_lossy());
-        let output = world
-            .bafs(&["run", &path, "--journal", &journal])
-            .output()?;
+    let path = world.workflow(&counting(3_000, 1_000))?;
+    let output = world.bafs(&["run", &path.to_string_lossy()]).output()?;
+    let text = said(&output);
+    ensure!(output.status.code() == Some(1), text);
+    ensure!(text.contains("Linux commonly takes 2097152"), text);
+    ensure!(text.contains("could not be started"), text);
+    ensure!(text.contains("Linux takes 128 KiB for each"), text);
+    ensure!(text.contains("put them into a file"), text);
+    ensure!(!text.contains("environment failed"), text);
+    Ok(())
+}
+
+/// One word that is longer than Linux takes, and words that no message carries.
+#[test]
+fn check_refuses_words_that_no_node_takes() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().join("test.bafs");
+    for (words, bytes, says) in [
+        (1, 140_000, "Linux takes at most 131071"),
+        (5_000, 1_000, "a job may have 4194304"),
+    ] {
+        std::fs::write(&path, counting(words, bytes))?;
+        let output = Command::new(program()).arg("check").arg(&path).output()?;
         let text = said(&output);
         ensure!(output.status.code() == Some(1), text);
-        ensure!(text.contains("could not be started"), text);
-        ensure!(text.contains("Linux takes 128 KiB for each"), text);
+        ensure!(text.contains(says) && text.contains("job 'a'"), text);
         ensure!(text.contains("put them into a file"), text);
-        ensure!(!text.contains("environment failed"), text);
+        ensure!(
+            text.len() < 2_000,
+            "the words are not shown: {}",
+            text.len()
+        );
     }
     Ok(())
 }

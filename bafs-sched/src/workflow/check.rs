@@ -11,7 +11,7 @@ use super::ast::{
 use super::checked::{
     Command, Extract, Job, JobIndex, Mount, Volume, VolumeIndex, VolumeKind, Workflow,
 };
-use super::command::{CommandPaths, complete_command};
+use super::command::{CommandPaths, check_words, complete_command};
 use super::diagnostic::{Diagnostics, Place};
 use super::limits::{BYTES_PER_FILE_DEFAULT, CYCLE_JOBS_SHOWN_MAX, EDGES_MAX, FILES_DEFAULT_MIN};
 use super::names::Names;
@@ -129,6 +129,7 @@ impl Checker<'_> {
                 stdout: None,
                 stderr: None,
             };
+            check_words(&name.text, &command, name.place, self.diagnostics);
             self.workflow.jobs.push(Job {
                 name: name.text,
                 command,

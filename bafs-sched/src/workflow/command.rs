@@ -1,9 +1,10 @@
-//! The paths of a job's command: working directory and output files, placed among its mounts. It
-//! does not look at what the program does.
+//! A job's command: working directory and output files, placed among its mounts; words that the
+//! kernel takes. It does not look at what the program does.
 
 use super::ast::Word;
-use super::checked::{Job, Mount, Volume, VolumeKind};
-use super::diagnostic::Diagnostics;
+use super::checked::{Command, Job, Mount, Volume, VolumeKind};
+use super::diagnostic::{Diagnostics, Place};
+use super::limits::{WORD_BYTES_MAX, WORDS_BYTES_COMMON, WORDS_BYTES_MAX};
 use super::path::{self, PathError};
 
 /// The paths as the description says them.
@@ -38,6 +39,38 @@ pub(super) fn complete_command(
         output(&paths.stderr, "error"),
     );
     (job.command.stdout, job.command.stderr) = (stdout, stderr);
+}
+
+/// Refuses arguments and an environment that no node can give to a program, and warns of those that
+/// only nodes with a large stack can.
+pub(super) fn check_words(job: &str, command: &Command, at: Place, diagnostics: &mut Diagnostics) {
+    let arguments = command.arguments.iter().map(String::len);
+    let variable = |(name, value): &(String, String)| name.len() + 1 + value.len();
+    let environment = command.environment.iter().map(variable);
+    let (mut longest, mut all) = (0, 0);
+    for bytes in arguments.chain(environment) {
+        longest = longest.max(bytes);
+        // The kernel counts a final zero and a pointer for each.
+        all += bytes + 1 + size_of::<usize>();
+    }
+    let hint = "put them into a file of a volume, and let the program read that";
+    let words = || format!("the arguments and the environment of job '{job}' take {all} bytes");
+    if longest > WORD_BYTES_MAX {
+        let message = format!(
+            "an argument or variable of job '{job}' has {longest} bytes; Linux takes at most \
+             {WORD_BYTES_MAX}"
+        );
+        diagnostics.error_hint(at, message, hint);
+    } else if all > WORDS_BYTES_MAX {
+        let message = format!("{}; a job may have {WORDS_BYTES_MAX}", words());
+        diagnostics.error_hint(at, message, hint);
+    } else if all > WORDS_BYTES_COMMON {
+        let message = format!(
+            "{}; Linux commonly takes {WORDS_BYTES_COMMON} (a quarter of the node's `ulimit -s`)",
+            words()
+        );
+        diagnostics.warn(at, message, hint);
+    }
 }
 
 fn checked(

@@ -24,6 +24,17 @@ pub(super) const NAME_BYTES_MAX: usize = 255;
 /// Bytes of a path or URL: the kernel's `PATH_MAX`.
 pub(super) const PATH_BYTES_MAX: usize = 4096;
 
+/// Bytes of one argument, or of a variable with its name and `=`: the kernel's `MAX_ARG_STRLEN`,
+/// less the final zero.
+pub(super) const WORD_BYTES_MAX: usize = (128 << 10) - 1;
+
+/// Bytes of all of a job's words, with a final zero and a pointer for each: what one message
+/// carries.
+pub(super) const WORDS_BYTES_MAX: usize = 4 << 20;
+
+/// The same as most nodes take them: a quarter of a stack of 8 MiB.
+pub(super) const WORDS_BYTES_COMMON: usize = 2 << 20;
+
 /// Bytes of one volume or of one job's memory: 1000 PB, so that eighteen of them still fit a u64.
 pub(super) const SIZE_BYTES_MAX: u64 = 1_000_000_000_000_000_000;
 
