@@ -125,9 +125,17 @@ fn refuse(refusal: Refusal) -> Error {
             );
             Error::new(ErrorCode::Busy, text)
         }
-        Refusal::TooLong => {
-            let text = "a name, address, group or list of caches in the advert is too long";
+        Refusal::Unfit => {
+            let text = "a name, address, group or list of caches in the advert is too long or has \
+                        control characters";
             Error::new(ErrorCode::Malformed, text)
+        }
+        Refusal::NameInUse { address } => {
+            let text = format!(
+                "the home at {address} has this name already: it is not in the catalog, and no \
+                 URL means it; give it another one (`--name`)"
+            );
+            Error::new(ErrorCode::Conflict, text)
         }
     }
 }

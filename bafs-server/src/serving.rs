@@ -5,14 +5,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bafs_proto::Result;
 use bafs_proto::identity::Identity;
 use bafs_proto::message::{Advert, Advertise};
 use bafs_proto::net::Service;
 use bafs_proto::net::channel::{Dialer, Listener};
 use bafs_proto::net::pool::Pool;
+use bafs_proto::path::check_name;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
+use bafs_proto::{Error, ErrorCode, Result};
 use tokio::task::JoinHandle;
 
 use crate::counters::ReadFigures;
@@ -101,19 +102,40 @@ pub(crate) fn reachable(local: SocketAddr) -> String {
     format!("{}:{}", system.nodename().to_string_lossy(), local.port())
 }
 
+/// Checks the name and the group of a server: people see them in lists.
+///
+/// # Errors
+/// `BadPath`.
+pub(crate) fn check_names(name: &str, group: &str) -> Result<()> {
+    check_name(name)?;
+    if group.contains(char::is_control) {
+        let text = format!("group '{}' has control characters", group.escape_debug());
+        return Err(Error::new(ErrorCode::BadPath, text));
+    }
+    Ok(())
+}
+
 /// Tells the catalog again and again what `describe` says, for ever. A catalog that is away is no
-/// harm: it learns everything again when it returns.
+/// harm: it learns everything again when it returns. What it refuses is logged.
 pub async fn advertise(
     pool: Pool,
     token: Token,
     catalog: String,
     describe: impl Fn() -> Advert + Send,
 ) {
+    let mut refusal = None;
     loop {
         let call = Advertise { advert: describe() };
         let deadline = Deadline::after_ms(ADVERTISE_MS);
-        if let Err(error) = pool.call(&catalog, &token, call, deadline).await {
-            tracing::debug!(%catalog, %error, "catalog not told");
+        match pool.call(&catalog, &token, call, deadline).await {
+            Ok(_) => refusal = None,
+            Err(error) if matches!(error.code, ErrorCode::Conflict | ErrorCode::Malformed) => {
+                if refusal.as_ref() != Some(&error) {
+                    tracing::warn!(%catalog, %error, "the catalog does not list this server");
+                }
+                refusal = Some(error);
+            }
+            Err(error) => tracing::debug!(%catalog, %error, "catalog not told"),
         }
         tokio::time::sleep(Duration::from_millis(ADVERTISE_MS)).await;
     }

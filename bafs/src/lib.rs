@@ -27,6 +27,7 @@ mod serve;
 mod sim;
 mod status;
 mod steer;
+mod visible;
 mod volume;
 mod workflow_file;
 
@@ -66,7 +67,7 @@ pub fn main() -> ExitCode {
     match dispatch(cli) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("bafs: {error:#}");
+            eprintln!("{}", visible::lines(&format!("bafs: {error:#}")));
             ExitCode::from(FAILED)
         }
     }

@@ -5,6 +5,8 @@ use std::io::Write;
 use anyhow::Result;
 use serde::Serialize;
 
+use crate::visible;
+
 /// How to print results.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Output {
@@ -29,7 +31,7 @@ impl Output {
             serde_json::to_writer(&mut out, value)?;
             writeln!(out)?;
         } else {
-            writeln!(out, "{text}")?;
+            writeln!(out, "{}", visible::lines(text))?;
         }
         Ok(out.flush()?)
     }
@@ -37,7 +39,7 @@ impl Output {
     /// Prints text for people only.
     pub(crate) fn remark(self, text: &str) -> Result<()> {
         if !self.json {
-            writeln!(std::io::stdout().lock(), "{text}")?;
+            writeln!(std::io::stdout().lock(), "{}", visible::lines(text))?;
         }
         Ok(())
     }

@@ -6,6 +6,8 @@ use anyhow::{Result, anyhow};
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
+use crate::visible;
+
 /// Points of a curve at most; more would not be seen and make large files.
 const POINTS_MAX: usize = 2_000;
 /// Bars of a Gantt chart at most, and rows.
@@ -194,7 +196,7 @@ impl Chart {
             drawn(root.fill(&WHITE))?;
             let mut chart = drawn(
                 ChartBuilder::on(&root)
-                    .caption(visible(&self.title), TITLE)
+                    .caption(visible::line(&self.title), TITLE)
                     .margin(8)
                     .margin_right(20)
                     .x_label_area_size(40)
@@ -206,8 +208,8 @@ impl Chart {
                     .configure_mesh()
                     .light_line_style(WHITE)
                     .bold_line_style(BLACK.mix(0.12))
-                    .x_desc(visible(&self.x.title))
-                    .y_desc(visible(&self.y.title))
+                    .x_desc(visible::line(&self.x.title))
+                    .y_desc(visible::line(&self.y.title))
                     .x_label_formatter(&|x| self.x.label(*x))
                     .y_label_formatter(&|y| self.y.label(*y))
                     .label_style(FONT)
@@ -218,7 +220,7 @@ impl Chart {
                 let series = LineSeries::new(curve.points.iter().copied(), colour.stroke_width(2));
                 let drawn_series = drawn(chart.draw_series(series))?;
                 drawn_series
-                    .label(visible(&curve.name))
+                    .label(visible::line(&curve.name))
                     .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour));
                 if self.joined == Joined::Straight {
                     let marks = curve.points.iter();
@@ -283,7 +285,7 @@ impl Gantt {
             drawn(root.fill(&WHITE))?;
             let mut chart = drawn(
                 ChartBuilder::on(&root)
-                    .caption(visible(&title), TITLE)
+                    .caption(visible::line(&title), TITLE)
                     .margin(8)
                     .margin_right(20)
                     .x_label_area_size(40)
@@ -297,7 +299,7 @@ impl Gantt {
                     .y_labels(0)
                     .light_line_style(WHITE)
                     .bold_line_style(BLACK.mix(0.12))
-                    .x_desc(visible(&self.x))
+                    .x_desc(visible::line(&self.x))
                     .x_label_formatter(&|x| number(*x))
                     .label_style(FONT)
                     .draw(),
@@ -317,11 +319,11 @@ impl Gantt {
             })))?;
             for (row, name) in self.rows.iter().take(rows).enumerate() {
                 let (_, y) = chart.backend_coord(&(0.0, low(row) - 0.5));
-                let name: String = visible(name).chars().take(16).collect();
+                let name: String = visible::line(name).chars().take(16).collect();
                 drawn(root.draw(&Text::new(name, (8, y - 6), FONT)))?;
             }
             for (name, colour) in &self.legend {
-                legend(&mut chart, visible(name), *colour)?;
+                legend(&mut chart, visible::line(name), *colour)?;
             }
             drawn(
                 chart
@@ -356,7 +358,7 @@ impl Map {
             drawn(root.fill(&WHITE))?;
             let mut chart = drawn(
                 ChartBuilder::on(&root)
-                    .caption(visible(&self.title), TITLE)
+                    .caption(visible::line(&self.title), TITLE)
                     .margin(8)
                     .margin_right(20)
                     .x_label_area_size(40)
@@ -367,8 +369,8 @@ impl Map {
                 chart
                     .configure_mesh()
                     .disable_mesh()
-                    .x_desc(visible(&self.x.title))
-                    .y_desc(visible(&self.y.title))
+                    .x_desc(visible::line(&self.x.title))
+                    .y_desc(visible::line(&self.y.title))
                     .x_label_formatter(&|x| of(&self.columns, *x))
                     .y_label_formatter(&|y| of(&self.rows, *y))
                     .label_style(FONT)
@@ -384,7 +386,7 @@ impl Map {
                 Rectangle::new([low, high], Colour(kind).rgb().filled())
             })))?;
             for (kind, name) in self.kinds.iter().enumerate() {
-                legend(&mut chart, visible(name), Colour(kind))?;
+                legend(&mut chart, visible::line(name), Colour(kind))?;
             }
             drawn(
                 chart
@@ -410,12 +412,6 @@ fn legend(chart: &mut Plane<'_, '_>, name: String, colour: Colour) -> Result<()>
         .label(name)
         .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], rgb.filled()));
     Ok(())
-}
-
-/// The library escapes what SVG cannot hold, but not what would steer a terminal or a browser.
-fn visible(text: &str) -> String {
-    let shown = |c: char| if c.is_control() { '\u{fffd}' } else { c };
-    text.chars().map(shown).collect()
 }
 
 /// A range that is never empty.

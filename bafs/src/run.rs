@@ -24,6 +24,7 @@ use crate::metrics::{self, Shown};
 use crate::output::Output;
 use crate::plan;
 use crate::rate::{parse_bytes, parse_limit};
+use crate::visible;
 use crate::workflow_file;
 
 /// Space of each node of a throw-away cluster when nobody says otherwise.
@@ -350,14 +351,10 @@ pub(crate) fn explain(report: &RunReport) -> String {
 /// The last lines of a job's output, short and without what would steer a terminal; `--json` has
 /// all that was kept.
 fn last_lines(output: &str) -> Vec<String> {
-    let visible = |c: char| {
-        let is_steering = c.is_control() && c != '\t';
-        if is_steering { '\u{fffd}' } else { c }
-    };
     let lines: Vec<&str> = output.lines().collect();
     lines[lines.len().saturating_sub(LINES_SHOWN)..]
         .iter()
-        .map(|line| line.chars().take(COLUMNS_SHOWN).map(visible).collect())
+        .map(|line| visible::lines(&line.chars().take(COLUMNS_SHOWN).collect::<String>()))
         .collect()
 }
 

@@ -15,6 +15,7 @@ use serde::Serialize;
 use crate::args::StatusArgs;
 use crate::history;
 use crate::output::Output;
+use crate::visible::line as visible;
 
 /// Time between looks, and the least part of the time that is not spent looking.
 const LOOK: Duration = Duration::from_millis(500);
@@ -222,12 +223,6 @@ fn bar(part: u64, whole: u64) -> String {
         .checked_div(u128::from(whole))
         .unwrap_or(0) as usize;
     format!("[{}{}]", "=".repeat(filled), " ".repeat(BAR - filled))
-}
-
-/// Without what would steer a terminal.
-fn visible(text: &str) -> String {
-    let shown = |c: char| if c.is_control() { '\u{fffd}' } else { c };
-    text.chars().map(shown).collect()
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use bafs_sched::workflow::{
 
 use crate::input_file;
 use crate::output::Output;
+use crate::visible;
 
 /// Reads and checks a workflow; its warnings go to standard error.
 pub(crate) fn load(path: &Path) -> Result<Workflow> {
@@ -17,13 +18,13 @@ pub(crate) fn load(path: &Path) -> Result<Workflow> {
     match parse_workflow(&file, &text, &read) {
         Ok(checked) => {
             for warning in &checked.warnings {
-                eprintln!("{}", explain(warning, &file, &text));
+                eprintln!("{}", visible::lines(&explain(warning, &file, &text)));
             }
             Ok(checked.workflow)
         }
         Err(rejected) => {
             for diagnostic in &rejected.diagnostics {
-                eprintln!("{}", explain(diagnostic, &file, &text));
+                eprintln!("{}", visible::lines(&explain(diagnostic, &file, &text)));
             }
             bail!("{file} has errors: correct what is named above");
         }

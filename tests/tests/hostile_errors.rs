@@ -4,11 +4,12 @@
     reason = "the promises are about real seconds"
 )]
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use bafs_tests::{World, program, said, skip};
 
 /// Longest time until the user is told; the scheduler's own patience would be 45 seconds.
@@ -95,5 +96,65 @@ fn cluster_refuses_a_foreign_identity_at_once() -> Result<()> {
         ensure!(output.status.code() == Some(1), "{args:?}: {text}");
         ensure!(text.contains("PeerRefused"), "{args:?}: {text}");
     }
+    Ok(())
+}
+
+#[test]
+fn cluster_refuses_names_that_would_steer_a_terminal_and_shows_none() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let at = |name: &str| directory.path().join(name).to_string_lossy().into_owned();
+    let trace = at("\u{1b}[2Jtrace.csv");
+    std::fs::write(&trace, "nonsense\n")?;
+    let export = at("export");
+    std::fs::create_dir(&export)?;
+    let (missing, store) = (at("\u{1b}[31mred.bafs"), at("store"));
+    let world = World::start(&["20MB"])?;
+    for args in [
+        &["check", &missing][..],
+        &["graph", &trace],
+        &["volume", "show", "\u{1b}[31mred"],
+        &["home", "--export", &export, "--name", "a\u{1b}[31m"],
+        &["node", "--store", &store, "--size", "1MB", "--name", "x\ny"],
+        &[
+            "node", "--store", &store, "--size", "1MB", "--group", "\u{9b}2J",
+        ],
+    ] {
+        let output = world.bafs(args).output()?;
+        let text = said(&output);
+        ensure!(output.status.code() == Some(1), "{args:?}: {text}");
+        ensure!(!text.contains(['\u{1b}', '\u{9b}']), "{args:?}: {text:?}");
+        if args[0] == "home" || args[0] == "node" {
+            ensure!(text.contains("control characters"), "{args:?}: {text}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn cluster_lists_one_home_of_a_name_and_the_other_says_so() -> Result<()> {
+    let world = World::start(&["20MB"])?;
+    world.wait_for_servers(2)?;
+    let export = tempfile::tempdir()?;
+    let mut second = world
+        .bafs(&["home", "--until-stdin-closes", "--export"])
+        .arg(export.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let stderr = second.stderr.take().context("standard error is piped")?;
+    let said = BufReader::new(stderr).lines().map_while(Result::ok);
+    let warned = said.into_iter().find(|line| line.contains("catalog"));
+    let warned = warned.context("it says nothing")?;
+    let first = world.cluster.address("home");
+    ensure!(warned.contains(&format!("the home at {first}")), warned);
+    ensure!(warned.contains("--name"), warned);
+    let servers = world.json(&["servers"])?;
+    let servers = servers.as_array().context("a list")?;
+    let homes = servers.iter().filter(|it| it["kind"] == "home");
+    let homes: Vec<_> = homes.map(|it| it["address"].as_str()).collect();
+    ensure!(homes == [Some(first)], "{homes:?}");
+    drop(second.stdin.take());
+    second.wait()?;
     Ok(())
 }

@@ -42,7 +42,7 @@ use crate::access::Access;
 use crate::clock;
 use crate::counters::{self, Counters, Figures, ReadFigures};
 use crate::lives::Life;
-use crate::serving::{ADVERT_TTL_MS, Running, advertise, pool, reachable};
+use crate::serving::{ADVERT_TTL_MS, Running, advertise, check_names, pool, reachable};
 use crate::source::entry;
 use crate::trees::TreeSessions;
 use export::Found;
@@ -77,7 +77,7 @@ pub struct HomeConfig {
 ///
 /// # Errors
 /// `NotFound` when the directory is not there, `Conflict` when the port is in use, `Malformed`
-/// when the identity is not usable.
+/// when the identity is not usable, `BadPath` when the name or the group is none.
 pub async fn start(config: HomeConfig) -> Result<Running> {
     let HomeConfig {
         listen,
@@ -88,6 +88,7 @@ pub async fn start(config: HomeConfig) -> Result<Running> {
         group,
         limit_bytes_per_s,
     } = config;
+    check_names(&name, &group)?;
     let home = Home::open(&root, identity.verifier.clone(), limit_bytes_per_s)?;
     let listener = Listener::bind(&listen, &identity)?;
     let counters = home.counters.clone();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use bafs_proto::ids::ServerId;
 use bafs_proto::limits::HEAD_BYTES_MAX;
-use bafs_proto::message::{Advert, CacheAdvert, QueryServers};
+use bafs_proto::message::{Advert, CacheAdvert, QueryServers, ServerKind};
 use bafs_proto::time::Time;
 
 /// Most servers that one catalog knows.
@@ -24,12 +24,17 @@ const TEXT_BYTES_MAX: usize = 255;
 const CACHES_MAX: usize = 1024;
 
 /// Why an advert is not taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
     /// The catalog knows as many live servers as one reply can name.
     Full,
-    /// A text or a list in it is too long.
-    TooLong,
+    /// A text or a list in it is too long, or a text has control characters.
+    Unfit,
+    /// Another home of that name lives: whose data a URL means must not be left to chance.
+    NameInUse {
+        /// Where that one listens.
+        address: String,
+    },
 }
 
 /// Live adverts by server.
@@ -46,12 +51,15 @@ impl Adverts {
     pub fn advertise(&mut self, now: Time, advert: Advert) -> Result<usize, Refusal> {
         self.expire(now);
         let texts = [&advert.name, &advert.address, &advert.group];
-        let long = |text: &&String| text.len() > TEXT_BYTES_MAX;
-        if texts.iter().any(long)
+        let unfit = |text: &str| text.len() > TEXT_BYTES_MAX || text.contains(char::is_control);
+        if texts.iter().any(|text| unfit(text))
             || advert.caches.len() > CACHES_MAX
-            || advert.caches.iter().any(|cache| long(&&cache.cooperative))
+            || advert.caches.iter().any(|cache| unfit(&cache.cooperative))
         {
-            return Err(Refusal::TooLong);
+            return Err(Refusal::Unfit);
+        }
+        if let Some(address) = self.namesake(&advert) {
+            return Err(Refusal::NameInUse { address });
         }
         let others = self.live.iter().filter(|(id, _)| **id != advert.id);
         let (servers, bytes) = others.fold((0, 0), |(servers, bytes), (_, (other, _))| {
@@ -63,6 +71,19 @@ impl Adverts {
         let until = now.plus_ms(advert.ttl_ms.min(TTL_MS_MAX));
         self.live.insert(advert.id, (advert, until));
         Ok(self.live.len())
+    }
+
+    /// Where another home of the same name lives.
+    fn namesake(&self, advert: &Advert) -> Option<String> {
+        let is_home = |advert: &Advert| advert.kind == ServerKind::Home;
+        let mut others = self.live.values().map(|(other, _)| other);
+        let namesake = others.find(|other| {
+            is_home(other)
+                && is_home(advert)
+                && other.id != advert.id
+                && other.name.eq_ignore_ascii_case(&advert.name)
+        });
+        namesake.map(|other| other.address.clone())
     }
 
     /// Live servers that fit the query, ordered by id.
@@ -106,7 +127,7 @@ mod tests {
     use bafs_proto::codec;
     use bafs_proto::hash::Digest;
     use bafs_proto::ids::VolumeId;
-    use bafs_proto::message::{ServerKind, ServerList};
+    use bafs_proto::message::ServerList;
 
     fn advert(id: u64) -> Advert {
         Advert {
@@ -230,9 +251,54 @@ mod tests {
             name: "x".repeat(256),
             ..advert(7)
         };
-        assert_eq!(adverts.advertise(Time(1), long), Err(Refusal::TooLong));
+        assert_eq!(adverts.advertise(Time(1), long), Err(Refusal::Unfit));
         assert_eq!(adverts.advertise(Time(5_000), advert(u64::MAX)), Ok(1));
     }
+
+    #[test]
+    fn texts_that_steer_terminals_are_refused() {
+        let mut adverts = Adverts::default();
+        for text in ["x\ny", "\u{1b}[31mred", "\u{9b}2J"] {
+            let mut named = advert(1);
+            text.clone_into(&mut named.name);
+            assert_eq!(adverts.advertise(Time(0), named), Err(Refusal::Unfit));
+            let mut grouped = advert(1);
+            text.clone_into(&mut grouped.group);
+            assert_eq!(adverts.advertise(Time(0), grouped), Err(Refusal::Unfit));
+        }
+        let plain = Advert {
+            name: "größe 1".to_owned(),
+            group: "10.0.0.0/24".to_owned(),
+            ..advert(1)
+        };
+        assert_eq!(adverts.advertise(Time(0), plain), Ok(1));
+    }
+
+    #[test]
+    fn of_two_homes_of_one_name_the_first_is_listed_while_it_lives() {
+        let mut adverts = Adverts::default();
+        let home = |id, name: &str| Advert {
+            kind: ServerKind::Home,
+            name: name.to_owned(),
+            ..advert(id)
+        };
+        let of_first = Err(Refusal::NameInUse {
+            address: "10.0.0.1:1".to_owned(),
+        });
+        assert_eq!(adverts.advertise(Time(0), home(1, "home")), Ok(1));
+        assert_eq!(adverts.advertise(Time(1), home(2, "Home")), of_first);
+        assert_eq!(adverts.advertise(Time(2), home(1, "home")), Ok(1));
+        assert_eq!(adverts.advertise(Time(3), home(2, "other")), Ok(2));
+        // Nodes are told apart otherwise.
+        let node = Advert {
+            name: "home".to_owned(),
+            ..advert(3)
+        };
+        assert_eq!(adverts.advertise(Time(4), node), Ok(3));
+        assert_eq!(adverts.advertise(Time(4_001), home(2, "home")), of_first);
+        assert_eq!(adverts.advertise(Time(4_002), home(2, "home")), Ok(2));
+    }
+
     #[test]
     fn all_that_is_known_fits_one_reply() {
         let cache = |n: u64| CacheAdvert {

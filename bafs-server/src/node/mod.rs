@@ -26,7 +26,7 @@ use crate::door::Door;
 use crate::executor::{Executor, ExecutorConfig};
 use crate::homes::{HomeSettings, Homes};
 use crate::logic::space::Amount;
-use crate::serving::{ADVERT_TTL_MS, Running, pool, reachable};
+use crate::serving::{ADVERT_TTL_MS, Running, check_names, pool, reachable};
 use crate::storage::{Storage, Store};
 
 /// How often expired volumes and silent sessions are looked for.
@@ -104,6 +104,7 @@ impl Node {
     /// # Errors
     /// As [`start`], but for the network.
     pub async fn open(mut config: NodeConfig, address: String, pool: Pool) -> Result<Arc<Self>> {
+        check_names(&config.name, &config.group)?;
         if config.group.is_empty() {
             config.group = subnet_of(&address);
         }

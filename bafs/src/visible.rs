@@ -1,0 +1,37 @@
+//! Text for a terminal: names, messages and outputs come from others, and what is in them must not
+//! steer it. The one place where that is decided.
+
+/// One line without control characters, which would move, colour or clear what is shown.
+pub(crate) fn line(text: &str) -> String {
+    text.chars().map(shown).collect()
+}
+
+/// Several lines, perhaps with tabs, without the other control characters.
+pub(crate) fn lines(text: &str) -> String {
+    let is_layout = |c: char| matches!(c, '\n' | '\t');
+    let shown = |c: char| if is_layout(c) { c } else { shown(c) };
+    text.chars().map(shown).collect()
+}
+
+fn shown(c: char) -> char {
+    if c.is_control() {
+        char::REPLACEMENT_CHARACTER
+    } else {
+        c
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_steer_no_terminal() {
+        let name = "n\u{1b}[31m1\n\t\u{7}\u{9b}größe";
+        assert_eq!(
+            line(name),
+            "n\u{fffd}[31m1\u{fffd}\u{fffd}\u{fffd}\u{fffd}größe"
+        );
+        assert_eq!(lines(name), "n\u{fffd}[31m1\n\t\u{fffd}\u{fffd}größe");
+    }
+}
