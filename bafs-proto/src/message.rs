@@ -686,6 +686,9 @@ pub enum Reader {
     /// Another server that was their primary: which of the blocks are here? The answer has their
     /// digests, [`Digest::ABSENT`] for those that are not, and no bytes.
     Look,
+    /// Another server, one of whose readers is about to come to the blocks: what of them is here
+    /// counts as used now. The answer is empty.
+    Soon,
 }
 
 /// Reads blocks of a cache volume; they follow each other in the body of the reply.

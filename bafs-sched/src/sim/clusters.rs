@@ -109,7 +109,7 @@ impl Cache {
         let is_roomy = self.parts.values().all(|part| *part >= bytes);
         let seed = match self.skew {
             Some(seed) if !is_roomy => seed,
-            _ => return Spread::even(self.space_bytes, bytes),
+            _ => return Spread::even(self.space_bytes, self.parts.len() as u64, bytes),
         };
         match self.spread {
             Some((known, spread)) if known == bytes => spread,
@@ -352,8 +352,8 @@ mod tests {
         let mut lru = cache(CachePolicy::Lru, &[50 * MB, 49_700_000]);
         assert_eq!(scan(&mut lru, 100 * MB), 100 * MB);
         let again = scan(&mut lru, 100 * MB);
-        // 0.3 MB of each 1.6 that are asked for at once.
-        assert!((18 * MB..21 * MB).contains(&again), "{again}");
+        // 0.3 MB of each 1.6 at first, later of each 10, that are asked for at once or stay.
+        assert!((3 * MB..6 * MB).contains(&again), "{again}");
         assert_eq!(scan(&mut lru, 100 * MB), again);
         assert_eq!(scan(&mut lru, MB), MB, "the beginning was pushed out");
     }

@@ -28,6 +28,9 @@ const ASKED_BYTES_MIN: u64 = 128 << 10;
 /// and asks for the next one when the reader comes to it, so that one or two are on their way.
 /// Nodes fetch nothing ahead of readers where it would not stay until these come.
 const ASKED_BYTES_MAX: u64 = 3 << 19;
+/// What is there ahead of that a node has stay for its reader: a quarter of what it has read, no
+/// more than this, nor than half of the node's part.
+const KEPT_BYTES_MAX: u64 = 8 << 20;
 
 /// How much of what readers scan the nodes can keep, and how much of it a later scan finds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,11 +42,12 @@ pub(super) struct Spread {
 }
 
 impl Spread {
-    /// Of a scan of `bytes` on nodes that have so much space: to the byte even.
-    pub(super) fn even(space_bytes: u64, bytes: u64) -> Self {
+    /// Of a scan of `bytes` on so many nodes that have so much space: to the byte even.
+    pub(super) fn even(space_bytes: u64, nodes: u64, bytes: u64) -> Self {
+        let over = bytes.saturating_sub(space_bytes);
         Self {
             kept_bytes: bytes.min(space_bytes),
-            again_bytes: fetched_again(bytes, bytes.saturating_sub(space_bytes)),
+            again_bytes: fetched_again(bytes, over, space_bytes / nodes.max(1)),
         }
     }
 
@@ -58,7 +62,7 @@ impl Spread {
             let over = load.saturating_sub(space / BLOCK_BYTES * BLOCK_BYTES);
             spread.kept_bytes -= over.min(spread.kept_bytes);
             // As if all nodes had as much too little: readers ask all of them at once.
-            let of_all = fetched_again(bytes, scaled(over, bytes, load));
+            let of_all = fetched_again(bytes, scaled(over, bytes, load), *space);
             spread.again_bytes += scaled(of_all, load, bytes);
         }
         spread
@@ -73,23 +77,29 @@ impl Spread {
     }
 }
 
-/// What a scan of `bytes` fetches under LRU when `over` bytes less stayed of the scan before it.
+/// What a scan of `bytes` fetches under LRU when `over` bytes less stayed of the scan before it,
+/// on nodes with a part of so many bytes.
 ///
 /// Of what is asked for at once all that is there is found, and counts as used, before what is
-/// missing has come and pushes out what follows. So each time `over` bytes are missing, or all when
-/// less is asked.
-fn fetched_again(bytes: u64, over: u64) -> u64 {
+/// missing has come and pushes out what follows; so does what is there behind that. So each time
+/// `over` bytes are missing, or all when less is asked and kept.
+fn fetched_again(bytes: u64, over: u64, part: u64) -> u64 {
     if over == 0 {
         return 0;
     }
+    let kept_max = KEPT_BYTES_MAX.min(part / 2);
     let (mut at, mut again, mut asked) = (0, 0, ASKED_BYTES_MIN);
-    while at < bytes && asked < ASKED_BYTES_MAX {
-        let now = asked.min(bytes - at);
+    while at < bytes {
+        let window = asked + (at / 4).min(kept_max);
+        if window == ASKED_BYTES_MAX + kept_max {
+            return again + scaled(bytes - at, over.min(window), window);
+        }
+        let now = window.min(bytes - at);
         again += over.min(now);
         at += now;
         asked = (2 * asked).min(ASKED_BYTES_MAX);
     }
-    again + scaled(bytes - at, over.min(ASKED_BYTES_MAX), ASKED_BYTES_MAX)
+    again
 }
 
 /// For each part, in their order, how many of `bytes` fall on it.
@@ -177,11 +187,12 @@ mod tests {
     /// Blocks that a second scan fetches from a cache of so many blocks, one by one: asked for as
     /// readers ask, kept by LRU.
     fn counted(blocks: u64, room: u64) -> u64 {
+        let kept_max = KEPT_BYTES_MAX.min(room * BLOCK_BYTES / 2) / BLOCK_BYTES;
         let (mut kept, mut again) = (VecDeque::new(), 0);
         for scan in 0..2 {
             let (mut at, mut window) = (0, ASKED_BYTES_MIN / BLOCK_BYTES);
             while at < blocks {
-                let asked = at..(at + window).min(blocks);
+                let asked = at..(at + window + (at / 4).min(kept_max)).min(blocks);
                 window = (2 * window).min(ASKED_BYTES_MAX / BLOCK_BYTES);
                 let missing = asked.clone().filter(|block| !kept.contains(block));
                 let missing: Vec<u64> = missing.collect();
@@ -208,7 +219,8 @@ mod tests {
             (2000, 7),
         ] {
             let expected = counted(blocks, blocks - over);
-            let found = fetched_again(blocks * BLOCK_BYTES, over * BLOCK_BYTES) / BLOCK_BYTES;
+            let [bytes, over_bytes, part] = [blocks, over, blocks - over].map(|n| n * BLOCK_BYTES);
+            let found = fetched_again(bytes, over_bytes, part) / BLOCK_BYTES;
             let off = found.abs_diff(expected) as f64 / expected as f64;
             assert!(off < 0.1, "{blocks}, {over}: {found}, {expected}");
         }
@@ -216,14 +228,14 @@ mod tests {
 
     #[test]
     fn what_lacks_more_than_is_asked_for_at_once_finds_nothing_again() {
-        assert_eq!(fetched_again(100_000, BLOCK_BYTES), BLOCK_BYTES);
-        assert_eq!(fetched_again(500_000, 0), 0);
-        for over in [2 * MB, 50 * MB] {
-            assert_eq!(fetched_again(100 * MB, over), 100 * MB);
+        assert_eq!(fetched_again(100_000, BLOCK_BYTES, MB), BLOCK_BYTES);
+        assert_eq!(fetched_again(500_000, 0, MB), 0);
+        for (over, part) in [(2 * MB, 100_000), (10 * MB, 100 * MB), (50 * MB, 100 * MB)] {
+            assert_eq!(fetched_again(100 * MB, over, part), 100 * MB);
         }
     }
 
-    /// As real nodes do that are asked for a mebibyte and a half at a time.
+    /// As real nodes do: four in one process fetched 0.10 to 0.11 of 48 MB again.
     #[test]
     fn caches_of_just_their_size_fetch_a_good_part_again() {
         let parts = |parts: [u64; 4]| parts.into_iter().zip(0..).map(|(part, node)| (node, part));
@@ -233,8 +245,8 @@ mod tests {
         };
         let small = again(16 * MB, [3_967_259, 3_967_259, 3_967_259, 4_098_223]);
         let large = again(48 * MB, [11_934_464, 11_934_464, 12_065_536, 12_065_536]);
-        assert!((0.1..0.18).contains(&small), "{small}");
-        assert!((0.2..0.28).contains(&large), "{large}");
+        assert!((0.06..0.12).contains(&small), "{small}");
+        assert!((0.06..0.12).contains(&large), "{large}");
     }
 
     #[test]

@@ -1,10 +1,11 @@
-//! Fetches blocks ahead of agents that read in order, within a bound for the whole node. How far
-//! is decided in `logic/ahead.rs`.
+//! Fetches blocks ahead of agents that read in order, within a bound for the whole node, and has
+//! those stay that are there. How far is decided in `logic/ahead.rs`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bafs_proto::ids::BlockIndex;
+use bafs_proto::volume::Replacement;
 
 use super::disk::Run;
 use super::fetch::{Fetcher, Generation};
@@ -20,9 +21,13 @@ const AHEAD_BYTES_MAX: u64 = 64 << 20;
 /// blocks meanwhile, and what it has read is still there too.
 const SHARE_OF_ROOM: u64 = 16;
 
+/// At most such a part of a volume's size is told to stay, on all nodes together, for one reader.
+const SHARE_TO_KEEP: u64 = 2;
+
 /// Notes that an agent reads a run, and starts to fetch what it will read next.
 pub(crate) fn follow(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, run: &Run) {
-    let Ok(entry) = generation.manifest.file(run.file) else {
+    let (Ok(entry), Some(view)) = (generation.manifest.file(run.file), generation.view_now())
+    else {
         return;
     };
     let blocks = generation.manifest.blocks_of(entry);
@@ -33,6 +38,7 @@ pub(crate) fn follow(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, run: 
         blocks,
         block_bytes: run.block_bytes,
         ahead_max: room_to_stay(generation, CopyClass::Primary) / u64::from(run.block_bytes),
+        keep_max: room_to_keep(generation, &view) / u64::from(run.block_bytes),
     };
     let under_way = fetcher.ahead_bytes.load(Ordering::Relaxed);
     let room = AHEAD_BYTES_MAX.saturating_sub(under_way) / u64::from(run.block_bytes);
@@ -41,20 +47,26 @@ pub(crate) fn follow(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, run: 
         let mut readers = readers.unwrap_or_else(std::sync::PoisonError::into_inner);
         readers.note(step, room)
     };
-    let Some((first, count)) = wanted else {
-        return;
-    };
-    let last = BlockIndex(first + count - 1);
-    let ahead = Run {
+    let run_of = |(first, count): (u64, u64)| Run {
         first,
         count: count as usize,
-        last_bytes: generation.manifest.length_of(entry, last),
+        last_bytes: (generation.manifest).length_of(entry, BlockIndex(first + count - 1)),
         ..*run
     };
-    let places = match generation.view_now() {
-        Some(view) if !generation.disk.holds_all(&ahead) => staying(generation, &view, &ahead),
-        _ => return,
-    };
+    if let Some(kept) = wanted.keep {
+        keep(fetcher, generation, &view, &run_of(kept));
+    }
+    if let Some(ahead) = wanted.fetch {
+        fetch(fetcher, generation, &view, run_of(ahead));
+    }
+}
+
+/// Fetches what is not here of a run and stays until its reader comes.
+fn fetch(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, view: &View, ahead: Run) {
+    if generation.disk.holds_all(&ahead) {
+        return;
+    }
+    let places = staying(generation, view, &ahead);
     // Blocks that another reader has had fetched ahead already are not fetched once more.
     let mut fresh_bytes = 0;
     for n in &places {
@@ -73,6 +85,23 @@ pub(crate) fn follow(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, run: 
         }
         fetcher.ahead_bytes.fetch_sub(bytes, Ordering::Relaxed);
     });
+}
+
+/// Has those blocks of a run that are here or at their primaries stay until their reader comes, as
+/// if they were used now: or what it brings meanwhile would drive them out just before.
+fn keep(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, view: &View, ahead: &Run) {
+    generation.disk.use_all(ahead);
+    let extent = |n: usize| generation.extent(ahead.key(n));
+    let all: Vec<_> = (0..ahead.count).collect();
+    for places in all.chunk_by(|one, next| extent(*one) == extent(*next)) {
+        let part = ahead.part(places[0], places.len());
+        let owner = view.owner(generation, extent(places[0]));
+        if let Some(peer) = view.peer(owner)
+            && !generation.disk.holds_all(&part)
+        {
+            fetcher.say_soon(generation, peer, &part);
+        }
+    }
 }
 
 /// The places of a run whose blocks will still be here when their reader comes.
@@ -96,4 +125,16 @@ fn staying(generation: &Generation, view: &View, run: &Run) -> Vec<usize> {
 /// would come twice.
 fn room_to_stay(generation: &Generation, class: CopyClass) -> u64 {
     generation.disk.table().lasting_bytes(class) / SHARE_OF_ROOM
+}
+
+/// Bytes ahead of one reader that are to stay where they are: far less than fits, as others read
+/// elsewhere. With MRU what was there first stays by itself, and where all find room nothing goes.
+fn room_to_keep(generation: &Generation, view: &View) -> u64 {
+    let table = generation.disk.table();
+    match table.replacement() {
+        Replacement::Lru if view.lacks_room(generation) => {
+            table.lasting_bytes(CopyClass::Primary) / SHARE_TO_KEEP
+        }
+        _ => 0,
+    }
 }

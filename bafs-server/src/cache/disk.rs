@@ -207,6 +207,14 @@ impl Disk {
         (0..run.count).all(|n| table.holds(run.key(n)))
     }
 
+    /// Counts what is here of a run as used now.
+    pub(crate) fn use_all(&self, run: &Run) {
+        let mut table = self.table();
+        for n in 0..run.count {
+            table.find(run.key(n));
+        }
+    }
+
     /// Somebody got damaged bytes of a run from here: they are compared with their digests before
     /// anybody gets them again.
     pub(crate) fn doubt(&self, run: &Run) {

@@ -60,6 +60,8 @@ pub(crate) struct Generation {
     pub(crate) cooperative: String,
     /// Most bytes it keeps.
     pub(crate) capacity_bytes: u64,
+    /// Bytes of all files of its source.
+    pub(super) source_bytes: u64,
     /// Bytes of a file that have one primary.
     pub(super) extent_bytes: u64,
     /// Capability for the source; replaced when a fresher one comes.
@@ -133,6 +135,7 @@ impl Generation {
         let source_bytes = manifest.entries().iter().map(sized).sum();
         let extent_bytes = extent_bytes(source_bytes, manifest.block_bytes());
         Self {
+            source_bytes,
             extent_bytes,
             manifest,
             disk,

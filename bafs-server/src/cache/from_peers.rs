@@ -21,6 +21,9 @@ use super::read::too_late;
 use super::route::View;
 use crate::clock;
 
+/// A hint that comes later than this is of no use, in milliseconds.
+const SOON_MS_MAX: u64 = 1_000;
+
 /// A peer that is silent for so long is asked whether it lives; a slow home is no reason to leave
 /// the primary, a silent primary is.
 const PROBE_AFTER_MS: u64 = 300;
@@ -143,6 +146,18 @@ impl Fetcher {
             }
         }
         ahead.await
+    }
+
+    /// Tells a primary that somebody is about to read a run.
+    pub(super) fn say_soon(&self, generation: &Generation, peer: &PeerCache, run: &Run) {
+        let call = generation.ask_for(Some(run), Reader::Soon);
+        let (pool, token, address) = (self.pool.clone(), self.token.clone(), peer.address.clone());
+        tokio::spawn(async move {
+            let deadline = Deadline::after_ms(SOON_MS_MAX);
+            if let Err(error) = pool.call(&address, &token, call, deadline).await {
+                tracing::debug!(peer = %address, %error, "a primary is not told what is read soon");
+            }
+        });
     }
 
     pub(super) async fn ask(

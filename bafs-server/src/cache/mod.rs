@@ -323,7 +323,7 @@ impl Caches {
         if let (Reader::Heir(member), CacheRef::Cooperative(_)) = (&call.reader, &call.cache) {
             self.fetcher.meet(&generation, member);
         }
-        let is_read = !matches!(call.reader, Reader::Hurry | Reader::Look);
+        let is_read = !matches!(call.reader, Reader::Hurry | Reader::Look | Reader::Soon);
         if call.doubted
             && is_read
             && let Some(run) = run_of(&generation, blocks)?
@@ -413,6 +413,10 @@ async fn read_for(
                 .map_err(|error| told_to_peers(&generation, error))
         }
         Reader::Look => Ok(heirs::look(&generation, &run)),
+        Reader::Soon => {
+            generation.disk.use_all(&run);
+            Ok((Vec::new(), Bytes::new()))
+        }
         Reader::Hurry => {
             read::hurry(&generation, &run);
             Ok((Vec::new(), Bytes::new()))

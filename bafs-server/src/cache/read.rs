@@ -48,9 +48,12 @@ impl Errand {
         let reach = match reader {
             Reader::Agent => Reach::Anywhere,
             Reader::Detour => Reach::Primary,
-            Reader::Peer | Reader::Heir(_) | Reader::Ahead | Reader::Hurry | Reader::Look => {
-                Reach::Home
-            }
+            Reader::Peer
+            | Reader::Heir(_)
+            | Reader::Ahead
+            | Reader::Hurry
+            | Reader::Look
+            | Reader::Soon => Reach::Home,
         };
         Self {
             reach,

@@ -210,6 +210,14 @@ impl View {
         self.sharers.is_empty() || self.owner(generation, extent) == self.own
     }
 
+    /// Whether all who share the cache cannot keep its whole source together: room for a part of an
+    /// extent stays empty at each.
+    pub(crate) fn lacks_room(&self, generation: &Generation) -> bool {
+        let weights = self.placement.candidates().iter().map(|it| it.weight);
+        let kept = weights.map(|weight| weight.saturating_sub(generation.extent_bytes));
+        kept.fold(0, u64::saturating_add) < generation.source_bytes
+    }
+
     /// The servers for an extent, its primary first; this server is among them.
     pub(crate) fn ranked(&self, generation: &Generation, extent: Extent) -> Vec<ServerId> {
         generation.with_key(extent, |key| self.placement.ranked(extent, key))

@@ -36,6 +36,8 @@ struct Reading {
     orderly: u64,
     /// Everything before this block was asked for ahead.
     ahead: u64,
+    /// Everything before this block was asked to stay.
+    kept: u64,
 }
 
 /// A read of blocks of one file.
@@ -53,12 +55,24 @@ pub(crate) struct Step {
     pub(crate) block_bytes: u32,
     /// Most blocks that may wait for this reader: more would not stay until it comes.
     pub(crate) ahead_max: u64,
+    /// Most blocks ahead of this reader that stay for it, if they are there.
+    pub(crate) keep_max: u64,
+}
+
+/// What shall be done ahead of a reader, when it is time to: each the first block and the number
+/// of blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// To be fetched.
+    pub(crate) fetch: Option<(u64, u64)>,
+    /// To stay, if they are there.
+    pub(crate) keep: Option<(u64, u64)>,
 }
 
 impl Readers {
-    /// Notes a read. Returns the first block and the number of blocks to fetch ahead, at most
-    /// `blocks_max`, when it is time to.
-    pub(crate) fn note(&mut self, step: Step, blocks_max: u64) -> Option<(u64, u64)> {
+    /// Notes a read. Returns what shall be done ahead of it; at most `blocks_max` blocks are to be
+    /// fetched.
+    pub(crate) fn note(&mut self, step: Step, blocks_max: u64) -> Wanted {
         let near = (NEAR_BYTES / u64::from(step.block_bytes)).max(1);
         let end = step.first + step.count;
         let is_near = |reading: &Reading| {
@@ -81,17 +95,19 @@ impl Readers {
                     next: step.first,
                     orderly: 0,
                     ahead: 0,
+                    kept: 0,
                 }
             }
         };
         reading.orderly += end.saturating_sub(reading.next);
         reading.next = reading.next.max(end);
-        let wanted = ahead_of(&reading, step, blocks_max);
-        if let Some((first, count)) = wanted {
-            reading.ahead = first + count;
-        }
+        let end_of = |wanted: (u64, u64)| wanted.0 + wanted.1;
+        let fetch = ahead_of(&reading, step, (reading.ahead, step.ahead_max), blocks_max);
+        reading.ahead = fetch.map_or(reading.ahead, end_of);
+        let keep = ahead_of(&reading, step, (reading.kept, step.keep_max), u64::MAX);
+        reading.kept = keep.map_or(reading.kept, end_of);
         self.0.push_back(reading);
-        wanted
+        Wanted { fetch, keep }
     }
 
     fn forget_one(&mut self, file: FileIndex) {
@@ -105,15 +121,21 @@ impl Readers {
     }
 }
 
-fn ahead_of(reading: &Reading, step: Step, blocks_max: u64) -> Option<(u64, u64)> {
+/// The blocks from `done` on, at most `window_max` ahead of a reader.
+fn ahead_of(
+    reading: &Reading,
+    step: Step,
+    (done, window_max): (u64, u64),
+    blocks_max: u64,
+) -> Option<(u64, u64)> {
     let block_bytes = u64::from(step.block_bytes);
     if reading.orderly * block_bytes < ORDERLY_BYTES_MIN {
         return None;
     }
     let window = (reading.orderly / 4).min(AHEAD_BYTES_MAX / block_bytes);
-    let window = window.min(step.ahead_max);
+    let window = window.min(window_max);
     let until = (reading.next + window).min(step.blocks);
-    let from = reading.ahead.max(reading.next);
+    let from = done.max(reading.next);
     let count = until.saturating_sub(from).min(blocks_max);
     // Not in drops, unless it is the last one.
     let enough = count >= window.div_ceil(2) || from + count == step.blocks;
@@ -135,13 +157,14 @@ mod tests {
             blocks,
             block_bytes: BLOCK,
             ahead_max: PLENTY,
+            keep_max: 0,
         }
     }
 
     /// Reads these blocks one after the other; returns what was asked for ahead.
     fn go(readers: &mut Readers, firsts: impl Iterator<Item = u64>, count: u64) -> Vec<(u64, u64)> {
         firsts
-            .filter_map(|first| readers.note(step(first, count, 10_000), PLENTY))
+            .filter_map(|first| readers.note(step(first, count, 10_000), PLENTY).fetch)
             .collect()
     }
 
@@ -179,7 +202,7 @@ mod tests {
                     ahead_max,
                     ..step(first, 1, 10_000)
                 };
-                if let Some((first, count)) = readers.note(step, PLENTY) {
+                if let Some((first, count)) = readers.note(step, PLENTY).fetch {
                     beyond = first + count;
                 }
                 assert!(beyond.saturating_sub(first + 1) <= ahead_max);
@@ -189,11 +212,31 @@ mod tests {
     }
 
     #[test]
+    fn what_is_to_stay_is_told_once_and_within_its_bound_whatever_is_fetched() {
+        for keep_max in [0, 5, 64] {
+            let (mut readers, mut beyond) = (Readers::default(), 0);
+            for first in 0..600 {
+                let step = Step {
+                    ahead_max: 3,
+                    keep_max,
+                    ..step(first, 1, 10_000)
+                };
+                if let Some((from, count)) = readers.note(step, 0).keep {
+                    assert!(from >= beyond, "{from} was told");
+                    beyond = from + count;
+                }
+                assert!(beyond.saturating_sub(first + 1) <= keep_max);
+            }
+            assert_eq!(beyond > 500, keep_max > 0, "{keep_max}");
+        }
+    }
+
+    #[test]
     fn who_reads_the_rest_without_asking_is_still_known() {
         let mut readers = Readers::default();
         let (mut next, mut asked) = (0, Vec::new());
         while next < 3_000 {
-            if let Some((first, count)) = readers.note(step(next, 1, 10_000), PLENTY) {
+            if let Some((first, count)) = readers.note(step(next, 1, 10_000), PLENTY).fetch {
                 asked.push(count);
                 next = first + count;
             } else {
@@ -215,7 +258,7 @@ mod tests {
     fn the_end_of_the_file_is_the_end() {
         let mut readers = Readers::default();
         let asked: Vec<_> = (0..40)
-            .filter_map(|first| readers.note(step(first, 1, 41), PLENTY))
+            .filter_map(|first| readers.note(step(first, 1, 41), PLENTY).fetch)
             .collect();
         assert_eq!(asked.last().map(|(first, count)| first + count), Some(41));
     }
@@ -228,7 +271,7 @@ mod tests {
             // Two readers, each of whose pairs of pieces comes in the wrong order.
             for start in [0, 5_000] {
                 for first in [start + 2 * n + 1, start + 2 * n] {
-                    asked.extend(readers.note(step(first, 1, 10_000), PLENTY));
+                    asked.extend(readers.note(step(first, 1, 10_000), PLENTY).fetch);
                 }
             }
         }
@@ -241,7 +284,7 @@ mod tests {
     fn the_budget_is_kept_and_memory_bounded() {
         let mut readers = Readers::default();
         for first in 0..1_000 {
-            let asked = readers.note(step(first, 1, 10_000), 3);
+            let asked = readers.note(step(first, 1, 10_000), 3).fetch;
             assert!(asked.is_none_or(|(_, count)| count <= 3));
         }
         for file in 0..1_000 {

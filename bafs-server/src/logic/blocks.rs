@@ -484,6 +484,11 @@ impl BlockTable {
         (self.capacity_bytes + movable).saturating_sub(self.used_bytes)
     }
 
+    /// Which block of a class goes first.
+    pub(crate) fn replacement(&self) -> Replacement {
+        self.replacement
+    }
+
     /// Bytes that new blocks of this class can take so that none of them leaves before older ones:
     /// what is fetched for later must be among them.
     pub(crate) fn lasting_bytes(&self, class: CopyClass) -> u64 {

@@ -282,6 +282,21 @@ async fn a_small_volume_is_read_ahead_no_further_than_blocks_stay() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scan_of_lru_caches_that_lack_a_little_finds_most_of_what_the_one_before_left() {
+    for nodes in [1, 4] {
+        let world = World::new(nodes);
+        let bytes = content(1, 1_640 * BLOCK as usize);
+        world.home.put("db/a", bytes.clone(), 1);
+        let part = bytes_of(1_600 / nodes);
+        world.create(&cache(1, part, Replacement::Lru)).await;
+        world.tell();
+        assert!(scan(&world, 0, &bytes).await <= 1.0);
+        let again = scan(&world, 0, &bytes).await;
+        assert!((0.01..0.75).contains(&again), "{nodes} nodes: {again}");
+    }
+}
+
 /// A file system of its own, so small that it fills up.
 struct SmallDisk(PathBuf);
 
