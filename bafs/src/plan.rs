@@ -56,15 +56,7 @@ pub(crate) async fn run(args: &PlanArgs, output: Output) -> Result<()> {
         Doubts::Tried(tried) => tried,
         Doubts::None => Vec::new(),
         Doubts::TooManyJobs => {
-            remarks.push(match environment.mtbf_s {
-                None => "too many jobs, or nodes with caches, to simulate: chosen by the model"
-                    .to_owned(),
-                Some(_) => {
-                    "too many jobs, or nodes with caches, to simulate: chosen by the model, \
-                            whose times do not hold where nodes fail"
-                        .to_owned()
-                }
-            });
+            remarks.push(too_many(&environment));
             Vec::new()
         }
     };
@@ -90,6 +82,15 @@ pub(crate) async fn run(args: &PlanArgs, output: Output) -> Result<()> {
         (None, Some(refusal)) => bail!("no choice: {refusal}"),
         _ => Ok(()),
     }
+}
+
+/// What is said of a workload that is too large to be simulated.
+fn too_many(environment: &Environment) -> String {
+    let caveat = match environment.mtbf_s {
+        None => "",
+        Some(_) => ", whose times do not hold where nodes fail",
+    };
+    format!("too many jobs, or nodes with caches, to simulate: chosen by the model{caveat}")
 }
 
 /// Those of the file, else those that the catalog lists.

@@ -22,6 +22,9 @@ const SHARE_BYTES_GOOD: u64 = 4 << 20;
 /// Readers of a cache that are looked at for scratch volumes that they have yet to be given.
 const READERS_LOOKED_AT: usize = 64;
 
+/// How often the room of a node is looked at, about, until a cache is divided.
+const LOOKS_AT_ROOM: u64 = 8;
+
 /// How much of a cooperative cache each node gets.
 pub(super) type Shares = Vec<(ServerId, Space)>;
 
@@ -122,6 +125,7 @@ impl Scheduler {
             self.fleet.available(node).plus(more).minus(taken)
         };
         let rooms = self.rooms(server, taken, left);
+        self.fleet.tally.add(LOOKS_AT_ROOM * rooms.len() as u64);
         let skew = self.skew.permille();
         let shares = match &self.admission {
             Some(_) => {

@@ -417,7 +417,7 @@ fn choose_untimed(plan: &mut Plan, trials: &[Trial]) {
         .collect();
     let models = plan.choice.take().map(|choice| choice.strategy);
     let models = models.filter(|strategy| cut.contains(strategy));
-    let Some(strategy) = models.or(cut.first().copied()) else {
+    let Some(strategy) = models.or_else(|| cut.first().copied()) else {
         // Who was stopped was compared with one that failed with a later seed.
         plan.refusal = trials.iter().find_map(|trial| trial.failed.clone());
         return;
