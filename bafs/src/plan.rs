@@ -41,6 +41,13 @@ pub(crate) async fn run(args: &PlanArgs, output: Output) -> Result<()> {
         );
     }
     let mut plan = plan(shape, &environment);
+    let untimed = match plan.shape.too_wide(&environment) {
+        None => "never",
+        Some(why) => {
+            remarks.push(format!("{why}: no times are predicted"));
+            "-"
+        }
+    };
     let doubts = match args.model {
         true => Doubts::None,
         false => simulated(&mut plan, work, &environment)?,
@@ -49,12 +56,7 @@ pub(crate) async fn run(args: &PlanArgs, output: Output) -> Result<()> {
         Doubts::Tried(tried) => tried,
         Doubts::None => Vec::new(),
         Doubts::TooManyJobs => {
-            remarks.push(match environment.mtbf_s {
-                None => "too many jobs to simulate: chosen by the model".to_owned(),
-                Some(_) => "too many jobs to simulate: chosen by the model, whose times do not \
-                            hold where nodes fail"
-                    .to_owned(),
-            });
+            remarks.push(too_many(&environment));
             Vec::new()
         }
     };
@@ -62,7 +64,7 @@ pub(crate) async fn run(args: &PlanArgs, output: Output) -> Result<()> {
     for remark in &remarks {
         writeln!(text, "{remark}")?;
     }
-    text.push_str(&table(&plan)?);
+    text.push_str(&table(&plan, untimed)?);
     for tried in &tried {
         text.push_str(&told(tried));
     }
@@ -80,6 +82,15 @@ pub(crate) async fn run(args: &PlanArgs, output: Output) -> Result<()> {
         (None, Some(refusal)) => bail!("no choice: {refusal}"),
         _ => Ok(()),
     }
+}
+
+/// What is said of a workload that is too large to be simulated.
+fn too_many(environment: &Environment) -> String {
+    let caveat = match environment.mtbf_s {
+        None => "",
+        Some(_) => ", whose times do not hold where nodes fail",
+    };
+    format!("too many jobs, or nodes with caches, to simulate: chosen by the model{caveat}")
 }
 
 /// Those of the file, else those that the catalog lists.
@@ -260,7 +271,8 @@ fn told(tried: &Tried) -> String {
     }
 }
 
-fn table(plan: &Plan) -> Result<String> {
+/// The strategies; `untimed` stands where no time is predicted.
+fn table(plan: &Plan, untimed: &str) -> Result<String> {
     let mut text = String::new();
     writeln!(
         text,
@@ -268,12 +280,12 @@ fn table(plan: &Plan) -> Result<String> {
         "strategy", "possible", "order", "concurrency", "running", "barriers", "refetches", "time"
     )?;
     for candidate in &plan.candidates {
-        row(&mut text, candidate)?;
+        row(&mut text, candidate, untimed)?;
     }
     Ok(text)
 }
 
-fn row(text: &mut String, candidate: &Candidate) -> Result<()> {
+fn row(text: &mut String, candidate: &Candidate, untimed: &str) -> Result<()> {
     let allocation = &candidate.allocation;
     let order = match allocation.traversal {
         Traversal::Any => "any",
@@ -301,7 +313,7 @@ fn row(text: &mut String, candidate: &Candidate) -> Result<()> {
     }
     let time = candidate
         .predicted_s
-        .map_or_else(|| "never".to_owned(), |seconds| format!("{seconds:.0} s"));
+        .map_or_else(|| untimed.to_owned(), |seconds| format!("{seconds:.0} s"));
     writeln!(
         text,
         "{:<11} {possible:<20} {order:<15} {:>11} {:>8} {:>8} {:>9} {time:>12}",
@@ -443,7 +455,7 @@ mod tests {
             Environment::parse(include_str!("../../examples/environments/thesis.toml"));
         let text = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1";
         let shape = Canonical::parse(text).unwrap().shape();
-        let table = table(&plan(shape, &environment.unwrap())).unwrap();
+        let table = table(&plan(shape, &environment.unwrap()), "never").unwrap();
         for (strategy, expected) in [
             ("All ", "lacks 1.025 TB"),
             ("AllBatch", "25       25        0         0"),

@@ -28,8 +28,8 @@ use crate::workflow::Workflow;
 /// divides caches otherwise and tells full disks from full volumes (2026-11). 6 = a core that keeps
 /// batch volumes for pipelines that are behind and older copies of volumes, and learns how unevenly
 /// caches are spread; listings tell only what changed (2026-11). 7 = a core that bounds the first
-/// copy and room for caches otherwise (2026-11). 8 = a core that believes what it saw of failures
-/// (2026-11).
+/// copy and room for caches otherwise (2026-11). 8 = a core that believes what it saw of failures,
+/// and plans with the nodes on which jobs fit (2026-11).
 pub const MAGIC: &[u8] = b"bafs-journal 8\n";
 
 /// How often, and with which pause, a journal is tried that somebody has open.

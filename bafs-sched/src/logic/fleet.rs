@@ -7,6 +7,7 @@ use bafs_proto::time::Time;
 
 use super::event::NodeSeen;
 use super::space::{Space, scale_up};
+use super::tally::Tally;
 
 /// Nodes that a search for a place looks at in each order of preference.
 const CANDIDATES_MAX: usize = 8;
@@ -112,6 +113,8 @@ pub(super) struct Fleet {
     pub(super) lost: u64,
     /// Nodes that are not lost.
     pub(super) alive: u64,
+    /// Nodes that were looked at.
+    pub(super) tally: Tally,
 }
 
 impl Fleet {
@@ -144,11 +147,13 @@ impl Fleet {
     }
 
     pub(super) fn get(&self, server: ServerId) -> Option<&Node> {
+        self.tally.one();
         self.nodes.get(&server)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (ServerId, &Node)> {
-        self.nodes.iter().map(|(id, node)| (*id, node))
+        let looked_at = self.nodes.iter().inspect(|_| self.tally.one());
+        looked_at.map(|(id, node)| (*id, node))
     }
 
     /// Nodes that are alive, missing or not, set aside or not.
@@ -168,6 +173,7 @@ impl Fleet {
         server: ServerId,
         change: impl FnOnce(&mut Node) -> R,
     ) -> Option<R> {
+        self.tally.one();
         let slack = self.slack_permille;
         let node = self.nodes.get_mut(&server)?;
         let before = (
@@ -258,48 +264,59 @@ impl Fleet {
 
     /// Slots that are free for new work, 0 when the node gets none.
     pub(super) fn free_slots(&self, server: ServerId) -> u32 {
-        self.nodes.get(&server).map_or(0, free_slots)
+        self.get(server).map_or(0, free_slots)
     }
 
     /// Space that can be reserved now.
     pub(super) fn available(&self, server: ServerId) -> Space {
-        self.nodes
-            .get(&server)
+        self.get(server)
             .map_or(Space::ZERO, |node| available(node, self.slack_permille))
     }
 
     /// Space that could be reserved if nothing of ours were there.
     pub(super) fn usable(&self, server: ServerId) -> Space {
-        self.nodes
-            .get(&server)
+        self.get(server)
             .map_or(Space::ZERO, |node| usable(node, self.slack_permille))
     }
 
     /// Space that could be reserved if nothing of ours, and of other runs, were there.
     pub(super) fn offered(&self, server: ServerId) -> Space {
-        self.nodes
-            .get(&server)
+        self.get(server)
             .map_or(Space::ZERO, |node| offered(node, self.slack_permille))
     }
 
     /// The nodes of the group of `server`, lost ones too.
     pub(super) fn group_of(&self, server: ServerId) -> impl Iterator<Item = (ServerId, &Node)> {
-        let group = self.nodes.get(&server).map(|node| &node.seen.group);
+        let group = self.get(server).map(|node| &node.seen.group);
         let members = group.and_then(|group| self.groups.get(group));
-        members
-            .into_iter()
-            .flatten()
-            .map(|member| (*member, &self.nodes[member]))
+        let looked_at = members.into_iter().flatten();
+        let looked_at = looked_at.inspect(|_| self.tally.one());
+        looked_at.map(|member| (*member, &self.nodes[member]))
+    }
+
+    /// How many nodes the group of `server` has, lost ones too.
+    pub(super) fn group_size(&self, server: ServerId) -> usize {
+        let group = self.get(server).map(|node| &node.seen.group);
+        let members = group.and_then(|group| self.groups.get(group));
+        members.map_or(0, BTreeSet::len)
+    }
+
+    /// Whether two nodes are in one group.
+    pub(super) fn is_together(&self, one: ServerId, other: ServerId) -> bool {
+        let group = |server| self.get(server).map(|node| &node.seen.group);
+        group(one).is_some() && group(one) == group(other)
     }
 
     /// Nodes with most bytes for new volumes, best first.
     pub(super) fn roomiest(&self) -> impl Iterator<Item = ServerId> {
-        self.by_room.iter().rev().map(|key| key.1)
+        let looked_at = self.by_room.iter().rev().inspect(|_| self.tally.one());
+        looked_at.map(|key| key.1)
     }
 
     /// Nodes with free slots, those with most first.
     pub(super) fn idle(&self) -> impl Iterator<Item = ServerId> {
-        self.by_slots.iter().rev().map(|key| key.2)
+        let looked_at = self.by_slots.iter().rev().inspect(|_| self.tally.one());
+        looked_at.map(|key| key.2)
     }
 
     /// Nodes with free slots, best first: those with most free slots, then those with most bytes.
@@ -322,6 +339,7 @@ impl Fleet {
                 found.push(server);
             }
         }
+        self.tally.add(2 * found.len() as u64);
         found
     }
 

@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::course::Courses;
 use super::followers::followers;
 use super::standing::{Counted, Standing};
+use super::tally::Tally;
 use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// Where a job is in its life.
@@ -167,6 +168,8 @@ pub(super) struct Graph {
     pub(super) courses: Courses,
     /// How often a job began, or was not begun any more.
     begun_changes: u64,
+    /// Jobs and volumes that were looked at.
+    pub(super) tally: Tally,
 }
 
 impl Graph {
@@ -233,6 +236,7 @@ impl Graph {
             standing,
             courses,
             begun_changes: 0,
+            tally: Tally::default(),
         };
         for job in graph.job_indexes() {
             let counted = Counted::of(graph.state(job), Standing::default());
@@ -311,6 +315,7 @@ impl Graph {
     }
 
     pub(super) fn job(&self, job: JobIndex) -> &JobNode {
+        self.tally.one();
         &self.jobs[job.as_usize()]
     }
 
@@ -319,6 +324,7 @@ impl Graph {
     }
 
     pub(super) fn volume(&self, volume: VolumeIndex) -> &VolumeNode {
+        self.tally.one();
         &self.volumes[volume.as_usize()]
     }
 
@@ -327,6 +333,7 @@ impl Graph {
     }
 
     pub(super) fn state(&self, job: JobIndex) -> JobState {
+        self.tally.one();
         self.jobs[job.as_usize()].state
     }
 
@@ -352,6 +359,7 @@ impl Graph {
     /// The volumes of a job, each once, with whether the job may write them.
     pub(super) fn mounted(&self, job: JobIndex) -> Vec<(VolumeIndex, bool)> {
         let mut volumes: Vec<(VolumeIndex, bool)> = Vec::new();
+        self.tally.add(self.workflow.job(job).mounts.len() as u64);
         for mount in &self.workflow.job(job).mounts {
             match volumes
                 .iter_mut()

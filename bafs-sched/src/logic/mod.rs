@@ -38,6 +38,7 @@ mod skew;
 mod space;
 mod standing;
 mod steering;
+mod tally;
 mod timers;
 mod volumes;
 mod waiting;

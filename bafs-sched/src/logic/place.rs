@@ -1,7 +1,7 @@
 //! Capacity-aware placement: which ready job starts where. A job gets a place only when all its
 //! volumes fit; sizes and space are those declared and believed, nothing is measured here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::ServerId;
 
@@ -122,8 +122,26 @@ impl Scheduler {
 
     /// Gives a job a place on any node that can take it, however many must be looked at.
     pub(super) fn try_place_anywhere(&mut self, job: JobIndex, care: Care) -> bool {
-        let all: Vec<ServerId> = self.fleet.live().map(|(server, _)| server).collect();
+        let all = self.unlike_nodes(job);
         self.may_start(job) && self.rules_admit(job) && self.try_place_on(job, &all, care)
+    }
+
+    /// All live nodes, but of those that are alike and have nothing of this run only the first:
+    /// what finds no place there finds none on the others, and to look for one takes as long as
+    /// there are nodes.
+    fn unlike_nodes(&self, job: JobIndex) -> Vec<ServerId> {
+        let of_job = self.graph.job(job);
+        let (mut known, mut unlike) = (BTreeSet::new(), Vec::new());
+        for (server, node) in self.fleet.live() {
+            let is_told = of_job.refused_by.contains(&server) || of_job.failed_on.contains(&server);
+            let is_bare = node.busy == 0 && node.limit.is_none() && !self.volumes.has_any(server);
+            let (space, slots) = (self.fleet.available(server), node.slots());
+            let kind = (&node.seen.group, space, slots, node.takes_work());
+            if !is_bare || is_told || known.insert(kind) {
+                unlike.push(server);
+            }
+        }
+        unlike
     }
 
     /// Nodes to try for a job that is bound to none. Where caches are just as large as they must
@@ -263,7 +281,8 @@ impl Scheduler {
         let mut others = self.fleet.roomiest().take(SPILL_LOOKED_AT);
         // The roomiest may be those that a new cache fills first.
         let beside = || {
-            let peers = self.fleet.group_of(server).filter(|_| !taken.is_empty());
+            let peers = (!taken.is_empty()).then(|| self.fleet.group_of(server));
+            let peers = peers.into_iter().flatten();
             let mut usable = peers
                 .filter(|(_, node)| node.takes_work())
                 .map(|(id, _)| id);

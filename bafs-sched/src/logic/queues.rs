@@ -6,6 +6,7 @@ use std::ops::Bound;
 use bafs_proto::ids::ServerId;
 
 use super::space::Space;
+use super::tally::Tally;
 use crate::workflow::JobIndex;
 
 /// So few awake queues are looked at one by one.
@@ -56,12 +57,15 @@ pub(super) struct Queues {
     bound: BTreeSet<(Key, ServerId)>,
     /// Servers with a free slot whose jobs wait for space anywhere, the first to wait first.
     hungry: VecDeque<ServerId>,
+    /// Jobs and queues that were looked at.
+    pub(super) tally: Tally,
 }
 
 impl Queues {
     /// Puts a job in, or at another place; its queue wakes.
     pub(super) fn put(&mut self, binding: Binding, key: Key) {
         self.take(key.job);
+        self.tally.one();
         self.place.insert(key.job, (binding, key));
         self.queues.entry(binding).or_default().insert(key);
         if let Some(server) = binding {
@@ -72,6 +76,7 @@ impl Queues {
 
     /// Takes a job out.
     pub(super) fn take(&mut self, job: JobIndex) {
+        self.tally.one();
         if let Some((binding, key)) = self.place.remove(&job)
             && let Some(queue) = self.queues.get_mut(&binding)
         {
@@ -86,6 +91,7 @@ impl Queues {
     }
 
     pub(super) fn contains(&self, job: JobIndex) -> bool {
+        self.tally.one();
         self.place.contains_key(&job)
     }
 
@@ -101,6 +107,7 @@ impl Queues {
 
     /// Something changed for all.
     pub(super) fn wake_all(&mut self) {
+        self.tally.add(self.queues.len() as u64);
         self.awake.extend(self.queues.keys().copied());
         self.awake.insert(None);
     }
@@ -108,6 +115,7 @@ impl Queues {
     /// Awake queues in the order of their heads: only the first of few, all of many. Among many,
     /// what comes a little too late costs less than to look for the first again and again.
     pub(super) fn awake_first(&mut self) -> Vec<Binding> {
+        self.tally.add(self.awake.len() as u64);
         let queues = &self.queues;
         self.awake.retain(|binding| queues.contains_key(binding));
         let heads = self
@@ -133,6 +141,7 @@ impl Queues {
 
     /// Nothing in this server's queue can start before some space is free, there or elsewhere.
     pub(super) fn starve(&mut self, server: ServerId) {
+        self.tally.add(self.hungry.len() as u64);
         self.awake.remove(&Some(server));
         if !self.hungry.contains(&server) {
             self.hungry.push_back(server);
@@ -147,7 +156,8 @@ impl Queues {
 
     /// Jobs that are bound to a server, with it, in the order in which they should start.
     pub(super) fn bound(&self) -> impl Iterator<Item = (JobIndex, ServerId)> {
-        self.bound.iter().map(|(key, server)| (key.job, *server))
+        let looked_at = self.bound.iter().inspect(|_| self.tally.one());
+        looked_at.map(|(key, server)| (key.job, *server))
     }
 
     /// Jobs that wait for this server.
@@ -158,6 +168,7 @@ impl Queues {
     /// The first job of a queue that comes after this key.
     pub(super) fn after(&self, binding: Binding, key: Option<Key>) -> Option<Key> {
         let from = key.map_or(Bound::Unbounded, Bound::Excluded);
+        self.tally.one();
         let queue = self.queues.get(&binding)?;
         queue.range((from, Bound::Unbounded)).next().copied()
     }

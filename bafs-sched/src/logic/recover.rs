@@ -28,6 +28,8 @@ impl Scheduler {
             self.queues.wake(server);
             if is_back {
                 self.complete_caches(server);
+                let records = self.stale.len() + self.strays.len();
+                self.graph.tally.add(records as u64);
                 // What it had when it was given up has been made anew elsewhere.
                 let stale = self.stale.iter().filter(|(_, at)| **at == server);
                 self.out
@@ -76,6 +78,7 @@ impl Scheduler {
             self.stale.insert(id, server);
             gone.extend(self.forget(id).then_some((volume, id)));
         }
+        self.graph.tally.add(self.attempts.len() as u64);
         let here = self
             .attempts
             .iter()
@@ -160,6 +163,9 @@ impl Scheduler {
                 .get(job)
                 .is_some_and(|attempt| attempt.uses(id))
         };
+        self.graph
+            .tally
+            .add(users.len().min(self.attempts.len()) as u64);
         // A batch volume may have more readers than there are attempts.
         if users.len() <= self.attempts.len() {
             return users.iter().copied().filter(uses).collect();

@@ -289,6 +289,18 @@ impl Scheduler {
         self.graph.state(job)
     }
 
+    /// Jobs that are done.
+    pub fn jobs_done(&self) -> u64 {
+        self.graph.totals.done
+    }
+
+    /// Records of jobs, volumes, nodes and queues that were looked at so far: how much work the
+    /// decisions were, whatever the machine.
+    pub fn looked_at(&self) -> u64 {
+        let (volumes, nodes) = (self.volumes.tally.total(), self.fleet.tally.total());
+        self.graph.tally.total() + volumes + nodes + self.queues.tally.total()
+    }
+
     /// Executions that run and must be watched.
     pub fn running(&self) -> impl Iterator<Item = (ExecutionId, ServerId)> {
         let is_running = |attempt: &&Attempt| attempt.stage == Stage::Running;

@@ -22,6 +22,9 @@ const SHARE_BYTES_GOOD: u64 = 4 << 20;
 /// Readers of a cache that are looked at for scratch volumes that they have yet to be given.
 const READERS_LOOKED_AT: usize = 64;
 
+/// How often the room of a node is looked at, about, until a cache is divided.
+const LOOKS_AT_ROOM: u64 = 8;
+
 /// How much of a cooperative cache each node gets.
 pub(super) type Shares = Vec<(ServerId, Space)>;
 
@@ -122,6 +125,7 @@ impl Scheduler {
             self.fleet.available(node).plus(more).minus(taken)
         };
         let rooms = self.rooms(server, taken, left);
+        self.fleet.tally.add(LOOKS_AT_ROOM * rooms.len() as u64);
         let skew = self.skew.permille();
         let shares = match &self.admission {
             Some(_) => {
@@ -240,20 +244,35 @@ impl Scheduler {
         if let Some(id) = self.volumes.live_at(volume, Some(server)) {
             return Some((id, server));
         }
-        let peers = self.fleet.group_of(server);
-        let parts = peers.filter_map(|(peer, _)| {
+        let parts: Vec<(VolumeId, ServerId)> = self.parts_in_group(volume, server).collect();
+        parts.get(job.as_usize() % parts.len().max(1)).copied()
+    }
+
+    /// The parts of a cache in the group of `server`, with their nodes, in the order of these.
+    /// Looks at the nodes or at the parts, whichever are fewer: where many nodes have none, who
+    /// looks for each of them at all others never comes to an end.
+    fn parts_in_group(
+        &self,
+        volume: VolumeIndex,
+        server: ServerId,
+    ) -> impl Iterator<Item = (VolumeId, ServerId)> {
+        let parts = self.volumes.live(volume);
+        let is_scattered = parts.len() < self.fleet.group_size(server);
+        let all = is_scattered.then(|| self.volumes.parts(volume));
+        let all = all.into_iter().flatten();
+        let here = all.filter(move |(_, holder)| self.fleet.is_together(*holder, server));
+        let peers = (!is_scattered).then(|| self.fleet.group_of(server));
+        let of_peers = peers.into_iter().flatten().filter_map(move |(peer, _)| {
             let id = self.volumes.live_at(volume, Some(peer))?;
             Some((id, peer))
         });
-        let parts: Vec<(VolumeId, ServerId)> = parts.collect();
-        parts.get(job.as_usize() % parts.len().max(1)).copied()
+        here.chain(of_peers)
     }
 
     /// Whether a node of the group of `server` holds a part of a cache.
     fn is_cached_in_group(&self, volume: VolumeIndex, server: ServerId) -> bool {
-        let mut peers = self.fleet.group_of(server);
-        let is_there = |peer| self.volumes.live_at(volume, Some(peer)).is_some();
-        self.volumes.is_live(volume) && peers.any(|(peer, _)| is_there(peer))
+        let mut parts = self.parts_in_group(volume, server);
+        self.volumes.is_live(volume) && parts.next().is_some()
     }
 
     /// What the group of `server` holds of a cache, in bytes; nothing when it holds no part.
@@ -261,9 +280,8 @@ impl Scheduler {
         if !self.volumes.is_live(volume) {
             return None;
         }
-        let peers = self.fleet.group_of(server);
-        let there = peers.filter_map(|(peer, _)| self.volumes.live_at(volume, Some(peer)));
-        let sizes = there.filter_map(|id| Some(self.volumes.get(id)?.size.bytes));
+        let parts = self.parts_in_group(volume, server);
+        let sizes = parts.filter_map(|(id, _)| Some(self.volumes.get(id)?.size.bytes));
         sizes.fold(None, |sum, bytes| Some(sum.unwrap_or(0) + bytes))
     }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use bafs_proto::ids::{ServerId, VolumeId};
 
 use super::space::Space;
+use super::tally::Tally;
 use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// Where a volume is in its life, as far as we know.
@@ -70,6 +71,8 @@ pub(super) struct Volumes {
     absent: BTreeMap<u64, u64>,
     /// How often anything of this may have changed.
     changes: u64,
+    /// Volumes that were looked at.
+    pub(super) tally: Tally,
 }
 
 impl Volumes {
@@ -90,10 +93,12 @@ impl Volumes {
             cache_bytes,
             absent,
             changes: 0,
+            tally: Tally::default(),
         }
     }
 
     pub(super) fn get(&self, id: VolumeId) -> Option<&Instance> {
+        self.tally.one();
         self.instances.get(&id)
     }
 
@@ -104,11 +109,13 @@ impl Volumes {
 
     pub(super) fn get_mut(&mut self, id: VolumeId) -> Option<&mut Instance> {
         self.changes += 1;
+        self.tally.one();
         self.instances.get_mut(&id)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (VolumeId, &Instance)> {
-        self.instances.iter().map(|(id, instance)| (*id, instance))
+        let looked_at = self.instances.iter().inspect(|_| self.tally.one());
+        looked_at.map(|(id, instance)| (*id, instance))
     }
 
     pub(super) fn len(&self) -> usize {
@@ -120,7 +127,14 @@ impl Volumes {
         &self.live[volume.as_usize()]
     }
 
+    /// The same, but for what is on no server.
+    pub(super) fn parts(&self, volume: VolumeIndex) -> impl Iterator<Item = (VolumeId, ServerId)> {
+        let looked_at = self.live(volume).iter().inspect(|_| self.tally.one());
+        looked_at.filter_map(|(server, id)| Some((*id, (*server)?)))
+    }
+
     pub(super) fn is_live(&self, volume: VolumeIndex) -> bool {
+        self.tally.one();
         !self.live[volume.as_usize()].is_empty()
     }
 
@@ -179,6 +193,7 @@ impl Volumes {
         volume: VolumeIndex,
         server: Option<ServerId>,
     ) -> Option<VolumeId> {
+        self.tally.one();
         self.live[volume.as_usize()].get(&server).copied()
     }
 
@@ -190,9 +205,16 @@ impl Volumes {
             .map(|(server, id)| (*id, *server))
     }
 
+    /// Whether anything is on a server.
+    pub(super) fn has_any(&self, server: ServerId) -> bool {
+        self.tally.one();
+        self.on_server.contains_key(&server)
+    }
+
     /// Everything on a server.
     pub(super) fn on_server(&self, server: ServerId) -> Vec<(VolumeId, VolumeIndex)> {
         let there = self.on_server.get(&server);
+        self.tally.add(1 + there.map_or(0, BTreeMap::len) as u64);
         there
             .map(|all| all.iter().map(|(id, volume)| (*id, *volume)).collect())
             .unwrap_or_default()
@@ -200,6 +222,7 @@ impl Volumes {
 
     pub(super) fn add(&mut self, id: VolumeId, instance: Instance) {
         self.changes += 1;
+        self.tally.one();
         assert!(instance.state.is_live(), "a volume begins its life alive");
         let (volume, server) = (instance.volume, instance.server);
         self.begin(volume, server, id);
@@ -235,6 +258,7 @@ impl Volumes {
     /// Takes a volume out of use; it keeps its space until it is removed.
     pub(super) fn retire(&mut self, id: VolumeId) {
         self.changes += 1;
+        self.tally.one();
         if let Some(instance) = self.instances.get_mut(&id) {
             let was_live = instance.state.is_live();
             let (volume, server) = (instance.volume, instance.server);
@@ -249,6 +273,7 @@ impl Volumes {
     /// Forgets a volume that is gone.
     pub(super) fn remove(&mut self, id: VolumeId) -> Option<Instance> {
         self.changes += 1;
+        self.tally.one();
         let instance = self.instances.remove(&id)?;
         if instance.state.is_live() {
             self.end(instance.volume, instance.server);

@@ -199,6 +199,7 @@ impl Canonical {
             run_s: self.run_s,
             variability: self.variability,
             cpus: 1.0,
+            widths: Vec::new(),
             longest: 1.0,
         }
     }

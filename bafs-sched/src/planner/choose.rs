@@ -20,7 +20,8 @@ pub struct Candidate {
     pub allocation: Allocation,
     /// Pipelines that run at once with the processors that there are.
     pub running: u64,
-    /// Run time by the corrected model; nothing when not possible, or never done.
+    /// Run time by the corrected model; nothing when not possible, never done, or when a job fits
+    /// on no node that is there at the beginning.
     pub predicted_s: Option<f64>,
     /// Run time by the printed equations, for comparison.
     pub printed_s: Option<f64>,
@@ -50,20 +51,23 @@ pub struct Plan {
 
 /// Plans `shape` in `environment`. The same arguments give the same plan.
 pub fn plan(shape: Shape, environment: &Environment) -> Plan {
+    let environment = &*environment.able(&shape);
+    let too_wide = shape.too_wide(environment);
+    let timed = |seconds: Option<f64>| seconds.filter(|_| too_wide.is_none());
     let candidate = |strategy: Strategy| {
         let allocation = strategy.allocate(&shape, environment);
         Candidate {
             running: allocation.running(environment),
             allocation,
-            predicted_s: predict(strategy, &shape, environment),
-            printed_s: predict_printed(strategy, &shape, environment),
+            predicted_s: timed(predict(strategy, &shape, environment)),
+            printed_s: timed(predict_printed(strategy, &shape, environment)),
         }
     };
     let candidates: Vec<Candidate> = Strategy::EACH.map(candidate).into();
     let choice = choose(&candidates);
     let refusal = match choice {
         Some(_) => None,
-        None => Some(refusal(&candidates)),
+        None => Some(too_wide.unwrap_or_else(|| refusal(&candidates))),
     };
     Plan {
         shape,

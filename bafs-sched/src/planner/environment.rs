@@ -1,11 +1,13 @@
 //! The machines a workload is planned for, read from TOML: the only user of the `toml` crate in
 //! this crate. It does not read files and does not ask a live catalog.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
+use super::shape::Shape;
 use crate::workflow::{QuantityError, parse_duration, parse_rate, parse_size};
 
 /// Nodes in one environment; more is a typing error.
@@ -225,6 +227,35 @@ impl Environment {
     /// Jobs that all nodes together run at once.
     pub fn cpus(&self) -> u64 {
         self.sum(|class| u64::from(class.cpus))
+    }
+
+    /// Processors of nodes on which jobs that keep so many at once fit.
+    pub(super) fn cpus_for(&self, cpus: u32) -> u64 {
+        self.sum(|class| match class.cpus >= cpus {
+            true => u64::from(class.cpus),
+            false => 0,
+        })
+    }
+
+    /// As jobs of this shape see it: nodes on which none of them fits do not compute, and where all
+    /// keep as many processors, those that are left over do not count. As it is when none fits
+    /// anywhere.
+    pub(super) fn able(&self, shape: &Shape) -> Cow<'_, Self> {
+        let (widest, narrowest) = shape.cpus_range();
+        let used = |class: &NodeClass| match class.cpus >= narrowest {
+            true if widest == narrowest => class.cpus - class.cpus % widest.max(1),
+            true => class.cpus,
+            false => 0,
+        };
+        let is_used_whole = |class: &NodeClass| used(class) == class.cpus;
+        if self.nodes.iter().all(is_used_whole) || self.cpus_for(narrowest) == 0 {
+            return Cow::Borrowed(self);
+        }
+        let mut able = self.clone();
+        for class in &mut able.nodes {
+            class.cpus = used(class);
+        }
+        Cow::Owned(able)
     }
 
     /// Bytes that all nodes together offer for volumes.

@@ -30,6 +30,7 @@ pub fn predict_printed(
     if strategy == Strategy::Remote {
         return None;
     }
+    let environment = &*environment.able(shape);
     let round = |width, caches| {
         let shape = shape.with_width(width);
         let allocation = strategy.allocate(&shape, environment);
@@ -62,6 +63,7 @@ pub fn predict_rest(
     environment: &Environment,
     resident_bytes: u128,
 ) -> Option<f64> {
+    let environment = &*environment.able(shape);
     let missing = match shape.batch_total_bytes {
         0 => 1.0,
         all => all.saturating_sub(resident_bytes) as f64 / all as f64,
@@ -82,7 +84,7 @@ pub fn predict_rest(
     };
     possible(strategy, shape, environment)?;
     let seconds = with_failures(strategy, shape.width, round)?;
-    Some(seconds.max(shape.least_s(environment.cpus())))
+    Some(seconds.max(shape.least_s(environment)))
 }
 
 fn possible(strategy: Strategy, shape: &Shape, environment: &Environment) -> Option<()> {

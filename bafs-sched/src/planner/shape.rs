@@ -1,5 +1,5 @@
 //! What the strategies need to know of a workload: sizes at its largest stage, and work. It does
-//! not know the environment.
+//! not say what fits where.
 //!
 //! A canonical workload has an exact shape. Of any other graph this takes the bottleneck: a
 //! pipeline is a connected part of the graph, and the largest stage of any pipeline stands for all.
@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::canonical::Canonical;
+use super::environment::Environment;
 use super::packing::{Piece, Pieces};
 use crate::workflow::{JobIndex, Volume, VolumeIndex, VolumeKind, Workflow};
 
@@ -63,6 +64,10 @@ pub struct Shape {
     pub variability: f64,
     /// Processors that a job keeps while it computes, on average over that time.
     pub cpus: f64,
+    /// How many processors single jobs keep, the most first, with the share of all work that these
+    /// jobs are; empty when each keeps one.
+    #[serde(skip)]
+    pub(super) widths: Vec<(u32, f64)>,
     /// Computing on the longest way through any pipeline, over that of a pipeline of mean jobs.
     pub longest: f64,
 }
@@ -115,12 +120,14 @@ impl Shape {
 
     fn set_computing(&mut self, workflow: &Workflow) {
         let (mut all_s, mut processor_s, mut longest_s) = (0.0, 0.0, 0.0f64);
+        let mut widths: BTreeMap<u32, f64> = BTreeMap::new();
         let mut until_s = vec![0.0f64; workflow.jobs.len()];
         for index in workflow.topological_order() {
             let job = workflow.job(index);
             let run_s = job.runtime_s.unwrap_or(0) as f64;
             all_s += run_s;
             processor_s += run_s * f64::from(job.cpus);
+            *widths.entry(job.cpus).or_default() += run_s * f64::from(job.cpus);
             let parents = job.parents.iter().map(|parent| until_s[parent.as_usize()]);
             let end_s = run_s + parents.fold(0.0, f64::max);
             until_s[index.as_usize()] = end_s;
@@ -131,14 +138,45 @@ impl Shape {
             self.cpus = processor_s / all_s;
             self.longest = longest_s / (self.run_s * self.depth as f64);
         }
+        if widths.keys().any(|cpus| *cpus != 1) {
+            let share = |seconds: f64| match processor_s > 0.0 {
+                true => seconds / processor_s,
+                false => 0.0,
+            };
+            let widest_first = widths.into_iter().rev();
+            self.widths = widest_first.map(|(cpus, s)| (cpus, share(s))).collect();
+        }
     }
 
-    /// Less than this no strategy takes on so many processors, in seconds: all computing together,
-    /// and that on the longest way.
-    pub fn least_s(&self, processors: u64) -> f64 {
+    /// Processors that the widest and the narrowest job keep.
+    pub(super) fn cpus_range(&self) -> (u32, u32) {
+        let cpus = |width: Option<&(u32, f64)>| width.map_or(1, |(cpus, _)| *cpus);
+        (cpus(self.widths.first()), cpus(self.widths.last()))
+    }
+
+    /// Why the workload cannot begin on the nodes that are there first, if a job fits on none of
+    /// them.
+    pub fn too_wide(&self, environment: &Environment) -> Option<String> {
+        let (widest, _) = self.cpus_range();
+        (environment.cpus_for(widest) == 0).then(|| {
+            format!(
+                "a job needs {widest} processors, and no node that is there at the beginning has \
+                 as many"
+            )
+        })
+    }
+
+    /// Less than this no strategy takes on these nodes, in seconds: all computing together, that
+    /// of jobs that only some nodes can run on these, and that on the longest way.
+    pub fn least_s(&self, environment: &Environment) -> f64 {
         let pipeline_s = self.run_s * self.depth as f64;
-        let all_s = pipeline_s * self.width as f64 * self.cpus / processors.max(1) as f64;
-        all_s.max(pipeline_s * self.longest)
+        let all_s = pipeline_s * self.width as f64 * self.cpus;
+        let (mut least_s, mut share) = (pipeline_s * self.longest, 0.0);
+        for (cpus, part) in &self.widths {
+            share += part;
+            least_s = least_s.max(all_s * share / environment.cpus_for(*cpus).max(1) as f64);
+        }
+        least_s.max(all_s / environment.able(self).cpus().max(1) as f64)
     }
 
     /// The same with another number of pipelines.
@@ -210,6 +248,7 @@ impl Shape {
             run_s: 0.0,
             variability: 0.0,
             cpus: 1.0,
+            widths: Vec::new(),
             longest: 1.0,
         }
     }
@@ -441,7 +480,12 @@ mod tests {
         assert_eq!((shape.run_s, shape.variability), (10.0, 0.5));
         assert_eq!(shape.stage_volumes, 2);
         // The first pipeline computes 60 s, twice the mean of both.
-        assert_eq!((shape.longest, shape.least_s(100)), (2.0, 60.0));
+        let environment = Environment::parse(
+            "home-rate = \"1 MB/s\"\nlocal-rate = \"1 MB/s\"\n\n[[nodes]]\ncount = 100\ncpus = 1\n\
+             storage = \"1 GB\"\n",
+        );
+        let least_s = shape.least_s(&environment.expect("it is right"));
+        assert_eq!((shape.longest, least_s), (2.0, 60.0));
         assert!(
             notes
                 .iter()

@@ -198,6 +198,7 @@ impl Strategy {
 
     /// How the strategy would run `shape` in `environment`, or what it lacks.
     pub fn allocate(self, shape: &Shape, environment: &Environment) -> Allocation {
+        let environment = &*environment.able(shape);
         let required_bytes = self.required_bytes(shape);
         let (shortage, is_certain) = self.exact_shortage(shape, environment);
         let mut allocation = Allocation {

@@ -1,8 +1,9 @@
 //! The choice of a plan made sure by simulation: where the model's best predictions are closer than
 //! its error, and for workflows whose shape no equation knows. Predicts nothing itself.
 //!
-//! Bounded by the number of jobs that are simulated and by how often each is tried, not by a clock,
-//! so that equal arguments give equal plans on every machine.
+//! Bounded by the number of jobs that are simulated, by how often each is tried, and by the records
+//! that are looked at for that, not by a clock, so that equal arguments give equal plans on every
+//! machine.
 
 use serde::Serialize;
 
@@ -11,11 +12,17 @@ use super::load::Load;
 use super::policy::{Policy, Scenario};
 use super::record::{Run, Stuck};
 use crate::planner::{Choice, Environment, Plan, Strategy};
-use crate::workflow::Workflow;
+use crate::workflow::{VolumeKind, Workflow};
 
 /// Jobs of all simulations for one plan; some seconds on a slow machine. A workflow with more is
 /// not simulated.
 pub const PLAN_JOBS_MAX: usize = 40_000;
+/// Parts of caches, were each on every node, of a workflow that is simulated for a plan: they take
+/// some hundred megabytes.
+const PLAN_PARTS_MAX: u64 = 2_000_000;
+/// Records that all simulations for one plan look at: some tens of seconds at most. Others need far
+/// fewer than those of absurd environments, where nodes fail before anything is done.
+const PLAN_RECORDS_MAX: u64 = 400_000_000;
 /// Seeds of simulations where nodes fail or run times vary, as far as [`PLAN_JOBS_MAX`] allows.
 const SEEDS_MAX: u64 = 8;
 /// With fewer nothing is known of how much the seeds differ.
@@ -65,7 +72,8 @@ pub enum Doubt {
 pub enum Doubts {
     /// There were none: the model's choice stands.
     None,
-    /// There were, but too many jobs to simulate: the model's choice stands all the same.
+    /// There were, but too many jobs to simulate, or parts of caches: the model's choice stands all
+    /// the same.
     TooManyJobs,
     /// What was found, in the order of trying.
     Tried(Vec<Tried>),
@@ -83,6 +91,19 @@ pub fn decide(
     environment: &Environment,
     load: &Load,
 ) -> Result<Doubts, Stuck> {
+    let work = (jobs, workflow);
+    decide_within(plan, doubt, work, environment, load, PLAN_RECORDS_MAX)
+}
+
+/// The same, while so many records are looked at.
+fn decide_within(
+    plan: &mut Plan,
+    doubt: Doubt,
+    (jobs, workflow): (u64, impl FnOnce() -> Workflow),
+    environment: &Environment,
+    load: &Load,
+    records_max: u64,
+) -> Result<Doubts, Stuck> {
     let is_failing = environment.mtbf_s.is_some();
     let candidates = doubtful(plan, doubt, is_failing);
     let least = match doubt {
@@ -98,47 +119,107 @@ pub fn decide(
         return Ok(Doubts::TooManyJobs);
     }
     let workflow = workflow();
+    if parts(&workflow, environment) > PLAN_PARTS_MAX {
+        return Ok(Doubts::TooManyJobs);
+    }
     let (seeds, hopeless) = match (is_failing, load.varies()) {
         (true, _) => (SEEDS_MAX.min(affordable as u64), HOPELESS_FAILING),
         (false, true) => (SEEDS_MAX.min(affordable as u64), HOPELESS_VARYING),
         (false, false) => (1, 0.0),
     };
+    let field = Field {
+        workflow: &workflow,
+        environment,
+        load,
+        seeds,
+        hopeless,
+    };
     let mut trials: Vec<Trial> = candidates.into_iter().map(Trial::new).collect();
-    for seed in 0..seeds {
+    field.try_all(&mut trials, records_max)?;
+    choose(plan, &trials);
+    let tried = trials.into_iter().map(Trial::tried);
+    Ok(Doubts::Tried(tried.collect()))
+}
+
+/// Parts of all caches, were each on every node.
+fn parts(workflow: &Workflow, environment: &Environment) -> u64 {
+    let volumes = workflow.volumes.iter();
+    let caches = volumes.filter(|volume| matches!(volume.kind, VolumeKind::Cache { .. }));
+    (caches.count() as u64).saturating_mul(environment.storing_nodes())
+}
+
+/// Where candidates are simulated.
+struct Field<'f> {
+    workflow: &'f Workflow,
+    environment: &'f Environment,
+    load: &'f Load,
+    /// Seeds at most.
+    seeds: u64,
+    /// How much longer than the best is too long, as a share of it.
+    hopeless: f64,
+}
+
+impl Field<'_> {
+    /// Simulates all with one seed after the other, until the best is known or so many records
+    /// were looked at.
+    fn try_all(&self, trials: &mut [Trial], mut records: u64) -> Result<(), Stuck> {
+        let is_failing = self.environment.mtbf_s.is_some();
+        for seed in 0..self.seeds {
+            let looked_at = self.try_seed(trials, seed, records)?;
+            records = records.saturating_sub(looked_at);
+            if trials.iter().any(Trial::is_cut_later) {
+                take_back(trials, seed);
+                break;
+            }
+            // Who is alone is the choice, whatever more seeds would say of its time.
+            if trials.iter().filter(|trial| !trial.is_out).count() <= 1 {
+                break;
+            }
+            if !is_failing && seed == 0 && self.seeds > 1 {
+                leave_behind(trials, self.hopeless);
+            }
+            if !is_failing && is_clear(trials) {
+                break;
+            }
+            // Another seed would take about as much again.
+            if looked_at > records {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Simulates those that are left with one seed; answers how many records were looked at.
+    fn try_seed(&self, trials: &mut [Trial], seed: u64, records: u64) -> Result<u64, Stuck> {
+        let is_failing = self.environment.mtbf_s.is_some();
+        let mut left = records;
         for at in 0..trials.len() {
             // Who was near with one seed is waited for with the others.
             let limit_s = match seed == 0 || is_failing {
-                true => limit_s(&trials, at, hopeless),
+                true => limit_s(trials, at, self.hopeless),
                 false => f64::INFINITY,
             };
+            // With the first seed each may take its part of what those before it left.
+            let to_come = match seed {
+                0 => trials.len() - at,
+                _ => 1,
+            };
+            let looked_at_max = left / to_come as u64;
             let scenario = |strategy| Scenario {
                 attempts_for_job: ATTEMPTS_FOR_JOB,
+                looked_at_max,
                 ..Scenario::new(
-                    environment.clone(),
+                    self.environment.clone(),
                     Policy::Strategy(strategy),
-                    load.clone(),
+                    self.load.clone(),
                     SEED_FIRST + seed,
                 )
             };
-            trials[at].run(&workflow, scenario, limit_s)?;
+            let looked_at = trials[at].run(self.workflow, scenario, limit_s)?;
+            left = left.saturating_sub(looked_at);
         }
-        // Who is alone is the choice, whatever more seeds would say of its time.
-        if trials.iter().filter(|trial| !trial.is_out).count() <= 1 {
-            break;
-        }
-        if is_failing {
-            continue;
-        }
-        if seed == 0 && seeds > 1 {
-            leave_behind(&mut trials, hopeless);
-        }
-        if is_clear(&trials) {
-            break;
-        }
+        Ok(records - left)
     }
-    let tried = trials.into_iter().map(Trial::tried).collect::<Vec<_>>();
-    choose(plan, &tried);
-    Ok(Doubts::Tried(tried))
 }
 
 /// A candidate that is simulated with one seed after the other.
@@ -149,6 +230,8 @@ struct Trial {
     times_s: Vec<f64>,
     /// It failed, or took longer than can be waited for.
     is_out: bool,
+    /// It is out because it was too much to simulate: nothing speaks against it.
+    is_cut: bool,
     failed: Option<String>,
 }
 
@@ -158,27 +241,39 @@ impl Trial {
             strategy,
             times_s: Vec::new(),
             is_out: false,
+            is_cut: false,
             failed: None,
         }
     }
 
+    /// Simulates it with another seed; answers how many records were looked at.
     fn run(
         &mut self,
         workflow: &Workflow,
         scenario: impl FnOnce(Strategy) -> Scenario,
         limit_s: f64,
-    ) -> Result<(), Stuck> {
+    ) -> Result<u64, Stuck> {
         if self.is_out {
-            return Ok(());
+            return Ok(0);
         }
-        let simulation = Simulation::new(workflow.clone(), scenario(self.strategy));
-        let run = simulation.run_until(limit_s)?;
+        let scenario = scenario(self.strategy);
+        let most = scenario.looked_at_max;
+        let simulation = Simulation::new(workflow.clone(), scenario);
+        let (run, looked_at) = simulation.run_until(limit_s)?;
         self.failed = run.as_ref().and_then(Run::failure);
         match run.filter(Run::is_complete) {
             Some(run) => self.times_s.push(run.seconds()),
-            None => self.is_out = true,
+            None => {
+                self.is_out = true;
+                self.is_cut = self.failed.is_some() && looked_at > most;
+            }
         }
-        Ok(())
+        Ok(looked_at)
+    }
+
+    /// Whether only a seed after the first was too much.
+    fn is_cut_later(&self) -> bool {
+        self.is_cut && !self.times_s.is_empty()
     }
 
     /// The mean over the seeds so far.
@@ -225,6 +320,16 @@ fn leave_behind(trials: &mut [Trial], hopeless: f64) {
     let limit_s = best_s(trials) * (1.0 + hopeless);
     for trial in trials {
         trial.is_out |= trial.mean_s().is_some_and(|mean_s| mean_s > limit_s);
+    }
+}
+
+/// A seed was too much for one of them: all are compared by the seeds before it.
+fn take_back(trials: &mut [Trial], seed: u64) {
+    for trial in trials {
+        trial.times_s.truncate(seed as usize);
+        if trial.is_cut_later() {
+            (trial.is_out, trial.is_cut, trial.failed) = (false, false, None);
+        }
     }
 }
 
@@ -278,18 +383,15 @@ fn doubtful(plan: &Plan, doubt: Doubt, is_failing: bool) -> Vec<Strategy> {
 
 /// The fastest is the choice, of equally fast ones the first of the table, which
 /// accepts the fewest pitfalls. When none is left there is no choice: what the model predicts does
-/// not hold then.
-fn choose(plan: &mut Plan, tried: &[Tried]) {
-    let timed = tried
+/// not hold then; but for those that were too much to simulate.
+fn choose(plan: &mut Plan, trials: &[Trial]) {
+    let timed = trials
         .iter()
-        .filter_map(|t| Some((t.strategy, t.simulated_s?)));
+        .filter_map(|t| Some((t.strategy, t.mean_s()?)));
     let mut timed: Vec<(Strategy, f64)> = timed.collect();
     timed.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
     let Some(&(strategy, seconds)) = timed.first() else {
-        plan.choice = None;
-        // Who was stopped was compared with one that failed with a later seed.
-        plan.refusal = tried.iter().find_map(|tried| tried.failed.clone());
-        return;
+        return choose_untimed(plan, trials);
     };
     let mut reason = format!("{strategy} takes {seconds:.0} s in the simulation");
     match timed.get(1) {
@@ -306,9 +408,33 @@ fn choose(plan: &mut Plan, tried: &[Tried]) {
     plan.refusal = None;
 }
 
+/// None has a time. Of those that were too much to simulate the model's best is the choice.
+fn choose_untimed(plan: &mut Plan, trials: &[Trial]) {
+    let cut: Vec<Strategy> = trials
+        .iter()
+        .filter(|trial| trial.is_cut)
+        .map(|trial| trial.strategy)
+        .collect();
+    let models = plan.choice.take().map(|choice| choice.strategy);
+    let models = models.filter(|strategy| cut.contains(strategy));
+    let Some(strategy) = models.or_else(|| cut.first().copied()) else {
+        // Who was stopped was compared with one that failed with a later seed.
+        plan.refusal = trials.iter().find_map(|trial| trial.failed.clone());
+        return;
+    };
+    let reason = format!(
+        "no strategy came to its end in the simulation; {strategy} is the best by the model among \
+         those that were too much to simulate"
+    );
+    plan.choice = Some(Choice { strategy, reason });
+    plan.refusal = None;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::planner::Canonical;
+    use crate::sim::workflow_of;
 
     fn trial(strategy: Strategy, times_s: &[f64]) -> Trial {
         Trial {
@@ -369,5 +495,103 @@ mod tests {
         let mut slow = trial(Strategy::Minimal, &[]);
         slow.is_out = true;
         assert!(is_clear(&[trial(Strategy::Slice, &[100.0]), slow]));
+    }
+
+    const STUBBORN: &str = "width=60,depth=3,batch=5GB,private=0.5GB,run=5000s,var=0.1";
+
+    /// Ten nodes of the thesis, of which one fails every `mtbf_s` seconds.
+    fn failing(mtbf_s: u64) -> Environment {
+        let text = include_str!("../../../examples/environments/thesis.toml");
+        let mut environment = Environment::parse(text).expect("the example is right");
+        environment.nodes[0].count = 10;
+        environment.mtbf_s = Some(mtbf_s);
+        environment
+    }
+
+    fn trials_of(strategies: &[Strategy]) -> Vec<Trial> {
+        strategies.iter().copied().map(Trial::new).collect()
+    }
+
+    /// Of the first seed of all possible strategies: what was looked at, and what came of each.
+    fn first_seed(environment: &Environment, records: u64) -> (u64, Vec<Trial>) {
+        let canonical = Canonical::parse(STUBBORN).expect("a workload");
+        let workflow = workflow_of(&canonical);
+        let load = Load::Declared {
+            variability_ppm: 100_000,
+        };
+        let field = Field {
+            workflow: &workflow,
+            environment,
+            load: &load,
+            seeds: 1,
+            hopeless: HOPELESS_FAILING,
+        };
+        let plan = crate::planner::plan(canonical.shape(), environment);
+        let mut trials = trials_of(&doubtful(&plan, Doubt::Ties, true));
+        let looked_at = field.try_seed(&mut trials, 0, records).expect("it ends");
+        (looked_at, trials)
+    }
+
+    fn decided(environment: &Environment, records: u64) -> (Plan, Doubts) {
+        let canonical = Canonical::parse(STUBBORN).expect("a workload");
+        let mut plan = crate::planner::plan(canonical.shape(), environment);
+        let load = Load::Declared {
+            variability_ppm: 100_000,
+        };
+        let work = (canonical.jobs(), || workflow_of(&canonical));
+        let doubts = decide_within(&mut plan, Doubt::Ties, work, environment, &load, records);
+        (plan, doubts.expect("it ends"))
+    }
+
+    /// Nodes live for an hour and jobs take longer: each strategy would be tried a thousand times.
+    #[test]
+    fn a_plan_for_nodes_that_fail_all_the_time_looks_at_no_more_than_it_may() {
+        let environment = failing(360);
+        let few = 300_000;
+        let (all, _) = first_seed(&environment, u64::MAX);
+        assert!(all > 4 * few, "it is much: {all}");
+        let (looked_at, trials) = first_seed(&environment, few);
+        assert!(looked_at < few + few / 4, "{looked_at}");
+        assert!(trials.iter().all(|trial| trial.is_cut), "{trials:?}");
+        let (plan, doubts) = decided(&environment, few);
+        let reason = plan.choice.clone().expect("the model's").reason;
+        assert!(reason.contains("too much to simulate"), "{reason}");
+        assert_eq!(decided(&environment, few), (plan, doubts), "the same again");
+    }
+
+    #[test]
+    fn who_comes_to_its_end_is_chosen_before_who_is_too_much_to_simulate() {
+        let environment = failing(7_200);
+        // Some end sooner than others, so that with some number of records only these do.
+        for records in (1..100).map(|count| 100_000 * count) {
+            let (_, trials) = first_seed(&environment, records);
+            let ended: Vec<Strategy> = trials
+                .iter()
+                .filter(|trial| trial.mean_s().is_some())
+                .map(|trial| trial.strategy)
+                .collect();
+            if !ended.is_empty() && trials.iter().any(|trial| trial.is_cut) {
+                let (plan, _) = decided(&environment, records);
+                let chosen = plan.choice.expect("one ended").strategy;
+                assert!(ended.contains(&chosen), "{chosen}: {trials:?}");
+                return;
+            }
+        }
+        panic!("none ends before another");
+    }
+
+    #[test]
+    fn a_seed_that_is_too_much_for_one_counts_for_none() {
+        let mut trials = [
+            trial(Strategy::Slice, &[100.0, 90.0]),
+            trial(Strategy::Minimal, &[110.0]),
+            trial(Strategy::AllBatch, &[]),
+        ];
+        for at in [1, 2] {
+            (trials[at].is_out, trials[at].is_cut) = (true, true);
+        }
+        take_back(&mut trials, 1);
+        let means = trials.each_ref().map(Trial::mean_s);
+        assert_eq!(means, [Some(100.0), Some(110.0), None]);
     }
 }

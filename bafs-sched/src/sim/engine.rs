@@ -26,6 +26,10 @@ const HORIZON_US: u64 = u64::MAX / 2;
 /// Attempts that every run may have, however few its jobs: bad luck is no reason to give up.
 const ATTEMPTS_MIN: u64 = 2_000;
 
+/// Records that may be looked at in vain for each job and node, beside those of the scenario: at
+/// the beginning each is looked at many times.
+const IN_VAIN_FOR_EACH: u64 = 2_000;
+
 /// Takes the time of the scheduler's decisions, or does not.
 pub trait Watch {
     /// Does `step`.
@@ -125,6 +129,10 @@ pub struct Simulation {
     pub(super) now: u64,
     due: BinaryHeap<Reverse<(u64, u64, Due)>>,
     next: u64,
+    /// Things that were due, and records that the simulator itself looked at for them.
+    pub(super) looked_at: u64,
+    /// The most jobs that were done at once so far, and what had been looked at then.
+    forward: (u64, u64),
     /// Facts that the core is told at once.
     pub(super) facts: VecDeque<Event>,
     actions: Vec<Action>,
@@ -170,6 +178,8 @@ impl Simulation {
             now: 0,
             due: BinaryHeap::new(),
             next: 0,
+            looked_at: nodes.len() as u64,
+            forward: (0, 0),
             facts: VecDeque::new(),
             actions: Vec::new(),
             computing: computing(&scenario, &nodes, clusters.len()),
@@ -223,20 +233,22 @@ impl Simulation {
         Ok(self.ended())
     }
 
-    /// The same, unless it takes longer than so many seconds: then there is no answer.
+    /// The same, unless it takes longer than so many seconds: then there is no run. Answers as well
+    /// how many records were looked at.
     ///
     /// # Errors
     /// As [`Simulation::run`].
-    pub fn run_until(mut self, seconds: f64) -> Result<Option<Run>, Stuck> {
+    pub fn run_until(mut self, seconds: f64) -> Result<(Option<Run>, u64), Stuck> {
         // Infinite seconds become the largest number.
         let limit = (seconds * SECOND_US as f64) as u64;
         while !self.is_over(&mut Unwatched) {
             self.advance(&mut Unwatched)?;
             if self.now > limit {
-                return Ok(None);
+                return Ok((None, self.looked_at()));
             }
         }
-        Ok(Some(self.ended()))
+        let looked_at = self.looked_at();
+        Ok((Some(self.ended()), looked_at))
     }
 
     /// Tells the core what is known now; whether the workflow is over.
@@ -248,8 +260,8 @@ impl Simulation {
             self.run.outcome = outcome.clone();
             return true;
         }
-        if self.run.executions + self.run.failures > self.attempts_max() {
-            self.run.outcome = self.given_up();
+        if let Some(why) = self.why_hopeless() {
+            self.run.outcome = self.given_up(&why);
             return true;
         }
         if self.next_due().is_some_and(|next| next > HORIZON_US) {
@@ -291,11 +303,37 @@ impl Simulation {
         ATTEMPTS_MIN + jobs * u64::from(self.scenario.attempts_for_job)
     }
 
-    fn given_up(&self) -> Outcome {
+    /// Records that were looked at so far.
+    fn looked_at(&self) -> u64 {
+        self.looked_at + self.scheduler.looked_at()
+    }
+
+    /// Why the run is not worth going on with, if so.
+    fn why_hopeless(&mut self) -> Option<String> {
+        if self.run.executions + self.run.failures > self.attempts_max() {
+            return Some("failures come faster than pipelines are done".to_owned());
+        }
+        let looked_at = self.looked_at();
+        let most = self.scenario.looked_at_max;
+        if looked_at > most {
+            return Some(format!("more than the {most} records that it may look at"));
+        }
+        let done = self.scheduler.jobs_done();
+        if done > self.forward.0 {
+            self.forward = (done, looked_at);
+        }
+        let each = (self.execution_of.len() + self.nodes.len()) as u64;
+        let in_vain = IN_VAIN_FOR_EACH.saturating_mul(each);
+        let in_vain = in_vain.saturating_add(self.scenario.in_vain_max);
+        (looked_at - self.forward.1 > in_vain)
+            .then(|| format!("no further job was done while it looked at {in_vain} records"))
+    }
+
+    fn given_up(&self, why: &str) -> Outcome {
         let progress = self.scheduler.progress();
         let message = format!(
             "given up after {} simulated s, {} starts of jobs and {} failures of nodes, with {} of \
-             {} jobs done: failures come faster than pipelines are done",
+             {} jobs done: {why}",
             self.now / SECOND_US,
             self.run.executions,
             self.run.failures,
@@ -309,6 +347,7 @@ impl Simulation {
     }
 
     fn ended(mut self) -> Run {
+        self.run.looked_at = self.looked_at();
         self.end_warming();
         for cluster in 0..self.clusters {
             let home = self.home_link(cluster as u32);
@@ -320,6 +359,7 @@ impl Simulation {
     }
 
     fn advance(&mut self, watch: &mut impl Watch) -> Result<(), Stuck> {
+        self.looked_at += 1;
         let timer = self.next_timer();
         let first = self.due.peek().map(|Reverse((at, ..))| *at);
         if let Some(timer) = timer
@@ -530,6 +570,7 @@ fn empty_run() -> Run {
         peer_bytes: 0,
         failures: 0,
         steps: 0,
+        looked_at: 0,
         busy_us: 0,
         scratch_bytes_max: 0,
         cache_bytes_max: 0,

@@ -127,6 +127,7 @@ impl Simulation {
         for (id, (volume, bytes)) in volumes {
             self.forget_volume(node as usize, id, volume, bytes);
         }
+        self.looked_at += (self.extracts.len() + self.fills.len()) as u64;
         let sending = self.extracts.iter().filter(|(_, (at, ..))| *at == node);
         let sending: Vec<_> = sending
             .map(|(id, (_, link, flow, _))| (*id, *link, *flow))

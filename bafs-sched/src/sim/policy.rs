@@ -11,6 +11,9 @@ use super::load::Load;
 /// Attempts for each job: of a run that comes to its end, far fewer are needed.
 const ATTEMPTS_FOR_JOB: u32 = 100;
 
+/// Records that may be looked at until a further job is done: some seconds' worth.
+const IN_VAIN_MAX: u64 = 200_000_000;
+
 /// How the scheduler allocates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Policy {
@@ -55,6 +58,11 @@ pub struct Scenario {
     pub failures: Vec<(u64, u32)>,
     /// So many executions and failures of nodes for each job are in vain: the run is given up.
     pub attempts_for_job: u32,
+    /// The run is given up when more records were looked at, whether it comes to its end or not.
+    pub looked_at_max: u64,
+    /// So many records, and some more for each job and node, are looked at in vain: when no more
+    /// jobs are done than ever before the run is given up.
+    pub in_vain_max: u64,
     /// Of everything that is random.
     pub seed: u64,
     /// Whether to keep what happened when.
@@ -73,6 +81,8 @@ impl Scenario {
             slack_permille: 0,
             failures: Vec::new(),
             attempts_for_job: ATTEMPTS_FOR_JOB,
+            looked_at_max: u64::MAX,
+            in_vain_max: IN_VAIN_MAX,
             seed,
             is_recorded: false,
         }

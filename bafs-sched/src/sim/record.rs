@@ -23,6 +23,9 @@ pub struct Run {
     pub failures: u64,
     /// Facts that the scheduler core was told.
     pub steps: u64,
+    /// Records that the scheduler core and the simulator looked at: how much work the run was,
+    /// whatever the machine.
+    pub looked_at: u64,
     /// Jobs' time on processors, computing or waiting for data, in microseconds.
     pub busy_us: u128,
     /// The most pipelines' scratch volumes at once, in bytes.

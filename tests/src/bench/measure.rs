@@ -64,6 +64,12 @@ impl Samples {
         Self(values)
     }
 
+    /// How many values there are, at least one.
+    #[expect(clippy::len_without_is_empty, reason = "there is always one")]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// The value in the middle.
     pub fn median(&self) -> f64 {
         let mut sorted = self.0.clone();

@@ -63,13 +63,13 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
             plot.add(name, x, found.seconds.median());
             home.add(name, x, found.home_bytes / all);
             let simulated = format!("{name}, simulated");
-            plot.add(&simulated, x, found.simulated.seconds());
-            home.add(&simulated, x, found.simulated.home_bytes as f64 / all);
+            plot.add(&simulated, x, found.simulated.seconds.median());
+            home.add(&simulated, x, found.simulated.home_bytes.median() / all);
         }
         let [ours, breadth, depth] = &compared;
         over_breadth = over_breadth.max(ours.seconds.ratio_to(&breadth.seconds).median());
         over_depth = over_depth.max(ours.seconds.ratio_to(&depth.seconds).median());
-        let fetched = [ours.home_bytes, ours.simulated.home_bytes as f64];
+        let fetched = [ours.home_bytes, ours.simulated.home_bytes.median()];
         for ((is_before, last), bytes) in knees.iter_mut().zip(fetched) {
             *is_before &= bytes <= ONCE * all;
             if *is_before {

@@ -12,7 +12,7 @@ use bafs_sched::planner::NodeClass;
 use bafs_sched::sim::Run;
 
 use super::field::{Field, Text, Took, Wish, all_done};
-use super::reality::{Errors, Model, Site, took_s};
+use super::reality::{Errors, Model, Simulated, Site, took_s};
 use super::{HOME, HOME_BYTES_PER_S, Plot};
 use crate::bench::measure::{Watch, time_of_day};
 use crate::bench::{Options, Report};
@@ -60,7 +60,8 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         for (at, (policy, checkpoint)) in POLICIES.into_iter().enumerate() {
             let (took, real_s, again) = once(width, bytes, (policy, checkpoint), seed)?;
             all_done(policy, &took)?;
-            errors.note(real_s, took.home_bytes as f64, &again);
+            let simulations = Simulated::of(std::slice::from_ref(&again));
+            errors.note(real_s, took.home_bytes as f64, &simulations);
             plot.add(policy, case as f64, took.seconds);
             plot.add(
                 &format!("{policy}, simulated"),

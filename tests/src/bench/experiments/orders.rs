@@ -1,11 +1,10 @@
 //! One workflow in the three orders of the thesis, in turns, each beside its simulation.
 
 use anyhow::{Context, Result, anyhow, ensure};
-use bafs_sched::logic::{CheckpointPolicy, Order};
-use bafs_sched::sim::Run;
+use bafs_sched::logic::Order;
 
 use super::field::{Field, Took};
-use super::reality::{Model, Site, took_s};
+use super::reality::{Model, Simulated, Site, took_s};
 use crate::bench::measure::Samples;
 
 /// The orders that are compared, with their names in tables.
@@ -26,7 +25,7 @@ pub(super) struct Found {
     pub(super) busy: f64,
     /// Jobs that did not get done, in all rounds.
     pub(super) failed: u64,
-    pub(super) simulated: Run,
+    pub(super) simulated: Simulated,
 }
 
 /// Runs a workflow in each order; each is simulated with what jobs did in ours, on links as slow
@@ -66,7 +65,7 @@ pub(super) fn in_each_order(
             home_bytes: mean(sample(|(took, _)| took.home_bytes as f64)),
             busy: mean(sample(|(took, _)| took.busy)),
             failed: rows.iter().map(|(took, _)| took.failed).sum(),
-            simulated: model.run(ORDERS[at].0, CheckpointPolicy::Never, Vec::new())?,
+            simulated: model.spread(ORDERS[at].0)?,
         })
     };
     let all = rows.into_iter().enumerate().map(found);

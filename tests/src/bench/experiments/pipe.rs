@@ -53,7 +53,8 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         for ((_, name), found) in ORDERS.iter().zip(&compared) {
             errors.note(found.took_s.median(), found.home_bytes, &found.simulated);
             plot.add(name, x, found.seconds.median());
-            plot.add(&format!("{name}, simulated"), x, found.simulated.seconds());
+            let simulated = found.simulated.seconds.median();
+            plot.add(&format!("{name}, simulated"), x, simulated);
             busy.add(name, x, found.busy);
         }
         let [ours, others @ ..] = &compared;

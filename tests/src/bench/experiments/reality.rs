@@ -1,10 +1,12 @@
 //! Each real run beside the simulator: what jobs read, computed and wrote is taken from a run by
-//! need, the order and the time of everything is the simulator's. It decides nothing.
+//! need, the order and the time of everything is the simulator's. Where milliseconds decide it is
+//! simulated many times, each time a little otherwise. It decides nothing.
 
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use bafs_proto::time::Time;
+use bafs_sched::dice::Dice;
 use bafs_sched::io::journal;
 use bafs_sched::logic::{CheckpointPolicy, Order};
 use bafs_sched::past::{self, Past};
@@ -20,6 +22,13 @@ const LOCAL_BYTES_PER_S: u64 = 500_000_000;
 /// What a home that limits its bytes lets through at once after a rest: so many microseconds of it
 /// (`BURST_NS` of `bafs-server`).
 const HOME_BURST_US: u64 = 200_000;
+
+/// Simulations of one real run.
+const SEEDS: u64 = 21;
+
+/// In each of them a job computes longer or shorter by up to a half of this, in microseconds. In
+/// two rounds of one run the same jobs differed by 15 ms, in the middle, as this lets them differ.
+const SCATTER_US: u64 = 50_000;
 
 /// The machines of an experiment.
 #[derive(Debug, Clone)]
@@ -75,6 +84,22 @@ impl Model {
         Ok(self)
     }
 
+    /// Simulates one run many times: with blocks on other nodes, and jobs a few milliseconds longer
+    /// or shorter.
+    pub(super) fn spread(&self, order: Order) -> Result<Simulated> {
+        let runs = (1..=SEEDS).map(|seed| {
+            let mut dice = Dice::new(seed);
+            let mut measured = self.past.measured.clone();
+            for job in &mut measured.jobs {
+                let scattered = job.compute_us + dice.below(SCATTER_US);
+                job.compute_us = scattered.saturating_sub(SCATTER_US / 2);
+            }
+            let load = Load::Measured(measured);
+            self.simulate(order, CheckpointPolicy::Never, (load, Vec::new()), seed)
+        });
+        Ok(Simulated::of(&runs.collect::<Result<Vec<Run>>>()?))
+    }
+
     /// Simulates one run; failures are times in microseconds and positions of nodes.
     pub(super) fn run(
         &self,
@@ -83,6 +108,16 @@ impl Model {
         failures: Vec<(u64, u32)>,
     ) -> Result<Run> {
         let load = Load::Measured(self.past.measured.clone());
+        self.simulate(order, checkpoint, (load, failures), 1)
+    }
+
+    fn simulate(
+        &self,
+        order: Order,
+        checkpoint: CheckpointPolicy,
+        (load, failures): (Load, Vec<(u64, u32)>),
+        seed: u64,
+    ) -> Result<Run> {
         let slack_permille = self
             .past
             .site
@@ -92,7 +127,7 @@ impl Model {
             checkpoint,
             slack_permille,
             failures,
-            ..Scenario::new(self.environment.clone(), Policy::Order(order), load, 1)
+            ..Scenario::new(self.environment.clone(), Policy::Order(order), load, seed)
         };
         let run = Simulation::new(self.past.workflow.clone(), scenario).run();
         let run = run.map_err(|stuck| anyhow!("{stuck}"))?;
@@ -108,32 +143,74 @@ pub(super) fn took_s(journal: &Path) -> Result<f64> {
     past.took_s.ok_or_else(|| anyhow!("the run has no times"))
 }
 
+/// What simulations of one run say.
+#[derive(Debug)]
+pub(super) struct Simulated {
+    pub(super) seconds: Samples,
+    pub(super) home_bytes: Samples,
+}
+
+impl Simulated {
+    /// Of one simulation at least.
+    pub(super) fn of(runs: &[Run]) -> Self {
+        let home_bytes = runs.iter().map(|run| run.home_bytes as f64);
+        Self {
+            seconds: Samples::new(runs.iter().map(Run::seconds).collect()),
+            home_bytes: Samples::new(home_bytes.collect()),
+        }
+    }
+}
+
 /// How far simulated runs are from real ones.
 #[derive(Debug, Default)]
 pub(super) struct Errors {
     time: Vec<f64>,
     home: Vec<f64>,
+    /// For each run that was simulated many times, whether the real one is among these: its time,
+    /// and its traffic over the link to home.
+    within: Vec<(bool, bool)>,
 }
 
 impl Errors {
     /// A real run, which took so many seconds and moved so many bytes over the link to home, with
-    /// its simulation.
-    pub(super) fn note(&mut self, seconds: f64, home_bytes: f64, run: &Run) {
-        let time = run.seconds() / seconds;
-        let home = run.home_bytes as f64 / home_bytes.max(1.0);
+    /// its simulations.
+    pub(super) fn note(&mut self, seconds: f64, home_bytes: f64, simulated: &Simulated) {
+        let time = simulated.seconds.per(seconds);
+        let home = simulated.home_bytes.per(home_bytes.max(1.0));
+        let (has_time, has_home) = (has_one(&time), has_one(&home));
         println!(
-            "  simulated {} s, really {} s: {}; home traffic {}",
-            digits(run.seconds()),
+            "  simulated {} s, really {} s: {time}{}; home traffic {home}{}",
+            digits(simulated.seconds.median()),
             digits(seconds),
-            digits(time),
-            digits(home)
+            told(has_time),
+            told(has_home)
         );
-        self.time.push(time);
-        self.home.push(home);
+        if let (Some(has_time), Some(has_home)) = (has_time, has_home) {
+            self.within.push((has_time, has_home));
+        }
+        self.time.push(time.median());
+        self.home.push(home.median());
     }
 
-    /// Prints simulated over real, and the largest distance from 1 of each kind.
+    /// Prints simulated over real, the largest distance from 1 of each kind, and how many real runs
+    /// are among their simulations.
     pub(super) fn tell(self, report: &mut Report, part: &str) {
+        let all = self.within.len() as f64;
+        let share = |is_within: fn(&(bool, bool)) -> bool| {
+            let within = self.within.iter().filter(|runs| is_within(runs));
+            within.count() as f64 / all
+        };
+        if !self.within.is_empty() {
+            let (time, home) = (share(|within| within.0), share(|within| within.1));
+            report.say(&format!(
+                "  real runs among the {SEEDS} simulations of each: {} by their time, {} by what \
+                 home sent, of 1",
+                digits(time),
+                digits(home)
+            ));
+            report.figure(&format!("{part}_real_time_within_simulated"), time);
+            report.figure(&format!("{part}_real_home_within_simulated"), home);
+        }
         for (what, ratios) in [("time", self.time), ("home", self.home)] {
             let worst = ratios
                 .iter()
@@ -147,5 +224,38 @@ impl Errors {
             report.figure(&format!("{part}_simulated_{what}"), ratios.median());
             report.figure(&format!("{part}_simulated_{what}_error_max"), worst);
         }
+    }
+}
+
+/// Whether simulated over real is 1 somewhere in its range, to half a thousandth; of one simulation
+/// there is none.
+fn has_one(ratios: &Samples) -> Option<bool> {
+    let (least, most) = (ratios.min() - 0.0005, ratios.max() + 0.0005);
+    (ratios.len() > 1).then_some(least <= 1.0 && 1.0 <= most)
+}
+
+fn told(has_one: Option<bool>) -> &'static str {
+    match has_one {
+        Some(true) => ", the real one among them",
+        Some(false) => ", the real one NOT among them",
+        None => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_real_run_is_among_its_simulations_or_not() {
+        let among = |ratios: &[f64]| has_one(&Samples::new(ratios.to_vec()));
+        assert_eq!(among(&[0.95, 0.97, 1.1]), Some(true));
+        assert_eq!(among(&[1.02, 1.1]), Some(false));
+        assert_eq!(
+            among(&[1.0004, 1.0004]),
+            Some(true),
+            "what is shown is 1.000"
+        );
+        assert_eq!(among(&[1.0]), None, "one simulation tells no range");
     }
 }

@@ -1,5 +1,6 @@
 //! `bench sim`: how fast the scheduler core decides and the simulator simulates, from 10⁴ to 10⁶
-//! jobs, by a strategy's rules and by need with the safety of every start. It needs no mount and no
+//! jobs, by a strategy's rules and by need with the safety of every start; and how much work that
+//! is, counted, as time also grows with memory that answers later. It needs no mount and no
 //! network.
 
 use std::time::Duration;
@@ -64,9 +65,10 @@ fn series(sizes: &[(u32, u32)], policy: Policy, prefix: &str, report: &mut Repor
         "p99 ms",
         "max ms",
         "failures",
+        "looked at, of each job",
     ]];
-    let mut lines: Vec<[String; 7]> = Vec::new();
-    let mut taken: Vec<(u32, f64)> = Vec::new();
+    let mut lines: Vec<[String; 8]> = Vec::new();
+    let mut taken: Vec<(u32, f64, f64)> = Vec::new();
     for &(jobs, nodes) in sizes {
         let mut times = Times::default();
         let watch = Watch::start();
@@ -84,15 +86,20 @@ fn series(sizes: &[(u32, u32)], policy: Policy, prefix: &str, report: &mut Repor
         let early = times.quantile_ms(990, EARLY);
         report.figure(&format!("{prefix}jobs_{jobs}_early_decision_p99_ms"), early);
         report.figure(&format!("{prefix}jobs_{jobs}_decision_max_ms"), max);
-        if let Some(&(fewer, before)) = taken.last() {
+        // Each record is found in a map or a heap of as many as there are jobs, at most.
+        let work = run.looked_at as f64 * f64::from(jobs).ln();
+        if let Some(&(fewer, before_s, work_before)) = taken.last() {
             let n_log_n = |n: u32| f64::from(n) * f64::from(n).ln();
-            let growth = seconds / before / (n_log_n(jobs) / n_log_n(fewer));
-            report.figure(
-                &format!("{prefix}growth_over_n_log_n_{fewer}_{jobs}"),
-                growth,
-            );
+            let over = |growth: f64| growth / (n_log_n(jobs) / n_log_n(fewer));
+            let sizes = format!("over_n_log_n_{fewer}_{jobs}");
+            let growth = over(seconds / before_s);
+            report.figure(&format!("{prefix}growth_{sizes}"), growth);
+            let growth = over(work / work_before);
+            report.figure(&format!("{prefix}work_growth_{sizes}"), growth);
         }
-        taken.push((jobs, seconds));
+        taken.push((jobs, seconds, work));
+        let looked_at = run.looked_at as f64 / f64::from(jobs);
+        report.figure(&format!("{prefix}jobs_{jobs}_looked_at_each"), looked_at);
         let texts = [seconds, per_s, p99, max].map(|value| format!("{value:.3}"));
         let [s, rate, p99, max] = texts;
         let failures = run.failures.to_string();
@@ -104,6 +111,7 @@ fn series(sizes: &[(u32, u32)], policy: Policy, prefix: &str, report: &mut Repor
             p99,
             max,
             failures,
+            format!("{looked_at:.0}"),
         ]);
     }
     let head = rows.pop().unwrap_or_default().map(str::to_owned).to_vec();

@@ -1,0 +1,62 @@
+//! Jobs of several processors: which nodes the planner's predictions count. Nothing is simulated.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test stops at the unexpected, in functions beside tests too"
+)]
+
+use bafs_sched::planner::{Environment, NodeClass, Shape, Strategy, plan, predict};
+use bafs_sched::workflow::parse_workflow;
+
+/// One node of two processors, and 99 of one.
+fn mostly_narrow() -> Environment {
+    let mut environment = Environment::parse(
+        "home-rate = \"100 MB/s\"\nlocal-rate = \"100 MB/s\"\n\n\
+         [[nodes]]\ncount = 1\ncpus = 2\nstorage = \"5 GB\"\n",
+    )
+    .unwrap();
+    let narrow = NodeClass::new(99, 1, 5_000_000_000);
+    environment.nodes.push(narrow);
+    environment
+}
+
+/// Ten jobs for each number of processors, of 100 s each.
+fn of_widths(cpus: &[u32]) -> Shape {
+    let mut text = String::new();
+    for cpus in cpus {
+        for job in 0..10 {
+            let own = format!("executable = x\nruntime = 100 s\nrequest_cpus = {cpus}");
+            text += &format!("job j{cpus}_{job} {{\n{own}\n}}\n");
+        }
+    }
+    let none = |path: &str| Err(path.to_owned());
+    let parsed = parse_workflow("w.bafs", &text, &none).unwrap();
+    Shape::of(&parsed.workflow, 0.0)
+}
+
+#[test]
+fn nodes_on_which_no_job_fits_do_not_shorten_its_time() {
+    let environment = mostly_narrow();
+    let predicted = |cpus: &[u32]| predict(Strategy::All, &of_widths(cpus), &environment).unwrap();
+    assert_eq!(predicted(&[1]), 100.0);
+    // One after the other, on the only node that is large enough.
+    assert_eq!(predicted(&[2]), 1_000.0);
+    // Those of one processor go to the others.
+    assert_eq!(predicted(&[1, 2]), 1_000.0);
+}
+
+#[test]
+fn where_a_job_fits_on_no_node_that_is_there_no_time_is_predicted() {
+    let mut environment = mostly_narrow();
+    environment.nodes[0].from_s = 7_200;
+    for cpus in [&[2][..], &[1, 2]] {
+        let plan = plan(of_widths(cpus), &environment);
+        let times = plan.candidates.iter().map(|c| c.predicted_s);
+        assert_eq!(times.flatten().next(), None);
+        let refusal = plan.refusal.unwrap();
+        assert!(
+            refusal.starts_with("a job needs 2 processors, and no node that is there"),
+            "{refusal}"
+        );
+    }
+}

@@ -1,0 +1,66 @@
+//! How much work simulations are, counted in the records that are looked at: it is bounded, and
+//! grows with the jobs. No time is taken.
+
+use bafs_sched::planner::{Canonical, Environment, NodeClass, Strategy};
+use bafs_sched::sim::{Load, Policy, Scenario, Simulation, workflow_of};
+
+const MB: u64 = 1_000_000;
+const GB: u64 = 1_000 * MB;
+
+/// The only node fails as soon as it is there, and is away for years: what happens is only that it
+/// fails again while it is away.
+#[test]
+fn a_run_in_which_nothing_comes_forward_is_given_up() {
+    let canonical = Canonical::parse("width=1,depth=1,batch=0B,private=1MB,run=1d");
+    let environment = Environment {
+        nodes: vec![NodeClass::new(1, 1, GB)],
+        home_bytes_per_s: MB,
+        local_bytes_per_s: MB,
+        mtbf_s: Some(1),
+        restart_s: 1_000_000_000,
+    };
+    let load = Load::Declared { variability_ppm: 0 };
+    let scenario = Scenario {
+        in_vain_max: 50_000,
+        ..Scenario::new(environment, Policy::Need, load, 1)
+    };
+    let workflow = workflow_of(&canonical.expect("it is"));
+    let run = Simulation::new(workflow, scenario).run().expect("it ends");
+    let why = run.failure().expect("it cannot be done");
+    assert!(why.contains("no further job was done"), "{why}");
+    assert!(run.looked_at < 100_000, "{}", run.looked_at);
+}
+
+/// With ten times as many jobs on ten times as many nodes each job costs no more looks at records:
+/// so work grows as jobs do, times the depth of the maps in which the records are.
+#[test]
+fn work_grows_with_the_jobs_and_no_faster() {
+    for policy in [Policy::Need, Policy::Strategy(Strategy::All)] {
+        let each = [1_000u32, 10_000].map(|jobs| {
+            let clusters = jobs / 1_000;
+            let class = |cluster| NodeClass {
+                cluster: format!("c{cluster}"),
+                ..NodeClass::new(10, 1, 20 * GB)
+            };
+            let environment = Environment {
+                nodes: (0..clusters).map(class).collect(),
+                home_bytes_per_s: 100 * MB,
+                local_bytes_per_s: 100 * MB,
+                mtbf_s: Some(30 * 86_400 / (10 * u64::from(clusters))),
+                restart_s: 300,
+            };
+            let width = jobs / 5;
+            let text = format!("width={width},depth=5,batch=20GB,private=0.1GB,run=1000s,var=0.2");
+            let canonical = Canonical::parse(&text).expect("a workload");
+            let load = Load::Declared {
+                variability_ppm: 200_000,
+            };
+            let scenario = Scenario::new(environment, policy, load, 1);
+            let run = Simulation::new(workflow_of(&canonical), scenario).run();
+            let run = run.expect("it ends");
+            assert!(run.is_complete() && run.failures > 0, "{:?}", run.outcome);
+            run.looked_at as f64 / f64::from(jobs)
+        });
+        assert!(each[1] < 1.15 * each[0], "{policy}: {each:?}");
+    }
+}
