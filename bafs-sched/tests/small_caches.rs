@@ -99,7 +99,7 @@ fn so_do_those_that_come_later() {
     assert_eq!(used(&[2, NODES]), NODES);
 }
 
-/// Room for two jobs in three slots, beside a node that only stores and could have all of the cache.
+/// Room for two jobs in three slots, beside a node that only stores and could have all of a cache.
 #[test]
 fn a_cache_lies_also_where_its_readers_run_and_not_only_where_storage_is() {
     let mut seen = nodes(2);

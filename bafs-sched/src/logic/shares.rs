@@ -147,9 +147,13 @@ impl Scheduler {
     pub(super) fn shares_ahead(&self, volume: VolumeIndex, server: ServerId) -> Option<Shares> {
         let size = self.size_of(volume);
         let left = |node: ServerId| self.fleet.available(node);
-        let rooms = self.rooms(server, &BTreeMap::new(), left);
-        let rooms = rooms.iter().filter(|room| room.left.files >= size.files);
-        let rooms: Vec<&Room> = rooms.collect();
+        let mut rooms = self.rooms(server, &BTreeMap::new(), left);
+        rooms.retain(|room| room.left.files >= size.files);
+        for room in &mut rooms {
+            // Nobody reads there yet: whoever will takes a part then.
+            room.has_slots = false;
+        }
+        let rooms: Vec<&Room> = rooms.iter().collect();
         let readers = || self.readers_without_scratch(volume);
         let larger = self.with_skew(size.bytes);
         shares_keeping(size, larger, &rooms, &readers, |room| room.scratch_all)
@@ -348,9 +352,9 @@ fn shares(
 }
 
 /// Divides a cooperative cache of `size`, or up to so many `larger` bytes, among nodes with room
-/// for its files, each of which keeps so much, but for the least part that lets it run readers:
-/// where others only store, the whole cache might lie on those. Nothing if the sum of what is left
-/// then is below the size.
+/// for its files, each of which keeps so much. Nothing if the sum of what is left then is below the
+/// size. Who has slots and would keep all gets the least part that lets it run readers all the
+/// same: where others only store, the whole cache might lie on those.
 fn shares_keeping(
     size: Space,
     larger: u64,
@@ -362,10 +366,7 @@ fn shares_keeping(
         true => SHARE_BYTES_MIN.min(size.bytes).min(room.left.bytes),
         false => 0,
     };
-    let spare = |room: &Room| {
-        let beside = room.left.bytes.saturating_sub(keep(room));
-        beside.max(least(room))
-    };
+    let spare = |room: &Room| room.left.bytes.saturating_sub(keep(room));
     let total = rooms
         .iter()
         .fold(0u64, |sum, room| sum.saturating_add(spare(room)));
@@ -386,9 +387,9 @@ fn shares_keeping(
     let share = |room: &Room| match is_whole {
         true => size.bytes,
         false => scale_up(wanted, spare(room), total)
-            .max(least(room))
             .min(spare(room))
-            .min(size.bytes),
+            .min(size.bytes)
+            .max(least(room)),
     };
     let shares = rooms.iter().map(|room| {
         let bytes = share(room);
@@ -540,6 +541,18 @@ mod tests {
         );
         assert_eq!(bytes(161, &[room(1, 100, 10, 2), room(2, 60, 10, 2)]), None);
         assert_eq!(bytes(1, &[]), None);
+    }
+
+    #[test]
+    fn a_small_cache_is_whole_on_each_node_however_many_there_are() {
+        let rooms: Vec<Room> = (1..=100).map(|id| room(id, 1_000, 300, 4)).collect();
+        assert_eq!(bytes(20, &rooms), Some(vec![20; 100]));
+    }
+
+    #[test]
+    fn a_node_that_keeps_all_for_its_jobs_has_a_little_of_the_cache() {
+        let rooms = [room(1, 100, 50, 3), room(2, 200, 50, 0)];
+        assert_eq!(bytes(60, &rooms), Some(vec![1, 60]));
     }
 
     #[test]

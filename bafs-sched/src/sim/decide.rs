@@ -11,7 +11,7 @@ use super::engine::Simulation;
 use super::load::Load;
 use super::policy::{Policy, Scenario};
 use super::record::{Run, Stuck};
-use crate::planner::{Choice, Environment, Plan, Strategy};
+use crate::planner::{Allocation, Choice, Environment, Plan, Strategy};
 use crate::workflow::{VolumeKind, Workflow};
 
 /// Jobs of all simulations for one plan; some seconds on a slow machine. A workflow with more is
@@ -356,29 +356,34 @@ fn is_clear(trials: &[Trial]) -> bool {
     })
 }
 
-/// The candidates in the order of their predictions.
+/// The candidates in the order of their predictions. One that makes nobody wait and fetches nothing
+/// again is among them whatever the model says: it was off by twice about those.
 fn doubtful(plan: &Plan, doubt: Doubt, is_failing: bool) -> Vec<Strategy> {
     let possible = plan.candidates.iter().filter(|candidate| {
         let allocation = &candidate.allocation;
         allocation.is_possible() && allocation.strategy != Strategy::Remote
     });
-    let seconds = |predicted: Option<f64>| predicted.unwrap_or(f64::INFINITY);
-    let mut timed: Vec<(f64, Strategy)> = possible
+    let mut timed: Vec<(f64, &Allocation)> = possible
         .map(|candidate| {
-            (
-                seconds(candidate.predicted_s),
-                candidate.allocation.strategy,
-            )
+            let predicted_s = candidate.predicted_s.unwrap_or(f64::INFINITY);
+            (predicted_s, &candidate.allocation)
         })
         .collect();
-    timed.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    timed.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.strategy.cmp(&b.1.strategy)));
     let least_s = timed.first().map_or(f64::INFINITY, |first| first.0);
-    let is_near = |(predicted_s, _): &(f64, Strategy)| match doubt {
-        Doubt::Ties => is_failing || *predicted_s <= least_s * (1.0 + MODEL_ERROR),
+    let widest = timed.iter().map(|(_, it)| it.concurrency).max();
+    let forbids_nothing =
+        |it: &Allocation| (it.barriers, it.refetches) == (0, 0) && Some(it.concurrency) == widest;
+    let is_near = |(predicted_s, allocation): &(f64, &Allocation)| match doubt {
+        Doubt::Ties => {
+            is_failing
+                || *predicted_s <= least_s * (1.0 + MODEL_ERROR)
+                || forbids_nothing(allocation)
+        }
         Doubt::All => true,
     };
     let near = timed.into_iter().filter(is_near);
-    near.map(|(_, strategy)| strategy).collect()
+    near.map(|(_, allocation)| allocation.strategy).collect()
 }
 
 /// The fastest is the choice, of equally fast ones the first of the table, which
@@ -506,6 +511,23 @@ mod tests {
         environment.nodes[0].count = 10;
         environment.mtbf_s = Some(mtbf_s);
         environment
+    }
+
+    #[test]
+    fn who_makes_nobody_wait_is_tried_whatever_the_model_says() {
+        let text = "width=20,depth=3,batch=10MB,private=1MB,run=100s,var=0.1";
+        let canonical = Canonical::parse(text).expect("a workload");
+        let text = include_str!("../../../examples/environments/thesis.toml");
+        let environment = Environment::parse(text).expect("the example is right");
+        let mut plan = crate::planner::plan(canonical.shape(), &environment);
+        for candidate in &mut plan.candidates {
+            let is_slice = candidate.allocation.strategy == Strategy::Slice;
+            candidate.predicted_s = Some(if is_slice { 100.0 } else { 250.0 });
+        }
+        let tried = doubtful(&plan, Doubt::Ties, false);
+        assert_eq!(tried[0], Strategy::Slice);
+        assert!(tried.contains(&Strategy::All), "{tried:?}");
+        assert!(!tried.contains(&Strategy::Minimal), "it waits: {tried:?}");
     }
 
     fn trials_of(strategies: &[Strategy]) -> Vec<Trial> {

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use bafs_proto::cache::CacheMember;
 use bafs_proto::ids::{FileIndex, ServerId};
 use bafs_proto::net::pool::Pool;
-use bafs_proto::time::Deadline;
+use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::Token;
 use bafs_proto::{Error, Result};
 use tokio::sync::{Semaphore, watch};
@@ -85,7 +85,7 @@ pub(crate) struct Generation {
     pub(crate) readers: Mutex<Readers>,
     /// Which paths are pinned.
     pub(crate) pins: Arc<Pins>,
-    /// When home last sent blocks, as a [`bafs_proto::time::Time`]; 0 if it never did.
+    /// When home last sent blocks, as a [`Time`]; 0 if it never did.
     pub(super) home_answered_ms: AtomicU64,
     /// How far the classes of the blocks are right.
     pub(super) sorting: Mutex<Sorting>,
@@ -272,6 +272,15 @@ impl Fetcher {
         let gate = Arc::new(Gate::new());
         gates.insert(home.to_owned(), gate.clone());
         gate
+    }
+
+    /// When the home of a generation last sent something, to whatever volume: they all wait for
+    /// each other on the way there.
+    pub(super) fn home_answered(&self, generation: &Generation) -> Time {
+        let own = Time(generation.home_answered_ms.load(Ordering::Relaxed));
+        let gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_all = gates.get(generation.manifest.home());
+        of_all.map_or(own, |gate| gate.answered().max(own))
     }
 
     /// What this server believes of others. Not to be held while waiting.

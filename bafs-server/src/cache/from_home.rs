@@ -56,8 +56,9 @@ impl Fetcher {
                 .homes
                 .read(manifest.home(), &token, call.clone(), deadline);
             let (data, body) = asked.await?;
-            let now_ms = clock::now().0;
-            generation.home_answered_ms.store(now_ms, Ordering::Relaxed);
+            let now = clock::now();
+            gate.note_answer(now);
+            generation.home_answered_ms.store(now.0, Ordering::Relaxed);
             generation.meter.add("cache_home_reads", 1);
             generation.meter.add("cache_home_bytes", body.len() as u64);
             match generation

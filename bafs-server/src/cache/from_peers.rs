@@ -1,7 +1,6 @@
 //! Asks other servers for blocks. Never goes home.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bafs_proto::cache::CacheMember;
 use bafs_proto::hash::Digest;
@@ -291,6 +290,7 @@ fn is_faultless(code: ErrorCode) -> bool {
 /// What an agent is told that asked at `began` (ticks) when its blocks could not be had: whose
 /// fault it is, if it is home's; that they come, if home has only much to do.
 pub(super) fn told_to_agents(
+    fetcher: &Fetcher,
     generation: &Generation,
     run: &Run,
     began: u64,
@@ -302,7 +302,7 @@ pub(super) fn told_to_agents(
     if !is_late || waited_us < WAITED_MIN_US {
         return error;
     }
-    let last = Time(generation.home_answered_ms.load(Ordering::Relaxed));
+    let last = fetcher.home_answered(generation);
     let silent_ms = now.ms_since(last);
     let is_flying = |flights: &Flights| (0..run.count).any(|n| flights.is_flying(run.key(n)));
     if silent_ms < HOME_SILENT_MS.max(waited_us / 1_000) {
@@ -336,12 +336,11 @@ pub(super) fn told_to_agents(
 /// What another server is told when its blocks could not be had: that this one is not silent, and
 /// whether home may answer later. A link with too much to do is no home that is away: others who
 /// asked there would only add to it.
-pub(super) fn told_to_peers(generation: &Generation, error: Error) -> Error {
+pub(super) fn told_to_peers(fetcher: &Fetcher, generation: &Generation, error: Error) -> Error {
+    let silent_ms = clock::now().ms_since(fetcher.home_answered(generation));
     let code = match error.code {
         ErrorCode::Unreachable => ErrorCode::HomeUnreachable,
-        ErrorCode::DeadlineExceeded if !generation.home_answered_lately(clock::now()) => {
-            ErrorCode::HomeUnreachable
-        }
+        ErrorCode::DeadlineExceeded if silent_ms >= HOME_SILENT_MS => ErrorCode::HomeUnreachable,
         ErrorCode::SourceChanged
         | ErrorCode::VolumeLost
         | ErrorCode::NotFound
@@ -354,12 +353,6 @@ pub(super) fn told_to_peers(generation: &Generation, error: Error) -> Error {
 }
 
 impl Generation {
-    /// Whether home has sent something within the last seconds.
-    fn home_answered_lately(&self, now: Time) -> bool {
-        let last = Time(self.home_answered_ms.load(Ordering::Relaxed));
-        now.ms_since(last) < HOME_SILENT_MS
-    }
-
     /// The call that asks a peer for a run, or for nothing.
     pub(super) fn ask_for(&self, run: Option<&Run>, reader: Reader) -> ReadBlocks {
         ReadBlocks {

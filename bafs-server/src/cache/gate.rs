@@ -1,9 +1,10 @@
 //! Who may ask a home now: those for whom somebody waits first, background work when the link has
 //! room. Asks nobody.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use bafs_proto::time::Deadline;
+use bafs_proto::time::{Deadline, Time};
 use bafs_proto::{Error, ErrorCode, Result};
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
@@ -24,6 +25,8 @@ pub(crate) struct Gate {
     places: Semaphore,
     background: Mutex<usize>,
     left: Notify,
+    /// When the home last sent something, as a [`Time`]; 0 if it never did.
+    answered_ms: AtomicU64,
 }
 
 /// The right to ask home, until it is dropped.
@@ -41,7 +44,18 @@ impl Gate {
             places: Semaphore::new(REQUESTS_MAX),
             background: Mutex::default(),
             left: Notify::new(),
+            answered_ms: AtomicU64::new(0),
         }
+    }
+
+    /// The home sent something.
+    pub(crate) fn note_answer(&self, now: Time) {
+        self.answered_ms.store(now.0, Ordering::Relaxed);
+    }
+
+    /// When the home last sent something to anybody here.
+    pub(crate) fn answered(&self) -> Time {
+        Time(self.answered_ms.load(Ordering::Relaxed))
     }
 
     /// Waits for a turn.

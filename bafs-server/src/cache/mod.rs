@@ -410,7 +410,7 @@ async fn read_for(
             let heir = member.server;
             heirs::read_for_heir(&fetcher, &generation, run, heir, deadline)
                 .await
-                .map_err(|error| told_to_peers(&generation, error))
+                .map_err(|error| told_to_peers(&fetcher, &generation, error))
         }
         Reader::Look => Ok(heirs::look(&generation, &run)),
         Reader::Soon => {
@@ -423,22 +423,17 @@ async fn read_for(
         }
         Reader::Agent => {
             ahead::follow(&fetcher, &generation, &run);
-            let (asked, deadline) = (generation.clone(), deadline.to_answer());
-            let began = clock::ticks();
+            let (asked, by) = (generation.clone(), fetcher.clone());
+            let (began, deadline) = (clock::ticks(), deadline.to_answer());
             let read = read::read(fetcher, generation, run, Errand::of(reader), deadline);
             read.await
-                .map_err(|error| told_to_agents(&asked, &run, began, error))
+                .map_err(|error| told_to_agents(&by, &asked, &run, began, error))
         }
         Reader::Peer | Reader::Ahead | Reader::Detour => {
-            let read = read::read(
-                fetcher,
-                generation.clone(),
-                run,
-                Errand::of(reader),
-                deadline,
-            );
+            let (asked, by) = (generation.clone(), fetcher.clone());
+            let read = read::read(fetcher, generation, run, Errand::of(reader), deadline);
             read.await
-                .map_err(|error| told_to_peers(&generation, error))
+                .map_err(|error| told_to_peers(&by, &asked, error))
         }
     }
 }

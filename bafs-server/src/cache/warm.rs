@@ -29,7 +29,7 @@ const PAUSE_MS_MIN: u64 = 200;
 const PAUSE_MS_MAX: u64 = 30_000;
 
 /// What came is looked for on the disk so often, with the shortest pause between.
-const KEPT_TRIES: u32 = 10;
+const KEPT_TRIES: u32 = 50;
 
 /// The warming of a volume: what is asked for while it goes on is added to it.
 #[derive(Debug, Default)]
@@ -163,8 +163,11 @@ async fn warm(
                 .warmer()
                 .note(turn, |warming| warming.present_bytes = present_bytes);
             match state {
-                // What came had to go again.
-                WarmState::Done if present_bytes < wanted_bytes => WarmState::Full,
+                // What came had to go again, or came after all.
+                WarmState::Done | WarmState::Full if present_bytes < wanted_bytes => {
+                    WarmState::Full
+                }
+                WarmState::Full => WarmState::Done,
                 state => state,
             }
         };
@@ -307,8 +310,10 @@ async fn one_extent(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, run: R
         (tries, pause_ms) = (tries + 1, (pause_ms * 2).min(PAUSE_MS_MAX));
     };
     generation.meter.add("cache_warmed_bytes", came);
+    let before = given_way(generation);
     for _ in 0..KEPT_TRIES {
-        if generation.disk.holds_all(&run) {
+        let is_disk_full = given_way(generation) > before;
+        if is_disk_full || generation.disk.is_retired() || generation.disk.holds_all(&run) {
             break;
         }
         // Somebody else waited for a block, and had it before it was on the disk.

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bafs_proto::limits::{IO_BYTES_MAX, PACK_FILES_MAX};
+use bafs_proto::limits::{IO_BYTES_MAX, PACK_FILES_MAX, TOKEN_BYTES_MAX};
 use bafs_proto::message::{PackedFile, PutFile, PutFiles, PutReceipt};
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::Deadline;
@@ -65,6 +65,11 @@ impl Packs {
             let text = format!("'{}' is too large to go with one call", put.path);
             Error::new(ErrorCode::Malformed, text)
         })?;
+        // It would fail the whole pack, also what others send.
+        if token.as_bytes().len() > TOKEN_BYTES_MAX {
+            let text = format!("a token has at most {TOKEN_BYTES_MAX} bytes");
+            return Err(Error::new(ErrorCode::TokenInvalid, text));
+        }
         let (answer, told) = oneshot::channel();
         let file = PackedFile { put, size, token };
         let one_more = self.lock().add(Waiting {
