@@ -150,8 +150,8 @@ impl Scheduler {
         let mut rooms = self.rooms(server, &BTreeMap::new(), left);
         rooms.retain(|room| room.left.files >= size.files);
         for room in &mut rooms {
-            // Nobody reads there yet: whoever will takes a part then.
-            room.has_slots = false;
+            // Nobody reads it yet.
+            room.is_placed = false;
         }
         let rooms: Vec<&Room> = rooms.iter().collect();
         let readers = || self.readers_without_scratch(volume);
@@ -308,7 +308,7 @@ impl Scheduler {
                 left: left(peer),
                 scratch_one: need.saturating_sub(has),
                 scratch_all: all.saturating_sub(has),
-                has_slots: node.seen.slots > 0,
+                is_placed: peer == server,
             }
         });
         rooms.collect()
@@ -324,8 +324,8 @@ struct Room {
     scratch_one: u64,
     /// What the scratch volumes of jobs in all slots may need there.
     scratch_all: u64,
-    /// Whether it runs jobs, and not only stores.
-    has_slots: bool,
+    /// Whether a reader is to start there. Others take a part when they run one.
+    is_placed: bool,
 }
 
 /// Divides a cooperative cache of `size` among nodes: whole on each where that leaves room for
@@ -353,8 +353,8 @@ fn shares(
 
 /// Divides a cooperative cache of `size`, or up to so many `larger` bytes, among nodes with room
 /// for its files, each of which keeps so much. Nothing if the sum of what is left then is below the
-/// size. Who has slots and would keep all gets the least part that lets it run readers all the
-/// same: where others only store, the whole cache might lie on those.
+/// size. The node where a reader is to start gets the least part that lets it run all the same:
+/// where others only store, the whole cache might lie on those.
 fn shares_keeping(
     size: Space,
     larger: u64,
@@ -362,7 +362,7 @@ fn shares_keeping(
     readers: &impl Fn() -> u64,
     keep: impl Fn(&Room) -> u64,
 ) -> Option<Shares> {
-    let least = |room: &Room| match room.has_slots {
+    let least = |room: &Room| match room.is_placed {
         true => SHARE_BYTES_MIN.min(size.bytes).min(room.left.bytes),
         false => 0,
     };
@@ -501,7 +501,7 @@ mod tests {
             left,
             scratch_one: scratch_one * MB,
             scratch_all: scratch_one * slots * MB,
-            has_slots: slots > 0,
+            is_placed: id == 1,
         }
     }
 
@@ -550,8 +550,12 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_keeps_all_for_its_jobs_has_a_little_of_the_cache() {
-        let rooms = [room(1, 100, 50, 3), room(2, 200, 50, 0)];
+    fn a_node_that_keeps_all_for_its_jobs_has_a_little_of_a_cache_that_it_reads() {
+        let rooms = [
+            room(1, 100, 50, 3),
+            room(2, 200, 50, 0),
+            room(3, 100, 50, 3),
+        ];
         assert_eq!(bytes(60, &rooms), Some(vec![1, 60]));
     }
 

@@ -16,6 +16,9 @@ use tokio::sync::oneshot;
 /// Bytes of a pack of several files: as long on the way as a piece of a large one.
 const PACK_BYTES: usize = IO_BYTES_MAX as usize;
 
+/// Time for a pack, from when it leaves, in milliseconds: what waits for others is not late.
+const PACK_MS: u64 = 60_000;
+
 /// Packs that travel at once: while home makes the files of one durable, the next is on its way.
 const UNDER_WAY_MAX: usize = 4;
 
@@ -106,9 +109,10 @@ impl Packs {
             .unzip();
         let token = files[0].token.clone();
         let call = PutFiles { files };
+        let deadline = latest.earlier(Deadline::after_ms(PACK_MS));
         let told = self
             .pool
-            .call_with_body(&self.address, &token, call, joined(data), latest);
+            .call_with_body(&self.address, &token, call, joined(data), deadline);
         let results = match told.await {
             Ok((told, _)) if told.results.len() == answers.len() => told.results,
             Ok((told, _)) => {

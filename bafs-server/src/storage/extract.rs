@@ -158,7 +158,13 @@ impl Upload {
                 .await?;
             let data = self.read(0, size).await?;
             let digest = self.unchanged_digest()?;
-            let put = self.homes.put(&self.put, data, digest, self.step());
+            // The time of a pack begins when it leaves.
+            let until = if is_packed {
+                self.deadline
+            } else {
+                self.step()
+            };
+            let put = self.homes.put(&self.put, data, digest, until);
             return self.accept(put.await?);
         }
         let progress = self.homes.begin(&self.put, self.step()).await?;
