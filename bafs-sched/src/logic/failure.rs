@@ -14,7 +14,7 @@ use super::progress::JobFailure;
 use super::scheduler::Scheduler;
 use super::timers::Timer;
 use super::volumes::State;
-use crate::workflow::{JobIndex, VolumeIndex};
+use crate::workflow::{JobIndex, VolumeIndex, VolumeKind};
 
 /// A job is tried so often before it is believed that no node can run it: a refusal may pass.
 const HOPELESS_FAULTS_MIN: u32 = 3;
@@ -230,22 +230,73 @@ impl Scheduler {
         faults.count
     }
 
-    /// The disk of the job's node was full, as it seems: it is tried again, and neither it nor the
-    /// node is blamed.
+    /// The disk of the job's node was full, as it seems: it is tried again, elsewhere if it can be,
+    /// and neither it nor the node is blamed.
     pub(super) fn pass_by_full_disk(&mut self, job: JobIndex, why: &str) {
-        let server = self.attempts.get(&job).map(|attempt| attempt.server);
+        let Some(server) = self.attempts.get(&job).map(|attempt| attempt.server) else {
+            return;
+        };
         self.abandon_attempt(job);
-        let faults = self.count_environment_fault(job);
-        self.graph.job_mut(job).environment.full_disks += 1;
+        let node = self.graph.job_mut(job);
+        node.environment.full_disks += 1;
+        node.failed_on.insert(server);
+        self.note_full(server);
+        self.leave_full_disk(job, server);
         let name = &self.graph.workflow.job(job).name;
         let text = format!("job '{name}' failed and runs again: {why}");
         self.tell(Warning {
             job: Some(job),
             volume: None,
-            node: server,
+            node: Some(server),
             text,
         });
-        self.settle(job, self.settings.pause_ms(faults));
+        let faults = self.count_full_disk(job, server);
+        self.try_again(job, faults, why);
+    }
+
+    /// Volumes on a full disk that only this job has written go, so that they are made elsewhere;
+    /// not those that were filled, which would cross the link to home again.
+    fn leave_full_disk(&mut self, job: JobIndex, server: ServerId) {
+        for volume in self.scratch_written(job) {
+            let Some((id, Some(on))) = self.volumes.scratch(volume) else {
+                continue;
+            };
+            let mut writers = self.graph.volume(volume).writers.iter();
+            let is_empty = writers.all(|writer| self.graph.state(*writer) != JobState::Done);
+            let mut uses = self.attempts.values().flat_map(|attempt| &attempt.uses);
+            let is_used = uses.any(|used| used.id == id);
+            let kind = &self.graph.workflow.volume(volume).kind;
+            let is_filled = !matches!(kind, VolumeKind::Scratch { fill: None });
+            if on == server && is_empty && !is_used && !is_filled {
+                self.retire(id);
+                self.take_back_extracts(volume, id);
+                self.drop_copies(volume);
+            }
+        }
+    }
+
+    /// A node had no space where it should have: it gets no new work for a moment. What is met in
+    /// that moment is one and the same.
+    fn note_full(&mut self, server: ServerId) {
+        self.fleet.update(server, |node| {
+            node.full_in_row += u32::from(node.aside_until.is_none());
+        });
+        self.set_aside(server, self.settings.pause_ms_max);
+    }
+
+    /// A full disk kept a job from running; answers how many failures of its environment count. It
+    /// waits for another node that can run it, if there is one. If not, what other jobs met on the
+    /// node counts as well: one after the other would wait as long for the same.
+    fn count_full_disk(&mut self, job: JobIndex, server: ServerId) -> u32 {
+        let need = self.need_of(job);
+        let can_run = |(other, node): (ServerId, &Node)| {
+            other != server && node.takes_work() && self.could_run(job, other, need)
+        };
+        if self.fleet.live().any(can_run) {
+            return 0;
+        }
+        let in_row = self.fleet.get(server).map_or(0, |node| node.full_in_row);
+        self.count_environment_fault(job).max(in_row)
     }
 
     /// A job succeeded: where it failed before, by its own fault as it seemed, the node may be to
@@ -426,7 +477,7 @@ impl Scheduler {
             ErrorClass::NoSpace => {
                 // What was to come ahead of its readers keeps nobody from working there.
                 if !waiters.is_empty() {
-                    self.set_aside(server, self.settings.pause_ms_max);
+                    self.note_full(server);
                 }
                 let waiters = waiters.into_iter();
                 waiters.for_each(|job| self.lacks_room(job, server, &fault));
@@ -451,10 +502,10 @@ impl Scheduler {
     /// taken the space, and the next listing shows it; again and again, the disk is full.
     fn lacks_room(&mut self, job: JobIndex, server: ServerId, fault: &str) {
         self.abandon_attempt(job);
-        let faults = self.count_environment_fault(job);
+        let faults = self.count_full_disk(job, server);
         let told = self
             .fleet
-            .update(server, |node| match faults > REFUSED_ONCE {
+            .update(server, |node| match node.full_in_row > REFUSED_ONCE {
                 true => std::mem::replace(&mut node.is_told_full, true),
                 false => true,
             });

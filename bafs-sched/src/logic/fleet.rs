@@ -60,6 +60,8 @@ pub(super) struct Node {
     pub(super) is_suspect: bool,
     /// The user was told that its disk seems to be full.
     pub(super) is_told_full: bool,
+    /// Times, one after the other, that its disk was full; a job that succeeds ends that.
+    pub(super) full_in_row: u32,
     /// How much of it this run may use, where nodes are shared.
     pub(super) limit: Option<Limit>,
 }
@@ -79,6 +81,7 @@ impl Node {
     /// A job succeeded there.
     pub(super) fn prove(&mut self) {
         self.faults_in_row = 0;
+        self.full_in_row = 0;
         self.blamed = 0;
         self.is_unfit = false;
         self.is_proven = true;
@@ -249,6 +252,7 @@ impl Fleet {
             is_proven: false,
             is_suspect: false,
             is_told_full: false,
+            full_in_row: 0,
         });
         let is_new = node.is_lost;
         self.alive += u64::from(is_new);

@@ -42,9 +42,14 @@ impl Scheduler {
     }
 
     /// Why it was the node that had no space: volumes refused it that were not half full. A single
-    /// call may ask for more than a whole volume is to have, so this is believed a few times.
+    /// call may ask for more than a whole volume is to have, so this is believed a few times, and
+    /// as often as others meet it on the same node.
     pub(super) fn disk_was_full(&self, job: JobIndex, report: &JobReport) -> Option<String> {
-        let is_believed = self.graph.job(job).environment.full_disks < FULL_DISKS_MAX;
+        let times = self.graph.job(job).environment.full_disks;
+        let server = self.attempts.get(&job).map(|attempt| attempt.server);
+        let node = server.and_then(|server| self.fleet.get(server));
+        let is_common = node.is_some_and(|node| node.full_in_row > times);
+        let is_believed = times < FULL_DISKS_MAX || is_common;
         if !is_believed || !self.found_no_space(job, report) {
             return None;
         }
@@ -113,7 +118,7 @@ impl Scheduler {
     }
 
     /// Scratch volumes that a job may write.
-    fn scratch_written(&self, job: JobIndex) -> Vec<VolumeIndex> {
+    pub(super) fn scratch_written(&self, job: JobIndex) -> Vec<VolumeIndex> {
         if self.settings.is_private_at_home() {
             return Vec::new();
         }

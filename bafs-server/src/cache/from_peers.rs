@@ -302,6 +302,10 @@ pub(super) fn told_to_agents(
     if !is_late || waited_us < WAITED_MIN_US {
         return error;
     }
+    // A peer says `Busy` of a home that has much to do, and that sent it something lately.
+    if error.code == ErrorCode::Busy {
+        return Error::new(ErrorCode::Running, error.detail);
+    }
     let last = fetcher.home_answered(generation);
     let silent_ms = now.ms_since(last);
     let is_flying = |flights: &Flights| (0..run.count).any(|n| flights.is_flying(run.key(n)));
@@ -311,13 +315,12 @@ pub(super) fn told_to_agents(
             &generation.from_peers,
             &generation.detours,
         ];
-        // A peer says `Busy` of a home that has much to do.
-        if error.code == ErrorCode::Busy || here.into_iter().any(is_flying) {
+        if here.into_iter().any(is_flying) {
             return Error::new(ErrorCode::Running, error.detail);
         }
         return error;
     }
-    if error.code == ErrorCode::Busy || !is_flying(&generation.from_home) {
+    if !is_flying(&generation.from_home) {
         return error;
     }
     let home = generation.manifest.home();

@@ -33,6 +33,9 @@ pub(super) const ROOM_BYTES: u64 = 64 << 10;
 /// of 1 MiB. The call's own deadline may be earlier.
 const CALL_MS: u64 = 60_000;
 
+/// Time for a small file that waits for others to leave, in milliseconds.
+const QUEUED_MS: u64 = 5 * CALL_MS;
+
 /// Pause after a failed attempt, in milliseconds; doubles up to the maximum.
 const PAUSE_MS_MIN: u64 = 50;
 const PAUSE_MS_MAX: u64 = 2_000;
@@ -158,11 +161,10 @@ impl Upload {
                 .await?;
             let data = self.read(0, size).await?;
             let digest = self.unchanged_digest()?;
-            // The time of a pack begins when it leaves.
-            let until = if is_packed {
-                self.deadline
-            } else {
-                self.step()
+            // The time of a pack begins when it leaves; the memory is not kept for ever.
+            let until = match is_packed {
+                true => self.deadline.earlier(Deadline::after_ms(QUEUED_MS)),
+                false => self.step(),
             };
             let put = self.homes.put(&self.put, data, digest, until);
             return self.accept(put.await?);
