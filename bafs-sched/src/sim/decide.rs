@@ -20,8 +20,8 @@ pub const PLAN_JOBS_MAX: usize = 40_000;
 /// Parts of caches, were each on every node, of a workflow that is simulated for a plan: dividing
 /// caches among more nodes takes minutes.
 const PLAN_PARTS_MAX: u64 = 100_000;
-/// Records that all simulations for one plan look at: a minute or two at most. Others need far fewer
-/// than those of absurd environments, where nodes fail before anything is done.
+/// Records that all simulations for one plan look at: a minute or two at most. Others need far
+/// fewer than those of absurd environments, where nodes fail before anything is done.
 const PLAN_RECORDS_MAX: u64 = 4_000_000_000;
 /// Seeds of simulations where nodes fail or run times vary, as far as [`PLAN_JOBS_MAX`] allows.
 const SEEDS_MAX: u64 = 8;
