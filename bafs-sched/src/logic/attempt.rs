@@ -251,8 +251,8 @@ impl Scheduler {
             self.learn_computing(job, &report);
             self.learn_held(job, &report);
             String::new()
-        } else if let Some(why) = self.disk_was_full(job, &report) {
-            self.pass_by_full_disk(job, &why);
+        } else if let Some((server, why)) = self.disk_was_full(job, &report) {
+            self.pass_by_full_disk(job, server, &why);
             return;
         } else if self.found_no_space(job, &report) && self.grow(job, &report) {
             return;

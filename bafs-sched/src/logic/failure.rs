@@ -230,18 +230,20 @@ impl Scheduler {
         faults.count
     }
 
-    /// The disk of the job's node was full, as it seems: it is tried again, elsewhere if it can be,
-    /// and neither it nor the node is blamed.
-    pub(super) fn pass_by_full_disk(&mut self, job: JobIndex, why: &str) {
-        let Some(server) = self.attempts.get(&job).map(|attempt| attempt.server) else {
+    /// The disk of a node was full, as it seems: the job is tried again, elsewhere if it can be,
+    /// and is not blamed.
+    pub(super) fn pass_by_full_disk(&mut self, job: JobIndex, server: ServerId, why: &str) {
+        let Some(ran_on) = self.attempts.get(&job).map(|attempt| attempt.server) else {
             return;
         };
         self.abandon_attempt(job);
+        self.note_full(server);
+        let stays = self.leave_full_disk(job, server);
         let node = self.graph.job_mut(job);
         node.environment.full_disks += 1;
-        node.failed_on.insert(server);
-        self.note_full(server);
-        self.leave_full_disk(job, server);
+        if ran_on == server && !stays {
+            node.failed_on.insert(server);
+        }
         let name = &self.graph.workflow.job(job).name;
         let text = format!("job '{name}' failed and runs again: {why}");
         self.tell(Warning {
@@ -250,13 +252,18 @@ impl Scheduler {
             node: Some(server),
             text,
         });
-        let faults = self.count_full_disk(job, server);
+        let faults = match stays {
+            true => self.count_environment_fault(job),
+            false => self.count_full_disk(job, server),
+        };
         self.try_again(job, faults, why);
     }
 
-    /// Volumes on a full disk that only this job has written go, so that they are made elsewhere;
-    /// not those that were filled, which would cross the link to home again.
-    fn leave_full_disk(&mut self, job: JobIndex, server: ServerId) {
+    /// Volumes on a full disk that only this job has written go, so that they are made elsewhere.
+    /// Answers whether others stay: what was done by others, and what was filled, which would cross
+    /// the link to home again.
+    fn leave_full_disk(&mut self, job: JobIndex, server: ServerId) -> bool {
+        let mut stays = false;
         for volume in self.scratch_written(job) {
             let Some((id, Some(on))) = self.volumes.scratch(volume) else {
                 continue;
@@ -267,12 +274,18 @@ impl Scheduler {
             let is_used = uses.any(|used| used.id == id);
             let kind = &self.graph.workflow.volume(volume).kind;
             let is_filled = !matches!(kind, VolumeKind::Scratch { fill: None });
-            if on == server && is_empty && !is_used && !is_filled {
-                self.retire(id);
-                self.take_back_extracts(volume, id);
-                self.drop_copies(volume);
+            if on != server {
+                continue;
             }
+            if !is_empty || is_used || is_filled {
+                stays = true;
+                continue;
+            }
+            self.retire(id);
+            self.take_back_extracts(volume, id);
+            self.drop_copies(volume);
         }
+        stays
     }
 
     /// A node had no space where it should have: it gets no new work for a moment. What is met in

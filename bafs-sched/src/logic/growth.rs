@@ -2,6 +2,7 @@
 //! have not begun. What nobody declared is measured by `sizes.rs`.
 
 use bafs_proto::ErrorClass;
+use bafs_proto::ids::ServerId;
 use bafs_proto::message::{JobOutcome, JobReport};
 
 use super::declared::Warning;
@@ -28,6 +29,9 @@ struct Lesson {
 /// So often a job's environment may have failed before a lack of space is the declaration's fault.
 const FULL_DISKS_MAX: u32 = 2;
 
+/// A volume that holds less has space, where the disk was full before.
+const NEARLY_FULL_PERCENT: u128 = 90;
+
 impl Scheduler {
     /// Whether a job that failed found no space in a volume that it may write: its environment
     /// says so, or it ended by itself after calls that failed for that.
@@ -41,52 +45,78 @@ impl Scheduler {
         }
     }
 
-    /// Why it was the node that had no space: volumes refused it that were not half full. A single
-    /// call may ask for more than a whole volume is to have, so this is believed a few times, and
-    /// as often as others meet it on the same node.
-    pub(super) fn disk_was_full(&self, job: JobIndex, report: &JobReport) -> Option<String> {
-        let times = self.graph.job(job).environment.full_disks;
-        let server = self.attempts.get(&job).map(|attempt| attempt.server);
-        let node = server.and_then(|server| self.fleet.get(server));
-        let is_common = node.is_some_and(|node| node.full_in_row > times);
-        let is_believed = times < FULL_DISKS_MAX || is_common;
-        if !is_believed || !self.found_no_space(job, report) {
+    /// Which node's disk had no space, and why it was that: volumes there refused the job that were
+    /// not half full. A single call may ask for more than a whole volume is to have, so this is
+    /// believed a few times, and as often as others meet it on the same node.
+    pub(super) fn disk_was_full(
+        &self,
+        job: JobIndex,
+        report: &JobReport,
+    ) -> Option<(ServerId, String)> {
+        if !self.found_no_space(job, report) {
             return None;
         }
-        let volume = self.refused_half_empty(job, report)?;
+        let volume = self.refused_without_need(job, report)?;
+        let server = self.node_of(job, volume)?;
+        let times = self.graph.job(job).environment.full_disks;
+        if times >= FULL_DISKS_MAX && self.full_in_row(server) <= times {
+            return None;
+        }
         let name = &self.graph.workflow.volume(volume).name;
-        Some(format!(
-            "volume '{name}' had no space although it was not half full: {}",
-            self.describe_disk(job)
-        ))
+        let why = format!(
+            "volume '{name}' had no space although it was not {}: {}",
+            if self.full_in_row(server) > 0 {
+                "full"
+            } else {
+                "half full"
+            },
+            self.describe_disk(server)
+        );
+        Some((server, why))
     }
 
-    fn describe_disk(&self, job: JobIndex) -> String {
-        let server = self.graph.job(job).last_server;
-        let node = server.map_or_else(String::new, |server| self.fleet.name(server));
+    fn full_in_row(&self, server: ServerId) -> u32 {
+        self.fleet.get(server).map_or(0, |node| node.full_in_row)
+    }
+
+    /// The node of a scratch volume of a job; the job's own where the volume is gone.
+    fn node_of(&self, job: JobIndex, volume: VolumeIndex) -> Option<ServerId> {
+        let scratch = self.volumes.scratch(volume).and_then(|(_, server)| server);
+        scratch.or(self.graph.job(job).last_server)
+    }
+
+    fn describe_disk(&self, server: ServerId) -> String {
         format!(
-            "the disk of node {node} may be full; free some of it, or start the node with a \
-             smaller --size"
+            "the disk of node {} may be full; free some of it, or start the node with a smaller \
+             --size",
+            self.fleet.name(server)
         )
     }
 
-    /// The first of the volumes that refused a job space, if none of them was half full.
-    fn refused_half_empty(&self, job: JobIndex, report: &JobReport) -> Option<VolumeIndex> {
+    /// The first of the volumes that refused a job space, if none of them was half full; on a node
+    /// whose disk was full before, if none was nearly full.
+    fn refused_without_need(&self, job: JobIndex, report: &JobReport) -> Option<VolumeIndex> {
         let mut refused = self.refused_for_space(job, report);
         if refused.is_empty() {
             refused = self.scratch_written(job);
         }
-        let is_half_empty = |volume: &VolumeIndex| {
+        let has_room = |volume: &VolumeIndex| {
             let (size, spec) = (self.size_of(*volume), self.graph.workflow.volume(*volume));
             let used = report.volumes.iter().find(|used| used.name == spec.name);
+            let node = self.node_of(job, *volume);
+            let most = match node.is_some_and(|node| self.full_in_row(node) > 0) {
+                true => NEARLY_FULL_PERCENT,
+                false => 50,
+            };
+            let part = |of: u64| (u128::from(of) * most).div_ceil(100);
             // What a program removed before it ended may have filled the volume.
             used.is_some_and(|used| {
-                used.held_bytes.max(used.written_bytes) < size.bytes / 2
-                    && used.held_files.max(used.changes) < size.files.div_ceil(2)
+                u128::from(used.held_bytes.max(used.written_bytes)) < part(size.bytes)
+                    && u128::from(used.held_files.max(used.changes)) < part(size.files)
             })
         };
         let first = refused.first().copied();
-        first.filter(|_| refused.iter().all(is_half_empty))
+        first.filter(|_| refused.iter().all(has_room))
     }
 
     /// What to add to the reason of a failure that a lack of space explains.
@@ -98,9 +128,10 @@ impl Scheduler {
             return String::new();
         }
         let names = names.join(" and ");
-        if self.refused_half_empty(job, report).is_some() {
-            let disk = self.describe_disk(job);
-            return format!(" when volume {names} had no space, though not half full: {disk}");
+        let refused = self.refused_without_need(job, report);
+        if let Some(server) = refused.and_then(|volume| self.node_of(job, volume)) {
+            let disk = self.describe_disk(server);
+            return format!(" when volume {names} had no space, though not full: {disk}");
         }
         format!(" when volume {names} had no space left: it needs a larger volume than declared")
     }
@@ -261,6 +292,8 @@ impl Scheduler {
                 let volume = self.scratch_of(job)[place];
                 if !self.sizes.grown.contains(&volume) {
                     self.resize(volume, after);
+                    // As for the first of them, once.
+                    self.sizes.grown.insert(volume);
                 }
             }
             self.graph.measure_course(pipeline);
