@@ -106,6 +106,26 @@ fn branching(dice: &mut Dice) -> (String, u64) {
     (text, peak)
 }
 
+#[test]
+fn files_that_can_never_fit_are_refused_before_anything_starts() {
+    let text = job("a")
+        + &job("b")
+        + "volume c cache bafs://home/c 40 MB files 2441\nvolume v scratch 5 MB files 1024\n\
+           volume w scratch 5 MB files 10\nparent a child b\nmount w a /w\nmount w b /w ro\n\
+           mount c b /c\nmount v b /v\n";
+    let with_files = |files| {
+        let mut nodes = nodes(&[100, 100], 1);
+        for node in &mut nodes {
+            node.capacity.files = files;
+        }
+        let (world, outcome) = run(1, &text, nodes);
+        let is_done = outcome == Outcome::Complete;
+        (is_done, world.scheduler.progress().executions)
+    };
+    assert_eq!(with_files(3_000), (false, 0));
+    assert_eq!(with_files(3_475), (true, 2));
+}
+
 fn seeds() -> std::ops::Range<u64> {
     let number = |name: &str| -> Option<u64> {
         let text = std::env::var(name).ok()?;

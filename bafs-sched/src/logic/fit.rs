@@ -74,7 +74,9 @@ impl Scheduler {
         if too_large.is_some() || self.will_spill() {
             return too_large;
         }
-        self.too_large_job().or_else(|| self.too_large_pipeline())
+        self.too_large_job()
+            .or_else(|| self.too_many_files())
+            .or_else(|| self.too_large_pipeline())
     }
 
     fn too_wide(&self) -> Option<String> {
@@ -90,7 +92,7 @@ impl Scheduler {
     }
 
     /// Jobs that are neither done nor given up.
-    fn jobs_left(&self) -> impl Iterator<Item = JobIndex> {
+    pub(super) fn jobs_left(&self) -> impl Iterator<Item = JobIndex> {
         let jobs = self.graph.job_indexes();
         jobs.filter(|job| !self.graph.state(*job).is_final())
     }
@@ -139,61 +141,6 @@ impl Scheduler {
             ));
         }
         None
-    }
-
-    /// A job whose caches together fit into no group.
-    fn too_large_caches(&self) -> Option<String> {
-        let group = self.largest_group(0);
-        let is_cache = |volume: &VolumeIndex| self.graph.volume(*volume).is_cache;
-        self.jobs_left().find_map(|job| {
-            let mounted = self
-                .graph
-                .mounted(job)
-                .into_iter()
-                .map(|(volume, _)| volume);
-            let caches: Vec<VolumeIndex> = mounted.filter(is_cache).collect();
-            let need = caches.iter().map(|cache| self.size_of(*cache).bytes).sum();
-            (caches.len() > 1 && need > group.bytes).then(|| {
-                let name = &self.graph.workflow.job(job).name;
-                let (need, have) = (bytes_only(need), bytes_only(group.bytes));
-                format!(
-                    "job '{name}' reads {} at once, which need {}, but all nodes of a group \
-                     together offer {}: {} too little; add storage, or split the job",
-                    self.names(&caches),
-                    describe_bytes(need),
-                    describe_bytes(have),
-                    describe_bytes(need.minus(have))
-                )
-            })
-        })
-    }
-
-    /// A job whose caches and scratch volumes, which exist while it runs, are more than all nodes
-    /// offer.
-    fn too_large_together(&self) -> Option<String> {
-        let sizes = self
-            .fleet
-            .live()
-            .map(|(id, _)| self.fleet.offered(id).bytes);
-        let have = sizes.fold(0, u64::saturating_add);
-        self.jobs_left().find_map(|job| {
-            let mounted = self.graph.mounted(job).into_iter();
-            let volumes: Vec<VolumeIndex> = mounted.map(|(volume, _)| volume).collect();
-            let sizes = volumes.iter().map(|volume| self.size_of(*volume).bytes);
-            let need = sizes.fold(0, u64::saturating_add);
-            let has_cache = volumes.iter().any(|v| self.graph.volume(*v).is_cache);
-            (has_cache && need > have).then(|| {
-                let (name, missing) = (&self.graph.workflow.job(job).name, need - have);
-                format!(
-                    "job '{name}' has {} at once, which need {}, but all nodes together offer {}: \
-                     {} too little; add storage, or split the job",
-                    self.names(&volumes),
-                    describe_bytes(bytes_only(need)),
-                    describe_bytes(bytes_only(have)),
-                    describe_bytes(bytes_only(missing))
-                )
-            })
-        })
     }
 
     fn too_large_job(&self) -> Option<String> {
@@ -289,7 +236,7 @@ impl Scheduler {
             .collect()
     }
 
-    fn names(&self, volumes: &[VolumeIndex]) -> String {
+    pub(super) fn names(&self, volumes: &[VolumeIndex]) -> String {
         let named = volumes.iter().map(|volume| {
             let name = &self.graph.workflow.volume(*volume).name;
             format!("'{name}' ({})", describe_bytes(self.size_of(*volume)))
@@ -398,7 +345,7 @@ impl Scheduler {
     }
 
     /// What the nodes of a group together offer to a cache of so many files.
-    fn largest_group(&self, files: u64) -> Space {
+    pub(super) fn largest_group(&self, files: u64) -> Space {
         let mut groups: BTreeMap<&str, Space> = BTreeMap::new();
         for (id, node) in self.fleet.live() {
             let sum = groups.entry(&node.seen.group).or_default();
@@ -512,7 +459,7 @@ fn largest(sizes: &[Space]) -> Space {
     sizes.first().copied().unwrap_or_default()
 }
 
-fn bytes_only(bytes: u64) -> Space {
+pub(super) fn bytes_only(bytes: u64) -> Space {
     Space { bytes, files: 0 }
 }
 

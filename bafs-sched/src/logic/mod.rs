@@ -17,6 +17,7 @@ mod event;
 mod extraction;
 mod failure;
 mod fit;
+mod fit_caches;
 mod fleet;
 mod followers;
 mod graph;
