@@ -82,7 +82,7 @@ impl Scheduler {
     /// The node of a scratch volume of a job; the job's own where the volume is gone.
     fn node_of(&self, job: JobIndex, volume: VolumeIndex) -> Option<ServerId> {
         let scratch = self.volumes.scratch(volume).and_then(|(_, server)| server);
-        scratch.or(self.graph.job(job).last_server)
+        scratch.or_else(|| self.graph.job(job).last_server)
     }
 
     fn describe_disk(&self, server: ServerId) -> String {
