@@ -80,7 +80,7 @@ struct State {
 #[derive(Debug)]
 enum Execution {
     Running {
-        job: StartJob,
+        job: Digest,
         kill: watch::Sender<bool>,
         task: Option<AbortHandle>,
     },
@@ -139,7 +139,7 @@ impl Executor {
         let (kill, killed) = watch::channel(false);
         let mut state = self.state();
         let known = match state.executions.get(&id) {
-            Some(Execution::Running { job, .. }) => Some(*job == call),
+            Some(Execution::Running { job, .. }) => Some(*job == digest(&call)),
             Some(Execution::Ended { job, .. }) => Some(job.is_none_or(|job| job == digest(&call))),
             None => None,
         };
@@ -153,7 +153,7 @@ impl Executor {
         }
         state.starts.note(id).map_err(|e| unnoted(&e))?;
         let running = Execution::Running {
-            job: call.clone(),
+            job: digest(&call),
             kill,
             task: None,
         };
@@ -273,7 +273,7 @@ impl Executor {
         let mut state = self.state();
         if let Some(Execution::Running { job, .. }) = state.executions.remove(&id) {
             state.running -= 1;
-            state.keep(id, Some(digest(&job)), report);
+            state.keep(id, Some(job), report);
         }
         drop(state);
         self.counters.add("jobs.ended", 1);
@@ -326,9 +326,16 @@ fn unnoted(error: &std::io::Error) -> Error {
     Error::new(ErrorCode::ServerFault, text)
 }
 
-/// What stands for a job that has ended: the job itself may be longer than a header.
-fn digest(job: &StartJob) -> Digest {
-    Digest::of(&serde_json::to_vec(job).unwrap_or_default())
+/// What stands for a job: that may be longer than a header. Capabilities are no part of it, as a
+/// scheduler that was started anew gives others for the same job.
+fn digest(call: &StartJob) -> Digest {
+    let job = &call.job;
+    let mounts = job.mounts.iter();
+    let mounts: Vec<_> = mounts
+        .map(|mount| (&mount.path, &mount.target, mount.writable))
+        .collect();
+    let what = (call.execution, &job.name, &job.command, mounts);
+    Digest::of(&serde_json::to_vec(&what).unwrap_or_default())
 }
 
 /// A report that says how it ended and nothing else.

@@ -24,6 +24,13 @@ pub const ADVERTISE_MS: u64 = 1_000;
 /// How long the catalog believes an advert: three may be lost.
 pub const ADVERT_TTL_MS: u64 = 4 * ADVERTISE_MS;
 
+/// Adverts in a row that fail before somebody is told: shorter is a catalog that is started anew.
+const FAILURES_TOLD: u32 = 3;
+
+/// What to do then.
+const UNTOLD: &str = "the catalog is not told of it. Is `bafs catalog` running at that address, \
+                      with an identity of the same cluster? This server goes on trying";
+
 /// A server that is running.
 pub struct Running {
     address: SocketAddr,
@@ -116,7 +123,8 @@ pub(crate) fn check_names(name: &str, group: &str) -> Result<()> {
 }
 
 /// Tells the catalog again and again what `describe` says, for ever. A catalog that is away is no
-/// harm: it learns everything again when it returns. What it refuses is logged.
+/// harm: it learns everything again when it returns. What it refuses is logged, and once why it
+/// cannot be told anything, when that lasts.
 pub async fn advertise(
     pool: Pool,
     token: Token,
@@ -124,18 +132,30 @@ pub async fn advertise(
     describe: impl Fn() -> Advert + Send,
 ) {
     let mut refusal = None;
+    let mut failures = 0;
     loop {
         let call = Advertise { advert: describe() };
         let deadline = Deadline::after_ms(ADVERTISE_MS);
         match pool.call(&catalog, &token, call, deadline).await {
-            Ok(_) => refusal = None,
+            Ok(_) => {
+                if failures >= FAILURES_TOLD {
+                    tracing::info!(%catalog, "the catalog lists this server");
+                }
+                (refusal, failures) = (None, 0);
+            }
             Err(error) if matches!(error.code, ErrorCode::Conflict | ErrorCode::Malformed) => {
                 if refusal.as_ref() != Some(&error) {
                     tracing::warn!(%catalog, %error, "the catalog does not list this server");
                 }
                 refusal = Some(error);
             }
-            Err(error) => tracing::debug!(%catalog, %error, "catalog not told"),
+            Err(error) => {
+                failures += 1;
+                if failures == FAILURES_TOLD {
+                    tracing::warn!(%catalog, %error, "nobody finds this server: {UNTOLD}");
+                }
+                tracing::debug!(%catalog, %error, "catalog not told");
+            }
         }
         tokio::time::sleep(Duration::from_millis(ADVERTISE_MS)).await;
     }

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bafs_proto::ErrorCode;
-use bafs_proto::ids::ExecutionId;
+use bafs_proto::ids::{ExecutionId, VolumeId};
 use bafs_proto::message::{
-    JobCommand, JobOutcome, JobReport, JobSpec, JobState, KillJob, StartJob, WatchJobs,
+    JobCommand, JobOutcome, JobReport, JobSpec, JobState, KillJob, MountSpec, MountTarget,
+    StartJob, WatchJobs,
 };
 use bafs_proto::time::Deadline;
 use bafs_server::counters::Counters;
@@ -55,6 +56,23 @@ fn start(id: u128) -> StartJob {
     }
 }
 
+/// The same with a volume, and a capability of its own for it.
+fn given(id: u128, token: u8) -> StartJob {
+    let mut call = start(id);
+    call.job.mounts.push(MountSpec {
+        name: "v".to_owned(),
+        path: "/v".to_owned(),
+        target: MountTarget::Scratch {
+            server: "h:1".to_owned(),
+            volume: VolumeId(1),
+        },
+        writable: true,
+        token: serde_json::from_value(serde_json::json!([token])).expect("token"),
+        keep_ms: 0,
+    });
+    call
+}
+
 async fn state(executor: &Executor, id: u128, wait_ms: u32) -> Option<JobState> {
     let call = WatchJobs {
         executions: vec![ExecutionId(id)],
@@ -85,11 +103,13 @@ async fn an_agent_gets_the_job_and_its_report_is_kept() {
         directory.path().display()
     );
     let executor = executor(directory.path(), &script);
-    executor.start(start(1)).expect("start");
+    executor.start(given(1, 1)).expect("start");
     assert_eq!(outcome(&executor, 1).await, JobOutcome::Exited(3));
     for _ in 0..3 {
-        executor.start(start(1)).expect("again");
+        executor.start(given(1, 1)).expect("again");
     }
+    // A scheduler that was started anew has other capabilities for the same job.
+    executor.start(given(1, 2)).expect("with another token");
     let other = StartJob {
         execution: ExecutionId(1),
         ..start(2)
@@ -104,7 +124,7 @@ async fn an_agent_gets_the_job_and_its_report_is_kept() {
     assert_eq!(lines.len(), 2, "it ran once: {got}");
     assert_eq!(
         serde_json::from_str::<JobSpec>(lines[0]).expect("job"),
-        start(1).job
+        given(1, 1).job
     );
     assert_eq!(lines[1], "agent --identity /some/identity");
     let log = directory.path().join(format!("{}.log", ExecutionId(1)));

@@ -16,7 +16,7 @@ use bafs_proto::message::{
     ReadManifest, Reader, RenewVolumes, Reply, Request, RunFileOps, ShowVolume, SourceIdentity,
     StartJob, TreeRef, WatchJobs,
 };
-use bafs_proto::net::{Incoming, Peer, Service};
+use bafs_proto::net::{Awaited, Incoming, Peer, Service};
 use bafs_proto::replica::{ListVolumeTree, ReadVolumeFile};
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
@@ -35,12 +35,14 @@ async fn ask(node: &Arc<Node>, token: &Token, request: Request) -> Result<Reply>
     };
     let body = bytes::Bytes::new();
     let (token, deadline) = (token.clone(), Deadline::after_ms(2_000));
+    let (_waiting, awaited) = Awaited::new();
     let incoming = Incoming {
         peer,
         token,
         request,
         body,
         deadline,
+        awaited,
     };
     node.clone().serve(incoming).await.map(|(reply, _)| reply)
 }

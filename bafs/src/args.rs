@@ -172,7 +172,7 @@ pub(crate) struct InitArgs {
     /// Directory to create.
     pub(crate) directory: PathBuf,
     /// Capability tokens expire after so many days.
-    #[arg(long, default_value_t = 365)]
+    #[arg(long, default_value_t = 365, value_parser = clap::value_parser!(u64).range(1..=36_500))]
     pub(crate) days: u64,
 }
 
@@ -261,7 +261,7 @@ pub(crate) struct VolumeCreateArgs {
     #[arg(long, value_name = "SIZE")]
     pub(crate) size: String,
     /// Files to reserve.
-    #[arg(long, default_value_t = 10_000)]
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) files: u64,
     /// How the limits are kept: `exact`, or `watched`, where jobs on the node work on the directory
     /// itself, as fast as its disk, and a job past a limit is ended (exit code 75).
@@ -324,7 +324,7 @@ pub(crate) struct GrantArgs {
     #[arg(long)]
     pub(crate) read_only: bool,
     /// It expires after so many days.
-    #[arg(long, default_value_t = 7)]
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u64).range(1..=36_500))]
     pub(crate) days: u64,
 }
 
@@ -361,7 +361,7 @@ pub(crate) struct ExecArgs {
     #[command(flatten)]
     pub(crate) client: ClientArgs,
     /// A volume and its path in the program's name space; `:ro` for read-only.
-    #[arg(long = "mount", value_name = "VOLUME:/PATH[:ro]")]
+    #[arg(long = "mount", value_name = "VOLUME:/PATH[:ro|:rw]")]
     pub(crate) mounts: Vec<String>,
     /// Deadline of each remote operation in seconds; past it the volume is lost.
     #[arg(long, env = "BAFS_OP_DEADLINE", default_value_t = 30)]

@@ -117,18 +117,23 @@ fn refuse_twice(mounts: &[MountSpec]) -> Result<()> {
 }
 
 fn parse_mount(text: &str) -> Result<Wanted> {
-    let (rest, writable) = match text.strip_suffix(":ro") {
-        Some(rest) => (rest, false),
-        None => (text, true),
+    let Some((volume, rest)) = text.split_once(":/").filter(|(name, _)| !name.is_empty()) else {
+        bail!("--mount {text}: write VOLUME:/absolute/path or VOLUME:/absolute/path:ro");
     };
-    match rest.split_once(":/") {
-        Some((volume, path)) if !volume.is_empty() => Ok(Wanted {
-            volume: volume.to_owned(),
-            path: format!("/{path}"),
-            writable,
-        }),
-        _ => bail!("--mount {text}: write VOLUME:/absolute/path or VOLUME:/absolute/path:ro"),
-    }
+    let (path, writable) = match rest.rsplit_once(':') {
+        None => (rest, true),
+        Some((path, "rw")) => (path, true),
+        Some((path, "ro")) => (path, false),
+        Some((_, other)) => bail!(
+            "--mount {text}: '{other}' is neither 'ro' nor 'rw'; a path with a colon needs one of \
+             them behind it"
+        ),
+    };
+    Ok(Wanted {
+        volume: volume.to_owned(),
+        path: format!("/{path}"),
+        writable,
+    })
 }
 
 /// Finds volumes through the catalog on a thread of its own whose runtime is gone on return, so
@@ -183,4 +188,22 @@ fn mount_spec(
         token: client.give(Resource::Volume(volume), rights)?,
         keep_ms: 0,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_follows_the_path_of_a_mount_is_ro_or_rw() {
+        let mount = |text: &str| parse_mount(text).map(|it| (it.volume, it.path, it.writable));
+        let v = |path: &str, writable| ("v".to_owned(), path.to_owned(), writable);
+        assert_eq!(mount("v:/a").unwrap(), v("/a", true));
+        assert_eq!(mount("v:/a/b:rw").unwrap(), v("/a/b", true));
+        assert_eq!(mount("v:/a:ro").unwrap(), v("/a", false));
+        assert_eq!(mount("v:/a:b:ro").unwrap(), v("/a:b", false));
+        for wrong in ["v", ":/a", "v:a", "v:/a:RO", "v:/a:xx", "v:/a:"] {
+            assert!(mount(wrong).is_err(), "{wrong}");
+        }
+    }
 }

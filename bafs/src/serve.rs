@@ -1,6 +1,7 @@
 //! `bafs home`, `bafs catalog`, `bafs node`: a server until it is told to stop.
 
 use std::net::ToSocketAddrs;
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use bafs_proto::message::Role;
@@ -17,6 +18,7 @@ use crate::args::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
 use crate::init;
 use crate::metrics;
 use crate::output::Output;
+use crate::plan;
 use crate::rate::{parse_bytes, parse_limit};
 
 /// Runs a home server.
@@ -87,7 +89,26 @@ pub(crate) async fn node(args: NodeArgs, output: Output) -> Result<()> {
         agent_identity: init::directory_of(&args.server.identity, Role::Agent),
         homes: homes.unwrap_or_default(),
     };
-    until_stopped(node::start(config).await?, &args.server, output).await
+    let (store, offered) = (config.store.clone(), config.capacity_bytes);
+    let server = node::start(config).await?;
+    check_offer(&store, offered);
+    until_stopped(server, &args.server, output).await
+}
+
+/// Tells of a node that offers more than its disk has in all.
+fn check_offer(store: &Path, offered: u64) {
+    let Ok(found) = nix::sys::statvfs::statvfs(store) else {
+        return;
+    };
+    let all = found.blocks().saturating_mul(found.fragment_size());
+    if offered > all {
+        tracing::warn!(
+            "--size: it offers {}, but the disk of {} has {} in all, and jobs will meet its end",
+            plan::size(offered.into()),
+            store.display(),
+            plan::size(all.into())
+        );
+    }
 }
 
 /// Others must be able to reach the address that a server advertises.

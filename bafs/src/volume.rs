@@ -260,6 +260,13 @@ async fn replicate(args: VolumeReplicateArgs, output: Output) -> Result<()> {
             status.spec.name
         );
     }
+    if holder.id == target.id {
+        bail!(
+            "{} is on {} already; a copy protects it only on another node",
+            status.spec.name,
+            target.name
+        );
+    }
     let source = Source::Volume {
         address: holder.address,
         volume: status.spec.id,

@@ -56,6 +56,8 @@ impl Session {
                 continue;
             }
             let again = error.is_transient() && error.code != ErrorCode::SessionUnknown;
+            // The time that is left counts from what was heard last, not from when it was looked at.
+            patience.renew_since(self.silent_for());
             let deadline = patience.deadline();
             if !again || deadline.left() <= Duration::from_millis(pause_ms) {
                 return Err(error);
@@ -64,6 +66,11 @@ impl Session {
             tokio::time::sleep(Duration::from_millis(pause_ms)).await;
             pause_ms = (pause_ms * 2).min(PAUSE_MS_MAX);
         }
+    }
+
+    /// How long ago the server answered anything of this session.
+    fn silent_for(&self) -> Duration {
+        clock::now().saturating_duration_since(*lock(&self.heard))
     }
 
     /// The answer to a call, if the server is not silent until the deadline: whoever waits behind
@@ -84,9 +91,7 @@ impl Session {
                     return answer;
                 }
                 Err(_) => {
-                    let heard = *lock(&self.heard);
-                    let ago = clock::now().saturating_duration_since(heard);
-                    if !patience.renew_since(ago) {
+                    if !patience.renew_since(self.silent_for()) {
                         let text = format!("{} did not answer in time", self.server.address);
                         return Err(Error::new(ErrorCode::DeadlineExceeded, text));
                     }

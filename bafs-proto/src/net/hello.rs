@@ -58,10 +58,8 @@ pub(super) async fn resolve(address: &str) -> Result<SocketAddr> {
         .ok()
         .and_then(|mut all| all.next())
         .ok_or_else(|| {
-            Error::new(
-                ErrorCode::Unreachable,
-                format!("'{address}' has no address"),
-            )
+            let text = format!("'{address}' is the address of no machine; write HOST:PORT");
+            Error::new(ErrorCode::Unreachable, text)
         })
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{BoxFuture, Connection, Dial, Exchange, Frame, Peer, Service, answer};
+use super::{Awaited, BoxFuture, Connection, Dial, Exchange, Frame, Peer, Service, answer};
 use crate::error::{Error, ErrorCode, Result};
 use crate::message::Role;
 use crate::time::Deadline;
@@ -141,7 +141,8 @@ impl Exchange for MemLink {
                 role: Role::Agent,
                 address: self.source.clone(),
             };
-            let answered = answer(service, peer, frame);
+            let (_waiting, awaited) = Awaited::new();
+            let answered = answer(service, peer, frame, awaited);
             tokio::time::timeout_at(deadline.instant().into(), answered)
                 .await
                 .map_err(|_| late())

@@ -5,6 +5,7 @@
 //! [`mem`] carries them within one process, for tests.
 //! [`packets`] is apart: it carries open files between processes of one machine.
 
+mod awaited;
 pub mod channel;
 mod hello;
 pub mod mem;
@@ -16,6 +17,7 @@ mod routes;
 pub mod tcp;
 mod tls;
 
+pub use awaited::{Awaited, Waiting};
 pub use room::bound_requests;
 pub use tls::use_ring;
 
@@ -60,6 +62,8 @@ pub struct Incoming {
     pub body: Bytes,
     /// When the caller stops waiting.
     pub deadline: Deadline,
+    /// Whether it waits still.
+    pub awaited: Awaited,
 }
 
 /// What a server does with requests.
@@ -174,8 +178,13 @@ impl Connection {
 }
 
 /// Decodes a request frame, has it served within its deadline, and encodes the answer.
-pub(crate) async fn answer(service: Arc<dyn Service>, peer: Peer, frame: Frame) -> Frame {
-    let (result, body) = match answer_decoded(service, peer, frame).await {
+pub(crate) async fn answer(
+    service: Arc<dyn Service>,
+    peer: Peer,
+    frame: Frame,
+    awaited: Awaited,
+) -> Frame {
+    let (result, body) = match answer_decoded(service, peer, frame, awaited).await {
         Ok((reply, body)) => (Ok(reply), body),
         Err(error) => (Err(error), Bytes::new()),
     };
@@ -192,6 +201,7 @@ async fn answer_decoded(
     service: Arc<dyn Service>,
     peer: Peer,
     (head, body): Frame,
+    awaited: Awaited,
 ) -> Result<(Reply, Bytes)> {
     let head: RequestHead = codec::decode(&head)?;
     let deadline = Deadline::after_ms(u64::from(head.time_left_ms.min(DEADLINE_MS_MAX)));
@@ -202,6 +212,7 @@ async fn answer_decoded(
         request: head.request,
         body,
         deadline,
+        awaited,
     };
     let served = tokio::time::timeout_at(deadline.instant().into(), service.serve(incoming));
     let (reply, body) = served.await.unwrap_or_else(|_| {

@@ -4,6 +4,7 @@
 //! stream of a connection carries a [`Hello`] each way.
 
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use super::hello::{
     encode_lengths, hello_of, resolve,
 };
 use super::room::place_of;
-use super::{BoxFuture, Connection, Dial, Exchange, Frame, Peer, Service, answer, tls};
+use super::{Awaited, BoxFuture, Connection, Dial, Exchange, Frame, Peer, Service, answer, tls};
 use crate::codec;
 use crate::error::{Error, ErrorCode, Result};
 use crate::hash::DigestKey;
@@ -232,7 +233,15 @@ async fn serve_connection(
         tokio::spawn(async move {
             let frame = match in_time(read_request(&mut receive)).await {
                 Ok((frame, place)) => {
-                    let frame = answer(service, peer, frame).await;
+                    let (waiting, awaited) = Awaited::new();
+                    let mut answering = pin!(answer(service, peer, frame, awaited));
+                    let frame = tokio::select! {
+                        frame = &mut answering => frame,
+                        _ = send.stopped() => {
+                            drop(waiting);
+                            answering.await
+                        }
+                    };
                     drop(place);
                     frame
                 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use bafs_proto::ids::ServerId;
 use bafs_proto::message::{Advert, ServerKind};
 use bafs_proto::{Error, ErrorCode, Result};
 use serde::{Deserialize, Serialize};
@@ -21,8 +22,17 @@ pub struct FileHome {
 #[derive(Debug, Clone, Default)]
 pub struct Homes {
     file_home: Option<FileHome>,
-    by_name: BTreeMap<String, String>,
+    by_name: BTreeMap<String, Known>,
     is_listed: bool,
+}
+
+/// A home that has a name for the whole run.
+#[derive(Debug, Clone)]
+struct Known {
+    server: ServerId,
+    address: String,
+    /// Another one that was listed under the name, and of which somebody was told.
+    other: Option<ServerId>,
 }
 
 /// A place at home.
@@ -45,16 +55,34 @@ impl Homes {
     }
 
     /// Learns the homes of a catalog's listing; those that it does not list are kept, because a
-    /// home that is away for a moment is still the same place.
-    pub fn learn(&mut self, adverts: &[Advert]) {
+    /// home that is away for a moment is still the same place. So is one whose name another home
+    /// has now: a run that took its inputs from one directory must not send results to another.
+    /// Returns what somebody should be told of that, once for each.
+    pub fn learn(&mut self, adverts: &[Advert]) -> Vec<String> {
         self.is_listed = true;
-        for advert in adverts
-            .iter()
-            .filter(|advert| advert.kind == ServerKind::Home)
-        {
-            self.by_name
-                .insert(advert.name.to_ascii_lowercase(), advert.address.clone());
+        let homes = adverts.iter().filter(|it| it.kind == ServerKind::Home);
+        homes.filter_map(|home| self.learn_one(home)).collect()
+    }
+
+    fn learn_one(&mut self, home: &Advert) -> Option<String> {
+        let name = home.name.to_ascii_lowercase();
+        let known = self.by_name.entry(name).or_insert_with(|| Known {
+            server: home.id,
+            address: home.address.clone(),
+            other: None,
+        });
+        if known.server == home.id {
+            known.address.clone_from(&home.address);
+            return None;
         }
+        if known.other.replace(home.id) == Some(home.id) {
+            return None;
+        }
+        Some(format!(
+            "home '{}' is another server now, at {}: this run goes on with the one at {}, \
+             which it began with; start that again, or begin the run anew",
+            home.name, home.address, known.address
+        ))
     }
 
     /// Whether the catalog was heard of at all: without it no name can be called wrong.
@@ -70,7 +98,7 @@ impl Homes {
     pub fn resolve(&self, url: &Url) -> Result<HomePath> {
         match url.scheme {
             Scheme::Bafs => {
-                let known = self.by_name.get(&url.host).cloned();
+                let known = self.by_name.get(&url.host).map(|home| home.address.clone());
                 let literal = url.host.contains(':').then(|| url.host.clone());
                 let address = known.or(literal).ok_or_else(|| {
                     let text = format!(
@@ -129,6 +157,41 @@ mod tests {
             .map_err(|error| error.code)
     }
 
+    fn home(id: u64, address: &str) -> Advert {
+        Advert {
+            id: ServerId(id),
+            kind: ServerKind::Home,
+            name: "Home".to_owned(),
+            address: address.to_owned(),
+            group: String::new(),
+            ttl_ms: 4_000,
+            capacity_bytes: 0,
+            capacity_files: 0,
+            free_bytes: 0,
+            free_files: 0,
+            slots: 0,
+            jobs: 0,
+            caches: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_name_means_one_home_for_the_whole_run() {
+        let mut homes = Homes::default();
+        assert!(homes.learn(&[home(1, "a:1")]).is_empty());
+        let told = homes.learn(&[home(2, "b:1")]);
+        assert!(
+            told[0].contains("at b:1: this run goes on with the one at a:1"),
+            "{told:?}"
+        );
+        assert!(homes.learn(&[home(2, "b:1")]).is_empty(), "told once");
+        let place = |homes: &Homes| homes.resolve(&"bafs://home/x".parse().unwrap());
+        assert_eq!(place(&homes).unwrap().address, "a:1");
+        // The same server may come back somewhere else.
+        assert!(homes.learn(&[home(1, "a:2")]).is_empty());
+        assert_eq!(place(&homes).unwrap().address, "a:2");
+    }
+
     #[test]
     fn names_addresses_and_files() {
         let file_home = FileHome {
@@ -146,7 +209,7 @@ mod tests {
             resolve(&homes, "bafs://home/a"),
             Err(ErrorCode::Unreachable)
         );
-        homes.by_name.insert("home".to_owned(), "h:2".to_owned());
+        assert!(homes.learn(&[home(1, "h:2")]).is_empty());
         assert_eq!(resolve(&homes, "bafs://Home/a/b"), place("h:2", "a/b"));
         assert_eq!(
             resolve(&homes, "bafs://10.0.0.1:7/"),

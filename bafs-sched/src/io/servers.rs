@@ -78,10 +78,14 @@ impl Servers {
         let list = self
             .once(catalog, QueryServers::default(), deadline)
             .await?;
-        self.homes
+        let told = self
+            .homes
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .learn(&list.servers);
+        for text in told {
+            tracing::warn!("{text}");
+        }
         Ok(list.servers)
     }
 

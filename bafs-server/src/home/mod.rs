@@ -29,7 +29,7 @@ use bafs_proto::message::{
     SourceEntry, SourcePage, TreeRef, TreeSession,
 };
 use bafs_proto::net::channel::Listener;
-use bafs_proto::net::{BoxFuture, Incoming, Service};
+use bafs_proto::net::{Awaited, BoxFuture, Incoming, Service};
 use bafs_proto::replica::ReadSources;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::{Resource, Right, Token, Verifier};
@@ -109,6 +109,9 @@ pub async fn start(config: HomeConfig) -> Result<Running> {
     Ok(running)
 }
 
+/// How long a caller waits at most, and whether it waits still.
+type Wait<'a> = (Deadline, &'a Awaited);
+
 /// Answers calls about one exported directory.
 #[derive(Debug)]
 pub struct Home {
@@ -156,8 +159,10 @@ impl Home {
             request,
             body,
             deadline,
+            awaited,
             ..
         } = incoming;
+        let wait = (deadline, &awaited);
         self.counters.add("home_requests", 1);
         self.counters.add(&format!("calls.{}", request.name()), 1);
         let bare = |reply| (reply, Bytes::new());
@@ -175,23 +180,23 @@ impl Home {
             Request::ReadSource(call) => {
                 let read = self.clone().blocking(move |home| home.read(&token, &call));
                 let (data, bytes) = read.await?;
-                self.throttle.pass(bytes.len(), deadline).await?;
+                self.throttle.pass(bytes.len(), wait).await?;
                 self.counters.add("home_read_bytes", bytes.len() as u64);
                 Ok((Reply::ReadSource(data), bytes))
             }
             Request::ReadSources(call) => {
                 let read = move |home: &Self| home.read_files(&token, &call);
                 let (data, bytes) = self.clone().blocking(read).await?;
-                self.throttle.pass(bytes.len(), deadline).await?;
+                self.throttle.pass(bytes.len(), wait).await?;
                 self.counters.add("home_read_bytes", bytes.len() as u64);
                 Ok((Reply::ReadSources(data), bytes))
             }
             Request::BeginPut(_)
             | Request::PutRange(_)
             | Request::CommitPut(_)
-            | Request::PutFile(_) => Ok(bare(self.put(token, request, body, deadline).await?)),
+            | Request::PutFile(_) => Ok(bare(self.put(token, request, body, wait).await?)),
             Request::PutFiles(call) => {
-                let results = self.put_files(call, &body, deadline).await?;
+                let results = self.put_files(call, &body, wait).await?;
                 Ok(bare(Reply::PutFiles(results)))
             }
             Request::OpenTree(call) => {
@@ -199,7 +204,7 @@ impl Home {
             }
             Request::RunFileOps(call) => {
                 self.clone().blocking(|_| Ok(())).await?;
-                self.run_ops(&token, call, body, deadline).await
+                self.run_ops(&token, call, body, wait).await
             }
             Request::CloseTree(call) => Ok(bare(Reply::CloseTree(
                 self.close_tree(&token, &call).await?,
@@ -222,7 +227,7 @@ impl Home {
         token: Token,
         request: Request,
         body: Bytes,
-        deadline: Deadline,
+        wait: Wait<'_>,
     ) -> Result<Reply> {
         match request {
             Request::BeginPut(call) => {
@@ -233,8 +238,8 @@ impl Home {
                 Ok(Reply::BeginPut(self.blocking(put).await?))
             }
             Request::PutRange(call) => {
-                self.throttle.pass(body.len(), deadline).await?;
-                self.puts.turn(call.extract, call.offset, deadline).await;
+                self.throttle.pass(body.len(), wait).await?;
+                self.puts.turn(call.extract, call.offset, wait.0).await;
                 let put = move |home: &Self| {
                     let allow = |path: &str| home.allow(&token, path, Right::Write);
                     let progress = home.puts.write(call.extract, call.offset, &body, allow)?;
@@ -244,7 +249,7 @@ impl Home {
                 Ok(Reply::PutRange(self.blocking(put).await?))
             }
             Request::PutFile(call) => {
-                self.throttle.pass(body.len(), deadline).await?;
+                self.throttle.pass(body.len(), wait).await?;
                 Ok(Reply::PutFile(self.put_file(token, call, body).await?))
             }
             Request::CommitPut(call) => {
@@ -279,7 +284,7 @@ impl Home {
         self: Arc<Self>,
         call: PutFiles,
         body: &Bytes,
-        deadline: Deadline,
+        wait: Wait<'_>,
     ) -> Result<PutResults> {
         let sizes = call.files.iter().map(|file| u64::from(file.size));
         if call.files.len() > PACK_FILES_MAX || sizes.sum::<u64>() != body.len() as u64 {
@@ -290,7 +295,7 @@ impl Home {
             );
             return Err(Error::new(ErrorCode::Malformed, text));
         }
-        self.throttle.pass(body.len(), deadline).await?;
+        self.throttle.pass(body.len(), wait).await?;
         let mut at = 0;
         let files = call.files.into_iter().map(|file| {
             let start = at;
@@ -365,16 +370,16 @@ impl Home {
         token: &Token,
         call: RunFileOps,
         body: Bytes,
-        deadline: Deadline,
+        wait: Wait<'_>,
     ) -> Result<(Reply, Bytes)> {
         let path = home_path(&call.tree)?;
         self.trees.admit(&call.tree, call.epoch, |right| {
             self.allow(token, path, right)
         })?;
-        self.throttle.pass(body.len(), deadline).await?;
+        self.throttle.pass(body.len(), wait).await?;
         let written = body.len() as u64;
         let (results, data) = self.trees.run(call, body).await?;
-        self.throttle.pass(data.len(), deadline).await?;
+        self.throttle.pass(data.len(), wait).await?;
         self.counters.add("home_written_bytes", written);
         self.counters.add("home_read_bytes", data.len() as u64);
         Ok((Reply::RunFileOps(results), data))

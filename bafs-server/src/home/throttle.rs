@@ -3,6 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use bafs_proto::net::Awaited;
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
 use tokio::sync::Semaphore;
@@ -39,11 +40,25 @@ impl Throttle {
     /// Waits until `bytes` may pass.
     ///
     /// # Errors
-    /// `DeadlineExceeded` when they cannot pass in time, as soon as that is known.
-    pub(super) async fn pass(&self, bytes: usize, deadline: Deadline) -> Result<()> {
+    /// `DeadlineExceeded` when they cannot pass in time, as soon as that is known, or when nobody
+    /// waits for them any more: what killed programs asked for must not hold up others.
+    pub(super) async fn pass(
+        &self,
+        bytes: usize,
+        (deadline, awaited): (Deadline, &Awaited),
+    ) -> Result<()> {
         let Some(bucket) = &self.bucket else {
             return Ok(());
         };
+        tokio::select! {
+            passed = self.wait(bucket, bytes, deadline) => passed,
+            () = awaited.clone().is_over() => {
+                Err(Error::new(ErrorCode::DeadlineExceeded, "nobody waits for the bytes"))
+            }
+        }
+    }
+
+    async fn wait(&self, bucket: &Mutex<Bucket>, bytes: usize, deadline: Deadline) -> Result<()> {
         let late = |left: usize| {
             let text = format!("{left} bytes do not pass the home server's limit in time");
             Error::new(ErrorCode::DeadlineExceeded, text)
@@ -74,4 +89,27 @@ impl Throttle {
 
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_nobody_waits_for_holds_up_nobody() {
+        const LARGE: usize = 1 << 20;
+        // All of the dead would take half a minute.
+        let throttle = Throttle::new(Some(4 << 20));
+        let (gone, left) = Awaited::new();
+        let dead = (0..120).map(|_| throttle.pass(LARGE, (Deadline::after_ms(600_000), &left)));
+        let (_waiting, awaited) = Awaited::new();
+        let living = async {
+            drop(gone);
+            let wait = (Deadline::after_ms(10_000), &awaited);
+            throttle.pass(LARGE, wait).await
+        };
+        let (dead, living) = tokio::join!(futures_util::future::join_all(dead), living);
+        assert!(dead.iter().all(Result::is_err));
+        assert_eq!(living, Ok(()));
+    }
 }

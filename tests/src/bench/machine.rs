@@ -41,6 +41,16 @@ fn load() -> f64 {
     first.parse().unwrap_or(0.0)
 }
 
+/// Memory that may be used without anything being moved to a disk, in bytes; 0 when the kernel does
+/// not say.
+pub fn free_bytes() -> usize {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with("MemAvailable:"));
+    let kib = line.and_then(|line| line.split_whitespace().nth(1));
+    kib.and_then(|kib| kib.parse::<usize>().ok())
+        .map_or(0, |kib| kib << 10)
+}
+
 /// Uses memory once and gives it back. Virtual machines get memory from their hosts when they touch
 /// it first, at some 400 MB/s where this was seen, which has nothing to do with what is measured.
 pub fn warm_memory(bytes: usize) {

@@ -1,6 +1,6 @@
 //! The side of servers: takes connections, hands requests to a service.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -16,6 +16,7 @@ use crate::codec;
 use crate::error::{Error, ErrorCode, Result};
 use crate::identity::Identity;
 use crate::message::{Hello, ReplyHead};
+use crate::net::awaited::{Awaited, Waiting};
 use crate::net::hello::{FRAME_MS, HELLO_MS, broken, check_hello, hello_of};
 use crate::net::room::Room;
 use crate::net::tls::{Acceptor, Secured};
@@ -152,7 +153,7 @@ async fn greet(
 }
 
 /// Calls whose answers are wanted.
-type Wanted = Arc<Mutex<HashSet<u32>>>;
+type Wanted = Arc<Mutex<HashMap<u32, Waiting>>>;
 
 async fn serve_connection(
     stream: Secured,
@@ -166,7 +167,8 @@ async fn serve_connection(
         loop {
             match inbox.next().await {
                 Ok(Word::Frame(call, frame, place)) => {
-                    if !lock(&wanted).insert(call) {
+                    let (waiting, awaited) = Awaited::new();
+                    if lock(&wanted).insert(call, waiting).is_some() {
                         let text = "two calls of one number";
                         return Error::new(ErrorCode::Malformed, text);
                     }
@@ -176,9 +178,10 @@ async fn serve_connection(
                     // came; only the answer can be unwanted.
                     tokio::spawn(async move {
                         let answering = Answering(Some(outbox.clone()));
-                        let frame = answer(service, peer, frame).await;
+                        let frame = answer(service, peer, frame, awaited).await;
                         answering.done();
-                        if lock(&wanted).remove(&call) {
+                        let waiting = lock(&wanted).remove(&call);
+                        if waiting.is_some() {
                             reply(&outbox, call, frame).await;
                         }
                         drop(place);
@@ -204,6 +207,7 @@ async fn serve_connection(
         () = outbox.closed() => Error::new(ErrorCode::DeadlineExceeded, "a reply was not taken"),
         _ = stop.wait_for(|stop| *stop) => Error::new(ErrorCode::Unreachable, "server stops"),
     };
+    lock(&wanted).clear();
     outbox.close().await;
     error
 }
@@ -235,6 +239,6 @@ async fn reply(outbox: &Outbox, call: u32, frame: Frame) {
     }
 }
 
-fn lock(wanted: &Wanted) -> std::sync::MutexGuard<'_, HashSet<u32>> {
+fn lock(wanted: &Wanted) -> std::sync::MutexGuard<'_, HashMap<u32, Waiting>> {
     wanted.lock().unwrap_or_else(PoisonError::into_inner)
 }

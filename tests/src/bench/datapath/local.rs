@@ -23,6 +23,9 @@ enum Before {
     Cold,
     /// The file, all of it in memory.
     Warm,
+    /// The file, written anew: where its pages came to lie is then chance for each round, and not
+    /// for all rounds of a side at once.
+    Remade,
 }
 
 /// A way to read or write, as fio calls it.
@@ -82,7 +85,7 @@ const PATTERNS: [Pattern; 9] = [
         figure: "overwrite",
         name: "write over it",
         options: "--ioengine=psync --rw=write --bs=1M --overwrite=1",
-        before: Before::Warm,
+        before: Before::Remade,
         part: 1,
     },
     Pattern {
@@ -96,7 +99,7 @@ const PATTERNS: [Pattern; 9] = [
         figure: "rand_write",
         name: "write 4 KiB at random",
         options: "--ioengine=psync --rw=randwrite --bs=4k --norandommap",
-        before: Before::Warm,
+        before: Before::Remade,
         part: 8,
     },
 ];
@@ -261,9 +264,12 @@ fn fio(shell: &mut Shell, file: &str, bytes: u64, pattern: &Pattern) -> Result<f
     let before = match pattern.before {
         Before::Nothing => format!("rm -f {file}; sync"),
         Before::Cold => format!(
-            "test \"$(stat -c %s {file})\" = {bytes} && sync && \
+            "test \"$(stat -c %s {file} 2>/dev/null)\" = {bytes} && sync && \
              echo 3 >/proc/sys/vm/drop_caches && echo cold"
         ),
+        Before::Remade => {
+            format!("rm -f {file} && head -c {bytes} /dev/urandom >{file} && sync")
+        }
         Before::Warm => format!(
             "test \"$(stat -c %s {file} 2>/dev/null)\" = {bytes} || \
              head -c {bytes} /dev/urandom >{file}; cat {file} >/dev/null"
