@@ -287,3 +287,33 @@ fn the_node_that_holds_the_data_of_many_limits_them() {
         "{behind_disk} s"
     );
 }
+
+/// The link to home is a hundred times as fast as those of the nodes, which what comes from home
+/// passes as well.
+#[test]
+fn nothing_comes_from_home_faster_than_a_node_takes_it() {
+    let environment = Environment {
+        nodes: vec![NodeClass::new(10, 1, 100_000 * MB)],
+        home_bytes_per_s: 1_000 * MB,
+        local_bytes_per_s: 10 * MB,
+        mtbf_s: None,
+        restart_s: 60,
+    };
+    for text in [
+        "width=30,depth=2,batch=0B,private=5GB,run=100s",
+        "width=10,depth=2,batch=20GB,private=1MB,run=100s",
+    ] {
+        let canonical = Canonical::parse(text).expect("a workload");
+        let predicted_s = predict(Strategy::All, &canonical.shape(), &environment);
+        let predicted_s = predicted_s.expect("it is possible");
+        let load = Load::Declared { variability_ppm: 0 };
+        let policy = Policy::Strategy(Strategy::All);
+        let scenario = Scenario::new(environment.clone(), policy, load, 1);
+        let run = Simulation::new(workflow_of(&canonical), scenario).run();
+        let found_s = run.expect("it ends").seconds();
+        assert!(
+            (found_s / predicted_s - 1.0).abs() < 0.15,
+            "{text}: {found_s} s, predicted {predicted_s} s"
+        );
+    }
+}

@@ -43,7 +43,7 @@ fn possible(plan: &Plan) -> Vec<Strategy> {
         .filter(|c| c.allocation.is_possible());
     fitting
         .map(|c| c.allocation.strategy)
-        .filter(|&s| s != Strategy::Remote)
+        .filter(|s| !matches!(s, Strategy::Remote | Strategy::Need))
         .collect()
 }
 

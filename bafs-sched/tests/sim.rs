@@ -425,7 +425,11 @@ fn what_cannot_run_is_refused_with_the_reason_and_not_called_slow() {
     let text = "width=2,depth=1,batch=1MB,private=1MB,run=5000s";
     let (failed, refusal) = decided(text, &environment);
     assert!(failed.iter().all(Option::is_some), "{failed:?}");
-    assert_eq!(refusal, failed[0].clone());
+    let (refusal, why) = (refusal.expect("a reason"), failed[0].clone());
+    assert!(refusal.contains(&why.expect("it failed")), "{refusal}");
+    for strategy in ["All", "Minimal", "need"] {
+        assert!(refusal.contains(strategy), "{strategy}: {refusal}");
+    }
 }
 
 /// A job that no node is large enough for.

@@ -64,3 +64,33 @@ fn work_grows_with_the_jobs_and_no_faster() {
         assert!(each[1] < 1.15 * each[0], "{policy}: {each:?}");
     }
 }
+
+/// Caches are shared by ten nodes, so that many go at once, in many clusters, and nodes fail often:
+/// what one of them costs grows with no other cluster.
+#[test]
+fn neither_failures_nor_caches_that_go_cost_more_in_many_clusters() {
+    let each = [100u32, 1_000].map(|nodes| {
+        let class = |cluster| NodeClass {
+            cluster: format!("c{cluster}"),
+            ..NodeClass::new(10, 1, 20 * GB)
+        };
+        let environment = Environment {
+            nodes: (0..nodes / 10).map(class).collect(),
+            home_bytes_per_s: 100 * MB,
+            local_bytes_per_s: 100 * MB,
+            mtbf_s: Some(200_000 / u64::from(nodes)),
+            restart_s: 300,
+        };
+        let text = format!("width={nodes},depth=5,batch=20GB,private=0.1GB,run=1000s,var=0.2");
+        let canonical = Canonical::parse(&text).expect("a workload");
+        let load = Load::Declared {
+            variability_ppm: 200_000,
+        };
+        let scenario = Scenario::new(environment, Policy::Strategy(Strategy::All), load, 1);
+        let run = Simulation::new(workflow_of(&canonical), scenario).run();
+        let run = run.expect("it ends");
+        assert!(run.is_complete() && run.failures > 0, "{:?}", run.outcome);
+        run.looked_at as f64 / f64::from(5 * nodes)
+    });
+    assert!(each[1] < 1.15 * each[0], "{each:?}");
+}

@@ -288,6 +288,7 @@ fn table(plan: &Plan, untimed: &str) -> Result<String> {
 fn row(text: &mut String, candidate: &Candidate, untimed: &str) -> Result<()> {
     let allocation = &candidate.allocation;
     let order = match allocation.traversal {
+        Traversal::Any if allocation.strategy == Strategy::Need => "no plan",
         Traversal::Any => "any",
         Traversal::BreadthFirst => "breadth first",
         Traversal::DepthFirst => "depth first",
@@ -311,6 +312,11 @@ fn row(text: &mut String, candidate: &Candidate, untimed: &str) -> Result<()> {
         writeln!(text, "{:<11} {possible:<20} {order}", allocation.strategy)?;
         return Ok(());
     }
+    // Without a plan there is a model only where everything fits.
+    let untimed = match allocation.strategy {
+        Strategy::Need => "-",
+        _ => untimed,
+    };
     let time = candidate
         .predicted_s
         .map_or_else(|| untimed.to_owned(), |seconds| format!("{seconds:.0} s"));

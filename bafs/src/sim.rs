@@ -122,13 +122,14 @@ fn policies(
 ) -> Result<Vec<Policy>> {
     if args.all {
         let possible = candidates.iter().filter(|c| c.allocation.is_possible());
-        let strategies = possible.map(|c| Policy::Strategy(c.allocation.strategy));
-        return Ok(std::iter::once(Policy::Need).chain(strategies).collect());
+        let strategies = possible.map(|c| Policy::from(c.allocation.strategy));
+        let planned = strategies.filter(|policy| *policy != Policy::Need);
+        return Ok(std::iter::once(Policy::Need).chain(planned).collect());
     }
     let Some(name) = &args.strategy else {
         // A run of our own went by need.
         let chosen = chosen.filter(|_| args.from_journal.is_none());
-        return Ok(vec![chosen.map_or(Policy::Need, Policy::Strategy)]);
+        return Ok(vec![chosen.map_or(Policy::Need, Policy::from)]);
     };
     let orders = [Order::BreadthFirst, Order::DepthFirst].map(Policy::Order);
     for policy in [Policy::Need, Policy::Guided].into_iter().chain(orders) {
@@ -148,7 +149,7 @@ fn policies(
         );
     };
     let why = match candidate.allocation.shortage {
-        None => return Ok(vec![Policy::Strategy(candidate.allocation.strategy)]),
+        None => return Ok(vec![Policy::from(candidate.allocation.strategy)]),
         Some(Shortage::Total { missing_bytes }) => format!(
             "needs {} bytes of storage, {missing_bytes} more than there are",
             candidate.allocation.required_bytes
@@ -188,7 +189,7 @@ fn simulate(
     let run = run.map_err(|stuck| anyhow!("policy {policy}: {stuck}"))?;
     let predicted = candidates
         .iter()
-        .find(|c| Policy::Strategy(c.allocation.strategy) == policy);
+        .find(|c| Policy::from(c.allocation.strategy) == policy);
     Ok(Row {
         policy: policy.to_string(),
         predicted_s: predicted.and_then(|candidate| candidate.predicted_s),

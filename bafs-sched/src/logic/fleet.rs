@@ -305,10 +305,15 @@ impl Fleet {
         members.map_or(0, BTreeSet::len)
     }
 
+    /// The group of a node.
+    pub(super) fn group_name(&self, server: ServerId) -> Option<&str> {
+        self.get(server).map(|node| node.seen.group.as_str())
+    }
+
     /// Whether two nodes are in one group.
     pub(super) fn is_together(&self, one: ServerId, other: ServerId) -> bool {
-        let group = |server| self.get(server).map(|node| &node.seen.group);
-        group(one).is_some() && group(one) == group(other)
+        let group = self.group_name(one);
+        group.is_some() && group == self.group_name(other)
     }
 
     /// Nodes with most bytes for new volumes, best first.

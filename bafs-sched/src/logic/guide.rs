@@ -267,7 +267,7 @@ impl Scheduler {
             });
         }
         // Also a strategy that is kept has other numbers on other nodes.
-        let rules = strategy.map(|strategy| {
+        let rules = strategy.and_then(|strategy| {
             let shape = guided.shape.with_width(rest.open);
             strategy.allocate(&shape, &environment).rules(&shape)
         });
@@ -429,7 +429,7 @@ fn next(
             false => Some(begun_s + seconds(strategy, rest.fresh, rest.fresh)?),
         }
     };
-    let others = Strategy::EACH
+    let others = Strategy::CANDIDATES
         .into_iter()
         .filter(|strategy| *strategy != present && *strategy != Strategy::Remote && rest.fresh > 0);
     let timed = others.filter_map(|strategy| Some((strategy, with_begun_s(strategy)?)));

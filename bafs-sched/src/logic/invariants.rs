@@ -7,6 +7,7 @@ use bafs_proto::ids::ServerId;
 use super::graph::JobState;
 use super::scheduler::Scheduler;
 use super::space::Space;
+use super::under_way::UnderWay;
 use super::volumes::State;
 
 impl Scheduler {
@@ -19,6 +20,7 @@ impl Scheduler {
         self.check_volumes();
         self.check_absent();
         self.check_nodes();
+        self.check_under_way();
         self.check_copies();
         self.check_sizes();
     }
@@ -138,6 +140,16 @@ impl Scheduler {
                 );
             }
         }
+    }
+
+    /// What is known of attempts by node and by cache is what there is.
+    fn check_under_way(&self) {
+        let mut known = UnderWay::default();
+        for (job, attempt) in &self.attempts {
+            let caches = self.caches_of(attempt);
+            known.begin(*job, attempt.server, caches.into_iter());
+        }
+        assert_eq!(self.under_way, known, "attempts by node and by cache");
     }
 
     fn check_nodes(&self) {

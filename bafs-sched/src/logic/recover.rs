@@ -24,6 +24,10 @@ impl Scheduler {
             if self.fleet.is_as_seen(&node) {
                 continue;
             }
+            let is_moved = self.fleet.group_name(server) != Some(node.group.as_str());
+            if is_moved {
+                self.leaving.move_to(server, &node.group);
+            }
             let is_back = self.fleet.see(node);
             self.queues.wake(server);
             if is_back {
@@ -78,17 +82,12 @@ impl Scheduler {
             self.stale.insert(id, server);
             gone.extend(self.forget(id).then_some((volume, id)));
         }
-        self.graph.tally.add(self.attempts.len() as u64);
-        let here = self
-            .attempts
-            .iter()
-            .filter(|(_, attempt)| attempt.server == server);
-        let begun = here
-            .clone()
-            .filter(|(_, attempt)| attempt.stage != Stage::Preparing);
-        let strays = begun.map(|(_, attempt)| (attempt.execution, server));
-        self.strays.extend(strays);
-        let jobs: Vec<JobIndex> = here.map(|(job, _)| *job).collect();
+        let jobs = self.under_way.on(server);
+        self.graph.tally.add(jobs.len() as u64);
+        let here = jobs.iter().filter_map(|job| self.attempts.get(job));
+        let begun = here.filter(|attempt| attempt.stage != Stage::Preparing);
+        self.strays
+            .extend(begun.map(|attempt| (attempt.execution, server)));
         for job in jobs {
             self.node_went(job, "its node was lost");
         }
@@ -157,6 +156,12 @@ impl Scheduler {
 
     /// Attempts that use a volume.
     pub(super) fn users_of(&self, id: VolumeId, volume: VolumeIndex) -> Vec<JobIndex> {
+        if self.graph.volume(volume).is_cache {
+            // It may have as many readers as there are jobs.
+            let readers = self.under_way.readers(id);
+            self.graph.tally.add(readers.len() as u64);
+            return readers;
+        }
         let users = &self.graph.workflow.volume(volume).users;
         let uses = |job: &JobIndex| {
             self.attempts
@@ -166,7 +171,6 @@ impl Scheduler {
         self.graph
             .tally
             .add(users.len().min(self.attempts.len()) as u64);
-        // A batch volume may have more readers than there are attempts.
         if users.len() <= self.attempts.len() {
             return users.iter().copied().filter(uses).collect();
         }

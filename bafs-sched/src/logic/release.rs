@@ -44,7 +44,8 @@ impl Scheduler {
                 self.forget_copy(id, volume);
                 self.volumes.retire(id);
                 if self.graph.volume(volume).is_cache {
-                    self.leaving.insert(id, server);
+                    let group = self.fleet.group_name(server).unwrap_or_default();
+                    self.leaving.insert(id, server, group);
                 }
                 self.out.push(Action::DeleteVolume { id, server });
             }
@@ -93,17 +94,18 @@ impl Scheduler {
 
     /// Whether parts of caches are being deleted on nodes that share caches with this one.
     pub(super) fn is_cache_leaving(&self, server: ServerId) -> bool {
-        let group = |server| self.fleet.get(server).map(|node| &node.seen.group);
-        let mut leaving = self.leaving.values();
-        leaving.any(|other| group(*other) == group(server))
+        let group = self.fleet.group_name(server).unwrap_or_default();
+        self.leaving.in_group(group).next().is_some()
     }
 
-    /// What parts of caches that are being deleted hold of each node.
-    pub(super) fn leaving_bytes(&self) -> BTreeMap<ServerId, Space> {
+    /// What parts of caches that are being deleted hold of each node that shares caches with this
+    /// one.
+    pub(super) fn leaving_bytes(&self, server: ServerId) -> BTreeMap<ServerId, Space> {
         let mut bytes = BTreeMap::<ServerId, Space>::new();
-        for (id, server) in &self.leaving {
-            let size = self.volumes.get(*id).map(|instance| instance.size);
-            let there = bytes.entry(*server).or_default();
+        let group = self.fleet.group_name(server).unwrap_or_default();
+        for (id, server) in self.leaving.in_group(group) {
+            let size = self.volumes.get(id).map(|instance| instance.size);
+            let there = bytes.entry(server).or_default();
             *there = there.plus(size.unwrap_or_default());
         }
         bytes
@@ -112,7 +114,7 @@ impl Scheduler {
     /// A part of a cache is gone, or will not go soon. With the last of its group those go on that
     /// waited for an even division.
     pub(super) fn has_left(&mut self, id: VolumeId) {
-        let server = self.leaving.remove(&id);
+        let server = self.leaving.remove(id);
         if server.is_some_and(|server| !self.is_cache_leaving(server)) {
             self.queues.wake_all();
             self.queues.feed();

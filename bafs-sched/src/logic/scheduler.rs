@@ -14,6 +14,7 @@ use super::extraction::Extractions;
 use super::fleet::Fleet;
 use super::graph::{Graph, JobState};
 use super::guide::Guided;
+use super::leaving::Leaving;
 use super::progress::{JobFailure, Outcome, Progress};
 use super::queues::Queues;
 use super::rules::Admission;
@@ -24,6 +25,7 @@ use super::skew::Skew;
 use super::space::Space;
 use super::steering::Steering;
 use super::timers::{Timer, Timers};
+use super::under_way::UnderWay;
 use super::volumes::{State, Volumes};
 use super::warming::Warming;
 use crate::workflow::{JobIndex, VolumeIndex, Workflow};
@@ -57,13 +59,15 @@ pub struct Scheduler {
     pub(super) fleet: Fleet,
     pub(super) queues: Queues,
     pub(super) attempts: BTreeMap<JobIndex, Attempt>,
+    /// The same by node, and by what they read.
+    pub(super) under_way: UnderWay,
     pub(super) executions: BTreeMap<ExecutionId, JobIndex>,
     pub(super) extractions: Extractions,
     pub(super) checkpoints: Checkpoints,
     /// Volumes that a server may still have although they were given up: to be deleted there.
     pub(super) stale: BTreeMap<VolumeId, ServerId>,
     /// Parts of caches that are being deleted: what they leave is free in a moment.
-    pub(super) leaving: BTreeMap<VolumeId, ServerId>,
+    pub(super) leaving: Leaving,
     /// Steps until jobs are tried again on nodes that have nothing to do.
     pub(super) away_rest: usize,
     /// Executions that were given up with their node, which may run them yet: to be killed there.
@@ -145,11 +149,12 @@ impl Scheduler {
             fleet: Fleet::new(settings.slack_permille).with_limits(settings.user.is_some()),
             queues: Queues::default(),
             attempts: BTreeMap::new(),
+            under_way: UnderWay::default(),
             executions: BTreeMap::new(),
             extractions,
             checkpoints: Checkpoints::default(),
             stale: BTreeMap::new(),
-            leaving: BTreeMap::new(),
+            leaving: Leaving::default(),
             away_rest: 0,
             strays: BTreeMap::new(),
             unanswered: BTreeMap::new(),

@@ -104,7 +104,7 @@ impl Scheduler {
     ) -> Option<Shares> {
         let shares = self.divide_with(volume, server, taken, &BTreeMap::new())?;
         if self.is_cache_leaving(server) {
-            let later = self.divide_with(volume, server, taken, &self.leaving_bytes());
+            let later = self.divide_with(volume, server, taken, &self.leaving_bytes(server));
             return (later.as_ref() == Some(&shares)).then_some(shares);
         }
         Some(shares)

@@ -52,7 +52,9 @@ pub fn from_trace(workflow: &Workflow, text: &str) -> Result<Measured, PastError
             "no row says how long job '{name}' computes"
         )));
     }
-    let extract_bytes = trace.extract_bytes();
+    let written = trace.written_bytes();
+    trace.check_reads(&written)?;
+    let extract_bytes = trace.extract_bytes(&written);
     Ok(Measured {
         jobs: trace.loads,
         extract_bytes,
@@ -97,9 +99,8 @@ impl Trace<'_> {
         found.ok_or_else(missing)
     }
 
-    /// Bytes of the files that go home: together what was written to their volume, in equal parts,
-    /// as no row tells of files. What was filled from home may go back, and counts as declared.
-    fn extract_bytes(&self) -> BTreeMap<u32, u64> {
+    /// What is written to each volume, by all jobs together.
+    fn written_bytes(&self) -> Vec<u64> {
         let mut written = vec![0_u64; self.workflow.volumes.len()];
         for (job, load) in self.workflow.jobs.iter().zip(&self.loads) {
             for (mount, load) in job.mounts.iter().zip(&load.mounts) {
@@ -107,6 +108,34 @@ impl Trace<'_> {
                 *sum = sum.saturating_add(load.written_bytes);
             }
         }
+        written
+    }
+
+    /// No job reads of a scratch volume what nobody writes: how much of it a job reads does not
+    /// count anything twice, as no job reads more of a volume than it holds.
+    fn check_reads(&self, written: &[u64]) -> Result<(), PastError> {
+        for (&(job, mount), &line) in &self.told {
+            let Some(at) = mount else { continue };
+            let mounted = self.workflow.jobs[job].mounts[at].volume;
+            let spec = self.workflow.volume(mounted);
+            let read_bytes = self.loads[job].mounts[at].read_bytes;
+            let there_bytes = written[mounted.as_usize()];
+            let begins_empty = matches!(spec.kind, VolumeKind::Scratch { fill: None });
+            if begins_empty && read_bytes > there_bytes {
+                let (job, volume) = (&self.workflow.jobs[job].name, &spec.name);
+                let message = format!(
+                    "job '{job}' reads {read_bytes} bytes of volume '{volume}', to which all jobs \
+                     together write {there_bytes}: what is read again does not count"
+                );
+                return Err(PastError::at(line, message));
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of the files that go home: together what was written to their volume, in equal parts,
+    /// as no row tells of files. What was filled from home may go back, and counts as declared.
+    fn extract_bytes(&self, written: &[u64]) -> BTreeMap<u32, u64> {
         let extracts = &self.workflow.extracts;
         let mut files = vec![0_u64; self.workflow.volumes.len()];
         for extract in extracts {
@@ -210,6 +239,8 @@ mod tests {
             3 MB => -3 MB => line 3: read '-3 MB'
             3 MB, => 3 MB,1 => line 3: written '1': the job mounts this volume to read
             ,2000\nz => ,2 MB\nz => line 4: written '2 MB': the volume holds 1000000
+            ,2000\nz => ,1999\nz => line 6: job 'z' reads 2000 bytes of volume 'w', to which
+            a,,w,,2000\n =>  => line 5: job 'z' reads 2000 bytes of volume 'w', to which
             3 MB => 99999999999 => line 3: read '99999999999': the volume holds 4000000 bytes
             ,w,2000, => ,w,1.1 MB, => line 6: read '1.1 MB': the volume holds 1000000
             a,,w => a,,b => line 4: line 3 tells of the same already

@@ -36,7 +36,7 @@ pub struct Choice {
     pub reason: String,
 }
 
-/// All strategies, in the order of [`Strategy::EACH`], and the choice among them.
+/// All strategies, in the order of [`Strategy::CANDIDATES`], and the choice among them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
     /// Sizes and work of the workload.
@@ -63,7 +63,7 @@ pub fn plan(shape: Shape, environment: &Environment) -> Plan {
             printed_s: timed(predict_printed(strategy, &shape, environment)),
         }
     };
-    let candidates: Vec<Candidate> = Strategy::EACH.map(candidate).into();
+    let candidates: Vec<Candidate> = Strategy::CANDIDATES.map(candidate).into();
     let choice = choose(&candidates);
     let refusal = match choice {
         Some(_) => None,
@@ -85,8 +85,8 @@ impl Candidate {
 
     /// Whether it is possible and needs no consent, but never ends.
     fn is_never_done(&self) -> bool {
-        let is_possible = self.allocation.is_possible();
-        is_possible && self.predicted_s.is_none() && self.allocation.strategy != Strategy::Remote
+        let is_told = !matches!(self.allocation.strategy, Strategy::Remote | Strategy::Need);
+        is_told && self.allocation.is_possible() && self.predicted_s.is_none()
     }
 
     fn seconds(&self) -> f64 {
@@ -94,8 +94,8 @@ impl Candidate {
     }
 
     /// Of equally fast strategies, the one that fetches less again, waits less often, and needs
-    /// less storage.
-    fn price(&self) -> (u64, u64, u128, Strategy) {
+    /// less storage; none at all only where that is faster.
+    fn price(&self) -> (bool, u64, u64, u128, Strategy) {
         let allocation = &self.allocation;
         let Allocation {
             refetches,
@@ -104,7 +104,8 @@ impl Candidate {
             strategy,
             ..
         } = *allocation;
-        (refetches, barriers, required_bytes, strategy)
+        let is_none = strategy == Strategy::Need;
+        (is_none, refetches, barriers, required_bytes, strategy)
     }
 }
 

@@ -1,9 +1,9 @@
 //! How long a strategy takes: the printed model of thesis §4.4 with its errata corrected, and the
 //! model that BAFS uses. Seconds in `f64`. It neither says what is possible nor chooses.
 //!
-//! `docs/PLANNING.md` gives the reason of each correction; the numbers (C1) to (C11) are the same.
+//! `docs/PLANNING.md` gives the reason of each correction; the numbers (C1) to (C12) are the same.
 
-use super::environment::Environment;
+use super::environment::{Environment, NodeClass};
 use super::expected::{Times, expected_maximum_normal, response_s};
 use super::shape::Shape;
 use super::strategy::{Allocation, Strategy};
@@ -20,14 +20,14 @@ enum Caches {
 
 /// The predicted run time by the printed equations (Figs 4.10 to 4.15), errata corrected: bytes are
 /// divided by bandwidths; v_batch is rounded down; v_ave is capped by the processors; v_warm
-/// leaves out the cold phase. Nothing when the strategy is not possible, is [`Strategy::Remote`],
-/// for which the thesis has no model, or never ends at this rate of failures.
+/// leaves out the cold phase. Nothing when the strategy is not possible, is [`Strategy::Remote`] or
+/// [`Strategy::Need`], for which the thesis has no model, or never ends at this rate of failures.
 pub fn predict_printed(
     strategy: Strategy,
     shape: &Shape,
     environment: &Environment,
 ) -> Option<f64> {
-    if strategy == Strategy::Remote {
+    if matches!(strategy, Strategy::Remote | Strategy::Need) {
         return None;
     }
     let environment = &*environment.able(shape);
@@ -50,7 +50,9 @@ pub fn predict_printed(
 }
 
 /// The predicted run time by the model that BAFS uses. Nothing when the strategy is not possible,
-/// or never ends at this rate of failures. Slower links, longer jobs and more variability never
+/// or never ends at this rate of failures; nor of [`Strategy::Need`], unless everything fits at
+/// once and each node that computes has room for jobs' data: what it does with less is only
+/// simulated. Slower links, longer jobs and more variability never
 /// make it shorter.
 pub fn predict(strategy: Strategy, shape: &Shape, environment: &Environment) -> Option<f64> {
     predict_rest(strategy, shape, environment, 0)
@@ -83,6 +85,14 @@ pub fn predict_rest(
         (seconds, model.failed_pipelines(seconds))
     };
     possible(strategy, shape, environment)?;
+    if strategy == Strategy::Need {
+        possible(Strategy::All, shape, environment)?;
+        let mut nodes = environment.nodes.iter();
+        let has_room = |class: &NodeClass| u128::from(class.storage_bytes) >= shape.running_bytes;
+        nodes
+            .all(|class| class.cpus == 0 || has_room(class))
+            .then_some(())?;
+    }
     let seconds = with_failures(strategy, shape.width, round)?;
     Some(seconds.max(shape.least_s(environment)))
 }
@@ -211,7 +221,7 @@ impl Model<'_> {
     fn round_s(&self, caches: Caches) -> f64 {
         match self.allocation.strategy {
             Strategy::Remote => self.remote_s(),
-            Strategy::All | Strategy::AllBatch => self.depth_first_s(caches),
+            Strategy::All | Strategy::AllBatch | Strategy::Need => self.depth_first_s(caches),
             Strategy::AllPrivate | Strategy::Slice => {
                 self.breadth_first_s(self.shape.width, self.missing)
             }
@@ -229,7 +239,9 @@ impl Model<'_> {
             Strategy::AllPrivate | Strategy::Slice | Strategy::Minimal => {
                 self.allocation.part_width
             }
-            Strategy::All | Strategy::AllBatch | Strategy::Remote => self.running(),
+            Strategy::All | Strategy::AllBatch | Strategy::Remote | Strategy::Need => {
+                self.running()
+            }
         };
         let on_a_node = begun as f64 / self.environment.computing_nodes() as f64;
         (seconds / mtbf_s as f64 * on_a_node).round()
@@ -242,17 +254,20 @@ impl Model<'_> {
     /// No barriers: each pipeline is one customer of the link to home.
     fn depth_first_s(&self, caches: Caches) -> f64 {
         let (running, depth) = (self.running(), self.shape.depth as f64);
-        let fetch_s = match caches {
-            Caches::Cold => self.home_s(self.shape.batch_total_bytes as f64 * self.missing),
+        let batch_bytes = match caches {
+            Caches::Cold => self.shape.batch_total_bytes as f64 * self.missing,
             Caches::Warm => 0.0,
         };
+        let endpoint_bytes = self.shape.endpoint_in_bytes + self.shape.endpoint_out_bytes;
         let stage = Stage {
             jobs: self.shape.width,
-            fetch_s,
+            fetch_s: self.fetch_s(batch_bytes),
+            batch_s: self.home_s(batch_bytes),
             read_s: depth * self.read_s(running),
             work_s: depth * self.work_s(running),
             last_work_s: depth * self.work_s(running),
-            demand_s: self.endpoint_s(),
+            demand_s: self.home_s(endpoint_bytes),
+            own_s: self.own_s(endpoint_bytes),
         };
         let waves = Waves::of(self.shape.width, running, 1);
         // (C5) Also without barriers the run ends with its last pipeline.
@@ -268,21 +283,20 @@ impl Model<'_> {
         let depth = self.shape.depth;
         let batch_bytes = self.shape.batch_total_bytes as f64 / depth as f64 * fetched;
         let (inner, outer) = (self.running().min(width), self.outer_running(width));
-        let stage = |running: u64, demand_s: f64, waves: Waves| {
+        let stage = |running: u64, endpoint_bytes: f64, waves: Waves| {
             let stage = Stage {
                 jobs: width,
-                fetch_s: self.home_s(batch_bytes),
+                fetch_s: self.fetch_s(batch_bytes),
+                batch_s: self.home_s(batch_bytes),
                 read_s: self.read_s(running),
                 work_s: self.work_s(running),
                 last_work_s: self.work_s(waves.last),
-                demand_s,
+                demand_s: self.home_s(endpoint_bytes),
+                own_s: self.own_s(endpoint_bytes),
             };
             stage.seconds(running, waves)
         };
-        let (in_s, out_s) = (
-            self.home_s(self.shape.endpoint_in_bytes),
-            self.home_s(self.shape.endpoint_out_bytes),
-        );
+        let (input, output) = (self.shape.endpoint_in_bytes, self.shape.endpoint_out_bytes);
         let outer_waves = match depth {
             1 => Waves::of(width, outer, 1),
             _ if inner >= outer => self.waves(width, outer),
@@ -290,10 +304,10 @@ impl Model<'_> {
         };
         let inner_waves = self.waves(width, inner);
         let seconds = if depth == 1 {
-            stage(outer, in_s + out_s, outer_waves)
+            stage(outer, input + output, outer_waves)
         } else {
-            stage(outer, in_s, outer_waves)
-                + stage(outer, out_s, outer_waves)
+            stage(outer, input, outer_waves)
+                + stage(outer, output, outer_waves)
                 + (depth - 2) as f64 * stage(inner, 0.0, inner_waves)
         };
         // (C5) Each barrier waits for the last of those that run, not for one deviation.
@@ -396,10 +410,12 @@ impl Model<'_> {
         let stage = Stage {
             jobs: self.shape.width,
             fetch_s: 0.0,
+            batch_s: 0.0,
             read_s: 0.0,
             work_s: depth * self.times().mean_s,
             last_work_s: depth * self.times().mean_s,
             demand_s: depth * self.home_s(bytes),
+            own_s: self.own_s(depth * bytes),
         };
         let waves = Waves::of(self.shape.width, running, 1);
         let spread_s = self.times().deviation_s
@@ -469,7 +485,8 @@ impl Model<'_> {
         let unit = u128::from(self.shape.largest_volume_bytes);
         let node = u128::from(self.environment.largest_node_bytes());
         let keeps_rest = node.checked_rem(unit).is_none_or(|rest| rest > 0);
-        if keeps_rest || self.allocation.strategy == Strategy::Remote {
+        let is_spread = matches!(self.allocation.strategy, Strategy::Remote | Strategy::Need);
+        if keeps_rest || is_spread {
             return nodes;
         }
         // Volumes that are there at once lie on different nodes, as far as there are enough.
@@ -486,8 +503,16 @@ impl Model<'_> {
         bytes / self.environment.home_bytes_per_s as f64
     }
 
-    fn endpoint_s(&self) -> f64 {
-        self.home_s(self.shape.endpoint_in_bytes + self.shape.endpoint_out_bytes)
+    /// (C12) Batch data cross once for all, but those who read them get them over a node's link.
+    fn fetch_s(&self, bytes: f64) -> f64 {
+        let local = self.environment.local_bytes_per_s as f64;
+        self.home_s(bytes).max(bytes / local)
+    }
+
+    /// (C12) What a job waits for its own node's link when that is slower than the link to home,
+    /// beyond what the bytes take there.
+    fn own_s(&self, bytes: f64) -> f64 {
+        self.fetch_s(bytes) - self.home_s(bytes)
     }
 
     /// (C10) No computing takes less than no time.
@@ -528,15 +553,19 @@ impl Waves {
 /// Jobs (or whole pipelines) between two barriers.
 struct Stage {
     jobs: u64,
-    /// Seconds in which the batch data cross the link to home, once for all.
+    /// Seconds until the batch data have come from home, once for all, and how many of them are
+    /// the link's.
     fetch_s: f64,
+    batch_s: f64,
     /// Seconds of its work in which a job reads batch data.
     read_s: f64,
     /// Seconds that a job takes besides the link to home; in the last wave, where fewer run.
     work_s: f64,
     last_work_s: f64,
-    /// Seconds of the link to home that each job needs for itself.
+    /// Seconds of the link to home that each job needs for itself, and seconds beyond these for
+    /// which its node's link has to do with the same bytes.
     demand_s: f64,
+    own_s: f64,
 }
 
 impl Stage {
@@ -546,17 +575,22 @@ impl Stage {
     /// siblings wait for that one transfer before they compute; what overlaps with it is their own
     /// reading from each other. (C2) The first wave asks for its endpoint data all at once; later
     /// ones meet others at the link as in a closed queueing network, (C11) the last one only those
-    /// that are left. The link's own work is a lower bound.
+    /// that are left. (C12) Where a node's link is the slower one, the link to home serves several
+    /// at once: what remains is a delay (Seidmann's approximation of a queue with several servers).
+    /// The link's own work is a lower bound.
     fn seconds(&self, running: u64, waves: Waves) -> f64 {
         let siblings = running as f64;
         let fetch_s = self.fetch_s;
         let work_s = self.work_s;
         let cold_s = fetch_s.max(self.read_s) + (work_s - self.read_s);
-        let first_s = cold_s + siblings * self.demand_s;
-        let cycle_s = |jobs, work_s| work_s + response_s(jobs, self.demand_s, work_s);
+        let first_s = cold_s + (siblings * self.demand_s).max(self.demand_s + self.own_s);
+        let cycle_s = |jobs, work_s: f64| {
+            let think_s = work_s + self.own_s;
+            think_s + response_s(jobs, self.demand_s, think_s)
+        };
         let later_s = (waves.full - 1.0).max(0.0) * cycle_s(running, work_s);
         let last_s = waves.lasts * cycle_s(waves.last, self.last_work_s);
-        let link_s = fetch_s + self.jobs as f64 * self.demand_s;
+        let link_s = self.batch_s + self.jobs as f64 * self.demand_s;
         (first_s + later_s + last_s).max(link_s)
     }
 }

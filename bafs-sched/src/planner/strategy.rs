@@ -26,6 +26,10 @@ pub enum Strategy {
     Minimal,
     /// Nothing: jobs access home directly. Never chosen unless the user asks.
     Remote,
+    /// What jobs need when they start, with no plan at all: nothing is kept back for others, and
+    /// caches are spread over all nodes.
+    #[serde(rename = "need")]
+    Need,
 }
 
 /// In which order jobs run.
@@ -102,7 +106,7 @@ pub struct Allocation {
 }
 
 impl Strategy {
-    /// All strategies in the order of the thesis.
+    /// The strategies of the thesis, in its order.
     pub const EACH: [Self; 6] = [
         Self::All,
         Self::AllPrivate,
@@ -110,6 +114,17 @@ impl Strategy {
         Self::Slice,
         Self::Minimal,
         Self::Remote,
+    ];
+
+    /// What a plan compares: those of the thesis, and no plan.
+    pub const CANDIDATES: [Self; 7] = [
+        Self::All,
+        Self::AllPrivate,
+        Self::AllBatch,
+        Self::Slice,
+        Self::Minimal,
+        Self::Remote,
+        Self::Need,
     ];
 
     /// The least storage, in bytes, with which the strategy is possible (Table 4.2).
@@ -121,7 +136,7 @@ impl Strategy {
             Self::AllBatch => shape.batch_total_bytes + shape.running_bytes,
             // A running pipeline holds what a waiting one does, and its output as well.
             Self::Slice => shape.batch_bytes + shape.waiting_bytes * width + shape.second_bytes(),
-            Self::Minimal => shape.batch_bytes + shape.running_bytes,
+            Self::Minimal | Self::Need => shape.batch_bytes + shape.running_bytes,
             Self::Remote => 0,
         }
     }
@@ -131,7 +146,7 @@ impl Strategy {
         let width = u128::from(shape.width);
         match self {
             Self::All | Self::AllPrivate => shape.kept_by_all(),
-            Self::AllBatch | Self::Minimal => shape.running_bytes,
+            Self::AllBatch | Self::Minimal | Self::Need => shape.running_bytes,
             Self::Slice => shape.waiting_bytes * width + shape.second_bytes(),
             Self::Remote => 0,
         }
@@ -139,12 +154,12 @@ impl Strategy {
 
     /// Batch data among these.
     fn batch(self, shape: &Shape) -> Batch {
-        match self.keeps_batch_data() {
-            true => Batch {
+        match self {
+            Self::All | Self::AllBatch => Batch {
                 bytes: shape.batch_total_bytes,
                 files: shape.batch_total_files,
             },
-            false => shape.batch_of_stages(1),
+            _ => shape.batch_of_stages(1),
         }
     }
 
@@ -155,6 +170,7 @@ impl Strategy {
         let holds_all = matches!(self, Self::All | Self::AllPrivate);
         match (self, shortage) {
             (Self::Remote, _) => (shortage, true),
+            (Self::Need, _) => (shortage, false),
             _ if shape.has_equal_volumes && (holds_all || shape.scratch.is_empty()) => {
                 (shortage, true)
             }
@@ -179,9 +195,14 @@ impl Strategy {
             let missing_bytes = needed - offered;
             return Some(Shortage::Total { missing_bytes });
         }
-        let largest = environment.largest_node_bytes();
-        if shape.largest_volume_bytes > largest {
-            let missing_bytes = u128::from(shape.largest_volume_bytes - largest);
+        let largest = u128::from(environment.largest_node_bytes());
+        let on_one_node = match self {
+            // Volumes lie where their jobs run.
+            Self::Need => shape.running_bytes,
+            _ => u128::from(shape.largest_volume_bytes),
+        };
+        if on_one_node > largest {
+            let missing_bytes = on_one_node - largest;
             return Some(Shortage::Node { missing_bytes });
         }
         let scratch = self.scratch_bytes(shape);
@@ -223,7 +244,7 @@ impl Strategy {
 
     fn traversal(self) -> Traversal {
         match self {
-            Self::All | Self::Remote => Traversal::Any,
+            Self::All | Self::Remote | Self::Need => Traversal::Any,
             Self::AllPrivate | Self::Slice => Traversal::BreadthFirst,
             Self::AllBatch => Traversal::DepthFirst,
             Self::Minimal => Traversal::PartialSlices,
@@ -248,7 +269,10 @@ impl Strategy {
         };
         match self {
             Self::All | Self::AllPrivate | Self::Remote => width,
-            Self::AllBatch | Self::Minimal => parts(room(), shape.running_bytes, width),
+            Self::Need if Self::All.shortage(shape, environment).is_none() => width,
+            Self::AllBatch | Self::Minimal | Self::Need => {
+                parts(room(), shape.running_bytes, width)
+            }
             Self::Slice => {
                 let free = room().saturating_sub(shape.waiting_bytes * width);
                 parts(free, shape.second_bytes(), width)
@@ -258,7 +282,7 @@ impl Strategy {
 
     /// Whether batch data stay after the last job that reads them.
     pub(super) fn keeps_batch_data(self) -> bool {
-        matches!(self, Self::All | Self::AllBatch)
+        matches!(self, Self::All | Self::AllBatch | Self::Need)
     }
 }
 
@@ -271,6 +295,7 @@ impl fmt::Display for Strategy {
             Self::Slice => "Slice",
             Self::Minimal => "Minimal",
             Self::Remote => "Remote",
+            Self::Need => "need",
         })
     }
 }
@@ -296,9 +321,12 @@ impl Allocation {
         self.shortage.is_none()
     }
 
-    /// The rules that make the scheduler allocate so. They count volumes where strategies count
-    /// stages, and what holds all batch data has nothing to count.
-    pub fn rules(&self, shape: &Shape) -> Rules {
+    /// The rules that make the scheduler allocate so; none where it needs none. They count volumes
+    /// where strategies count stages, and what holds all batch data has nothing to count.
+    pub fn rules(&self, shape: &Shape) -> Option<Rules> {
+        if self.strategy == Strategy::Need {
+            return None;
+        }
         let order = match self.traversal {
             Traversal::Any => Order::Need,
             Traversal::DepthFirst => Order::DepthFirst,
@@ -309,7 +337,7 @@ impl Allocation {
             Strategy::Slice | Strategy::AllPrivate => self.part_width,
             _ => self.concurrency,
         };
-        Rules {
+        Some(Rules {
             order,
             pipelines_max,
             is_in_parts: self.traversal == Traversal::PartialSlices,
@@ -317,7 +345,7 @@ impl Allocation {
                 Strategy::All | Strategy::AllBatch | Strategy::Remote => u64::MAX,
                 _ => self.batch_volumes.saturating_mul(shape.stage_volumes),
             },
-        }
+        })
     }
 
     /// Pipelines that run at once, with the processors that there are.
@@ -376,7 +404,7 @@ impl Allocation {
         );
         let private_bytes = match self.strategy {
             Strategy::Remote => return 0,
-            Strategy::All | Strategy::AllBatch => return shape.depth,
+            Strategy::All | Strategy::AllBatch | Strategy::Need => return shape.depth,
             Strategy::AllPrivate => shape.kept_by_all(),
             Strategy::Slice | Strategy::Minimal => {
                 shape.waiting_bytes * width + shape.second_bytes() * running

@@ -210,7 +210,7 @@ impl Field<'_> {
                 looked_at_max,
                 ..Scenario::new(
                     self.environment.clone(),
-                    Policy::Strategy(strategy),
+                    Policy::from(strategy),
                     self.load.clone(),
                     SEED_FIRST + seed,
                 )
@@ -323,11 +323,12 @@ fn leave_behind(trials: &mut [Trial], hopeless: f64) {
     }
 }
 
-/// A seed was too much for one of them: all are compared by the seeds before it.
+/// A seed was too much for one of them: all are compared by the seeds before it. So are those that
+/// failed with that seed.
 fn take_back(trials: &mut [Trial], seed: u64) {
     for trial in trials {
         trial.times_s.truncate(seed as usize);
-        if trial.is_cut_later() {
+        if trial.failed.is_some() && trial.times_s.len() as u64 == seed {
             (trial.is_out, trial.is_cut, trial.failed) = (false, false, None);
         }
     }
@@ -357,7 +358,8 @@ fn is_clear(trials: &[Trial]) -> bool {
 }
 
 /// The candidates in the order of their predictions. One that makes nobody wait and fetches nothing
-/// again is among them whatever the model says: it was off by twice about those.
+/// again is among them whatever the model says: it was off by twice about those. So is no plan, of
+/// which the model tells nothing where storage is short.
 fn doubtful(plan: &Plan, doubt: Doubt, is_failing: bool) -> Vec<Strategy> {
     let possible = plan.candidates.iter().filter(|candidate| {
         let allocation = &candidate.allocation;
@@ -378,6 +380,7 @@ fn doubtful(plan: &Plan, doubt: Doubt, is_failing: bool) -> Vec<Strategy> {
         Doubt::Ties => {
             is_failing
                 || *predicted_s <= least_s * (1.0 + MODEL_ERROR)
+                || allocation.strategy == Strategy::Need
                 || forbids_nothing(allocation)
         }
         Doubt::All => true,
@@ -387,8 +390,9 @@ fn doubtful(plan: &Plan, doubt: Doubt, is_failing: bool) -> Vec<Strategy> {
 }
 
 /// The fastest is the choice, of equally fast ones the first of the table, which
-/// accepts the fewest pitfalls. When none is left there is no choice: what the model predicts does
-/// not hold then; but for those that were too much to simulate.
+/// accepts the fewest pitfalls. When none is left, those count that ended with the most seeds. When
+/// none ever ended there is no choice: what the model predicts does not hold then; but for those
+/// that were too much to simulate.
 fn choose(plan: &mut Plan, trials: &[Trial]) {
     let timed = trials
         .iter()
@@ -396,7 +400,7 @@ fn choose(plan: &mut Plan, trials: &[Trial]) {
     let mut timed: Vec<(Strategy, f64)> = timed.collect();
     timed.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
     let Some(&(strategy, seconds)) = timed.first() else {
-        return choose_untimed(plan, trials);
+        return choose_unlucky(plan, trials);
     };
     let mut reason = format!("{strategy} takes {seconds:.0} s in the simulation");
     match timed.get(1) {
@@ -409,6 +413,41 @@ fn choose(plan: &mut Plan, trials: &[Trial]) {
         }
         None => reason += ", and no other strategy is faster",
     }
+    reason += &given_up(trials);
+    plan.choice = Some(Choice { strategy, reason });
+    plan.refusal = None;
+}
+
+/// Those that were too much to simulate, as the end of a sentence: nothing speaks against them.
+fn given_up(trials: &[Trial]) -> String {
+    let cut = trials.iter().filter(|trial| trial.is_cut);
+    let names: Vec<String> = cut.map(|trial| trial.strategy.to_string()).collect();
+    match names.is_empty() {
+        true => String::new(),
+        false => format!("; too much to simulate: {}", names.join(", ")),
+    }
+}
+
+/// None came to its end with all seeds that were tried. Who did with the most of them is the
+/// choice, of these the fastest.
+fn choose_unlucky(plan: &mut Plan, trials: &[Trial]) {
+    let seeds = trials.iter().map(|trial| trial.times_s.len()).max();
+    let seeds = seeds.filter(|seeds| *seeds > 0);
+    let most = trials
+        .iter()
+        .filter(|trial| Some(trial.times_s.len()) == seeds);
+    let by_time = |a: &&Trial, b: &&Trial| a.sum_s().total_cmp(&b.sum_s());
+    let Some(best) = most.min_by(by_time) else {
+        return choose_untimed(plan, trials);
+    };
+    let (strategy, ended) = (best.strategy, best.times_s.len());
+    let mean_s = best.sum_s() / ended as f64;
+    let mut reason = format!(
+        "{strategy} came to its end in {ended} of {} simulations, after {mean_s:.0} s, and none \
+         did more often",
+        ended + 1
+    );
+    reason += &given_up(trials);
     plan.choice = Some(Choice { strategy, reason });
     plan.refusal = None;
 }
@@ -423,16 +462,39 @@ fn choose_untimed(plan: &mut Plan, trials: &[Trial]) {
     let models = plan.choice.take().map(|choice| choice.strategy);
     let models = models.filter(|strategy| cut.contains(strategy));
     let Some(strategy) = models.or_else(|| cut.first().copied()) else {
-        // Who was stopped was compared with one that failed with a later seed.
-        plan.refusal = trials.iter().find_map(|trial| trial.failed.clone());
+        plan.refusal = Some(refusal(trials));
         return;
     };
     let reason = format!(
         "no strategy came to its end in the simulation; {strategy} is the best by the model among \
-         those that were too much to simulate"
+         those that were too much to simulate{}",
+        given_up(trials).replace("; too much to simulate", "")
     );
     plan.choice = Some(Choice { strategy, reason });
     plan.refusal = None;
+}
+
+/// What became of each, when none came to its end. Those with the same trouble are told together.
+fn refusal(trials: &[Trial]) -> String {
+    let mut troubles: Vec<(&str, Vec<String>)> = Vec::new();
+    for trial in trials {
+        let Some(why) = trial.failed.as_deref() else {
+            continue;
+        };
+        let name = trial.strategy.to_string();
+        match troubles.iter_mut().find(|(other, _)| *other == why) {
+            Some((_, names)) => names.push(name),
+            None => troubles.push((why, vec![name])),
+        }
+    }
+    let told = troubles
+        .iter()
+        .map(|(why, names)| format!("{}: {why}", names.join(", ")));
+    let told: Vec<String> = told.collect();
+    format!(
+        "no strategy came to its end in the simulation ({})",
+        told.join("; ")
+    )
 }
 
 #[cfg(test)]
@@ -614,9 +676,68 @@ mod tests {
         ];
         for at in [1, 2] {
             (trials[at].is_out, trials[at].is_cut) = (true, true);
+            trials[at].failed = Some("too much".to_owned());
         }
         take_back(&mut trials, 1);
         let means = trials.each_ref().map(Trial::mean_s);
         assert_eq!(means, [Some(100.0), Some(110.0), None]);
+    }
+
+    fn chosen(trials: &[Trial]) -> Plan {
+        let canonical = Canonical::parse(STUBBORN).expect("a workload");
+        let mut plan = crate::planner::plan(canonical.shape(), &failing(7_200));
+        choose(&mut plan, trials);
+        plan
+    }
+
+    fn failed(strategy: Strategy, times_s: &[f64], why: &str) -> Trial {
+        Trial {
+            is_out: true,
+            failed: Some(why.to_owned()),
+            ..trial(strategy, times_s)
+        }
+    }
+
+    #[test]
+    fn who_ended_with_some_seeds_is_chosen_before_nobody_is() {
+        let mut slow = trial(Strategy::AllBatch, &[]);
+        slow.is_out = true;
+        let plan = chosen(&[
+            slow.clone(),
+            failed(Strategy::Slice, &[100.0, 300.0], "bad luck"),
+            failed(Strategy::Minimal, &[90.0, 350.0], "bad luck"),
+        ]);
+        let choice = plan.choice.expect("two came to their ends");
+        assert_eq!(choice.strategy, Strategy::Slice);
+        let expected = "Slice came to its end in 2 of 3 simulations, after 200 s";
+        assert!(choice.reason.starts_with(expected), "{}", choice.reason);
+        let plan = chosen(&[failed(Strategy::Slice, &[], "bad luck"), slow]);
+        assert_eq!(plan.choice, None);
+        let refusal = plan.refusal.expect("none ever ended");
+        assert!(refusal.contains("Slice: bad luck"), "{refusal}");
+    }
+
+    #[test]
+    fn a_choice_names_those_that_were_too_much_to_simulate() {
+        let mut cut = failed(Strategy::Minimal, &[], "too much");
+        cut.is_cut = true;
+        let plan = chosen(&[trial(Strategy::Slice, &[100.0]), cut]);
+        let reason = plan.choice.expect("one ended").reason;
+        assert!(
+            reason.ends_with("too much to simulate: Minimal"),
+            "{reason}"
+        );
+    }
+
+    #[test]
+    fn who_fails_with_a_seed_that_counts_for_none_is_not_out() {
+        let mut trials = [
+            failed(Strategy::Slice, &[100.0], "bad luck"),
+            failed(Strategy::Minimal, &[110.0], "too much"),
+        ];
+        trials[1].is_cut = true;
+        take_back(&mut trials, 1);
+        let means = trials.each_ref().map(Trial::mean_s);
+        assert_eq!(means, [Some(100.0), Some(110.0)]);
     }
 }

@@ -27,6 +27,15 @@ pub enum Policy {
     Guided,
 }
 
+impl From<Strategy> for Policy {
+    fn from(strategy: Strategy) -> Self {
+        match strategy {
+            Strategy::Need => Self::Need,
+            planned => Self::Strategy(planned),
+        }
+    }
+}
+
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -95,7 +104,7 @@ impl Scenario {
             Policy::Order(order) => Rules::in_order(order),
             Policy::Strategy(strategy) => {
                 let allocation = strategy.allocate(shape, &self.environment);
-                Some(allocation.rules(shape))
+                allocation.rules(shape)
             }
         };
         let is_remote = self.policy == Policy::Strategy(Strategy::Remote);

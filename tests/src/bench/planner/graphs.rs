@@ -47,12 +47,11 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         whole.push(taken + simulating);
         failing.push(plan_where_nodes_fail(&workflow, &load)?);
         let found = trials(&workflow, &shape, &environment, &load, seed)?;
-        let strategies = found.iter().filter(|t| t.policy != Policy::Need);
-        let best = strategies.min_by_key(|trial| trial.run.elapsed_us);
+        let best = found.iter().min_by_key(|trial| trial.run.elapsed_us);
         let regret = |choice: Option<Strategy>| {
             let of_choice = found
                 .iter()
-                .find(|t| choice.map(Policy::Strategy) == Some(t.policy))?;
+                .find(|t| choice.map(Policy::from) == Some(t.policy))?;
             Some(of_choice.run.seconds() / best?.run.seconds())
         };
         by_model.extend(regret(by_bottleneck));
@@ -62,7 +61,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
             let trial = found.iter().find(|trial| Some(trial.policy) == policy);
             trial.map(|trial| trial.run.seconds())
         };
-        let both = taken_s(choice.map(Policy::Strategy)).zip(taken_s(Some(Policy::Need)));
+        let both = taken_s(choice.map(Policy::from)).zip(taken_s(Some(Policy::Need)));
         over_need.extend(both.map(|(choice_s, need_s)| choice_s / need_s));
     }
     ensure!(
