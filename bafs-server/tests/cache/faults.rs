@@ -429,3 +429,42 @@ async fn who_waits_for_a_home_that_is_slow_is_told_that_its_blocks_come() {
     assert!(come == bytes[3 * block..5 * block]);
     assert_eq!(node.count("cache_home_bytes"), 3 * u64::from(BLOCK));
 }
+
+/// Two nodes, and a block whose primary is the second of them, which had the block before it from
+/// home; the first had nothing from there.
+async fn primary_elsewhere() -> (World, Vec<u8>, u64) {
+    // The same in each such world.
+    let mut of_second = Vec::new();
+    for block in (0..BLOCKS as u64).step_by(7) {
+        let (world, _) = world(2).await;
+        let read = world.nodes[1].read(ID, 0, block, 1).await;
+        read.expect("read");
+        if world.nodes[0].count("cache_home_bytes") == 0 {
+            of_second.push(block);
+        }
+    }
+    let (world, bytes) = world(2).await;
+    let read = world.nodes[1].read(ID, 0, of_second[0], 1).await;
+    read.expect("read");
+    (world, bytes, of_second[1])
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_a_primary_whose_home_is_slow_is_told_that_its_blocks_come() {
+    let (world, bytes, wanted) = primary_elsewhere().await;
+    let [one, two] = [&world.nodes[0], &world.nodes[1]];
+    // Slower than the agent's deadline.
+    world.home.read_ms.store(2_500, Ordering::Relaxed);
+    let early = one.read_until(ID, 0, wanted, 1, Deadline::after_ms(2_000));
+    let told = early.await.expect_err("home takes longer");
+    assert_eq!(told.code, ErrorCode::Running, "{told}");
+    let come = one.read(ID, 0, wanted, 1).await.expect("they came");
+    let (block, at) = (BLOCK as usize, wanted as usize);
+    assert!(come == bytes[at * block..(at + 1) * block]);
+    let home = [one, two].map(|node| node.count("cache_home_bytes"));
+    assert_eq!(
+        home,
+        [0, 2 * u64::from(BLOCK)],
+        "the primary has read each once"
+    );
+}
