@@ -37,6 +37,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::Tree;
 use bytes::Bytes;
 use futures_util::future::join_all;
+use tokio::sync::Semaphore;
 
 use crate::access::Access;
 use crate::clock;
@@ -53,6 +54,11 @@ const SWEEP_MS: u64 = 5_000;
 
 /// After so many such rounds old uploads are looked for as well: every hour.
 const PUT_SWEEP_ROUNDS: u64 = 720;
+
+/// Small files that are put in place at once, whoever sends them: each takes a thread and some four
+/// descriptors meanwhile, of which a process may have no more than a thousand. Two packs are enough
+/// for a disk that makes many files durable with one write.
+const PLACED_MAX: usize = 2 * PACK_FILES_MAX;
 
 /// What a home server needs to start.
 #[derive(Debug, Clone)]
@@ -116,6 +122,8 @@ pub struct Home {
     access: Access,
     export: Arc<Export>,
     puts: Puts,
+    /// Places for small files that are put in place.
+    placing: Arc<Semaphore>,
     trees: TreeSessions,
     throttle: Throttle,
     counters: Counters,
@@ -144,6 +152,7 @@ impl Home {
             access: Access::new(verifier),
             export,
             puts,
+            placing: Arc::new(Semaphore::new(PLACED_MAX)),
             trees: TreeSessions::new(life.number, counters.clone()),
             throttle: Throttle::new(limit_bytes_per_s),
             counters,
@@ -245,7 +254,8 @@ impl Home {
             }
             Request::PutFile(call) => {
                 self.throttle.pass(body.len(), deadline).await?;
-                Ok(Reply::PutFile(self.put_file(token, call, body).await?))
+                let put = self.put_file(token, call, body, deadline);
+                Ok(Reply::PutFile(put.await?))
             }
             Request::CommitPut(call) => {
                 let put = move |home: &Self| {
@@ -263,8 +273,17 @@ impl Home {
         token: Token,
         call: PutFile,
         data: Bytes,
+        deadline: Deadline,
     ) -> Result<PutReceipt> {
+        let until = deadline.to_answer().instant().into();
+        let place = self.placing.clone().acquire_owned();
+        let Ok(Ok(place)) = tokio::time::timeout_at(until, place).await else {
+            let text = "home has too many files to put in place at once; it takes this one later";
+            return Err(Error::new(ErrorCode::Busy, text));
+        };
         let put = move |home: &Self| {
+            // Held while it runs, whoever still waits for it.
+            let _place = place;
             let allow = |path: &str| home.allow(&token, path, Right::Write);
             let receipt = home.puts.put(&call, &data, allow)?;
             home.counters.add("home_written_bytes", data.len() as u64);
@@ -296,7 +315,7 @@ impl Home {
             let start = at;
             at += file.size as usize;
             self.clone()
-                .put_file(file.token, file.put, body.slice(start..at))
+                .put_file(file.token, file.put, body.slice(start..at), deadline)
         });
         Ok(PutResults {
             results: join_all(files).await,
@@ -480,5 +499,66 @@ fn home_path(tree: &TreeRef) -> Result<&str> {
             let text = format!("a home server holds no volume {volume}; ask the node that does");
             Err(Error::new(ErrorCode::Unsupported, text))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::hash::Digest;
+    use bafs_proto::ids::ExtractId;
+    use bafs_proto::message::PackedFile;
+    use bafs_proto::time::Time;
+    use bafs_proto::token::Signer;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn more_small_files_than_may_be_put_in_place_at_once_wait_or_are_told_so() {
+        let root = tempfile::tempdir().expect("directory");
+        let signer = Signer::generate();
+        let home = Home::open(root.path(), signer.verifier(), None).expect("home");
+        let everything = [Resource::Home(String::new())];
+        let token = signer.grant(&everything, &[Right::Write], Time(u64::MAX >> 2));
+        let token = token.expect("grant");
+        let pack = |number: u128| {
+            let files = (0..3).map(|n| PackedFile {
+                put: PutFile {
+                    extract: ExtractId(number + n),
+                    path: format!("out/{}", number + n),
+                    mode: 0o600,
+                    digest: Digest::of(b"x"),
+                },
+                size: 1,
+                token: token.clone(),
+            });
+            let files = files.collect();
+            (PutFiles { files }, Bytes::from_static(b"xxx"))
+        };
+        let put = async |number, deadline_ms| {
+            let (call, body) = pack(number);
+            let deadline = Deadline::after_ms(deadline_ms);
+            let told = home.clone().put_files(call, &body, deadline).await;
+            told.expect("an answer").results
+        };
+        // All places are taken but one: the files of a pack use it one after the other.
+        let taken = home
+            .placing
+            .clone()
+            .acquire_many_owned(PLACED_MAX as u32 - 1);
+        let taken = taken.await.expect("places");
+        assert!(put(10, 20_000).await.iter().all(Result::is_ok));
+        let last = home.placing.clone().acquire_owned().await.expect("a place");
+        for told in put(20, 50).await {
+            assert_eq!(told.expect_err("no place").code, ErrorCode::Busy);
+        }
+        let written = || {
+            std::fs::read_dir(root.path().join("out"))
+                .expect("list")
+                .count()
+        };
+        assert_eq!(written(), 3);
+        drop((taken, last));
+        assert!(put(20, 20_000).await.iter().all(Result::is_ok));
+        assert_eq!(written(), 6);
     }
 }
