@@ -74,7 +74,6 @@ struct State {
 struct Open {
     writable: bool,
     /// Descriptors that are kept for what its agent opens early.
-    early_handles: u32,
     kept: KeptDescriptors,
     last_seen: Mutex<Time>,
     replay: Mutex<Replay>,
@@ -137,7 +136,6 @@ impl TreeSessions {
         }
         let session = Open {
             writable,
-            early_handles: 0,
             kept: KeptDescriptors::default(),
             last_seen: Mutex::new(clock::now()),
             replay: Mutex::default(),
@@ -390,11 +388,10 @@ impl State {
         // Others open nothing before we do.
         if is_only_writer {
             let served = self.sessions.values().filter(|open| open.is_served());
-            let kept = served.map(|open| open.early_handles);
-            let kept = kept.map(u64::from).sum();
-            (session.early_handles, session.kept) = keep(&mut session.session, kept);
+            let kept = served.map(|open| open.kept.count());
+            session.kept = keep(&mut session.session, kept.sum());
         }
-        let early_handles = session.early_handles;
+        let early_handles = u32::try_from(session.kept.count()).unwrap_or(u32::MAX);
         self.sessions.insert((name, epoch), Arc::new(session));
         Ok((epoch, early_handles, earlier))
     }
@@ -677,7 +674,6 @@ mod tests {
     }
 
     #[tokio::test]
-    #[expect(clippy::await_holding_lock, reason = "operations that hang do so")]
     async fn what_hangs_in_ended_sessions_keeps_no_descriptors_from_others() {
         let limit = rustix::process::Rlimit {
             current: Some(256),

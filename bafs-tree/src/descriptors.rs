@@ -119,6 +119,11 @@ impl Slot {
 pub struct KeptDescriptors(Arc<AtomicU64>);
 
 impl KeptDescriptors {
+    /// How many they are now.
+    pub fn count(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+
     /// Nothing is promised any more.
     pub fn give_back(&self) {
         KEPT.fetch_sub(self.0.swap(0, Relaxed), Relaxed);
@@ -137,7 +142,7 @@ impl Kept {
     }
 
     pub(crate) fn count(&self) -> u64 {
-        self.0.0.load(Relaxed)
+        self.0.count()
     }
 
     pub(crate) fn shared(&self) -> KeptDescriptors {
