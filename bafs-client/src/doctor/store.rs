@@ -1,5 +1,5 @@
-//! The directory of a node: who may read it, what a killed node left in it, how full its disk is, and
-//! what was deleted and is still there. Looks at no content.
+//! The directory of a node: who may read it, what a killed node left in it, how full its disk is,
+//! and what was deleted and is still there. Looks at no content.
 
 use std::fs;
 use std::io;
@@ -232,8 +232,8 @@ fn left_in(trash: &Path, served: Served, now_s: i64) -> io::Result<Vec<PathBuf>>
 fn in_the_way(trash: &Path) -> String {
     let trash = trash.display();
     format!(
-        "see the node's log for the reason: something mounted in it (findmnt -R {trash}), files that \
-         may not be changed (lsattr -R {trash}), or of another user"
+        "see the node's log for the reason: something mounted in it (findmnt -R {trash}), files \
+         that may not be changed (lsattr -R {trash}), or of another user"
     )
 }
 
