@@ -185,4 +185,7 @@ pub struct Blocks {
     pub digests: Vec<Digest>,
     /// To an heir: others that may have those which are absent.
     pub others: Vec<CacheMember>,
+    /// To another server: how long ago home last sent something to this one, in milliseconds, if
+    /// it ever did. Whoever waits for this one may wait for home.
+    pub home_ago_ms: Option<u64>,
 }

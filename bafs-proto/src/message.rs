@@ -22,7 +22,7 @@ use crate::ids::{
     VolumeId,
 };
 use crate::replica::{
-    FileMap, ListVolumeTree, MapVolumeFile, ReadSources, ReadVolumeFile, ReadVolumeFiles,
+    FileMap, ListVolumeTree, MapVolumeFile, ReadSources, ReadVolumeFile, ReadVolumeFiles, TreePage,
 };
 use crate::report::VolumeUse;
 use crate::token::Token;
@@ -149,7 +149,7 @@ calls! {
     DeleteVolume => Done,
     RenewVolumes => RenewedVolumes,
     InvalidateVolume => VolumeStatus,
-    ListVolumeTree => SourcePage,
+    ListVolumeTree => TreePage,
     ReadVolumeFile => SourceData,
     ExtractFile => PutReceipt,
     // trees: file operations on a scratch volume or a home path

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::hash::Digest;
 use crate::ids::VolumeId;
-use crate::message::SourceIdentity;
+use crate::message::{SourceIdentity, SourcePage};
 
 /// Lists a scratch volume with everything in it, in path order; how replicas are filled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,6 +14,32 @@ pub struct ListVolumeTree {
     pub volume: VolumeId,
     /// Goes on after this entry's path; `None` starts.
     pub after: Option<String>,
+}
+
+/// A page of the tree of a scratch volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TreePage {
+    /// Its entries, each name of a file for itself.
+    pub page: SourcePage,
+    /// Those of them that are files with several names, by their places in the page, in order.
+    pub links: Vec<FileLink>,
+}
+
+/// A name of a file that has others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileLink {
+    /// The place of the name in its page.
+    pub entry: u32,
+    /// The same for all names of one file, on whatever pages they are.
+    pub file: u64,
+}
+
+impl TreePage {
+    /// Which file the entry at this place is, if it has other names too.
+    pub fn file_at(&self, place: usize) -> Option<u64> {
+        let found = (self.links).binary_search_by_key(&place, |link| link.entry as usize);
+        found.ok().map(|at| self.links[at].file)
+    }
 }
 
 /// Reads a range of a file of a scratch volume. The reply has the digests of all its pieces; its

@@ -22,7 +22,7 @@ use bafs_proto::message::{
 use bafs_proto::time::Time;
 use bafs_proto::token::Right;
 use bafs_proto::{Error, ErrorCode, Result};
-use bafs_tree::{Session, Tree};
+use bafs_tree::{KeptDescriptors, Session, Tree};
 use bytes::Bytes;
 use tokio::sync::watch;
 
@@ -74,7 +74,7 @@ struct State {
 struct Open {
     writable: bool,
     /// Descriptors that are kept for what its agent opens early.
-    early_handles: u32,
+    kept: KeptDescriptors,
     last_seen: Mutex<Time>,
     replay: Mutex<Replay>,
     /// The last batch of the agent's chain that has run.
@@ -136,7 +136,7 @@ impl TreeSessions {
         }
         let session = Open {
             writable,
-            early_handles: 0,
+            kept: KeptDescriptors::default(),
             last_seen: Mutex::new(clock::now()),
             replay: Mutex::default(),
             last_in_order: watch::Sender::new(0),
@@ -388,10 +388,10 @@ impl State {
         // Others open nothing before we do.
         if is_only_writer {
             let served = self.sessions.values().filter(|open| open.is_served());
-            let kept = served.map(|open| open.early_handles);
-            session.early_handles = keep(&mut session.session, kept.map(u64::from).sum());
+            let kept = served.map(|open| open.kept.count());
+            session.kept = keep(&mut session.session, kept.sum());
         }
-        let early_handles = session.early_handles;
+        let early_handles = u32::try_from(session.kept.count()).unwrap_or(u32::MAX);
         self.sessions.insert((name, epoch), Arc::new(session));
         Ok((epoch, early_handles, earlier))
     }
@@ -411,9 +411,11 @@ impl State {
         running.filter(|open| open.writable).collect()
     }
 
-    /// Takes a session out, which ends when nothing of it runs any more.
+    /// Takes a session out, which ends when nothing of it runs any more. Others need not wait for
+    /// that to have the descriptors which it kept: nobody hears any more what it opens.
     fn take(&mut self, key: &(TreeRef, Epoch)) -> Option<Arc<Open>> {
         let open = self.sessions.remove(key)?;
+        open.kept.give_back();
         self.ending.retain(|(_, open)| open.strong_count() > 0);
         self.ending.push((key.0.clone(), Arc::downgrade(&open)));
         Some(open)
@@ -668,6 +670,67 @@ mod tests {
         drop(operation);
         drop(hanging);
         again.await.unwrap();
+        sweep.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_hangs_in_ended_sessions_keeps_no_descriptors_from_others() {
+        let limit = rustix::process::Rlimit {
+            current: Some(256),
+            maximum: Some(256),
+        };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let tree = Tree::open(directory.path(), None).unwrap();
+        let sessions = TreeSessions::new(1, Counters::default());
+        let open = async |number| {
+            let name = TreeRef::Volume(VolumeId(number));
+            let call = OpenTree {
+                tree: name.clone(),
+                ..writer(None)
+            };
+            let opened = sessions.open(tree.clone(), call).await.unwrap();
+            let session = sessions.lock().find(&name, opened.epoch).unwrap();
+            (session, opened)
+        };
+        let mut hanging = Vec::new();
+        for number in 0..12 {
+            hanging.push(open(number).await.0);
+        }
+        let operations: Vec<_> = hanging
+            .iter()
+            .map(|one| one.session.read().unwrap())
+            .collect();
+        let late = clock::now().plus_ms(LEASE_MS + 1);
+        let sweeper = sessions.clone();
+        let sweep = tokio::spawn(async move { sweeper.sweep(late).await });
+        while !sessions.is_empty() {
+            tokio::task::yield_now().await;
+        }
+        // What the former kept is kept anew: twice as much would be more than there is.
+        for number in 12..24 {
+            open(number).await;
+        }
+        let (_, last) = open(24).await;
+        let call = RunFileOps {
+            tree: TreeRef::Volume(VolumeId(24)),
+            epoch: last.epoch,
+            sequence: 1,
+            after: None,
+            caller: bafs_proto::file_op::Caller {
+                uid: 0,
+                gid: 0,
+                pid: 0,
+            },
+            ops: vec![FileOp::OpenDirectory {
+                ino: bafs_proto::ids::InodeNo::ROOT,
+            }],
+            given: Vec::new(),
+        };
+        let (ran, _) = sessions.run(call, Bytes::new()).await.unwrap();
+        assert!(ran.results[0].is_ok(), "{:?}", ran.results);
+        drop(operations);
+        drop(hanging);
         sweep.await.unwrap();
     }
 }

@@ -6,12 +6,14 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
 use bafs_proto::ErrorCode;
+use bafs_proto::ids::VolumeId;
 use bafs_proto::message::SourceKind;
-use bafs_proto::volume::{VolumeSpec, VolumeState};
+use bafs_proto::volume::{Source, VolumeSpec, VolumeState};
 use bafs_server::home;
 use storage_world::{A, HOME, Home, World, from_home, from_volume, noise, spec, tree};
 
 const B: &str = "b:1";
+const C: &str = "c:1";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_filled_volume_takes_no_more_disk_than_it_reserved() {
@@ -150,4 +152,64 @@ async fn small_files_of_a_home_come_in_packs() {
     let packs = world.counter(HOME, "calls.ReadSources").await;
     let pieces = world.counter(HOME, "calls.ReadSource").await;
     assert!(packs <= 4 && pieces == 2, "{packs} packs, {pieces} pieces");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_of_one_file_are_names_of_one_file_in_a_copy() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let _node = world.node(A, world.config(store.path())).await;
+    // One that is read by ranges, and one that comes in a pack. Twice they would not fit, by bytes
+    // or by files: two, and two directories.
+    let tight = |id, fill| VolumeSpec {
+        size_bytes: 3 << 20,
+        size_files: 4,
+        ..spec(id, fill)
+    };
+    world.create(A, tight(1, None)).await.expect("create");
+    let root = tree(store.path(), 1);
+    for directory in ["a", "z"] {
+        std::fs::create_dir(root.join(directory)).expect("directory");
+    }
+    let names = [
+        ["m-large", "a/large", "z/large"],
+        ["a/small", "m-small", "z/small"],
+    ];
+    for (names, bytes) in names.iter().zip([2_500_000, 5_000]) {
+        std::fs::write(root.join(names[0]), noise(bytes, 3)).expect("write");
+        for name in &names[1..] {
+            std::fs::hard_link(root.join(names[0]), root.join(name)).expect("link");
+        }
+    }
+    let (other, third) = [(); 2].map(|()| tempfile::tempdir().expect("store")).into();
+    let _replica = world.node(B, world.config(other.path())).await;
+    let copy = world.create(B, tight(11, from_volume(1))).await;
+    let copy = copy.expect("replicate");
+    assert_eq!(copy.state, VolumeState::Ready, "{copy:?}");
+    assert_eq!(copy.used_files, 4, "{copy:?}");
+    let whole = copy.received_bytes;
+    assert!(
+        (2_505_000..2_600_000).contains(&whole),
+        "each once: {whole}"
+    );
+    // And so in a copy of the copy.
+    let _again = world.node(C, world.config(third.path())).await;
+    let source = Some(Source::Volume {
+        address: B.to_owned(),
+        volume: VolumeId(11),
+    });
+    let again = world.create(C, tight(21, source)).await.expect("replicate");
+    assert_eq!(again.state, VolumeState::Ready, "{again:?}");
+    for copy in [tree(other.path(), 11), tree(third.path(), 21)] {
+        for names in names {
+            let about = |name: &str| std::fs::metadata(copy.join(name)).expect("metadata");
+            let one = about(names[0]);
+            for name in names {
+                let (own, source) = (about(name), root.join(name));
+                assert_eq!((own.ino(), own.nlink()), (one.ino(), 3), "{name}");
+                assert_eq!(own.mtime(), source.metadata().expect("metadata").mtime());
+                let same = std::fs::read(copy.join(name)).expect("read");
+                assert!(same == std::fs::read(source).expect("read"), "{name}");
+            }
+        }
+    }
 }

@@ -113,25 +113,46 @@ impl Slot {
     }
 }
 
-/// Descriptors that are kept, until this is dropped, for files whose opening was promised.
+/// Descriptors that are kept for files whose opening was promised: until they are given back, which
+/// needs nothing of the session that has them.
+#[derive(Debug, Clone, Default)]
+pub struct KeptDescriptors(Arc<AtomicU64>);
+
+impl KeptDescriptors {
+    /// How many they are now.
+    pub fn count(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+
+    /// Nothing is promised any more.
+    pub fn give_back(&self) {
+        KEPT.fetch_sub(self.0.swap(0, Relaxed), Relaxed);
+    }
+}
+
+/// The same, given back at the latest when this is dropped.
 #[derive(Debug, Default)]
-pub(crate) struct Kept(u64);
+pub(crate) struct Kept(KeptDescriptors);
 
 impl Kept {
     pub(crate) fn new(count: u32) -> Self {
         let count = u64::from(count);
         KEPT.fetch_add(count, Relaxed);
-        Self(count)
+        Self(KeptDescriptors(Arc::new(AtomicU64::new(count))))
     }
 
     pub(crate) fn count(&self) -> u64 {
-        self.0
+        self.0.count()
+    }
+
+    pub(crate) fn shared(&self) -> KeptDescriptors {
+        self.0.clone()
     }
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        KEPT.fetch_sub(self.0, Relaxed);
+        self.0.give_back();
     }
 }
 

@@ -24,6 +24,7 @@ mod tree;
 
 pub use account::Limit;
 pub use block_map::{BlockMap, BlockPlaces};
+pub use descriptors::KeptDescriptors;
 pub use session::Session;
 pub use shared::{SHARED_WORDS_MAX, SharedAccess, SharedWords};
 pub use tree::{ROOT_FREE_BYTES, Tree, TreeUse};

@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, FileType, OFlags, Stat, fstat, fsync};
 use crate::account::Identity;
 use crate::anchor::{Anchor, identity};
 use crate::attributes::attr;
-use crate::descriptors::{InTime, Kept, check_in_time};
+use crate::descriptors::{InTime, Kept, KeptDescriptors, check_in_time};
 use crate::directory::Stream;
 use crate::errno::{self, Outcome};
 use crate::handles::{Handle, Handles, OpenDirectory, OpenFile};
@@ -47,9 +47,11 @@ impl Session {
 
     /// Keeps so many descriptors of the process for files that are opened by given numbers
     /// ([`Self::run_given`]): what any session opens otherwise leaves them, but for those that
-    /// resume, which must have what they had.
-    pub fn keep_descriptors(&mut self, count: u32) {
+    /// resume, which must have what they had. They are given back with the session, or earlier by
+    /// what this returns.
+    pub fn keep_descriptors(&mut self, count: u32) -> KeptDescriptors {
         self.kept = Kept::new(count);
+        self.kept.shared()
     }
 
     /// A session for an agent that need not know when files were made: all changes come from it, so

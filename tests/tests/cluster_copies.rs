@@ -13,8 +13,9 @@ use bafs_tests::{World, cannot_mount, said, skip};
 const WHOLE: usize = 48 << 20;
 const CHANGED: usize = 16 << 20;
 
-/// Three stages that write one volume one after the other; each says on the host that it began, and
-/// the second and third wait for a word.
+/// Three stages that write one volume one after the other. Its files have two names each, and would
+/// not fit into a copy twice. Each says on the host that it began, and the second and third wait
+/// for a word.
 struct Stages {
     world: World,
     run: Option<Child>,
@@ -40,12 +41,13 @@ impl Stages {
             )
         };
         let text = format!(
-            "volume v scratch 100 MB files 100\nvolume whole cache bafs://home/whole 60 MB\n\
+            "volume v scratch 60 MB files 4\nvolume whole cache bafs://home/whole 60 MB\n\
              volume changed cache bafs://home/changed 30 MB\n{}{}{}\
              parent a child b\nparent b child c\nextract v all bafs://home/out\n",
             job(
                 "a",
-                "cat /whole/whole > /v/all; mkdir /v/d; echo small > /v/d/small"
+                "cat /whole/whole > /v/all; mkdir /v/d; echo small > /v/d/small; \
+                 ln /v/all /v/d/all; ln /v/d/small /v/also"
             ),
             job(
                 "b",
@@ -53,7 +55,8 @@ impl Stages {
             ),
             job(
                 "c",
-                "find /v/d/small -perm 600 | grep -q small && cat /v/d/small >> /v/all"
+                "find /v/d/small -perm 600 | grep -q small && cat /v/d/small >> /v/d/all && \
+                 find /v -type f -links 2 | grep -c . | grep -q 4"
             ),
         );
         let path = world.workflow(&text)?;

@@ -3,13 +3,15 @@
 
 pub(crate) mod connections;
 pub mod mounts;
+mod store;
+
+pub use store::check_store;
 
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use nix::mount::{MsFlags, mount};
-use rustix::fs::{FlockOperation, flock};
 
 use crate::logic::mount_table::MountEntry;
 use crate::sandbox::{Check, Standing};
@@ -91,49 +93,6 @@ fn check_connections(treatment: Treatment) -> Check {
                  /sys/fs/fuse/connections"
             .into(),
     }
-}
-
-/// Looks at the directory of a node: who may read it, and what a killed node left in it.
-pub fn check_store(store: &Path, treatment: Treatment) -> Vec<Check> {
-    let subject = format!("store {}", store.display());
-    let lock = match fs::File::open(store.join("lock")) {
-        Ok(lock) => lock,
-        Err(error) => {
-            let text = format!("no store: {error}");
-            return vec![broken(
-                subject,
-                text,
-                "name the directory of `bafs node --store`",
-            )];
-        }
-    };
-    let is_served = flock(&lock, FlockOperation::NonBlockingLockShared).is_err();
-    let mut checks = vec![check_mode(&subject, store, 0o700, treatment)];
-    let found = if is_served {
-        "a node serves it"
-    } else {
-        "no node serves it"
-    };
-    checks.push(fine(subject.clone(), found));
-    if is_served {
-        return checks;
-    }
-    for entry in fs::read_dir(store).into_iter().flatten().flatten() {
-        if !entry.file_type().is_ok_and(|kind| kind.is_socket()) {
-            continue;
-        }
-        let subject = format!("socket {}", entry.path().display());
-        if treatment == Treatment::Repair && fs::remove_file(entry.path()).is_ok() {
-            checks.push(repaired(subject, "nobody listened at it; it is removed"));
-        } else {
-            checks.push(broken(
-                subject,
-                "nobody listens at it",
-                "bafs doctor --repair",
-            ));
-        }
-    }
-    checks
 }
 
 /// Looks at the files of an identity: keys are for their owner only.

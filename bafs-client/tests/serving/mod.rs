@@ -210,7 +210,14 @@ impl Fake {
                     body[0] ^= 1;
                 }
                 let others = Vec::new();
-                Ok((Reply::ReadBlocks(Blocks { digests, others }), body.into()))
+                Ok((
+                    Reply::ReadBlocks(Blocks {
+                        digests,
+                        others,
+                        home_ago_ms: None,
+                    }),
+                    body.into(),
+                ))
             }
             other => Err(Error::new(ErrorCode::Unsupported, other.name())),
         }

@@ -9,7 +9,7 @@ use std::fs::{File, OpenOptions};
 use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use bafs_proto::Result;
@@ -310,33 +310,6 @@ impl Disk {
         }
     }
 
-    fn drop_bad(&self, run: &Run, found: &[Option<Held>], bad: &[bool]) {
-        let retired = self.retired.read().unwrap_or_else(PoisonError::into_inner);
-        for (n, held) in found.iter().enumerate() {
-            let Some(held) = held.filter(|_| bad[n]) else {
-                continue;
-            };
-            let key = run.key(n);
-            // A generation that is over has lost its files to the next one.
-            if self.table().remove(key, held.stamp).is_none() || *retired {
-                continue;
-            }
-            self.compared().remove(&key.file);
-            self.counters.add("cache_digest_failures", 1);
-            tracing::warn!(file = %key.file, block = %key.block,
-                directory = %self.directory.display(),
-                "a cached block is damaged on disk; it is fetched again");
-            // Somebody may read the place itself: what the disk gives him is an error, not a hole.
-            self.hurt
-                .fetch_or(self.table().is_held(key.file), Ordering::Relaxed);
-            self.free_later([(key, held.length)]);
-        }
-        let freed = if *retired { Ok(()) } else { self.free_left() };
-        if let Err(error) = freed {
-            tracing::debug!(%error, "damaged blocks are still on disk");
-        }
-    }
-
     /// Notes what is out of the table and still on disk.
     pub(super) fn free_later(&self, pieces: impl IntoIterator<Item = (BlockKey, u32)>) {
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
@@ -496,7 +469,11 @@ impl Disk {
         }
         for (old, new) in files {
             let (old, new) = (self.path_of(old), blocks.join(new.to_string()));
-            std::fs::hard_link(&old, &new).map_err(|e| fault("link the blocks", &new, e))?;
+            match std::fs::hard_link(&old, &new) {
+                // Whoever removed it: the digests tell that its blocks are not there.
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                linked => linked.map_err(|e| fault("link the blocks", &new, e))?,
+            }
         }
         journal::write_whole(&target.join("journal"), &entries)
     }

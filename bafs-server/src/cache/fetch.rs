@@ -87,6 +87,8 @@ pub(crate) struct Generation {
     pub(crate) pins: Arc<Pins>,
     /// When home last sent blocks, as a [`Time`]; 0 if it never did.
     pub(super) home_answered_ms: AtomicU64,
+    /// When home last sent something to another server that was asked for blocks, as that told.
+    pub(super) home_of_peers_ms: AtomicU64,
     /// How far the classes of the blocks are right.
     pub(super) sorting: Mutex<Sorting>,
     /// Whether it was told that blocks are passed through.
@@ -152,6 +154,7 @@ impl Generation {
             readers: Mutex::default(),
             pins,
             home_answered_ms: AtomicU64::new(0),
+            home_of_peers_ms: AtomicU64::new(0),
             sorting: Mutex::default(),
             told_full: AtomicBool::new(false),
             view: RwLock::default(),

@@ -1,6 +1,7 @@
 //! Asks other servers for blocks. Never goes home.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bafs_proto::cache::CacheMember;
 use bafs_proto::hash::Digest;
@@ -263,7 +264,10 @@ impl Fetcher {
             let probe = generation.ask_for(None, Reader::Peer);
             tokio::select! {
                 answer = &mut asked => return answer,
-                alive = self.pool.call(&peer.address, &self.token, probe, until) => { alive?; }
+                alive = self.pool.call(&peer.address, &self.token, probe, until) => {
+                    // It may be home that is slow, and whoever waits here wants to know.
+                    generation.note_home_of_peers(alive?.home_ago_ms, clock::now());
+                }
             }
         }
     }
@@ -309,18 +313,16 @@ pub(super) fn told_to_agents(
     let last = fetcher.home_answered(generation);
     let silent_ms = now.ms_since(last);
     let is_flying = |flights: &Flights| (0..run.count).any(|n| flights.is_flying(run.key(n)));
-    if silent_ms < HOME_SILENT_MS.max(waited_us / 1_000) {
-        let here = [
-            &generation.from_home,
-            &generation.from_peers,
-            &generation.detours,
-        ];
-        if here.into_iter().any(is_flying) {
-            return Error::new(ErrorCode::Running, error.detail);
-        }
-        return error;
+    let waits_for_peers = is_flying(&generation.from_peers) || is_flying(&generation.detours);
+    let waits_for_home = is_flying(&generation.from_home);
+    let lately_ms = HOME_SILENT_MS.max(waited_us / 1_000);
+    let of_peers_ms = now.ms_since(generation.home_of_peers());
+    let comes = silent_ms < lately_ms && (waits_for_home || waits_for_peers)
+        || of_peers_ms < lately_ms && waits_for_peers;
+    if comes {
+        return Error::new(ErrorCode::Running, error.detail);
     }
-    if !is_flying(&generation.from_home) {
+    if silent_ms < lately_ms || !waits_for_home {
         return error;
     }
     let home = generation.manifest.home();
@@ -334,6 +336,18 @@ pub(super) fn told_to_agents(
         ),
     };
     Error::new(ErrorCode::HomeUnreachable, text)
+}
+
+/// How long home has been silent here, for another server, which may wait for what this one waits
+/// for. Not what others told: it would go round and never grow old.
+pub(super) fn home_ago_ms(
+    fetcher: &Fetcher,
+    generation: &Generation,
+    reader: &Reader,
+) -> Option<u64> {
+    let last = fetcher.home_answered(generation);
+    let tells = *reader != Reader::Agent && last != Time(0);
+    tells.then(|| clock::now().ms_since(last))
 }
 
 /// What another server is told when its blocks could not be had: that this one is not silent, and
@@ -356,6 +370,18 @@ pub(super) fn told_to_peers(fetcher: &Fetcher, generation: &Generation, error: E
 }
 
 impl Generation {
+    /// Takes note of when home last sent something to another server.
+    fn note_home_of_peers(&self, ago_ms: Option<u64>, now: Time) {
+        if let Some(ago_ms) = ago_ms {
+            let at = now.0.saturating_sub(ago_ms);
+            self.home_of_peers_ms.fetch_max(at, Ordering::Relaxed);
+        }
+    }
+
+    fn home_of_peers(&self) -> Time {
+        Time(self.home_of_peers_ms.load(Ordering::Relaxed))
+    }
+
     /// The call that asks a peer for a run, or for nothing.
     pub(super) fn ask_for(&self, run: Option<&Run>, reader: Reader) -> ReadBlocks {
         ReadBlocks {

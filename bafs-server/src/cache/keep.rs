@@ -1,7 +1,9 @@
-//! Writes fetched blocks to disk, as far as there is room for them. Fetches nothing.
+//! Writes fetched blocks to disk, as far as there is room for them, and gives up those that are
+//! damaged there. Fetches nothing.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::IoSlice;
+use std::sync::atomic::Ordering;
 
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::FileIndex;
@@ -13,7 +15,7 @@ use super::disk::{Disk, Run, open_blocks};
 use super::fault;
 use super::flights::Block;
 use super::journal::Entry;
-use crate::logic::blocks::{CopyClass, Victim};
+use crate::logic::blocks::{BlockKey, CopyClass, Held, Victim};
 
 /// What is freed at once when the file system is full although the volume is not, in bytes.
 const FULL_DISK_BYTES: u64 = 1 << 20;
@@ -193,6 +195,59 @@ impl Disk {
         true
     }
 
+    /// Blocks that are gone because somebody removed their file, put another thing in its place or
+    /// cut it. They must be out of the table before the file grows again: as long as it is short
+    /// they cannot be read, but then zeros are in their places.
+    fn cut_off(&self, file: FileIndex, opened: &File) -> std::io::Result<Vec<(BlockKey, Held)>> {
+        // While the table is held nothing is put that was written after the look.
+        let table = self.table();
+        let size = opened.metadata()?.len();
+        Ok(table.behind(file, self.block_bytes, size))
+    }
+
+    /// Takes those blocks of a run that were found damaged out of the table.
+    pub(super) fn drop_bad(&self, run: &Run, found: &[Option<Held>], bad: &[bool]) {
+        let retired = self.retired();
+        let bad = found.iter().enumerate().filter(|(n, _)| bad[*n]);
+        let bad = bad.filter_map(|(n, held)| Some((run.key(n), (*held)?)));
+        if *retired {
+            // A generation that is over has lost its files to the next one.
+            let mut table = self.table();
+            bad.for_each(|(key, held)| {
+                table.remove(key, held.stamp);
+            });
+            return;
+        }
+        self.drop_damaged(bad);
+    }
+
+    /// Takes blocks that are not on disk as they should be out of the table; the generation goes
+    /// on.
+    fn drop_damaged(&self, damaged: impl IntoIterator<Item = (BlockKey, Held)>) {
+        let mut gone = Vec::new();
+        for (key, held) in damaged {
+            if self.table().remove(key, held.stamp).is_none() {
+                continue;
+            }
+            self.compared().remove(&key.file);
+            // Somebody may read the place itself: what the disk gives him is an error, not a hole.
+            self.hurt
+                .fetch_or(self.table().is_held(key.file), Ordering::Relaxed);
+            gone.push((key, held.length));
+        }
+        if let Some((first, _)) = gone.first() {
+            self.counters
+                .add("cache_digest_failures", gone.len() as u64);
+            tracing::warn!(file = %first.file, block = %first.block, blocks = gone.len(),
+                directory = %self.directory.display(),
+                "cached blocks are damaged on disk, from this one on; they are fetched again");
+        }
+        self.free_later(gone);
+        if let Err(error) = self.free_left() {
+            tracing::debug!(%error, "damaged blocks are still on disk");
+        }
+    }
+
     /// Writes neighbouring blocks at once: one system call, and the page cache takes larger pieces.
     fn write(&self, run: &Run, first: usize, blocks: &[&Bytes]) -> Result<()> {
         let path = self.path_of(run.file);
@@ -200,6 +255,11 @@ impl Disk {
         options.write(true).create(true).truncate(false);
         let file =
             open_blocks(&mut options, &path).map_err(|e| fault("open the blocks", &path, e))?;
+        let cut_off = self.cut_off(run.file, &file);
+        let cut_off = cut_off.map_err(|e| fault("open the blocks", &path, e))?;
+        if !cut_off.is_empty() {
+            self.drop_damaged(cut_off);
+        }
         let mut offset = run.at(first);
         for blocks in blocks.chunks(WRITE_BLOCKS_MAX) {
             let mut slices: Vec<_> = blocks.iter().map(|bytes| IoSlice::new(bytes)).collect();

@@ -347,7 +347,12 @@ impl Caches {
             }
             _ => Vec::new(),
         };
-        Ok((Blocks { digests, others }, bytes))
+        let blocks = Blocks {
+            digests,
+            others,
+            home_ago_ms: from_peers::home_ago_ms(&self.fetcher, &generation, &call.reader),
+        };
+        Ok((blocks, bytes))
     }
 
     fn find(&self, cache: &CacheRef, manifest: Digest) -> Result<Arc<Generation>> {

@@ -381,6 +381,7 @@ impl BlockTable {
         };
         self.next_stamp += 1;
         self.changed(held.change(key));
+        self.files.note_put(key);
         let (list, bytes) = self.list(class);
         list.put(key, held);
         *bytes += charge(length);

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use bafs_proto::message::SourceEntry;
+use bafs_proto::message::{SourceEntry, SourceKind};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps};
 
 use crate::source::entry;
@@ -14,6 +14,14 @@ use crate::source::entry;
 /// A directory whose inside is reached through it only.
 #[derive(Debug)]
 pub(super) struct Beneath(OwnedFd);
+
+/// What is at a path.
+#[derive(Debug)]
+pub(super) struct Seen {
+    pub(super) entry: SourceEntry,
+    /// Its number if it is a file that has other names too.
+    pub(super) file: Option<u64>,
+}
 
 impl Beneath {
     /// Takes `directory` as the root.
@@ -108,17 +116,32 @@ impl Beneath {
         )?)
     }
 
+    /// Gives the regular file at `path` a further name. The directory of that must exist.
+    pub(super) fn link(&self, path: &str, new: &str) -> io::Result<()> {
+        let ((parent, name), (new_parent, new_name)) = (self.parent(path)?, self.parent(new)?);
+        let flags = AtFlags::empty(); // a symbolic link is not followed
+        Ok(rustix::fs::linkat(
+            parent, name, new_parent, new_name, flags,
+        )?)
+    }
+
     /// What is at `path`, itself and not what it points at; `None` for a socket, FIFO or device,
     /// which have no content to copy.
-    pub(super) fn look(&self, path: &str) -> io::Result<Option<SourceEntry>> {
+    pub(super) fn look(&self, path: &str) -> io::Result<Option<Seen>> {
         if path.is_empty() {
             let stat = rustix::fs::fstat(&self.0)?;
-            return Ok(entry(path, &stat, || Err(rustix::io::Errno::INVAL))?);
+            let entry = entry(path, &stat, || Err(rustix::io::Errno::INVAL))?;
+            return Ok(entry.map(|entry| Seen { entry, file: None }));
         }
         let (parent, name) = self.parent(path)?;
         let stat = rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
         let target = || Ok(rustix::fs::readlinkat(&parent, name, Vec::new())?.into_bytes());
-        Ok(entry(path, &stat, target)?)
+        let entry = entry(path, &stat, target)?;
+        Ok(entry.map(|entry| {
+            let has_others = entry.kind == SourceKind::File && stat.st_nlink > 1;
+            let file = has_others.then_some(stat.st_ino);
+            Seen { entry, file }
+        }))
     }
 
     /// Names in a directory, sorted bytewise.

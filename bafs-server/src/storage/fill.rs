@@ -20,6 +20,7 @@ use tokio::sync::Semaphore;
 use tokio::task::{JoinError, JoinSet};
 
 use super::beneath::{self, Beneath};
+use super::links::Links;
 use super::older::{Known, Older};
 use super::origin::{Origin, RANGE_BYTES};
 use crate::logic::space::Amount;
@@ -63,6 +64,7 @@ struct Progress {
     declared: u64,
     /// With the bytes of each that are counted.
     directories: Vec<(SourceEntry, u64)>,
+    links: Links,
     pack: Pack,
     files: JoinSet<Result<()>>,
     made: u64,
@@ -171,15 +173,23 @@ impl Fill {
             root,
             declared: 0,
             directories: Vec::new(),
+            links: Links::default(),
             pack: Pack::default(),
             files: JoinSet::new(),
             made: 0,
         };
         let mut after = None;
         loop {
-            let page = filling.origin.list(after).await?;
-            for entry in &page.entries {
-                filling.take(entry, &mut progress).await?;
+            let listed = filling.origin.list(after).await?;
+            let page = &listed.page;
+            for (place, entry) in page.entries.iter().enumerate() {
+                let is_new = match listed.file_at(place) {
+                    Some(file) => progress.links.is_first(entry, file)?,
+                    None => true,
+                };
+                if is_new {
+                    filling.take(entry, &mut progress).await?;
+                }
             }
             filling.send_pack(&mut progress).await?;
             if !page.more {
@@ -195,7 +205,11 @@ impl Fill {
             joined(done)?;
         }
         let this = filling.clone();
-        blocking(move || finish_all(&progress, &this.taken)).await?;
+        blocking(move || {
+            progress.links.make(&progress.root)?;
+            finish_all(&progress, &this.taken)
+        })
+        .await?;
         Ok(filling.origin.received_bytes.load(SeqCst))
     }
 }
@@ -489,7 +503,7 @@ fn joined<T>(done: Result<Result<T>, JoinError>) -> Result<T> {
 }
 
 /// A full disk is no lack of space here: of that the source would be the cause.
-fn disk(path: &str, error: &io::Error) -> Error {
+pub(super) fn disk(path: &str, error: &io::Error) -> Error {
     let text = format!("cannot make '{path}' in the store: {error}");
     Error::new(ErrorCode::ServerFault, text)
 }

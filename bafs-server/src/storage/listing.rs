@@ -7,15 +7,17 @@ use std::path::Path;
 
 use bafs_proto::ids::VolumeId;
 use bafs_proto::limits::{BLOCK_BYTES_DEFAULT, BODY_BYTES_MAX, PAGE_ENTRIES_MAX, PATH_BYTES_MAX};
-use bafs_proto::message::{SourceData, SourceIdentity, SourceKind, SourcePage};
+use bafs_proto::message::{SourceData, SourceEntry, SourceIdentity, SourceKind, SourcePage};
 use bafs_proto::path::{check_relative, join};
-use bafs_proto::replica::{DataRange, FileMap, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles};
+use bafs_proto::replica::{
+    DataRange, FileLink, FileMap, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles, TreePage,
+};
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
-use super::beneath::Beneath;
+use super::beneath::{Beneath, Seen};
 use super::{identity, older};
 use crate::source::{PAGE_BYTES_MAX, entry_bytes};
 
@@ -29,16 +31,14 @@ struct Level {
 }
 
 /// A page of the listing of the tree at `root`, after the path `after`. Blocks.
-pub(super) fn list(root: &Path, after: Option<&str>) -> Result<SourcePage> {
+pub(super) fn list(root: &Path, after: Option<&str>) -> Result<TreePage> {
     check_relative(after.unwrap_or_default())?;
     let beneath = Beneath::open(root).map_err(|e| fault("the volume's root", &e))?;
-    let mut entries = Vec::new();
+    let (mut entries, mut links) = (Vec::new(), Vec::new());
     if after.is_none() {
-        entries.extend(
-            beneath
-                .look("")
-                .map_err(|e| fault("the volume's root", &e))?,
-        );
+        let top = beneath.look("");
+        let top = top.map_err(|e| fault("the volume's root", &e))?;
+        entries.extend(top.map(|top| top.entry));
     }
     let mut levels = Vec::new();
     descend(&beneath, "", after.unwrap_or_default(), &mut levels)?;
@@ -49,10 +49,7 @@ pub(super) fn list(root: &Path, after: Option<&str>) -> Result<SourcePage> {
             continue;
         };
         if entries.len() >= PAGE_ENTRIES_MAX || bytes >= PAGE_BYTES_MAX {
-            return Ok(SourcePage {
-                entries,
-                more: true,
-            });
+            return Ok(page(entries, links, true));
         }
         let path = join(&level.path, &name);
         if path.len() > PATH_BYTES_MAX {
@@ -64,8 +61,15 @@ pub(super) fn list(root: &Path, after: Option<&str>) -> Result<SourcePage> {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
             found => found.map_err(|e| fault(&path, &e))?,
         };
-        let Some(entry) = found else { continue };
+        let Some(Seen { entry, file }) = found else {
+            continue;
+        };
         bytes += entry_bytes(&entry);
+        if let Some(file) = file {
+            let entry = u32::try_from(entries.len()).unwrap_or(u32::MAX);
+            bytes += size_of::<FileLink>();
+            links.push(FileLink { entry, file });
+        }
         if entry.kind == SourceKind::Directory {
             let names = beneath.names(&path).map_err(|e| fault(&path, &e))?;
             levels.push(Level {
@@ -75,10 +79,12 @@ pub(super) fn list(root: &Path, after: Option<&str>) -> Result<SourcePage> {
         }
         entries.push(entry);
     }
-    Ok(SourcePage {
-        entries,
-        more: false,
-    })
+    Ok(page(entries, links, false))
+}
+
+fn page(entries: Vec<SourceEntry>, links: Vec<FileLink>, more: bool) -> TreePage {
+    let page = SourcePage { entries, more };
+    TreePage { page, links }
 }
 
 /// Opens the directories on the way to `after`, with the names in them that come after it. What
@@ -270,7 +276,7 @@ mod tests {
     fn the_order_is_by_component_and_every_place_resumes() {
         let root = tree();
         let paths = |after: Option<&str>| -> Vec<String> {
-            let page = list(root.path(), after).expect("list");
+            let TreePage { page, .. } = list(root.path(), after).expect("list");
             assert!(!page.more);
             page.entries.into_iter().map(|entry| entry.path).collect()
         };
@@ -289,18 +295,25 @@ mod tests {
     #[test]
     fn long_listings_come_in_pages() {
         let root = tempfile::tempdir().expect("directory");
+        let name = |number: usize| root.path().join(format!("{number:05}"));
         for number in 0..PAGE_ENTRIES_MAX + 10 {
-            fs::write(root.path().join(format!("{number:05}")), b"").expect("write");
+            fs::write(name(number), b"").expect("write");
         }
+        let last = PAGE_ENTRIES_MAX + 9;
+        fs::remove_file(name(last)).expect("remove");
+        fs::hard_link(name(7), name(last)).expect("link");
         let first = list(root.path(), None).expect("list");
-        assert!(first.more && first.entries.len() == PAGE_ENTRIES_MAX);
-        let after = first.entries.last().map(|entry| entry.path.clone());
+        let entries = &first.page.entries;
+        assert!(first.page.more && entries.len() == PAGE_ENTRIES_MAX);
+        let after = entries.last().map(|entry| entry.path.clone());
         let second = list(root.path(), after.as_deref()).expect("list");
-        assert!(!second.more);
-        assert_eq!(
-            first.entries.len() + second.entries.len(),
-            PAGE_ENTRIES_MAX + 11
-        );
+        assert!(!second.page.more);
+        let count = second.page.entries.len();
+        assert_eq!(entries.len() + count, PAGE_ENTRIES_MAX + 11);
+        // The root comes before them; both pages say which file it is.
+        let file = first.file_at(8);
+        assert!(file.is_some() && file == second.file_at(count - 1));
+        assert_eq!((first.links.len(), second.links.len()), (1, 1));
     }
 
     #[test]

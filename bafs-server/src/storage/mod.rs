@@ -7,6 +7,7 @@ mod extracts;
 mod fill;
 mod holds;
 mod life;
+mod links;
 mod listing;
 mod older;
 mod origin;
@@ -21,10 +22,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bafs_proto::allotment::{Allot, Allotments};
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{
-    ListVolumes, RenewVolumes, RenewedVolumes, SourceData, SourceIdentity, SourcePage, VolumeList,
+    ListVolumes, RenewVolumes, RenewedVolumes, SourceData, SourceIdentity, VolumeList,
 };
 use bafs_proto::replica::{
-    FileMap, ListVolumeTree, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles,
+    FileMap, ListVolumeTree, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles, TreePage,
 };
 use bafs_proto::volume::{VolumeKind, VolumeState, VolumeStatus};
 use bafs_proto::{Error, ErrorCode, Result};
@@ -216,7 +217,7 @@ impl Storage {
     ///
     /// # Errors
     /// `VolumeLost`, `Busy` while it is being filled, `WrongState` for another kind, `BadPath`.
-    pub async fn list_tree(&self, call: ListVolumeTree) -> Result<SourcePage> {
+    pub async fn list_tree(&self, call: ListVolumeTree) -> Result<TreePage> {
         let tree = self.scratch(call.volume)?;
         self.if_lives(
             call.volume,

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::limits::{BODY_BYTES_MAX, IO_BYTES_MAX};
-use bafs_proto::message::{ListSource, ReadSource, SourceEntry, SourceKind, SourcePage};
+use bafs_proto::message::{ListSource, ReadSource, SourceEntry, SourceKind};
 use bafs_proto::net::pool::Pool;
 use bafs_proto::path::join;
 use bafs_proto::replica::{
     DataRange, FileMap, ListVolumeTree, ListedFile, MapVolumeFile, ReadSources, ReadVolumeFile,
-    ReadVolumeFiles,
+    ReadVolumeFiles, TreePage,
 };
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
@@ -87,7 +87,7 @@ impl Origin {
     }
 
     /// A page of the listing.
-    pub(super) async fn list(&self, after: Option<String>) -> Result<SourcePage> {
+    pub(super) async fn list(&self, after: Option<String>) -> Result<TreePage> {
         match &self.source {
             Source::Home { address, path } => {
                 let call = ListSource {
@@ -96,7 +96,10 @@ impl Origin {
                 };
                 let deadline = Deadline::after_ms(CALL_MS);
                 let page = self.homes.list(address, &self.token, call, deadline).await;
-                page.map_err(|e| e.context(format!("'{path}' of home {address}")))
+                let page = page.map_err(|e| e.context(format!("'{path}' of home {address}")))?;
+                // A home does not say which names are of one file.
+                let links = Vec::new();
+                Ok(TreePage { page, links })
             }
             Source::Volume { address, volume } => {
                 let volume = *volume;

@@ -85,7 +85,12 @@ impl Store {
         // First of all, and without writing anything: this may be what a full disk is full of.
         let _ = fs::remove_file(root.join("reserve"));
         for part in ["making", "trash"] {
-            empty(&root.join(part)).map_err(|e| fault(&e))?;
+            let place = root.join(part);
+            empty(&place).map_err(|e| {
+                let place = place.display();
+                let look = "`bafs doctor --store DIR --repair` says what is in the way";
+                fault(&format!("cannot remove what is in {place}: {e}; {look}"))
+            })?;
         }
         let life = Life::begin(root).map_err(|e| fault(&e))?;
         Ok(Self {

@@ -5,7 +5,7 @@
 use std::sync::{PoisonError, RwLock};
 
 use bafs_proto::limits::EARLY_HANDLES_MAX;
-use bafs_tree::Session;
+use bafs_tree::{KeptDescriptors, Session};
 use rustix::process::{Resource, getrlimit};
 
 /// Part of the process's descriptors that is kept for them; what is opened in time and what is
@@ -15,15 +15,15 @@ const PART: u64 = 2;
 /// Part of what is left of that which one more session gets, so that later ones get some too.
 const SHARE: u64 = 4;
 
-/// Has one more session keep descriptors as long as it lasts, where others keep `kept`; how many.
-pub(super) fn keep(session: &mut RwLock<Option<Session>>, kept: u64) -> u32 {
+/// Has one more session keep descriptors as long as it lasts, where others keep `kept`.
+pub(super) fn keep(session: &mut RwLock<Option<Session>>, kept: u64) -> KeptDescriptors {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let share = share(limit, kept);
     let session = session.get_mut().unwrap_or_else(PoisonError::into_inner);
-    if let Some(session) = session {
-        session.keep_descriptors(share);
-    }
-    share
+    let kept = session
+        .as_mut()
+        .map(|session| session.keep_descriptors(share));
+    kept.unwrap_or_default()
 }
 
 fn share(limit: u64, kept: u64) -> u32 {

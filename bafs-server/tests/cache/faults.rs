@@ -1,6 +1,5 @@
 //! Peers that die, cannot be reached or lie; homes that fail; sources that change.
 
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,13 +13,13 @@ use bafs_proto::token::Token;
 use bafs_proto::volume::{Replacement, Source, VolumeKind};
 use tokio::task::JoinSet;
 
-use crate::world::{BLOCK, HOME, Home, NAME, Node, World, cache, content};
+use crate::world::{BLOCK, HOME, Home, NAME, World, cache, content};
 
 const LARGE: u64 = 64 << 20;
-const BLOCKS: usize = 60;
-const ID: VolumeId = VolumeId(1);
+pub(crate) const BLOCKS: usize = 60;
+pub(crate) const ID: VolumeId = VolumeId(1);
 
-async fn world(nodes: u64) -> (World, Vec<u8>) {
+pub(crate) async fn world(nodes: u64) -> (World, Vec<u8>) {
     let world = World::new(nodes);
     let bytes = content(1, BLOCKS * BLOCK as usize - 5);
     world.home.put("db/large", bytes.clone(), 1);
@@ -30,7 +29,7 @@ async fn world(nodes: u64) -> (World, Vec<u8>) {
 }
 
 /// An agent's read of the first block.
-fn first_block(manifest: Digest) -> ReadBlocks {
+pub(crate) fn first_block(manifest: Digest) -> ReadBlocks {
     ReadBlocks {
         cache: CacheRef::Volume(ID),
         manifest,
@@ -42,7 +41,7 @@ fn first_block(manifest: Digest) -> ReadBlocks {
     }
 }
 
-async fn read_all(world: &World, index: usize) -> Vec<u8> {
+pub(crate) async fn read_all(world: &World, index: usize) -> Vec<u8> {
     let mut whole = Vec::new();
     for first in (0..BLOCKS as u64).step_by(10) {
         whole.extend(
@@ -277,61 +276,6 @@ async fn a_lying_peer_is_found_out_where_the_digest_is_known() {
     assert!(shown[0].counts["digest_failures"] > 0, "the peer is named");
 }
 
-/// Other bytes in each block of the only file of a node, as a disk that forgets has them: nothing
-/// tells the node.
-fn damage(node: &Node) {
-    let path = node.directory.join(ID.to_string()).join("1/blocks/0");
-    let file = std::fs::OpenOptions::new().write(true).open(path);
-    let file = file.expect("open");
-    for block in 0..BLOCKS as u64 {
-        file.write_all_at(b"damage", block * u64::from(BLOCK) + 5)
-            .expect("damage");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_got_damaged_blocks_says_so_and_gets_good_ones() {
-    let (world, bytes) = world(1).await;
-    let node = &world.nodes[0];
-    assert!(read_all(&world, 0).await == bytes);
-    world.kept(ID, BLOCKS as u64).await;
-    damage(node);
-    let before = world.home_bytes();
-    let first = FileIndex(0);
-    let page = ReadManifest { volume: ID, first };
-    let page = node.caches.read_manifest(page).await.expect("manifest");
-    let call = ReadBlocks {
-        first: BlockIndex(3),
-        count: 2,
-        doubted: true,
-        ..first_block(page.manifest)
-    };
-    let read = node.caches.read_blocks(call, Deadline::after_ms(9_000));
-    let (_, read) = read.await.expect("read");
-    let place = 3 * BLOCK as usize..5 * BLOCK as usize;
-    assert!(read == bytes[place]);
-    assert_eq!(node.count("cache_digest_failures"), 2);
-    assert_eq!(world.home_bytes() - before, 2 * u64::from(BLOCK));
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_peer_whose_disk_is_damaged_brings_good_blocks_all_the_same() {
-    let (world, bytes) = world(2).await;
-    let [one, two] = [&world.nodes[0], &world.nodes[1]];
-    assert!(read_all(&world, 1).await == bytes);
-    let copies = || two.show(ID).primary_bytes + two.show(ID).secondary_bytes;
-    while copies() < bytes.len() as u64 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    damage(two);
-    assert!(read_all(&world, 0).await == bytes);
-    // It was told, has looked, and is trusted as before.
-    assert!(two.count("cache_digest_failures") > 0);
-    assert_eq!(one.count("cache_fallbacks"), 0);
-    let shown = one.show(ID).peers;
-    assert!(!shown[0].suspect && shown[0].counts["digest_failures"] > 0);
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_changed_source_is_never_mixed() {
     let (world, bytes) = world(2).await;
@@ -445,25 +389,6 @@ async fn wrong_questions_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_read_or_written_through_a_link_in_place_of_blocks() {
-    let (world, bytes) = world(1).await;
-    let node = &world.nodes[0];
-    assert!(read_all(&world, 0).await == bytes);
-    world.kept(ID, BLOCKS as u64).await;
-    let other = world.root().join("other");
-    std::fs::write(&other, b"of somebody else").expect("write");
-    let path = node.directory.join(ID.to_string()).join("1/blocks/0");
-    for _ in 0..2 {
-        std::fs::remove_file(&path).expect("remove");
-        std::os::unix::fs::symlink(&other, &path).expect("link");
-        assert!(read_all(&world, 0).await == bytes);
-        world.kept(ID, BLOCKS as u64).await;
-    }
-    let left = std::fs::read(&other).expect("read");
-    assert!(left == b"of somebody else", "{} bytes", left.len());
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_for_a_home_that_says_nothing_is_told_so_in_time() {
     let (world, _) = world(1).await;
     let node = &world.nodes[0];
@@ -503,4 +428,43 @@ async fn who_waits_for_a_home_that_is_slow_is_told_that_its_blocks_come() {
     let block = BLOCK as usize;
     assert!(come == bytes[3 * block..5 * block]);
     assert_eq!(node.count("cache_home_bytes"), 3 * u64::from(BLOCK));
+}
+
+/// Two nodes, and a block whose primary is the second of them, which had the block before it from
+/// home; the first had nothing from there.
+async fn primary_elsewhere() -> (World, Vec<u8>, u64) {
+    // The same in each such world.
+    let mut of_second = Vec::new();
+    for block in (0..BLOCKS as u64).step_by(7) {
+        let (world, _) = world(2).await;
+        let read = world.nodes[1].read(ID, 0, block, 1).await;
+        read.expect("read");
+        if world.nodes[0].count("cache_home_bytes") == 0 {
+            of_second.push(block);
+        }
+    }
+    let (world, bytes) = world(2).await;
+    let read = world.nodes[1].read(ID, 0, of_second[0], 1).await;
+    read.expect("read");
+    (world, bytes, of_second[1])
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_a_primary_whose_home_is_slow_is_told_that_its_blocks_come() {
+    let (world, bytes, wanted) = primary_elsewhere().await;
+    let [one, two] = [&world.nodes[0], &world.nodes[1]];
+    // Slower than the agent's deadline.
+    world.home.read_ms.store(2_500, Ordering::Relaxed);
+    let early = one.read_until(ID, 0, wanted, 1, Deadline::after_ms(2_000));
+    let told = early.await.expect_err("home takes longer");
+    assert_eq!(told.code, ErrorCode::Running, "{told}");
+    let come = one.read(ID, 0, wanted, 1).await.expect("they came");
+    let (block, at) = (BLOCK as usize, wanted as usize);
+    assert!(come == bytes[at * block..(at + 1) * block]);
+    let home = [one, two].map(|node| node.count("cache_home_bytes"));
+    assert_eq!(
+        home,
+        [0, 2 * u64::from(BLOCK)],
+        "the primary has read each once"
+    );
 }

@@ -1,6 +1,7 @@
 //! Cache volumes and the cooperative cache over real directories and an in-memory network.
 
 mod changing;
+mod damage;
 mod faults;
 mod keeping;
 mod large;

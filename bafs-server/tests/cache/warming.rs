@@ -2,13 +2,12 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::atomic::Ordering;
 
 use bafs_proto::ErrorCode;
 use bafs_proto::cache::{Pinning, WarmCache, WarmState};
 use bafs_proto::ids::VolumeId;
+use bafs_proto::message::Reader;
 use bafs_proto::volume::Replacement;
-use tokio::task::JoinSet;
 
 use crate::world::{BLOCK, HOME, World, cache, content};
 
@@ -46,28 +45,32 @@ async fn what_several_readers_want_ahead_at_once_is_counted_once() {
     let bytes = content(1, 700 * BLOCK as usize);
     world.home.put("db/scan", bytes.clone(), 1);
     world.create(&cache(1, LARGE, Replacement::Lru)).await;
-    // Slow enough for all to find the same blocks on their way.
-    world.home.read_ms.store(2, Ordering::Relaxed);
-    let mut readers = JoinSet::new();
-    for _ in 0..8 {
-        let node = world.nodes[0].clone();
-        readers.spawn(async move {
-            for first in (0..700).step_by(8) {
-                node.read(ID, 0, first, 8).await.expect("read");
-            }
-        });
+    let node = &world.nodes[0];
+    // What both read themselves is here, and who asked for it reads nothing ahead.
+    for first in (0..264).step_by(8) {
+        let read = node.read_as(Reader::Peer, ID, 0, first, 8).await;
+        read.expect("read");
     }
-    while let Some(done) = readers.join_next().await {
-        done.expect("reader");
+    world.kept(ID, 264).await;
+    // What the first wants stays on its way until the second has wanted it too.
+    let home_waits = world.home.waits.write().await;
+    let scan = async |blocks: std::ops::Range<u64>| {
+        for first in blocks.step_by(8) {
+            node.read(ID, 0, first, 8).await.expect("read");
+        }
+    };
+    // A quarter of what it has read: up to block 280, and the other one up to 290.
+    scan(200..264).await;
+    scan(0..240).await;
+    assert_eq!(node.count("cache_ahead_bytes"), 0);
+    drop(home_waits);
+    world.kept(ID, 290).await;
+    // It is counted a moment after it is here.
+    while node.count("cache_ahead_bytes") < bytes_of(26) {
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
     }
-    let ahead = world.nodes[0].count("cache_ahead_bytes");
-    assert!(ahead > 0, "nothing came ahead: nothing was tested");
-    // One that is read before it is on the disk may count again; eight readers would count it eight
-    // times.
-    assert!(
-        ahead <= bytes.len() as u64 * 2,
-        "{ahead} bytes ahead of all that there are"
-    );
+    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    assert_eq!(node.count("cache_ahead_bytes"), bytes_of(26));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

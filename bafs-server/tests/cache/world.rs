@@ -59,6 +59,8 @@ pub(crate) struct Home {
     pub(crate) damaged_replies: AtomicU64,
     /// Each read takes so long, in milliseconds.
     pub(crate) read_ms: AtomicU64,
+    /// Whoever has this for writing keeps all reads waiting.
+    pub(crate) waits: tokio::sync::RwLock<()>,
     /// Blocks that left it, to find doubles: path and offset.
     served: Mutex<BTreeSet<(String, u64)>>,
     pub(crate) doubles: AtomicU64,
@@ -106,6 +108,7 @@ impl Home {
             Request::ReadSource(call) => {
                 tokio::time::sleep(Duration::from_millis(self.read_ms.load(Ordering::Relaxed)))
                     .await;
+                let _turn = self.waits.read().await;
                 let file = self
                     .files
                     .lock()
@@ -254,6 +257,31 @@ impl Node {
         count: u32,
         deadline: Deadline,
     ) -> Result<Bytes> {
+        let blocks = (file, first, count);
+        self.read_blocks(Reader::Agent, volume, blocks, deadline)
+            .await
+    }
+
+    /// As another server would ask.
+    pub(crate) async fn read_as(
+        &self,
+        reader: Reader,
+        volume: VolumeId,
+        file: u32,
+        first: u64,
+        count: u32,
+    ) -> Result<Bytes> {
+        let (blocks, deadline) = ((file, first, count), Deadline::after_ms(60_000));
+        self.read_blocks(reader, volume, blocks, deadline).await
+    }
+
+    async fn read_blocks(
+        &self,
+        reader: Reader,
+        volume: VolumeId,
+        (file, first, count): (u32, u64, u32),
+        deadline: Deadline,
+    ) -> Result<Bytes> {
         let page = self
             .caches
             .read_manifest(ReadManifest {
@@ -267,7 +295,7 @@ impl Node {
             file: FileIndex(file),
             first: BlockIndex(first),
             count,
-            reader: Reader::Agent,
+            reader,
             doubted: false,
         };
         Ok(self.caches.read_blocks(call, deadline).await?.1)

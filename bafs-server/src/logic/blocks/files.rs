@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::ids::{BlockIndex, FileIndex};
 use bafs_proto::volume::Replacement;
 
-use super::{BlockKey, BlockTable, CopyClass, Victim, charge};
+use super::{BlockKey, BlockTable, CopyClass, Held, Victim, charge};
 
 /// Most blocks that are looked at for a file that may leave, and while the table is held.
 const LOOKS_MAX: usize = 1 << 16;
@@ -26,6 +26,8 @@ struct Blocks {
     count: u64,
     /// All of them are before this one.
     end: u64,
+    /// All that were put since the file is here are before this one.
+    put_end: u64,
 }
 
 /// A file whose blocks must stay: somebody reads them without any way to be told.
@@ -76,6 +78,13 @@ impl Files {
         blocks.end = blocks.end.max(key.block.0 + 1);
     }
 
+    /// Takes note of a block that is on disk.
+    pub(super) fn note_put(&mut self, key: BlockKey) {
+        if let Some(blocks) = self.files.get_mut(&key.file) {
+            blocks.put_end = blocks.put_end.max(key.block.0 + 1);
+        }
+    }
+
     /// Counts a block that is off the disk.
     pub(super) fn remove(&mut self, key: BlockKey) {
         if let Some(blocks) = self.files.get_mut(&key.file) {
@@ -107,6 +116,29 @@ impl BlockTable {
     /// Files that have blocks here, from `first` on.
     pub(crate) fn files_from(&self, first: FileIndex) -> impl Iterator<Item = FileIndex> + '_ {
         self.files.files.range(first..).map(|(file, _)| *file)
+    }
+
+    /// Blocks that cannot be in a file of `size` bytes, because they end behind it.
+    pub(crate) fn behind(
+        &self,
+        file: FileIndex,
+        block_bytes: u32,
+        size: u64,
+    ) -> Vec<(BlockKey, Held)> {
+        let put_end = self
+            .files
+            .files
+            .get(&file)
+            .map_or(0, |blocks| blocks.put_end);
+        let block_bytes = u64::from(block_bytes);
+        let keys = (size / block_bytes..put_end).map(|block| BlockKey {
+            file,
+            block: BlockIndex(block),
+        });
+        let end = |key: BlockKey, held: &Held| key.block.0 * block_bytes + u64::from(held.length);
+        keys.filter_map(|key| Some((key, *self.peek(key)?)))
+            .filter(|(key, held)| end(*key, held) > size)
+            .collect()
     }
 
     /// Takes over the files that have no blocks any more, to take them off the disk. None of
@@ -190,7 +222,7 @@ impl BlockTable {
         if self.is_held(file) {
             return None;
         }
-        let Blocks { count, end } = self.files.files.get(&file)?;
+        let Blocks { count, end, .. } = self.files.files.get(&file)?;
         let keys = (0..*end).map(|block| BlockKey {
             file,
             block: BlockIndex(block),

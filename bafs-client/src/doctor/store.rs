@@ -1,0 +1,307 @@
+//! The directory of a node: who may read it, what a killed node left in it, how full its disk is,
+//! and what was deleted and is still there. Looks at no content.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock, statvfs};
+
+use super::{Treatment, broken, check_mode, fine, repaired};
+use crate::clock;
+use crate::sandbox::Check;
+
+/// A disk with less than this is full: a node writes tables and journals in steps of megabytes.
+const FREE_BYTES_MIN: u64 = 64 << 20;
+
+/// So with files, where the file system counts them.
+const FREE_FILES_MIN: u64 = 1_000;
+
+/// What was deleted is removed at once by a node that runs. What is still there after this time
+/// cannot be removed.
+const TRASH_S_MAX: i64 = 600;
+
+/// Most files of a store that are looked at to tell what takes its space.
+const LOOKS_MAX: usize = 1 << 20;
+
+/// The parts of a store that may be large.
+const PARTS: [&str; 5] = ["volumes", "cache", "making", "trash", "logs"];
+
+/// What a disk has in all and free.
+struct Room {
+    bytes: u64,
+    free_bytes: u64,
+    files: u64,
+    free_files: u64,
+}
+
+/// What some directories take.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Taken {
+    bytes: u64,
+    files: usize,
+}
+
+/// Looks at the directory of a node: who may read it, how full its disk is, what was deleted and is
+/// still there, and what a killed node left.
+pub fn check_store(store: &Path, treatment: Treatment) -> Vec<Check> {
+    let subject = format!("store {}", store.display());
+    let lock = match fs::File::open(store.join("lock")) {
+        Ok(lock) => lock,
+        Err(error) => {
+            let text = format!("no store: {error}");
+            return vec![broken(
+                subject,
+                text,
+                "name the directory of `bafs node --store`",
+            )];
+        }
+    };
+    let is_served = flock(&lock, FlockOperation::NonBlockingLockShared).is_err();
+    let mut checks = vec![check_mode(&subject, store, 0o700, treatment)];
+    let found = if is_served {
+        "a node serves it"
+    } else {
+        "no node serves it"
+    };
+    checks.push(fine(subject.clone(), found));
+    checks.push(check_disk(store));
+    let served = if is_served { Served::Yes } else { Served::No };
+    checks.extend(check_trash(
+        store,
+        served,
+        treatment,
+        clock::time_of_day().seconds,
+    ));
+    if is_served {
+        return checks;
+    }
+    for entry in fs::read_dir(store).into_iter().flatten().flatten() {
+        if !entry.file_type().is_ok_and(|kind| kind.is_socket()) {
+            continue;
+        }
+        let subject = format!("socket {}", entry.path().display());
+        if treatment == Treatment::Repair && fs::remove_file(entry.path()).is_ok() {
+            checks.push(repaired(subject, "nobody listened at it; it is removed"));
+        } else {
+            checks.push(broken(
+                subject,
+                "nobody listens at it",
+                "bafs doctor --repair",
+            ));
+        }
+    }
+    checks
+}
+
+/// Whether a node serves the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Served {
+    Yes,
+    No,
+}
+
+/// How full the disk of the store is.
+fn check_disk(store: &Path) -> Check {
+    let subject = format!("disk of {}", store.display());
+    let found = match statvfs(store) {
+        Ok(found) => found,
+        Err(error) => return broken(subject, io::Error::from(error), "look at its file system"),
+    };
+    let room = Room {
+        bytes: found.f_blocks * found.f_frsize,
+        free_bytes: found.f_bavail * found.f_frsize,
+        files: found.f_files,
+        free_files: found.f_favail,
+    };
+    room.check(subject, || what_takes(store, LOOKS_MAX))
+}
+
+impl Room {
+    fn check(&self, subject: String, what_takes: impl FnOnce() -> String) -> Check {
+        let bytes = format!("{} of {} bytes are free", self.free_bytes, self.bytes);
+        // Some file systems make files as they are needed, and say 0.
+        let files = match self.files {
+            0 => String::new(),
+            all => format!(", {} of {all} files", self.free_files),
+        };
+        let found = format!("{bytes}{files}");
+        let lacks_files = self.files > 0 && self.free_files < FREE_FILES_MIN;
+        if self.free_bytes >= FREE_BYTES_MIN && !lacks_files {
+            return fine(subject, found);
+        }
+        let found = format!("full: {found}; {}", what_takes());
+        let remedy = "what is not of the store is of others on this disk: remove it, or give the \
+                      node a disk of its own; of the store: bafs volume list, and bafs volume \
+                      delete ID of what nobody needs (caches give way by themselves); then start \
+                      the node with a --size that the disk has";
+        broken(subject, found, remedy)
+    }
+}
+
+/// What each part of a store takes.
+fn what_takes(store: &Path, mut looks: usize) -> String {
+    let parts = PARTS.map(|part| {
+        let taken = taken(&store.join(part), &mut looks);
+        format!("{part} {} bytes in {} files", taken.bytes, taken.files)
+    });
+    let least = if looks == 0 { " at least" } else { "" };
+    format!("the store takes{least}: {}", parts.join(", "))
+}
+
+/// What lies below a directory, as far as so many looks go. A file with several names counts
+/// for each.
+fn taken(top: &Path, looks: &mut usize) -> Taken {
+    let (mut sum, mut waiting) = (Taken::default(), vec![top.to_owned()]);
+    while let Some(at) = waiting.pop() {
+        for entry in fs::read_dir(at).into_iter().flatten().flatten() {
+            if *looks == 0 {
+                return sum;
+            }
+            *looks -= 1;
+            let Ok(about) = entry.metadata() else {
+                continue;
+            };
+            sum.bytes += about.blocks() * 512;
+            sum.files += 1;
+            if about.is_dir() {
+                waiting.push(entry.path());
+            }
+        }
+    }
+    sum
+}
+
+/// What was deleted and should be gone.
+fn check_trash(store: &Path, served: Served, treatment: Treatment, now_s: i64) -> Option<Check> {
+    let trash = store.join("trash");
+    let subject = format!("trash {}", trash.display());
+    let left = match left_in(&trash, served, now_s) {
+        Ok(left) => left,
+        Err(error) => return Some(broken(subject, error, "look at its owner")),
+    };
+    if left.is_empty() {
+        return None;
+    }
+    let mut looks = LOOKS_MAX;
+    let sums = left.iter().map(|at| taken(at, &mut looks));
+    let Taken { bytes, files } = sums.fold(Taken::default(), |sum, one| Taken {
+        bytes: sum.bytes + one.bytes,
+        files: sum.files + one.files,
+    });
+    let found = format!(
+        "{} deleted volumes are still there, with {files} files that take {bytes} bytes",
+        left.len()
+    );
+    if served == Served::No {
+        if treatment == Treatment::Look {
+            let remedy = "bafs doctor --repair, or start the node, which empties it";
+            return Some(broken(subject, found, remedy));
+        }
+        let removed = left.iter().try_for_each(fs::remove_dir_all);
+        return Some(match removed {
+            Ok(()) => repaired(subject, &format!("{found}; removed")),
+            Err(error) => broken(subject, format!("{found}: {error}"), in_the_way(&trash)),
+        });
+    }
+    let found = format!("{found}; the node cannot remove them, and their space stays reserved");
+    let remedy = format!(
+        "{}; then start the node again, which empties it",
+        in_the_way(&trash)
+    );
+    Some(broken(subject, found, remedy))
+}
+
+/// Deleted volumes that nobody is about to remove.
+fn left_in(trash: &Path, served: Served, now_s: i64) -> io::Result<Vec<PathBuf>> {
+    let mut left = Vec::new();
+    for entry in fs::read_dir(trash)? {
+        let entry = entry?;
+        let Ok(about) = entry.metadata() else {
+            continue;
+        };
+        // It came when its name changed.
+        if served == Served::No || now_s - about.ctime() > TRASH_S_MAX {
+            left.push(entry.path());
+        }
+    }
+    Ok(left)
+}
+
+fn in_the_way(trash: &Path) -> String {
+    let trash = trash.display();
+    format!(
+        "see the node's log for the reason: something mounted in it (findmnt -R {trash}), files \
+         that may not be changed (lsattr -R {trash}), or of another user"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sandbox::Standing;
+
+    #[test]
+    fn a_full_disk_is_told_with_what_takes_it() {
+        let store = tempfile::tempdir().unwrap();
+        fs::create_dir_all(store.path().join("volumes/1/tree")).unwrap();
+        fs::write(store.path().join("volumes/1/tree/x"), [1; 5_000]).unwrap();
+        let check = |free_bytes, files, free_files| {
+            let room = Room {
+                bytes: 1 << 40,
+                free_bytes,
+                files,
+                free_files,
+            };
+            room.check("disk".to_owned(), || what_takes(store.path(), LOOKS_MAX))
+        };
+        for (free_bytes, files, free_files) in [(FREE_BYTES_MIN, 0, 0), (1 << 39, 1 << 20, 5_000)] {
+            let fine = check(free_bytes, files, free_files);
+            assert_eq!((fine.standing, fine.remedy.as_str()), (Standing::Fine, ""));
+        }
+        for (free_bytes, files, free_files) in [(4096, 0, 0), (1 << 39, 1 << 20, 7)] {
+            let full = check(free_bytes, files, free_files);
+            assert_eq!(full.standing, Standing::Broken);
+            assert!(
+                full.found.contains(&free_bytes.to_string()),
+                "{}",
+                full.found
+            );
+            assert!(full.found.contains("volumes "), "{}", full.found);
+            assert!(full.found.contains(" bytes in 3 files"), "{}", full.found);
+            assert!(full.remedy.contains("bafs volume delete"));
+        }
+        assert!(what_takes(store.path(), 2).contains("at least"));
+    }
+
+    #[test]
+    fn what_was_deleted_and_stays_is_told_and_removed_when_no_node_does_it() {
+        let store = tempfile::tempdir().unwrap();
+        let left = store.path().join("trash/7-0/tree");
+        let now = clock::time_of_day().seconds;
+        let look = |served, treatment, now| check_trash(store.path(), served, treatment, now);
+        assert!(
+            look(Served::No, Treatment::Look, now).is_some(),
+            "no directory"
+        );
+        fs::create_dir_all(&left).unwrap();
+        fs::write(left.join("x"), [1; 5_000]).unwrap();
+        // The node is at it.
+        assert_eq!(look(Served::Yes, Treatment::Look, now), None);
+        let late = now + TRASH_S_MAX + 2;
+        for (served, now) in [(Served::Yes, late), (Served::No, now)] {
+            let told = look(served, Treatment::Look, now).unwrap();
+            assert_eq!(told.standing, Standing::Broken);
+            assert!(told.found.contains("1 deleted volumes"), "{}", told.found);
+            assert!(told.found.contains("2 files"), "{}", told.found);
+        }
+        // A node that runs does that itself.
+        look(Served::Yes, Treatment::Repair, late).unwrap();
+        assert!(left.exists());
+        let mended = look(Served::No, Treatment::Repair, now).unwrap();
+        assert_eq!(mended.standing, Standing::Repaired);
+        assert!(!left.exists());
+        assert_eq!(look(Served::No, Treatment::Look, now), None);
+    }
+}

@@ -1,0 +1,119 @@
+//! Files of a source that have several names: each is copied once, and gets its other names when
+//! all files are there. Reads nothing.
+
+use std::collections::BTreeMap;
+
+use bafs_proto::message::{SourceEntry, SourceIdentity};
+use bafs_proto::path::check_relative;
+use bafs_proto::{Error, ErrorCode, Result};
+
+use super::beneath::Beneath;
+use super::fill::disk;
+
+/// The names of such files. No more than the volume may hold files are copied; their other names
+/// are bounded by what the source holds, like its directories.
+#[derive(Debug, Default)]
+pub(super) struct Links {
+    /// By their numbers at the source.
+    copied: BTreeMap<u64, Copied>,
+    /// Further names, with the numbers of their files.
+    further: Vec<(String, u64)>,
+}
+
+/// The name under which a file is copied, and what it must be under its other names too.
+#[derive(Debug)]
+struct Copied {
+    path: String,
+    identity: SourceIdentity,
+    mode: u32,
+}
+
+impl Links {
+    /// Whether an entry is the first name of its file, and must be copied.
+    ///
+    /// # Errors
+    /// `SourceChanged` when the file was another one under its first name; `BadPath`.
+    pub(super) fn is_first(&mut self, entry: &SourceEntry, file: u64) -> Result<bool> {
+        check_relative(&entry.path)?;
+        let Some(copied) = self.copied.get(&file) else {
+            let copied = Copied {
+                path: entry.path.clone(),
+                identity: entry.identity,
+                mode: entry.mode,
+            };
+            self.copied.insert(file, copied);
+            return Ok(true);
+        };
+        if (copied.identity, copied.mode) != (entry.identity, entry.mode) {
+            let text = format!(
+                "'{}' and '{}' are one file, which changed while the volume was listed; copy it \
+                 when its writer ended",
+                copied.path, entry.path
+            );
+            return Err(Error::new(ErrorCode::SourceChanged, text));
+        }
+        self.further.push((entry.path.clone(), file));
+        Ok(false)
+    }
+
+    /// Gives the files, which are all made, their other names. Blocks.
+    pub(super) fn make(&self, root: &Beneath) -> Result<()> {
+        for (path, file) in &self.further {
+            let made = root.link(&self.copied[file].path, path);
+            made.map_err(|e| disk(path, &e))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bafs_proto::message::SourceKind;
+
+    fn entry(path: &str, size: u64) -> SourceEntry {
+        SourceEntry {
+            path: path.to_owned(),
+            kind: SourceKind::File,
+            identity: SourceIdentity {
+                size,
+                mtime_ns: 1,
+                ctime_ns: 2,
+            },
+            mode: 0o644,
+        }
+    }
+
+    #[test]
+    fn a_file_is_copied_once_and_gets_its_other_names() {
+        let directory = tempfile::tempdir().expect("directory");
+        let root = Beneath::open(directory.path()).expect("root");
+        let mut links = Links::default();
+        assert_eq!(links.is_first(&entry("a", 5), 70), Ok(true));
+        assert_eq!(links.is_first(&entry("b", 6), 71), Ok(true));
+        assert_eq!(links.is_first(&entry("c", 5), 70), Ok(false));
+        std::fs::write(directory.path().join("a"), "aaaaa").expect("write");
+        links.make(&root).expect("make");
+        let read = std::fs::read(directory.path().join("c"));
+        assert_eq!(read.expect("read"), b"aaaaa");
+    }
+
+    #[test]
+    fn what_a_source_says_that_cannot_be_makes_no_link() {
+        let mut links = Links::default();
+        assert_eq!(links.is_first(&entry("a", 5), 70), Ok(true));
+        let code = |made: Result<bool>| made.expect_err("refused").code;
+        let other = links.is_first(&entry("b", 6), 70);
+        assert_eq!(code(other), ErrorCode::SourceChanged);
+        let outside = links.is_first(&entry("../a", 5), 70);
+        assert_eq!(code(outside), ErrorCode::BadPath);
+        // Names of what was never made, or twice the same name, fail and harm nothing.
+        let directory = tempfile::tempdir().expect("directory");
+        let root = Beneath::open(directory.path()).expect("root");
+        assert_eq!(links.is_first(&entry("b", 5), 70), Ok(false));
+        assert_eq!(
+            links.make(&root).expect_err("no file").code,
+            ErrorCode::ServerFault
+        );
+    }
+}
