@@ -44,7 +44,7 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// damaged blocks says so, small files of a home together, bounded files opened early; 13 = small
 /// files to a home together, the time of the last change of a file of a source, the words of a
 /// job in the body; 14 = a server says which blocks are read soon.
-pub const PROTOCOL_VERSION: u32 = 14;
+pub const PROTOCOL_VERSION: u32 = 15;
 
 /// Application-layer protocol name that both ends of a connection must offer.
 pub const ALPN: &[u8] = b"bafs/1";
