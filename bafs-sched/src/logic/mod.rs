@@ -44,6 +44,7 @@ mod standing;
 mod steering;
 mod tally;
 mod timers;
+mod trial;
 mod volumes;
 mod waiting;
 mod warming;
