@@ -84,9 +84,9 @@ async fn a_file_goes_home_exactly_once() {
     }
 
     // Whoever reads it sees where the link leads, and what to do.
-    let link = tree(store.path(), 1).join("link");
+    let link = tree(store.path(), 1).join("outwards");
     std::os::unix::fs::symlink("/scratch/big", &link).expect("symlink");
-    let refused = world.call(A, extract(3, 1, "link", "out/y", &world)).await;
+    let refused = world.call(A, extract(3, 1, "outwards", "out/y", &world)).await;
     let refused = refused.expect_err("it leads out");
     assert_eq!(refused.code, ErrorCode::BadPath);
     for part in ["'/scratch/big'", "out of the volume", "a relative path"] {
