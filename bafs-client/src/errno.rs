@@ -28,7 +28,11 @@ pub fn errno_of(code: ErrorCode) -> Errno {
         | Code::LeaseHeld
         | Code::PeerRefused => libc::EACCES,
         // Both ends are BAFS: whatever they misunderstand is not the job's fault.
-        Code::Malformed | Code::VersionMismatch | Code::Conflict | Code::WrongState => libc::EIO,
+        Code::Malformed
+        | Code::VersionMismatch
+        | Code::Conflict
+        | Code::WrongState
+        | Code::TooLarge => libc::EIO,
         Code::NotFound => libc::ENOENT,
         Code::Unsupported => libc::EOPNOTSUPP,
         // Damaged bytes must never reach the program, as bad as that is for it.

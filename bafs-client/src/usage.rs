@@ -279,6 +279,8 @@ impl Usage {
             first_changed: firsts.changed.clone().unwrap_or_default(),
             held_bytes: held.map_or(0, |stat| used(stat.size_bytes, stat.free_bytes)),
             held_files: held.map_or(0, |stat| used(stat.size_files, stat.free_files)),
+            disk_bytes: held.and_then(|stat| stat.disk_bytes),
+            disk_files: held.and_then(|stat| stat.disk_files),
             name: name.to_owned(),
             read_bytes: self.read_bytes.load(Ordering::Relaxed),
             written_bytes: self.written_bytes.load(Ordering::Relaxed),
@@ -424,11 +426,14 @@ mod tests {
             free_bytes: 3,
             size_files: 5,
             free_files: 4,
+            disk_bytes: Some(2),
+            disk_files: None,
         };
         let report = usage.report("v", Some(stat), |_| None);
         assert_eq!((report.opened, report.changes), (2, 2));
         assert_eq!(report.first_changed, "out/b");
         assert_eq!((report.held_bytes, report.held_files), (7, 1));
+        assert_eq!((report.disk_bytes, report.disk_files), (Some(2), None));
     }
 
     #[test]

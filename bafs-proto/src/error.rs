@@ -102,6 +102,8 @@ error_codes! {
     DigestMismatch = 406, Invalid;
     /// The path leaves its tree, or is no valid path.
     BadPath = 407, Invalid;
+    /// What a volume is to be filled with is larger than the volume may be, on every server.
+    TooLarge = 408, Invalid;
 
     /// Too few free bytes for the reservation.
     NoSpaceBytes = 500, NoSpace;

@@ -278,6 +278,10 @@ pub struct TreeStat {
     pub size_files: u64,
     /// Free files.
     pub free_files: u64,
+    /// Bytes that the disk below has free, for whoever comes first; nothing where none is known.
+    pub disk_bytes: Option<u64>,
+    /// Files, in the same way.
+    pub disk_files: Option<u64>,
 }
 
 /// Answer to one operation.

@@ -44,7 +44,8 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// damaged blocks says so, small files of a home together, bounded files opened early; 13 = small
 /// files to a home together, the time of the last change of a file of a source, the words of a
 /// job in the body; 14 = a server says which blocks are read soon; 15 = which names in a
-/// volume are of one file, how long home is silent for a peer.
+/// volume are of one file, how long home is silent for a peer, what is
+/// too large for a volume, what a disk has free.
 pub const PROTOCOL_VERSION: u32 = 15;
 
 /// Application-layer protocol name that both ends of a connection must offer.

@@ -26,6 +26,12 @@ pub struct VolumeUse {
     pub held_bytes: u64,
     /// See `held_bytes`.
     pub held_files: u64,
+    /// Bytes that the disk which it lies on had free at the end; nothing when that is not known.
+    #[serde(default)]
+    pub disk_bytes: Option<u64>,
+    /// Files, in the same way.
+    #[serde(default)]
+    pub disk_files: Option<u64>,
     /// For a cache volume and for a home mount: the distinct 4 KiB pages that were read.
     pub pages: Vec<TouchedPages>,
     /// Longest time a call waited, in milliseconds.

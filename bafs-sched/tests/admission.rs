@@ -304,11 +304,14 @@ fn a_pipeline_that_others_made_way_for_may_wait_for_one_of_them() {
 
 #[test]
 fn pipelines_that_must_lie_beside_each_other_and_cannot_are_told() {
-    let (_, outcome) = run(1, &ordered("p1"), nodes(&[100], 1));
+    let (world, outcome) = run(1, &ordered("p1"), nodes(&[100], 1));
     let Outcome::Failed { messages, .. } = outcome else {
         panic!("{outcome:?}");
     };
     assert!(messages[0].contains("cannot start"), "{messages:?}");
+    assert!(messages[0].contains("'p1', 'q1' made way"), "{messages:?}");
+    let executions = world.scheduler.progress().executions;
+    assert!(executions <= 6, "{executions} executions, all in vain");
 }
 
 /// To try every order of so many jobs would take more stack and time than there is.

@@ -513,18 +513,40 @@ async fn a_full_disk_is_told_as_that_of_the_node_and_not_as_too_large_a_source()
     let directory = tempfile::tempdir().expect("a directory");
     let cluster = Arc::new(Cluster::default());
     cluster.state().fill_fault = Some(ErrorCode::NoSpaceBytes);
-    let text = "volume p scratch 1 MB\njob a {\n executable = /bin/a\n}\nmount p a /scratch\n";
+    let text = "volume p scratch 1 MB from bafs://home/p\n\
+                job a {\n executable = /bin/a\n}\nmount p a /scratch\n";
     let workflow = parse_workflow("w.bafs", text, &|path| Err(path.to_owned()));
     let mut options = options(&directory.path().join("j"), &Cancel::default());
     (options.settings.pause_ms_min, options.settings.pause_ms_max) = (1, 1);
     let report = run_as(&cluster, workflow.expect("it parses").workflow, options).await;
     let report = report.expect("run");
-    let Outcome::Failed { jobs, .. } = &report.outcome else {
+    let Outcome::Failed { messages, .. } = &report.outcome else {
         panic!("it cannot complete: {:?}", report.outcome)
     };
-    assert!(jobs[0].reason.contains("on node n2"), "{jobs:?}");
-    assert!(jobs[0].reason.contains("seems to be full"), "{jobs:?}");
+    assert!(messages[0].contains("on node n2"), "{messages:?}");
+    assert!(messages[0].contains("was full 10 times"), "{messages:?}");
     let told = report.warnings.iter();
     let told = told.filter(|text| text.contains("smaller --size"));
     assert_eq!(told.count(), 1, "{:?}", report.warnings);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_that_is_too_large_fails_its_users_at_once_and_blames_no_disk() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let cluster = Arc::new(Cluster::default());
+    cluster.state().fill_fault = Some(ErrorCode::TooLarge);
+    let text = "volume p scratch 1 MB from bafs://home/p\n\
+                job a {\n executable = /bin/a\n}\nmount p a /scratch\n";
+    let workflow = parse_workflow("w.bafs", text, &|path| Err(path.to_owned()));
+    let options = options(&directory.path().join("j"), &Cancel::default());
+    let report = run_as(&cluster, workflow.expect("it parses").workflow, options).await;
+    let report = report.expect("run");
+    let Outcome::Failed { jobs, .. } = &report.outcome else {
+        panic!("it cannot complete: {:?}", report.outcome)
+    };
+    assert!(
+        jobs[0].reason.contains("volume 'p' could not be created"),
+        "{jobs:?}"
+    );
+    assert!(report.warnings.is_empty(), "{:?}", report.warnings);
 }

@@ -21,7 +21,8 @@ fn node(text: &str) -> NodeSeen {
     NodeSeen::alone(ServerId(id), capacity, slots)
 }
 
-/// How a job ended, and what it did to a volume that had no space.
+/// How a job ended, and what it did to a volume that had no space: its name, what it held, and what
+/// the disk below had free if that is known.
 fn report(words: &[&str]) -> JobReport {
     let environment = |code, why| JobOutcome::Environment(Error::new(code, why));
     let outcome = match words[0] {
@@ -34,6 +35,7 @@ fn report(words: &[&str]) -> JobReport {
     let used = |held: &str| VolumeUse {
         name: words[2].to_owned(),
         held_bytes: held.parse().expect("bytes"),
+        disk_bytes: words.get(4).map(|free| free.parse().expect("bytes")),
         refused_for_space: 1,
         ..VolumeUse::default()
     };

@@ -83,6 +83,16 @@ async fn a_file_goes_home_exactly_once() {
         assert_eq!(refused.expect_err(path).code, code);
     }
 
+    // Whoever reads it sees where the link leads, and what to do.
+    let link = tree(store.path(), 1).join("outwards");
+    std::os::unix::fs::symlink("/scratch/big", &link).expect("symlink");
+    let refused = world.call(A, extract(3, 1, "outwards", "out/y", &world)).await;
+    let refused = refused.expect_err("it leads out");
+    assert_eq!(refused.code, ErrorCode::BadPath);
+    for part in ["'/scratch/big'", "out of the volume", "a relative path"] {
+        assert!(refused.detail.contains(part), "{refused}");
+    }
+
     // The receipt outlives the volume and the node.
     world
         .call(

@@ -33,7 +33,7 @@ async fn a_filled_volume_takes_no_more_disk_than_it_reserved() {
     // 60 files of 100 bytes take 60 blocks of the disk.
     let small = world.create(A, bytes(1, 100_000)).await.expect("status");
     let code = small.fault.as_ref().map(|fault| fault.code);
-    assert_eq!(code, Some(ErrorCode::NoSpaceBytes), "{small:?}");
+    assert_eq!(code, Some(ErrorCode::TooLarge), "{small:?}");
     let large = world.create(A, bytes(2, 1_000_000)).await.expect("status");
     assert_eq!(large.state, VolumeState::Ready, "{large:?}");
     assert!(large.used_bytes >= 60 * 4096, "{large:?}");

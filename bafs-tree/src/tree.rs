@@ -149,27 +149,29 @@ impl Tree {
     pub fn stat(&self) -> TreeStat {
         let counted = self.account.as_ref().map(|it| (it.limit(), it.used()));
         let told = || self.told.as_ref().map(|it| (it.limit, it.get()));
+        let disk = fstatvfs(&self.root).ok();
+        let disk = disk.as_ref();
+        let disk_bytes = disk.map(|disk| disk.f_bavail * disk.f_frsize);
+        // Some file systems count no files.
+        let counts = disk.filter(|disk| disk.f_files > 0);
+        let disk_files = counts.map(|disk| disk.f_favail);
         if let Some((limit, (bytes, files))) = counted.or_else(told) {
             return TreeStat {
                 size_bytes: limit.bytes,
                 free_bytes: limit.bytes.saturating_sub(bytes),
                 size_files: limit.files,
                 free_files: limit.files.saturating_sub(files),
+                disk_bytes,
+                disk_files,
             };
         }
-        match fstatvfs(&self.root) {
-            Ok(stat) => TreeStat {
-                size_bytes: stat.f_blocks * stat.f_frsize,
-                free_bytes: stat.f_bavail * stat.f_frsize,
-                size_files: stat.f_files,
-                free_files: stat.f_favail,
-            },
-            Err(_) => TreeStat {
-                size_bytes: 0,
-                free_bytes: 0,
-                size_files: 0,
-                free_files: 0,
-            },
+        TreeStat {
+            size_bytes: disk.map_or(0, |disk| disk.f_blocks * disk.f_frsize),
+            free_bytes: disk_bytes.unwrap_or(0),
+            size_files: disk.map_or(0, |disk| disk.f_files),
+            free_files: disk.map_or(0, |disk| disk.f_favail),
+            disk_bytes,
+            disk_files,
         }
     }
 

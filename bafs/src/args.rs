@@ -472,19 +472,21 @@ impl From<Checkpoint> for CheckpointPolicy {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  bafs replay blast.bafs.journal")]
+#[command(after_help = "Example:\n  bafs replay blast.bafs")]
 pub(crate) struct ReplayArgs {
-    /// Journal of the run, which may be under way.
-    pub(crate) journal: PathBuf,
+    /// Journal of the run, which may be under way, or its workflow if the journal is beside it.
+    #[arg(value_name = "JOURNAL")]
+    pub(crate) run: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  bafs why blast.bafs.journal work3")]
+#[command(after_help = "Example:\n  bafs why blast.bafs work3")]
 pub(crate) struct WhyArgs {
-    /// Journal of the run, which may be under way.
-    pub(crate) journal: PathBuf,
+    /// Journal of the run, which may be under way, or its workflow if the journal is beside it.
+    #[arg(value_name = "JOURNAL")]
+    pub(crate) run: PathBuf,
     /// Name of the job, volume or node.
-    pub(crate) name: String,
+    pub(crate) name: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -14,28 +14,59 @@ use crate::output::Output;
 
 /// Tells all that happened in a run.
 pub(crate) fn replay_all(args: &ReplayArgs, output: Output) -> Result<()> {
-    say(&lines(&args.journal)?, output)
+    let Some(run) = &args.run else {
+        bail!("of which run? Name its journal; {}", journals_here());
+    };
+    say(&lines(run)?, output)
 }
 
 /// Tells what happened to one job, volume or node of a run.
 pub(crate) fn why(args: &WhyArgs, output: Output) -> Result<()> {
-    let (all, scheduler) = replay(journal::read(&args.journal)?);
-    let is_about = |line: &Line| line.about.contains(&args.name);
+    let Some(name) = &args.name else {
+        let run = args.run.display();
+        bail!(
+            "`bafs why` needs two words: the journal of a run and the name of a job, a volume or a \
+             node of it, not '{run}' alone; {}",
+            journals_here()
+        );
+    };
+    let path = journal_of(&args.run).with_context(journals_here)?;
+    let (all, scheduler) = replay(journal::read(&path)?);
+    let is_about = |line: &Line| line.about.contains(name);
     let mut told: Vec<Line> = all.iter().filter(|line| is_about(line)).cloned().collect();
-    told.extend(standing(&scheduler, &args.name).map(|text| Line {
+    told.extend(standing(&scheduler, name).map(|text| Line {
         at_ms: all.last().map_or(0, |line| line.at_ms),
-        about: vec![args.name.clone()],
+        about: vec![name.clone()],
         text,
     }));
     if told.is_empty() {
         bail!(
-            "the journal {} says nothing about '{}': give the name of a job, a volume or a node of \
-             that run (`bafs replay` lists everything)",
-            args.journal.display(),
-            args.name
+            "the journal {} says nothing about '{name}': give the name of a job, a volume or a node \
+             of that run (`bafs replay` lists everything)",
+            path.display()
         );
     }
     say(&told, output)
+}
+
+/// Where journals are, and which are here.
+fn journals_here() -> String {
+    /// More are not named.
+    const SHOWN: usize = 3;
+    let entries = std::fs::read_dir(".").into_iter().flatten().flatten();
+    let names = entries.map(|entry| PathBuf::from(entry.file_name()));
+    let is_named = |path: &PathBuf| path.extension().is_some_and(|it| it == "journal");
+    let mut found: Vec<PathBuf> = names
+        .filter(|path| is_named(path) && is_journal(path).unwrap_or(false))
+        .collect();
+    found.sort();
+    let named = found.iter().take(SHOWN).map(|path| path.display());
+    let named: Vec<String> = named.map(|name| name.to_string()).collect();
+    let here = match named.is_empty() {
+        true => String::new(),
+        false => format!(" (here: {})", named.join(", ")),
+    };
+    format!("`bafs run` keeps it beside the workflow, as WORKFLOW.journal{here}")
 }
 
 /// How every journal begins, of whatever version.
@@ -83,7 +114,8 @@ pub(crate) fn is_being_written(path: &Path) -> bool {
 }
 
 fn lines(path: &Path) -> Result<Vec<Line>> {
-    let history = journal::read(path)?;
+    let path = journal_of(path).with_context(journals_here)?;
+    let history = journal::read(&path)?;
     Ok(replay(history).0)
 }
 

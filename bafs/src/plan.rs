@@ -228,12 +228,19 @@ fn shaped(workflow: Workflow, variability: f64) -> Asked {
 }
 
 fn unknown_sizes(workflow: &Workflow) -> Option<String> {
+    /// More are not named.
+    const SHOWN: usize = 3;
     let unknown = workflow.volumes.iter().filter(|v| v.size_bytes == 0);
+    let names = unknown.clone().take(SHOWN).map(|v| format!("'{}'", v.name));
+    let mut names = names.collect::<Vec<_>>().join(", ");
     let unknown = unknown.count();
+    if unknown > SHOWN {
+        names += ", …";
+    }
     (unknown > 0).then(|| {
         format!(
-            "{unknown} volumes of unknown size count as empty, so more may be called possible than \
-             is: declare their sizes"
+            "{unknown} volumes of unknown size ({names}) count as empty, so more may be called \
+             possible than is: write a size such as 10 MB in the place of 'unknown'"
         )
     })
 }

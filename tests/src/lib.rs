@@ -5,6 +5,7 @@ pub mod bench;
 pub mod chaos;
 pub mod content;
 pub mod dice;
+pub mod disk;
 pub mod exec;
 pub mod foreign;
 pub mod ring;

@@ -1,42 +1,19 @@
 //! Servers in bad surroundings: full disks and senders of garbage.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::net::{TcpStream, UdpSocket};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bafs_proto::door::DOOR_NAME;
 use bafs_proto::message::MountTarget;
 use bafs_tests::content::Content;
+use bafs_tests::disk::{fill, node_on, seen_by};
 use bafs_tests::exec::{self, Busy};
 use bafs_tests::stage::{FILE, Stage};
-use bafs_tests::{World, cannot_mount, program, said, skip};
-
-/// A node whose store is a file system that nobody else sees, mounted as `disk` says; ends with
-/// its input.
-fn node_on(disk: &str, world: &World, store: &str) -> Result<Child> {
-    let script = format!(
-        "mount {disk} {store} && exec \"$0\" node --store {store}/node \
-         --size 500MB --name small --until-stdin-closes"
-    );
-    let mut command = Command::new("unshare");
-    command
-        .args(["-m", "sh", "-c", &script])
-        .arg(program())
-        .env("BAFS_IDENTITY", world.cluster.identity())
-        .env("BAFS_CATALOG", world.cluster.catalog())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null());
-    let mut node = command.spawn()?;
-    let stdout = node.stdout.take().context("standard output is piped")?;
-    let mut line = String::new();
-    BufReader::new(stdout).read_line(&mut line)?;
-    ensure!(line.contains("listening"), "the node does not start");
-    Ok(node)
-}
+use bafs_tests::{World, cannot_mount, said, skip};
 
 #[test]
 fn cluster_node_recovers_when_its_disk_has_space_again() -> Result<()> {
@@ -56,12 +33,8 @@ fn cluster_node_recovers_when_its_disk_has_space_again() -> Result<()> {
         let args = ["volume", "create", name, "--node", "small", "--size", "1MB"];
         world.bafs(&args).output()
     };
-    // The node's own view of its disk.
-    let root = Path::new("/proc").join(node.id().to_string()).join("root");
-    let fill = root.join(store.trim_start_matches('/')).join("fill");
-    let mut file = std::fs::File::create(&fill)?;
-    while file.write_all(&[0; 4096]).is_ok() {}
-    drop(file);
+    let filler = seen_by(&node, &store).join("fill");
+    fill(&filler)?;
     for name in ["a", "b"] {
         let output = create(name)?;
         ensure!(!output.status.success(), said(&output));
@@ -70,18 +43,11 @@ fn cluster_node_recovers_when_its_disk_has_space_again() -> Result<()> {
         let left = world.json(&["volume", "list"])?;
         ensure!(left.as_array().is_some_and(Vec::is_empty), "{left}");
     }
-    std::fs::remove_file(&fill)?;
+    std::fs::remove_file(&filler)?;
     let output = create("c")?;
     ensure!(output.status.success(), said(&output));
     drop(node.stdin.take());
     node.wait()?;
-    Ok(())
-}
-
-/// Writes to a file until the disk takes no more.
-fn fill(path: &Path) -> Result<()> {
-    let mut file = std::fs::File::create(path)?;
-    while file.write_all(&[0; 4096]).is_ok() {}
     Ok(())
 }
 
@@ -180,8 +146,7 @@ fn cluster_waits_for_a_disk_that_is_slower_than_the_deadline() -> Result<()> {
     let store = store.to_string_lossy().into_owned();
     let mut node = node_on(&format!("-o loop {image}"), &world, &store)?;
     world.wait_for_servers(3)?;
-    let seen = Path::new("/proc").join(node.id().to_string()).join("root");
-    let disk = seen.join(store.trim_start_matches('/'));
+    let disk = seen_by(&node, &store);
     std::fs::remove_file(disk.join("node").join(DOOR_NAME))?;
     let create = ["volume", "create", "v", "--node", "small", "--size", "9MB"];
     world.json(&create)?;

@@ -193,6 +193,8 @@ impl Directory {
             free_bytes: 0,
             size_files: self.nodes.len() as u64,
             free_files: 0,
+            disk_bytes: None,
+            disk_files: None,
         }
     }
 

@@ -622,6 +622,8 @@ mod tests {
             free_bytes: 0,
             size_files: 0,
             free_files: 0,
+            disk_bytes: None,
+            disk_files: None,
         };
         writer.answered(&FileOp::StatFs, earlier, FileReply::StatFs(stat));
         let after = writer.ask(&look);

@@ -30,7 +30,7 @@ use crate::workflow::Workflow;
 /// caches are spread; listings tell only what changed (2026-11). 7 = a core that bounds the first
 /// copy and room for caches otherwise (2026-11). 8 = a core that believes what it saw of failures,
 /// and plans with the nodes on which jobs fit (2026-11).
-pub const MAGIC: &[u8] = b"bafs-journal 8\n";
+pub const MAGIC: &[u8] = b"bafs-journal 9\n";
 
 /// How often, and with which pause, a journal is tried that somebody has open.
 const LOCK_TRIES: u32 = 10;

@@ -19,7 +19,7 @@ use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::volume::{
     Replacement, Source, VolumeKind as Kind, VolumeSpec, VolumeState, VolumeStatus,
 };
-use bafs_proto::{Error, ErrorClass, ErrorCode, Result};
+use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
 use super::homes::{HomePath, Homes};
@@ -186,17 +186,8 @@ impl Servers {
     }
 
     pub(super) async fn make(&self, place: &Place, call: CreateVolume) -> Result<VolumeStatus> {
-        let is_filled = matches!(call.spec.kind, Kind::Scratch { fill: Some(_) });
         let mut status = self.fill(&place.address, call).await?;
-        match status.fault.take() {
-            None => Ok(status),
-            // The reservation was made: it is the source that is too large, everywhere. Where
-            // there is none, and for a cache, which takes no more than it has, the disk is full.
-            Some(fault) if fault.class() == ErrorClass::NoSpace && is_filled => {
-                Err(Error::new(ErrorCode::Malformed, fault.detail))
-            }
-            Some(fault) => Err(fault),
-        }
+        status.fault.take().map_or(Ok(status), Err)
     }
 
     /// Asks again while the server is busy filling the volume. A server answers before the call's

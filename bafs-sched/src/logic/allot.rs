@@ -65,7 +65,7 @@ impl Scheduler {
             bytes: self.cache_need_max.bytes.div_ceil(nodes),
             files: self.cache_need_max.files,
         };
-        self.graph.courses.most.plus(cache)
+        self.graph.courses.most.least.plus(cache)
     }
 
     /// The most that the caches of one job need.

@@ -86,7 +86,13 @@ impl Scheduler {
             }
         }
         let slots = self.slots_of(job);
-        self.fleet.update(server, |node| node.busy += slots);
+        let writes = !self.scratch_written(job).is_empty();
+        self.fleet.update(server, |node| {
+            node.busy += slots;
+            if node.full_in_row > 0 && writes {
+                node.probe = Some(job);
+            }
+        });
         let stage = Stage::Preparing;
         let attempt = Attempt {
             execution,
@@ -289,6 +295,7 @@ impl Scheduler {
     fn succeed(&mut self, job: JobIndex, wall_ms: u64) {
         let server = self.attempts[&job].server;
         self.fleet.update(server, Node::prove);
+        self.prove_space(job);
         self.end_attempt(job);
         self.blame_nodes(job);
         self.graph.set_state(job, JobState::Done);
@@ -353,6 +360,7 @@ impl Scheduler {
         self.executions.remove(&attempt.execution);
         self.fleet.update(attempt.server, |node| {
             node.busy = node.busy.saturating_sub(attempt.slots);
+            node.probe.take_if(|probe| *probe == job);
         });
         for id in &attempt.missing {
             if let Some(instance) = self.volumes.get_mut(*id) {
@@ -452,7 +460,7 @@ impl Scheduler {
 
     /// Whether a node could hold what a job still needs beside what the job has there: waiting for
     /// others to leave does not help where it could not.
-    fn can_ever_hold(&self, job: JobIndex, server: ServerId, need: Space) -> bool {
+    pub(super) fn can_ever_hold(&self, job: JobIndex, server: ServerId, need: Space) -> bool {
         let mounted = self.graph.mounted(job).into_iter();
         let scratch = mounted.filter(|(volume, _)| !self.graph.volume(*volume).is_cache);
         let here = scratch.filter(|(v, _)| self.volumes.live_at(*v, Some(server)).is_some());

@@ -10,6 +10,34 @@ use super::space::Space;
 /// in the square of their number.
 const CAREFUL_JOBS_MAX: usize = 64;
 
+/// What a pipeline still needs on a node, beyond the volumes that exist.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Rest {
+    /// With the least part of each cache that lets its readers run.
+    pub(super) least: Space,
+    /// With whole caches, as if no other node had a part of them.
+    pub(super) whole: Space,
+}
+
+impl Rest {
+    fn most(self, other: Self) -> Self {
+        Self {
+            least: self.least.most(other.least),
+            whole: self.whole.most(other.whole),
+        }
+    }
+
+    /// With the part of each cache that falls to one of so many nodes. A little more than that, as
+    /// the largest need with caches may be another job's than the largest without.
+    pub(super) fn among(self, nodes: u64) -> Space {
+        let more = self.whole.minus(self.least);
+        self.least.plus(Space {
+            bytes: more.bytes.div_ceil(nodes.max(1)),
+            ..more
+        })
+    }
+}
+
 /// All courses. Whoever goes on with a pipeline from its first job that has not begun, in this
 /// order, needs no more than `rest` beyond the volumes that exist.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,13 +47,13 @@ pub(super) struct Courses {
     /// Where each job is in `jobs`.
     position: Vec<u32>,
     /// What is needed beyond what exists to go on from each position to the end of its course.
-    rest: Vec<Space>,
+    rest: Vec<Rest>,
     /// By pipeline: where in `jobs` its course begins and ends.
     span: Vec<(u32, u32)>,
     /// By pipeline: the first position whose job has not begun.
     frontier: Vec<u32>,
     /// The most of `rest`, in each respect.
-    pub(super) most: Space,
+    pub(super) most: Rest,
 }
 
 impl Courses {
@@ -43,7 +71,7 @@ impl Courses {
             rest: Vec::with_capacity(count),
             span: vec![(0, 0); count],
             frontier: vec![0; count],
-            most: Space::ZERO,
+            most: Rest::default(),
         };
         for (name, members) in members.into_iter().enumerate() {
             let start = at(courses.jobs.len());
@@ -56,10 +84,8 @@ impl Courses {
             courses.span[name] = (start, at(courses.jobs.len()));
             courses.frontier[name] = start;
         }
-        courses.most = courses
-            .rest
-            .iter()
-            .fold(Space::ZERO, |most, rest| most.most(*rest));
+        let most = courses.rest.iter().copied();
+        courses.most = most.fold(Rest::default(), Rest::most);
         courses
     }
 
@@ -94,9 +120,12 @@ impl Courses {
 
     /// The space that a whole pipeline needs at once, when it is run by its course.
     pub(super) fn peak(&self, pipeline: u32) -> Space {
-        let (start, end) = self.span[pipeline as usize];
-        let whole = (start < end).then(|| self.rest[start as usize]);
-        whole.unwrap_or_default()
+        self.peaks(pipeline).least
+    }
+
+    /// The same, also with whole caches.
+    pub(super) fn peaks(&self, pipeline: u32) -> Rest {
+        self.rest_from(pipeline, self.span[pipeline as usize].0)
     }
 
     /// A job has begun, or is not begun any more; `has_begun` tells of every job, this one as it
@@ -122,7 +151,7 @@ impl Courses {
         pipeline: u32,
         job: JobIndex,
         has_begun: impl Fn(JobIndex) -> bool,
-    ) -> Space {
+    ) -> Rest {
         let mut frontier = self.frontier[pipeline as usize];
         if self.position[job.as_usize()] == frontier {
             frontier = self.next(pipeline, frontier, has_begun);
@@ -131,7 +160,7 @@ impl Courses {
     }
 
     /// What a pipeline needs beyond what exists.
-    pub(super) fn rest(&self, pipeline: u32) -> Space {
+    pub(super) fn rest(&self, pipeline: u32) -> Rest {
         self.rest_from(pipeline, self.frontier[pipeline as usize])
     }
 
@@ -142,7 +171,7 @@ impl Courses {
         is_left.then(|| self.jobs[frontier as usize])
     }
 
-    fn rest_from(&self, pipeline: u32, frontier: u32) -> Space {
+    fn rest_from(&self, pipeline: u32, frontier: u32) -> Rest {
         let is_left = frontier < self.span[pipeline as usize].1;
         let rest = is_left.then(|| self.rest[frontier as usize]);
         rest.unwrap_or_default()
@@ -173,6 +202,8 @@ struct Change {
     freed: Space,
     /// Of caches, the least that its node must have a part of.
     cached: Space,
+    /// Its caches as a whole.
+    caches: Space,
 }
 
 impl<'w> Meter<'w> {
@@ -188,7 +219,7 @@ impl<'w> Meter<'w> {
         }
         let peak = |meter: &mut Self, order: &[JobIndex]| {
             let rests = meter.rests(order);
-            rests.first().copied().unwrap_or_default()
+            rests.first().map(|rest| rest.least).unwrap_or_default()
         };
         let lowest = peak(self, &declared);
         // No order needs less than its most demanding job.
@@ -211,20 +242,23 @@ impl<'w> Meter<'w> {
     }
 
     /// What is needed beyond what exists from each job on.
-    fn rests(&mut self, order: &[JobIndex]) -> Vec<Space> {
+    fn rests(&mut self, order: &[JobIndex]) -> Vec<Rest> {
         let mut live = Space::ZERO;
         let mut rests = Vec::with_capacity(order.len());
         let mut uses = Vec::with_capacity(order.len());
         for &job in order {
             let change = self.run(job);
             let made = live.plus(change.made);
-            uses.push((live, made.plus(change.cached)));
+            uses.push((live, made.plus(change.cached), made.plus(change.caches)));
             live = made.minus(change.freed);
         }
-        let mut most = Space::ZERO;
-        for (before, used) in uses.into_iter().rev() {
-            most = most.most(used);
-            rests.push(most.minus(before));
+        let (mut least, mut whole) = (Space::ZERO, Space::ZERO);
+        for (before, used, with_caches) in uses.into_iter().rev() {
+            (least, whole) = (least.most(used), whole.most(with_caches));
+            rests.push(Rest {
+                least: least.minus(before),
+                whole: whole.minus(before),
+            });
         }
         rests.reverse();
         rests
@@ -332,6 +366,7 @@ impl<'w> Meter<'w> {
             let left = self.left[volume.as_usize()];
             if !is_scratch {
                 change.cached = change.cached.plus(floor(size));
+                change.caches = change.caches.plus(size);
                 continue;
             }
             if left == 0 {
@@ -408,7 +443,7 @@ mod tests {
         let megabytes: Vec<u64> = courses
             .rest
             .iter()
-            .map(|rest| rest.bytes / 1_000_000)
+            .map(|rest| rest.least.bytes / 1_000_000)
             .collect();
         // a: 10, then 10 + 50, then 50 + 20.
         assert_eq!(megabytes, [70, 60, 20]);
@@ -420,11 +455,26 @@ mod tests {
         let workflow = workflow(CHAIN);
         let mut courses = courses(&workflow);
         courses.moved(0, JobIndex(0), |job| job.0 == 0);
-        assert_eq!(courses.rest(0).bytes, 60_000_000);
+        assert_eq!(courses.rest(0).least.bytes, 60_000_000);
         let rest = courses.rest_with(0, JobIndex(1), |job| job.0 == 0);
-        assert_eq!(rest.bytes, 20_000_000);
+        assert_eq!(rest.least.bytes, 20_000_000);
         courses.moved(0, JobIndex(0), |_| false);
-        assert_eq!(courses.rest(0).bytes, 70_000_000);
+        assert_eq!(courses.rest(0).least.bytes, 70_000_000);
+    }
+
+    #[test]
+    fn a_cache_is_needed_as_a_whole_by_the_nodes_of_a_group_together() {
+        let text = "volume d cache bafs://h/d 40 MB files 9\nmount d c /d\n";
+        let workflow = workflow(&(CHAIN.to_owned() + text));
+        let courses = courses(&workflow);
+        let megabytes = |nodes: u64| {
+            let rest = courses.rest.iter().map(|rest| rest.among(nodes).bytes);
+            rest.map(|bytes| bytes / 1_000_000).collect::<Vec<_>>()
+        };
+        // c: 50 + 20 + 40.
+        assert_eq!(megabytes(1), [110, 100, 60]);
+        assert_eq!(megabytes(4), [80, 70, 30]);
+        assert_eq!(courses.rest(0).least.files, 14);
     }
 
     /// Two branches that each need much at once and leave little: one after the other.

@@ -1,5 +1,5 @@
 //! What a failure means: whose fault it is, whether the job is tried again, when it is over.
-//! Lost volumes are `recover.rs`.
+//! Lost volumes are `recover.rs`, full disks `full_disk.rs`.
 
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::time::Time;
@@ -14,7 +14,7 @@ use super::progress::JobFailure;
 use super::scheduler::Scheduler;
 use super::timers::Timer;
 use super::volumes::State;
-use crate::workflow::{JobIndex, VolumeIndex, VolumeKind};
+use crate::workflow::{JobIndex, VolumeIndex};
 
 /// A job is tried so often before it is believed that no node can run it: a refusal may pass.
 const HOPELESS_FAULTS_MIN: u32 = 3;
@@ -35,9 +35,6 @@ fn is_hopeless_there(code: ErrorCode) -> bool {
 
 /// So many nodes may say that they cannot run a job; then it is the job.
 const REFUSALS_MAX: usize = 3;
-
-/// A node may refuse a job's volumes so often for want of space before its disk counts as full.
-const REFUSED_ONCE: u32 = 1;
 
 /// A failure of a job's environment is forgotten after so long without another, in milliseconds.
 const FORGET_MS: u64 = 3_600_000;
@@ -198,7 +195,7 @@ impl Scheduler {
     }
 
     /// After a failure of its environment that is counted: a job is tried again, or held.
-    fn try_again(&mut self, job: JobIndex, faults: u32, fault: &str) {
+    pub(super) fn try_again(&mut self, job: JobIndex, faults: u32, fault: &str) {
         let (max, all) = (
             self.settings.environment_faults_max,
             self.graph.job(job).environment.all,
@@ -219,7 +216,7 @@ impl Scheduler {
 
     /// Another failure of a job's environment; answers how many count. For each hour without one
     /// one is forgotten: of a job that takes days many nodes may go.
-    fn count_environment_fault(&mut self, job: JobIndex) -> u32 {
+    pub(super) fn count_environment_fault(&mut self, job: JobIndex) -> u32 {
         let now = self.now;
         let faults = &mut self.graph.job_mut(job).environment;
         let hours = now.ms_since(faults.last) / FORGET_MS;
@@ -228,88 +225,6 @@ impl Scheduler {
         faults.last = now;
         faults.all = faults.all.saturating_add(1);
         faults.count
-    }
-
-    /// The disk of a node was full, as it seems: the job is tried again, elsewhere if it can be,
-    /// and is not blamed.
-    pub(super) fn pass_by_full_disk(&mut self, job: JobIndex, server: ServerId, why: &str) {
-        let Some(ran_on) = self.attempts.get(&job).map(|attempt| attempt.server) else {
-            return;
-        };
-        self.abandon_attempt(job);
-        self.note_full(server);
-        let stays = self.leave_full_disk(job, server);
-        let node = self.graph.job_mut(job);
-        node.environment.full_disks += 1;
-        if ran_on == server && !stays {
-            node.failed_on.insert(server);
-        }
-        let name = &self.graph.workflow.job(job).name;
-        let text = format!("job '{name}' failed and runs again: {why}");
-        self.tell(Warning {
-            job: Some(job),
-            volume: None,
-            node: Some(server),
-            text,
-        });
-        let faults = match stays {
-            true => self.count_environment_fault(job),
-            false => self.count_full_disk(job, server),
-        };
-        self.try_again(job, faults, why);
-    }
-
-    /// Volumes on a full disk that only this job has written go, so that they are made elsewhere.
-    /// Answers whether others stay: what was done by others, and what was filled, which would cross
-    /// the link to home again.
-    fn leave_full_disk(&mut self, job: JobIndex, server: ServerId) -> bool {
-        let mut stays = false;
-        for volume in self.scratch_written(job) {
-            let Some((id, Some(on))) = self.volumes.scratch(volume) else {
-                continue;
-            };
-            let mut writers = self.graph.volume(volume).writers.iter();
-            let is_empty = writers.all(|writer| self.graph.state(*writer) != JobState::Done);
-            let mut uses = self.attempts.values().flat_map(|attempt| &attempt.uses);
-            let is_used = uses.any(|used| used.id == id);
-            let kind = &self.graph.workflow.volume(volume).kind;
-            let is_filled = !matches!(kind, VolumeKind::Scratch { fill: None });
-            if on != server {
-                continue;
-            }
-            if !is_empty || is_used || is_filled {
-                stays = true;
-                continue;
-            }
-            self.retire(id);
-            self.take_back_extracts(volume, id);
-            self.drop_copies(volume);
-        }
-        stays
-    }
-
-    /// A node had no space where it should have: it gets no new work for a moment. What is met in
-    /// that moment is one and the same.
-    fn note_full(&mut self, server: ServerId) {
-        self.fleet.update(server, |node| {
-            node.full_in_row += u32::from(node.aside_until.is_none());
-        });
-        self.set_aside(server, self.settings.pause_ms_max);
-    }
-
-    /// A full disk kept a job from running; answers how many failures of its environment count. It
-    /// waits for another node that can run it, if there is one. If not, what other jobs met on the
-    /// node counts as well: one after the other would wait as long for the same.
-    fn count_full_disk(&mut self, job: JobIndex, server: ServerId) -> u32 {
-        let need = self.need_of(job);
-        let can_run = |(other, node): (ServerId, &Node)| {
-            other != server && node.takes_work() && self.could_run(job, other, need)
-        };
-        if self.fleet.live().any(can_run) {
-            return 0;
-        }
-        let in_row = self.fleet.get(server).map_or(0, |node| node.full_in_row);
-        self.count_environment_fault(job).max(in_row)
     }
 
     /// A job succeeded: where it failed before, by its own fault as it seemed, the node may be to
@@ -385,6 +300,11 @@ impl Scheduler {
 
     /// Gives a node no new work for a while.
     fn set_aside(&mut self, server: ServerId, ms: u64) {
+        self.set_aside_until(server, ms, Timer::Aside(server));
+    }
+
+    /// As [`Self::set_aside`], with the timer that ends it.
+    pub(super) fn set_aside_until(&mut self, server: ServerId, ms: u64, timer: Timer) {
         let until = self.now.plus_ms(ms);
         let changed = self.fleet.update(server, |node| {
             let is_longer = node.aside_until.is_none_or(|earlier| earlier < until);
@@ -394,7 +314,7 @@ impl Scheduler {
             is_longer
         });
         if changed == Some(true) {
-            self.timers.set(until, Timer::Aside(server));
+            self.timers.set(until, timer);
         }
     }
 
@@ -490,7 +410,7 @@ impl Scheduler {
             ErrorClass::NoSpace => {
                 // What was to come ahead of its readers keeps nobody from working there.
                 if !waiters.is_empty() {
-                    self.note_full(server);
+                    self.note_full(server, &fault);
                 }
                 let waiters = waiters.into_iter();
                 waiters.for_each(|job| self.lacks_room(job, server, &fault));
@@ -509,34 +429,6 @@ impl Scheduler {
                 }
             }
         }
-    }
-
-    /// A node had no space for a volume that fits into what it offers. Once, somebody else may have
-    /// taken the space, and the next listing shows it; again and again, the disk is full.
-    fn lacks_room(&mut self, job: JobIndex, server: ServerId, fault: &str) {
-        self.abandon_attempt(job);
-        let faults = self.count_full_disk(job, server);
-        let told = self
-            .fleet
-            .update(server, |node| match node.full_in_row > REFUSED_ONCE {
-                true => std::mem::replace(&mut node.is_told_full, true),
-                false => true,
-            });
-        if told == Some(false) {
-            let name = self.fleet.name(server);
-            let text = format!(
-                "the disk of node {name} seems to be full: {fault}; free some of it, or start the \
-                 node with a smaller --size; it is tried again"
-            );
-            self.tell(Warning {
-                job: None,
-                volume: None,
-                node: Some(server),
-                text,
-            });
-        }
-        let why = format!("{fault}: the disk of that node seems to be full");
-        self.try_again(job, faults, &why);
     }
 
     fn fail_users(&mut self, volume: VolumeIndex, reason: &str) {

@@ -5,19 +5,22 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::ServerId;
 
-use super::place::Create;
+use super::place::{Care, Create};
 use super::scheduler::{Phase, Scheduler};
 use super::space::Space;
 use super::timers::Timer;
+use super::trial::{Prefer, TRIES_MAX, Trial};
 use crate::workflow::{JobIndex, VolumeIndex};
 
 /// Kinds of pipelines that are judged: those with the same sizes count as one kind.
 const KINDS_MAX: usize = 256;
 
-/// Jobs of a pipeline for which every order and every place are tried, and how many of these. What
-/// has more jobs is not tried at all: that would cost too much, and as much stack.
+/// Jobs of a pipeline for which every order and every place are tried.
 const TRIED_JOBS_MAX: usize = 12;
-const TRIES_MAX: u32 = 50_000;
+
+/// Of a pipeline with more jobs, but no more than so many, only a few ways along its course are
+/// tried: all would cost too much, and as much stack.
+const FOLLOWED_JOBS_MAX: usize = 400;
 
 /// What became of trying whether a pipeline fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,15 +174,16 @@ impl Scheduler {
         let mut seen = BTreeSet::new();
         for job in self.graph.job_indexes() {
             let pipeline = self.graph.pipeline(job);
-            let peak = self.graph.courses.peak(pipeline);
             let is_head = self.graph.courses.of(pipeline).first() == Some(&job);
-            if !is_head || sizes.iter().any(|size| size.holds(peak)) {
+            if !is_head || self.fits_one_of(pipeline, &sizes) {
                 continue;
             }
             if self.graph.is_pipeline_final(pipeline) {
                 continue;
             }
-            if seen.len() >= KINDS_MAX || !seen.insert(self.kind(pipeline)) {
+            let course = self.graph.courses.of(pipeline).iter();
+            let caches: Vec<_> = course.map(|job| self.caches_of(*job)).collect();
+            if seen.len() >= KINDS_MAX || !seen.insert((self.kind(pipeline), caches)) {
                 continue;
             }
             if self.fits_alone(pipeline, &sizes) == Fit::Never {
@@ -236,6 +240,17 @@ impl Scheduler {
             .collect()
     }
 
+    pub(super) fn caches_of(&self, job: JobIndex) -> Vec<VolumeIndex> {
+        if self.settings.caches_nothing() {
+            return Vec::new();
+        }
+        let mounted = self.graph.mounted(job).into_iter();
+        let caches = mounted.map(|(volume, _)| volume);
+        caches
+            .filter(|volume| self.graph.volume(*volume).is_cache)
+            .collect()
+    }
+
     pub(super) fn names(&self, volumes: &[VolumeIndex]) -> String {
         let named = volumes.iter().map(|volume| {
             let name = &self.graph.workflow.volume(*volume).name;
@@ -252,11 +267,30 @@ impl Scheduler {
     /// Whether it is known that a pipeline never fits, even alone.
     pub(super) fn can_never_fit(&self, pipeline: u32) -> bool {
         let sizes = self.sizes();
-        let peak = self.graph.courses.peak(pipeline);
         let is_easy = self.may_spill() || self.settings.is_private_at_home();
         !is_easy
-            && !sizes.iter().any(|size| size.holds(peak))
+            && !self.fits_one_of(pipeline, &sizes)
             && self.fits_alone(pipeline, &sizes) == Fit::Never
+    }
+
+    /// Whether all scratch volumes of a pipeline fit on a node of one of these sizes, and its caches
+    /// beside them on all nodes.
+    fn fits_one_of(&self, pipeline: u32, sizes: &[Space]) -> bool {
+        let peaks = self.graph.courses.peaks(pipeline);
+        sizes.iter().any(|size| size.holds(peaks.whole))
+            || sizes.iter().any(|size| size.holds(peaks.least))
+                && self.is_offered(peaks.whole.bytes, |id| self.fleet.offered(id))
+    }
+
+    /// Whether nodes have so many bytes together.
+    fn is_offered(&self, bytes: u64, of: impl Fn(ServerId) -> Space) -> bool {
+        let mut sum = 0u64;
+        let mut nodes = self.fleet.live();
+        bytes == 0
+            || nodes.any(|(id, _)| {
+                sum = sum.saturating_add(of(id).bytes);
+                sum >= bytes
+            })
     }
 
     /// Whether a pipeline fits when nothing else runs: its volumes may lie on several nodes, those
@@ -267,8 +301,10 @@ impl Scheduler {
             return Fit::Unknown;
         }
         // No job makes volumes on more than one.
-        let free = sizes.iter().copied().take(course.len()).collect();
-        let mut trial = self.trial(course, free, BTreeMap::new(), BTreeSet::new());
+        let free: Vec<Space> = sizes.iter().copied().take(course.len()).collect();
+        let all = self.fleet.live().map(|(id, _)| self.fleet.offered(id));
+        let beside = bytes_of(all).saturating_sub(bytes_of(free.iter().copied()));
+        let mut trial = self.trial(course, free, beside);
         match trial.go_on() {
             true => Fit::Fits,
             false if trial.tries_left > 0 => Fit::Never,
@@ -278,16 +314,30 @@ impl Scheduler {
 
     /// Whether the pipeline of `job` can still end, if only when nothing else runs, once the job
     /// has made these volumes. A pipeline that needs several nodes must not lie on the wrong ones.
-    pub(super) fn can_end_from(&self, job: JobIndex, server: ServerId, creates: &[Create]) -> bool {
+    /// Where no way is known, but not all were tried, it may do so only without any `care`.
+    pub(super) fn can_end_from(
+        &self,
+        job: JobIndex,
+        server: ServerId,
+        creates: &[Create],
+        care: Care,
+    ) -> bool {
         let pipeline = self.graph.pipeline(job);
-        let peak = self.graph.courses.peak(pipeline);
+        let (peaks, usable) = (
+            self.graph.courses.peaks(pipeline),
+            self.fleet.usable(server),
+        );
         let course = self.graph.courses.of(pipeline);
         if creates.is_empty()
-            || course.len() > TRIED_JOBS_MAX
+            || course.len() > FOLLOWED_JOBS_MAX
             || self.may_spill()
             || self.settings.is_private_at_home()
-            || self.fleet.usable(server).holds(peak)
+            || usable.holds(peaks.whole)
         {
+            return true;
+        }
+        let bytes = peaks.whole.bytes;
+        if usable.holds(peaks.least) && self.is_offered(bytes, |id| self.fleet.usable(id)) {
             return true;
         }
         let mut place: BTreeMap<VolumeIndex, ServerId> = BTreeMap::new();
@@ -311,6 +361,8 @@ impl Scheduler {
             }
         }
         let mut free: Vec<Space> = nodes.iter().map(|id| self.fleet.usable(*id)).collect();
+        let all = self.fleet.live().map(|(id, _)| self.fleet.usable(id));
+        let beside = bytes_of(all).saturating_sub(bytes_of(free.iter().copied()));
         let mut at = BTreeMap::new();
         for (volume, server) in place {
             let Some(node) = nodes.iter().position(|id| *id == server) else {
@@ -321,25 +373,27 @@ impl Scheduler {
         }
         let has_begun = |other: &&JobIndex| **other != job && self.graph.state(**other).has_begun();
         let done = course.iter().filter(has_begun).copied().collect();
-        let mut trial = self.trial(course, free, at, done);
+        let mut trial = self.trial(course, free, beside);
+        (trial.place, trial.done) = (at, done);
         // Its volumes are made already.
         let scratch = self.scratch_of(job);
-        trial.run(job, &[], Space::ZERO, 0, &scratch) || trial.tries_left == 0
+        trial.end(job, &[], Space::ZERO, 0, &scratch);
+        if course.len() > TRIED_JOBS_MAX {
+            let mut ways = [Prefer::Roomiest, Prefer::Tightest].into_iter();
+            return care == Care::None || ways.any(|prefer| trial.clone().follow(prefer));
+        }
+        trial.go_on() || trial.tries_left == 0
     }
 
-    fn trial<'s>(
-        &'s self,
-        course: &'s [JobIndex],
-        free: Vec<Space>,
-        place: BTreeMap<VolumeIndex, usize>,
-        done: BTreeSet<JobIndex>,
-    ) -> Trial<'s> {
+    /// A pipeline of which nothing exists, on these nodes, with so many bytes on others.
+    fn trial<'s>(&'s self, course: &'s [JobIndex], free: Vec<Space>, beside: u64) -> Trial<'s> {
         Trial {
             scheduler: self,
             course,
             free,
-            place,
-            done,
+            beside_bytes: beside,
+            place: BTreeMap::new(),
+            done: BTreeSet::new(),
             tries_left: TRIES_MAX,
         }
     }
@@ -365,94 +419,9 @@ impl Scheduler {
     }
 }
 
-/// A pipeline that is tried in thought, alone on all nodes.
-struct Trial<'s> {
-    scheduler: &'s Scheduler,
-    course: &'s [JobIndex],
-    free: Vec<Space>,
-    /// Where the volumes that exist are, as a position in `free`.
-    place: BTreeMap<VolumeIndex, usize>,
-    done: BTreeSet<JobIndex>,
-    tries_left: u32,
-}
-
-impl Trial<'_> {
-    /// Whether the rest can be run from here, in some order. Tries the course first.
-    fn go_on(&mut self) -> bool {
-        if self.done.len() == self.course.len() {
-            return true;
-        }
-        let workflow = &self.scheduler.graph.workflow;
-        let is_ready = |job: &JobIndex| {
-            let mut parents = workflow.job(*job).parents.iter();
-            let pipeline = |job: JobIndex| self.scheduler.graph.pipeline(job);
-            !self.done.contains(job)
-                && parents
-                    .all(|parent| pipeline(*parent) != pipeline(*job) || self.done.contains(parent))
-        };
-        let ready: Vec<JobIndex> = self.course.iter().copied().filter(is_ready).collect();
-        for job in ready {
-            let scratch = self.scheduler.scratch_of(job);
-            let made: Vec<VolumeIndex> = scratch
-                .iter()
-                .copied()
-                .filter(|volume| !self.place.contains_key(volume))
-                .collect();
-            let need = made.iter().fold(Space::ZERO, |sum, volume| {
-                sum.plus(self.scheduler.size_of(*volume))
-            });
-            for node in 0..self.free.len() {
-                // Empty nodes of one size are the same.
-                let is_same = |other: usize| {
-                    let holds = |at: usize| self.place.values().any(|place| *place == at);
-                    self.free[other] == self.free[node] && !holds(other) && !holds(node)
-                };
-                let is_new = !(0..node).any(is_same);
-                if !is_new || !self.free[node].holds(need) {
-                    continue;
-                }
-                if self.tries_left == 0 {
-                    return false;
-                }
-                self.tries_left -= 1;
-                if self.run(job, &made, need, node, &scratch) {
-                    return true;
-                }
-                if made.is_empty() {
-                    break;
-                }
-            }
-        }
-        false
-    }
-
-    fn run(
-        &mut self,
-        job: JobIndex,
-        made: &[VolumeIndex],
-        need: Space,
-        node: usize,
-        scratch: &[VolumeIndex],
-    ) -> bool {
-        let before = (self.free.clone(), self.place.clone());
-        self.free[node] = self.free[node].minus(need);
-        self.place.extend(made.iter().map(|volume| (*volume, node)));
-        self.done.insert(job);
-        for volume in scratch {
-            let users = &self.scheduler.graph.workflow.volume(*volume).users;
-            if users.iter().all(|user| self.done.contains(user))
-                && let Some(node) = self.place.remove(volume)
-            {
-                self.free[node] = self.free[node].plus(self.scheduler.size_of(*volume));
-            }
-        }
-        if self.go_on() {
-            return true;
-        }
-        self.done.remove(&job);
-        (self.free, self.place) = before;
-        false
-    }
+pub(super) fn bytes_of(spaces: impl Iterator<Item = Space>) -> u64 {
+    let bytes = spaces.map(|space| space.bytes);
+    bytes.fold(0, u64::saturating_add)
 }
 
 fn largest(sizes: &[Space]) -> Space {

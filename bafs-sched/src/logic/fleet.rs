@@ -8,6 +8,7 @@ use bafs_proto::time::Time;
 use super::event::NodeSeen;
 use super::space::{Space, scale_up};
 use super::tally::Tally;
+use crate::workflow::JobIndex;
 
 /// Nodes that a search for a place looks at in each order of preference.
 const CANDIDATES_MAX: usize = 8;
@@ -60,8 +61,13 @@ pub(super) struct Node {
     pub(super) is_suspect: bool,
     /// The user was told that its disk seems to be full.
     pub(super) is_told_full: bool,
-    /// Times, one after the other, that its disk was full; a job that succeeds ends that.
+    /// Times, one after the other, that its disk was full; a job that writes there and succeeds
+    /// ends that.
     pub(super) full_in_row: u32,
+    /// What was told when its disk was full last.
+    pub(super) full_why: String,
+    /// The job that finds out whether the disk has space again: others wait for it.
+    pub(super) probe: Option<JobIndex>,
     /// How much of it this run may use, where nodes are shared.
     pub(super) limit: Option<Limit>,
 }
@@ -81,10 +87,17 @@ impl Node {
     /// A job succeeded there.
     pub(super) fn prove(&mut self) {
         self.faults_in_row = 0;
-        self.full_in_row = 0;
         self.blamed = 0;
         self.is_unfit = false;
         self.is_proven = true;
+    }
+
+    /// A job wrote there and succeeded: its disk has space.
+    pub(super) fn prove_space(&mut self) {
+        self.full_in_row = 0;
+        self.full_why.clear();
+        self.is_told_full = false;
+        self.probe = None;
     }
 
     /// It may be used again: what was held against it is forgotten.
@@ -253,6 +266,8 @@ impl Fleet {
             is_suspect: false,
             is_told_full: false,
             full_in_row: 0,
+            full_why: String::new(),
+            probe: None,
         });
         let is_new = node.is_lost;
         self.alive += u64::from(is_new);
@@ -308,6 +323,11 @@ impl Fleet {
     /// The group of a node.
     pub(super) fn group_name(&self, server: ServerId) -> Option<&str> {
         self.get(server).map(|node| node.seen.group.as_str())
+    }
+
+    /// Among about how many nodes the group of `server` divides a cache.
+    pub(super) fn sharers(&self, server: ServerId) -> u64 {
+        (self.group_size(server) as u64).min(self.alive).max(1)
     }
 
     /// Whether two nodes are in one group.
@@ -407,7 +427,7 @@ impl Fleet {
 }
 
 fn free_slots(node: &Node) -> u32 {
-    if node.takes_work() {
+    if node.takes_work() && node.probe.is_none() {
         node.slots().saturating_sub(node.busy)
     } else {
         0

@@ -7,6 +7,7 @@ use bafs_proto::time::Time;
 use serde::Serialize;
 
 use super::course::Courses;
+use super::crossings::Crossings;
 use super::followers::followers;
 use super::standing::{Counted, Standing};
 use super::tally::Tally;
@@ -158,6 +159,8 @@ pub(super) struct Graph {
     /// Jobs and extracts of each pipeline that are not final; at zero it is closed, and nothing of
     /// it can have to run again.
     pipeline_open: Vec<u32>,
+    /// Children in other pipelines, and parents there, of which pipelines wait for each other.
+    pub(super) crossings: Crossings,
     /// Cache volumes that jobs of each pipeline read, each once.
     pipeline_caches: Vec<Vec<VolumeIndex>>,
     /// The next job of each job's pipeline, itself when it is the last.
@@ -213,6 +216,7 @@ impl Graph {
                 pipeline_open[pipeline[user.as_usize()] as usize] += 1;
             }
         }
+        let crossings = Crossings::new(&workflow, &pipeline);
         let pipeline_caches = pipeline_caches(&workflow, &pipeline);
         for cache in pipeline_caches.iter().flatten() {
             volumes[cache.as_usize()].pipelines_open += 1;
@@ -231,6 +235,7 @@ impl Graph {
             pipeline,
             pipeline_left,
             pipeline_open,
+            crossings,
             pipeline_caches,
             sibling,
             standing,
@@ -403,6 +408,11 @@ impl Graph {
         self.count(state, true);
         let left = &mut self.pipeline_left[self.pipeline[job.as_usize()] as usize];
         adjust(left, !before.is_final(), !state.is_final());
+        if before.is_final() != state.is_final() {
+            let children = &self.workflow.job(job).children;
+            let change = (!before.is_final(), !state.is_final());
+            self.crossings.count(job, children, &self.pipeline, change);
+        }
         self.count_open(self.pipeline(job), !before.is_final(), !state.is_final());
         let standing = self.standing[self.pipeline(job) as usize];
         self.recount(

@@ -1,8 +1,8 @@
 //! Sizes that are too small: doubled once when a job found no space, for all of their like that
-//! have not begun. What nobody declared is measured by `sizes.rs`.
+//! have not begun. What nobody declared is measured by `sizes.rs`; whether it was the disk of the
+//! node that had no space says `full_disk.rs`.
 
 use bafs_proto::ErrorClass;
-use bafs_proto::ids::ServerId;
 use bafs_proto::message::{JobOutcome, JobReport};
 
 use super::declared::Warning;
@@ -26,12 +26,6 @@ struct Lesson {
     places: Vec<(usize, usize, Space, Space)>,
 }
 
-/// So often a job's environment may have failed before a lack of space is the declaration's fault.
-const FULL_DISKS_MAX: u32 = 2;
-
-/// A volume that holds less has space, where the disk was full before.
-const NEARLY_FULL_PERCENT: u128 = 90;
-
 impl Scheduler {
     /// Whether a job that failed found no space in a volume that it may write: its environment
     /// says so, or it ended by itself after calls that failed for that.
@@ -45,99 +39,8 @@ impl Scheduler {
         }
     }
 
-    /// Which node's disk had no space, and why it was that: volumes there refused the job that were
-    /// not half full. A single call may ask for more than a whole volume is to have, so this is
-    /// believed a few times, and as often as others meet it on the same node.
-    pub(super) fn disk_was_full(
-        &self,
-        job: JobIndex,
-        report: &JobReport,
-    ) -> Option<(ServerId, String)> {
-        if !self.found_no_space(job, report) {
-            return None;
-        }
-        let volume = self.refused_without_need(job, report)?;
-        let server = self.node_of(job, volume)?;
-        let times = self.graph.job(job).environment.full_disks;
-        if times >= FULL_DISKS_MAX && self.full_in_row(server) <= times {
-            return None;
-        }
-        let name = &self.graph.workflow.volume(volume).name;
-        let why = format!(
-            "volume '{name}' had no space although it was not {}: {}",
-            if self.full_in_row(server) > 0 {
-                "full"
-            } else {
-                "half full"
-            },
-            self.describe_disk(server)
-        );
-        Some((server, why))
-    }
-
-    fn full_in_row(&self, server: ServerId) -> u32 {
-        self.fleet.get(server).map_or(0, |node| node.full_in_row)
-    }
-
-    /// The node of a scratch volume of a job; the job's own where the volume is gone.
-    fn node_of(&self, job: JobIndex, volume: VolumeIndex) -> Option<ServerId> {
-        let scratch = self.volumes.scratch(volume).and_then(|(_, server)| server);
-        scratch.or_else(|| self.graph.job(job).last_server)
-    }
-
-    fn describe_disk(&self, server: ServerId) -> String {
-        format!(
-            "the disk of node {} may be full; free some of it, or start the node with a smaller \
-             --size",
-            self.fleet.name(server)
-        )
-    }
-
-    /// The first of the volumes that refused a job space, if none of them was half full; on a node
-    /// whose disk was full before, if none was nearly full.
-    fn refused_without_need(&self, job: JobIndex, report: &JobReport) -> Option<VolumeIndex> {
-        let mut refused = self.refused_for_space(job, report);
-        if refused.is_empty() {
-            refused = self.scratch_written(job);
-        }
-        let has_room = |volume: &VolumeIndex| {
-            let (size, spec) = (self.size_of(*volume), self.graph.workflow.volume(*volume));
-            let used = report.volumes.iter().find(|used| used.name == spec.name);
-            let node = self.node_of(job, *volume);
-            let most = match node.is_some_and(|node| self.full_in_row(node) > 0) {
-                true => NEARLY_FULL_PERCENT,
-                false => 50,
-            };
-            let part = |of: u64| (u128::from(of) * most).div_ceil(100);
-            // What a program removed before it ended may have filled the volume.
-            used.is_some_and(|used| {
-                u128::from(used.held_bytes.max(used.written_bytes)) < part(size.bytes)
-                    && u128::from(used.held_files.max(used.changes)) < part(size.files)
-            })
-        };
-        let first = refused.first().copied();
-        first.filter(|_| refused.iter().all(has_room))
-    }
-
-    /// What to add to the reason of a failure that a lack of space explains.
-    pub(super) fn describe_full(&self, job: JobIndex, report: &JobReport) -> String {
-        let full = self.refused_for_space(job, report).into_iter();
-        let names = full.map(|volume| format!("'{}'", self.graph.workflow.volume(volume).name));
-        let names: Vec<String> = names.collect();
-        if names.is_empty() {
-            return String::new();
-        }
-        let names = names.join(" and ");
-        let refused = self.refused_without_need(job, report);
-        if let Some(server) = refused.and_then(|volume| self.node_of(job, volume)) {
-            let disk = self.describe_disk(server);
-            return format!(" when volume {names} had no space, though not full: {disk}");
-        }
-        format!(" when volume {names} had no space left: it needs a larger volume than declared")
-    }
-
     /// Scratch volumes that a job may write and in which calls of it failed for lack of space.
-    fn refused_for_space(&self, job: JobIndex, report: &JobReport) -> Vec<VolumeIndex> {
+    pub(super) fn refused_for_space(&self, job: JobIndex, report: &JobReport) -> Vec<VolumeIndex> {
         let is_refused = |volume: &VolumeIndex| {
             let name = &self.graph.workflow.volume(*volume).name;
             let mut used = report.volumes.iter().filter(|used| used.name == *name);

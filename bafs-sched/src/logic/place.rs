@@ -41,7 +41,9 @@ enum Spill {
 pub(super) enum Care {
     /// Never.
     Safe,
-    /// Where nothing else goes on.
+    /// Where nothing else goes on, and its own pipeline can end where its volumes will lie.
+    Fitting,
+    /// Where nothing else goes on, and nobody knows of a better place.
     None,
 }
 
@@ -163,7 +165,7 @@ impl Scheduler {
     /// succeeds tells whose fault it was.
     fn without_failed(&self, job: JobIndex, candidates: &[ServerId], care: Care) -> Vec<ServerId> {
         let failed_on = &self.graph.job(job).failed_on;
-        if failed_on.is_empty() || care == Care::None {
+        if failed_on.is_empty() || care != Care::Safe {
             return candidates.to_vec();
         }
         let need = self.need_of(job);
@@ -200,10 +202,10 @@ impl Scheduler {
                     continue;
                 }
                 let creates = self.plan(&mounted, server, spill);
-                let creates = creates.filter(|c| self.can_end_from(job, server, c));
+                let creates = creates.filter(|c| self.can_end_from(job, server, c, care));
                 let is_fit = creates.is_some();
                 let creates =
-                    creates.filter(|c| care == Care::None || self.is_safe(job, server, c));
+                    creates.filter(|c| care != Care::Safe || self.is_safe(job, server, c));
                 self.is_held_back |= is_fit && creates.is_none();
                 if let Some(creates) = creates {
                     self.patience = None;

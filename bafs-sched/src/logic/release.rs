@@ -1,4 +1,4 @@
-//! Freeing what nobody needs any more, breaking blockades, and the end of a run.
+//! Freeing what nobody needs any more, and the end of a run. When nothing goes on is `blockade.rs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,27 +7,19 @@ use bafs_proto::ids::{ServerId, VolumeId};
 use super::action::Action;
 use super::declared::Warning;
 use super::extraction::describe_ms;
-use super::fit::describe;
 use super::graph::JobState;
-use super::place::Care;
 use super::progress::Outcome;
 use super::scheduler::{Phase, Scheduler};
 use super::space::Space;
 use super::timers::Timer;
-use super::volumes::{Instance, State};
-use crate::workflow::{JobIndex, VolumeIndex};
-
-/// Jobs of each queue that are tried when nothing goes on, of those that need the same one.
-const KINDS_TRIED: usize = 64;
+use super::volumes::State;
+use crate::workflow::VolumeIndex;
 
 /// Deletions of a volume that fail before the user is told, and it is not waited for any more.
-const DELETE_FAULTS_TOLD: u32 = 10;
+pub(super) const DELETE_FAULTS_TOLD: u32 = 10;
 
 /// Volumes of a node that are named when the run could not delete them.
-const LEFT_SHOWN: usize = 3;
-
-/// A pipeline that waits for jobs of others loses its protection so often, until one ends.
-const UNPROTECTED_MAX: u32 = 16;
+pub(super) const LEFT_SHOWN: usize = 3;
 
 impl Scheduler {
     /// Takes a volume out of use and has it deleted; its space counts until that is done.
@@ -123,7 +115,7 @@ impl Scheduler {
 
     /// Gives the space of all caches to whoever waits, when nobody runs: they are fetched again.
     /// Answers whether there was one.
-    fn free_unused_caches(&mut self) -> bool {
+    pub(super) fn free_unused_caches(&mut self) -> bool {
         let caches = self.graph.volume_indexes();
         let caches = caches.filter(|volume| self.graph.volume(*volume).is_cache);
         let live: Vec<VolumeIndex> = caches.filter(|v| self.volumes.is_live(*v)).collect();
@@ -223,201 +215,6 @@ impl Scheduler {
         {
             self.out.push(Action::DeleteVolume { id, server });
         }
-    }
-
-    /// When jobs are ready, nothing is under way and none of them can start, pipelines block each
-    /// other or space is missing: jobs may leave their node, then other pipelines give way, then
-    /// the workflow fails. It never just waits.
-    pub(super) fn look_for_blockade(&mut self) {
-        if !self.attempts.is_empty() || self.queues.is_empty() || !self.is_quiet() {
-            return;
-        }
-        if self.unprotect_if_stuck() || self.pass_stuck_probes_on() || self.waits_for_others() {
-            return;
-        }
-        let mut heads = self.queues.all_heads(KINDS_TRIED);
-        heads.sort_unstable();
-        let mut candidates: Vec<JobIndex> = heads.iter().map(|key| key.job).collect();
-        // Among many that wait, those that go on with a pipeline may be far behind.
-        let under_way = self.protected.into_iter().chain(self.probes());
-        let under_way = under_way.chain(self.pipelines_at_home());
-        let next = under_way.filter_map(|pipeline| self.graph.courses.next_of(pipeline));
-        candidates.extend(next.filter(|job| self.queues.contains(*job)));
-        let try_all = |scheduler: &mut Self, care| {
-            let mut jobs = candidates.iter();
-            jobs.any(|job| scheduler.try_place_anywhere(*job, care))
-        };
-        if try_all(self, Care::Safe)
-            || self.free_idle_caches()
-            || (!self.fleet.is_unanswered() && self.relax_rules())
-            || self.drop_all_copies()
-            || try_all(self, Care::None)
-            || self.free_unused_caches()
-        {
-            return;
-        }
-        let mut free = candidates.iter().copied();
-        if let Some(first) = free.find(|job| !self.waits_for_probe(self.graph.pipeline(*job)))
-            && self.make_way(first)
-        {
-            return;
-        }
-        if self.waits_on() {
-            return;
-        }
-        let until = *self
-            .patience
-            .get_or_insert_with(|| self.now.plus_ms(self.settings.stuck_wait_ms));
-        if self.now < until {
-            self.timers.set(until, Timer::Patience);
-            return;
-        }
-        let trouble = self.describe_blockade(heads.first().map(|key| key.job));
-        self.messages.push(trouble);
-        self.finish();
-    }
-
-    /// Whether nothing is under way that could change what is possible.
-    fn is_quiet(&self) -> bool {
-        let is_given_up = |id: VolumeId| {
-            let instance = self.volumes.get(id);
-            instance.is_some_and(|instance| instance.delete_faults >= DELETE_FAULTS_TOLD)
-        };
-        let mut volumes = self.volumes.iter();
-        self.extractions.is_quiet()
-            && !self.timers.has_work(is_given_up)
-            && volumes.all(|(id, instance)| instance.state.is_complete() || is_given_up(id))
-    }
-
-    /// Drops the volumes of the last pipeline that is under way, other than the one of `job`, and
-    /// lets only that one start jobs until it is through. Answers whether there was one. A pipeline
-    /// with results that home does not take is none: they are finished, and would be made in vain.
-    fn make_way(&mut self, job: JobIndex) -> bool {
-        let pipeline = self.protected.unwrap_or_else(|| self.graph.pipeline(job));
-        let of = |volume: VolumeIndex| {
-            let user = self.graph.workflow.volume(volume).users.first();
-            user.map(|user| self.graph.pipeline(*user))
-        };
-        // What is being deleted makes no way.
-        let is_there =
-            |i: &Instance| i.state != State::Deleting && !self.graph.volume(i.volume).is_cache;
-        let holders = self.extractions.holders().into_iter();
-        let finished = holders.filter_map(|id| of(self.volumes.get(id)?.volume));
-        let finished: BTreeSet<u32> = finished.collect();
-        let scratch = self.volumes.iter().filter(|(_, i)| is_there(i));
-        let others = scratch
-            .filter_map(|(_, i)| of(i.volume))
-            .filter(|other| *other != pipeline && !finished.contains(other));
-        let Some(victim) = others.max() else {
-            return false;
-        };
-        let dropped: Vec<(VolumeId, VolumeIndex)> = self
-            .volumes
-            .iter()
-            .filter(|(_, i)| is_there(i) && of(i.volume) == Some(victim))
-            .map(|(id, instance)| (id, instance.volume))
-            .collect();
-        self.protected = Some(pipeline);
-        for &(id, volume) in &dropped {
-            self.retire(id);
-            self.take_back_extracts(volume, id);
-        }
-        self.redo(
-            Vec::new(),
-            dropped.into_iter().map(|(_, volume)| volume).collect(),
-        );
-        true
-    }
-
-    /// Lets all pipelines start jobs again when the protected one is through.
-    pub(super) fn unprotect_if_done(&mut self) {
-        if self
-            .protected
-            .is_some_and(|pipeline| self.graph.is_pipeline_final(pipeline))
-        {
-            self.protected = None;
-            self.queues.wake_all();
-        }
-    }
-
-    /// Nothing goes on: where the protected pipeline waits for jobs of others, all may start jobs
-    /// again. Answers whether they may; so often while no pipeline ends, that it does not help.
-    fn unprotect_if_stuck(&mut self) -> bool {
-        let Some(pipeline) = self.protected else {
-            return false;
-        };
-        let mut members = self.graph.members(pipeline);
-        if self.unprotected >= UNPROTECTED_MAX || members.any(|job| self.queues.contains(job)) {
-            return false;
-        }
-        self.unprotected += 1;
-        self.protected = None;
-        self.queues.wake_all();
-        // No fact need follow that would make anybody look again.
-        self.timers.set(self.now.plus_ms(1), Timer::Patience);
-        true
-    }
-
-    fn describe_blockade(&self, job: Option<JobIndex>) -> String {
-        let name = job.map_or("", |job| self.graph.workflow.job(job).name.as_str());
-        if let Some(job) = job
-            && !self.graph.job(job).refused_by.is_empty()
-        {
-            let refused_by = self.graph.job(job).refused_by.iter();
-            let nodes: Vec<String> = refused_by.map(|server| self.fleet.name(*server)).collect();
-            return format!(
-                "job '{name}' cannot start: {} cannot run it, and no other node has room; add a \
-                 node, or see their logs",
-                nodes.join(" and ")
-            );
-        }
-        let slots = job.map_or(1, |job| self.slots_of(job));
-        let nodes = self.fleet.live().map(|(_, node)| node.seen.slots);
-        if let Some(most) = nodes.max().filter(|most| *most < slots) {
-            return format!(
-                "job '{name}' cannot start: it asks for {slots} processors, and no node that is \
-                 left has more than {most}; start a larger node again"
-            );
-        }
-        let missing = job.map(|job| self.graph.mounted(job)).unwrap_or_default();
-        let missing = missing
-            .into_iter()
-            .filter(|(volume, _)| !self.volumes.is_live(*volume));
-        let need = missing.fold(Space::ZERO, |sum, (v, _)| sum.plus(self.size_of(v)));
-        let workers = self.fleet.live().filter(|(_, node)| node.seen.slots > 0);
-        let have = workers.map(|(id, _)| self.fleet.available(id)).max();
-        match have {
-            None => format!("job '{name}' cannot start: no node is left; start nodes again"),
-            Some(have) => format!(
-                "job '{name}' cannot start: its volumes need {} more, and no node has more than \
-                 {} free{}; add storage or make volumes smaller",
-                describe(need),
-                describe(have),
-                self.describe_kept()
-            ),
-        }
-    }
-
-    /// What results that could not be sent home take of the nodes, if they take any.
-    fn describe_kept(&self) -> String {
-        let kept = self.volumes.iter().filter(|(_, i)| i.is_kept);
-        let kept: Vec<&Instance> = kept.map(|(_, instance)| instance).collect();
-        if kept.is_empty() {
-            return String::new();
-        }
-        let held = kept.iter().fold(Space::ZERO, |sum, i| sum.plus(i.size));
-        let name = |i: &&Instance| format!("'{}'", self.graph.workflow.volume(i.volume).name);
-        let names: Vec<String> = kept.iter().take(LEFT_SHOWN).map(name).collect();
-        let more = match kept.len().saturating_sub(LEFT_SHOWN) {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
-        format!(
-            ", as results that home did not take keep {} (volumes {}{more}): mend what it refuses \
-             them for",
-            describe(held),
-            names.join(", ")
-        )
     }
 
     /// Starts nothing any more; what is under way is stopped and what exists is deleted.

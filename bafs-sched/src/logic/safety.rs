@@ -7,9 +7,12 @@
 //! space stay safe. A pipeline that is too large for any single node *leans* on another node: that
 //! one has room for the rest of it once its own pipelines have ended.
 //!
-//! Copies give way when nothing else helps, and of a cache a node needs but a small part; so both
-//! count as free. What fails (nodes, volumes) may leave nodes unsafe; then `look_for_blockade`
-//! helps, as it does where jobs of one pipeline wait for another pipeline.
+//! Copies give way when nothing else helps, so they count as free. Caches that pipelines still need
+//! count with the part of them that falls to one of the nodes of a group. A pipeline that waits for
+//! jobs of another one gives nothing back before that one has found its space: it takes space only
+//! where the largest of all pipelines would still find its own (`crossings.rs` knows who waits).
+//!
+//! What fails (nodes, volumes) may leave nodes unsafe; then `look_for_blockade` helps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -40,8 +43,8 @@ pub(super) struct Claims {
 /// nothing.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Surveys {
-    /// Of the volumes and of the jobs that they are of.
-    changes: (u64, u64),
+    /// Of the volumes, of the jobs that they are of, and of the nodes.
+    changes: (u64, u64, u64, u64),
     of: BTreeMap<ServerId, Arc<Survey>>,
 }
 
@@ -56,6 +59,8 @@ impl PartialEq for Surveys {
 struct Survey {
     /// What goes without any further start.
     leaving: Space,
+    /// What caches there have of their shares beyond the least part, which is in `leaving`.
+    shared: Space,
     /// What pipelines have, at home there or not.
     held: BTreeMap<u32, Space>,
 }
@@ -65,33 +70,70 @@ struct Survey {
 struct Claim {
     pipeline: u32,
     held: Space,
+    /// With the least part of each cache, and with a fair one.
     rest: Space,
+    rest_shared: Space,
+    /// It waits for jobs of another pipeline.
+    waits: bool,
 }
 
 /// A node with a start that is only considered.
 struct Ground {
     free: Space,
+    /// What there is beyond that of caches.
+    shared: Space,
+    /// Whether no other node can have a part of a cache.
+    is_sole: bool,
     claims: Vec<Claim>,
 }
 
+/// What becomes of a node when no more jobs start there but of pipelines that have begun.
+struct Settled {
+    /// What is free when all whose turn can come have ended, but for those that wait for others.
+    free: Space,
+    /// What those whose turn does not come lack most.
+    lack: Option<Space>,
+}
+
 impl Ground {
-    /// What is free when all whose turn can come have ended, and what the others lack most.
-    fn settle(mut self) -> (Space, Option<Space>) {
-        self.claims.sort_unstable_by_key(|claim| claim.rest);
-        let mut free = self.free;
-        loop {
-            let before = self.claims.len();
-            self.claims.retain(|claim| {
-                let can_end = free.holds(claim.rest);
-                free = if can_end { free.plus(claim.held) } else { free };
-                !can_end
-            });
-            if self.claims.is_empty() || self.claims.len() == before {
-                break;
+    /// With a fair part of each cache; on a node with one pipeline with the least part, as others
+    /// may have the rest.
+    fn settle(mut self) -> Settled {
+        if self.claims.len() > 1 || self.is_sole {
+            self.free = self.free.plus(self.shared);
+            for claim in &mut self.claims {
+                claim.rest = claim.rest_shared;
             }
         }
-        let left = self.claims.iter().map(|claim| claim.rest);
-        (free, left.reduce(Space::most))
+        self.settle_least()
+    }
+
+    fn settle_least(mut self) -> Settled {
+        self.claims.sort_unstable_by_key(|claim| claim.rest);
+        let (waiting, own): (Vec<Claim>, Vec<Claim>) =
+            self.claims.into_iter().partition(|claim| claim.waits);
+        let (free, own) = settle_all(self.free, own);
+        let (_, waiting) = settle_all(free, waiting);
+        let left = own.iter().chain(&waiting).map(|claim| claim.rest);
+        Settled {
+            free,
+            lack: left.reduce(Space::most),
+        }
+    }
+}
+
+/// What is free when all have ended whose turn can come, and the others.
+fn settle_all(mut free: Space, mut claims: Vec<Claim>) -> (Space, Vec<Claim>) {
+    loop {
+        let before = claims.len();
+        claims.retain(|claim| {
+            let can_end = free.holds(claim.rest);
+            free = if can_end { free.plus(claim.held) } else { free };
+            !can_end
+        });
+        if claims.is_empty() || claims.len() == before {
+            return (free, claims);
+        }
     }
 }
 
@@ -122,7 +164,7 @@ impl Scheduler {
         let mut leans = Vec::new();
         for (&target, &size) in &taken {
             let left = self.fleet.available(target).minus(size);
-            if left.holds(self.graph.courses.most) {
+            if left.holds(self.graph.courses.most.whole) {
                 continue;
             }
             let start = (target == server).then_some((job, creates));
@@ -131,23 +173,56 @@ impl Scheduler {
                 _ => self.survey(target),
             };
             let ground = self.ground(&survey, target, size, start);
-            if let (_, Some(lack)) = ground.settle() {
+            if let Some(lack) = ground.settle().lack {
                 leans.push((target, lack));
             }
+        }
+        let pipeline = self.graph.pipeline(job);
+        if !self.leaves_room_for_awaited(pipeline, &taken) {
+            return None;
         }
         if leans.is_empty() {
             return Some(leans);
         }
         let is_large = |(target, _): &(ServerId, Space)| {
-            let peak = self.graph.courses.peak(self.graph.pipeline(job));
+            let peak = self.graph.courses.peak(pipeline);
             *target == server && !self.fleet.usable(*target).holds(peak)
         };
         let lack = leans.iter().map(|(_, lack)| *lack);
         let lack = lack.chain(self.claims.leaning.values().copied());
         let lack = lack.reduce(Space::most).unwrap_or_default();
         let leaning: BTreeSet<ServerId> = leans.iter().map(|(target, _)| *target).collect();
-        let can_lean = leans.iter().all(is_large) && self.has_refuge(lack, &leaning, &taken);
+        // What is alone everywhere was tried in thought (`fit.rs`).
+        let can_lean = leans.iter().all(is_large)
+            && (self.is_alone(pipeline) || self.has_refuge(lack, &leaning, &taken));
         can_lean.then_some(leans)
+    }
+
+    /// Whether no other pipeline has begun.
+    fn is_alone(&self, pipeline: u32) -> bool {
+        self.claims.home.keys().all(|other| *other == pipeline)
+    }
+
+    /// Whether a pipeline that waits for jobs of others may take space: it gives none back before
+    /// those have found theirs, and each of them that has not begun finds it if there is room for
+    /// the largest pipeline anywhere.
+    fn leaves_room_for_awaited(
+        &mut self,
+        pipeline: u32,
+        taken: &BTreeMap<ServerId, Space>,
+    ) -> bool {
+        let crossings = &self.graph.crossings;
+        if taken.is_empty() || !crossings.waits(pipeline) {
+            return true;
+        }
+        let begun = self.claims.home.keys();
+        let is_new = !self.claims.home.contains_key(&pipeline);
+        let begun = begun.chain(is_new.then_some(&pipeline));
+        let begun = begun.filter(|other| crossings.is_awaited(**other)).count();
+        begun >= crossings.awaited() || {
+            let most = self.graph.courses.most.least;
+            self.has_refuge(most, &BTreeSet::new(), taken)
+        }
     }
 
     /// Whether a node that leans on none has so much room when its own pipelines have ended.
@@ -170,8 +245,8 @@ impl Scheduler {
         nodes.into_iter().any(|server| {
             let taken = taken.get(&server).copied().unwrap_or_default();
             let survey = self.survey(server);
-            let (free, lack) = self.ground(&survey, server, taken, None).settle();
-            lack.is_none() && free.holds(need)
+            let settled = self.ground(&survey, server, taken, None).settle();
+            settled.lack.is_none() && settled.free.holds(need)
         })
     }
 
@@ -194,7 +269,9 @@ impl Scheduler {
 
     /// What there is on a node.
     fn survey(&mut self, server: ServerId) -> Arc<Survey> {
+        let nodes = (self.fleet.alive, self.fleet.lost);
         let changes = (self.volumes.changes(), self.graph.begun_changes());
+        let changes = (changes.0, changes.1, nodes.0, nodes.1);
         if self.surveys.changes != changes {
             self.surveys.of.clear();
             self.surveys.changes = changes;
@@ -212,6 +289,7 @@ impl Scheduler {
         let starting = start.map(|(job, _)| job);
         let mut survey = Survey::default();
         let (leaving, held) = (&mut survey.leaving, &mut survey.held);
+        let shared = &mut survey.shared;
         for (id, volume) in self.volumes.on_server(server) {
             let Some(instance) = self.volumes.get(id) else {
                 continue;
@@ -225,6 +303,7 @@ impl Scheduler {
                 State::Ready if instance.is_kept => {}
                 State::Creating | State::Ready if is_cache => {
                     *leaving = leaving.plus(floor(instance.size));
+                    *shared = shared.plus(self.share_beyond_least(volume, server, instance.size));
                 }
                 State::Creating | State::Ready if self.is_leaving(volume, starting) => {
                     *leaving = leaving.plus(instance.size);
@@ -249,14 +328,17 @@ impl Scheduler {
         start: Option<(JobIndex, &[Create])>,
     ) -> Ground {
         let free = self.fleet.available(server).minus(taken);
-        let mut free = free.plus(survey.leaving);
+        let (mut free, mut shared) = (free.plus(survey.leaving), survey.shared);
         let starting = start.map(|(job, _)| self.graph.pipeline(job));
         // What the start adds to what its pipeline has.
         let mut made: Option<Space> = None;
         for (volume, target, size) in start.into_iter().flat_map(|(_, creates)| creates) {
             if *target == Some(server) {
                 match self.graph.volume(*volume).is_cache {
-                    true => free = free.plus(floor(*size)),
+                    true => {
+                        free = free.plus(floor(*size));
+                        shared = shared.plus(self.share_beyond_least(*volume, server, *size));
+                    }
                     false if self.is_leaving(*volume, start.map(|(job, _)| job)) => {
                         free = free.plus(*size);
                     }
@@ -267,6 +349,7 @@ impl Scheduler {
         let is_home = |pipeline: &u32| {
             starting == Some(*pipeline) || self.claims.home.get(pipeline) == Some(&server)
         };
+        let nodes = self.fleet.sharers(server);
         let claim = |pipeline: u32, held: Space| {
             let rest = match start {
                 Some((job, _)) if starting == Some(pipeline) => {
@@ -279,7 +362,9 @@ impl Scheduler {
             Claim {
                 pipeline,
                 held,
-                rest,
+                rest: rest.least,
+                rest_shared: rest.among(nodes),
+                waits: self.graph.crossings.waits(pipeline),
             }
         };
         let mut claims = Vec::with_capacity(survey.held.len() + 1);
@@ -291,14 +376,31 @@ impl Scheduler {
             let at = claims.partition_point(|claim| claim.pipeline < pipeline);
             claims.insert(at, claim(pipeline, made));
         }
-        Ground { free, claims }
+        Ground {
+            free,
+            shared,
+            is_sole: nodes == 1,
+            claims,
+        }
+    }
+
+    /// What a part of a cache has of the share that falls to its node, beyond the least part.
+    fn share_beyond_least(&self, cache: VolumeIndex, server: ServerId, part: Space) -> Space {
+        let share = self
+            .size_of(cache)
+            .bytes
+            .div_ceil(self.fleet.sharers(server));
+        Space {
+            bytes: part.bytes.min(share).saturating_sub(floor(part).bytes),
+            files: 0,
+        }
     }
 
     /// Whether all pipelines at home on a node can end there when so much of it is taken.
     pub(super) fn can_spare(&mut self, server: ServerId, taken: Space) -> bool {
         let survey = self.survey(server);
-        let (_, lack) = self.ground(&survey, server, taken, None).settle();
-        lack.is_none()
+        let settled = self.ground(&survey, server, taken, None).settle_least();
+        settled.lack.is_none()
     }
 
     /// The least free space on a node with which all pipelines at home there can end, beside what
@@ -340,8 +442,8 @@ impl Scheduler {
     pub(super) fn settle_claims(&mut self, server: ServerId) {
         if self.claims.leaning.contains_key(&server) {
             let survey = self.survey(server);
-            let (_, lack) = self.ground(&survey, server, Space::ZERO, None).settle();
-            match lack {
+            let ground = self.ground(&survey, server, Space::ZERO, None);
+            match ground.settle().lack {
                 Some(lack) => drop(self.claims.leaning.insert(server, lack)),
                 None => drop(self.claims.leaning.remove(&server)),
             }
@@ -353,6 +455,11 @@ impl Scheduler {
     /// Pipelines that have created scratch volumes and are not at their end.
     pub(super) fn pipelines_at_home(&self) -> impl Iterator<Item = u32> {
         self.claims.home.keys().copied()
+    }
+
+    /// Whether a pipeline has created scratch volumes and is not at its end.
+    pub(super) fn is_under_way(&self, pipeline: u32) -> bool {
+        self.claims.home.contains_key(&pipeline)
     }
 
     /// A node is lost: nothing of it leans any more, and those who may lean now wait anywhere.
@@ -367,7 +474,7 @@ impl Scheduler {
         self.claims.home.get(&pipeline) == Some(&server)
     }
 
-    /// A pipeline has ended for good.
+    /// A pipeline has ended for good, or its volumes were dropped.
     pub(super) fn end_claims(&mut self, pipeline: u32) {
         self.claims.home.remove(&pipeline);
     }

@@ -7,6 +7,7 @@ use bafs_proto::time::Time;
 
 use super::action::{Action, MountedVolume};
 use super::attempt::{Attempt, Stage};
+use super::blockade::Ways;
 use super::checkpoint::Checkpoints;
 use super::declared::Deeds;
 use super::event::{Event, NodeSeen};
@@ -83,6 +84,8 @@ pub struct Scheduler {
     pub(super) protected: Option<u32>,
     /// How often that ended before the pipeline did, since the last pipeline ended.
     pub(super) unprotected: u32,
+    /// Pipelines whose volumes were dropped for others.
+    pub(super) ways: Ways,
     /// The strategy's rules, when there are any.
     pub(super) admission: Option<Admission>,
     /// How often rules gave way.
@@ -163,6 +166,7 @@ impl Scheduler {
             patience: None,
             protected: None,
             unprotected: 0,
+            ways: Ways::default(),
             admission: None,
             rules_eased: 0,
             guided: None,
@@ -468,7 +472,7 @@ impl Scheduler {
     fn fire(&mut self, timer: Timer) {
         match timer {
             Timer::Missing(server) => self.give_up_missing(server),
-            Timer::Aside(server) => self.use_again(server),
+            Timer::Aside(server) | Timer::Full(server) => self.use_again(server),
             Timer::Job(job) => {
                 if self.graph.state(job) == JobState::Held {
                     self.settle(job, 0);

@@ -14,6 +14,8 @@ pub(super) enum Timer {
     Missing(ServerId),
     /// A server that was set aside is used again.
     Aside(ServerId),
+    /// A server whose disk has been full for long is tried again.
+    Full(ServerId),
     /// A job that was held back may run again.
     Job(JobIndex),
     /// An extraction is tried again.
@@ -60,10 +62,11 @@ impl Timers {
     }
 
     /// Whether a timer will make something happen by itself, not only end the waiting. Deletions
-    /// of volumes that are `given_up` hardly will.
+    /// of volumes that are `given_up` hardly will, nor will a disk that has been full for long have
+    /// space.
     pub(super) fn has_work(&self, given_up: impl Fn(VolumeId) -> bool) -> bool {
         let is_work = |timer: &Timer| match timer {
-            Timer::Patience | Timer::Cleanup => false,
+            Timer::Patience | Timer::Cleanup | Timer::Full(_) => false,
             Timer::Delete(id) => !given_up(*id),
             Timer::Missing(_) | Timer::Aside(_) | Timer::Job(_) | Timer::Extract(_) => true,
         };

@@ -315,11 +315,23 @@ impl Cursor<'_, '_> {
         let size_place = self.next_place();
         let next = self.words.get(self.next);
         let is_unknown = next.is_some_and(|word| word.text.eq_ignore_ascii_case(UNKNOWN));
-        if is_unknown && matches!(kind, VolumeKind::Scratch { .. }) {
+        let is_scratch = matches!(kind, VolumeKind::Scratch { .. });
+        if is_unknown && is_scratch {
             self.next += 1;
             return Ok((kind, None, size_place));
         }
-        Ok((kind, Some(self.size()?), size_place))
+        if is_unknown {
+            let message = "only the size of a scratch volume may be 'unknown'";
+            let hint = "write how large the source is, or what of it may be kept near the jobs, \
+                        such as 10 MB";
+            self.diagnostics.error_hint(size_place, message, hint);
+            return Err(Reported);
+        }
+        let expected = match is_scratch {
+            true => "a size such as 10 MB, or 'unknown' to have it measured,",
+            false => "a size such as 10 MB",
+        };
+        Ok((kind, Some(self.size(expected)?), size_place))
     }
 
     /// Options in any order. One with an error is reported and left out.
@@ -378,8 +390,8 @@ impl Cursor<'_, '_> {
     }
 
     /// A size of one word or two.
-    fn size(&mut self) -> Parsed<u64> {
-        let number = self.word("a size such as 10 MB")?;
+    fn size(&mut self, expected: &str) -> Parsed<u64> {
+        let number = self.word(expected)?;
         let is_number = number
             .text
             .bytes()

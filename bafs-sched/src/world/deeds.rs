@@ -31,6 +31,8 @@ impl World {
                 first_changed: file(writes),
                 held_bytes: held.bytes,
                 held_files: held.files,
+                disk_bytes: Some(u64::MAX),
+                disk_files: None,
                 pages: Vec::new(),
                 longest_call_ms: 0,
                 waited_ms: 0,

@@ -55,6 +55,16 @@ impl Beneath {
         Ok(file)
     }
 
+    /// Where a symbolic link leads.
+    ///
+    /// # Errors
+    /// It is none, or its directory is not inside.
+    pub(super) fn read_link(&self, path: &str) -> io::Result<String> {
+        let (parent, name) = self.parent(path)?;
+        let target = rustix::fs::readlinkat(parent, name, Vec::new())?;
+        Ok(target.to_string_lossy().into_owned())
+    }
+
     /// Makes a new regular file for writing. Its directory must exist.
     pub(super) fn create_file(&self, path: &str) -> io::Result<File> {
         let (parent, name) = self.parent(path)?;

@@ -76,6 +76,7 @@ impl Upload {
         deadline: Deadline,
     ) -> Result<Self> {
         check_relative(&call.path)?;
+        let beneath = Beneath::open(root);
         let failed = |e: &std::io::Error| {
             let code = match e.kind() {
                 std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
@@ -84,15 +85,20 @@ impl Upload {
                 std::io::ErrorKind::PermissionDenied => ErrorCode::ServerFault,
                 _ => ErrorCode::BadPath,
             };
+            let link = beneath.as_ref().ok();
+            let link = link.and_then(|root| root.read_link(&call.path).ok());
+            let why = describe(e, link.as_deref());
             let text = format!(
-                "cannot extract '{}' of volume {}: {e}",
+                "cannot extract '{}' of volume {}: {why}",
                 call.path, call.volume
             );
             Error::new(code, text)
         };
-        let file = Beneath::open(root)
-            .and_then(|beneath| beneath.open_file(&call.path))
-            .map_err(|e| failed(&e))?;
+        let opened = match &beneath {
+            Ok(beneath) => beneath.open_file(&call.path),
+            Err(error) => Err(std::io::Error::from(error.kind())),
+        };
+        let file = opened.map_err(|e| failed(&e))?;
         let identity = identity(&file).map_err(|e| failed(&e))?;
         let mode = file
             .metadata()
@@ -303,4 +309,22 @@ fn not_found_at_home(error: Error) -> Error {
 
 fn fault(error: &dyn std::fmt::Display) -> Error {
     Error::new(ErrorCode::ServerFault, format!("extract: {error}"))
+}
+
+/// Why a file cannot be opened; `link` is where it leads if it is a symbolic link.
+fn describe(error: &std::io::Error, link: Option<&str>) -> String {
+    let leads_out = error.raw_os_error() == Some(rustix::io::Errno::XDEV.raw_os_error());
+    let advice = "have the job copy the file into the volume, or link to a file of the same volume \
+                  by a relative path";
+    match link {
+        Some(to) if leads_out => format!(
+            "it is a symbolic link to '{to}', which leads out of the volume (a path that begins \
+             with '/' does, whatever the job sees there); {advice}"
+        ),
+        Some(to) => format!("it is a symbolic link to '{to}', and that cannot be read: {error}"),
+        None if leads_out => {
+            format!("its path goes through a symbolic link that leads out of the volume; {advice}")
+        }
+        None => error.to_string(),
+    }
 }

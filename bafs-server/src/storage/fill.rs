@@ -104,7 +104,7 @@ impl Taken {
             "the source has more files than the volume may hold ({}); give it more",
             self.limit.files
         );
-        Err(Error::new(ErrorCode::NoSpaceFiles, text))
+        Err(Error::new(ErrorCode::TooLarge, text))
     }
 
     /// So many bytes more, because of `path`.
@@ -130,7 +130,7 @@ impl Taken {
              file takes whole blocks of the disk); give it more",
             self.limit.bytes
         );
-        Err(Error::new(ErrorCode::NoSpaceBytes, text))
+        Err(Error::new(ErrorCode::TooLarge, text))
     }
 }
 
@@ -153,8 +153,8 @@ impl Fill {
     /// future stops the work. Gives the bytes of files that came over the network.
     ///
     /// # Errors
-    /// `NoSpaceBytes` and `NoSpaceFiles` when the source is larger than the limit; what the source
-    /// answered; `DigestMismatch`; `ServerFault` when the disk refuses.
+    /// `TooLarge` when the source is larger than the limit; what the source answered;
+    /// `DigestMismatch`; `NoSpaceBytes` when the disk is full, `ServerFault` when it refuses else.
     pub(super) async fn run(self, tree: &Path) -> Result<u64> {
         let root = Arc::new(Beneath::open(tree).map_err(|e| disk("tree", &e))?);
         // A home is not asked what is the same.
@@ -502,8 +502,6 @@ fn joined<T>(done: Result<Result<T>, JoinError>) -> Result<T> {
     done.unwrap_or_else(|e| Err(Error::new(ErrorCode::ServerFault, format!("fill: {e}"))))
 }
 
-/// A full disk is no lack of space here: of that the source would be the cause.
 pub(super) fn disk(path: &str, error: &io::Error) -> Error {
-    let text = format!("cannot make '{path}' in the store: {error}");
-    Error::new(ErrorCode::ServerFault, text)
+    crate::fault::of_disk(format!("cannot make '{path}' in the store"), error)
 }

@@ -18,7 +18,7 @@ use super::origin::Origin;
 use super::table::{Change, VolumeRecord};
 use super::{Storage, blocking, lost};
 use crate::clock;
-use crate::fault::apart;
+use crate::fault::{apart, of_disk};
 use crate::logic::space::{Amount, Short};
 use crate::logic::volumes::{Creation, Refusal, VOLUMES_MAX};
 
@@ -183,6 +183,8 @@ impl Storage {
         let scratch = matches!(call.spec.kind, VolumeKind::Scratch { .. });
         let making = self.clone().make_whole(call);
         if let Err(error) = apart(format!("making volume {id}"), making).await {
+            // Before what is half made goes.
+            let error = self.tell_free(error).await;
             let _turn = self.turn(id).await;
             self.discard(id, scratch).await;
             let mut volumes = self.volumes();
@@ -193,6 +195,19 @@ impl Storage {
             volumes.failed(clock::now(), id, error);
         }
         self.notify();
+    }
+
+    /// Adds to what a full disk says which disk that is, and what it has free.
+    async fn tell_free(&self, error: Error) -> Error {
+        if error.code != ErrorCode::NoSpaceBytes {
+            return error;
+        }
+        let store = self.store.clone();
+        let told = blocking(move || store.describe_disk().map_err(|e| of_disk("store", &e)));
+        match told.await {
+            Ok(disk) => Error::new(error.code, format!("{}: {disk}", error.detail)),
+            Err(_) => error,
+        }
     }
 
     async fn make_whole(self: Arc<Self>, call: CreateVolume) -> Result<()> {
@@ -419,5 +434,5 @@ fn refuse(spec: &VolumeSpec, refusal: Refusal) -> Error {
 }
 
 fn disk(id: VolumeId, error: &std::io::Error) -> Error {
-    crate::fault::of_disk(format!("store of volume {id}"), error)
+    of_disk(format!("store of volume {id}"), error)
 }

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use bafs_proto::ids::{AgentId, ServerId, VolumeId};
 use bafs_proto::{Error, ErrorCode, Result};
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, flock, statvfs};
 
 use crate::lives::Life;
 
@@ -109,6 +109,22 @@ impl Store {
     /// The number of this life of the store.
     pub(super) fn life(&self) -> u32 {
         self.life.number
+    }
+
+    /// What its disk has free, for people. Blocks.
+    ///
+    /// # Errors
+    /// The disk does not say it.
+    pub(super) fn describe_disk(&self) -> io::Result<String> {
+        let disk = statvfs(&self.root)?;
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        let (root, files) = (self.root.display(), disk.f_favail);
+        // Some file systems count no files.
+        let files = match disk.f_files {
+            0 => String::new(),
+            _ => format!(" and {files} files"),
+        };
+        Ok(format!("the disk of {root} has {free} bytes{files} free"))
     }
 
     /// Where the cache keeps its blocks.

@@ -1,0 +1,286 @@
+//! When nothing goes on although jobs are ready: what is tried then, what gives way, and what is
+//! told when nothing helps.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bafs_proto::ids::VolumeId;
+
+use super::fit::describe;
+use super::place::Care;
+use super::release::{DELETE_FAULTS_TOLD, LEFT_SHOWN};
+use super::scheduler::Scheduler;
+use super::space::Space;
+use super::timers::Timer;
+use super::volumes::{Instance, State};
+use crate::workflow::{JobIndex, VolumeIndex};
+
+/// Jobs of each queue that are tried when nothing goes on, of those that need the same one.
+const KINDS_TRIED: usize = 64;
+
+/// A pipeline that waits for jobs of others loses its protection so often, until one ends.
+const UNPROTECTED_MAX: u32 = 16;
+
+/// A pipeline makes way for others so often, until more jobs are done than ever before.
+const WAYS_MAX: u32 = 2;
+
+/// Pipelines that made way for others.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Ways {
+    /// The most jobs that were done when one did.
+    done_most: u64,
+    /// How often each did since more were done than ever before.
+    made: BTreeMap<u32, u32>,
+}
+
+impl Scheduler {
+    /// When jobs are ready, nothing is under way and none of them can start, pipelines block each
+    /// other or space is missing: jobs may leave their node, then other pipelines give way, then
+    /// the workflow fails. It never just waits.
+    pub(super) fn look_for_blockade(&mut self) {
+        if !self.attempts.is_empty() || self.queues.is_empty() || !self.is_quiet() {
+            return;
+        }
+        let mut heads = self.queues.all_heads(KINDS_TRIED);
+        heads.sort_unstable();
+        let mut candidates: Vec<JobIndex> = heads.iter().map(|key| key.job).collect();
+        if let Some(trouble) = self.describe_full_disks(&candidates) {
+            self.messages.push(trouble);
+            return self.finish();
+        }
+        if self.unprotect_if_stuck() || self.pass_stuck_probes_on() || self.waits_for_others() {
+            return;
+        }
+        // Among many that wait, those that go on with a pipeline may be far behind.
+        let under_way = self.protected.into_iter().chain(self.probes());
+        let under_way = under_way.chain(self.pipelines_at_home());
+        let next = under_way.filter_map(|pipeline| self.graph.courses.next_of(pipeline));
+        candidates.extend(next.filter(|job| self.queues.contains(*job)));
+        if self.break_blockade(&candidates) || self.waits_on() {
+            return;
+        }
+        let until = *self
+            .patience
+            .get_or_insert_with(|| self.now.plus_ms(self.settings.stuck_wait_ms));
+        if self.now < until {
+            self.timers.set(until, Timer::Patience);
+            return;
+        }
+        let trouble = self.describe_blockade(candidates.first().copied());
+        self.messages.push(trouble);
+        self.finish();
+    }
+
+    /// Has one of these jobs start, or something deleted for them, what costs least first. What has
+    /// begun goes before what has not, which would only hold more space.
+    fn break_blockade(&mut self, candidates: &[JobIndex]) -> bool {
+        let is_begun = |job: &JobIndex| self.is_under_way(self.graph.pipeline(*job));
+        let (begun, new): (Vec<JobIndex>, Vec<JobIndex>) =
+            candidates.iter().copied().partition(is_begun);
+        let is_wanted = |job: &JobIndex| {
+            let pipeline = self.graph.pipeline(*job);
+            begun.is_empty() || self.graph.crossings.is_awaited(pipeline)
+        };
+        let (wanted, other): (Vec<JobIndex>, Vec<JobIndex>) = new.into_iter().partition(is_wanted);
+        let first: Vec<JobIndex> = begun.into_iter().chain(wanted).collect();
+        if self.try_all(candidates, Care::Safe)
+            || self.free_idle_caches()
+            || (!self.fleet.is_unanswered() && self.relax_rules())
+            || self.drop_all_copies()
+            || self.try_all(&first, Care::Fitting)
+            || self.try_all(&first, Care::None)
+            || self.free_unused_caches()
+        {
+            return true;
+        }
+        let mut free = first.iter().chain(&other).copied();
+        let free = free.find(|job| !self.waits_for_probe(self.graph.pipeline(*job)));
+        free.is_some_and(|job| self.make_way(job))
+            || self.try_all(&other, Care::Fitting)
+            || self.try_all(&other, Care::None)
+    }
+
+    fn try_all(&mut self, jobs: &[JobIndex], care: Care) -> bool {
+        let mut jobs = jobs.iter();
+        jobs.any(|job| self.try_place_anywhere(*job, care))
+    }
+
+    /// Whether nothing is under way that could change what is possible.
+    fn is_quiet(&self) -> bool {
+        let is_given_up = |id: VolumeId| {
+            let instance = self.volumes.get(id);
+            instance.is_some_and(|instance| instance.delete_faults >= DELETE_FAULTS_TOLD)
+        };
+        let mut volumes = self.volumes.iter();
+        self.extractions.is_quiet()
+            && !self.timers.has_work(is_given_up)
+            && volumes.all(|(id, instance)| instance.state.is_complete() || is_given_up(id))
+    }
+
+    /// Drops the volumes of the last pipeline that is under way, other than the one of `job`, and
+    /// lets only that one start jobs until it is through. Where there is no other, and its volumes
+    /// need several nodes, its own go: they may lie on the wrong ones. Answers whether there was
+    /// one. A pipeline with results that home does not take is none: they are finished, and would
+    /// be made in vain; nor is one that made way a few times, and more was never done since.
+    fn make_way(&mut self, job: JobIndex) -> bool {
+        let done = self.graph.totals.done;
+        if done > self.ways.done_most {
+            self.ways.done_most = done;
+            self.ways.made.clear();
+        }
+        let pipeline = self.protected.unwrap_or_else(|| self.graph.pipeline(job));
+        let of = |volume: VolumeIndex| self.graph.pipeline_of(volume);
+        // What is being deleted makes no way.
+        let is_there =
+            |i: &Instance| i.state != State::Deleting && !self.graph.volume(i.volume).is_cache;
+        let holders = self.extractions.holders().into_iter();
+        let finished = holders.filter_map(|id| of(self.volumes.get(id)?.volume));
+        let finished: BTreeSet<u32> = finished.collect();
+        let scratch = self.volumes.iter().filter(|(_, i)| is_there(i));
+        let holders = scratch.filter_map(|(_, i)| of(i.volume));
+        let may_go = |other: &u32| {
+            let made = self.ways.made.get(other).copied().unwrap_or(0);
+            let most = match *other == pipeline {
+                true => u32::from(self.is_larger_than_nodes(pipeline)),
+                false => WAYS_MAX,
+            };
+            made < most && !finished.contains(other)
+        };
+        let victims: BTreeSet<u32> = holders.filter(may_go).collect();
+        let others = victims.iter().rev().find(|other| **other != pipeline);
+        let Some(&victim) = others.or_else(|| victims.first()) else {
+            return false;
+        };
+        let dropped: Vec<(VolumeId, VolumeIndex)> = self
+            .volumes
+            .iter()
+            .filter(|(_, i)| is_there(i) && of(i.volume) == Some(victim))
+            .map(|(id, instance)| (id, instance.volume))
+            .collect();
+        *self.ways.made.entry(victim).or_default() += 1;
+        self.protected = Some(pipeline);
+        self.end_claims(victim);
+        for &(id, volume) in &dropped {
+            self.retire(id);
+            self.take_back_extracts(volume, id);
+        }
+        self.redo(
+            Vec::new(),
+            dropped.into_iter().map(|(_, volume)| volume).collect(),
+        );
+        true
+    }
+
+    /// Whether a pipeline needs more space at once than each node has.
+    fn is_larger_than_nodes(&self, pipeline: u32) -> bool {
+        let peak = self.graph.courses.peak(pipeline);
+        let mut nodes = self.fleet.live();
+        !nodes.any(|(server, _)| self.fleet.usable(server).holds(peak))
+    }
+
+    /// Lets all pipelines start jobs again when the protected one is through.
+    pub(super) fn unprotect_if_done(&mut self) {
+        if self
+            .protected
+            .is_some_and(|pipeline| self.graph.is_pipeline_final(pipeline))
+        {
+            self.protected = None;
+            self.queues.wake_all();
+        }
+    }
+
+    /// Nothing goes on: where the protected pipeline waits for jobs of others, all may start jobs
+    /// again. Answers whether they may; so often while no pipeline ends, that it does not help.
+    fn unprotect_if_stuck(&mut self) -> bool {
+        let Some(pipeline) = self.protected else {
+            return false;
+        };
+        let mut members = self.graph.members(pipeline);
+        if self.unprotected >= UNPROTECTED_MAX || members.any(|job| self.queues.contains(job)) {
+            return false;
+        }
+        self.unprotected += 1;
+        self.protected = None;
+        self.queues.wake_all();
+        // No fact need follow that would make anybody look again.
+        self.timers.set(self.now.plus_ms(1), Timer::Patience);
+        true
+    }
+
+    fn describe_blockade(&self, job: Option<JobIndex>) -> String {
+        let name = job.map_or("", |job| self.graph.workflow.job(job).name.as_str());
+        if let Some(job) = job
+            && !self.graph.job(job).refused_by.is_empty()
+        {
+            let refused_by = self.graph.job(job).refused_by.iter();
+            let nodes: Vec<String> = refused_by.map(|server| self.fleet.name(*server)).collect();
+            return format!(
+                "job '{name}' cannot start: {} cannot run it, and no other node has room; add a \
+                 node, or see their logs",
+                nodes.join(" and ")
+            );
+        }
+        let slots = job.map_or(1, |job| self.slots_of(job));
+        let nodes = self.fleet.live().map(|(_, node)| node.seen.slots);
+        if let Some(most) = nodes.max().filter(|most| *most < slots) {
+            return format!(
+                "job '{name}' cannot start: it asks for {slots} processors, and no node that is \
+                 left has more than {most}; start a larger node again"
+            );
+        }
+        let missing = job.map(|job| self.graph.mounted(job)).unwrap_or_default();
+        let missing = missing
+            .into_iter()
+            .filter(|(volume, _)| !self.volumes.is_live(*volume));
+        let need = missing.fold(Space::ZERO, |sum, (v, _)| sum.plus(self.size_of(v)));
+        let workers = self.fleet.live().filter(|(_, node)| node.seen.slots > 0);
+        let have = workers.map(|(id, _)| self.fleet.available(id)).max();
+        match have {
+            None => format!("job '{name}' cannot start: no node is left; start nodes again"),
+            Some(have) => format!(
+                "job '{name}' cannot start: its volumes need {} more, and no node has more than \
+                 {} free{}{}; add storage or make volumes smaller",
+                describe(need),
+                describe(have),
+                self.describe_kept(),
+                self.describe_ways()
+            ),
+        }
+    }
+
+    /// Which pipelines made way for each other in vain, if some did.
+    fn describe_ways(&self) -> String {
+        let made = self.ways.made.keys().take(LEFT_SHOWN);
+        let name = |it: &u32| format!("'{}'", self.graph.workflow.job(JobIndex(*it)).name);
+        let names: Vec<String> = made.map(name).collect();
+        match names.as_slice() {
+            [] => String::new(),
+            names => format!(
+                ", though volumes of the pipelines of {} made way already, which wait for others \
+                 while they hold their volumes: those of all must fit beside each other",
+                names.join(", ")
+            ),
+        }
+    }
+
+    /// What results that could not be sent home take of the nodes, if they take any.
+    fn describe_kept(&self) -> String {
+        let kept = self.volumes.iter().filter(|(_, i)| i.is_kept);
+        let kept: Vec<&Instance> = kept.map(|(_, instance)| instance).collect();
+        if kept.is_empty() {
+            return String::new();
+        }
+        let held = kept.iter().fold(Space::ZERO, |sum, i| sum.plus(i.size));
+        let name = |i: &&Instance| format!("'{}'", self.graph.workflow.volume(i.volume).name);
+        let names: Vec<String> = kept.iter().take(LEFT_SHOWN).map(name).collect();
+        let more = match kept.len().saturating_sub(LEFT_SHOWN) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        format!(
+            ", as results that home did not take keep {} (volumes {}{more}): mend what it refuses \
+             them for",
+            describe(held),
+            names.join(", ")
+        )
+    }
+}

@@ -1,0 +1,324 @@
+//! Disks that are full although their nodes offer more: how that is told from a volume that is too
+//! small, and how such a node is tried again. What becomes of volumes that are too small is
+//! `growth.rs`.
+
+use bafs_proto::ids::ServerId;
+use bafs_proto::message::JobReport;
+use bafs_proto::report::VolumeUse;
+
+use super::declared::Warning;
+use super::fit::describe_bytes;
+use super::fleet::Node;
+use super::graph::JobState;
+use super::scheduler::Scheduler;
+use super::space::Space;
+use super::timers::Timer;
+use crate::workflow::{JobIndex, VolumeIndex, VolumeKind};
+
+/// Where nobody knows what the disk had free: so often a job may have met it as it seems, before a
+/// lack of space is the declaration's fault.
+const FULL_DISKS_MAX: u32 = 2;
+
+/// A node may refuse a job's volumes so often for want of space before its disk counts as full.
+const REFUSED_ONCE: u32 = 1;
+
+/// What a user can do about a full disk.
+const ADVICE: &str = "free some of it, or start the node with a smaller --size";
+
+/// Jobs that are named when all wait for a full disk.
+const NAMES_SHOWN: usize = 3;
+
+/// What refused a job space: the disk below this volume, not the volume.
+struct Refusal {
+    volume: VolumeIndex,
+    /// What the disk had free; nothing where that is only believed.
+    disk: Option<Space>,
+}
+
+impl Scheduler {
+    /// Which node's disk had no space, and why it was that: it has less than the volume may still
+    /// take. Where nobody knows that, volumes there refused the job that were not half full; as a
+    /// single call may ask for more than a whole volume is to have, this is believed a few times.
+    pub(super) fn disk_was_full(
+        &self,
+        job: JobIndex,
+        report: &JobReport,
+    ) -> Option<(ServerId, String)> {
+        if !self.found_no_space(job, report) {
+            return None;
+        }
+        let Refusal { volume, disk } = self.refused_by_disk(job, report)?;
+        let server = self.node_of(job, volume)?;
+        let times = self.graph.job(job).environment.full_disks;
+        if disk.is_none() && times >= FULL_DISKS_MAX {
+            return None;
+        }
+        let name = &self.graph.workflow.volume(volume).name;
+        let why = match disk {
+            Some(free) => format!(
+                "volume '{name}' had no space although it may hold {}: the disk of node {} has {} \
+                 free",
+                describe_bytes(self.size_of(volume)),
+                self.fleet.name(server),
+                describe_bytes(free)
+            ),
+            None => format!(
+                "volume '{name}' had no space although it was not half full: the disk of node {} \
+                 may be full",
+                self.fleet.name(server)
+            ),
+        };
+        Some((server, why))
+    }
+
+    /// The node of a scratch volume of a job; the job's own where the volume is gone.
+    fn node_of(&self, job: JobIndex, volume: VolumeIndex) -> Option<ServerId> {
+        let scratch = self.volumes.scratch(volume).and_then(|(_, server)| server);
+        scratch.or_else(|| self.graph.job(job).last_server)
+    }
+
+    /// The first of the volumes that refused a job space because of the disk below it.
+    fn refused_by_disk(&self, job: JobIndex, report: &JobReport) -> Option<Refusal> {
+        let mut refused = self.refused_for_space(job, report);
+        if refused.is_empty() {
+            refused = self.scratch_written(job);
+        }
+        let used_of = |volume: VolumeIndex| {
+            let name = &self.graph.workflow.volume(volume).name;
+            report.volumes.iter().find(|used| used.name == *name)
+        };
+        let mut known = refused.iter().filter_map(|volume| {
+            let used = used_of(*volume)?;
+            let (size, disk) = (self.size_of(*volume), disk_of(used)?);
+            let held = Space {
+                bytes: used.held_bytes,
+                files: used.held_files,
+            };
+            Some((*volume, disk, disk.holds(size.minus(held))))
+        });
+        if let Some((volume, disk, _)) = known.clone().find(|(.., has_room)| !has_room) {
+            let disk = Some(disk);
+            return Some(Refusal { volume, disk });
+        }
+        let is_half_full = |volume: &VolumeIndex| {
+            let (size, used) = (self.size_of(*volume), used_of(*volume));
+            // What a program removed before it ended may have filled the volume.
+            used.is_none_or(|used| {
+                used.held_bytes.max(used.written_bytes) >= size.bytes.div_ceil(2)
+                    || used.held_files.max(used.changes) >= size.files.div_ceil(2)
+            })
+        };
+        let is_unknown = known.next().is_none() && !refused.iter().any(is_half_full);
+        let volume = *refused.first().filter(|_| is_unknown)?;
+        Some(Refusal { volume, disk: None })
+    }
+
+    /// What to add to the reason of a failure that a lack of space explains.
+    pub(super) fn describe_full(&self, job: JobIndex, report: &JobReport) -> String {
+        let full = self.refused_for_space(job, report).into_iter();
+        let names = full.map(|volume| format!("'{}'", self.graph.workflow.volume(volume).name));
+        let names: Vec<String> = names.collect();
+        if names.is_empty() {
+            return String::new();
+        }
+        let names = names.join(" and ");
+        let refusal = self.refused_by_disk(job, report);
+        if let Some(server) = refusal.and_then(|refusal| self.node_of(job, refusal.volume)) {
+            let node = self.fleet.name(server);
+            return format!(
+                " when volume {names} had no space, though not full: the disk of node {node} may \
+                 be full; {ADVICE}"
+            );
+        }
+        format!(" when volume {names} had no space left: it needs a larger volume than declared")
+    }
+
+    /// The disk of a node was full, as it seems: the job is tried again, elsewhere if it can be,
+    /// and is not blamed.
+    pub(super) fn pass_by_full_disk(&mut self, job: JobIndex, server: ServerId, why: &str) {
+        let Some(ran_on) = self.attempts.get(&job).map(|attempt| attempt.server) else {
+            return;
+        };
+        self.abandon_attempt(job);
+        let stays = self.leave_full_disk(job, server);
+        let node = self.graph.job_mut(job);
+        node.environment.full_disks += 1;
+        if ran_on == server && !stays {
+            node.failed_on.insert(server);
+        }
+        if self.note_full(server, why) <= REFUSED_ONCE {
+            let name = &self.graph.workflow.job(job).name;
+            let text = format!("job '{name}' failed and runs again: {why}; {ADVICE}");
+            self.tell(Warning {
+                job: Some(job),
+                volume: None,
+                node: Some(server),
+                text,
+            });
+        }
+        self.tell_full(server, why);
+        self.try_again_when_free(job, server, why, stays);
+    }
+
+    /// Volumes on a full disk that only this job has written go, so that they are made elsewhere.
+    /// Answers whether others stay: what was done by others, and what was filled, which would cross
+    /// the link to home again.
+    fn leave_full_disk(&mut self, job: JobIndex, server: ServerId) -> bool {
+        let mut stays = false;
+        for volume in self.scratch_written(job) {
+            let Some((id, Some(on))) = self.volumes.scratch(volume) else {
+                continue;
+            };
+            let mut writers = self.graph.volume(volume).writers.iter();
+            let is_empty = writers.all(|writer| self.graph.state(*writer) != JobState::Done);
+            let mut uses = self.attempts.values().flat_map(|attempt| &attempt.uses);
+            let is_used = uses.any(|used| used.id == id);
+            let kind = &self.graph.workflow.volume(volume).kind;
+            let is_filled = !matches!(kind, VolumeKind::Scratch { fill: None });
+            if on != server {
+                continue;
+            }
+            if !is_empty || is_used || is_filled {
+                stays = true;
+                continue;
+            }
+            self.retire(id);
+            self.take_back_extracts(volume, id);
+            self.drop_copies(volume);
+        }
+        stays
+    }
+
+    /// A node had no space where it should have: it gets no new work for a moment, and then one job
+    /// at a time until one succeeds that writes there. What is met in that moment is one and the
+    /// same. Answers how often it was full in a row.
+    pub(super) fn note_full(&mut self, server: ServerId, why: &str) -> u32 {
+        let times = self.fleet.update(server, |node| {
+            node.full_in_row += u32::from(node.aside_until.is_none());
+            why.clone_into(&mut node.full_why);
+            node.full_in_row
+        });
+        let times = times.unwrap_or(0);
+        let timer = match times >= self.settings.environment_faults_max {
+            true => Timer::Full(server),
+            false => Timer::Aside(server),
+        };
+        self.set_aside_until(server, self.settings.pause_ms_max, timer);
+        times
+    }
+
+    /// Names a node whose disk seems to be full, from the second time on, once.
+    fn tell_full(&mut self, server: ServerId, fault: &str) {
+        let told = self
+            .fleet
+            .update(server, |node| match node.full_in_row > REFUSED_ONCE {
+                true => std::mem::replace(&mut node.is_told_full, true),
+                false => true,
+            });
+        if told == Some(false) {
+            let name = self.fleet.name(server);
+            let text = format!(
+                "the disk of node {name} seems to be full: {fault}; {ADVICE}; it is tried again"
+            );
+            self.tell(Warning {
+                job: None,
+                volume: None,
+                node: Some(server),
+                text,
+            });
+        }
+    }
+
+    /// A node had no space for a volume that fits into what it offers. Once, somebody else may have
+    /// taken the space, and the next listing shows it; again and again, the disk is full.
+    pub(super) fn lacks_room(&mut self, job: JobIndex, server: ServerId, fault: &str) {
+        self.abandon_attempt(job);
+        self.tell_full(server, fault);
+        self.try_again_when_free(job, server, fault, false);
+    }
+
+    /// After a full disk kept a job from running: it runs on another node that can run it. Where
+    /// there is none it waits for this one, which tries one job at a time; and a disk that stays
+    /// full holds none of them back, but ends the run when nothing else goes on. `stays` says that
+    /// it can go nowhere else.
+    fn try_again_when_free(&mut self, job: JobIndex, server: ServerId, why: &str, stays: bool) {
+        let need = self.need_of(job);
+        let can_run = |(other, node): (ServerId, &Node)| {
+            other != server && node.takes_work() && self.could_run(job, other, need)
+        };
+        if !stays && self.fleet.live().any(can_run) {
+            return self.try_again(job, 0, why);
+        }
+        if self.is_long_full(server) {
+            return self.settle(job, 0);
+        }
+        let faults = self.count_environment_fault(job);
+        self.try_again(job, faults, &format!("{why}; {ADVICE}"));
+    }
+
+    /// Whether the disk of a node was full so often in a row that nobody waits for it any more.
+    fn is_long_full(&self, server: ServerId) -> bool {
+        let node = self.fleet.get(server);
+        node.is_some_and(|node| node.full_in_row >= self.settings.environment_faults_max)
+    }
+
+    /// A job succeeded: disks that it wrote to have space.
+    pub(super) fn prove_space(&mut self, job: JobIndex) {
+        let written = self.scratch_written(job).into_iter();
+        let servers = written.filter_map(|volume| self.volumes.scratch(volume)?.1);
+        for server in servers.collect::<Vec<_>>() {
+            let is_full = |node: &Node| node.full_in_row > 0;
+            if self.fleet.get(server).is_some_and(is_full) {
+                self.fleet.update(server, Node::prove_space);
+                self.queues.wake(server);
+            }
+        }
+    }
+
+    /// What to tell when nothing goes on because all nodes that could run these jobs have had full
+    /// disks for long.
+    pub(super) fn describe_full_disks(&self, waiting: &[JobIndex]) -> Option<String> {
+        let mut nodes: Vec<ServerId> = Vec::new();
+        for &job in waiting {
+            let (need, slots) = (self.need_of(job), self.slots_of(job));
+            let refused_by = &self.graph.job(job).refused_by;
+            let able = self.fleet.live().filter(|(id, node)| {
+                node.seen.slots >= slots
+                    && !refused_by.contains(id)
+                    && self.can_ever_hold(job, *id, need)
+            });
+            let able: Vec<ServerId> = able.map(|(id, _)| id).collect();
+            let first = *able.first()?;
+            if !able.into_iter().all(|id| self.is_long_full(id)) {
+                return None;
+            }
+            if !nodes.contains(&first) {
+                nodes.push(first);
+            }
+        }
+        let server = *nodes.first()?;
+        let name = |job: &JobIndex| format!("'{}'", self.graph.workflow.job(*job).name);
+        let names: Vec<String> = waiting.iter().take(NAMES_SHOWN).map(name).collect();
+        let left = self.graph.workflow.jobs.len() as u64 - self.graph.finals();
+        let more = match left.saturating_sub(names.len() as u64) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let node = self.fleet.get(server)?;
+        Some(format!(
+            "no node can run job {}{more}: the disk of node {} was full {} times, one after the \
+             other (the last time: {}); {ADVICE}, and run it again: what is done is kept",
+            names.join(", "),
+            self.fleet.name(server),
+            node.full_in_row,
+            node.full_why
+        ))
+    }
+}
+
+/// What the disk below a volume had free, as far as that is known.
+fn disk_of(used: &VolumeUse) -> Option<Space> {
+    let bytes = used.disk_bytes?;
+    let files = used.disk_files.unwrap_or(u64::MAX);
+    Some(Space { bytes, files })
+}

@@ -1,0 +1,169 @@
+//! A pipeline that is tried in thought, alone on all nodes: whether it can come to its end from
+//! where it is. What follows from that says `fit.rs`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::course::floor;
+use super::fit::bytes_of;
+use super::scheduler::Scheduler;
+use super::space::Space;
+use crate::workflow::{JobIndex, VolumeIndex};
+
+/// How many ways are tried.
+pub(super) const TRIES_MAX: u32 = 50_000;
+
+/// Where volumes go when only one place is tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Prefer {
+    Roomiest,
+    Tightest,
+}
+
+/// A pipeline that is tried in thought, alone on all nodes.
+#[derive(Clone)]
+pub(super) struct Trial<'s> {
+    pub(super) scheduler: &'s Scheduler,
+    pub(super) course: &'s [JobIndex],
+    pub(super) free: Vec<Space>,
+    /// What other nodes have, for parts of caches.
+    pub(super) beside_bytes: u64,
+    /// Where the volumes that exist are, as a position in `free`.
+    pub(super) place: BTreeMap<VolumeIndex, usize>,
+    pub(super) done: BTreeSet<JobIndex>,
+    pub(super) tries_left: u32,
+}
+
+impl Trial<'_> {
+    /// Whether the rest can be run from here, in some order. Tries the course first.
+    pub(super) fn go_on(&mut self) -> bool {
+        if self.done.len() == self.course.len() {
+            return true;
+        }
+        let workflow = &self.scheduler.graph.workflow;
+        let is_ready = |job: &JobIndex| {
+            let mut parents = workflow.job(*job).parents.iter();
+            let pipeline = |job: JobIndex| self.scheduler.graph.pipeline(job);
+            !self.done.contains(job)
+                && parents
+                    .all(|parent| pipeline(*parent) != pipeline(*job) || self.done.contains(parent))
+        };
+        let ready: Vec<JobIndex> = self.course.iter().copied().filter(is_ready).collect();
+        for job in ready {
+            let scratch = self.scheduler.scratch_of(job);
+            let made: Vec<VolumeIndex> = scratch
+                .iter()
+                .copied()
+                .filter(|volume| !self.place.contains_key(volume))
+                .collect();
+            let need = self.sum(&made);
+            for node in 0..self.free.len() {
+                // Empty nodes of one size are the same.
+                let is_same = |other: usize| {
+                    let holds = |at: usize| self.place.values().any(|place| *place == at);
+                    self.free[other] == self.free[node] && !holds(other) && !holds(node)
+                };
+                let is_new = !(0..node).any(is_same);
+                if !is_new || !self.has_room(job, need, node) {
+                    continue;
+                }
+                if self.tries_left == 0 {
+                    return false;
+                }
+                self.tries_left -= 1;
+                if self.run(job, &made, need, node, &scratch) {
+                    return true;
+                }
+                if made.is_empty() {
+                    break;
+                }
+            }
+        }
+        false
+    }
+
+    /// Whether the rest can be run from here by its course, each volume in the place that is
+    /// preferred.
+    pub(super) fn follow(mut self, prefer: Prefer) -> bool {
+        for job in self.course {
+            if self.done.contains(job) {
+                continue;
+            }
+            let scratch = self.scheduler.scratch_of(*job);
+            let mut made = scratch.clone();
+            made.retain(|volume| !self.place.contains_key(volume));
+            let need = self.sum(&made);
+            let nodes = 0..self.free.len();
+            let able = nodes.filter(|node| self.has_room(*job, need, *node));
+            let best = match prefer {
+                Prefer::Roomiest => able.max_by_key(|node| self.free[*node]),
+                Prefer::Tightest => able.min_by_key(|node| self.free[*node]),
+            };
+            let Some(node) = best else {
+                return false;
+            };
+            self.end(*job, &made, need, node, &scratch);
+        }
+        true
+    }
+
+    fn sum(&self, volumes: &[VolumeIndex]) -> Space {
+        let sizes = volumes.iter().map(|volume| self.scheduler.size_of(*volume));
+        sizes.fold(Space::ZERO, Space::plus)
+    }
+
+    /// Whether a job finds room on a node for so much and the least part of its caches, and these
+    /// on all nodes together.
+    fn has_room(&self, job: JobIndex, need: Space, node: usize) -> bool {
+        let caches = self.scheduler.caches_of(job);
+        let parts = caches
+            .iter()
+            .map(|cache| floor(self.scheduler.size_of(*cache)));
+        let there = parts.fold(need, Space::plus);
+        let all = self
+            .beside_bytes
+            .saturating_add(bytes_of(self.free.iter().copied()));
+        self.free[node].holds(there) && all >= need.plus(self.sum(&caches)).bytes
+    }
+
+    fn run(
+        &mut self,
+        job: JobIndex,
+        made: &[VolumeIndex],
+        need: Space,
+        node: usize,
+        scratch: &[VolumeIndex],
+    ) -> bool {
+        let before = (self.free.clone(), self.place.clone());
+        self.end(job, made, need, node, scratch);
+        if self.go_on() {
+            return true;
+        }
+        self.done.remove(&job);
+        (self.free, self.place) = before;
+        false
+    }
+
+    /// What there is once a job has made these volumes, and is done.
+    pub(super) fn end(
+        &mut self,
+        job: JobIndex,
+        made: &[VolumeIndex],
+        need: Space,
+        node: usize,
+        scratch: &[VolumeIndex],
+    ) {
+        if let Some(free) = self.free.get_mut(node) {
+            *free = free.minus(need);
+        }
+        self.place.extend(made.iter().map(|volume| (*volume, node)));
+        self.done.insert(job);
+        for volume in scratch {
+            let users = &self.scheduler.graph.workflow.volume(*volume).users;
+            if users.iter().all(|user| self.done.contains(user))
+                && let Some(node) = self.place.remove(volume)
+            {
+                self.free[node] = self.free[node].plus(self.scheduler.size_of(*volume));
+            }
+        }
+    }
+}

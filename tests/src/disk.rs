@@ -1,0 +1,54 @@
+//! Nodes whose stores are on small disks that nobody else sees. Judges nothing.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::{World, program};
+
+/// Starts a node named `small` that offers 500 MB. Its store is in `store`, on a file system that
+/// nobody else sees, mounted as `disk` says (words for `mount`; root may do that). It ends with its
+/// input.
+///
+/// # Errors
+/// The node does not start.
+pub fn node_on(disk: &str, world: &World, store: &str) -> Result<Child> {
+    let script = format!(
+        "mount {disk} {store} && exec \"$0\" node --store {store}/node \
+         --size 500MB --name small --until-stdin-closes"
+    );
+    let mut command = Command::new("unshare");
+    command
+        .args(["-m", "sh", "-c", &script])
+        .arg(program())
+        .env("BAFS_IDENTITY", world.cluster.identity())
+        .env("BAFS_CATALOG", world.cluster.catalog())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    let mut node = command.spawn()?;
+    let stdout = node.stdout.take().context("standard output is piped")?;
+    let mut line = String::new();
+    BufReader::new(stdout).read_line(&mut line)?;
+    ensure!(line.contains("listening"), "the node does not start");
+    Ok(node)
+}
+
+/// A path as a process sees it that has mounts of its own.
+pub fn seen_by(node: &Child, path: &str) -> PathBuf {
+    let root = Path::new("/proc").join(node.id().to_string()).join("root");
+    root.join(path.trim_start_matches('/'))
+}
+
+/// Writes to a file until the disk takes no more.
+///
+/// # Errors
+/// The file cannot be made.
+pub fn fill(path: &Path) -> Result<()> {
+    let mut file = File::create(path)?;
+    while file.write_all(&[0; 4096]).is_ok() {}
+    Ok(())
+}

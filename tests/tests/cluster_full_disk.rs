@@ -1,0 +1,82 @@
+//! A node of real processes whose disk is full beside one that is fine: the run goes on there, and
+//! its results are right.
+
+use std::fs::OpenOptions;
+
+use anyhow::{Context, Result, ensure};
+use bafs_tests::disk::{fill, node_on, seen_by};
+use bafs_tests::{World, cannot_mount, said, skip};
+
+const PIPELINES: u32 = 4;
+
+/// What the full disk has left: enough to make a volume, too little for its source.
+const LEFT_BYTES: u64 = 400_000;
+
+/// Each first job passes on what its volume was filled with, the second adds a checksum.
+const WORKFLOW: &str = "for i in 1..4\n\
+    volume in$(i) scratch 2 MB files 10 from bafs://home/in/$(i)\n\
+    volume work$(i) scratch 3 MB files 10\n\
+    job pass$(i) {\nexecutable = /bin/sh\narguments = -c \"cat /in/$(i) > /work/all\"\n}\n\
+    job sum$(i) {\nexecutable = /bin/sh\narguments = -c \"cksum < /work/all > /work/sum\"\n}\n\
+    parent pass$(i) child sum$(i)\nmount in$(i) pass$(i) /in ro\nmount work$(i) pass$(i) /work\n\
+    mount work$(i) sum$(i) /work\nextract work$(i) sum bafs://home/out/$(i)\nend\n";
+
+fn input(i: u32) -> Vec<u8> {
+    (0..100_000u32)
+        .flat_map(|at| (at.wrapping_mul(2_654_435_761) ^ i).to_le_bytes())
+        .chain(std::iter::repeat_n(i.to_le_bytes()[0], 600_000))
+        .collect()
+}
+
+fn cksum(data: &[u8]) -> Result<Vec<u8>> {
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), data)?;
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "cksum < $0"]).arg(file.path());
+    Ok(command.output()?.stdout)
+}
+
+#[test]
+fn cluster_runs_elsewhere_what_finds_a_full_disk() -> Result<()> {
+    let name = "cluster_runs_elsewhere_what_finds_a_full_disk";
+    if !nix::unistd::geteuid().is_root() {
+        skip(name, "it needs root to mount a small file system");
+        return Ok(());
+    }
+    if let Some(reason) = cannot_mount() {
+        skip(name, &reason);
+        return Ok(());
+    }
+    let world = World::start(&["20MB"])?;
+    for i in 1..=PIPELINES {
+        world.put(&format!("in/{i}"), &input(i))?;
+    }
+    let directory = tempfile::tempdir()?;
+    let store = directory.path().to_string_lossy().into_owned();
+    let mut node = node_on("-t tmpfs -o size=20m tmpfs", &world, &store)?;
+    world.wait_for_servers(3)?;
+    let filler = seen_by(&node, &store).join("filler");
+    fill(&filler)?;
+    let file = OpenOptions::new().write(true).open(&filler)?;
+    file.set_len(file.metadata()?.len() - LEFT_BYTES)?;
+
+    let path = world.workflow(WORKFLOW)?.to_string_lossy().into_owned();
+    let output = world.bafs(&["run", &path]).output()?;
+    ensure!(output.status.success(), said(&output));
+    for i in 1..=PIPELINES {
+        let found = world.get(&format!("out/{i}"))?;
+        ensure!(found == cksum(&input(i))?, "output {i} is wrong");
+    }
+    let left = world.json(&["volume", "list"])?;
+    ensure!(left.as_array().is_some_and(Vec::is_empty), "{left}");
+    // The larger node was tried first, and said what its disk has; nothing ran there.
+    let told = world.bafs(&["replay", &path]).output()?;
+    let told = String::from_utf8(told.stdout).context("a text")?;
+    let met = told.lines().find(|line| line.contains("could not"));
+    let met = met.with_context(|| format!("the full disk was not met:\n{told}"))?;
+    let full = format!("the disk of {store}/node has");
+    ensure!(met.contains(&full) && met.contains("bytes"), "{met}");
+    drop(node.stdin.take());
+    node.wait()?;
+    Ok(())
+}
