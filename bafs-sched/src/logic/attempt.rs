@@ -106,14 +106,14 @@ impl Scheduler {
         };
         self.executions.insert(execution, job);
         self.graph.job_mut(job).last_server = Some(server);
-        let caches = self.caches_of(&attempt);
+        let caches = self.parts_of(&attempt);
         self.under_way.begin(job, server, caches.into_iter());
         self.attempts.insert(job, attempt);
         self.start_if_prepared(job);
     }
 
     /// The parts of caches that an attempt reads.
-    pub(super) fn caches_of(&self, attempt: &Attempt) -> Vec<VolumeId> {
+    pub(super) fn parts_of(&self, attempt: &Attempt) -> Vec<VolumeId> {
         let used = attempt.uses.iter();
         let caches = used.filter(|used| self.graph.volume(used.volume).is_cache);
         caches.map(|used| used.id).collect()
@@ -355,7 +355,7 @@ impl Scheduler {
     /// Frees what an attempt occupied; the caller says what becomes of the job.
     pub(super) fn end_attempt(&mut self, job: JobIndex) -> Option<Attempt> {
         let attempt = self.attempts.remove(&job)?;
-        let caches = self.caches_of(&attempt);
+        let caches = self.parts_of(&attempt);
         self.under_way.end(job, attempt.server, caches.into_iter());
         self.executions.remove(&attempt.execution);
         self.fleet.update(attempt.server, |node| {

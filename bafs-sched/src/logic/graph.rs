@@ -221,14 +221,13 @@ impl Graph {
         for cache in pipeline_caches.iter().flatten() {
             volumes[cache.as_usize()].pipelines_open += 1;
         }
-        let totals = Totals::default();
         let sibling = siblings(&pipeline);
         let standing = vec![Standing::default(); jobs.len()];
         let mut graph = Self {
             workflow,
             jobs,
             volumes,
-            totals,
+            totals: Totals::default(),
             rank,
             kinds,
             followers,

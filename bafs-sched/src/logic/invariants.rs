@@ -146,7 +146,7 @@ impl Scheduler {
     fn check_under_way(&self) {
         let mut known = UnderWay::default();
         for (job, attempt) in &self.attempts {
-            let caches = self.caches_of(attempt);
+            let caches = self.parts_of(attempt);
             known.begin(*job, attempt.server, caches.into_iter());
         }
         assert_eq!(self.under_way, known, "attempts by node and by cache");
