@@ -5,12 +5,34 @@ use std::fs;
 use nix::libc;
 use tokio::signal::unix::{SignalKind, signal};
 
+/// The signal by which somebody asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// SIGINT: a person at the terminal.
+    Interrupt,
+    /// SIGTERM: whoever manages processes here.
+    Terminate,
+    /// SIGHUP: the terminal has gone.
+    Hangup,
+}
+
+impl Asked {
+    /// What a shell says of a program that this signal ended.
+    pub fn exit_code(self) -> i32 {
+        128 + match self {
+            Self::Interrupt => libc::SIGINT,
+            Self::Terminate => libc::SIGTERM,
+            Self::Hangup => libc::SIGHUP,
+        }
+    }
+}
+
 /// Returns a future that ends when this process is asked to end, at once if it was asked after
 /// this call: what is made from here on can be removed before the process ends.
 ///
 /// It is asked by SIGINT, SIGTERM and, when its terminal goes, SIGHUP; the last counts for nothing
 /// where whoever started it had it ignored, as `nohup` does. Must be called in a runtime.
-pub fn asked_to_end() -> impl Future<Output = ()> {
+pub fn asked_to_end() -> impl Future<Output = Asked> {
     let hear = |kind| {
         let heard = signal(kind);
         async move {
@@ -32,9 +54,9 @@ pub fn asked_to_end() -> impl Future<Output = ()> {
             }
         };
         tokio::select! {
-            () = interrupt => {}
-            () = terminate => {}
-            () = hangup => {}
+            () = interrupt => Asked::Interrupt,
+            () = terminate => Asked::Terminate,
+            () = hangup => Asked::Hangup,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bafs_client::sandbox::Standing;
-use bafs_client::signals::asked_to_end;
+use bafs_client::signals::{Asked, asked_to_end};
 use bafs_proto::identity::Identity;
 use bafs_proto::message::Role;
 use bafs_sched::driver::{self, Cancel, RunOptions};
@@ -180,7 +180,7 @@ async fn run_local(
     };
     tokio::select! {
         report = on_cluster(workflow, &mut cluster, &way) => report,
-        () = interrupted => bail!("interrupted; the throw-away cluster was removed"),
+        _ = interrupted => bail!("interrupted; the throw-away cluster was removed"),
     }
 }
 
@@ -280,8 +280,18 @@ async fn run_remote(args: &RunArgs, workflow: Workflow, output: Output) -> Resul
         cancel: cancel.clone(),
     };
     let display = Display::start(output, Client::with(identity_dir, catalog)?);
+    let left_ms = options.settings.volume_lifetime_ms;
     let stopper = tokio::spawn(async move {
-        asked_to_end().await;
+        let asked = asked_to_end().await;
+        if asked != Asked::Interrupt {
+            // Nobody has given the run up: a terminal was closed, or the machine stops.
+            eprintln!(
+                "bafs: the run was left as it is: start it again within {} minutes and it goes on, \
+                 or give it up with Ctrl-C then",
+                left_ms / 60_000
+            );
+            std::process::exit(asked.exit_code());
+        }
         eprintln!("stopping the jobs and deleting the volumes; once more to leave at once");
         cancel.request();
         // `timeout` signals a process and then its group: that is one wish.

@@ -77,7 +77,7 @@ pub(crate) async fn demo(args: DemoArgs, output: Output) -> Result<ExitCode> {
     let demo = demo_in(&args, directory.path(), output);
     tokio::select! {
         done = demo => done,
-        () = interrupted => bail!("interrupted; everything was removed"),
+        _ = interrupted => bail!("interrupted; everything was removed"),
     }
 }
 
