@@ -742,6 +742,25 @@ mod tests {
         assert_eq!(receipts(&puts).find(ExtractId(2)), Ok(None));
     }
 
+    #[test]
+    fn what_begins_in_pieces_while_it_is_made_durable_goes_on_so() {
+        let root = tempfile::tempdir().expect("directory");
+        let puts = open(root.path());
+        let under_way = staged(&puts, small(1, "out/f", b"one"));
+        puts.begin(&begin(1, "out/f"), |_| Ok(())).expect("begin");
+        let receipts = receipts(&puts);
+        let told = puts.place_all(Some(&receipts), vec![Ok(Stage::Ready(under_way))]);
+        assert!(told[0].is_ok(), "{told:?}");
+        assert_eq!(receipts.find(ExtractId(1)), Ok(None));
+        let state = puts.begin(&begin(1, "out/f"), |_| Ok(()));
+        assert!(
+            state.expect("begin").receipt.is_some(),
+            "it knows of its end"
+        );
+        assert_eq!(read(root.path(), "out/f").expect("read"), b"one");
+        assert_eq!(temporaries(root.path()), 0);
+    }
+
     #[tokio::test]
     async fn two_homes_of_one_directory_do_not_harm_each_other() {
         let root = tempfile::tempdir().expect("directory");

@@ -1,8 +1,8 @@
 //! Receipts of small files that came home: all in one log, with an index of it in memory. Gives no
 //! file its name, and knows no rights.
 //!
-//! A line of the log is a record with its own checksum. A record is in the index when it is durable,
-//! so what the index says is decided. Lines that are not whole count as not written.
+//! A line of the log is a record with its own checksum. A record is in the index when it is
+//! durable, so what the index says is decided. Lines that are not whole count as not written.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
