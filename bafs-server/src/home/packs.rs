@@ -4,9 +4,9 @@
 //! So what a crash leaves has no record, and goes, or has one, and gets its name at the next start.
 
 use std::collections::BTreeMap;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 
@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::export::{Found, kind, refuse};
-use super::puts::{Puts, check_target, damaged, fault, other_path, parted, same_content, seal};
+use super::puts::{Puts, check_target, damaged, fault, other_path, parted, same_content};
 use super::receipts::{Decision, Known, Receipts, Record};
 use crate::clock;
 
@@ -64,7 +64,7 @@ pub(crate) struct Small {
 enum Stage {
     /// It was in place before, or is by another way.
     Done(PutReceipt),
-    /// It is durable under its temporary name.
+    /// It has a temporary name.
     Ready(Staged),
 }
 
@@ -116,17 +116,39 @@ impl Puts {
 
     async fn put_pack(self: Arc<Self>, files: Vec<Small>) -> Result<Vec<Result<PutReceipt>>> {
         let receipts = self.clone().blocking(Self::receipts).await?;
-        let staging = files.into_iter().map(|small| {
-            let (puts, receipts) = (self.clone(), receipts.clone());
-            async move {
-                let _taken = puts.limits.files.acquire().await.map_err(|e| failed(&e))?;
-                let stage = move |puts: &Self| puts.stage(receipts.as_deref(), small);
-                puts.clone().blocking(stage).await
-            }
+        let held = receipts.clone();
+        let stage = move |puts: &Self, small| puts.stage(held.as_deref(), small);
+        let staged = self.each(files, stage).await;
+        // The names beside the contents: the disk takes them together.
+        let held = receipts.clone();
+        let names = move |_: &Self| held.map_or(Ok(()), |receipts| receipts.sync_names());
+        let names = self.clone().blocking(names);
+        let contents = self.each(staged, |_, stage: Result<Stage>| stage?.durable());
+        let (names, staged) = tokio::join!(names, contents);
+        let staged = staged.into_iter().map(|stage| match (stage, &names) {
+            (Ok(Stage::Ready(_)), Err(error)) => Err(error.clone()),
+            (stage, _) => stage,
         });
-        let staged = join_all(staging).await;
+        let staged = staged.collect();
         let place = move |puts: &Self| Ok(puts.place_all(receipts.as_deref(), staged));
         self.blocking(place).await
+    }
+
+    /// Does the same with each, as many at once as may be, in their order.
+    async fn each<T: Send + 'static, U: Send + 'static>(
+        self: &Arc<Self>,
+        all: Vec<T>,
+        act: impl Fn(&Self, T) -> Result<U> + Clone + Send + 'static,
+    ) -> Vec<Result<U>> {
+        let acting = all.into_iter().map(|one| {
+            let (puts, act) = (Arc::clone(self), act.clone());
+            async move {
+                let taken = self.limits.files.acquire().await;
+                let _taken = taken.map_err(|error| failed(&error))?;
+                puts.blocking(move |puts| act(puts, one)).await
+            }
+        });
+        join_all(acting).await
     }
 
     /// Runs something that waits for the disk, if the exported directory is in its place.
@@ -211,7 +233,7 @@ impl Puts {
         Ok(record.receipt)
     }
 
-    /// Makes a file durable under a temporary name, if it is wanted and may have its own.
+    /// Writes a file under a temporary name, if it is wanted and may have its own.
     fn stage(&self, receipts: Option<&Receipts>, small: Small) -> Result<Stage> {
         let Small { call, data, allow } = &small;
         check_target(&call.path)?;
@@ -400,6 +422,18 @@ impl Puts {
     }
 }
 
+impl Stage {
+    /// The same, with the content on disk.
+    fn durable(self) -> Result<Self> {
+        if let Self::Ready(Staged { temporary, .. }) = &self {
+            let path = &temporary.path;
+            let synced = File::open(path).and_then(|file| file.sync_all());
+            synced.map_err(|error| fault(path, error))?;
+        }
+        Ok(self)
+    }
+}
+
 impl Temporary {
     fn keep(&mut self, is_kept: bool) {
         self.is_kept = is_kept;
@@ -410,7 +444,7 @@ impl Temporary {
         options.write(true).create_new(true).mode(0o600);
         let mut file = options.open(&self.path)?;
         file.write_all(data)?;
-        seal(&file, mode)
+        file.set_permissions(Permissions::from_mode(mode))
     }
 }
 
@@ -540,8 +574,10 @@ mod tests {
         let record = decided(&puts, small(2, "out/f", b"second"));
         let named = decided(&puts, small(3, "out/g", b"named"));
         let allow = |_: &str| Ok(());
-        puts.name_one(&receipts(&puts), &named, &allow)
-            .expect("name");
+        for _ in 0..2 {
+            let done = puts.name_one(&receipts(&puts), &named, &allow);
+            done.expect("it is given once, whoever comes second");
+        }
         fs::write(root.path().join("out/g"), b"used since").expect("write");
         drop(puts);
         let puts = open(root.path());

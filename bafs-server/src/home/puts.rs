@@ -538,7 +538,7 @@ pub(super) fn other_path(extract: ExtractId, begun: &str, path: &str) -> Error {
 }
 
 /// Gives a file its bits and makes it durable.
-pub(super) fn seal(file: &File, mode: u32) -> io::Result<()> {
+fn seal(file: &File, mode: u32) -> io::Result<()> {
     fchmod(file, Mode::from_raw_mode(mode))?;
     file.sync_all()
 }

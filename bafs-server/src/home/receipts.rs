@@ -195,6 +195,14 @@ impl Receipts {
         self.directory.join(SMALL).join(name)
     }
 
+    /// Makes temporary names durable that there are by now.
+    ///
+    /// # Errors
+    /// What the disk does not do.
+    pub(super) fn sync_names(&self) -> Result<()> {
+        sync_directory(&self.directory.join(SMALL))
+    }
+
     /// What is decided about an upload.
     ///
     /// # Errors
@@ -249,7 +257,7 @@ impl Receipts {
         act().map(Some)
     }
 
-    /// Decides records whose files are durable under their temporary names: when this returns, so
+    /// Decides records whose files are durable, with their temporary names: when this returns, so
     /// are the records. Those that come while others are made durable go together.
     ///
     /// # Errors
@@ -314,12 +322,10 @@ impl Receipts {
     }
 
     fn append(&self, log: &mut Log, text: &[u8], records: usize) -> Result<(), Undecided> {
-        let before = |error: Error| Undecided {
-            error,
+        log.mend().map_err(|error| Undecided {
+            error: self.fault(error),
             is_sure: true,
-        };
-        log.mend().map_err(|error| before(self.fault(error)))?;
-        sync_directory(&self.directory.join(SMALL)).map_err(before)?;
+        })?;
         let written = (log.write)(&log.file, text, log.bytes);
         if let Err(error) = written.and_then(|()| log.file.sync_data()) {
             log.is_torn = true;
@@ -634,6 +640,8 @@ mod tests {
         fs::write(&log, &text[..text.len() - 5]).expect("write");
         let (receipts, _) = open(root.path());
         assert_eq!(numbers(&receipts), [1, 2]);
+        let left = fs::read_to_string(&log).expect("read");
+        assert_eq!((left.lines().count(), left.ends_with('\n')), (2, true));
         made(&receipts, 4);
         drop(receipts);
         let (receipts, _) = open(root.path());
