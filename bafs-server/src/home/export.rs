@@ -128,6 +128,11 @@ impl Export {
         path: &str,
         allow: &dyn Fn(&str) -> Result<()>,
     ) -> Result<Found> {
+        // Mostly it is there.
+        match self.find(path) {
+            Ok(found) if kind(&found.stat) == FileType::Directory => return Ok(found),
+            _ => {}
+        }
         check_relative(path)?;
         let mut found = self.find("")?;
         let ends = path

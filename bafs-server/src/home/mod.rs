@@ -6,8 +6,10 @@
 mod arrivals;
 mod export;
 mod listing;
+mod packs;
 mod puts;
 mod reading;
+mod receipts;
 mod throttle;
 
 pub(crate) use export::Export;
@@ -36,7 +38,6 @@ use bafs_proto::token::{Resource, Right, Token, Verifier};
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::Tree;
 use bytes::Bytes;
-use futures_util::future::join_all;
 
 use crate::access::Access;
 use crate::clock;
@@ -46,6 +47,7 @@ use crate::serving::{ADVERT_TTL_MS, Running, advertise, check_names, pool, reach
 use crate::source::entry;
 use crate::trees::TreeSessions;
 use export::Found;
+use packs::Small;
 use throttle::Throttle;
 
 /// How often silent tree sessions are looked for, in milliseconds.
@@ -118,7 +120,7 @@ pub struct Home {
     id: ServerId,
     access: Access,
     export: Arc<Export>,
-    puts: Puts,
+    puts: Arc<Puts>,
     trees: TreeSessions,
     throttle: Throttle,
     counters: Counters,
@@ -135,7 +137,7 @@ impl Home {
         limit_bytes_per_s: Option<u64>,
     ) -> Result<Arc<Self>> {
         let export = Arc::new(Export::open(root)?);
-        let puts = Puts::open(export.clone())?;
+        let puts = Arc::new(Puts::open(export.clone())?);
         puts.sweep(clock::now());
         let life = Life::begin(puts.directory()).map_err(|error| {
             let text = format!("home server's own {}: {error}", puts.directory().display());
@@ -250,7 +252,10 @@ impl Home {
             }
             Request::PutFile(call) => {
                 self.throttle.pass(body.len(), wait).await?;
-                Ok(Reply::PutFile(self.put_file(token, call, body).await?))
+                let small = self.small(token, call, body);
+                let mut results = self.put_small(vec![small], wait.0).await?;
+                let result = results.pop().expect("one for each file");
+                Ok(Reply::PutFile(result?))
             }
             Request::CommitPut(call) => {
                 let put = move |home: &Self| {
@@ -263,19 +268,24 @@ impl Home {
         }
     }
 
-    async fn put_file(
-        self: Arc<Self>,
-        token: Token,
-        call: PutFile,
-        data: Bytes,
-    ) -> Result<PutReceipt> {
-        let put = move |home: &Self| {
-            let allow = |path: &str| home.allow(&token, path, Right::Write);
-            let receipt = home.puts.put(&call, &data, allow)?;
-            home.counters.add("home_written_bytes", data.len() as u64);
-            Ok(receipt)
-        };
-        self.blocking(put).await
+    fn small(self: &Arc<Self>, token: Token, call: PutFile, data: Bytes) -> Small {
+        let home = self.clone();
+        Small {
+            call,
+            data,
+            allow: Box::new(move |path| home.allow(&token, path, Right::Write)),
+        }
+    }
+
+    async fn put_small(
+        &self,
+        files: Vec<Small>,
+        deadline: Deadline,
+    ) -> Result<Vec<Result<PutReceipt>>> {
+        let results = self.puts.put(files, deadline).await?;
+        let put = results.iter().flatten().map(|receipt| receipt.size);
+        self.counters.add("home_written_bytes", put.sum());
+        Ok(results)
     }
 
     /// Puts all files of a pack in place at the same time, so that they share what a disk takes for
@@ -300,12 +310,10 @@ impl Home {
         let files = call.files.into_iter().map(|file| {
             let start = at;
             at += file.size as usize;
-            self.clone()
-                .put_file(file.token, file.put, body.slice(start..at))
+            self.small(file.token, file.put, body.slice(start..at))
         });
-        Ok(PutResults {
-            results: join_all(files).await,
-        })
+        let results = self.put_small(files.collect(), wait.0).await?;
+        Ok(PutResults { results })
     }
 
     fn list(&self, token: &Token, call: &ListSource) -> Result<SourcePage> {

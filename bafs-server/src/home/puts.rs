@@ -1,14 +1,15 @@
 //! Uploads to home: nothing is visible before the commit, and each is put in place exactly once.
 //!
-//! An upload is a directory named by its id: the bytes (`data`) and where it stands (`state`).
-//! The state goes from receiving to committing to done, each step durable before the next; so
-//! whoever finds it after a crash knows what is left to do. Checks rights through its caller.
+//! An upload that comes in pieces is a directory named by its id: the bytes (`data`) and where it
+//! stands (`state`). The state goes from receiving to committing to done, each step durable before
+//! the next; so whoever finds it after a crash knows what is left to do. Small files come otherwise
+//! (`packs.rs`). Checks rights through its caller.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bafs_proto::hash::{Digest, Hasher};
@@ -21,22 +22,14 @@ use rustix::fs::{Mode, OFlags, fchmod, fsync, renameat};
 use serde::{Deserialize, Serialize};
 
 use super::arrivals::{Arrival, Arrivals};
-use super::export::{Export, OWN, refuse};
+use super::export::{Export, Found, OWN, refuse};
+use super::packs::Limits;
+use super::receipts::{RECEIPT_MS_MAX, RECEIPT_MS_MIN, RECEIPTS_MAX, Receipts};
 use crate::fault::of_disk;
 use crate::lives::replace;
 
 /// An upload that nobody continued for so long is removed.
 const IDLE_MS_MAX: u64 = 7 * 24 * 3600 * 1000;
-
-/// A receipt is kept for so long, for schedulers that return late.
-const RECEIPT_MS_MAX: u64 = 30 * 24 * 3600 * 1000;
-
-/// Most receipts that are older than a scheduler waits to ask again; the oldest go. A result whose
-/// receipt is gone is sent again by a scheduler that returns, and is then the same.
-const RECEIPTS_MAX: usize = 100_000;
-
-/// Receipts stay for so long, however many there are.
-const RECEIPT_MS_MIN: u64 = 3600 * 1000;
 
 /// Bytes that are hashed at once.
 const PIECE_BYTES: usize = 1 << 20;
@@ -66,9 +59,12 @@ struct Upload {
 /// All uploads of an export.
 #[derive(Debug)]
 pub(crate) struct Puts {
-    export: Arc<Export>,
-    directory: PathBuf,
+    pub(super) export: Arc<Export>,
+    pub(super) directory: PathBuf,
     arrivals: Arrivals,
+    /// Those of small files, unless another process has them.
+    pub(super) receipts: Mutex<Option<Arc<Receipts>>>,
+    pub(super) limits: Limits,
 }
 
 impl Puts {
@@ -84,11 +80,15 @@ impl Puts {
             }
             _ => {}
         }
-        Ok(Self {
+        let puts = Self {
             export,
             directory,
             arrivals: Arrivals::default(),
-        })
+            receipts: Mutex::default(),
+            limits: Limits::default(),
+        };
+        puts.receipts()?;
+        Ok(puts)
     }
 
     /// The server's own directory in the export.
@@ -112,12 +112,17 @@ impl Puts {
             if let Some(upload) = self.load_same(call.extract, &call.path)? {
                 return self.resume(call.extract, upload, arrival, &allow);
             }
+            if let Some(receipt) = self.claim(call.extract, &call.path, &allow)? {
+                return Ok(PutProgress {
+                    received_bytes: receipt.size,
+                    receipt: Some(receipt),
+                });
+            }
             let upload = Upload {
                 path: call.path.clone(),
                 mode: call.mode & 0o777,
                 phase: Phase::Receiving,
             };
-            self.make_place(call.extract)?;
             self.store(call.extract, &upload)?;
             sync_directory(&self.directory)?;
             self.resume(call.extract, upload, arrival, &allow)
@@ -196,37 +201,43 @@ impl Puts {
         })
     }
 
-    /// Puts a small file in place at once. An upload that was begun otherwise is finished so, and
-    /// one that is done stays as it is.
+    /// Puts a small file in place at once whose upload was begun in pieces: that is finished so,
+    /// and one that is done stays as it is.
     ///
     /// # Errors
     /// As [`Self::begin`] and [`Self::commit`].
-    pub(crate) fn put(
+    pub(super) fn put_alone(
         &self,
         call: &PutFile,
         data: &[u8],
-        allow: impl Fn(&str) -> Result<()>,
+        allow: &dyn Fn(&str) -> Result<()>,
     ) -> Result<PutReceipt> {
-        check_target(&call.path)?;
-        allow(&call.path)?;
-        let (size, digest) = (data.len() as u64, call.digest);
+        let commit = CommitPut {
+            extract: call.extract,
+            size: data.len() as u64,
+            digest: call.digest,
+        };
         self.arrivals.locked(call.extract, |slot| {
-            let known = self.load_same(call.extract, &call.path)?;
-            if let Some(upload) = known
-                && let Some(receipt) = self.receipt(call.extract, &upload, &allow)?
+            if let Some(upload) = self.load_same(call.extract, &call.path)?
+                && upload.phase != Phase::Receiving
             {
-                return Ok(receipt);
+                return self.finish(&commit, upload, allow);
             }
             *slot = None;
-            if Digest::of(data) != digest {
+            if Digest::of(data) != call.digest {
                 return Err(damaged(&call.path));
+            }
+            if let Some(receipt) = self.claim(call.extract, &call.path, allow)? {
+                return same_content(receipt, commit.size, commit.digest);
             }
             let upload = Upload {
                 path: call.path.clone(),
                 mode: call.mode & 0o777,
-                phase: Phase::Committing { size, digest },
+                phase: Phase::Committing {
+                    size: commit.size,
+                    digest: commit.digest,
+                },
             };
-            self.make_place(call.extract)?;
             let path = self.place(call.extract).join(DATA);
             let write = || {
                 let file = open_data(&path)?;
@@ -237,12 +248,7 @@ impl Puts {
             write().map_err(|error| fault(&path, error))?;
             self.store(call.extract, &upload)?;
             sync_directory(&self.directory)?;
-            let commit = CommitPut {
-                extract: call.extract,
-                size,
-                digest,
-            };
-            self.finish(&commit, upload, &allow)
+            self.finish(&commit, upload, allow)
         })
     }
 
@@ -276,6 +282,11 @@ impl Puts {
             if let Err(error) = self.sweep_one(extract, now, RECEIPT_MS_MIN) {
                 tracing::warn!(%extract, %error, "an old receipt stays");
             }
+        }
+        match self.receipts() {
+            Ok(Some(small)) => small.sweep(now, receipts_max),
+            Ok(None) => {}
+            Err(error) => tracing::warn!(%error, "old receipts of small files stay"),
         }
     }
 
@@ -373,13 +384,10 @@ impl Puts {
         upload: Upload,
         allow: &dyn Fn(&str) -> Result<()>,
     ) -> Result<PutReceipt> {
-        let receipt = self.receipt(call.extract, &upload, allow)?;
-        let same =
-            |receipt: &PutReceipt| (receipt.size, receipt.digest) == (call.size, call.digest);
-        receipt.filter(same).ok_or_else(|| {
-            let text = format!("upload {} is done with other content", call.extract);
-            Error::new(ErrorCode::Conflict, text)
-        })
+        let Some(receipt) = self.receipt(call.extract, &upload, allow)? else {
+            return Err(other_content(call.extract));
+        };
+        same_content(receipt, call.size, call.digest)
     }
 
     /// Checks an upload by what was seen of it as it came, or by reading it again, and makes it
@@ -413,13 +421,9 @@ impl Puts {
         upload: &Upload,
         allow: &dyn Fn(&str) -> Result<()>,
     ) -> Result<()> {
-        let (parent, name) = upload.path.rsplit_once('/').unwrap_or(("", &upload.path));
-        let parent = self.export.make_directory(parent, allow)?;
-        allow(&parent.inside(name))?;
-        if self.export.is_own_name(&parent.stat, name) {
-            let text = format!("'{}' is no place for a file", upload.path);
-            return Err(Error::new(ErrorCode::BadPath, text));
-        }
+        let (above, name) = parted(&upload.path);
+        let parent = self.export.make_directory(above, allow)?;
+        self.check_place(&parent, &upload.path, allow)?;
         let place = self.place(extract);
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let source =
@@ -431,6 +435,22 @@ impl Puts {
             Err(error) => return Err(refuse(&upload.path, error)),
         }
         fsync(parent.open_directory()?).map_err(|error| refuse(&upload.path, error))
+    }
+
+    /// Checks that a file may have its name in the directory to which its path led.
+    pub(super) fn check_place(
+        &self,
+        parent: &Found,
+        path: &str,
+        allow: &dyn Fn(&str) -> Result<()>,
+    ) -> Result<()> {
+        let (_, name) = parted(path);
+        allow(&parent.inside(name))?;
+        if self.export.is_own_name(&parent.stat, name) {
+            let text = format!("'{path}' is no place for a file");
+            return Err(Error::new(ErrorCode::BadPath, text));
+        }
+        Ok(())
     }
 
     fn load_known(&self, extract: ExtractId) -> Result<Upload> {
@@ -445,13 +465,7 @@ impl Puts {
         let known = self.load(extract)?;
         match known.as_ref().filter(|upload| upload.path != path) {
             None => Ok(known),
-            Some(upload) => {
-                let text = format!(
-                    "upload {extract} was begun for '{}', not for '{path}'; take a new id",
-                    upload.path
-                );
-                Err(Error::new(ErrorCode::Conflict, text))
-            }
+            Some(upload) => Err(other_path(extract, &upload.path, path)),
         }
     }
 
@@ -473,11 +487,11 @@ impl Puts {
         replace(&place.join(STATE), &text).map_err(|error| fault(&place, error))
     }
 
-    fn place(&self, extract: ExtractId) -> PathBuf {
+    pub(super) fn place(&self, extract: ExtractId) -> PathBuf {
         self.directory.join(extract.to_string())
     }
 
-    fn make_place(&self, extract: ExtractId) -> Result<()> {
+    pub(super) fn make_place(&self, extract: ExtractId) -> Result<()> {
         // Never with those above: the exported directory may have gone, and must stay so.
         for path in [self.directory.clone(), self.place(extract)] {
             match fs::create_dir(&path) {
@@ -491,7 +505,7 @@ impl Puts {
     }
 }
 
-fn check_target(path: &str) -> Result<()> {
+pub(super) fn check_target(path: &str) -> Result<()> {
     check_relative(path)?;
     if path.is_empty() || path.split('/').next() == Some(OWN) {
         let text = format!("'{path}' is no place for a file");
@@ -500,13 +514,36 @@ fn check_target(path: &str) -> Result<()> {
     Ok(())
 }
 
+/// The directory above a path, and the name in it.
+pub(super) fn parted(path: &str) -> (&str, &str) {
+    path.rsplit_once('/').unwrap_or(("", path))
+}
+
+pub(super) fn same_content(receipt: PutReceipt, size: u64, digest: Digest) -> Result<PutReceipt> {
+    if (receipt.size, receipt.digest) == (size, digest) {
+        Ok(receipt)
+    } else {
+        Err(other_content(receipt.extract))
+    }
+}
+
+fn other_content(extract: ExtractId) -> Error {
+    let text = format!("upload {extract} is done with other content");
+    Error::new(ErrorCode::Conflict, text)
+}
+
+pub(super) fn other_path(extract: ExtractId, begun: &str, path: &str) -> Error {
+    let text = format!("upload {extract} was begun for '{begun}', not for '{path}'; take a new id");
+    Error::new(ErrorCode::Conflict, text)
+}
+
 /// Gives a file its bits and makes it durable.
 fn seal(file: &File, mode: u32) -> io::Result<()> {
     fchmod(file, Mode::from_raw_mode(mode))?;
     file.sync_all()
 }
 
-fn damaged(path: &str) -> Error {
+pub(super) fn damaged(path: &str) -> Error {
     let text = format!("what was received for '{path}' is damaged; send it again");
     Error::new(ErrorCode::DigestMismatch, text)
 }
@@ -536,7 +573,7 @@ fn digest_of(mut file: &File, size_max: u64) -> io::Result<(u64, Digest)> {
     }
 }
 
-fn sync_directory(path: &Path) -> Result<()> {
+pub(super) fn sync_directory(path: &Path) -> Result<()> {
     File::open(path)
         .and_then(|file| file.sync_all())
         .map_err(|error| fault(path, error))
@@ -548,7 +585,7 @@ fn milliseconds(duration: Duration) -> u64 {
 
 /// What the disk does not do. What does not pass by itself is told as such: a full disk, and one
 /// that nobody may write.
-fn fault(path: &Path, error: impl Into<io::Error>) -> Error {
+pub(super) fn fault(path: &Path, error: impl Into<io::Error>) -> Error {
     let error = error.into();
     let doing = format!("the home server fails at {}", path.display());
     match error.kind() {
@@ -725,7 +762,7 @@ mod tests {
                 mode: 0o640,
                 digest: Digest::of(b"x"),
             };
-            puts.put(&call, b"x", |_| Ok(())).expect("put");
+            puts.put_alone(&call, b"x", &|_| Ok(())).expect("put");
             let state = File::open(puts.place(extract).join(STATE)).expect("state");
             let since = Duration::from_millis(now.0) - Duration::from_secs(minutes_ago * 60);
             let changed = std::time::SystemTime::UNIX_EPOCH + since;
