@@ -508,23 +508,29 @@ async fn a_home_that_nobody_knows_is_told_soon() {
     assert!(start.elapsed() < Duration::from_secs(10));
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_full_disk_is_told_as_that_of_the_node_and_not_as_too_large_a_source() {
+/// A run whose scratch volume cannot be filled, and why.
+async fn run_without_filling(fault: ErrorCode) -> RunReport {
     let directory = tempfile::tempdir().expect("a directory");
     let cluster = Arc::new(Cluster::default());
-    cluster.state().fill_fault = Some(ErrorCode::NoSpaceBytes);
+    cluster.state().fill_fault = Some(fault);
     let text = "volume p scratch 1 MB from bafs://home/p\n\
                 job a {\n executable = /bin/a\n}\nmount p a /scratch\n";
     let workflow = parse_workflow("w.bafs", text, &|path| Err(path.to_owned()));
     let mut options = options(&directory.path().join("j"), &Cancel::default());
     (options.settings.pause_ms_min, options.settings.pause_ms_max) = (1, 1);
     let report = run_as(&cluster, workflow.expect("it parses").workflow, options).await;
-    let report = report.expect("run");
+    report.expect("run")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_is_told_as_that_of_the_node_and_not_as_too_large_a_source() {
+    let report = run_without_filling(ErrorCode::NoSpaceBytes).await;
     let Outcome::Failed { messages, .. } = &report.outcome else {
         panic!("it cannot complete: {:?}", report.outcome)
     };
     assert!(messages[0].contains("on node n2"), "{messages:?}");
-    assert!(messages[0].contains("was full 10 times"), "{messages:?}");
+    // How often a listing came in between is chance.
+    assert!(messages[0].contains("one after the other"), "{messages:?}");
     let told = report.warnings.iter();
     let told = told.filter(|text| text.contains("smaller --size"));
     assert_eq!(told.count(), 1, "{:?}", report.warnings);
@@ -532,15 +538,7 @@ async fn a_full_disk_is_told_as_that_of_the_node_and_not_as_too_large_a_source()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_source_that_is_too_large_fails_its_users_at_once_and_blames_no_disk() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let cluster = Arc::new(Cluster::default());
-    cluster.state().fill_fault = Some(ErrorCode::TooLarge);
-    let text = "volume p scratch 1 MB from bafs://home/p\n\
-                job a {\n executable = /bin/a\n}\nmount p a /scratch\n";
-    let workflow = parse_workflow("w.bafs", text, &|path| Err(path.to_owned()));
-    let options = options(&directory.path().join("j"), &Cancel::default());
-    let report = run_as(&cluster, workflow.expect("it parses").workflow, options).await;
-    let report = report.expect("run");
+    let report = run_without_filling(ErrorCode::TooLarge).await;
     let Outcome::Failed { jobs, .. } = &report.outcome else {
         panic!("it cannot complete: {:?}", report.outcome)
     };

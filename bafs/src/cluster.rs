@@ -162,6 +162,14 @@ impl Cluster {
         self.directory.path().join("identity")
     }
 
+    /// Its files outlive it.
+    ///
+    /// # Errors
+    /// An I/O error: then they go with it.
+    pub fn keep(&mut self) -> Result<()> {
+        self.directory.keep()
+    }
+
     /// The cluster's directory: stores (`n1`, …), logs (`n1.log`, …) and identities are in it.
     pub fn directory(&self) -> &Path {
         self.directory.path()

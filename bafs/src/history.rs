@@ -41,8 +41,8 @@ pub(crate) fn why(args: &WhyArgs, output: Output) -> Result<()> {
     }));
     if told.is_empty() {
         bail!(
-            "the journal {} says nothing about '{name}': give the name of a job, a volume or a node \
-             of that run (`bafs replay` lists everything)",
+            "the journal {} says nothing about '{name}': give the name of a job, a volume or a \
+             node of that run (`bafs replay` lists everything)",
             path.display()
         );
     }

@@ -49,6 +49,19 @@ impl OwnDirectory {
         })
     }
 
+    /// From now on nobody removes it.
+    ///
+    /// # Errors
+    /// An I/O error: then it is removed as before.
+    pub(crate) fn keep(&mut self) -> Result<()> {
+        let owner = self.directory.path().join(OWNER);
+        if owner.exists() {
+            fs::remove_file(&owner).with_context(|| owner.display().to_string())?;
+        }
+        self.directory.disable_cleanup(true);
+        Ok(())
+    }
+
     /// Where it is.
     pub(crate) fn path(&self) -> &Path {
         self.directory.path()

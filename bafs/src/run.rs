@@ -178,10 +178,18 @@ async fn run_local(
         kill_after_jobs: None,
         shown: publish(args)?,
     };
-    tokio::select! {
-        report = on_cluster(workflow, &mut cluster, &way) => report,
+    let report = tokio::select! {
+        report = on_cluster(workflow, &mut cluster, &way) => report?,
         _ = interrupted => bail!("interrupted; the throw-away cluster was removed"),
+    };
+    if report.totals.extracts_failed > 0 && cluster.keep().is_ok() {
+        eprintln!(
+            "bafs: the throw-away cluster ends, but results that could not be sent are still in \
+             its files: {}/n*/volumes/ID/tree/; remove {0} when you have them",
+            cluster.directory().display()
+        );
     }
+    Ok(report)
 }
 
 /// Publishes the progress of a run, if it shall be.

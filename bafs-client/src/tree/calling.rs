@@ -56,7 +56,7 @@ impl Session {
                 continue;
             }
             let again = error.is_transient() && error.code != ErrorCode::SessionUnknown;
-            // The time that is left counts from what was heard last, not from when it was looked at.
+            // The time that is left counts from what was heard last, whenever that is looked at.
             patience.renew_since(self.silent_for());
             let deadline = patience.deadline();
             if !again || deadline.left() <= Duration::from_millis(pause_ms) {

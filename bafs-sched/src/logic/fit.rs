@@ -273,8 +273,8 @@ impl Scheduler {
             && self.fits_alone(pipeline, &sizes) == Fit::Never
     }
 
-    /// Whether all scratch volumes of a pipeline fit on a node of one of these sizes, and its caches
-    /// beside them on all nodes.
+    /// Whether all scratch volumes of a pipeline fit on a node of one of these sizes, and its
+    /// caches beside them on all nodes.
     fn fits_one_of(&self, pipeline: u32, sizes: &[Space]) -> bool {
         let peaks = self.graph.courses.peaks(pipeline);
         sizes.iter().any(|size| size.holds(peaks.whole))

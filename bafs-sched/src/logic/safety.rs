@@ -7,10 +7,11 @@
 //! space stay safe. A pipeline that is too large for any single node *leans* on another node: that
 //! one has room for the rest of it once its own pipelines have ended.
 //!
-//! Copies give way when nothing else helps, so they count as free. Caches that pipelines still need
-//! count with the part of them that falls to one of the nodes of a group. A pipeline that waits for
-//! jobs of another one gives nothing back before that one has found its space: it takes space only
-//! where the largest of all pipelines would still find its own (`crossings.rs` knows who waits).
+//! Copies give way when nothing else helps, and of a cache a node needs but a small part where
+//! others can have the rest; so both count as free. A node that is alone counts all of the caches
+//! that its pipelines still need. A pipeline that waits for jobs of another one gives nothing back
+//! before that one has found its space: it takes space only where the largest of all pipelines
+//! would still find its own (`crossings.rs` knows who waits).
 //!
 //! What fails (nodes, volumes) may leave nodes unsafe; then `look_for_blockade` helps.
 
@@ -96,10 +97,9 @@ struct Settled {
 }
 
 impl Ground {
-    /// With a fair part of each cache; on a node with one pipeline with the least part, as others
-    /// may have the rest.
+    /// With all of each cache where no other node can have a part of it, else with the least part.
     fn settle(mut self) -> Settled {
-        if self.claims.len() > 1 || self.is_sole {
+        if self.is_sole {
             self.free = self.free.plus(self.shared);
             for claim in &mut self.claims {
                 claim.rest = claim.rest_shared;
@@ -164,7 +164,12 @@ impl Scheduler {
         let mut leans = Vec::new();
         for (&target, &size) in &taken {
             let left = self.fleet.available(target).minus(size);
-            if left.holds(self.graph.courses.most.whole) {
+            let most = self.graph.courses.most;
+            let enough = match self.fleet.sharers(target) {
+                1 => most.whole,
+                _ => most.least,
+            };
+            if left.holds(enough) {
                 continue;
             }
             let start = (target == server).then_some((job, creates));
