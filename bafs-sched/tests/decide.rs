@@ -103,7 +103,7 @@ fn doubts_about_too_many_jobs_are_told() {
         &environment,
         &load,
     );
-    assert_eq!(doubts.expect("nothing runs"), Doubts::TooManyJobs);
+    assert_eq!(doubts.expect("nothing runs"), Doubts::TooLarge);
     assert_eq!(plan.choice, before);
 }
 

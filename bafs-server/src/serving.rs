@@ -122,41 +122,53 @@ pub(crate) fn check_names(name: &str, group: &str) -> Result<()> {
     Ok(())
 }
 
+/// What a server says in its log of the answers of the catalog to its adverts: a refusal, and once
+/// why it cannot be told anything, when that lasts.
+#[derive(Debug, Default)]
+pub(crate) struct Heard {
+    refusal: Option<Error>,
+    failures: u32,
+}
+
+impl Heard {
+    /// Takes what became of an advert.
+    pub(crate) fn note(&mut self, catalog: &str, answer: Result<()>) {
+        let Err(error) = answer else {
+            if self.failures >= FAILURES_TOLD {
+                tracing::info!(%catalog, "the catalog lists this server");
+            }
+            *self = Self::default();
+            return;
+        };
+        if matches!(error.code, ErrorCode::Conflict | ErrorCode::Malformed) {
+            if self.refusal.as_ref() != Some(&error) {
+                tracing::warn!(%catalog, %error, "the catalog does not list this server");
+            }
+            self.refusal = Some(error);
+            return;
+        }
+        self.failures = self.failures.saturating_add(1);
+        if self.failures == FAILURES_TOLD {
+            tracing::warn!(%catalog, %error, "nobody finds this server: {UNTOLD}");
+        }
+        tracing::debug!(%catalog, %error, "catalog not told");
+    }
+}
+
 /// Tells the catalog again and again what `describe` says, for ever. A catalog that is away is no
-/// harm: it learns everything again when it returns. What it refuses is logged, and once why it
-/// cannot be told anything, when that lasts.
+/// harm: it learns everything again when it returns.
 pub async fn advertise(
     pool: Pool,
     token: Token,
     catalog: String,
     describe: impl Fn() -> Advert + Send,
 ) {
-    let mut refusal = None;
-    let mut failures = 0;
+    let mut heard = Heard::default();
     loop {
         let call = Advertise { advert: describe() };
         let deadline = Deadline::after_ms(ADVERTISE_MS);
-        match pool.call(&catalog, &token, call, deadline).await {
-            Ok(_) => {
-                if failures >= FAILURES_TOLD {
-                    tracing::info!(%catalog, "the catalog lists this server");
-                }
-                (refusal, failures) = (None, 0);
-            }
-            Err(error) if matches!(error.code, ErrorCode::Conflict | ErrorCode::Malformed) => {
-                if refusal.as_ref() != Some(&error) {
-                    tracing::warn!(%catalog, %error, "the catalog does not list this server");
-                }
-                refusal = Some(error);
-            }
-            Err(error) => {
-                failures += 1;
-                if failures == FAILURES_TOLD {
-                    tracing::warn!(%catalog, %error, "nobody finds this server: {UNTOLD}");
-                }
-                tracing::debug!(%catalog, %error, "catalog not told");
-            }
-        }
+        let answer = pool.call(&catalog, &token, call, deadline).await;
+        heard.note(&catalog, answer.map(drop));
         tokio::time::sleep(Duration::from_millis(ADVERTISE_MS)).await;
     }
 }

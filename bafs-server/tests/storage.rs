@@ -320,14 +320,14 @@ async fn a_fill_that_cannot_be_says_why() {
                 size_bytes: 1_000,
                 ..spec(1, from_home("in"))
             },
-            ErrorCode::NoSpaceBytes,
+            ErrorCode::TooLarge,
         ),
         (
             VolumeSpec {
                 size_files: 3,
                 ..spec(2, from_home("in"))
             },
-            ErrorCode::NoSpaceFiles,
+            ErrorCode::TooLarge,
         ),
         (spec(3, from_home("nowhere")), ErrorCode::NotFound),
     ];

@@ -55,7 +55,7 @@ pub(crate) async fn run(args: &PlanArgs, output: Output) -> Result<()> {
     let tried = match doubts {
         Doubts::Tried(tried) => tried,
         Doubts::None => Vec::new(),
-        Doubts::TooManyJobs => {
+        Doubts::TooLarge => {
             remarks.push(too_many(&environment));
             Vec::new()
         }

@@ -77,8 +77,8 @@ impl Scheduler {
                 return None;
             }
             let need = of_caches.saturating_add(first[job.as_usize()].files);
-            let have = *files_by_slots.entry(self.slots_of(job)).or_insert_with(|| {
-                let slots = self.slots_of(job);
+            let slots = self.slots_of(job);
+            let have = *files_by_slots.entry(slots).or_insert_with(|| {
                 let nodes = self
                     .fleet
                     .live()
@@ -90,8 +90,8 @@ impl Scheduler {
             });
             (need > have).then(|| {
                 format!(
-                    "job '{}' has {} files at once on its node ({}), but the largest node offers \
-                     {have}: declare fewer (`files`), or start nodes with more (--files)",
+                    "job '{}' has {} files at once on its node ({}), but the largest node with \
+                     {slots} slots offers {have}: declare fewer (`files`), or start nodes with more (--files)",
                     self.graph.workflow.job(job).name,
                     need,
                     self.names(&volumes)

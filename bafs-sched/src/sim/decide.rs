@@ -74,7 +74,7 @@ pub enum Doubts {
     None,
     /// There were, but too many jobs to simulate, or parts of caches: the model's choice stands all
     /// the same.
-    TooManyJobs,
+    TooLarge,
     /// What was found, in the order of trying.
     Tried(Vec<Tried>),
 }
@@ -116,11 +116,11 @@ fn decide_within(
     let jobs = usize::try_from(jobs.max(1)).unwrap_or(usize::MAX);
     let affordable = PLAN_JOBS_MAX / jobs.saturating_mul(candidates.len());
     if affordable == 0 {
-        return Ok(Doubts::TooManyJobs);
+        return Ok(Doubts::TooLarge);
     }
     let workflow = workflow();
     if parts(&workflow, environment) > PLAN_PARTS_MAX {
-        return Ok(Doubts::TooManyJobs);
+        return Ok(Doubts::TooLarge);
     }
     let (seeds, hopeless) = match (is_failing, load.varies()) {
         (true, _) => (SEEDS_MAX.min(affordable as u64), HOPELESS_FAILING),
@@ -358,8 +358,8 @@ fn is_clear(trials: &[Trial]) -> bool {
 }
 
 /// The candidates in the order of their predictions. One that makes nobody wait and fetches nothing
-/// again is among them whatever the model says: it was off by twice about those. So is no plan, of
-/// which the model tells nothing where storage is short.
+/// again is among them whatever the model says, which may be off by twice about those. So is no
+/// plan, of which the model tells nothing where storage is short.
 fn doubtful(plan: &Plan, doubt: Doubt, is_failing: bool) -> Vec<Strategy> {
     let possible = plan.candidates.iter().filter(|candidate| {
         let allocation = &candidate.allocation;

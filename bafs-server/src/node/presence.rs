@@ -8,7 +8,7 @@ use bafs_proto::message::{Advertise, QueryServers, ServerKind};
 use bafs_proto::time::Deadline;
 
 use super::Node;
-use crate::serving::ADVERTISE_MS;
+use crate::serving::{ADVERTISE_MS, Heard};
 
 /// Shortest time between two adverts, in milliseconds: many changes at once are told together.
 const ADVERTISE_MS_MIN: u64 = 50;
@@ -17,6 +17,7 @@ const ADVERTISE_MS_MIN: u64 = 50;
 pub(super) async fn tell(node: Arc<Node>, catalog: String) {
     let mut volumes = node.storage.changes();
     let mut jobs = node.executor.changes();
+    let mut heard = Heard::default();
     loop {
         volumes.mark_unchanged();
         jobs.mark_unchanged();
@@ -25,9 +26,8 @@ pub(super) async fn tell(node: Arc<Node>, catalog: String) {
         };
         let deadline = Deadline::after_ms(ADVERTISE_MS);
         let token = &node.config.identity.token;
-        if let Err(error) = node.pool.call(&catalog, token, call, deadline).await {
-            tracing::debug!(%catalog, %error, "catalog not told");
-        }
+        let answer = node.pool.call(&catalog, token, call, deadline).await;
+        heard.note(&catalog, answer.map(drop));
         tokio::time::sleep(Duration::from_millis(ADVERTISE_MS_MIN)).await;
         tokio::select! {
             () = tokio::time::sleep(Duration::from_millis(ADVERTISE_MS - ADVERTISE_MS_MIN)) => {}
