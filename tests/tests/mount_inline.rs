@@ -54,8 +54,8 @@ fn mount_inline_keeps_the_limit_exactly() -> Result<()> {
     };
     // By size: `du` counts also what ext4 takes to list the pieces of a file.
     let fill = "cd /vol; dd if=/dev/zero of=a bs=1M count=100 2>&1 | grep -c 'No space left'; \
-        sync a; stat -c %s a | awk '{print $1 <= 50000000, $1 >= 49152000}'; \
-        df -k . | tail -1 | awk '{print $2 <= 48832, $4 < 1000}'; rm a; \
+        sync a; stat -c %s a | awk '{print ($1 <= 50000000), ($1 >= 49152000)}'; \
+        df -k . | tail -1 | awk '{print ($2 <= 48832), ($4 < 1000)}'; rm a; \
         dd if=/dev/zero of=b bs=1M count=45 2>/dev/null; stat -c %s b";
     check(&world, fill, "1\n1 1\n1 1\n47185920")?;
     // What is there counts for the next job, which counts anew, and for the server.

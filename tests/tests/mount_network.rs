@@ -46,7 +46,7 @@ fn mount_network_keeps_the_limit_exactly() -> Result<()> {
     };
     let fill = "cd /vol; dd if=/dev/zero of=a bs=1M count=100 2>&1 | grep -c 'No space left'; \
         sync a; test $(du -k a | cut -f1) -le 48829; test $(du -k a | cut -f1) -ge 48000; \
-        df -k . | tail -1 | awk '{print $2 <= 48832, $4 < 1000}'; rm a; \
+        df -k . | tail -1 | awk '{print ($2 <= 48832), ($4 < 1000)}'; rm a; \
         dd if=/dev/zero of=b bs=1M count=45 2>/dev/null; stat -c %s b";
     check(&world, fill, "1\n1 1\n47185920")?;
     let small = "cd /vol; rm b; mkdir d; n=0; \
