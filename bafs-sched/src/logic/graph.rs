@@ -82,7 +82,7 @@ pub(super) struct JobNode {
     pub(super) last_server: Option<ServerId>,
     /// Nodes that cannot run it, however often they try.
     pub(super) refused_by: BTreeSet<ServerId>,
-    /// Nodes on which it failed by its own fault, as it seemed, or met a full disk: it goes elsewhere.
+    /// Nodes on which it failed by its own fault, as it seemed, or met a full disk.
     pub(super) failed_on: BTreeSet<ServerId>,
     /// Nodes that were lost or restarted while it ran, one after the other.
     pub(super) killed: Vec<ServerId>,
