@@ -233,10 +233,8 @@ impl Scheduler {
     /// taken the space, and the next listing shows it; again and again, the disk is full.
     pub(super) fn lacks_room(&mut self, job: JobIndex, server: ServerId, fault: &str) {
         self.abandon_attempt(job);
-        // Else what was made there before it was refused would hold the job to the full disk.
-        let stays = self.leave_full_disk(job, server);
         self.tell_full(server, fault);
-        self.try_again_when_free(job, server, fault, stays);
+        self.try_again_when_free(job, server, fault, false);
     }
 
     /// After a full disk kept a job from running: it runs on another node that can run it. Where
