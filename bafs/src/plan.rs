@@ -17,6 +17,7 @@ use crate::args::PlanArgs;
 use crate::input_file;
 use crate::live::{self, Rates};
 use crate::output::Output;
+use crate::rate::show_bytes;
 use crate::workflow_file;
 
 /// Plans a workflow or a canonical workload, and prints the strategies and the choice.
@@ -306,12 +307,14 @@ fn row(text: &mut String, candidate: &Candidate, untimed: &str) -> Result<()> {
         None if allocation.is_certain => "yes".to_owned(),
         None => "likely".to_owned(),
         Some(Shortage::Total { missing_bytes }) if !allocation.is_certain => {
-            format!("lacks {} at most", size(missing_bytes))
+            format!("lacks {} at most", show_bytes(missing_bytes))
         }
-        Some(Shortage::Total { missing_bytes }) => format!("lacks {}", size(missing_bytes)),
-        Some(Shortage::Node { missing_bytes }) => format!("node lacks {}", size(missing_bytes)),
+        Some(Shortage::Total { missing_bytes }) => format!("lacks {}", show_bytes(missing_bytes)),
+        Some(Shortage::Node { missing_bytes }) => {
+            format!("node lacks {}", show_bytes(missing_bytes))
+        }
         Some(Shortage::Cluster { missing_bytes }) => {
-            format!("cluster lacks {}", size(missing_bytes))
+            format!("cluster lacks {}", show_bytes(missing_bytes))
         }
         Some(Shortage::Places { missing_volumes }) => format!("{missing_volumes} have no place"),
     };
@@ -339,39 +342,12 @@ fn row(text: &mut String, candidate: &Candidate, untimed: &str) -> Result<()> {
     Ok(())
 }
 
-/// Bytes for people, to three decimals of the unit; the exact number is in the JSON.
-pub(crate) fn size(bytes: u128) -> String {
-    const UNITS: [(&str, u128); 5] = [
-        ("PB", 1_000_000_000_000_000),
-        ("TB", 1_000_000_000_000),
-        ("GB", 1_000_000_000),
-        ("MB", 1_000_000),
-        ("KB", 1_000),
-    ];
-    match UNITS.into_iter().find(|&(_, unit)| bytes >= unit) {
-        Some((name, unit)) => format!("{:.3} {name}", bytes as f64 / unit as f64),
-        None => format!("{bytes} B"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
 
     use super::*;
     use crate::args::{Cli, Command};
-
-    #[test]
-    fn sizes_are_for_people() {
-        for (bytes, text) in [
-            (0, "0 B"),
-            (999, "999 B"),
-            (1_025_000_000_000, "1.025 TB"),
-            (500_000_000, "500.000 MB"),
-        ] {
-            assert_eq!(size(bytes), text);
-        }
-    }
 
     fn workflow(text: &str) -> Workflow {
         let none = |_: &str| Err("no files".to_owned());

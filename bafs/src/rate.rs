@@ -1,4 +1,4 @@
-//! Rates on the command line, such as `1MB/s`.
+//! Rates and sizes on the command line, such as `1MB/s`.
 
 use anyhow::{Context, Result, anyhow};
 use bafs_sched::workflow::{self, parse_size};
@@ -19,6 +19,21 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64> {
     parse_size(text.trim()).map_err(|e| anyhow!("'{text}' is no size: {e}"))
 }
 
+/// Bytes for people, to three decimals of the unit; the exact number is in the JSON.
+pub(crate) fn show_bytes(bytes: u128) -> String {
+    const UNITS: [(&str, u128); 5] = [
+        ("PB", 1_000_000_000_000_000),
+        ("TB", 1_000_000_000_000),
+        ("GB", 1_000_000_000),
+        ("MB", 1_000_000),
+        ("KB", 1_000),
+    ];
+    match UNITS.into_iter().find(|&(_, unit)| bytes >= unit) {
+        Some((name, unit)) => format!("{:.3} {name}", bytes as f64 / unit as f64),
+        None => format!("{bytes} B"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -33,5 +48,17 @@ mod tests {
         let said = format!("{:#}", parse_limit(Some("0MB/s")).unwrap_err());
         assert!(said.contains("--limit (leave it out"), "{said}");
         assert_eq!(parse_limit(None).unwrap(), None);
+    }
+
+    #[test]
+    fn sizes_are_for_people() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1_025_000_000_000, "1.025 TB"),
+            (500_000_000, "500.000 MB"),
+        ] {
+            assert_eq!(show_bytes(bytes), text);
+        }
     }
 }

@@ -18,8 +18,7 @@ use crate::args::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
 use crate::init;
 use crate::metrics;
 use crate::output::Output;
-use crate::plan;
-use crate::rate::{parse_bytes, parse_limit};
+use crate::rate::{parse_bytes, parse_limit, show_bytes};
 
 /// Runs a home server.
 pub(crate) async fn home(args: HomeArgs, output: Output) -> Result<()> {
@@ -104,9 +103,9 @@ fn check_offer(store: &Path, offered: u64) {
     if offered > all {
         tracing::warn!(
             "--size: it offers {}, but the disk of {} has {} in all, and jobs will meet its end",
-            plan::size(offered.into()),
+            show_bytes(offered.into()),
             store.display(),
-            plan::size(all.into())
+            show_bytes(all.into())
         );
     }
 }

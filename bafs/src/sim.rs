@@ -15,7 +15,7 @@ use serde::Serialize;
 use self::workload::{Before, Workload};
 use crate::args::SimArgs;
 use crate::output::Output;
-use crate::plan::size;
+use crate::rate::show_bytes;
 
 /// Simulates a workload, and prints how it went.
 pub(crate) fn run(args: &SimArgs, output: Output) -> Result<()> {
@@ -212,8 +212,8 @@ fn table(rows: &[Row], chosen: Option<Strategy>) -> Result<String> {
             text,
             "{:<11} {simulated:>12} {predicted:>12} {:>11} {:>11} {:>9} {:>9}",
             row.policy,
-            size(row.run.home_bytes),
-            size(row.run.peer_bytes),
+            show_bytes(row.run.home_bytes),
+            show_bytes(row.run.peer_bytes),
             row.run.executions,
             row.run.failures,
         )?;

@@ -16,10 +16,12 @@ const LEFT_BYTES: u64 = 400_000;
 const WORKFLOW: &str = "for i in 1..4\n\
     volume in$(i) scratch 2 MB files 10 from bafs://home/in/$(i)\n\
     volume work$(i) scratch 3 MB files 10\n\
-    job pass$(i) {\nexecutable = /bin/sh\narguments = -c \"cat /in/$(i) > /work/all\"\n}\n\
-    job sum$(i) {\nexecutable = /bin/sh\narguments = -c \"cksum < /work/all > /work/sum\"\n}\n\
-    parent pass$(i) child sum$(i)\nmount in$(i) pass$(i) /in ro\nmount work$(i) pass$(i) /work\n\
-    mount work$(i) sum$(i) /work\nextract work$(i) sum bafs://home/out/$(i)\nend\n";
+    job pass$(i) {\nexecutable = /bin/sh\narguments = -c \"cat /in/$(i) > /scratch/all\"\n}\n\
+    job sum$(i) {\nexecutable = /bin/sh\n\
+    arguments = -c \"cksum < /scratch/all > /scratch/sum\"\n}\n\
+    parent pass$(i) child sum$(i)\nmount in$(i) pass$(i) /in ro\n\
+    mount work$(i) pass$(i) /scratch\nmount work$(i) sum$(i) /scratch\n\
+    extract work$(i) sum bafs://home/out/$(i)\nend\n";
 
 fn input(i: u32) -> Vec<u8> {
     (0..100_000u32)

@@ -376,8 +376,7 @@ impl Scheduler {
         let mut trial = self.trial(course, free, beside);
         (trial.place, trial.done) = (at, done);
         // Its volumes are made already.
-        let scratch = self.scratch_of(job);
-        trial.end(job, &[], Space::ZERO, 0, &scratch);
+        trial.end_made(job);
         if course.len() > TRIED_JOBS_MAX {
             let mut ways = [Prefer::Roomiest, Prefer::Tightest].into_iter();
             return care == Care::None || ways.any(|prefer| trial.clone().follow(prefer));

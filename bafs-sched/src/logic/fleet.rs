@@ -325,9 +325,9 @@ impl Fleet {
         self.get(server).map(|node| node.seen.group.as_str())
     }
 
-    /// Among about how many nodes the group of `server` divides a cache.
-    pub(super) fn sharers(&self, server: ServerId) -> u64 {
-        (self.group_size(server) as u64).min(self.alive).max(1)
+    /// Whether no other node can have a part of a cache of `server`.
+    pub(super) fn is_sole(&self, server: ServerId) -> bool {
+        self.alive <= 1 || self.group_size(server) <= 1
     }
 
     /// Whether two nodes are in one group.

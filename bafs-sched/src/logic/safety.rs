@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use bafs_proto::ids::ServerId;
 
-use super::course::floor;
+use super::course::{Rest, floor};
 use super::place::Create;
 use super::scheduler::Scheduler;
 use super::space::Space;
@@ -60,8 +60,8 @@ impl PartialEq for Surveys {
 struct Survey {
     /// What goes without any further start.
     leaving: Space,
-    /// What caches there have of their shares beyond the least part, which is in `leaving`.
-    shared: Space,
+    /// What caches there have beyond the least part, which is in `leaving`.
+    beyond: Space,
     /// What pipelines have, at home there or not.
     held: BTreeMap<u32, Space>,
 }
@@ -71,9 +71,7 @@ struct Survey {
 struct Claim {
     pipeline: u32,
     held: Space,
-    /// With the least part of each cache, and with a fair one.
-    rest: Space,
-    rest_shared: Space,
+    rest: Rest,
     /// It waits for jobs of another pipeline.
     waits: bool,
 }
@@ -81,8 +79,8 @@ struct Claim {
 /// A node with a start that is only considered.
 struct Ground {
     free: Space,
-    /// What there is beyond that of caches.
-    shared: Space,
+    /// What caches there have beyond the least part, which counts as free.
+    beyond: Space,
     /// Whether no other node can have a part of a cache.
     is_sole: bool,
     claims: Vec<Claim>,
@@ -98,36 +96,43 @@ struct Settled {
 
 impl Ground {
     /// With all of each cache where no other node can have a part of it, else with the least part.
-    fn settle(mut self) -> Settled {
-        if self.is_sole {
-            self.free = self.free.plus(self.shared);
-            for claim in &mut self.claims {
-                claim.rest = claim.rest_shared;
-            }
+    fn settle(self) -> Settled {
+        if !self.is_sole {
+            return self.settle_least();
         }
-        self.settle_least()
+        let free = self.free.plus(self.beyond);
+        settle(free, self.claims, |rest| rest.whole)
     }
 
-    fn settle_least(mut self) -> Settled {
-        self.claims.sort_unstable_by_key(|claim| claim.rest);
-        let (waiting, own): (Vec<Claim>, Vec<Claim>) =
-            self.claims.into_iter().partition(|claim| claim.waits);
-        let (free, own) = settle_all(self.free, own);
-        let (_, waiting) = settle_all(free, waiting);
-        let left = own.iter().chain(&waiting).map(|claim| claim.rest);
-        Settled {
-            free,
-            lack: left.reduce(Space::most),
-        }
+    fn settle_least(self) -> Settled {
+        settle(self.free, self.claims, |rest| rest.least)
+    }
+}
+
+/// Lets those that wait for others come last.
+fn settle(free: Space, mut claims: Vec<Claim>, need: fn(Rest) -> Space) -> Settled {
+    claims.sort_unstable_by_key(|claim| need(claim.rest));
+    let (waiting, own): (Vec<Claim>, Vec<Claim>) =
+        claims.into_iter().partition(|claim| claim.waits);
+    let (free, own) = settle_all(free, own, need);
+    let (_, waiting) = settle_all(free, waiting, need);
+    let left = own.iter().chain(&waiting).map(|claim| need(claim.rest));
+    Settled {
+        free,
+        lack: left.reduce(Space::most),
     }
 }
 
 /// What is free when all have ended whose turn can come, and the others.
-fn settle_all(mut free: Space, mut claims: Vec<Claim>) -> (Space, Vec<Claim>) {
+fn settle_all(
+    mut free: Space,
+    mut claims: Vec<Claim>,
+    need: fn(Rest) -> Space,
+) -> (Space, Vec<Claim>) {
     loop {
         let before = claims.len();
         claims.retain(|claim| {
-            let can_end = free.holds(claim.rest);
+            let can_end = free.holds(need(claim.rest));
             free = if can_end { free.plus(claim.held) } else { free };
             !can_end
         });
@@ -165,9 +170,9 @@ impl Scheduler {
         for (&target, &size) in &taken {
             let left = self.fleet.available(target).minus(size);
             let most = self.graph.courses.most;
-            let enough = match self.fleet.sharers(target) {
-                1 => most.whole,
-                _ => most.least,
+            let enough = match self.fleet.is_sole(target) {
+                true => most.whole,
+                false => most.least,
             };
             if left.holds(enough) {
                 continue;
@@ -294,7 +299,7 @@ impl Scheduler {
         let starting = start.map(|(job, _)| job);
         let mut survey = Survey::default();
         let (leaving, held) = (&mut survey.leaving, &mut survey.held);
-        let shared = &mut survey.shared;
+        let beyond = &mut survey.beyond;
         for (id, volume) in self.volumes.on_server(server) {
             let Some(instance) = self.volumes.get(id) else {
                 continue;
@@ -308,7 +313,7 @@ impl Scheduler {
                 State::Ready if instance.is_kept => {}
                 State::Creating | State::Ready if is_cache => {
                     *leaving = leaving.plus(floor(instance.size));
-                    *shared = shared.plus(self.share_beyond_least(volume, server, instance.size));
+                    *beyond = beyond.plus(beyond_least(instance.size));
                 }
                 State::Creating | State::Ready if self.is_leaving(volume, starting) => {
                     *leaving = leaving.plus(instance.size);
@@ -333,7 +338,7 @@ impl Scheduler {
         start: Option<(JobIndex, &[Create])>,
     ) -> Ground {
         let free = self.fleet.available(server).minus(taken);
-        let (mut free, mut shared) = (free.plus(survey.leaving), survey.shared);
+        let (mut free, mut beyond) = (free.plus(survey.leaving), survey.beyond);
         let starting = start.map(|(job, _)| self.graph.pipeline(job));
         // What the start adds to what its pipeline has.
         let mut made: Option<Space> = None;
@@ -342,7 +347,7 @@ impl Scheduler {
                 match self.graph.volume(*volume).is_cache {
                     true => {
                         free = free.plus(floor(*size));
-                        shared = shared.plus(self.share_beyond_least(*volume, server, *size));
+                        beyond = beyond.plus(beyond_least(*size));
                     }
                     false if self.is_leaving(*volume, start.map(|(job, _)| job)) => {
                         free = free.plus(*size);
@@ -354,7 +359,6 @@ impl Scheduler {
         let is_home = |pipeline: &u32| {
             starting == Some(*pipeline) || self.claims.home.get(pipeline) == Some(&server)
         };
-        let nodes = self.fleet.sharers(server);
         let claim = |pipeline: u32, held: Space| {
             let rest = match start {
                 Some((job, _)) if starting == Some(pipeline) => {
@@ -367,8 +371,7 @@ impl Scheduler {
             Claim {
                 pipeline,
                 held,
-                rest: rest.least,
-                rest_shared: rest.among(nodes),
+                rest,
                 waits: self.graph.crossings.waits(pipeline),
             }
         };
@@ -383,21 +386,9 @@ impl Scheduler {
         }
         Ground {
             free,
-            shared,
-            is_sole: nodes == 1,
+            beyond,
+            is_sole: self.fleet.is_sole(server),
             claims,
-        }
-    }
-
-    /// What a part of a cache has of the share that falls to its node, beyond the least part.
-    fn share_beyond_least(&self, cache: VolumeIndex, server: ServerId, part: Space) -> Space {
-        let share = self
-            .size_of(cache)
-            .bytes
-            .div_ceil(self.fleet.sharers(server));
-        Space {
-            bytes: part.bytes.min(share).saturating_sub(floor(part).bytes),
-            files: 0,
         }
     }
 
@@ -413,10 +404,10 @@ impl Scheduler {
     pub(super) fn least_to_end(&self, server: ServerId) -> Space {
         let survey = self.look(server, None);
         let mut claims = self.ground(&survey, server, Space::ZERO, None).claims;
-        claims.sort_unstable_by_key(|claim| claim.rest);
+        claims.sort_unstable_by_key(|claim| claim.rest.least);
         let (mut need, mut left) = (Space::ZERO, Space::ZERO);
         for claim in claims {
-            need = need.most(claim.rest.minus(left));
+            need = need.most(claim.rest.least.minus(left));
             left = left.plus(claim.held);
         }
         need
@@ -427,7 +418,7 @@ impl Scheduler {
     pub(super) fn easiest(&self, server: ServerId) -> Vec<JobIndex> {
         let survey = self.look(server, None);
         let mut claims = self.ground(&survey, server, Space::ZERO, None).claims;
-        claims.sort_by_key(|claim| claim.rest);
+        claims.sort_by_key(|claim| claim.rest.least);
         let next = claims.into_iter().map(|claim| claim.pipeline);
         next.filter_map(|pipeline| self.graph.courses.next_of(pipeline))
             .collect()
@@ -482,5 +473,13 @@ impl Scheduler {
     /// A pipeline has ended for good, or its volumes were dropped.
     pub(super) fn end_claims(&mut self, pipeline: u32) {
         self.claims.home.remove(&pipeline);
+    }
+}
+
+/// What a part of a cache has beyond the least part.
+fn beyond_least(part: Space) -> Space {
+    Space {
+        files: 0,
+        ..part.minus(floor(part))
     }
 }

@@ -33,6 +33,15 @@ pub(super) struct Trial<'s> {
     pub(super) tries_left: u32,
 }
 
+/// A job that is run in thought.
+struct Step {
+    job: JobIndex,
+    /// All of its scratch volumes, those of them that it makes, and what these take.
+    scratch: Vec<VolumeIndex>,
+    made: Vec<VolumeIndex>,
+    need: Space,
+}
+
 impl Trial<'_> {
     /// Whether the rest can be run from here, in some order. Tries the course first.
     pub(super) fn go_on(&mut self) -> bool {
@@ -49,13 +58,7 @@ impl Trial<'_> {
         };
         let ready: Vec<JobIndex> = self.course.iter().copied().filter(is_ready).collect();
         for job in ready {
-            let scratch = self.scheduler.scratch_of(job);
-            let made: Vec<VolumeIndex> = scratch
-                .iter()
-                .copied()
-                .filter(|volume| !self.place.contains_key(volume))
-                .collect();
-            let need = self.sum(&made);
+            let step = self.step(job);
             for node in 0..self.free.len() {
                 // Empty nodes of one size are the same.
                 let is_same = |other: usize| {
@@ -63,17 +66,17 @@ impl Trial<'_> {
                     self.free[other] == self.free[node] && !holds(other) && !holds(node)
                 };
                 let is_new = !(0..node).any(is_same);
-                if !is_new || !self.has_room(job, need, node) {
+                if !is_new || !self.has_room(&step, node) {
                     continue;
                 }
                 if self.tries_left == 0 {
                     return false;
                 }
                 self.tries_left -= 1;
-                if self.run(job, &made, need, node, &scratch) {
+                if self.run(&step, node) {
                     return true;
                 }
-                if made.is_empty() {
+                if step.made.is_empty() {
                     break;
                 }
             }
@@ -88,12 +91,9 @@ impl Trial<'_> {
             if self.done.contains(job) {
                 continue;
             }
-            let scratch = self.scheduler.scratch_of(*job);
-            let mut made = scratch.clone();
-            made.retain(|volume| !self.place.contains_key(volume));
-            let need = self.sum(&made);
+            let step = self.step(*job);
             let nodes = 0..self.free.len();
-            let able = nodes.filter(|node| self.has_room(*job, need, *node));
+            let able = nodes.filter(|node| self.has_room(&step, *node));
             let best = match prefer {
                 Prefer::Roomiest => able.max_by_key(|node| self.free[*node]),
                 Prefer::Tightest => able.min_by_key(|node| self.free[*node]),
@@ -101,9 +101,23 @@ impl Trial<'_> {
             let Some(node) = best else {
                 return false;
             };
-            self.end(*job, &made, need, node, &scratch);
+            self.end(&step, node);
         }
         true
+    }
+
+    /// What a job that runs now makes.
+    fn step(&self, job: JobIndex) -> Step {
+        let scratch = self.scheduler.scratch_of(job);
+        let mut made = scratch.clone();
+        made.retain(|volume| !self.place.contains_key(volume));
+        let need = self.sum(&made);
+        Step {
+            job,
+            scratch,
+            made,
+            need,
+        }
     }
 
     fn sum(&self, volumes: &[VolumeIndex]) -> Space {
@@ -111,52 +125,48 @@ impl Trial<'_> {
         sizes.fold(Space::ZERO, Space::plus)
     }
 
-    /// Whether a job finds room on a node for so much and the least part of its caches, and these
-    /// on all nodes together.
-    fn has_room(&self, job: JobIndex, need: Space, node: usize) -> bool {
-        let caches = self.scheduler.caches_of(job);
+    /// Whether a job finds room on a node for what it makes and the least part of its caches, and
+    /// these on all nodes together.
+    fn has_room(&self, step: &Step, node: usize) -> bool {
+        let caches = self.scheduler.caches_of(step.job);
         let parts = caches
             .iter()
             .map(|cache| floor(self.scheduler.size_of(*cache)));
-        let there = parts.fold(need, Space::plus);
+        let there = parts.fold(step.need, Space::plus);
         let all = self
             .beside_bytes
             .saturating_add(bytes_of(self.free.iter().copied()));
-        self.free[node].holds(there) && all >= need.plus(self.sum(&caches)).bytes
+        self.free[node].holds(there) && all >= step.need.plus(self.sum(&caches)).bytes
     }
 
-    fn run(
-        &mut self,
-        job: JobIndex,
-        made: &[VolumeIndex],
-        need: Space,
-        node: usize,
-        scratch: &[VolumeIndex],
-    ) -> bool {
+    fn run(&mut self, step: &Step, node: usize) -> bool {
         let before = (self.free.clone(), self.place.clone());
-        self.end(job, made, need, node, scratch);
+        self.end(step, node);
         if self.go_on() {
             return true;
         }
-        self.done.remove(&job);
+        self.done.remove(&step.job);
         (self.free, self.place) = before;
         false
     }
 
-    /// What there is once a job has made these volumes, and is done.
-    pub(super) fn end(
-        &mut self,
-        job: JobIndex,
-        made: &[VolumeIndex],
-        need: Space,
-        node: usize,
-        scratch: &[VolumeIndex],
-    ) {
-        if let Some(free) = self.free.get_mut(node) {
-            *free = free.minus(need);
-        }
-        self.place.extend(made.iter().map(|volume| (*volume, node)));
+    /// What there is once a job is done whose volumes are there already.
+    pub(super) fn end_made(&mut self, job: JobIndex) {
         self.done.insert(job);
+        self.leave(&self.scheduler.scratch_of(job));
+    }
+
+    /// What there is once a job has made its volumes on a node, and is done.
+    fn end(&mut self, step: &Step, node: usize) {
+        self.free[node] = self.free[node].minus(step.need);
+        self.place
+            .extend(step.made.iter().map(|volume| (*volume, node)));
+        self.done.insert(step.job);
+        self.leave(&step.scratch);
+    }
+
+    /// Volumes whose users are all done go.
+    fn leave(&mut self, scratch: &[VolumeIndex]) {
         for volume in scratch {
             let users = &self.scheduler.graph.workflow.volume(*volume).users;
             if users.iter().all(|user| self.done.contains(user))
