@@ -20,6 +20,7 @@ use tokio::sync::Semaphore;
 use tokio::task::{JoinError, JoinSet};
 
 use super::beneath::{self, Beneath};
+use super::flush::Flush;
 use super::links::Links;
 use super::older::{Known, Older};
 use super::origin::{Origin, RANGE_BYTES};
@@ -356,6 +357,7 @@ impl Filling {
         let (made, shown) = (entry.clone(), path.clone());
         let file = blocking(move || create(&root, &path, &made).map(Arc::new)).await?;
         let (mut under_way, mut beforehand) = (JoinSet::new(), 0);
+        let mut flush = Flush::new(file.clone(), &shown);
         let mut next = Some(0);
         while let Some(from) = next {
             let map = self.origin.map(&entry, from).await?;
@@ -365,6 +367,7 @@ impl Filling {
                 while let Some(done) = under_way.try_join_next() {
                     beforehand += joined(done)?;
                 }
+                flush.written(beforehand)?;
                 let (this, entry, file) = (self.clone(), entry.clone(), file.clone());
                 let path = shown.clone();
                 under_way.spawn(async move {
@@ -380,6 +383,7 @@ impl Filling {
         while let Some(done) = under_way.join_next().await {
             beforehand += joined(done)?;
         }
+        flush.end().await?;
         blocking(move || self.finish_file(&file, &shown, &entry, beforehand, sync)).await
     }
 
@@ -492,13 +496,13 @@ fn finish_all(progress: &Progress, taken: &Taken) -> Result<()> {
     synced.map_err(|e| disk("tree", &e.into()))
 }
 
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     joined(tokio::task::spawn_blocking(work).await)
 }
 
-fn joined<T>(done: Result<Result<T>, JoinError>) -> Result<T> {
+pub(super) fn joined<T>(done: Result<Result<T>, JoinError>) -> Result<T> {
     done.unwrap_or_else(|e| Err(Error::new(ErrorCode::ServerFault, format!("fill: {e}"))))
 }
 

@@ -5,6 +5,7 @@ mod beneath;
 mod extract;
 mod extracts;
 mod fill;
+mod flush;
 mod holds;
 mod life;
 mod links;
