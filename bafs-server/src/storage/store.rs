@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use bafs_proto::ids::{AgentId, ServerId, VolumeId};
 use bafs_proto::{Error, ErrorCode, Result};
-use rustix::fs::{FlockOperation, flock, statvfs};
+use rustix::fs::{FlockOperation, IFlags, flock, ioctl_getflags, ioctl_setflags, statvfs};
 
 use crate::lives::Life;
 
@@ -92,6 +92,8 @@ impl Store {
                 fault(&format!("cannot remove what is in {place}: {e}; {look}"))
             })?;
         }
+        // Where that does not exist, volumes are as good.
+        let _ = spread(&root.join("making"));
         let life = Life::begin(root).map_err(|e| fault(&e))?;
         Ok(Self {
             root: root.to_owned(),
@@ -266,6 +268,15 @@ impl Store {
     }
 }
 
+/// Has directories that are made in this one begin far from each other on the disk, as far as its
+/// file system does that (`chattr(1)`, *T*). Else each new volume begins where others were removed:
+/// ext4 without a journal reuses no file's number for minutes and looks at all of them each time.
+fn spread(directory: &Path) -> io::Result<()> {
+    let directory = File::open(directory)?;
+    let flags = ioctl_getflags(&directory)?;
+    Ok(ioctl_setflags(&directory, flags | IFlags::TOPDIR)?)
+}
+
 /// Removes everything in a directory.
 fn empty(directory: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
@@ -319,6 +330,18 @@ mod tests {
         assert!(second.detail.contains("another node"), "{second}");
         drop(store);
         assert_eq!(Store::open(directory.path()).expect("open").id(), id);
+    }
+
+    #[test]
+    fn volumes_begin_far_from_each_other_where_the_disk_does_that() {
+        let directory = tempfile::tempdir().expect("directory");
+        let able = spread(directory.path()).is_ok();
+        let store = Store::open(directory.path()).expect("open");
+        store.begin(VolumeId(7)).expect("begin");
+        let flags = |place: PathBuf| ioctl_getflags(File::open(place).expect("open"));
+        let is_spread = |place| flags(place).is_ok_and(|flags| flags.contains(IFlags::TOPDIR));
+        assert_eq!(is_spread(directory.path().join("making")), able);
+        assert!(!is_spread(store.tree_in_making(VolumeId(7))));
     }
 
     #[test]
