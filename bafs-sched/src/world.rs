@@ -9,7 +9,7 @@ mod chaos;
 mod deeds;
 mod faults;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ExecutionId, ExtractId, RunId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
@@ -43,6 +43,8 @@ struct Node {
     /// Volumes with the jobs whose output they hold.
     volumes: BTreeMap<VolumeId, (Space, VolumeIndex, Content)>,
     executions: BTreeMap<ExecutionId, Execution>,
+    /// What it has begun, or is never to begin: noted on disk, so it outlives a restart.
+    begun: BTreeSet<ExecutionId>,
     /// Reports of executions that ended.
     reports: BTreeMap<ExecutionId, JobReport>,
 }
@@ -119,6 +121,7 @@ impl World {
                 full_until: Time(0),
                 volumes: BTreeMap::new(),
                 executions: BTreeMap::new(),
+                begun: BTreeSet::new(),
                 reports: BTreeMap::new(),
             };
             (ServerId(at as u64 + 1), node)
@@ -301,6 +304,7 @@ impl World {
                     let report = report(JobOutcome::Killed);
                     self.at(50, Due::Tell(Event::JobEnded { execution, report }));
                 } else {
+                    self.node(server).begun.insert(execution);
                     self.at(50, Due::Tell(Event::JobUnknown { execution }));
                 }
             }
@@ -338,6 +342,12 @@ impl World {
             return;
         }
         if self.is_started_again(server, execution) {
+            return;
+        }
+        if !self.node(server).begun.insert(execution) {
+            // What it left when it was begun is unknown.
+            let error = Error::new(ErrorCode::WrongState, "it was begun before a restart");
+            self.at(10, Due::Tell(Event::JobStartFailed { execution, error }));
             return;
         }
         self.check_start(job, &volumes);

@@ -448,13 +448,13 @@ impl Scheduler {
     }
 
     /// Whether a node could run a job with this need when nothing else ran there, and the job has
-    /// not failed there.
+    /// not failed there, nor met a full disk.
     pub(super) fn could_run(&self, job: JobIndex, server: ServerId, need: Space) -> bool {
         let (node, slots) = (self.graph.job(job), self.slots_of(job));
         let seen = self.fleet.get(server).map(|node| &node.seen);
         seen.is_some_and(|seen| seen.slots >= slots)
             && !node.refused_by.contains(&server)
-            && !node.failed_on.contains(&server)
+            && !node.avoids(server)
             && self.can_ever_hold(job, server, need)
     }
 

@@ -231,6 +231,7 @@ impl Scheduler {
     /// blame.
     pub(super) fn blame_nodes(&mut self, job: JobIndex) {
         self.graph.job_mut(job).killed.clear();
+        self.graph.job_mut(job).full_on.clear();
         let here = self.graph.job(job).last_server;
         for server in std::mem::take(&mut self.graph.job_mut(job).failed_on) {
             if Some(server) != here && self.fleet.blame(server, self.settings.node_faults_max) {

@@ -144,7 +144,7 @@ impl Scheduler {
         let node = self.graph.job_mut(job);
         node.environment.full_disks += 1;
         if ran_on == server && !stays {
-            node.failed_on.insert(server);
+            node.full_on.insert(server);
         }
         if self.note_full(server, why) <= REFUSED_ONCE {
             let name = &self.graph.workflow.job(job).name;
@@ -160,7 +160,8 @@ impl Scheduler {
         self.try_again_when_free(job, server, why, stays);
     }
 
-    /// Volumes on a full disk that only this job has written go, so that they are made elsewhere.
+    /// Volumes on a full disk in which nobody's work is go, so that they are made elsewhere: what an
+    /// attempt left half-written went when that ended, so they are as if no job had ever run.
     /// Answers whether others stay: what was done by others, and what was filled, which would cross
     /// the link to home again.
     fn leave_full_disk(&mut self, job: JobIndex, server: ServerId) -> bool {
@@ -233,8 +234,10 @@ impl Scheduler {
     /// taken the space, and the next listing shows it; again and again, the disk is full.
     pub(super) fn lacks_room(&mut self, job: JobIndex, server: ServerId, fault: &str) {
         self.abandon_attempt(job);
+        // Else what was made there before this was refused would hold the job to the full disk.
+        let stays = self.leave_full_disk(job, server);
         self.tell_full(server, fault);
-        self.try_again_when_free(job, server, fault, false);
+        self.try_again_when_free(job, server, fault, stays);
     }
 
     /// After a full disk kept a job from running: it runs on another node that can run it. Where

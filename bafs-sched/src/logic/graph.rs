@@ -82,10 +82,24 @@ pub(super) struct JobNode {
     pub(super) last_server: Option<ServerId>,
     /// Nodes that cannot run it, however often they try.
     pub(super) refused_by: BTreeSet<ServerId>,
-    /// Nodes on which it failed by its own fault, as it seemed, or met a full disk.
+    /// Nodes on which it failed by its own fault, as it seemed.
     pub(super) failed_on: BTreeSet<ServerId>,
+    /// Nodes on which it met a full disk, which blames nobody.
+    pub(super) full_on: BTreeSet<ServerId>,
     /// Nodes that were lost or restarted while it ran, one after the other.
     pub(super) killed: Vec<ServerId>,
+}
+
+impl JobNode {
+    /// Whether it runs there again only where it must: it failed, or met a full disk.
+    pub(super) fn avoids(&self, server: ServerId) -> bool {
+        self.failed_on.contains(&server) || self.full_on.contains(&server)
+    }
+
+    /// Whether there is a node that it avoids.
+    pub(super) fn avoids_any(&self) -> bool {
+        !self.failed_on.is_empty() || !self.full_on.is_empty()
+    }
 }
 
 /// What is left of a volume.
@@ -190,6 +204,7 @@ impl Graph {
             last_server: None,
             refused_by: BTreeSet::new(),
             failed_on: BTreeSet::new(),
+            full_on: BTreeSet::new(),
             killed: Vec::new(),
         });
         let mut jobs: Vec<_> = jobs.collect();

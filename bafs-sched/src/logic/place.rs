@@ -88,7 +88,7 @@ impl Scheduler {
             // A job that waits for another writer, for its pipeline's turn, or for other nodes than
             // those where it failed, says nothing of its like.
             let node = self.graph.job(key.job);
-            let is_choosy = !node.failed_on.is_empty() || !node.refused_by.is_empty();
+            let is_choosy = node.avoids_any() || !node.refused_by.is_empty();
             let is_telling = self.may_start(key.job) && !self.is_held_back && !is_choosy;
             tried = Some(if is_telling { key.last_alike() } else { key });
         }
@@ -135,7 +135,7 @@ impl Scheduler {
         let of_job = self.graph.job(job);
         let (mut known, mut unlike) = (BTreeSet::new(), Vec::new());
         for (server, node) in self.fleet.live() {
-            let is_told = of_job.refused_by.contains(&server) || of_job.failed_on.contains(&server);
+            let is_told = of_job.refused_by.contains(&server) || of_job.avoids(server);
             let is_bare = node.busy == 0 && node.limit.is_none() && !self.volumes.has_any(server);
             let (space, slots) = (self.fleet.available(server), node.slots());
             let kind = (&node.seen.group, space, slots, node.takes_work());
@@ -161,11 +161,11 @@ impl Scheduler {
         candidates
     }
 
-    /// Without nodes on which the job failed by its own fault, while there are others: where it
+    /// Without nodes on which the job failed by its own fault or met a full disk, while there are others: where it
     /// succeeds tells whose fault it was.
     fn without_failed(&self, job: JobIndex, candidates: &[ServerId], care: Care) -> Vec<ServerId> {
-        let failed_on = &self.graph.job(job).failed_on;
-        if failed_on.is_empty() || care != Care::Safe {
+        let of_job = self.graph.job(job);
+        if !of_job.avoids_any() || care != Care::Safe {
             return candidates.to_vec();
         }
         let need = self.need_of(job);
@@ -175,9 +175,7 @@ impl Scheduler {
         if !self.fleet.live().any(is_other) {
             return candidates.to_vec();
         }
-        let kept = candidates
-            .iter()
-            .filter(|server| !failed_on.contains(server));
+        let kept = candidates.iter().filter(|server| !of_job.avoids(**server));
         kept.copied().collect()
     }
 

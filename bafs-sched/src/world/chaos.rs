@@ -216,6 +216,7 @@ impl World {
         node.reports.clear();
         if is_wiped {
             node.volumes.clear();
+            node.begun.clear();
         }
         let away_ms = 500 + self.dice.below(15_000);
         self.at(away_ms, Due::Return(server));
