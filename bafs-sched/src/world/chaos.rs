@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use bafs_proto::ids::{ExecutionId, ServerId};
 use bafs_proto::time::Time;
+use bafs_proto::{Error, ErrorCode};
 
 use super::{CALL_MS, Content, Due, Execution, Faults, Node, NodeSpec, World};
 use crate::io::listing::Listing;
@@ -261,7 +262,13 @@ impl World {
         if let Some(report) = report {
             self.at(30, Due::Tell(Event::JobEnded { execution, report }));
         }
-        is_known
+        if is_known || self.node(server).begun.insert(execution) {
+            return is_known;
+        }
+        // What it left when it was begun is unknown.
+        let error = Error::new(ErrorCode::WrongState, "it was begun before a restart");
+        self.at(10, Due::Tell(Event::JobStartFailed { execution, error }));
+        true
     }
 
     /// Nodes answer again whose time away is over.
