@@ -151,7 +151,7 @@ impl Tree {
         let told = || self.told.as_ref().map(|it| (it.limit, it.get()));
         let disk = fstatvfs(&self.root).ok();
         let disk = disk.as_ref();
-        let disk_bytes = disk.map(|disk| disk.f_bavail * disk.f_frsize);
+        let disk_bytes = disk.map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize));
         // Some file systems count no files.
         let counts = disk.filter(|disk| disk.f_files > 0);
         let disk_files = counts.map(|disk| disk.f_favail);

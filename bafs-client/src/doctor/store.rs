@@ -111,7 +111,7 @@ fn check_disk(store: &Path) -> Check {
     };
     let room = Room {
         bytes: found.f_blocks * found.f_frsize,
-        free_bytes: found.f_bavail * found.f_frsize,
+        free_bytes: found.f_bavail.saturating_mul(found.f_frsize),
         files: found.f_files,
         free_files: found.f_favail,
     };

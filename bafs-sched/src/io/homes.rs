@@ -26,7 +26,7 @@ pub struct Homes {
     is_listed: bool,
 }
 
-/// A home that has a name for the whole run.
+/// A home that has a name as long as this process lives.
 #[derive(Debug, Clone)]
 struct Known {
     server: ServerId,

@@ -275,7 +275,7 @@ impl Puts {
             path: receipts.temporary(&temporary),
             is_kept: false,
         };
-        let written = temporary.write(data, call.mode & 0o777);
+        let written = temporary.write(data);
         written.map_err(|error| fault(&temporary.path, error))?;
         Ok(Stage::Ready(Staged {
             small,
@@ -408,7 +408,7 @@ impl Puts {
         match renameat(CWD, &source, &parent.fd, name) {
             Ok(()) => receipts.set_placed(*extract),
             Err(Errno::NOENT) if fs::symlink_metadata(&source).is_err() => {
-                receipts.forget(*extract);
+                receipts.take_back(*extract)?;
                 return Err(gone(path));
             }
             Err(error) => return Err(refuse(path, error)),
@@ -425,10 +425,12 @@ impl Puts {
 impl Stage {
     /// The same, with the content on disk.
     fn durable(self) -> Result<Self> {
-        if let Self::Ready(Staged { temporary, .. }) = &self {
-            let path = &temporary.path;
-            let synced = File::open(path).and_then(|file| file.sync_all());
-            synced.map_err(|error| fault(path, error))?;
+        if let Self::Ready(Staged {
+            small, temporary, ..
+        }) = &self
+        {
+            let finished = temporary.finish(small.call.mode & 0o777);
+            finished.map_err(|error| fault(&temporary.path, error))?;
         }
         Ok(self)
     }
@@ -439,12 +441,18 @@ impl Temporary {
         self.is_kept = is_kept;
     }
 
-    fn write(&self, data: &[u8], mode: u32) -> io::Result<()> {
+    fn write(&self, data: &[u8]) -> io::Result<()> {
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).mode(0o600);
-        let mut file = options.open(&self.path)?;
-        file.write_all(data)?;
-        file.set_permissions(Permissions::from_mode(mode))
+        options.open(&self.path)?.write_all(data)
+    }
+
+    /// Gives it its bits, and makes all of it durable. Until then its owner may open it, whatever
+    /// they are.
+    fn finish(&self, mode: u32) -> io::Result<()> {
+        let file = File::open(&self.path)?;
+        file.set_permissions(Permissions::from_mode(mode))?;
+        file.sync_all()
     }
 }
 
@@ -474,6 +482,7 @@ mod tests {
     use std::path::Path;
 
     use bafs_proto::message::BeginPut;
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
     use super::super::export::{Export, OWN};
     use super::*;
@@ -548,6 +557,28 @@ mod tests {
 
     fn code<T: std::fmt::Debug>(told: Result<T>) -> ErrorCode {
         told.expect_err("must be refused").code
+    }
+
+    #[test]
+    fn a_file_that_its_owner_may_not_read_is_made_durable_all_the_same() {
+        let root = tempfile::tempdir().expect("directory");
+        let path = root.path().join("t");
+        let temporary = Temporary {
+            path: path.clone(),
+            is_kept: true,
+        };
+        // As anybody but root.
+        let act = move || {
+            let mut own = capabilities(None).expect("capabilities");
+            let all = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+            own.effective.remove(all);
+            set_capabilities(None, own).expect("give up");
+            temporary.write(b"x").and_then(|()| temporary.finish(0o200))
+        };
+        let made = std::thread::spawn(act).join().expect("join");
+        made.expect("it is on disk");
+        let mode = fs::metadata(path).expect("there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o200);
     }
 
     #[tokio::test]

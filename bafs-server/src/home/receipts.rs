@@ -117,6 +117,8 @@ struct Log {
     records: usize,
     /// There may be something behind the end.
     is_torn: bool,
+    /// With so many records it is tried again to forget some, after that did not succeed.
+    swept_from: usize,
     /// How bytes are written; tests have a full disk here.
     write: fn(&File, &[u8], u64) -> io::Result<()>,
     /// Keeps other processes away.
@@ -166,6 +168,7 @@ impl Receipts {
             bytes: found.bytes,
             records: found.records,
             is_torn: false,
+            swept_from: 0,
             write: |file, bytes, at| file.write_all_at(bytes, at),
             _lock: lock,
         };
@@ -235,9 +238,22 @@ impl Receipts {
         }
     }
 
-    /// Forgets what was decided: the bytes went, and are needed once more.
-    pub(super) fn forget(&self, extract: ExtractId) {
+    /// Takes back what was decided: the bytes went, and are needed once more. Durably, as a later
+    /// start takes a file without bytes for one that has its name.
+    ///
+    /// # Errors
+    /// What the disk does not do; then it stays decided.
+    pub(super) fn take_back(&self, extract: ExtractId) -> Result<()> {
+        let log = self.log();
+        let Some(entry) = self.index().entries.get(&extract).copied() else {
+            return Ok(());
+        };
+        // A line that is not whole counts as not written.
+        let spoilt = log.file.write_all_at(b"-", entry.offset);
+        let spoilt = spoilt.and_then(|()| log.file.sync_data());
+        spoilt.map_err(|error| self.fault(error))?;
         self.index().entries.remove(&extract);
+        Ok(())
     }
 
     /// Does something that must not happen when there is a record of an upload, and must have
@@ -316,7 +332,7 @@ impl Receipts {
             // Nobody else answers: this one took the question.
             let _ = answer.set(appended.clone().map(|()| decided));
         }
-        if self.index().entries.len() > HELD_MAX {
+        if self.index().entries.len() > HELD_MAX && log.records >= log.swept_from {
             self.sweep_log(log, clock::now(), RECEIPTS_MAX, HELD_MAX / 2);
         }
     }
@@ -367,6 +383,7 @@ impl Receipts {
         kept.reverse();
         if let Err(error) = self.rewrite(log, &kept, &gone) {
             tracing::warn!(%error, "old receipts of small files stay");
+            log.swept_from = log.records + HELD_MAX / 16;
         }
     }
 
@@ -381,17 +398,16 @@ impl Receipts {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).mode(0o600);
         let file = options.truncate(true).open(&fresh)?;
-        let (mut writer, mut offset, mut offsets) = (BufWriter::new(&file), 0, BTreeMap::new());
-        for (extract, entry) in kept {
-            let line = read(&log.file, entry)?.line();
-            writer.write_all(line.as_bytes())?;
-            offsets.insert(*extract, offset);
-            offset += line.len() as u64;
-        }
-        writer.flush()?;
-        drop(writer);
-        file.sync_all()?;
-        fs::rename(&fresh, self.directory.join(LOG))?;
+        let written = copied(&log.file, kept, &file);
+        let written = written.and_then(|copied| {
+            file.sync_all()?;
+            fs::rename(&fresh, self.directory.join(LOG))?;
+            Ok(copied)
+        });
+        let (offset, offsets) = written.inspect_err(|_| {
+            // The disk may be full.
+            let _ = fs::remove_file(&fresh);
+        })?;
         let file = Arc::new(file);
         let mut index = self.index();
         index.file = file.clone();
@@ -406,12 +422,14 @@ impl Receipts {
             });
         drop(index);
         let old = std::mem::replace(&mut log.file, file);
-        (log.bytes, log.records, log.is_torn) = (offset, kept.len(), false);
+        (log.bytes, log.records, log.is_torn) = (offset, offsets.len(), false);
+        log.swept_from = 0;
         File::open(&self.directory)?.sync_all()?;
         // Only now: with the record, a file that is missing would count as placed.
         for (_, entry) in gone.iter().filter(|(_, entry)| !entry.is_placed) {
-            let temporary = self.temporary(&read(&old, entry)?.temporary);
-            let _ = fs::remove_file(temporary);
+            if let Ok(record) = read(&old, entry) {
+                let _ = fs::remove_file(self.temporary(&record.temporary));
+            }
         }
         Ok(())
     }
@@ -534,6 +552,32 @@ impl Record {
             time,
         })
     }
+}
+
+/// Copies records to another log, but for those that the disk has damaged. Answers how long that is
+/// and where each record is.
+fn copied(
+    from: &File,
+    kept: &[(ExtractId, Entry)],
+    to: &File,
+) -> io::Result<(u64, BTreeMap<ExtractId, u64>)> {
+    let (mut writer, mut offset, mut offsets) = (BufWriter::new(to), 0, BTreeMap::new());
+    for (extract, entry) in kept {
+        let line = match read(from, entry) {
+            Ok(record) => record.line(),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                tracing::warn!(%extract, %error, "it is forgotten: the file may come once more");
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        writer.write_all(line.as_bytes())?;
+        offsets.insert(*extract, offset);
+        offset += line.len() as u64;
+    }
+    writer.flush()?;
+    drop(writer);
+    Ok((offset, offsets))
 }
 
 fn check(text: &str) -> String {
@@ -715,6 +759,50 @@ mod tests {
         receipts.sweep(now.plus_ms(RECEIPT_MS_MAX), RECEIPTS_MAX);
         assert_eq!(numbers(&receipts), [0; 0]);
         assert_eq!(fs::read(root.path().join(LOG)).expect("read"), b"");
+    }
+
+    #[test]
+    fn what_is_taken_back_stays_so_and_may_be_decided_again() {
+        let root = tempfile::tempdir().expect("directory");
+        let (receipts, _) = open(root.path());
+        (1..=2).for_each(|number| made(&receipts, number));
+        receipts.take_back(ExtractId(1)).expect("take back");
+        assert_eq!(numbers(&receipts), [2]);
+        drop(receipts);
+        let (receipts, _) = open(root.path());
+        assert_eq!(numbers(&receipts), [2], "also after a start");
+        made(&receipts, 1);
+        drop(receipts);
+        let (receipts, _) = open(root.path());
+        assert_eq!(numbers(&receipts), [1, 2]);
+        receipts.set_read_only();
+        receipts
+            .take_back(ExtractId(1))
+            .expect_err("the disk does not");
+        assert_eq!(numbers(&receipts), [1, 2], "so it stays decided");
+    }
+
+    #[test]
+    fn a_damaged_receipt_is_forgotten_and_holds_up_nobody() {
+        let root = tempfile::tempdir().expect("directory");
+        let (receipts, _) = open(root.path());
+        (1..=4).for_each(|number| made(&receipts, number));
+        let log = root.path().join(LOG);
+        let line = receipts.index().entries[&ExtractId(3)];
+        receipts
+            .log()
+            .file
+            .write_all_at(b"?", line.offset + 30)
+            .expect("damage");
+        receipts.sweep(Time(RECEIPT_MS_MIN + 100), 2);
+        assert_eq!(
+            numbers(&receipts),
+            [4],
+            "two are kept, of which one is damaged"
+        );
+        let left = fs::read_to_string(&log).expect("read");
+        assert_eq!(left.lines().count(), 1);
+        assert!(!log.with_extension("new").exists());
     }
 
     #[test]

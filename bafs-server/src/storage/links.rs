@@ -10,8 +10,11 @@ use bafs_proto::{Error, ErrorCode, Result};
 use super::beneath::Beneath;
 use super::fill::disk;
 
-/// The names of such files. No more than the volume may hold files are copied; their other names
-/// are bounded by what the source holds, like its directories.
+/// Most further names in one volume: they are kept in memory, at about 100 bytes, and no limit of a
+/// volume counts them.
+const FURTHER_MAX: usize = 1_000_000;
+
+/// The names of such files. No more than the volume may hold files are copied.
 #[derive(Debug, Default)]
 pub(super) struct Links {
     /// By their numbers at the source.
@@ -51,6 +54,10 @@ impl Links {
                 copied.path, entry.path
             );
             return Err(Error::new(ErrorCode::SourceChanged, text));
+        }
+        if self.further.len() == FURTHER_MAX {
+            let text = format!("files of the source have more than {FURTHER_MAX} further names");
+            return Err(Error::new(ErrorCode::TooLarge, text));
         }
         self.further.push((entry.path.clone(), file));
         Ok(false)
