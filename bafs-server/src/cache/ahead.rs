@@ -1,10 +1,12 @@
 //! Fetches blocks ahead of agents that read in order, within a bound for the whole node, and has
 //! those stay that are there. How far is decided in `logic/ahead.rs`.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bafs_proto::ids::BlockIndex;
+use bafs_proto::limits::BODY_BYTES_MAX;
 use bafs_proto::volume::Replacement;
 
 use super::disk::Run;
@@ -93,12 +95,19 @@ fn keep(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, view: &View, ahead
     generation.disk.use_all(ahead);
     let extent = |n: usize| generation.extent(ahead.key(n));
     let all: Vec<_> = (0..ahead.count).collect();
+    let mut lacking = BTreeSet::new();
     for places in all.chunk_by(|one, next| extent(*one) == extent(*next)) {
         let part = ahead.part(places[0], places.len());
-        let owner = view.owner(generation, extent(places[0]));
-        if let Some(peer) = view.peer(owner)
-            && !generation.disk.holds_all(&part)
-        {
+        if !generation.disk.holds_all(&part) {
+            lacking.insert(view.owner(generation, extent(places[0])));
+        }
+    }
+    // One call for each, or hundreds would come too late: of the other blocks they have none, or
+    // copies.
+    let at_once = (BODY_BYTES_MAX / ahead.block_bytes).max(1) as usize;
+    for places in all.chunks(at_once) {
+        let part = ahead.part(places[0], places.len());
+        for peer in lacking.iter().filter_map(|owner| view.peer(*owner)) {
             fetcher.say_soon(generation, peer, &part);
         }
     }

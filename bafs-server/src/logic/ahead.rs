@@ -19,13 +19,26 @@ const ORDERLY_BYTES_MIN: u64 = 512 << 10;
 /// several pieces at once, and they may overtake each other.
 const NEAR_BYTES: u64 = 256 << 10;
 
+/// The same for what is to stay, which moves no bytes when it is in vain: of two windows of the
+/// kernel, which are asked for at once and each piece by piece, one may be ahead by all of it.
+const NEAR_TO_KEEP_BYTES: u64 = 2 << 20;
+
+/// Who asks for less than this part of its way so reads here and there: at most the rest is here
+/// anyway.
+const ASKED_PART: u64 = 4;
+
 /// Most readers that are told apart, in all and in one file.
 const READERS_MAX: usize = 256;
 const READERS_OF_FILE_MAX: usize = 16;
 
 /// The readers of a cache volume, as far as they are known; the latest last.
 #[derive(Debug, Default)]
-pub(crate) struct Readers(VecDeque<Reading>);
+pub(crate) struct Readers {
+    /// For whom something is fetched ahead.
+    fetching: VecDeque<Reading>,
+    /// For whom what is there stays.
+    keeping: VecDeque<Reading>,
+}
 
 #[derive(Debug, Clone, Copy)]
 struct Reading {
@@ -34,10 +47,11 @@ struct Reading {
     next: u64,
     /// What it read in order, in blocks.
     orderly: u64,
-    /// Everything before this block was asked for ahead.
-    ahead: u64,
-    /// Everything before this block was asked to stay.
-    kept: u64,
+    /// What it asked for since it was here, in blocks.
+    asked: u64,
+    began: u64,
+    /// Everything before this block was asked for ahead, or to stay.
+    done: u64,
 }
 
 /// A read of blocks of one file.
@@ -73,73 +87,93 @@ impl Readers {
     /// Notes a read. Returns what shall be done ahead of it; at most `blocks_max` blocks are to be
     /// fetched.
     pub(crate) fn note(&mut self, step: Step, blocks_max: u64) -> Wanted {
-        let near = (NEAR_BYTES / u64::from(step.block_bytes)).max(1);
-        let end = step.first + step.count;
-        let is_near = |reading: &Reading| {
-            // Blocks that are here may be read without asking: the reader comes back behind what
-            // was fetched ahead of it.
-            reading.file == step.file
-                && step.first <= reading.next.max(reading.ahead) + near
-                && end + near >= reading.next
-        };
-        // The nearest one: several may read the same file close to each other.
-        let found = (0..self.0.len())
-            .filter(|n| is_near(&self.0[*n]))
-            .min_by_key(|n| self.0[*n].next.abs_diff(step.first));
-        let mut reading = match found.and_then(|n| self.0.remove(n)) {
-            Some(reading) => reading,
-            None => {
-                self.forget_one(step.file);
-                Reading {
-                    file: step.file,
-                    next: step.first,
-                    orderly: 0,
-                    ahead: 0,
-                    kept: 0,
-                }
-            }
-        };
-        reading.orderly += end.saturating_sub(reading.next);
-        reading.next = reading.next.max(end);
-        let end_of = |wanted: (u64, u64)| wanted.0 + wanted.1;
-        let fetch = ahead_of(&reading, step, (reading.ahead, step.ahead_max), blocks_max);
-        reading.ahead = fetch.map_or(reading.ahead, end_of);
-        let keep = ahead_of(&reading, step, (reading.kept, step.keep_max), u64::MAX);
-        reading.kept = keep.map_or(reading.kept, end_of);
-        self.0.push_back(reading);
+        let fetching = going_on(&mut self.fetching, step, NEAR_BYTES);
+        let fetch = fetching.ahead_of(step, step.ahead_max, blocks_max);
+        let orderly = fetching.orderly;
+        let keeping = going_on(&mut self.keeping, step, NEAR_TO_KEEP_BYTES);
+        keeping.forget_if_sparse(step);
+        keeping.orderly = keeping.orderly.max(orderly);
+        let keep = keeping.ahead_of(step, step.keep_max, u64::MAX);
         Wanted { fetch, keep }
-    }
-
-    fn forget_one(&mut self, file: FileIndex) {
-        let of_file = self.0.iter().filter(|reading| reading.file == file).count();
-        if of_file >= READERS_OF_FILE_MAX {
-            let oldest = self.0.iter().position(|reading| reading.file == file);
-            oldest.and_then(|n| self.0.remove(n));
-        } else if self.0.len() >= READERS_MAX {
-            self.0.pop_front();
-        }
     }
 }
 
-/// The blocks from `done` on, at most `window_max` ahead of a reader.
-fn ahead_of(
-    reading: &Reading,
-    step: Step,
-    (done, window_max): (u64, u64),
-    blocks_max: u64,
-) -> Option<(u64, u64)> {
-    let block_bytes = u64::from(step.block_bytes);
-    if reading.orderly * block_bytes < ORDERLY_BYTES_MIN {
-        return None;
+/// The reader whose read this is, as far as it has come now; it becomes the latest.
+fn going_on(readers: &mut VecDeque<Reading>, step: Step, near_bytes: u64) -> &mut Reading {
+    let near = (near_bytes / u64::from(step.block_bytes)).max(1);
+    let end = step.first + step.count;
+    let is_near = |reading: &Reading| {
+        // Blocks that are here may be read without asking: the reader comes back behind what
+        // was fetched ahead of it.
+        reading.file == step.file
+            && step.first <= reading.next.max(reading.done) + near
+            && end + near >= reading.next
+    };
+    // The nearest one: several may read the same file close to each other.
+    let found = (0..readers.len())
+        .filter(|n| is_near(&readers[*n]))
+        .min_by_key(|n| readers[*n].next.abs_diff(step.first));
+    let mut reading = match found.and_then(|n| readers.remove(n)) {
+        Some(reading) => reading,
+        None => {
+            forget_one(readers, step.file);
+            Reading {
+                file: step.file,
+                next: step.first,
+                orderly: 0,
+                asked: 0,
+                began: step.first,
+                done: 0,
+            }
+        }
+    };
+    reading.asked += step.count;
+    reading.orderly += end.saturating_sub(reading.next);
+    reading.next = reading.next.max(end);
+    readers.push_back(reading);
+    readers.back_mut().expect("it was just added")
+}
+
+fn forget_one(readers: &mut VecDeque<Reading>, file: FileIndex) {
+    let of_file = readers
+        .iter()
+        .filter(|reading| reading.file == file)
+        .count();
+    if of_file >= READERS_OF_FILE_MAX {
+        let oldest = readers.iter().position(|reading| reading.file == file);
+        oldest.and_then(|n| readers.remove(n));
+    } else if readers.len() >= READERS_MAX {
+        readers.pop_front();
     }
-    let window = (reading.orderly / 4).min(AHEAD_BYTES_MAX / block_bytes);
-    let window = window.min(window_max);
-    let until = (reading.next + window).min(step.blocks);
-    let from = done.max(reading.next);
-    let count = until.saturating_sub(from).min(blocks_max);
-    // Not in drops, unless it is the last one.
-    let enough = count >= window.div_ceil(2) || from + count == step.blocks;
-    (count > 0 && enough).then_some((from, count))
+}
+
+impl Reading {
+    /// Lets who reads here and there begin anew.
+    fn forget_if_sparse(&mut self, step: Step) {
+        if self.asked * ASKED_PART < self.next - self.began {
+            (self.orderly, self.asked, self.began) = (0, step.count, self.next - step.count);
+        }
+    }
+
+    /// The blocks ahead of it that were not asked for yet, at most a window of `window_max`.
+    fn ahead_of(&mut self, step: Step, window_max: u64, blocks_max: u64) -> Option<(u64, u64)> {
+        let block_bytes = u64::from(step.block_bytes);
+        if self.orderly * block_bytes < ORDERLY_BYTES_MIN {
+            return None;
+        }
+        let window = (self.orderly / 4).min(AHEAD_BYTES_MAX / block_bytes);
+        let window = window.min(window_max);
+        let until = (self.next + window).min(step.blocks);
+        let from = self.done.max(self.next);
+        let count = until.saturating_sub(from).min(blocks_max);
+        // Not in drops, unless it is the last one.
+        let enough = count >= window.div_ceil(2) || from + count == step.blocks;
+        if count == 0 || !enough {
+            return None;
+        }
+        self.done = from + count;
+        Some((from, count))
+    }
 }
 
 #[cfg(test)]
@@ -231,6 +265,44 @@ mod tests {
         }
     }
 
+    /// As a kernel does that asks for two windows at once: pieces of both come by turns, and a
+    /// quarter of all blocks is read without asking.
+    #[test]
+    fn what_is_to_stay_is_known_of_a_reader_whose_windows_overtake_each_other() {
+        let (mut readers, mut longest) = (Readers::default(), 0);
+        for window in (0..960).step_by(32) {
+            for piece in (0..16).step_by(4) {
+                for first in [window + 16 + piece, window + piece] {
+                    let step = Step {
+                        keep_max: 64,
+                        ..step(first, 3, 10_000)
+                    };
+                    let kept = readers.note(step, 0).keep;
+                    longest = longest.max(kept.map_or(0, |(_, count)| count));
+                }
+            }
+        }
+        assert!(longest >= 32, "{longest}");
+    }
+
+    #[test]
+    fn who_reads_here_and_there_has_hardly_anything_stay() {
+        for blocks in [700, 9_000] {
+            let mut readers = Readers::default();
+            let places =
+                (0..5_000u64).map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 7) % blocks);
+            let kept = places.filter_map(|place| {
+                let step = Step {
+                    keep_max: 64,
+                    ..step(place, 1, blocks)
+                };
+                readers.note(step, 0).keep
+            });
+            let kept: u64 = kept.map(|(_, count)| count).sum();
+            assert!(kept < 1_000, "{kept} of {blocks}");
+        }
+    }
+
     #[test]
     fn who_reads_the_rest_without_asking_is_still_known() {
         let mut readers = Readers::default();
@@ -244,7 +316,7 @@ mod tests {
             }
         }
         assert_eq!(asked.last(), Some(&(AHEAD_BYTES_MAX / u64::from(BLOCK))));
-        assert_eq!(readers.0.len(), 1);
+        assert_eq!(readers.fetching.len(), 1);
     }
 
     #[test]
@@ -277,7 +349,7 @@ mod tests {
         }
         assert!(asked.iter().any(|(first, _)| *first > 5_000));
         assert!(asked.iter().any(|(first, _)| *first < 5_000));
-        assert_eq!(readers.0.len(), 2);
+        assert_eq!(readers.fetching.len(), 2);
     }
 
     #[test]
@@ -299,6 +371,6 @@ mod tests {
                 );
             }
         }
-        assert!(readers.0.len() <= READERS_MAX);
+        assert!(readers.fetching.len() <= READERS_MAX);
     }
 }

@@ -1,6 +1,6 @@
 //! What the command line of a benchmark may say. Runs nothing.
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 /// How a benchmark shall run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -11,10 +11,12 @@ pub struct Options {
     pub quick: bool,
     /// Only these parts; empty for all.
     pub only: Vec<String>,
+    /// Only these points of a curve, as numbers on its axis; empty for all.
+    pub points: Vec<u64>,
 }
 
 impl Options {
-    /// Understands `--json`, `--quick` and `--only PART,PART`.
+    /// Understands `--json`, `--quick`, `--only PART,PART` and `--points NUMBER,NUMBER`.
     ///
     /// # Errors
     /// Anything else.
@@ -27,7 +29,11 @@ impl Options {
                 ("--quick", _) => options.quick = true,
                 ("--only", _) => options.only = parts(rest.next().unwrap_or_default()),
                 (_, Some(list)) => options.only = parts(list),
-                _ => bail!("'{argument}' is unknown; known are --json, --quick, --only PART,…"),
+                ("--points", _) => options.points = numbers(rest.next().unwrap_or_default())?,
+                _ => bail!(
+                    "'{argument}' is unknown; known are --json, --quick, --only PART,…, \
+                     --points NUMBER,…"
+                ),
             }
         }
         Ok(options)
@@ -36,6 +42,17 @@ impl Options {
     /// Whether a part shall run.
     pub fn wants(&self, part: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|wanted| wanted == part)
+    }
+
+    /// Those of these points of a curve that shall be measured.
+    ///
+    /// # Errors
+    /// Others are asked for, and none of these.
+    pub fn points(&self, all: &[u64]) -> Result<Vec<u64>> {
+        let is_wanted = |point: &u64| self.points.is_empty() || self.points.contains(point);
+        let wanted: Vec<u64> = all.iter().copied().filter(is_wanted).collect();
+        ensure!(!wanted.is_empty(), "the points are {all:?}");
+        Ok(wanted)
     }
 
     /// One of two values: for a full run, for a quick one.
@@ -47,6 +64,14 @@ impl Options {
 fn parts(list: &str) -> Vec<String> {
     let parts = list.split(',').map(str::trim);
     parts.filter(|p| !p.is_empty()).map(str::to_owned).collect()
+}
+
+fn numbers(list: &str) -> Result<Vec<u64>> {
+    let number = |part: String| {
+        part.parse()
+            .with_context(|| format!("'{part}' is no number"))
+    };
+    parts(list).into_iter().map(number).collect()
 }
 
 #[cfg(test)]
@@ -66,5 +91,9 @@ mod tests {
         assert!(parse("--quick").expect("options").wants("knee"));
         assert_eq!(parse("--only=a").expect("options").only, ["a"]);
         assert!(parse("--fast").is_err());
+        let options = parse("--points 50,110").expect("options");
+        assert_eq!(options.points(&[12, 50, 110]).expect("points"), [50, 110]);
+        assert!(options.points(&[20]).is_err(), "the curve has none of them");
+        assert!(parse("--points many").is_err());
     }
 }

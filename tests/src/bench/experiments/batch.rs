@@ -43,12 +43,13 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let y = "bytes over the link to home, over the batch data";
     let mut home = Plot::new("batch-home", title, x, y);
     let points = options.pick(&[12, 25, 50, 75, 95, 110][..], &[25, 75, 95, 110]);
+    let points = options.points(points)?;
     let rounds = options.pick(3, 1);
     let (mut over_breadth, mut over_depth): (f64, f64) = (0.0, 0.0);
     let mut errors = Errors::default();
     // Real, then simulated: whether each point so far is before the knee, and the last that was.
     let mut knees = [(true, 0.0); 2];
-    for &percent in points {
+    for percent in points {
         let batch = CACHE * percent / 100;
         for stage in 0..DEPTH {
             field.put(&format!("batch{stage}/set"), batch)?;
