@@ -344,12 +344,6 @@ impl World {
         if self.is_started_again(server, execution) {
             return;
         }
-        if !self.node(server).begun.insert(execution) {
-            // What it left when it was begun is unknown.
-            let error = Error::new(ErrorCode::WrongState, "it was begun before a restart");
-            self.at(10, Due::Tell(Event::JobStartFailed { execution, error }));
-            return;
-        }
         self.check_start(job, &volumes);
         let runtime_ms = 500 + self.dice.below(4_000);
         let running = Execution {

@@ -161,8 +161,8 @@ impl Scheduler {
         candidates
     }
 
-    /// Without nodes on which the job failed by its own fault or met a full disk, while there are others: where it
-    /// succeeds tells whose fault it was.
+    /// Without nodes on which the job failed by its own fault or met a full disk, while there are
+    /// others: where it succeeds tells whose fault it was.
     fn without_failed(&self, job: JobIndex, candidates: &[ServerId], care: Care) -> Vec<ServerId> {
         let of_job = self.graph.job(job);
         if !of_job.avoids_any() || care != Care::Safe {
