@@ -24,12 +24,12 @@ use tokio::sync::{mpsc, watch};
 use crate::agent::{Agent, Choices};
 use crate::doctor;
 use crate::fuse::{MountError, Mounted, Place, open_device};
-use crate::job::{JobEnd, JobIo, run_job, silence_of};
+use crate::job::{JobEnd, JobIo, Wish, run_job, silence_of};
 use crate::keeper::Kept;
 use crate::limits::SPEC_BYTES_MAX;
 use crate::memory;
 use crate::sandbox::{NotStartedReason, Privilege, Sandbox, enter_private};
-use crate::signals;
+use crate::signals::{Asked, asked_to_end};
 use crate::tree;
 use crate::volume::Volume;
 
@@ -61,13 +61,13 @@ pub fn agent_main(identity_dir: &Path, choices: Choices) -> ExitCode {
         let privilege = entered.map_err(|error| unsupported(&error))?;
         let identity = Identity::load(identity_dir, Role::Agent)?;
         let runtime = runtime()?;
-        let (kill, killed) = watch::channel(false);
+        let (kill, wish) = watch::channel(Wish::None);
         // A thread, as a read of standard input cannot be cancelled.
         let watching = thread::Builder::new()
             .name("bafs-stdin".to_owned())
             .spawn(move || {
                 let _ = io::copy(&mut input, &mut io::sink());
-                kill.send_replace(true);
+                kill.send_replace(Wish::Kill(Asked::Terminate));
                 // Dropping the sender means the same; it must not happen earlier.
                 drop(kill);
             });
@@ -78,7 +78,7 @@ pub fn agent_main(identity_dir: &Path, choices: Choices) -> ExitCode {
             &identity,
             privilege,
             JobIo::Captured,
-            killed,
+            wish,
             choices,
         )))
     });
@@ -99,25 +99,33 @@ pub fn agent_main(identity_dir: &Path, choices: Choices) -> ExitCode {
 
 /// `bafs exec`: runs a job on this terminal and ends as the job ended.
 ///
+/// A signal that asks this process to end is passed on to the job, which is killed when it goes on
+/// for ten seconds, or when somebody asks again.
+///
 /// Exit codes: the job's own; 128 and the signal's number; 127 or 126 when the program is missing
 /// or cannot be executed; 75 when the environment failed, with a line of JSON on standard error.
 /// Call it with one thread, after `sandbox::dispatch_job_init`.
 pub fn exec_main(spec: JobSpec, identity: Identity, choices: Choices) -> ExitCode {
+    let mut asked = Asked::Terminate;
     let end = enter_private()
         .map_err(|error| unsupported(&error))
         .and_then(|privilege| {
             let runtime = runtime()?;
             runtime.block_on(async {
-                let killed = kill_on_signals()?;
-                let io = JobIo::Inherited;
-                Ok(serve_job(spec, &identity, privilege, io, killed, choices).await)
+                let wish = wish_by_signals()?;
+                let (wished, io) = (wish.clone(), JobIo::Inherited);
+                let end = serve_job(spec, &identity, privilege, io, wish, choices).await;
+                if let Wish::End(heard) | Wish::Kill(heard) = *wished.borrow() {
+                    asked = heard;
+                }
+                Ok(end)
             })
         });
     let end = end.unwrap_or_else(|error| JobEnd::environment(error, None));
     match end.report.outcome {
         JobOutcome::Exited(code) => ExitCode::from(code as u8),
         JobOutcome::Signaled(signal) => ExitCode::from(128u8.wrapping_add(signal as u8)),
-        JobOutcome::Killed => ExitCode::from(128 + libc::SIGTERM as u8),
+        JobOutcome::Killed => ExitCode::from(asked.exit_code() as u8),
         JobOutcome::NotStarted(message) => {
             complain(&format!("bafs: {message}"));
             ExitCode::from(match end.not_started {
@@ -153,7 +161,7 @@ async fn serve_job(
     identity: &Identity,
     privilege: Privilege,
     io: JobIo,
-    killed: watch::Receiver<bool>,
+    wish: watch::Receiver<Wish>,
     choices: Choices,
 ) -> JobEnd {
     let prepared = pool(identity).and_then(|pool| {
@@ -163,7 +171,7 @@ async fn serve_job(
         Ok((agent, sandbox))
     });
     match prepared {
-        Ok((agent, sandbox)) => run_job(&agent, &sandbox, spec, io, killed).await,
+        Ok((agent, sandbox)) => run_job(&agent, &sandbox, spec, io, wish).await,
         Err(error) => JobEnd::environment(error, None),
     }
 }
@@ -175,7 +183,7 @@ async fn show(
     op_deadline_ms: u64,
     choices: Choices,
 ) -> Result<()> {
-    let mut killed = kill_on_signals()?;
+    let mut wish = wish_by_signals()?;
     let name = mount.name.clone();
     let (losses, mut lost) = mpsc::unbounded_channel();
     // On the host numbers of users are what they are, whoever mounts.
@@ -193,7 +201,7 @@ async fn show(
     agent.explain(&name, mounted.way());
     let result = loop {
         tokio::select! {
-            _ = killed.wait_for(|killed| *killed) => break Ok(()),
+            _ = wish.wait_for(|wish| *wish != Wish::None) => break Ok(()),
             Some(loss) = lost.recv() => match volume.fate().loss() {
                 Some(_) => break Err(loss.error),
                 // Here is no job to end, and the volume is still good for others.
@@ -311,19 +319,23 @@ async fn give_signs_of_life() {
     }
 }
 
-/// Becomes true when this process is asked to end.
-fn kill_on_signals() -> Result<watch::Receiver<bool>> {
-    let asked = signals::asked_to_end();
+/// What somebody wishes who asks this process to end by signals: that it ends, the second time that
+/// it does so at once.
+fn wish_by_signals() -> Result<watch::Receiver<Wish>> {
+    let asked = asked_to_end();
     // Heard, it ends no agent: a write past `ulimit -f` of whoever started us fails with EFBIG.
     let _ = signal(SignalKind::from_raw(libc::SIGXFSZ)).map_err(|error| unsupported(&error))?;
-    let (kill, killed) = watch::channel(false);
+    let (wish, wished) = watch::channel(Wish::None);
     tokio::spawn(async move {
-        asked.await;
-        kill.send_replace(true);
-        // The receiver must not take the end of this task for a second request.
-        kill.closed().await;
+        let first = asked.await;
+        let again = asked_to_end();
+        wish.send_replace(Wish::End(first));
+        again.await;
+        wish.send_replace(Wish::Kill(first));
+        // The receiver must not take the end of this task for a request.
+        wish.closed().await;
     });
-    Ok(killed)
+    Ok(wished)
 }
 
 fn unsupported(error: &dyn std::fmt::Display) -> Error {

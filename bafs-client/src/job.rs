@@ -17,7 +17,7 @@ use tokio::task::AbortHandle;
 use crate::agent::Agent;
 use crate::fate::Loss;
 use crate::fuse::{Mounted, Place};
-use crate::limits::{REPORT_RUNS_MAX, SILENCE_MIN};
+use crate::limits::{GRACE, REPORT_RUNS_MAX, SILENCE_MIN};
 use crate::logic::directory::SINGLE_FILE_NAME;
 use crate::logic::pages::joined;
 use crate::output::Tail;
@@ -26,6 +26,7 @@ use crate::sandbox::{
     self, Access, Identity, JobControl, JobPlan, JobStreams, NotStarted, NotStartedReason, Output,
     RunningJob, Sandbox, Session, VolumeBind, job_environment,
 };
+use crate::signals::Asked;
 use crate::volume::Volume;
 
 /// Where a job's input and output go.
@@ -35,6 +36,17 @@ pub enum JobIo {
     Captured,
     /// Those of this process, its terminal included.
     Inherited,
+}
+
+/// What is asked of a job while it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wish {
+    /// Nothing.
+    None,
+    /// To end: it is told so by this signal, and killed if it goes on for ten seconds.
+    End(Asked),
+    /// To be killed, as whoever asked in this way did not want to wait, or cannot tell it more.
+    Kill(Asked),
 }
 
 /// A job's end.
@@ -68,19 +80,19 @@ impl JobEnd {
 
 /// Runs a job to its end. Afterwards none of its processes and none of its mounts is left.
 ///
-/// The process must have entered its private name space before it had threads. When `kill`
-/// becomes true, or its sender is gone, the job is killed.
+/// The process must have entered its private name space before it had threads. When the sender of
+/// `wish` is gone, the job is killed.
 pub async fn run_job(
     agent: &Agent,
     sandbox: &Sandbox,
     spec: JobSpec,
     io: JobIo,
-    mut kill: watch::Receiver<bool>,
+    mut wish: watch::Receiver<Wish>,
 ) -> JobEnd {
     let (losses, mut lost) = mpsc::unbounded_channel();
     let opened = tokio::select! {
         opened = mount_all(agent, sandbox, &spec, losses) => opened,
-        _ = kill.wait_for(|kill| *kill) => {
+        _ = wish.wait_for(|wish| *wish != Wish::None) => {
             let mut end = JobEnd::environment(interrupted(), None);
             end.report.outcome = JobOutcome::Killed;
             return end;
@@ -93,7 +105,7 @@ pub async fn run_job(
     let silence = silence_of(agent);
     let (ended, tail) = match start(sandbox, &spec, &mounts, io, silence) {
         Ok((running, tail, beating)) => {
-            let ended = accompany(running, &mut lost, kill, &mounts).await;
+            let ended = accompany(running, &mut lost, wish, &mounts).await;
             if let Some(beating) = beating {
                 beating.abort();
             }
@@ -307,7 +319,7 @@ fn streams(command: &JobCommand, io: JobIo) -> std::io::Result<(JobStreams, Opti
 async fn accompany(
     running: RunningJob,
     lost: &mut mpsc::UnboundedReceiver<Loss>,
-    mut kill: watch::Receiver<bool>,
+    mut wish: watch::Receiver<Wish>,
     mounts: &[Bound],
 ) -> Result<sandbox::JobReport, Stop> {
     let control = running.control();
@@ -316,8 +328,18 @@ async fn accompany(
     let loss = tokio::select! {
         report = &mut finished => return Ok(report),
         Some(loss) = lost.recv() => Some(loss),
-        // An error means that nobody is left who could ask: the same as a request.
-        _ = kill.wait_for(|kill| *kill) => None,
+        asked = wished(&mut wish, |wish| wish != Wish::None) => match asked {
+            Wish::End(asked) => {
+                tell(&control, asked);
+                tokio::select! {
+                    report = &mut finished => return Ok(report),
+                    Some(loss) = lost.recv() => Some(loss),
+                    _ = wished(&mut wish, |wish| matches!(wish, Wish::Kill(_))) => None,
+                    () = tokio::time::sleep(GRACE) => None,
+                }
+            }
+            _ => None,
+        },
     };
     let reason = match &loss {
         Some(loss) => format!("{}", loss.error),
@@ -328,6 +350,23 @@ async fn accompany(
     match loss {
         Some(loss) => Err(Stop::Lost(loss)),
         None => Ok(report),
+    }
+}
+
+/// Waits for such a wish. Where nobody is left who could wish anything the job is to be killed.
+async fn wished(wish: &mut watch::Receiver<Wish>, is_such: impl Fn(Wish) -> bool) -> Wish {
+    let wished = wish.wait_for(|wish| is_such(*wish)).await;
+    wished.map_or(Wish::Kill(Asked::Terminate), |wish| *wish)
+}
+
+/// Passes on what somebody asked of this process.
+fn tell(control: &JobControl, asked: Asked) {
+    // Whoever presses Ctrl-C has told the job by that, and some programs take two for haste.
+    if asked == Asked::Interrupt && std::io::stdin().is_terminal() {
+        return;
+    }
+    if let Err(error) = control.signal(asked.signal()) {
+        tracing::warn!(%error, "the job is not told that it is to end");
     }
 }
 

@@ -133,6 +133,10 @@ pub(crate) const KEEPER_READY: Duration = Duration::from_secs(5);
 /// Time for the keeper of a mount that is gone to end.
 pub(crate) const KEEPER_ENDS: Duration = Duration::from_secs(5);
 
+/// A job that a signal asks to end may take so long before it is killed. Batch systems kill us in
+/// turn after 30 s or more, and its volumes are to be written before.
+pub(crate) const GRACE: Duration = Duration::from_secs(10);
+
 /// The shortest silence of an agent that its watchers act on, whatever the deadline: a busy
 /// machine makes an agent wait.
 pub(crate) const SILENCE_MIN: Duration = Duration::from_secs(3);

@@ -3,6 +3,7 @@
 use std::fs;
 
 use nix::libc;
+use nix::sys::signal::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// The signal by which somebody asked.
@@ -17,13 +18,18 @@ pub enum Asked {
 }
 
 impl Asked {
+    /// The signal itself.
+    pub fn signal(self) -> Signal {
+        match self {
+            Self::Interrupt => Signal::SIGINT,
+            Self::Terminate => Signal::SIGTERM,
+            Self::Hangup => Signal::SIGHUP,
+        }
+    }
+
     /// What a shell says of a program that this signal ended.
     pub fn exit_code(self) -> i32 {
-        128 + match self {
-            Self::Interrupt => libc::SIGINT,
-            Self::Terminate => libc::SIGTERM,
-            Self::Hangup => libc::SIGHUP,
-        }
+        128 + self.signal() as i32
     }
 }
 

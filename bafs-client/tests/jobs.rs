@@ -16,10 +16,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bafs_client::agent::Agent;
-use bafs_client::job::{JobEnd, JobIo, run_job};
+use bafs_client::job::{JobEnd, JobIo, Wish, run_job};
 use bafs_client::sandbox::{
     NotStartedReason, Privilege, Sandbox, dispatch_job_init, enter_private,
 };
+use bafs_client::signals::Asked;
 use bafs_proto::ErrorCode;
 use bafs_proto::message::{JobCommand, JobOutcome, JobSpec, MountSpec, MountTarget};
 use bafs_proto::token::Token;
@@ -66,6 +67,9 @@ fn run_all(privilege: Privilege) {
         world.ends_are_told_apart().await;
         world.a_loss_kills_the_job().await;
         world.a_request_kills_the_job().await;
+        world.a_job_that_is_asked_to_end_has_time_for_it().await;
+        let written = fs::read_to_string(store.path().join("asked")).unwrap();
+        assert_eq!(written, "saved\n");
         let written = fs::read_to_string(store.path().join("out")).unwrap();
         assert_eq!(written, "from the job /mydata w\n");
     });
@@ -99,7 +103,7 @@ struct World {
 }
 
 impl World {
-    async fn run(&self, program: &str, script: &str, kill: watch::Receiver<bool>) -> JobEnd {
+    async fn run(&self, program: &str, script: &str, wish: watch::Receiver<Wish>) -> JobEnd {
         let server = ADDRESS.to_owned();
         let mount = |name: &str, path: &str, target, writable| MountSpec {
             name: name.to_owned(),
@@ -131,11 +135,11 @@ impl World {
             ],
             op_deadline_ms: OP_DEADLINE_MS,
         };
-        run_job(&self.agent, &self.sandbox, spec, JobIo::Captured, kill).await
+        run_job(&self.agent, &self.sandbox, spec, JobIo::Captured, wish).await
     }
 
     async fn ends_are_told_apart(&self) {
-        let (_keep, never) = watch::channel(false);
+        let (_keep, never) = watch::channel(Wish::None);
         let script = "cat /deep/data/in/q | wc -c; echo from the job $BAFS_WORK $BAFS_JOB >out";
         let end = self.run("sh", script, never.clone()).await;
         assert_eq!(end.report.outcome, JobOutcome::Exited(0), "{end:?}");
@@ -164,7 +168,7 @@ impl World {
     }
 
     async fn a_loss_kills_the_job(&self) {
-        let (_keep, never) = watch::channel(false);
+        let (_keep, never) = watch::channel(Wish::None);
         let server = Arc::clone(&self.server);
         tokio::spawn(async move {
             tokio::time::sleep(Duration::from_millis(500)).await;
@@ -185,14 +189,42 @@ impl World {
     }
 
     async fn a_request_kills_the_job(&self) {
-        let (kill, killed) = watch::channel(false);
+        let (kill, killed) = watch::channel(Wish::None);
         tokio::spawn(async move {
             tokio::time::sleep(Duration::from_millis(300)).await;
-            kill.send_replace(true);
+            kill.send_replace(Wish::Kill(Asked::Terminate));
         });
         let end = self.run("sh", "echo begun; sleep 60", killed).await;
         assert_eq!(end.report.outcome, JobOutcome::Killed);
         assert_eq!(end.report.output_tail, "begun\n");
+    }
+
+    /// Runs a script, and sends these wishes one after the other once it has said that it runs.
+    async fn run_with(&self, script: &str, wishes: Vec<Wish>) -> JobEnd {
+        let (wish, wished) = watch::channel(Wish::None);
+        tokio::spawn(async move {
+            for next in wishes {
+                tokio::time::sleep(Duration::from_millis(400)).await;
+                wish.send_replace(next);
+            }
+            wish.closed().await;
+        });
+        self.run("sh", script, wished).await
+    }
+
+    async fn a_job_that_is_asked_to_end_has_time_for_it(&self) {
+        let end = Wish::End(Asked::Terminate);
+        let saving = "trap 'sleep 0.2; echo saved >asked; exit 4' TERM; \
+            while :; do sleep 0.05; done";
+        let ended = self.run_with(saving, vec![end]).await;
+        assert_eq!(ended.report.outcome, JobOutcome::Exited(4), "{ended:?}");
+        let ended = self.run_with("sleep 60", vec![end]).await;
+        assert_eq!(ended.report.outcome, JobOutcome::Signaled(15), "{ended:?}");
+        // Who does not want to wait any longer asks again.
+        let deaf = "trap '' TERM; while :; do sleep 0.05; done";
+        let wishes = vec![end, Wish::Kill(Asked::Terminate)];
+        let ended = self.run_with(deaf, wishes).await;
+        assert_eq!(ended.report.outcome, JobOutcome::Killed, "{ended:?}");
     }
 }
 

@@ -2,8 +2,12 @@
 //! ever dropping finished work, and what can never fit is refused with what is missing. `SEEDS=n`
 //! runs so many seeds, `SEED=n` the one.
 
+use bafs_proto::ids::{RunId, ServerId};
+use bafs_proto::time::Time;
 use bafs_sched::dice::Dice;
-use bafs_sched::logic::{CheckpointPolicy, Outcome, Settings, Space};
+use bafs_sched::logic::{
+    Action, CheckpointPolicy, Event, NodeSeen, NodeShare, Outcome, Scheduler, Settings, Space,
+};
 use bafs_sched::workflow::{Workflow, parse_workflow};
 use bafs_sched::world::{Faults, NodeSpec, World};
 
@@ -348,4 +352,41 @@ fn a_job_whose_cache_and_scratch_volumes_do_not_fit_together_is_refused() {
     }
     let (_, outcome) = run(1, &text, nodes(&[100, 20], 1));
     assert_eq!(outcome, Outcome::Complete, "another node has the rest");
+}
+
+/// What the catalog lists may be what was there before an earlier run deleted its last volumes, and
+/// the next list comes a second later. Nodes know better what they can keep.
+#[test]
+fn what_nodes_keep_for_a_run_counts_before_an_older_list() {
+    let space = |bytes| Space {
+        bytes,
+        files: 100_000,
+    };
+    let text = format!("volume b cache bafs://home/b 48 MB\n{}", job("a"));
+    let text = format!("{text}{}mount b a /b\nmount b z /b\n", job("z"));
+    let mut scheduler = Scheduler::new(RunId(0), workflow(&text), settings());
+    let nodes = (1..=4).map(|id| NodeSeen {
+        foreign: space(12_000_000),
+        ..NodeSeen::alone(ServerId(id), space(16_000_000), 2)
+    });
+    let mut asked = Vec::new();
+    scheduler.step(Time(0), Event::seen(nodes.collect()), &mut asked);
+    assert!(asked.is_empty(), "16 MB are free: {asked:?}");
+    let share = |bytes, is_shared| {
+        let kept = |id| NodeShare {
+            server: ServerId(id),
+            space: space(bytes),
+            slots: 2,
+            is_shared,
+            is_over: false,
+        };
+        Event::SharesSeen {
+            shares: (1..=4).map(kept).collect(),
+        }
+    };
+    scheduler.step(Time(5), share(4_000_000, false), &mut asked);
+    assert!(asked.is_empty(), "they keep 16 MB: {asked:?}");
+    scheduler.step(Time(6), share(16_000_000, false), &mut asked);
+    let is_made = |action: &&Action| matches!(action, Action::CreateVolume { .. });
+    assert_eq!(asked.iter().filter(is_made).count(), 4, "{asked:?}");
 }

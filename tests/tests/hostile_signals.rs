@@ -1,11 +1,13 @@
 //! Signals at many moments of a run on a throw-away cluster, and stuck or killed parts of a
 //! lasting one: nothing hangs, and nothing is left behind.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use bafs_tests::exec::{job, ready};
 use bafs_tests::{World, cannot_mount, is_empty, mounts_with, processes_with, program, said, skip};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -89,6 +91,36 @@ fn cluster_is_gone_after_a_signal_at_any_moment() -> Result<()> {
         is_empty(&temporary),
         "the next run removes what a killed one left"
     );
+    Ok(())
+}
+
+/// `bafs exec` passes SIGTERM on to its job, and ends as the job does: by its own code where it has
+/// one, else as shells say of a program that a signal ended.
+#[test]
+fn cluster_exec_passes_a_signal_on_and_keeps_what_the_job_then_writes() -> Result<()> {
+    let name = "cluster_exec_passes_a_signal_on_and_keeps_what_the_job_then_writes";
+    let Some(world) = ready(name, "20MB")? else {
+        return Ok(());
+    };
+    let made = world
+        .bafs(&["volume", "create", "v", "--node", "n1", "--size", "1MB"])
+        .output()?;
+    ensure!(made.status.success(), said(&made));
+    let heeds = "trap 'echo saved > /vol/saved; exit 4' TERM; echo ready; \
+        while :; do sleep 0.05; done";
+    for (script, code) in [(heeds, 4), ("echo ready; sleep 60; echo", 143)] {
+        let mut child = job(&world, &[], script).spawn()?;
+        let mut line = String::new();
+        let output = child.stdout.as_mut().context("it is piped")?;
+        BufReader::new(output).read_line(&mut line)?;
+        ensure!(line == "ready\n", "{line}");
+        send(child.id(), Signal::SIGTERM)?;
+        let status = child.wait()?;
+        ensure!(status.code() == Some(code), "{script}: {status}");
+    }
+    let script = "cat /vol/saved";
+    let read = job(&world, &[], script).output()?;
+    ensure!(read.stdout == b"saved\n", said(&read));
     Ok(())
 }
 

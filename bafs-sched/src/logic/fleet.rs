@@ -447,7 +447,10 @@ fn offered(node: &Node, slack_permille: u32) -> Space {
         Some(limit) if limit.is_shared => Space::ZERO,
         _ => node.seen.foreign,
     };
-    without_slack(node, node.seen.capacity.minus(foreign), slack_permille)
+    // A listing may still tell of the run before. What the node keeps for this one is really free.
+    let kept = node.limit.map_or(Space::ZERO, |limit| limit.space);
+    let space = node.seen.capacity.minus(foreign).most(kept);
+    without_slack(node, space, slack_permille)
 }
 
 fn without_slack(node: &Node, mut space: Space, slack_permille: u32) -> Space {

@@ -160,10 +160,10 @@ impl Scheduler {
         self.try_again_when_free(job, server, why, stays);
     }
 
-    /// Volumes on a full disk in which nobody's work is go, so that they are made elsewhere: what
-    /// an attempt left half-written went when that ended, so they are as if no job had ever run.
-    /// Answers whether others stay: what was done by others, and what was filled, which would
-    /// cross the link to home again.
+    /// Volumes on a full disk that hold nobody's work go, so that they are made elsewhere: what an
+    /// attempt left half-written went when that ended, so they are as if no job had ever run.
+    /// Answers whether others stay: what was done by others, and what was filled, which would cross
+    /// the link to home again.
     fn leave_full_disk(&mut self, job: JobIndex, server: ServerId) -> bool {
         let mut stays = false;
         for volume in self.scratch_written(job) {

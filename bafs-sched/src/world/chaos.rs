@@ -252,7 +252,7 @@ impl World {
         (left < CALL_MS).then_some(left + 1)
     }
 
-    /// Whether a node knows an execution already, and tells so.
+    /// Whether a node knows an execution already, and tells so. Else it notes that it begins it.
     pub(super) fn is_started_again(&mut self, server: ServerId, execution: ExecutionId) -> bool {
         let report = self.nodes[&server].reports.get(&execution).cloned();
         let is_known = report.is_some() || self.nodes[&server].executions.contains_key(&execution);
@@ -262,13 +262,13 @@ impl World {
         if let Some(report) = report {
             self.at(30, Due::Tell(Event::JobEnded { execution, report }));
         }
-        if is_known || self.node(server).begun.insert(execution) {
-            return is_known;
+        let is_begun = !self.node(server).begun.insert(execution);
+        if is_begun && !is_known {
+            // What it left when it was begun is unknown.
+            let error = Error::new(ErrorCode::WrongState, "it was begun before a restart");
+            self.at(10, Due::Tell(Event::JobStartFailed { execution, error }));
         }
-        // What it left when it was begun is unknown.
-        let error = Error::new(ErrorCode::WrongState, "it was begun before a restart");
-        self.at(10, Due::Tell(Event::JobStartFailed { execution, error }));
-        true
+        is_known || is_begun
     }
 
     /// Nodes answer again whose time away is over.
