@@ -192,10 +192,9 @@ pub(super) struct Graph {
 impl Graph {
     pub(super) fn new(workflow: Workflow) -> Self {
         let jobs = workflow.jobs.iter().map(|job| JobNode {
-            state: if job.parents.is_empty() {
-                JobState::Ready
-            } else {
-                JobState::Waiting
+            state: match job.parents.is_empty() {
+                true => JobState::Ready,
+                false => JobState::Waiting,
             },
             parents_left: count(job.parents.len()),
             wall_ms: 0,
