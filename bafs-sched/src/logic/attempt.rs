@@ -41,6 +41,8 @@ pub(super) struct Attempt {
     pub(super) uses: Vec<MountedVolume>,
     /// Volumes that are not ready yet.
     pub(super) missing: BTreeSet<VolumeId>,
+    /// Nodes of volumes that were not ready when it began.
+    pub(super) made_on: BTreeSet<ServerId>,
     /// While stopping: the failure of the environment that is the reason, if one is.
     pub(super) fault: Option<Error>,
     /// Volumes that it surely left as they were, once its report is there.
@@ -69,7 +71,7 @@ impl Scheduler {
             self.create(volume, target, size);
         }
         let mut uses = Vec::new();
-        let mut missing = BTreeSet::new();
+        let (mut missing, mut made_on) = (BTreeSet::new(), BTreeSet::new());
         for mount in self.graph.workflow.job(job).mounts.clone() {
             let (id, home) = self.mountable(mount.volume, server, job);
             uses.push(MountedVolume {
@@ -80,16 +82,22 @@ impl Scheduler {
             let instance = self.volumes.get_mut(id).expect("what is live exists");
             if instance.state == State::Creating && missing.insert(id) {
                 instance.waiters.push(job);
+                made_on.extend(instance.server);
             }
             if mount.writable {
                 self.graph.volume_mut(mount.volume).writer = Some(job);
             }
         }
         let slots = self.slots_of(job);
-        let writes = !self.scratch_written(job).is_empty();
+        let writes_here = self.written_nodes(job).contains(&server);
+        let makes_here = made_on.contains(&server);
         self.fleet.update(server, |node| {
             node.busy += slots;
-            if node.full_in_row > 0 && writes {
+            let can_prove = match node.is_full_for_writers {
+                true => writes_here,
+                false => makes_here,
+            };
+            if node.full_in_row > 0 && can_prove {
                 node.probe = Some(job);
             }
         });
@@ -101,6 +109,7 @@ impl Scheduler {
             stage,
             uses,
             missing,
+            made_on,
             fault: None,
             unchanged: BTreeSet::new(),
         };
@@ -179,8 +188,10 @@ impl Scheduler {
         if attempt.stage == Stage::Preparing && attempt.missing.is_empty() {
             attempt.stage = Stage::Starting;
             self.started += 1;
+            let made_on = attempt.made_on.clone();
             let action = self.start_action(job, &self.attempts[&job]);
             self.out.push(action);
+            self.prove_room(&made_on);
         }
     }
 

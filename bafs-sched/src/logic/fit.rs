@@ -18,9 +18,9 @@ const KINDS_MAX: usize = 256;
 /// Jobs of a pipeline for which every order and every place are tried.
 const TRIED_JOBS_MAX: usize = 12;
 
-/// Of a pipeline with more jobs, but no more than so many, only a few ways along its course are
-/// tried: all would cost too much, and as much stack.
-const FOLLOWED_JOBS_MAX: usize = 400;
+/// Of a pipeline with more jobs only a few ways along its course are tried, as all would cost too
+/// much, and as much stack; and none of one with more jobs than this, times the nodes that matter.
+const FOLLOWED_STEPS_MAX: usize = 40_000;
 
 /// What became of trying whether a pipeline fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -314,7 +314,8 @@ impl Scheduler {
 
     /// Whether the pipeline of `job` can still end, if only when nothing else runs, once the job
     /// has made these volumes. A pipeline that needs several nodes must not lie on the wrong ones.
-    /// Where no way is known, but not all were tried, it may do so only without any `care`.
+    /// Where no way is known, but not all were tried, a short one may do so, and a long one only
+    /// without any `care`; one that is too long to be tried may, too.
     pub(super) fn can_end_from(
         &self,
         job: JobIndex,
@@ -328,8 +329,10 @@ impl Scheduler {
             self.fleet.usable(server),
         );
         let course = self.graph.courses.of(pipeline);
+        let nodes = usize::try_from(self.fleet.alive).unwrap_or(usize::MAX);
+        let nodes = nodes.min(course.len());
         if creates.is_empty()
-            || course.len() > FOLLOWED_JOBS_MAX
+            || course.len() * nodes > FOLLOWED_STEPS_MAX
             || self.may_spill()
             || self.settings.is_private_at_home()
             || usable.holds(peaks.whole)

@@ -61,9 +61,11 @@ pub(super) struct Node {
     pub(super) is_suspect: bool,
     /// The user was told that its disk seems to be full.
     pub(super) is_told_full: bool,
-    /// Times, one after the other, that its disk was full; a job that writes there and succeeds
-    /// ends that.
+    /// Times, one after the other, that its disk was full.
     pub(super) full_in_row: u32,
+    /// It was so for a job that wrote there: only one that does and succeeds ends that. Room for
+    /// volumes that was refused is there again when a job has got all of its volumes.
+    pub(super) is_full_for_writers: bool,
     /// What was told when its disk was full last.
     pub(super) full_why: String,
     /// The job that finds out whether the disk has space again: others wait for it.
@@ -92,9 +94,10 @@ impl Node {
         self.is_proven = true;
     }
 
-    /// A job wrote there and succeeded: its disk has space.
+    /// Its disk has space.
     pub(super) fn prove_space(&mut self) {
         self.full_in_row = 0;
+        self.is_full_for_writers = false;
         self.full_why.clear();
         self.is_told_full = false;
         self.probe = None;
@@ -267,6 +270,7 @@ impl Fleet {
             is_told_full: false,
             full_in_row: 0,
             full_why: String::new(),
+            is_full_for_writers: false,
             probe: None,
         });
         let is_new = node.is_lost;
@@ -327,7 +331,12 @@ impl Fleet {
 
     /// Whether no other node can have a part of a cache of `server`.
     pub(super) fn is_sole(&self, server: ServerId) -> bool {
-        self.alive <= 1 || self.group_size(server) <= 1
+        let group = self
+            .get(server)
+            .and_then(|node| self.groups.get(&node.seen.group));
+        let is_live = |id: &&ServerId| self.get(**id).is_some_and(|node| !node.is_lost);
+        let live = group.into_iter().flatten().filter(is_live);
+        live.take(2).count() <= 1
     }
 
     /// Whether two nodes are in one group.

@@ -2,6 +2,8 @@
 //! small, and how such a node is tried again. What becomes of volumes that are too small is
 //! `growth.rs`.
 
+use std::collections::BTreeSet;
+
 use bafs_proto::ids::ServerId;
 use bafs_proto::message::JobReport;
 use bafs_proto::report::VolumeUse;
@@ -146,6 +148,8 @@ impl Scheduler {
         if ran_on == server && !stays {
             node.full_on.insert(server);
         }
+        self.fleet
+            .update(server, |node| node.is_full_for_writers = true);
         if self.note_full(server, why) <= REFUSED_ONCE {
             let name = &self.graph.workflow.job(job).name;
             let text = format!("job '{name}' failed and runs again: {why}; {ADVICE}");
@@ -191,8 +195,8 @@ impl Scheduler {
     }
 
     /// A node had no space where it should have: it gets no new work for a moment, and then one job
-    /// at a time until one succeeds that writes there. What is met in that moment is one and the
-    /// same. Answers how often it was full in a row.
+    /// at a time until that is proved to be over. What is met in that moment is one and the same.
+    /// Answers how often it was full in a row.
     pub(super) fn note_full(&mut self, server: ServerId, why: &str) -> u32 {
         let times = self.fleet.update(server, |node| {
             node.full_in_row += u32::from(node.aside_until.is_none());
@@ -267,15 +271,34 @@ impl Scheduler {
 
     /// A job succeeded: disks that it wrote to have space.
     pub(super) fn prove_space(&mut self, job: JobIndex) {
-        let written = self.scratch_written(job).into_iter();
-        let servers = written.filter_map(|volume| self.volumes.scratch(volume)?.1);
-        for server in servers.collect::<Vec<_>>() {
-            let is_full = |node: &Node| node.full_in_row > 0;
-            if self.fleet.get(server).is_some_and(is_full) {
-                self.fleet.update(server, Node::prove_space);
-                self.queues.wake(server);
+        for server in self.written_nodes(job) {
+            self.end_fullness(server);
+        }
+    }
+
+    /// All volumes of a job were made on these nodes: they have the room that they refused.
+    pub(super) fn prove_room(&mut self, servers: &BTreeSet<ServerId>) {
+        for &server in servers {
+            let node = self.fleet.get(server);
+            if node.is_some_and(|node| !node.is_full_for_writers) {
+                self.end_fullness(server);
             }
         }
+    }
+
+    fn end_fullness(&mut self, server: ServerId) {
+        let is_full = |node: &Node| node.full_in_row > 0;
+        if self.fleet.get(server).is_some_and(is_full) {
+            self.fleet.update(server, Node::prove_space);
+            self.queues.wake(server);
+        }
+    }
+
+    /// Where the scratch volumes are that a job writes.
+    pub(super) fn written_nodes(&self, job: JobIndex) -> BTreeSet<ServerId> {
+        let written = self.scratch_written(job).into_iter();
+        let servers = written.filter_map(|volume| self.volumes.scratch(volume)?.1);
+        servers.collect()
     }
 
     /// What to tell when nothing goes on because all nodes that could run these jobs have had full

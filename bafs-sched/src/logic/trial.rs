@@ -40,6 +40,10 @@ struct Step {
     scratch: Vec<VolumeIndex>,
     made: Vec<VolumeIndex>,
     need: Space,
+    /// With the least part of each of its caches: what its node must have.
+    need_there: Space,
+    /// Whether all nodes together have room for these and the caches.
+    fits_all: bool,
 }
 
 impl Trial<'_> {
@@ -112,11 +116,17 @@ impl Trial<'_> {
         let mut made = scratch.clone();
         made.retain(|volume| !self.place.contains_key(volume));
         let need = self.sum(&made);
+        let caches = self.scheduler.caches_of(job);
+        let sizes = caches.iter().map(|cache| self.scheduler.size_of(*cache));
+        let free = bytes_of(self.free.iter().copied());
+        let all = self.beside_bytes.saturating_add(free);
         Step {
             job,
             scratch,
             made,
             need,
+            need_there: sizes.clone().map(floor).fold(need, Space::plus),
+            fits_all: all >= sizes.fold(need, Space::plus).bytes,
         }
     }
 
@@ -128,15 +138,8 @@ impl Trial<'_> {
     /// Whether a job finds room on a node for what it makes and the least part of its caches, and
     /// these on all nodes together.
     fn has_room(&self, step: &Step, node: usize) -> bool {
-        let caches = self.scheduler.caches_of(step.job);
-        let parts = caches
-            .iter()
-            .map(|cache| floor(self.scheduler.size_of(*cache)));
-        let there = parts.fold(step.need, Space::plus);
-        let all = self
-            .beside_bytes
-            .saturating_add(bytes_of(self.free.iter().copied()));
-        self.free[node].holds(there) && all >= step.need.plus(self.sum(&caches)).bytes
+        self.scheduler.fleet.tally.one();
+        step.fits_all && self.free[node].holds(step.need_there)
     }
 
     fn run(&mut self, step: &Step, node: usize) -> bool {
