@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bafs_proto::ids::ServerId;
+use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
-use bafs_proto::{Error, ErrorCode, ids::RunId};
+use bafs_proto::{Error, ErrorCode};
 use bafs_sched::logic::{Action, Event, NodeSeen, Outcome, Scheduler, Settings, Space};
 use bafs_sched::workflow::{Workflow, parse_workflow};
 
@@ -67,17 +67,12 @@ fn run(text: &str, slots: u32, mut refuses: impl FnMut(&str) -> bool) -> (Outcom
             match action {
                 Action::CreateVolume { id, volume, .. } => {
                     let name = &scheduler.workflow().volume(volume).name;
-                    let error = || Error::new(ErrorCode::NoSpaceBytes, "no room");
-                    at(
-                        5,
-                        match refuses(name) {
-                            true => Event::VolumeCreateFailed {
-                                volume: id,
-                                error: error(),
-                            },
-                            false => Event::VolumeCreated { volume: id },
-                        },
-                    );
+                    let error = Error::new(ErrorCode::NoSpaceBytes, "no room");
+                    let answer = match refuses(name) {
+                        true => Event::VolumeCreateFailed { volume: id, error },
+                        false => Event::VolumeCreated { volume: id },
+                    };
+                    at(5, answer);
                 }
                 Action::DeleteVolume { id, .. } => at(5, Event::VolumeDeleted { volume: id }),
                 Action::StartJob { execution, .. } => {

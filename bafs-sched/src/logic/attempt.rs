@@ -41,7 +41,7 @@ pub(super) struct Attempt {
     pub(super) uses: Vec<MountedVolume>,
     /// Volumes that are not ready yet.
     pub(super) missing: BTreeSet<VolumeId>,
-    /// Nodes of volumes that were not ready when it began.
+    /// Nodes of volumes that were not ready when it began, until all are.
     pub(super) made_on: BTreeSet<ServerId>,
     /// While stopping: the failure of the environment that is the reason, if one is.
     pub(super) fault: Option<Error>,
@@ -89,15 +89,10 @@ impl Scheduler {
             }
         }
         let slots = self.slots_of(job);
-        let writes_here = self.written_nodes(job).contains(&server);
-        let makes_here = made_on.contains(&server);
+        let is_probe = self.is_probe(job, server, &made_on);
         self.fleet.update(server, |node| {
             node.busy += slots;
-            let can_prove = match node.is_full_for_writers {
-                true => writes_here,
-                false => makes_here,
-            };
-            if node.full_in_row > 0 && can_prove {
+            if is_probe {
                 node.probe = Some(job);
             }
         });
@@ -188,7 +183,7 @@ impl Scheduler {
         if attempt.stage == Stage::Preparing && attempt.missing.is_empty() {
             attempt.stage = Stage::Starting;
             self.started += 1;
-            let made_on = attempt.made_on.clone();
+            let made_on = std::mem::take(&mut attempt.made_on);
             let action = self.start_action(job, &self.attempts[&job]);
             self.out.push(action);
             self.prove_room(&made_on);

@@ -411,7 +411,7 @@ impl Scheduler {
             ErrorClass::NoSpace => {
                 // What was to come ahead of its readers keeps nobody from working there.
                 if !waiters.is_empty() {
-                    self.note_full(server, &fault);
+                    self.note_full(server, &fault, false);
                 }
                 let waiters = waiters.into_iter();
                 waiters.for_each(|job| self.lacks_room(job, server, &fault));

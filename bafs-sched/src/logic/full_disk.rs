@@ -148,9 +148,7 @@ impl Scheduler {
         if ran_on == server && !stays {
             node.full_on.insert(server);
         }
-        self.fleet
-            .update(server, |node| node.is_full_for_writers = true);
-        if self.note_full(server, why) <= REFUSED_ONCE {
+        if self.note_full(server, why, true) <= REFUSED_ONCE {
             let name = &self.graph.workflow.job(job).name;
             let text = format!("job '{name}' failed and runs again: {why}; {ADVICE}");
             self.tell(Warning {
@@ -196,10 +194,11 @@ impl Scheduler {
 
     /// A node had no space where it should have: it gets no new work for a moment, and then one job
     /// at a time until that is proved to be over. What is met in that moment is one and the same.
-    /// Answers how often it was full in a row.
-    pub(super) fn note_full(&mut self, server: ServerId, why: &str) -> u32 {
+    /// Answers how often it was full in a row. `by_writer`: a job that wrote met it.
+    pub(super) fn note_full(&mut self, server: ServerId, why: &str, by_writer: bool) -> u32 {
         let times = self.fleet.update(server, |node| {
             node.full_in_row += u32::from(node.aside_until.is_none());
+            node.is_full_for_writers |= by_writer;
             why.clone_into(&mut node.full_why);
             node.full_in_row
         });
@@ -294,8 +293,23 @@ impl Scheduler {
         }
     }
 
+    /// Whether a job that begins on a node tells if its disk is still full.
+    pub(super) fn is_probe(
+        &self,
+        job: JobIndex,
+        server: ServerId,
+        made_on: &BTreeSet<ServerId>,
+    ) -> bool {
+        let node = self.fleet.get(server);
+        let full = node.filter(|node| node.full_in_row > 0);
+        full.is_some_and(|node| match node.is_full_for_writers {
+            true => self.written_nodes(job).contains(&server),
+            false => made_on.contains(&server),
+        })
+    }
+
     /// Where the scratch volumes are that a job writes.
-    pub(super) fn written_nodes(&self, job: JobIndex) -> BTreeSet<ServerId> {
+    fn written_nodes(&self, job: JobIndex) -> BTreeSet<ServerId> {
         let written = self.scratch_written(job).into_iter();
         let servers = written.filter_map(|volume| self.volumes.scratch(volume)?.1);
         servers.collect()

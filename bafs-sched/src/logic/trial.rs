@@ -118,7 +118,8 @@ impl Trial<'_> {
         let need = self.sum(&made);
         let caches = self.scheduler.caches_of(job);
         let sizes = caches.iter().map(|cache| self.scheduler.size_of(*cache));
-        let free = bytes_of(self.free.iter().copied());
+        let nodes = self.free.iter().copied();
+        let free = bytes_of(nodes.inspect(|_| self.scheduler.fleet.tally.one()));
         let all = self.beside_bytes.saturating_add(free);
         Step {
             job,
