@@ -326,8 +326,12 @@ impl Teller {
             false => "",
         };
         let cost = match receipt.copy_ms {
-            Some(ms) => format!("costs {} s", seconds(ms)),
-            None => "costs what is not known yet".to_owned(),
+            Some(ms) => format!(
+                "takes {} s, for {} s of which jobs wait",
+                seconds(ms),
+                seconds(receipt.wait_ms.unwrap_or(ms))
+            ),
+            None => "takes a time that is not known yet".to_owned(),
         };
         let waits = match receipt.space_ms {
             0 => String::new(),

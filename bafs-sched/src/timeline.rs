@@ -199,6 +199,8 @@ pub struct CopyReceipt {
     pub benefit_us: u64,
     /// What copying was expected to take; `None` before anything was copied.
     pub copy_ms: Option<u64>,
+    /// What of that jobs would have waited.
+    pub wait_ms: Option<u64>,
     /// Work that the copy's space would have kept waiting.
     pub space_ms: u64,
     /// What was decided, and what became of it.
@@ -577,15 +579,13 @@ impl Observer {
             Decision::NotWorth => "not worth it".to_owned(),
             Decision::NoRoom => "no room on another node".to_owned(),
             Decision::Copying(to) => format!("being copied to {}", self.node(to)),
-            Decision::Copied(on, moved) => {
-                format!(
-                    "copied to {} in {} ms: {} bytes crossed the network for the {} that it holds",
-                    self.node(on),
-                    moved.ms,
-                    moved.received_bytes,
-                    moved.held_bytes
-                )
-            }
+            Decision::Copied(on, moved) => format!(
+                "copied to {} in {} ms: {} bytes crossed the network for the {} that it holds",
+                self.node(on),
+                moved.ms,
+                moved.received_bytes,
+                moved.held_bytes
+            ),
             Decision::Failed => "failed or overtaken".to_owned(),
             Decision::Saved(ms) => format!("saved {ms} ms of work"),
             Decision::Replaced(moved) => format!("replaced, after {} ms of copying", moved.ms),
@@ -598,6 +598,7 @@ impl Observer {
             risk_ppm: receipt.risk_ppm,
             benefit_us: receipt.benefit_us,
             copy_ms: receipt.copy_ms,
+            wait_ms: receipt.wait_ms,
             space_ms: receipt.space_ms,
             decision,
         }

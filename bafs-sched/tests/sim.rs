@@ -1,8 +1,5 @@
 //! The simulator with the real scheduler core: what must come out, whatever the machine.
 
-use std::ops::RangeInclusive;
-
-use bafs_sched::logic::CheckpointPolicy;
 use bafs_sched::planner::{Canonical, Environment, NodeClass, Shape, Strategy, plan, predict};
 use bafs_sched::sim::{
     Doubt, Doubts, JobLoad, Load, Measured, MountLoad, Policy, Run, Scenario, Simulation, decide,
@@ -273,64 +270,6 @@ fn nodes_that_leave_are_planned_without() {
         guided.seconds(),
         kept.seconds()
     );
-}
-
-/// 64 pipelines of three jobs on 16 nodes, as in the thesis' figure 3.6; mean seconds over seeds.
-fn copied(
-    checkpoint: CheckpointPolicy,
-    run_s: u64,
-    mtbf_s: Option<u64>,
-    seeds: RangeInclusive<u64>,
-) -> f64 {
-    let text = format!("width=64,depth=3,batch=0B,private=24MB,run={run_s}s,var=0.1");
-    let canonical = Canonical::parse(&text).expect("a workload");
-    let runs = seeds.clone().map(|seed| {
-        let environment = Environment {
-            nodes: vec![NodeClass::new(16, 1, 4 * GB)],
-            home_bytes_per_s: 400 * MB,
-            local_bytes_per_s: 400 * MB,
-            mtbf_s,
-            restart_s: 16,
-        };
-        let load = Load::Declared {
-            variability_ppm: 100_000,
-        };
-        let scenario = Scenario {
-            checkpoint,
-            ..Scenario::new(environment, Policy::Need, load, seed)
-        };
-        let run = Simulation::new(workflow_of(&canonical), scenario).run();
-        let run = run.expect("it ends");
-        assert!(run.is_complete(), "{:?}", run.outcome);
-        run.seconds()
-    });
-    runs.sum::<f64>() / seeds.count() as f64
-}
-
-#[test]
-fn copies_cost_little_where_no_node_fails() {
-    let [never, weighed] = [CheckpointPolicy::Never, CheckpointPolicy::CostBenefit]
-        .map(|checkpoint| copied(checkpoint, 600, None, 1..=1));
-    assert!(weighed <= never * 1.01, "one copy to learn what it costs");
-}
-
-/// Also where the whole run is over in a minute: what was seen of failures counts, not how long ago
-/// they began.
-#[test]
-fn copies_pay_where_nodes_fail_as_often_as_jobs_end() {
-    for (run_s, mtbf_s) in [(600, 600), (60, 60), (6, 6)] {
-        let [never, always, weighed] = [
-            CheckpointPolicy::Never,
-            CheckpointPolicy::Always,
-            CheckpointPolicy::CostBenefit,
-        ]
-        .map(|checkpoint| copied(checkpoint, run_s, Some(mtbf_s), 1..=20));
-        assert!(
-            weighed < never * 0.98 && weighed < always * 1.06,
-            "jobs of {run_s} s: {weighed} s by cost and benefit, {never} s without copies, \
-             {always} s with all"
-        );
-    }
 }
 
 /// Ten jobs for each of four databases, and a processor and space for all of it.

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
+use crate::programs::{self, Build};
 use crate::{setup, shell};
 
 const PACKAGE: &str = "bafs-tests";
@@ -16,20 +17,7 @@ pub(crate) fn run(name: Option<&str>, arguments: &[String]) -> Result<()> {
         bail!("there are no benchmarks yet: package {PACKAGE} has no program {PROGRAM}");
     }
     setup::ensure(setup::Purpose::Bench)?;
-    // In one call: the crates that both need are built once.
-    shell::run(&mut shell::cargo(&[
-        "build",
-        "--release",
-        "--package",
-        "bafs",
-        "--bin",
-        "bafs",
-        "--package",
-        PACKAGE,
-        "--bin",
-        PROGRAM,
-    ]))?;
-    let release = shell::target_dir()?.join("release");
+    let release = programs::build(Build::Release, &["bafs", PROGRAM])?;
     let program = release.join(PROGRAM);
     let listed = shell::output(Command::new(&program).arg("--list"))?;
     let names: Vec<&str> = listed.split_whitespace().collect();

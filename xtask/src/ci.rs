@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
+use crate::programs::Build;
 use crate::{demo, shell, test, tidy};
 
 /// The sizes at which the demo is a check rather than a show.
@@ -92,7 +93,8 @@ fn steps(log: &mut Log, account: &mut Option<test::Account>) -> Result<()> {
     })?;
     log.step("demo", || {
         let arguments: Vec<String> = SMALL_DEMO.iter().map(|&argument| argument.into()).collect();
-        demo::run(&arguments).map(|()| Outcome::Passed)
+        // From nothing, an optimised build takes as long as all tests.
+        demo::run(Build::Tests, &arguments).map(|()| Outcome::Passed)
     })
 }
 
@@ -113,7 +115,12 @@ fn doc() -> Result<Outcome> {
 fn deny() -> Result<Outcome> {
     if !shell::succeeds(&mut shell::cargo(&["deny", "--version"])) {
         println!("deny: cargo-deny is missing; building it takes some minutes, once");
-        shell::run(&mut shell::cargo(&["install", "cargo-deny", "--locked"]))?;
+        shell::run(&mut shell::cargo(&[
+            "install",
+            "cargo-deny",
+            "--locked",
+            "--debug",
+        ]))?;
     }
     shell::run(&mut shell::cargo(&[
         "deny", "check", "bans", "licenses", "sources",

@@ -7,6 +7,7 @@
 mod bench;
 mod ci;
 mod demo;
+mod programs;
 mod setup;
 mod shell;
 mod skips;

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, bail};
 
+use crate::programs::{self, Build};
 use crate::{setup, shell, suites, test};
 
 /// Runs the ignored tests of the workspace; the arguments go to nextest.
@@ -11,19 +12,12 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         bail!("the long tests need cargo-nextest, whose limits end a test that hangs");
     }
     // Hours of real work: optimised, as users run it.
-    shell::run(&mut shell::cargo(&[
-        "build",
-        "--release",
-        "--package",
-        "bafs",
-        "--bin",
-        "bafs",
-    ]))?;
+    let release = programs::build(Build::Release, &["bafs"])?;
     let mut command = shell::cargo(&["nextest", "run", "--workspace", "--release"]);
     command
         .args(["--profile", "soak", "--run-ignored", "only"])
         .args(arguments);
     command.env(suites::VARIABLE, suites::ensure()?);
-    command.env("BAFS_BIN", shell::target_dir()?.join("release/bafs"));
+    command.env("BAFS_BIN", release.join("bafs"));
     shell::run(&mut command)
 }

@@ -29,7 +29,7 @@ pub(crate) fn ensure() -> Result<PathBuf> {
         println!("setup: building {name} for tests, takes a minute or two, once");
         let mut install = shell::cargo(&["install", name, "--version", version, "--locked"]);
         install
-            .args(["--features", features])
+            .args(["--debug", "--features", features])
             .arg("--root")
             .arg(&root);
         if let Err(error) = shell::run(&mut install) {

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::programs::{self, Build};
 use crate::totals::{self, Totals};
 use crate::{setup, shell, skips, suites};
 
@@ -57,16 +58,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<Account> {
     setup::ensure(setup::Purpose::Test)?;
     let suites = suites::ensure()?;
     // Tests start the real program, which cargo builds for no test of another package.
-    shell::run(&mut shell::cargo(&[
-        "build",
-        "--package",
-        "bafs",
-        "--bin",
-        "bafs",
-    ]))?;
+    let program = programs::build(Build::Tests, &["bafs"])?.join("bafs");
     let target = shell::target_dir()?;
     let log = fresh_skip_log(&target)?;
-    let program = target.join("debug/bafs");
 
     let mut closing = Vec::new();
     let mut fault = None;

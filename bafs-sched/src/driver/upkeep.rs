@@ -1,6 +1,8 @@
 //! What a run does beside its steps: it keeps its volumes alive, follows nodes to their addresses,
 //! hears its user, and shares nodes with other runs. Decides nothing.
 
+use std::time::Duration;
+
 use bafs_proto::allotment::Allotments;
 use bafs_proto::ids::{ExtractId, ServerId, VolumeId};
 use bafs_proto::{Error, Result};
@@ -12,6 +14,9 @@ use crate::io::servers::is_silence;
 use crate::io::shares::Moment;
 use crate::io::steer;
 use crate::logic::{Event, MountedVolume};
+
+/// How long the end of a run waits for nodes that do not answer, in milliseconds.
+const PARTING_MS: u64 = 1_000;
 
 impl Driver {
     /// What users wished since the last time.
@@ -87,11 +92,15 @@ impl Driver {
         (!shares.is_empty()).then_some(Event::SharesSeen { shares })
     }
 
-    /// Gives back what nodes keep for this run; those that do not hear it forget it soon.
+    /// Gives back what nodes keep for this run; those that do not hear it forget it soon, and
+    /// nobody waits long for them.
     pub(super) async fn unshare(&mut self) {
         let calls = self.shares.as_ref().map(|shares| shares.end(now()));
         let mut tasks = JoinSet::new();
         for (server, call) in calls.unwrap_or_default() {
+            if self.scheduler.is_lost(server) {
+                continue;
+            }
             let (servers, place) = (self.servers.clone(), self.place(server));
             tasks.spawn(async move {
                 if let Err(error) = servers.allot(&place.address, call).await {
@@ -99,7 +108,8 @@ impl Driver {
                 }
             });
         }
-        while tasks.join_next().await.is_some() {}
+        let told = async { while tasks.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(Duration::from_millis(PARTING_MS), told).await;
     }
 
     /// A node that came back may listen elsewhere.

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use bafs_proto::Error;
 use bafs_proto::ids::{ExecutionId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_proto::time::Time;
 
 use super::action::{Action, MountedVolume};
 use super::fleet::Node;
@@ -36,6 +37,8 @@ pub(super) struct Attempt {
     pub(super) execution: ExecutionId,
     pub(super) server: ServerId,
     pub(super) slots: u32,
+    /// When it took its slots.
+    pub(super) since: Time,
     pub(super) stage: Stage,
     /// Its volumes, in the order of the job's mounts.
     pub(super) uses: Vec<MountedVolume>,
@@ -98,6 +101,7 @@ impl Scheduler {
         });
         let stage = Stage::Preparing;
         let attempt = Attempt {
+            since: self.now,
             execution,
             server,
             slots,
@@ -271,6 +275,7 @@ impl Scheduler {
             self.learn_sizes(job, &report);
             self.learn_computing(job, &report);
             self.learn_held(job, &report);
+            self.checkpoints.learn_waiting(&report);
             String::new()
         } else if let Some((server, why)) = self.disk_was_full(job, &report) {
             self.pass_by_full_disk(job, server, &why);
@@ -299,14 +304,16 @@ impl Scheduler {
     }
 
     fn succeed(&mut self, job: JobIndex, wall_ms: u64) {
-        let server = self.attempts[&job].server;
+        let attempt = &self.attempts[&job];
+        let took_ms = self.now.ms_since(attempt.since).max(wall_ms);
+        let server = attempt.server;
+        self.checkpoints.learn_attempt(took_ms);
         self.fleet.update(server, Node::prove);
         self.prove_space(job);
         self.end_attempt(job);
         self.blame_nodes(job);
         self.graph.set_state(job, JobState::Done);
-        self.graph.job_mut(job).wall_ms = wall_ms;
-        self.checkpoints.learn_job(wall_ms);
+        self.graph.job_mut(job).took_ms = took_ms;
         for child in self.graph.waiting_for(job).collect::<Vec<_>>() {
             if self.graph.state(child) == JobState::Waiting {
                 self.settle(child, 0);

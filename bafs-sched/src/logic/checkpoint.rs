@@ -4,7 +4,8 @@
 //! The rule is that of the thesis (*Data-Driven Batch Scheduling*, 2005, section 3.2.6): copy when
 //! a stage is done and benefit > cost. Benefit is the time that would be spent again if the volume
 //! were lost, times the probability that it is lost while it is needed. Cost is the time that
-//! copying takes, which the next writer of the volume waits. Beyond the thesis, a copy also costs
+//! copying takes, which the next writer of the volume waits. Beyond the thesis, where nobody is to
+//! write it any more only that part of the time counts that jobs wait for data; a copy also costs
 //! the work that its space keeps waiting, the first copy is the only one that is tried without
 //! knowing its cost (a hundredth of what is left of the run at most, as it seems), and a newer copy
 //! is weighed against the older one that is there: it spares only what was done since, and takes
@@ -29,6 +30,7 @@ use crate::workflow::{JobIndex, VolumeIndex};
 /// hours without any make it less.
 const PRIOR_LOSS_PERMILLE: u128 = 20;
 const PRIOR_NODE_MS: u128 = 20 * 7 * 24 * 3_600_000 / 1_000;
+const YEAR_MS: u64 = 365 * 24 * 3_600_000;
 
 /// Decisions about one volume that are remembered: one for each job that wrote it, mostly.
 const RECEIPTS_MAX: usize = 64;
@@ -36,6 +38,10 @@ const RECEIPTS_MAX: usize = 64;
 /// Of the time of all jobs that are left, the part that may be spent to learn what copies cost, as
 /// one over it.
 const TRIAL_PART: u64 = 100;
+
+/// Of the time of copying, the part at least that jobs beside it lose, as one over it: processors
+/// and disks are theirs too.
+const BESIDE_PART: u64 = 20;
 
 /// Nodes that are looked at for a copy: one may be where the volume is, some may lack files.
 const TARGETS_MAX: usize = 8;
@@ -100,6 +106,9 @@ pub struct Receipt {
     pub benefit_us: u64,
     /// Expected time of copying; `None` before anything was copied.
     pub copy_ms: Option<u64>,
+    /// What of that jobs would have waited: all of it when one is yet to write the volume, else as
+    /// much as jobs wait for data, which travel beside the copy.
+    pub wait_ms: Option<u64>,
     /// Work that the copy's space would have kept waiting.
     pub space_ms: u64,
     /// Whether an older copy lies where the new one would go, so that only changes travel.
@@ -130,11 +139,18 @@ pub(super) struct Checkpoints {
     receipts: BTreeMap<VolumeIndex, Vec<Receipt>>,
     /// Volumes lost with their servers or alone.
     pub(super) losses: u64,
+    /// Losses of a node in a year, in millionths, as they were believed when volumes were last
+    /// weighed for it.
+    losses_weighed: u128,
     /// Time that live nodes were observed, in milliseconds, until `counted`.
     node_ms: u64,
     counted: Option<Time>,
-    /// Wall time of finished jobs, and their number.
+    /// Wall time of finished jobs, and what of it they waited for data.
     wall_ms: u64,
+    waited_ms: u64,
+    /// How long finished jobs kept their slots, from when their volumes were asked for, and their
+    /// number.
+    took_ms: u64,
     jobs: u64,
 }
 
@@ -152,20 +168,47 @@ impl Checkpoints {
         self.copies.put_off(ms);
     }
 
-    /// Takes note of a job that is done.
-    pub(super) fn learn_job(&mut self, wall_ms: u64) {
-        self.wall_ms = self.wall_ms.saturating_add(wall_ms);
+    /// Takes note of how long a job that is done kept its slots.
+    pub(super) fn learn_attempt(&mut self, took_ms: u64) {
+        self.took_ms = self.took_ms.saturating_add(took_ms);
         self.jobs += 1;
+    }
+
+    /// Takes note of what of its time a job waited for data.
+    pub(super) fn learn_waiting(&mut self, report: &JobReport) {
+        let waits = report.volumes.iter().map(|used| used.waited_ms);
+        let waited_ms = waits.fold(0, u64::saturating_add);
+        self.wall_ms = self.wall_ms.saturating_add(report.wall_ms);
+        self.waited_ms = self.waited_ms.saturating_add(waited_ms.min(report.wall_ms));
+    }
+
+    /// What of so much time of a job is waiting for data; some is lost to it in any case.
+    fn waiting_ms(&self, ms: u64) -> u64 {
+        let waited = u128::from(ms) * u128::from(self.waited_ms);
+        let waited = waited.checked_div(self.wall_ms.into()).unwrap_or(0);
+        u64::try_from(waited)
+            .unwrap_or(u64::MAX)
+            .max(ms / BESIDE_PART)
     }
 
     pub(super) fn mean_wall_ms(&self) -> u64 {
         self.wall_ms.checked_div(self.jobs).unwrap_or(0)
     }
 
-    /// Probability in millionths that a volume is lost within `exposure_ms`. What was seen counts
-    /// alone where it is worse than what is believed: a belief in hours would hide in a run of
-    /// minutes that a node is lost in each of them.
+    fn mean_attempt_ms(&self) -> u64 {
+        self.took_ms.checked_div(self.jobs).unwrap_or(0)
+    }
+
+    /// Probability in millionths that a volume is lost within `exposure_ms`.
     fn risk_ppm(&self, exposure_ms: u64) -> u64 {
+        let losses = self.losses_expected(exposure_ms);
+        u64::try_from(losses).unwrap_or(u64::MAX).min(1_000_000)
+    }
+
+    /// Losses that are expected of a node, in millionths. What was seen counts alone where it is
+    /// worse than what is believed: a belief in hours would hide in a run of minutes that a node is
+    /// lost in each of them.
+    fn losses_expected(&self, exposure_ms: u64) -> u128 {
         let ppm = |losses_permille: u128, node_ms: u128| {
             let exposed = u128::from(exposure_ms) * losses_permille * 1_000;
             exposed.checked_div(node_ms).unwrap_or(0)
@@ -175,8 +218,17 @@ impl Checkpoints {
             PRIOR_NODE_MS + u128::from(self.node_ms),
         );
         let seen = ppm(u128::from(self.losses) * 1_000, self.node_ms.into());
-        let risk = u64::try_from(believed.max(seen)).unwrap_or(u64::MAX);
-        risk.min(1_000_000)
+        believed.max(seen)
+    }
+
+    /// Whether losses are believed to be twice as frequent as when this was last so.
+    pub(super) fn has_worsened(&mut self) -> bool {
+        let expected = self.losses_expected(YEAR_MS);
+        let is_worse = expected >= self.losses_weighed.saturating_mul(2);
+        if is_worse {
+            self.losses_weighed = expected;
+        }
+        is_worse
     }
 
     /// Expected time to copy so many bytes, by what this path took, else by what all took.
@@ -196,6 +248,11 @@ impl Checkpoints {
         let pace = self.further.get(&volume).copied();
         let known = time_at(pace.unwrap_or(self.all_further), bytes);
         known.or_else(|| self.copy_ms(path, bytes))
+    }
+
+    /// Whether anything is known of what copies take.
+    pub(super) fn knows_cost(&self) -> bool {
+        self.all_paths.0 > 0
     }
 
     pub(super) fn learn_copy(
@@ -346,7 +403,8 @@ impl Scheduler {
         let is_worth = match receipt.copy_ms {
             _ if policy == CheckpointPolicy::Always => true,
             Some(ms) => {
-                let cost_ms = ms.saturating_add(receipt.space_ms);
+                let wait_ms = receipt.wait_ms.unwrap_or(ms);
+                let cost_ms = wait_ms.saturating_add(receipt.space_ms);
                 receipt.benefit_us > cost_ms.saturating_mul(1_000)
             }
             None => receipt.benefit_us > 0 && self.may_try(volume, &receipt),
@@ -374,7 +432,7 @@ impl Scheduler {
         let cost_ms = assumed_ms.saturating_add(receipt.space_ms);
         let jobs = self.graph.workflow.jobs.len() as u64;
         let jobs_left = jobs.saturating_sub(self.graph.finals());
-        let work_ms = jobs_left.saturating_mul(self.checkpoints.mean_wall_ms());
+        let work_ms = jobs_left.saturating_mul(self.checkpoints.mean_attempt_ms());
         let most_ms = (work_ms / TRIAL_PART).max(receipt.benefit_us / 1_000);
         self.checkpoints.copies.is_empty() && cost_ms <= most_ms
     }
@@ -382,7 +440,7 @@ impl Scheduler {
     fn weigh(&self, volume: VolumeIndex, source: ServerId, target: Option<ServerId>) -> Receipt {
         let redo_ms = self.redo_ms(volume, self.copied_writers(volume));
         let users = u64::from(self.graph.volume(volume).users_left);
-        let exposure_ms = users.saturating_mul(self.checkpoints.mean_wall_ms());
+        let exposure_ms = users.saturating_mul(self.checkpoints.mean_attempt_ms());
         let risk_ppm = self.checkpoints.risk_ppm(exposure_ms);
         let (size, held_bytes) = (self.size_of(volume), self.held_bytes(volume));
         let older = self.older_copy(volume).and_then(|(_, older)| older.server);
@@ -393,6 +451,10 @@ impl Scheduler {
                 .further_ms(volume, (source, target), held_bytes),
             false => self.checkpoints.copy_ms((source, target), held_bytes),
         });
+        let wait_ms = |copy_ms: u64| match self.is_written_again(volume) {
+            true => copy_ms,
+            false => self.checkpoints.waiting_ms(copy_ms),
+        };
         let space_ms = |target| self.space_ms(target, size.bytes, size.bytes, exposure_ms);
         Receipt {
             at: self.now,
@@ -401,10 +463,17 @@ impl Scheduler {
             risk_ppm,
             benefit_us: benefit_us(redo_ms, risk_ppm),
             copy_ms,
+            wait_ms: copy_ms.map(wait_ms),
             space_ms: target.map_or(0, space_ms),
             is_further,
             decision: Decision::NotWorth,
         }
+    }
+
+    /// Whether a job that is not done writes the volume: it waits until that is copied.
+    fn is_written_again(&self, volume: VolumeIndex) -> bool {
+        let mut writers = self.graph.volume(volume).writers.iter();
+        writers.any(|writer| self.graph.state(*writer) != JobState::Done)
     }
 
     /// Whether an older copy is worth its space on: it spares what was done before it, while no
@@ -422,9 +491,15 @@ impl Scheduler {
             || benefit_us(spared_ms, receipt.risk_ppm) >= space_ms.saturating_mul(1_000)
     }
 
-    /// Wall time of the finished jobs that would run again if the volume were lost, besides those
-    /// of whose output there is a copy.
+    /// Slots' time of the finished jobs that would run again if the volume were lost, besides those
+    /// of whose output there is a copy. With it goes what else is on its node.
     pub(super) fn redo_ms(&self, volume: VolumeIndex, copied: &[JobIndex]) -> u64 {
+        let lost_server = self.volumes.scratch(volume).and_then(|(_, server)| server);
+        let is_left = |input: &VolumeIndex| {
+            let there = self.volumes.scratch(*input);
+            let is_beside = there.is_some_and(|(_, server)| server != lost_server);
+            is_beside || self.good_copy(*input).is_some()
+        };
         let mut sum: u64 = 0;
         let mut seen: BTreeSet<JobIndex> = copied.iter().copied().collect();
         let mut lost = vec![volume];
@@ -433,13 +508,12 @@ impl Scheduler {
                 if self.graph.state(writer) != JobState::Done || !seen.insert(writer) {
                     continue;
                 }
-                sum = sum.saturating_add(self.graph.job(writer).wall_ms);
+                sum = sum.saturating_add(self.graph.job(writer).took_ms);
                 let inputs = self.graph.mounted(writer).into_iter();
-                lost.extend(inputs.map(|(input, _)| input).filter(|input| {
-                    !self.graph.volume(*input).is_cache
-                        && !self.volumes.is_live(*input)
-                        && self.good_copy(*input).is_none()
-                }));
+                let scratch = inputs
+                    .map(|(input, _)| input)
+                    .filter(|input| !self.graph.volume(*input).is_cache);
+                lost.extend(scratch.filter(|input| !is_left(input)));
             }
         }
         sum

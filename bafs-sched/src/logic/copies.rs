@@ -177,6 +177,7 @@ impl Scheduler {
         let (volume, target) = (instance.volume, instance.server);
         let older = self.copies_where(volume, |copy| copy.id != id);
         self.drop_these(volume, &older);
+        let is_first = !self.checkpoints.knows_cost();
         if let (Some(copy), Some(to)) = (self.checkpoints.copies.get(volume, id), target)
             && let Some(from) = copy.source.server
         {
@@ -192,6 +193,9 @@ impl Scheduler {
         }
         self.drop_older_stages(volume);
         self.requeue_users(volume);
+        if is_first {
+            self.weigh_again();
+        }
     }
 
     /// A copy could not be made; the volume itself is none the worse, and so is an older copy.

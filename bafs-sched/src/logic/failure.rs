@@ -46,6 +46,9 @@ const ALL_FAULTS_FACTOR: u32 = 10;
 /// Jobs that lose the same node within so long, in milliseconds, lost it once.
 const SAME_LOSS_MS: u64 = 5_000;
 
+/// A job is blamed for losses of nodes that chance brings together less than once in so many times.
+const TELLING_ODDS: u64 = 1_000;
+
 impl Scheduler {
     /// The attempt failed by the job's own fault: it is tried again as often as declared.
     pub(super) fn own_fault(&mut self, job: JobIndex, reason: String, output_tail: String) {
@@ -276,7 +279,7 @@ impl Scheduler {
         // Each loss without it asks for one more with it.
         let with = killed.len() as u64;
         let without = self.nodes_gone.saturating_sub(with);
-        let is_poison = !is_one_node && with >= u64::from(self.settings.killed_nodes_max) + without;
+        let is_poison = !is_one_node && with >= self.telling_losses() + without;
         if !(has_run && is_poison) {
             return self.environment_fault(job, fault);
         }
@@ -291,6 +294,17 @@ impl Scheduler {
         );
         self.abandon_attempt(job);
         self.fail(job, reason, String::new());
+    }
+
+    /// So many losses of nodes with a job on each are no chance: where nodes come and go, one of
+    /// four is lost with a job that has nothing to do with it every fourth time.
+    fn telling_losses(&self) -> u64 {
+        let least = self.settings.killed_nodes_max;
+        let nodes = self.fleet.alive.max(2);
+        // The first loss chose the job.
+        let is_telling = |losses: &u32| nodes.saturating_pow(losses - 1) >= TELLING_ODDS;
+        let most = least.saturating_mul(2);
+        (least..most).find(is_telling).unwrap_or(most).into()
     }
 
     /// Jobs fail on a node that do not fail elsewhere.

@@ -73,8 +73,8 @@ pub(super) struct JobNode {
     pub(super) state: JobState,
     /// Parents, and others that it follows in the use of a volume, that are not done.
     pub(super) parents_left: u32,
-    /// Wall time of its last success in milliseconds.
-    pub(super) wall_ms: u64,
+    /// How long its last success kept its slots, in milliseconds.
+    pub(super) took_ms: u64,
     /// Failures by its own fault.
     pub(super) own_faults: u32,
     pub(super) environment: EnvironmentFaults,
@@ -197,7 +197,7 @@ impl Graph {
                 false => JobState::Waiting,
             },
             parents_left: count(job.parents.len()),
-            wall_ms: 0,
+            took_ms: 0,
             own_faults: 0,
             environment: EnvironmentFaults::default(),
             last_server: None,

@@ -33,6 +33,7 @@ mod progress;
 mod queues;
 mod recover;
 mod release;
+mod reweigh;
 mod rules;
 mod safety;
 mod scheduler;

@@ -76,7 +76,6 @@ impl Scheduler {
         }
         self.fleet.lost += 1;
         self.fleet.alive -= 1;
-        self.checkpoints.losses += 1;
         let mut gone = Vec::new();
         for (id, volume) in there {
             self.stale.insert(id, server);
@@ -92,6 +91,7 @@ impl Scheduler {
             self.node_went(job, "its node was lost");
         }
         self.lose_volumes(gone);
+        self.note_loss();
         self.drop_claims(server);
         // Whose unfulfilled needs changed is queued anew, awake. Space of others is as before, but
         // for batch volumes of which a part is gone.
@@ -112,8 +112,11 @@ impl Scheduler {
                 self.queues.wake(server);
             }
         }
-        self.checkpoints.losses += u64::from(!gone.is_empty());
+        let is_loss = !gone.is_empty();
         self.lose_volumes(gone);
+        if is_loss {
+            self.note_loss();
+        }
     }
 
     /// Forgets a volume and its reservation; answers whether it was in use.

@@ -54,7 +54,8 @@ pub struct Settings {
     /// aside.
     pub node_faults_max: u32,
     /// A job is held back as failed when so many nodes in a row, not all the same, were lost while
-    /// it ran, and most of all that were lost.
+    /// it ran, and most of all that were lost; on few nodes, where chance does that, up to twice as
+    /// many.
     pub killed_nodes_max: u32,
     /// How long a node is set aside, in milliseconds.
     pub aside_ms: u64,

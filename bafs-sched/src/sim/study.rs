@@ -9,14 +9,20 @@ use super::decide::{Doubt, decide};
 use super::engine::Simulation;
 use super::load::Load;
 use super::policy::{Policy, Scenario};
-use super::record::Stuck;
+use super::record::{Run, Stuck};
 use crate::dice::Dice;
 use crate::planner::{Canonical, Environment, Layout, NodeClass, Plan, Strategy, plan};
+use crate::workflow::Workflow;
 
 const MB: f64 = 1e6;
 const GB: f64 = 1e9;
 /// Jobs of a random workload at most, so that a point takes a moment.
 const RANDOM_JOBS_MAX: u64 = 4_000;
+/// No plan is left when it takes so many times the time of the best plan, or the records of the
+/// longest: it is no choice there.
+const HOPELESS: f64 = 4.0;
+/// Records that it may look at in any case.
+const LOOKED_AT_LEAST: u64 = 20_000_000;
 
 /// The quantity that a study varies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -60,7 +66,8 @@ pub struct Timed {
     pub strategy: Strategy,
     /// As the planner predicts, in seconds; nothing when it believes that it never ends.
     pub predicted_s: Option<f64>,
-    /// As simulated, the mean over all seeds, in seconds; nothing when it never ends.
+    /// As simulated, the mean over all seeds, in seconds; nothing when it never ends, or was left
+    /// as far too slow (no plan).
     pub simulated_s: Option<f64>,
 }
 
@@ -281,30 +288,21 @@ pub fn compare(point: &Point, seeds: u64) -> Result<Compared, Stuck> {
         let allocation = &candidate.allocation;
         allocation.is_possible() && allocation.strategy != Strategy::Remote
     });
+    let mut field = Timing {
+        point,
+        workflow: &workflow,
+        load: &load,
+        seeds,
+        best_s: f64::INFINITY,
+        looked_at_most: 0,
+    };
     let mut timed = Vec::new();
     for candidate in possible {
         let strategy = candidate.allocation.strategy;
-        let mut sum_s = Some(0.0);
-        for seed in 0..seeds {
-            let policy = Policy::from(strategy);
-            let environment = point.environment.clone();
-            let scenario = Scenario::new(environment, policy, load.clone(), seed + 1);
-            let run = Simulation::new(workflow.clone(), scenario).run()?;
-            // Nobody says that all can be done without a plan.
-            let is_calm = point.environment.mtbf_s.is_none() && strategy != Strategy::Need;
-            if let Some(why) = run.failure().filter(|_| is_calm) {
-                return Err(Stuck(format!("{strategy}, seed {seed}: {why}")));
-            }
-            let seconds = run.is_complete().then(|| run.seconds());
-            sum_s = sum_s.zip(seconds).map(|(sum, seconds)| sum + seconds);
-            if sum_s.is_none() {
-                break;
-            }
-        }
         timed.push(Timed {
             strategy,
             predicted_s: candidate.predicted_s,
-            simulated_s: sum_s.map(|sum| sum / seeds.max(1) as f64),
+            simulated_s: field.mean_s(strategy)?,
         });
     }
     Ok(Compared {
@@ -312,6 +310,56 @@ pub fn compare(point: &Point, seeds: u64) -> Result<Compared, Stuck> {
         decided,
         timed,
     })
+}
+
+/// Where strategies are timed one after the other, in the order of the table.
+struct Timing<'t> {
+    point: &'t Point,
+    workflow: &'t Workflow,
+    load: &'t Load,
+    seeds: u64,
+    /// The shortest mean so far, in seconds.
+    best_s: f64,
+    /// Records that a run so far looked at, at most.
+    looked_at_most: u64,
+}
+
+impl Timing<'_> {
+    /// Mean over all seeds, in seconds; nothing when one never ends. Without a plan a run may take
+    /// hours to simulate until it is given up, so it is left when it took several times what others
+    /// did, in simulated time or in records.
+    fn mean_s(&mut self, strategy: Strategy) -> Result<Option<f64>, Stuck> {
+        let environment = &self.point.environment;
+        // Nobody says that all can be done without a plan.
+        let is_planned = strategy != Strategy::Need;
+        let is_bounded = !is_planned && self.best_s.is_finite();
+        let mut sum_s = 0.0;
+        for seed in 0..self.seeds {
+            let policy = Policy::from(strategy);
+            let mut scenario =
+                Scenario::new(environment.clone(), policy, self.load.clone(), seed + 1);
+            let mut limit_s = f64::INFINITY;
+            if is_bounded {
+                limit_s = HOPELESS * self.best_s;
+                let most = HOPELESS as u64 * self.looked_at_most;
+                scenario.looked_at_max = most.max(LOOKED_AT_LEAST);
+            }
+            let simulation = Simulation::new(self.workflow.clone(), scenario);
+            let (run, looked_at) = simulation.run_until(limit_s)?;
+            let failure = run.as_ref().and_then(Run::failure);
+            if let Some(why) = failure.filter(|_| is_planned && environment.mtbf_s.is_none()) {
+                return Err(Stuck(format!("{strategy}, seed {seed}: {why}")));
+            }
+            let Some(run) = run.filter(Run::is_complete) else {
+                return Ok(None);
+            };
+            self.looked_at_most = self.looked_at_most.max(looked_at);
+            sum_s += run.seconds();
+        }
+        let mean_s = sum_s / self.seeds.max(1) as f64;
+        self.best_s = self.best_s.min(mean_s);
+        Ok(Some(mean_s))
+    }
 }
 
 impl Compared {

@@ -187,15 +187,14 @@ fn copies(html: &mut String, report: &Report) -> Result<()> {
         "a loss costs, s",
         "probability, %",
         "benefit, s",
-        "cost, s",
+        "takes, s",
+        "jobs wait, s",
         "space keeps waiting, s",
         "decision",
     ];
     head(html, &titles)?;
     for receipt in receipts.iter().take(ROWS_MAX) {
-        let cost = receipt
-            .copy_ms
-            .map_or_else(|| "not known yet".to_owned(), seconds);
+        let known = |ms: Option<u64>| ms.map_or_else(|| "not known yet".to_owned(), seconds);
         row(
             html,
             &[
@@ -204,7 +203,8 @@ fn copies(html: &mut String, report: &Report) -> Result<()> {
                 &seconds(receipt.redo_ms),
                 &format!("{:.4}", receipt.risk_ppm as f64 / 1e4),
                 &format!("{:.3}", receipt.benefit_us as f64 / 1e6),
-                &cost,
+                &known(receipt.copy_ms),
+                &known(receipt.wait_ms),
                 &seconds(receipt.space_ms),
                 &receipt.decision,
             ],

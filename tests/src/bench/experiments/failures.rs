@@ -133,7 +133,10 @@ fn once(
     if let Some((node, _)) = away {
         field.world.cluster.restart(&node)?;
     }
-    let (took, journal) = (took?, field.journal());
+    let journal = field.journal();
+    let of_seed = seed.map_or_else(|| "calm".to_owned(), |seed| format!("seed{seed}"));
+    super::keep(&journal, &format!("copies-{bytes}-{of_seed}-{policy}"))?;
+    let took = took?;
     let site = Site {
         nodes: NodeClass::new(NODES, 2, node_bytes),
         home_bytes_per_s: HOME_BYTES_PER_S,

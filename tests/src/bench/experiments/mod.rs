@@ -14,7 +14,7 @@ mod reality;
 mod scoping;
 mod twins;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use bafs::picture::{Axis, Chart, Curve, Joined};
@@ -188,6 +188,14 @@ impl Plot {
         report.say(&format!("  picture: {}", picture.display()));
         Ok(())
     }
+}
+
+/// Keeps the journal of a run, for who wants to know why it took as long as it did.
+fn keep(journal: &Path, name: &str) -> Result<()> {
+    let directory = directory()?.join("journals");
+    std::fs::create_dir_all(&directory)?;
+    std::fs::copy(journal, directory.join(name)).context("keep a journal")?;
+    Ok(())
 }
 
 /// Where data and pictures go: beside the programs' directory.
