@@ -204,6 +204,15 @@ impl Scheduler {
         }
     }
 
+    /// Answers to an earlier scheduler never come: what it had given up while it was being created
+    /// is deleted once more.
+    pub(super) fn delete_unanswered(&mut self) {
+        let unanswered: Vec<VolumeId> = self.unanswered.keys().copied().collect();
+        for id in unanswered {
+            self.delete_late(id);
+        }
+    }
+
     pub(super) fn delete_again(&mut self, id: VolumeId) {
         if let Some(&server) = self.stale.get(&id)
             && !self.is_lost(server)
