@@ -1,6 +1,7 @@
 //! `bench datapath`: what a program gets of a volume, beside what the machine could give. Each part
 //! is a file of its own; to add one, a line in [`PARTS`] with the figures that it measures.
 
+mod cached;
 mod copies;
 mod delay;
 mod least;
@@ -83,6 +84,11 @@ const PARTS: &[Part] = &[
         name: "bound",
         figures: &["direct_data", "direct_meta"],
         run: local::run_bound,
+    },
+    Part {
+        name: "cached",
+        figures: &["cache_open_read", "cache_absent"],
+        run: cached::run,
     },
     Part {
         name: "remote",

@@ -1,5 +1,5 @@
 //! Fig 3.6: copies never, always, and by cost and benefit, with and without failing nodes. Scaled:
-//! 12 pipelines of 3 jobs of 3 s on 4 nodes, a failure 9 s after all nodes are there (mean), of 64,
+//! 24 pipelines of 3 jobs of 3 s on 4 nodes, a failure 9 s after all nodes are there (mean), of 64,
 //! 60 s, 180 s: jobs and the time between failures by 1/20. A node is missed no sooner than 4 s
 //! after it failed, which is not scaled, so that failures cost more than they should.
 
@@ -32,7 +32,7 @@ const POLICIES: [(&str, CheckpointPolicy); 3] = [
 ];
 
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
-    let width = options.pick(12, 4);
+    let width = options.pick(24, 4);
     let seeds: u64 = options.pick(10, 1);
     report.section(&format!(
         "failures: {width} pipelines of {DEPTH} jobs of {JOB_MS} ms on {NODES} nodes with 2 \
