@@ -55,7 +55,13 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
             field.put(&format!("batch{stage}/set"), batch)?;
         }
         let text = workflow(width, batch)?;
-        let compared = in_each_order(&mut field, &text, rounds, &site)?;
+        let compared = in_each_order(
+            &mut field,
+            &format!("batch-{percent}"),
+            &text,
+            rounds,
+            &site,
+        )?;
         all_done("batch", &compared)?;
         let all = (batch * u64::from(DEPTH)) as f64;
         let x = percent as f64;

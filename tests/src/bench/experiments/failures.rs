@@ -155,32 +155,32 @@ fn between(dice: &mut Dice) -> f64 {
     -part.ln() * MTBF_S
 }
 
+/// One volume for each pipeline, to which each stage adds: a copy is made after a stage, and the
+/// next one waits for it, as in the thesis. With a volume for each stage nobody waits for copies,
+/// and nothing is better than to copy always.
 fn workflow(width: u32, bytes: u64) -> Result<String> {
     let mut text = Text::default();
     for i in 0..width {
+        let size = u64::from(DEPTH) * bytes * 12 / 10 + 200_000;
+        text.line(&format!("volume p{i} scratch {size}B files 20"));
         for stage in 0..DEPTH {
-            let (name, size) = (format!("j{i}_{stage}"), bytes * 12 / 10 + 200_000);
-            text.line(&format!("volume p{i}_{stage} scratch {size}B files 10"));
+            let name = format!("j{i}_{stage}");
             let mut steps = Vec::new();
             if stage > 0 {
-                steps.push(format!("read:/in/data:{bytes}"));
+                steps.push(format!("read:/p/data{}:{bytes}", stage - 1));
             }
             steps.push(format!("compute:{JOB_MS}"));
-            steps.push(format!("write:/out/data:{bytes}:{bytes}"));
+            steps.push(format!("write:/p/data{stage}:{bytes}:{bytes}"));
             if stage == DEPTH - 1 {
-                steps.push("write:/out/result:1000:1000".to_owned());
+                steps.push("write:/p/result:1000:1000".to_owned());
             }
             text.job(&name, &steps)?;
-            text.line(&format!("mount p{i}_{stage} {name} /out"));
+            text.line(&format!("mount p{i} {name} /p"));
             if stage > 0 {
                 text.line(&format!("parent j{i}_{} child {name}", stage - 1));
-                text.line(&format!("mount p{i}_{} {name} /in ro", stage - 1));
             }
         }
-        text.line(&format!(
-            "extract p{i}_{} result bafs://home/out/{i}",
-            DEPTH - 1
-        ));
+        text.line(&format!("extract p{i} result bafs://home/out/{i}"));
     }
     Ok(text.0)
 }

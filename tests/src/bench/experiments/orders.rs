@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, anyhow, ensure};
 use bafs_sched::logic::Order;
+use bafs_sched::sim::Policy;
 
 use super::field::{Field, Took};
 use super::reality::{Model, Simulated, Site, took_s};
@@ -29,9 +30,10 @@ pub(super) struct Found {
 }
 
 /// Runs a workflow in each order; each is simulated with what jobs did in ours, on links as slow
-/// as one of the orders showed them.
+/// as one of the orders showed them. Journals are kept under `name`.
 pub(super) fn in_each_order(
     field: &mut Field,
+    name: &str,
     text: &str,
     rounds: usize,
     site: &Site,
@@ -44,6 +46,8 @@ pub(super) fn in_each_order(
             let at = (at + round) % ORDERS.len();
             let took = field.run_in(ORDERS[at].0, text)?;
             let journal = field.journal();
+            let kept = format!("{name}-{}-{round}", Policy::Order(ORDERS[at].0));
+            super::keep(&journal, &kept)?;
             match ORDERS[at].0 {
                 Order::Need if model.is_none() => model = Some(Model::of(&journal, site)?),
                 _ if round == 0 => others.push(journal.clone()),

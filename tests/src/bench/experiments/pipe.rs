@@ -48,7 +48,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let (mut failed, mut worst): (u64, f64) = (0, 0.0);
     for &percent in points {
         let text = workflow(width, STORAGE * percent / 100)?;
-        let compared = in_each_order(&mut field, &text, rounds, &site)?;
+        let compared = in_each_order(&mut field, &format!("pipe-{percent}"), &text, rounds, &site)?;
         let x = percent as f64;
         for ((_, name), found) in ORDERS.iter().zip(&compared) {
             errors.note(found.took_s.median(), found.home_bytes, &found.simulated);
