@@ -12,6 +12,7 @@ use bafs_proto::identity::Identity;
 use bafs_proto::message::{JobOutcome, JobSpec, MountSpec, Role};
 use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
+use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
 use nix::libc;
 use nix::sched::{sched_getaffinity, sched_setaffinity};
@@ -29,7 +30,7 @@ use crate::keeper::Kept;
 use crate::limits::SPEC_BYTES_MAX;
 use crate::memory;
 use crate::sandbox::{NotStartedReason, Privilege, Sandbox, enter_private};
-use crate::signals::{Asked, asked_to_end};
+use crate::signals::{Asked, By, Requests};
 use crate::tree;
 use crate::volume::Volume;
 
@@ -42,6 +43,9 @@ const EXIT_NOT_FOUND: u8 = 127;
 
 /// How often a mount is looked at for an unmount by somebody else.
 const MOUNT_LOOK: Duration = Duration::from_millis(200);
+
+/// Signals within this time are one request, in milliseconds.
+const ONE_REQUEST_MS: u64 = 1_000;
 
 /// Pause between two signs of life of an agent: an empty line each, before its report.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
@@ -99,8 +103,9 @@ pub fn agent_main(identity_dir: &Path, choices: Choices) -> ExitCode {
 
 /// `bafs exec`: runs a job on this terminal and ends as the job ended.
 ///
-/// A signal that asks this process to end is passed on to the job, which is killed when it goes on
-/// for ten seconds, or when somebody asks again.
+/// A signal that asks this process to end is passed on to every process of the job; what of it goes
+/// on for ten seconds is killed, and all of it when somebody asks again after a second. Ctrl-C the
+/// job hears itself, and may go on; pressed twice within a second, it kills the job.
 ///
 /// Exit codes: the job's own; 128 and the signal's number; 127 or 126 when the program is missing
 /// or cannot be executed; 75 when the environment failed, with a line of JSON on standard error.
@@ -115,7 +120,8 @@ pub fn exec_main(spec: JobSpec, identity: Identity, choices: Choices) -> ExitCod
                 let wish = wish_by_signals()?;
                 let (wished, io) = (wish.clone(), JobIo::Inherited);
                 let end = serve_job(spec, &identity, privilege, io, wish, choices).await;
-                if let Wish::End(heard) | Wish::Kill(heard) = *wished.borrow() {
+                if let Wish::Heard(heard) | Wish::End(heard) | Wish::Kill(heard) = *wished.borrow()
+                {
                     asked = heard;
                 }
                 Ok(end)
@@ -319,19 +325,38 @@ async fn give_signs_of_life() {
     }
 }
 
-/// What somebody wishes who asks this process to end by signals: that it ends, the second time that
-/// it does so at once.
+/// What somebody wishes who asks this process to end by signals.
+///
+/// That it ends, and when somebody asks again, that it does so at once. A batch system that stops
+/// everything, and a terminal that goes, send several signals together: they are one request, and
+/// SIGHUP never is another. What a key says the job hears itself, and may take for something else;
+/// only who presses it twice in haste wants more.
 fn wish_by_signals() -> Result<watch::Receiver<Wish>> {
-    let asked = asked_to_end();
+    let mut requests = Requests::hear();
     // Heard, it ends no agent: a write past `ulimit -f` of whoever started us fails with EFBIG.
     let _ = signal(SignalKind::from_raw(libc::SIGXFSZ)).map_err(|error| unsupported(&error))?;
     let (wish, wished) = watch::channel(Wish::None);
     tokio::spawn(async move {
-        let first = asked.await;
-        let again = asked_to_end();
-        wish.send_replace(Wish::End(first));
-        again.await;
-        wish.send_replace(Wish::Kill(first));
+        let (mut haste, mut asked) = (Deadline::after_ms(0), None);
+        loop {
+            let (signal, by) = requests.next().await;
+            let is_hasty = !haste.left().is_zero();
+            let next = match (asked, by) {
+                (None, By::Other) => {
+                    asked = Some(signal);
+                    Wish::End(signal)
+                }
+                (None, By::Keyboard) if !is_hasty => Wish::Heard(signal),
+                (None, By::Keyboard) => Wish::Kill(signal),
+                (Some(_), _) if is_hasty || signal == Asked::Hangup => continue,
+                (Some(first), _) => Wish::Kill(first),
+            };
+            haste = Deadline::after_ms(ONE_REQUEST_MS);
+            wish.send_replace(next);
+            if matches!(next, Wish::Kill(_)) {
+                break;
+            }
+        }
         // The receiver must not take the end of this task for a request.
         wish.closed().await;
     });

@@ -43,10 +43,22 @@ pub enum JobIo {
 pub enum Wish {
     /// Nothing.
     None,
+    /// Nothing that it has not heard itself, from the keyboard; but it is not to begin.
+    Heard(Asked),
     /// To end: it is told so by this signal, and killed if it goes on for ten seconds.
     End(Asked),
     /// To be killed, as whoever asked in this way did not want to wait, or cannot tell it more.
     Kill(Asked),
+}
+
+impl Wish {
+    /// The same, of a job that could not hear it.
+    fn at_once(self) -> Self {
+        match self {
+            Self::None => Self::None,
+            Self::Heard(asked) | Self::End(asked) | Self::Kill(asked) => Self::Kill(asked),
+        }
+    }
 }
 
 /// A job's end.
@@ -101,6 +113,12 @@ pub async fn run_job(
     let mounts = match opened {
         Ok(mounts) => mounts,
         Err(loss) => return JobEnd::environment(loss.error, Some(loss.volume)),
+    };
+    // What was asked before the job could hear it.
+    let asked = *wish.borrow();
+    let wish = match asked {
+        Wish::None => wish,
+        asked => watch::channel(asked.at_once()).1,
     };
     let silence = silence_of(agent);
     let (ended, tail) = match start(sandbox, &spec, &mounts, io, silence) {
@@ -328,7 +346,7 @@ async fn accompany(
     let loss = tokio::select! {
         report = &mut finished => return Ok(report),
         Some(loss) = lost.recv() => Some(loss),
-        asked = wished(&mut wish, |wish| wish != Wish::None) => match asked {
+        asked = wished(&mut wish, concerns_us) => match asked {
             Wish::End(asked) => {
                 tell(&control, asked);
                 tokio::select! {
@@ -353,6 +371,11 @@ async fn accompany(
     }
 }
 
+/// Whether anything is to be done for a wish while the job runs.
+fn concerns_us(wish: Wish) -> bool {
+    matches!(wish, Wish::End(_) | Wish::Kill(_))
+}
+
 /// Waits for such a wish. Where nobody is left who could wish anything the job is to be killed.
 async fn wished(wish: &mut watch::Receiver<Wish>, is_such: impl Fn(Wish) -> bool) -> Wish {
     let wished = wish.wait_for(|wish| is_such(*wish)).await;
@@ -361,10 +384,6 @@ async fn wished(wish: &mut watch::Receiver<Wish>, is_such: impl Fn(Wish) -> bool
 
 /// Passes on what somebody asked of this process.
 fn tell(control: &JobControl, asked: Asked) {
-    // Whoever presses Ctrl-C has told the job by that, and some programs take two for haste.
-    if asked == Asked::Interrupt && std::io::stdin().is_terminal() {
-        return;
-    }
     if let Err(error) = control.signal(asked.signal()) {
         tracing::warn!(%error, "the job is not told that it is to end");
     }

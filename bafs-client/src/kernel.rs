@@ -1,11 +1,12 @@
-//! What the kernel offers and no safe library wraps: one system call, and the ring by which it
-//! hands over requests for files. Holds no policy.
+//! What the kernel offers and no safe library wraps: one system call, the ring by which it
+//! hands over requests for files, and who sent a signal. Holds no policy.
 #![allow(unsafe_code)]
 
 use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -31,6 +32,20 @@ pub(crate) fn close_on_exec_from(first: u32) -> io::Result<()> {
     } else {
         Err(io::Error::last_os_error())
     }
+}
+
+/// Who sent a signal that a key of the terminal stands for: the kernel.
+const SI_KERNEL: i32 = 0x80;
+
+/// Notes of each signal of a kind whether the kernel sent it, before anybody else here hears of it
+/// who asks to hear it later than this.
+pub(crate) fn note_origin(signal: i32, by_kernel: &'static AtomicBool) -> io::Result<()> {
+    let note = |info: &libc::siginfo_t| {
+        by_kernel.store(info.si_code == SI_KERNEL, Ordering::SeqCst);
+    };
+    // SAFETY: a signal may interrupt anything, and what is done then only stores a value, which
+    // waits for no lock and takes no memory.
+    unsafe { signal_hook_registry::register_sigaction(signal, note) }.map(drop)
 }
 
 /// Bytes of what surrounds a request (`struct fuse_uring_req_header`).

@@ -1,15 +1,19 @@
 //! Signals by which a person or a batch system asks this process to end.
 
 use std::fs;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::libc;
 use nix::sys::signal::Signal;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal as Heard, SignalKind, signal};
+
+use crate::kernel::note_origin;
 
 /// The signal by which somebody asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
-    /// SIGINT: a person at the terminal.
+    /// SIGINT: mostly a person at the terminal.
     Interrupt,
     /// SIGTERM: whoever manages processes here.
     Terminate,
@@ -33,37 +37,72 @@ impl Asked {
     }
 }
 
+/// Who asked, for those who have a job on the same terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum By {
+    /// A key of the terminal, which the job has heard too.
+    Keyboard,
+    /// Anybody else, who told this process only.
+    Other,
+}
+
+/// Whether the last SIGINT came from a key.
+static BY_KEY: AtomicBool = AtomicBool::new(false);
+
 /// Returns a future that ends when this process is asked to end, at once if it was asked after
 /// this call: what is made from here on can be removed before the process ends.
 ///
 /// It is asked by SIGINT, SIGTERM and, when its terminal goes, SIGHUP; the last counts for nothing
 /// where whoever started it had it ignored, as `nohup` does. Must be called in a runtime.
 pub fn asked_to_end() -> impl Future<Output = Asked> {
-    let hear = |kind| {
-        let heard = signal(kind);
-        async move {
-            match heard {
-                Ok(mut signal) => drop(signal.recv().await),
-                // Without a handler the signal ends the process by itself.
-                Err(_) => std::future::pending().await,
+    let mut requests = Requests::hear();
+    async move { requests.next().await.0 }
+}
+
+/// All that asks this process to end, one after the other.
+pub(crate) struct Requests {
+    /// `None` where the signal ends the process by itself, or nobody hears it.
+    interrupt: Option<Heard>,
+    terminate: Option<Heard>,
+    hangup: Option<Heard>,
+}
+
+impl Requests {
+    /// Hears what comes from here on, as [`asked_to_end`] does.
+    pub(crate) fn hear() -> Self {
+        static NOTING: Once = Once::new();
+        // Before it is heard: who hears it finds the note. Without it nobody used a key.
+        NOTING.call_once(|| {
+            if let Err(error) = note_origin(libc::SIGINT, &BY_KEY) {
+                tracing::debug!(%error, "who sends SIGINT is not known");
             }
+        });
+        let hear = |kind| signal(kind).ok();
+        let hears_hangup = !is_ignored(libc::SIGHUP);
+        Self {
+            interrupt: hear(SignalKind::interrupt()),
+            terminate: hear(SignalKind::terminate()),
+            hangup: hears_hangup.then(|| hear(SignalKind::hangup())).flatten(),
         }
-    };
-    let interrupt = hear(SignalKind::interrupt());
-    let terminate = hear(SignalKind::terminate());
-    let hangup = (!is_ignored(libc::SIGHUP)).then(|| hear(SignalKind::hangup()));
-    async move {
-        let hangup = async {
-            match hangup {
-                Some(hangup) => hangup.await,
-                None => std::future::pending().await,
-            }
-        };
+    }
+
+    /// The next.
+    pub(crate) async fn next(&mut self) -> (Asked, By) {
         tokio::select! {
-            () = interrupt => Asked::Interrupt,
-            () = terminate => Asked::Terminate,
-            () = hangup => Asked::Hangup,
+            () = next(&mut self.interrupt) => {
+                let by_key = BY_KEY.load(Ordering::SeqCst);
+                (Asked::Interrupt, if by_key { By::Keyboard } else { By::Other })
+            }
+            () = next(&mut self.terminate) => (Asked::Terminate, By::Other),
+            () = next(&mut self.hangup) => (Asked::Hangup, By::Other),
         }
+    }
+}
+
+async fn next(heard: &mut Option<Heard>) {
+    match heard {
+        Some(heard) => drop(heard.recv().await),
+        None => std::future::pending().await,
     }
 }
 

@@ -215,6 +215,33 @@ async fn an_extraction_waits_for_a_home_that_is_away() {
     assert_eq!(receipt.digest, Digest::of(b"hello"));
 }
 
+/// Pieces travel together; those behind the refused one must not hide why it was refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_home_is_told_as_such_with_what_it_holds() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let root = tempfile::tempdir().expect("root");
+    let verifier = world.config(store.path()).identity.verifier;
+    let home = home::Home::open(root.path(), verifier, None).expect("home");
+    world.network.listen(HOME, home);
+    let _node = world.node(A, world.config(store.path())).await;
+    world.create(A, spec(1, None)).await.expect("create");
+    let path = tree(store.path(), 1).join("big");
+    std::fs::write(path, noise(6 << 20, 7)).expect("write");
+    for number in 1..=8 {
+        let place = root.path().join(home::OWN_DIRECTORY);
+        let place = place.join(ExtractId(number).to_string());
+        std::fs::create_dir(&place).expect("mkdir");
+        std::os::unix::fs::symlink("/dev/full", place.join("data")).expect("link");
+        let call = extract(number, 1, "big", &format!("out{number}"), &world);
+        let error = world.call(A, call).await.expect_err("it is full");
+        assert_eq!(error.code, ErrorCode::NoSpaceBytes, "{error}");
+        let export = root.path().to_string_lossy();
+        for part in ["no space at home", "free at", &*export] {
+            assert!(error.detail.contains(part), "{error}");
+        }
+    }
+}
+
 /// Who hears `NotFound` believes that the job did not write the file.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_home_does_not_find_is_not_a_file_that_is_missing_in_the_volume() {

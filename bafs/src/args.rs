@@ -571,6 +571,9 @@ pub(crate) struct DoctorArgs {
     /// Look at the directory of a node as well.
     #[arg(long, value_name = "DIR")]
     pub(crate) store: Option<PathBuf>,
+    /// Look at the directory that a home exports as well: at what unfinished uploads hold there.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) export: Option<PathBuf>,
     /// Look at the files of an identity as well.
     #[arg(long, env = "BAFS_IDENTITY", value_name = "DIR")]
     pub(crate) identity: Option<PathBuf>,

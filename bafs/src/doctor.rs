@@ -1,6 +1,7 @@
 //! `bafs doctor`: what this machine, and if it is named a cluster, has, lacks, and has left over.
 //! What is looked at, and how it is mended without hanging, is in `bafs-client`.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -9,6 +10,7 @@ use bafs_client::sandbox::{Check, Standing, check};
 use bafs_proto::message::{Advert, DeleteVolume, ReadCounters};
 use bafs_proto::volume::{VolumeState, VolumeStatus};
 use bafs_server::clock;
+use bafs_server::home::{Unfinished, unfinished};
 
 use crate::args::DoctorArgs;
 use crate::client::Client;
@@ -21,6 +23,7 @@ const BROKEN: u8 = 3;
 /// Time for one server to answer, in milliseconds.
 const ANSWER_MS: u64 = 3_000;
 
+const MINUTE_MS: u64 = 60_000;
 const HOUR_MS: u64 = 3_600_000;
 
 /// Runs the command.
@@ -34,6 +37,9 @@ pub(crate) fn run(args: &DoctorArgs, output: Output) -> Result<ExitCode> {
     checks.extend(check_mounts(treatment));
     if let Some(store) = &args.store {
         checks.extend(check_store(store, treatment));
+    }
+    if let Some(export) = &args.export {
+        checks.extend(check_export(export, treatment));
     }
     if let Some(identity) = &args.identity {
         checks.extend(check_identity(identity, treatment));
@@ -156,6 +162,42 @@ async fn check_volume(
     );
     let remedy = format!("to have its space now: bafs volume delete {id}");
     Some(told(subject, Standing::Lacking, found, remedy))
+}
+
+/// What unfinished uploads hold in the directory that a home exports.
+fn check_export(export: &Path, treatment: Treatment) -> Vec<Check> {
+    let subject = format!("export {}", export.display());
+    let uploads = match unfinished(export) {
+        Ok(uploads) => uploads,
+        Err(error) => {
+            let remedy = "name the directory that `bafs home --export` names";
+            return vec![told(subject, Standing::Broken, error.to_string(), remedy)];
+        }
+    };
+    let bytes: u64 = uploads.iter().map(|upload| upload.bytes).sum();
+    let found = format!("{} unfinished uploads hold {bytes} bytes", uploads.len());
+    let checks = uploads.iter().map(|upload| check_upload(upload, treatment));
+    let whole = told(subject, Standing::Fine, found, "");
+    std::iter::once(whole).chain(checks).collect()
+}
+
+fn check_upload(upload: &Unfinished, treatment: Treatment) -> Check {
+    let subject = format!("upload to '{}'", upload.target);
+    let found = format!(
+        "{} bytes of it are in {}; the last came {} min ago",
+        upload.bytes,
+        upload.directory.display(),
+        upload.idle_ms / MINUTE_MS
+    );
+    if !upload.is_stale() {
+        return told(subject, Standing::Fine, found, "");
+    }
+    if treatment == Treatment::Repair && upload.remove().is_ok() {
+        return told(subject, Standing::Repaired, format!("{found}; removed"), "");
+    }
+    let remedy = "if nobody sends it any more: bafs doctor --export DIR --repair; it is removed \
+                  after 7 days, and earlier when the disk is full";
+    told(subject, Standing::Lacking, found, remedy)
 }
 
 fn told(

@@ -1,25 +1,23 @@
 //! `bafs volume …` and `bafs servers`: the volume API by hand.
 
+mod extract;
 mod warm;
 
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use bafs_proto::cache::ShowCache;
-use bafs_proto::ids::{ExtractId, VolumeId};
+use bafs_proto::ids::VolumeId;
 use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
-use bafs_proto::message::{
-    Advert, CreateVolume, DeleteVolume, ExtractFile, InvalidateVolume, PutReceipt,
-};
-use bafs_proto::token::{Resource, Right, Token};
+use bafs_proto::message::{Advert, CreateVolume, DeleteVolume, InvalidateVolume};
+use bafs_proto::token::Token;
 use bafs_proto::volume::{
     LimitKind, Replacement, Source, VolumeKind, VolumeSpec, VolumeState, VolumeStatus,
 };
 use serde_json::json;
 
 use crate::args::{
-    ClientArgs, LimitArg, VolumeArgs, VolumeCommand, VolumeCreateArgs, VolumeExtractArgs,
-    VolumeReplicateArgs,
+    ClientArgs, LimitArg, VolumeArgs, VolumeCommand, VolumeCreateArgs, VolumeReplicateArgs,
 };
 use crate::client::Client;
 use crate::output::Output;
@@ -41,7 +39,7 @@ pub(crate) async fn run(command: VolumeCommand, output: Output) -> Result<()> {
         VolumeCommand::Show(args) => show(args, output).await,
         VolumeCommand::Delete(args) => delete(args, output).await,
         VolumeCommand::Replicate(args) => replicate(args, output).await,
-        VolumeCommand::Extract(args) => extract(args, output).await,
+        VolumeCommand::Extract(args) => extract::extract(args, output).await,
         VolumeCommand::Invalidate(args) => invalidate(args, output).await,
         VolumeCommand::Warm(args) => warm::warm(args, output).await,
     }
@@ -279,39 +277,6 @@ async fn replicate(args: VolumeReplicateArgs, output: Output) -> Result<()> {
     };
     let copy = create_at(&client, &target, spec).await?;
     say_status(&target, &copy, output)
-}
-
-async fn extract(args: VolumeExtractArgs, output: Output) -> Result<()> {
-    let client = Client::new(&args.client)?;
-    let (node, status) = client.volume(&args.volume).await?;
-    let Source::Home {
-        address: home,
-        path: target,
-    } = client.home_source(&args.target).await?
-    else {
-        bail!("'{}' is no place at a home", args.target);
-    };
-    let place = Resource::Home(target.clone());
-    let call = ExtractFile {
-        volume: status.spec.id,
-        path: args.path,
-        extract: ExtractId::random(),
-        home,
-        target,
-        home_token: client.give(place, &[Right::Read, Right::Write])?,
-    };
-    let receipt: PutReceipt = client.call_within(&node.address, call, TRANSFER_MS).await?;
-    output.say(
-        &format!(
-            "{} bytes are at {} ({})",
-            receipt.size, receipt.path, receipt.digest
-        ),
-        &json!({
-            "path": receipt.path,
-            "size": receipt.size,
-            "blake3": receipt.digest.to_string(),
-        }),
-    )
 }
 
 async fn invalidate(args: VolumeArgs, output: Output) -> Result<()> {

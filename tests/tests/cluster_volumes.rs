@@ -53,6 +53,49 @@ fn cluster_volumes_live_and_die() -> Result<()> {
     Ok(())
 }
 
+/// A volume `v` with a file `big`, whose home is killed while the catalog still lists it.
+fn with_dead_home() -> Result<World> {
+    let mut world = world(&["20MB"])?;
+    world.put("in/big", &[7; 3 << 20])?;
+    let create = ["volume", "create", "v", "--node", "n1", "--size", "10MB"];
+    world.json(&[&create[..], &["--from", "bafs://home/in"]].concat())?;
+    world.cluster.kill("home")?;
+    Ok(world)
+}
+
+#[test]
+fn cluster_extract_finds_its_home_at_another_port() -> Result<()> {
+    let world = with_dead_home()?;
+    let extract = ["volume", "extract", "v", "big", "bafs://home/out"];
+    let extract = world.bafs(&extract).stderr(Stdio::piped()).spawn()?;
+    let export = world.home.path().to_string_lossy().into_owned();
+    let home = ["home", "--export", &export, "--until-stdin-closes"];
+    let mut home = world.bafs(&home).stdin(Stdio::piped()).spawn()?;
+    let output = extract.wait_with_output()?;
+    drop(home.stdin.take());
+    home.wait()?;
+    ensure!(output.status.success(), said(&output));
+    ensure!(
+        said(&output).contains("looking for the home"),
+        said(&output)
+    );
+    ensure!(world.get("out")? == [7; 3 << 20], "another file is at home");
+    Ok(())
+}
+
+#[test]
+fn cluster_extract_ends_when_its_home_stays_away() -> Result<()> {
+    let world = with_dead_home()?;
+    let extract = ["volume", "extract", "v", "big", "bafs://home/out"];
+    let output = world.bafs(&extract).output()?;
+    ensure!(!output.status.success(), said(&output));
+    ensure!(
+        said(&output).contains("start the home again"),
+        said(&output)
+    );
+    Ok(())
+}
+
 #[test]
 fn cluster_volume_whose_home_does_not_answer_says_what_it_waits_for() -> Result<()> {
     let world = world(&["10MB"])?;

@@ -1,7 +1,7 @@
 //! Signals at many moments of a run on a throw-away cluster, and stuck or killed parts of a
 //! lasting one: nothing hangs, and nothing is left behind.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -121,6 +121,83 @@ fn cluster_exec_passes_a_signal_on_and_keeps_what_the_job_then_writes() -> Resul
     let script = "cat /vol/saved";
     let read = job(&world, &[], script).output()?;
     ensure!(read.stdout == b"saved\n", said(&read));
+    check_programs_below_a_shell(&world)?;
+    check_keys(&world)
+}
+
+/// A shell that a signal ends at once leaves a program that needs a moment to save something. It
+/// has that also where the terminal goes, which is told twice within milliseconds.
+fn check_programs_below_a_shell(world: &World) -> Result<()> {
+    let script = "cat > /vol/program <<'end'
+trap 'sleep 0.5; echo below >> /vol/below; exit 4' TERM HUP
+echo ready
+while :; do sleep 0.05; done
+end
+sh /vol/program
+echo after >> /vol/below";
+    for (signal, times, code) in [(Signal::SIGTERM, 1, 143), (Signal::SIGHUP, 2, 129)] {
+        let mut child = job(world, &[], script).spawn()?;
+        let mut line = String::new();
+        let output = child.stdout.as_mut().context("it is piped")?;
+        BufReader::new(output).read_line(&mut line)?;
+        ensure!(line == "ready\n", "{line}");
+        for _ in 0..times {
+            send(child.id(), signal)?;
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let status = child.wait()?;
+        ensure!(status.code() == Some(code), "{signal}: {status}");
+    }
+    let read = job(world, &[], "cat /vol/below").output()?;
+    ensure!(read.stdout == b"below\nbelow\n", said(&read));
+    Ok(())
+}
+
+/// What a key says the job hears itself, once, and it goes on as long as it wants; what anybody else
+/// sends is passed on, also where the job has the terminal.
+fn check_keys(world: &World) -> Result<()> {
+    let script = "n=0; trap 'n=$((n+1)); echo heard $n; [ $n -lt 2 ] || exit 3' INT; \
+        echo ready; while :; do sleep 0.05; done";
+    let job = format!(
+        "{} exec --mount v:/vol -- sh -c \"$SCRIPT\"",
+        program().display()
+    );
+    let mut terminal = Command::new("script");
+    terminal.args(["-qefc", &job, "/dev/null"]);
+    terminal.env("SCRIPT", script).env("SHELL", "/bin/sh");
+    terminal.env("BAFS_IDENTITY", world.cluster.identity());
+    terminal.env("BAFS_CATALOG", world.cluster.catalog());
+    let mut terminal = terminal
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut keys = terminal.stdin.take().context("it is piped")?;
+    let mut lines = BufReader::new(terminal.stdout.take().context("it is piped")?).lines();
+    let mut next = |word: &str| -> Result<()> {
+        for line in &mut lines {
+            if line?.contains(word) {
+                return Ok(());
+            }
+        }
+        anyhow::bail!("it never said '{word}'");
+    };
+    next("ready")?;
+    keys.write_all(b"\x03")?;
+    keys.flush()?;
+    next("heard 1")?;
+    // Longer than a job has that was asked to end.
+    std::thread::sleep(Duration::from_secs(11));
+    let exec = format!("{} exec --mount v:/vol -- sh -c n=0", program().display());
+    let found = processes_with(&exec);
+    let found = found.iter().find_map(|line| {
+        let (pid, command) = line.split_once(' ')?;
+        command.starts_with(&exec).then_some(pid)
+    });
+    let pid = found.context("the job still runs")?;
+    send(pid.parse()?, Signal::SIGINT)?;
+    next("heard 2")?;
+    let status = terminal.wait()?;
+    ensure!(status.code() == Some(3), "{status}");
     Ok(())
 }
 

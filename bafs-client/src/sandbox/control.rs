@@ -49,7 +49,7 @@ pub(super) enum Stream {
 /// Agent to job, once it runs.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// Pass this signal to the job's process group.
+    /// Pass this signal to every process of the job.
     Signal(i32),
     /// Kill every process of the job.
     Kill,

@@ -239,8 +239,8 @@ pub struct JobControl(Arc<Shared>);
 pub struct StillAlive;
 
 impl JobControl {
-    /// Passes a signal to the job's process group, or to its main process when it shares the
-    /// agent's terminal. A job that does not run yet gets it as soon as it does.
+    /// Passes a signal to every process of the job, which from then on ends with the last of them,
+    /// not with its main process. A job that does not run yet gets it as soon as it does.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         let mut progress = self.0.lock();
         match progress.phase {

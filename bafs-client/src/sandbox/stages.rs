@@ -10,6 +10,8 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio, exit};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use std::{env, thread};
 
@@ -17,7 +19,7 @@ use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::resource::{UsageWho, getrusage};
-use nix::sys::signal::{SigSet, Signal, kill, killpg};
+use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::{Pid, getppid, setsid};
 use rustix::process::{Resource, Rlimit, WaitOptions, getrlimit, setrlimit, wait};
 
@@ -128,13 +130,19 @@ fn inner() -> io::Result<()> {
         Ok(started) => started,
         Err(refusal) => return control::send(&socket, &Report::NotStarted(refusal)),
     };
-    let session = order.plan.session;
     drop(order);
+    let signaled = Arc::new(AtomicBool::new(false));
+    let passed = Arc::clone(&signaled);
     thread::Builder::new()
         .name("lifeline".to_owned())
-        .spawn(move || obey(&mut requests, job, session))?;
+        .spawn(move || obey(&mut requests, &passed))?;
     control::send(&socket, &Report::Started(notes))?;
     control::send(&socket, &Report::Ended(reap_until(job)?))?;
+    // A shell that a signal ends leaves programs that heard it as well, and may save something. The
+    // agent has them killed when they take too long.
+    if signaled.load(Ordering::SeqCst) {
+        while wait(WaitOptions::empty()).is_ok() {}
+    }
     kill_everything();
     while wait(WaitOptions::empty()).is_ok() {}
     control::send(&socket, &Report::Used(usage()?))
@@ -286,17 +294,14 @@ fn unusable(path: &OsStr, error: &io::Error) -> NotStarted {
 
 /// Does what the agent asks until the agent is gone; then this process ends, and with it, by
 /// the kernel's hand, every process of the job.
-fn obey(requests: &mut BufReader<UnixStream>, job: Pid, session: Session) -> ! {
+fn obey(requests: &mut BufReader<UnixStream>, signaled: &AtomicBool) -> ! {
     while let Ok(Some(request)) = control::receive(requests, REPORT_BYTES_MAX) {
         match request {
             Request::Kill => kill_everything(),
             Request::Signal(number) => {
                 if let Ok(signal) = Signal::try_from(number) {
-                    // A job that ended meanwhile needs no signal.
-                    let _ = match session {
-                        Session::Own => killpg(job, signal),
-                        Session::Terminal => kill(job, signal),
-                    };
+                    signaled.store(true, Ordering::SeqCst);
+                    signal_everything(signal);
                 }
             }
         }
@@ -310,10 +315,15 @@ fn is_init() -> bool {
 
 /// Kills every process of this name space but this one.
 fn kill_everything() {
-    // Anywhere else the same call would end every process of the machine.
-    assert!(is_init(), "only the job's init may kill everything");
-    // It fails when there is none, which is what we want.
-    let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
+    signal_everything(Signal::SIGKILL);
+}
+
+/// Sends a signal to every process of this name space but this one.
+fn signal_everything(signal: Signal) {
+    // Anywhere else the same call would reach every process of the machine.
+    assert!(is_init(), "only the job's init may signal everything");
+    // It fails when there is none, and then nobody needs it.
+    let _ = kill(Pid::from_raw(-1), signal);
 }
 
 /// Collects dead processes, also those that the job abandoned, until the job is among them.

@@ -69,7 +69,8 @@ impl Arrival {
 #[derive(Debug, Default)]
 struct Slot {
     arrival: Mutex<Option<Arrival>>,
-    received_bytes: watch::Sender<u64>,
+    /// `None` when nothing comes in: what waits for its turn then waits for nothing.
+    received_bytes: watch::Sender<Option<u64>>,
 }
 
 /// All uploads that are coming in or acted on.
@@ -87,8 +88,7 @@ impl Arrivals {
         let mut arrival = slot.arrival.lock().unwrap_or_else(PoisonError::into_inner);
         let result = act(&mut arrival);
         let received_bytes = arrival.as_ref().map(Arrival::received_bytes);
-        slot.received_bytes
-            .send_replace(received_bytes.unwrap_or_default());
+        slot.received_bytes.send_replace(received_bytes);
         drop(arrival);
         let mut slots = self.slots();
         // The table's and this one: nobody else waits.
@@ -111,8 +111,8 @@ impl Arrivals {
         else {
             return;
         };
-        let is_turn = |received: &u64| {
-            let ahead = offset.saturating_sub(*received);
+        let is_turn = |received: &Option<u64>| {
+            let ahead = received.map_or(0, |received| offset.saturating_sub(received));
             ahead == 0 || ahead > u64::from(PUT_AHEAD_BYTES_MAX)
         };
         let waiting = received.wait_for(is_turn);

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use bafs_proto::path::check_relative;
 use bafs_proto::{Error, ErrorCode, Result};
@@ -20,6 +21,7 @@ pub(crate) struct Export {
     root: OwnedFd,
     root_path: PathBuf,
     identity: (u64, u64),
+    name: OnceLock<String>,
 }
 
 /// Something below the export, held but not opened.
@@ -48,7 +50,18 @@ impl Export {
             identity: (stat.st_dev, stat.st_ino),
             root: fd,
             root_path,
+            name: OnceLock::new(),
         })
+    }
+
+    /// Names the home that exports it, once.
+    pub(crate) fn set_name(&self, name: &str) {
+        self.name.get_or_init(|| name.to_owned());
+    }
+
+    /// The name of the home that exports it, if it has one.
+    pub(crate) fn name(&self) -> &str {
+        self.name.get().map_or("", String::as_str)
     }
 
     pub(crate) fn root_path(&self) -> &Path {

@@ -11,12 +11,14 @@ mod puts;
 mod reading;
 mod receipts;
 mod throttle;
+mod unfinished;
 
 pub(crate) use export::Export;
 pub use export::OWN as OWN_DIRECTORY;
 pub(crate) use listing::list;
 pub(crate) use puts::Puts;
 pub(crate) use reading::read;
+pub use unfinished::{Unfinished, unfinished};
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -92,6 +94,7 @@ pub async fn start(config: HomeConfig) -> Result<Running> {
     } = config;
     check_names(&name, &group)?;
     let home = Home::open(&root, identity.verifier.clone(), limit_bytes_per_s)?;
+    home.export.set_name(&name);
     let listener = Listener::bind(&listen, &identity)?;
     let counters = home.counters.clone();
     let figures: ReadFigures = Arc::new(move || Figures {
@@ -234,8 +237,9 @@ impl Home {
         match request {
             Request::BeginPut(call) => {
                 let put = move |home: &Self| {
-                    home.puts
-                        .begin(&call, |path| home.allow(&token, path, Right::Write))
+                    let allow = |path: &str| home.allow(&token, path, Right::Write);
+                    let begun = home.puts.begin(&call, allow);
+                    begun.map_err(|error| home.puts.with_room(error))
                 };
                 Ok(Reply::BeginPut(self.blocking(put).await?))
             }
@@ -244,7 +248,8 @@ impl Home {
                 self.puts.turn(call.extract, call.offset, wait.0).await;
                 let put = move |home: &Self| {
                     let allow = |path: &str| home.allow(&token, path, Right::Write);
-                    let progress = home.puts.write(call.extract, call.offset, &body, allow)?;
+                    let written = home.puts.write(call.extract, call.offset, &body, allow);
+                    let progress = written.map_err(|error| home.puts.with_room(error))?;
                     home.counters.add("home_written_bytes", body.len() as u64);
                     Ok(progress)
                 };
@@ -259,8 +264,9 @@ impl Home {
             }
             Request::CommitPut(call) => {
                 let put = move |home: &Self| {
-                    home.puts
-                        .commit(&call, |path| home.allow(&token, path, Right::Write))
+                    let allow = |path: &str| home.allow(&token, path, Right::Write);
+                    let done = home.puts.commit(&call, allow);
+                    done.map_err(|error| home.puts.with_room(error))
                 };
                 Ok(Reply::CommitPut(self.blocking(put).await?))
             }
@@ -283,6 +289,7 @@ impl Home {
         deadline: Deadline,
     ) -> Result<Vec<Result<PutReceipt>>> {
         let results = self.puts.put(files, deadline).await?;
+        let results = self.puts.each_with_room(results);
         let put = results.iter().flatten().map(|receipt| receipt.size);
         self.counters.add("home_written_bytes", put.sum());
         Ok(results)

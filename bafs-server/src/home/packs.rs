@@ -23,7 +23,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::export::{Found, kind, refuse};
 use super::puts::{Puts, check_target, damaged, fault, other_path, parted, same_content};
-use super::receipts::{Decision, Known, Receipts, Record};
+use super::receipts::{Decision, Known, Placed, Receipts, Record};
 use crate::clock;
 
 /// Calls whose files are put in place at once; others wait for their turn.
@@ -222,15 +222,38 @@ impl Puts {
         path: &str,
         allow: &dyn Fn(&str) -> Result<()>,
     ) -> Result<PutReceipt> {
-        let Known { record, is_placed } = known;
+        let Known { record, placed } = known;
         let receipt = &record.receipt;
         if receipt.path != path {
             return Err(other_path(receipt.extract, &receipt.path, path));
         }
-        if !is_placed {
-            self.name_one(receipts, &record, allow)?;
+        match placed {
+            Placed::No => self.name_one(receipts, &record, allow)?,
+            Placed::Seems => self.check_is_there(receipts, receipt)?,
+            Placed::Yes => {}
         }
         Ok(record.receipt)
+    }
+
+    /// Checks that a file is where it seems to have been put before this start: its bytes may have
+    /// gone before they had their name. Who took the file away since gets it once more.
+    fn check_is_there(&self, receipts: &Receipts, receipt: &PutReceipt) -> Result<()> {
+        let (above, name) = parted(&receipt.path);
+        let there = self.export.find(above).and_then(|parent| {
+            let there = statat(&parent.fd, name, AtFlags::SYMLINK_NOFOLLOW);
+            there.map_err(|error| refuse(&receipt.path, error))
+        });
+        match there {
+            Err(error) if error.code == ErrorCode::NotFound => {
+                receipts.take_back(receipt.extract)?;
+                Err(gone(&receipt.path))
+            }
+            Err(error) => Err(error),
+            Ok(_) => {
+                receipts.set_placed(receipt.extract);
+                Ok(())
+            }
+        }
     }
 
     /// Writes a file under a temporary name, if it is wanted and may have its own.
@@ -621,6 +644,21 @@ mod tests {
         let again = put_one(&puts, small(3, "out/g", b"named")).await;
         assert_eq!(again, Ok(named.receipt));
         assert_eq!(read(root.path(), "out/g").expect("read"), b"used since");
+    }
+
+    #[tokio::test]
+    async fn what_lost_its_bytes_before_a_start_is_not_taken_for_what_has_its_name() {
+        let root = tempfile::tempdir().expect("directory");
+        let puts = open(root.path());
+        let lost = decided(&puts, small(1, "out/f", b"one"));
+        fs::remove_file(receipts(&puts).temporary(&lost.temporary)).expect("remove");
+        drop(puts);
+        let puts = open(root.path());
+        let told = put_one(&puts, small(1, "out/f", b"one")).await;
+        assert!(told.expect_err("gone").is_transient());
+        let told = put_one(&puts, small(1, "out/f", b"one")).await;
+        assert_eq!(told, Ok(lost.receipt));
+        assert_eq!(read(root.path(), "out/f").expect("read"), b"one");
     }
 
     #[tokio::test]

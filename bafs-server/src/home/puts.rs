@@ -7,7 +7,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -25,6 +25,7 @@ use super::arrivals::{Arrival, Arrivals};
 use super::export::{Export, Found, OWN, refuse};
 use super::packs::Limits;
 use super::receipts::{RECEIPT_MS_MAX, RECEIPT_MS_MIN, RECEIPTS_MAX, Receipts};
+use super::unfinished::Refused;
 use crate::fault::of_disk;
 use crate::lives::replace;
 
@@ -39,7 +40,7 @@ const STATE: &str = "state";
 
 /// Where an upload stands.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-enum Phase {
+pub(super) enum Phase {
     /// Bytes come in.
     Receiving,
     /// All is checked and durable; the file may or may not have its name yet.
@@ -50,10 +51,10 @@ enum Phase {
 
 /// The record of an upload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Upload {
-    path: String,
+pub(super) struct Upload {
+    pub(super) path: String,
     mode: u32,
-    phase: Phase,
+    pub(super) phase: Phase,
 }
 
 /// All uploads of an export.
@@ -61,7 +62,8 @@ struct Upload {
 pub(crate) struct Puts {
     pub(super) export: Arc<Export>,
     pub(super) directory: PathBuf,
-    arrivals: Arrivals,
+    pub(super) arrivals: Arrivals,
+    pub(super) refused: Refused,
     /// Those of small files, unless another process has them.
     pub(super) receipts: Mutex<Option<Arc<Receipts>>>,
     pub(super) limits: Limits,
@@ -84,6 +86,7 @@ impl Puts {
             export,
             directory,
             arrivals: Arrivals::default(),
+            refused: Refused::default(),
             receipts: Mutex::default(),
             limits: Limits::default(),
         };
@@ -108,6 +111,8 @@ impl Puts {
     ) -> Result<PutProgress> {
         check_target(&call.path)?;
         allow(&call.path)?;
+        self.supersede(call.extract, &call.path);
+        self.refused.forget(call.extract);
         self.arrivals.locked(call.extract, |arrival| {
             if let Some(upload) = self.load_same(call.extract, &call.path)? {
                 return self.resume(call.extract, upload, arrival, &allow);
@@ -134,10 +139,12 @@ impl Puts {
         self.arrivals.turn(extract, offset, deadline).await;
     }
 
-    /// Takes bytes at `offset`, which must follow on what was received or repeat a part of it.
+    /// Takes bytes at `offset`, which must follow on what was received or repeat a part of it. On a
+    /// full disk, what nobody continues makes room for them.
     ///
     /// # Errors
-    /// `NotFound` before the upload was begun, `Conflict` when the bytes would leave a gap.
+    /// `NotFound` before the upload was begun, `Conflict` when the bytes would leave a gap, unless
+    /// they do as the disk refused those before them.
     pub(crate) fn write(
         &self,
         extract: ExtractId,
@@ -145,11 +152,26 @@ impl Puts {
         data: &[u8],
         allow: impl Fn(&str) -> Result<()>,
     ) -> Result<PutProgress> {
+        match self.write_once(extract, offset, data, &allow) {
+            Err(error) if error.code == ErrorCode::NoSpaceBytes && self.make_room(extract) => {
+                self.write_once(extract, offset, data, &allow)
+            }
+            written => written,
+        }
+    }
+
+    fn write_once(
+        &self,
+        extract: ExtractId,
+        offset: u64,
+        data: &[u8],
+        allow: &dyn Fn(&str) -> Result<()>,
+    ) -> Result<PutProgress> {
         self.arrivals.locked(extract, |slot| {
             if slot.is_none() {
                 let upload = self.load_known(extract)?;
                 allow(&upload.path)?;
-                let progress = self.resume(extract, upload, slot, &allow)?;
+                let progress = self.resume(extract, upload, slot, allow)?;
                 if progress.receipt.is_some() {
                     return Ok(progress);
                 }
@@ -158,6 +180,9 @@ impl Puts {
             allow(&arrival.path)?;
             let received_bytes = arrival.received_bytes();
             if offset > received_bytes {
+                if let Some(refused) = self.refused.why(extract) {
+                    return Err(refused);
+                }
                 let text = format!(
                     "bytes from {offset} would leave a gap; {received_bytes} were received so far"
                 );
@@ -166,8 +191,11 @@ impl Puts {
             if let Err(error) = arrival.add(offset, data) {
                 // Nobody knows how much of it was written.
                 *slot = None;
-                return Err(fault(&self.place(extract).join(DATA), error));
+                let error = fault(&self.place(extract).join(DATA), error);
+                self.refused.note(extract, &error);
+                return Err(error);
             }
+            self.refused.forget(extract);
             Ok(PutProgress {
                 received_bytes: arrival.received_bytes(),
                 receipt: None,
@@ -469,16 +497,8 @@ impl Puts {
         }
     }
 
-    fn load(&self, extract: ExtractId) -> Result<Option<Upload>> {
-        let path = self.place(extract).join(STATE);
-        let text = match fs::read(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(fault(&path, error)),
-        };
-        serde_json::from_slice(&text)
-            .map(Some)
-            .map_err(|error| fault(&path, error))
+    pub(super) fn load(&self, extract: ExtractId) -> Result<Option<Upload>> {
+        loaded(&self.place(extract))
     }
 
     fn store(&self, extract: ExtractId, upload: &Upload) -> Result<()> {
@@ -503,6 +523,18 @@ impl Puts {
         }
         Ok(())
     }
+}
+
+/// The record of the upload in a directory, if there is one.
+pub(super) fn loaded(place: &Path) -> Result<Option<Upload>> {
+    let path = place.join(STATE);
+    let text = match fs::read(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(fault(&path, error)),
+    };
+    let read = serde_json::from_slice(&text);
+    read.map(Some).map_err(|error| fault(&path, error))
 }
 
 pub(super) fn check_target(path: &str) -> Result<()> {
@@ -548,14 +580,19 @@ pub(super) fn damaged(path: &str) -> Error {
     Error::new(ErrorCode::DigestMismatch, text)
 }
 
+/// Opens the bytes of an upload, also where they have the bits of a result that its owner may not
+/// write: what was interrupted after those were given goes on.
 fn open_data(path: &Path) -> io::Result<File> {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(path)
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    options.mode(0o600);
+    match options.open(path) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+            options.open(path)
+        }
+        opened => opened,
+    }
 }
 
 /// Size and digest of a file; stops soon after `size_max` bytes.
@@ -598,6 +635,8 @@ pub(super) fn fault(path: &Path, error: impl Into<io::Error>) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
     use super::*;
 
     const EXTRACT: ExtractId = ExtractId(7);
@@ -710,6 +749,27 @@ mod tests {
         again.begin(&begin, |_| Ok(())).expect("begin");
         assert_eq!(seen(&again), Ok(Some((7, None))));
         again.commit(&commit, |_| Ok(())).expect("commit");
+        assert_eq!(fs::read(root.path().join("f")).expect("read"), b"content");
+    }
+
+    #[test]
+    fn a_commit_cut_after_the_bits_were_given_goes_on_without_the_right_to_write() {
+        let root = tempfile::tempdir().expect("directory");
+        let puts = open(root.path());
+        let commit = receive(&puts, "f", b"content");
+        let data = puts.place(EXTRACT).join(DATA);
+        fs::set_permissions(&data, fs::Permissions::from_mode(0o444)).expect("chmod");
+        let puts = open(root.path());
+        // As anybody but root.
+        let act = move || {
+            let mut own = capabilities(None).expect("capabilities");
+            let all = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+            own.effective.remove(all);
+            set_capabilities(None, own).expect("give up");
+            puts.commit(&commit, |_| Ok(()))
+        };
+        let done = std::thread::spawn(act).join().expect("join");
+        assert_eq!(done.expect("it is whole").size, 7);
         assert_eq!(fs::read(root.path().join("f")).expect("read"), b"content");
     }
 

@@ -38,6 +38,9 @@ const HELD_MAX: usize = 2_000_000;
 /// A line with the longest path, each byte of which may take six.
 const LINE_BYTES_MAX: u64 = 32 << 10;
 
+/// What the line of a record begins with that was taken back; no digit of a checksum.
+const TAKEN_BACK: u8 = b'-';
+
 /// Digits of the checksum of a line.
 const CHECK_DIGITS: usize = 16;
 
@@ -58,7 +61,16 @@ pub(super) struct Record {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Known {
     pub(super) record: Record,
-    pub(super) is_placed: bool,
+    pub(super) placed: Placed,
+}
+
+/// Whether a file was given its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Placed {
+    No,
+    /// Its temporary name was gone when the log was opened: so it was, or its bytes are lost.
+    Seems,
+    Yes,
 }
 
 /// What became of a record that was to be decided.
@@ -104,7 +116,7 @@ struct Index {
 struct Entry {
     offset: u64,
     length: u32,
-    is_placed: bool,
+    placed: Placed,
     time: Time,
 }
 
@@ -220,7 +232,7 @@ impl Receipts {
         let record = read(&file, &entry).map_err(|error| self.fault(error))?;
         Ok(Some(Known {
             record,
-            is_placed: entry.is_placed,
+            placed: entry.placed,
         }))
     }
 
@@ -228,13 +240,13 @@ impl Receipts {
     pub(super) fn is_placed(&self, extract: ExtractId) -> bool {
         let index = self.index();
         let entry = index.entries.get(&extract);
-        entry.is_some_and(|entry| entry.is_placed)
+        entry.is_some_and(|entry| entry.placed != Placed::No)
     }
 
     /// Notes that a file was given its name.
     pub(super) fn set_placed(&self, extract: ExtractId) {
         if let Some(entry) = self.index().entries.get_mut(&extract) {
-            entry.is_placed = true;
+            entry.placed = Placed::Yes;
         }
     }
 
@@ -249,7 +261,7 @@ impl Receipts {
             return Ok(());
         };
         // A line that is not whole counts as not written.
-        let spoilt = log.file.write_all_at(b"-", entry.offset);
+        let spoilt = log.file.write_all_at(&[TAKEN_BACK], entry.offset);
         let spoilt = spoilt.and_then(|()| log.file.sync_data());
         spoilt.map_err(|error| self.fault(error))?;
         self.index().entries.remove(&extract);
@@ -310,7 +322,7 @@ impl Receipts {
             let entry = Entry {
                 offset: log.bytes + text.len() as u64,
                 length: u32::try_from(line.len()).unwrap_or(u32::MAX),
-                is_placed: false,
+                placed: Placed::No,
                 time: record.time,
             };
             text += &line;
@@ -426,7 +438,7 @@ impl Receipts {
         log.swept_from = 0;
         File::open(&self.directory)?.sync_all()?;
         // Only now: with the record, a file that is missing would count as placed.
-        for (_, entry) in gone.iter().filter(|(_, entry)| !entry.is_placed) {
+        for (_, entry) in gone.iter().filter(|(_, entry)| entry.placed == Placed::No) {
             if let Ok(record) = read(&old, entry) {
                 let _ = fs::remove_file(self.temporary(&record.temporary));
             }
@@ -468,11 +480,13 @@ struct Found {
     records: usize,
     /// Up to the end of the last record.
     bytes: u64,
+    /// In lines that are not whole, and were not taken back.
+    damaged_bytes: usize,
 }
 
 impl Found {
     fn read(file: &File, temporaries: &BTreeSet<String>) -> io::Result<Self> {
-        let (mut found, mut line, mut at, mut damaged) = (Self::default(), Vec::new(), 0, 0);
+        let (mut found, mut line, mut at) = (Self::default(), Vec::new(), 0);
         let mut reader = BufReader::new(file);
         loop {
             line.clear();
@@ -483,28 +497,33 @@ impl Found {
             }
             match Record::parse(&line) {
                 Some(record) => found.add(at, length, record, temporaries),
-                None => damaged += length,
+                None if line[0] == TAKEN_BACK => {}
+                None => found.damaged_bytes += length,
             }
             at += length as u64;
         }
-        if damaged > 0 {
-            tracing::warn!(bytes = damaged, "what is no whole receipt is passed over");
+        if found.damaged_bytes > 0 {
+            let bytes = found.damaged_bytes;
+            tracing::warn!(bytes, "what is no whole receipt is passed over");
         }
         Ok(found)
     }
 
     fn add(&mut self, offset: u64, length: usize, record: Record, temporaries: &BTreeSet<String>) {
-        let is_placed = !temporaries.contains(&record.temporary);
+        let placed = match temporaries.contains(&record.temporary) {
+            true => Placed::No,
+            false => Placed::Seems,
+        };
         let entry = Entry {
             offset,
             length: u32::try_from(length).unwrap_or(u32::MAX),
-            is_placed,
+            placed,
             time: record.time,
         };
         if let Some(before) = self.entries.insert(record.receipt.extract, entry) {
             self.pending.remove(&before.offset);
         }
-        if !is_placed {
+        if placed == Placed::No {
             self.pending.insert(offset, record);
         }
         self.records += 1;
@@ -668,6 +687,17 @@ mod tests {
     fn numbers(receipts: &Receipts) -> Vec<u128> {
         let entries = &receipts.index().entries;
         entries.keys().map(|extract| extract.0).collect()
+    }
+
+    #[test]
+    fn what_was_taken_back_is_no_damage() {
+        let root = tempfile::tempdir().expect("directory");
+        let (receipts, _) = open(root.path());
+        (1..=2).for_each(|number| made(&receipts, number));
+        receipts.take_back(ExtractId(1)).expect("take back");
+        let log = File::open(root.path().join(LOG)).expect("log");
+        let found = Found::read(&log, &BTreeSet::new()).expect("read");
+        assert_eq!((found.damaged_bytes, found.records), (0, 1));
     }
 
     #[test]

@@ -3,11 +3,12 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
 use bafs_proto::message::{SourceEntry, SourceKind};
-use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps};
+use rustix::io::Errno;
 
 use crate::source::entry;
 
@@ -39,18 +40,13 @@ impl Beneath {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let path = if path.is_empty() { "." } else { path };
-        let file = File::from(rustix::fs::openat2(
-            &self.0,
-            path,
-            flags,
-            Mode::empty(),
-            resolve,
-        )?);
+        let open = |flags| rustix::fs::openat2(&self.0, path, flags, Mode::empty(), resolve);
+        let file = match open(flags) {
+            Err(Errno::ACCESS) => open_unreadable(open(OFlags::PATH | OFlags::CLOEXEC)?, flags)?,
+            opened => File::from(opened?),
+        };
         if !file.metadata()?.is_file() {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "it is not a regular file",
-            ));
+            return Err(no_file());
         }
         Ok(file)
     }
@@ -140,7 +136,7 @@ impl Beneath {
     pub(super) fn look(&self, path: &str) -> io::Result<Option<Seen>> {
         if path.is_empty() {
             let stat = rustix::fs::fstat(&self.0)?;
-            let entry = entry(path, &stat, || Err(rustix::io::Errno::INVAL))?;
+            let entry = entry(path, &stat, || Err(Errno::INVAL))?;
             return Ok(entry.map(|entry| Seen { entry, file: None }));
         }
         let (parent, name) = self.parent(path)?;
@@ -183,6 +179,27 @@ impl Beneath {
     }
 }
 
+/// Opens a regular file that its owner, who runs this, may not read: with other bits for a moment.
+fn open_unreadable(held: OwnedFd, flags: OFlags) -> io::Result<File> {
+    let stat = rustix::fs::fstat(&held)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(no_file());
+    }
+    // A path that leads to what is held, and nowhere else.
+    let path = format!("/proc/self/fd/{}", held.as_raw_fd());
+    let mode = Mode::from_raw_mode(stat.st_mode & 0o7777);
+    // Whose it is not, may not.
+    let refused = |_| io::Error::from(Errno::ACCESS);
+    rustix::fs::chmod(&path, mode | Mode::RUSR).map_err(refused)?;
+    let opened = rustix::fs::open(&path, flags, Mode::empty());
+    rustix::fs::chmod(&path, mode)?;
+    Ok(File::from(opened?))
+}
+
+fn no_file() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")
+}
+
 /// Sets permission bits and modification time of an open file or directory. The bits that change
 /// the identity of who runs a file are not carried over: they belong to the machine of origin.
 pub(super) fn finish(file: impl AsFd, mode: u32, mtime_ns: i64) -> io::Result<()> {
@@ -202,5 +219,41 @@ fn timestamps(mtime_ns: i64) -> Timestamps {
     Timestamps {
         last_access: time,
         last_modification: time,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::os::unix::fs::PermissionsExt;
+
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_its_owner_may_not_read_is_opened_and_stays_as_it_is() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = directory.path().join("f");
+        std::fs::write(&path, "x").expect("write");
+        let closed = std::fs::Permissions::from_mode(0o200);
+        std::fs::set_permissions(&path, closed).expect("chmod");
+        let root = Beneath::open(directory.path()).expect("root");
+        // As anybody but root.
+        let act = move || {
+            let mut own = capabilities(None).expect("capabilities");
+            let all = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+            own.effective.remove(all);
+            set_capabilities(None, own).expect("give up");
+            let mut text = String::new();
+            let read = root
+                .open_file("f")
+                .and_then(|mut f| f.read_to_string(&mut text));
+            read.map(|_| text)
+        };
+        let read = std::thread::spawn(act).join().expect("join");
+        assert_eq!(read.expect("it is ours"), "x");
+        let mode = std::fs::metadata(path).expect("there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o200);
     }
 }

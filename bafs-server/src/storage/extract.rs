@@ -40,6 +40,10 @@ const QUEUED_MS: u64 = 5 * CALL_MS;
 const PAUSE_MS_MIN: u64 = 50;
 const PAUSE_MS_MAX: u64 = 2_000;
 
+/// A home of which nothing is heard for so long is away, in milliseconds: whoever asked knows better
+/// than a node where it may be now, and may have somebody to tell.
+const SILENT_MS: u64 = 20_000;
+
 /// Attempts after home refused for a reason that may be an out-dated picture of the upload.
 const RESYNC_MAX: u32 = 4;
 
@@ -53,6 +57,8 @@ pub(super) struct Upload {
     pieces: Arc<Semaphore>,
     identity: SourceIdentity,
     hashed: Hashed,
+    /// Until when home may be silent, if it is.
+    silent_until: Option<Deadline>,
 }
 
 /// The bytes of a file that were hashed, from its start on.
@@ -124,26 +130,26 @@ impl Upload {
             pieces,
             identity,
             hashed: Hashed::default(),
+            silent_until: None,
         })
     }
 
     /// Sends the file, with as many attempts as the deadline allows.
     ///
     /// # Errors
-    /// What home answered; `WrongState` when the file changes meanwhile; `DigestMismatch`.
+    /// What home answered; `WrongState` when the file changes meanwhile; `DigestMismatch`;
+    /// `HomeUnreachable` when nothing was heard of home for [`SILENT_MS`].
     pub(super) async fn run(mut self) -> Result<PutReceipt> {
         let (mut pause_ms, mut resyncs) = (PAUSE_MS_MIN, 0);
         loop {
             let error = match self.attempt().await {
                 Ok(receipt) => return Ok(receipt),
-                Err(error) => not_found_at_home(error),
+                Err(error) => self.unless_silent(not_found_at_home(error)),
             };
-            let out_of_step = matches!(
-                error.code,
-                ErrorCode::Conflict | ErrorCode::WrongState | ErrorCode::DigestMismatch
-            );
+            let out_of_step = is_out_of_step(&error);
             resyncs += u32::from(out_of_step);
-            let again = error.is_transient() || (out_of_step && resyncs <= RESYNC_MAX);
+            let again = error.code != ErrorCode::HomeUnreachable
+                && (error.is_transient() || (out_of_step && resyncs <= RESYNC_MAX));
             let late = self.deadline.left() <= Duration::from_millis(pause_ms);
             if !again || late || self.changed()? {
                 return Err(error.context(format!(
@@ -155,6 +161,27 @@ impl Upload {
             tokio::time::sleep(Duration::from_millis(pause_ms)).await;
             pause_ms = (pause_ms * 2).min(PAUSE_MS_MAX);
         }
+    }
+
+    /// The same error, or that home is away, if it has been silent for too long.
+    fn unless_silent(&mut self, error: Error) -> Error {
+        let (unreachable, late) = (ErrorCode::Unreachable, ErrorCode::DeadlineExceeded);
+        if error.code != unreachable && error.code != late {
+            self.silent_until = None;
+            return error;
+        }
+        let patience = || Deadline::after_ms(SILENT_MS);
+        let silent_until = self.silent_until.get_or_insert_with(patience);
+        if !silent_until.left().is_zero() {
+            return error;
+        }
+        let text = format!(
+            "nothing was heard of home {} for {} s; does it run, and can this node reach it? ({})",
+            self.put.home,
+            SILENT_MS / 1000,
+            error.detail
+        );
+        Error::new(ErrorCode::HomeUnreachable, text)
     }
 
     async fn attempt(&mut self) -> Result<PutReceipt> {
@@ -176,6 +203,7 @@ impl Upload {
             return self.accept(put.await?);
         }
         let progress = self.homes.begin(&self.put, self.step()).await?;
+        self.silent_until = None;
         if let Some(receipt) = progress.receipt {
             return self.accept(receipt);
         }
@@ -209,10 +237,8 @@ impl Upload {
             if at <= received {
                 continue;
             }
-            if under_way.len() >= pieces_max
-                && let Some(done) = under_way.join_next().await
-            {
-                done.map_err(|e| fault(&e))??;
+            if under_way.len() >= pieces_max {
+                self.one_is_there(&mut under_way).await?;
             }
             let (homes, put, step) = (self.homes.clone(), self.put.clone(), self.step());
             under_way.spawn(async move {
@@ -225,10 +251,29 @@ impl Upload {
                 Ok(())
             });
         }
-        while let Some(done) = under_way.join_next().await {
-            done.map_err(|e| fault(&e))??;
+        while !under_way.is_empty() {
+            self.one_is_there(&mut under_way).await?;
         }
         Ok(())
+    }
+
+    /// Waits for one of the pieces that are under way. When one is refused as it does not follow on
+    /// what home has, another was refused before: that one's error is the cause.
+    async fn one_is_there(&mut self, under_way: &mut JoinSet<Result<()>>) -> Result<()> {
+        let mut failed = None;
+        while let Some(done) = under_way.join_next().await {
+            match done.map_err(|e| fault(&e))? {
+                Ok(()) => {
+                    self.silent_until = None;
+                    if failed.is_none() {
+                        return Ok(());
+                    }
+                }
+                Err(error) if is_out_of_step(&error) => failed = failed.or(Some(error)),
+                Err(error) => return Err(error),
+            }
+        }
+        failed.map_or(Ok(()), Err)
     }
 
     /// Waits, until the deadline at most, for memory for so many bytes.
@@ -296,6 +341,14 @@ impl Upload {
     fn step(&self) -> Deadline {
         self.deadline.earlier(Deadline::after_ms(CALL_MS))
     }
+}
+
+/// Whether home refused for a reason that may be an out-dated picture of the upload.
+fn is_out_of_step(error: &Error) -> bool {
+    matches!(
+        error.code,
+        ErrorCode::Conflict | ErrorCode::WrongState | ErrorCode::DigestMismatch
+    )
 }
 
 /// Home misses something of its own: a directory, a bucket, the upload. `NotFound` would say that

@@ -10,9 +10,12 @@ use bafs_proto::{Error, ErrorCode, Result};
 use super::beneath::Beneath;
 use super::fill::disk;
 
-/// Most further names in one volume: they are kept in memory, at about 100 bytes, and no limit of a
-/// volume counts them.
-const FURTHER_MAX: usize = 1_000_000;
+/// Most memory for the names in one volume, in bytes: some two million usual ones. No limit of a
+/// volume counts further names.
+const NAMES_BYTES_MAX: usize = 256 << 20;
+
+/// What a name takes besides its letters.
+const NAME_BYTES: usize = 64;
 
 /// The names of such files. No more than the volume may hold files are copied.
 #[derive(Debug, Default)]
@@ -21,6 +24,8 @@ pub(super) struct Links {
     copied: BTreeMap<u64, Copied>,
     /// Further names, with the numbers of their files.
     further: Vec<(String, u64)>,
+    /// What all of this takes in memory.
+    bytes: usize,
 }
 
 /// The name under which a file is copied, and what it must be under its other names too.
@@ -38,6 +43,15 @@ impl Links {
     /// `SourceChanged` when the file was another one under its first name; `BadPath`.
     pub(super) fn is_first(&mut self, entry: &SourceEntry, file: u64) -> Result<bool> {
         check_relative(&entry.path)?;
+        self.bytes += entry.path.len() + NAME_BYTES;
+        if self.bytes > NAMES_BYTES_MAX {
+            let text = format!(
+                "the names of files that have several take more than {} MiB of memory; fill several \
+                 volumes, each with a part of the source",
+                NAMES_BYTES_MAX >> 20
+            );
+            return Err(Error::new(ErrorCode::TooLarge, text));
+        }
         let Some(copied) = self.copied.get(&file) else {
             let copied = Copied {
                 path: entry.path.clone(),
@@ -54,10 +68,6 @@ impl Links {
                 copied.path, entry.path
             );
             return Err(Error::new(ErrorCode::SourceChanged, text));
-        }
-        if self.further.len() == FURTHER_MAX {
-            let text = format!("files of the source have more than {FURTHER_MAX} further names");
-            return Err(Error::new(ErrorCode::TooLarge, text));
         }
         self.further.push((entry.path.clone(), file));
         Ok(false)
@@ -103,6 +113,18 @@ mod tests {
         links.make(&root).expect("make");
         let read = std::fs::read(directory.path().join("c"));
         assert_eq!(read.expect("read"), b"aaaaa");
+    }
+
+    #[test]
+    fn long_names_count_by_their_length() {
+        let mut links = Links::default();
+        let long = "x".repeat(200);
+        let path = |number: usize| format!("{}/{number}", [&*long; 18].join("/"));
+        let taken = (0..80_000).map(|number| links.is_first(&entry(&path(number), 5), 70));
+        let refused = taken.filter_map(Result::err).next();
+        let refused = refused.expect("they are more than fits");
+        assert_eq!(refused.code, ErrorCode::TooLarge);
+        assert!(refused.detail.contains("several volumes"), "{refused}");
     }
 
     #[test]
