@@ -5,12 +5,14 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
 use bafs_sched::planner::Strategy;
 use bafs_sched::sim::study::{Compared, Point, Varied, baselines, compare, random_point};
 
 use super::super::machine::cores;
+use super::super::measure::Watch;
 use super::super::{Options, Report};
 
 /// Strategies closer than this are as good as each other: seeds move them by more.
@@ -18,6 +20,9 @@ const TIE: f64 = 1.01;
 
 /// The first seed of random points by which nothing was corrected.
 const UNSEEN: u64 = 1_000_000;
+
+/// Points that take longer are told: the whole takes a quarter of an hour.
+const SLOW: Duration = Duration::from_secs(20);
 
 /// What the choice is meant to keep: mean, 99th percentile and most.
 const AIMS: [(&str, f64); 3] = [("mean", 1.005), ("p99", 1.03), ("max", 1.05)];
@@ -77,7 +82,13 @@ fn compare_all(tasks: &[Task]) -> Result<Vec<(&Task, Compared)>> {
         for _ in 0..cores() {
             scope.spawn(|| {
                 while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let watch = Watch::start();
                     let compared = compare(&task.point, task.seeds);
+                    let took = watch.elapsed();
+                    if took > SLOW {
+                        let seconds = took.as_secs();
+                        println!("  {} at {}: {seconds} s", task.label, task.point.x);
+                    }
                     let compared = compared
                         .map(|compared| (task, compared))
                         .map_err(|stuck| anyhow!("{} at {}: {stuck}", task.label, task.point.x));
