@@ -50,6 +50,28 @@ pub(crate) struct Inodes {
     /// is needed, for a program that removes a file may use its space at once.
     nameless: BTreeMap<u64, u64>,
     nameless_last: u64,
+    /// What burying all of them would free. Kept, as each batch of operations asks for it.
+    buriable: Space,
+}
+
+/// Space that files take.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Space {
+    bytes: u64,
+    files: u64,
+}
+
+impl Entry {
+    /// What burying the file would free: nothing while it has a name, or somebody has it open.
+    fn buriable(&self) -> Space {
+        match self.last {
+            Some(last) if self.nameless.is_some() && self.handles == 0 => Space {
+                bytes: last.blocks * BLOCK_BYTES,
+                files: 1,
+            },
+            _ => Space::default(),
+        }
+    }
 }
 
 impl Inodes {
@@ -137,6 +159,7 @@ impl Inodes {
             return None;
         }
         let entry = self.by_number.remove(&ino.0)?;
+        self.count(entry.buriable(), Space::default());
         if self.by_identity.get(&entry.identity) == Some(&ino.0) {
             self.by_identity.remove(&entry.identity);
         }
@@ -148,16 +171,14 @@ impl Inodes {
 
     /// Takes note that a handle of the file was opened.
     pub(crate) fn handle_opened(&mut self, ino: InodeNo) {
-        if let Some(entry) = self.by_number.get_mut(&ino.0) {
-            entry.handles += 1;
-        }
+        self.change(ino.0, |entry| entry.handles += 1);
     }
 
     /// Takes note that a handle was closed.
     pub(crate) fn handle_closed(&mut self, ino: InodeNo) {
-        if let Some(entry) = self.by_number.get_mut(&ino.0) {
-            entry.handles = entry.handles.saturating_sub(1);
-        }
+        self.change(ino.0, |entry| {
+            entry.handles = entry.handles.saturating_sub(1)
+        });
     }
 
     /// The file lost its last name, or nobody has it open any more, and `found` still shows it:
@@ -170,18 +191,20 @@ impl Inodes {
         found: &Arc<OwnedFd>,
     ) -> Option<Arc<Anchor>> {
         let number = *self.by_identity.get(&identity)?;
-        let entry = self.by_number.get_mut(&number)?;
-        if let Some(anchor) = &entry.anchor {
-            anchor.keep(found);
-        }
-        entry.last = Some(Attr {
-            ino: InodeNo(number),
-            ..last
-        });
-        if entry.nameless.is_none() {
-            self.nameless_last += 1;
-            entry.nameless = Some(self.nameless_last);
-            self.nameless.insert(self.nameless_last, number);
+        let next = self.nameless_last + 1;
+        let since = self.change(number, |entry| {
+            if let Some(anchor) = &entry.anchor {
+                anchor.keep(found);
+            }
+            entry.last = Some(Attr {
+                ino: InodeNo(number),
+                ..last
+            });
+            *entry.nameless.get_or_insert(next)
+        })?;
+        if since == next {
+            self.nameless_last = next;
+            self.nameless.insert(next, number);
         }
         if self.nameless.len() <= NAMELESS_MAX.min(open_max() / NAMELESS_PART) {
             return None;
@@ -202,12 +225,23 @@ impl Inodes {
 
     /// Bytes and files that [`Self::bury_all`] would free, about.
     pub(crate) fn nameless(&self) -> (u64, u64) {
-        let numbers = self.nameless.values();
-        let unused = numbers.filter(|it| self.is_unused(**it));
-        let blocks = unused.filter_map(|it| self.by_number.get(it)?.last.map(|last| last.blocks));
-        blocks.fold((0, 0), |(bytes, files), blocks| {
-            (bytes + blocks * BLOCK_BYTES, files + 1)
-        })
+        (self.buriable.bytes, self.buriable.files)
+    }
+
+    /// Changes an entry, and counts what that does to the space that may be had.
+    fn change<T>(&mut self, number: u64, change: impl FnOnce(&mut Entry) -> T) -> Option<T> {
+        let entry = self.by_number.get_mut(&number)?;
+        let before = entry.buriable();
+        let changed = change(entry);
+        let after = entry.buriable();
+        self.count(before, after);
+        Some(changed)
+    }
+
+    fn count(&mut self, before: Space, after: Space) {
+        let Space { bytes, files } = &mut self.buriable;
+        *bytes = *bytes + after.bytes - before.bytes;
+        *files = *files + after.files - before.files;
     }
 
     fn is_unused(&self, number: u64) -> bool {
@@ -217,13 +251,15 @@ impl Inodes {
     }
 
     fn bury(&mut self, number: u64) -> Option<Arc<Anchor>> {
-        let entry = self.by_number.get_mut(&number)?;
-        if let Some(since) = entry.nameless.take() {
+        let (since, identity, anchor) = self.change(number, |entry| {
+            (entry.nameless.take(), entry.identity, entry.anchor.take())
+        })?;
+        if let Some(since) = since {
             self.nameless.remove(&since);
         }
         // The host may give the file's own number to a new file now.
-        self.by_identity.remove(&entry.identity);
-        entry.anchor.take()
+        self.by_identity.remove(&identity);
+        anchor
     }
 
     /// The last attributes of a file that is gone.
@@ -248,5 +284,76 @@ impl Inodes {
                 nameless: None,
             },
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+
+    use rustix::fs::fstat;
+
+    use super::*;
+    use crate::anchor::identity;
+    use crate::attributes::attr;
+    use crate::tree::Tree;
+
+    /// [`Inodes::nameless`], found by a look at each.
+    fn looked_at(table: &Inodes) -> (u64, u64) {
+        let numbers = table.nameless.values();
+        let unused = numbers.filter(|number| table.is_unused(**number));
+        let blocks = unused.filter_map(|number| table.by_number.get(number)?.last);
+        blocks.fold((0, 0), |(bytes, files), last| {
+            (bytes + last.blocks * BLOCK_BYTES, files + 1)
+        })
+    }
+
+    #[test]
+    fn what_files_without_names_hold_is_counted_right_whatever_happens() {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = Tree::open(directory.path(), None).unwrap();
+        let mut table = Inodes::new(Anchor::root(&tree), tree.identity());
+        let files: Vec<OwnedFd> = (0..16)
+            .map(|number| {
+                let path = directory.path().join(number.to_string());
+                fs::write(&path, "content").unwrap();
+                File::open(path).unwrap().into()
+            })
+            .collect();
+        let mut dice = 1_u64;
+        let mut roll = |sides: u64| {
+            dice = dice.wrapping_mul(6_364_136_223_846_793_005);
+            dice = dice.wrapping_add(1);
+            (dice >> 33) % sides
+        };
+        let mut most = 0;
+        for step in 0..10_000 {
+            let fd = &files[roll(16) as usize];
+            let stat = fstat(fd).unwrap();
+            let identity = identity(&stat);
+            let ino = table.number(identity);
+            match roll(64) {
+                0 => drop(table.bury_all()),
+                1..16 => {
+                    let (anchor, _) = Anchor::new(&tree, fd.try_clone().unwrap()).unwrap();
+                    table.refer(identity, anchor);
+                }
+                16..32 => {
+                    let blocks = roll(100);
+                    let last = Attr {
+                        blocks,
+                        ..attr(ino, &stat)
+                    };
+                    table.unname(identity, last, &Arc::new(fd.try_clone().unwrap()));
+                }
+                32..44 => table.handle_opened(ino),
+                44..54 => table.handle_closed(ino),
+                _ => drop(table.forget(ino, 1)),
+            }
+            let (bytes, files) = table.nameless();
+            assert_eq!((bytes, files), looked_at(&table), "step {step}");
+            most = most.max(files);
+        }
+        assert!(most > 1, "several files had no names at once");
     }
 }
