@@ -340,6 +340,34 @@ fn a_filled_volume_holds_its_job_to_a_full_disk_only_for_a_moment() {
     }
 }
 
+/// How much is looked at until so many jobs were started, which succeed at once.
+fn looked_at(text: &str, nodes: Vec<NodeSeen>, starts_max: u32) -> u64 {
+    let mut scheduler = Scheduler::new(RunId(0), workflow(text), Settings::default());
+    let mut due = vec![Event::seen(nodes)];
+    let (mut starts, mut now) = (0, 0);
+    while let Some(event) = due.pop() {
+        now += 1;
+        let mut actions = Vec::new();
+        scheduler.step(Time(now), event, &mut actions);
+        for action in actions {
+            match action {
+                Action::CreateVolume { id, .. } => due.push(Event::VolumeCreated { volume: id }),
+                Action::StartJob { execution, .. } => {
+                    starts += 1;
+                    if starts == starts_max {
+                        return scheduler.looked_at();
+                    }
+                    let report = success();
+                    due.insert(0, Event::JobEnded { execution, report });
+                    due.push(Event::JobStarted { execution });
+                }
+                _ => {}
+            }
+        }
+    }
+    panic!("{starts} jobs were started");
+}
+
 /// A job that gathers what as many others made as there are nodes: on each node fit three of them.
 #[test]
 fn placing_a_pipeline_on_many_nodes_looks_at_each_a_few_times() {
@@ -361,4 +389,28 @@ fn placing_a_pipeline_on_many_nodes_looks_at_each_a_few_times() {
     for pair in looked_at.windows(2) {
         assert!(pair[1] < 10 * pair[0], "{looked_at:?}");
     }
+}
+
+/// Each job reads what the first one made and makes something of its own, of which no node has room
+/// for all: to look once at who is done of all users, for each of them, is the square of the jobs.
+/// Pipelines of more than 400 jobs are not tried at all.
+#[test]
+fn placing_jobs_that_share_a_volume_looks_at_each_job_a_few_times() {
+    let looked_at = [90u64, 180, 360, 720, 1_440].map(|size| {
+        let mut text = "volume in scratch 1 MB files 5\n".to_owned();
+        text += "job a {\nexecutable = /bin/true\n}\nmount in a /o\n";
+        text += "job z {\nexecutable = /bin/true\n}\n";
+        for k in 0..size {
+            text += &format!("volume v{k} scratch 3 MB files 5\njob j{k} {{\n");
+            text += &format!("executable = /bin/true\n}}\nmount v{k} j{k} /y\n");
+            text += &format!("parent a child j{k}\nmount in j{k} /in ro\n");
+            text += &format!("parent j{k} child z\nmount v{k} z /i{k} ro\n");
+        }
+        let nodes = (1..=4).map(|id| node(id, 8, size)).collect();
+        looked_at(&text, nodes, 40)
+    });
+    for pair in looked_at[..3].windows(2) {
+        assert!(pair[1] < 3 * pair[0], "{looked_at:?}");
+    }
+    assert!(looked_at[4] < looked_at[2], "{looked_at:?}");
 }
