@@ -204,6 +204,14 @@ impl Scheduler {
         }
     }
 
+    /// The scheduler that asked for volumes, and gave them up, was killed: nobody is told any more
+    /// that one was made after it was deleted.
+    pub(super) fn delete_unanswered(&mut self) {
+        let is_gone = |id: &&VolumeId| self.volumes.get(**id).is_none();
+        let gone: Vec<VolumeId> = self.unanswered.keys().filter(is_gone).copied().collect();
+        gone.into_iter().for_each(|id| self.delete_late(id));
+    }
+
     pub(super) fn delete_again(&mut self, id: VolumeId) {
         if let Some(&server) = self.stale.get(&id)
             && !self.is_lost(server)

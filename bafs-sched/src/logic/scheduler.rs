@@ -454,7 +454,10 @@ impl Scheduler {
             Event::CancelRequested => self.cancel(),
             Event::Steered { count, wish } => self.steer(count, wish),
             Event::Tick => {}
-            Event::Resumed { series } => self.next_id = u64::from(series) << SERIES_BITS,
+            Event::Resumed { series } => {
+                self.next_id = u64::from(series) << SERIES_BITS;
+                self.delete_unanswered();
+            }
         }
     }
 
