@@ -8,6 +8,7 @@
 mod chaos;
 mod deeds;
 mod faults;
+mod samples;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,6 +24,7 @@ use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
 pub use chaos::Verdict;
 pub use faults::{Faults, NodeSpec};
+pub use samples::{success, workflow};
 
 /// Adverts are believed for so long after a node died, in milliseconds.
 const ADVERT_TTL_MS: u64 = 4_000;

@@ -6,7 +6,8 @@ use bafs_sched::planner::{Canonical, Environment, NodeClass, Strategy, predict};
 use bafs_sched::sim::{
     JobLoad, Load, Measured, MountLoad, Policy, Run, Scenario, Simulation, workflow_of,
 };
-use bafs_sched::workflow::{Workflow, parse_workflow};
+use bafs_sched::workflow::Workflow;
+use bafs_sched::world::workflow;
 
 const MB: u64 = 1_000_000;
 
@@ -15,12 +16,6 @@ const RATES: [u64; 4] = [1_000 * MB, 50 * MB, 12 * MB, MB];
 /// Memory of a node, and the two nodes' space for the cache together, in bytes.
 const MEMORY: u64 = 100 * MB;
 const DISKS: u64 = 400 * MB;
-
-fn workflow(text: &str) -> Workflow {
-    let none = |_: &str| Err("no files".to_owned());
-    let parsed = parse_workflow("levels.bafs", text, &none);
-    parsed.expect("a workflow").workflow
-}
 
 /// Jobs that read data through a cache of this size, `rows` one after the other on each of `nodes`
 /// nodes.

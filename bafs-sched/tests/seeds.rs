@@ -10,19 +10,10 @@ use bafs_sched::dice::Dice;
 use bafs_sched::logic::{
     CheckpointPolicy, Decision, Event, Outcome, Receipt, Scheduler, Settings, Space,
 };
-use bafs_sched::workflow::{Workflow, parse_workflow};
-use bafs_sched::world::{Faults, NodeSpec, World};
+use bafs_sched::world::{Faults, NodeSpec, World, workflow};
 
 const SEEDS: u64 = 300;
 const LIMIT_MS: u64 = 4 * 3_600_000;
-
-fn workflow(text: &str) -> Workflow {
-    let none = |path: &str| Err(format!("no file {path}"));
-    match parse_workflow("w.bafs", text, &none) {
-        Ok(checked) => checked.workflow,
-        Err(rejected) => panic!("{rejected}\n{text}"),
-    }
-}
 
 fn job(name: &str) -> String {
     format!("job {name} {{\n  executable = /bin/true\n  retry = 3\n}}\n")

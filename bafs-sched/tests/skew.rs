@@ -3,15 +3,15 @@
 use std::collections::VecDeque;
 
 use bafs_proto::ids::{RunId, ServerId, VolumeId};
-use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_sched::logic::{Action, Event, NodeSeen, Scheduler, Settings, Space};
-use bafs_sched::workflow::{Workflow, parse_workflow};
+use bafs_sched::workflow::Workflow;
+use bafs_sched::world::{success, workflow};
 
 const MB: u64 = 1_000_000;
 
 /// Jobs that read one cache of 40 MB, and after them as many that read another.
-fn workflow() -> Workflow {
+fn two_caches() -> Workflow {
     let mut text = String::new();
     for cache in ["a", "b"] {
         text += &format!("volume {cache} cache bafs://home/{cache} 40 MB files 10\n");
@@ -22,19 +22,7 @@ fn workflow() -> Workflow {
         }
     }
     text += "parent a0 a1 a2 a3 child b0 b1 b2 b3\n";
-    let none = |path: &str| Err(path.to_owned());
-    let parsed = parse_workflow("w.bafs", &text, &none);
-    parsed.expect("it is right").workflow
-}
-
-fn ended() -> JobReport {
-    JobReport {
-        outcome: JobOutcome::Exited(0),
-        wall_ms: 1,
-        cpu_ms: 1,
-        output_tail: String::new(),
-        volumes: Vec::new(),
-    }
+    workflow(&text)
 }
 
 /// The bytes that each cache gets on four nodes, in the order in which they are made, if of the
@@ -50,7 +38,7 @@ fn sums(parts: &[Vec<u64>]) -> Vec<u64> {
 /// The same, part by part, on nodes that have so many bytes each; one of them may join when the
 /// first reader has begun.
 fn parts(bytes: u64, more: Option<u64>, joins: bool) -> Vec<Vec<u64>> {
-    parts_of(workflow(), bytes, more, joins)
+    parts_of(two_caches(), bytes, more, joins)
 }
 
 fn parts_of(workflow: Workflow, bytes: u64, more: Option<u64>, joins: bool) -> Vec<Vec<u64>> {
@@ -87,7 +75,7 @@ fn parts_of(workflow: Workflow, bytes: u64, more: Option<u64>, joins: bool) -> V
                     }
                 }
                 Action::StartJob { execution, .. } => {
-                    let report = ended();
+                    let report = success();
                     facts.push_back(Event::JobStarted { execution });
                     facts.extend(joining.take().map(Event::seen));
                     facts.push_back(Event::JobEnded { execution, report });
@@ -168,11 +156,8 @@ fn a_cache_takes_the_room_that_its_readers_have_taken_theirs_of() {
             .collect::<String>()
     };
     text += &format!("parent{} child{}\n", all("a"), all("b"));
-    let none = |path: &str| Err(path.to_owned());
-    let parsed = parse_workflow("w.bafs", &text, &none);
-    let workflow = parsed.expect("it is right").workflow;
     // Beside four scratch volumes a node has room for what the second cache takes beyond its size,
     // but not for four more.
-    let made = sums(&parts_of(workflow, 16 * MB, None, false));
+    let made = sums(&parts_of(workflow(&text), 16 * MB, None, false));
     assert!(made[0] > 43 * MB && made[1] > 42 * MB, "{made:?}");
 }

@@ -9,19 +9,10 @@
 
 use bafs_sched::dice::Dice;
 use bafs_sched::logic::{CheckpointPolicy, Outcome, Settings, Space};
-use bafs_sched::workflow::{Workflow, parse_workflow};
-use bafs_sched::world::{Faults, NodeSpec, World};
+use bafs_sched::world::{Faults, NodeSpec, World, workflow};
 
 const SEEDS: u64 = 300;
 const LIMIT_MS: u64 = 4 * 3_600_000;
-
-fn workflow(text: &str) -> Workflow {
-    let none = |path: &str| Err(format!("no file {path}"));
-    match parse_workflow("w.bafs", text, &none) {
-        Ok(checked) => checked.workflow,
-        Err(rejected) => panic!("{rejected}\n{text}"),
-    }
-}
 
 /// Pipelines of jobs that each make a volume and read some of those before; answers the text, and
 /// the most that one job has at once, in MB.

@@ -190,7 +190,7 @@ impl Scheduler {
             let made_on = std::mem::take(&mut attempt.made_on);
             let action = self.start_action(job, &self.attempts[&job]);
             self.out.push(action);
-            self.prove_room(&made_on);
+            self.prove_room(job, &made_on);
         }
     }
 
@@ -430,8 +430,10 @@ impl Scheduler {
             }
         }
         // An appliance only stores: its volumes are mounted from elsewhere. So are those of a node
-        // that cannot run this job.
-        let can_run = |server: &ServerId| self.could_run(job, *server, need);
+        // that cannot run this job, or refused it room.
+        let no_room_on = &self.graph.job(job).no_room_on;
+        let can_run =
+            |server: &ServerId| !no_room_on.contains(server) && self.could_run(job, *server, need);
         let binding = home.map(|(_, server)| server).filter(can_run);
         let pipeline = self.graph.pipeline(job);
         let admission = self.admission.as_ref();

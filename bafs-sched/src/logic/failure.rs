@@ -9,6 +9,7 @@ use super::action::Action;
 use super::attempt::Stage;
 use super::declared::Warning;
 use super::fleet::Node;
+use super::full_disk::Finder;
 use super::graph::JobState;
 use super::progress::JobFailure;
 use super::scheduler::Scheduler;
@@ -235,6 +236,7 @@ impl Scheduler {
     pub(super) fn blame_nodes(&mut self, job: JobIndex) {
         self.graph.job_mut(job).killed.clear();
         self.graph.job_mut(job).full_on.clear();
+        self.graph.job_mut(job).no_room_on.clear();
         let here = self.graph.job(job).last_server;
         for server in std::mem::take(&mut self.graph.job_mut(job).failed_on) {
             if Some(server) != here && self.fleet.blame(server, self.settings.node_faults_max) {
@@ -425,7 +427,7 @@ impl Scheduler {
             ErrorClass::NoSpace => {
                 // What was to come ahead of its readers keeps nobody from working there.
                 if !waiters.is_empty() {
-                    self.note_full(server, &fault, false);
+                    self.note_full(server, &fault, Finder::Volume);
                 }
                 let waiters = waiters.into_iter();
                 waiters.for_each(|job| self.lacks_room(job, server, &fault));

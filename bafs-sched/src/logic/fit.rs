@@ -9,7 +9,7 @@ use super::place::{Care, Create};
 use super::scheduler::{Phase, Scheduler};
 use super::space::Space;
 use super::timers::Timer;
-use super::trial::{Prefer, TRIES_MAX, Trial};
+use super::trial::{Prefer, Trial};
 use crate::workflow::{JobIndex, VolumeIndex};
 
 /// Kinds of pipelines that are judged: those with the same sizes count as one kind.
@@ -18,8 +18,11 @@ const KINDS_MAX: usize = 256;
 /// Jobs of a pipeline for which every order and every place are tried.
 const TRIED_JOBS_MAX: usize = 12;
 
-/// Of a pipeline with more jobs only a few ways along its course are tried, as all would cost too
-/// much, and as much stack; and none of one with more jobs than this, times the nodes that matter.
+/// Of a pipeline with more jobs, but no more than so many, only a few ways along its course are
+/// tried: all would cost too much, and as much stack.
+const FOLLOWED_JOBS_MAX: usize = 400;
+
+/// Nor is one tried with more jobs than this, times the nodes that matter.
 const FOLLOWED_STEPS_MAX: usize = 40_000;
 
 /// What became of trying whether a pipeline fits.
@@ -304,7 +307,7 @@ impl Scheduler {
         let free: Vec<Space> = sizes.iter().copied().take(course.len()).collect();
         let all = self.fleet.live().map(|(id, _)| self.fleet.offered(id));
         let beside = bytes_of(all).saturating_sub(bytes_of(free.iter().copied()));
-        let mut trial = self.trial(course, free, beside);
+        let mut trial = Trial::new(self, course, free, beside);
         match trial.go_on() {
             true => Fit::Fits,
             false if trial.tries_left > 0 => Fit::Never,
@@ -332,6 +335,7 @@ impl Scheduler {
         let nodes = usize::try_from(self.fleet.alive).unwrap_or(usize::MAX);
         let nodes = nodes.min(course.len());
         if creates.is_empty()
+            || course.len() > FOLLOWED_JOBS_MAX
             || course.len() * nodes > FOLLOWED_STEPS_MAX
             || self.may_spill()
             || self.settings.is_private_at_home()
@@ -375,9 +379,10 @@ impl Scheduler {
             at.insert(volume, node);
         }
         let has_begun = |other: &&JobIndex| **other != job && self.graph.state(**other).has_begun();
-        let done = course.iter().filter(has_begun).copied().collect();
-        let mut trial = self.trial(course, free, beside);
-        (trial.place, trial.done) = (at, done);
+        let mut trial = Trial::new(self, course, free, beside);
+        trial.place = at;
+        let begun = course.iter().filter(has_begun);
+        begun.for_each(|job| trial.note_begun(*job));
         // Its volumes are made already.
         trial.end_made(job);
         if course.len() > TRIED_JOBS_MAX {
@@ -385,19 +390,6 @@ impl Scheduler {
             return care == Care::None || ways.any(|prefer| trial.clone().follow(prefer));
         }
         trial.go_on() || trial.tries_left == 0
-    }
-
-    /// A pipeline of which nothing exists, on these nodes, with so many bytes on others.
-    fn trial<'s>(&'s self, course: &'s [JobIndex], free: Vec<Space>, beside: u64) -> Trial<'s> {
-        Trial {
-            scheduler: self,
-            course,
-            free,
-            beside_bytes: beside,
-            place: BTreeMap::new(),
-            done: BTreeSet::new(),
-            tries_left: TRIES_MAX,
-        }
     }
 
     /// What the nodes of a group together offer to a cache of so many files.

@@ -6,6 +6,7 @@ use bafs_proto::ids::ServerId;
 use bafs_proto::time::Time;
 
 use super::event::NodeSeen;
+use super::full_disk::Fullness;
 use super::space::{Space, scale_up};
 use super::tally::Tally;
 use crate::workflow::JobIndex;
@@ -59,15 +60,7 @@ pub(super) struct Node {
     pub(super) is_proven: bool,
     /// It is set aside because jobs fail there.
     pub(super) is_suspect: bool,
-    /// The user was told that its disk seems to be full.
-    pub(super) is_told_full: bool,
-    /// Times, one after the other, that its disk was full.
-    pub(super) full_in_row: u32,
-    /// It was so for a job that wrote there: only one that does and succeeds ends that. Room for
-    /// volumes that was refused is there again when a job has got all of its volumes.
-    pub(super) is_full_for_writers: bool,
-    /// What was told when its disk was full last.
-    pub(super) full_why: String,
+    pub(super) full: Fullness,
     /// The job that finds out whether the disk has space again: others wait for it.
     pub(super) probe: Option<JobIndex>,
     /// How much of it this run may use, where nodes are shared.
@@ -92,15 +85,6 @@ impl Node {
         self.blamed = 0;
         self.is_unfit = false;
         self.is_proven = true;
-    }
-
-    /// Its disk has space.
-    pub(super) fn prove_space(&mut self) {
-        self.full_in_row = 0;
-        self.is_full_for_writers = false;
-        self.full_why.clear();
-        self.is_told_full = false;
-        self.probe = None;
     }
 
     /// It may be used again: what was held against it is forgotten.
@@ -267,10 +251,7 @@ impl Fleet {
             blamed: 0,
             is_proven: false,
             is_suspect: false,
-            is_told_full: false,
-            full_in_row: 0,
-            full_why: String::new(),
-            is_full_for_writers: false,
+            full: Fullness::default(),
             probe: None,
         });
         let is_new = node.is_lost;

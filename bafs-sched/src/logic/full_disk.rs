@@ -7,10 +7,10 @@ use std::collections::BTreeSet;
 use bafs_proto::ids::ServerId;
 use bafs_proto::message::JobReport;
 use bafs_proto::report::VolumeUse;
+use bafs_proto::time::Time;
 
 use super::declared::Warning;
 use super::fit::describe_bytes;
-use super::fleet::Node;
 use super::graph::JobState;
 use super::scheduler::Scheduler;
 use super::space::Space;
@@ -21,8 +21,9 @@ use crate::workflow::{JobIndex, VolumeIndex, VolumeKind};
 /// lack of space is the declaration's fault.
 const FULL_DISKS_MAX: u32 = 2;
 
-/// A node may refuse a job's volumes so often for want of space before its disk counts as full.
-const REFUSED_ONCE: u32 = 1;
+/// A disk may have no space so often, one time after the other, before it is believed to be full:
+/// somebody else may have taken it, and the next listing shows that.
+const PASSING_MAX: u32 = 1;
 
 /// What a user can do about a full disk.
 const ADVICE: &str = "free some of it, or start the node with a smaller --size";
@@ -35,6 +36,59 @@ struct Refusal {
     volume: VolumeIndex,
     /// What the disk had free; nothing where that is only believed.
     disk: Option<Space>,
+}
+
+/// Who found no space on a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Finder {
+    /// A volume that was to be made there.
+    Volume,
+    /// A job that wrote there.
+    Writer,
+}
+
+/// How often the disk of a node had no space, one time after the other.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Fullness {
+    /// For volumes, until a job that asks later than the last has got all of its own.
+    for_volumes: u32,
+    refused_at: Time,
+    /// For jobs that wrote there, until one that does succeeds.
+    for_writers: u32,
+    /// What was told the last time.
+    why: String,
+    /// The user was told that it seems to be full.
+    is_told: bool,
+}
+
+impl Fullness {
+    fn times(&self) -> u32 {
+        self.for_volumes.max(self.for_writers)
+    }
+
+    /// What is met while the node gets no work anyway is one and the same.
+    fn note(&mut self, finder: Finder, why: &str, is_another: bool, now: Time) {
+        let times = match finder {
+            Finder::Volume => &mut self.for_volumes,
+            Finder::Writer => &mut self.for_writers,
+        };
+        *times = times.saturating_add(u32::from(is_another)).max(1);
+        if finder == Finder::Volume {
+            self.refused_at = now;
+        }
+        why.clone_into(&mut self.why);
+    }
+
+    /// All volumes of a job that asked for them at this time were made.
+    fn note_made(&mut self, asked_at: Time) {
+        if asked_at <= self.refused_at {
+            return;
+        }
+        self.for_volumes = 0;
+        if self.for_writers == 0 {
+            *self = Self::default();
+        }
+    }
 }
 
 impl Scheduler {
@@ -135,20 +189,21 @@ impl Scheduler {
         format!(" when volume {names} had no space left: it needs a larger volume than declared")
     }
 
-    /// The disk of a node was full, as it seems: the job is tried again, elsewhere if it can be,
-    /// and is not blamed.
+    /// The disk of a node was full for a job that wrote there, as it seems. It runs again, on
+    /// another node if one can run it, and is not blamed.
     pub(super) fn pass_by_full_disk(&mut self, job: JobIndex, server: ServerId, why: &str) {
         let Some(ran_on) = self.attempts.get(&job).map(|attempt| attempt.server) else {
             return;
         };
         self.abandon_attempt(job);
+        let times = self.note_full(server, why, Finder::Writer);
         let stays = self.leave_full_disk(job, server);
         let node = self.graph.job_mut(job);
         node.environment.full_disks += 1;
         if ran_on == server && !stays {
             node.full_on.insert(server);
         }
-        if self.note_full(server, why, true) <= REFUSED_ONCE {
+        if times <= PASSING_MAX {
             let name = &self.graph.workflow.job(job).name;
             let text = format!("job '{name}' failed and runs again: {why}; {ADVICE}");
             self.tell(Warning {
@@ -159,29 +214,47 @@ impl Scheduler {
             });
         }
         self.tell_full(server, why);
-        self.try_again_when_free(job, server, why, stays);
+        if ran_on != server && stays {
+            // It does not wait for the full disk where it runs: nothing else would end that.
+            let faults = self.count_environment_fault(job);
+            return self.try_again(job, faults, &format!("{why}; {ADVICE}"));
+        }
+        self.settle(job, 0);
+    }
+
+    /// A node had no space for a volume of a job that fits into what it offers. The job runs on
+    /// another node if one can run it, and else waits, however long.
+    pub(super) fn lacks_room(&mut self, job: JobIndex, server: ServerId, fault: &str) {
+        self.abandon_attempt(job);
+        if !self.leave_full_disk(job, server) {
+            self.graph.job_mut(job).no_room_on.insert(server);
+        }
+        self.tell_full(server, fault);
+        self.settle(job, 0);
     }
 
     /// Volumes on a full disk that hold nobody's work go, so that they are made elsewhere: what an
-    /// attempt left half-written went when that ended, so they are as if no job had ever run.
-    /// Answers whether others stay: what was done by others, and what was filled, which would cross
-    /// the link to home again.
+    /// attempt left half-written went when that ended, so they are as if no job had ever run. What
+    /// was filled goes when the disk was full twice: it crosses the link to home again. Answers
+    /// whether others stay, which hold the job there.
     fn leave_full_disk(&mut self, job: JobIndex, server: ServerId) -> bool {
+        let node = self.fleet.get(server);
+        let may_pass = node.is_some_and(|node| node.full.times() <= PASSING_MAX);
         let mut stays = false;
         for volume in self.scratch_written(job) {
             let Some((id, Some(on))) = self.volumes.scratch(volume) else {
                 continue;
             };
+            if on != server {
+                continue;
+            }
             let mut writers = self.graph.volume(volume).writers.iter();
             let is_empty = writers.all(|writer| self.graph.state(*writer) != JobState::Done);
             let mut uses = self.attempts.values().flat_map(|attempt| &attempt.uses);
             let is_used = uses.any(|used| used.id == id);
             let kind = &self.graph.workflow.volume(volume).kind;
             let is_filled = !matches!(kind, VolumeKind::Scratch { fill: None });
-            if on != server {
-                continue;
-            }
-            if !is_empty || is_used || is_filled {
+            if !is_empty || is_used || (is_filled && may_pass) {
                 stays = true;
                 continue;
             }
@@ -193,14 +266,13 @@ impl Scheduler {
     }
 
     /// A node had no space where it should have: it gets no new work for a moment, and then one job
-    /// at a time until that is proved to be over. What is met in that moment is one and the same.
-    /// Answers how often it was full in a row. `by_writer`: a job that wrote met it.
-    pub(super) fn note_full(&mut self, server: ServerId, why: &str, by_writer: bool) -> u32 {
+    /// at a time of those that tell whether that is over. Answers how often it was so in a row.
+    pub(super) fn note_full(&mut self, server: ServerId, why: &str, finder: Finder) -> u32 {
+        let now = self.now;
         let times = self.fleet.update(server, |node| {
-            node.full_in_row += u32::from(node.aside_until.is_none());
-            node.is_full_for_writers |= by_writer;
-            why.clone_into(&mut node.full_why);
-            node.full_in_row
+            let is_another = node.aside_until.is_none();
+            node.full.note(finder, why, is_another, now);
+            node.full.times()
         });
         let times = times.unwrap_or(0);
         let timer = match times >= self.settings.environment_faults_max {
@@ -211,15 +283,13 @@ impl Scheduler {
         times
     }
 
-    /// Names a node whose disk seems to be full, from the second time on, once.
+    /// Names a node whose disk seems to be full, once.
     fn tell_full(&mut self, server: ServerId, fault: &str) {
-        let told = self
-            .fleet
-            .update(server, |node| match node.full_in_row > REFUSED_ONCE {
-                true => std::mem::replace(&mut node.is_told_full, true),
-                false => true,
-            });
-        if told == Some(false) {
+        let is_news = self.fleet.update(server, |node| {
+            let is_full = node.full.times() > PASSING_MAX;
+            is_full && !std::mem::replace(&mut node.full.is_told, true)
+        });
+        if is_news == Some(true) {
             let name = self.fleet.name(server);
             let text = format!(
                 "the disk of node {name} seems to be full: {fault}; {ADVICE}; it is tried again"
@@ -233,79 +303,59 @@ impl Scheduler {
         }
     }
 
-    /// A node had no space for a volume that fits into what it offers. Once, somebody else may have
-    /// taken the space, and the next listing shows it; again and again, the disk is full.
-    pub(super) fn lacks_room(&mut self, job: JobIndex, server: ServerId, fault: &str) {
-        self.abandon_attempt(job);
-        // Else what was made there before this was refused would hold the job to the full disk.
-        let stays = self.leave_full_disk(job, server);
-        self.tell_full(server, fault);
-        self.try_again_when_free(job, server, fault, stays);
-    }
-
-    /// After a full disk kept a job from running: it runs on another node that can run it. Where
-    /// there is none it waits for this one, which tries one job at a time; and a disk that stays
-    /// full holds none of them back, but ends the run when nothing else goes on. `stays` says that
-    /// it can go nowhere else.
-    fn try_again_when_free(&mut self, job: JobIndex, server: ServerId, why: &str, stays: bool) {
-        let need = self.need_of(job);
-        let can_run = |(other, node): (ServerId, &Node)| {
-            other != server && node.takes_work() && self.could_run(job, other, need)
-        };
-        if !stays && self.fleet.live().any(can_run) {
-            return self.try_again(job, 0, why);
-        }
-        if self.is_long_full(server) {
-            return self.settle(job, 0);
-        }
-        let faults = self.count_environment_fault(job);
-        self.try_again(job, faults, &format!("{why}; {ADVICE}"));
-    }
-
-    /// Whether the disk of a node was full so often in a row that nobody waits for it any more.
+    /// Whether the disk of a node was full so often in a row that nobody waits for it any more when
+    /// nothing else goes on.
     fn is_long_full(&self, server: ServerId) -> bool {
         let node = self.fleet.get(server);
-        node.is_some_and(|node| node.full_in_row >= self.settings.environment_faults_max)
+        node.is_some_and(|node| node.full.times() >= self.settings.environment_faults_max)
     }
 
-    /// A job succeeded: disks that it wrote to have space.
-    pub(super) fn prove_space(&mut self, job: JobIndex) {
-        for server in self.written_nodes(job) {
-            self.end_fullness(server);
-        }
-    }
-
-    /// All volumes of a job were made on these nodes: they have the room that they refused.
-    pub(super) fn prove_room(&mut self, servers: &BTreeSet<ServerId>) {
-        for &server in servers {
-            let node = self.fleet.get(server);
-            if node.is_some_and(|node| !node.is_full_for_writers) {
-                self.end_fullness(server);
-            }
-        }
-    }
-
-    fn end_fullness(&mut self, server: ServerId) {
-        let is_full = |node: &Node| node.full_in_row > 0;
-        if self.fleet.get(server).is_some_and(is_full) {
-            self.fleet.update(server, Node::prove_space);
-            self.queues.wake(server);
-        }
-    }
-
-    /// Whether a job that begins on a node tells if its disk is still full.
+    /// Whether a job that begins on a node, and lets these make volumes, tells if the node's disk
+    /// has space again.
     pub(super) fn is_probe(
         &self,
         job: JobIndex,
         server: ServerId,
         made_on: &BTreeSet<ServerId>,
     ) -> bool {
-        let node = self.fleet.get(server);
-        let full = node.filter(|node| node.full_in_row > 0);
-        full.is_some_and(|node| match node.is_full_for_writers {
-            true => self.written_nodes(job).contains(&server),
-            false => made_on.contains(&server),
+        let full = self.fleet.get(server).map(|node| &node.full);
+        full.is_some_and(|full| {
+            full.for_volumes > 0 && made_on.contains(&server)
+                || full.for_writers > 0 && self.written_nodes(job).contains(&server)
         })
+    }
+
+    /// All volumes of a job were made on these nodes, which it asked for that when it began: they
+    /// have the room that they refused before. What more it tells it tells when it ends.
+    pub(super) fn prove_room(&mut self, job: JobIndex, made_on: &BTreeSet<ServerId>) {
+        let asked_at = self.attempts[&job].since;
+        for &server in made_on {
+            let node = self.fleet.get(server);
+            if node.is_none_or(|node| node.full.for_volumes == 0) {
+                continue;
+            }
+            let is_writer = self.written_nodes(job).contains(&server);
+            self.fleet.update(server, |node| {
+                node.full.note_made(asked_at);
+                let is_over = !is_writer || node.full.for_writers == 0;
+                node.probe.take_if(|probe| *probe == job && is_over);
+            });
+            self.queues.wake(server);
+        }
+    }
+
+    /// A job succeeded: disks that it wrote to have space.
+    pub(super) fn prove_space(&mut self, job: JobIndex) {
+        for server in self.written_nodes(job) {
+            let node = self.fleet.get(server);
+            if node.is_some_and(|node| node.full.times() > 0) {
+                self.fleet.update(server, |node| {
+                    node.full = Fullness::default();
+                    node.probe = None;
+                });
+                self.queues.wake(server);
+            }
+        }
     }
 
     /// Where the scratch volumes are that a job writes.
@@ -350,8 +400,8 @@ impl Scheduler {
              other (the last time: {}); {ADVICE}, and run it again: what is done is kept",
             names.join(", "),
             self.fleet.name(server),
-            node.full_in_row,
-            node.full_why
+            node.full.times(),
+            node.full.why
         ))
     }
 }

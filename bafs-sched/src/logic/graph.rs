@@ -11,7 +11,7 @@ use super::crossings::Crossings;
 use super::followers::followers;
 use super::standing::{Counted, Standing};
 use super::tally::Tally;
-use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
+use crate::workflow::{Job, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// Where a job is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -86,11 +86,32 @@ pub(super) struct JobNode {
     pub(super) failed_on: BTreeSet<ServerId>,
     /// Nodes on which it met a full disk, which blames nobody.
     pub(super) full_on: BTreeSet<ServerId>,
+    /// Nodes that refused it room for its volumes: what it reads there does not bind it to them.
+    pub(super) no_room_on: BTreeSet<ServerId>,
     /// Nodes that were lost or restarted while it ran, one after the other.
     pub(super) killed: Vec<ServerId>,
 }
 
 impl JobNode {
+    fn new(job: &Job) -> Self {
+        Self {
+            state: match job.parents.is_empty() {
+                true => JobState::Ready,
+                false => JobState::Waiting,
+            },
+            parents_left: count(job.parents.len()),
+            took_ms: 0,
+            own_faults: 0,
+            environment: EnvironmentFaults::default(),
+            last_server: None,
+            refused_by: BTreeSet::new(),
+            failed_on: BTreeSet::new(),
+            full_on: BTreeSet::new(),
+            no_room_on: BTreeSet::new(),
+            killed: Vec::new(),
+        }
+    }
+
     /// Whether it runs there again only where it must: it failed, or met a full disk.
     pub(super) fn avoids(&self, server: ServerId) -> bool {
         self.failed_on.contains(&server) || self.full_on.contains(&server)
@@ -191,22 +212,7 @@ pub(super) struct Graph {
 
 impl Graph {
     pub(super) fn new(workflow: Workflow) -> Self {
-        let jobs = workflow.jobs.iter().map(|job| JobNode {
-            state: match job.parents.is_empty() {
-                true => JobState::Ready,
-                false => JobState::Waiting,
-            },
-            parents_left: count(job.parents.len()),
-            took_ms: 0,
-            own_faults: 0,
-            environment: EnvironmentFaults::default(),
-            last_server: None,
-            refused_by: BTreeSet::new(),
-            failed_on: BTreeSet::new(),
-            full_on: BTreeSet::new(),
-            killed: Vec::new(),
-        });
-        let mut jobs: Vec<_> = jobs.collect();
+        let mut jobs: Vec<JobNode> = workflow.jobs.iter().map(JobNode::new).collect();
         let mut volumes = volume_nodes(&workflow);
         let mut rank = vec![0; jobs.len()];
         let order = workflow.topological_order();

@@ -204,13 +204,12 @@ impl Scheduler {
         }
     }
 
-    /// Answers to an earlier scheduler never come: what it had given up while it was being created
-    /// is deleted once more.
+    /// The scheduler that asked for volumes, and gave them up, was killed: nobody is told any more
+    /// that one was made after it was deleted.
     pub(super) fn delete_unanswered(&mut self) {
-        let unanswered: Vec<VolumeId> = self.unanswered.keys().copied().collect();
-        for id in unanswered {
-            self.delete_late(id);
-        }
+        let is_gone = |id: &&VolumeId| self.volumes.get(**id).is_none();
+        let gone: Vec<VolumeId> = self.unanswered.keys().filter(is_gone).copied().collect();
+        gone.into_iter().for_each(|id| self.delete_late(id));
     }
 
     pub(super) fn delete_again(&mut self, id: VolumeId) {

@@ -10,7 +10,7 @@ use super::space::Space;
 use crate::workflow::{JobIndex, VolumeIndex};
 
 /// How many ways are tried.
-pub(super) const TRIES_MAX: u32 = 50_000;
+const TRIES_MAX: u32 = 50_000;
 
 /// Where volumes go when only one place is tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +30,8 @@ pub(super) struct Trial<'s> {
     /// Where the volumes that exist are, as a position in `free`.
     pub(super) place: BTreeMap<VolumeIndex, usize>,
     pub(super) done: BTreeSet<JobIndex>,
+    /// By scratch volume, how many of its users are done.
+    users_done: BTreeMap<VolumeIndex, usize>,
     pub(super) tries_left: u32,
 }
 
@@ -46,7 +48,26 @@ struct Step {
     fits_all: bool,
 }
 
-impl Trial<'_> {
+impl<'s> Trial<'s> {
+    /// Nothing of the pipeline exists yet on these nodes; others have so many bytes.
+    pub(super) fn new(
+        scheduler: &'s Scheduler,
+        course: &'s [JobIndex],
+        free: Vec<Space>,
+        beside_bytes: u64,
+    ) -> Self {
+        Self {
+            scheduler,
+            course,
+            free,
+            beside_bytes,
+            place: BTreeMap::new(),
+            done: BTreeSet::new(),
+            users_done: BTreeMap::new(),
+            tries_left: TRIES_MAX,
+        }
+    }
+
     /// Whether the rest can be run from here, in some order. Tries the course first.
     pub(super) fn go_on(&mut self) -> bool {
         if self.done.len() == self.course.len() {
@@ -144,14 +165,26 @@ impl Trial<'_> {
     }
 
     fn run(&mut self, step: &Step, node: usize) -> bool {
-        let before = (self.free.clone(), self.place.clone());
+        let before = (
+            self.free.clone(),
+            self.place.clone(),
+            self.users_done.clone(),
+        );
         self.end(step, node);
         if self.go_on() {
             return true;
         }
         self.done.remove(&step.job);
-        (self.free, self.place) = before;
+        (self.free, self.place, self.users_done) = before;
         false
+    }
+
+    /// A job has begun: what it made, and only it uses, may stay for long.
+    pub(super) fn note_begun(&mut self, job: JobIndex) {
+        self.done.insert(job);
+        for volume in self.scheduler.scratch_of(job) {
+            self.count_user(volume);
+        }
     }
 
     /// What there is once a job is done whose volumes are there already.
@@ -169,15 +202,22 @@ impl Trial<'_> {
         self.leave(&step.scratch);
     }
 
-    /// Volumes whose users are all done go.
+    /// One more of the users of these volumes is done. They go with their last one.
     fn leave(&mut self, scratch: &[VolumeIndex]) {
         for volume in scratch {
-            let users = &self.scheduler.graph.workflow.volume(*volume).users;
-            if users.iter().all(|user| self.done.contains(user))
+            if self.count_user(*volume)
                 && let Some(node) = self.place.remove(volume)
             {
                 self.free[node] = self.free[node].plus(self.scheduler.size_of(*volume));
             }
         }
+    }
+
+    /// One more of the users of a volume is done; answers whether that was the last one.
+    fn count_user(&mut self, volume: VolumeIndex) -> bool {
+        self.scheduler.fleet.tally.one();
+        let done = self.users_done.entry(volume).or_default();
+        *done += 1;
+        *done == self.scheduler.graph.workflow.volume(volume).users.len()
     }
 }

@@ -1,0 +1,23 @@
+//! What tests of the scheduler begin with: a workflow as it is written, and a job that succeeded.
+
+use bafs_proto::message::{JobOutcome, JobReport};
+
+use super::report;
+use crate::workflow::{Workflow, parse_workflow};
+
+/// A workflow without job description files.
+///
+/// # Panics
+/// When the text is wrong, with what is wrong.
+pub fn workflow(text: &str) -> Workflow {
+    let none = |path: &str| Err(format!("no file {path}"));
+    match parse_workflow("w.bafs", text, &none) {
+        Ok(checked) => checked.workflow,
+        Err(rejected) => panic!("{rejected}\n{text}"),
+    }
+}
+
+/// The report of a job that ended with 0, and tells nothing of its volumes.
+pub fn success() -> JobReport {
+    report(JobOutcome::Exited(0))
+}
