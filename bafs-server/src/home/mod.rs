@@ -4,6 +4,7 @@
 //! the same tree sessions as volumes do, without a limit of space.
 
 mod arrivals;
+mod data;
 mod export;
 mod listing;
 mod packs;

@@ -5,23 +5,24 @@
 //! the next; so whoever finds it after a crash knows what is left to do. Small files come otherwise
 //! (`packs.rs`). Checks rights through its caller.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bafs_proto::hash::{Digest, Hasher};
+use bafs_proto::hash::Digest;
 use bafs_proto::ids::ExtractId;
 use bafs_proto::message::{BeginPut, CommitPut, PutFile, PutProgress, PutReceipt};
 use bafs_proto::path::check_relative;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::{Error, ErrorCode, Result};
-use rustix::fs::{Mode, OFlags, fchmod, fsync, renameat};
+use rustix::fs::{Mode, OFlags, fsync, renameat};
 use serde::{Deserialize, Serialize};
 
 use super::arrivals::{Arrival, Arrivals};
+use super::data::{digest_of, open_data, seal};
 use super::export::{Export, Found, OWN, refuse};
 use super::packs::Limits;
 use super::receipts::{RECEIPT_MS_MAX, RECEIPT_MS_MIN, RECEIPTS_MAX, Receipts};
@@ -31,9 +32,6 @@ use crate::lives::replace;
 
 /// An upload that nobody continued for so long is removed.
 const IDLE_MS_MAX: u64 = 7 * 24 * 3600 * 1000;
-
-/// Bytes that are hashed at once.
-const PIECE_BYTES: usize = 1 << 20;
 
 const DATA: &str = "data";
 const STATE: &str = "state";
@@ -329,6 +327,7 @@ impl Puts {
             let path = self.place(extract);
             fs::remove_dir_all(&path).map_err(|error| fault(&path, error))?;
             *slot = None;
+            self.refused.forget(extract);
             Ok(None)
         })
     }
@@ -569,45 +568,9 @@ pub(super) fn other_path(extract: ExtractId, begun: &str, path: &str) -> Error {
     Error::new(ErrorCode::Conflict, text)
 }
 
-/// Gives a file its bits and makes it durable.
-fn seal(file: &File, mode: u32) -> io::Result<()> {
-    fchmod(file, Mode::from_raw_mode(mode))?;
-    file.sync_all()
-}
-
 pub(super) fn damaged(path: &str) -> Error {
     let text = format!("what was received for '{path}' is damaged; send it again");
     Error::new(ErrorCode::DigestMismatch, text)
-}
-
-/// Opens the bytes of an upload, also where they have the bits of a result that its owner may not
-/// write: what was interrupted after those were given goes on.
-fn open_data(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false);
-    options.mode(0o600);
-    match options.open(path) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-            options.open(path)
-        }
-        opened => opened,
-    }
-}
-
-/// Size and digest of a file; stops soon after `size_max` bytes.
-fn digest_of(mut file: &File, size_max: u64) -> io::Result<(u64, Digest)> {
-    let mut hasher = Hasher::new();
-    let mut buffer = vec![0; PIECE_BYTES];
-    let mut size = 0;
-    loop {
-        let count = file.read(&mut buffer)?;
-        hasher.update(&buffer[..count]);
-        size += count as u64;
-        if count == 0 || size > size_max {
-            return Ok((size, hasher.digest()));
-        }
-    }
 }
 
 pub(super) fn sync_directory(path: &Path) -> Result<()> {
@@ -635,6 +598,8 @@ pub(super) fn fault(path: &Path, error: impl Into<io::Error>) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
     use super::*;

@@ -1,4 +1,4 @@
-//! Uploads that ended before their files did: which of them a full disk refused, what they hold, and
+//! Uploads that ended before their files did: which a full disk refused, what they hold, and
 //! which give their room to others. Gives no file its name.
 
 use std::cell::LazyCell;
@@ -145,7 +145,7 @@ impl Puts {
                 && upload.is_stale()
                 && self.refused.is_stale(upload.extract, now)
         });
-        stale.fold(false, |freed, upload| self.give_up(upload.extract) || freed)
+        stale.filter(|upload| self.give_up(upload.extract)).count() > 0
     }
 
     /// Removes an upload that is not decided; whether it did.
@@ -291,8 +291,8 @@ mod tests {
         for (number, idle_ms) in [(1, STALE_MS + 60_000), (2, 0)] {
             begin(&puts, number, &format!("f{number}"));
             assert_eq!(write(&puts, number, 0), Ok(4));
-            let data = File::options().write(true);
-            let data = data.open(puts.place(ExtractId(number)).join("data"));
+            let data = puts.place(ExtractId(number)).join("data");
+            let data = File::options().write(true).open(data);
             let since = Duration::from_millis(clock::now().0 - idle_ms);
             let time = SystemTime::UNIX_EPOCH + since;
             data.and_then(|data| data.set_modified(time)).expect("time");

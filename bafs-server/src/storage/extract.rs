@@ -40,8 +40,8 @@ const QUEUED_MS: u64 = 5 * CALL_MS;
 const PAUSE_MS_MIN: u64 = 50;
 const PAUSE_MS_MAX: u64 = 2_000;
 
-/// A home of which nothing is heard for so long is away, in milliseconds: whoever asked knows better
-/// than a node where it may be now, and may have somebody to tell.
+/// A home of which nothing is heard for so long is away, in milliseconds: whoever asked knows
+/// better than a node where it may be now, and may have somebody to tell.
 const SILENT_MS: u64 = 20_000;
 
 /// Attempts after home refused for a reason that may be an out-dated picture of the upload.

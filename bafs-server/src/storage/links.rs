@@ -46,8 +46,8 @@ impl Links {
         self.bytes += entry.path.len() + NAME_BYTES;
         if self.bytes > NAMES_BYTES_MAX {
             let text = format!(
-                "the names of files that have several take more than {} MiB of memory; fill several \
-                 volumes, each with a part of the source",
+                "the names of files that have several take more than {} MiB of memory; fill \
+                 several volumes, each with a part of the source",
                 NAMES_BYTES_MAX >> 20
             );
             return Err(Error::new(ErrorCode::TooLarge, text));
