@@ -23,6 +23,7 @@ use super::away::ASSUMED_BYTES_PER_MS;
 use super::copies::Copies;
 use super::graph::JobState;
 use super::scheduler::{Phase, Scheduler};
+use super::volumes::Instance;
 use crate::workflow::{JobIndex, VolumeIndex};
 
 /// What is believed of failures before any was seen, as the weight of a loss in thousandths, and as
@@ -42,6 +43,10 @@ const TRIAL_PART: u64 = 100;
 /// Of the time of copying, the part at least that jobs beside it lose, as one over it: processors
 /// and disks are theirs too.
 const BESIDE_PART: u64 = 20;
+
+/// A slot is kept for who waits for a copy that takes this part of a job's time at most, as one over
+/// it: longer, another job had better use it.
+const SOON_PART: u64 = 4;
 
 /// Nodes that are looked at for a copy: one may be where the volume is, some may lack files.
 const TARGETS_MAX: usize = 8;
@@ -435,6 +440,17 @@ impl Scheduler {
         let work_ms = jobs_left.saturating_mul(self.checkpoints.mean_attempt_ms());
         let most_ms = (work_ms / TRIAL_PART).max(receipt.benefit_us / 1_000);
         self.checkpoints.copies.is_empty() && cost_ms <= most_ms
+    }
+
+    /// Whether copying takes so little of a job's time that a slot may be idle meanwhile.
+    pub(super) fn is_soon_copied(&self, copy: &Instance, source: ServerId) -> bool {
+        let bytes = self.held_bytes(copy.volume);
+        let measured = copy.server.and_then(|server| {
+            let path = (source, server);
+            self.checkpoints.copy_ms(path, bytes)
+        });
+        let copy_ms = measured.unwrap_or(bytes / ASSUMED_BYTES_PER_MS);
+        copy_ms.saturating_mul(SOON_PART) <= self.checkpoints.mean_wall_ms()
     }
 
     fn weigh(&self, volume: VolumeIndex, source: ServerId, target: Option<ServerId>) -> Receipt {

@@ -35,6 +35,8 @@ pub(super) struct Copies {
     by_volume: BTreeMap<VolumeIndex, Vec<Copy>>,
     /// Volumes that have copies, by pipeline.
     by_pipeline: BTreeSet<(u32, VolumeIndex)>,
+    /// Copies that are being made, by the server that they come from.
+    under_way: BTreeSet<(ServerId, VolumeId)>,
 }
 
 impl Copies {
@@ -51,6 +53,8 @@ impl Copies {
     }
 
     fn add(&mut self, volume: VolumeIndex, pipeline: Option<u32>, copy: Copy) {
+        let from = copy.source.server.map(|server| (server, copy.id));
+        self.under_way.extend(from);
         self.by_volume.entry(volume).or_default().push(copy);
         self.by_pipeline.extend(pipeline.map(|p| (p, volume)));
     }
@@ -68,6 +72,18 @@ impl Copies {
             }
         }
         Some(was_newest)
+    }
+
+    /// A copy is not being made any more, if it was; answers where it came from.
+    fn end(&mut self, volume: VolumeIndex, id: VolumeId) -> Option<ServerId> {
+        let server = self.get(volume, id)?.source.server?;
+        self.under_way.remove(&(server, id)).then_some(server)
+    }
+
+    /// Copies that are being made from this server.
+    fn made_from(&self, server: ServerId) -> impl Iterator<Item = VolumeId> {
+        let all = (server, VolumeId(0))..=(server, VolumeId(u128::MAX));
+        self.under_way.range(all).map(|(_, id)| *id)
     }
 
     fn of_pipeline(&self, pipeline: u32) -> Vec<VolumeIndex> {
@@ -89,6 +105,28 @@ impl Scheduler {
     pub(super) fn is_being_copied(&self, volume: VolumeIndex) -> bool {
         let mut copies = self.checkpoints.copies.of(volume).iter();
         copies.any(|copy| self.copy_state(copy) == Some(State::Copying))
+    }
+
+    /// Slots of a node that are soon needed by jobs that wait for copies of what they go on to
+    /// write: a pipeline that begins there meanwhile would keep them waiting for all of its job.
+    pub(super) fn slots_soon_needed(&self, server: ServerId) -> u32 {
+        let made = self.checkpoints.copies.made_from(server);
+        let waited_for = made.filter(|id| {
+            self.volumes.get(*id).is_some_and(|copy| {
+                let writers = &self.graph.volume(copy.volume).writers;
+                let mut writers = writers.iter();
+                writers.any(|writer| self.graph.state(*writer) == JobState::Ready)
+                    && self.is_soon_copied(copy, server)
+            })
+        });
+        u32::try_from(waited_for.count()).unwrap_or(u32::MAX)
+    }
+
+    /// A copy is not being made any more: who waited for it may not need the slot that was kept.
+    fn end_copying(&mut self, volume: VolumeIndex, id: VolumeId) {
+        if let Some(server) = self.checkpoints.copies.end(volume, id) {
+            self.queues.wake(server);
+        }
     }
 
     fn copy_state(&self, copy: &Copy) -> Option<State> {
@@ -175,6 +213,7 @@ impl Scheduler {
         };
         instance.state = State::Copy;
         let (volume, target) = (instance.volume, instance.server);
+        self.end_copying(volume, id);
         let older = self.copies_where(volume, |copy| copy.id != id);
         self.drop_these(volume, &older);
         let is_first = !self.checkpoints.knows_cost();
@@ -295,6 +334,7 @@ impl Scheduler {
 
     /// Takes note that a volume goes: if it was a copy, so does what was believed of it.
     pub(super) fn forget_copy(&mut self, id: VolumeId, volume: VolumeIndex) {
+        self.end_copying(volume, id);
         let pipeline = self.graph.pipeline_of(volume);
         match self.checkpoints.copies.remove(volume, pipeline, id) {
             Some(true) => self.checkpoints.close_receipt(volume),
@@ -316,7 +356,13 @@ impl Scheduler {
         let Copies {
             by_volume,
             by_pipeline,
+            under_way,
         } = &self.checkpoints.copies;
+        let made = self.volumes.iter();
+        let made = made.filter(|(_, instance)| instance.state == State::Copying);
+        let made: BTreeSet<_> = made.map(|(id, _)| id).collect();
+        let known: BTreeSet<_> = under_way.iter().map(|(_, id)| *id).collect();
+        assert_eq!(made, known, "copies that are being made");
         let of = |(volume, copies): (&VolumeIndex, &Vec<Copy>)| {
             let volume = *volume;
             let ids: Vec<_> = copies.iter().map(|copy| (volume, copy.id)).collect();

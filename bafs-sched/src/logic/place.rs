@@ -159,6 +159,8 @@ impl Scheduler {
             candidates.extend(idle.filter(has_part).take(LOOKAHEAD));
         }
         candidates
+            .retain(|server| self.fleet.free_slots(*server) > self.slots_soon_needed(*server));
+        candidates
     }
 
     /// Without nodes on which the job failed by its own fault or met a full disk, while there are
