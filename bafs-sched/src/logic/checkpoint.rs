@@ -44,8 +44,8 @@ const TRIAL_PART: u64 = 100;
 /// and disks are theirs too.
 const BESIDE_PART: u64 = 20;
 
-/// A slot is kept for who waits for a copy that takes this part of a job's time at most, as one over
-/// it: longer, another job had better use it.
+/// A slot is kept for who waits for a copy that takes this part of a job's time at most, as one
+/// over it: longer, another job had better use it.
 const SOON_PART: u64 = 4;
 
 /// Nodes that are looked at for a copy: one may be where the volume is, some may lack files.
