@@ -159,7 +159,7 @@ fn check_keys(world: &World) -> Result<()> {
     let script = "n=0; trap 'n=$((n+1)); echo heard $n; [ $n -lt 2 ] || exit 3' INT; \
         echo ready; while :; do sleep 0.05; done";
     let job = format!(
-        "{} exec --mount v:/vol -- sh -c \"$SCRIPT\"",
+        "exec {} exec --mount v:/vol -- sh -c \"$SCRIPT\"",
         program().display()
     );
     let mut terminal = Command::new("script");

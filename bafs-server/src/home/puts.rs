@@ -329,6 +329,7 @@ impl Puts {
             let path = self.place(extract);
             fs::remove_dir_all(&path).map_err(|error| fault(&path, error))?;
             *slot = None;
+            self.refused.forget(extract);
             Ok(None)
         })
     }

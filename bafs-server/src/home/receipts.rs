@@ -777,7 +777,7 @@ mod tests {
         assert_eq!(left, [2, 3, 4]);
         let known = receipts.find(ExtractId(4)).expect("read").expect("known");
         assert_eq!(known.record.receipt, record(4, now).receipt);
-        assert!(known.is_placed);
+        assert_ne!(known.placed, Placed::No);
         receipts.sweep(now, 0);
         assert_eq!(numbers(&receipts), [2, 3]);
         made(&receipts, 7);

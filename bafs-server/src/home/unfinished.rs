@@ -260,10 +260,9 @@ mod tests {
         assert_eq!(code(write(&puts, 1, 0)), ErrorCode::NoSpaceBytes);
         let turn = tokio::time::timeout(Duration::from_secs(20), waiting).await;
         turn.expect("it waits no longer").expect("join");
+        // There is room again, but what was refused is missing until who sends begins again.
+        fs::remove_file(puts.place(extract).join("data")).expect("remove");
         assert_eq!(code(write(&puts, 1, 4)), ErrorCode::NoSpaceBytes);
-        // Who begins again, with room, goes on.
-        let data = puts.place(extract).join("data");
-        fs::remove_file(&data).expect("remove");
         begin(&puts, 1, "f");
         assert_eq!(write(&puts, 1, 0), Ok(4));
         assert_eq!(code(write(&puts, 1, 9)), ErrorCode::Conflict, "no refusal");
@@ -291,8 +290,8 @@ mod tests {
         for (number, idle_ms) in [(1, STALE_MS + 60_000), (2, 0)] {
             begin(&puts, number, &format!("f{number}"));
             assert_eq!(write(&puts, number, 0), Ok(4));
-            let data = File::options().write(true);
-            let data = data.open(puts.place(ExtractId(number)).join("data"));
+            let data = puts.place(ExtractId(number)).join("data");
+            let data = File::options().write(true).open(data);
             let since = Duration::from_millis(clock::now().0 - idle_ms);
             let time = SystemTime::UNIX_EPOCH + since;
             data.and_then(|data| data.set_modified(time)).expect("time");
