@@ -31,9 +31,10 @@ use crate::workflow::Workflow;
 /// copy and room for caches otherwise (2026-11). 8 = a core that believes what it saw of failures,
 /// and plans with the nodes on which jobs fit (2026-11). 9 = reports say what disks have free, and
 /// a core that tells full disks by that and keeps room for who waits for others (2026-11). 10 = a
-/// core that lets go of empty volumes on full disks, tells them from bad nodes, and holds no job
-/// that waits for them (2026-11).
-pub const MAGIC: &[u8] = b"bafs-journal 10\n";
+/// core that lets go of empty volumes on full disks, and tells them from bad nodes (2026-11). 11 =
+/// a core that holds no job that waits for a full disk, weighs copies by who waits for them, and
+/// keeps slots for those (2026-11).
+pub const MAGIC: &[u8] = b"bafs-journal 11\n";
 
 /// How often, and with which pause, a journal is tried that somebody has open.
 const LOCK_TRIES: u32 = 10;
