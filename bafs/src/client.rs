@@ -109,15 +109,15 @@ impl Client {
             .with_context(|| format!("no live node '{name}'; live are: {}", known.join(", ")))
     }
 
-    /// Every volume with the node that holds it. Nodes that do not answer are passed over and
-    /// named in the second list.
+    /// Every volume with the node that holds it. Nodes that do not tell theirs are passed over and
+    /// named in the second list, with why.
     pub(crate) async fn volumes(&self) -> Result<(Vec<(Advert, VolumeStatus)>, Vec<String>)> {
         let mut found = Vec::new();
         let mut silent = Vec::new();
         for node in self.servers(Some(ServerKind::Node)).await? {
             match self.volumes_of(&node).await {
                 Ok(volumes) => found.extend(volumes.into_iter().map(|v| (node.clone(), v))),
-                Err(_) => silent.push(node.name),
+                Err(error) => silent.push(format!("{}: {error:#}", node.name)),
             }
         }
         Ok((found, silent))
@@ -164,7 +164,7 @@ impl Client {
         if volumes.is_empty() {
             let asleep = match silent.as_slice() {
                 [] => String::new(),
-                names => format!(" (nodes that did not answer: {})", names.join(", ")),
+                nodes => format!(" (nodes that do not tell theirs: {})", nodes.join("; ")),
             };
             bail!("no volume '{wanted}' on any live node{asleep}; see `bafs volume list`");
         }

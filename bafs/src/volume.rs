@@ -162,8 +162,8 @@ fn waits_for(kind: &VolumeKind) -> Option<String> {
 
 async fn list(args: ClientArgs, output: Output) -> Result<()> {
     let (volumes, silent) = Client::new(&args)?.volumes().await?;
-    for name in silent {
-        eprintln!("node {name} did not answer; its volumes are not listed");
+    for node in silent {
+        eprintln!("warning: the volumes of a node are not listed: {node}");
     }
     if output.is_json() {
         let all: Vec<_> = volumes.iter().map(|(node, v)| describe(node, v)).collect();
