@@ -136,7 +136,9 @@ pub async fn run_job(
     let mut end = judge(ended, loss);
     end.report.volumes = volumes;
     bound_runs(&mut end.report.volumes);
-    end.report.output_tail = tail.map(|tail| tail.text()).unwrap_or_default();
+    if let Some(tail) = tail {
+        end.report.output_tail = tail.text().await;
+    }
     end
 }
 
