@@ -329,7 +329,7 @@ impl Teller {
             Some(ms) => format!(
                 "takes {} s, for {} s of which jobs wait",
                 seconds(ms),
-                seconds(receipt.wait_ms.unwrap_or(ms))
+                seconds(receipt.wait_ms)
             ),
             None => "takes a time that is not known yet".to_owned(),
         };

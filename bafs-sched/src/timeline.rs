@@ -200,7 +200,7 @@ pub struct CopyReceipt {
     /// What copying was expected to take; `None` before anything was copied.
     pub copy_ms: Option<u64>,
     /// What of that jobs would have waited.
-    pub wait_ms: Option<u64>,
+    pub wait_ms: u64,
     /// Work that the copy's space would have kept waiting.
     pub space_ms: u64,
     /// What was decided, and what became of it.

@@ -275,7 +275,7 @@ impl Scheduler {
             self.learn_sizes(job, &report);
             self.learn_computing(job, &report);
             self.learn_held(job, &report);
-            self.checkpoints.learn_waiting(&report);
+            self.learn_took(job, &report);
             String::new()
         } else if let Some((server, why)) = self.disk_was_full(job, &report) {
             self.pass_by_full_disk(job, server, &why);
@@ -288,7 +288,7 @@ impl Scheduler {
         };
         let tail = report.output_tail;
         match report.outcome {
-            JobOutcome::Exited(0) => self.succeed(job, report.wall_ms),
+            JobOutcome::Exited(0) => self.succeed(job),
             JobOutcome::Exited(code) => {
                 self.own_fault(job, format!("exited with code {code}{space}"), tail);
             }
@@ -303,17 +303,21 @@ impl Scheduler {
         }
     }
 
-    fn succeed(&mut self, job: JobIndex, wall_ms: u64) {
-        let attempt = &self.attempts[&job];
-        let took_ms = self.now.ms_since(attempt.since).max(wall_ms);
-        let server = attempt.server;
-        self.checkpoints.learn_attempt(took_ms);
+    /// Takes note of how long a job kept its slots.
+    fn learn_took(&mut self, job: JobIndex, report: &JobReport) {
+        let since = self.attempts[&job].since;
+        let took_ms = self.now.ms_since(since).max(report.wall_ms);
+        self.graph.job_mut(job).took_ms = took_ms;
+        self.checkpoints.learn_job(took_ms, report);
+    }
+
+    fn succeed(&mut self, job: JobIndex) {
+        let server = self.attempts[&job].server;
         self.fleet.update(server, Node::prove);
         self.prove_space(job);
         self.end_attempt(job);
         self.blame_nodes(job);
         self.graph.set_state(job, JobState::Done);
-        self.graph.job_mut(job).took_ms = took_ms;
         for child in self.graph.waiting_for(job).collect::<Vec<_>>() {
             if self.graph.state(child) == JobState::Waiting {
                 self.settle(child, 0);

@@ -112,8 +112,8 @@ pub struct Receipt {
     /// Expected time of copying; `None` before anything was copied.
     pub copy_ms: Option<u64>,
     /// What of that jobs would have waited: all of it when one is yet to write the volume, else as
-    /// much as jobs wait for data, which travel beside the copy.
-    pub wait_ms: Option<u64>,
+    /// much as jobs wait for data, which travel beside the copy. Nothing while that is not known.
+    pub wait_ms: u64,
     /// Work that the copy's space would have kept waiting.
     pub space_ms: u64,
     /// Whether an older copy lies where the new one would go, so that only changes travel.
@@ -173,18 +173,14 @@ impl Checkpoints {
         self.copies.put_off(ms);
     }
 
-    /// Takes note of how long a job that is done kept its slots.
-    pub(super) fn learn_attempt(&mut self, took_ms: u64) {
-        self.took_ms = self.took_ms.saturating_add(took_ms);
-        self.jobs += 1;
-    }
-
-    /// Takes note of what of its time a job waited for data.
-    pub(super) fn learn_waiting(&mut self, report: &JobReport) {
+    /// Takes note of a job that is done, and kept its slots for so long.
+    pub(super) fn learn_job(&mut self, took_ms: u64, report: &JobReport) {
         let waits = report.volumes.iter().map(|used| used.waited_ms);
         let waited_ms = waits.fold(0, u64::saturating_add);
+        self.took_ms = self.took_ms.saturating_add(took_ms);
         self.wall_ms = self.wall_ms.saturating_add(report.wall_ms);
         self.waited_ms = self.waited_ms.saturating_add(waited_ms.min(report.wall_ms));
+        self.jobs += 1;
     }
 
     /// What of so much time of a job is waiting for data; some is lost to it in any case.
@@ -407,9 +403,8 @@ impl Scheduler {
         let mut receipt = self.weigh(volume, server, target);
         let is_worth = match receipt.copy_ms {
             _ if policy == CheckpointPolicy::Always => true,
-            Some(ms) => {
-                let wait_ms = receipt.wait_ms.unwrap_or(ms);
-                let cost_ms = wait_ms.saturating_add(receipt.space_ms);
+            Some(_) => {
+                let cost_ms = receipt.wait_ms.saturating_add(receipt.space_ms);
                 receipt.benefit_us > cost_ms.saturating_mul(1_000)
             }
             None => receipt.benefit_us > 0 && self.may_try(volume, &receipt),
@@ -479,7 +474,7 @@ impl Scheduler {
             risk_ppm,
             benefit_us: benefit_us(redo_ms, risk_ppm),
             copy_ms,
-            wait_ms: copy_ms.map(wait_ms),
+            wait_ms: copy_ms.map_or(0, wait_ms),
             space_ms: target.map_or(0, space_ms),
             is_further,
             decision: Decision::NotWorth,

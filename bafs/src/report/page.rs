@@ -194,7 +194,11 @@ fn copies(html: &mut String, report: &Report) -> Result<()> {
     ];
     head(html, &titles)?;
     for receipt in receipts.iter().take(ROWS_MAX) {
-        let known = |ms: Option<u64>| ms.map_or_else(|| "not known yet".to_owned(), seconds);
+        // How long jobs wait for a copy is known as soon as it is known how long that takes.
+        let known = |ms: u64| match receipt.copy_ms {
+            Some(_) => seconds(ms),
+            None => "not known yet".to_owned(),
+        };
         row(
             html,
             &[
@@ -203,7 +207,7 @@ fn copies(html: &mut String, report: &Report) -> Result<()> {
                 &seconds(receipt.redo_ms),
                 &format!("{:.4}", receipt.risk_ppm as f64 / 1e4),
                 &format!("{:.3}", receipt.benefit_us as f64 / 1e6),
-                &known(receipt.copy_ms),
+                &known(receipt.copy_ms.unwrap_or(0)),
                 &known(receipt.wait_ms),
                 &seconds(receipt.space_ms),
                 &receipt.decision,

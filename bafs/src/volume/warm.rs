@@ -146,8 +146,8 @@ impl Share {
 /// name. Those share that have one cooperative name and one source.
 async fn meant(client: &Client, wanted: &str) -> Result<Vec<(Advert, VolumeId)>> {
     let (volumes, silent) = client.volumes().await?;
-    for name in silent {
-        eprintln!("node {name} did not answer; its share is not warmed");
+    for node in silent {
+        eprintln!("warning: the share of a node is not warmed: {node}");
     }
     let id = wanted.parse::<VolumeId>().ok();
     let is_named = |v: &VolumeStatus| {

@@ -87,7 +87,12 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "cached",
-        figures: &["cache_open_read", "cache_absent"],
+        figures: &[
+            "cache_open_read",
+            "cache_absent",
+            "cache_stat_again",
+            "cache_list",
+        ],
         run: cached::run,
     },
     Part {

@@ -21,7 +21,7 @@ const TIE: f64 = 1.01;
 /// The first seed of random points by which nothing was corrected.
 const UNSEEN: u64 = 1_000_000;
 
-/// Points that take longer are told: the whole takes a quarter of an hour.
+/// Points that take longer are told, as the whole takes long.
 const SLOW: Duration = Duration::from_secs(20);
 
 /// What the choice is meant to keep: mean, 99th percentile and most.
