@@ -34,7 +34,7 @@ use crate::workflow::Workflow;
 /// core that lets go of empty volumes on full disks, and tells them from bad nodes (2026-11). 11 =
 /// a core that holds no job that waits for a full disk, weighs copies by who waits for them, and
 /// keeps slots for those (2026-11).
-pub const MAGIC: &[u8] = b"bafs-journal 11\n";
+pub const MAGIC: &[u8] = b"bafs-journal 12\n";
 
 /// How often, and with which pause, a journal is tried that somebody has open.
 const LOCK_TRIES: u32 = 10;

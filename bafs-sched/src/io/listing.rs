@@ -186,6 +186,23 @@ mod tests {
     }
 
     #[test]
+    fn who_comes_at_the_address_of_another_is_there_in_its_place() {
+        let mut told = Told::new();
+        told.of(vec![node(1, 1), node(2, 1)]);
+        let successor = NodeSeen {
+            address: node(1, 1).address,
+            ..node(3, 1)
+        };
+        // The catalog lists both for a while, and the old one gets no other chance meanwhile.
+        for _ in 0..2 * SECOND_CHANCE_POLLS {
+            told.of(vec![node(1, 1), node(2, 1), successor.clone()]);
+            assert!(told.scheduler.is_lost(ServerId(1)));
+            assert!(!told.scheduler.is_lost(ServerId(2)));
+            assert!(!told.scheduler.is_lost(ServerId(3)));
+        }
+    }
+
+    #[test]
     fn that_there_is_no_node_is_said_once() {
         let mut told = Told::new();
         assert_eq!(told.of(vec![]), Some((vec![], vec![])));

@@ -16,10 +16,6 @@ const AWAY_TRIED: usize = 2;
 /// this. Among many, a place that is taken a little later costs less than a look at each step.
 const AWAY_REST: usize = 16;
 
-/// What a network between nodes carries before a copy was measured, in bytes per millisecond: half
-/// of a gigabit per second.
-pub(super) const ASSUMED_BYTES_PER_MS: u64 = 62_500;
-
 impl Scheduler {
     /// Gives a job whose data lie on a node without a free slot a place on one that has nothing to
     /// do. Answers whether there was one.
@@ -67,7 +63,6 @@ impl Scheduler {
         let bytes = there.fold(0u64, |sum, (volume, _)| {
             sum.saturating_add(self.held_bytes(volume))
         });
-        let measured = self.checkpoints.copy_ms((server, server), bytes);
-        measured.unwrap_or(bytes / ASSUMED_BYTES_PER_MS) < wait_ms
+        self.checkpoints.expected_ms((server, server), bytes) < wait_ms
     }
 }

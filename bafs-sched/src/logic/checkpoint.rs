@@ -19,9 +19,9 @@ use bafs_proto::time::Time;
 use serde::{Deserialize, Serialize};
 
 use super::action::MountedVolume;
-use super::away::ASSUMED_BYTES_PER_MS;
 use super::copies::Copies;
 use super::graph::JobState;
+use super::overdue::Overdue;
 use super::scheduler::{Phase, Scheduler};
 use super::volumes::Instance;
 use crate::workflow::{JobIndex, VolumeIndex};
@@ -47,6 +47,10 @@ const BESIDE_PART: u64 = 20;
 /// A slot is kept for who waits for a copy that takes this part of a job's time at most, as one
 /// over it: longer, another job had better use it.
 const SOON_PART: u64 = 4;
+
+/// What a network between nodes carries before a copy was measured, in bytes per millisecond: half
+/// of a gigabit per second.
+const ASSUMED_BYTES_PER_MS: u64 = 62_500;
 
 /// Nodes that are looked at for a copy: one may be where the volume is, some may lack files.
 const TARGETS_MAX: usize = 8;
@@ -129,6 +133,7 @@ type Pace = (u64, u64);
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Checkpoints {
     pub(super) copies: Copies,
+    pub(super) overdue: Overdue,
     /// All copies between two nodes, but for further ones.
     paths: BTreeMap<(ServerId, ServerId), Pace>,
     /// The same of all nodes together.
@@ -236,6 +241,12 @@ impl Checkpoints {
     pub(super) fn copy_ms(&self, path: (ServerId, ServerId), bytes: u64) -> Option<u64> {
         let pace = self.paths.get(&path).copied().unwrap_or(self.all_paths);
         time_at(pace, bytes)
+    }
+
+    /// The same before anything was copied too, over a network as it is assumed.
+    pub(super) fn expected_ms(&self, path: (ServerId, ServerId), bytes: u64) -> u64 {
+        let measured = self.copy_ms(path, bytes);
+        measured.unwrap_or(bytes / ASSUMED_BYTES_PER_MS)
     }
 
     /// Expected time to make a copy from an older one, by what the last such copy of the volume
@@ -440,11 +451,8 @@ impl Scheduler {
     /// Whether copying takes so little of a job's time that a slot may be idle meanwhile.
     pub(super) fn is_soon_copied(&self, copy: &Instance, source: ServerId) -> bool {
         let bytes = self.held_bytes(copy.volume);
-        let measured = copy.server.and_then(|server| {
-            let path = (source, server);
-            self.checkpoints.copy_ms(path, bytes)
-        });
-        let copy_ms = measured.unwrap_or(bytes / ASSUMED_BYTES_PER_MS);
+        let target = copy.server.unwrap_or(source);
+        let copy_ms = self.checkpoints.expected_ms((source, target), bytes);
         copy_ms.saturating_mul(SOON_PART) <= self.checkpoints.mean_wall_ms()
     }
 
@@ -544,7 +552,7 @@ impl Scheduler {
     }
 
     /// Where a copy goes: to the node of the older one if that has room for both, else to the one
-    /// with most room besides the one that has the volume.
+    /// with most room besides the one that has the volume; to a slow one if there is no other.
     fn target_of_copy(&self, source: MountedVolume) -> Option<ServerId> {
         let size = self.size_of(source.volume);
         let older = self.older_copy(source.volume);
@@ -554,7 +562,11 @@ impl Scheduler {
         let has_room = |server: &ServerId| {
             Some(*server) != source.server && self.fleet.available(*server).holds(size)
         };
-        older.into_iter().chain(roomy).find(has_room)
+        let mut targets = older.into_iter().chain(roomy).filter(has_room);
+        let first = targets.next()?;
+        let is_slow = |server: &ServerId| self.checkpoints.overdue.is_slow(*server);
+        let mut all = std::iter::once(first).chain(targets);
+        all.find(|server| !is_slow(server)).or(Some(first))
     }
 }
 

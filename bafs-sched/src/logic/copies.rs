@@ -113,10 +113,7 @@ impl Scheduler {
         let made = self.checkpoints.copies.made_from(server);
         let waited_for = made.filter(|id| {
             self.volumes.get(*id).is_some_and(|copy| {
-                let writers = &self.graph.volume(copy.volume).writers;
-                let mut writers = writers.iter();
-                writers.any(|writer| self.graph.state(*writer) == JobState::Ready)
-                    && self.is_soon_copied(copy, server)
+                self.is_waited_for(copy.volume) && self.is_soon_copied(copy, server)
             })
         });
         u32::try_from(waited_for.count()).unwrap_or(u32::MAX)
@@ -182,6 +179,7 @@ impl Scheduler {
             size,
             base,
         });
+        self.watch_copy(id);
     }
 
     fn done_writers(&self, volume: VolumeIndex) -> Vec<JobIndex> {
@@ -226,6 +224,7 @@ impl Scheduler {
                 ms: self.now.ms_since(copy.since),
             };
             let is_further = copy.base.is_some();
+            self.checkpoints.overdue.forget(to);
             self.checkpoints
                 .learn_copy(volume, (from, to), is_further, moved);
             self.checkpoints.note_copied(volume, to, moved);

@@ -110,6 +110,8 @@ pub(super) struct Fleet {
     by_room: BTreeSet<(u64, ServerId)>,
     /// The nodes of each group, lost ones too.
     groups: BTreeMap<String, BTreeSet<ServerId>>,
+    /// Who was seen last at each address.
+    by_address: BTreeMap<String, ServerId>,
     slack_permille: u32,
     /// Whether nodes are shared with other runs.
     has_limits: bool,
@@ -226,6 +228,17 @@ impl Fleet {
         node.is_some_and(|node| !node.is_lost && node.missing_since.is_none() && node.seen == *seen)
     }
 
+    /// The other node, not lost, that was last seen at the address where this one is now: a machine
+    /// that lost its disk comes back as another node, and the one that it was is gone.
+    pub(super) fn at_address_of(&self, seen: &NodeSeen) -> Option<ServerId> {
+        let other = self.by_address.get(&seen.address).copied()?;
+        let is_there = self
+            .nodes
+            .get(&other)
+            .is_some_and(|node| !node.is_lost && node.seen.address == seen.address);
+        (other != seen.id && is_there).then_some(other)
+    }
+
     /// Takes a listing of a node; answers whether it is new or was lost.
     pub(super) fn see(&mut self, seen: NodeSeen) -> bool {
         let server = seen.id;
@@ -237,6 +250,7 @@ impl Fleet {
             let members = self.groups.entry(seen.group.clone()).or_default();
             members.insert(server);
         }
+        self.by_address.insert(seen.address.clone(), server);
         let limit = self.has_limits.then_some(Limit::NOTHING);
         let node = self.nodes.entry(server).or_insert_with(|| Node {
             limit,

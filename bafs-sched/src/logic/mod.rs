@@ -28,6 +28,7 @@ mod growth;
 mod guide;
 mod invariants;
 mod leaving;
+mod overdue;
 mod place;
 mod progress;
 mod queues;

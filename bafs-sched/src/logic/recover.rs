@@ -24,6 +24,13 @@ impl Scheduler {
             if self.fleet.is_as_seen(&node) {
                 continue;
             }
+            if let Some(other) = self.fleet.at_address_of(&node) {
+                // The catalog lists who was there before for a while yet.
+                if self.fleet.get(server).is_some_and(|known| known.is_lost) {
+                    continue;
+                }
+                self.lose_server(other);
+            }
             let is_moved = self.fleet.group_name(server) != Some(node.group.as_str());
             if is_moved {
                 self.leaving.move_to(server, &node.group);
@@ -74,6 +81,7 @@ impl Scheduler {
         if is_first != Some(true) {
             return;
         }
+        self.checkpoints.overdue.forget(server);
         self.fleet.lost += 1;
         self.fleet.alive -= 1;
         let mut gone = Vec::new();

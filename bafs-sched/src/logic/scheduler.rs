@@ -482,6 +482,7 @@ impl Scheduler {
                 }
             }
             Timer::Extract(index) => self.send_again(index),
+            Timer::Copy(id) => self.copy_is_overdue(id),
             Timer::Delete(volume) => self.delete_again(volume),
             Timer::Cleanup => self.stop_cleaning(),
             // The time is compared where it matters.

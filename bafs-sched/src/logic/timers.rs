@@ -20,6 +20,8 @@ pub(super) enum Timer {
     Job(JobIndex),
     /// An extraction is tried again.
     Extract(u32),
+    /// A copy should have been complete long ago.
+    Copy(VolumeId),
     /// A deletion is tried again.
     Delete(VolumeId),
     /// Waiting for nodes, or for space, ends.
@@ -66,7 +68,7 @@ impl Timers {
     /// space.
     pub(super) fn has_work(&self, given_up: impl Fn(VolumeId) -> bool) -> bool {
         let is_work = |timer: &Timer| match timer {
-            Timer::Patience | Timer::Cleanup | Timer::Full(_) => false,
+            Timer::Patience | Timer::Cleanup | Timer::Full(_) | Timer::Copy(_) => false,
             Timer::Delete(id) => !given_up(*id),
             Timer::Missing(_) | Timer::Aside(_) | Timer::Job(_) | Timer::Extract(_) => true,
         };

@@ -115,8 +115,7 @@ pub struct Environment {
     pub local_bytes_per_s: u64,
     /// Mean time between failures of any of the nodes in seconds; none fail when it is not given.
     pub mtbf_s: Option<u64>,
-    /// How long a node that failed is away; it returns empty, in simulations not before it was
-    /// missed.
+    /// How long a node that failed is away; it returns empty.
     pub restart_s: u64,
 }
 

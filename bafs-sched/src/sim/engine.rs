@@ -74,8 +74,10 @@ pub(super) enum Due {
     FailOf(u32),
     /// Who called this node in vain gives it up.
     Silent(u32),
-    /// A node comes, or comes back.
+    /// A node comes.
     Return(u32),
+    /// A node that failed is there again, and listed.
+    Replaced(u32),
     /// A node leaves for good.
     Leave(u32),
     /// The catalog notices that a node is there, or that it is not.
@@ -390,6 +392,7 @@ impl Simulation {
             Due::FailOf(node) => self.end_server(node),
             Due::Silent(node) => self.give_up(node),
             Due::Return(node) => self.come(node),
+            Due::Replaced(node) => self.replace(node),
             Due::Leave(node) => self.leave(node),
             Due::Noticed(node) => self.notice(node),
             Due::List => self.list(),

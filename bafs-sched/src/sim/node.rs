@@ -136,7 +136,7 @@ pub(super) fn seen(at: usize, class: &NodeClass) -> NodeSeen {
     NodeSeen {
         id: server_of(at),
         name: format!("n{at}"),
-        address: String::new(),
+        address: format!("n{at}:1"),
         group: class.cluster.clone(),
         capacity: Space {
             bytes: class.storage_bytes,

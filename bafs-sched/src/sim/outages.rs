@@ -17,11 +17,21 @@ const ADVERT_US: u64 = SECOND_US;
 const POLL_PAUSE_US: u64 = SECOND_US / 5;
 
 impl Simulation {
-    /// A node comes, or comes back, unless it has left for good meanwhile.
+    /// A node comes, unless it has left for good meanwhile.
     pub(super) fn come(&mut self, node: u32) {
         if !self.has_left(node) {
             self.nodes[node as usize].is_up = true;
             self.at(self.now + ADVERT_US, Due::Noticed(node));
+        }
+    }
+
+    /// A node that failed is listed again: as another one at its address, so that the scheduler
+    /// knows that the one before is gone, whether it was missed or not.
+    pub(super) fn replace(&mut self, node: u32) {
+        if !self.has_left(node) {
+            self.nodes[node as usize].is_up = true;
+            self.lose(node);
+            self.notice(node);
         }
     }
 
@@ -95,7 +105,14 @@ impl Simulation {
         self.fail(node);
     }
 
+    /// Who waited for jobs of a node in vain gives it up, unless it started again meanwhile.
     pub(super) fn give_up(&mut self, node: u32) {
+        if !self.nodes[node as usize].is_up {
+            self.lose(node);
+        }
+    }
+
+    fn lose(&mut self, node: u32) {
         let server = server_of(node as usize);
         self.facts.push_back(Event::ServerSilent { server });
     }
@@ -106,14 +123,9 @@ impl Simulation {
         }
         self.run.failures += 1;
         self.reset_node(node);
-        let restart = self
-            .scenario
-            .environment
-            .restart_s
-            .saturating_mul(SECOND_US);
-        // The catalog and the scheduler must have time to miss it: it returns as a new node.
-        let back = self.now.saturating_add(restart.max(4 * ADVERT_TTL_US));
-        self.at(back, Due::Return(node));
+        let restart = self.scenario.environment.restart_s;
+        let back = self.now.saturating_add(restart.saturating_mul(SECOND_US));
+        self.at(back.saturating_add(ADVERT_US), Due::Replaced(node));
         self.at(self.now + ADVERT_TTL_US, Due::Noticed(node));
     }
 
@@ -186,26 +198,29 @@ mod tests {
     #[test]
     fn who_waits_for_a_job_gives_up_a_server_that_refuses_before_the_catalog_would() {
         let canonical = Canonical::parse("width=1,depth=1,batch=0B,private=0B,run=9s").unwrap();
-        let environment = Environment {
-            nodes: vec![NodeClass::new(2, 1, 1_000)],
-            home_bytes_per_s: 1,
-            local_bytes_per_s: 1,
-            mtbf_s: None,
-            restart_s: 60,
-        };
-        let took_s = |node: u32| {
+        let took_s = |node: u32, restart_s: u64| {
+            let environment = Environment {
+                nodes: vec![NodeClass::new(2, 1, 1_000)],
+                home_bytes_per_s: 1,
+                local_bytes_per_s: 1,
+                mtbf_s: None,
+                restart_s,
+            };
             let load = Load::Declared { variability_ppm: 0 };
             let scenario = Scenario {
                 failures: vec![(SECOND_US, node)],
-                ..Scenario::new(environment.clone(), Policy::Need, load, 1)
+                ..Scenario::new(environment, Policy::Need, load, 1)
             };
             let run = Simulation::new(workflow_of(&canonical), scenario).run();
             run.unwrap().seconds()
         };
-        let (least, most) = (took_s(0).min(took_s(1)), took_s(0).max(took_s(1)));
+        let most = |restart_s| took_s(0, restart_s).max(took_s(1, restart_s));
+        let least = took_s(0, 60).min(took_s(1, 60));
         assert!((9.0..9.1).contains(&least), "the other one fails: {least}");
         // It fails after 1 s, is given up after 6.2 more, and soon the other one runs the job; the
         // catalog would make it 20 s.
-        assert!((16.2..17.0).contains(&most), "{most}");
+        assert!((16.2..17.0).contains(&most(60)), "{}", most(60));
+        // When it starts again at once it is listed a second later, as another one.
+        assert!((11.0..11.5).contains(&most(0)), "{}", most(0));
     }
 }

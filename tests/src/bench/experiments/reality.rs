@@ -62,7 +62,7 @@ impl Model {
             home_bytes_per_s: site.home_bytes_per_s,
             local_bytes_per_s: measured.unwrap_or(LOCAL_BYTES_PER_S),
             mtbf_s: None,
-            restart_s: 1,
+            restart_s: 0,
         };
         Ok(Self { past, environment })
     }
