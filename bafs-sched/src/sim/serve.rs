@@ -132,6 +132,8 @@ impl Simulation {
             }
             VolumeKind::Scratch { fill } => {
                 self.scratch_bytes += bytes;
+                let filled = fill.as_ref().map_or(0, |_| bytes);
+                self.copying.created(id, filled, bytes);
                 if fill.is_some() {
                     let link = self.home_link(cluster);
                     let bytes = self.scenario.load.fill_bytes(volume, bytes);
@@ -253,7 +255,7 @@ impl Simulation {
             match work {
                 Work::Read(mount, bytes) => self.read(at, mount, bytes),
                 Work::Write(mount, bytes) => {
-                    let volume = self.executions[at as usize].volumes[mount].volume;
+                    let volume = self.executions[at as usize].volumes[mount].id;
                     self.copying.written(volume, bytes);
                     self.transfer(at, mount, bytes);
                 }
@@ -385,6 +387,7 @@ impl Simulation {
         let wall_ms = (self.now - started) / 1_000;
         let computed_ms = self.computed_us(at) / 1_000;
         let is_lost = self.has_lost_volume(at);
+        let held = self.left_by(at);
         self.note_spell(at, !is_lost);
         self.clear(at);
         let outcome = match is_lost {
@@ -393,8 +396,23 @@ impl Simulation {
         };
         self.facts.push_back(Event::JobEnded {
             execution: id,
-            report: report(outcome, wall_ms, computed_ms),
+            report: report(outcome, wall_ms, computed_ms, held),
         });
+    }
+
+    /// What the scratch volumes hold that an execution may write.
+    fn left_by(&self, at: u32) -> Vec<VolumeUse> {
+        let Execution { job, volumes, .. } = &self.executions[at as usize];
+        let workflow = self.scheduler.workflow();
+        let mounts = workflow.job(*job).mounts.iter().zip(volumes);
+        let written = mounts.filter(|(mount, _)| mount.writable);
+        let used = written.map(|(mount, volume)| VolumeUse {
+            name: workflow.volume(mount.volume).name.clone(),
+            held_bytes: self.copying.held(volume.id),
+            changes: 1,
+            ..VolumeUse::default()
+        });
+        used.collect()
     }
 
     fn has_lost_volume(&self, at: u32) -> bool {
@@ -449,7 +467,7 @@ impl Simulation {
         }
         self.note_spell(at, false);
         self.clear(at);
-        let report = report(JobOutcome::Killed, 0, 0);
+        let report = report(JobOutcome::Killed, 0, 0, Vec::new());
         self.facts.push_back(Event::JobEnded {
             execution: id,
             report,
@@ -481,16 +499,22 @@ impl Simulation {
 }
 
 /// As agents report, but under no volume's name: the waits of all are told as one.
-fn report(outcome: JobOutcome, wall_ms: u64, cpu_ms: u64) -> JobReport {
+fn report(
+    outcome: JobOutcome,
+    wall_ms: u64,
+    cpu_ms: u64,
+    mut volumes: Vec<VolumeUse>,
+) -> JobReport {
     let waits = VolumeUse {
         waited_ms: wall_ms.saturating_sub(cpu_ms),
         ..VolumeUse::default()
     };
+    volumes.push(waits);
     JobReport {
         outcome,
         wall_ms,
         cpu_ms,
         output_tail: String::new(),
-        volumes: vec![waits],
+        volumes,
     }
 }
