@@ -111,7 +111,11 @@ fn a_mount_says_whether_writes_may_be_collected() {
     let found: Vec<_> = found
         .map(|mount| (&*mount.path, mount.writable, mount.write_back))
         .collect();
-    let expected = [("/u", false, false), ("/v", true, true), ("/w", true, false)];
+    let expected = [
+        ("/u", false, false),
+        ("/v", true, true),
+        ("/w", true, false),
+    ];
     assert_eq!(found, expected);
 }
 

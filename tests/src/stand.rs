@@ -106,9 +106,7 @@ impl Stand {
             }
             Way::Processes => show_elsewhere(directory.path(), true, &[])?,
             Way::Network => show_elsewhere(directory.path(), false, &[])?,
-            Way::CollectedNetwork => {
-                show_elsewhere(directory.path(), false, &["--write-back"])?
-            }
+            Way::CollectedNetwork => show_elsewhere(directory.path(), false, &["--write-back"])?,
         };
         if let Shown::Here {
             mounted: Some(mounted),

@@ -529,5 +529,10 @@ fn mount_that_collects_writes_does_what_a_directory_does() -> Result<()> {
 #[test]
 #[ignore = "long: `cargo xtask soak` runs it"]
 fn mount_does_what_a_directory_does_for_long() -> Result<()> {
-    compare("mount_does_what_a_directory_does_for_long", &Way::ALL, 500, 1_000)
+    compare(
+        "mount_does_what_a_directory_does_for_long",
+        &Way::ALL,
+        500,
+        1_000,
+    )
 }

@@ -195,9 +195,9 @@ fn mount_by_ring_survives_fsx() -> Result<()> {
 #[test]
 fn mount_that_collects_writes_survives_fsx() -> Result<()> {
     let name = "mount_that_collects_writes_survives_fsx";
-    fsx(name, &Way::COLLECTED, 2, 5_000)?;
+    fsx(name, &Way::COLLECTED, 1, 1_500)?;
     match ring::can_have(name) {
-        true => fsx(name, &[Way::CollectedRing], 2, 5_000),
+        true => fsx(name, &[Way::CollectedRing], 1, 1_500),
         false => Ok(()),
     }
 }

@@ -7,8 +7,8 @@ use std::rc::Rc;
 use bafs_proto::volume::LimitKind;
 
 use super::ast::{
-    Access, Declarations, Description, ExtractDeclaration, JobDeclaration, Keyword, MountDeclaration,
-    ParentDeclaration, RetryDeclaration, Settings, VolumeDeclaration, Word,
+    Access, Declarations, Description, ExtractDeclaration, JobDeclaration, Keyword,
+    MountDeclaration, ParentDeclaration, RetryDeclaration, Settings, VolumeDeclaration, Word,
 };
 use super::checked::{CachePolicy, VolumeKind};
 use super::diagnostic::{Diagnostics, Place};

@@ -203,7 +203,9 @@ pub(super) fn run_collected(options: &Options, report: &mut Report) -> Result<()
         ring: None,
     };
     report.section("a volume of this machine that collects writes, beside a plain directory");
-    let written = PATTERNS.iter().filter(|it| !it.options.contains("--readonly"));
+    let written = PATTERNS
+        .iter()
+        .filter(|it| !it.options.contains("--readonly"));
     data(options, report, &comparison, written)?;
     Ok(())
 }
