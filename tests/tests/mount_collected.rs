@@ -207,7 +207,7 @@ fn mount_collected_of_a_killed_program_arrives() -> Result<()> {
 #[test]
 fn mount_collected_of_a_killed_job_arrives() -> Result<()> {
     for ready in Ready::each("mount_collected_of_a_killed_job_arrives")? {
-        // Open, not synced, and mapped memory of a file that is closed; nobody but the kernel knows.
+        // Open, and not synced: nobody but the kernel has all of it.
         let script = "exec 3> /vol/f; head -c 20M /dev/zero | tr '\\0' x >&3; echo ready; \
             while :; do sleep 1; done";
         let busy = Busy::of(ready.job(script))?;
