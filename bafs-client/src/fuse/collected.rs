@@ -80,7 +80,7 @@ impl Collected {
         }
         let directory = directory.to_owned();
         // A thread of its own, as the call may wait for a server that never answers.
-        let asking = thread::spawn(move || File::open(directory).map(|it| syncfs(it)));
+        let asking = thread::spawn(move || File::open(directory).map(syncfs));
         let start = clock::now();
         self.wait(fate, |state| {
             let is_asked = asking.is_finished() && state.is_quiet(start, COLLECTED_QUIET);
