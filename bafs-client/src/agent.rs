@@ -219,6 +219,7 @@ impl Agent {
                 }
                 let mode = Mode {
                     whole_files,
+                    collects: mount.write_back && mount.writable,
                     ..Mode::scratch(mount.writable)
                 };
                 (tree, mode, Usage::new(), way)

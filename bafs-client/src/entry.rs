@@ -223,7 +223,11 @@ async fn show(
             }
         }
     };
-    if let Err(error) = tokio::task::spawn_blocking(move || mounted.unmount()).await {
+    let unmounting = move || {
+        mounted.sync();
+        mounted.unmount();
+    };
+    if let Err(error) = tokio::task::spawn_blocking(unmounting).await {
         tracing::error!(%error, "unmounting failed");
     }
     kept.dismiss();

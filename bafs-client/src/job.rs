@@ -441,7 +441,11 @@ async fn let_go(bound: Bound) -> VolumeUse {
     let volume = bound.volume;
     if let Some(mounted) = bound.mounted {
         // What is still unwritten in mapped pages is written by this.
-        let unmounted = tokio::task::spawn_blocking(move || mounted.unmount()).await;
+        let unmounting = move || {
+            mounted.await_closed();
+            mounted.unmount();
+        };
+        let unmounted = tokio::task::spawn_blocking(unmounting).await;
         if let Err(error) = unmounted {
             tracing::error!(%error, volume = volume.name(), "unmounting failed");
         }

@@ -47,6 +47,8 @@ pub struct Mode {
     pub stateless: bool,
     /// Whether they are opened all the same where the kernel can then read them by itself.
     pub whole_files: bool,
+    /// Whether the kernel may answer writes from its memory, and send what it collected later.
+    pub collects: bool,
 }
 
 impl Mode {
@@ -59,6 +61,7 @@ impl Mode {
             read_only: !writable,
             stateless: false,
             whole_files: false,
+            collects: false,
         }
     }
 
@@ -71,6 +74,7 @@ impl Mode {
             read_only: true,
             stateless: true,
             whole_files: false,
+            collects: false,
         }
     }
 
@@ -83,6 +87,7 @@ impl Mode {
             read_only: !writable,
             stateless: false,
             whole_files: false,
+            collects: false,
         }
     }
 }
@@ -114,6 +119,8 @@ pub struct Volume {
     /// by an ordinary user takes that away, and the kernel leaves this to us.
     privileged: Mutex<BTreeMap<InodeNo, (u32, u32)>>,
     any_privileged: AtomicBool,
+    /// Whether the last write that nobody waited for failed.
+    defers_in_vain: AtomicBool,
 }
 
 impl Volume {
@@ -138,6 +145,7 @@ impl Volume {
             usage,
             privileged: Mutex::default(),
             any_privileged: AtomicBool::new(false),
+            defers_in_vain: AtomicBool::new(false),
         }
     }
 
@@ -390,12 +398,20 @@ impl Volume {
             });
             if let Err(errno) = result {
                 let code = match errno.0 {
-                    libc::ENOSPC => ErrorCode::NoSpaceBytes,
+                    libc::ENOSPC | libc::EDQUOT => ErrorCode::NoSpaceBytes,
                     _ => ErrorCode::ServerFault,
                 };
-                let text =
-                    format!("what the program wrote to mapped memory is not kept: {errno:?}");
-                volume.fate.deplore(Error::new(code, text));
+                let what = match volume.mode.collects {
+                    true => "what the program wrote, and the kernel had collected,",
+                    false => "what the program wrote to mapped memory",
+                };
+                // The kernel may have a thousand pieces more that fail in the same way.
+                if !volume.defers_in_vain.swap(true, Ordering::Relaxed) {
+                    let text = format!("{what} is not kept: {errno:?}");
+                    volume.fate.deplore(Error::new(code, text));
+                }
+            } else {
+                volume.defers_in_vain.store(false, Ordering::Relaxed);
             }
             done(result, data);
         })

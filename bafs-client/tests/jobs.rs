@@ -110,6 +110,7 @@ impl World {
             path: path.to_owned(),
             target,
             writable,
+            write_back: false,
             token: Token::none(),
             keep_ms: if writable { KEEP_MS } else { 0 },
         };

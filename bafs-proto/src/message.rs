@@ -750,6 +750,8 @@ pub struct MountSpec {
     pub target: MountTarget,
     /// Whether the job may write.
     pub writable: bool,
+    /// Whether the kernel may collect what is written to a scratch volume, and send it later.
+    pub write_back: bool,
     /// Capability for it.
     pub token: Token,
     /// The lifetime of the volume is at least this after a job that ended with 0, in milliseconds.

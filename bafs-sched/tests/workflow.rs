@@ -102,6 +102,23 @@ fn a_watched_volume_has_its_margin_reserved() {
     assert_eq!(found, expected);
 }
 
+#[test]
+fn a_mount_says_whether_writes_may_be_collected() {
+    let text = "volume v scratch 1 MB\nvolume w scratch 1 MB\nvolume u scratch 1 MB from file:///a\n\
+        job a {\nexecutable = x\n}\nmount v a /v Write-Back\nmount w a /w rw\nmount u a /u ro";
+    let workflow = workflow(text);
+    let found = workflow.jobs[0].mounts.iter();
+    let found: Vec<_> = found
+        .map(|mount| (&*mount.path, mount.writable, mount.write_back))
+        .collect();
+    let expected = [
+        ("/u", false, false),
+        ("/v", true, true),
+        ("/w", true, false),
+    ];
+    assert_eq!(found, expected);
+}
+
 const EVERYTHING: &str = r#"
 volume in scratch 10MB files 7 from bafs://home:9000/in//x/   # filled
 volume db cache s3://bucket/db 3.5TB mru warm files 9

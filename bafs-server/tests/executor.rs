@@ -67,6 +67,7 @@ fn given(id: u128, token: u8) -> StartJob {
             volume: VolumeId(1),
         },
         writable: true,
+        write_back: false,
         token: serde_json::from_value(serde_json::json!([token])).expect("token"),
         keep_ms: 0,
     });

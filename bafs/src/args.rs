@@ -340,6 +340,10 @@ pub(crate) struct MountArgs {
     /// Mount read-only.
     #[arg(long)]
     pub(crate) read_only: bool,
+    /// Let the kernel collect what is written to a scratch volume and send it later: small writes
+    /// are as fast as memory, and only close or fsync say what found no space or was lost.
+    #[arg(long, conflicts_with = "read_only")]
+    pub(crate) write_back: bool,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
     /// Deadline of each remote operation in seconds; past it the volume is lost.
@@ -360,8 +364,9 @@ blastp -db /data/nr -query q.fa -out /scratch/raw"
 pub(crate) struct ExecArgs {
     #[command(flatten)]
     pub(crate) client: ClientArgs,
-    /// A volume and its path in the program's name space; `:ro` for read-only.
-    #[arg(long = "mount", value_name = "VOLUME:/PATH[:ro|:rw]")]
+    /// A volume and its path in the program's name space; `:ro` for read-only, `:write-back` to let
+    /// the kernel collect writes (the program is ended, with exit code 75, if any does not fit).
+    #[arg(long = "mount", value_name = "VOLUME:/PATH[:ro|:rw|:write-back]")]
     pub(crate) mounts: Vec<String>,
     /// Deadline of each remote operation in seconds; past it the volume is lost.
     #[arg(long, env = "BAFS_OP_DEADLINE", default_value_t = 30)]

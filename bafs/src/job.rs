@@ -55,7 +55,11 @@ pub(crate) fn mount(args: &MountArgs) -> Result<ExitCode> {
     let wanted = Wanted {
         volume: args.volume.clone(),
         path: args.directory.to_string_lossy().into_owned(),
-        writable: !args.read_only,
+        access: match (args.read_only, args.write_back) {
+            (true, _) => Access::ReadOnly,
+            (false, false) => Access::ReadWrite,
+            (false, true) => Access::WriteBack,
+        },
     };
     let mounts = find_apart(&args.client, &[wanted])?;
     let mount = mounts
@@ -91,7 +95,16 @@ fn choices(explain: bool, DelegateArgs { delegate }: DelegateArgs, promise: Prom
 struct Wanted {
     volume: String,
     path: String,
-    writable: bool,
+    access: Access,
+}
+
+/// How a volume is mounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Access {
+    ReadOnly,
+    ReadWrite,
+    /// To write to, and the kernel may collect the writes.
+    WriteBack,
 }
 
 /// A volume has one writer, and a place one volume.
@@ -120,19 +133,20 @@ fn parse_mount(text: &str) -> Result<Wanted> {
     let Some((volume, rest)) = text.split_once(":/").filter(|(name, _)| !name.is_empty()) else {
         bail!("--mount {text}: write VOLUME:/absolute/path or VOLUME:/absolute/path:ro");
     };
-    let (path, writable) = match rest.rsplit_once(':') {
-        None => (rest, true),
-        Some((path, "rw")) => (path, true),
-        Some((path, "ro")) => (path, false),
+    let (path, access) = match rest.rsplit_once(':') {
+        None => (rest, Access::ReadWrite),
+        Some((path, "rw")) => (path, Access::ReadWrite),
+        Some((path, "ro")) => (path, Access::ReadOnly),
+        Some((path, "write-back")) => (path, Access::WriteBack),
         Some((_, other)) => bail!(
-            "--mount {text}: '{other}' is neither 'ro' nor 'rw'; a path with a colon needs one of \
-             them behind it"
+            "--mount {text}: '{other}' is neither 'ro' nor 'rw' nor 'write-back'; a path with a \
+             colon needs one of them behind it"
         ),
     };
     Ok(Wanted {
         volume: volume.to_owned(),
         path: format!("/{path}"),
-        writable,
+        access,
     })
 }
 
@@ -172,7 +186,14 @@ fn mount_spec(
 ) -> Result<MountSpec> {
     let (server, volume) = (node.address.clone(), status.spec.id);
     let (target, writable) = match status.spec.kind {
-        VolumeKind::Scratch { .. } => (MountTarget::Scratch { server, volume }, want.writable),
+        VolumeKind::Scratch { .. } => {
+            let writable = want.access != Access::ReadOnly;
+            (MountTarget::Scratch { server, volume }, writable)
+        }
+        VolumeKind::Cache { .. } if want.access == Access::WriteBack => {
+            let name = &status.spec.name;
+            bail!("volume {name} is a cache and cannot be written; mount it without write-back")
+        }
         VolumeKind::Cache { .. } => (MountTarget::Cache { server, volume }, false),
     };
     let rights: &[Right] = if writable {
@@ -185,6 +206,7 @@ fn mount_spec(
         path: want.path.clone(),
         target,
         writable,
+        write_back: want.access == Access::WriteBack,
         token: client.give(Resource::Volume(volume), rights)?,
         keep_ms: 0,
     })
@@ -195,13 +217,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_follows_the_path_of_a_mount_is_ro_or_rw() {
-        let mount = |text: &str| parse_mount(text).map(|it| (it.volume, it.path, it.writable));
-        let v = |path: &str, writable| ("v".to_owned(), path.to_owned(), writable);
-        assert_eq!(mount("v:/a").unwrap(), v("/a", true));
-        assert_eq!(mount("v:/a/b:rw").unwrap(), v("/a/b", true));
-        assert_eq!(mount("v:/a:ro").unwrap(), v("/a", false));
-        assert_eq!(mount("v:/a:b:ro").unwrap(), v("/a:b", false));
+    fn what_follows_the_path_of_a_mount_is_how_it_is_mounted() {
+        let mount = |text: &str| parse_mount(text).map(|it| (it.volume, it.path, it.access));
+        let v = |path: &str, access| ("v".to_owned(), path.to_owned(), access);
+        assert_eq!(mount("v:/a").unwrap(), v("/a", Access::ReadWrite));
+        assert_eq!(mount("v:/a/b:rw").unwrap(), v("/a/b", Access::ReadWrite));
+        assert_eq!(mount("v:/a:ro").unwrap(), v("/a", Access::ReadOnly));
+        assert_eq!(mount("v:/a:b:ro").unwrap(), v("/a:b", Access::ReadOnly));
+        let back = v("/a", Access::WriteBack);
+        assert_eq!(mount("v:/a:write-back").unwrap(), back);
         for wrong in ["v", ":/a", "v:a", "v:/a:RO", "v:/a:xx", "v:/a:"] {
             assert!(mount(wrong).is_err(), "{wrong}");
         }

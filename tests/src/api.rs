@@ -348,6 +348,7 @@ impl Speaker {
             path: "/data".to_owned(),
             target,
             writable: false,
+            write_back: false,
             token: self.token.clone(),
             keep_ms: 0,
         };

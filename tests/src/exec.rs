@@ -26,7 +26,12 @@ pub fn ready(test: &str, size: &str) -> Result<Option<World>> {
 
 /// A job that runs a script in a shell.
 pub fn job(world: &World, options: &[&str], script: &str) -> Command {
-    let mut args = vec!["exec", "--explain", "--mount", "v:/vol"];
+    job_with(world, "v:/vol", options, script)
+}
+
+/// As [`job`], with the volume mounted as `mount` says.
+pub fn job_with(world: &World, mount: &str, options: &[&str], script: &str) -> Command {
+    let mut args = vec!["exec", "--explain", "--mount", mount];
     args.extend(options);
     args.extend(["--", "/bin/sh", "-ec", script]);
     let mut command = world.bafs(&args);
@@ -45,9 +50,15 @@ pub fn check(
     script: &str,
     expected: &str,
 ) -> Result<()> {
-    let output = job(world, options, script)
-        .output()
-        .context("bafs exec runs")?;
+    check_of(job(world, options, script), way, script, expected)
+}
+
+/// As [`check`], of a job that is given.
+///
+/// # Errors
+/// What differs.
+pub fn check_of(mut job: Command, way: &str, script: &str, expected: &str) -> Result<()> {
+    let output = job.output().context("bafs exec runs")?;
     let found = String::from_utf8_lossy(&output.stdout).into_owned();
     ensure!(output.status.success(), "{script}: {}", said(&output));
     ensure!(found.trim() == expected, "{script}: {}", said(&output));
@@ -93,7 +104,15 @@ impl Busy {
     /// # Errors
     /// When it does not say so.
     pub fn start(world: &World, options: &[&str], script: &str) -> Result<Self> {
-        let mut child = job(world, options, script).spawn()?;
+        Self::of(job(world, options, script))
+    }
+
+    /// As [`Self::start`], of a job that is given.
+    ///
+    /// # Errors
+    /// When it does not say so.
+    pub fn of(mut job: Command) -> Result<Self> {
+        let mut child = job.spawn()?;
         let stdout = child.stdout.take().context("its output")?;
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line)?;

@@ -25,6 +25,9 @@ use crate::{World, mounts_with};
 /// What a mount says whose requests come by rings.
 pub const BY_RING: &str = "by a ring for each processor";
 
+/// What a mount says whose kernel collects writes.
+pub const COLLECTS: &str = "it collects writes";
+
 /// The way from a program to its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
@@ -38,11 +41,28 @@ pub enum Way {
     Network,
     /// As [`Self::Inline`], and the kernel asks by rings, where it can (see [`crate::ring`]).
     Ring,
+    /// As [`Self::Inline`], and the kernel collects writes.
+    Collected,
+    /// As [`Self::Ring`], and the kernel collects writes.
+    CollectedRing,
+    /// As [`Self::Network`], and the kernel collects writes.
+    CollectedNetwork,
 }
 
 impl Way {
     /// All that every machine has.
     pub const ALL: [Self; 4] = [Self::Inline, Self::Uncached, Self::Processes, Self::Network];
+
+    /// Those by which the kernel collects writes.
+    pub const COLLECTED: [Self; 2] = [Self::Collected, Self::CollectedNetwork];
+
+    fn is_ring(self) -> bool {
+        matches!(self, Self::Ring | Self::CollectedRing)
+    }
+
+    fn collects(self) -> bool {
+        matches!(self, Self::Collected | Self::CollectedRing)
+    }
 }
 
 /// A volume that is shown.
@@ -74,13 +94,19 @@ impl Stand {
         fs::set_permissions(directory.path(), Permissions::from_mode(0o755))?;
         let shown = match way {
             Way::Inline => show_here(Mode::scratch(true), directory.path())?,
+            Way::Collected => show_here(collecting(), directory.path())?,
             Way::Uncached => show_here(Mode::home(true), directory.path())?,
             Way::Ring => {
                 let _rings = Rings::allow()?;
                 show_here(Mode::scratch(true), directory.path())?
             }
-            Way::Processes => show_elsewhere(directory.path(), true)?,
-            Way::Network => show_elsewhere(directory.path(), false)?,
+            Way::CollectedRing => {
+                let _rings = Rings::allow()?;
+                show_here(collecting(), directory.path())?
+            }
+            Way::Processes => show_elsewhere(directory.path(), true, &[])?,
+            Way::Network => show_elsewhere(directory.path(), false, &[])?,
+            Way::CollectedNetwork => show_elsewhere(directory.path(), false, &["--write-back"])?,
         };
         if let Shown::Here {
             mounted: Some(mounted),
@@ -88,8 +114,9 @@ impl Stand {
         } = &shown
         {
             // Others may have allowed rings at this moment, so they may come unasked.
-            let right = way != Way::Ring || mounted.way().contains(BY_RING);
-            ensure!(right, "{way:?}: {}", mounted.way());
+            let right = !way.is_ring() || mounted.way().contains(BY_RING);
+            let collects = mounted.way().contains(COLLECTS) == way.collects();
+            ensure!(right && collects, "{way:?}: {}", mounted.way());
         }
         fs::set_permissions(directory.path(), Permissions::from_mode(0o777))?;
         Ok(Self { shown, directory })
@@ -163,7 +190,14 @@ fn show_here(mode: Mode, directory: &Path) -> Result<Shown> {
     })
 }
 
-fn show_elsewhere(directory: &Path, by_door: bool) -> Result<Shown> {
+fn collecting() -> Mode {
+    Mode {
+        collects: true,
+        ..Mode::scratch(true)
+    }
+}
+
+fn show_elsewhere(directory: &Path, by_door: bool, options: &[&str]) -> Result<Shown> {
     let world = World::start(&["2GB"])?;
     world.wait_for_servers(2)?;
     if !by_door {
@@ -172,7 +206,8 @@ fn show_elsewhere(directory: &Path, by_door: bool) -> Result<Shown> {
     let create = ["volume", "create", "stand", "--node", "n1"];
     world.json(&[&create[..], &["--size", "2GB", "--files", "100000"]].concat())?;
     let at = directory.to_str().context("a temporary path is text")?;
-    let agent = world.bafs(&["mount", "stand", at]).spawn()?;
+    let mount = [&["mount", "stand", at], options].concat();
+    let agent = world.bafs(&mount).spawn()?;
     let shown = Shown::Elsewhere {
         agent,
         _world: Box::new(world),

@@ -13,7 +13,7 @@ use bafs_proto::door::DOOR_NAME;
 use bafs_proto::message::{JobOutcome, MountTarget};
 use bafs_tests::api::Api;
 use bafs_tests::ring::{self, Rings};
-use bafs_tests::stand::BY_RING;
+use bafs_tests::stand::{BY_RING, COLLECTS};
 use bafs_tests::{World, cannot_mount, cannot_pass, mounts_with, said, skip};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
@@ -50,6 +50,8 @@ enum Shown {
     Rings,
     /// To a job that might be anywhere: the node's door is shut.
     Calls,
+    /// The same, and the kernel collects writes.
+    CollectedCalls,
 }
 
 const DIRECTORY: Way = Way {
@@ -105,9 +107,32 @@ const QUIC: Way = Way {
     says: &["answered first", "is reached over QUIC"],
 };
 
+/// The kernel collects writes.
+const COLLECTED: Way = Way {
+    name: "collected",
+    shown: Shown::Mount,
+    options: &["--write-back"],
+    says: &["inline: each operation runs in this process", COLLECTS],
+};
+
+const COLLECTED_CALLS: Way = Way {
+    name: "collected-tcp",
+    shown: Shown::CollectedCalls,
+    options: &["--channel", "tcp"],
+    says: &[COLLECTS, "answered first", "is reached over TCP"],
+};
+
 /// Ways to write that this machine has; says aloud which it has not.
 fn writers() -> Vec<Way> {
-    let mut ways = vec![DIRECTORY, INLINE, TCP, ASKED, QUIC];
+    let mut ways = vec![
+        DIRECTORY,
+        INLINE,
+        TCP,
+        ASKED,
+        QUIC,
+        COLLECTED,
+        COLLECTED_CALLS,
+    ];
     if ring::can_have(&format!("{TEST}, by rings")) {
         ways.push(RING);
     }
@@ -117,6 +142,8 @@ fn writers() -> Vec<Way> {
 /// Ways to read, likewise.
 fn readers() -> Result<Vec<Way>> {
     let mut ways = writers();
+    // Where nothing is written, nothing is collected.
+    ways.retain(|way| !way.says.contains(&COLLECTS));
     match cannot_pass(tempfile::tempdir()?.path()) {
         Some(reason) => skip(&format!("{TEST}, by passthrough"), reason),
         None => ways.push(PASSED),
@@ -224,7 +251,7 @@ fn run(
 ) -> Result<String> {
     let output = match way.shown {
         Shown::Directory => run_job(world, way, volumes, (program, last))?,
-        Shown::Calls => {
+        Shown::Calls | Shown::CollectedCalls => {
             let _shut = ShutDoor::new(world)?;
             run_job(world, way, volumes, (program, last))?
         }
@@ -254,10 +281,12 @@ fn run_job(
 ) -> Result<Output> {
     let places: Vec<_> = (0..volumes.len()).map(|it| format!("/v{it}")).collect();
     let mount = |(volume, place)| {
-        format!(
-            "{volume}:{place}{}",
-            if last.is_empty() { ":ro" } else { "" }
-        )
+        let access = match (last.is_empty(), way.shown) {
+            (true, _) => "ro",
+            (false, Shown::CollectedCalls) => "write-back",
+            (false, _) => "rw",
+        };
+        format!("{volume}:{place}:{access}")
     };
     let mounts: Vec<_> = volumes.iter().zip(&places).map(mount).collect();
     let mut args = vec!["exec", "--explain"];

@@ -69,6 +69,15 @@ fn mount_passes_pjdfstest() -> Result<()> {
 }
 
 #[test]
+fn mount_that_collects_writes_passes_pjdfstest() -> Result<()> {
+    let name = "mount_that_collects_writes_passes_pjdfstest";
+    match ready(name, "pjdfstest") {
+        Some(pjdfstest) => passes_pjdfstest(&pjdfstest, &Way::COLLECTED),
+        None => Ok(()),
+    }
+}
+
+#[test]
 fn mount_by_ring_passes_pjdfstest() -> Result<()> {
     let name = "mount_by_ring_passes_pjdfstest";
     match ready(name, "pjdfstest") {
@@ -184,10 +193,21 @@ fn mount_by_ring_survives_fsx() -> Result<()> {
 }
 
 #[test]
+fn mount_that_collects_writes_survives_fsx() -> Result<()> {
+    let name = "mount_that_collects_writes_survives_fsx";
+    fsx(name, &Way::COLLECTED, 1, 1_500)?;
+    match ring::can_have(name) {
+        true => fsx(name, &[Way::CollectedRing], 1, 1_500),
+        false => Ok(()),
+    }
+}
+
+#[test]
 #[ignore = "long: `cargo xtask soak` runs it"]
 fn mount_survives_a_million_operations_of_fsx() -> Result<()> {
     let name = "mount_survives_a_million_operations_of_fsx";
     fsx(name, &[Way::Inline, Way::Processes], 4, 250_000)?;
+    fsx(name, &Way::COLLECTED, 1, 100_000)?;
     fsx(name, &[Way::Uncached], 1, 100_000)
 }
 

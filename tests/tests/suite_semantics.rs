@@ -19,7 +19,7 @@ fn on_every_way(test: &str, check: impl Fn(&Stand) -> Result<()>) -> Result<()> 
         skip(test, &reason);
         return Ok(());
     }
-    for way in Way::ALL {
+    for way in Way::ALL.into_iter().chain([Way::Collected]) {
         check(&Stand::start(way)?).map_err(|error| error.context(format!("{way:?}")))?;
     }
     match ring::can_have(&format!("{test}, by rings")) {

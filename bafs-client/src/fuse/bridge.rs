@@ -2,15 +2,18 @@
 
 use std::sync::{Arc, OnceLock};
 
-use bafs_proto::file_op::{Caller, FileOp};
+use bafs_proto::file_op::{Attr, Caller, FileOp};
 use bafs_proto::ids::{HandleId, InodeNo};
 use fuser::{FileHandle, FopenFlags, INodeNo, InitFlags, KernelConfig, Notifier};
 
 use super::answers::{AnswerEmpty, AnswerEntry};
+use super::collected::Collected;
 use super::replies;
 use super::whole::WholeFiles;
 use crate::tree::Done;
 use crate::volume::Volume;
+
+const OWNER_READS: u32 = 0o400;
 
 /// One volume as the kernel's file system. All clones are the same one.
 #[derive(Debug, Clone)]
@@ -34,6 +37,8 @@ pub(super) struct Agreed {
     pub(super) ring: bool,
     /// Files that the kernel may read by itself; `None` when it does not offer to.
     pub(super) whole_files: Option<Arc<WholeFiles>>,
+    /// Writes that the kernel collects; `None` when it sends each at once.
+    pub(super) collected: Option<Collected>,
 }
 
 impl Bridge {
@@ -70,6 +75,24 @@ impl Bridge {
             FopenFlags::FOPEN_KEEP_CACHE
         } else {
             FopenFlags::FOPEN_DIRECT_IO
+        }
+    }
+
+    /// What the kernel is told of an opened file. To collect writes it reads what surrounds them;
+    /// a file that its owner may not read cannot be opened for that, so it is written directly.
+    pub(super) fn flags_of_open(&self, writes_only: bool) -> impl Fn(&Attr) -> FopenFlags + use<> {
+        let (flags, collects) = (self.file_flags(), self.agreed().collected.is_some());
+        move |attr| match writes_only && collects && attr.mode & OWNER_READS == 0 {
+            true => FopenFlags::FOPEN_DIRECT_IO,
+            false => flags,
+        }
+    }
+
+    /// Takes the answer to a request that opens a file.
+    pub(super) fn opening(&self, done: Done) -> Done {
+        match &self.agreed().collected {
+            Some(collected) => collected.opening(done),
+            None => done,
         }
     }
 
@@ -146,6 +169,9 @@ impl Bridge {
         if self.wants_ring {
             wanted |= InitFlags::FUSE_OVER_IO_URING;
         }
+        if mode.collects {
+            wanted |= InitFlags::FUSE_WRITEBACK_CACHE;
+        }
         if !mode.cached {
             // A link that somebody else replaces must be read again.
             wanted.remove(InitFlags::FUSE_CACHE_SYMLINKS);
@@ -162,6 +188,9 @@ impl Bridge {
             no_opendir: given.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT),
             ring: given.contains(InitFlags::FUSE_OVER_IO_URING),
             whole_files: passes.then(Arc::default),
+            collected: given
+                .contains(InitFlags::FUSE_WRITEBACK_CACHE)
+                .then(Collected::default),
         });
     }
 }

@@ -78,7 +78,9 @@ impl Bridge {
             // Not a failure: it tells the kernel never to ask again, for any file.
             return reply.refuse(Errno::ENOSYS);
         }
-        let finish = replies::opened(self.file_flags(), reply);
+        let writes_only = flags.0 & libc::O_ACCMODE == libc::O_WRONLY;
+        let finish = replies::opened(self.flags_of_open(writes_only), reply);
+        let finish = self.opening(finish);
         self.volume
             .run(caller, operations::open_file(ino, flags), &[], finish);
     }
@@ -98,7 +100,7 @@ impl Bridge {
             flags: convert::create_flags(flags),
         };
         let finish = replies::created(self.volume.mode(), self.file_flags(), reply);
-        self.volume.run(caller, op, &[], finish);
+        self.volume.run(caller, op, &[], self.opening(finish));
     }
 
     pub(super) fn read_file(
@@ -146,6 +148,9 @@ impl Bridge {
         if mapped {
             finish = self.volume.deferred(data.len(), finish);
         }
+        if let Some(collected) = &self.agreed().collected {
+            finish = collected.moving(false, finish);
+        }
         self.change(caller, (at.ino, op), data, kills, finish);
     }
 
@@ -172,7 +177,12 @@ impl Bridge {
             return reply.done();
         }
         let handle = self.handle(ino, handle);
-        self.empty(caller, FileOp::Release { handle }, reply);
+        let mut finish = replies::empty(reply);
+        if let Some(collected) = &self.agreed().collected {
+            finish = collected.moving(true, finish);
+        }
+        self.volume
+            .run(caller, FileOp::Release { handle }, &[], finish);
     }
 
     pub(super) fn sync_file(
@@ -192,7 +202,8 @@ impl Bridge {
             return reply.refuse(Errno::ENOSYS);
         }
         let op = operations::open_directory(ino);
-        let finish = replies::opened(self.directory_flags(), reply);
+        let flags = self.directory_flags();
+        let finish = replies::opened(move |_| flags, reply);
         self.volume.run(caller, op, &[], finish);
     }
 
@@ -254,6 +265,11 @@ impl Bridge {
         whence: i32,
         reply: impl AnswerPosition,
     ) {
+        if self.agreed().collected.is_some() {
+            // The tree does not have yet what the kernel has collected: the kernel, which then
+            // takes all up to the end for data, is never wrong.
+            return reply.refuse(Errno::ENOSYS);
+        }
         let op = FileOp::Seek {
             handle: self.handle(ino, handle),
             offset,

@@ -3,6 +3,7 @@
 
 mod answers;
 mod bridge;
+mod collected;
 mod convert;
 mod handlers;
 mod mount;

@@ -19,10 +19,11 @@ use nix::unistd::{getegid, geteuid};
 use thiserror::Error;
 
 use super::bridge::Bridge;
+use super::collected::Collected;
 use super::ring::{Refused, Rings};
 use crate::clock;
 use crate::doctor::{connections, mounts};
-use crate::limits::{DETACH, SESSION_THREADS_MAX, SESSION_THREADS_MIN};
+use crate::limits::{COLLECTED_PART, DETACH, SESSION_THREADS_MAX, SESSION_THREADS_MIN};
 use crate::logic::mount_table;
 use crate::volume::Volume;
 
@@ -90,6 +91,8 @@ pub struct Mounted {
     fusermount: Option<SessionUnmounter>,
     server: Option<JoinHandle<()>>,
     way: String,
+    /// Writes that the kernel collects, if it does.
+    collected: Option<Collected>,
 }
 
 impl Mounted {
@@ -138,6 +141,7 @@ impl Mounted {
             fusermount,
             server: None,
             way: String::new(),
+            collected: bridge.agreed().collected.clone(),
         };
         let rings = match begin(rings, &session, &bridge) {
             Ok(Ok(rings)) => {
@@ -165,6 +169,11 @@ impl Mounted {
                 }
             });
         mounted.server = Some(serving.map_err(MountError::Handshake)?);
+        match (&mounted.collected, mounted.volume.mode().collects) {
+            (Some(_), _) => mounted.way.push_str("; it collects writes"),
+            (None, true) => mounted.way.push_str("; it cannot collect writes"),
+            (None, false) => {}
+        }
         mounted.tune();
         tracing::debug!(directory = %directory.display(), way = mounted.way, "mounted");
         Ok(mounted)
@@ -183,6 +192,20 @@ impl Mounted {
     /// Where it is mounted.
     pub fn directory(&self) -> &Path {
         &self.directory
+    }
+
+    /// Waits until the kernel has sent what it collected for processes that are dead. Blocks.
+    pub fn await_closed(&self) {
+        if let Some(collected) = &self.collected {
+            collected.await_closed(self.volume.fate());
+        }
+    }
+
+    /// Has the kernel send what it collected for programs that go on. Blocks, for a while at most.
+    pub fn sync(&self) {
+        if let Some(collected) = &self.collected {
+            collected.sync(self.volume.fate(), &self.directory);
+        }
     }
 
     /// Takes the mount away, at once even if it is in use, and waits until nothing of it is left.
@@ -286,7 +309,8 @@ impl Mounted {
         }
     }
 
-    /// Raises the kernel's read-ahead where we may. Without it everything works, only slower.
+    /// Raises the kernel's read-ahead, and what it may collect of writes, where we may. Without it
+    /// everything works, only slower.
     fn tune(&mut self) {
         // Not by a look at the directory: who unmounts at that moment would find it in use.
         let mount = mounts::ours_on(&self.directory).ok();
@@ -294,11 +318,19 @@ impl Mounted {
             return;
         };
         self.connection = Some(minor);
-        let path = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+        let set = |name: &str, value: u32| {
+            let path = format!("/sys/class/bdi/{major}:{minor}/{name}");
+            let set = fs::write(&path, value.to_string());
+            set.inspect_err(|error| tracing::debug!(%error, path, "stays as it is"))
+                .is_ok()
+        };
         let kib = self.volume.read_ahead_kib();
-        match fs::write(&path, kib.to_string()) {
-            Ok(()) => self.volume.has_read_ahead(u64::from(kib) << 10),
-            Err(error) => tracing::debug!(%error, path, "read-ahead stays as it is"),
+        if set("read_ahead_kb", kib) {
+            self.volume.has_read_ahead(u64::from(kib) << 10);
+        }
+        if self.collected.is_some() {
+            set("strict_limit", 0);
+            set("max_ratio", COLLECTED_PART);
         }
     }
 }

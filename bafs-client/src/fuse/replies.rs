@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bafs_proto::file_op::{Caller, DirectoryEntry, Errno, FileOp, FileReply, FileResult};
+use bafs_proto::file_op::{Attr, Caller, DirectoryEntry, Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::HandleId;
 use fuser::FopenFlags;
 use nix::libc;
@@ -63,9 +63,12 @@ pub(super) fn data(reply: impl AnswerData) -> Done {
     })
 }
 
-pub(super) fn opened(flags: FopenFlags, reply: impl AnswerOpen) -> Done {
+pub(super) fn opened(
+    flags: impl FnOnce(&Attr) -> FopenFlags + Send + 'static,
+    reply: impl AnswerOpen,
+) -> Done {
     Box::new(move |result, _| match result {
-        Ok(FileReply::Opened { handle, .. }) => reply.handle(handle, flags),
+        Ok(FileReply::Opened { handle, attr }) => reply.handle(handle, flags(&attr)),
         other => reply.refuse(error_of(other)),
     })
 }

@@ -349,6 +349,7 @@ impl Servers {
                 path: mount.path.clone(),
                 target,
                 writable: mount.writable,
+                write_back: mount.write_back,
                 token,
                 keep_ms: match results.contains(&mount.volume) {
                     true => self.settings.result_lifetime_ms,

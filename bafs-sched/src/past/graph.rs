@@ -182,6 +182,7 @@ impl Builder {
             volume,
             path,
             writable,
+            write_back: false,
         });
         self.workflow.jobs.push(Job {
             name: job.name.clone(),

@@ -77,6 +77,7 @@ fn add_pipeline(workflow: &mut Workflow, canonical: &Canonical, pipeline: u32) {
             volume,
             path: path.to_owned(),
             writable,
+            write_back: false,
         });
         let job = job(canonical, pipeline, depth, index, mounts.collect());
         workflow.jobs.push(job);

@@ -134,8 +134,17 @@ pub(super) struct MountDeclaration {
     pub(super) volume: Word,
     pub(super) job: Word,
     pub(super) path: Word,
-    /// Whether `rw` or `ro` is written, and where.
-    pub(super) writable: Option<(bool, Place)>,
+    /// Whether `ro`, `rw` or `write-back` is written, and where.
+    pub(super) access: Option<(Access, Place)>,
+}
+
+/// How a volume is mounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    ReadOnly,
+    ReadWrite,
+    /// To write to, and the kernel may collect the writes.
+    WriteBack,
 }
 
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::access::{Use, check_access};
 use super::ast::{
-    Declarations, ExtractDeclaration, JobDeclaration, MountDeclaration, ParentDeclaration,
+    Access, Declarations, ExtractDeclaration, JobDeclaration, MountDeclaration, ParentDeclaration,
     RetryDeclaration, Settings, VolumeDeclaration, Word,
 };
 use super::checked::{
@@ -251,7 +251,7 @@ impl Checker<'_> {
             volume,
             job,
             path,
-            writable,
+            access,
         } in declarations
         {
             let (volume_index, job_index) = (self.volume(&volume), self.job(&job));
@@ -269,18 +269,19 @@ impl Checker<'_> {
             };
             let kind = &self.workflow.volume(volume_index).kind;
             let is_cache = matches!(kind, VolumeKind::Cache { .. });
-            if let Some((true, rw_place)) = writable
+            if let Some((Access::ReadWrite | Access::WriteBack, rw_place)) = access
                 && is_cache
             {
                 let message = format!("volume '{}' is a cache and cannot be written", volume.text);
                 let hint = "mount it 'ro', or declare a scratch volume with 'from'";
                 self.diagnostics.error_hint(rw_place, message, hint);
             }
-            let writable = !is_cache && writable.is_none_or(|(writable, _)| writable);
+            let access = access.map_or(Access::ReadWrite, |(access, _)| access);
             let mount = Mount {
                 volume: volume_index,
                 path: mount_path,
-                writable,
+                writable: !is_cache && access != Access::ReadOnly,
+                write_back: !is_cache && access == Access::WriteBack,
             };
             self.workflow.jobs[job_index.as_usize()].mounts.push(mount);
             self.notes[job_index.as_usize()].mounts.push(path.place);

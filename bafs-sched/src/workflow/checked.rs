@@ -99,6 +99,9 @@ pub struct Mount {
     pub path: String,
     /// Whether the job may write; never true for a cache volume.
     pub writable: bool,
+    /// Whether the kernel may collect what the job writes, and send it later.
+    #[serde(default)]
+    pub write_back: bool,
 }
 
 /// Space with a name, a size and a kind.

@@ -7,8 +7,8 @@ use std::rc::Rc;
 use bafs_proto::volume::LimitKind;
 
 use super::ast::{
-    Declarations, Description, ExtractDeclaration, JobDeclaration, Keyword, MountDeclaration,
-    ParentDeclaration, RetryDeclaration, Settings, VolumeDeclaration, Word,
+    Access, Declarations, Description, ExtractDeclaration, JobDeclaration, Keyword,
+    MountDeclaration, ParentDeclaration, RetryDeclaration, Settings, VolumeDeclaration, Word,
 };
 use super::checked::{CachePolicy, VolumeKind};
 use super::diagnostic::{Diagnostics, Place};
@@ -227,18 +227,19 @@ impl Cursor<'_, '_> {
         let job = self.name("a job")?;
         let path = self.word("a path")?;
         let option = self.words.get(self.next);
-        let writable = option.and_then(|word| match word.text.to_ascii_lowercase().as_str() {
-            "ro" => Some((false, word.place)),
-            "rw" => Some((true, word.place)),
+        let access = option.and_then(|word| match word.text.to_ascii_lowercase().as_str() {
+            "ro" => Some((Access::ReadOnly, word.place)),
+            "rw" => Some((Access::ReadWrite, word.place)),
+            "write-back" => Some((Access::WriteBack, word.place)),
             _ => None,
         });
-        self.next += usize::from(writable.is_some());
+        self.next += usize::from(access.is_some());
         self.end();
         Ok(MountDeclaration {
             volume,
             job,
             path,
-            writable,
+            access,
         })
     }
 

@@ -39,7 +39,7 @@ impl Keyword {
                 "write 'volume NAME scratch SIZE [files N] [from URL]' \
                  or 'volume NAME [cache] URL SIZE [lru|mru] [warm] [files N]'"
             }
-            Self::Mount => "write 'mount VOLUME JOB PATH [ro|rw]'",
+            Self::Mount => "write 'mount VOLUME JOB PATH [ro|rw|write-back]'",
             Self::Extract => "write 'extract VOLUME FILE URL'",
             Self::Retry => "write 'retry JOB N'",
             Self::For => "write 'for NAME in FIRST..LAST' or 'for NAME in WORD ...'",

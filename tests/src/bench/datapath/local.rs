@@ -38,7 +38,7 @@ struct Pattern {
     part: u64,
 }
 
-const PATTERNS: [Pattern; 9] = [
+const PATTERNS: [Pattern; 10] = [
     Pattern {
         figure: "read_cold",
         name: "read, cold",
@@ -101,6 +101,13 @@ const PATTERNS: [Pattern; 9] = [
         options: "--ioengine=psync --rw=randwrite --bs=4k --norandommap",
         before: Before::Remade,
         part: 8,
+    },
+    Pattern {
+        figure: "bytes",
+        name: "write by single bytes",
+        options: "--ioengine=psync --rw=write --bs=1",
+        before: Before::Nothing,
+        part: 256,
     },
 ];
 
@@ -182,6 +189,27 @@ pub(super) fn run_bound(options: &Options, report: &mut Report) -> Result<()> {
     compare(options, report, &comparison)
 }
 
+/// The same data of a volume whose writes the kernel collects: what is written.
+pub(super) fn run_collected(options: &Options, report: &mut Report) -> Result<()> {
+    let shown = Shown::collecting("20GB")?;
+    let native = tempfile::tempdir()?;
+    let comparison = Comparison {
+        prefix: "collected",
+        warm: "collected_warm",
+        shell: RefCell::new(Shell::host()?),
+        volume: text(shown.path())?,
+        directory: text(native.path())?,
+        least: None,
+        ring: None,
+    };
+    report.section("a volume of this machine that collects writes, beside a plain directory");
+    let written = PATTERNS
+        .iter()
+        .filter(|it| !it.options.contains("--readonly"));
+    data(options, report, &comparison, written)?;
+    Ok(())
+}
+
 fn text(path: &Path) -> Result<String> {
     let path = path.to_str().context("a temporary path is text")?;
     Ok(path.to_owned())
@@ -189,7 +217,7 @@ fn text(path: &Path) -> Result<String> {
 
 /// All rows; the least of the data rows and that of the others are figures of their own.
 fn compare(options: &Options, report: &mut Report, comparison: &Comparison<'_>) -> Result<()> {
-    let data = data(options, report, comparison)?;
+    let data = data(options, report, comparison, PATTERNS.iter())?;
     let warm = PATTERNS.iter().zip(&data);
     let warm = warm.filter(|(pattern, _)| pattern.options.contains("--readonly"));
     let warm = warm.filter(|(pattern, _)| pattern.before == Before::Warm);
@@ -220,12 +248,17 @@ fn least(ratios: impl Iterator<Item = f64>) -> f64 {
     ratios.fold(f64::INFINITY, f64::min)
 }
 
-fn data(options: &Options, report: &mut Report, comparison: &Comparison<'_>) -> Result<Vec<f64>> {
+fn data<'p>(
+    options: &Options,
+    report: &mut Report,
+    comparison: &Comparison<'_>,
+    patterns: impl Iterator<Item = &'p Pattern>,
+) -> Result<Vec<f64>> {
     let bytes = MIB * options.pick(512, 64);
     report.say(&format!("{} MiB by fio: MB/s", bytes / MIB));
     let mut rows = vec![row(["work", "volume", "directory", "volume / directory"])];
     let mut ratios = Vec::new();
-    for pattern in &PATTERNS {
+    for pattern in patterns {
         let way = |name, place: &str| {
             let file = format!("{place}/data");
             Way::new(name, move || {

@@ -76,6 +76,16 @@ const PARTS: &[Part] = &[
         run: local::run,
     },
     Part {
+        name: "collected",
+        figures: &[
+            "collected_write",
+            "collected_append",
+            "collected_rand_write",
+            "collected_bytes",
+        ],
+        run: local::run_collected,
+    },
+    Part {
         name: "ring",
         figures: &["ring_rand_1", "ring_rand_2", "ring_create_1"],
         run: ring::run,

@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use crate::ring::{Rings, missing};
-use crate::stand::BY_RING;
+use crate::stand::{BY_RING, COLLECTS};
 use crate::{World, mounts_with};
 
 /// How often, and with which pauses, something is looked for that comes soon.
@@ -56,12 +56,20 @@ pub(super) fn near_world(size: &str, options: &[&str]) -> Result<World> {
 impl Shown {
     /// Shows an empty volume of nearly so much space, as on another machine.
     pub(super) fn start(size: &str) -> Result<Self> {
-        Self::show(distant_world(size)?)
+        Self::show(distant_world(size)?, &[])
     }
 
     /// Shows one as on the machine that has it.
     pub(super) fn near(size: &str) -> Result<Self> {
-        Self::show(near_world(size, &[])?)
+        Self::show(near_world(size, &[])?, &[])
+    }
+
+    /// As [`Self::near`], and the kernel collects writes.
+    pub(super) fn collecting(size: &str) -> Result<Self> {
+        let shown = Self::show(near_world(size, &[])?, &["--write-back"])?;
+        let said = shown.way()?;
+        ensure!(said.contains(COLLECTS), "it does not collect: {said}");
+        Ok(shown)
     }
 
     /// As [`Self::near`], and the kernel asks by rings.
@@ -105,7 +113,7 @@ impl Shown {
         bail!("the agent does not say how the kernel asks");
     }
 
-    fn show(world: World) -> Result<Self> {
+    fn show(world: World, options: &[&str]) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let at = directory
             .path()
@@ -113,7 +121,7 @@ impl Shown {
             .context("a temporary path is text")?;
         let said = tempfile::tempfile()?;
         let agent = world
-            .bafs(&["mount", "work", at, "--explain"])
+            .bafs(&[&["mount", "work", at, "--explain"], options].concat())
             .stderr(said.try_clone()?)
             .spawn()?;
         let shown = Self {

@@ -79,6 +79,7 @@ fn one_storm(world: &World, server: &str, files: u64, delegated: bool, serial: u
             volume,
         },
         writable: true,
+        write_back: false,
         token,
         keep_ms: 0,
     };

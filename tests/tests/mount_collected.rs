@@ -1,0 +1,264 @@
+//! Volumes whose writes the kernel collects (write-back): that it does, that all of it arrives, the
+//! limit, and the death of every side. On the volume's node and over the network.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use bafs_proto::door::DOOR_NAME;
+use bafs_tests::exec::{self, Busy};
+use bafs_tests::stand::{COLLECTS, Stand, Way};
+use bafs_tests::{World, cannot_mount, mounts_with, ring, said, skip};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const INLINE: &str = "volume v: inline";
+const CALLS: &str = "volume v: calls";
+
+/// A node with a volume `v` of 50 MB, and the way in which jobs reach it.
+struct Ready {
+    world: World,
+    way: &'static str,
+}
+
+impl Ready {
+    /// One for each way; none where the test must skip itself.
+    fn each(test: &str) -> Result<Vec<Self>> {
+        let mut all = Vec::new();
+        for way in [INLINE, CALLS] {
+            let Some(world) = exec::ready(test, "300MB")? else {
+                break;
+            };
+            if way == CALLS {
+                fs::remove_file(world.cluster.directory().join("n1").join(DOOR_NAME))?;
+            }
+            let create = ["volume", "create", "v", "--node", "n1", "--size", "50MB"];
+            world.json(&create)?;
+            all.push(Self { world, way });
+        }
+        Ok(all)
+    }
+
+    fn job(&self, script: &str) -> Command {
+        exec::job_with(&self.world, "v:/vol:write-back", &[], script)
+    }
+
+    /// Runs a job whose writes are collected.
+    fn collects(&self, script: &str, expected: &str) -> Result<()> {
+        exec::check_of(self.job(script), self.way, script, expected)
+    }
+
+    /// Runs a job whose writes are not, on what an earlier one has left.
+    fn then(&self, script: &str, expected: &str) -> Result<()> {
+        exec::check(&self.world, &[], self.way, script, expected)
+    }
+}
+
+fn stands(test: &str) -> Result<Vec<Stand>> {
+    if let Some(reason) = cannot_mount() {
+        skip(test, &reason);
+        return Ok(Vec::new());
+    }
+    let mut stands = vec![Stand::start(Way::Collected)?];
+    if ring::can_have(test) {
+        stands.push(Stand::start(Way::CollectedRing)?);
+    }
+    Ok(stands)
+}
+
+#[test]
+fn mount_collected_writes_come_with_fsync_and_close_and_not_before() -> Result<()> {
+    for stand in stands("mount_collected_writes_come_with_fsync_and_close_and_not_before")? {
+        let mounted = stand.mounted().context("it is served here")?;
+        let written = || mounted.volume().usage().written_bytes;
+        let path = stand.path().join("f");
+        let mut file = File::create(&path)?;
+        for _ in 0..1_000 {
+            file.write_all(b"x")?;
+        }
+        ensure!(written() == 0, "{} bytes came at once", written());
+        // The kernel knows all of it, whatever the volume has.
+        let other = File::open(&path)?;
+        ensure!(fs::metadata(&path)?.len() == 1_000 && other.metadata()?.len() == 1_000);
+        ensure!(fs::read(&path)? == [b'x'; 1_000]);
+        file.sync_all()?;
+        ensure!(written() == 1_000, "{} came with fsync", written());
+        file.write_all(b"yz")?;
+        ensure!(written() == 1_000);
+        drop(file);
+        ensure!(written() > 1_000, "nothing came with close");
+        ensure!(fs::metadata(&path)?.len() == 1_002);
+    }
+    Ok(())
+}
+
+#[test]
+fn mount_collected_writes_keep_names_sizes_and_times() -> Result<()> {
+    for stand in stands("mount_collected_writes_keep_names_sizes_and_times")? {
+        let (old, new) = (stand.path().join("old"), stand.path().join("new"));
+        let mut file = File::create(&old)?;
+        file.write_all(&[1; 10_000])?;
+        // What was not sent yet goes with its file.
+        fs::rename(&old, &new)?;
+        file.write_at(b"tail", 9_998)?;
+        file.set_len(10_001)?;
+        ensure!(fs::metadata(&new)?.len() == 10_001);
+        let read = fs::read(&new)?;
+        ensure!(read[..9_998] == [1; 9_998] && read[9_998..] == *b"tai");
+        // A time that is set stays, though bytes were written before and are sent after.
+        file.write_at(b"late", 0)?;
+        let touched = Command::new("touch")
+            .args(["-d", "@1000000000"])
+            .arg(&new)
+            .status()?;
+        ensure!(touched.success());
+        drop(file);
+        ensure!(fs::metadata(&new)?.mtime() == 1_000_000_000);
+        // A file of which only its end was written has no holes where there are bytes unsent.
+        let file = File::create(stand.path().join("sparse"))?;
+        file.write_at(b"end", 1 << 20)?;
+        let copy = stand.path().join("copy");
+        let copied = Command::new("cp")
+            .arg("--sparse=auto")
+            .args([stand.path().join("sparse"), copy.clone()])
+            .status()?;
+        ensure!(copied.success());
+        ensure!(fs::read(copy)?.ends_with(b"\0end"));
+        drop(file);
+    }
+    Ok(())
+}
+
+#[test]
+fn mount_collected_single_bytes_arrive() -> Result<()> {
+    for ready in Ready::each("mount_collected_single_bytes_arrive")? {
+        let script = "head -c 400000 /dev/urandom > /vol/a; \
+            dd if=/vol/a of=/vol/b bs=1 2>/dev/null; cmp /vol/a /vol/b; echo same";
+        ready.collects(script, "same")?;
+        ready.then("cmp /vol/a /vol/b; stat -c %s /vol/b", "400000")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn mount_collected_says_so() -> Result<()> {
+    for ready in Ready::each("mount_collected_says_so")? {
+        let output = ready.job("true").output()?;
+        ensure!(said(&output).contains(COLLECTS), said(&output));
+        let without = exec::job(&ready.world, &[], "true").output()?;
+        ensure!(!said(&without).contains(COLLECTS), said(&without));
+    }
+    Ok(())
+}
+
+#[test]
+fn mount_collected_appends_do_not_overwrite_each_other() -> Result<()> {
+    for ready in Ready::each("mount_collected_appends_do_not_overwrite_each_other")? {
+        let script = "cd /vol; \
+            write() { i=0; while [ $i -lt 3000 ]; do i=$((i+1)); echo $1; done >> f; }; \
+            write one & write other & wait; sort f | uniq -c | tr -s ' '";
+        ready.collects(script, "3000 one\n 3000 other")?;
+        ready.then("sort /vol/f | uniq -c | tr -s ' '", "3000 one\n 3000 other")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn mount_collected_past_the_limit_ends_its_job() -> Result<()> {
+    for ready in Ready::each("mount_collected_past_the_limit_ends_its_job")? {
+        // It would go on for ever.
+        let script = "cd /vol; echo kept > first; sync first; \
+            dd if=/dev/zero of=f bs=1M count=80 || true; sleep 1000";
+        let ended = ready.job(script).output()?;
+        ensure!(ended.status.code() == Some(75), said(&ended));
+        ensure!(said(&ended).contains("NoSpaceBytes"), said(&ended));
+        // All that is shown can be read, and the limit holds. Pieces come in any order, so the file
+        // may have holes where others did not fit.
+        let look = "cd /vol; cat first; test $(du -sk . | cut -f1) -le 48832; \
+            test $(du -sk f | cut -f1) -ge 40000; cat f | tr -d '\\0' | wc -c; rm f; ls";
+        ready.then(look, "kept\n0\nfirst")?;
+        // So does it for a program that ends before anybody has looked.
+        let script = "cd /vol; dd if=/dev/zero of=f bs=1M count=80 2>/dev/null";
+        let ended = ready.job(script).output()?;
+        ensure!(ended.status.code() == Some(75), said(&ended));
+        ready.then("cd /vol; rm f; cat first", "kept")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn mount_collected_of_a_killed_program_arrives() -> Result<()> {
+    for ready in Ready::each("mount_collected_of_a_killed_program_arrives")? {
+        let script = "cd /vol; (while :; do printf abcdefgh; done > f) & \
+            until [ \"$(stat -c %s f 2>/dev/null || echo 0)\" -gt 80000 ]; do sleep 0.05; done; \
+            kill -9 $!; wait || true; stat -c %s f > size; \
+            cat f | head -c $(($(stat -c %s f) / 8 * 8)) | sed 's/abcdefgh//g' | wc -c";
+        ready.collects(script, "0")?;
+        ready.then(
+            "cd /vol; test $(cat size) = $(stat -c %s f); echo all",
+            "all",
+        )?;
+    }
+    Ok(())
+}
+
+#[test]
+fn mount_collected_of_a_killed_job_arrives() -> Result<()> {
+    for ready in Ready::each("mount_collected_of_a_killed_job_arrives")? {
+        // Open, and not synced: nobody but the kernel has all of it.
+        let script = "exec 3> /vol/f; head -c 20M /dev/zero | tr '\\0' x >&3; echo ready; \
+            while :; do sleep 1; done";
+        let busy = Busy::of(ready.job(script))?;
+        busy.signal(Signal::SIGTERM)?;
+        busy.end()?;
+        let look = "stat -c %s /vol/f; tr -d x < /vol/f | wc -c";
+        ready.then(look, "20971520\n0")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn mount_collected_keeps_what_was_synced_when_its_agent_is_killed() -> Result<()> {
+    let test = "mount_collected_keeps_what_was_synced_when_its_agent_is_killed";
+    for ready in Ready::each(test)? {
+        let script = "cd /vol; echo kept > f; sync f; mkdir d; sync d; exec 3> g; echo lost >&3; \
+            echo ready; while :; do sleep 1; done";
+        let busy = Busy::of(ready.job(script))?;
+        busy.signal(Signal::SIGKILL)?;
+        busy.end()?;
+        ready.then(
+            "cd /vol; cat f; ls -d d; echo more >> f; wc -l < f",
+            "kept\nd\n2",
+        )?;
+    }
+    Ok(())
+}
+
+#[test]
+fn mount_collected_on_the_host_arrives_when_it_is_asked_to_end() -> Result<()> {
+    for ready in Ready::each("mount_collected_on_the_host_arrives_when_it_is_asked_to_end")? {
+        let point = tempfile::tempdir()?;
+        let at = point.path().to_str().context("text")?.to_owned();
+        let mut agent = ready
+            .world
+            .bafs(&["mount", "--write-back", "v", &at])
+            .spawn()?;
+        for _ in 0..200 {
+            if !mounts_with(&at).is_empty() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        // A program that goes on, and has neither closed nor synced.
+        let mut file = File::create(point.path().join("f"))?;
+        file.write_all(&vec![b'x'; 5_000_000])?;
+        kill(Pid::from_raw(i32::try_from(agent.id())?), Signal::SIGTERM)?;
+        ensure!(agent.wait()?.success());
+        ensure!(file.write_all(b"y").is_err() || file.sync_all().is_err());
+        drop(file);
+        ready.then("tr -d x < /vol/f | wc -c; stat -c %s /vol/f", "0\n5000000")?;
+    }
+    Ok(())
+}
