@@ -232,6 +232,12 @@ async fn show(
     }
     kept.dismiss();
     volume.close(0).await;
+    // What the kernel had collected may not have come.
+    let mut result = result;
+    while let (Ok(loss), None) = (lost.try_recv(), volume.fate().loss()) {
+        complain(&format!("bafs: {}", loss.error));
+        result = result.and(Err(loss.error));
+    }
     // What was answered already may have failed at the very end.
     let result = match volume.fate().loss() {
         Some(loss) => result.and_then(|()| Err(loss.clone())),

@@ -440,7 +440,7 @@ async fn release(mut mounts: Vec<Bound>, is_success: bool) -> Vec<VolumeUse> {
 async fn let_go(bound: Bound) -> VolumeUse {
     let volume = bound.volume;
     if let Some(mounted) = bound.mounted {
-        // What is still unwritten in mapped pages is written by this.
+        // Both bring what the kernel still has: collected writes, then mapped pages.
         let unmounting = move || {
             mounted.await_closed();
             mounted.unmount();

@@ -97,15 +97,18 @@ pub(crate) const OUTPUT_TAIL_BYTES: usize = 64 << 10;
 pub(crate) const SPEC_BYTES_MAX: u64 = 64 << 20;
 
 /// Part of the memory for written data that one volume may take whose writes the kernel collects,
-/// in percent: the kernel gives a FUSE file system 1, and a disk all. A server that is slow or away
+/// in percent: the kernel gives a FUSE file system 1, and a disk all. One server that is slow or away
 /// must not have all programs of the machine wait.
 pub(crate) const COLLECTED_PART: u32 = 40;
 
 /// Nothing comes any more of what the kernel has collected when nothing has come for so long.
 pub(crate) const COLLECTED_QUIET: Duration = Duration::from_millis(200);
 
-/// How long a mount may take to bring what the kernel has collected for programs that go on.
+/// A mount that is asked to end waits so long for the next that the kernel has collected.
 pub(crate) const COLLECTED_SYNC: Duration = Duration::from_secs(20);
+
+/// It waits no longer in all, as programs may write on.
+pub(crate) const COLLECTED_SYNC_MAX: Duration = Duration::from_secs(600);
 
 /// How long a detached volume may take until the kernel lets it go.
 pub(crate) const DETACH: Duration = Duration::from_secs(2);

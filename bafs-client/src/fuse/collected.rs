@@ -11,11 +11,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bafs_proto::file_op::FileResult;
+use bafs_proto::{Error, ErrorCode};
 use rustix::fs::syncfs;
 
 use crate::clock;
 use crate::fate::Fate;
-use crate::limits::{COLLECTED_QUIET, COLLECTED_SYNC, DETACH};
+use crate::limits::{COLLECTED_QUIET, COLLECTED_SYNC, COLLECTED_SYNC_MAX, DETACH};
 use crate::tree::Done;
 
 /// Pause between two looks.
@@ -66,14 +67,18 @@ impl Collected {
     }
 
     /// Waits until no file is open, for what can still come from processes that are dead. Ends
-    /// early when the volume is lost, or when somebody else holds files open and writes nothing.
+    /// early when the volume is lost, or when somebody else holds files open and writes nothing:
+    /// then it is not known whether all has come, and that is deplored.
     pub(super) fn await_closed(&self, fate: &Fate) {
         let start = clock::now();
         self.wait(fate, |state| state.is_quiet(start, DETACH));
+        if self.state().open > 0 {
+            fate.deplore(not_come());
+        }
     }
 
     /// Has the kernel send what it has collected for programs that go on, and waits until that has
-    /// come. They may write on: this ends in any case.
+    /// come. They may write on: this ends in any case. What has not come by then is deplored.
     pub(super) fn sync(&self, fate: &Fate, directory: &Path) {
         if self.state().open == 0 {
             return;
@@ -84,8 +89,11 @@ impl Collected {
         let start = clock::now();
         self.wait(fate, |state| {
             let is_asked = asking.is_finished() && state.is_quiet(start, COLLECTED_QUIET);
-            is_asked || clock::now().duration_since(start) > COLLECTED_SYNC
+            is_asked || state.has_stalled(start)
         });
+        if self.state().open > 0 && !asking.is_finished() {
+            fate.deplore(not_come());
+        }
     }
 
     fn wait(&self, fate: &Fate, is_over: impl Fn(&State) -> bool) {
@@ -106,7 +114,19 @@ impl Collected {
     }
 }
 
+fn not_come() -> Error {
+    let text = "not all that programs wrote, and the kernel had collected, has come";
+    Error::new(ErrorCode::ServerFault, text)
+}
+
 impl State {
+    /// Whether nothing has come or gone for long, or for very long programs have written on.
+    fn has_stalled(&self, start: Instant) -> bool {
+        let last = self.moved.map_or(start, |moved| moved.max(start));
+        let now = clock::now();
+        now.duration_since(last) > COLLECTED_SYNC || now.duration_since(start) > COLLECTED_SYNC_MAX
+    }
+
     /// Whether nothing has come or gone for so long, since a start.
     fn is_quiet(&self, start: Instant, time: Duration) -> bool {
         let last = self.moved.map_or(start, |moved| moved.max(start));
@@ -160,7 +180,7 @@ mod tests {
         write(Ok(FileReply::Done), &[]);
         collected.state().moved = Some(long_ago);
         assert!(collected.state().is_quiet(long_ago, DETACH));
-        let error = bafs_proto::Error::new(bafs_proto::ErrorCode::VolumeLost, "gone");
+        let error = Error::new(ErrorCode::VolumeLost, "gone");
         fate.lose(error);
         let _write = collected.moving(false, ignored());
         collected.await_closed(&fate);

@@ -33,7 +33,8 @@ use crate::workflow::Workflow;
 /// a core that tells full disks by that and keeps room for who waits for others (2026-11). 10 = a
 /// core that lets go of empty volumes on full disks, and tells them from bad nodes (2026-11). 11 =
 /// a core that holds no job that waits for a full disk, weighs copies by who waits for them, and
-/// keeps slots for those (2026-11).
+/// keeps slots for those (2026-11). 12 = a core that lets go of overdue copies and takes who comes
+/// at an address for its successor; mounts say whether writes are collected (2026-11).
 pub const MAGIC: &[u8] = b"bafs-journal 12\n";
 
 /// How often, and with which pause, a journal is tried that somebody has open.

@@ -202,6 +202,23 @@ mod tests {
         }
     }
 
+    /// One list does not tell who came later; and nodes may have exchanged their addresses.
+    #[test]
+    fn of_two_that_are_told_together_at_one_address_none_is_given_up() {
+        let at = |id: u64, place: u64| NodeSeen {
+            address: node(place, 1).address,
+            ..node(id, 1)
+        };
+        let is_any_lost = |told: &Told| (1..4).any(|id| told.scheduler.is_lost(ServerId(id)));
+        let mut told = Told::new();
+        told.of(vec![at(3, 1), at(1, 1)]);
+        assert!(!is_any_lost(&told));
+        let mut told = Told::new();
+        told.of(vec![at(1, 1), at(2, 2)]);
+        told.of(vec![at(1, 2), at(2, 1)]);
+        assert!(!is_any_lost(&told));
+    }
+
     #[test]
     fn that_there_is_no_node_is_said_once() {
         let mut told = Told::new();

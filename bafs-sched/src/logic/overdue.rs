@@ -36,9 +36,9 @@ impl Overdue {
     }
 
     /// How long a copy may take that should take `expected_ms`: longer after each that was let go,
-    /// as what is expected may be wrong.
-    fn patience_ms(&self, target: ServerId, expected_ms: u64) -> u64 {
-        let let_go = self.0.get(&target).copied().unwrap_or(0);
+    /// wherever it went, as what is expected may be wrong.
+    fn patience_ms(&self, expected_ms: u64) -> u64 {
+        let let_go: u32 = self.0.values().sum();
         let first_ms = expected_ms.saturating_mul(PATIENCE_FACTOR);
         let first_ms = first_ms.max(PATIENCE_MS_MIN);
         first_ms.saturating_mul(1 << let_go.min(DOUBLINGS_MAX))
@@ -56,7 +56,7 @@ impl Scheduler {
         if let (Some(source), Some(target)) = (source, target) {
             let bytes = self.held_bytes(volume);
             let expected_ms = self.checkpoints.expected_ms((source, target), bytes);
-            let ms = self.checkpoints.overdue.patience_ms(target, expected_ms);
+            let ms = self.checkpoints.overdue.patience_ms(expected_ms);
             self.timers.set(self.now.plus_ms(ms), Timer::Copy(id));
         }
     }
@@ -68,7 +68,8 @@ impl Scheduler {
             return;
         };
         if !self.is_waited_for(copy.volume) {
-            self.watch_copy(id);
+            let again = self.now.plus_ms(PATIENCE_MS_MIN);
+            self.timers.set(again, Timer::Copy(id));
             return;
         }
         if let Some(target) = copy.server {

@@ -1,6 +1,8 @@
 //! Lost servers and volumes, and volumes that failed attempts leave half-written: the smallest set
 //! of jobs that must run again. Whose fault a failure is says `failure.rs`.
 
+use std::collections::BTreeSet;
+
 use bafs_proto::ErrorCode;
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
@@ -19,12 +21,16 @@ use crate::workflow::{JobIndex, VolumeIndex};
 impl Scheduler {
     /// Takes what a list of the catalog says that was not known.
     pub(super) fn servers_seen(&mut self, nodes: Vec<NodeSeen>, missed: &[ServerId]) {
+        let told: BTreeSet<ServerId> = nodes.iter().map(|node| node.id).collect();
         for node in nodes {
             let server = node.id;
             if self.fleet.is_as_seen(&node) {
                 continue;
             }
-            if let Some(other) = self.fleet.at_address_of(&node) {
+            // Of two that are told together nobody knows who came later, or has moved: the catalog
+            // misses one soon.
+            let other = self.fleet.at_address_of(&node);
+            if let Some(other) = other.filter(|other| !told.contains(other)) {
                 // The catalog lists who was there before for a while yet.
                 if self.fleet.get(server).is_some_and(|known| known.is_lost) {
                     continue;
