@@ -97,8 +97,8 @@ pub(crate) const OUTPUT_TAIL_BYTES: usize = 64 << 10;
 pub(crate) const SPEC_BYTES_MAX: u64 = 64 << 20;
 
 /// Part of the memory for written data that one volume may take whose writes the kernel collects,
-/// in percent: the kernel gives a FUSE file system 1, and a disk all. One server that is slow or away
-/// must not have all programs of the machine wait.
+/// in percent: the kernel gives a FUSE file system 1, and a disk all. One server that is slow or
+/// away must not have all programs of the machine wait.
 pub(crate) const COLLECTED_PART: u32 = 40;
 
 /// Nothing comes any more of what the kernel has collected when nothing has come for so long.
