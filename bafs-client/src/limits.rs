@@ -101,6 +101,9 @@ pub(crate) const SPEC_BYTES_MAX: u64 = 64 << 20;
 /// away must not have all programs of the machine wait.
 pub(crate) const COLLECTED_PART: u32 = 40;
 
+/// Pause between two looks at what has come of it.
+pub(crate) const COLLECTED_LOOK: Duration = Duration::from_millis(2);
+
 /// Nothing comes any more of what the kernel has collected when nothing has come for so long.
 pub(crate) const COLLECTED_QUIET: Duration = Duration::from_millis(200);
 

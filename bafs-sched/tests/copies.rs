@@ -417,9 +417,7 @@ fn a_slot_is_kept_for_the_stage_that_waits_for_a_short_copy() {
         let (copy, ..) = chain.copied();
         let others = chain.created().len();
         chain.is_copied(copy, megabytes * MB);
-        if others == 0 {
-            assert_eq!(chain.started().1, "v1");
-        }
+        assert!(others > 0 || chain.started().1 == "v1");
         others
     };
     // A job takes a minute; copying at half of a gigabit per second 0.2 s, and 16 s.
@@ -476,9 +474,12 @@ fn a_copy_that_nobody_waits_for_takes_as_long_as_it_will() {
     chain.reports(job, JobOutcome::Exited(0), 5 * MB, 0);
     let (copy, ..) = chain.copied();
     for _ in 0..30 {
+        let at = chain.scheduler.next_timer().expect("it is looked at");
+        chain.now = at.0 - 1_000;
         chain.step(Event::Tick);
         assert!(!chain.deletes(copy), "{:?}", chain.told);
     }
+    assert!(chain.now > 86_400_000, "30 looks in {} ms", chain.now);
     chain.is_copied(copy, 5 * MB);
     assert!(matches!(chain.receipt().decision, Decision::Copied(..)));
 }

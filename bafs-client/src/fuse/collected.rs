@@ -16,11 +16,8 @@ use rustix::fs::syncfs;
 
 use crate::clock;
 use crate::fate::Fate;
-use crate::limits::{COLLECTED_QUIET, COLLECTED_SYNC, COLLECTED_SYNC_MAX, DETACH};
+use crate::limits::{COLLECTED_LOOK, COLLECTED_QUIET, COLLECTED_SYNC, COLLECTED_SYNC_MAX, DETACH};
 use crate::tree::Done;
-
-/// Pause between two looks.
-const LOOK: Duration = Duration::from_millis(2);
 
 /// What is known of the writes that the kernel has collected. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -104,7 +101,7 @@ impl Collected {
                     break;
                 }
             }
-            thread::sleep(LOOK);
+            thread::sleep(COLLECTED_LOOK);
         }
     }
 

@@ -563,10 +563,12 @@ impl Scheduler {
             Some(*server) != source.server && self.fleet.available(*server).holds(size)
         };
         let mut targets = older.into_iter().chain(roomy).filter(has_room);
+        let is_quick = |server: &ServerId| !self.checkpoints.overdue.is_slow(*server);
         let first = targets.next()?;
-        let is_slow = |server: &ServerId| self.checkpoints.overdue.is_slow(*server);
-        let mut all = std::iter::once(first).chain(targets);
-        all.find(|server| !is_slow(server)).or(Some(first))
+        match is_quick(&first) {
+            true => Some(first),
+            false => targets.find(is_quick).or(Some(first)),
+        }
     }
 }
 

@@ -126,6 +126,12 @@ impl Scheduler {
         }
     }
 
+    /// When a copy began.
+    pub(super) fn copied_since(&self, volume: VolumeIndex, id: VolumeId) -> Option<Time> {
+        let copy = self.checkpoints.copies.get(volume, id);
+        copy.map(|copy| copy.since)
+    }
+
     fn copy_state(&self, copy: &Copy) -> Option<State> {
         self.volumes.get(copy.id).map(|instance| instance.state)
     }

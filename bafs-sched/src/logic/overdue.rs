@@ -68,8 +68,10 @@ impl Scheduler {
             return;
         };
         if !self.is_waited_for(copy.volume) {
-            let again = self.now.plus_ms(PATIENCE_MS_MIN);
-            self.timers.set(again, Timer::Copy(id));
+            // Who comes to wait for it waits for half as long again; a long copy costs few looks.
+            let since = self.copied_since(copy.volume, id).unwrap_or(self.now);
+            let ms = (self.now.ms_since(since) / 2).max(PATIENCE_MS_MIN);
+            self.timers.set(self.now.plus_ms(ms), Timer::Copy(id));
             return;
         }
         if let Some(target) = copy.server {
@@ -78,7 +80,7 @@ impl Scheduler {
         self.copy_failed(id);
     }
 
-    /// Whether a job could start but for a copy of what it writes.
+    /// Whether a job that waits only for a slot or for a copy writes the volume.
     pub(super) fn is_waited_for(&self, volume: VolumeIndex) -> bool {
         let mut writers = self.graph.volume(volume).writers.iter();
         writers.any(|writer| self.graph.state(*writer) == JobState::Ready)

@@ -18,7 +18,7 @@ pub(super) struct Copying(BTreeMap<VolumeId, Content>);
 struct Content {
     /// Bytes that were ever written into it, or into what it was copied from.
     written: u64,
-    /// Bytes that travelled to make this copy.
+    /// Bytes that travelled to make this copy, if it is one.
     moved: u64,
     /// It holds no more.
     size: u64,
@@ -33,10 +33,9 @@ impl Content {
 impl Copying {
     /// A volume is made with so many bytes in it.
     pub(super) fn created(&mut self, id: VolumeId, written: u64, size: u64) {
-        let moved = written;
         let content = Content {
             written,
-            moved,
+            moved: 0,
             size,
         };
         self.0.insert(id, content);

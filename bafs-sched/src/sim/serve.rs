@@ -132,12 +132,13 @@ impl Simulation {
             }
             VolumeKind::Scratch { fill } => {
                 self.scratch_bytes += bytes;
-                let filled = fill.as_ref().map_or(0, |_| bytes);
-                self.copying.created(id, filled, bytes);
-                if fill.is_some() {
+                let filled = fill
+                    .is_some()
+                    .then(|| self.scenario.load.fill_bytes(volume, bytes));
+                self.copying.created(id, filled.unwrap_or(0), bytes);
+                if let Some(filled) = filled {
                     let link = self.home_link(cluster);
-                    let bytes = self.scenario.load.fill_bytes(volume, bytes);
-                    let flow = self.start_flow(link, bytes, Owner::Fill(id));
+                    let flow = self.start_flow(link, filled, Owner::Fill(id));
                     let from = Filler::Home;
                     self.fills.insert(id, Fill { from, link, flow });
                 }
