@@ -94,3 +94,27 @@ fn neither_failures_nor_caches_that_go_cost_more_in_many_clusters() {
     });
     assert!(each[1] < 1.15 * each[0], "{each:?}");
 }
+
+/// The next cache fits only when the one before has gone, and each time all pipelines wait for it:
+/// that it fits nowhere is seen at once, and not by each job at each node.
+#[test]
+fn a_cache_without_room_is_not_divided_by_each_job_at_each_node() {
+    let environment = Environment {
+        nodes: vec![NodeClass::new(50, 1, 5 * GB)],
+        home_bytes_per_s: MB,
+        local_bytes_per_s: 12 * MB,
+        mtbf_s: Some(102_600),
+        restart_s: 60,
+    };
+    let text = "width=350,depth=3,batch=176.6GB,private=0.2036GB,run=5000s,var=0.1";
+    let canonical = Canonical::parse(text).expect("a workload");
+    let load = Load::Declared {
+        variability_ppm: 100_000,
+    };
+    let scenario = Scenario::new(environment, Policy::Need, load, 1);
+    let run = Simulation::new(workflow_of(&canonical), scenario).run();
+    let run = run.expect("it ends");
+    assert!(run.is_complete() && run.failures > 0, "{:?}", run.outcome);
+    let each = run.looked_at / 1_050;
+    assert!(each < 20_000, "{each} records for each job");
+}

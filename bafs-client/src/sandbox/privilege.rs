@@ -3,6 +3,8 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
@@ -11,6 +13,10 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::mounts;
+
+/// How long threads that end are waited for, and how often they are looked at.
+const ENDING_MAX: Duration = Duration::from_secs(5);
+const ENDING_LOOK: Duration = Duration::from_millis(1);
 
 /// By what right the agent may mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,13 +111,19 @@ pub fn enter_private() -> Result<Privilege, EnterError> {
     Ok(Privilege::UserNamespace { uid, gid })
 }
 
+/// Waits for threads that are ending: one that was joined is listed until the kernel has let go of
+/// it, which takes a moment where the machine is busy, and the kernel counts it until then.
 fn check_single_thread() -> Result<(), EnterError> {
-    let threads = fs::read_dir("/proc/self/task").map_err(|error| EnterError::NoProc {
-        errno: errno_of(&error),
-    })?;
-    match threads.count() {
-        1 => Ok(()),
-        count => Err(EnterError::Threads { count }),
+    let since = Instant::now();
+    loop {
+        let threads = fs::read_dir("/proc/self/task").map_err(|error| EnterError::NoProc {
+            errno: errno_of(&error),
+        })?;
+        match threads.count() {
+            1 => return Ok(()),
+            _ if since.elapsed() < ENDING_MAX => thread::sleep(ENDING_LOOK),
+            count => return Err(EnterError::Threads { count }),
+        }
     }
 }
 

@@ -81,6 +81,8 @@ fn run(directory: &Path) -> Result<Answer, String> {
     let mut interrupt = SigSet::empty();
     interrupt.add(Signal::SIGINT);
     interrupt.thread_block().unwrap();
+    // As the search for volumes leaves them: a thread that is ending.
+    thread::spawn(|| thread::sleep(Duration::from_millis(50)));
     let privilege = enter_private().map_err(|error| error.to_string())?;
     let sandbox = Sandbox::prepare(privilege).map_err(|error| error.to_string())?;
     let mounted: Vec<_> = (0..task.mounts)

@@ -100,8 +100,38 @@ impl Scheduler {
     }
 
     fn try_all(&mut self, jobs: &[JobIndex], care: Care) -> bool {
+        // The same until one starts. Without it each job has each node divide a cache in vain.
+        let most = self.most_left_in_a_group();
         let mut jobs = jobs.iter();
-        jobs.any(|job| self.try_place_anywhere(*job, care))
+        jobs.any(|job| match self.has_cache_beyond(*job, most) {
+            true => {
+                self.is_space_wanted = true;
+                false
+            }
+            false => self.try_place_anywhere(*job, care),
+        })
+    }
+
+    /// What the nodes of a group have left together, in bytes, where that is most.
+    fn most_left_in_a_group(&self) -> u64 {
+        let mut left: BTreeMap<&str, u64> = BTreeMap::new();
+        for (server, node) in self.fleet.live() {
+            let of_group = left.entry(&node.seen.group).or_default();
+            *of_group = of_group.saturating_add(self.fleet.available(server).bytes);
+        }
+        left.into_values().max().unwrap_or(0)
+    }
+
+    /// Whether a job reads a cache that is nowhere yet and finds no room in any group: so many
+    /// bytes are left where most are.
+    fn has_cache_beyond(&self, job: JobIndex, most: u64) -> bool {
+        let mounts = &self.graph.workflow.job(job).mounts;
+        let mut volumes = mounts.iter().map(|mount| mount.volume);
+        !self.settings.caches_nothing()
+            && volumes.any(|volume| {
+                let is_absent = self.graph.volume(volume).is_cache && !self.volumes.is_live(volume);
+                is_absent && self.size_of(volume).bytes > most
+            })
     }
 
     /// Whether nothing is under way that could change what is possible.
