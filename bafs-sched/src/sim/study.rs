@@ -22,7 +22,7 @@ const RANDOM_JOBS_MAX: u64 = 4_000;
 /// longest: it is no choice there.
 const HOPELESS: f64 = 4.0;
 /// Records that it may look at in any case.
-const LOOKED_AT_LEAST: u64 = 20_000_000;
+const LOOKED_AT_LEAST: u64 = 100_000_000;
 
 /// The quantity that a study varies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -29,7 +29,7 @@ use super::manifest::Manifest;
 use super::meter::{BlockSet, Meter};
 use super::peers::{CacheName, Peers};
 use super::pins::Pins;
-use super::route::{View, sized};
+use super::route::View;
 use crate::homes::Homes;
 use crate::logic::ahead::Readers;
 use crate::logic::blocks::CopyClass;
@@ -134,7 +134,7 @@ impl Generation {
             meter,
             pins,
         } = beginning;
-        let source_bytes = manifest.entries().iter().map(sized).sum();
+        let source_bytes = manifest.source_bytes();
         let extent_bytes = extent_bytes(source_bytes, manifest.block_bytes());
         Self {
             source_bytes,

@@ -123,6 +123,11 @@ impl Manifest {
         &self.entries
     }
 
+    /// Bytes of all its files.
+    pub(crate) fn source_bytes(&self) -> u64 {
+        self.entries.iter().map(sized).sum()
+    }
+
     /// Whether the source is itself a file.
     pub(crate) fn is_file(&self) -> bool {
         self.is_file
@@ -290,6 +295,14 @@ fn bad_listing(source: &HomeSource, why: &str) -> Error {
         source.path, source.address
     );
     Error::new(ErrorCode::Malformed, text)
+}
+
+/// Bytes of an entry that are in blocks.
+pub(super) fn sized(entry: &SourceEntry) -> u64 {
+    match entry.kind {
+        SourceKind::File => entry.identity.size,
+        SourceKind::Directory | SourceKind::Symlink(_) => 0,
+    }
 }
 
 #[cfg(test)]

@@ -5,11 +5,11 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 
 use bafs_proto::Result;
 use bafs_proto::ids::ServerId;
-use bafs_proto::message::{SourceEntry, SourceKind};
 
 use super::blocking;
 use super::fetch::{Fetcher, Generation};
 use super::joining::FORMER_MAX;
+use super::manifest::sized;
 use super::peers::PeerCache;
 use crate::clock;
 use crate::logic::blocks::BlockKey;
@@ -253,13 +253,5 @@ impl View {
         }
         peers.truncate(HEIRLOOMS_MAX);
         peers
-    }
-}
-
-/// Bytes of an entry that are in blocks.
-pub(super) fn sized(entry: &SourceEntry) -> u64 {
-    match entry.kind {
-        SourceKind::File => entry.identity.size,
-        SourceKind::Directory | SourceKind::Symlink(_) => 0,
     }
 }

@@ -25,10 +25,7 @@ impl Caches {
             classes.map(|class| table.class_bytes(class))
         };
         let files = generation.manifest.entries().iter();
-        let sizes: Vec<_> = files
-            .filter(|entry| entry.kind == SourceKind::File)
-            .map(|entry| entry.identity.size)
-            .collect();
+        let files = files.filter(|entry| entry.kind == SourceKind::File);
         let sharers = self.fetcher.sharers(&generation).into_iter();
         let peers = sharers.map(|peer| self.show_peer(&generation, peer));
         Ok(CacheStatus {
@@ -36,8 +33,8 @@ impl Caches {
             cooperative: generation.cooperative.clone(),
             manifest: generation.manifest.digest(),
             block_bytes: generation.manifest.block_bytes(),
-            source_bytes: sizes.iter().sum(),
-            source_files: sizes.len() as u64,
+            source_bytes: generation.source_bytes,
+            source_files: files.count() as u64,
             capacity_bytes: generation.capacity_bytes,
             primary_bytes,
             secondary_bytes,

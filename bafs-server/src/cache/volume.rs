@@ -297,6 +297,7 @@ fn start(
 ) -> Result<Generation> {
     let kind = CacheKind::of(spec)?;
     let table = BlockTable::new(spec.size_bytes, spec.size_files, kind.replacement);
+    let table = table.of_source(manifest.source_bytes());
     let counters = shared.meter.counts().clone();
     let disk = Disk::open(place, kind.block_bytes, table, counters)?;
     Ok(Generation::new(Beginning {

@@ -22,6 +22,15 @@ pub(crate) const CHARGE_BYTES: u64 = 4096;
 /// Digests of blocks that were here once: they expose a peer that sends other bytes.
 const REMEMBERED_MAX: NonZeroUsize = NonZeroUsize::new(1 << 16).expect("is not zero");
 
+/// Copies have little room where it is less than such a part of what others are the primaries of: a
+/// scan drives each of them out before it is read again.
+const LITTLE_ROOM: u64 = 4;
+
+/// Of copies that would drive out others there, one of so many is kept. What is read often is so
+/// kept soon, and a scan does not write all that it reads to disk in vain (Qureshi et al., Adaptive
+/// insertion policies, 2007: bimodal insertion).
+const KEPT_OF_COPIES: u32 = 8;
+
 /// How readers that ask nobody are followed: their uses are taken over when so many blocks have
 /// left since the last time, or one sixteenth of all.
 const UNSEEN_EVICTIONS_MAX: usize = 64;
@@ -83,6 +92,8 @@ pub(crate) struct NoRoom;
 /// The blocks of one cache volume.
 pub(crate) struct BlockTable {
     capacity_bytes: u64,
+    /// All that readers may ask for.
+    source_bytes: u64,
     replacement: Replacement,
     used_bytes: u64,
     primary: LruCache<BlockKey, Held>,
@@ -96,6 +107,8 @@ pub(crate) struct BlockTable {
     files: Files,
     remembered: LruCache<BlockKey, Digest>,
     next_stamp: u64,
+    /// Copies that found others in their place where there is little room for them.
+    crowded_out: u32,
     /// Files that are held, and what they are charged for by class.
     kept: BTreeMap<FileIndex, Kept>,
     /// What changed since it was told; `None` when nobody wants to know.
@@ -122,6 +135,7 @@ impl BlockTable {
     pub(crate) fn new(capacity_bytes: u64, capacity_files: u64, replacement: Replacement) -> Self {
         Self {
             capacity_bytes,
+            source_bytes: 0,
             replacement,
             used_bytes: 0,
             primary: LruCache::unbounded(),
@@ -134,9 +148,18 @@ impl BlockTable {
             files: Files::new(capacity_files),
             remembered: LruCache::new(REMEMBERED_MAX),
             next_stamp: 1,
+            crowded_out: 0,
             kept: BTreeMap::new(),
             changes: None,
             unseen_evictions: None,
+        }
+    }
+
+    /// The same for a source of so many bytes.
+    pub(crate) fn of_source(self, source_bytes: u64) -> Self {
+        Self {
+            source_bytes,
+            ..self
         }
     }
 
@@ -305,7 +328,8 @@ impl BlockTable {
     /// Reserves space for a block. The victims are no longer in the table; the caller frees their
     /// space on disk, says [`BlockTable::freed`] for each, and only then writes.
     ///
-    /// Secondary copies go first, and a secondary copy never drives out a primary one.
+    /// Secondary copies go first, and a secondary copy never drives out a primary one. Where they
+    /// have little room only some are kept.
     ///
     /// # Errors
     /// `NoRoom`: the block is not kept.
@@ -322,6 +346,13 @@ impl BlockTable {
             || charge > self.reachable_bytes(class)
         {
             return Err(NoRoom);
+        }
+        let is_full = self.used_bytes + charge > self.capacity_bytes;
+        if is_full && class == CopyClass::Secondary && self.has_little_room_for_copies() {
+            self.crowded_out = self.crowded_out.wrapping_add(1);
+            if !self.crowded_out.is_multiple_of(KEPT_OF_COPIES) {
+                return Err(NoRoom);
+            }
         }
         let mut victims = Vec::new();
         while self.used_bytes + charge > self.capacity_bytes {
@@ -493,11 +524,18 @@ impl BlockTable {
     /// Bytes that new blocks of this class can take so that none of them leaves before older ones:
     /// what is fetched for later must be among them.
     pub(crate) fn lasting_bytes(&self, class: CopyClass) -> u64 {
+        let is_crowded = class == CopyClass::Secondary && self.has_little_room_for_copies();
         match self.replacement {
-            Replacement::Lru => self.reachable_bytes(class),
-            // The newest goes first.
-            Replacement::Mru => self.capacity_bytes.saturating_sub(self.used_bytes),
+            Replacement::Lru if !is_crowded => self.reachable_bytes(class),
+            // The newest goes first, or is passed through.
+            _ => self.capacity_bytes.saturating_sub(self.used_bytes),
         }
+    }
+
+    fn has_little_room_for_copies(&self) -> bool {
+        let own = self.primary_bytes + self.pinned_bytes;
+        let room = self.capacity_bytes.saturating_sub(own);
+        room < self.source_bytes.saturating_sub(own) / LITTLE_ROOM
     }
 
     /// Bytes of a class that may leave.
@@ -634,6 +672,21 @@ mod tests {
         assert_eq!(put(&mut table, 4, CopyClass::Primary), Ok(vec![3]));
         assert_eq!(put(&mut table, 5, CopyClass::Secondary), Err(NoRoom));
         assert_eq!(put(&mut table, 6, CopyClass::Primary), Ok(vec![0]));
+    }
+
+    #[test]
+    fn a_scan_drives_out_few_copies_where_they_have_little_room() {
+        let replaced = |source: u64| {
+            let mut table = table(4, Replacement::Lru).of_source(source * u64::from(BLOCK));
+            for block in 0..2 {
+                assert_eq!(put(&mut table, block, CopyClass::Primary), Ok(vec![]));
+            }
+            let scan = (2..2 + 2 + 80).map(|block| put(&mut table, block, CopyClass::Secondary));
+            scan.filter(|put| put.as_ref().is_ok_and(|gone| !gone.is_empty()))
+                .count()
+        };
+        assert_eq!(replaced(10), 80);
+        assert_eq!(replaced(84), 10);
     }
 
     #[test]
