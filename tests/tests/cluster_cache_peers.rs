@@ -1,8 +1,11 @@
 //! The cooperative cache when its peers fail: killed, stopped, cut off from one another. Every
 //! byte must be right, and every reader must end.
 
+use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +14,7 @@ use bafs_proto::net::channel::{Channel, choose};
 use bafs_tests::api::{CacheVolume, CacheWish};
 use bafs_tests::content::Content;
 use bafs_tests::skip;
-use bafs_tests::stage::{Stage, scan};
+use bafs_tests::stage::{FILE, Stage, scan};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::Signal;
 
@@ -119,11 +122,11 @@ fn cluster_cache_does_not_wait_for_a_stopped_peer() -> Result<()> {
 /// The UDP ports that a process sends from or listens at.
 fn udp_ports(pid: u32) -> Result<Vec<u16>> {
     let mut inodes = Vec::new();
-    for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
-        let found = std::fs::metadata(entry.path());
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
+        let found = fs::metadata(entry.path());
         inodes.extend(found.map(|found| found.ino()).ok());
     }
-    let table = std::fs::read_to_string(format!("/proc/{pid}/net/udp"))?;
+    let table = fs::read_to_string(format!("/proc/{pid}/net/udp"))?;
     let port = |line: &str| {
         let words: Vec<_> = line.split_whitespace().collect();
         let inode: u64 = words.get(9)?.parse().ok()?;
@@ -254,6 +257,48 @@ fn cluster_cache_survives_long_churn() -> Result<()> {
             Ok(())
         })?;
         stage.delete(&volumes)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn cluster_cache_finds_its_home_at_another_port() -> Result<()> {
+    let content = Content::new(8, 2 * MIB);
+    let mut stage = Stage::start(2, "100MB", None)?;
+    stage.put("moved", &content)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("moved", 16 << 20))?;
+    let before = stage.world.cluster.home().to_owned();
+    stage.world.cluster.kill("home")?;
+    // Another one of that name, which has such a file too.
+    let other = tempfile::tempdir()?;
+    fs::create_dir(other.path().join("moved"))?;
+    Content::new(9, 2 * MIB).write(&other.path().join("moved").join(FILE))?;
+    let serve = |export: &Path| -> Result<_> {
+        let export = export.to_string_lossy().into_owned();
+        let args = [
+            "--json",
+            "home",
+            "--export",
+            &export,
+            "--until-stdin-closes",
+        ];
+        let mut home = stage.world.bafs(&args);
+        let home = home.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut home = home.spawn()?;
+        let mut line = String::new();
+        let stdout = home.stdout.take().context("it is piped")?;
+        BufReader::new(stdout).read_line(&mut line)?;
+        ensure!(!line.contains(&before), "{line} is the address before");
+        Ok(home)
+    };
+    // The catalog lists one home of a name, and keeps it while it lives: the first of the two.
+    let homes = [serve(stage.world.home.path())?, serve(other.path())?];
+    for volume in &volumes {
+        stage.check_scan(volume, &content)?;
+    }
+    for mut home in homes {
+        drop(home.stdin.take());
+        home.wait()?;
     }
     Ok(())
 }

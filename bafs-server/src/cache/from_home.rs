@@ -52,9 +52,12 @@ impl Fetcher {
         let mut tries = 0;
         loop {
             tries += 1;
-            let asked = self
-                .homes
-                .read(manifest.home(), &token, call.clone(), deadline);
+            let asked = self.homes.read(
+                manifest.home_in(&self.homes),
+                &token,
+                call.clone(),
+                deadline,
+            );
             let (data, body) = asked.await?;
             let now = clock::now();
             gate.note_answer(now);

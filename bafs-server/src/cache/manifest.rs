@@ -2,9 +2,10 @@
 //! Fetches no data of files.
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use bafs_proto::hash::{Digest, Hasher};
-use bafs_proto::ids::{BlockIndex, FileIndex};
+use bafs_proto::ids::{BlockIndex, FileIndex, ServerId};
 use bafs_proto::limits::{MANIFEST_ENTRIES_MAX, PAGE_ENTRIES_MAX};
 use bafs_proto::message::{ListSource, ManifestPage, SourceEntry, SourceKind};
 use bafs_proto::path::check_relative;
@@ -13,7 +14,7 @@ use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result, codec};
 
 use super::fault;
-use crate::homes::Homes;
+use crate::homes::{At, Homes};
 use crate::source::{PAGE_BYTES_MAX, entry_bytes};
 
 /// Where a cache volume's bytes come from.
@@ -34,20 +35,24 @@ pub(crate) struct Manifest {
     /// The source is itself a file, which is shown under its base name.
     is_file: bool,
     digest: Digest,
+    /// The home server that has it, once that is known.
+    whose: OnceLock<ServerId>,
 }
 
 impl Manifest {
-    /// Lists a source.
+    /// Lists a source of a certain home server, or of whoever is at its address now.
     ///
     /// # Errors
     /// What home answers; `Malformed` when its listing is out of order or too long.
     pub(crate) async fn list(
         homes: &Homes,
         source: HomeSource,
+        whose: Option<ServerId>,
         block_bytes: u32,
         token: &Token,
         deadline: Deadline,
     ) -> Result<Self> {
+        let whose = whose.or_else(|| homes.whose(&source.address));
         let mut listed: Vec<SourceEntry> = Vec::new();
         loop {
             let after = listed.last().map(|entry| entry.path.clone());
@@ -55,7 +60,11 @@ impl Manifest {
                 path: source.path.clone(),
                 after,
             };
-            let page = homes.list(&source.address, token, call, deadline).await?;
+            let at = At {
+                address: &source.address,
+                whose,
+            };
+            let page = homes.list(at, token, call, deadline).await?;
             if page.more && page.entries.is_empty() {
                 return Err(bad_listing(&source, "has an empty page in the middle"));
             }
@@ -79,7 +88,11 @@ impl Manifest {
                 break;
             }
         }
-        Self::of(source, block_bytes, listed)
+        let manifest = Self::of(source, block_bytes, listed)?;
+        if let Some(whose) = whose {
+            let _ = manifest.whose.set(whose);
+        }
+        Ok(manifest)
     }
 
     fn of(source: HomeSource, block_bytes: u32, listed: Vec<SourceEntry>) -> Result<Self> {
@@ -105,6 +118,7 @@ impl Manifest {
             entries,
             is_file,
             digest,
+            whose: OnceLock::new(),
         })
     }
 
@@ -136,6 +150,24 @@ impl Manifest {
     /// Address of the home.
     pub(crate) fn home(&self) -> &str {
         &self.source.address
+    }
+
+    /// The home server that has it, if that was heard of.
+    pub(crate) fn whose(&self) -> Option<ServerId> {
+        self.whose.get().copied()
+    }
+
+    /// The home to ask: always the one that was heard of first, wherever it is.
+    pub(crate) fn home_in(&self, homes: &Homes) -> At<'_> {
+        if self.whose.get().is_none()
+            && let Some(whose) = homes.whose(&self.source.address)
+        {
+            let _ = self.whose.set(whose);
+        }
+        At {
+            address: &self.source.address,
+            whose: self.whose(),
+        }
     }
 
     /// A regular file of the manifest.
@@ -241,6 +273,7 @@ impl Manifest {
             entries,
             is_file,
             digest,
+            whose: OnceLock::new(),
         })
     }
 }

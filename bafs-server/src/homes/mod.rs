@@ -13,18 +13,20 @@ mod objects;
 mod packs;
 mod settings;
 mod sftp;
+mod whereabouts;
 
 pub use settings::HomeSettings;
+pub(crate) use whereabouts::At;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::ExtractId;
+use bafs_proto::ids::{ExtractId, ServerId};
 use bafs_proto::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BODY_BYTES_MAX};
 use bafs_proto::message::{
-    ListSource, PutProgress, PutReceipt, ReadSource, SourceData, SourcePage,
+    Advert, ListSource, PutProgress, PutReceipt, ReadSource, SourceData, SourcePage,
 };
 use bafs_proto::net::BoxFuture;
 use bafs_proto::net::pool::Pool;
@@ -42,6 +44,7 @@ use ftp::Ftp;
 use host::Addressed;
 use objects::{Bucket, Web};
 use sftp::Sftp;
+use whereabouts::Whereabouts;
 
 /// Pause before a failed call is repeated, in milliseconds; doubles up to the maximum.
 const PAUSE_MS_MIN: u64 = 50;
@@ -163,6 +166,7 @@ pub struct Homes {
     settings: HomeSettings,
     /// By address; made when first asked for.
     known: Mutex<BTreeMap<String, Arc<dyn Home>>>,
+    whereabouts: Whereabouts,
 }
 
 impl std::fmt::Debug for Homes {
@@ -179,6 +183,7 @@ impl Homes {
             access: None,
             settings: HomeSettings::default(),
             known: Mutex::default(),
+            whereabouts: Whereabouts::default(),
         })
     }
 
@@ -189,12 +194,23 @@ impl Homes {
             access: Some(Access::new(verifier)),
             settings,
             known: Mutex::default(),
+            whereabouts: Whereabouts::default(),
         })
     }
 
     /// Connections to other servers.
     pub(crate) fn pool(&self) -> &Pool {
         &self.pool
+    }
+
+    /// Learns from a catalog's listing where home servers are now.
+    pub fn learn(&self, adverts: &[Advert]) {
+        self.whereabouts.learn(adverts);
+    }
+
+    /// Which home server was last heard of at an address.
+    pub(crate) fn whose(&self, address: &str) -> Option<ServerId> {
+        self.whereabouts.whose(address)
     }
 
     /// A page of a listing, asked for again while that fails transiently.
@@ -204,14 +220,18 @@ impl Homes {
     /// `RightMissing`, `BadPath`; `DeadlineExceeded`.
     pub(crate) async fn list(
         &self,
-        address: &str,
+        at: At<'_>,
         token: &Token,
         call: ListSource,
         deadline: Deadline,
     ) -> Result<SourcePage> {
-        let home = self.at(address)?;
-        self.allow(address, token, &call.path, Right::Read)?;
-        until(deadline, || home.list(token, call.clone(), deadline)).await
+        self.at(at.address)?;
+        self.allow(at.address, token, &call.path, Right::Read)?;
+        let asked = |home: Arc<dyn Home>| {
+            let call = call.clone();
+            async move { home.list(token, call, deadline).await }
+        };
+        until(deadline, || self.wherever(at, asked)).await
     }
 
     /// A range of a file, asked for once.
@@ -220,13 +240,17 @@ impl Homes {
     /// As [`Self::list`]; `SourceChanged` when the file is another one now.
     pub(crate) async fn read(
         &self,
-        address: &str,
+        at: At<'_>,
         token: &Token,
         call: ReadSource,
         deadline: Deadline,
     ) -> Result<(SourceData, Bytes)> {
-        let home = self.readable(address, token, &call)?;
-        in_time(deadline, home.read(token, call, deadline)).await
+        self.may_read(at.address, token, &call)?;
+        let asked = |home: Arc<dyn Home>| {
+            let call = call.clone();
+            async move { home.read(token, call, deadline).await }
+        };
+        in_time(deadline, self.wherever(at, asked)).await
     }
 
     /// A range of a file, asked for again while that fails transiently.
@@ -240,8 +264,12 @@ impl Homes {
         call: ReadSource,
         deadline: Deadline,
     ) -> Result<(SourceData, Bytes)> {
-        let home = self.readable(address, token, &call)?;
-        until(deadline, || home.read(token, call.clone(), deadline)).await
+        self.may_read(address, token, &call)?;
+        let asked = |home: Arc<dyn Home>| {
+            let call = call.clone();
+            async move { home.read(token, call, deadline).await }
+        };
+        until(deadline, || self.wherever(address.into(), asked)).await
     }
 
     /// Whether the home at an address gives many small files in one answer, and takes them with one
@@ -261,9 +289,13 @@ impl Homes {
         call: ReadSources,
         deadline: Deadline,
     ) -> Result<(SourceData, Bytes)> {
-        let home = self.at(address)?;
+        self.at(address)?;
         self.allow(address, token, &call.path, Right::Read)?;
-        until(deadline, || home.read_files(token, call.clone(), deadline)).await
+        let asked = |home: Arc<dyn Home>| {
+            let call = call.clone();
+            async move { home.read_files(token, call, deadline).await }
+        };
+        until(deadline, || self.wherever(address.into(), asked)).await
     }
 
     /// Begins an upload or shows where it is.
@@ -271,8 +303,9 @@ impl Homes {
     /// # Errors
     /// As [`Self::list`]; `Unsupported` when such homes take no files; `Conflict`.
     pub(crate) async fn begin(&self, put: &Put, deadline: Deadline) -> Result<PutProgress> {
-        let home = self.writable(put)?;
-        in_time(deadline, home.begin(put, deadline)).await
+        self.may_write(put)?;
+        let asked = |home: Arc<dyn Home>| async move { home.begin(put, deadline).await };
+        in_time(deadline, self.wherever(put.home.as_str().into(), asked)).await
     }
 
     /// Adds bytes to an upload.
@@ -286,8 +319,12 @@ impl Homes {
         data: Bytes,
         deadline: Deadline,
     ) -> Result<PutProgress> {
-        let home = self.writable(put)?;
-        in_time(deadline, home.write(put, offset, data, deadline)).await
+        self.may_write(put)?;
+        let asked = |home: Arc<dyn Home>| {
+            let data = data.clone();
+            async move { home.write(put, offset, data, deadline).await }
+        };
+        in_time(deadline, self.wherever(put.home.as_str().into(), asked)).await
     }
 
     /// Puts an upload in place.
@@ -300,8 +337,9 @@ impl Homes {
         digest: Digest,
         deadline: Deadline,
     ) -> Result<PutReceipt> {
-        let home = self.writable(put)?;
-        in_time(deadline, home.commit(put, digest, deadline)).await
+        self.may_write(put)?;
+        let asked = |home: Arc<dyn Home>| async move { home.commit(put, digest, deadline).await };
+        in_time(deadline, self.wherever(put.home.as_str().into(), asked)).await
     }
 
     /// Puts a small file in place.
@@ -315,8 +353,12 @@ impl Homes {
         digest: Digest,
         deadline: Deadline,
     ) -> Result<PutReceipt> {
-        let home = self.writable(put)?;
-        in_time(deadline, home.put(put, data, digest, deadline)).await
+        self.may_write(put)?;
+        let asked = |home: Arc<dyn Home>| {
+            let data = data.clone();
+            async move { home.put(put, data, digest, deadline).await }
+        };
+        in_time(deadline, self.wherever(put.home.as_str().into(), asked)).await
     }
 
     /// Pieces of an upload that the home at an address takes at once.
@@ -324,19 +366,36 @@ impl Homes {
         self.at(address).map_or(1, |home| home.pieces_max())
     }
 
-    /// The home of a range that may be read.
-    fn readable(&self, address: &str, token: &Token, call: &ReadSource) -> Result<Arc<dyn Home>> {
-        let home = self.at(address)?;
-        self.allow(address, token, &call.path, Right::Read)?;
-        check_range(call)?;
-        Ok(home)
+    /// Makes a call to a home where that is now; once more when it moves meanwhile. All calls may
+    /// be repeated.
+    async fn wherever<T, F: Future<Output = Result<T>>>(
+        &self,
+        at: At<'_>,
+        call: impl Fn(Arc<dyn Home>) -> F,
+    ) -> Result<T> {
+        loop {
+            let place = self.whereabouts.find(at)?;
+            let home = self.at(&place)?;
+            tokio::select! {
+                answer = call(home) => return answer,
+                () = self.whereabouts.leaves(at, &place) => {
+                    tracing::info!(home = at.address, from = place, "a home is elsewhere now");
+                }
+            }
+        }
     }
 
-    /// The home where a file may be put.
-    fn writable(&self, put: &Put) -> Result<Arc<dyn Home>> {
-        let home = self.at(&put.home)?;
-        self.allow(&put.home, &put.token, &put.path, Right::Write)?;
-        Ok(home)
+    /// Checks that a range may be read.
+    fn may_read(&self, address: &str, token: &Token, call: &ReadSource) -> Result<()> {
+        self.at(address)?;
+        self.allow(address, token, &call.path, Right::Read)?;
+        check_range(call)
+    }
+
+    /// Checks that a file may be put there.
+    fn may_write(&self, put: &Put) -> Result<()> {
+        self.at(&put.home)?;
+        self.allow(&put.home, &put.token, &put.path, Right::Write)
     }
 
     /// The home at an address.
@@ -418,9 +477,9 @@ async fn in_time<T>(deadline: Deadline, work: impl Future<Output = Result<T>>) -
 }
 
 /// Makes a call again and again while it fails transiently, until the deadline.
-async fn until<'a, T>(
+async fn until<T, F: Future<Output = Result<T>>>(
     deadline: Deadline,
-    call: impl Fn() -> BoxFuture<'a, Result<T>>,
+    call: impl Fn() -> F,
 ) -> Result<T> {
     let mut pause_ms = PAUSE_MS_MIN;
     loop {

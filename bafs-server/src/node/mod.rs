@@ -90,6 +90,7 @@ pub struct Node {
     pool: Pool,
     store: Arc<Store>,
     storage: Arc<Storage>,
+    homes: Arc<Homes>,
     caches: Arc<Caches>,
     executor: Arc<Executor>,
     door: Arc<Door>,
@@ -136,8 +137,8 @@ impl Node {
             bytes: config.capacity_bytes,
             files: config.capacity_files,
         };
-        let (opened, cached) = (store.clone(), caches.clone());
-        let storage = Storage::open(opened, capacity, homes, cached, counters.clone()).await?;
+        let (opened, cached, filled) = (store.clone(), caches.clone(), homes.clone());
+        let storage = Storage::open(opened, capacity, filled, cached, counters.clone()).await?;
         let executor = ExecutorConfig {
             slots: config.slots,
             program: config.agent_program.clone(),
@@ -155,6 +156,7 @@ impl Node {
             pool,
             store,
             storage,
+            homes,
             caches,
             executor,
             door,
@@ -171,7 +173,7 @@ impl Node {
         let mut tasks = Vec::new();
         if let Some(catalog) = self.config.catalog.clone() {
             tasks.push(tokio::spawn(presence::tell(self.clone(), catalog)));
-            tasks.push(tokio::spawn(presence::learn_peers_always(self.clone())));
+            tasks.push(tokio::spawn(presence::learn_always(self.clone())));
         }
         tasks.push(tokio::spawn(self.door.clone().serve()));
         let (storage, caches) = (self.storage.clone(), self.caches.clone());

@@ -1,5 +1,5 @@
 //! A node among others: tells the catalog what it is, at once when that changes, and learns its
-//! peers. A catalog that is away is no harm.
+//! peers, and where homes are. A catalog that is away is no harm.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,10 +37,10 @@ pub(super) async fn tell(node: Arc<Node>, catalog: String) {
     }
 }
 
-/// Tells the caches, again and again, which nodes of the group live.
-pub(super) async fn learn_peers_always(node: Arc<Node>) {
+/// Tells the caches, again and again, which nodes of the group live, and where homes are.
+pub(super) async fn learn_always(node: Arc<Node>) {
     loop {
-        learn_peers(&node).await;
+        tokio::join!(learn_peers(&node), learn_homes(&node));
         tokio::time::sleep(Duration::from_millis(ADVERTISE_MS)).await;
     }
 }
@@ -63,5 +63,23 @@ pub(super) async fn learn_peers(node: &Node) {
         Ok(list) => node.caches.set_peers(list.servers),
         // The peers of a moment ago are the best guess; one that is gone shows by itself.
         Err(error) => tracing::debug!(%catalog, %error, "peers not learned"),
+    }
+}
+
+/// Learns where home servers are: one that comes back at another address is still the same. Before
+/// a volume is made of one, so that it is known by then.
+pub(super) async fn learn_homes(node: &Node) {
+    let Some(catalog) = &node.config.catalog else {
+        return;
+    };
+    let query = QueryServers {
+        kind: Some(ServerKind::Home),
+        ..QueryServers::default()
+    };
+    let deadline = Deadline::after_ms(ADVERTISE_MS);
+    let token = &node.config.identity.token;
+    match node.pool.call(catalog, token, query, deadline).await {
+        Ok(list) => node.homes.learn(&list.servers),
+        Err(error) => tracing::debug!(%catalog, %error, "homes not learned"),
     }
 }

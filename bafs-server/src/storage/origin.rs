@@ -95,7 +95,10 @@ impl Origin {
                     after,
                 };
                 let deadline = Deadline::after_ms(CALL_MS);
-                let page = self.homes.list(address, &self.token, call, deadline).await;
+                let page = self
+                    .homes
+                    .list(address.as_str().into(), &self.token, call, deadline)
+                    .await;
                 let page = page.map_err(|e| e.context(format!("'{path}' of home {address}")))?;
                 // A home does not say which names are of one file.
                 let links = Vec::new();
