@@ -537,7 +537,7 @@ bafs report blast.bafs --json | jq .goodput.total"
 pub(crate) struct ReportArgs {
     /// Journal of the run, or its workflow if the journal is beside it.
     pub(crate) run: PathBuf,
-    /// File of the page; the journal's name with `.html` when not given.
+    /// File of the page, `-` for standard output; the journal's name with `.html` when not given.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
 }
@@ -552,7 +552,7 @@ done, red failed, grey is skipped."
 pub(crate) struct GraphArgs {
     /// A workflow file, or the journal of a run.
     pub(crate) workflow: PathBuf,
-    /// File to write to instead of printing.
+    /// File to write to instead of printing; `-` prints.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
 }

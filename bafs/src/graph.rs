@@ -10,7 +10,7 @@ use bafs_sched::workflow::{JobIndex, VolumeKind, Workflow};
 
 use crate::args::GraphArgs;
 use crate::history;
-use crate::output::Output;
+use crate::output::{self, Output};
 use crate::workflow_file;
 
 /// Prints the graph, or writes it to a file.
@@ -35,10 +35,10 @@ pub(crate) fn run(args: &GraphArgs, output: Output) -> Result<()> {
     };
     let dot = dot(&workflow, states.as_deref())?;
     match &args.output {
-        Some(path) => {
+        Some(path) if !output::is_standard(path) => {
             std::fs::write(path, dot).with_context(|| format!("cannot write {}", path.display()))
         }
-        None => output.say(dot.trim_end(), &serde_json::json!({ "dot": dot })),
+        _ => output.say(dot.trim_end(), &serde_json::json!({ "dot": dot })),
     }
 }
 

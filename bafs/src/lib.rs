@@ -42,7 +42,7 @@ use tracing_subscriber::EnvFilter;
 use args::{
     AgentArgs, CatalogArgs, ChannelChoice, Cli, Command, ExecArgs, HomeArgs, MountArgs, NodeArgs,
 };
-use output::Output;
+use output::{Output, ReaderGone};
 
 /// What is told without `BAFS_LOG`. A reply that nobody waits for any more is no news: its program
 /// was ended.
@@ -50,6 +50,9 @@ const FILTER: &str = "warn,fuser::reply=off";
 
 /// Exit code of a command that failed.
 const FAILED: u8 = 1;
+
+/// Exit code of a command whose reader has gone: what a shell says of one that SIGPIPE ended.
+const READER_GONE: u8 = 128 + 13;
 
 /// Runs the program as the command line says, and returns its exit code.
 pub fn main() -> ExitCode {
@@ -66,6 +69,7 @@ pub fn main() -> ExitCode {
         .init();
     match dispatch(cli) {
         Ok(code) => code,
+        Err(error) if error.downcast_ref::<ReaderGone>().is_some() => ExitCode::from(READER_GONE),
         Err(error) => {
             eprintln!("{}", visible::lines(&format!("bafs: {error:#}")));
             ExitCode::from(FAILED)

@@ -94,7 +94,11 @@ fn cluster_accounts_for_the_time_of_a_run() -> Result<()> {
         .bafs(&["report", &workflow, "-o", &page.to_string_lossy()])
         .output()?;
     ensure!(output.status.success(), said(&output));
+    let printed = world.bafs(&["report", &workflow, "-o", "-"]).output()?;
+    ensure!(printed.status.success(), said(&printed));
     let page = std::fs::read_to_string(page)?;
+    ensure!(printed.stdout == page.as_bytes(), said(&printed));
+    ensure_silent_without_reader(&world, &workflow)?;
     ensure!(
         page.contains("complete") && page.contains("second3"),
         "{page}"
@@ -111,6 +115,33 @@ fn cluster_accounts_for_the_time_of_a_run() -> Result<()> {
         status["outcome"] == "Complete" && status["is_running"] == false,
         "{status}"
     );
+    Ok(())
+}
+
+/// Nobody reads what is printed: as after the last line of `head`.
+fn ensure_silent_without_reader(world: &World, workflow: &str) -> Result<()> {
+    let all: [&[&str]; 7] = [
+        &["replay", workflow],
+        &["--json", "replay", workflow],
+        &["graph", workflow],
+        &["report", workflow, "-o", "-"],
+        &["status", workflow],
+        &["why", workflow, "second3"],
+        &["volume", "list"],
+    ];
+    for args in all {
+        let (reader, writer) = std::io::pipe()?;
+        drop(reader);
+        let mut command = world.bafs(args);
+        let output = command.stdout(writer).stderr(Stdio::piped()).spawn()?;
+        let output = output.wait_with_output()?;
+        ensure!(output.stderr.is_empty(), "{args:?}: {}", said(&output));
+        ensure!(
+            output.status.code() == Some(141),
+            "{args:?}: {}",
+            output.status
+        );
+    }
     Ok(())
 }
 

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::args::ReportArgs;
 use crate::history;
-use crate::output::Output;
+use crate::output::{self, Output};
 
 /// All that a report tells.
 #[derive(Debug, Serialize)]
@@ -31,6 +31,12 @@ struct Report {
 pub(crate) fn run(args: &ReportArgs, output: Output) -> Result<()> {
     let journal = history::journal_of(&args.run)?;
     let report = read(&journal)?;
+    if args.output.as_deref().is_some_and(output::is_standard) {
+        return match output.is_json() {
+            true => output.say("", &report),
+            false => output::print(page::page(&report)?.as_bytes()),
+        };
+    }
     if let Some(path) = &args.output {
         write(&report, path)?;
     }
