@@ -146,18 +146,24 @@ async fn is_gone(client: &Client, node: &Advert, volume: VolumeId) -> bool {
     volumes.is_ok_and(|volumes| volumes.iter().all(|v| v.spec.id != volume))
 }
 
-/// What a cache volume waits for that is not made yet.
+/// What a volume waits for that is not made yet.
 fn waits_for(kind: &VolumeKind) -> Option<String> {
-    let VolumeKind::Cache { source, .. } = kind else {
-        return None;
-    };
-    let Source::Home { address, path } = source else {
-        return None;
-    };
-    Some(format!(
-        "waits for home {address} to list '{path}', for ten minutes at most; if that home or path \
-         is wrong, delete the volume"
-    ))
+    match kind {
+        VolumeKind::Cache {
+            source: Source::Home { address, path },
+            ..
+        } => Some(format!(
+            "waits for home {address} to list '{path}', for ten minutes at most; if that home or \
+             path is wrong, delete the volume"
+        )),
+        VolumeKind::Scratch {
+            fill: Some(Source::Home { address, path }),
+        } => Some(format!(
+            "fills it with '{path}' of home {address}; if that home is silent, it gives up after \
+             two minutes at most (`bafs servers` shows who lives)"
+        )),
+        _ => None,
+    }
 }
 
 async fn list(args: ClientArgs, output: Output) -> Result<()> {

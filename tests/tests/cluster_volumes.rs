@@ -82,8 +82,25 @@ fn extract_finds_its_home_at_another_port() -> Result<()> {
     drop(home.stdin.take());
     home.wait()?;
     ensure!(status.success(), "{status}: {rest}");
-    ensure!(rest.contains("looking for the home"), "{rest}");
     ensure!(world.get("out")? == [7; 3 << 20], "another file is at home");
+    Ok(())
+}
+
+#[test]
+fn create_says_which_silent_home_it_waits_for_and_how_long() -> Result<()> {
+    let world = with_dead_home()?;
+    let create = ["volume", "create", "w", "--node", "n1", "--size", "10MB"];
+    let mut create = world.bafs(&[&create[..], &["--from", "bafs://home/in"]].concat());
+    let mut create = create.stderr(Stdio::piped()).spawn()?;
+    let mut line = String::new();
+    let stderr = create.stderr.take().context("it is piped")?;
+    BufReader::new(stderr).read_line(&mut line)?;
+    for part in ["with 'in' of home", world.cluster.home(), "two minutes"] {
+        ensure!(line.contains(part), "{line}");
+    }
+    ensure!(create.try_wait()?.is_none(), "it waits no more: {line}");
+    create.kill()?;
+    create.wait()?;
     Ok(())
 }
 
