@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bafs_proto::file_op::{Attr, Caller, FileOp, FileReply, FileResult, TreeStat};
+use bafs_proto::file_op::{Attr, Caller, Errno, FileOp, FileReply, FileResult, TreeStat};
 use bafs_proto::ids::{HandleId, InodeNo};
 use rustix::fs::{AtFlags, FileType, OFlags, Stat, fstat, fsync};
 
@@ -100,7 +100,7 @@ impl Session {
         }
         match self.run_once(caller, op, data, out) {
             Err(errno::NOSPC) if self.free_nameless() => self.run_once(caller, op, data, out),
-            done => done,
+            done => done.map_err(|error| told_of(op, error)),
         }
     }
 
@@ -519,6 +519,15 @@ fn opens(op: &FileOp) -> bool {
     )
 }
 
+/// What a caller is told of a failure. A disk that became read-only may refuse a read with `EROFS`
+/// too; but to a program that says that it tried to write, which it did not.
+fn told_of(op: &FileOp, error: Errno) -> Errno {
+    match error {
+        errno::ROFS if !changes(op) => errno::IO,
+        error => error,
+    }
+}
+
 /// Whether an operation changes the tree, so that it needs a writable session.
 fn changes(op: &FileOp) -> bool {
     match op {
@@ -542,5 +551,29 @@ fn changes(op: &FileOp) -> bool {
         | FileOp::ListXattr { .. }
         | FileOp::Seek { .. } => false,
         _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::ids::{HandleId, InodeNo};
+
+    use super::*;
+
+    #[test]
+    fn a_read_that_a_disk_refuses_is_no_write() {
+        let read = FileOp::Read {
+            handle: HandleId(1),
+            offset: 0,
+            length: 1,
+        };
+        let open = |flags: OFlags| FileOp::Open {
+            ino: InodeNo::ROOT,
+            flags: flags.bits().cast_signed(),
+        };
+        assert_eq!(told_of(&read, errno::ROFS), errno::IO);
+        assert_eq!(told_of(&open(OFlags::RDONLY), errno::ROFS), errno::IO);
+        assert_eq!(told_of(&open(OFlags::RDWR), errno::ROFS), errno::ROFS);
+        assert_eq!(told_of(&read, errno::NOENT), errno::NOENT);
     }
 }

@@ -9,7 +9,7 @@ use bafs_proto::message::JobReport;
 use bafs_proto::report::VolumeUse;
 
 use super::scheduler::Scheduler;
-use crate::workflow::{JobIndex, VolumeIndex, VolumeKind};
+use crate::workflow::{JobIndex, Mount, VolumeIndex, VolumeKind};
 
 /// Warnings that are kept; more are counted.
 const WARNINGS_MAX: usize = 100;
@@ -213,12 +213,12 @@ impl Scheduler {
             .find(|line| line.contains(READ_ONLY));
         let line: String = line.unwrap_or_default().chars().take(200).collect();
         let spec = self.graph.workflow.job(job).clone();
-        let is_named = |volume: &VolumeIndex| {
-            let mut mounts = spec.mounts.iter();
-            mounts.any(|mount| mount.volume == *volume && line.contains(&mount.path))
+        let blamed = match refused(&line, &spec.mounts) {
+            Refused::Disk(volume) => return self.warn_read_only_disk(job, volume, &line),
+            Refused::Writes(named) => named,
+            Refused::Unclear => locked,
         };
-        let named: Vec<VolumeIndex> = locked.iter().copied().filter(is_named).collect();
-        for volume in if named.is_empty() { locked } else { named } {
+        for volume in blamed {
             let kind = match self.graph.volume(volume).is_cache {
                 true => "batch data, which nobody may change",
                 false => "mounted 'ro' by this job",
@@ -231,6 +231,18 @@ impl Scheduler {
             );
             self.warn(3, job, volume, text);
         }
+    }
+
+    fn warn_read_only_disk(&mut self, job: JobIndex, volume: VolumeIndex, line: &str) {
+        let server = self.attempts.get(&job).map(|attempt| attempt.server);
+        let node = server.map_or_else(String::new, |server| self.fleet.name(server));
+        let text = format!(
+            "the disk of volume '{}' of job '{}' seems to be read-only now, on node '{node}' if \
+             the volume is there: see `dmesg` there; it said: {line}",
+            self.graph.workflow.volume(volume).name,
+            self.graph.workflow.job(job).name,
+        );
+        self.warn(4, job, volume, text);
     }
 
     fn warn(&mut self, kind: u8, job: JobIndex, volume: VolumeIndex, text: String) {
@@ -289,6 +301,45 @@ impl Scheduler {
     }
 }
 
+/// What refused a program something as on a read-only file system.
+#[derive(Debug, PartialEq)]
+enum Refused {
+    /// The disk of a volume, which the job may write or only read: nothing that it did.
+    Disk(VolumeIndex),
+    /// Volumes where it must not write.
+    Writes(Vec<VolumeIndex>),
+    /// It names no volume.
+    Unclear,
+}
+
+/// What refused a program something, by the line that it printed.
+fn refused(line: &str, mounts: &[Mount]) -> Refused {
+    let named = mounts.iter().filter(|mount| is_named(line, &mount.path));
+    let named: Vec<_> = named.collect();
+    let disk = named
+        .iter()
+        .find(|mount| mount.writable || is_of_reading(line));
+    match (disk, named.is_empty()) {
+        (Some(mount), _) => Refused::Disk(mount.volume),
+        (None, false) => Refused::Writes(named.iter().map(|mount| mount.volume).collect()),
+        (None, true) => Refused::Unclear,
+    }
+}
+
+/// Whether a line has this path, or one below it.
+fn is_named(line: &str, path: &str) -> bool {
+    line.match_indices(path).any(|(at, _)| {
+        let behind = line[at + path.len()..].chars().next();
+        behind.is_none_or(|sign| !sign.is_alphanumeric() && !"-_.".contains(sign))
+    })
+}
+
+/// Whether a program says that it could not read.
+fn is_of_reading(line: &str) -> bool {
+    let parts = ["error reading", "read error", "cannot read", "for reading"];
+    parts.iter().any(|part| line.contains(part))
+}
+
 fn in_brackets(path: &str) -> String {
     match path.is_empty() {
         true => String::new(),
@@ -300,5 +351,30 @@ fn file_name(path: &str) -> String {
     match path.is_empty() {
         true => "files".to_owned(),
         false => format!("file '{path}'"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_that_became_read_only_is_not_blamed_on_the_job() {
+        let mount = |volume, path: &str, writable| Mount {
+            volume: VolumeIndex(volume),
+            path: path.to_owned(),
+            writable,
+            write_back: false,
+        };
+        let mounts = [mount(0, "/data", false), mount(1, "/data2", true)];
+        let said = |what: &str| refused(&format!("{what}: {READ_ONLY}"), &mounts);
+        let disk = |volume| Refused::Disk(VolumeIndex(volume));
+        assert_eq!(said("cp: error reading '/data/x'"), disk(0));
+        assert_eq!(said("sh: 1: cannot create /data2/x"), disk(1));
+        assert_eq!(said("cp: cannot create regular file '/data2'"), disk(1));
+        let wrote = Refused::Writes(vec![VolumeIndex(0)]);
+        assert_eq!(said("touch: cannot touch '/data/x'"), wrote);
+        assert_eq!(said("sh: 1: cannot create x"), Refused::Unclear);
+        assert_eq!(said("sh: 1: cannot create /data-x/y"), Refused::Unclear);
     }
 }
