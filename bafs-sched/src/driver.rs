@@ -37,7 +37,7 @@ use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 const POLL_MS: u64 = 1_000;
 
 /// Failures of the environment are told at most once in so long, in milliseconds: when a home is
-/// away, every job has one.
+/// away, every job has one. Once it was told that the home is away, none of these is.
 const TELL_MS: u64 = 5_000;
 
 /// Facts that are journaled and applied together at most.
@@ -412,7 +412,8 @@ impl Driver {
             | Event::ExtractFailed { error, .. } => error,
             _ => return,
         };
-        if self.told.is_none_or(|told| now.ms_since(told) >= TELL_MS) {
+        let is_due = self.told.is_none_or(|told| now.ms_since(told) >= TELL_MS);
+        if is_due && !self.servers.is_told(error) {
             self.told = Some(now);
             let what = self.scheduler.describe_call(event);
             tracing::warn!(%error, "{what} failed; what can help is tried");

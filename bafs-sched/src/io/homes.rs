@@ -1,6 +1,6 @@
 //! Which home a URL of a workflow means, and which path there. Asks nobody.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::ServerId;
 use bafs_proto::message::{Advert, ServerKind};
@@ -18,6 +18,10 @@ pub struct FileHome {
     pub root: String,
 }
 
+/// Listings in a row without a home after which it counts as away: a catalog that starts anew
+/// lists none at first.
+const MISSING_TOLD: u32 = 3;
+
 /// Home servers by name.
 #[derive(Debug, Clone, Default)]
 pub struct Homes {
@@ -33,6 +37,16 @@ struct Known {
     address: String,
     /// Another one that was listed under the name, and of which somebody was told.
     other: Option<ServerId>,
+    /// The run needs it.
+    is_used: bool,
+    /// Listings in a row that did not have it.
+    missing: u32,
+}
+
+impl Known {
+    fn is_away(&self) -> bool {
+        self.missing >= MISSING_TOLD
+    }
 }
 
 /// A place at home.
@@ -61,7 +75,38 @@ impl Homes {
     pub fn learn(&mut self, adverts: &[Advert]) -> Vec<String> {
         self.is_listed = true;
         let homes = adverts.iter().filter(|it| it.kind == ServerKind::Home);
-        homes.filter_map(|home| self.learn_one(home)).collect()
+        let mut told: Vec<_> = homes
+            .clone()
+            .filter_map(|home| self.learn_one(home))
+            .collect();
+        let listed: BTreeSet<_> = homes.map(|home| home.id).collect();
+        for (name, known) in &mut self.by_name {
+            let was_away = known.is_away();
+            known.missing = match listed.contains(&known.server) {
+                true => 0,
+                false => known.missing.saturating_add(1),
+            };
+            let at = &known.address;
+            match (known.is_used, was_away, known.is_away()) {
+                (true, false, true) => told.push(format!(
+                    "home '{name}' ({at}) is away: what needs it waits or is tried again; start \
+                     it again, at whatever address"
+                )),
+                (true, true, false) => told.push(format!("home '{name}' is back, at {at}")),
+                _ => {}
+            }
+        }
+        told
+    }
+
+    /// Whether an error comes of a home being away, of which the user was told.
+    pub fn is_told(&self, error: &Error) -> bool {
+        let mut away = self.by_name.values().filter(|known| known.is_away());
+        away.any(|known| {
+            known.is_used
+                && (error.code == ErrorCode::HomeUnreachable
+                    || error.detail.contains(&known.address))
+        })
     }
 
     fn learn_one(&mut self, home: &Advert) -> Option<String> {
@@ -70,6 +115,8 @@ impl Homes {
             server: home.id,
             address: home.address.clone(),
             other: None,
+            is_used: false,
+            missing: 0,
         });
         if known.server == home.id {
             known.address.clone_from(&home.address);
@@ -95,10 +142,13 @@ impl Homes {
     /// # Errors
     /// `Unreachable` when the catalog knows no home of that name (yet), `BadPath` when a file is
     /// not below the exported directory or a URL of the web has a query.
-    pub fn resolve(&self, url: &Url) -> Result<HomePath> {
+    pub fn resolve(&mut self, url: &Url) -> Result<HomePath> {
         match url.scheme {
             Scheme::Bafs => {
-                let known = self.by_name.get(&url.host).map(|home| home.address.clone());
+                let known = self.by_name.get_mut(&url.host).map(|home| {
+                    home.is_used = true;
+                    home.address.clone()
+                });
                 let literal = url.host.contains(':').then(|| url.host.clone());
                 let address = known.or(literal).ok_or_else(|| {
                     let text = format!(
@@ -151,7 +201,7 @@ fn below_root(path: &str) -> String {
 mod tests {
     use super::*;
 
-    fn resolve(homes: &Homes, url: &str) -> Result<HomePath, ErrorCode> {
+    fn resolve(homes: &mut Homes, url: &str) -> Result<HomePath, ErrorCode> {
         homes
             .resolve(&url.parse().unwrap())
             .map_err(|error| error.code)
@@ -185,11 +235,43 @@ mod tests {
             "{told:?}"
         );
         assert!(homes.learn(&[home(2, "b:1")]).is_empty(), "told once");
-        let place = |homes: &Homes| homes.resolve(&"bafs://home/x".parse().unwrap());
-        assert_eq!(place(&homes).unwrap().address, "a:1");
+        let place = |homes: &mut Homes| homes.resolve(&"bafs://home/x".parse().unwrap());
+        assert_eq!(place(&mut homes).unwrap().address, "a:1");
         // The same server may come back somewhere else.
         assert!(homes.learn(&[home(1, "a:2")]).is_empty());
-        assert_eq!(place(&homes).unwrap().address, "a:2");
+        assert_eq!(place(&mut homes).unwrap().address, "a:2");
+    }
+
+    #[test]
+    fn a_home_that_is_away_is_told_once_and_once_that_it_is_back() {
+        let mut homes = Homes::default();
+        let learn = |homes: &mut Homes, listed: &[Advert], times: usize| -> Vec<String> {
+            (0..times).flat_map(|_| homes.learn(listed)).collect()
+        };
+        assert!(learn(&mut homes, &[home(1, "a:1")], 1).is_empty());
+        assert!(learn(&mut homes, &[], 9).is_empty(), "nobody needs it");
+        assert!(learn(&mut homes, &[home(1, "a:1")], 1).is_empty());
+        assert!(resolve(&mut homes, "bafs://home/x").is_ok());
+        assert!(
+            learn(&mut homes, &[], 2).is_empty(),
+            "a catalog that starts"
+        );
+        let failed = Error::new(ErrorCode::Unreachable, "nobody answers at a:1");
+        assert!(!homes.is_told(&failed));
+        let told = learn(&mut homes, &[], 20);
+        assert!(told.len() == 1 && told[0].contains("is away"), "{told:?}");
+        assert!(homes.is_told(&failed));
+        let other = Error::new(ErrorCode::Unreachable, "nobody answers at n:1");
+        assert!(!homes.is_told(&other), "a node is something else");
+        // Another one of its name is not it.
+        let told = learn(&mut homes, &[home(2, "b:1")], 5);
+        assert!(
+            told.len() == 1 && told[0].contains("is another server"),
+            "{told:?}"
+        );
+        let told = learn(&mut homes, &[home(1, "a:2")], 5);
+        assert_eq!(told, ["home 'home' is back, at a:2"]);
+        assert!(!homes.is_told(&failed));
     }
 
     #[test]
@@ -206,25 +288,28 @@ mod tests {
             })
         };
         assert_eq!(
-            resolve(&homes, "bafs://home/a"),
+            resolve(&mut homes, "bafs://home/a"),
             Err(ErrorCode::Unreachable)
         );
         assert!(homes.learn(&[home(1, "h:2")]).is_empty());
-        assert_eq!(resolve(&homes, "bafs://Home/a/b"), place("h:2", "a/b"));
+        assert_eq!(resolve(&mut homes, "bafs://Home/a/b"), place("h:2", "a/b"));
         assert_eq!(
-            resolve(&homes, "bafs://10.0.0.1:7/"),
+            resolve(&mut homes, "bafs://10.0.0.1:7/"),
             place("10.0.0.1:7", "")
         );
-        assert_eq!(resolve(&homes, "file:///srv/data/x"), place("f:1", "x"));
-        assert_eq!(resolve(&homes, "file:///srv/data"), place("f:1", ""));
+        assert_eq!(resolve(&mut homes, "file:///srv/data/x"), place("f:1", "x"));
+        assert_eq!(resolve(&mut homes, "file:///srv/data"), place("f:1", ""));
         assert_eq!(
-            resolve(&homes, "file:///srv/database"),
+            resolve(&mut homes, "file:///srv/database"),
             Err(ErrorCode::BadPath)
         );
-        assert_eq!(resolve(&homes, "ftp://home/a"), place("ftp://home", "a"));
-        assert_eq!(resolve(&homes, "http://h/a?b"), Err(ErrorCode::BadPath));
         assert_eq!(
-            resolve(&Homes::default(), "file:///a"),
+            resolve(&mut homes, "ftp://home/a"),
+            place("ftp://home", "a")
+        );
+        assert_eq!(resolve(&mut homes, "http://h/a?b"), Err(ErrorCode::BadPath));
+        assert_eq!(
+            resolve(&mut Homes::default(), "file:///a"),
             place("file://", "a")
         );
     }

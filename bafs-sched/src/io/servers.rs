@@ -89,6 +89,12 @@ impl Servers {
         Ok(list.servers)
     }
 
+    /// Whether an error comes of a home being away, of which the user was told.
+    pub(crate) fn is_told(&self, error: &Error) -> bool {
+        let homes = self.homes.lock().unwrap_or_else(PoisonError::into_inner);
+        homes.is_told(error)
+    }
+
     /// Owner of all volumes of the run.
     pub(crate) fn owner(&self) -> String {
         format!("{} (run {})", self.workflow.name, self.run)
@@ -453,7 +459,7 @@ impl Servers {
         let mut patience: Option<Deadline> = None;
         loop {
             let (found, is_listed) = {
-                let homes = self.homes.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut homes = self.homes.lock().unwrap_or_else(PoisonError::into_inner);
                 (homes.resolve(url), homes.is_listed())
             };
             let error = match found {
