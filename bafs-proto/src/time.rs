@@ -22,7 +22,31 @@ impl Time {
     pub fn ms_since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
+
+    /// The time as `date -u` shows it, for people: `2026-11-23 21:05:59 UTC`.
+    pub fn utc(self) -> String {
+        let (days, second) = (self.0 / DAY_MS, self.0 % DAY_MS / 1_000);
+        // Years begin in March here: the day that some have more is their last one.
+        let day = days + 719_468;
+        let (era, of_era) = (day / 146_097, day % 146_097);
+        let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+        let of_year = of_era - (365 * year + year / 4 - year / 100);
+        let month = (5 * of_year + 2) / 153;
+        let of_month = of_year - (153 * month + 2) / 5 + 1;
+        let (month, next) = if month < 10 {
+            (month + 3, 0)
+        } else {
+            (month - 9, 1)
+        };
+        let year = era * 400 + year + next;
+        let (hour, minute) = (second / 3_600, second / 60 % 60);
+        let second = second % 60;
+        format!("{year:04}-{month:02}-{of_month:02} {hour:02}:{minute:02}:{second:02} UTC")
+    }
 }
+
+/// Milliseconds of a day.
+const DAY_MS: u64 = 24 * 3_600_000;
 
 /// The longest time that an answer is given to come.
 const ANSWER_MAX: Duration = Duration::from_millis(500);
@@ -157,6 +181,20 @@ impl Patience {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn time_is_shown_as_a_calendar_has_it() {
+        for (s, shown) in [
+            (0, "1970-01-01 00:00:00 UTC"),
+            (951_782_399, "2000-02-28 23:59:59 UTC"),
+            (951_782_400, "2000-02-29 00:00:00 UTC"),
+            (951_868_800, "2000-03-01 00:00:00 UTC"),
+            (1_798_761_599, "2026-12-31 23:59:59 UTC"),
+            (4_107_542_400, "2100-03-01 00:00:00 UTC"),
+        ] {
+            assert_eq!(Time(s * 1_000).utc(), shown);
+        }
+    }
 
     #[test]
     fn who_says_that_it_is_at_it_has_more_time() {

@@ -297,7 +297,11 @@ impl Verifier {
         let wanted = format!("'{}' on '{}'", right.name(), resource.text());
         // The same question at the beginning of time tells expiry from a missing right.
         if authorize(&parsed, server, resource, right, Time(0)) {
-            let text = format!("the token for {wanted} has expired");
+            let text = format!(
+                "the token for {wanted} has expired: here it is {}. Is the clock of the machine \
+                 that shows it right? Compare `date -u` on both; if they agree, get a new token",
+                now.utc()
+            );
             return Err(Error::new(ErrorCode::TokenExpired, text));
         }
         Err(Error::new(
@@ -385,6 +389,10 @@ mod tests {
             missing
         );
         let late = verifier.verify(&token, &one, Right::Read, Time(1_000));
+        let told = late.clone().expect_err("it is late").detail;
+        for part in ["1970-01-01 00:00:01 UTC", "clock", "`date -u` on both"] {
+            assert!(told.contains(part), "{told}");
+        }
         assert_eq!(code(late), Some(ErrorCode::TokenExpired));
     }
 
