@@ -105,7 +105,7 @@ impl Homes {
         away.any(|known| {
             known.is_used
                 && (error.code == ErrorCode::HomeUnreachable
-                    || error.detail.contains(&known.address))
+                    || is_named(&error.detail, &known.address))
         })
     }
 
@@ -197,6 +197,16 @@ fn below_root(path: &str) -> String {
     path.trim_start_matches('/').to_owned()
 }
 
+/// Whether a text has this very address, and not one that begins or ends like it.
+fn is_named(text: &str, address: &str) -> bool {
+    let goes_on = |sign: char| sign.is_ascii_alphanumeric() || sign == '-';
+    text.match_indices(address).any(|(at, _)| {
+        let before = text[..at].chars().next_back();
+        let behind = text[at + address.len()..].chars().next();
+        !before.is_some_and(|sign| goes_on(sign) || sign == '.') && !behind.is_some_and(goes_on)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -263,6 +273,10 @@ mod tests {
         assert!(homes.is_told(&failed));
         let other = Error::new(ErrorCode::Unreachable, "nobody answers at n:1");
         assert!(!homes.is_told(&other), "a node is something else");
+        for like in ["nobody answers at a:12", "nobody answers at b.a:1", "aa:1 is slow"] {
+            let other = Error::new(ErrorCode::Unreachable, like);
+            assert!(!homes.is_told(&other), "{like}");
+        }
         // Another one of its name is not it.
         let told = learn(&mut homes, &[home(2, "b:1")], 5);
         assert!(
