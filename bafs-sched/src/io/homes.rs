@@ -273,7 +273,11 @@ mod tests {
         assert!(homes.is_told(&failed));
         let other = Error::new(ErrorCode::Unreachable, "nobody answers at n:1");
         assert!(!homes.is_told(&other), "a node is something else");
-        for like in ["nobody answers at a:12", "nobody answers at b.a:1", "aa:1 is slow"] {
+        for like in [
+            "nobody answers at a:12",
+            "nobody answers at b.a:1",
+            "aa:1 is slow",
+        ] {
             let other = Error::new(ErrorCode::Unreachable, like);
             assert!(!homes.is_told(&other), "{like}");
         }

@@ -203,6 +203,7 @@ impl Scheduler {
                 }
                 let creates = self.plan(&mounted, server, spill);
                 let creates = creates.filter(|c| self.can_end_from(job, server, c, care));
+                let creates = creates.filter(|c| !self.is_rash(server, c));
                 let is_fit = creates.is_some();
                 let creates =
                     creates.filter(|c| care != Care::Safe || self.is_safe(job, server, c));
@@ -219,6 +220,16 @@ impl Scheduler {
         }
         self.warming.is_in_the_way |= is_crowded;
         false
+    }
+
+    /// Whether a job would make a new cache to use a slot that is kept for another one. Jobs that
+    /// need less go before, but may not have that slot; the cache would take their room.
+    fn is_rash(&self, server: ServerId, creates: &[Create]) -> bool {
+        let is_new = |volume: VolumeIndex| {
+            self.graph.volume(volume).is_cache && !self.volumes.is_live(volume)
+        };
+        creates.iter().any(|(volume, ..)| is_new(*volume))
+            && self.fleet.free_slots(server) <= self.slots_soon_needed(server)
     }
 
     /// Whether nothing but space and slots keeps a ready job from starting.
