@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
@@ -14,9 +14,9 @@ use thiserror::Error;
 
 use super::mounts;
 
-/// How long threads that end are waited for, and how often they are looked at.
-const ENDING_MAX: Duration = Duration::from_secs(5);
-const ENDING_LOOK: Duration = Duration::from_millis(1);
+/// How often threads that end are looked at, with what pause: for five seconds.
+const ENDING_LOOKS: u32 = 5_000;
+const ENDING_PAUSE: Duration = Duration::from_millis(1);
 
 /// By what right the agent may mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,17 +114,17 @@ pub fn enter_private() -> Result<Privilege, EnterError> {
 /// Waits for threads that are ending: one that was joined is listed until the kernel has let go of
 /// it, which takes a moment where the machine is busy, and the kernel counts it until then.
 fn check_single_thread() -> Result<(), EnterError> {
-    let since = Instant::now();
-    loop {
+    for looks_left in (0..ENDING_LOOKS).rev() {
         let threads = fs::read_dir("/proc/self/task").map_err(|error| EnterError::NoProc {
             errno: errno_of(&error),
         })?;
         match threads.count() {
-            1 => return Ok(()),
-            _ if since.elapsed() < ENDING_MAX => thread::sleep(ENDING_LOOK),
-            count => return Err(EnterError::Threads { count }),
+            1 => break,
+            count if looks_left == 0 => return Err(EnterError::Threads { count }),
+            _ => thread::sleep(ENDING_PAUSE),
         }
     }
+    Ok(())
 }
 
 fn receive_only() -> Result<(), EnterError> {
