@@ -166,6 +166,7 @@ impl Scheduler {
         if self.admission.is_some() {
             return Some(Vec::new());
         }
+        let pipeline = self.graph.pipeline(job);
         let mut leans = Vec::new();
         for (&target, &size) in &taken {
             let left = self.fleet.available(target).minus(size);
@@ -184,27 +185,26 @@ impl Scheduler {
             };
             let ground = self.ground(&survey, target, size, start);
             if let Some(lack) = ground.settle().lack {
+                // Only a pipeline that is too large for its node may lean, and only with that one.
+                let peak = self.graph.courses.peak(pipeline);
+                if target != server || self.fleet.usable(target).holds(peak) {
+                    return None;
+                }
                 leans.push((target, lack));
             }
         }
-        let pipeline = self.graph.pipeline(job);
         if !self.leaves_room_for_awaited(pipeline, &taken) {
             return None;
         }
         if leans.is_empty() {
             return Some(leans);
         }
-        let is_large = |(target, _): &(ServerId, Space)| {
-            let peak = self.graph.courses.peak(pipeline);
-            *target == server && !self.fleet.usable(*target).holds(peak)
-        };
         let lack = leans.iter().map(|(_, lack)| *lack);
         let lack = lack.chain(self.claims.leaning.values().copied());
         let lack = lack.reduce(Space::most).unwrap_or_default();
         let leaning: BTreeSet<ServerId> = leans.iter().map(|(target, _)| *target).collect();
         // What is alone everywhere was tried in thought (`fit.rs`).
-        let can_lean = leans.iter().all(is_large)
-            && (self.is_alone(pipeline) || self.has_refuge(lack, &leaning, &taken));
+        let can_lean = self.is_alone(pipeline) || self.has_refuge(lack, &leaning, &taken);
         can_lean.then_some(leans)
     }
 
