@@ -46,8 +46,9 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// job in the body; 14 = a server says which blocks are read soon; 15 = which names in a
 /// volume are of one file, how long home is silent for a peer, what is
 /// too large for a volume, what a disk has free; 16 = a mount says whether its kernel may collect
-/// writes.
-pub const PROTOCOL_VERSION: u32 = 16;
+/// writes; 17 = a server says at hello which one it is, and who names a home says which one is
+/// meant.
+pub const PROTOCOL_VERSION: u32 = 17;
 
 /// Application-layer protocol name that both ends of a connection must offer.
 pub const ALPN: &[u8] = b"bafs/1";

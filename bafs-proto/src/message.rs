@@ -524,8 +524,10 @@ pub struct ExtractFile {
     pub path: String,
     /// as this upload,
     pub extract: ExtractId,
-    /// to this home server,
+    /// to the home server at this address,
     pub home: String,
+    /// which is this one; `None`: whoever is there,
+    pub home_id: Option<ServerId>,
     /// to this path,
     pub target: String,
     /// with this capability.

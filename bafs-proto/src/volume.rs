@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::hash::Digest;
-use crate::ids::VolumeId;
+use crate::ids::{ServerId, VolumeId};
 use crate::time::Time;
 
 /// What a volume is made of.
@@ -38,6 +38,8 @@ pub enum Source {
         address: String,
         /// Path below the exported directory, without a leading slash; empty for all of it.
         path: String,
+        /// Which home server that is, wherever it is by now; `None`: whoever is at the address.
+        id: Option<ServerId>,
     },
     /// A scratch volume of another storage server: this makes the new volume a replica.
     Volume {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bafs_proto::identity::{Authority, Identity};
+use bafs_proto::ids::ServerId;
 use bafs_proto::message::{Counters, ListVolumes, ReadCounters, Reply, Request, Role, VolumeList};
 use bafs_proto::net::channel::{Channel, Dialer, Listener};
 use bafs_proto::net::mem::Network;
@@ -16,10 +17,16 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+const ME: ServerId = ServerId(7);
+
 /// Answers with the body reversed, refuses one call and sleeps on another.
 struct Mirror;
 
 impl Service for Mirror {
+    fn server(&self) -> Option<ServerId> {
+        Some(ME)
+    }
+
     fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(async move {
             match incoming.request {
@@ -34,7 +41,7 @@ impl Service for Mirror {
                 Request::ReadCounters(_) => {
                     tokio::time::sleep(std::time::Duration::from_secs(60)).await;
                     let counters = Counters {
-                        server: bafs_proto::ids::ServerId(0),
+                        server: ME,
                         values: Default::default(),
                     };
                     Ok((Reply::ReadCounters(counters), Bytes::new()))
@@ -45,9 +52,25 @@ impl Service for Mirror {
     }
 }
 
+/// A server that keeps no id.
+struct Nobody;
+
+impl Service for Nobody {
+    fn serve(self: Arc<Self>, _: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+        Box::pin(async { Err(Error::new(ErrorCode::Unsupported, "nobody")) })
+    }
+}
+
 async fn check_calls(pool: &Pool, address: &str) {
     let soon = || Deadline::after_ms(5_000);
     let token = Token::none();
+    for meant in [None, Some(ME)] {
+        let found = pool.connection_to(meant, address, soon()).await;
+        assert_eq!(found.expect("it is there").server(), Some(ME));
+    }
+    let other = pool.connection_to(Some(ServerId(8)), address, soon()).await;
+    let error = other.expect_err("another one is there");
+    assert_eq!(error.code, ErrorCode::Unreachable);
     for length in [0usize, 1, 70_000, 4 << 20] {
         let body: Vec<u8> = (0..length).map(|i| (i % 251) as u8).collect();
         let expected: Vec<u8> = body.iter().rev().copied().collect();
@@ -88,6 +111,16 @@ async fn calls_cross_memory() {
     network.listen("mirror", Arc::new(Mirror));
     let pool = Pool::new(network.dialer("here"));
     check_calls(&pool, "mirror").await;
+    let faithful = Pool::new(network.dialer("here")).faithful();
+    let soon = || Deadline::after_ms(200);
+    assert!(faithful.connection("mirror", soon()).await.is_ok());
+    network.kill("mirror");
+    network.listen("mirror", Arc::new(Nobody));
+    assert!(pool.connection("mirror", soon()).await.is_ok());
+    let other = faithful.connection("mirror", soon()).await;
+    assert_eq!(other.expect_err("other").code, ErrorCode::Unreachable);
+    network.listen("mirror", Arc::new(Mirror));
+    assert!(faithful.connection("mirror", soon()).await.is_ok());
     let gone = pool
         .call(
             "nobody",

@@ -7,9 +7,10 @@ use std::sync::atomic::Ordering;
 
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::{ExtractId, VolumeId};
-use bafs_proto::message::{DeleteVolume, ExtractFile, PutReceipt};
-use bafs_proto::volume::VolumeSpec;
+use bafs_proto::ids::{ExtractId, ServerId, VolumeId};
+use bafs_proto::message::{CreateVolume, DeleteVolume, ExtractFile, PutReceipt};
+use bafs_proto::net::Service;
+use bafs_proto::volume::{Source, VolumeSpec, VolumeState};
 use bafs_server::home;
 use storage_world::{A, HOME, World, from_home, noise, rich_home, spec, tree};
 
@@ -21,6 +22,7 @@ fn extract(id: u128, volume: u128, path: &str, target: &str, world: &World) -> E
         path: path.to_owned(),
         extract: ExtractId(id),
         home: HOME.to_owned(),
+        home_id: None,
         target: target.to_owned(),
         home_token: world.token.clone(),
     }
@@ -213,6 +215,55 @@ async fn an_extraction_waits_for_a_home_that_is_away() {
         .await
         .expect("receipt");
     assert_eq!(receipt.digest, Digest::of(b"hello"));
+}
+
+/// Neither reads nor writes go to whoever took the address of the home that is meant.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_home_at_the_address_is_as_good_as_none() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let root = tempfile::tempdir().expect("root");
+    let verifier = world.config(store.path()).identity.verifier;
+    let home = home::Home::open(root.path(), verifier, None).expect("home");
+    let id = Service::server(&*home);
+    std::fs::create_dir(root.path().join("in")).expect("directory");
+    std::fs::write(root.path().join("in/f"), b"hello").expect("file");
+    world.network.listen(HOME, home);
+    let _node = world.node(A, world.config(store.path())).await;
+    let fill = |id| {
+        Some(Source::Home {
+            address: HOME.to_owned(),
+            path: "in".to_owned(),
+            id,
+        })
+    };
+    let other = Some(ServerId(id.expect("it has one").0 ^ 1));
+    let create = CreateVolume {
+        server: None,
+        spec: spec(2, fill(other)),
+        base: None,
+        source_token: world.token.clone(),
+    };
+    let status = world.call_for(A, create, 1_000).await.expect("status");
+    assert_eq!(status.state, VolumeState::Creating, "it waits for its home");
+    world.create(A, spec(1, fill(id))).await.expect("create");
+    std::fs::write(tree(store.path(), 1).join("big"), noise(3 << 20, 7)).expect("write");
+    for (number, path) in [(1, "f"), (3, "big")] {
+        let call = |number, home_id, home: &str| ExtractFile {
+            home_id,
+            home: home.to_owned(),
+            ..extract(number, 1, path, path, &world)
+        };
+        let lost = world.call_for(A, call(number, other, HOME), 1_000).await;
+        let error = lost.expect_err("another home is there");
+        assert!(error.is_transient(), "{error}");
+        assert!(!root.path().join(path).exists(), "it went to another home");
+        let sent = world.call(A, call(number + 1, id, HOME)).await;
+        sent.expect("receipt");
+        assert!(root.path().join(path).exists());
+        // Who asks again may have heard that it moved.
+        let again = world.call(A, call(number + 1, id, "h:2")).await;
+        again.expect("the same receipt");
+    }
 }
 
 /// Pieces travel together; those behind the refused one must not hide why it was refused.

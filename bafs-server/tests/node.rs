@@ -89,6 +89,7 @@ fn table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
         path: "f".to_owned(),
         extract: ExtractId(1),
         home: "h:1".to_owned(),
+        home_id: None,
         target: "t".to_owned(),
         home_token: Token::none(),
     };

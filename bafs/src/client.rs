@@ -176,30 +176,32 @@ impl Client {
         let url: Url = text.parse().map_err(|e| anyhow::anyhow!("'{text}': {e}"))?;
         if url.scheme != Scheme::Bafs {
             let (address, path) = url.foreign_place()?;
-            return Ok(Source::Home { address, path });
+            let id = None;
+            return Ok(Source::Home { address, path, id });
         }
-        let address = self.home_address(&url).await?;
-        Ok(Source::Home {
-            address,
-            path: url.path.trim_matches('/').to_owned(),
-        })
-    }
-
-    async fn home_address(&self, url: &Url) -> Result<String> {
+        let path = url.path.trim_matches('/').to_owned();
+        let homes = self.servers(Some(ServerKind::Home)).await;
         if url.host.contains(':') {
-            return Ok(url.host.clone());
+            let address = url.host;
+            let homes = homes.unwrap_or_default().into_iter();
+            let id = homes
+                .filter(|home| home.address == address)
+                .map(|home| home.id)
+                .next();
+            return Ok(Source::Home { address, path, id });
         }
-        self.servers(Some(ServerKind::Home))
-            .await?
-            .into_iter()
-            .find(|home| home.name == url.host)
-            .map(|home| home.address)
-            .with_context(|| {
-                format!(
-                    "no live home '{}'; start one with `bafs home --name {0}`",
-                    url.host
-                )
-            })
+        let home = homes?.into_iter().find(|home| home.name == url.host);
+        let home = home.with_context(|| {
+            format!(
+                "no live home '{}'; start one with `bafs home --name {0}`",
+                url.host
+            )
+        })?;
+        Ok(Source::Home {
+            address: home.address,
+            path,
+            id: Some(home.id),
+        })
     }
 }
 

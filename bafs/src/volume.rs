@@ -150,14 +150,14 @@ async fn is_gone(client: &Client, node: &Advert, volume: VolumeId) -> bool {
 fn waits_for(kind: &VolumeKind) -> Option<String> {
     match kind {
         VolumeKind::Cache {
-            source: Source::Home { address, path },
+            source: Source::Home { address, path, .. },
             ..
         } => Some(format!(
             "waits for home {address} to list '{path}', for ten minutes at most; if that home or \
              path is wrong, delete the volume"
         )),
         VolumeKind::Scratch {
-            fill: Some(Source::Home { address, path }),
+            fill: Some(Source::Home { address, path, .. }),
         } => Some(format!(
             "fills it with '{path}' of home {address}; if that home is silent, it gives up after \
              two minutes at most (`bafs servers` shows who lives)"

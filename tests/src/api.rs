@@ -147,9 +147,11 @@ impl Speaker {
     /// What the node answers, also as the volume's fault.
     pub async fn create(&self, node: &str, home: &str, wish: &CacheWish) -> Result<CacheVolume> {
         let id = VolumeId::random();
+        let known = self.pool.connection(home, Deadline::after_ms(CALL_MS));
         let source = Source::Home {
             address: home.to_owned(),
             path: wish.path.clone(),
+            id: known.await?.server(),
         };
         let spec = VolumeSpec {
             id,

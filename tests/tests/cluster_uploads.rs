@@ -109,6 +109,7 @@ impl Sender {
             path: "result".to_owned(),
             extract: ExtractId::random(),
             home: place.address.clone(),
+            home_id: None,
             target: format!("{}{name}", place.prefix),
             home_token: self.api.speaker().token(),
         };

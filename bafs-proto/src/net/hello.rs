@@ -3,9 +3,12 @@
 
 use std::net::SocketAddr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::PROTOCOL_VERSION;
 use crate::error::{Error, ErrorCode, Result};
 use crate::identity::Identity;
+use crate::ids::ServerId;
 use crate::limits::{BODY_BYTES_MAX, HEAD_BYTES_MAX};
 use crate::message::Hello;
 
@@ -23,6 +26,16 @@ pub(super) const KEEP_ALIVE_MS: u64 = 1_000;
 /// frame at 10 kB/s. Callers give up by their own deadlines long before; this is for a peer that
 /// lives and takes nothing, which must not keep memory for ever.
 pub(super) const FRAME_MS: u64 = 600_000;
+
+/// What a server answers to a [`Hello`] of its own version; any other gets an error, so this may
+/// change with the version.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Welcome {
+    /// What it says as its peer does.
+    pub(super) hello: Hello,
+    /// Which server it is, if it says so: homes do, which others may take the place of.
+    pub(super) server: Option<ServerId>,
+}
 
 /// What a process with this identity says.
 pub(super) fn hello_of(identity: &Identity) -> Hello {
@@ -49,6 +62,18 @@ pub(super) fn check_hello(ours: &Hello, theirs: &Hello) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// What a server answers to a hello: who it is, or why it has nothing to do with the peer.
+pub(super) fn welcome(
+    ours: &Hello,
+    theirs: &Result<Hello>,
+    server: Option<ServerId>,
+) -> Result<Welcome> {
+    let theirs = theirs.as_ref().map_err(Clone::clone)?;
+    check_hello(ours, theirs)?;
+    let hello = ours.clone();
+    Ok(Welcome { hello, server })
 }
 
 /// The first address of a name, `host:port`.

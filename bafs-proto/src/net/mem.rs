@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::{Awaited, BoxFuture, Connection, Dial, Exchange, Frame, Peer, Service, answer};
 use crate::error::{Error, ErrorCode, Result};
+use crate::ids::ServerId;
 use crate::message::Role;
 use crate::time::Deadline;
 
@@ -151,6 +152,11 @@ impl Exchange for MemLink {
 
     fn carrier(&self) -> &'static str {
         "memory"
+    }
+
+    fn server(&self) -> Option<ServerId> {
+        let service = self.network.lock().services.get(&self.target).cloned();
+        service.and_then(|service| service.server())
     }
 
     fn is_closed(&self) -> bool {

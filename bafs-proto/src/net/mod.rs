@@ -29,6 +29,7 @@ use bytes::Bytes;
 
 use crate::codec;
 use crate::error::{Error, ErrorCode, Result};
+use crate::ids::ServerId;
 use crate::limits::{BODY_BYTES_MAX, DEADLINE_MS_MAX};
 use crate::message::{Call, Reply, ReplyHead, Request, RequestHead, Role};
 use crate::time::Deadline;
@@ -68,6 +69,12 @@ pub struct Incoming {
 
 /// What a server does with requests.
 pub trait Service: Send + Sync + 'static {
+    /// Which server this is, the same in all its lives; told whoever connects. `None` where calls
+    /// say themselves which server they mean, as those to nodes do.
+    fn server(&self) -> Option<ServerId> {
+        None
+    }
+
     /// Answers one request, with raw data if the call returns some.
     fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>>;
 }
@@ -82,6 +89,9 @@ pub trait Exchange: Send + Sync {
 
     /// What carries it, for people.
     fn carrier(&self) -> &'static str;
+
+    /// Which server answers, as it said when the connection began.
+    fn server(&self) -> Option<ServerId>;
 }
 
 /// One way to make connections.
@@ -118,6 +128,12 @@ impl Connection {
     /// What carries it, for people.
     pub fn carrier(&self) -> &'static str {
         self.0.carrier()
+    }
+
+    /// Which server is at the other end, as it said when the connection began: one of this cluster,
+    /// whose word is good.
+    pub fn server(&self) -> Option<ServerId> {
+        self.0.server()
     }
 
     /// Makes a call without raw data in either direction.

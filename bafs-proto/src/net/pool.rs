@@ -13,6 +13,7 @@ use tokio::sync::Mutex;
 
 use super::{Connection, Dial};
 use crate::error::{Error, ErrorCode, Result};
+use crate::ids::ServerId;
 use crate::message::Call;
 use crate::time::{Deadline, Patience};
 use crate::token::Token;
@@ -24,13 +25,22 @@ const DIAL_MS_MAX: u64 = 3_000;
 const PAUSE_MS_MIN: u64 = 20;
 const PAUSE_MS_MAX: u64 = 1_000;
 
-type Slot = Arc<Mutex<Option<Connection>>>;
+type Slot = Arc<Mutex<Link>>;
+
+/// What is at an address.
+#[derive(Default)]
+struct Link {
+    connection: Option<Connection>,
+    /// Which server was there first.
+    first: Option<ServerId>,
+}
 
 /// Connections by address. Cheap to clone.
 #[derive(Clone)]
 pub struct Pool {
     dialer: Arc<dyn Dial>,
     slots: Arc<std::sync::Mutex<BTreeMap<String, Slot>>>,
+    is_faithful: bool,
 }
 
 impl std::fmt::Debug for Pool {
@@ -45,6 +55,18 @@ impl Pool {
         Self {
             dialer,
             slots: Arc::default(),
+            is_faithful: false,
+        }
+    }
+
+    /// The same, but who was first at an address must be there always: for processes that know
+    /// servers by nothing else, and live no longer than what they do with them.
+    #[must_use]
+    pub fn faithful(self) -> Self {
+        let is_faithful = true;
+        Self {
+            is_faithful,
+            ..self
         }
     }
 
@@ -63,14 +85,35 @@ impl Pool {
             let text = format!("{address} does not answer, and others wait for it as well");
             Error::new(ErrorCode::Unreachable, text)
         })?;
-        if let Some(connection) = slot.as_ref().filter(|c| !c.is_closed()) {
-            return Ok(connection.clone());
+        let open = slot.connection.take().filter(|c| !c.is_closed());
+        let connection = match open {
+            Some(connection) => connection,
+            None => {
+                let soon = deadline.earlier(Deadline::after_ms(DIAL_MS_MAX));
+                self.dialer.dial(address, soon).await?
+            }
+        };
+        if self.is_faithful {
+            slot.first = slot.first.or_else(|| connection.server());
+            check_same(slot.first, &connection, address)?;
         }
-        let connection = self
-            .dialer
-            .dial(address, deadline.earlier(Deadline::after_ms(DIAL_MS_MAX)))
-            .await?;
-        *slot = Some(connection.clone());
+        slot.connection = Some(connection.clone());
+        Ok(connection)
+    }
+
+    /// The connection to a certain server, if that one is at `address`; to whoever is there for
+    /// `None`.
+    ///
+    /// # Errors
+    /// As [`Self::connection`]; also while another server is there.
+    pub async fn connection_to(
+        &self,
+        server: Option<ServerId>,
+        address: &str,
+        deadline: Deadline,
+    ) -> Result<Connection> {
+        let connection = self.connection(address, deadline).await?;
+        check_same(server, &connection, address)?;
         Ok(connection)
     }
 
@@ -177,6 +220,18 @@ impl Pool {
             pause_ms = (pause_ms * 2).min(PAUSE_MS_MAX);
         }
     }
+}
+
+/// Checks that the server that is meant, if any is, answers at an address.
+fn check_same(meant: Option<ServerId>, there: &Connection, address: &str) -> Result<()> {
+    if meant.is_none() || meant == there.server() {
+        return Ok(());
+    }
+    let text = format!(
+        "another server is at {address} now: start the one again that was there, at whatever \
+         address"
+    );
+    Err(Error::new(ErrorCode::Unreachable, text))
 }
 
 /// What is told when time ran out after a call was repeated for a `reason`. The code stays, by

@@ -18,8 +18,8 @@ use quinn::{
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::hello::{
-    FRAME_MS, HELLO_MS, IDLE_MS, KEEP_ALIVE_MS, broken, check_hello, decode_lengths,
-    encode_lengths, hello_of, resolve,
+    FRAME_MS, HELLO_MS, IDLE_MS, KEEP_ALIVE_MS, Welcome, broken, check_hello, decode_lengths,
+    encode_lengths, hello_of, resolve, welcome,
 };
 use super::room::place_of;
 use super::{Awaited, BoxFuture, Connection, Dial, Exchange, Frame, Peer, Service, answer, tls};
@@ -27,6 +27,7 @@ use crate::codec;
 use crate::error::{Error, ErrorCode, Result};
 use crate::hash::DigestKey;
 use crate::identity::{Identity, SERVER_NAME};
+use crate::ids::ServerId;
 use crate::limits::STREAMS_MAX;
 use crate::message::Hello;
 use crate::time::Deadline;
@@ -84,23 +85,25 @@ impl QuicDialer {
             .await
             .map_err(|e| not_connected(address, &e))?;
         // A server looks at our certificate when we believe to be connected already.
-        self.say_hello(&connection).await.map_err(|error| {
+        let server = self.say_hello(&connection).await.map_err(|error| {
             let reason = connection.close_reason();
             reason.map_or(error, |reason| not_connected(address, &reason))
         })?;
         Ok(Connection::new(Arc::new(QuicLink {
             connection,
             address: address.to_owned(),
+            server,
         })))
     }
 
-    async fn say_hello(&self, connection: &quinn::Connection) -> Result<()> {
+    async fn say_hello(&self, connection: &quinn::Connection) -> Result<Option<ServerId>> {
         let (mut send, mut receive) = connection.open_bi().await.map_err(|e| broken(&e))?;
         let hello = codec::encode(&self.hello())?;
         write_frame(&mut send, (hello.into(), Bytes::new())).await?;
         let (head, _) = read_frame(&mut receive).await?;
-        let theirs = codec::decode::<Result<Hello>>(&head)??;
-        check_hello(&self.hello(), &theirs)
+        let theirs = codec::decode::<Result<Welcome>>(&head)??;
+        check_hello(&self.hello(), &theirs.hello)?;
+        Ok(theirs.server)
     }
 
     fn hello(&self) -> Hello {
@@ -128,6 +131,7 @@ impl Dial for QuicDialer {
 struct QuicLink {
     connection: quinn::Connection,
     address: String,
+    server: Option<ServerId>,
 }
 
 impl QuicLink {
@@ -153,6 +157,10 @@ impl Exchange for QuicLink {
 
     fn carrier(&self) -> &'static str {
         "QUIC"
+    }
+
+    fn server(&self) -> Option<ServerId> {
+        self.server
     }
 
     fn is_closed(&self) -> bool {
@@ -219,7 +227,8 @@ async fn serve_connection(
 ) -> Result<()> {
     let connection = incoming.await.map_err(|e| broken(&e))?;
     let address = connection.remote_address().to_string();
-    let greeting = tokio::time::timeout(Duration::from_millis(HELLO_MS), greet(&connection, &ours));
+    let greeting = greet(&connection, &ours, service.server());
+    let greeting = tokio::time::timeout(Duration::from_millis(HELLO_MS), greeting);
     let theirs = greeting
         .await
         .map_err(|_| Error::new(ErrorCode::DeadlineExceeded, "no hello came"))??;
@@ -267,14 +276,17 @@ async fn in_time<T>(transfer: impl Future<Output = Result<T>>) -> Result<T> {
         })
 }
 
-async fn greet(connection: &quinn::Connection, ours: &Hello) -> Result<Hello> {
+async fn greet(
+    connection: &quinn::Connection,
+    ours: &Hello,
+    server: Option<ServerId>,
+) -> Result<Hello> {
     let (mut send, mut receive) = connection.accept_bi().await.map_err(|e| broken(&e))?;
     let (head, _) = read_frame(&mut receive).await?;
     let theirs = codec::decode::<Hello>(&head);
-    let verdict = theirs.and_then(|theirs| check_hello(ours, &theirs).map(|()| theirs));
-    let answer: Result<Hello> = verdict.clone().map(|_| ours.clone());
+    let answer = welcome(ours, &theirs, server);
     write_frame(&mut send, (codec::encode(&answer)?.into(), Bytes::new())).await?;
-    verdict
+    answer.and(theirs)
 }
 
 /// The bare endpoint below [`QuicDialer`]: who measures the library alone starts here.

@@ -56,6 +56,8 @@ pub struct HomePath {
     pub address: String,
     /// Path below that, without a leading slash.
     pub path: String,
+    /// Which home server that is, if the catalog knows.
+    pub id: Option<ServerId>,
 }
 
 impl Homes {
@@ -147,10 +149,11 @@ impl Homes {
             Scheme::Bafs => {
                 let known = self.by_name.get_mut(&url.host).map(|home| {
                     home.is_used = true;
-                    home.address.clone()
+                    (home.address.clone(), Some(home.server))
                 });
-                let literal = url.host.contains(':').then(|| url.host.clone());
-                let address = known.or(literal).ok_or_else(|| {
+                let is_literal = url.host.contains(':');
+                let literal = is_literal.then(|| (url.host.clone(), self.id_at(&url.host)));
+                let (address, id) = known.or(literal).ok_or_else(|| {
                     let text = format!(
                         "home '{}' of {url} is not in the catalog: start it, or write its \
                          address as bafs://HOST:PORT/PATH",
@@ -161,14 +164,23 @@ impl Homes {
                 Ok(HomePath {
                     address,
                     path: below_root(&url.path),
+                    id,
                 })
             }
             Scheme::File => match &self.file_home {
-                Some(home) => resolve_file(url, home),
+                Some(home) => resolve_file(url, home, self.id_at(&home.address)),
                 None => foreign(url),
             },
             Scheme::Ftp | Scheme::Http | Scheme::Https | Scheme::S3 | Scheme::Sftp => foreign(url),
         }
+    }
+
+    /// The home server that the catalog lists at an address.
+    fn id_at(&self, address: &str) -> Option<ServerId> {
+        let mut known = self.by_name.values();
+        known
+            .find(|home| home.address == address)
+            .map(|home| home.server)
     }
 }
 
@@ -176,15 +188,20 @@ impl Homes {
 fn foreign(url: &Url) -> Result<HomePath> {
     let place = url.foreign_place();
     let (address, path) = place.map_err(|e| Error::new(ErrorCode::BadPath, e.to_string()))?;
-    Ok(HomePath { address, path })
+    Ok(HomePath {
+        address,
+        path,
+        id: None,
+    })
 }
 
-fn resolve_file(url: &Url, home: &FileHome) -> Result<HomePath> {
+fn resolve_file(url: &Url, home: &FileHome, id: Option<ServerId>) -> Result<HomePath> {
     let root = home.root.trim_end_matches('/');
     match url.path.strip_prefix(root) {
         Some(rest) if rest.is_empty() || rest.starts_with('/') => Ok(HomePath {
             address: home.address.clone(),
             path: below_root(rest),
+            id,
         }),
         _ => {
             let text = format!("{url} is not below '{root}', the directory that the home exports");
@@ -299,18 +316,22 @@ mod tests {
             root: "/srv/data".to_owned(),
         };
         let mut homes = Homes::new(Some(file_home));
-        let place = |address: &str, path: &str| {
+        let at = |id: Option<u64>, address: &str, path: &str| {
             Ok(HomePath {
                 address: address.to_owned(),
                 path: path.to_owned(),
+                id: id.map(ServerId),
             })
         };
+        let place = |address: &str, path: &str| at(None, address, path);
         assert_eq!(
             resolve(&mut homes, "bafs://home/a"),
             Err(ErrorCode::Unreachable)
         );
         assert!(homes.learn(&[home(1, "h:2")]).is_empty());
-        assert_eq!(resolve(&mut homes, "bafs://Home/a/b"), place("h:2", "a/b"));
+        let known = at(Some(1), "h:2", "a/b");
+        assert_eq!(resolve(&mut homes, "bafs://Home/a/b"), known);
+        assert_eq!(resolve(&mut homes, "bafs://h:2/a/b"), known);
         assert_eq!(
             resolve(&mut homes, "bafs://10.0.0.1:7/"),
             place("10.0.0.1:7", "")

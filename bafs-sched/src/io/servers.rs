@@ -421,6 +421,7 @@ impl Servers {
                 extract,
                 home_token: self.narrow_home(now, &home.path, &[Right::Read, Right::Write])?,
                 home: home.address,
+                home_id: home.id,
                 target: home.path,
             };
             Ok(self.until(&place.address, call, EXTRACT_MS).await?.size)
@@ -445,10 +446,7 @@ impl Servers {
                 })?;
                 let home = self.resolve(url).await?;
                 let path = format!("{}/{id}", remote_io::directory(self.run));
-                Ok(HomePath {
-                    address: home.address,
-                    path,
-                })
+                Ok(HomePath { path, ..home })
             }
         }
     }
@@ -570,6 +568,7 @@ fn source(home: HomePath) -> Source {
     Source::Home {
         address: home.address,
         path: home.path,
+        id: home.id,
     }
 }
 

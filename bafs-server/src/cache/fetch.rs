@@ -282,7 +282,7 @@ impl Fetcher {
     pub(super) fn home_answered(&self, generation: &Generation) -> Time {
         let own = Time(generation.home_answered_ms.load(Ordering::Relaxed));
         let gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_all = gates.get(generation.manifest.home());
+        let of_all = gates.get(generation.manifest.home().address);
         of_all.map_or(own, |gate| gate.answered().max(own))
     }
 

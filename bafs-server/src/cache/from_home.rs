@@ -45,19 +45,16 @@ impl Fetcher {
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
-        let gate = self.gate(manifest.home());
+        let gate = self.gate(manifest.home().address);
         let _pass = gate.enter(urgency, Deadline::after_ms(GATE_MS_MAX)).await?;
         // Its time begins when it is its turn: what waited long would be asked for in vain.
         let deadline = Deadline::after_ms(FLIGHT_MS_MAX);
         let mut tries = 0;
         loop {
             tries += 1;
-            let asked = self.homes.read(
-                manifest.home_in(&self.homes),
-                &token,
-                call.clone(),
-                deadline,
-            );
+            let asked = self
+                .homes
+                .read(manifest.home(), &token, call.clone(), deadline);
             let (data, body) = asked.await?;
             let now = clock::now();
             gate.note_answer(now);

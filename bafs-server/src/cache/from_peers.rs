@@ -325,7 +325,7 @@ pub(super) fn told_to_agents(
     if silent_ms < lately_ms || !waits_for_home {
         return error;
     }
-    let home = generation.manifest.home();
+    let home = generation.manifest.home().address;
     let text = match last {
         Time(0) => {
             format!("home {home} has sent nothing yet; does it run, and can this node reach it?")

@@ -2,7 +2,6 @@
 //! Fetches no data of files.
 
 use std::path::Path;
-use std::sync::OnceLock;
 
 use bafs_proto::hash::{Digest, Hasher};
 use bafs_proto::ids::{BlockIndex, FileIndex, ServerId};
@@ -24,6 +23,17 @@ pub(crate) struct HomeSource {
     pub(crate) address: String,
     /// Path below its export.
     pub(crate) path: String,
+    /// Which home server that is; `None` for whoever is at the address.
+    pub(crate) id: Option<ServerId>,
+}
+
+impl HomeSource {
+    fn at(&self) -> At<'_> {
+        At {
+            address: &self.address,
+            id: self.id,
+        }
+    }
 }
 
 /// A source as it was when it was listed.
@@ -35,24 +45,20 @@ pub(crate) struct Manifest {
     /// The source is itself a file, which is shown under its base name.
     is_file: bool,
     digest: Digest,
-    /// The home server that has it, once that is known.
-    whose: OnceLock<ServerId>,
 }
 
 impl Manifest {
-    /// Lists a source of a certain home server, or of whoever is at its address now.
+    /// Lists a source.
     ///
     /// # Errors
     /// What home answers; `Malformed` when its listing is out of order or too long.
     pub(crate) async fn list(
         homes: &Homes,
         source: HomeSource,
-        whose: Option<ServerId>,
         block_bytes: u32,
         token: &Token,
         deadline: Deadline,
     ) -> Result<Self> {
-        let whose = whose.or_else(|| homes.whose(&source.address));
         let mut listed: Vec<SourceEntry> = Vec::new();
         loop {
             let after = listed.last().map(|entry| entry.path.clone());
@@ -60,11 +66,7 @@ impl Manifest {
                 path: source.path.clone(),
                 after,
             };
-            let at = At {
-                address: &source.address,
-                whose,
-            };
-            let page = homes.list(at, token, call, deadline).await?;
+            let page = homes.list(source.at(), token, call, deadline).await?;
             if page.more && page.entries.is_empty() {
                 return Err(bad_listing(&source, "has an empty page in the middle"));
             }
@@ -88,11 +90,7 @@ impl Manifest {
                 break;
             }
         }
-        let manifest = Self::of(source, block_bytes, listed)?;
-        if let Some(whose) = whose {
-            let _ = manifest.whose.set(whose);
-        }
-        Ok(manifest)
+        Self::of(source, block_bytes, listed)
     }
 
     fn of(source: HomeSource, block_bytes: u32, listed: Vec<SourceEntry>) -> Result<Self> {
@@ -118,7 +116,6 @@ impl Manifest {
             entries,
             is_file,
             digest,
-            whose: OnceLock::new(),
         })
     }
 
@@ -147,27 +144,9 @@ impl Manifest {
         self.is_file
     }
 
-    /// Address of the home.
-    pub(crate) fn home(&self) -> &str {
-        &self.source.address
-    }
-
-    /// The home server that has it, if that was heard of.
-    pub(crate) fn whose(&self) -> Option<ServerId> {
-        self.whose.get().copied()
-    }
-
-    /// The home to ask: always the one that was heard of first, wherever it is.
-    pub(crate) fn home_in(&self, homes: &Homes) -> At<'_> {
-        if self.whose.get().is_none()
-            && let Some(whose) = homes.whose(&self.source.address)
-        {
-            let _ = self.whose.set(whose);
-        }
-        At {
-            address: &self.source.address,
-            whose: self.whose(),
-        }
+    /// The home that has it.
+    pub(crate) fn home(&self) -> At<'_> {
+        self.source.at()
     }
 
     /// A regular file of the manifest.
@@ -273,7 +252,6 @@ impl Manifest {
             entries,
             is_file,
             digest,
-            whose: OnceLock::new(),
         })
     }
 }
@@ -309,13 +287,10 @@ fn digest_of(
     entries: &[SourceEntry],
 ) -> Result<Digest> {
     let mut hasher = Hasher::new();
-    // What the blocks depend on beside the entries: shares of one cache must agree on it too.
-    hasher.update(&codec::encode(&(
-        &source.address,
-        &source.path,
-        block_bytes,
-        is_file,
-    ))?);
+    // What the blocks depend on beside the entries: shares of one cache must agree on it too, also
+    // those that were made after the home moved.
+    let home = source.id.ok_or(&source.address);
+    hasher.update(&codec::encode(&(home, &source.path, block_bytes, is_file))?);
     for page in pages(entries) {
         hasher.update(&codec::encode(&page.to_vec())?);
     }
@@ -362,6 +337,7 @@ mod tests {
         HomeSource {
             address: "home:1".to_owned(),
             path: path.to_owned(),
+            id: Some(ServerId(1)),
         }
     }
 
@@ -423,6 +399,17 @@ mod tests {
         let base = digest(source("s"), 4096, &entries);
         assert_ne!(base, digest(source("t"), 4096, &entries));
         assert_ne!(base, digest(source("s"), 8192, &entries));
+        let at = |address: &str, id| HomeSource {
+            address: address.to_owned(),
+            id,
+            ..source("s")
+        };
+        let moved = digest(at("home:2", Some(ServerId(1))), 4096, &entries);
+        assert_eq!(base, moved, "the same home at another address");
+        let other = digest(at("home:1", Some(ServerId(2))), 4096, &entries);
+        assert_ne!(base, other, "another home at this address");
+        let unknown = |address| digest(at(address, None), 4096, &entries);
+        assert_ne!(unknown("home:1"), unknown("home:2"));
         assert_ne!(
             base,
             digest(source("s"), 4096, &[entry("a", SourceKind::File, 8)])

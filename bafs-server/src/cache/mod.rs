@@ -162,15 +162,8 @@ impl Caches {
         }
         let homes = self.fetcher.homes();
         let block_bytes = kind.block_bytes;
-        let manifest = Manifest::list(
-            homes,
-            kind.source,
-            None,
-            block_bytes,
-            &source_token,
-            deadline,
-        )
-        .await?;
+        let manifest =
+            Manifest::list(homes, kind.source, block_bytes, &source_token, deadline).await?;
         let digest = manifest.digest();
         let (directory, spec, id) = (self.place(spec.id), spec.clone(), spec.id);
         let counters = self.counters.clone();
@@ -204,11 +197,10 @@ impl Caches {
         let kind = CacheKind::of(&volume.spec())?;
         let homes = self.fetcher.homes();
         let block_bytes = kind.block_bytes;
-        let (old, renewed) = (volume.generation(), volume.clone());
-        let (whose, until) = (old.manifest.whose(), deadline);
         let manifest =
-            Manifest::list(homes, kind.source, whose, block_bytes, &source_token, until).await?;
+            Manifest::list(homes, kind.source, block_bytes, &source_token, deadline).await?;
         let digest = manifest.digest();
+        let (old, renewed) = (volume.generation(), volume.clone());
         let is_same = old.manifest.digest() == digest;
         if !is_same {
             old.take_back(source_changed()).await?;

@@ -27,7 +27,7 @@ use super::warm::Warmer;
 use crate::counters::Counters;
 use crate::logic::blocks::BlockTable;
 
-const RECORD_VERSION: u32 = 2;
+const RECORD_VERSION: u32 = 3;
 
 /// What outlives the process, beside manifest and blocks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -76,7 +76,7 @@ impl CacheKind {
             let text = format!("volume '{}' is no cache volume", spec.name);
             return Err(Error::new(ErrorCode::WrongState, text));
         };
-        let Source::Home { address, path } = source else {
+        let Source::Home { address, path, id } = source else {
             let text = "a cache volume shows a path of a home server, not a volume";
             return Err(Error::new(ErrorCode::Unsupported, text));
         };
@@ -93,6 +93,7 @@ impl CacheKind {
             source: HomeSource {
                 address: address.clone(),
                 path: path.clone(),
+                id: *id,
             },
             cooperative: cooperative.clone(),
             replacement: *replacement,

@@ -477,6 +477,10 @@ impl Home {
 }
 
 impl Service for Home {
+    fn server(&self) -> Option<ServerId> {
+        Some(self.id)
+    }
+
     fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(self.answer(incoming))
     }

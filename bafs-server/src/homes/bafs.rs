@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bafs_proto::Result;
 use bafs_proto::hash::Digest;
+use bafs_proto::ids::ServerId;
 use bafs_proto::limits::{IO_BYTES_MAX, PUT_AHEAD_BYTES_MAX};
 use bafs_proto::message::{
     BeginPut, Call, CommitPut, ListSource, PutFile, PutProgress, PutRange, PutReceipt, ReadSource,
@@ -19,36 +20,55 @@ use bytes::Bytes;
 use super::packs::Packs;
 use super::{Home, Put};
 
+/// Where a home server is, and which one must be there. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Place {
+    pool: Pool,
+    address: Arc<str>,
+    id: Option<ServerId>,
+}
+
+impl Place {
+    pub(super) fn new(pool: Pool, address: &str, id: Option<ServerId>) -> Self {
+        let address = address.into();
+        Self { pool, address, id }
+    }
+
+    /// Makes a call with raw data, once, and to no other server.
+    pub(super) async fn call<C: Call>(
+        &self,
+        token: &Token,
+        call: C,
+        body: Bytes,
+        deadline: Deadline,
+    ) -> Result<(C::Reply, Bytes)> {
+        let there = self.pool.connection_to(self.id, &self.address, deadline);
+        let there = there.await?;
+        there.call_with_body(token, call, body, deadline).await
+    }
+}
+
 /// A home server.
 pub(super) struct BafsHome {
-    pool: Pool,
-    address: String,
+    place: Place,
     packs: Arc<Packs>,
 }
 
 impl BafsHome {
-    pub(super) fn new(pool: Pool, address: &str) -> Self {
-        let packs = Packs::new(pool.clone(), address);
-        let address = address.to_owned();
-        Self {
-            pool,
-            address,
-            packs,
-        }
+    pub(super) fn new(place: Place) -> Self {
+        let packs = Packs::new(place.clone());
+        Self { place, packs }
     }
 
-    /// Makes a call of an upload with bytes of its file.
-    fn send<'a, C: Call + 'a>(
+    /// Makes a call whose answer has no raw data.
+    fn tell<'a, C: Call + 'a>(
         &'a self,
-        put: &'a Put,
+        token: &'a Token,
         call: C,
-        data: Bytes,
+        body: Bytes,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<C::Reply>> {
-        let (address, token) = (&self.address, &put.token);
-        let told = self
-            .pool
-            .call_with_body(address, token, call, data, deadline);
+        let told = self.place.call(token, call, body, deadline);
         Box::pin(async move { told.await.map(|(told, _)| told) })
     }
 }
@@ -60,7 +80,7 @@ impl Home for BafsHome {
         call: ListSource,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<SourcePage>> {
-        Box::pin(self.pool.call(&self.address, token, call, deadline))
+        self.tell(token, call, Bytes::new(), deadline)
     }
 
     fn read<'a>(
@@ -69,11 +89,7 @@ impl Home for BafsHome {
         call: ReadSource,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
-        let body = Bytes::new();
-        let asked = self
-            .pool
-            .call_with_body(&self.address, token, call, body, deadline);
-        Box::pin(asked)
+        Box::pin(self.place.call(token, call, Bytes::new(), deadline))
     }
 
     fn packs(&self) -> bool {
@@ -86,11 +102,7 @@ impl Home for BafsHome {
         call: ReadSources,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
-        let body = Bytes::new();
-        let asked = self
-            .pool
-            .call_with_body(&self.address, token, call, body, deadline);
-        Box::pin(asked)
+        Box::pin(self.place.call(token, call, Bytes::new(), deadline))
     }
 
     fn begin<'a>(&'a self, put: &'a Put, deadline: Deadline) -> BoxFuture<'a, Result<PutProgress>> {
@@ -99,7 +111,7 @@ impl Home for BafsHome {
             path: put.path.clone(),
             mode: put.mode,
         };
-        Box::pin(self.pool.call(&self.address, &put.token, call, deadline))
+        self.tell(&put.token, call, Bytes::new(), deadline)
     }
 
     fn pieces_max(&self) -> usize {
@@ -117,7 +129,7 @@ impl Home for BafsHome {
             extract: put.extract,
             offset,
         };
-        self.send(put, call, data, deadline)
+        self.tell(&put.token, call, data, deadline)
     }
 
     fn commit<'a>(
@@ -131,7 +143,7 @@ impl Home for BafsHome {
             size: put.size,
             digest,
         };
-        Box::pin(self.pool.call(&self.address, &put.token, call, deadline))
+        self.tell(&put.token, call, Bytes::new(), deadline)
     }
 
     fn put<'a>(

@@ -38,7 +38,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
 use crate::access::Access;
-use bafs::BafsHome;
+use bafs::{BafsHome, Place};
 use file::Files;
 use ftp::Ftp;
 use host::Addressed;
@@ -59,6 +59,8 @@ pub(crate) struct Put {
     pub(crate) extract: ExtractId,
     /// Address of the home.
     pub(crate) home: String,
+    /// Which home server that is; `None` for whoever is there.
+    pub(crate) home_id: Option<ServerId>,
     /// Where the file shall be.
     pub(crate) path: String,
     /// Permission bits.
@@ -67,6 +69,16 @@ pub(crate) struct Put {
     pub(crate) size: u64,
     /// Capability for the place.
     pub(crate) token: Token,
+}
+
+impl Put {
+    /// The home that it goes to.
+    pub(crate) fn at(&self) -> At<'_> {
+        At {
+            address: &self.home,
+            id: self.home_id,
+        }
+    }
 }
 
 /// A home of some kind, at one address. A call is made once; a late one is dropped by the caller.
@@ -158,14 +170,17 @@ trait Home: Send + Sync {
     }
 }
 
+/// Homes by address and who must be there.
+type Known = BTreeMap<(String, Option<ServerId>), Arc<dyn Home>>;
+
 /// All homes that a node can reach.
 pub struct Homes {
     pool: Pool,
     /// Checks what a home server would check; without it only home servers are reached.
     access: Option<Access>,
     settings: HomeSettings,
-    /// By address; made when first asked for.
-    known: Mutex<BTreeMap<String, Arc<dyn Home>>>,
+    /// Made when first asked for.
+    known: Mutex<Known>,
     whereabouts: Whereabouts,
 }
 
@@ -208,11 +223,6 @@ impl Homes {
         self.whereabouts.learn(adverts);
     }
 
-    /// Which home server was last heard of at an address.
-    pub(crate) fn whose(&self, address: &str) -> Option<ServerId> {
-        self.whereabouts.whose(address)
-    }
-
     /// A page of a listing, asked for again while that fails transiently.
     ///
     /// # Errors
@@ -225,13 +235,13 @@ impl Homes {
         call: ListSource,
         deadline: Deadline,
     ) -> Result<SourcePage> {
-        self.at(at.address)?;
+        self.at(at)?;
         self.allow(at.address, token, &call.path, Right::Read)?;
         let asked = |home: Arc<dyn Home>| {
             let call = call.clone();
             async move { home.list(token, call, deadline).await }
         };
-        until(deadline, || self.wherever(at, asked)).await
+        until(deadline, || self.ask(at, asked)).await
     }
 
     /// A range of a file, asked for once.
@@ -245,12 +255,12 @@ impl Homes {
         call: ReadSource,
         deadline: Deadline,
     ) -> Result<(SourceData, Bytes)> {
-        self.may_read(at.address, token, &call)?;
+        self.may_read(at, token, &call)?;
         let asked = |home: Arc<dyn Home>| {
             let call = call.clone();
             async move { home.read(token, call, deadline).await }
         };
-        in_time(deadline, self.wherever(at, asked)).await
+        in_time(deadline, self.ask(at, asked)).await
     }
 
     /// A range of a file, asked for again while that fails transiently.
@@ -259,23 +269,22 @@ impl Homes {
     /// As [`Self::read`].
     pub(crate) async fn read_until(
         &self,
-        address: &str,
+        at: At<'_>,
         token: &Token,
         call: ReadSource,
         deadline: Deadline,
     ) -> Result<(SourceData, Bytes)> {
-        self.may_read(address, token, &call)?;
+        self.may_read(at, token, &call)?;
         let asked = |home: Arc<dyn Home>| {
             let call = call.clone();
             async move { home.read(token, call, deadline).await }
         };
-        until(deadline, || self.wherever(address.into(), asked)).await
+        until(deadline, || self.ask(at, asked)).await
     }
 
-    /// Whether the home at an address gives many small files in one answer, and takes them with one
-    /// call.
-    pub(crate) fn packs(&self, address: &str) -> bool {
-        self.at(address).is_ok_and(|home| home.packs())
+    /// Whether a home gives many small files in one answer, and takes them with one call.
+    pub(crate) fn packs(&self, at: At<'_>) -> bool {
+        self.at(at).is_ok_and(|home| home.packs())
     }
 
     /// Small files of a home that packs, asked for again while that fails transiently.
@@ -284,18 +293,18 @@ impl Homes {
     /// As [`Self::read`].
     pub(crate) async fn read_files_until(
         &self,
-        address: &str,
+        at: At<'_>,
         token: &Token,
         call: ReadSources,
         deadline: Deadline,
     ) -> Result<(SourceData, Bytes)> {
-        self.at(address)?;
-        self.allow(address, token, &call.path, Right::Read)?;
+        self.at(at)?;
+        self.allow(at.address, token, &call.path, Right::Read)?;
         let asked = |home: Arc<dyn Home>| {
             let call = call.clone();
             async move { home.read_files(token, call, deadline).await }
         };
-        until(deadline, || self.wherever(address.into(), asked)).await
+        until(deadline, || self.ask(at, asked)).await
     }
 
     /// Begins an upload or shows where it is.
@@ -305,7 +314,7 @@ impl Homes {
     pub(crate) async fn begin(&self, put: &Put, deadline: Deadline) -> Result<PutProgress> {
         self.may_write(put)?;
         let asked = |home: Arc<dyn Home>| async move { home.begin(put, deadline).await };
-        in_time(deadline, self.wherever(put.home.as_str().into(), asked)).await
+        in_time(deadline, self.ask(put.at(), asked)).await
     }
 
     /// Adds bytes to an upload.
@@ -324,7 +333,7 @@ impl Homes {
             let data = data.clone();
             async move { home.write(put, offset, data, deadline).await }
         };
-        in_time(deadline, self.wherever(put.home.as_str().into(), asked)).await
+        in_time(deadline, self.ask(put.at(), asked)).await
     }
 
     /// Puts an upload in place.
@@ -339,7 +348,7 @@ impl Homes {
     ) -> Result<PutReceipt> {
         self.may_write(put)?;
         let asked = |home: Arc<dyn Home>| async move { home.commit(put, digest, deadline).await };
-        in_time(deadline, self.wherever(put.home.as_str().into(), asked)).await
+        in_time(deadline, self.ask(put.at(), asked)).await
     }
 
     /// Puts a small file in place.
@@ -358,60 +367,52 @@ impl Homes {
             let data = data.clone();
             async move { home.put(put, data, digest, deadline).await }
         };
-        in_time(deadline, self.wherever(put.home.as_str().into(), asked)).await
+        in_time(deadline, self.ask(put.at(), asked)).await
     }
 
-    /// Pieces of an upload that the home at an address takes at once.
-    pub(crate) fn pieces_max(&self, address: &str) -> usize {
-        self.at(address).map_or(1, |home| home.pieces_max())
+    /// Pieces of an upload that a home takes at once.
+    pub(crate) fn pieces_max(&self, at: At<'_>) -> usize {
+        self.at(at).map_or(1, |home| home.pieces_max())
     }
 
-    /// Makes a call to a home where that is now; once more when it moves meanwhile. All calls may
-    /// be repeated.
-    async fn wherever<T, F: Future<Output = Result<T>>>(
+    /// Makes a call to a home, where that is now.
+    async fn ask<T, F: Future<Output = Result<T>>>(
         &self,
         at: At<'_>,
         call: impl Fn(Arc<dyn Home>) -> F,
     ) -> Result<T> {
-        loop {
-            let place = self.whereabouts.find(at)?;
-            let home = self.at(&place)?;
-            tokio::select! {
-                answer = call(home) => return answer,
-                () = self.whereabouts.leaves(at, &place) => {
-                    tracing::info!(home = at.address, from = place, "a home is elsewhere now");
-                }
-            }
-        }
+        call(self.at(at)?).await
     }
 
     /// Checks that a range may be read.
-    fn may_read(&self, address: &str, token: &Token, call: &ReadSource) -> Result<()> {
-        self.at(address)?;
-        self.allow(address, token, &call.path, Right::Read)?;
+    fn may_read(&self, at: At<'_>, token: &Token, call: &ReadSource) -> Result<()> {
+        self.at(at)?;
+        self.allow(at.address, token, &call.path, Right::Read)?;
         check_range(call)
     }
 
     /// Checks that a file may be put there.
     fn may_write(&self, put: &Put) -> Result<()> {
-        self.at(&put.home)?;
+        self.at(put.at())?;
         self.allow(&put.home, &put.token, &put.path, Right::Write)
     }
 
-    /// The home at an address.
-    fn at(&self, address: &str) -> Result<Arc<dyn Home>> {
+    /// A home, where it is now.
+    fn at(&self, at: At<'_>) -> Result<Arc<dyn Home>> {
+        let place = (self.whereabouts.find(at), at.id);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(home) = known.get(address) {
+        if let Some(home) = known.get(&place) {
             return Ok(home.clone());
         }
-        let home = self.make(address)?;
-        known.insert(address.to_owned(), home.clone());
+        let home = self.make(&place.0, at.id)?;
+        known.insert(place, home.clone());
         Ok(home)
     }
 
-    fn make(&self, address: &str) -> Result<Arc<dyn Home>> {
+    fn make(&self, address: &str, id: Option<ServerId>) -> Result<Arc<dyn Home>> {
         let Some((scheme, _)) = address.split_once("://") else {
-            return Ok(Arc::new(BafsHome::new(self.pool.clone(), address)));
+            let place = Place::new(self.pool.clone(), address, id);
+            return Ok(Arc::new(BafsHome::new(place)));
         };
         let setting = self.settings.of(address);
         match scheme {

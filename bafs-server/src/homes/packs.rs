@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::limits::{IO_BYTES_MAX, PACK_FILES_MAX, TOKEN_BYTES_MAX};
 use bafs_proto::message::{PackedFile, PutFile, PutFiles, PutReceipt};
-use bafs_proto::net::pool::Pool;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::sync::oneshot;
+
+use super::bafs::Place;
 
 /// Bytes of a pack of several files: as long on the way as a piece of a large one.
 const PACK_BYTES: usize = IO_BYTES_MAX as usize;
@@ -24,8 +25,7 @@ const UNDER_WAY_MAX: usize = 4;
 
 /// What is to go to a home server.
 pub(super) struct Packs {
-    pool: Pool,
-    address: String,
+    place: Place,
     state: Mutex<State>,
 }
 
@@ -45,10 +45,9 @@ struct Waiting {
 }
 
 impl Packs {
-    pub(super) fn new(pool: Pool, address: &str) -> Arc<Self> {
+    pub(super) fn new(place: Place) -> Arc<Self> {
         Arc::new(Self {
-            pool,
-            address: address.to_owned(),
+            place,
             state: Mutex::default(),
         })
     }
@@ -110,9 +109,7 @@ impl Packs {
         let token = files[0].token.clone();
         let call = PutFiles { files };
         let deadline = latest.earlier(Deadline::after_ms(PACK_MS));
-        let told = self
-            .pool
-            .call_with_body(&self.address, &token, call, joined(data), deadline);
+        let told = self.place.call(&token, call, joined(data), deadline);
         let results = match told.await {
             Ok((told, _)) if told.results.len() == answers.len() => told.results,
             Ok((told, _)) => {
@@ -188,6 +185,7 @@ mod tests {
     use bafs_proto::ids::ExtractId;
     use bafs_proto::message::{PutResults, Reply, Request};
     use bafs_proto::net::mem::Network;
+    use bafs_proto::net::pool::Pool;
     use bafs_proto::net::{BoxFuture, Incoming, Service};
     use futures_util::future::join_all;
 
@@ -234,7 +232,7 @@ mod tests {
     fn stage() -> (Network, Arc<Noting>, Arc<Packs>) {
         let (network, home) = (Network::new(), Arc::new(Noting::default()));
         network.listen(HOME, home.clone());
-        let packs = Packs::new(Pool::new(network.dialer("node")), HOME);
+        let packs = Packs::new(Place::new(Pool::new(network.dialer("node")), HOME, None));
         (network, home, packs)
     }
 

@@ -66,9 +66,8 @@ pub(super) async fn learn_peers(node: &Node) {
     }
 }
 
-/// Learns where home servers are: one that comes back at another address is still the same. Before
-/// a volume is made of one, so that it is known by then.
-pub(super) async fn learn_homes(node: &Node) {
+/// Learns where home servers are: one that comes back at another address is still the same.
+async fn learn_homes(node: &Node) {
     let Some(catalog) = &node.config.catalog else {
         return;
     };

@@ -160,7 +160,7 @@ impl Node {
             Request::CreateVolume(call) => {
                 self.is_meant(call.server)?;
                 if matches!(call.spec.kind, VolumeKind::Cache { .. }) {
-                    tokio::join!(presence::learn_peers(self), presence::learn_homes(self));
+                    presence::learn_peers(self).await;
                 }
                 Reply::CreateVolume(self.storage.create(call, deadline).await?)
             }

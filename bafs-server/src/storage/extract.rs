@@ -116,6 +116,7 @@ impl Upload {
         let put = Arc::new(Put {
             extract: call.extract,
             home: call.home.clone(),
+            home_id: call.home_id,
             path: call.target.clone(),
             mode,
             size: identity.size,
@@ -187,7 +188,7 @@ impl Upload {
     async fn attempt(&mut self) -> Result<PutReceipt> {
         let size = self.identity.size;
         if size <= PIECE_BYTES {
-            let is_packed = self.homes.packs(&self.put.home);
+            let is_packed = self.homes.packs(self.put.at());
             // Other homes take small files as they take pieces: not too many at once.
             let _room = self
                 .room(if is_packed { size } else { PIECE_BYTES })
@@ -224,7 +225,7 @@ impl Upload {
             let text = format!("home has {received} bytes of a file of {size}");
             return Err(Error::new(ErrorCode::WrongState, text));
         }
-        let pieces_max = self.homes.pieces_max(&self.put.home);
+        let pieces_max = self.homes.pieces_max(self.put.at());
         let mut under_way = JoinSet::new();
         let mut at = received.min(self.hashed.bytes);
         while at < size {

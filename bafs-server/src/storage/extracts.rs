@@ -91,11 +91,7 @@ impl Storage {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if let Some((other, answer)) = under_way.get(&extract) {
-            let tokenless = |call: &ExtractFile| ExtractFile {
-                home_token: Token::none(),
-                ..call.clone()
-            };
-            if tokenless(other) != tokenless(call) {
+            if !is_same(other, call) {
                 return Err(reused(extract, &other.path));
             }
             return Ok((answer.clone(), Joined::Later));
@@ -143,6 +139,7 @@ impl Storage {
             volume,
             path,
             home,
+            home_id,
             target,
             ..
         } = call;
@@ -150,6 +147,7 @@ impl Storage {
             volume,
             path,
             home,
+            home_id,
             target,
             receipt: receipt.clone(),
         };
@@ -173,6 +171,19 @@ impl Drop for Entry {
             .unwrap_or_else(PoisonError::into_inner)
             .remove(&self.extract);
     }
+}
+
+/// Whether two calls ask for the same, with whatever token, and wherever the home is by now.
+fn is_same(one: &ExtractFile, other: &ExtractFile) -> bool {
+    let asked = |call: &ExtractFile| ExtractFile {
+        home: match call.home_id {
+            Some(_) => String::new(),
+            None => call.home.clone(),
+        },
+        home_token: Token::none(),
+        ..call.clone()
+    };
+    asked(one) == asked(other)
 }
 
 fn reused(extract: ExtractId, path: &str) -> Error {

@@ -367,7 +367,7 @@ fn check(spec: &VolumeSpec) -> Result<()> {
         } => (Some(source), cooperative.as_str()),
     };
     let address = match source {
-        Some(Source::Home { address, path }) => {
+        Some(Source::Home { address, path, .. }) => {
             check_relative(path)?;
             address.as_str()
         }

@@ -24,7 +24,7 @@ use bytes::Bytes;
 use super::listing::PIECE_BYTES;
 use super::older::{self, Known};
 use crate::counters::Counters;
-use crate::homes::Homes;
+use crate::homes::{At, Homes};
 
 /// Bytes of one range: as much as one read of a file operation.
 pub(super) const RANGE_BYTES: u32 = IO_BYTES_MAX;
@@ -63,8 +63,8 @@ impl Origin {
     pub(super) fn pack_bytes_max(&self) -> Option<u64> {
         match &self.source {
             Source::Volume { .. } => Some(u64::from(BODY_BYTES_MAX)),
-            Source::Home { address, .. } => {
-                let packs = self.homes.packs(address);
+            Source::Home { address, id, .. } => {
+                let packs = self.homes.packs(At { address, id: *id });
                 packs.then_some(u64::from(RANGE_BYTES))
             }
         }
@@ -89,16 +89,14 @@ impl Origin {
     /// A page of the listing.
     pub(super) async fn list(&self, after: Option<String>) -> Result<TreePage> {
         match &self.source {
-            Source::Home { address, path } => {
+            Source::Home { address, path, id } => {
                 let call = ListSource {
                     path: path.clone(),
                     after,
                 };
                 let deadline = Deadline::after_ms(CALL_MS);
-                let page = self
-                    .homes
-                    .list(address.as_str().into(), &self.token, call, deadline)
-                    .await;
+                let at = At { address, id: *id };
+                let page = self.homes.list(at, &self.token, call, deadline).await;
                 let page = page.map_err(|e| e.context(format!("'{path}' of home {address}")))?;
                 // A home does not say which names are of one file.
                 let links = Vec::new();
@@ -213,6 +211,7 @@ impl Origin {
             Source::Home {
                 address,
                 path: base,
+                id,
             } => {
                 let call = ReadSource {
                     path: join(base, &entry.path),
@@ -221,8 +220,8 @@ impl Origin {
                     length,
                     block_bytes: PIECE_BYTES,
                 };
-                let deadline = Deadline::after_ms(CALL_MS);
-                let data = self.homes.read_until(address, &self.token, call, deadline);
+                let (at, deadline) = (At { address, id: *id }, Deadline::after_ms(CALL_MS));
+                let data = self.homes.read_until(at, &self.token, call, deadline);
                 data.await.map_err(|e| e.context(format!("home {address}")))
             }
             Source::Volume { address, volume } => {
@@ -247,14 +246,15 @@ impl Origin {
     ) -> Result<(Vec<Digest>, Bytes)> {
         let files = files.to_vec();
         let result = match &self.source {
-            Source::Home { address, path } => {
+            Source::Home { address, path, id } => {
                 let call = ReadSources {
                     path: path.clone(),
                     files,
                     block_bytes: PIECE_BYTES,
                 };
-                let (homes, deadline) = (&self.homes, Deadline::after_ms(CALL_MS));
-                let data = homes.read_files_until(address, &self.token, call, deadline);
+                let (at, deadline) = (At { address, id: *id }, Deadline::after_ms(CALL_MS));
+                let homes = &self.homes;
+                let data = homes.read_files_until(at, &self.token, call, deadline);
                 data.await.map_err(|e| e.context(format!("home {address}")))
             }
             Source::Volume { address, volume } => {

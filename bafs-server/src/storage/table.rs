@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::{ExtractId, VolumeId};
+use bafs_proto::ids::{ExtractId, ServerId, VolumeId};
 use bafs_proto::message::{ExtractFile, PutReceipt};
 use bafs_proto::time::Time;
 use bafs_proto::volume::VolumeSpec;
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
 /// Form of the records, first byte of each.
-const RECORD_VERSION: u8 = 2;
+const RECORD_VERSION: u8 = 3;
 
 /// Most receipts kept; beyond it the oldest goes.
 const RECEIPTS_MAX: u64 = 200_000;
@@ -47,6 +47,7 @@ pub(super) struct ReceiptRecord {
     pub(super) volume: VolumeId,
     pub(super) path: String,
     pub(super) home: String,
+    pub(super) home_id: Option<ServerId>,
     pub(super) target: String,
     pub(super) receipt: PutReceipt,
 }
@@ -56,7 +57,8 @@ impl ReceiptRecord {
     pub(super) fn answers(&self, call: &ExtractFile) -> bool {
         self.volume == call.volume
             && self.path == call.path
-            && self.home == call.home
+            && self.home_id == call.home_id
+            && (self.home_id.is_some() || self.home == call.home)
             && self.target == call.target
     }
 }
@@ -386,6 +388,7 @@ mod tests {
             volume: VolumeId(1),
             path: "p".to_owned(),
             home: "h:1".to_owned(),
+            home_id: None,
             target: "t".to_owned(),
             receipt: proof,
         };

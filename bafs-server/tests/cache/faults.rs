@@ -179,6 +179,7 @@ async fn a_slow_home_keeps_nobody_from_another_one() {
         *source = Source::Home {
             address: "home:2".to_owned(),
             path: "db".to_owned(),
+            id: None,
         };
     }
     world.create(&spec).await;

@@ -465,6 +465,7 @@ pub(crate) fn cache(number: u128, size_bytes: u64, replacement: Replacement) -> 
             source: Source::Home {
                 address: HOME.to_owned(),
                 path: "db".to_owned(),
+                id: None,
             },
             cooperative: NAME.to_owned(),
             replacement,

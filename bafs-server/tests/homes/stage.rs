@@ -128,6 +128,7 @@ impl Stage {
             path: path.to_owned(),
             extract: ExtractId(extract),
             home: address.to_owned(),
+            home_id: None,
             target: target.to_owned(),
             home_token: self.world.token.clone(),
         };
@@ -180,5 +181,6 @@ fn source(address: &str, path: &str) -> Source {
     Source::Home {
         address: address.to_owned(),
         path: path.to_owned(),
+        id: None,
     }
 }

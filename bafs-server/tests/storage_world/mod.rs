@@ -158,6 +158,7 @@ pub(crate) fn from_home(path: &str) -> Option<Source> {
     Some(Source::Home {
         address: HOME.to_owned(),
         path: path.to_owned(),
+        id: None,
     })
 }
 

@@ -34,16 +34,11 @@ pub(super) async fn extract(args: VolumeExtractArgs, output: Output) -> Result<(
     let Source::Home {
         address: home,
         path: target,
+        id: home_id,
     } = client.home_source(&args.target).await?
     else {
         bail!("'{}' is no place at a home", args.target);
     };
-    let homes = client.servers(Some(ServerKind::Home)).await;
-    let known = homes.unwrap_or_default().into_iter();
-    let id = known
-        .filter(|known| known.address == home)
-        .map(|known| known.id)
-        .next();
     let resource = Resource::Home(target.clone());
     let mut call = ExtractFile {
         volume: status.spec.id,
@@ -51,6 +46,7 @@ pub(super) async fn extract(args: VolumeExtractArgs, output: Output) -> Result<(
         // The same one each time: home goes on where it was, and has the file once.
         extract: ExtractId::random(),
         home,
+        home_id,
         target,
         home_token: client.give(resource, &[Right::Read, Right::Write])?,
     };
@@ -74,7 +70,7 @@ pub(super) async fn extract(args: VolumeExtractArgs, output: Output) -> Result<(
                 return Err(anyhow::Error::new(away).context(advice));
             }
             tokio::time::sleep(LOOK).await;
-            let Some(id) = id else {
+            let Some(id) = home_id else {
                 break call.home.clone();
             };
             // Another one of that name is not the same home.

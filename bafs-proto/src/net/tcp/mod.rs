@@ -19,12 +19,13 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 
 use self::lane::Lane;
-use super::hello::{broken, check_hello, hello_of, resolve};
+use super::hello::{Welcome, broken, check_hello, hello_of, resolve};
 use super::tls::{Connector, Secured, is_refusal};
 use super::{BoxFuture, Connection, Dial, Exchange, Frame};
 use crate::codec;
 use crate::error::{Error, ErrorCode, Result};
 use crate::identity::Identity;
+use crate::ids::ServerId;
 use crate::message::Hello;
 use crate::time::Deadline;
 
@@ -100,12 +101,13 @@ impl TcpDialer {
             address: address.to_owned(),
         };
         let secured = tokio::time::timeout(within, server.secure(stream)).await;
-        let stream = secured.map_err(silent)?.map_err(|error| NotConnected {
+        let (stream, id) = secured.map_err(silent)?.map_err(|error| NotConnected {
             error,
             is_closed: false,
         })?;
         let lanes = Arc::new(Lanes {
             server,
+            id,
             lanes: Mutex::new(vec![Lane::start(stream, true)]),
             growing: AtomicBool::new(false),
         });
@@ -144,7 +146,7 @@ struct Server {
 }
 
 impl Server {
-    async fn secure(&self, stream: TcpStream) -> Result<Secured> {
+    async fn secure(&self, stream: TcpStream) -> Result<(Secured, Option<ServerId>)> {
         let refused = |error: &std::io::Error| {
             if !is_refusal(error) {
                 return broken(error).context(&self.address);
@@ -165,12 +167,12 @@ impl Server {
     }
 }
 
-/// The first exchange of a connection.
+/// The first exchange of a connection, in which the server says which one it is.
 async fn say_hello(
     mut stream: Secured,
     ours: &Hello,
     refused: impl Fn(&std::io::Error) -> Error,
-) -> Result<Secured> {
+) -> Result<(Secured, Option<ServerId>)> {
     let hello = codec::encode(ours)?;
     // A server looks at our certificate when we believe to be connected already: what it says of
     // that is read even where it does not listen any more.
@@ -180,14 +182,16 @@ async fn say_hello(
         (Err(error), _) if is_refusal(&error) => return Err(refused(&error)),
         (Err(error), Ok(())) | (Err(_), Err(error)) => return Err(refused(&error)),
     };
-    let theirs = codec::decode::<Result<Hello>>(&heard)??;
-    check_hello(ours, &theirs)?;
-    Ok(stream)
+    let theirs = codec::decode::<Result<Welcome>>(&heard)??;
+    check_hello(ours, &theirs.hello)?;
+    Ok((stream, theirs.server))
 }
 
 /// The connections to one server.
 struct Lanes {
     server: Server,
+    /// Which one it said to be.
+    id: Option<ServerId>,
     lanes: Mutex<Vec<Arc<Lane>>>,
     /// Whether a further connection is being made.
     growing: AtomicBool,
@@ -226,10 +230,10 @@ async fn grow(lanes: Weak<Lanes>) {
     };
     let made = tokio::time::timeout(GROW_PAUSE, making).await;
     match made {
-        Ok(Ok(stream)) => {
+        Ok(Ok((stream, id))) => {
             let mut all = lanes.lock();
             // A server that forgot the others is not the one that this connection is to.
-            if all.iter().any(|lane| lane.busy().is_some()) {
+            if id == lanes.id && all.iter().any(|lane| lane.busy().is_some()) {
                 all.push(Lane::start(stream, false));
             }
         }
@@ -272,6 +276,10 @@ impl Exchange for TcpLink {
 
     fn carrier(&self) -> &'static str {
         "TCP"
+    }
+
+    fn server(&self) -> Option<ServerId> {
+        self.0.id
     }
 
     fn is_closed(&self) -> bool {

@@ -15,9 +15,10 @@ use super::socket;
 use crate::codec;
 use crate::error::{Error, ErrorCode, Result};
 use crate::identity::Identity;
+use crate::ids::ServerId;
 use crate::message::{Hello, ReplyHead};
 use crate::net::awaited::{Awaited, Waiting};
-use crate::net::hello::{FRAME_MS, HELLO_MS, broken, check_hello, hello_of};
+use crate::net::hello::{FRAME_MS, HELLO_MS, broken, hello_of, welcome};
 use crate::net::room::Room;
 use crate::net::tls::{Acceptor, Secured};
 use crate::net::{Frame, Peer, Service, answer};
@@ -102,7 +103,8 @@ impl TcpListener {
                 oldest.abort();
             }
             let handshake = tokio::spawn(async move {
-                let greeting = greet(stream, from, &acceptor, &hello);
+                let ours = (&hello, service.server());
+                let greeting = greet(stream, from, &acceptor, ours);
                 let greeted = tokio::time::timeout(Duration::from_millis(HELLO_MS), greeting)
                     .await
                     .unwrap_or_else(|_| {
@@ -132,7 +134,7 @@ async fn greet(
     stream: TcpStream,
     from: SocketAddr,
     acceptor: &Acceptor,
-    ours: &Hello,
+    (ours, server): (&Hello, Option<ServerId>),
 ) -> Result<(Secured, Peer)> {
     socket::prepare(&stream);
     let mut stream = acceptor.accept(stream).await.map_err(|e| broken(&e))?;
@@ -140,13 +142,12 @@ async fn greet(
         .await
         .map_err(|e| broken(&e))??;
     let theirs = codec::decode::<Hello>(&head);
-    let verdict = theirs.and_then(|theirs| check_hello(ours, &theirs).map(|()| theirs));
-    let reply: Result<Hello> = verdict.clone().map(|_| ours.clone());
+    let reply = welcome(ours, &theirs, server);
     pieces::write_frame(&mut stream, &codec::encode(&reply)?)
         .await
         .map_err(|e| broken(&e))?;
     let peer = Peer {
-        role: verdict?.role,
+        role: reply.and(theirs)?.role,
         address: from.to_string(),
     };
     Ok((stream, peer))

@@ -168,6 +168,7 @@ fn extracted(
                 extract: ExtractId::random(),
                 home,
                 target: format!("out/{round}/file-{number}"),
+                home_id: None,
                 home_token: speaker.token(),
             };
             speaker.call(&node, call).await?;
