@@ -22,6 +22,9 @@ pub struct FileHome {
 /// lists none at first.
 const MISSING_TOLD: u32 = 3;
 
+/// Former addresses of a home that are remembered.
+const FORMER_MAX: usize = 8;
+
 /// Home servers by name.
 #[derive(Debug, Clone, Default)]
 pub struct Homes {
@@ -35,6 +38,8 @@ pub struct Homes {
 struct Known {
     server: ServerId,
     address: String,
+    /// Where it was before, last of all at the end: errors of calls that began then name that.
+    former: Vec<String>,
     /// Another one that was listed under the name, and of which somebody was told.
     other: Option<ServerId>,
     /// The run needs it.
@@ -103,11 +108,11 @@ impl Homes {
 
     /// Whether an error comes of a home being away, of which the user was told.
     pub fn is_told(&self, error: &Error) -> bool {
-        let mut away = self.by_name.values().filter(|known| known.is_away());
-        away.any(|known| {
-            known.is_used
-                && (error.code == ErrorCode::HomeUnreachable
-                    || is_named(&error.detail, &known.address))
+        let told = self.by_name.values();
+        let mut told = told.filter(|known| known.is_used && known.is_away());
+        told.any(|known| {
+            let mut places = known.former.iter().chain([&known.address]);
+            places.any(|address| is_named(&error.detail, address))
         })
     }
 
@@ -116,12 +121,18 @@ impl Homes {
         let known = self.by_name.entry(name).or_insert_with(|| Known {
             server: home.id,
             address: home.address.clone(),
+            former: Vec::new(),
             other: None,
             is_used: false,
             missing: 0,
         });
         if known.server == home.id {
-            known.address.clone_from(&home.address);
+            if known.address != home.address {
+                let former = std::mem::replace(&mut known.address, home.address.clone());
+                known.former.push(former);
+                let beyond = known.former.len().saturating_sub(FORMER_MAX);
+                known.former.drain(..beyond);
+            }
             return None;
         }
         if known.other.replace(home.id) == Some(home.id) {
@@ -307,6 +318,11 @@ mod tests {
         let told = learn(&mut homes, &[home(1, "a:2")], 5);
         assert_eq!(told, ["home 'home' is back, at a:2"]);
         assert!(!homes.is_told(&failed));
+        assert_eq!(learn(&mut homes, &[], 5).len(), 1);
+        let away = |at: &str| Error::new(ErrorCode::HomeUnreachable, format!("home {at} is away"));
+        assert!(homes.is_told(&away("a:1")), "it was there");
+        assert!(homes.is_told(&away("a:2")));
+        assert!(!homes.is_told(&away("c:1")), "a home that is listed still");
     }
 
     #[test]
