@@ -316,13 +316,18 @@ enum Refused {
 fn refused(line: &str, mounts: &[Mount]) -> Refused {
     let named = mounts.iter().filter(|mount| is_named(line, &mount.path));
     let named: Vec<_> = named.collect();
-    let disk = named
-        .iter()
-        .find(|mount| mount.writable || is_of_reading(line));
-    match (disk, named.is_empty()) {
-        (Some(mount), _) => Refused::Disk(mount.volume),
-        (None, false) => Refused::Writes(named.iter().map(|mount| mount.volume).collect()),
-        (None, true) => Refused::Unclear,
+    let is_outer = |outer: &Mount| {
+        let below = format!("{}/", outer.path);
+        named.iter().any(|inner| inner.path.starts_with(&below))
+    };
+    let inner = named.iter().copied().filter(|mount| !is_outer(mount));
+    let (writable, locked): (Vec<&Mount>, Vec<&Mount>) = inner.partition(|mount| mount.writable);
+    let volumes = locked.iter().map(|mount| mount.volume);
+    match (locked.first(), writable.first()) {
+        (Some(mount), _) if is_of_reading(line) => Refused::Disk(mount.volume),
+        (Some(_), _) => Refused::Writes(volumes.collect()),
+        (None, Some(mount)) => Refused::Disk(mount.volume),
+        (None, None) => Refused::Unclear,
     }
 }
 
@@ -366,15 +371,20 @@ mod tests {
             writable,
             write_back: false,
         };
-        let mounts = [mount(0, "/data", false), mount(1, "/data2", true)];
-        let said = |what: &str| refused(&format!("{what}: {READ_ONLY}"), &mounts);
+        let mut mounts = vec![mount(0, "/data", false), mount(1, "/data2", true)];
+        let line = |what: &str| format!("{what}: {READ_ONLY}");
+        let said = |what: &str| refused(&line(what), &mounts);
         let disk = |volume| Refused::Disk(VolumeIndex(volume));
         assert_eq!(said("cp: error reading '/data/x'"), disk(0));
         assert_eq!(said("sh: 1: cannot create /data2/x"), disk(1));
         assert_eq!(said("cp: cannot create regular file '/data2'"), disk(1));
         let wrote = Refused::Writes(vec![VolumeIndex(0)]);
         assert_eq!(said("touch: cannot touch '/data/x'"), wrote);
+        assert_eq!(said("mv: cannot move '/data/x' to '/data2/x'"), wrote);
         assert_eq!(said("sh: 1: cannot create x"), Refused::Unclear);
         assert_eq!(said("sh: 1: cannot create /data-x/y"), Refused::Unclear);
+        mounts.push(mount(2, "/data2/in", false));
+        let below = refused(&line("touch: cannot touch '/data2/in/x'"), &mounts);
+        assert_eq!(below, Refused::Writes(vec![VolumeIndex(2)]));
     }
 }
