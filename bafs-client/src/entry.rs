@@ -322,7 +322,8 @@ fn runtime() -> Result<Runtime> {
 fn pool(identity: &Identity) -> Result<Pool> {
     // Who has connections serves volumes.
     memory::protect();
-    Ok(Pool::new(Arc::new(Dialer::new(identity)?)))
+    // A job reads and writes where it began to, or nowhere.
+    Ok(Pool::new(Arc::new(Dialer::new(identity)?)).faithful())
 }
 
 /// Runs where the volumes are served, so that it falls silent when they do.
