@@ -269,11 +269,13 @@ fn cluster_cache_finds_its_home_at_another_port() -> Result<()> {
     let volumes = stage.caches(&stage.nodes(), &CacheWish::of("moved", 16 << 20))?;
     let before = stage.world.cluster.home().to_owned();
     stage.world.cluster.kill("home")?;
-    // Another one of that name, which has such a file too.
-    let other = tempfile::tempdir()?;
-    fs::create_dir(other.path().join("moved"))?;
-    Content::new(9, 2 * MIB).write(&other.path().join("moved").join(FILE))?;
-    let serve = |export: &Path| -> Result<_> {
+    // Others, which have such a file too: one of that name, one at the address before.
+    let (namesake, successor) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    for other in [&namesake, &successor] {
+        fs::create_dir(other.path().join("moved"))?;
+        Content::new(9, 2 * MIB).write(&other.path().join("moved").join(FILE))?;
+    }
+    let serve = |export: &Path, more: &[&str]| -> Result<_> {
         let export = export.to_string_lossy().into_owned();
         let args = [
             "--json",
@@ -282,21 +284,24 @@ fn cluster_cache_finds_its_home_at_another_port() -> Result<()> {
             &export,
             "--until-stdin-closes",
         ];
-        let mut home = stage.world.bafs(&args);
+        let mut home = stage.world.bafs(&[&args, more].concat());
         let home = home.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut home = home.spawn()?;
         let mut line = String::new();
         let stdout = home.stdout.take().context("it is piped")?;
         BufReader::new(stdout).read_line(&mut line)?;
-        ensure!(!line.contains(&before), "{line} is the address before");
+        let is_there = line.contains(&before);
+        ensure!(is_there != more.is_empty(), "{line}: not where it is to be");
         Ok(home)
     };
+    let successor = serve(successor.path(), &["--name", "other", "--listen", &before])?;
     // The catalog lists one home of a name, and keeps it while it lives: the first of the two.
-    let homes = [serve(stage.world.home.path())?, serve(other.path())?];
+    let moved = serve(stage.world.home.path(), &[])?;
+    let namesake = serve(namesake.path(), &[])?;
     for volume in &volumes {
         stage.check_scan(volume, &content)?;
     }
-    for mut home in homes {
+    for mut home in [successor, moved, namesake] {
         drop(home.stdin.take());
         home.wait()?;
     }

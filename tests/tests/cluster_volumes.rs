@@ -2,7 +2,8 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use bafs_tests::{World, cannot_mount, program, said, skip};
@@ -63,9 +64,27 @@ fn with_dead_home() -> Result<World> {
     Ok(world)
 }
 
-// Without a name that has it wait for its turn among clusters: it hardly does anything but wait.
-#[test]
-fn extract_finds_its_home_at_another_port() -> Result<()> {
+/// A home that exports a directory, and where it is. It ends with its standard input.
+fn start_home(world: &World, export: &Path, more: &[&str]) -> Result<(Child, String)> {
+    let export = export.to_string_lossy().into_owned();
+    let home = [
+        "--json",
+        "home",
+        "--until-stdin-closes",
+        "--export",
+        &export,
+    ];
+    let mut home = world.bafs(&[&home, more].concat());
+    let mut home = home.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let mut line = String::new();
+    let stdout = home.stdout.take().context("it is piped")?;
+    BufReader::new(stdout).read_line(&mut line)?;
+    Ok((home, line))
+}
+
+/// Sends `big` to a home that is dead, and starts that again, somewhere else, when the command says
+/// this. Whoever took its address meanwhile gets nothing. Returns what the command said after that.
+fn extract_to_moved_home(word: &str) -> Result<String> {
     let world = with_dead_home()?;
     let extract = ["volume", "extract", "v", "big", "bafs://home/out"];
     let mut extract = world.bafs(&extract).stderr(Stdio::piped()).spawn()?;
@@ -74,16 +93,40 @@ fn extract_finds_its_home_at_another_port() -> Result<()> {
     // It has been to the catalog when it says what it waits for.
     let waits = lines.next().context("it says nothing")??;
     ensure!(waits.contains("sends 'big' to home"), "{waits}");
-    let export = world.home.path().to_string_lossy().into_owned();
-    let home = ["home", "--export", &export, "--until-stdin-closes"];
-    let mut home = world.bafs(&home).stdin(Stdio::piped()).spawn()?;
+    let (before, other) = (world.cluster.home().to_owned(), tempfile::tempdir()?);
+    let took = ["--name", "other", "--listen", &before];
+    let (successor, at) = start_home(&world, other.path(), &took)?;
+    ensure!(at.contains(&before), "{at}: not the address before");
+    if !waits.contains(word) {
+        let mut said = lines.by_ref().map_while(Result::ok);
+        said.find(|line| line.contains(word)).context("it ended")?;
+    }
+    let (home, at) = start_home(&world, world.home.path(), &[])?;
+    ensure!(!at.contains(&before), "{at} is the address before");
     let rest = lines.collect::<Result<Vec<_>, _>>()?.join("\n");
     let status = extract.wait()?;
-    drop(home.stdin.take());
-    home.wait()?;
+    for mut home in [home, successor] {
+        drop(home.stdin.take());
+        home.wait()?;
+    }
     ensure!(status.success(), "{status}: {rest}");
     ensure!(world.get("out")? == [7; 3 << 20], "another file is at home");
+    ensure!(!other.path().join("out").exists(), "another home has it");
+    Ok(rest)
+}
+
+// Without a name that has it wait for its turn among clusters: it hardly does anything but wait.
+#[test]
+fn extract_finds_its_home_at_another_port() -> Result<()> {
+    // The node that sends has not given up, and needs nobody to tell it.
+    let rest = extract_to_moved_home("sends 'big' to home")?;
+    ensure!(!rest.contains("looking for the home"), "{rest}");
     Ok(())
+}
+
+#[test]
+fn extract_looks_for_a_home_that_its_node_gave_up() -> Result<()> {
+    extract_to_moved_home("looking for the home").map(drop)
 }
 
 #[test]
