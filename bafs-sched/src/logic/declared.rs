@@ -386,5 +386,8 @@ mod tests {
         mounts.push(mount(2, "/data2/in", false));
         let below = refused(&line("touch: cannot touch '/data2/in/x'"), &mounts);
         assert_eq!(below, Refused::Writes(vec![VolumeIndex(2)]));
+        mounts.push(mount(3, "/data/out", true));
+        let above = refused(&line("touch: cannot touch '/data/out/x'"), &mounts);
+        assert_eq!(above, disk(3));
     }
 }
