@@ -52,7 +52,7 @@ pub(super) fn studies(options: &Options, report: &mut Report) -> Result<()> {
     tell(report, "regret", &found)?;
     let (mut crossovers, mut predicted) = (0, 0);
     for row in found.chunks(steps as usize) {
-        let (all, seen) = count_crossovers(row);
+        let (all, seen) = count_crossovers(row, report);
         crossovers += all;
         predicted += seen;
     }
@@ -228,8 +228,9 @@ fn summary(
 }
 
 /// Changes of the best strategy along a study, and those that the choice makes too, at most one
-/// point away. Changes between strategies that are as good as each other do not count.
-fn count_crossovers(row: &[(&Task, Compared)]) -> (u32, u32) {
+/// point away. Changes between strategies that are as good as each other do not count. Says which
+/// the choice does not make.
+fn count_crossovers(row: &[(&Task, Compared)], report: &mut Report) -> (u32, u32) {
     let best = |at: usize| row[at].1.best().map(|best| best.strategy);
     let chosen = |at: usize| row[at].1.decided;
     let is_clear = |at: usize, over: Option<_>| {
@@ -256,6 +257,19 @@ fn count_crossovers(row: &[(&Task, Compared)]) -> (u32, u32) {
             .into_iter()
             .any(|i| chosen(i) == from && chosen(i + 1) == to);
         predicted += u32::from(is_seen);
+        if !is_seen {
+            let name = |strategy: Option<Strategy>| {
+                strategy.map_or_else(|| "none".to_owned(), |s| s.to_string())
+            };
+            let (label, x) = (&row[at].0.label, row[at].0.point.x);
+            report.say(&format!(
+                "  {label} after {x}: {} to {}, chosen {}, {}",
+                name(from),
+                name(to),
+                name(chosen(at)),
+                name(chosen(at + 1))
+            ));
+        }
     }
     (all, predicted)
 }
