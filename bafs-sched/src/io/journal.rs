@@ -35,7 +35,7 @@ use crate::workflow::Workflow;
 /// a core that holds no job that waits for a full disk, weighs copies by who waits for them, and
 /// keeps slots for those (2026-11). 12 = a core that lets go of overdue copies and takes who comes
 /// at an address for its successor; mounts say whether writes are collected (2026-11).
-pub const MAGIC: &[u8] = b"bafs-journal 13\n";
+pub const MAGIC: &[u8] = b"bafs-journal 14\n";
 
 /// How often, and with which pause, a journal is tried that somebody has open.
 const LOCK_TRIES: u32 = 10;

@@ -86,6 +86,7 @@ impl Scheduler {
             || self.free_idle_caches()
             || (!self.fleet.is_unanswered() && self.relax_rules())
             || self.drop_all_copies()
+            || self.free_far_caches()
             || self.try_all(&first, Care::Fitting)
             || self.try_all(&first, Care::None)
             || self.free_unused_caches()

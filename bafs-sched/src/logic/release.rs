@@ -113,6 +113,24 @@ impl Scheduler {
         }
     }
 
+    /// Gives the space of caches that no job which may start soon reads, when nobody runs. To fetch
+    /// them again costs less than what has begun takes to end with one job after the other. Rules
+    /// say themselves how many caches there are. Answers whether there was one.
+    pub(super) fn free_far_caches(&mut self) -> bool {
+        if self.settings.rules.is_some() {
+            return false;
+        }
+        let is_far = |volume: &VolumeIndex| {
+            let node = self.graph.volume(*volume);
+            node.is_cache && node.users_near == 0 && self.volumes.is_live(*volume)
+        };
+        let far: Vec<VolumeIndex> = self.graph.volume_indexes().filter(is_far).collect();
+        for &cache in &far {
+            self.retire_all(cache);
+        }
+        !far.is_empty()
+    }
+
     /// Gives the space of all caches to whoever waits, when nobody runs: they are fetched again.
     /// Answers whether there was one.
     pub(super) fn free_unused_caches(&mut self) -> bool {
