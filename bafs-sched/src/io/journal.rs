@@ -34,7 +34,9 @@ use crate::workflow::Workflow;
 /// core that lets go of empty volumes on full disks, and tells them from bad nodes (2026-11). 11 =
 /// a core that holds no job that waits for a full disk, weighs copies by who waits for them, and
 /// keeps slots for those (2026-11). 12 = a core that lets go of overdue copies and takes who comes
-/// at an address for its successor; mounts say whether writes are collected (2026-11).
+/// at an address for its successor; mounts say whether writes are collected (2026-11). 13 = a core
+/// that makes no cache in a kept slot (2026-11). 14 = a core that lets caches for later go before
+/// jobs go on one by one (2026-11).
 pub const MAGIC: &[u8] = b"bafs-journal 14\n";
 
 /// How often, and with which pause, a journal is tried that somebody has open.

@@ -7,7 +7,7 @@ use bafs_proto::ids::{ServerId, VolumeId};
 use super::action::Action;
 use super::declared::Warning;
 use super::extraction::describe_ms;
-use super::graph::JobState;
+use super::graph::{JobState, VolumeNode};
 use super::progress::Outcome;
 use super::scheduler::{Phase, Scheduler};
 use super::space::Space;
@@ -113,34 +113,31 @@ impl Scheduler {
         }
     }
 
-    /// Gives the space of caches that no job which may start soon reads, when nobody runs. To fetch
-    /// them again costs less than what has begun takes to end with one job after the other. Rules
-    /// say themselves how many caches there are. Answers whether there was one.
+    /// Gives the space of caches that no job which may start soon reads, when nobody runs: they are
+    /// fetched again, but what has begun need not end one job after the other. Rules say themselves
+    /// how many caches there are. Answers whether there was one.
     pub(super) fn free_far_caches(&mut self) -> bool {
-        if self.settings.rules.is_some() {
-            return false;
-        }
-        let is_far = |volume: &VolumeIndex| {
-            let node = self.graph.volume(*volume);
-            node.is_cache && node.users_near == 0 && self.volumes.is_live(*volume)
-        };
-        let far: Vec<VolumeIndex> = self.graph.volume_indexes().filter(is_far).collect();
-        for &cache in &far {
-            self.retire_all(cache);
-        }
-        !far.is_empty()
+        self.settings.rules.is_none() && self.free_caches(|cache| cache.users_near == 0)
     }
 
     /// Gives the space of all caches to whoever waits, when nobody runs: they are fetched again.
     /// Answers whether there was one.
     pub(super) fn free_unused_caches(&mut self) -> bool {
-        let caches = self.graph.volume_indexes();
-        let caches = caches.filter(|volume| self.graph.volume(*volume).is_cache);
-        let live: Vec<VolumeIndex> = caches.filter(|v| self.volumes.is_live(*v)).collect();
-        for &cache in &live {
+        self.free_caches(|_| true)
+    }
+
+    /// Deletes the caches of this kind. Answers whether there was one.
+    fn free_caches(&mut self, is_meant: impl Fn(&VolumeNode) -> bool) -> bool {
+        let there: BTreeSet<VolumeIndex> = self.volumes.iter().map(|(_, i)| i.volume).collect();
+        let is_freed = |volume: &VolumeIndex| {
+            let node = self.graph.volume(*volume);
+            node.is_cache && is_meant(node) && self.volumes.is_live(*volume)
+        };
+        let freed: Vec<VolumeIndex> = there.into_iter().filter(is_freed).collect();
+        for &cache in &freed {
             self.retire_all(cache);
         }
-        !live.is_empty()
+        !freed.is_empty()
     }
 
     pub(super) fn retire_all(&mut self, volume: VolumeIndex) {
