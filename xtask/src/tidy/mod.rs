@@ -5,6 +5,7 @@ mod code_map;
 mod documents;
 mod files;
 mod layers;
+mod modules;
 mod source;
 mod style;
 
@@ -83,6 +84,7 @@ fn findings(
     findings.extend(documents::check_decisions(files));
     findings.extend(documents::check_semantics(files));
     findings.extend(code_map::check(files));
+    findings.extend(modules::check(files, metadata));
     findings.sort();
     findings
 }
