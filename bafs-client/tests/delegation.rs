@@ -2,22 +2,19 @@
 //! and the same tree as a directory gives, over restarts of the server too.
 #![allow(clippy::unwrap_used, reason = "all of this is test")]
 
-mod beside;
-mod serving;
-
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::Ordering;
 
+use crate::beside::{Both, Dice, World};
+use crate::serving::Fault;
 use bafs_client::tree::Promise;
 use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{BodyRange, Caller, Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::HandleId;
 use bafs_proto::ids::InodeNo;
 use bafs_tree::Limit;
-use beside::{Both, Dice, World};
 use nix::libc;
-use serving::Fault;
 use tokio::sync::oneshot;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

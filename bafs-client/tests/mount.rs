@@ -4,9 +4,6 @@
     reason = "all of this is test, but clippy looks for `#[test]`"
 )]
 
-mod serving;
-mod shown;
-
 use std::fs::{self, File, FileTimes, OpenOptions, Permissions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
@@ -15,9 +12,9 @@ use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
+use crate::serving::Fault;
+use crate::shown::{Kind, Shown, can_mount, skip, writable_kinds};
 use nix::libc;
-use serving::Fault;
-use shown::{Kind, Shown, can_mount, skip, writable_kinds};
 
 #[test]
 fn a_file_that_is_read_without_a_trace_keeps_its_time() {
@@ -341,7 +338,10 @@ fn a_cache_volume_is_read_with_its_names_in_memory() {
     assert_eq!(names, ["deep", "link", "tool"]);
     assert!(fs::read(db.join("link")).unwrap() == data);
     let blocks = shown.server.blocks_sent.load(Ordering::Relaxed);
-    assert_eq!(blocks, 300_000u64.div_ceil(u64::from(serving::BLOCK_BYTES)));
+    assert_eq!(
+        blocks,
+        300_000u64.div_ceil(u64::from(crate::serving::BLOCK_BYTES))
+    );
     // The page cache has it: no message at all, for as many readers as come.
     for _ in 0..3 {
         assert!(fs::read(db.join("deep/a.phr")).unwrap() == data);

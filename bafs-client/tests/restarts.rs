@@ -2,12 +2,11 @@
 //! its volume is lost; it never gets a wrong answer.
 #![allow(clippy::unwrap_used, reason = "all of this is test")]
 
-mod serving;
-
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::serving::{Fake, Fault, VOLUME};
 use bafs_client::fate::{Fate, Loss};
 use bafs_client::tree::{RemoteTree, Tree};
 use bafs_client::usage::Usage;
@@ -17,7 +16,6 @@ use bafs_proto::file_op::{BodyRange, Caller, Errno, FileOp, FileReply, FileResul
 use bafs_proto::ids::{AgentId, HandleId, InodeNo};
 use bafs_proto::message::TreeRef;
 use nix::libc;
-use serving::{Fake, Fault, VOLUME};
 use tokio::sync::{mpsc, oneshot};
 
 struct World {

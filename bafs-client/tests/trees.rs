@@ -4,12 +4,11 @@
     reason = "all of this is test, but clippy looks for `#[test]`"
 )]
 
-mod serving;
-
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use crate::serving::{BLOCK_BYTES, Fake, Fault, VOLUME};
 use bafs_client::fate::{Fate, Loss};
 use bafs_client::logic::directory::Owner;
 use bafs_client::tree::{CacheTree, RemoteTree, Tree};
@@ -20,7 +19,6 @@ use bafs_proto::file_op::{BodyRange, Caller, Errno, FileOp, FileReply, FileResul
 use bafs_proto::ids::{AgentId, HandleId, InodeNo};
 use bafs_proto::message::TreeRef;
 use nix::libc;
-use serving::{BLOCK_BYTES, Fake, Fault, VOLUME};
 use tokio::sync::{mpsc, oneshot};
 
 struct World {

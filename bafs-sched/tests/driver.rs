@@ -1,7 +1,5 @@
 //! The driver against a catalog and nodes in memory: real calls, real journal, simulated jobs.
 
-mod one_node;
-
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -21,7 +19,7 @@ use bafs_sched::logic::{CheckpointPolicy, Outcome, Progress, Settings};
 use bafs_sched::report::RunReport;
 use bafs_sched::workflow::{VolumeKind, Workflow, parse_workflow};
 
-use one_node::{Cluster, State, ended};
+use crate::one_node::{Cluster, State, ended};
 
 fn workflow(retries: u32) -> Workflow {
     let mut text = "volume b bafs://home/data 1 MB\n".to_owned();

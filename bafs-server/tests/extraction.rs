@@ -1,10 +1,9 @@
 //! Results go home exactly once, whatever breaks on the way.
 
-mod storage_world;
-
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::storage_world::{A, HOME, World, from_home, noise, rich_home, spec, tree};
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{ExtractId, ServerId, VolumeId};
@@ -12,7 +11,6 @@ use bafs_proto::message::{CreateVolume, DeleteVolume, ExtractFile, PutReceipt};
 use bafs_proto::net::Service;
 use bafs_proto::volume::{Source, VolumeSpec, VolumeState};
 use bafs_server::home;
-use storage_world::{A, HOME, World, from_home, noise, rich_home, spec, tree};
 
 const B: &str = "b:1";
 

@@ -1,16 +1,14 @@
 //! What volumes take that are filled from elsewhere, and how it comes there.
 
-mod storage_world;
-
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
+use crate::storage_world::{A, HOME, Home, World, from_home, from_volume, noise, spec, tree};
 use bafs_proto::ErrorCode;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::SourceKind;
 use bafs_proto::volume::{Source, VolumeSpec, VolumeState};
 use bafs_server::home;
-use storage_world::{A, HOME, Home, World, from_home, from_volume, noise, spec, tree};
 
 const B: &str = "b:1";
 const C: &str = "c:1";

@@ -1,11 +1,10 @@
 //! Trees handed over to agents: rights, who accounts for what, fencing, deletion, restarts.
 
-mod storage_world;
-
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::storage_world::{FOREVER, World, spec};
 use bafs_proto::door::{DoorCall, DoorRequest, DoorWord, HandOver, HandOverOf, Knock, Opening};
 use bafs_proto::file_op::{Caller, FileOp};
 use bafs_proto::ids::{AgentId, Epoch, VolumeId};
@@ -15,7 +14,6 @@ use bafs_proto::time::Deadline;
 use bafs_proto::token::{Resource, Right};
 use bafs_proto::{ErrorCode, PROTOCOL_VERSION, Result, codec};
 use bafs_server::node::Node;
-use storage_world::{FOREVER, World, spec};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 

@@ -1,11 +1,10 @@
 //! A home server over an in-memory network and a real directory.
 
-mod home_world;
-
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::sync::Arc;
 
+use crate::home_world::{BLOCK, World, begin, code, grant, read};
 use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{BodyRange, Caller, FileOp, FileReply};
 use bafs_proto::hash::Digest;
@@ -16,7 +15,6 @@ use bafs_proto::message::{
 };
 use bafs_proto::token::{Right, Token};
 use bafs_server::home::Home;
-use home_world::{BLOCK, World, begin, code, grant, read};
 
 #[tokio::test]
 async fn a_listing_is_in_path_order_and_follows_nothing() {

@@ -1,12 +1,11 @@
 //! What a home server gives of its files and when it gives nothing; what it takes in packs.
 
-mod home_world;
-
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::time::SystemTime;
 
+use crate::home_world::{BLOCK, World, begin, code, grant, read};
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::ExtractId;
@@ -14,7 +13,6 @@ use bafs_proto::message::{PackedFile, PutFile, PutFiles, StatSource};
 use bafs_proto::replica::{ListedFile, ReadSources};
 use bafs_proto::token::Right;
 use bafs_server::home::Home;
-use home_world::{BLOCK, World, begin, code, grant, read};
 
 #[tokio::test]
 async fn a_range_is_read_with_its_digests_and_a_change_is_noticed() {

@@ -1,13 +1,11 @@
 //! How long volumes live: whose interest puts off their end, and what they hold.
 
-mod storage_world;
-
+use crate::storage_world::{A, World, spec, tree};
 use bafs_proto::ErrorCode;
 use bafs_proto::ids::{AgentId, Epoch, ServerId, VolumeId};
 use bafs_proto::message::{CloseTree, CreateVolume, OpenTree, RenewVolumes, ShowVolume, TreeRef};
 use bafs_proto::token::Token;
 use bafs_proto::volume::{VolumeSpec, VolumeState};
-use storage_world::{A, World, spec, tree};
 
 const B: &str = "b:1";
 

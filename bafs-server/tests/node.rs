@@ -1,9 +1,8 @@
 //! A node as a whole: rights on every kind of request, presence in the catalog, trees, QUIC.
 
-mod storage_world;
-
 use std::sync::Arc;
 
+use crate::storage_world::{ALL, FOREVER, World, spec};
 use bafs_proto::file_op::{Caller, FileOp};
 use bafs_proto::hash::Digest;
 use bafs_proto::identity::Authority;
@@ -24,7 +23,6 @@ use bafs_proto::volume::VolumeSpec;
 use bafs_proto::{ErrorClass, ErrorCode, Result};
 use bafs_server::catalog::Catalog;
 use bafs_server::node::Node;
-use storage_world::{ALL, FOREVER, World, spec};
 
 const V: VolumeId = VolumeId(1);
 

@@ -1,13 +1,12 @@
 //! Copies that are made from an older copy: only what changed travels, and what comes of it is
 //! what the source has, whatever the older one is.
 
-mod storage_world;
-
 use std::fs::{self, File, FileTimes, Permissions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::storage_world::{A, FOREVER, World, from_volume, noise, spec, tree};
 use bafs_proto::identity::Authority;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{CreateVolume, DeleteVolume};
@@ -17,7 +16,6 @@ use bafs_proto::token::{Resource, Right};
 use bafs_proto::volume::{VolumeState, VolumeStatus};
 use bafs_proto::{ErrorCode, Result};
 use bafs_server::node::Node;
-use storage_world::{A, FOREVER, World, from_volume, noise, spec, tree};
 use tempfile::TempDir;
 
 const B: &str = "b:1";

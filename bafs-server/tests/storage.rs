@@ -1,19 +1,19 @@
 //! Volumes over the wire: idempotency, restart, reservations, fill, replicas, extraction.
 
-mod storage_world;
-
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::storage_world::{
+    A, HOME, Home, World, from_home, from_volume, noise, rich_home, spec, tree,
+};
 use bafs_proto::ErrorCode;
 use bafs_proto::bearer::Bearer;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{DeleteVolume, Done, ListVolumes, ShowVolume, SourceKind};
 use bafs_proto::time::Deadline;
 use bafs_proto::volume::{Replacement, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
-use storage_world::{A, HOME, Home, World, from_home, from_volume, noise, rich_home, spec, tree};
 
 const B: &str = "b:1";
 

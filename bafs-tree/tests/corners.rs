@@ -1,14 +1,12 @@
 //! What an agent asks seldom: directories that are gone, attributes that are none of its business,
 //! reads into room of any size.
 
-mod bench;
-
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
+use crate::bench::{Bench, CALLER, ROOMY, ROOT};
 use bafs_proto::file_op::{AttrChange, BodyRange, Caller, Errno, FileOp, FileReply};
 use bafs_proto::ids::{HandleId, InodeNo};
-use bench::{Bench, CALLER, ROOMY, ROOT};
 use nix::libc;
 use nix::unistd::{Uid, geteuid};
 

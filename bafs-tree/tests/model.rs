@@ -1,18 +1,16 @@
 //! Random operations on a tree and, by plain system calls, on a plain directory: same results,
 //! same trees; and the tree's accounting equals what a fresh count finds.
 
-mod bench;
-
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
+use crate::bench::{Bench, ROOT};
 use bafs_proto::file_op::{AttrChange, FileOp, FileReply};
 use bafs_proto::ids::InodeNo;
 use bafs_tree::{Limit, Tree};
-use bench::{Bench, ROOT};
 use nix::libc;
 use proptest::prelude::*;
 

@@ -1,14 +1,12 @@
 //! Every operation on a real directory, and attempts to leave it.
 
-mod bench;
-
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
+use crate::bench::{BLOCK, Bench, CALLER, ROOMY, ROOT, disk_bytes};
 use bafs_proto::file_op::{AttrChange, BodyRange, Errno, FileOp, FileReply, FileTime, SetTime};
 use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_tree::Tree;
-use bench::{BLOCK, Bench, CALLER, ROOMY, ROOT, disk_bytes};
 use nix::libc;
 
 #[test]

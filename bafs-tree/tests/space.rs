@@ -1,14 +1,12 @@
 //! Operations that take space: exactly to the limit, also with many at once.
 
-mod bench;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
+use crate::bench::{BLOCK, Bench, CALLER, ROOMY, ROOT, disk_bytes};
 use bafs_proto::file_op::{AttrChange, BodyRange, Errno, FileOp, FileReply};
 use bafs_tree::{Limit, Tree};
-use bench::{BLOCK, Bench, CALLER, ROOMY, ROOT, disk_bytes};
 use nix::libc;
 
 #[test]

@@ -1,5 +1,6 @@
 //! A volume shown on a directory of this host, over each kind of tree; what the tests of real
 //! mounts share.
+#![allow(clippy::unwrap_used, reason = "all of this is test")]
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::Write;

@@ -13,7 +13,7 @@ use bafs_proto::volume::Replacement;
 use bafs_server::counters::Counters;
 use tokio::task::JoinSet;
 
-use crate::world::{BLOCK, NAME, Node, World, cache, content};
+use super::world::{BLOCK, NAME, Node, World, cache, content};
 
 const LARGE: u64 = 64 << 20;
 const BLOCKS: u64 = 300;

@@ -7,8 +7,8 @@ use bafs_proto::ids::{BlockIndex, FileIndex};
 use bafs_proto::message::{ReadBlocks, ReadManifest};
 use bafs_proto::time::Deadline;
 
-use crate::faults::{BLOCKS, ID, first_block, read_all, world};
-use crate::world::{BLOCK, Node};
+use super::faults::{BLOCKS, ID, first_block, read_all, world};
+use super::world::{BLOCK, Node};
 
 /// Other bytes in each block of the only file of a node, as a disk that forgets has them: nothing
 /// tells the node.

@@ -13,7 +13,7 @@ use bafs_proto::token::Token;
 use bafs_proto::volume::{Replacement, Source, VolumeKind};
 use tokio::task::JoinSet;
 
-use crate::world::{BLOCK, HOME, Home, NAME, World, cache, content};
+use super::world::{BLOCK, HOME, Home, NAME, World, cache, content};
 
 const LARGE: u64 = 64 << 20;
 pub(crate) const BLOCKS: usize = 60;

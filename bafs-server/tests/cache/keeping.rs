@@ -13,7 +13,7 @@ use bafs_proto::token::Token;
 use bafs_proto::volume::Replacement;
 use tokio::task::JoinSet;
 
-use crate::world::{BLOCK, Node, World, cache, content};
+use super::world::{BLOCK, Node, World, cache, content};
 
 const LARGE: u64 = 64 << 20;
 const ID: VolumeId = VolumeId(1);
@@ -50,7 +50,7 @@ async fn a_restarted_node_serves_its_blocks_at_once() {
     world.nodes[0].read(ID, 0, 0, 12).await.expect("read");
     world.kept(ID, 12).await;
     restart(&mut world);
-    world.network.kill(crate::world::HOME);
+    world.network.kill(super::world::HOME);
     let read = world.nodes[0].read(ID, 0, 0, 12).await.expect("read");
     assert!(read == bytes[..12 * BLOCK as usize]);
     assert_eq!(world.nodes[0].count("cache_digest_failures"), 0);
@@ -237,7 +237,7 @@ async fn a_source_of_more_files_than_may_be_kept_is_kept_as_far_as_they_go() {
         assert_eq!(node.caches.used(ID).expect("used").1, (n as u64 + 1).min(4));
     }
     assert_eq!(node.count("cache_pass_through"), 0);
-    world.network.kill(crate::world::HOME);
+    world.network.kill(super::world::HOME);
     for n in 6..10 {
         let read = node.read(ID, n, 0, 2).await.expect("it is here");
         assert!(read == files[n as usize], "file {n}");

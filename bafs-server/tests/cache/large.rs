@@ -3,8 +3,8 @@
 use bafs_proto::ids::VolumeId;
 use bafs_proto::volume::Replacement;
 
-use crate::near::{Agent, eventually, whole};
-use crate::world::{BLOCK, World, cache, content};
+use super::near::{Agent, eventually, whole};
+use super::world::{BLOCK, World, cache, content};
 
 const ID: VolumeId = VolumeId(1);
 

@@ -19,7 +19,7 @@ use bafs_server::door::Parcel;
 use bafs_tree::{BlockMap, BlockPlaces};
 use rustix::fs::{Mode, OFlags, openat};
 
-use crate::world::{BLOCK, Node, World, cache, content};
+use super::world::{BLOCK, Node, World, cache, content};
 
 const ID: VolumeId = VolumeId(1);
 const LARGE: u64 = 64 << 20;

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use bafs_proto::volume::Replacement;
 use tokio::task::JoinSet;
 
-use crate::world::{BLOCK, World, cache, content};
+use super::world::{BLOCK, World, cache, content};
 
 const LARGE: u64 = 64 << 20;
 

@@ -9,7 +9,7 @@ use bafs_proto::ids::VolumeId;
 use bafs_proto::message::Reader;
 use bafs_proto::volume::Replacement;
 
-use crate::world::{BLOCK, HOME, World, cache, content};
+use super::world::{BLOCK, HOME, World, cache, content};
 
 const LARGE: u64 = 64 << 20;
 const ID: VolumeId = VolumeId(1);

@@ -1,5 +1,4 @@
 //! A home server on a real directory within one process, and calls to it, for tests.
-#![allow(dead_code)] // each test program uses its own part
 
 use std::fs;
 

@@ -5,8 +5,8 @@ use std::path::Path;
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 
-use crate::servers::{Server, s3};
-use crate::stage::{Stage, says};
+use super::servers::{Server, s3};
+use super::stage::{Stage, says};
 use crate::storage_world::noise;
 
 const HOME: &str = "s3://bucket";

@@ -2,7 +2,7 @@
 
 use bafs_proto::ErrorCode;
 
-use crate::stage::{Stage, says};
+use super::stage::{Stage, says};
 use crate::storage_world::noise;
 
 const HOME: &str = "file://";

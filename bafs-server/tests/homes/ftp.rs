@@ -5,8 +5,8 @@ use std::path::Path;
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 
-use crate::servers::{pyftpdlib, vsftpd};
-use crate::stage::{Stage, says};
+use super::servers::{pyftpdlib, vsftpd};
+use super::stage::{Stage, says};
 use crate::storage_world::noise;
 
 /// Fills `root`, which the server of `address` shows, and tries all that reads.

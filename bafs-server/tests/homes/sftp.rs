@@ -6,8 +6,8 @@ use std::path::Path;
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 
-use crate::servers::sshd;
-use crate::stage::{Stage, says};
+use super::servers::sshd;
+use super::stage::{Stage, says};
 use crate::storage_world::noise;
 
 fn path(root: &Path, below: &str) -> String {

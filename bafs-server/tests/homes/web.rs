@@ -5,8 +5,8 @@ use std::net::TcpListener;
 
 use bafs_proto::ErrorCode;
 
-use crate::servers::nginx;
-use crate::stage::{Stage, says};
+use super::servers::nginx;
+use super::stage::{Stage, says};
 use crate::storage_world::noise;
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,5 +1,4 @@
 //! Nodes with real stores and a small home within one process, for the tests of volumes.
-#![allow(dead_code)] // each test program uses its own part
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,9 +1,6 @@
 //! Homes of other kinds, each a real server on loopback: nodes fill volumes from them, cache them,
 //! send results to them, and notice what changed.
 
-#[path = "../storage_world/mod.rs"]
-mod storage_world;
-
 mod bucket;
 mod file;
 mod ftp;

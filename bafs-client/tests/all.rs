@@ -1,0 +1,9 @@
+//! The tests of this crate from outside as one program, for each program is linked with all again.
+
+mod beside;
+mod delegation;
+mod mount;
+mod restarts;
+mod serving;
+mod shown;
+mod trees;

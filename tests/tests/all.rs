@@ -1,0 +1,36 @@
+//! The tests of the whole system as one program, for each program is linked with all again.
+
+mod cluster_cache;
+mod cluster_cache_hostile;
+mod cluster_cache_peers;
+mod cluster_chaos;
+mod cluster_copies;
+mod cluster_full_disk;
+mod cluster_groups;
+mod cluster_homes;
+mod cluster_metrics;
+mod cluster_plan;
+mod cluster_report;
+mod cluster_run;
+mod cluster_uploads;
+mod cluster_users;
+mod cluster_volumes;
+mod cluster_words;
+mod hostile_errors;
+mod hostile_servers;
+mod hostile_signals;
+mod mount_bound;
+mod mount_checksums;
+mod mount_collected;
+mod mount_faults;
+mod mount_fio;
+mod mount_host;
+mod mount_inline;
+mod mount_memory;
+mod mount_network;
+mod mount_programs;
+mod mount_ring;
+mod suite_model;
+mod suite_posix;
+mod suite_programs;
+mod suite_semantics;
