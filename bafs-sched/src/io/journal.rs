@@ -36,8 +36,9 @@ use crate::workflow::Workflow;
 /// keeps slots for those (2026-11). 12 = a core that lets go of overdue copies and takes who comes
 /// at an address for its successor; mounts say whether writes are collected (2026-11). 13 = a core
 /// that makes no cache in a kept slot (2026-11). 14 = a core that lets caches for later go before
-/// jobs go on one by one (2026-11).
-pub const MAGIC: &[u8] = b"bafs-journal 14\n";
+/// jobs go on one by one (2026-11). 15 = a core that keeps room for batch volumes that are read at
+/// once (2026-11).
+pub const MAGIC: &[u8] = b"bafs-journal 15\n";
 
 /// How often, and with which pause, a journal is tried that somebody has open.
 const LOCK_TRIES: u32 = 10;

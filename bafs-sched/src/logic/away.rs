@@ -28,7 +28,11 @@ impl Scheduler {
             return false;
         }
         let bound = self.queues.bound().take(AWAY_LOOKED_AT);
-        let is_stuck = |(_, server): &(JobIndex, ServerId)| self.fleet.free_slots(*server) == 0;
+        // Where a slot is free, all that could start there has.
+        let is_held_back = !self.may_spill();
+        let is_stuck = |(_, server): &(JobIndex, ServerId)| {
+            is_held_back || self.fleet.free_slots(*server) == 0
+        };
         let stuck: Vec<JobIndex> = bound
             .filter(is_stuck)
             .filter(|(job, server)| self.is_better_away(*job, *server))

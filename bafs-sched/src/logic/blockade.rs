@@ -100,17 +100,24 @@ impl Scheduler {
             || self.try_all(&other, Care::None)
     }
 
+    /// Has the first of these jobs start that can; of starts that are safe all, or those that wait
+    /// at other nodes than have room for them would go on one after the other.
     fn try_all(&mut self, jobs: &[JobIndex], care: Care) -> bool {
-        // The same until one starts. Without it each job has each node divide a cache in vain.
-        let most = self.most_left_in_a_group();
-        let mut jobs = jobs.iter();
-        jobs.any(|job| match self.has_cache_beyond(*job, most) {
-            true => {
+        let mut is_any = false;
+        let mut most = self.most_left_in_a_group();
+        for &job in jobs {
+            // Without it each job has each node divide a cache in vain.
+            if self.has_cache_beyond(job, most) {
                 self.is_space_wanted = true;
-                false
+            } else if self.try_place_anywhere(job, care) {
+                if care != Care::Safe {
+                    return true;
+                }
+                is_any = true;
+                most = self.most_left_in_a_group();
             }
-            false => self.try_place_anywhere(*job, care),
-        })
+        }
+        is_any
     }
 
     /// What the nodes of a group have left together, in bytes, where that is most.

@@ -6,12 +6,16 @@ use bafs_proto::ids::ServerId;
 use bafs_proto::time::Time;
 use serde::Serialize;
 
+use super::batch::BatchSets;
 use super::course::Courses;
 use super::crossings::Crossings;
 use super::followers::followers;
 use super::standing::{Counted, Standing};
 use super::tally::Tally;
 use crate::workflow::{Job, JobIndex, VolumeIndex, VolumeKind, Workflow};
+
+/// So few mounts of a job are compared with each other.
+const MOUNTS_FEW: usize = 16;
 
 /// Where a job is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -204,6 +208,8 @@ pub(super) struct Graph {
     pub(super) standing: Vec<Standing>,
     /// In which order each pipeline needs little space.
     pub(super) courses: Courses,
+    /// Which batch volumes stages read at once.
+    pub(super) batch: BatchSets,
     /// How often a job began, or was not begun any more.
     begun_changes: u64,
     /// Jobs and volumes that were looked at.
@@ -226,6 +232,7 @@ impl Graph {
         }
         let pipeline = pipelines(&workflow);
         let courses = Courses::new(&workflow, &pipeline, &order);
+        let batch = BatchSets::new(&workflow, &pipeline, &order);
         let mut pipeline_left = vec![0; jobs.len()];
         for pipeline in &pipeline {
             pipeline_left[*pipeline as usize] += 1;
@@ -259,6 +266,7 @@ impl Graph {
             sibling,
             standing,
             courses,
+            batch,
             begun_changes: 0,
             tally: Tally::default(),
         };
@@ -382,14 +390,24 @@ impl Graph {
 
     /// The volumes of a job, each once, with whether the job may write them.
     pub(super) fn mounted(&self, job: JobIndex) -> Vec<(VolumeIndex, bool)> {
-        let mut volumes: Vec<(VolumeIndex, bool)> = Vec::new();
-        self.tally.add(self.workflow.job(job).mounts.len() as u64);
-        for mount in &self.workflow.job(job).mounts {
-            match volumes
-                .iter_mut()
-                .find(|(volume, _)| *volume == mount.volume)
-            {
-                Some((_, writable)) => *writable |= mount.writable,
+        let mounts = &self.workflow.job(job).mounts;
+        self.tally.add(mounts.len() as u64);
+        let mut volumes: Vec<(VolumeIndex, bool)> = Vec::with_capacity(mounts.len());
+        // Of the many of a job that gathers from all others nobody is looked for one by one.
+        let mut known = BTreeMap::new();
+        for mount in mounts {
+            let at = match mounts.len() <= MOUNTS_FEW {
+                true => volumes
+                    .iter()
+                    .position(|(volume, _)| *volume == mount.volume),
+                false => {
+                    let next = volumes.len();
+                    let at = *known.entry(mount.volume).or_insert(next);
+                    (at < next).then_some(at)
+                }
+            };
+            match at {
+                Some(at) => volumes[at].1 |= mount.writable,
                 None => volumes.push((mount.volume, mount.writable)),
             }
         }
@@ -611,4 +629,31 @@ pub(super) fn adjust(count: &mut u32, before: bool, after: bool) {
 
 fn count(length: usize) -> u32 {
     u32::try_from(length).expect("the workflow's own indexes have 32 bits")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workflow::parse_workflow;
+
+    /// Volumes that a job mounts at several paths count once, in the order of their first mounts,
+    /// however many there are.
+    #[test]
+    fn each_volume_of_a_job_counts_once_and_may_be_written_if_one_mount_may() {
+        for count in [3, 40] {
+            let mut text = String::from("job j {\nexecutable = x\n}\n");
+            for volume in 0..count {
+                text += &format!(
+                    "volume v{volume} scratch 1 MB from bafs://h/v\n\
+                     mount v{volume} j /a{volume:02} ro\n"
+                );
+            }
+            text += "mount v1 j /again\nmount v2 j /more ro\n";
+            let none = |_: &str| Err("no files".to_owned());
+            let parsed = parse_workflow("w.bafs", &text, &none).expect("it parses");
+            let mounted = Graph::new(parsed.workflow).mounted(JobIndex(0));
+            let expected = (0..count).map(|volume| (VolumeIndex(volume), volume == 1));
+            assert_eq!(mounted, expected.collect::<Vec<_>>());
+        }
+    }
 }

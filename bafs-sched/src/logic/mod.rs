@@ -8,6 +8,7 @@ mod action;
 mod allot;
 mod attempt;
 mod away;
+mod batch;
 mod blockade;
 mod checkpoint;
 mod copies;

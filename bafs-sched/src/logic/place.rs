@@ -201,7 +201,8 @@ impl Scheduler {
                 if is_refused || !has_slots || self.begins_over(job, server) {
                     continue;
                 }
-                let creates = self.plan(&mounted, server, spill);
+                self.survey_for_division(&mounted, server);
+                let creates = self.plan(job, &mounted, server, spill);
                 let creates = creates.filter(|c| self.can_end_from(job, server, c, care));
                 let creates = creates.filter(|c| !self.is_rash(server, c));
                 let is_fit = creates.is_some();
@@ -251,6 +252,7 @@ impl Scheduler {
     /// one does not fit.
     fn plan(
         &self,
+        job: JobIndex,
         mounted: &[(VolumeIndex, bool)],
         server: ServerId,
         spill: Spill,
@@ -263,7 +265,7 @@ impl Scheduler {
         for caches in [caches_first, !caches_first] {
             for &(volume, _) in mounted.iter().filter(|(v, _)| is_cache(*v) == caches) {
                 match caches {
-                    true => self.plan_cache(volume, server, &mut taken, &mut creates)?,
+                    true => self.plan_cache(job, volume, server, &mut taken, &mut creates)?,
                     false => self.plan_scratch(volume, server, spill, &mut taken, &mut creates)?,
                 }
             }

@@ -193,7 +193,9 @@ impl Scheduler {
                 leans.push((target, lack));
             }
         }
-        if !self.leaves_room_for_awaited(pipeline, &taken) {
+        if !self.leaves_room_for_awaited(pipeline, &taken)
+            || !self.leaves_room_for_batch(job, server, creates, &taken)
+        {
             return None;
         }
         if leans.is_empty() {
@@ -279,9 +281,7 @@ impl Scheduler {
 
     /// What there is on a node.
     fn survey(&mut self, server: ServerId) -> Arc<Survey> {
-        let nodes = (self.fleet.alive, self.fleet.lost);
-        let changes = (self.volumes.changes(), self.graph.begun_changes());
-        let changes = (changes.0, changes.1, nodes.0, nodes.1);
+        let changes = self.survey_changes();
         if self.surveys.changes != changes {
             self.surveys.of.clear();
             self.surveys.changes = changes;
@@ -292,6 +292,12 @@ impl Scheduler {
         let survey = Arc::new(self.look(server, None));
         self.surveys.of.insert(server, survey.clone());
         survey
+    }
+
+    /// With what changes of these what was found on nodes is old.
+    fn survey_changes(&self) -> (u64, u64, u64, u64) {
+        let (volumes, begun) = (self.volumes.changes(), self.graph.begun_changes());
+        (volumes, begun, self.fleet.alive, self.fleet.lost)
     }
 
     /// What there is on a node, once a job has started if one is given.
@@ -399,18 +405,63 @@ impl Scheduler {
         settled.lack.is_none()
     }
 
+    /// Looks at all nodes that would share a cache of these which is nowhere yet, so that those
+    /// who divide it need not look again for each job.
+    pub(super) fn survey_for_division(
+        &mut self,
+        mounted: &[(VolumeIndex, bool)],
+        server: ServerId,
+    ) {
+        let is_absent = |volume: VolumeIndex| {
+            self.graph.volume(volume).is_cache && !self.volumes.is_live(volume)
+        };
+        if self.admission.is_none() && mounted.iter().any(|(volume, _)| is_absent(*volume)) {
+            let peers: Vec<ServerId> = self.fleet.group_of(server).map(|(id, _)| id).collect();
+            for peer in peers {
+                self.survey(peer);
+            }
+        }
+    }
+
+    /// What a node must keep free so that all pipelines at home there can end there one after the
+    /// other, once a job has started there if one is given.
+    pub(super) fn lacking_to_end(
+        &self,
+        server: ServerId,
+        start: Option<(JobIndex, &[Create])>,
+    ) -> Space {
+        let is_new = self.surveys.changes == self.survey_changes();
+        let known = self.surveys.of.get(&server).filter(|_| is_new).cloned();
+        let survey = match start {
+            Some((job, _)) if self.lets_go(job, server) => Arc::new(self.look(server, start)),
+            _ => known.unwrap_or_else(|| Arc::new(self.look(server, None))),
+        };
+        let claims = self.ground(&survey, server, Space::ZERO, start).claims;
+        least_to_end(claims).minus(survey.leaving)
+    }
+
     /// The least free space on a node with which all pipelines at home there can end, beside what
     /// they hold.
     pub(super) fn least_to_end(&self, server: ServerId) -> Space {
         let survey = self.look(server, None);
-        let mut claims = self.ground(&survey, server, Space::ZERO, None).claims;
-        claims.sort_unstable_by_key(|claim| claim.rest.least);
-        let (mut need, mut left) = (Space::ZERO, Space::ZERO);
-        for claim in claims {
-            need = need.most(claim.rest.least.minus(left));
-            left = left.plus(claim.held);
-        }
-        need
+        least_to_end(self.ground(&survey, server, Space::ZERO, None).claims)
+    }
+
+    /// What a node has, in bytes, beside what the pipelines at home there need to end, when so much
+    /// of it is taken, by a start there if one is given.
+    pub(super) fn spare_beside_ends(
+        &mut self,
+        server: ServerId,
+        taken: Space,
+        start: Option<(JobIndex, &[Create])>,
+    ) -> u64 {
+        let survey = match start {
+            Some((job, _)) if self.lets_go(job, server) => Arc::new(self.look(server, start)),
+            _ => self.survey(server),
+        };
+        let ground = self.ground(&survey, server, taken, start);
+        let need = least_to_end(ground.claims);
+        ground.free.bytes.saturating_sub(need.bytes)
     }
 
     /// The next jobs of the pipelines at home on this node, those of pipelines that need least to
@@ -474,6 +525,17 @@ impl Scheduler {
     pub(super) fn end_claims(&mut self, pipeline: u32) {
         self.claims.home.remove(&pipeline);
     }
+}
+
+/// The least free space with which all of these can end one after the other.
+fn least_to_end(mut claims: Vec<Claim>) -> Space {
+    claims.sort_unstable_by_key(|claim| claim.rest.least);
+    let (mut need, mut left) = (Space::ZERO, Space::ZERO);
+    for claim in claims {
+        need = need.most(claim.rest.least.minus(left));
+        left = left.plus(claim.held);
+    }
+    need
 }
 
 /// What a part of a cache has beyond the least part.

@@ -1,6 +1,6 @@
 //! Cooperative caches: how much of one each node gets. Which job starts where is `place.rs`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ServerId, VolumeId};
 
@@ -31,6 +31,7 @@ pub(super) type Shares = Vec<(ServerId, Space)>;
 impl Scheduler {
     pub(super) fn plan_cache(
         &self,
+        job: JobIndex,
         volume: VolumeIndex,
         server: ServerId,
         taken: &mut BTreeMap<ServerId, Space>,
@@ -83,7 +84,7 @@ impl Scheduler {
                 })?,
             )]
         } else {
-            self.divide(volume, server, taken)?
+            self.divide(job, volume, server, taken, creates)?
         };
         for (node, share) in shares {
             let there = taken.entry(node).or_default();
@@ -98,13 +99,17 @@ impl Scheduler {
     /// lie nearly all on the nodes that are done first.
     fn divide(
         &self,
+        job: JobIndex,
         volume: VolumeIndex,
         server: ServerId,
         taken: &BTreeMap<ServerId, Space>,
+        creates: &[Create],
     ) -> Option<Shares> {
-        let shares = self.divide_with(volume, server, taken, &BTreeMap::new())?;
+        let start = (job, creates);
+        let shares = self.divide_with(start, volume, server, taken, &BTreeMap::new())?;
         if self.is_cache_leaving(server) {
-            let later = self.divide_with(volume, server, taken, &self.leaving_bytes(server));
+            let more = self.leaving_bytes(server);
+            let later = self.divide_with(start, volume, server, taken, &more);
             return (later.as_ref() == Some(&shares)).then_some(shares);
         }
         Some(shares)
@@ -113,6 +118,7 @@ impl Scheduler {
     /// The division when so many bytes more are free on nodes.
     fn divide_with(
         &self,
+        start: (JobIndex, &[Create]),
         volume: VolumeIndex,
         server: ServerId,
         taken: &BTreeMap<ServerId, Space>,
@@ -124,7 +130,7 @@ impl Scheduler {
             let more = more.get(&node).copied().unwrap_or_default();
             self.fleet.available(node).plus(more).minus(taken)
         };
-        let rooms = self.rooms(server, taken, left);
+        let rooms = self.rooms(Some(start), server, taken, left);
         self.fleet.tally.add(LOOKS_AT_ROOM * rooms.len() as u64);
         let skew = self.skew.permille();
         let shares = match &self.admission {
@@ -136,7 +142,11 @@ impl Scheduler {
                 let beside = absent.fold(scratch, u64::saturating_add);
                 shares_beside(size, skew, &rooms, self.scratch_volume_max, beside)
             }
-            None => shares(size, skew, &rooms, || self.readers_without_scratch(volume)),
+            None => {
+                let others = self.lacking_batch(server, &BTreeSet::from([volume]));
+                let readers = || self.readers_without_scratch(volume);
+                shares(size, skew, &rooms, others, readers)
+            }
         };
         let has_part = |shares: &Shares| shares.iter().any(|(node, _)| *node == server);
         shares.filter(|shares| self.may_read_at_peers() || has_part(shares))
@@ -147,7 +157,7 @@ impl Scheduler {
     pub(super) fn shares_ahead(&self, volume: VolumeIndex, server: ServerId) -> Option<Shares> {
         let size = self.size_of(volume);
         let left = |node: ServerId| self.fleet.available(node);
-        let mut rooms = self.rooms(server, &BTreeMap::new(), left);
+        let mut rooms = self.rooms(None, server, &BTreeMap::new(), left);
         rooms.retain(|room| room.left.files >= size.files);
         for room in &mut rooms {
             // Nobody reads it yet.
@@ -156,7 +166,7 @@ impl Scheduler {
         let rooms: Vec<&Room> = rooms.iter().collect();
         let readers = || self.readers_without_scratch(volume);
         let larger = self.with_skew(size.bytes);
-        shares_keeping(size, larger, &rooms, &readers, |room| room.scratch_all)
+        shares_keeping(size, larger, &rooms, 0, &readers, |room| room.scratch_all)
     }
 
     /// How many readers of a cache have yet to be given scratch volumes, as far as a look at some
@@ -274,13 +284,13 @@ impl Scheduler {
     }
 
     /// Whether a node of the group of `server` holds a part of a cache.
-    fn is_cached_in_group(&self, volume: VolumeIndex, server: ServerId) -> bool {
+    pub(super) fn is_cached_in_group(&self, volume: VolumeIndex, server: ServerId) -> bool {
         let mut parts = self.parts_in_group(volume, server);
         self.volumes.is_live(volume) && parts.next().is_some()
     }
 
     /// What the group of `server` holds of a cache, in bytes; nothing when it holds no part.
-    fn cached_in_group(&self, volume: VolumeIndex, server: ServerId) -> Option<u64> {
+    pub(super) fn cached_in_group(&self, volume: VolumeIndex, server: ServerId) -> Option<u64> {
         if !self.volumes.is_live(volume) {
             return None;
         }
@@ -293,6 +303,7 @@ impl Scheduler {
     /// The job that is placed has `taken` its scratch volumes already.
     fn rooms(
         &self,
+        start: Option<(JobIndex, &[Create])>,
         server: ServerId,
         taken: &BTreeMap<ServerId, Space>,
         left: impl Fn(ServerId) -> Space,
@@ -303,9 +314,16 @@ impl Scheduler {
         let rooms = peers.map(|(peer, node)| {
             let has = taken.get(&peer).map_or(0, |taken| taken.bytes);
             let all = need.saturating_mul(u64::from(node.seen.slots));
+            let start = start.filter(|_| peer == server);
+            let to_end = match self.admission {
+                Some(_) => 0,
+                None => self.lacking_to_end(peer, start).bytes,
+            };
             Room {
                 server: peer,
                 left: left(peer),
+                to_end,
+                pipeline: self.graph.courses.most.least.bytes.saturating_sub(has),
                 scratch_one: need.saturating_sub(has),
                 scratch_all: all.saturating_sub(has),
                 is_placed: peer == server,
@@ -320,6 +338,10 @@ impl Scheduler {
 struct Room {
     server: ServerId,
     left: Space,
+    /// What the pipelines at home there need to come to their end, one after the other.
+    to_end: u64,
+    /// What any pipeline may need to come to its end there.
+    pipeline: u64,
     /// What the scratch volumes of one job may need there.
     scratch_one: u64,
     /// What the scratch volumes of jobs in all slots may need there.
@@ -329,14 +351,17 @@ struct Room {
 }
 
 /// Divides a cooperative cache of `size` among nodes: whole on each where that leaves room for
-/// scratch volumes in every slot, else in proportion to what is left, keeping room for the
-/// scratch volumes of all slots, or of one job, or none. What a cache takes beyond its size leaves
-/// room for all its `readers` that have no scratch volumes yet: who waits for room reads it when it
-/// has gone, and brings it from home again. Nothing if the sum is below the size.
+/// scratch volumes in every slot, for a whole pipeline, and for `others`, batch volumes that are
+/// read at the same time; else in proportion to what is left, keeping room for the scratch volumes
+/// of all slots, or of one job, or none, and, where that can be, for what the pipelines there need
+/// to come to their end: who takes their room keeps them from going on. What a cache takes beyond
+/// its size leaves room for all its `readers` that have no scratch volumes yet: who waits for room
+/// reads it when it has gone, and brings it from home again. Nothing if the sum is below the size.
 fn shares(
     size: Space,
     skew_permille: u64,
     rooms: &[Room],
+    others: u64,
     readers: impl Fn() -> u64,
 ) -> Option<Shares> {
     let rooms: Vec<_> = rooms
@@ -344,10 +369,17 @@ fn shares(
         .filter(|room| room.left.files >= size.files)
         .collect();
     let larger = with_skew(size.bytes, skew_permille);
-    let keeps: [fn(&Room) -> u64; 3] = [|room| room.scratch_all, |room| room.scratch_one, |_| 0];
+    let keeps: [fn(&Room) -> u64; 6] = [
+        |room| room.scratch_all.max(room.to_end),
+        |room| room.scratch_one.max(room.to_end),
+        |room| room.to_end,
+        |room| room.scratch_all,
+        |room| room.scratch_one,
+        |_| 0,
+    ];
     let mut shares = keeps
         .iter()
-        .map(|keep| shares_keeping(size, larger, &rooms, &readers, keep));
+        .map(|keep| shares_keeping(size, larger, &rooms, others, &readers, keep));
     shares.find_map(|shares| shares)
 }
 
@@ -359,6 +391,7 @@ fn shares_keeping(
     size: Space,
     larger: u64,
     rooms: &[&Room],
+    others: u64,
     readers: &impl Fn() -> u64,
     keep: impl Fn(&Room) -> u64,
 ) -> Option<Shares> {
@@ -383,7 +416,7 @@ fn shares_keeping(
         sum.saturating_add(room.left.bytes.saturating_sub(scratch))
     });
     let wanted = larger.min(beside_readers.max(size.bytes));
-    let is_whole = rooms.iter().all(|room| spare(room) >= size.bytes);
+    let is_whole = can_be_whole(size, rooms, others, &keep);
     let share = |room: &Room| match is_whole {
         true => size.bytes,
         false => scale_up(wanted, spare(room), total)
@@ -396,6 +429,19 @@ fn shares_keeping(
         (room.server, Space { bytes, ..size })
     });
     Some(shares.filter(|(_, share)| share.bytes > 0).collect())
+}
+
+/// Whether each node can have the whole of a cache, beside what it keeps, what its pipelines need
+/// to end, and one pipeline more; and all together beside it `others`.
+fn can_be_whole(size: Space, rooms: &[&Room], others: u64, keep: impl Fn(&Room) -> u64) -> bool {
+    let spare = |room: &Room| {
+        let kept = keep(room).max(room.to_end).max(room.pipeline);
+        room.left.bytes.saturating_sub(kept)
+    };
+    let beside = rooms.iter().fold(0u64, |sum, room| {
+        sum.saturating_add(spare(room).saturating_sub(size.bytes))
+    });
+    beside >= others && rooms.iter().all(|room| spare(room) >= size.bytes)
 }
 
 /// Divides a cooperative cache among nodes so that as many scratch volumes of `unit_bytes` as
@@ -499,6 +545,8 @@ mod tests {
         Room {
             server: ServerId(id),
             left,
+            to_end: 0,
+            pipeline: 0,
             scratch_one: scratch_one * MB,
             scratch_all: scratch_one * slots * MB,
             is_placed: id == 1,
@@ -513,6 +561,7 @@ mod tests {
             },
             SKEW_PERMILLE_FIRST,
             rooms,
+            0,
             || 0,
         )?;
         Some(
@@ -550,6 +599,40 @@ mod tests {
     }
 
     #[test]
+    fn a_cache_is_whole_on_each_node_only_beside_a_pipeline_and_what_is_read_with_it() {
+        let of = |pipeline: u64, to_end: u64, others: u64| {
+            let rooms: Vec<Room> = (1..=4)
+                .map(|id| Room {
+                    pipeline: pipeline * MB,
+                    to_end: if id == 2 { to_end * MB } else { 0 },
+                    ..room(id, 100, 0, 1)
+                })
+                .collect();
+            let size = Space {
+                bytes: 40 * MB,
+                files: 1,
+            };
+            let shares = shares(size, 0, &rooms, others * MB, || 0).expect("it fits");
+            let bytes = shares.iter().map(|(_, share)| share.bytes.div_ceil(MB));
+            bytes.collect::<Vec<u64>>()
+        };
+        assert_eq!(of(60, 0, 0), [40; 4]);
+        assert_eq!(of(0, 60, 180), [40; 4]);
+        assert_eq!(
+            of(0, 60, 181),
+            [12, 5, 12, 12],
+            "no room for what is read with it"
+        );
+        assert_eq!(of(61, 0, 0), [10; 4], "no room for a pipeline more");
+        // What is left beside their ends is 100, 20, 100 and 100.
+        assert_eq!(
+            of(0, 80, 0),
+            [13, 3, 13, 13],
+            "the second's pipelines could not end"
+        );
+    }
+
+    #[test]
     fn a_node_that_keeps_all_for_its_jobs_has_a_little_of_a_cache_that_it_reads() {
         let rooms = [
             room(1, 100, 50, 3),
@@ -567,7 +650,7 @@ mod tests {
                 bytes: 3_600 * MB,
                 files: 1,
             };
-            let shares = shares(size, SKEW_PERMILLE_FIRST, &rooms, || readers).expect("it fits");
+            let shares = shares(size, SKEW_PERMILLE_FIRST, &rooms, 0, || readers).expect("it fits");
             shares.iter().map(|(_, share)| share.bytes).sum::<u64>() / MB
         };
         // A tenth more, if that leaves room for as many readers on each node, and a little.
