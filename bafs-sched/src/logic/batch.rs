@@ -18,12 +18,12 @@ const NODES_LOOKED_AT: usize = 1_024;
 /// Sets of batch volumes that are kept, the largest.
 const SETS_MAX: usize = 64;
 
-/// The caches that jobs of several pipelines read, and which of them one stage of a pipeline reads
-/// at once.
+/// Which of the caches that jobs of several pipelines read one stage of a pipeline reads at once.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct BatchSets {
-    all: Vec<VolumeIndex>,
     sets: Vec<BTreeSet<VolumeIndex>>,
+    /// Those of all sets.
+    all: BTreeSet<VolumeIndex>,
 }
 
 impl BatchSets {
@@ -41,16 +41,16 @@ impl BatchSets {
                     .any(|user| Some(pipeline_of(user)) != first)
         });
         let index = |at: usize| u32::try_from(at).expect("the workflow's own indexes have 32 bits");
-        let all: Vec<VolumeIndex> = batch.map(|(at, _)| VolumeIndex(index(at))).collect();
+        let batch: BTreeSet<VolumeIndex> = batch.map(|(at, _)| VolumeIndex(index(at))).collect();
         let mut levels = vec![0u32; workflow.jobs.len()];
         let mut stages: BTreeMap<(u32, u32), BTreeSet<VolumeIndex>> = BTreeMap::new();
-        for job in order.iter().filter(|_| !all.is_empty()) {
+        for job in order.iter().filter(|_| !batch.is_empty()) {
             let parents = workflow.job(*job).parents.iter();
             let level = parents.map(|parent| levels[parent.as_usize()] + 1).max();
             levels[job.as_usize()] = level.unwrap_or(0);
             let stage = (pipeline_of(job), level.unwrap_or(0));
             let mounted = workflow.job(*job).mounts.iter().map(|mount| mount.volume);
-            for volume in mounted.filter(|volume| all.binary_search(volume).is_ok()) {
+            for volume in mounted.filter(|volume| batch.contains(volume)) {
                 stages.entry(stage).or_default().insert(volume);
             }
         }
@@ -62,7 +62,8 @@ impl BatchSets {
         };
         sets.sort_by_key(|set| std::cmp::Reverse(bytes(set)));
         sets.truncate(SETS_MAX);
-        Self { all, sets }
+        let all = sets.iter().flatten().copied().collect();
+        Self { sets, all }
     }
 }
 
@@ -71,7 +72,7 @@ impl Scheduler {
     /// one stage reads at once, when those of `made` are there too. Volumes of other stages will
     /// have gone by then.
     pub(super) fn lacking_batch(&self, server: ServerId, made: &BTreeSet<VolumeIndex>) -> u64 {
-        let BatchSets { all, sets } = &self.graph.batch;
+        let BatchSets { sets, all } = &self.graph.batch;
         let is_there = |volume: &VolumeIndex| {
             made.contains(volume) || self.is_cached_in_group(*volume, server)
         };
