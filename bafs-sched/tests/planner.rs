@@ -259,6 +259,29 @@ fn failures_cost_most_where_most_has_begun() {
     assert!(plan.refusal.unwrap().contains("failures"));
 }
 
+/// A pipeline that fails more often than not is repeated until it does not.
+#[test]
+fn what_fails_more_often_than_not_is_done_in_the_end() {
+    let text = "width=1,depth=1,batch=0B,private=0B,run=5000s";
+    let shape = Canonical::parse(text).unwrap().shape();
+    let seconds = |mtbf_s| {
+        let environment = Environment {
+            nodes: vec![NodeClass::new(1, 1, 1_000_000)],
+            mtbf_s: Some(mtbf_s),
+            ..thesis()
+        };
+        predict(Strategy::All, &shape, &environment)
+    };
+    assert_eq!(seconds(20_000), Some(5_000.0));
+    // Five of nine times again.
+    assert!((seconds(9_000).unwrap() - 11_250.0).abs() < 1.0);
+    assert!((seconds(5_050).unwrap() - 505_000.0).abs() < 1.0);
+    assert_eq!(seconds(5_000), None, "it fails each time");
+    for mtbf_s in 5_001..10_000 {
+        assert!(seconds(mtbf_s) >= seconds(mtbf_s + 1), "{mtbf_s}");
+    }
+}
+
 #[test]
 fn workloads_without_data_or_computing_have_a_plan() {
     for text in [

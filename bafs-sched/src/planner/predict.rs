@@ -8,7 +8,8 @@ use super::expected::{Times, expected_maximum_normal, response_s};
 use super::shape::Shape;
 use super::strategy::{Allocation, Strategy};
 
-/// Rounds of repeating failed pipelines; if some are left after it, they always will be.
+/// Rounds of repeating failed pipelines that are told apart; further ones are taken to lose the same
+/// share.
 const FAILURE_ROUNDS_MAX: usize = 64;
 
 /// What is in the caches when a round starts.
@@ -106,20 +107,30 @@ fn possible(strategy: Strategy, shape: &Shape, environment: &Environment) -> Opt
 
 /// Repeats with the failed pipelines until there are none (Fig 4.15). Strategies that keep their
 /// batch data find warm caches from the second round on.
+///
+/// Whole pipelines fail, and of a few so many may round to as many: then the same round comes again
+/// and again, each time less likely.
 fn with_failures(
     strategy: Strategy,
     width: u64,
     round: impl Fn(u64, Caches) -> (f64, f64),
 ) -> Option<f64> {
     let (mut seconds, mut width, mut caches) = (0.0, width, Caches::Cold);
-    for _ in 0..FAILURE_ROUNDS_MAX {
+    for at in 1.. {
         let (round_s, failed) = round(width, caches);
         seconds += round_s;
-        if failed < 1.0 {
+        if failed < 0.5 {
             return Some(seconds);
         }
         // A round cannot lose more pipelines than it has.
-        width = (failed as u64).min(width);
+        let left = (failed.round() as u64).min(width);
+        let is_last = at == FAILURE_ROUNDS_MAX;
+        // The first round may have found something in the caches that no later one does.
+        if is_last || (left == width && at > 1) {
+            let lost = failed / width as f64;
+            return (lost < 1.0).then(|| seconds + round_s * lost / (1.0 - lost));
+        }
+        width = left;
         if strategy.keeps_batch_data() {
             caches = Caches::Warm;
         }
@@ -230,7 +241,7 @@ impl Model<'_> {
     }
 
     /// (C9) A failed node takes the scratch volumes of all pipelines that have begun with it, not
-    /// one pipeline: breadth first has begun them all, a few may miss it. Rounded to whole ones.
+    /// one pipeline: breadth first has begun them all, a few may miss it.
     fn failed_pipelines(&self, seconds: f64) -> f64 {
         let Some(mtbf_s) = self.environment.mtbf_s else {
             return 0.0;
@@ -244,7 +255,7 @@ impl Model<'_> {
             }
         };
         let on_a_node = begun as f64 / self.environment.computing_nodes() as f64;
-        (seconds / mtbf_s as f64 * on_a_node).round()
+        seconds / mtbf_s as f64 * on_a_node
     }
 
     fn running(&self) -> u64 {

@@ -107,8 +107,9 @@ fn decide_within(
     let is_failing = environment.mtbf_s.is_some();
     let candidates = doubtful(plan, doubt, is_failing);
     let least = match doubt {
-        Doubt::Ties => 2,
-        Doubt::All => 1,
+        Doubt::Ties if !is_failing => 2,
+        // What the model says of one does not hold either.
+        _ => 1,
     };
     if candidates.len() < least {
         return Ok(Doubts::None);
