@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use super::environment::Environment;
-use super::predict::{predict, predict_printed};
+use super::predict::{predict_of, printed_of};
 use super::shape::Shape;
 use super::strategy::{Allocation, Strategy};
 
@@ -58,9 +58,9 @@ pub fn plan(shape: Shape, environment: &Environment) -> Plan {
         let allocation = strategy.allocate(&shape, environment);
         Candidate {
             running: allocation.running(environment),
+            predicted_s: timed(predict_of(&allocation, &shape, environment, 0)),
+            printed_s: timed(printed_of(&allocation, &shape, environment)),
             allocation,
-            predicted_s: timed(predict(strategy, &shape, environment)),
-            printed_s: timed(predict_printed(strategy, &shape, environment)),
         }
     };
     let candidates: Vec<Candidate> = Strategy::CANDIDATES.map(candidate).into();

@@ -5,12 +5,13 @@
 use super::environment::Environment;
 use super::room::Batch;
 
-/// Volumes times nodes up to which places are looked for at all.
+/// Volumes times nodes, for each cluster that may hold the batch data, up to which places are looked
+/// for at all.
 const GREEDY_MAX: u64 = 5_000_000;
 /// Volumes up to which every way to place them is tried.
 const SEARCHED_MAX: u64 = 48;
-/// Places that a search tries before it gives up; a few milliseconds.
-const STEPS_MAX: u32 = 50_000;
+/// Nodes that searches look at before they give up; some milliseconds.
+const LOOKS_MAX: u64 = 2_000_000;
 
 /// One scratch volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,11 +64,6 @@ pub(super) fn pack(pieces: &Pieces, environment: &Environment, batch: Batch) -> 
     let count = pieces
         .iter()
         .fold(0u64, |sum, piece| sum.saturating_add(piece.1));
-    if count.saturating_mul(environment.node_count()) > GREEDY_MAX {
-        return Packing::NotKnown;
-    }
-    let one_by_one = |(piece, count): &(Piece, u64)| std::iter::repeat_n(*piece, *count as usize);
-    let pieces: Vec<Piece> = pieces.iter().flat_map(one_by_one).collect();
     let mut clusters: Vec<&str> = environment
         .first()
         .filter(|class| class.cpus > 0)
@@ -75,7 +71,17 @@ pub(super) fn pack(pieces: &Pieces, environment: &Environment, batch: Batch) -> 
         .collect();
     clusters.sort_unstable();
     clusters.dedup();
-    let mut found = Packing::DoesNotFit;
+    if batch.bytes == 0 {
+        // It does not matter which of them holds nothing.
+        clusters.truncate(1);
+    }
+    let places = count.saturating_mul(environment.node_count());
+    if places.saturating_mul(clusters.len() as u64) > GREEDY_MAX {
+        return Packing::NotKnown;
+    }
+    let one_by_one = |(piece, count): &(Piece, u64)| std::iter::repeat_n(*piece, *count as usize);
+    let pieces: Vec<Piece> = pieces.iter().flat_map(one_by_one).collect();
+    let (mut found, mut looks_left) = (Packing::DoesNotFit, LOOKS_MAX);
     for cluster in clusters {
         let bins = environment.first().flat_map(|class| {
             let bin = Bin {
@@ -85,7 +91,7 @@ pub(super) fn pack(pieces: &Pieces, environment: &Environment, batch: Batch) -> 
             };
             std::iter::repeat_n(bin, class.count as usize)
         });
-        match pack_beside(&pieces, bins.collect(), batch) {
+        match pack_beside(&pieces, bins.collect(), batch, &mut looks_left) {
             Packing::Fits => return Packing::Fits,
             Packing::NotKnown => found = Packing::NotKnown,
             Packing::DoesNotFit => {}
@@ -94,7 +100,12 @@ pub(super) fn pack(pieces: &Pieces, environment: &Environment, batch: Batch) -> 
     found
 }
 
-fn pack_beside(pieces: &[Piece], bins: Vec<Bin>, batch: Batch) -> Packing {
+fn pack_beside(
+    pieces: &[Piece],
+    bins: Vec<Bin>,
+    batch: Batch,
+    looks_left: &mut u64,
+) -> Packing {
     let room: u128 = bins.iter().map(|bin| u128::from(bin.room(batch))).sum();
     let Some(spare) = room.checked_sub(batch.bytes) else {
         return Packing::DoesNotFit;
@@ -114,7 +125,7 @@ fn pack_beside(pieces: &[Piece], bins: Vec<Bin>, batch: Batch) -> Packing {
         pieces,
         bins,
         batch,
-        steps_left: STEPS_MAX,
+        looks_left,
     };
     match search.places(0, 0, spare) {
         Some(true) => Packing::Fits,
@@ -146,7 +157,7 @@ struct Search<'s> {
     pieces: &'s [Piece],
     bins: Vec<Bin>,
     batch: Batch,
-    steps_left: u32,
+    looks_left: &'s mut u64,
 }
 
 impl Search<'_> {
@@ -157,10 +168,8 @@ impl Search<'_> {
             return Some(true);
         };
         for index in from..self.bins.len() {
+            self.look_at(1)?;
             let bin = self.bins[index];
-            if self.bins[from..index].contains(&bin) {
-                continue;
-            }
             let Some(then) = bin.with(piece) else {
                 continue;
             };
@@ -168,7 +177,12 @@ impl Search<'_> {
             if cost > spare {
                 continue;
             }
-            self.steps_left = self.steps_left.checked_sub(1)?;
+            let mut before = self.bins[from..index].iter();
+            let equal = before.position(|other| *other == bin);
+            self.look_at(equal.unwrap_or(index - from) as u64)?;
+            if equal.is_some() {
+                continue;
+            }
             self.bins[index] = then;
             let is_next_equal = self.pieces.get(at + 1) == Some(&piece);
             let next_from = if is_next_equal { index } else { 0 };
@@ -179,5 +193,62 @@ impl Search<'_> {
             }
         }
         Some(false)
+    }
+
+    /// Nothing when that is more than may be looked at.
+    fn look_at(&mut self, bins: u64) -> Option<()> {
+        *self.looks_left = self.looks_left.checked_sub(bins)?;
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::planner::NodeClass;
+
+    fn packed(classes: Vec<NodeClass>, pieces: &[(u64, u64)], batch_bytes: u128) -> Packing {
+        let environment = Environment {
+            nodes: classes,
+            home_bytes_per_s: 1,
+            local_bytes_per_s: 1,
+            mtbf_s: None,
+            restart_s: 60,
+        };
+        let mut pieces: Pieces = pieces
+            .iter()
+            .map(|&(bytes, count)| (Piece { bytes, files: 1 }, count))
+            .collect();
+        pieces.sort_unstable_by(|a, b| b.cmp(a));
+        let batch = Batch {
+            bytes: batch_bytes,
+            files: 1,
+        };
+        pack(&pieces, &environment, batch)
+    }
+
+    /// Each of ten nodes has room for three of 31 volumes, and a thousand others, all unlike, for
+    /// none. Every compare of two nodes was for nothing, and took minutes.
+    #[test]
+    fn a_search_among_unlike_nodes_looks_at_no_more_than_it_may() {
+        let small = (0..990).map(|at| NodeClass::new(1, 1, 1_000 + at));
+        let large = (0..10).map(|at| NodeClass::new(1, 1, 100_000 + at));
+        let pieces: Vec<(u64, u64)> = (0..31).map(|at| (33_100 + at, 1)).collect();
+        assert_eq!(
+            packed(small.chain(large).collect(), &pieces, 0),
+            Packing::NotKnown
+        );
+    }
+
+    #[test]
+    fn clusters_that_could_all_hold_the_batch_data_count_for_each() {
+        let class = |at: u64| NodeClass {
+            cluster: format!("c{at}"),
+            ..NodeClass::new(1, 1, 100)
+        };
+        let nodes = || (0..3_000).map(class).collect::<Vec<_>>();
+        assert_eq!(packed(nodes(), &[(60, 10)], 1), Packing::NotKnown);
+        assert_eq!(packed(nodes(), &[(60, 10)], 0), Packing::Fits);
+        assert_eq!(packed(nodes(), &[(60, 3_001)], 0), Packing::NotKnown);
     }
 }

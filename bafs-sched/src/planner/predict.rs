@@ -28,14 +28,27 @@ pub fn predict_printed(
     shape: &Shape,
     environment: &Environment,
 ) -> Option<f64> {
-    if matches!(strategy, Strategy::Remote | Strategy::Need) {
+    let environment = &*environment.able(shape);
+    printed_of(
+        &strategy.allocate(shape, environment),
+        shape,
+        environment,
+    )
+}
+
+/// The same when it is known how the strategy runs this shape, on nodes as its jobs see them.
+pub(super) fn printed_of(
+    allocation: &Allocation,
+    shape: &Shape,
+    environment: &Environment,
+) -> Option<f64> {
+    let strategy = allocation.strategy;
+    if matches!(strategy, Strategy::Remote | Strategy::Need) || !allocation.is_possible() {
         return None;
     }
-    let environment = &*environment.able(shape);
     let round = |width, caches| {
-        let shape = shape.with_width(width);
-        let allocation = strategy.allocate(&shape, environment);
-        let seconds = printed_round(&allocation, &shape, environment, caches);
+        let (shape, allocation) = &part(allocation, shape, environment, width);
+        let seconds = printed_round(allocation, shape, environment, caches);
         // §4.4.6: run time · failure rate pipelines are lost, of which the whole ones count.
         let failed = |mtbf_s| seconds / mtbf_s;
         (
@@ -46,7 +59,6 @@ pub fn predict_printed(
                 .floor(),
         )
     };
-    possible(strategy, shape, environment)?;
     with_failures(strategy, shape.width, round)
 }
 
@@ -67,27 +79,40 @@ pub fn predict_rest(
     resident_bytes: u128,
 ) -> Option<f64> {
     let environment = &*environment.able(shape);
+    let allocation = strategy.allocate(shape, environment);
+    predict_of(&allocation, shape, environment, resident_bytes)
+}
+
+/// The same when it is known how the strategy runs this shape, on nodes as its jobs see them.
+pub(super) fn predict_of(
+    allocation: &Allocation,
+    shape: &Shape,
+    environment: &Environment,
+    resident_bytes: u128,
+) -> Option<f64> {
+    if !allocation.is_possible() {
+        return None;
+    }
     let missing = match shape.batch_total_bytes {
         0 => 1.0,
         all => all.saturating_sub(resident_bytes) as f64 / all as f64,
     };
-    let whole = shape.width;
+    let (strategy, whole) = (allocation.strategy, shape.width);
     let round = |width, caches| {
-        let shape = shape.with_width(width);
-        let allocation = strategy.allocate(&shape, environment);
+        let (shape, allocation) = &part(allocation, shape, environment, width);
         let model = Model {
-            shape: &shape,
+            shape,
             environment,
-            allocation: &allocation,
+            allocation,
             // Later rounds find what the strategy keeps.
             missing: if width == whole { missing } else { 1.0 },
         };
         let seconds = model.round_s(caches);
         (seconds, model.failed_pipelines(seconds))
     };
-    possible(strategy, shape, environment)?;
     if strategy == Strategy::Need {
-        possible(Strategy::All, shape, environment)?;
+        let all = Strategy::All.allocate(shape, environment);
+        all.is_possible().then_some(())?;
         let mut nodes = environment.nodes.iter();
         let has_room = |class: &NodeClass| u128::from(class.storage_bytes) >= shape.running_bytes;
         nodes
@@ -98,11 +123,20 @@ pub fn predict_rest(
     Some(seconds.max(shape.least_s(environment)))
 }
 
-fn possible(strategy: Strategy, shape: &Shape, environment: &Environment) -> Option<()> {
-    strategy
-        .allocate(shape, environment)
-        .is_possible()
-        .then_some(())
+/// So many of the pipelines, and how the strategy runs them. That is not found out again for all of
+/// them: it may have to look for the place of each volume.
+fn part(
+    allocation: &Allocation,
+    shape: &Shape,
+    environment: &Environment,
+    width: u64,
+) -> (Shape, Allocation) {
+    if width == shape.width {
+        return (shape.clone(), allocation.clone());
+    }
+    let shape = shape.with_width(width);
+    let allocation = allocation.strategy.allocate(&shape, environment);
+    (shape, allocation)
 }
 
 /// Repeats with the failed pipelines until there are none (Fig 4.15). Strategies that keep their
@@ -209,7 +243,11 @@ fn printed_batch_volumes(
 fn printed_concurrency(strategy: Strategy, shape: &Shape, environment: &Environment) -> f64 {
     let cpus = environment.cpus();
     let capped = |pipelines: u64| pipelines.min(cpus) as f64;
-    let v_exec = capped(strategy.allocate(shape, environment).concurrency);
+    let v_exec = capped(match strategy {
+        // Possible for all pipelines, so for some.
+        Strategy::All | Strategy::AllPrivate => shape.width,
+        _ => strategy.allocate(shape, environment).concurrency,
+    });
     if strategy != Strategy::Slice {
         return v_exec;
     }
