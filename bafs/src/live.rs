@@ -26,16 +26,16 @@ pub(crate) struct Rates {
 }
 
 impl Rates {
-    /// Those that the arguments declare.
-    pub(crate) fn declared(args: &PlanArgs) -> Result<Self> {
+    /// Those that `--home-rate` and `--local-rate` declare.
+    pub(crate) fn read(home: &Option<String>, local: &Option<String>) -> Result<Self> {
         let rate = |text: &Option<String>, name: &str| {
             let text = text.as_deref();
             let rate = text.map(|text| parse_rate(text).with_context(|| format!("--{name}")));
             rate.transpose()
         };
         Ok(Self {
-            home: rate(&args.home_rate, "home-rate")?,
-            local: rate(&args.local_rate, "local-rate")?,
+            home: rate(home, "home-rate")?,
+            local: rate(local, "local-rate")?,
         })
     }
 
@@ -62,7 +62,7 @@ pub(crate) async fn environment(args: &PlanArgs) -> Result<Environment> {
              for the nodes of a cluster that is there"
         );
     };
-    let rates = Rates::declared(args)?.or_measured(args)?;
+    let rates = Rates::read(&args.home_rate, &args.local_rate)?.or_measured(args)?;
     let (Some(home), Some(local)) = (rates.home, rates.local) else {
         bail!(
             "no catalog knows rates of links: give --home-rate and --local-rate, or with \

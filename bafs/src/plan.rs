@@ -100,10 +100,8 @@ async fn machines(args: &PlanArgs) -> Result<Environment> {
         return live::environment(args).await;
     };
     check_one_source(args)?;
-    let (mut environment, declared) = (environment(path)?, Rates::declared(args)?);
-    environment.home_bytes_per_s = declared.home.unwrap_or(environment.home_bytes_per_s);
-    environment.local_bytes_per_s = declared.local.unwrap_or(environment.local_bytes_per_s);
-    Ok(environment)
+    let declared = Rates::read(&args.home_rate, &args.local_rate)?;
+    Ok(environment(path)?.with_rates(declared.home, declared.local))
 }
 
 /// Refuses arguments that name a cluster beside those that say what it is like. Variables, which

@@ -161,7 +161,8 @@ impl Environment {
         let (mut usual, mut has_nodes) = (NodeClass::new(1, 0, 0), false);
         for (key, value) in &table {
             let place = Place {
-                line: line_of(text, key.span().start),
+                text,
+                offset: key.span().start,
                 key: key.get_ref().as_str(),
             };
             match place.key {
@@ -186,6 +187,18 @@ impl Environment {
             environment.nodes = nodes(text, &usual)?;
         }
         environment.checked()
+    }
+
+    /// The same with other rates of links, of all nodes and clusters alike.
+    #[must_use]
+    pub fn with_rates(mut self, home: Option<u64>, local: Option<u64>) -> Self {
+        self.home_bytes_per_s = home.unwrap_or(self.home_bytes_per_s);
+        self.local_bytes_per_s = local.unwrap_or(self.local_bytes_per_s);
+        for class in &mut self.nodes {
+            class.home_bytes_per_s = class.home_bytes_per_s.filter(|_| home.is_none());
+            class.local_bytes_per_s = class.local_bytes_per_s.filter(|_| local.is_none());
+        }
+        self
     }
 
     /// This environment, if it can be: as [`Self::parse`] sees to, for one that was changed.
@@ -353,7 +366,8 @@ fn node_class(
     let mut until = None;
     for (key, value) in table.get_ref() {
         let place = Place {
-            line: line_of(text, key.span().start),
+            text,
+            offset: key.span().start,
             key: key.get_ref().as_str(),
         };
         let value = value.get_ref();
@@ -375,7 +389,7 @@ fn node_class(
             "from" => class.from_s = place.time(value)?,
             "until" => {
                 class.until_s = Some(place.time(value)?);
-                until = Some(place.line);
+                until = Some(place);
             }
             _ => {
                 return Err(place.error(
@@ -390,13 +404,10 @@ fn node_class(
         let message = format!("this [[nodes]] section has no `{key}`");
         at(line_of(text, table.span().start), message)
     };
-    if let (Some(line), Some(until_s)) = (until, class.until_s)
+    if let (Some(until), Some(until_s)) = (until, class.until_s)
         && until_s <= class.from_s
     {
-        return Err(at(
-            line,
-            "`until` is not after `from`: these nodes would never be there",
-        ));
+        return Err(until.error("is not after `from`: these nodes would never be there"));
     }
     class.count = count.ok_or_else(|| missing("count"))?;
     class.cpus = cpus.ok_or_else(|| missing("cpus"))?;
@@ -404,15 +415,17 @@ fn node_class(
     Ok(class)
 }
 
-/// Where a value stands.
+/// Where a value stands. Lines are only counted for what is wrong: a file may have many keys.
 struct Place<'t> {
-    line: usize,
+    text: &'t str,
+    offset: usize,
     key: &'t str,
 }
 
 impl Place<'_> {
     fn error(&self, what: &str) -> EnvironmentError {
-        at(self.line, format!("`{}` {what}", self.key))
+        let line = line_of(self.text, self.offset);
+        at(line, format!("`{}` {what}", self.key))
     }
 
     fn text<'v>(&self, value: &'v toml::Value, example: &str) -> Result<&'v str, EnvironmentError> {
@@ -572,6 +585,23 @@ mod tests {
         assert_eq!(home(0), (None, 20_000));
         assert_eq!(home(1), (Some(9_000_000), 1_000_000));
         assert!(nodes[0].has_hash_skew && nodes[1].has_hash_skew);
+    }
+
+    #[test]
+    fn other_rates_are_those_of_all_nodes() {
+        let own = "home-rate = \"9 MB/s\"\nlocal-rate = \"7 MB/s\"\n";
+        let environment = Environment::parse(&format!("{THESIS}{own}")).unwrap();
+        let usual = Environment::parse(THESIS).unwrap();
+        assert_eq!(
+            environment.clone().with_rates(None, None),
+            environment,
+            "nothing is changed"
+        );
+        let (home, local) = (usual.home_bytes_per_s, usual.local_bytes_per_s);
+        assert_eq!(environment.clone().with_rates(Some(home), Some(local)), usual);
+        let class = &environment.with_rates(Some(home), None).nodes[0];
+        let rates = (class.home_bytes_per_s, class.local_bytes_per_s);
+        assert_eq!(rates, (None, Some(7_000_000)));
     }
 
     #[test]

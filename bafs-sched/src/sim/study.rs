@@ -216,8 +216,9 @@ impl Varied {
             }
             Self::HomeRate => {
                 let local = environment.local_bytes_per_s as f64;
-                environment.home_bytes_per_s = (local * between(0.005, 2.0)).round() as u64;
-                environment.home_bytes_per_s as f64 / local
+                let home = (local * between(0.005, 2.0)).round() as u64;
+                point.environment = point.environment.with_rates(Some(home), None);
+                home as f64 / local
             }
             Self::Failures => {
                 let in_a_day = 4.0 * from_zero;

@@ -11,7 +11,7 @@ use bafs_sched::workflow::{Volume, VolumeKind, Workflow, parse_duration};
 use serde::Serialize;
 
 use crate::args::SimArgs;
-use crate::rate::parse_rate;
+use crate::live::Rates;
 use crate::{history, input_file, plan, workflow_file};
 
 /// Jobs of a canonical workload that are simulated at most: each is a job in memory.
@@ -123,29 +123,13 @@ impl Workload {
     /// The machines: those of the environment file, else those of the run that is simulated again;
     /// with what the arguments change.
     pub(super) fn environment(&self, args: &SimArgs) -> Result<Environment> {
-        let rate = |name: &str, text: &Option<String>| {
-            let text = text.as_deref();
-            let rate = text.map(|text| parse_rate(text).with_context(|| format!("--{name}")));
-            rate.transpose()
-        };
-        let (home, local) = (
-            rate("home-rate", &args.home_rate)?,
-            rate("local-rate", &args.local_rate)?,
-        );
-        let mut environment = match (&args.environment, &self.site) {
+        let Rates { home, local } = Rates::read(&args.home_rate, &args.local_rate)?;
+        let environment = match (&args.environment, &self.site) {
             (Some(path), _) => plan::environment(path)?,
             (None, Some(site)) => of_site(site, home, local)?,
             (None, None) => bail!("give --environment: nodes, storage and links are not known"),
         };
-        if let Some(rate) = home {
-            environment.home_bytes_per_s = rate;
-            for class in &mut environment.nodes {
-                class.home_bytes_per_s = None;
-            }
-        }
-        if let Some(rate) = local {
-            environment.local_bytes_per_s = rate;
-        }
+        let mut environment = environment.with_rates(home, local);
         if let Some(count) = args.nodes {
             let [kind] = &mut environment.nodes[..] else {
                 bail!(
@@ -326,6 +310,29 @@ mod tests {
         std::fs::write(trace.path(), "job,compute\na,500\n").unwrap();
         let workload = Workload::traced(workflow, trace.path()).unwrap();
         assert_eq!(workload.shape.run_s, 500.0);
+    }
+
+    #[test]
+    fn rates_of_the_arguments_hold_for_nodes_with_rates_of_their_own() {
+        let environment = tempfile::NamedTempFile::new().unwrap();
+        let text = "home-rate = \"1 MB/s\"\nlocal-rate = \"12 MB/s\"\n\n[[nodes]]\n\
+                    count = 50\ncpus = 1\nstorage = \"5 GB\"\nlocal-rate = \"9 MB/s\"\n\
+                    home-rate = \"2 MB/s\"\n";
+        std::fs::write(environment.path(), text).unwrap();
+        let path = environment.path().to_str().unwrap();
+        let canonical = "width=4,depth=2,batch=1GB,private=1GB,run=5s";
+        let words = ["bafs", "sim", "--canonical", canonical];
+        let words = words.into_iter().chain(["--environment", path]);
+        let words = words.chain(["--home-rate", "8MB/s", "--local-rate", "7MB/s"]);
+        let Command::Sim(args) = Cli::try_parse_from(words).unwrap().command else {
+            panic!("another command");
+        };
+        let found = Workload::of(&args).unwrap().environment(&args).unwrap();
+        let rates = (found.home_bytes_per_s, found.local_bytes_per_s);
+        assert_eq!(rates, (8_000_000, 7_000_000));
+        let class = &found.nodes[0];
+        let own = (class.home_bytes_per_s, class.local_bytes_per_s);
+        assert_eq!(own, (None, None));
     }
 
     #[test]
