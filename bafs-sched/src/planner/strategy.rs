@@ -306,11 +306,13 @@ impl Shape {
         self.running_bytes - self.waiting_bytes
     }
 
-    /// Batch data of so many of the largest stages.
+    /// Batch data of so many of the largest stages: no more than there are, as several may read the
+    /// same.
     fn batch_of_stages(&self, stages: u64) -> Batch {
+        let files = self.batch_files.saturating_mul(stages);
         Batch {
-            bytes: self.batch_bytes * u128::from(stages),
-            files: self.batch_files.saturating_mul(stages),
+            bytes: (self.batch_bytes * u128::from(stages)).min(self.batch_total_bytes),
+            files: files.min(self.batch_total_files),
         }
     }
 }
