@@ -598,7 +598,10 @@ mod tests {
             "nothing is changed"
         );
         let (home, local) = (usual.home_bytes_per_s, usual.local_bytes_per_s);
-        assert_eq!(environment.clone().with_rates(Some(home), Some(local)), usual);
+        assert_eq!(
+            environment.clone().with_rates(Some(home), Some(local)),
+            usual
+        );
         let class = &environment.with_rates(Some(home), None).nodes[0];
         let rates = (class.home_bytes_per_s, class.local_bytes_per_s);
         assert_eq!(rates, (None, Some(7_000_000)));

@@ -100,12 +100,7 @@ pub(super) fn pack(pieces: &Pieces, environment: &Environment, batch: Batch) -> 
     found
 }
 
-fn pack_beside(
-    pieces: &[Piece],
-    bins: Vec<Bin>,
-    batch: Batch,
-    looks_left: &mut u64,
-) -> Packing {
+fn pack_beside(pieces: &[Piece], bins: Vec<Bin>, batch: Batch, looks_left: &mut u64) -> Packing {
     let room: u128 = bins.iter().map(|bin| u128::from(bin.room(batch))).sum();
     let Some(spare) = room.checked_sub(batch.bytes) else {
         return Packing::DoesNotFit;

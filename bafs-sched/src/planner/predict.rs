@@ -29,11 +29,7 @@ pub fn predict_printed(
     environment: &Environment,
 ) -> Option<f64> {
     let environment = &*environment.able(shape);
-    printed_of(
-        &strategy.allocate(shape, environment),
-        shape,
-        environment,
-    )
+    printed_of(&strategy.allocate(shape, environment), shape, environment)
 }
 
 /// The same when it is known how the strategy runs this shape, on nodes as its jobs see them.
