@@ -4,6 +4,7 @@ mod admission;
 mod chaos;
 mod comings;
 mod copies;
+mod counted_once;
 mod decide;
 mod declared;
 mod driver;

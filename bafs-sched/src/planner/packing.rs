@@ -5,8 +5,8 @@
 use super::environment::Environment;
 use super::room::Batch;
 
-/// Volumes times nodes, for each cluster that may hold the batch data, up to which places are looked
-/// for at all.
+/// Volumes times nodes, for each cluster that may hold the batch data, up to which places are
+/// looked for at all.
 const GREEDY_MAX: u64 = 5_000_000;
 /// Volumes up to which every way to place them is tried.
 const SEARCHED_MAX: u64 = 48;

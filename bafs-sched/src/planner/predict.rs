@@ -8,8 +8,8 @@ use super::expected::{Times, expected_maximum_normal, response_s};
 use super::shape::Shape;
 use super::strategy::{Allocation, Strategy};
 
-/// Rounds of repeating failed pipelines that are told apart; further ones are taken to lose the same
-/// share.
+/// Rounds of repeating failed pipelines that are told apart; further ones are taken to lose the
+/// same share.
 const FAILURE_ROUNDS_MAX: usize = 64;
 
 /// What is in the caches when a round starts.
@@ -86,9 +86,7 @@ pub(super) fn predict_of(
     environment: &Environment,
     resident_bytes: u128,
 ) -> Option<f64> {
-    if !allocation.is_possible() {
-        return None;
-    }
+    allocation.is_possible().then_some(())?;
     let missing = match shape.batch_total_bytes {
         0 => 1.0,
         all => all.saturating_sub(resident_bytes) as f64 / all as f64,
@@ -154,9 +152,8 @@ fn with_failures(
         }
         // A round cannot lose more pipelines than it has.
         let left = (failed.round() as u64).min(width);
-        let is_last = at == FAILURE_ROUNDS_MAX;
         // The first round may have found something in the caches that no later one does.
-        if is_last || (left == width && at > 1) {
+        if at == FAILURE_ROUNDS_MAX || (left == width && at > 1) {
             let lost = failed / width as f64;
             return (lost < 1.0).then(|| seconds + round_s * lost / (1.0 - lost));
         }
