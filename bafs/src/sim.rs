@@ -24,6 +24,9 @@ pub(crate) fn run(args: &SimArgs, output: Output) -> Result<()> {
     let plan = plan(workload.shape.clone(), &environment);
     let chosen = plan.choice.as_ref().map(|choice| choice.strategy);
     let policies = policies(args, &plan.candidates, chosen)?;
+    if let Some(directory) = &args.plot {
+        plot::prepare(directory)?;
+    }
     let mut rows = Vec::new();
     for policy in policies {
         rows.push(simulate(

@@ -196,9 +196,9 @@ impl Field<'_> {
         let mut left = records;
         for at in 0..trials.len() {
             // Who was near with one seed is waited for with the others.
-            let limit_s = match seed == 0 || is_failing {
-                true => limit_s(trials, at, self.hopeless),
-                false => f64::INFINITY,
+            let limit_us = match seed == 0 || is_failing {
+                true => limit_us(trials, at, self.hopeless),
+                false => u64::MAX,
             };
             // With the first seed each may take its part of what those before it left.
             let to_come = match seed {
@@ -216,7 +216,7 @@ impl Field<'_> {
                     SEED_FIRST + seed,
                 )
             };
-            let looked_at = trials[at].run(self.workflow, scenario, limit_s)?;
+            let looked_at = trials[at].run(self.workflow, scenario, limit_us)?;
             left = left.saturating_sub(looked_at);
         }
         Ok(records - left)
@@ -227,8 +227,8 @@ impl Field<'_> {
 #[derive(Debug, Clone, PartialEq)]
 struct Trial {
     strategy: Strategy,
-    /// The time with each seed so far.
-    times_s: Vec<f64>,
+    /// The time with each seed so far, in microseconds.
+    times_us: Vec<u64>,
     /// It failed, or took longer than can be waited for.
     is_out: bool,
     /// It is out because it was too much to simulate: nothing speaks against it.
@@ -240,7 +240,7 @@ impl Trial {
     fn new(strategy: Strategy) -> Self {
         Self {
             strategy,
-            times_s: Vec::new(),
+            times_us: Vec::new(),
             is_out: false,
             is_cut: false,
             failed: None,
@@ -252,7 +252,7 @@ impl Trial {
         &mut self,
         workflow: &Workflow,
         scenario: impl FnOnce(Strategy) -> Scenario,
-        limit_s: f64,
+        limit_us: u64,
     ) -> Result<u64, Stuck> {
         if self.is_out {
             return Ok(0);
@@ -260,10 +260,10 @@ impl Trial {
         let scenario = scenario(self.strategy);
         let most = scenario.looked_at_max;
         let simulation = Simulation::new(workflow.clone(), scenario);
-        let (run, looked_at) = simulation.run_until(limit_s)?;
+        let (run, looked_at) = simulation.run_until(limit_us)?;
         self.failed = run.as_ref().and_then(Run::failure);
         match run.filter(Run::is_complete) {
-            Some(run) => self.times_s.push(run.seconds()),
+            Some(run) => self.times_us.push(run.elapsed_us),
             None => {
                 self.is_out = true;
                 self.is_cut = self.failed.is_some() && looked_at > most;
@@ -274,18 +274,19 @@ impl Trial {
 
     /// Whether only a seed after the first was too much.
     fn is_cut_later(&self) -> bool {
-        self.is_cut && !self.times_s.is_empty()
+        self.is_cut && !self.times_us.is_empty()
     }
 
     /// The mean over the seeds so far.
     fn mean_s(&self) -> Option<f64> {
-        let is_known = !self.is_out && !self.times_s.is_empty();
-        is_known.then(|| self.sum_s() / self.times_s.len() as f64)
+        let is_known = !self.is_out && !self.times_us.is_empty();
+        is_known.then(|| seconds(self.sum_us()) / self.times_us.len() as f64)
     }
 
-    /// All times so far together.
-    fn sum_s(&self) -> f64 {
-        self.times_s.iter().sum()
+    /// All times so far together, in microseconds.
+    fn sum_us(&self) -> u64 {
+        let times = self.times_us.iter();
+        times.fold(0, |sum, us| sum.saturating_add(*us))
     }
 
     fn tried(self) -> Tried {
@@ -297,6 +298,10 @@ impl Trial {
     }
 }
 
+fn seconds(us: u64) -> f64 {
+    us as f64 / 1e6
+}
+
 /// The shortest mean so far.
 fn best_s(trials: &[Trial]) -> f64 {
     let means = trials.iter().filter_map(Trial::mean_s);
@@ -306,13 +311,18 @@ fn best_s(trials: &[Trial]) -> f64 {
 /// How long a trial may take with its next seed, until its times together cannot be the best. It is
 /// compared with those that ended with the same seeds: a seed may bring bad luck to all. While none
 /// has there is no limit, so that one is always left as the best, unless all fail.
-fn limit_s(trials: &[Trial], at: usize, hopeless: f64) -> f64 {
+fn limit_us(trials: &[Trial], at: usize, hopeless: f64) -> u64 {
     let own = &trials[at];
-    let seeds = own.times_s.len() + 1;
+    let seeds = own.times_us.len() + 1;
     let peers = trials.iter().filter(|trial| !trial.is_out);
-    let peers = peers.filter(|trial| trial.times_s.len() == seeds);
-    let least_s = peers.map(Trial::sum_s).fold(f64::INFINITY, f64::min);
-    least_s * (1.0 + hopeless) - own.sum_s()
+    let peers = peers.filter(|trial| trial.times_us.len() == seeds);
+    let Some(least_us) = peers.map(Trial::sum_us).min() else {
+        return u64::MAX;
+    };
+    // To the microsecond: who is as fast as the best is not slower.
+    let beyond_us = (least_us as f64 * hopeless) as u64;
+    let most_us = least_us.saturating_add(beyond_us);
+    most_us.saturating_sub(own.sum_us())
 }
 
 /// Gives up those that took so much longer with the first seed than the fastest: who was tried
@@ -328,8 +338,8 @@ fn leave_behind(trials: &mut [Trial], hopeless: f64) {
 /// failed with that seed.
 fn take_back(trials: &mut [Trial], seed: u64) {
     for trial in trials {
-        trial.times_s.truncate(seed as usize);
-        if trial.failed.is_some() && trial.times_s.len() as u64 == seed {
+        trial.times_us.truncate(seed as usize);
+        if trial.failed.is_some() && trial.times_us.len() as u64 == seed {
             (trial.is_out, trial.is_cut, trial.failed) = (false, false, None);
         }
     }
@@ -348,8 +358,10 @@ fn is_clear(trials: &[Trial]) -> bool {
     };
     let mut others = left().filter(|trial| trial.strategy != best.strategy);
     others.all(|other| {
-        let pairs = other.times_s.iter().zip(&best.times_s);
-        let differences: Vec<f64> = pairs.map(|(other_s, best_s)| other_s - best_s).collect();
+        let pairs = other.times_us.iter().zip(&best.times_us);
+        let differences: Vec<f64> = pairs
+            .map(|(other, best)| seconds(*other) - seconds(*best))
+            .collect();
         let count = differences.len() as f64;
         let mean_s = differences.iter().sum::<f64>() / count;
         let squares = differences.iter().map(|d| (d - mean_s).powi(2));
@@ -432,17 +444,16 @@ fn given_up(trials: &[Trial]) -> String {
 /// None came to its end with all seeds that were tried. Who did with the most of them is the
 /// choice, of these the fastest.
 fn choose_unlucky(plan: &mut Plan, trials: &[Trial]) {
-    let seeds = trials.iter().map(|trial| trial.times_s.len()).max();
+    let seeds = trials.iter().map(|trial| trial.times_us.len()).max();
     let seeds = seeds.filter(|seeds| *seeds > 0);
     let most = trials
         .iter()
-        .filter(|trial| Some(trial.times_s.len()) == seeds);
-    let by_time = |a: &&Trial, b: &&Trial| a.sum_s().total_cmp(&b.sum_s());
-    let Some(best) = most.min_by(by_time) else {
+        .filter(|trial| Some(trial.times_us.len()) == seeds);
+    let Some(best) = most.min_by_key(|trial| trial.sum_us()) else {
         return choose_untimed(plan, trials);
     };
-    let (strategy, ended) = (best.strategy, best.times_s.len());
-    let mean_s = best.sum_s() / ended as f64;
+    let (strategy, ended) = (best.strategy, best.times_us.len());
+    let mean_s = seconds(best.sum_us()) / ended as f64;
     let mut reason = format!(
         "{strategy} came to its end in {ended} of {} simulations, after {mean_s:.0} s, and none \
          did more often",
@@ -506,7 +517,7 @@ mod tests {
 
     fn trial(strategy: Strategy, times_s: &[f64]) -> Trial {
         Trial {
-            times_s: times_s.to_vec(),
+            times_us: times_s.iter().map(|s| (s * 1e6) as u64).collect(),
             ..Trial::new(strategy)
         }
     }
@@ -547,15 +558,24 @@ mod tests {
 
     #[test]
     fn a_seed_with_bad_luck_for_all_stops_nobody() {
-        let (calm, unlucky) = (100.0, 900.0);
         let mut trials = [
-            trial(Strategy::Slice, &[calm]),
+            trial(Strategy::Slice, &[100.0]),
             trial(Strategy::Minimal, &[110.0]),
         ];
-        assert_eq!(limit_s(&trials, 0, HOPELESS_FAILING), f64::INFINITY);
-        trials[0].times_s.push(unlucky);
-        let limit_s = limit_s(&trials, 1, HOPELESS_FAILING);
-        assert_eq!(limit_s, 3.0 * (calm + unlucky) - 110.0);
+        assert_eq!(limit_us(&trials, 0, HOPELESS_FAILING), u64::MAX);
+        trials[0].times_us.push(900_000_000);
+        let limit_us = limit_us(&trials, 1, HOPELESS_FAILING);
+        assert_eq!(limit_us, 3 * (100 + 900) * 1_000_000 - 110_000_000);
+    }
+
+    /// In seconds some numbers of microseconds came back as one less.
+    #[test]
+    fn who_is_as_fast_as_the_best_is_waited_for() {
+        let mut trials = trials_of(&[Strategy::All, Strategy::AllPrivate]);
+        for us in [1_090_061_256_103, 4, 9_007_199_254_740_993] {
+            trials[0].times_us = vec![us];
+            assert_eq!(limit_us(&trials, 1, 0.0), us);
+        }
     }
 
     #[test]

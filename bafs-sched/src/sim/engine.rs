@@ -235,17 +235,15 @@ impl Simulation {
         Ok(self.ended())
     }
 
-    /// The same, unless it takes longer than so many seconds: then there is no run. Answers as well
-    /// how many records were looked at.
+    /// The same, unless it takes longer than so many microseconds: then there is no run. Answers as
+    /// well how many records were looked at.
     ///
     /// # Errors
     /// As [`Simulation::run`].
-    pub fn run_until(mut self, seconds: f64) -> Result<(Option<Run>, u64), Stuck> {
-        // Infinite seconds become the largest number.
-        let limit = (seconds * SECOND_US as f64) as u64;
+    pub fn run_until(mut self, limit_us: u64) -> Result<(Option<Run>, u64), Stuck> {
         while !self.is_over(&mut Unwatched) {
             self.advance(&mut Unwatched)?;
-            if self.now > limit {
+            if self.now > limit_us {
                 return Ok((None, self.looked_at()));
             }
         }

@@ -11,7 +11,9 @@ use super::load::Load;
 use super::policy::{Policy, Scenario};
 use super::record::{Run, Stuck};
 use crate::dice::Dice;
-use crate::planner::{Canonical, Environment, Layout, NodeClass, Plan, Strategy, plan};
+use crate::planner::{
+    Candidate, Canonical, Environment, Layout, NodeClass, Plan, Strategy, plan,
+};
 use crate::workflow::Workflow;
 
 const MB: f64 = 1e6;
@@ -23,6 +25,12 @@ const RANDOM_JOBS_MAX: u64 = 4_000;
 const HOPELESS: f64 = 4.0;
 /// Records that it may look at in any case.
 const LOOKED_AT_LEAST: u64 = 100_000_000;
+/// Records that each strategy may look at for a point of a picture: some seconds.
+const SKETCH_RECORDS_MAX: u64 = 200_000_000;
+/// Processors of the thesis' environment.
+const THESIS_CPUS: f64 = 50.0;
+/// Times as many pipelines as in the thesis' studies, at most, however many processors there are.
+const WIDTH_TIMES_MAX: f64 = 1_000.0;
 
 /// The quantity that a study varies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -188,7 +196,8 @@ impl Varied {
         let between = |low: f64, high: f64| low * (high / low).powf(from_zero);
         point.x = match self {
             Self::Width => {
-                canonical.width = (1_000.0 * part).round().max(1.0) as u32;
+                let times = (environment.cpus() as f64 / THESIS_CPUS).min(WIDTH_TIMES_MAX);
+                canonical.width = (1_000.0 * part * times).round().max(1.0) as u32;
                 f64::from(canonical.width) / environment.cpus() as f64
             }
             Self::Depth => {
@@ -278,54 +287,76 @@ pub fn compare(point: &Point, seeds: u64) -> Result<Compared, Stuck> {
     let mut plan = plan(shape, &point.environment);
     let choice = |plan: &Plan| plan.choice.as_ref().map(|choice| choice.strategy);
     let chosen = choice(&plan);
-    let workflow = workflow_of(&point.canonical);
-    let load = Load::Declared {
-        variability_ppm: (point.canonical.variability * 1e6).round() as u64,
-    };
+    let timing = Timing::new(point, seeds);
+    let (workflow, load) = (&timing.workflow, &timing.load);
     let work = (workflow.jobs.len() as u64, || workflow.clone());
-    decide(&mut plan, Doubt::Ties, work, &point.environment, &load)?;
+    decide(&mut plan, Doubt::Ties, work, &point.environment, load)?;
     let decided = choice(&plan);
-    let possible = plan.candidates.into_iter().filter(|candidate| {
-        let allocation = &candidate.allocation;
-        allocation.is_possible() && allocation.strategy != Strategy::Remote
-    });
-    let mut field = Timing {
-        point,
-        workflow: &workflow,
-        load: &load,
-        seeds,
-        best_s: f64::INFINITY,
-        looked_at_most: 0,
-    };
-    let mut timed = Vec::new();
-    for candidate in possible {
-        let strategy = candidate.allocation.strategy;
-        timed.push(Timed {
-            strategy,
-            predicted_s: candidate.predicted_s,
-            simulated_s: field.mean_s(strategy)?,
-        });
-    }
     Ok(Compared {
         chosen,
         decided,
-        timed,
+        timed: timing.timed(&plan.candidates)?,
     })
+}
+
+/// The same for a picture: each strategy is simulated once, and one that cannot be done there after
+/// all, or is too much to simulate, has no time.
+///
+/// # Errors
+/// As [`compare`].
+pub fn sketch(point: &Point) -> Result<Vec<Timed>, Stuck> {
+    let plan = plan(point.canonical.shape(), &point.environment);
+    let mut timing = Timing::new(point, 1);
+    timing.looked_at_max = SKETCH_RECORDS_MAX;
+    timing.timed(&plan.candidates)
 }
 
 /// Where strategies are timed one after the other, in the order of the table.
 struct Timing<'t> {
     point: &'t Point,
-    workflow: &'t Workflow,
-    load: &'t Load,
+    workflow: Workflow,
+    load: Load,
     seeds: u64,
+    /// Records that any run may look at. A planned run without failures that is not done is a
+    /// defect where it may look at all.
+    looked_at_max: u64,
     /// The shortest mean so far, in seconds.
     best_s: f64,
     /// Records that a run so far looked at, at most.
     looked_at_most: u64,
 }
 
-impl Timing<'_> {
+impl<'t> Timing<'t> {
+    fn new(point: &'t Point, seeds: u64) -> Self {
+        Self {
+            point,
+            workflow: workflow_of(&point.canonical),
+            load: Load::Declared {
+                variability_ppm: (point.canonical.variability * 1e6).round() as u64,
+            },
+            seeds,
+            looked_at_max: u64::MAX,
+            best_s: f64::INFINITY,
+            looked_at_most: 0,
+        }
+    }
+
+    /// Those that are possible and need no consent.
+    fn timed(mut self, candidates: &[Candidate]) -> Result<Vec<Timed>, Stuck> {
+        let mut timed = Vec::new();
+        for candidate in candidates {
+            let strategy = candidate.allocation.strategy;
+            if candidate.allocation.is_possible() && strategy != Strategy::Remote {
+                timed.push(Timed {
+                    strategy,
+                    predicted_s: candidate.predicted_s,
+                    simulated_s: self.mean_s(strategy)?,
+                });
+            }
+        }
+        Ok(timed)
+    }
+
     /// Mean over all seeds, in seconds; nothing when one never ends. Without a plan a run may take
     /// hours to simulate until it is given up, so it is left when it took several times what others
     /// did, in simulated time or in records.
@@ -334,21 +365,24 @@ impl Timing<'_> {
         // Nobody says that all can be done without a plan.
         let is_planned = strategy != Strategy::Need;
         let is_bounded = !is_planned && self.best_s.is_finite();
+        let is_strict = self.looked_at_max == u64::MAX;
         let mut sum_s = 0.0;
         for seed in 0..self.seeds {
             let policy = Policy::from(strategy);
             let mut scenario =
                 Scenario::new(environment.clone(), policy, self.load.clone(), seed + 1);
-            let mut limit_s = f64::INFINITY;
+            scenario.looked_at_max = self.looked_at_max;
+            let mut limit_us = u64::MAX;
             if is_bounded {
-                limit_s = HOPELESS * self.best_s;
+                limit_us = (HOPELESS * self.best_s * 1e6) as u64;
                 let most = HOPELESS as u64 * self.looked_at_most;
-                scenario.looked_at_max = most.max(LOOKED_AT_LEAST);
+                scenario.looked_at_max = self.looked_at_max.min(most.max(LOOKED_AT_LEAST));
             }
             let simulation = Simulation::new(self.workflow.clone(), scenario);
-            let (run, looked_at) = simulation.run_until(limit_s)?;
+            let (run, looked_at) = simulation.run_until(limit_us)?;
             let failure = run.as_ref().and_then(Run::failure);
-            if let Some(why) = failure.filter(|_| is_planned && environment.mtbf_s.is_none()) {
+            let is_defect = is_planned && is_strict && environment.mtbf_s.is_none();
+            if let Some(why) = failure.filter(|_| is_defect) {
                 return Err(Stuck(format!("{strategy}, seed {seed}: {why}")));
             }
             let Some(run) = run.filter(Run::is_complete) else {
@@ -409,6 +443,37 @@ impl Timed {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Nodes that leave take what is to be done with them: planned, and not done.
+    fn leaving() -> Point {
+        let text = "width=4,depth=2,batch=1GB,private=1GB,run=5000s";
+        let mut environment = thesis_environment();
+        (environment.nodes[0].count, environment.nodes[0].until_s) = (2, Some(6_000));
+        Point {
+            x: 0.0,
+            canonical: Canonical::parse(text).expect("a workload"),
+            environment,
+        }
+    }
+
+    #[test]
+    fn in_a_picture_what_cannot_be_done_is_a_missing_point() {
+        let strict = compare(&leaving(), 1);
+        assert!(strict.is_err(), "a benchmark wants to know: {strict:?}");
+        let timed = sketch(&leaving()).expect("a picture");
+        assert!(timed.len() > 1 && timed.iter().all(|timed| timed.simulated_s.is_none()));
+    }
+
+    #[test]
+    fn widths_are_those_of_the_thesis_for_each_processor() {
+        let (_, base) = &baselines()[0];
+        let mut large = thesis_environment();
+        large.nodes[0].count = 5_000;
+        let point = |environment| Varied::Width.point_in(environment, base, 5, 6);
+        let (small, large) = (point(&thesis_environment()), point(&large));
+        assert_eq!((small.x, small.canonical.width), (20.0, 1_000));
+        assert_eq!((large.x, large.canonical.width), (20.0, 100_000));
+    }
 
     #[test]
     fn a_point_without_a_choice_counts_as_long_as_another_strategy_ends() {

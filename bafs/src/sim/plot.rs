@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow};
 use bafs_sched::planner::{Canonical, Environment, Strategy, plan};
 use bafs_sched::sim::Run;
-use bafs_sched::sim::study::{Varied, compare};
+use bafs_sched::sim::study::{Point, Varied, sketch};
 use bafs_sched::workflow::Workflow;
 
 use super::Row;
@@ -16,18 +16,24 @@ use crate::picture::{Axis, Bar, Chart, Colour, Curve, Gantt, Joined, Map};
 /// Points of a sensitivity curve.
 const STEPS: u32 = 6;
 
-/// Jobs of a point at most; where there are more, the curve has none.
+/// Jobs of a point at most, and parts of its batch volumes on nodes; where there are more, the curve
+/// has none.
 const POINT_JOBS_MAX: u64 = 50_000;
+const POINT_PARTS_MAX: u64 = 100_000;
 
 /// Squares along each side of the map, and their values as shares of all storage.
 const SQUARES: u32 = 24;
 const BATCH: (f64, f64) = (0.005, 0.96);
 const PRIVATE: (f64, f64) = (0.000_05, 0.02);
 
+/// Makes the directory of the pictures, before anything is simulated for them.
+pub(super) fn prepare(directory: &Path) -> Result<()> {
+    std::fs::create_dir_all(directory)
+        .with_context(|| format!("cannot make {}", directory.display()))
+}
+
 /// Writes the pictures of all runs.
 pub(super) fn write(directory: &Path, workflow: &Workflow, rows: &[Row]) -> Result<Vec<String>> {
-    std::fs::create_dir_all(directory)
-        .with_context(|| format!("cannot make {}", directory.display()))?;
     let mut files = Files {
         directory,
         written: Vec::new(),
@@ -68,11 +74,10 @@ pub(super) fn write_canonical(
         let mut curves: BTreeMap<Strategy, Vec<(f64, f64)>> = BTreeMap::new();
         for step in 0..STEPS {
             let point = varied.point_in(environment, canonical, step, STEPS);
-            if point.canonical.jobs() > POINT_JOBS_MAX {
+            if is_large(&point) {
                 continue;
             }
-            let compared = compare(&point, 1).map_err(|stuck| anyhow!("{stuck}"))?;
-            for timed in compared.timed {
+            for timed in sketch(&point).map_err(|stuck| anyhow!("{stuck}"))? {
                 let points = curves.entry(timed.strategy).or_default();
                 points.extend(timed.simulated_s.map(|seconds| (point.x, seconds)));
             }
@@ -95,6 +100,12 @@ pub(super) fn write_canonical(
         files.write(&name, &chart.svg()?)?;
     }
     Ok(files.written)
+}
+
+/// Whether a point would take minutes.
+fn is_large(point: &Point) -> bool {
+    let parts = u64::from(point.canonical.depth) * point.environment.storing_nodes();
+    point.canonical.jobs() > POINT_JOBS_MAX || parts > POINT_PARTS_MAX
 }
 
 struct Files<'d> {
