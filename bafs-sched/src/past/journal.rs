@@ -11,7 +11,7 @@ use crate::planner::NodeClass;
 use crate::report::{JobSummary, Ledger};
 use crate::sim::{JobLoad, Measured, MountLoad};
 use crate::timeline::{Execution, Timeline, timeline};
-use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
+use crate::workflow::{FirstUsers, JobIndex, VolumeIndex, VolumeKind, Workflow};
 use bafs_proto::report::{TouchedPages, VolumeUse};
 
 /// Size of the pages in which agents report what was read, in bytes.
@@ -57,10 +57,7 @@ pub fn from_journal(history: History) -> Result<Past, PastError> {
         .collect();
     let settings = header.settings.clone();
     let timeline = timeline(history);
-    let uses = Uses {
-        workflow: scheduler.workflow(),
-        summaries,
-    };
+    let uses = Uses::new(scheduler.workflow(), summaries);
     let (workflow, measured) = uses.measured(&timeline);
     let mut remarks = Vec::new();
     let lost = timeline
@@ -113,10 +110,23 @@ fn took_s(timeline: &Timeline) -> f64 {
 /// What jobs did to their volumes.
 pub(super) struct Uses<'r> {
     pub(super) workflow: &'r Workflow,
+    first_users: FirstUsers,
     summaries: BTreeMap<JobIndex, JobSummary>,
 }
 
-impl Uses<'_> {
+impl<'r> Uses<'r> {
+    fn new(workflow: &'r Workflow, summaries: BTreeMap<JobIndex, JobSummary>) -> Self {
+        Self {
+            workflow,
+            first_users: workflow.first_users(),
+            summaries,
+        }
+    }
+
+    fn first_user(&self, volume: VolumeIndex) -> Option<JobIndex> {
+        self.first_users[volume.as_usize()][0]
+    }
+
     pub(super) fn of(&self, job: JobIndex, volume: VolumeIndex) -> Option<&VolumeUse> {
         let name = &self.workflow.volume(volume).name;
         let mut volumes = self.summaries.get(&job)?.volumes.iter();
@@ -173,7 +183,7 @@ impl Uses<'_> {
         if !matches!(spec.kind, VolumeKind::Scratch { fill: Some(_) }) {
             return None;
         }
-        let used = self.of(*spec.users.first()?, volume)?;
+        let used = self.of(self.first_user(volume)?, volume)?;
         let found = used.held_bytes.saturating_sub(used.written_bytes);
         (found > 0).then_some(found)
     }
@@ -211,7 +221,7 @@ impl Uses<'_> {
             };
         }
         let is_counted = used.read_bytes > 0 || used.written_bytes > 0;
-        let is_first = spec.users.first() == Some(&job);
+        let is_first = self.first_user(volume) == Some(job);
         match (is_counted, writable && is_first) {
             (true, _) => MountLoad {
                 read_bytes: used.read_bytes,
@@ -277,7 +287,48 @@ fn site(timeline: &Timeline, uses: &Uses<'_>, measured: &Measured, settings: &Se
 
 #[cfg(test)]
 mod tests {
+    use bafs_proto::message::JobOutcome;
+    use bafs_proto::time::Time;
+
     use super::*;
+
+    /// `a` runs first, writes 5 GB into what home filled with 1 GB, and `z` only reads.
+    #[test]
+    fn a_volume_was_filled_with_what_its_first_user_to_run_found() {
+        let job = |name: &str| format!("job {name} {{\nexecutable = x\n}}\n");
+        let rest = "parent a child z\nvolume v scratch 9 GB from bafs://home/v\n\
+                    mount v a /v\nmount v z /v\n";
+        for (jobs, writer) in [([job("a"), job("z")], 0), ([job("z"), job("a")], 1)] {
+            let none = |_: &str| Err("no files".to_owned());
+            let text = jobs.concat() + rest;
+            let workflow = crate::workflow::parse_workflow("w.bafs", &text, &none);
+            let workflow = workflow.unwrap().workflow;
+            let summary = |job: u32| {
+                let used = VolumeUse {
+                    name: "v".to_owned(),
+                    held_bytes: 6_000_000_000,
+                    written_bytes: if job == writer { 5_000_000_000 } else { 0 },
+                    ..VolumeUse::default()
+                };
+                JobSummary {
+                    job: JobIndex(job),
+                    name: String::new(),
+                    node: String::new(),
+                    attempts: 1,
+                    outcome: JobOutcome::Exited(0),
+                    wall_ms: 0,
+                    cpu_ms: 0,
+                    computed_ms: 0,
+                    ended: Time(0),
+                    output_tail: String::new(),
+                    volumes: vec![used],
+                }
+            };
+            let summaries = (0..2).map(|job| (JobIndex(job), summary(job)));
+            let uses = Uses::new(&workflow, summaries.collect());
+            assert_eq!(uses.filled(VolumeIndex(0)), Some(1_000_000_000));
+        }
+    }
 
     #[test]
     fn a_file_that_was_read_whole_counts_as_long_as_it_is() {

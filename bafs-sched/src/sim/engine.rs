@@ -10,6 +10,7 @@ use bafs_proto::time::Time;
 use super::clusters::Caches;
 use super::copying::Copying;
 use super::link::{FlowId, Link, SECOND_US};
+use super::load::Jobs;
 use super::node::{Node, Scan, node_of, nodes_of};
 use super::policy::Scenario;
 use super::reading::Level;
@@ -18,7 +19,7 @@ use super::warming::Warmings;
 use crate::dice::Dice;
 use crate::logic::{Action, Event, MountedVolume, Outcome, Scheduler};
 use crate::planner::Shape;
-use crate::workflow::{JobIndex, Workflow};
+use crate::workflow::{FirstUsers, JobIndex, Workflow};
 
 /// The simulator counts so far, in microseconds: sums of two times must not overflow.
 const HORIZON_US: u64 = u64::MAX / 2;
@@ -128,6 +129,7 @@ pub(super) enum Filler {
 pub struct Simulation {
     pub(super) scheduler: Scheduler,
     pub(super) scenario: Scenario,
+    first_users: FirstUsers,
     pub(super) now: u64,
     due: BinaryHeap<Reverse<(u64, u64, Due)>>,
     next: u64,
@@ -172,11 +174,12 @@ impl Simulation {
         // The spread of run times does not matter for what is allocated.
         let shape = Shape::of(&workflow, 0.0);
         let settings = scenario.settings(&shape);
-        let jobs = workflow.jobs.len();
+        let (jobs, first_users) = (workflow.jobs.len(), workflow.first_users());
         let (nodes, clusters) = nodes_of(&scenario.environment);
         let links = links(&scenario, &nodes, clusters.len());
         let mut simulation = Self {
             scheduler: Scheduler::new(RunId(scenario.seed), workflow, settings),
+            first_users,
             now: 0,
             due: BinaryHeap::new(),
             next: 0,
@@ -509,6 +512,13 @@ impl Simulation {
                 end_us,
                 is_done,
             });
+        }
+    }
+
+    pub(super) fn jobs(&self) -> Jobs<'_> {
+        Jobs {
+            workflow: self.scheduler.workflow(),
+            first_users: &self.first_users,
         }
     }
 

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use super::link::SECOND_US;
 use super::random::normal;
 use crate::dice::Dice;
-use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
+use crate::workflow::{FirstUsers, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// What jobs do.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,6 +58,13 @@ pub struct MountLoad {
     pub is_bound: bool,
 }
 
+/// Jobs and what they mount.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Jobs<'w> {
+    pub(super) workflow: &'w Workflow,
+    pub(super) first_users: &'w FirstUsers,
+}
+
 /// One thing that a job does before the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work {
@@ -78,16 +85,14 @@ impl Load {
     }
 
     /// The `step`th thing that a job does; what takes no time is there too.
-    pub(super) fn work(&self, workflow: &Workflow, seed: u64, job: JobIndex, step: usize) -> Work {
-        let mounts = workflow.job(job).mounts.len();
+    pub(super) fn work(&self, jobs: Jobs<'_>, seed: u64, job: JobIndex, step: usize) -> Work {
+        let mounts = jobs.workflow.job(job).mounts.len();
         if step < mounts {
-            return Work::Read(step, self.mount(workflow, job, step).read_bytes);
+            return Work::Read(step, self.mount(jobs, job, step).read_bytes);
         }
         match step - mounts {
-            0 => Work::Compute(self.compute_us(workflow, seed, job)),
-            at if at <= mounts => {
-                Work::Write(at - 1, self.mount(workflow, job, at - 1).written_bytes)
-            }
+            0 => Work::Compute(self.compute_us(jobs.workflow, seed, job)),
+            at if at <= mounts => Work::Write(at - 1, self.mount(jobs, job, at - 1).written_bytes),
             _ => Work::End,
         }
     }
@@ -111,12 +116,12 @@ impl Load {
     }
 
     /// The most that one job reads of a volume.
-    pub(super) fn most_read(&self, workflow: &Workflow, volume: VolumeIndex) -> u64 {
-        let users = workflow.volume(volume).users.iter();
+    pub(super) fn most_read(&self, jobs: Jobs<'_>, volume: VolumeIndex) -> u64 {
+        let users = jobs.workflow.volume(volume).users.iter();
         let read = users.flat_map(|user| {
-            let mounts = workflow.job(*user).mounts.iter().enumerate();
+            let mounts = jobs.workflow.job(*user).mounts.iter().enumerate();
             let of_volume = mounts.filter(|(_, mount)| mount.volume == volume);
-            of_volume.map(|(at, _)| self.mount(workflow, *user, at).read_bytes)
+            of_volume.map(|(at, _)| self.mount(jobs, *user, at).read_bytes)
         });
         read.max().unwrap_or(0)
     }
@@ -136,19 +141,19 @@ impl Load {
         }
     }
 
-    pub(super) fn mount(&self, workflow: &Workflow, job: JobIndex, at: usize) -> MountLoad {
+    pub(super) fn mount(&self, jobs: Jobs<'_>, job: JobIndex, at: usize) -> MountLoad {
         if let Self::Measured(measured) = self {
             let load = measured.jobs.get(job.as_usize());
             let mount = load.and_then(|load| load.mounts.get(at));
             return mount.copied().unwrap_or_default();
         }
-        let mount = &workflow.job(job).mounts[at];
-        declared(workflow, job, mount.volume, mount.writable)
+        let mount = &jobs.workflow.job(job).mounts[at];
+        declared(jobs, job, mount.volume, mount.writable)
     }
 }
 
-fn declared(workflow: &Workflow, job: JobIndex, volume: VolumeIndex, writable: bool) -> MountLoad {
-    let spec = workflow.volume(volume);
+fn declared(jobs: Jobs<'_>, job: JobIndex, volume: VolumeIndex, writable: bool) -> MountLoad {
+    let spec = jobs.workflow.volume(volume);
     let all = spec.size_bytes;
     let VolumeKind::Scratch { fill } = &spec.kind else {
         return MountLoad {
@@ -162,10 +167,11 @@ fn declared(workflow: &Workflow, job: JobIndex, volume: VolumeIndex, writable: b
             ..MountLoad::default()
         };
     }
-    let is_first = spec.users.first() == Some(&job) && fill.is_none();
+    let [first, second] = jobs.first_users[volume.as_usize()];
+    let is_first = first == Some(job) && fill.is_none();
     // The second user tells for all: in a chain of volumes it only reads.
-    let is_shared = spec.users.get(1).is_some_and(|user| {
-        let mounts = &workflow.job(*user).mounts;
+    let is_shared = second.is_some_and(|user| {
+        let mounts = &jobs.workflow.job(user).mounts;
         mounts.iter().any(|m| m.volume == volume && m.writable)
     });
     match is_first && !is_shared {
@@ -178,5 +184,34 @@ fn declared(workflow: &Workflow, job: JobIndex, volume: VolumeIndex, writable: b
             written_bytes: all / 2,
             ..MountLoad::default()
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workflow::parse_workflow;
+
+    #[test]
+    fn who_runs_first_writes_whoever_was_declared_first() {
+        let job = |name: &str| format!("job {name} {{\nexecutable = x\nruntime = 9 s\n}}\n");
+        let rest = "parent a child z\nvolume v scratch 8 MB\nmount v a /v\nmount v z /v ro\n";
+        for (jobs, writer) in [([job("a"), job("z")], 0), ([job("z"), job("a")], 1)] {
+            let none = |_: &str| Err("no files".to_owned());
+            let text = jobs.concat() + rest;
+            let workflow = parse_workflow("w.bafs", &text, &none).unwrap().workflow;
+            let first_users = workflow.first_users();
+            let jobs = Jobs {
+                workflow: &workflow,
+                first_users: &first_users,
+            };
+            let load = Load::Declared { variability_ppm: 0 };
+            let moved = |job| {
+                let load = load.mount(jobs, JobIndex(job), 0);
+                (load.read_bytes, load.written_bytes)
+            };
+            assert_eq!(moved(writer), (0, 8_000_000));
+            assert_eq!(moved(1 - writer), (8_000_000, 0));
+        }
     }
 }

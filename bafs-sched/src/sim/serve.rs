@@ -249,11 +249,7 @@ impl Simulation {
                 }
             }
             let seed = self.scenario.seed;
-            let work = self
-                .scenario
-                .load
-                .work(self.scheduler.workflow(), seed, job, step);
-            match work {
+            match self.scenario.load.work(self.jobs(), seed, job, step) {
                 Work::Read(mount, bytes) => self.read(at, mount, bytes),
                 Work::Write(mount, bytes) => {
                     let volume = self.executions[at as usize].volumes[mount].id;
@@ -313,8 +309,8 @@ impl Simulation {
                 self.transfer_over(at, self.home_link(self.nodes[node as usize].cluster), bytes)
             }
             Some(server) if self.node_at(server) == node as usize => {
-                let (workflow, load) = (self.scheduler.workflow(), &self.scenario.load);
-                if load.mount(workflow, execution.job, mount).is_bound {
+                let load = &self.scenario.load;
+                if load.mount(self.jobs(), execution.job, mount).is_bound {
                     return;
                 }
                 self.transfer_over(at, 2 * node + 1, bytes);

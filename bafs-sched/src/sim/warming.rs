@@ -25,8 +25,7 @@ impl Simulation {
         let there = self.nodes[node].volumes.get(&id).map(|(volume, _)| *volume);
         let cache = there.and_then(|volume| Some((volume, self.caches.find(cluster, volume)?)));
         if let Some((volume, cache)) = cache {
-            let workflow = self.scheduler.workflow();
-            let bytes = self.scenario.load.most_read(workflow, volume);
+            let bytes = self.scenario.load.most_read(self.jobs(), volume);
             self.warmings.wanted.insert((cluster, cache), bytes);
             self.warm_on(cluster);
         }

@@ -163,6 +163,9 @@ pub struct Extract {
     pub target: Url,
 }
 
+/// For each volume of a workflow its first user and the second one.
+pub type FirstUsers = Vec<[Option<JobIndex>; 2]>;
+
 impl Workflow {
     /// The job at `index`.
     pub fn job(&self, index: JobIndex) -> &Job {
@@ -172,6 +175,23 @@ impl Workflow {
     /// The volume at `index`.
     pub fn volume(&self, index: VolumeIndex) -> &Volume {
         &self.volumes[index.as_usize()]
+    }
+
+    /// For each volume those of its users that run first and second, as far as the order of jobs says
+    /// so: one may be declared after the jobs that wait for it.
+    pub fn first_users(&self) -> FirstUsers {
+        let mut found: FirstUsers = vec![[None; 2]; self.volumes.len()];
+        for job in self.topological_order() {
+            for mount in &self.job(job).mounts {
+                let [first, second] = &mut found[mount.volume.as_usize()];
+                match first {
+                    None => *first = Some(job),
+                    Some(other) if *other != job && second.is_none() => *second = Some(job),
+                    Some(_) => {}
+                }
+            }
+        }
+        found
     }
 
     /// Every job once, parents before children; among jobs that are free to run, the one that was

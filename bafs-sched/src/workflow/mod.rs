@@ -27,7 +27,8 @@ mod url;
 
 pub(crate) use checked::ready_first;
 pub use checked::{
-    CachePolicy, Command, Extract, Job, JobIndex, Mount, Volume, VolumeIndex, VolumeKind, Workflow,
+    CachePolicy, Command, Extract, FirstUsers, Job, JobIndex, Mount, Volume, VolumeIndex,
+    VolumeKind, Workflow,
 };
 pub use diagnostic::{Diagnostic, Rejected, Severity};
 pub(crate) use limits::RUNTIME_S_MAX;
