@@ -1,7 +1,7 @@
 //! Links of clusters, their latency and the skew of hashing in simulations, against arithmetic.
 
 use bafs_sched::logic::Order;
-use bafs_sched::planner::{Environment, NodeClass};
+use bafs_sched::planner::{Environment, NodeClass, Strategy};
 use bafs_sched::sim::{JobLoad, Load, Measured, MountLoad, Policy, Run, Scenario, Simulation};
 use bafs_sched::workflow::parse_workflow;
 
@@ -199,4 +199,68 @@ fn readers_close_behind_each_other_bring_what_was_driven_out_once() {
         // One or two blocks of each mebibyte and a half, once.
         assert!((MB..3 * MB).contains(&again), "seed {seed}: {again}");
     }
+}
+
+/// Four nodes keep a cache and many slow ones read it: each gets it no faster than over its own link,
+/// and two readers on one node share that.
+#[test]
+fn who_reads_over_a_slow_link_waits_for_that() {
+    let keeping = NodeClass::new(4, 0, 1_000 * MB);
+    let slow = |count, cpus| NodeClass {
+        local_bytes_per_s: Some(10 * MB),
+        ..NodeClass::new(count, cpus, 0)
+    };
+    let seconds = |class: NodeClass, jobs| {
+        let mut environment = environment(vec![keeping.clone(), class]);
+        environment.home_bytes_per_s = 1_000 * MB;
+        scans(jobs, false, 100 * MB, environment, 1).seconds()
+    };
+    let one = seconds(slow(6, 1), 1);
+    assert!((10.0..10.3).contains(&one), "{one}");
+    let side_by_side = seconds(slow(6, 1), 6);
+    assert!((10.0..11.5).contains(&side_by_side), "{side_by_side}");
+    let together = seconds(slow(1, 2), 2);
+    assert!((20.0..20.3).contains(&together), "{together}");
+}
+
+/// A node's own link carries what is filled, taken home and accessed there.
+#[test]
+fn what_crosses_the_link_to_home_comes_no_faster_than_a_slow_nodes_link() {
+    let text = "volume v scratch 50 MB from bafs://home/v\nvolume w scratch 50 MB\n\
+                job a {\nexecutable = x\n}\nmount v a /v ro\nmount w a /w\n\
+                extract w f bafs://home/f\n";
+    let seconds = |storage_bytes, policy| {
+        let fast = NodeClass::new(1, 0, 0);
+        let slow = NodeClass {
+            local_bytes_per_s: Some(10 * MB),
+            disk_bytes_per_s: Some(1_000 * MB),
+            ..NodeClass::new(1, 1, storage_bytes)
+        };
+        let mut environment = environment(vec![fast, slow]);
+        environment.home_bytes_per_s = 1_000 * MB;
+        let none = |_: &str| Err("no files".to_owned());
+        let workflow = parse_workflow("w.bafs", text, &none).expect("a workflow");
+        let load = Load::Declared { variability_ppm: 0 };
+        let scenario = Scenario::new(environment, policy, load, 1);
+        let run = Simulation::new(workflow.workflow, scenario).run();
+        let run = run.expect("it ends");
+        assert_eq!(run.home_bytes, u128::from(100 * MB));
+        run.seconds()
+    };
+    let filled = seconds(1_000 * MB, Policy::Need);
+    assert!((10.0..10.3).contains(&filled), "{filled}");
+    let remote = seconds(0, Policy::Strategy(Strategy::Remote));
+    assert!((10.0..10.3).contains(&remote), "{remote}");
+}
+
+/// What passes no level takes no time, although what crosses a link is late.
+#[test]
+fn one_node_alone_waits_for_no_peers() {
+    let alone = NodeClass {
+        memory_bytes_per_s: Some(1_000 * MB),
+        local_latency_us: 5_000_000,
+        ..NodeClass::new(1, 1, 1_000 * MB)
+    };
+    let run = scans(1, false, 100 * MB, environment(vec![alone]), 1);
+    assert!((10.0..10.3).contains(&run.seconds()), "{}", run.seconds());
 }

@@ -96,9 +96,11 @@ impl Simulation {
         let base = base.filter(|base| self.nodes[node].volumes.contains_key(base));
         let moved = self.copying.begin(id, source.id, base);
         let link = self.peers_link(self.nodes[node].cluster);
+        self.run.peer_bytes += u128::from(moved);
         let flow = self.start_flow(link, moved, Owner::Fill(id));
         let from = Filler::Node(from as u32);
-        self.fills.insert(id, Fill { from, link, flow });
+        let flows = [Some((link, flow)), None];
+        self.fills.insert(id, Fill { from, flows });
         self.note_moment();
     }
 

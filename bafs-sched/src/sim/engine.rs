@@ -15,6 +15,7 @@ use super::node::{Node, Scan, node_of, nodes_of};
 use super::policy::Scenario;
 use super::reading::Level;
 use super::record::{Moment, Run, Spell, Stuck};
+use super::transfer::{Flows, Passing};
 use super::warming::Warmings;
 use crate::dice::Dice;
 use crate::logic::{Action, Event, MountedVolume, Outcome, Scheduler};
@@ -104,7 +105,7 @@ pub(super) struct Execution {
     /// What it reads through its node's memory.
     pub(super) scan: Option<(Scan, u32)>,
     /// Its flows under way: one, or one at each end.
-    pub(super) flows: [Option<(u32, FlowId)>; 2],
+    pub(super) flows: [Option<Passing>; 2],
     pub(super) started: u64,
 }
 
@@ -112,8 +113,16 @@ pub(super) struct Execution {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Fill {
     pub(super) from: Filler,
-    pub(super) link: u32,
-    pub(super) flow: FlowId,
+    pub(super) flows: Flows,
+}
+
+/// A file on its way home.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sending {
+    /// From this node.
+    pub(super) node: u32,
+    pub(super) flows: Flows,
+    pub(super) bytes: u64,
 }
 
 /// From where a volume is filled.
@@ -158,7 +167,7 @@ pub struct Simulation {
     /// Volumes on their way.
     pub(super) fills: BTreeMap<VolumeId, Fill>,
     pub(super) copying: Copying,
-    pub(super) extracts: BTreeMap<ExtractId, (u32, u32, FlowId, u64)>,
+    pub(super) extracts: BTreeMap<ExtractId, Sending>,
     pub(super) dice: Dice,
     /// Nodes of which the catalog noticed lately that they are there or not.
     pub(super) noticed: Vec<u32>,

@@ -82,6 +82,11 @@ impl<T: Copy + Ord> Link<T> {
         self.rate
     }
 
+    /// The most that one flow can take, in bytes per second.
+    pub(super) fn flow_rate_max(&self) -> u64 {
+        self.flow_rate_max
+    }
+
     /// Whether no flow takes any of its rate.
     pub(super) fn is_idle(&self) -> bool {
         self.flows.len() == self.cut.len()

@@ -20,6 +20,7 @@ mod record;
 mod serve;
 mod skew;
 pub mod study;
+mod transfer;
 mod trial;
 mod warming;
 

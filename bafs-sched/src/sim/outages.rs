@@ -140,20 +140,18 @@ impl Simulation {
             self.forget_volume(node as usize, id, volume, bytes);
         }
         self.looked_at += (self.extracts.len() + self.fills.len()) as u64;
-        let sending = self.extracts.iter().filter(|(_, (at, ..))| *at == node);
-        let sending: Vec<_> = sending
-            .map(|(id, (_, link, flow, _))| (*id, *link, *flow))
-            .collect();
-        for (id, link, flow) in sending {
+        let sending = self.extracts.iter().filter(|(_, it)| it.node == node);
+        let sending: Vec<_> = sending.map(|(id, it)| (*id, it.flows)).collect();
+        for (id, flows) in sending {
             self.extracts.remove(&id);
-            self.cut_flow(link, flow);
+            self.cut_flows(flows);
         }
         let copied = self.fills.iter();
         let copied = copied.filter(|(_, fill)| fill.from == Filler::Node(node));
         let copied: Vec<_> = copied.map(|(id, fill)| (*id, *fill)).collect();
         for (id, fill) in copied {
             self.fills.remove(&id);
-            self.cut_flow(fill.link, fill.flow);
+            self.cut_fill(fill);
             self.copy_broke(id);
         }
         self.nodes[node as usize].empty();

@@ -18,10 +18,20 @@ use crate::workflow::{CachePolicy, VolumeKind};
 /// Where bytes pass one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Level {
-    /// So many bytes a link.
-    Link(u32, u64),
+    /// So many bytes the own disk.
+    Disk(u64),
+    /// So many bytes this link of peers, of which so many the reader's own.
+    Peers(u32, u64, u64),
     /// So long, in microseconds, the reader's own memory.
     Memory(u64),
+}
+
+impl Level {
+    /// Whether nothing passes it, which would come late all the same. Memory ends what is read, and
+    /// is never left out.
+    fn is_empty(self) -> bool {
+        matches!(self, Self::Disk(0) | Self::Peers(_, 0, _))
+    }
 }
 
 impl Simulation {
@@ -54,7 +64,7 @@ impl Simulation {
         let through_memory = memory_rate.map(|rate| Level::Memory(memory_us(bytes, rate)));
         if rest == 0 {
             if let Some(memory) = through_memory {
-                self.pass(at, memory);
+                self.pass_level(at, memory);
             }
             return;
         }
@@ -65,19 +75,20 @@ impl Simulation {
         let is_own = holder as usize == node;
         let cache = self.caches.get(index);
         let at_peers = cache.at_peers(holder, bytes, rest);
-        let link = if is_narrow {
-            cache.link
-        } else {
-            2 * node as u32
+        let link = match (is_narrow, is_own) {
+            (true, _) => cache.link,
+            (false, true) => 2 * node as u32,
+            (false, false) => 2 * holder,
         };
         // A part on another node passes on what it has from its peers.
         let from_peers = at_peers + if is_own { 0 } else { rest };
-        self.run.peer_bytes += u128::from(from_peers);
-        let disk = 2 * node as u32 + 1;
+        let own_bytes = if is_own { at_peers } else { rest };
+        let peers = Level::Peers(link, from_peers, own_bytes);
         if let Some(memory) = through_memory {
             // The last is passed first. Disks of peers are as fast as the own one.
-            let from_disk = Level::Link(disk, rest.saturating_sub(coming));
-            let levels = [memory, from_disk, Level::Link(link, from_peers)];
+            let from_disk = Level::Disk(rest.saturating_sub(coming));
+            let levels = [memory, from_disk, peers].into_iter();
+            let levels = levels.filter(|level| !level.is_empty());
             self.executions[at as usize].levels.extend(levels);
             if coming == 0 {
                 self.pass_next(at);
@@ -85,8 +96,8 @@ impl Simulation {
             return;
         }
         match from_peers {
-            0 => self.transfer_over(at, disk, rest),
-            _ => self.transfer_over(at, link, from_peers),
+            0 => self.pass_level(at, Level::Disk(rest)),
+            _ => self.pass_level(at, peers),
         }
     }
 
@@ -194,14 +205,20 @@ impl Simulation {
     /// Lets an execution go through the next level, or on with what it does.
     pub(super) fn pass_next(&mut self, at: u32) {
         match self.executions[at as usize].levels.pop() {
-            Some(level) => self.pass(at, level),
+            Some(level) => self.pass_level(at, level),
             None => self.go_on(at),
         }
     }
 
-    fn pass(&mut self, at: u32, level: Level) {
+    fn pass_level(&mut self, at: u32, level: Level) {
         match level {
-            Level::Link(link, bytes) => self.transfer_over(at, link, bytes),
+            Level::Disk(bytes) => {
+                let disk = 2 * self.executions[at as usize].node + 1;
+                self.transfer_over(at, disk, bytes);
+            }
+            Level::Peers(link, bytes, own_bytes) => {
+                self.transfer_from_peers(at, link, bytes, own_bytes);
+            }
             Level::Memory(wait_us) => {
                 let execution = &mut self.executions[at as usize];
                 execution.waits += 1;

@@ -6,8 +6,9 @@ use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::report::VolumeUse;
 use bafs_proto::{Error, ErrorCode};
 
-use super::engine::{Due, Execution, Fill, Filler, Owner, Simulation};
+use super::engine::{Due, Execution, Fill, Filler, Owner, Sending, Simulation};
 use super::load::Work;
+use super::transfer::is_last;
 use crate::logic::{Action, Event, MountedVolume};
 use crate::workflow::{JobIndex, VolumeIndex, VolumeKind};
 
@@ -137,10 +138,9 @@ impl Simulation {
                     .then(|| self.scenario.load.fill_bytes(volume, bytes));
                 self.copying.created(id, filled.unwrap_or(0), bytes);
                 if let Some(filled) = filled {
-                    let link = self.home_link(cluster);
-                    let flow = self.start_flow(link, filled, Owner::Fill(id));
+                    let flows = self.home_flows(node as u32, filled, Owner::Fill(id));
                     let from = Filler::Home;
-                    self.fills.insert(id, Fill { from, link, flow });
+                    self.fills.insert(id, Fill { from, flows });
                 }
             }
         }
@@ -186,7 +186,7 @@ impl Simulation {
             }
         }
         if let Some(fill) = self.fills.remove(&id) {
-            self.cut_flow(fill.link, fill.flow);
+            self.cut_fill(fill);
         }
     }
 
@@ -297,50 +297,6 @@ impl Simulation {
             .unwrap_or(environment.local_bytes_per_s)
     }
 
-    /// Moves bytes between an execution and a scratch volume (or home, with remote I/O).
-    pub(super) fn transfer(&mut self, at: u32, mount: usize, bytes: u64) {
-        if bytes == 0 {
-            return;
-        }
-        let execution = &self.executions[at as usize];
-        let node = execution.node;
-        match execution.volumes[mount].server {
-            None => {
-                self.transfer_over(at, self.home_link(self.nodes[node as usize].cluster), bytes)
-            }
-            Some(server) if self.node_at(server) == node as usize => {
-                let load = &self.scenario.load;
-                if load.mount(self.jobs(), execution.job, mount).is_bound {
-                    return;
-                }
-                self.transfer_over(at, 2 * node + 1, bytes);
-            }
-            Some(server) => {
-                self.run.peer_bytes += u128::from(bytes);
-                let holder = self.node_at(server) as u32;
-                // It has arrived when both ends have seen it pass.
-                self.transfer_over(at, 2 * node, bytes);
-                self.transfer_over(at, self.narrower(2 * holder, 2 * holder + 1), bytes);
-            }
-        }
-    }
-
-    /// The link with the lower rate.
-    fn narrower(&self, one: u32, other: u32) -> u32 {
-        let rate = |link: u32| self.links[link as usize].rate();
-        if rate(other) < rate(one) { other } else { one }
-    }
-
-    pub(super) fn transfer_over(&mut self, at: u32, link: u32, bytes: u64) {
-        let generation = self.executions[at as usize].generation;
-        let flow = self.start_flow(link, bytes, Owner::Execution(at, generation));
-        let execution = &mut self.executions[at as usize];
-        let free = usize::from(execution.flows[0].is_some());
-        debug_assert!(execution.flows[free].is_none(), "two flows at most");
-        execution.flows[free] = Some((link, flow));
-        execution.waits += 1;
-    }
-
     /// A flow of a link has ended.
     pub(super) fn flow_ended(&mut self, link: u32, owner: Owner) {
         match owner {
@@ -348,16 +304,24 @@ impl Simulation {
                 let execution = &mut self.executions[at as usize];
                 if execution.generation == generation {
                     let mut flows = execution.flows.iter_mut();
-                    let ended = flows.find(|flow| flow.is_some_and(|(other, _)| other == link));
+                    let ended = flows.find(|flow| flow.is_some_and(|it| it.link == link));
                     ended.and_then(Option::take);
                 }
                 self.arrived(at, generation);
             }
             Owner::Fetch(cache) => self.fetched(cache),
             Owner::Warm(cluster) => self.warmed(cluster),
-            Owner::Fill(id) => self.filled(id),
+            Owner::Fill(id) => {
+                let fill = self.fills.get_mut(&id);
+                if fill.is_none_or(|fill| is_last(&mut fill.flows, link)) {
+                    self.filled(id);
+                }
+            }
             Owner::Extract(extract) => {
-                if let Some((.., bytes)) = self.extracts.remove(&extract) {
+                let sending = self.extracts.get_mut(&extract);
+                if sending.is_some_and(|sending| is_last(&mut sending.flows, link))
+                    && let Some(Sending { bytes, .. }) = self.extracts.remove(&extract)
+                {
                     self.run.elapsed_us = self.now;
                     self.facts
                         .push_back(Event::FileExtracted { extract, bytes });
@@ -433,22 +397,10 @@ impl Simulation {
         let flows = std::mem::take(&mut execution.flows);
         self.execution_of[job.as_usize()] = NONE;
         self.nodes[node as usize].runs.retain(|other| *other != at);
-        for (link, flow) in flows.into_iter().flatten() {
-            let left = self.cut_flow(link, flow);
-            if self.is_to_peers(node, link) {
-                self.run.peer_bytes -= u128::from(left);
-            }
-        }
+        self.cut_passing(flows);
         self.running -= 1;
         self.free.push(at);
         self.note_moment();
-    }
-
-    /// Whether what an execution on a node moves over a link counts as passing between nodes: once,
-    /// at its own end.
-    fn is_to_peers(&self, node: u32, link: u32) -> bool {
-        let of_caches = self.peers_link(0) + self.clusters as u32;
-        link == 2 * node || link >= of_caches
     }
 
     fn kill(&mut self, id: ExecutionId) {
@@ -488,10 +440,10 @@ impl Simulation {
         if !self.nodes[node].is_up || self.extracts.contains_key(&extract) {
             return;
         }
-        let link = self.home_link(self.nodes[node].cluster);
-        let flow = self.start_flow(link, bytes, Owner::Extract(extract));
-        self.extracts
-            .insert(extract, (node as u32, link, flow, bytes));
+        let node = node as u32;
+        let flows = self.home_flows(node, bytes, Owner::Extract(extract));
+        let sending = Sending { node, flows, bytes };
+        self.extracts.insert(extract, sending);
     }
 }
 
