@@ -95,6 +95,27 @@ fn volumes_of_unlike_sizes_are_placed_one_by_one_where_all_are_held() {
     assert_eq!(all(&[3_000, 2_900, 2_000], 2_200), total);
 }
 
+/// Volumes of one size that have room for unlike numbers of files are unlike volumes.
+#[test]
+fn volumes_are_placed_by_their_files_as_well() {
+    let text = "volume a scratch 1 GB files 10\nvolume b scratch 1 GB files 1000\n\
+                job a {\nexecutable = x\nruntime = 9 s\n}\nmount a a /v\n\
+                job b {\nexecutable = x\nruntime = 9 s\n}\nmount b b /v\n";
+    let none = |_: &str| Err("no files".to_owned());
+    let workflow = parse_workflow("w.bafs", text, &none).expect("a workflow");
+    let shape = Shape::of(&workflow.workflow, 0.1);
+    let all = |files| {
+        let class = NodeClass {
+            files,
+            ..NodeClass::new(1, 1, 10_000 * MB)
+        };
+        let allocation = Strategy::All.allocate(&shape, &environment(vec![class]));
+        (allocation.is_possible(), allocation.is_certain)
+    };
+    assert_eq!(all(1_010), (true, true));
+    assert_eq!(all(1_009), (false, true));
+}
+
 /// There are too many ways to place these, and the obvious one fails.
 #[test]
 fn what_is_only_added_up_is_not_called_certain() {

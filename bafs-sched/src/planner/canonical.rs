@@ -135,7 +135,9 @@ impl Canonical {
         }
         let batch_bytes = batch_volumes(workflow, &pipelines, first)?;
         let mut private = private.into_iter();
-        let (Some((private_bytes, shared)), None) = (private.next(), private.next()) else {
+        let (Some(((private_bytes, private_files), shared)), None) =
+            (private.next(), private.next())
+        else {
             return Err(NotCanonical(
                 "pipelines differ in their private volumes".into(),
             ));
@@ -145,8 +147,8 @@ impl Canonical {
             depth: depth as u32,
             batch_bytes,
             private_bytes,
-            batch_files: most_files(workflow, |kind| matches!(kind, VolumeKind::Cache { .. })),
-            private_files: most_files(workflow, |kind| matches!(kind, VolumeKind::Scratch { .. })),
+            batch_files: most_files(workflow),
+            private_files,
             run_s,
             variability,
             layout: if shared {
@@ -205,12 +207,10 @@ impl Canonical {
     }
 }
 
-/// The most files of a volume of a kind.
-fn most_files(workflow: &Workflow, is_kind: impl Fn(&VolumeKind) -> bool) -> u64 {
-    let volumes = workflow
-        .volumes
-        .iter()
-        .filter(|volume| is_kind(&volume.kind));
+/// The most files of a cache volume.
+fn most_files(workflow: &Workflow) -> u64 {
+    let volumes = workflow.volumes.iter();
+    let volumes = volumes.filter(|volume| matches!(volume.kind, VolumeKind::Cache { .. }));
     volumes.map(|volume| volume.size_files).max().unwrap_or(1)
 }
 
@@ -284,22 +284,32 @@ fn check_chain(
     Ok(())
 }
 
-/// The size of a pipeline's private volumes, and whether it is one volume for all its jobs.
-fn private_volumes(workflow: &Workflow, members: &[JobIndex]) -> Result<(u64, bool), NotCanonical> {
+/// Bytes and files of a pipeline's private volumes, and whether it is one volume for all its jobs.
+fn private_volumes(
+    workflow: &Workflow,
+    members: &[JobIndex],
+) -> Result<((u64, u64), bool), NotCanonical> {
     let mut volumes = BTreeSet::new();
     for &member in members {
         volumes.extend(scratch_of(workflow, member));
     }
     let name = &workflow.job(members[0]).name;
-    let sizes: BTreeSet<u64> = volumes
+    let sizes: BTreeSet<(u64, u64)> = volumes
         .iter()
-        .map(|&v| workflow.volume(v).size_bytes)
+        .map(|&v| workflow.volume(v))
+        .map(|volume| (volume.size_bytes, volume.size_files))
         .collect();
-    let (Some(&size), true) = (sizes.first(), sizes.len() == 1) else {
-        let why =
-            format!("the scratch volumes in the pipeline of job '{name}' are not of one size");
+    let Some(&size) = sizes.first() else {
+        let why = format!("the pipeline of job '{name}' has no scratch volumes");
         return Err(NotCanonical(why));
     };
+    if sizes.len() > 1 {
+        let why = format!(
+            "the scratch volumes in the pipeline of job '{name}' are not of one size, in bytes and \
+             files"
+        );
+        return Err(NotCanonical(why));
+    }
     let users = |&v: &VolumeIndex| workflow.volume(v).users.len();
     if volumes.len() == 1 && volumes.iter().map(users).sum::<usize>() == members.len() {
         return Ok((size, true));
@@ -506,6 +516,14 @@ mod tests {
     }
 
     #[test]
+    fn a_pipeline_without_scratch_volumes_is_no_chain_of_them() {
+        let text = "job a {\nexecutable = x\nruntime = 1 s\n}";
+        let error = Canonical::recognise(&workflow(text), 0.0).unwrap_err();
+        let error = error.to_string();
+        assert!(error.ends_with("'a' has no scratch volumes"), "{error}");
+    }
+
+    #[test]
     fn what_is_not_canonical_says_why() {
         for (wrong, right, expected) in [
             (
@@ -522,6 +540,11 @@ mod tests {
                 "mid$(i) scratch 1 GB",
                 "mid$(i) scratch 2 GB",
                 "not of one size",
+            ),
+            (
+                "mid$(i) scratch 1 GB",
+                "mid$(i) scratch 1 GB files 7",
+                "not of one size, in bytes and files",
             ),
             (
                 "executable = z\n            runtime = 60 s",

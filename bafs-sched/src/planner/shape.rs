@@ -39,7 +39,8 @@ pub struct Shape {
     pub kept_bytes: u128,
     /// The largest scratch volume, which one node must hold.
     pub largest_volume_bytes: u64,
-    /// Whether all scratch volumes are that large, so that it is known how many lie side by side.
+    /// Whether all scratch volumes are that large and have room for as many files, so that it is known
+    /// how many lie side by side.
     pub has_equal_volumes: bool,
     /// The most files that a scratch volume has room for.
     pub volume_files: u64,
@@ -102,8 +103,6 @@ impl Shape {
     fn set_volumes(&mut self, workflow: &Workflow) {
         let is_scratch = |volume: &&Volume| matches!(volume.kind, VolumeKind::Scratch { .. });
         let scratch = || workflow.volumes.iter().filter(is_scratch);
-        let sizes: BTreeSet<u64> = scratch().map(|volume| volume.size_bytes).collect();
-        self.has_equal_volumes = sizes.len() == 1;
         self.volume_files = scratch().map(|volume| volume.size_files).max().unwrap_or(0);
         let mut pieces: BTreeMap<Piece, u64> = BTreeMap::new();
         for volume in scratch() {
@@ -113,6 +112,7 @@ impl Shape {
             };
             *pieces.entry(piece).or_default() += 1;
         }
+        self.has_equal_volumes = pieces.len() == 1;
         if pieces.len() <= SIZES_MAX {
             self.scratch = pieces.into_iter().rev().collect();
         }
