@@ -157,8 +157,13 @@ mod tests {
         each_is_refused(TEXT, slips, |text| from_csv("jobs", text));
         let empty = from_csv("jobs", "job,runtime\n").unwrap_err().to_string();
         assert!(empty.contains("no jobs"), "{empty}");
-        let narrow = from_csv("jobs", "job,cpus\na,1\n").unwrap_err();
-        let said = narrow.to_string();
-        assert!(said.contains("there is no column 'runtime'"), "{said}");
+        for (text, expected) in [
+            ("job,cpus\na,1\n", "line 1: there is no column 'runtime'"),
+            ("\n\njob,cpus\na,1\n", "line 3: there is no column 'runtime'"),
+            ("\njob,runtime,x\n", "line 2: 'x' is no column"),
+        ] {
+            let said = from_csv("jobs", text).unwrap_err().to_string();
+            assert!(said.starts_with(expected), "{said}");
+        }
     }
 }

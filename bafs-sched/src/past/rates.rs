@@ -31,21 +31,22 @@ pub(super) fn home_rate(timeline: &Timeline, uses: &Uses<'_>, measured: &Measure
             transfers.push((making.asked_ms, end, *bytes));
         }
     }
-    for (at, volume) in uses.workflow.volumes.iter().enumerate() {
-        if !matches!(volume.kind, VolumeKind::Cache { .. }) {
-            continue;
+    let mut longest: BTreeMap<VolumeIndex, (u64, u64, u64)> = BTreeMap::new();
+    for execution in done(timeline) {
+        for mount in &uses.workflow.job(execution.job).mounts {
+            let kind = &uses.workflow.volume(mount.volume).kind;
+            let used = uses.of(execution.job, mount.volume);
+            if let (VolumeKind::Cache { .. }, Some(used)) = (kind, used) {
+                let bytes = uses.mount(execution.job, mount.volume, false).read_bytes;
+                let read = (used.waited_ms, execution.asked_ms, bytes);
+                let most = longest.entry(mount.volume).or_default();
+                *most = read.max(*most);
+            }
         }
-        let index = VolumeIndex(at as u32);
-        let reads = done(timeline).filter_map(|execution| {
-            let used = uses.of(execution.job, index)?;
-            let bytes = uses.mount(execution.job, index, false).read_bytes;
-            Some((used.waited_ms, execution.asked_ms, bytes))
-        });
-        let longest = reads.max();
-        transfers.extend(
-            longest.map(|(waited, from, bytes)| (from, from.saturating_add(waited), bytes)),
-        );
     }
+    let longest = longest.into_values();
+    transfers
+        .extend(longest.map(|(waited, from, bytes)| (from, from.saturating_add(waited), bytes)));
     transfers.retain(|(from, to, bytes)| {
         *bytes >= TELLING_BYTES && to.saturating_sub(*from) >= TELLING_MS
     });

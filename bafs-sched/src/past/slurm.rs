@@ -32,7 +32,7 @@ pub fn from_slurm(name: &str, text: &str, shared_permille: u32) -> Result<Past, 
         let found = columns.iter().find(|column| table.has(column));
         let missing = || {
             let columns = columns.join(" nor ");
-            PastError::at(1, format!("there is no column {columns}; use `{COMMAND}`"))
+            table.error(format!("there is no column {columns}; use `{COMMAND}`"))
         };
         found.copied().ok_or_else(missing)
     };

@@ -21,6 +21,8 @@ pub(super) enum Form {
 /// A table whose first line names its columns.
 #[derive(Debug)]
 pub(super) struct Table<'t> {
+    /// The line of the header.
+    first: usize,
     columns: BTreeMap<String, usize>,
     rows: Vec<(usize, Vec<Cow<'t, str>>)>,
 }
@@ -75,7 +77,11 @@ impl<'t> Table<'t> {
             }
             rows.push((line, cells));
         }
-        Ok(Self { columns, rows })
+        Ok(Self {
+            first,
+            columns,
+            rows,
+        })
     }
 
     /// The names of the columns.
@@ -87,17 +93,22 @@ impl<'t> Table<'t> {
         self.columns.contains_key(column)
     }
 
+    /// What is wrong with the header.
+    pub(super) fn error(&self, message: impl Into<String>) -> PastError {
+        PastError::at(self.first, message)
+    }
+
     /// Refuses columns that are not `known`, and a table without those that are `needed`.
     pub(super) fn check_columns(&self, known: &[&str], needed: &[&str]) -> Result<(), PastError> {
         if let Some(unknown) = self.columns().find(|name| !known.contains(name)) {
             let known = known.join(", ");
             let message = format!("'{unknown}' is no column; known are {known}");
-            return Err(PastError::at(1, message));
+            return Err(self.error(message));
         }
         match needed.iter().find(|needed| !self.has(needed)) {
             Some(missing) => {
                 let message = format!("there is no column '{missing}'");
-                Err(PastError::at(1, message))
+                Err(self.error(message))
             }
             None => Ok(()),
         }

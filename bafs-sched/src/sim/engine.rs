@@ -14,7 +14,7 @@ use super::load::Jobs;
 use super::node::{Node, Scan, node_of, nodes_of};
 use super::policy::Scenario;
 use super::reading::Level;
-use super::record::{Moment, Run, Spell, Stuck};
+use super::record::{Moment, Moments, Run, Spell, Stuck};
 use super::transfer::{Flows, Passing};
 use super::warming::Warmings;
 use crate::dice::Dice;
@@ -172,6 +172,7 @@ pub struct Simulation {
     /// Nodes of which the catalog noticed lately that they are there or not.
     pub(super) noticed: Vec<u32>,
     pub(super) run: Run,
+    moments: Moments,
     pub(super) running: u32,
     pub(super) scratch_bytes: u64,
     pub(super) cache_bytes: u64,
@@ -212,6 +213,7 @@ impl Simulation {
             dice: Dice::new(scenario.seed ^ 0xfa11),
             noticed: Vec::new(),
             run: empty_run(),
+            moments: Moments::default(),
             running: 0,
             scratch_bytes: 0,
             cache_bytes: 0,
@@ -360,6 +362,7 @@ impl Simulation {
 
     fn ended(mut self) -> Run {
         self.run.looked_at = self.looked_at();
+        self.run.moments = std::mem::take(&mut self.moments).all();
         self.end_warming();
         for cluster in 0..self.clusters {
             let home = self.home_link(cluster as u32);
@@ -495,7 +498,7 @@ impl Simulation {
         self.run.scratch_bytes_max = self.run.scratch_bytes_max.max(self.scratch_bytes);
         self.run.cache_bytes_max = self.run.cache_bytes_max.max(self.cache_bytes);
         if self.scenario.is_recorded {
-            self.run.moments.push(Moment {
+            self.moments.note(Moment {
                 at_us: self.now,
                 running: self.running,
                 scratch_bytes: self.scratch_bytes,

@@ -8,6 +8,12 @@ use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 /// Microseconds in a second: rates are bytes per second, times are in microseconds.
 pub(super) const SECOND_US: u64 = 1_000_000;
 
+/// Rates of flows are counted in millionths of a byte per second, so that very many on a slow link
+/// have together what it carries.
+const RATE_PARTS: u64 = 1_000_000;
+/// Bytes are counted in these parts: what a flow of one such rate gets in a microsecond.
+const BYTE_PARTS: u128 = SECOND_US as u128 * RATE_PARTS as u128;
+
 /// Names a flow of one link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct FlowId(u64);
@@ -25,11 +31,11 @@ pub(super) struct Link<T> {
     latency_us: u64,
     /// What it would have carried in so many microseconds of rest crosses at once afterwards.
     burst_us: u64,
-    /// Millionths of bytes that cross at once, for all flows together.
+    /// Parts of bytes that cross at once, for all flows together.
     saved: u128,
     /// When `served` was right, in microseconds.
     at: u64,
-    /// Millionths of a byte that each flow has got since the beginning.
+    /// Parts of a byte that each flow has got since the beginning.
     served: u128,
     /// Flows by their ends.
     flows: BinaryHeap<Reverse<(u128, FlowId, T)>>,
@@ -69,7 +75,7 @@ impl<T: Copy + Ord> Link<T> {
     /// The same link, which carries at once what it would have in its last `burst_us` of rest. It
     /// is rested at the beginning.
     pub(super) fn with_burst(self, burst_us: u64) -> Self {
-        let saved = u128::from(burst_us) * u128::from(self.rate);
+        let saved = u128::from(burst_us) * self.whole_rate();
         Self {
             burst_us,
             saved,
@@ -104,7 +110,7 @@ impl<T: Copy + Ord> Link<T> {
         let id = FlowId(self.next);
         self.next += 1;
         self.crossed_bytes += u128::from(bytes);
-        let end = self.served + u128::from(bytes) * u128::from(SECOND_US);
+        let end = self.served + u128::from(bytes) * BYTE_PARTS;
         self.flows.push(Reverse((end, id, owner)));
         self.spend();
         id
@@ -120,7 +126,7 @@ impl<T: Copy + Ord> Link<T> {
         let mut flows = self.flows.iter();
         let flow = flows.find(|Reverse((_, other, _))| *other == id);
         let left = flow.map_or(0, |Reverse((end, ..))| end.saturating_sub(self.served));
-        let left = left.div_ceil(u128::from(SECOND_US));
+        let left = left.div_ceil(BYTE_PARTS);
         self.crossed_bytes -= left;
         self.cut.insert(id);
         self.drop_cut();
@@ -136,7 +142,7 @@ impl<T: Copy + Ord> Link<T> {
     fn next_crossed(&self) -> Option<u64> {
         let Reverse((end, ..)) = self.flows.peek()?;
         let left = end.saturating_sub(self.served);
-        let wait = left.div_ceil(u128::from(self.flow_rate()));
+        let wait = left.div_ceil(self.flow_rate());
         Some(
             self.at
                 .saturating_add(u64::try_from(wait).unwrap_or(u64::MAX)),
@@ -165,19 +171,26 @@ impl<T: Copy + Ord> Link<T> {
         arrived.flatten().map(|(.., owner)| owner)
     }
 
-    fn flow_rate(&self) -> u64 {
-        let flows = (self.flows.len() - self.cut.len()).max(1) as u64;
-        (self.rate / flows).clamp(1, self.flow_rate_max)
+    /// What each flow has, in parts of a byte per microsecond.
+    fn flow_rate(&self) -> u128 {
+        let flows = (self.flows.len() - self.cut.len()).max(1) as u128;
+        let most = u128::from(self.flow_rate_max) * u128::from(RATE_PARTS);
+        (self.whole_rate() / flows).clamp(1, most)
+    }
+
+    /// What all have together.
+    fn whole_rate(&self) -> u128 {
+        u128::from(self.rate) * u128::from(RATE_PARTS)
     }
 
     fn advance(&mut self, now: u64) {
         let passed = now.saturating_sub(self.at);
         if !self.flows.is_empty() {
-            self.served += u128::from(passed) * u128::from(self.flow_rate());
+            self.served += u128::from(passed) * self.flow_rate();
             self.spend();
         } else if self.burst_us > 0 {
-            let most = u128::from(self.burst_us) * u128::from(self.rate);
-            let rested = u128::from(passed) * u128::from(self.rate);
+            let most = u128::from(self.burst_us) * self.whole_rate();
+            let rested = u128::from(passed) * self.whole_rate();
             self.saved = most.min(self.saved + rested);
         }
         self.at = self.at.max(now);
@@ -232,6 +245,18 @@ mod tests {
         // Both at 50 until 2 s, then one at 100: 200 bytes more.
         assert_eq!(ends(&mut link), [(2_000, 1), (4_000, 2)]);
         assert_eq!(link.crossed_bytes, 400);
+    }
+
+    #[test]
+    fn very_many_flows_on_a_slow_link_have_its_rate_together() {
+        for rate in [7, 19_000] {
+            let mut link = Link::new(rate, 100);
+            for at in 0..100 {
+                link.start(0, 1_000, at);
+            }
+            let last = ends(&mut link).last().map(|(at, _)| *at);
+            assert_eq!(last, Some(100_000 * 1_000 / rate.min(10_000)), "{rate}");
+        }
     }
 
     #[test]

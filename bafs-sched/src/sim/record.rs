@@ -36,7 +36,7 @@ pub struct Run {
     pub rules_eased: u64,
     /// The strategies that were followed, where the scheduler chose them.
     pub followed: Vec<Followed>,
-    /// What happened when; empty unless asked for.
+    /// What happened when, of very many moments some; empty unless asked for.
     #[serde(skip)]
     pub moments: Vec<Moment>,
     /// Each execution that ended; empty unless asked for.
@@ -82,6 +82,44 @@ pub struct Moment {
     pub cache_bytes: u64,
 }
 
+/// Moments of a run that are kept at most: a picture shows far fewer.
+const MOMENTS_MAX: usize = 500_000;
+
+/// Moments as they come, of which a long run keeps every second, then every fourth, and so on.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Moments {
+    kept: Vec<Moment>,
+    /// So many times every second was left out.
+    halved: u32,
+    seen: u64,
+    last: Option<Moment>,
+}
+
+impl Moments {
+    pub(super) fn note(&mut self, moment: Moment) {
+        self.last = Some(moment);
+        if self.seen.trailing_zeros() >= self.halved {
+            self.kept.push(moment);
+        }
+        self.seen += 1;
+        if self.kept.len() >= MOMENTS_MAX {
+            let mut is_kept = false;
+            self.kept.retain(|_| {
+                is_kept = !is_kept;
+                is_kept
+            });
+            self.halved += 1;
+        }
+    }
+
+    /// Those that are kept, and the last one.
+    pub(super) fn all(mut self) -> Vec<Moment> {
+        let last = self.last.filter(|last| self.kept.last() != Some(last));
+        self.kept.extend(last);
+        self.kept
+    }
+}
+
 /// An execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spell {
@@ -101,3 +139,28 @@ pub struct Spell {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Stuck(pub String);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_very_many_moments_some_are_kept_all_over_the_run() {
+        let moment = |at_us| Moment {
+            at_us,
+            running: 0,
+            scratch_bytes: 0,
+            cache_bytes: 0,
+        };
+        let mut moments = Moments::default();
+        let most = 3 * MOMENTS_MAX as u64;
+        for at_us in 0..most {
+            moments.note(moment(at_us));
+        }
+        let all = moments.all();
+        assert!(all.len() <= MOMENTS_MAX, "{}", all.len());
+        let gaps = all.windows(2).map(|two| two[1].at_us - two[0].at_us);
+        assert_eq!(gaps.max(), Some(4), "evenly");
+        assert_eq!((all[0].at_us, all[all.len() - 1].at_us), (0, most - 1));
+    }
+}
