@@ -61,6 +61,7 @@ pub(crate) async fn run(args: &PlanArgs, output: Output) -> Result<()> {
             Vec::new()
         }
     };
+    remarks.extend(remote_is_faster(&plan, &tried));
     let mut text = String::new();
     for remark in &remarks {
         writeln!(text, "{remark}")?;
@@ -92,6 +93,26 @@ fn too_many(environment: &Environment) -> String {
         Some(_) => ", whose times do not hold where nodes fail",
     };
     format!("too many jobs, or nodes with caches, to simulate: chosen by the model{caveat}")
+}
+
+/// What is never chosen, but may be what the user wants.
+fn remote_is_faster(plan: &Plan, tried: &[Tried]) -> Option<String> {
+    let chosen = plan.choice.as_ref()?.strategy;
+    let predicted = |strategy| {
+        let mut candidates = plan.candidates.iter();
+        let found = candidates.find(|it| it.allocation.strategy == strategy)?;
+        found.predicted_s
+    };
+    let simulated = tried.iter().find(|tried| tried.strategy == chosen);
+    let simulated_s = simulated.and_then(|tried| tried.simulated_s);
+    let chosen_s = simulated_s.or_else(|| predicted(chosen))?;
+    let remote_s = predicted(Strategy::Remote)?;
+    (remote_s < chosen_s).then(|| {
+        format!(
+            "by the model remote I/O takes {remote_s:.0} s, less than any strategy that keeps data \
+             on nodes: `bafs run --remote-io`, if home may be asked for every byte"
+        )
+    })
 }
 
 /// Those of the file, else those that the catalog lists.
@@ -434,6 +455,24 @@ mod tests {
         };
         assert!(told(&tried(Some("no node"))).contains("failed: no node"));
         assert!(told(&tried(None)).contains("slower than the best"));
+    }
+
+    #[test]
+    fn remote_io_is_told_where_it_is_faster() {
+        let thesis = include_str!("../../examples/environments/thesis.toml");
+        let mut environment = Environment::parse(thesis).unwrap();
+        let told = |environment: &Environment, text: &str| {
+            let shape = Canonical::parse(text).unwrap().shape();
+            remote_is_faster(&plan(shape, environment), &[])
+        };
+        let mixed = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1";
+        assert_eq!(told(&environment, mixed), None);
+        // Room for hardly more than one database: each part of the pipelines fetches all of them.
+        (environment.nodes[0].count, environment.nodes[0].storage_bytes) = (5, 3_000_000_000);
+        let environment = environment.with_rates(Some(50_000_000), Some(1_000_000_000));
+        let large = "width=100,depth=7,batch=13500MB,private=300MB,run=3000s,var=3";
+        let told = told(&environment, large).unwrap();
+        assert!(told.contains("--remote-io"), "{told}");
     }
 
     #[test]
