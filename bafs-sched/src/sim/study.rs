@@ -27,10 +27,11 @@ const HOPELESS: f64 = 4.0;
 const LOOKED_AT_LEAST: u64 = 100_000_000;
 /// Records that each strategy may look at for a point of a picture: some seconds.
 const SKETCH_RECORDS_MAX: u64 = 200_000_000;
-/// Processors of the thesis' environment.
-const THESIS_CPUS: f64 = 50.0;
-/// Times as many pipelines as in the thesis' studies, at most, however many processors there are.
-const WIDTH_TIMES_MAX: f64 = 1_000.0;
+/// The most pipelines for each processor in the thesis' studies, and in all on its fifty.
+const WIDTH_FOR_CPU: f64 = 20.0;
+const WIDTH_THESIS: f64 = 1_000.0;
+/// Jobs of the widest workload where there are more processors: it is to be simulated.
+const WIDTH_JOBS_MAX: f64 = 50_000.0;
 
 /// The quantity that a study varies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -196,8 +197,9 @@ impl Varied {
         let between = |low: f64, high: f64| low * (high / low).powf(from_zero);
         point.x = match self {
             Self::Width => {
-                let times = (environment.cpus() as f64 / THESIS_CPUS).min(WIDTH_TIMES_MAX);
-                canonical.width = (1_000.0 * part * times).round().max(1.0) as u32;
+                let affordable = (WIDTH_JOBS_MAX / f64::from(canonical.depth)).max(WIDTH_THESIS);
+                let most = (WIDTH_FOR_CPU * environment.cpus() as f64).min(affordable);
+                canonical.width = (most * part).round().max(1.0) as u32;
                 f64::from(canonical.width) / environment.cpus() as f64
             }
             Self::Depth => {
@@ -468,11 +470,14 @@ mod tests {
     fn widths_are_those_of_the_thesis_for_each_processor() {
         let (_, base) = &baselines()[0];
         let mut large = thesis_environment();
-        large.nodes[0].count = 5_000;
-        let point = |environment| Varied::Width.point_in(environment, base, 5, 6);
-        let (small, large) = (point(&thesis_environment()), point(&large));
+        large.nodes[0].count = 400;
+        let widest = |environment| Varied::Width.point_in(environment, base, 5, 6);
+        let (small, large) = (widest(&thesis_environment()), widest(&large));
         assert_eq!((small.x, small.canonical.width), (20.0, 1_000));
-        assert_eq!((large.x, large.canonical.width), (20.0, 100_000));
+        assert_eq!((large.x, large.canonical.width), (20.0, 8_000));
+        let mut huge = thesis_environment();
+        huge.nodes[0].count = 5_000;
+        assert_eq!(widest(&huge).canonical.jobs(), 50_000, "no more are simulated");
     }
 
     #[test]
