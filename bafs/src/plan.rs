@@ -468,7 +468,10 @@ mod tests {
         let mixed = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1";
         assert_eq!(told(&environment, mixed), None);
         // Room for hardly more than one database: each part of the pipelines fetches all of them.
-        (environment.nodes[0].count, environment.nodes[0].storage_bytes) = (5, 3_000_000_000);
+        (
+            environment.nodes[0].count,
+            environment.nodes[0].storage_bytes,
+        ) = (5, 3_000_000_000);
         let environment = environment.with_rates(Some(50_000_000), Some(1_000_000_000));
         let large = "width=100,depth=7,batch=13500MB,private=300MB,run=3000s,var=3";
         let told = told(&environment, large).unwrap();

@@ -159,7 +159,10 @@ mod tests {
         assert!(empty.contains("no jobs"), "{empty}");
         for (text, expected) in [
             ("job,cpus\na,1\n", "line 1: there is no column 'runtime'"),
-            ("\n\njob,cpus\na,1\n", "line 3: there is no column 'runtime'"),
+            (
+                "\n\njob,cpus\na,1\n",
+                "line 3: there is no column 'runtime'",
+            ),
             ("\njob,runtime,x\n", "line 2: 'x' is no column"),
         ] {
             let said = from_csv("jobs", text).unwrap_err().to_string();

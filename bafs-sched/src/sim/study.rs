@@ -11,9 +11,7 @@ use super::load::Load;
 use super::policy::{Policy, Scenario};
 use super::record::{Run, Stuck};
 use crate::dice::Dice;
-use crate::planner::{
-    Candidate, Canonical, Environment, Layout, NodeClass, Plan, Strategy, plan,
-};
+use crate::planner::{Candidate, Canonical, Environment, Layout, NodeClass, Plan, Strategy, plan};
 use crate::workflow::Workflow;
 
 const MB: f64 = 1e6;
@@ -477,7 +475,11 @@ mod tests {
         assert_eq!((large.x, large.canonical.width), (20.0, 8_000));
         let mut huge = thesis_environment();
         huge.nodes[0].count = 5_000;
-        assert_eq!(widest(&huge).canonical.jobs(), 50_000, "no more are simulated");
+        assert_eq!(
+            widest(&huge).canonical.jobs(),
+            50_000,
+            "no more are simulated"
+        );
     }
 
     #[test]
