@@ -155,14 +155,15 @@ fn a_seed_with_bad_luck_for_all_leaves_a_best_one() {
     );
 }
 
-/// Scratch volumes of 4 GB on two nodes of 5 GB: one pipeline at a time, and no plan fits neither.
+/// Scratch volumes of 4 GB on three nodes of 5 GB: one pipeline at a time, and each job's lie on two
+/// nodes, which only a plan can do.
 #[test]
 fn the_only_possible_strategy_is_simulated_where_nodes_fail() {
-    let mut environment = failing(2, 8_000);
+    let mut environment = failing(3, 2_000_000);
     (environment.home_bytes_per_s, environment.local_bytes_per_s) = (1_000_000_000, 1_000_000_000);
     let (plan, tried) = decided_in(
         &environment,
-        "width=2,depth=2,batch=1.5GB,private=4GB,run=5000s",
+        "width=3,depth=5,batch=1.5GB,private=4GB,run=5000s",
     );
     let strategies: Vec<Strategy> = tried.iter().map(|tried| tried.strategy).collect();
     assert_eq!(strategies, [Strategy::Minimal]);

@@ -9,6 +9,16 @@ const MB: u64 = 1_000_000;
 
 /// So many jobs of one processor each, after each other or not, that scan one cache of this size.
 fn scans(jobs: usize, is_chain: bool, bytes: u64, environment: Environment, seed: u64) -> Run {
+    let scenario = Scenario::new(
+        environment,
+        Policy::Need,
+        Load::Declared { variability_ppm: 0 },
+        seed,
+    );
+    scans_in(jobs, is_chain, bytes, scenario)
+}
+
+fn scans_in(jobs: usize, is_chain: bool, bytes: u64, scenario: Scenario) -> Run {
     let mut text = format!("volume b cache bafs://home/b {bytes} B\n");
     for at in 0..jobs {
         text += &format!("job j{at} {{\nexecutable = x\n}}\nmount b j{at} /b\n");
@@ -30,7 +40,7 @@ fn scans(jobs: usize, is_chain: bool, bytes: u64, environment: Environment, seed
         jobs: vec![job; jobs],
         ..Measured::default()
     });
-    let scenario = Scenario::new(environment, Policy::Need, load, seed);
+    let scenario = Scenario { load, ..scenario };
     let run = Simulation::new(workflow.workflow, scenario).run();
     let run = run.expect("it ends");
     assert!(run.is_complete(), "{:?}", run.outcome);
@@ -213,7 +223,10 @@ fn who_reads_over_a_slow_link_waits_for_that() {
     let seconds = |class: NodeClass, jobs| {
         let mut environment = environment(vec![keeping.clone(), class]);
         environment.home_bytes_per_s = 1_000 * MB;
-        scans(jobs, false, 100 * MB, environment, 1).seconds()
+        let policy = Policy::Strategy(Strategy::All);
+        let load = Load::Declared { variability_ppm: 0 };
+        let scenario = Scenario::new(environment, policy, load, 1);
+        scans_in(jobs, false, 100 * MB, scenario).seconds()
     };
     let one = seconds(slow(6, 1), 1);
     assert!((10.0..10.3).contains(&one), "{one}");

@@ -15,7 +15,11 @@ const FAILURE_ROUNDS_MAX: usize = 64;
 /// What is in the caches when a round starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Caches {
+    /// What was there before the first one.
+    Before,
+    /// Nothing.
     Cold,
+    /// All.
     Warm,
 }
 
@@ -91,7 +95,7 @@ pub(super) fn predict_of(
         0 => 1.0,
         all => all.saturating_sub(resident_bytes) as f64 / all as f64,
     };
-    let (strategy, whole) = (allocation.strategy, shape.width);
+    let strategy = allocation.strategy;
     let round = |width, caches| {
         let (shape, allocation) = &part(allocation, shape, environment, width);
         let model = Model {
@@ -99,7 +103,10 @@ pub(super) fn predict_of(
             environment,
             allocation,
             // Later rounds find what the strategy keeps.
-            missing: if width == whole { missing } else { 1.0 },
+            missing: match caches {
+                Caches::Before => missing,
+                Caches::Cold | Caches::Warm => 1.0,
+            },
         };
         let seconds = model.round_s(caches);
         (seconds, model.failed_pipelines(seconds))
@@ -143,7 +150,11 @@ fn with_failures(
     width: u64,
     round: impl Fn(u64, Caches) -> (f64, f64),
 ) -> Option<f64> {
-    let (mut seconds, mut width, mut caches) = (0.0, width, Caches::Cold);
+    let (mut seconds, mut width, mut caches) = (0.0, width, Caches::Before);
+    let kept = match strategy.keeps_batch_data() {
+        true => Caches::Warm,
+        false => Caches::Cold,
+    };
     for at in 1.. {
         let (round_s, failed) = round(width, caches);
         seconds += round_s;
@@ -152,15 +163,13 @@ fn with_failures(
         }
         // A round cannot lose more pipelines than it has.
         let left = (failed.round() as u64).min(width);
-        // The first round may have found something in the caches that no later one does.
-        if at == FAILURE_ROUNDS_MAX || (left == width && at > 1) {
-            let lost = failed / width as f64;
-            return (lost < 1.0).then(|| seconds + round_s * lost / (1.0 - lost));
+        if left == width || at == FAILURE_ROUNDS_MAX {
+            let (again_s, failed_again) = round(left, kept);
+            let (lost, lost_again) = (failed / left as f64, failed_again / left as f64);
+            let again = lost.min(1.0) / (1.0 - lost_again);
+            return (lost_again < 1.0).then(|| seconds + again_s * again);
         }
-        width = left;
-        if strategy.keeps_batch_data() {
-            caches = Caches::Warm;
-        }
+        (width, caches) = (left, kept);
     }
     None
 }
@@ -207,7 +216,7 @@ fn printed_part(
     let cold = total_batch / serial + 2.0 * t_private + t_compute;
     let warm = total_batch / local + 2.0 * t_private + t_compute;
     let phases = (shape.width as f64 / printed_concurrency(strategy, shape, environment)).ceil();
-    let first = if caches == Caches::Cold { cold } else { warm };
+    let first = if caches == Caches::Warm { warm } else { cold };
     first + (phases - 1.0) * warm
 }
 
@@ -297,7 +306,7 @@ impl Model<'_> {
     fn depth_first_s(&self, caches: Caches) -> f64 {
         let (running, depth) = (self.running(), self.shape.depth as f64);
         let batch_bytes = match caches {
-            Caches::Cold => self.shape.batch_total_bytes as f64 * self.missing,
+            Caches::Before | Caches::Cold => self.shape.batch_total_bytes as f64 * self.missing,
             Caches::Warm => 0.0,
         };
         let endpoint_bytes = self.shape.endpoint_in_bytes + self.shape.endpoint_out_bytes;
