@@ -469,7 +469,7 @@ mod tests {
         let (_, base) = &baselines()[0];
         let mut large = thesis_environment();
         large.nodes[0].count = 400;
-        let widest = |environment| Varied::Width.point_in(environment, base, 5, 6);
+        let widest = |environment: &Environment| Varied::Width.point_in(environment, base, 5, 6);
         let (small, large) = (widest(&thesis_environment()), widest(&large));
         assert_eq!((small.x, small.canonical.width), (20.0, 1_000));
         assert_eq!((large.x, large.canonical.width), (20.0, 8_000));
