@@ -16,6 +16,7 @@ mod journal;
 mod kept_slots;
 mod levels;
 mod links;
+mod never_done;
 mod one_node;
 mod past;
 mod placement;

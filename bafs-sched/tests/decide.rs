@@ -155,8 +155,8 @@ fn a_seed_with_bad_luck_for_all_leaves_a_best_one() {
     );
 }
 
-/// Scratch volumes of 4 GB on three nodes of 5 GB: one pipeline at a time, and each job's lie on two
-/// nodes, which only a plan can do.
+/// Scratch volumes of 4 GB on three nodes of 5 GB: one pipeline at a time, and each job's lie on
+/// two nodes, which only a plan can do.
 #[test]
 fn the_only_possible_strategy_is_simulated_where_nodes_fail() {
     let mut environment = failing(3, 2_000_000);

@@ -211,8 +211,8 @@ fn readers_close_behind_each_other_bring_what_was_driven_out_once() {
     }
 }
 
-/// Four nodes keep a cache and many slow ones read it: each gets it no faster than over its own link,
-/// and two readers on one node share that.
+/// Four nodes keep a cache and many slow ones read it: each gets it no faster than over its own
+/// link, and two readers on one node share that.
 #[test]
 fn who_reads_over_a_slow_link_waits_for_that() {
     let keeping = NodeClass::new(4, 0, 1_000 * MB);

@@ -4,7 +4,8 @@
 use serde::Serialize;
 
 use super::environment::Environment;
-use super::predict::{predict_of, printed_of};
+use super::predict::predict_of;
+use super::printed::printed_of;
 use super::shape::Shape;
 use super::strategy::{Allocation, Strategy};
 

@@ -39,8 +39,8 @@ pub struct Shape {
     pub kept_bytes: u128,
     /// The largest scratch volume, which one node must hold.
     pub largest_volume_bytes: u64,
-    /// Whether all scratch volumes are that large and have room for as many files, so that it is known
-    /// how many lie side by side.
+    /// Whether all scratch volumes are that large and have room for as many files, so that it is
+    /// known how many lie side by side.
     pub has_equal_volumes: bool,
     /// The most files that a scratch volume has room for.
     pub volume_files: u64,

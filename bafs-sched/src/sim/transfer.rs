@@ -65,8 +65,8 @@ impl Simulation {
         }
     }
 
-    /// Brings an execution what its node's peers have of a cache. Where few nodes have parts, all of
-    /// it crosses the links of these, and what of it is for this reader also the reader's own.
+    /// Brings an execution what its node's peers have of a cache. Where few nodes have parts, all
+    /// of it crosses the links of these, and what of it is for this reader also the reader's own.
     pub(super) fn transfer_from_peers(&mut self, at: u32, link: u32, bytes: u64, own_bytes: u64) {
         self.transfer_between(at, link, bytes);
         let own = 2 * self.executions[at as usize].node;

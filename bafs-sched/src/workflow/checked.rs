@@ -177,8 +177,8 @@ impl Workflow {
         &self.volumes[index.as_usize()]
     }
 
-    /// For each volume those of its users that run first and second, as far as the order of jobs says
-    /// so: one may be declared after the jobs that wait for it.
+    /// For each volume those of its users that run first and second, as far as the order of jobs
+    /// says so: one may be declared after the jobs that wait for it.
     pub fn first_users(&self) -> FirstUsers {
         let mut found: FirstUsers = vec![[None; 2]; self.volumes.len()];
         for job in self.topological_order() {

@@ -16,8 +16,8 @@ use crate::picture::{Axis, Bar, Chart, Colour, Curve, Gantt, Joined, Map};
 /// Points of a sensitivity curve.
 const STEPS: u32 = 6;
 
-/// Jobs of a point at most, and parts of its batch volumes on nodes; where there are more, the curve
-/// has none.
+/// Jobs of a point at most, and parts of its batch volumes on nodes; where there are more, the
+/// curve has none.
 const POINT_JOBS_MAX: u64 = 50_000;
 const POINT_PARTS_MAX: u64 = 100_000;
 

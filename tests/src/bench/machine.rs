@@ -1,10 +1,12 @@
 //! The machine that is measured on: what it is, how busy, and how to make its caches cold.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
+use tempfile::TempDir;
 
 /// Above this load for each processor, other programs disturb what is measured.
 const CALM_LOAD: f64 = 0.2;
@@ -82,6 +84,36 @@ pub fn drop_caches(files: &[&Path]) -> Result<Cold> {
         posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?;
     }
     Ok(Cold::NamedFiles)
+}
+
+/// A place for plain directories that begin far from each other on the disk, as volumes do in a
+/// store: else one of two has its files where the other has just removed as many.
+#[derive(Debug)]
+pub struct Spread(TempDir);
+
+impl Spread {
+    /// Makes the place, among other temporary files.
+    ///
+    /// # Errors
+    /// An I/O error.
+    pub fn new() -> Result<Self> {
+        let place = tempfile::tempdir()?;
+        let directory = fs::File::open(place.path())?;
+        // Not every file system can do so, and where it cannot, volumes are not spread either.
+        let _ = ioctl_getflags(&directory)
+            .and_then(|flags| ioctl_setflags(&directory, flags | IFlags::TOPDIR));
+        Ok(Self(place))
+    }
+
+    /// Makes a directory in it.
+    ///
+    /// # Errors
+    /// An I/O error.
+    pub fn directory(&self, name: &str) -> Result<PathBuf> {
+        let path = self.0.path().join(name);
+        fs::create_dir(&path)?;
+        Ok(path)
+    }
 }
 
 /// Time that all processors spent working and in all, in clock ticks.

@@ -29,8 +29,9 @@ impl<'a> Way<'a> {
     }
 }
 
-/// Runs every way once in each round. Every second round goes backwards, so that what wanders with
-/// time (clock rates, other load) meets all ways alike.
+/// Runs every way once in each round. Every second round goes backwards, and after two rounds
+/// another one begins, so that what wanders with time (clock rates, other load) and what a way
+/// leaves behind for the next (pages to be written, numbers of removed files) meet all ways alike.
 ///
 /// # Errors
 /// That of a way, with its name.
@@ -38,6 +39,7 @@ pub fn interleave(rounds: usize, ways: &mut [Way<'_>]) -> Result<Vec<Samples>> {
     let mut values = vec![Vec::new(); ways.len()];
     for round in 0..rounds {
         let mut order: Vec<_> = (0..ways.len()).collect();
+        order.rotate_left(round / 2 % ways.len().max(1));
         if round % 2 == 1 {
             order.reverse();
         }
@@ -184,9 +186,10 @@ mod tests {
                 Ok(value * rounds)
             })
         };
-        let found = interleave(3, &mut [way("a", 1.0), way("b", 2.0)]).expect("runs");
-        assert_eq!(*order.borrow(), "abbaab");
-        assert_eq!(found[1].ratio_to(&found[0]), Samples::new(vec![2.0; 3]));
+        let mut ways = [way("a", 1.0), way("b", 2.0), way("c", 4.0)];
+        let found = interleave(6, &mut ways).expect("runs");
+        assert_eq!(*order.borrow(), "abccbabcaacbcabbac");
+        assert_eq!(found[1].ratio_to(&found[0]), Samples::new(vec![2.0; 6]));
     }
 
     #[test]

@@ -92,6 +92,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
         [part, rest @ ..] if part == datapath::WORK_PROCESS => datapath::work_process(rest),
         [part, rest @ ..] if part == datapath::WIRE_PROCESS => datapath::wire_process(rest),
         [part, rest @ ..] if part == datapath::LEAST_PROCESS => datapath::least_process(rest),
+        [part, rest @ ..] if part == datapath::KEPT_PROCESS => datapath::kept_process(rest),
         [part, rest @ ..] if part == passing::PASSING_PROCESS => passing::passing_process(rest),
         [part, rest @ ..] if part == datapath::DELAY_PROCESS => datapath::delay_process(rest),
         [name, rest @ ..] => {

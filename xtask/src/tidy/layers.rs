@@ -52,6 +52,7 @@ const ENCLOSED: &[Enclosed] = &[
         name: "fuser",
         places: &[
             "bafs-client/src/fuse",
+            "tests/src/bench/datapath/kept.rs",
             "tests/src/bench/datapath/least.rs",
             "tests/src/bench/passing.rs",
         ],

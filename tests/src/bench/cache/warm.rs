@@ -85,9 +85,11 @@ fn measure(
     let content = Content::new(2, set);
     let stage = Stage::start(1, "20GB", None)?;
     stage.put("warm", &content)?;
+    stage.put("as-warm", &content)?;
     let wish = CacheWish::of("warm", 2 * set as u64);
     let volumes = stage.caches(&stage.nodes(), &wish)?;
-    let native = stage.world.home.path().join("warm").join(FILE);
+    let [native, control] =
+        ["warm", "as-warm"].map(|it| stage.world.home.path().join(it).join(FILE));
     // Jobs see what is mounted before they begin.
     let smallest = PassingShown::start(&native);
     report.section(&format!(
@@ -102,6 +104,7 @@ fn measure(
         )?)),
         smallest: smallest.as_ref().ok().map(PassingShown::path),
         native,
+        control,
         set,
     };
     files.fill_cache()?;
@@ -111,6 +114,7 @@ fn measure(
         "bafs",
         "native",
         "bafs / native",
+        "control / native",
         "smallest / native",
         "bafs / smallest",
     ])];
@@ -121,8 +125,9 @@ fn measure(
             };
             let found = files.compare(options, pages, pattern)?;
             report.measured(&name, &found.to_native);
+            let stem = name.trim_end_matches("_vs_native");
+            report.measured(&format!("{stem}_control"), &found.control);
             if let Some((smallest_to_native, to_smallest)) = &found.smallest {
-                let stem = name.trim_end_matches("_vs_native");
                 report.measured(&format!("{stem}_vs_smallest"), to_smallest);
                 report.measured(&format!("smallest_of_{stem}_vs_native"), smallest_to_native);
             }
@@ -140,6 +145,8 @@ fn measure(
 struct Files {
     shell: Rc<RefCell<Shell>>,
     native: PathBuf,
+    /// A second file that was made in the same way.
+    control: PathBuf,
     smallest: Option<PathBuf>,
     set: usize,
 }
@@ -147,6 +154,8 @@ struct Files {
 /// What one pattern gave.
 struct Found {
     to_native: Samples,
+    /// The second native file beside the first.
+    control: Samples,
     /// Of the smallest file system: its own ratio to native, and that of BAFS to it.
     smallest: Option<(Samples, Samples)>,
     row: Vec<String>,
@@ -185,7 +194,11 @@ impl Files {
                 )
             })
         };
-        let mut ways = vec![way("bafs", &mounted), way("native", &self.native)];
+        let mut ways = vec![
+            way("bafs", &mounted),
+            way("native", &self.native),
+            way("control", &self.control),
+        ];
         let smallest = self.smallest.as_ref();
         if let Some(path) = smallest.filter(|_| pages == Pages::InMemory) {
             ways.push(way("smallest", path));
@@ -202,7 +215,8 @@ impl Files {
         }
         let samples = interleave(rounds, &mut ways)?;
         let to_native = samples[0].ratio_to(&samples[1]);
-        let smallest = samples.get(2).map(|smallest| {
+        let control = samples[2].ratio_to(&samples[1]);
+        let smallest = samples.get(3).map(|smallest| {
             (
                 smallest.ratio_to(&samples[1]),
                 samples[0].ratio_to(smallest),
@@ -219,11 +233,13 @@ impl Files {
             &samples[0].to_string(),
             &samples[1].to_string(),
             &to_native.to_string(),
+            &control.to_string(),
             &text(smallest.as_ref().map(|(smallest, _)| smallest)),
             &text(smallest.as_ref().map(|(_, ratio)| ratio)),
         ]);
         Ok(Found {
             to_native,
+            control,
             smallest,
             row,
         })

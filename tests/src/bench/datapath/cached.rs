@@ -2,11 +2,12 @@
 //! the directory at home that they come from, which is on this machine too.
 
 use std::cell::RefCell;
+use std::path::Path;
 
 use anyhow::Result;
 
+use super::kept;
 use super::local::at_once;
-use super::row;
 use super::work::{Work, rate};
 use crate::api::CacheWish;
 use crate::bench::measure::{Samples, Way, interleave};
@@ -22,40 +23,68 @@ const WORKS: [(Work, &str); 4] = [
     (Work::List, "cache_list"),
 ];
 
+/// Which of [`PLACES`] is compared with which, and how the figure ends.
+const PAIRS: [(usize, usize, &str); 4] = [
+    (0, 1, ""),
+    (2, 1, "_control"),
+    (3, 1, "_of_smallest"),
+    (0, 3, "_vs_smallest"),
+];
+
+/// Beside the cache: the directory that it comes from, a second one, and the smallest file system
+/// of which the kernel keeps all.
+const PLACES: [&str; 4] = ["cache", "directory", "control", "smallest"];
+
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let files = options.pick(5_000, 500);
     let stage = Stage::start(1, "20GB", None)?;
-    let native = stage.world.home.path().join("small-files");
-    let own = native.join("process-1");
-    std::fs::create_dir_all(&own)?;
-    rate(Work::Create, &own, files)?;
+    let [native, control] =
+        ["small-files", "as-small-files"].map(|name| stage.world.home.path().join(name));
+    for place in [&native, &control] {
+        let own = place.join("process-1");
+        std::fs::create_dir_all(&own)?;
+        rate(Work::Create, &own, files)?;
+    }
     let wish = CacheWish::of("small-files", 200_000_000);
     let volumes = stage.caches(&stage.nodes(), &wish)?;
     let mount = format!("{}:/data:ro", volumes[0].id);
+    // Jobs see what is mounted before they begin.
+    let smallest = kept::start(&native)?;
     let shell = RefCell::new(Shell::job(&stage.world, &mount)?);
     report.section(&format!(
         "{files} files of 4 KiB of a cache on this node, in a job, beside the directory that they \
-         come from: files/s"
+         come from, another one, and the smallest file system of which the kernel keeps all: \
+         files/s"
     ));
-    let native = native.to_string_lossy().into_owned();
-    let mut rows = vec![row(["work", "cache", "directory", "cache / directory"])];
+    let places = [Path::new("/data"), &native, &control, smallest.path()];
+    let mut head: Vec<String> = vec!["work".to_owned()];
+    head.extend(PLACES.map(str::to_owned));
+    head.extend(PAIRS.map(|(one, other, _)| format!("{} / {}", PLACES[one], PLACES[other])));
+    let mut rows = vec![head];
     for (work, figure) in WORKS {
-        let way = |name, place: &str| {
-            let (place, shell) = (place.to_owned(), &shell);
-            Way::new(name, move || {
-                at_once(&mut shell.borrow_mut(), work, &place, files, 1)
+        let mut ways: Vec<_> = PLACES
+            .iter()
+            .zip(places)
+            .map(|(name, place)| {
+                let (place, shell) = (place.to_string_lossy().into_owned(), &shell);
+                Way::new(name, move || {
+                    at_once(&mut shell.borrow_mut(), work, &place, files, 1)
+                })
             })
-        };
-        let mut ways = [way("cache", "/data"), way("directory", &native)];
+            .collect();
         // The first time files come from home, and names are learned.
         for way in &mut ways {
             (way.run)()?;
         }
-        let found: Vec<Samples> = interleave(options.pick(7, 2), &mut ways)?;
-        let ratio = found[0].ratio_to(&found[1]);
-        report.measured(figure, &ratio);
-        let (cache, directory) = (found[0].to_string(), found[1].to_string());
-        rows.push(row([work.name(), &cache, &directory, &ratio.to_string()]));
+        let found: Vec<Samples> = interleave(options.pick(9, 2), &mut ways)?;
+        let mut cells = vec![work.name().to_owned()];
+        cells.extend(found.iter().map(Samples::to_string));
+        for (one, other, end) in PAIRS {
+            let ratio = found[one].ratio_to(&found[other]);
+            report.measured(&format!("{figure}{end}"), &ratio);
+            cells.push(ratio.to_string());
+        }
+        rows.push(cells);
     }
     report.table(&rows);
     Ok(())

@@ -24,8 +24,8 @@ use fuser::{
     ReplyStatfs, ReplyWrite, ReplyXattr, Request, Session, SessionACL, TimeOrNow, WriteFlags,
 };
 use rustix::fs::{lgetxattr, statvfs};
-use tempfile::TempDir;
 
+use crate::bench::machine::Spread;
 use crate::bench::smallest::Smallest;
 
 /// Hidden first argument: this process passes a directory through.
@@ -440,18 +440,19 @@ impl Filesystem for Least {
 /// The process with an empty directory, until it is dropped.
 pub(super) struct LeastShown {
     process: Smallest,
-    _source: TempDir,
+    _source: Spread,
 }
 
 impl LeastShown {
     pub(super) fn start(kind: Kind) -> Result<Self> {
-        let source = tempfile::tempdir()?;
+        let source = Spread::new()?;
+        let shown = source.directory("shown")?;
         let more: &[&str] = match kind {
             Kind::Strict => &[STRICT],
             Kind::Bare => &[],
         };
         Ok(Self {
-            process: Smallest::start(LEAST_PROCESS, source.path(), more)?,
+            process: Smallest::start(LEAST_PROCESS, &shown, more)?,
             _source: source,
         })
     }

@@ -10,6 +10,7 @@ use super::least::{Kind, LeastShown};
 use super::shown::{Shown, near_world};
 use super::work::{Work, arguments, rate_of};
 use super::{MIB, row};
+use crate::bench::machine::Spread;
 use crate::bench::measure::{Samples, Way, interleave};
 use crate::bench::shell::Shell;
 use crate::bench::{Options, Report};
@@ -114,24 +115,30 @@ const BYTES: Pattern = Pattern {
 };
 
 /// Work on names, in an order in which each finds what it needs.
-const NAMES: [Work; 8] = [
+const NAMES: [Work; 9] = [
     Work::Create,
     Work::Stat,
     Work::StatAgain,
     Work::OpenRead,
     Work::List,
+    Work::ListAgain,
     Work::Absent,
     Work::Rename,
     Work::Unlink,
 ];
 
-/// Which place is compared with which, and how the figure ends: the volume with a plain directory
-/// and with the smallest file systems, bare and strict; the volume by rings with the bare one.
-const PAIRS: [(usize, usize, &str); 4] = [
+/// How figures end that compare a plain directory with another one: the scatter of all others.
+const CONTROL: &str = "_control";
+
+/// Which place is compared with which, and how the figure ends: the volume with a plain directory,
+/// another such directory with that one; the volume with the smallest file systems, bare and
+/// strict; the volume by rings with the bare one.
+const PAIRS: [(usize, usize, &str); 5] = [
     (0, 1, ""),
-    (0, 2, "_vs_least"),
-    (0, 3, "_vs_strict"),
-    (4, 2, "_ring_vs_least"),
+    (2, 1, CONTROL),
+    (0, 3, "_vs_least"),
+    (0, 4, "_vs_strict"),
+    (5, 3, "_ring_vs_least"),
 ];
 
 /// Where the programs of a comparison run, and where the two sides are there.
@@ -143,6 +150,8 @@ struct Comparison<'a> {
     shell: RefCell<Shell>,
     volume: String,
     directory: String,
+    /// A second plain directory, made as the first one.
+    control: String,
     /// Where the smallest file systems of the same crate, bare and strict, show a plain directory.
     least: Option<[String; 2]>,
     /// Where a volume is that the kernel asks by rings, beside those.
@@ -151,7 +160,7 @@ struct Comparison<'a> {
 
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let shown = Shown::near("20GB")?;
-    let native = tempfile::tempdir()?;
+    let native = Spread::new()?;
     let (bare, strict) = (
         LeastShown::start(Kind::Bare)?,
         LeastShown::start(Kind::Strict)?,
@@ -166,7 +175,8 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         warm: "unpriv_warm",
         shell: RefCell::new(Shell::host()?),
         volume: text(shown.path())?,
-        directory: text(native.path())?,
+        directory: text(&native.directory("directory")?)?,
+        control: text(&native.directory("control")?)?,
         least: Some([text(bare.path())?, text(strict.path())?]),
         ring: ring.as_ref().map(|shown| text(shown.path())).transpose()?,
     };
@@ -177,13 +187,14 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
 /// The same in a job, of a volume whose limit is watched: its directory itself is shown.
 pub(super) fn run_bound(options: &Options, report: &mut Report) -> Result<()> {
     let world = near_world("20GB", &["--limit", "watched"])?;
-    let native = tempfile::tempdir()?;
+    let native = Spread::new()?;
     let comparison = Comparison {
         prefix: "direct",
         warm: "direct_warm",
         shell: RefCell::new(Shell::job(&world, "work:/data")?),
         volume: "/data".to_owned(),
-        directory: text(native.path())?,
+        directory: text(&native.directory("directory")?)?,
+        control: text(&native.directory("control")?)?,
         least: None,
         ring: None,
     };
@@ -194,13 +205,14 @@ pub(super) fn run_bound(options: &Options, report: &mut Report) -> Result<()> {
 /// The same data of a volume whose writes the kernel collects: what is written.
 pub(super) fn run_collected(options: &Options, report: &mut Report) -> Result<()> {
     let shown = Shown::collecting("20GB")?;
-    let native = tempfile::tempdir()?;
+    let native = Spread::new()?;
     let comparison = Comparison {
         prefix: "collected",
         warm: "collected_warm",
         shell: RefCell::new(Shell::host()?),
         volume: text(shown.path())?,
-        directory: text(native.path())?,
+        directory: text(&native.directory("directory")?)?,
+        control: text(&native.directory("control")?)?,
         least: None,
         ring: None,
     };
@@ -220,7 +232,7 @@ fn text(path: &Path) -> Result<String> {
 
 /// All rows; the least of the data rows and that of the others are figures of their own.
 fn compare(options: &Options, report: &mut Report, comparison: &Comparison<'_>) -> Result<()> {
-    let data = data(options, report, comparison, PATTERNS.iter())?;
+    let [data, data_control] = data(options, report, comparison, PATTERNS.iter())?;
     let warm = PATTERNS.iter().zip(&data);
     let warm = warm.filter(|(pattern, _)| pattern.options.contains("--readonly"));
     let warm = warm.filter(|(pattern, _)| pattern.before == Before::Warm);
@@ -233,10 +245,15 @@ fn compare(options: &Options, report: &mut Report, comparison: &Comparison<'_>) 
                 .for_each(|(all, it)| all.extend(it));
         }
     }
-    let [by_directory, by_bare, by_strict, ring_by_bare] = by;
-    let figure = |kind| format!("{}_{kind}", comparison.prefix);
-    report.figure(&figure("data"), least(data.into_iter()));
-    report.figure(&figure("meta"), least(by_directory.into_iter()));
+    let [by_directory, control, by_bare, by_strict, ring_by_bare] = by;
+    for (kind, ratios, control) in [
+        ("data", data, data_control),
+        ("meta", by_directory, control),
+    ] {
+        let figure = format!("{}_{kind}", comparison.prefix);
+        report.figure(&figure, least(ratios.into_iter()));
+        report.figure(&(figure + CONTROL), least(control.into_iter()));
+    }
     if comparison.least.is_some() {
         report.figure("meta_vs_min_fuse", least(by_bare.into_iter()));
         report.figure("meta_vs_strict_fuse", least(by_strict.into_iter()));
@@ -251,16 +268,23 @@ fn least(ratios: impl Iterator<Item = f64>) -> f64 {
     ratios.fold(f64::INFINITY, f64::min)
 }
 
+/// The ratios of the volume to the directory, and of the control to it.
 fn data<'p>(
     options: &Options,
     report: &mut Report,
     comparison: &Comparison<'_>,
     patterns: impl Iterator<Item = &'p Pattern>,
-) -> Result<Vec<f64>> {
+) -> Result<[Vec<f64>; 2]> {
     let bytes = MIB * options.pick(512, 64);
     report.say(&format!("{} MiB by fio: MB/s", bytes / MIB));
-    let mut rows = vec![row(["work", "volume", "directory", "volume / directory"])];
-    let mut ratios = Vec::new();
+    let mut rows = vec![row([
+        "work",
+        "volume",
+        "directory",
+        "volume / directory",
+        "control / directory",
+    ])];
+    let mut ratios = [Vec::new(), Vec::new()];
     for pattern in patterns {
         let way = |name, place: &str| {
             let file = format!("{place}/data");
@@ -271,28 +295,40 @@ fn data<'p>(
         let mut ways = [
             way("volume", &comparison.volume),
             way("directory", &comparison.directory),
+            way("control", &comparison.control),
         ];
         let found = interleave(options.pick(5, 2), &mut ways)?;
         let figure = format!("{}_{}", comparison.prefix, pattern.figure);
-        ratios.push(compared(report, &figure, pattern.name, &found, &mut rows));
+        let both = compared(report, &figure, pattern.name, &found, &mut rows);
+        ratios
+            .iter_mut()
+            .zip(both)
+            .for_each(|(all, it)| all.push(it));
     }
     report.table(&rows);
     Ok(ratios)
 }
 
-/// Adds a row and its figure, and returns the ratio.
-fn compared(
+/// Adds a row of a volume, a directory and another one with its figures, and returns the ratios of
+/// the first and of the last to the directory.
+pub(super) fn compared(
     report: &mut Report,
     figure: &str,
     name: &str,
     found: &[Samples],
     rows: &mut Vec<Vec<String>>,
-) -> f64 {
-    let ratio = found[0].ratio_to(&found[1]);
+) -> [f64; 2] {
+    let (ratio, control) = (found[0].ratio_to(&found[1]), found[2].ratio_to(&found[1]));
     report.measured(figure, &ratio);
-    let (volume, directory) = (found[0].to_string(), found[1].to_string());
-    rows.push(row([name, &volume, &directory, &ratio.to_string()]));
-    ratio.median()
+    report.measured(&format!("{figure}{CONTROL}"), &control);
+    rows.push(row([
+        name,
+        &found[0].to_string(),
+        &found[1].to_string(),
+        &ratio.to_string(),
+        &control.to_string(),
+    ]));
+    [ratio.median(), control.median()]
 }
 
 /// Moves the bytes of a file once: MB/s.
@@ -308,7 +344,7 @@ fn fio(shell: &mut Shell, file: &str, bytes: u64, pattern: &Pattern) -> Result<f
         }
         Before::Warm => format!(
             "test \"$(stat -c %s {file} 2>/dev/null)\" = {bytes} || \
-             head -c {bytes} /dev/urandom >{file}; cat {file} >/dev/null"
+             head -c {bytes} /dev/urandom >{file}; sync; cat {file} >/dev/null"
         ),
     };
     let said = shell.run(&before)?;
@@ -335,8 +371,11 @@ fn names(
 ) -> Result<Vec<[Option<f64>; PAIRS.len()]>> {
     let files = options.pick(5_000, 500);
     report.say(&format!("{processes} x {files} files of 4 KiB: files/s"));
-    let (volume, directory) = (&comparison.volume, &comparison.directory);
-    let mut places = vec![("volume", volume), ("directory", directory)];
+    let mut places = vec![
+        ("volume", &comparison.volume),
+        ("directory", &comparison.directory),
+        ("control", &comparison.control),
+    ];
     if let Some([bare, strict]) = &comparison.least {
         places.extend([("bare FUSE", bare), ("strict FUSE", strict)]);
     }
@@ -350,6 +389,10 @@ fn names(
         ways.push(Way::new(name, move || {
             for (index, work) in NAMES.into_iter().enumerate() {
                 let mut shell = comparison.shell.borrow_mut();
+                if matches!(work, Work::Create | Work::Stat) {
+                    // What others wrote, and these files, would else be written meanwhile.
+                    shell.run("sync")?;
+                }
                 let found = at_once(&mut shell, work, path, files, processes)?;
                 values.borrow_mut()[index][place].push(found);
             }

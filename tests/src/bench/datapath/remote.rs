@@ -48,6 +48,12 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
             }
             at_once(Work::ReadCold, at, mib / AT_ONCE)
         }),
+        Way::new("write: bare QUIC stream, again", || {
+            wire.quic(Direction::Write, mib)
+        }),
+        Way::new("read: bare QUIC stream, again", || {
+            wire.quic(Direction::Read, mib)
+        }),
     ];
     let samples = interleave(options.pick(5, 2), &mut ways)?;
     let mut rows = vec![row(["way", "MB/s", "to the bare stream", "to TCP"])];
@@ -69,6 +75,8 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         ("remote_read_vs_tcp", 6, 5),
         ("remote_write_16_vs_quinn", 7, 0),
         ("remote_read_16_vs_quinn", 8, 4),
+        ("remote_write_control", 9, 0),
+        ("remote_read_control", 10, 4),
     ];
     for (key, own, other) in figures {
         report.measured(key, &samples[own].ratio_to(&samples[other]));

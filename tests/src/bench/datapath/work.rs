@@ -38,6 +38,8 @@ pub(super) enum Work {
     StatAgain,
     /// Lists the directory and asks for the attributes of each.
     List,
+    /// Does that four times more.
+    ListAgain,
     /// Asks for so many files that are not there, twice.
     Absent,
     /// Gives each another name, and its own again.
@@ -71,6 +73,7 @@ impl Work {
             Self::Stat => "stat",
             Self::StatAgain => "stat-again",
             Self::List => "list+stat",
+            Self::ListAgain => "list+stat-again",
             Self::Absent => "absent",
             Self::Rename => "rename",
             Self::OpenRead => "open+read",
@@ -86,7 +89,13 @@ impl Work {
     }
 
     fn of(name: &str) -> Result<Self> {
-        let others = [Self::StatAgain, Self::List, Self::Absent, Self::Rename];
+        let others = [
+            Self::StatAgain,
+            Self::List,
+            Self::ListAgain,
+            Self::Absent,
+            Self::Rename,
+        ];
         let mut all = Self::BESIDE_PEERS.into_iter().chain(others);
         let found = all.find(|work| work.name() == name);
         found.with_context(|| format!("'{name}' is no work"))
@@ -193,12 +202,12 @@ fn read(path: &Path, mib: u64) -> Result<()> {
 
 fn many(work: Work, directory: &Path, files: u64) -> Result<()> {
     let rounds = match work {
-        Work::StatAgain => 4,
+        Work::StatAgain | Work::ListAgain => 4,
         Work::Absent => 2,
         _ => 1,
     };
     match work {
-        Work::List => list(directory, files)?,
+        Work::List | Work::ListAgain => (0..rounds).try_for_each(|_| list(directory, files))?,
         _ => (0..files * rounds).try_for_each(|number| one(work, directory, number % files))?,
     }
     if matches!(work, Work::Create | Work::Rename | Work::Unlink) {

@@ -74,7 +74,8 @@ pub(super) fn validation(options: &Options, report: &mut Report) -> Result<()> {
     tell(report, "validation_regret", &compare_all(&tasks)?)
 }
 
-/// Compares all points, as many at once as there are processors.
+/// Compares all points, as many at once as there are processors. Tells each study when it is done,
+/// as all of them take long.
 fn compare_all(tasks: &[Task]) -> Result<Vec<(&Task, Compared)>> {
     let next = AtomicUsize::new(0);
     let found = Mutex::new(Vec::new());
@@ -82,18 +83,10 @@ fn compare_all(tasks: &[Task]) -> Result<Vec<(&Task, Compared)>> {
         for _ in 0..cores() {
             scope.spawn(|| {
                 while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let watch = Watch::start();
-                    let compared = compare(&task.point, task.seeds);
-                    let took = watch.elapsed();
-                    if took > SLOW {
-                        let seconds = took.as_secs();
-                        println!("  {} at {}: {seconds} s", task.label, task.point.x);
-                    }
-                    let compared = compared
-                        .map(|compared| (task, compared))
-                        .map_err(|stuck| anyhow!("{} at {}: {stuck}", task.label, task.point.x));
+                    let compared = compare_one(task);
                     if let Ok(mut found) = found.lock() {
                         found.push(compared);
+                        tell_if_done(task, tasks, &found);
                     }
                 }
             });
@@ -107,6 +100,35 @@ fn compare_all(tasks: &[Task]) -> Result<Vec<(&Task, Compared)>> {
     found.sort_by_key(|(task, _)| std::ptr::from_ref(*task) as usize);
     ensure!(found.len() == tasks.len(), "a comparison panicked");
     Ok(found)
+}
+
+fn compare_one(task: &Task) -> Result<(&Task, Compared)> {
+    let watch = Watch::start();
+    let compared = compare(&task.point, task.seeds);
+    let took = watch.elapsed();
+    if took > SLOW {
+        let seconds = took.as_secs();
+        println!("  {} at {}: {seconds} s", task.label, task.point.x);
+    }
+    let compared =
+        compared.map_err(|stuck| anyhow!("{} at {}: {stuck}", task.label, task.point.x))?;
+    Ok((task, compared))
+}
+
+/// Tells of a study of which all points have been compared.
+fn tell_if_done(task: &Task, tasks: &[Task], found: &[Result<(&Task, Compared)>]) {
+    let of_study = |other: &Task| other.label == task.label;
+    let done = found.iter().flatten().filter(|(other, _)| of_study(other));
+    let regrets: Vec<f64> = done
+        .clone()
+        .filter_map(|(_, compared)| compared.decided_regret())
+        .collect();
+    if done.count() < tasks.iter().filter(|other| of_study(other)).count() {
+        return;
+    }
+    let mean = regrets.iter().sum::<f64>() / regrets.len().max(1) as f64;
+    let most = regrets.iter().copied().fold(1.0, f64::max);
+    println!("  {}: mean {mean:.4}, most {most:.4}", task.label);
 }
 
 /// A point with more than one strategy.

@@ -1,0 +1,88 @@
+//! What no strategy can do: a plan refuses it with the reason, and a run of it is given up.
+
+use bafs_sched::planner::{Canonical, Environment, NodeClass, Shape, Strategy, plan};
+use bafs_sched::sim::{Doubt, Doubts, Load, Policy, Scenario, Simulation, decide, workflow_of};
+use bafs_sched::workflow::parse_workflow;
+
+fn thesis() -> Environment {
+    Environment::parse(include_str!("../../examples/environments/thesis.toml"))
+        .expect("the example is right")
+}
+
+/// Somewhere a node fails every ten seconds, and each job takes five thousand.
+const HOPELESS: &str = "width=10,depth=2,batch=1GB,private=0.1GB,run=5000s";
+
+fn stormy() -> Environment {
+    Environment {
+        nodes: vec![NodeClass::new(5, 1, 5_000_000_000)],
+        mtbf_s: Some(10),
+        ..thesis()
+    }
+}
+
+#[test]
+fn a_run_that_never_ends_is_given_up_and_says_so() {
+    for policy in [Policy::Need, Policy::Strategy(Strategy::Slice)] {
+        let canonical = Canonical::parse(HOPELESS).expect("a workload");
+        let load = Load::Declared { variability_ppm: 0 };
+        let scenario = Scenario::new(stormy(), policy, load, 1);
+        let run = Simulation::new(workflow_of(&canonical), scenario).run();
+        let run = run.expect("the run ends");
+        let why = run.failure().expect("it cannot be done");
+        assert!(why.contains("failures come faster"), "{policy}: {why}");
+    }
+}
+
+fn decided(text: &str, environment: &Environment) -> (Vec<Option<String>>, Option<String>) {
+    let canonical = Canonical::parse(text).expect("a workload");
+    let mut plan = plan(canonical.shape(), environment);
+    let load = Load::Declared { variability_ppm: 0 };
+    let work = (canonical.jobs(), || workflow_of(&canonical));
+    let doubts = decide(&mut plan, Doubt::All, work, environment, &load);
+    let Doubts::Tried(tried) = doubts.expect("they end") else {
+        panic!("nothing was simulated");
+    };
+    assert_eq!(plan.choice, None);
+    let failed = tried.into_iter().map(|tried| tried.failed);
+    (failed.collect(), plan.refusal)
+}
+
+#[test]
+fn where_failures_come_too_fast_a_plan_refuses_instead_of_trying_for_ever() {
+    let (failed, refusal) = decided(HOPELESS, &stormy());
+    assert!(failed.iter().all(Option::is_some), "{failed:?}");
+    let refusal = refusal.expect("no choice has a reason");
+    assert!(refusal.contains("failures come faster"), "{refusal}");
+}
+
+/// The only nodes leave before a job can be done.
+#[test]
+fn what_cannot_run_is_refused_with_the_reason_and_not_called_slow() {
+    let mut environment = thesis();
+    environment.nodes[0].until_s = Some(1_000);
+    let text = "width=2,depth=1,batch=1MB,private=1MB,run=5000s";
+    let (failed, refusal) = decided(text, &environment);
+    assert!(failed.iter().all(Option::is_some), "{failed:?}");
+    let (refusal, why) = (refusal.expect("a reason"), failed[0].clone());
+    assert!(refusal.contains(&why.expect("it failed")), "{refusal}");
+    for strategy in ["All", "Minimal", "need"] {
+        assert!(refusal.contains(strategy), "{strategy}: {refusal}");
+    }
+}
+
+/// A job that no node is large enough for.
+#[test]
+fn a_job_too_wide_for_every_node_is_no_choice_of_a_strategy() {
+    let text = "job wide {\nexecutable = x\nruntime = 60 s\nrequest_cpus = 8\n}\n";
+    let none = |_: &str| Err("no files".to_owned());
+    let parsed = parse_workflow("w.bafs", text, &none);
+    let workflow = parsed.expect("a workflow").workflow;
+    let (shape, _) = Shape::bottleneck(&workflow, 0.0);
+    let mut plan = plan(shape, &thesis());
+    let load = Load::Declared { variability_ppm: 0 };
+    let doubts = decide(&mut plan, Doubt::All, (1, || workflow), &thesis(), &load);
+    assert!(matches!(doubts, Ok(Doubts::Tried(_))), "{doubts:?}");
+    assert_eq!(plan.choice, None);
+    let refusal = plan.refusal.expect("no choice has a reason");
+    assert!(refusal.contains("asks for 8 CPUs"), "{refusal}");
+}

@@ -1,0 +1,201 @@
+//! The smallest file system of which the kernel keeps all that it was told: files and directories
+//! are opened without any message, names, attributes and pages never expire. What a cache volume
+//! whose files are in memory can be at best. Not a file system to use: its directory must not
+//! change.
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
+
+use anyhow::{Result, bail};
+use fuser::{
+    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, InitFlags,
+    KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectoryPlus,
+    ReplyEntry, Request, Session, SessionACL,
+};
+
+use crate::bench::smallest::Smallest;
+
+/// Hidden first argument: this process shows a directory that does not change.
+pub(in crate::bench) const KEPT_PROCESS: &str = "--datapath-kept";
+
+/// As long as agents let the kernel believe attributes and names.
+const BELIEVE: Duration = Duration::from_secs(24 * 3600);
+const GENERATION: Generation = Generation(0);
+/// As many as serve a volume.
+const THREADS: usize = 2;
+
+/// A file or directory, with the numbers of what is in it.
+struct Node {
+    path: PathBuf,
+    attributes: FileAttr,
+    names: Vec<(OsString, usize)>,
+}
+
+/// All that there is; a number is a place in the list, from 1.
+struct Kept {
+    nodes: Vec<Node>,
+    by_name: HashMap<(usize, OsString), usize>,
+}
+
+impl Kept {
+    fn read(root: PathBuf) -> io::Result<Self> {
+        let mut kept = Self {
+            nodes: Vec::new(),
+            by_name: HashMap::new(),
+        };
+        kept.add(root)?;
+        Ok(kept)
+    }
+
+    fn add(&mut self, path: PathBuf) -> io::Result<usize> {
+        let own = self.nodes.len() + 1;
+        let found = fs::symlink_metadata(&path)?;
+        self.nodes.push(Node {
+            attributes: attributes(own as u64, &found),
+            path: path.clone(),
+            names: Vec::new(),
+        });
+        if found.is_dir() {
+            for entry in fs::read_dir(path)? {
+                let entry = entry?;
+                let child = self.add(entry.path())?;
+                self.by_name.insert((own, entry.file_name()), child);
+                self.nodes[own - 1].names.push((entry.file_name(), child));
+            }
+        }
+        Ok(own)
+    }
+
+    fn node(&self, ino: INodeNo) -> Option<&Node> {
+        self.nodes.get((ino.0 as usize).checked_sub(1)?)
+    }
+}
+
+fn attributes(ino: u64, found: &fs::Metadata) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(ino),
+        size: found.len(),
+        blocks: found.blocks(),
+        atime: UNIX_EPOCH,
+        mtime: UNIX_EPOCH,
+        ctime: UNIX_EPOCH,
+        crtime: UNIX_EPOCH,
+        kind: match found.is_dir() {
+            true => FileType::Directory,
+            false => FileType::RegularFile,
+        },
+        perm: (found.mode() & 0o7777) as u16,
+        nlink: 1,
+        uid: found.uid(),
+        gid: found.gid(),
+        rdev: 0,
+        blksize: 4096,
+        flags: 0,
+    }
+}
+
+impl Filesystem for Kept {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        let wanted = InitFlags::FUSE_PARALLEL_DIROPS
+            | InitFlags::FUSE_DO_READDIRPLUS
+            | InitFlags::FUSE_NO_OPEN_SUPPORT
+            | InitFlags::FUSE_NO_OPENDIR_SUPPORT;
+        // Only what the kernel offers is asked for, so it cannot refuse. To open, close and give
+        // up files this answers that it cannot, which the kernel then takes for leave.
+        let _ = config.add_capabilities(wanted & config.capabilities());
+        Ok(())
+    }
+
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let found = self.by_name.get(&(parent.0 as usize, name.to_owned()));
+        match found.and_then(|number| self.node(INodeNo(*number as u64))) {
+            Some(node) => reply.entry(&BELIEVE, &node.attributes, GENERATION),
+            // With a number of none: the kernel believes it as long.
+            None => match self.node(INodeNo::ROOT) {
+                Some(root) => {
+                    let mut absent = root.attributes;
+                    absent.ino = INodeNo(0);
+                    reply.entry(&BELIEVE, &absent, GENERATION);
+                }
+                None => reply.error(Errno::ENOENT),
+            },
+        }
+    }
+
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        match self.node(ino) {
+            Some(node) => reply.attr(&BELIEVE, &node.attributes),
+            None => reply.error(Errno::ESTALE),
+        }
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let Some(node) = self.node(ino) else {
+            return reply.error(Errno::ESTALE);
+        };
+        let mut bytes = vec![0; size as usize];
+        match File::open(&node.path).and_then(|file| file.read_at(&mut bytes, offset)) {
+            Ok(count) => reply.data(&bytes[..count]),
+            Err(_) => reply.error(Errno::EIO),
+        }
+    }
+
+    fn readdirplus(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let Some(node) = self.node(ino) else {
+            return reply.error(Errno::ESTALE);
+        };
+        for (at, (name, number)) in node.names.iter().enumerate().skip(offset as usize) {
+            let number = INodeNo(*number as u64);
+            let Some(child) = self.node(number) else {
+                continue;
+            };
+            let shown = &child.attributes;
+            if reply.add(number, at as u64 + 1, name, &BELIEVE, shown, GENERATION) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+}
+
+/// Shows a directory, in a process that lives until this is dropped.
+pub(super) fn start(source: &Path) -> Result<Smallest> {
+    Smallest::start(KEPT_PROCESS, source, &[])
+}
+
+/// Shows a directory until it is unmounted. Arguments: the directory, and where to show it.
+pub(in crate::bench) fn kept_process(arguments: &[String]) -> Result<()> {
+    let [source, shown] = arguments else {
+        bail!("a directory and a place to show it are needed");
+    };
+    let kept = Kept::read(PathBuf::from(source))?;
+    let mut config = Config::default();
+    config.acl = SessionACL::All;
+    config.n_threads = Some(THREADS);
+    // As caches are: else the kernel would ask for the time of the last access after each read.
+    config.mount_options = vec![MountOption::RO, MountOption::DefaultPermissions];
+    Session::new(kept, shown, &config)?.run()?;
+    Ok(())
+}
