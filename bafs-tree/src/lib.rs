@@ -1,13 +1,14 @@
 //! A volume's directory tree: POSIX operations on a local directory, with an exact limit.
 //!
 //! Knows no network, no token and no lease. Reading order: [`Tree`], [`Session`]. Apart from them:
-//! [`SharedWords`], numbers that processes share, and [`BlockMap`] in them.
+//! [`SharedWords`], numbers that processes share, and [`BlockMap`] in them, and [`held_below`].
 
 mod kernel;
 
 mod account;
 mod anchor;
 mod attributes;
+mod below;
 mod block_map;
 mod data;
 mod descriptors;
@@ -23,6 +24,7 @@ mod shared;
 mod tree;
 
 pub use account::Limit;
+pub use below::held_below;
 pub use block_map::{BlockMap, BlockPlaces};
 pub use descriptors::KeptDescriptors;
 pub use session::Session;

@@ -1,15 +1,19 @@
 //! A scratch volume of this machine whose directory itself is shown to the job: the kernel does the
-//! rest, no operation comes here. The server keeps the lease, watches the space, and may want the
-//! volume back.
+//! rest, no operation comes here but the question what it holds. The server keeps the lease,
+//! watches the space, and may want the volume back.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use bafs_proto::ErrorCode;
+use bafs_proto::file_op::{FileOp, FileReply, TreeStat};
+use bafs_tree::held_below;
 use tokio::task::JoinHandle;
 
-use super::RemoteTree;
+use super::{Done, RemoteTree};
 use crate::door::DoorConnection;
+use crate::errno::errno_of;
 use crate::fate::Fate;
 
 /// A directory that is shown to the job.
@@ -47,6 +51,28 @@ impl BoundTree {
     /// Where the directory is.
     pub(super) fn directory(&self) -> &Path {
         &self.directory
+    }
+
+    /// Answers what the directory holds, which is counted for that; nothing else is asked here.
+    pub(super) fn run(&self, op: &FileOp, done: Done) {
+        if !matches!(op, FileOp::StatFs) {
+            return done(Err(errno_of(ErrorCode::Unsupported)), &[]);
+        }
+        let directory = self.directory.clone();
+        // Nobody waits for it but who asked.
+        drop(tokio::task::spawn_blocking(move || {
+            let held = held_below(&directory).map(|(bytes, files)| {
+                FileReply::StatFs(TreeStat {
+                    size_bytes: bytes,
+                    free_bytes: 0,
+                    size_files: files,
+                    free_files: 0,
+                    disk_bytes: None,
+                    disk_files: None,
+                })
+            });
+            done(held.map_err(|_| errno_of(ErrorCode::ServerFault)), &[]);
+        }));
     }
 
     /// Gives the directory back and ends the session, when nobody uses it any more.

@@ -18,7 +18,6 @@ mod settling;
 mod shipping;
 mod waits;
 
-use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{Caller, FileOp, FileReply, FileResult};
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -34,7 +33,6 @@ pub use inline::InlineTree;
 pub use local::LocalTree;
 pub use remote::{RemoteTree, Server};
 
-use crate::errno::errno_of;
 use crate::limits::{READ_AHEAD_KIB, REMOTE_READ_AHEAD_KIB};
 use crate::sandbox::is_root_of_machine;
 
@@ -65,7 +63,7 @@ impl Tree {
             Self::Cache(tree) => tree.run(op, done),
             Self::Local(tree) => tree.run(caller, &op, data, done),
             Self::Inline(tree) => tree.run(caller, op, data, done),
-            Self::Bound(_) => done(Err(errno_of(ErrorCode::Unsupported)), &[]),
+            Self::Bound(tree) => tree.run(&op, done),
         }
     }
 

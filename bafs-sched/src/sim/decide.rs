@@ -7,10 +7,12 @@
 
 use serde::Serialize;
 
-use super::engine::Simulation;
+use super::contender::{
+    Contender, is_clear, is_open, leave_behind, leave_slower, limit_us, seconds, take_back,
+};
 use super::load::Load;
 use super::policy::{Policy, Scenario};
-use super::record::{Run, Stuck};
+use super::record::Stuck;
 use crate::planner::{Allocation, Choice, Environment, Plan, Strategy};
 use crate::workflow::{VolumeKind, Workflow};
 
@@ -23,13 +25,13 @@ const PLAN_PARTS_MAX: u64 = 100_000;
 /// Records that all simulations for one plan look at: a minute or two at most. Others need far
 /// fewer than those of absurd environments, where nodes fail before anything is done.
 const PLAN_RECORDS_MAX: u64 = 4_000_000_000;
-/// Seeds of simulations where nodes fail or run times vary, as far as [`PLAN_JOBS_MAX`] allows.
-const SEEDS_MAX: u64 = 8;
-/// With fewer nothing is known of how much the seeds differ.
-const SEEDS_LEAST: usize = 3;
-/// Of two strategies the faster one is known when the mean of their differences, seed by seed, is
-/// so many times its standard error.
-const CLEAR_ERRORS: f64 = 3.0;
+/// The same where nodes fail: what strategies take differs less than what seeds do, so that those
+/// that are left need more of them.
+const PLAN_JOBS_FAILING_MAX: usize = 60_000;
+/// Seeds of simulations where run times vary, as far as [`PLAN_JOBS_MAX`] allows.
+const SEEDS_VARYING_MAX: u64 = 8;
+/// The same where nodes fail.
+const SEEDS_FAILING_MAX: u64 = 16;
 /// Seeds of these simulations begin here, so that they are not those that users compare with.
 const SEED_FIRST: u64 = 0x91a7_0000;
 /// Predictions up to so much longer than the shortest are tried, as a share of it: on the studies
@@ -39,8 +41,8 @@ const MODEL_ERROR: f64 = 0.35;
 /// A simulation ends early when it takes so much longer than the best so far, as a share of it:
 /// where nodes fail, one run may just have bad luck; where run times vary, another seed may bring
 /// strategies nearer. Otherwise it ends as soon as it cannot be best.
-const HOPELESS_FAILING: f64 = 2.0;
-const HOPELESS_VARYING: f64 = 0.1;
+pub(super) const HOPELESS_FAILING: f64 = 2.0;
+pub(super) const HOPELESS_VARYING: f64 = 0.1;
 
 /// Executions and failures of nodes for each job, after which a strategy is given up: others are
 /// done with far fewer.
@@ -123,9 +125,13 @@ fn decide_within(
     if parts(&workflow, environment) > PLAN_PARTS_MAX {
         return Ok(Doubts::TooLarge);
     }
+    let runs_max = match is_failing {
+        true => PLAN_JOBS_FAILING_MAX / jobs,
+        false => affordable * candidates.len(),
+    };
     let (seeds, hopeless) = match (is_failing, load.varies()) {
-        (true, _) => (SEEDS_MAX.min(affordable as u64), HOPELESS_FAILING),
-        (false, true) => (SEEDS_MAX.min(affordable as u64), HOPELESS_VARYING),
+        (true, _) => (SEEDS_FAILING_MAX, HOPELESS_FAILING),
+        (false, true) => (SEEDS_VARYING_MAX.min(affordable as u64), HOPELESS_VARYING),
         (false, false) => (1, 0.0),
     };
     let field = Field {
@@ -133,12 +139,13 @@ fn decide_within(
         environment,
         load,
         seeds,
+        runs_max,
         hopeless,
     };
-    let mut trials: Vec<Trial> = candidates.into_iter().map(Trial::new).collect();
+    let mut trials: Vec<Contender> = candidates.into_iter().map(Contender::new).collect();
     field.try_all(&mut trials, records_max)?;
     choose(plan, &trials);
-    let tried = trials.into_iter().map(Trial::tried);
+    let tried = trials.into_iter().map(Contender::tried);
     Ok(Doubts::Tried(tried.collect()))
 }
 
@@ -156,6 +163,8 @@ struct Field<'f> {
     load: &'f Load,
     /// Seeds at most.
     seeds: u64,
+    /// Simulations at most, of all candidates together.
+    runs_max: usize,
     /// How much longer than the best is too long, as a share of it.
     hopeless: f64,
 }
@@ -163,14 +172,23 @@ struct Field<'f> {
 impl Field<'_> {
     /// Simulates all with one seed after the other, until the best is known or so many records
     /// were looked at.
-    fn try_all(&self, trials: &mut [Trial], mut records: u64) -> Result<(), Stuck> {
+    fn try_all(&self, trials: &mut [Contender], mut records: u64) -> Result<(), Stuck> {
         let is_failing = self.environment.mtbf_s.is_some();
+        let mut runs = self.runs_max;
         for seed in 0..self.seeds {
+            let running = trials.iter().filter(|trial| !trial.is_out).count();
+            let Some(runs_left) = runs.checked_sub(running) else {
+                break;
+            };
+            runs = runs_left;
             let looked_at = self.try_seed(trials, seed, records)?;
             records = records.saturating_sub(looked_at);
-            if trials.iter().any(Trial::is_cut_later) {
+            if trials.iter().any(Contender::is_cut_later) {
                 take_back(trials, seed);
                 break;
+            }
+            if is_failing {
+                leave_slower(trials);
             }
             // Who is alone is the choice, whatever more seeds would say of its time.
             if trials.iter().filter(|trial| !trial.is_out).count() <= 1 {
@@ -191,7 +209,7 @@ impl Field<'_> {
     }
 
     /// Simulates those that are left with one seed; answers how many records were looked at.
-    fn try_seed(&self, trials: &mut [Trial], seed: u64, records: u64) -> Result<u64, Stuck> {
+    fn try_seed(&self, trials: &mut [Contender], seed: u64, records: u64) -> Result<u64, Stuck> {
         let is_failing = self.environment.mtbf_s.is_some();
         let mut left = records;
         for at in 0..trials.len() {
@@ -221,153 +239,6 @@ impl Field<'_> {
         }
         Ok(records - left)
     }
-}
-
-/// A candidate that is simulated with one seed after the other.
-#[derive(Debug, Clone, PartialEq)]
-struct Trial {
-    strategy: Strategy,
-    /// The time with each seed so far, in microseconds.
-    times_us: Vec<u64>,
-    /// It failed, or took longer than can be waited for.
-    is_out: bool,
-    /// It is out because it was too much to simulate: nothing speaks against it.
-    is_cut: bool,
-    failed: Option<String>,
-}
-
-impl Trial {
-    fn new(strategy: Strategy) -> Self {
-        Self {
-            strategy,
-            times_us: Vec::new(),
-            is_out: false,
-            is_cut: false,
-            failed: None,
-        }
-    }
-
-    /// Simulates it with another seed; answers how many records were looked at.
-    fn run(
-        &mut self,
-        workflow: &Workflow,
-        scenario: impl FnOnce(Strategy) -> Scenario,
-        limit_us: u64,
-    ) -> Result<u64, Stuck> {
-        if self.is_out {
-            return Ok(0);
-        }
-        let scenario = scenario(self.strategy);
-        let most = scenario.looked_at_max;
-        let simulation = Simulation::new(workflow.clone(), scenario);
-        let (run, looked_at) = simulation.run_until(limit_us)?;
-        self.failed = run.as_ref().and_then(Run::failure);
-        match run.filter(Run::is_complete) {
-            Some(run) => self.times_us.push(run.elapsed_us),
-            None => {
-                self.is_out = true;
-                self.is_cut = self.failed.is_some() && looked_at > most;
-            }
-        }
-        Ok(looked_at)
-    }
-
-    /// Whether only a seed after the first was too much.
-    fn is_cut_later(&self) -> bool {
-        self.is_cut && !self.times_us.is_empty()
-    }
-
-    /// The mean over the seeds so far.
-    fn mean_s(&self) -> Option<f64> {
-        let is_known = !self.is_out && !self.times_us.is_empty();
-        is_known.then(|| seconds(self.sum_us()) / self.times_us.len() as f64)
-    }
-
-    /// All times so far together, in microseconds.
-    fn sum_us(&self) -> u64 {
-        let times = self.times_us.iter();
-        times.fold(0, |sum, us| sum.saturating_add(*us))
-    }
-
-    fn tried(self) -> Tried {
-        Tried {
-            strategy: self.strategy,
-            simulated_s: self.mean_s(),
-            failed: self.failed,
-        }
-    }
-}
-
-fn seconds(us: u64) -> f64 {
-    us as f64 / 1e6
-}
-
-/// The shortest mean so far.
-fn best_s(trials: &[Trial]) -> f64 {
-    let means = trials.iter().filter_map(Trial::mean_s);
-    means.fold(f64::INFINITY, f64::min)
-}
-
-/// How long a trial may take with its next seed, until its times together cannot be the best. It is
-/// compared with those that ended with the same seeds: a seed may bring bad luck to all. While none
-/// has there is no limit, so that one is always left as the best, unless all fail.
-fn limit_us(trials: &[Trial], at: usize, hopeless: f64) -> u64 {
-    let own = &trials[at];
-    let seeds = own.times_us.len() + 1;
-    let peers = trials.iter().filter(|trial| !trial.is_out);
-    let peers = peers.filter(|trial| trial.times_us.len() == seeds);
-    let Some(least_us) = peers.map(Trial::sum_us).min() else {
-        return u64::MAX;
-    };
-    // To the microsecond: who is as fast as the best is not slower.
-    let beyond_us = (least_us as f64 * hopeless) as u64;
-    let most_us = least_us.saturating_add(beyond_us);
-    most_us.saturating_sub(own.sum_us())
-}
-
-/// Gives up those that took so much longer with the first seed than the fastest: who was tried
-/// before it was not stopped then.
-fn leave_behind(trials: &mut [Trial], hopeless: f64) {
-    let limit_s = best_s(trials) * (1.0 + hopeless);
-    for trial in trials {
-        trial.is_out |= trial.mean_s().is_some_and(|mean_s| mean_s > limit_s);
-    }
-}
-
-/// A seed was too much for one of them: all are compared by the seeds before it. So are those that
-/// failed with that seed.
-fn take_back(trials: &mut [Trial], seed: u64) {
-    for trial in trials {
-        trial.times_us.truncate(seed as usize);
-        if trial.failed.is_some() && trial.times_us.len() as u64 == seed {
-            (trial.is_out, trial.is_cut, trial.failed) = (false, false, None);
-        }
-    }
-}
-
-/// Whether further seeds would hardly show another one as the best. With one seed jobs compute as
-/// long under every strategy, so that strategies differ by less than seeds do.
-fn is_clear(trials: &[Trial]) -> bool {
-    let left = || trials.iter().filter(|trial| !trial.is_out);
-    let by_mean = |a: &&Trial, b: &&Trial| {
-        let mean_s = |trial: &Trial| trial.mean_s().unwrap_or(f64::INFINITY);
-        mean_s(a).total_cmp(&mean_s(b))
-    };
-    let Some(best) = left().min_by(by_mean) else {
-        return true;
-    };
-    let mut others = left().filter(|trial| trial.strategy != best.strategy);
-    others.all(|other| {
-        let pairs = other.times_us.iter().zip(&best.times_us);
-        let differences: Vec<f64> = pairs
-            .map(|(other, best)| seconds(*other) - seconds(*best))
-            .collect();
-        let count = differences.len() as f64;
-        let mean_s = differences.iter().sum::<f64>() / count;
-        let squares = differences.iter().map(|d| (d - mean_s).powi(2));
-        let error_s = (squares.sum::<f64>() / (count - 1.0) / count).sqrt();
-        differences.len() >= SEEDS_LEAST && mean_s >= CLEAR_ERRORS * error_s
-    })
 }
 
 /// The candidates in the order of their predictions. One that makes nobody wait and fetches nothing
@@ -402,11 +273,11 @@ fn doubtful(plan: &Plan, doubt: Doubt, is_failing: bool) -> Vec<Strategy> {
     near.map(|(_, allocation)| allocation.strategy).collect()
 }
 
-/// The fastest is the choice, of equally fast ones the first of the table, which
-/// accepts the fewest pitfalls. When none is left, those count that ended with the most seeds. When
-/// none ever ended there is no choice: what the model predicts does not hold then; but for those
-/// that were too much to simulate.
-fn choose(plan: &mut Plan, trials: &[Trial]) {
+/// The fastest is the choice, of equally fast ones the first of the table, which accepts the fewest
+/// pitfalls; no plan only when it is surely the fastest. When none is left, those count that ended
+/// with the most seeds. When none ever ended there is no choice: what the model predicts does not
+/// hold then; but for those that were too much to simulate.
+fn choose(plan: &mut Plan, trials: &[Contender]) {
     let timed = trials
         .iter()
         .filter_map(|t| Some((t.strategy, t.mean_s()?)));
@@ -415,6 +286,21 @@ fn choose(plan: &mut Plan, trials: &[Trial]) {
     let Some(&(strategy, seconds)) = timed.first() else {
         return choose_unlucky(plan, trials);
     };
+    if let Some(&(other, slower)) = timed.get(1)
+        && strategy == Strategy::Need
+        && is_open(trials, other)
+    {
+        let saved = 100.0 * (1.0 - seconds / slower);
+        let reason = format!(
+            "{other} takes {slower:.0} s in the simulation, and {strategy}, which promises \
+             nothing, {saved:.1} % less ({seconds:.0} s): less than makes sure that it is faster{}",
+            given_up(trials)
+        );
+        let strategy = other;
+        plan.choice = Some(Choice { strategy, reason });
+        plan.refusal = None;
+        return;
+    }
     let mut reason = format!("{strategy} takes {seconds:.0} s in the simulation");
     match timed.get(1) {
         Some((other, same)) if *same == seconds => {
@@ -432,7 +318,7 @@ fn choose(plan: &mut Plan, trials: &[Trial]) {
 }
 
 /// Those that were too much to simulate, as the end of a sentence: nothing speaks against them.
-fn given_up(trials: &[Trial]) -> String {
+fn given_up(trials: &[Contender]) -> String {
     let cut = trials.iter().filter(|trial| trial.is_cut);
     let names: Vec<String> = cut.map(|trial| trial.strategy.to_string()).collect();
     match names.is_empty() {
@@ -443,7 +329,7 @@ fn given_up(trials: &[Trial]) -> String {
 
 /// None came to its end with all seeds that were tried. Who did with the most of them is the
 /// choice, of these the fastest.
-fn choose_unlucky(plan: &mut Plan, trials: &[Trial]) {
+fn choose_unlucky(plan: &mut Plan, trials: &[Contender]) {
     let seeds = trials.iter().map(|trial| trial.times_us.len()).max();
     let seeds = seeds.filter(|seeds| *seeds > 0);
     let most = trials
@@ -465,7 +351,7 @@ fn choose_unlucky(plan: &mut Plan, trials: &[Trial]) {
 }
 
 /// None has a time. Of those that were too much to simulate the model's best is the choice.
-fn choose_untimed(plan: &mut Plan, trials: &[Trial]) {
+fn choose_untimed(plan: &mut Plan, trials: &[Contender]) {
     let cut: Vec<Strategy> = trials
         .iter()
         .filter(|trial| trial.is_cut)
@@ -487,7 +373,7 @@ fn choose_untimed(plan: &mut Plan, trials: &[Trial]) {
 }
 
 /// What became of each, when none came to its end. Those with the same trouble are told together.
-fn refusal(trials: &[Trial]) -> String {
+fn refusal(trials: &[Contender]) -> String {
     let mut troubles: Vec<(&str, Vec<String>)> = Vec::new();
     for trial in trials {
         let Some(why) = trial.failed.as_deref() else {
@@ -513,77 +399,8 @@ fn refusal(trials: &[Trial]) -> String {
 mod tests {
     use super::*;
     use crate::planner::Canonical;
+    use crate::sim::contender::tests::{failed, trial, trials_of};
     use crate::sim::workflow_of;
-
-    fn trial(strategy: Strategy, times_s: &[f64]) -> Trial {
-        Trial {
-            times_us: times_s.iter().map(|s| (s * 1e6) as u64).collect(),
-            ..Trial::new(strategy)
-        }
-    }
-
-    #[test]
-    fn seeds_are_tried_until_the_best_is_clear_from_their_scatter() {
-        let slice = trial(Strategy::Slice, &[100.0, 120.0, 110.0]);
-        let is_clear_from =
-            |other_s: &[f64]| is_clear(&[slice.clone(), trial(Strategy::Minimal, other_s)]);
-        assert!(
-            is_clear_from(&[103.0, 122.5, 113.5]),
-            "seed by seed it is always 3 s longer"
-        );
-        assert!(
-            !is_clear_from(&[101.0, 119.0, 113.0]),
-            "once it was the faster one"
-        );
-        assert!(is_clear_from(&[100.0, 120.0, 110.0]), "they are the same");
-        let few = [
-            trial(Strategy::Slice, &[100.0, 120.0]),
-            trial(Strategy::Minimal, &[150.0, 170.0]),
-        ];
-        assert!(!is_clear(&few), "two seeds tell nothing of the scatter");
-    }
-
-    #[test]
-    fn who_was_tried_before_the_fastest_is_left_behind_as_those_after_it_are() {
-        let mut trials = [
-            trial(Strategy::AllBatch, &[130.0]),
-            trial(Strategy::Slice, &[100.0]),
-            trial(Strategy::Minimal, &[109.0]),
-        ];
-        leave_behind(&mut trials, HOPELESS_VARYING);
-        let left = trials.iter().filter(|trial| !trial.is_out);
-        let left: Vec<Strategy> = left.map(|trial| trial.strategy).collect();
-        assert_eq!(left, [Strategy::Slice, Strategy::Minimal]);
-    }
-
-    #[test]
-    fn a_seed_with_bad_luck_for_all_stops_nobody() {
-        let mut trials = [
-            trial(Strategy::Slice, &[100.0]),
-            trial(Strategy::Minimal, &[110.0]),
-        ];
-        assert_eq!(limit_us(&trials, 0, HOPELESS_FAILING), u64::MAX);
-        trials[0].times_us.push(900_000_000);
-        let limit_us = limit_us(&trials, 1, HOPELESS_FAILING);
-        assert_eq!(limit_us, 3 * (100 + 900) * 1_000_000 - 110_000_000);
-    }
-
-    /// In seconds some numbers of microseconds came back as one less.
-    #[test]
-    fn who_is_as_fast_as_the_best_is_waited_for() {
-        let mut trials = trials_of(&[Strategy::All, Strategy::AllPrivate]);
-        for us in [1_090_061_256_103, 4, 9_007_199_254_740_993] {
-            trials[0].times_us = vec![us];
-            assert_eq!(limit_us(&trials, 1, 0.0), us);
-        }
-    }
-
-    #[test]
-    fn one_that_was_given_up_is_not_waited_for() {
-        let mut slow = trial(Strategy::Minimal, &[]);
-        slow.is_out = true;
-        assert!(is_clear(&[trial(Strategy::Slice, &[100.0]), slow]));
-    }
 
     const STUBBORN: &str = "width=60,depth=3,batch=5GB,private=0.5GB,run=5000s,var=0.1";
 
@@ -616,12 +433,8 @@ mod tests {
         assert!(!tried.contains(&Strategy::Minimal), "it waits: {tried:?}");
     }
 
-    fn trials_of(strategies: &[Strategy]) -> Vec<Trial> {
-        strategies.iter().copied().map(Trial::new).collect()
-    }
-
     /// Of the first seed of all possible strategies: what was looked at, and what came of each.
-    fn first_seed(environment: &Environment, records: u64) -> (u64, Vec<Trial>) {
+    fn first_seed(environment: &Environment, records: u64) -> (u64, Vec<Contender>) {
         let canonical = Canonical::parse(STUBBORN).expect("a workload");
         let workflow = workflow_of(&canonical);
         let load = Load::Declared {
@@ -632,6 +445,7 @@ mod tests {
             environment,
             load: &load,
             seeds: 1,
+            runs_max: usize::MAX,
             hopeless: HOPELESS_FAILING,
         };
         let plan = crate::planner::plan(canonical.shape(), environment);
@@ -688,35 +502,11 @@ mod tests {
         panic!("none ends before another");
     }
 
-    #[test]
-    fn a_seed_that_is_too_much_for_one_counts_for_none() {
-        let mut trials = [
-            trial(Strategy::Slice, &[100.0, 90.0]),
-            trial(Strategy::Minimal, &[110.0]),
-            trial(Strategy::AllBatch, &[]),
-        ];
-        for at in [1, 2] {
-            (trials[at].is_out, trials[at].is_cut) = (true, true);
-            trials[at].failed = Some("too much".to_owned());
-        }
-        take_back(&mut trials, 1);
-        let means = trials.each_ref().map(Trial::mean_s);
-        assert_eq!(means, [Some(100.0), Some(110.0), None]);
-    }
-
-    fn chosen(trials: &[Trial]) -> Plan {
+    fn chosen(trials: &[Contender]) -> Plan {
         let canonical = Canonical::parse(STUBBORN).expect("a workload");
         let mut plan = crate::planner::plan(canonical.shape(), &failing(7_200));
         choose(&mut plan, trials);
         plan
-    }
-
-    fn failed(strategy: Strategy, times_s: &[f64], why: &str) -> Trial {
-        Trial {
-            is_out: true,
-            failed: Some(why.to_owned()),
-            ..trial(strategy, times_s)
-        }
     }
 
     #[test]
@@ -739,6 +529,20 @@ mod tests {
     }
 
     #[test]
+    fn no_plan_is_chosen_when_it_is_surely_faster() {
+        let slice = trial(Strategy::Slice, &[100.0, 120.0, 110.0]);
+        let choice = |need: &[f64]| {
+            let plan = chosen(&[slice.clone(), trial(Strategy::Need, need)]);
+            plan.choice.expect("both ended")
+        };
+        assert_eq!(choice(&[98.0, 117.0, 108.0]).strategy, Strategy::Need);
+        let open = choice(&[98.0, 111.0, 114.0]);
+        assert_eq!(open.strategy, Strategy::Slice);
+        assert!(open.reason.contains("need, which promises"), "{open:?}");
+        assert_eq!(choice(&[98.0]).strategy, Strategy::Need, "no seed to doubt");
+    }
+
+    #[test]
     fn a_choice_names_those_that_were_too_much_to_simulate() {
         let mut cut = failed(Strategy::Minimal, &[], "too much");
         cut.is_cut = true;
@@ -748,17 +552,5 @@ mod tests {
             reason.ends_with("too much to simulate: Minimal"),
             "{reason}"
         );
-    }
-
-    #[test]
-    fn who_fails_with_a_seed_that_counts_for_none_is_not_out() {
-        let mut trials = [
-            failed(Strategy::Slice, &[100.0], "bad luck"),
-            failed(Strategy::Minimal, &[110.0], "too much"),
-        ];
-        trials[1].is_cut = true;
-        take_back(&mut trials, 1);
-        let means = trials.each_ref().map(Trial::mean_s);
-        assert_eq!(means, [Some(100.0), Some(110.0)]);
     }
 }

@@ -6,6 +6,7 @@
 
 mod canonical;
 mod clusters;
+mod contender;
 mod copying;
 mod decide;
 mod engine;

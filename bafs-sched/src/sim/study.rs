@@ -21,8 +21,8 @@ const RANDOM_JOBS_MAX: u64 = 4_000;
 /// No plan is left when it takes so many times the time of the best plan, or the records of the
 /// longest: it is no choice there.
 const HOPELESS: f64 = 4.0;
-/// Records that it may look at in any case.
-const LOOKED_AT_LEAST: u64 = 100_000_000;
+/// Records that it may look at in any case: it was the best with thirty times as many as others.
+const LOOKED_AT_LEAST: u64 = 1_000_000_000;
 /// Records that each strategy may look at for a point of a picture: some seconds.
 const SKETCH_RECORDS_MAX: u64 = 200_000_000;
 /// The most pipelines for each processor in the thesis' studies, and in all on its fifty.
