@@ -71,3 +71,63 @@ fn rules_are_kept_until_the_nodes_have_said_what_they_keep() {
     let made: BTreeSet<_> = made.collect();
     assert_eq!(made.len(), 1, "{asked:?}");
 }
+
+/// The last of the others has ended, but its volumes still fill the node. Nobody else has anything
+/// any more, and this run has waited for as long as it would wait alone.
+#[test]
+fn when_others_have_ended_what_they_held_is_waited_for() {
+    let text = "job a {\nexecutable = x\n}\nvolume v scratch 5 MB\nmount v a /v\n";
+    let none = |_: &str| Err("no files".to_owned());
+    let parsed = parse_workflow("late.bafs", text, &none).expect("a workflow");
+    let settings = Settings {
+        user: Some("me".to_owned()),
+        ..Settings::default()
+    };
+    let mut scheduler = Scheduler::new(RunId(1), parsed.workflow, settings);
+    let capacity = |bytes| Space {
+        bytes,
+        files: 100_000,
+    };
+    let server = ServerId(1);
+    let mut asked = Vec::new();
+    let mut now = 0;
+    let mut after = |ms: u64, bytes, is_shared, asked: &mut Vec<Action>| {
+        let share = NodeShare {
+            server,
+            space: capacity(bytes),
+            slots: 1,
+            is_shared,
+            is_over: false,
+        };
+        let node = NodeSeen {
+            id: server,
+            name: "n1".to_owned(),
+            address: String::new(),
+            group: "default".to_owned(),
+            capacity: capacity(20 * MB),
+            foreign: Space::ZERO,
+            slots: 1,
+        };
+        let shares = Event::SharesSeen {
+            shares: vec![share],
+        };
+        for event in [Event::seen(vec![node]), shares] {
+            scheduler.step(Time(now), event, asked);
+        }
+        for _ in 0..ms / 100 {
+            now += 100;
+            scheduler.step(Time(now), Event::Tick, asked);
+        }
+        scheduler.outcome().is_some()
+    };
+    // Just short of what it waits before it would give up anything of its own.
+    for _ in 0..24 {
+        assert!(!after(1_000, 4 * MB, true, &mut asked), "it waits its turn");
+    }
+    for _ in 0..20 {
+        assert!(!after(1_000, 4 * MB, false, &mut asked), "they are gone");
+    }
+    after(1_000, 20 * MB, false, &mut asked);
+    let is_made = |action: &Action| matches!(action, Action::CreateVolume { .. });
+    assert!(asked.iter().any(is_made), "{asked:?}");
+}

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use bafs_proto::ErrorCode;
-use bafs_proto::file_op::{FileOp, FileReply, TreeStat};
+use bafs_proto::file_op::{FileOp, FileReply, FileResult, TreeStat};
 use bafs_tree::held_below;
 use tokio::task::JoinHandle;
 
@@ -61,17 +61,7 @@ impl BoundTree {
         let directory = self.directory.clone();
         // Nobody waits for it but who asked.
         drop(tokio::task::spawn_blocking(move || {
-            let held = held_below(&directory).map(|(bytes, files)| {
-                FileReply::StatFs(TreeStat {
-                    size_bytes: bytes,
-                    free_bytes: 0,
-                    size_files: files,
-                    free_files: 0,
-                    disk_bytes: None,
-                    disk_files: None,
-                })
-            });
-            done(held.map_err(|_| errno_of(ErrorCode::ServerFault)), &[]);
+            done(count(&directory), &[]);
         }));
     }
 
@@ -91,5 +81,37 @@ impl BoundTree {
 impl Drop for BoundTree {
     fn drop(&mut self) {
         self.watching.abort();
+    }
+}
+
+/// What a directory holds, as a volume that has no room beyond it: nobody knows here how much it
+/// may hold.
+fn count(directory: &Path) -> FileResult {
+    let (bytes, files) = held_below(directory).map_err(|_| errno_of(ErrorCode::ServerFault))?;
+    Ok(FileReply::StatFs(TreeStat {
+        size_bytes: bytes,
+        free_bytes: 0,
+        size_files: files,
+        free_files: 0,
+        disk_bytes: None,
+        disk_files: None,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_bound_volume_holds_is_counted() {
+        let directory = tempfile::tempdir().expect("directory");
+        std::fs::write(directory.path().join("a"), [1; 8192]).expect("write");
+        std::fs::create_dir(directory.path().join("d")).expect("directory");
+        let Ok(FileReply::StatFs(held)) = count(directory.path()) else {
+            panic!("it is there");
+        };
+        assert_eq!((held.size_files, held.free_files), (2, 0));
+        assert!((8192..65_536).contains(&held.size_bytes) && held.free_bytes == 0);
+        assert!(count(&directory.path().join("absent")).is_err());
     }
 }

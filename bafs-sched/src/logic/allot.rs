@@ -99,6 +99,7 @@ impl Scheduler {
 
     /// Takes what nodes keep for this run.
     pub(super) fn shares_seen(&mut self, shares: Vec<NodeShare>) {
+        let was_shared = self.fleet.is_shared();
         for NodeShare {
             server,
             space,
@@ -119,6 +120,10 @@ impl Scheduler {
             }
             self.queues.wake(server);
             self.queues.feed();
+        }
+        // It has waited for others. What the last of them held is not free at once.
+        if was_shared && !self.fleet.is_shared() {
+            self.patience = None;
         }
     }
 
