@@ -15,7 +15,7 @@ use anyhow::{Result, bail};
 use fuser::{
     Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, InitFlags,
     KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectoryPlus,
-    ReplyEntry, Request, Session, SessionACL,
+    ReplyEntry, ReplyOpen, Request, Session, SessionACL,
 };
 
 use crate::bench::smallest::Smallest;
@@ -105,8 +105,7 @@ impl Filesystem for Kept {
             | InitFlags::FUSE_DO_READDIRPLUS
             | InitFlags::FUSE_NO_OPEN_SUPPORT
             | InitFlags::FUSE_NO_OPENDIR_SUPPORT;
-        // Only what the kernel offers is asked for, so it cannot refuse. To open, close and give
-        // up files this answers that it cannot, which the kernel then takes for leave.
+        // Only what the kernel offers is asked for, so it cannot refuse.
         let _ = config.add_capabilities(wanted & config.capabilities());
         Ok(())
     }
@@ -132,6 +131,15 @@ impl Filesystem for Kept {
             Some(node) => reply.attr(&BELIEVE, &node.attributes),
             None => reply.error(Errno::ESTALE),
         }
+    }
+
+    // That it cannot the kernel takes for leave to open, and keep all pages, without asking again.
+    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        reply.error(Errno::ENOSYS);
     }
 
     fn read(
