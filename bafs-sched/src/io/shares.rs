@@ -8,7 +8,7 @@ use bafs_proto::ids::ServerId;
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 
-use crate::logic::division::{Claim, share_of};
+use crate::logic::division::{Claim, leaves_nothing, share_of};
 use crate::logic::{Demand, NodeShare, Scheduler, Space};
 
 /// A node that others use too is asked so often, in milliseconds, and one that nobody else uses.
@@ -121,7 +121,10 @@ impl Shares {
             };
             let claims: Vec<Claim> = others.chain([own]).collect();
             let turn = (now.0 / TURN_MS).wrapping_add(server.0);
-            let fair = share_of(&self.owner, capacity, &claims, turn);
+            let mut fair = share_of(&self.owner, capacity, &claims, turn);
+            if demand.has_next && leaves_nothing(&self.owner, capacity, demand.keep, &claims) {
+                fair.slots = fair.slots.max(1);
+            }
             let ask = fair.most(demand.keep).least(capacity);
             known.fair = fair;
             if known.told.is_some() {
@@ -207,6 +210,7 @@ impl Shares {
             want: Share::ZERO,
             unit: Share::ZERO,
             keep: Share::ZERO,
+            has_next: false,
         };
         let (serial, nodes) = (self.serial_after(now), self.known.keys());
         nodes
@@ -252,6 +256,10 @@ mod tests {
 
     fn scheduler(nodes: &[ServerId]) -> Scheduler {
         let text = "volume v scratch 1 MB\njob a {\nexecutable = x\n}\nmount v a /v\n";
+        scheduler_of(text, nodes)
+    }
+
+    fn scheduler_of(text: &str, nodes: &[ServerId]) -> Scheduler {
         let parsed = parse_workflow("w.bafs", text, &|path| Err(path.to_owned()));
         let settings = Settings {
             user: Some("me".to_owned()),
@@ -316,6 +324,48 @@ mod tests {
         );
         assert_eq!(asked(&mut shares, &[NODE]), [NODE.0]);
         assert_eq!(asked(&mut shares, &[NODE, ServerId(3)]), [3]);
+    }
+
+    /// What others wait for is held by what has begun: in their turn too it goes on, or nobody would.
+    #[test]
+    fn what_has_begun_goes_on_in_the_turn_of_those_whom_it_leaves_nothing() {
+        let told_in_turn_of_others = |mb: u64| {
+            let text = format!(
+                "volume v scratch {mb} MB files 9\njob a {{\nexecutable = x\n}}\n\
+                 job b {{\nexecutable = x\n}}\nparent a child b\nmount v a /v\nmount v b /v\n"
+            );
+            let (mut scheduler, mut shares) = (scheduler_of(&text, &[NODE]), shares());
+            let moment = |now| Moment {
+                now: Time(now),
+                tick: Time(now),
+            };
+            let (_, calls) = shares.due(moment(0), &scheduler);
+            let other = Allotment {
+                owner: "they (run 2)".to_owned(),
+                user: "they".to_owned(),
+                want: calls[0].1.ask,
+                unit: Share {
+                    bytes: 7_000_000,
+                    files: 1,
+                    slots: 2,
+                },
+                granted: Share::ZERO,
+            };
+            let answer = Allotments {
+                others: vec![other],
+                ..granted(&calls[0].1)
+            };
+            let told = shares.answered(NODE, answer);
+            let told = Event::SharesSeen { shares: told };
+            scheduler.step(Time(2), told, &mut Vec::new());
+            let demand = scheduler.demand(NODE).expect("it lives");
+            assert_eq!((demand.keep.bytes / 1_000_000, demand.has_next), (mb, true));
+            let turn = u64::from(!NODE.0.is_multiple_of(2)) + 1;
+            let (smaller, _) = shares.due(moment(turn * TURN_MS), &scheduler);
+            (smaller[0].slots, smaller[0].is_over)
+        };
+        assert_eq!(told_in_turn_of_others(6), (1, true));
+        assert_eq!(told_in_turn_of_others(2), (0, false));
     }
 
     #[test]

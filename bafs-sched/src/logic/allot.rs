@@ -24,6 +24,8 @@ pub struct Demand {
     pub unit: Share,
     /// What it needs to bring to an end what it has begun there.
     pub keep: Share,
+    /// Whether something that it has begun there has a job to start yet.
+    pub has_next: bool,
 }
 
 impl Scheduler {
@@ -32,7 +34,8 @@ impl Scheduler {
         let node = self.fleet.get(server).filter(|node| !node.is_lost)?;
         let capacity = share(node.seen.capacity, node.seen.slots);
         let held = node.reserved.minus(self.warmed_on(server));
-        let keep = share(held.plus(self.least_to_end(server)), node.busy);
+        let (least, has_next) = self.least_to_end(server);
+        let keep = share(held.plus(least), node.busy);
         let begun = self.graph.finals() + self.attempts.len() as u64;
         let left = (self.graph.workflow.jobs.len() as u64).saturating_sub(begun);
         if left == 0 || matches!(self.phase, Phase::Finishing | Phase::Over) {
@@ -41,6 +44,7 @@ impl Scheduler {
                 want: keep,
                 unit,
                 keep,
+                has_next: false,
             });
         }
         let left = u32::try_from(left).unwrap_or(u32::MAX);
@@ -54,6 +58,7 @@ impl Scheduler {
             want: share(want, slots).most(keep),
             unit,
             keep,
+            has_next,
         })
     }
 

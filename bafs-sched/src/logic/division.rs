@@ -54,6 +54,21 @@ pub fn share_of(owner: &str, capacity: Share, claims: &[Claim], turn: u64) -> Sh
     }
 }
 
+/// Whether what `owner` keeps of a node leaves some other run too little space to begin anything:
+/// that one gets on only when the owner ends what it has begun, whoever's turn it is.
+pub fn leaves_nothing(owner: &str, capacity: Share, keep: Share, claims: &[Claim]) -> bool {
+    let left = Share {
+        slots: u32::MAX,
+        ..capacity.minus(keep)
+    };
+    let mut others = claims.iter().filter(|claim| claim.owner != owner);
+    let is_large = |claim: &Claim| {
+        let unit = claim.unit.least(capacity);
+        claim.want.holds(unit) && !left.holds(unit)
+    };
+    others.any(is_large)
+}
+
 /// Users take turns, and in each user's turns its runs.
 fn whose_turn(claims: &[&Claim], turn: u64) -> usize {
     let mut users: Vec<&str> = claims.iter().map(|claim| &*claim.user).collect();
@@ -193,6 +208,22 @@ mod tests {
         ];
         assert_eq!(shares(all, &both, 0), [(80, 1), (20, 1)]);
         assert_eq!(shares(all, &both, 1), [(30, 1), (70, 1)]);
+    }
+
+    #[test]
+    fn who_keeps_so_much_that_others_cannot_begin_leaves_them_nothing() {
+        let all = share(100, 1);
+        let [small, large] = [30, 80].map(|unit| claim("b", 1, all, share(unit, 1)));
+        let leaves_nothing = |keep, other: &Claim| {
+            let own = claim("a", 1, all, large.unit);
+            leaves_nothing("a1", all, share(keep, 1), &[own, other.clone()])
+        };
+        assert!(!leaves_nothing(70, &small) && leaves_nothing(71, &small));
+        assert!(leaves_nothing(30, &large) && !leaves_nothing(0, &large));
+        let done = claim("b", 1, share(0, 0), large.unit);
+        assert!(!leaves_nothing(70, &done), "it wants nothing any more");
+        let huge = claim("b", 1, all, share(200, 1));
+        assert!(!leaves_nothing(0, &huge), "no node has as much");
     }
 
     #[test]

@@ -441,10 +441,13 @@ impl Scheduler {
     }
 
     /// The least free space on a node with which all pipelines at home there can end, beside what
-    /// they hold.
-    pub(super) fn least_to_end(&self, server: ServerId) -> Space {
+    /// they hold, and whether any of them has a job to start yet.
+    pub(super) fn least_to_end(&self, server: ServerId) -> (Space, bool) {
         let survey = self.look(server, None);
-        least_to_end(self.ground(&survey, server, Space::ZERO, None).claims)
+        let claims = self.ground(&survey, server, Space::ZERO, None).claims;
+        let next = |claim: &Claim| self.graph.courses.next_of(claim.pipeline);
+        let has_next = claims.iter().any(|claim| next(claim).is_some());
+        (least_to_end(claims), has_next)
     }
 
     /// What a node has, in bytes, beside what the pipelines at home there need to end, when so much

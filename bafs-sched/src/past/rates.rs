@@ -13,7 +13,8 @@ use crate::workflow::{VolumeIndex, VolumeKind};
 const TELLING_BYTES: u64 = 1_000_000;
 /// A wait of fewer milliseconds is not measured well enough to tell a rate.
 const TELLING_MS: u64 = 20;
-/// Who reads a cache no more than so many times as fast as the link to home may have waited for it.
+/// Who reads a cache no more than so many times as fast as the link to home may have waited for it,
+/// unless another has read it all before and it stays: then as fast as that link is enough.
 const HOME_TIMES: u64 = 2;
 
 /// Bytes that crossed the link to home over the time in which some did. Of a cache counts the
@@ -124,22 +125,57 @@ pub(super) fn node_rates(
         }
     }
     let (mut links, mut disks) = (Vec::new(), Vec::new());
+    let came = came(&caches);
     for ((volume, server), readings) in caches {
         let parts = parts.get(&volume);
         let holders = parts.map_or(1, |parts| parts.len() as u64);
         let most = readings.iter().map(|it| it.bytes).max().unwrap_or(0);
+        let held = parts.map_or(0, |parts| {
+            parts.values().fold(0, |sum, it| it.saturating_add(sum))
+        });
+        let came_ms = came.get(&volume).filter(|_| held >= most);
         let own = parts.and_then(|parts| parts.get(&server));
         let is_whole = own.is_some_and(|own| *own >= most);
         let (found, holders) = match is_whole {
             true => (&mut disks, 1),
             false => (&mut links, holders),
         };
-        found.extend(moved_to_node(readings, holders, home_bytes_per_s));
+        let home = home_bytes_per_s.map(|bytes_per_s| Home {
+            bytes_per_s,
+            came_ms: came_ms.copied(),
+        });
+        found.extend(moved_to_node(readings, holders, home));
     }
     NodeRates {
         link: others.max(mean(&links)),
         disk: own.max(mean(&disks)),
     }
+}
+
+/// What a cache comes from.
+#[derive(Debug, Clone, Copy)]
+struct Home {
+    bytes_per_s: u64,
+    /// When all that is read of the cache had come, in milliseconds, if it stayed.
+    came_ms: Option<u64>,
+}
+
+/// When the first reader of all that is read of a cache had it.
+fn came(caches: &BTreeMap<(VolumeIndex, ServerId), Vec<Reading>>) -> BTreeMap<VolumeIndex, u64> {
+    let mut came: BTreeMap<VolumeIndex, (u64, u64)> = BTreeMap::new();
+    for ((volume, _), readings) in caches {
+        for reading in readings {
+            let until_ms = reading.from_ms.saturating_add(reading.waited_ms);
+            let (bytes, ms) = came.entry(*volume).or_default();
+            if reading.bytes > *bytes {
+                (*bytes, *ms) = (reading.bytes, until_ms);
+            } else if reading.bytes == *bytes {
+                *ms = until_ms.min(*ms);
+            }
+        }
+    }
+    let came = came.into_iter();
+    came.map(|(volume, (_, ms))| (volume, ms)).collect()
 }
 
 /// All bytes over all the milliseconds that they took.
@@ -153,13 +189,14 @@ fn mean(moved: &[(u64, u64)]) -> Option<u64> {
 
 /// What a node got of one cache that lies on so many nodes for its jobs, once for all that read at
 /// the same time: bytes, and the milliseconds that they took beyond those of others before them.
-fn moved_to_node(
-    mut readings: Vec<Reading>,
-    holders: u64,
-    home_bytes_per_s: Option<u64>,
-) -> Vec<(u64, u64)> {
+fn moved_to_node(mut readings: Vec<Reading>, holders: u64, home: Option<Home>) -> Vec<(u64, u64)> {
     readings.sort_unstable();
-    let of_home = home_bytes_per_s.map_or(0, |home| home.saturating_mul(HOME_TIMES));
+    let of_home = |from_ms: u64| {
+        let Some(home) = home else { return 0 };
+        let is_there = home.came_ms.is_some_and(|came_ms| came_ms <= from_ms);
+        let times = if is_there { 1 } else { HOME_TIMES };
+        home.bytes_per_s.saturating_mul(times)
+    };
     let mut moved = Vec::new();
     let (mut rest, mut counted_ms) = (readings.as_slice(), 0u64);
     while let Some(first) = rest.first() {
@@ -172,7 +209,7 @@ fn moved_to_node(
         let until_ms = lot.iter().map(until).max().unwrap_or(0);
         let ms = until_ms.saturating_sub(first.from_ms).max(TELLING_MS);
         let most = lot.iter().map(|it| it.bytes).max().unwrap_or(0);
-        if most < TELLING_BYTES || rate(most, ms).is_none_or(|rate| rate < of_home) {
+        if most < TELLING_BYTES || rate(most, ms).is_none_or(|rate| rate < of_home(first.from_ms)) {
             continue;
         }
         // Each node has its part; with one holder all comes from that one's disk.
@@ -242,15 +279,40 @@ mod tests {
     #[test]
     fn who_may_have_waited_for_home_tells_nothing_of_the_nodes() {
         let (cold, warm) = (reading(0, 3_000, 48), reading(4_000, 1_000, 48));
-        let moved = moved_to_node(vec![cold, warm], 4, Some(16 * MB));
+        let moved = moved_to_node(vec![cold, warm], 4, home(None));
         assert_eq!(moved, [(36 * MB, 1_000)]);
-        assert!(moved_to_node(vec![cold], 4, Some(16 * MB)).is_empty());
+        assert!(moved_to_node(vec![cold], 4, home(None)).is_empty());
+    }
+
+    #[test]
+    fn who_comes_when_a_cache_is_there_tells_of_slow_links_too() {
+        let (cold, warm) = (reading(0, 1_000, 16), reading(1_100, 600, 16));
+        let of = |came_ms| moved_to_node(vec![cold, warm], 4, home(came_ms));
+        assert_eq!(of(Some(1_000)), [(12 * MB, 600)]);
+        assert!(of(None).is_empty(), "it may not stay");
+        assert!(of(Some(1_200)).is_empty(), "it is still coming");
+        let lots = |of: [Vec<Reading>; 2]| {
+            let nodes = of.into_iter().zip([ServerId(1), ServerId(2)]);
+            let of_node = nodes.map(|(lot, node)| ((VolumeIndex(0), node), lot));
+            came(&of_node.collect())
+        };
+        // Half of it is not all.
+        let half = reading(0, 400, 8);
+        let found = lots([vec![half, warm], vec![cold]]);
+        assert_eq!(found.into_values().collect::<Vec<_>>(), [1_000]);
+    }
+
+    fn home(came_ms: Option<u64>) -> Option<Home> {
+        Some(Home {
+            bytes_per_s: 16 * MB,
+            came_ms,
+        })
     }
 
     #[test]
     fn who_did_not_wait_at_all_read_as_fast_as_can_be_told() {
         let readings = vec![reading(0, 0, 8)];
-        let moved = moved_to_node(readings, 2, Some(16 * MB));
+        let moved = moved_to_node(readings, 2, home(None));
         assert_eq!(moved, [(4 * MB, 20)]);
         assert!(moved_to_node(vec![reading(0, 0, 0)], 2, None).is_empty());
     }
