@@ -21,7 +21,7 @@ pub fn errno_of(code: ErrorCode) -> Errno {
         | Code::Running
         | Code::SessionUnknown
         | Code::ServerFault => libc::EIO,
-        Code::VolumeLost | Code::SourceChanged | Code::Fenced => libc::EIO,
+        Code::VolumeLost | Code::SourceChanged | Code::Fenced | Code::StoreLost => libc::EIO,
         Code::TokenInvalid
         | Code::TokenExpired
         | Code::RightMissing

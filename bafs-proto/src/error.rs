@@ -74,6 +74,8 @@ error_codes! {
     SourceChanged = 201, VolumeLost;
     /// The caller's writer lease was taken over by a later epoch.
     Fenced = 202, VolumeLost;
+    /// The server that was meant lost its store: another one is at its address.
+    StoreLost = 203, VolumeLost;
 
     /// The token is missing, malformed or not signed by this cluster's authority.
     TokenInvalid = 300, Denied;

@@ -459,7 +459,7 @@ pub struct PutReceipt {
 pub struct CreateVolume {
     /// What is wanted.
     pub spec: VolumeSpec,
-    /// Who is to make it: another server at the same address refuses with `VolumeLost`. `None`:
+    /// Who is to make it: another server at the same address refuses with `StoreLost`. `None`:
     /// whoever is there.
     pub server: Option<ServerId>,
     /// An older copy of the source on the same server, which the caller may manage: what is the

@@ -275,7 +275,11 @@ impl Observer {
             Event::VolumeCreated { volume } | Event::VolumeCopied { volume, .. } => {
                 self.made(*volume, false);
             }
-            Event::VolumeCreateFailed { volume, .. } => self.made(*volume, true),
+            Event::VolumeCreateFailed { volume, .. } => {
+                self.made(*volume, true);
+                // Its server may be lost with it.
+                self.is_fleet_stale = true;
+            }
             Event::VolumeDeleted { volume } => self.gone(*volume, false),
             Event::VolumesProbed { lost, .. } => {
                 lost.iter().for_each(|volume| self.gone(*volume, true));

@@ -68,7 +68,7 @@ fn event(words: &[&str]) -> Event {
             volume: VolumeId(number(1)),
             error: match words[0] {
                 "nospace" => Error::new(ErrorCode::NoSpaceBytes, "No space left on device"),
-                _ => Error::new(ErrorCode::VolumeLost, "it was started anew"),
+                _ => Error::new(ErrorCode::StoreLost, "it was started anew"),
             },
         },
         "deleted" => Event::VolumeDeleted {

@@ -185,7 +185,8 @@ impl Scheduler {
                 });
             }
         }
-        if !is_loss
+        let is_lost = self.is_lost(server);
+        if !(is_loss || is_lost)
             && self
                 .fleet
                 .count_fault(server, self.settings.node_faults_max)
@@ -195,11 +196,13 @@ impl Scheduler {
             self.tell_aside(server, &text);
         }
         let faults = self.count_environment_fault(job);
-        self.try_again(job, faults, fault);
+        // Nobody tries again where a server is gone, so that a pause would spare nothing.
+        let tries = if is_lost { 1 } else { faults };
+        self.try_again(job, faults, self.settings.pause_ms(tries), fault);
     }
 
     /// After a failure of its environment that is counted: a job is tried again, or held.
-    pub(super) fn try_again(&mut self, job: JobIndex, faults: u32, fault: &str) {
+    pub(super) fn try_again(&mut self, job: JobIndex, faults: u32, pause_ms: u64, fault: &str) {
         let (max, all) = (
             self.settings.environment_faults_max,
             self.graph.job(job).environment.all,
@@ -214,7 +217,7 @@ impl Scheduler {
             );
             self.fail(job, reason, String::new());
         } else {
-            self.settle(job, self.settings.pause_ms(faults));
+            self.settle(job, pause_ms);
         }
     }
 
@@ -399,6 +402,10 @@ impl Scheduler {
 
     /// A volume could not be created. It is deleted all the same, as it may exist.
     pub(super) fn create_failed(&mut self, id: VolumeId, error: &Error) {
+        let server = self.volumes.get(id).and_then(|instance| instance.server);
+        if let (ErrorCode::StoreLost, Some(server)) = (error.code, server) {
+            return self.lose_store(server);
+        }
         if self
             .volumes
             .get(id)

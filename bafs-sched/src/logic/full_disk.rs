@@ -217,7 +217,8 @@ impl Scheduler {
         if ran_on != server && stays {
             // It does not wait for the full disk where it runs: nothing else would end that.
             let faults = self.count_environment_fault(job);
-            return self.try_again(job, faults, &format!("{why}; {ADVICE}"));
+            let pause_ms = self.settings.pause_ms(faults);
+            return self.try_again(job, faults, pause_ms, &format!("{why}; {ADVICE}"));
         }
         self.settle(job, 0);
     }

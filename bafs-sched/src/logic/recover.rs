@@ -102,7 +102,11 @@ impl Scheduler {
         self.strays
             .extend(begun.map(|attempt| (attempt.execution, server)));
         for job in jobs {
-            self.node_went(job, "its node was lost");
+            let stage = self.attempts.get(&job).map(|attempt| attempt.stage);
+            match stage {
+                Some(Stage::Preparing) => self.end_stopped(job),
+                _ => self.node_went(job, "its node was lost"),
+            }
         }
         self.lose_volumes(gone);
         self.note_loss();
@@ -110,6 +114,13 @@ impl Scheduler {
         // Whose unfulfilled needs changed is queued anew, awake. Space of others is as before, but
         // for batch volumes of which a part is gone.
         self.queues.wake(server);
+    }
+
+    /// A server is lost, and what was on it with its store: it need not be deleted there.
+    pub(super) fn lose_store(&mut self, server: ServerId) {
+        self.lose_server(server);
+        self.unanswered.retain(|_, at| *at != server);
+        self.stale.retain(|_, at| *at != server);
     }
 
     /// Takes the answer of a server about volumes that it should have.

@@ -144,7 +144,7 @@ impl Node {
             Some(meant) => {
                 tracing::info!(%own, %meant, "was asked for another store, which is gone");
                 let text = "it was started anew with an empty store";
-                Err(Error::new(ErrorCode::VolumeLost, text))
+                Err(Error::new(ErrorCode::StoreLost, text))
             }
         }
     }
