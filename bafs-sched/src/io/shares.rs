@@ -326,7 +326,8 @@ mod tests {
         assert_eq!(asked(&mut shares, &[NODE, ServerId(3)]), [3]);
     }
 
-    /// What others wait for is held by what has begun: in their turn too it goes on, or nobody would.
+    /// What others wait for is held by what has begun: in their turn too it goes on, or nobody
+    /// would.
     #[test]
     fn what_has_begun_goes_on_in_the_turn_of_those_whom_it_leaves_nothing() {
         let told_in_turn_of_others = |mb: u64| {
