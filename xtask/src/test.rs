@@ -1,8 +1,9 @@
 //! `cargo xtask test`: packages, build, every test, and an honest account of what did not run.
 
-use std::fs;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::{fs, thread};
 
 use anyhow::{Context, Result, bail};
 
@@ -111,6 +112,9 @@ fn runner(arguments: &[String]) -> Command {
         if shell::on_terminal() {
             command.args(["--color", "always"]);
         }
+        if arguments.is_empty() {
+            command.args(["--test-threads", &test_threads().to_string()]);
+        }
         command
     } else {
         println!("test: without cargo-nextest a test that hangs is not stopped");
@@ -121,6 +125,12 @@ fn runner(arguments: &[String]) -> Command {
     }
     command.args(arguments);
     command
+}
+
+/// One more than there are processors: of the two clusters that run beside other tests
+/// (`.config/nextest.toml`), one or both wait.
+fn test_threads() -> usize {
+    thread::available_parallelism().map_or(2, NonZero::get) + 1
 }
 
 /// Whether the caller asks for certain crates; `--workspace` would overrule that.
