@@ -31,7 +31,9 @@ pub(crate) fn ensure() -> Result<PathBuf> {
         install
             .args(["--debug", "--features", features])
             .arg("--root")
-            .arg(&root);
+            .arg(&root)
+            // Nobody looks into them with a debugger, and what nobody reads takes time to write.
+            .env("CARGO_PROFILE_DEV_DEBUG", "false");
         if let Err(error) = shell::run(&mut install) {
             println!("setup: {error:#}");
         }
