@@ -134,6 +134,6 @@ async fn a_node_makes_no_volume_that_another_one_was_to_make() {
         let made = world.call(A, call).await;
         assert_eq!(made.is_ok(), is_made, "{made:?}");
         let code = made.err().map(|error| error.code);
-        assert!(is_made || code == Some(ErrorCode::VolumeLost));
+        assert!(is_made || code == Some(ErrorCode::StoreLost));
     }
 }
