@@ -269,19 +269,12 @@ fn simulated(plan: &mut Plan, work: Work, environment: &Environment) -> Result<D
     let load = Load::Declared {
         variability_ppm: (plan.shape.variability * 1e6).round() as u64,
     };
-    // No equation knows of nodes that differ.
-    let sure = |doubt| match environment.is_even() {
-        true => doubt,
-        false => Doubt::All,
-    };
     let doubts = match work {
         Work::Canonical(canonical) => {
-            let (jobs, doubt) = (canonical.jobs(), sure(Doubt::Ties));
-            let workflow = || workflow_of(&canonical);
-            decide(plan, doubt, (jobs, workflow), environment, &load)
+            let work = (canonical.jobs(), || workflow_of(&canonical));
+            decide(plan, Doubt::Ties, work, environment, &load)
         }
         Work::Given(workflow, doubt) => {
-            let doubt = sure(doubt);
             let jobs = workflow.jobs.len() as u64;
             decide(plan, doubt, (jobs, || workflow), environment, &load)
         }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use bafs_client::sandbox::Standing;
 use bafs_client::signals::{Asked, asked_to_end};
 use bafs_proto::identity::Identity;
@@ -13,6 +13,7 @@ use bafs_sched::driver::{self, Cancel, RunOptions};
 use bafs_sched::io::homes::FileHome;
 use bafs_sched::logic::{Guide, Io, Order, Outcome, Progress, Rules, Settings};
 use bafs_sched::report::RunReport;
+use bafs_sched::sim::{Load, advise};
 use bafs_sched::workflow::{Workflow, parse_duration};
 
 use crate::args::{RunArgs, StartOrder};
@@ -73,7 +74,7 @@ pub(crate) async fn run(args: RunArgs, output: Output) -> Result<ExitCode> {
     })
 }
 
-fn settings(args: &RunArgs) -> Result<Settings> {
+fn settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
     let usual = Settings::default();
     let patience_ms = args.patience.as_deref().map(patience_ms).transpose()?;
     Ok(Settings {
@@ -87,7 +88,11 @@ fn settings(args: &RunArgs) -> Result<Settings> {
         nodes_wait_ms: patience_ms.unwrap_or(usual.nodes_wait_ms),
         stuck_wait_ms: patience_ms.unwrap_or(usual.stuck_wait_ms),
         extract_wait_ms: patience_ms.unwrap_or(usual.extract_wait_ms),
-        guide: args.plan.as_deref().map(guide).transpose()?,
+        guide: args
+            .plan
+            .as_deref()
+            .map(|path| guide(path, workflow))
+            .transpose()?,
         checkpoint: args.checkpoint.into(),
         ..usual
     })
@@ -100,14 +105,20 @@ fn patience_ms(text: &str) -> Result<u64> {
     }
 }
 
-/// What the scheduler cannot see of an environment.
-fn guide(path: &Path) -> Result<Guide> {
+/// What the scheduler cannot see of an environment, and what is simulated of the workflow there.
+fn guide(path: &Path, workflow: &Workflow) -> Result<Guide> {
     let environment = plan::environment(path)?;
+    let load = Load::Declared {
+        variability_ppm: VARIABILITY_PPM,
+    };
+    let variability = VARIABILITY_PPM as f64 / 1e6;
+    let advice = advise(workflow, variability, &environment, &load);
     Ok(Guide {
         home_bytes_per_s: environment.home_bytes_per_s,
         local_bytes_per_s: environment.local_bytes_per_s,
         mtbf_s: environment.mtbf_s,
         variability_ppm: VARIABILITY_PPM,
+        advice: advice.map_err(|stuck| anyhow!("the simulation of a candidate: {stuck}"))?,
     })
 }
 
@@ -173,7 +184,7 @@ async fn run_local(
             .journal
             .clone()
             .unwrap_or_else(|| cluster.directory().join("journal")),
-        settings: settings(args)?,
+        settings: tokio::task::block_in_place(|| settings(args, &workflow))?,
         output,
         kill_after_jobs: None,
         shown: publish(args)?,
@@ -283,7 +294,7 @@ async fn run_remote(args: &RunArgs, workflow: Workflow, output: Output) -> Resul
         catalog: catalog.clone(),
         identity,
         journal: args.journal.clone().unwrap_or_else(default_journal),
-        settings: settings(args)?,
+        settings: tokio::task::block_in_place(|| settings(args, &workflow))?,
         file_home: None,
         cancel: cancel.clone(),
     };
@@ -397,8 +408,12 @@ mod tests {
 
     #[test]
     fn patience_is_for_nodes_for_space_and_for_results() {
+        let text = "job a {\nexecutable = x\n}\n";
+        let none = |_: &str| Err("no files".to_owned());
+        let parsed = bafs_sched::workflow::parse_workflow("w.bafs", text, &none);
+        let workflow = parsed.expect("a workflow").workflow;
         let waits = |options: &[&str]| {
-            let settings = settings(&run_args(options)).expect("settings");
+            let settings = settings(&run_args(options), &workflow).expect("settings");
             [
                 settings.nodes_wait_ms,
                 settings.stuck_wait_ms,
@@ -407,7 +422,7 @@ mod tests {
         };
         assert_eq!(waits(&["--patience", "2h"]), [7_200_000; 3]);
         assert_eq!(waits(&[]), [60_000, 30_000, 12 * 3_600_000]);
-        assert!(settings(&run_args(&["--patience", "long"])).is_err());
+        assert!(settings(&run_args(&["--patience", "long"]), &workflow).is_err());
     }
 
     /// The environment may name a cluster while a throw-away one is asked for.

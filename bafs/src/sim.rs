@@ -182,10 +182,15 @@ fn simulate(
     let is_planned = matches!(policy, Policy::Strategy(_));
     let slack_permille = workload.slack_permille().filter(|_| !is_planned);
     let load = workload.load.clone();
+    let advice = match policy {
+        Policy::Guided => workload.advice(environment)?,
+        _ => None,
+    };
     let scenario = Scenario {
         checkpoint: args.checkpoint.into(),
         slack_permille: slack_permille.unwrap_or(0),
         is_recorded: args.plot.is_some(),
+        advice,
         ..Scenario::new(environment.clone(), policy, load, args.seed)
     };
     let run = Simulation::new(workload.workflow.clone(), scenario).run();

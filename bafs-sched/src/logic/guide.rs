@@ -1,10 +1,11 @@
 //! Which strategy the scheduler follows, and when another one is better for what is left. The model
 //! predicts; this decides when to ask it and whether a change pays. Places nothing.
 //!
-//! Asked when nodes come or go, when a sixteenth of the jobs is done, and when jobs compute much
-//! longer or shorter than they were expected to. A change costs: pipelines that have begun end as
-//! they began, and what the other strategy needs besides is fetched. It must also gain more than
-//! the model is usually off.
+//! What was simulated before the run says what to begin with on the nodes of the simulation, and
+//! corrects the model from then on. The model is asked when nodes come or go, when a sixteenth of
+//! the jobs is done, and when jobs compute much longer or shorter than they were expected to. A
+//! change costs: pipelines that have begun end as they began, and what the other strategy needs
+//! besides is fetched. It must also gain more than the model is usually off.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ use super::graph::JobState;
 use super::rules::{Admission, Rules};
 use super::scheduler::Scheduler;
 use super::space::Space;
-use crate::planner::{Environment, NodeClass, Shape, Strategy, plan, predict_rest};
+use crate::planner::{Advice, Environment, NodeClass, Shape, Strategy, plan_advised, predict_rest};
 use crate::workflow::{JobIndex, Workflow};
 
 /// A strategy that is followed is left for one that takes so much less of the time, in thousandths:
@@ -53,6 +54,8 @@ pub struct Guide {
     pub mtbf_s: Option<u64>,
     /// Standard deviation of computing times over their mean, in millionths.
     pub variability_ppm: u64,
+    /// What was simulated of the workload; nothing when nothing was.
+    pub advice: Option<Advice>,
 }
 
 /// A decision to follow a strategy.
@@ -254,9 +257,17 @@ impl Scheduler {
         if rest.open == 0 {
             return;
         }
+        let left = Left {
+            shape: &guided.shape,
+            environment: &environment,
+            rest,
+            advice: guided.guide.advice.as_ref(),
+        };
         let (strategy, reason) = match guided.strategy() {
-            None => first(&guided.shape, &environment, rest),
-            Some(present) => next(present, &guided.shape, &environment, rest),
+            None => left.first(cpus, bytes),
+            // The model knows no time for what is left of it.
+            Some(Strategy::Need) if left.is_need_advised() => return,
+            Some(present) => left.next(present),
         };
         let is_new = guided.followed.last().map(|last| last.strategy) != Some(strategy);
         if let (true, Some(guided)) = (is_new, &mut self.guided) {
@@ -377,29 +388,50 @@ impl Scheduler {
     }
 }
 
-fn first(shape: &Shape, environment: &Environment, rest: Rest) -> (Option<Strategy>, String) {
-    let plan = plan(shape.with_width(rest.open), environment);
-    match plan.choice {
-        Some(choice) => (Some(choice.strategy), choice.reason),
-        None => (None, plan.refusal.unwrap_or_default()),
-    }
+/// What is left to do, where, and what is known of it.
+struct Left<'l> {
+    shape: &'l Shape,
+    environment: &'l Environment,
+    rest: Rest,
+    advice: Option<&'l Advice>,
 }
 
-/// The strategy for what is left, and why.
-fn next(
-    present: Strategy,
-    shape: &Shape,
-    environment: &Environment,
-    rest: Rest,
-) -> (Option<Strategy>, String) {
-    // What has begun holds its data beside what follows.
-    let is_possible = |strategy: Strategy| {
-        let all = strategy.allocate(&shape.with_width(rest.open), environment);
-        all.is_possible()
-    };
-    // `left` pipelines' worth of work on `open` ones. By stages all of them take space until the
-    // end, so that the last stage is no faster than the first.
-    let seconds = |strategy: Strategy, open: u64, left: u64| {
+impl Left<'_> {
+    fn is_need_advised(&self) -> bool {
+        self.advice
+            .is_some_and(|advice| advice.strategy == Strategy::Need)
+    }
+
+    /// Whether what is left fits in so; what has begun holds its data beside what follows.
+    fn is_possible(&self, strategy: Strategy) -> bool {
+        let shape = self.shape.with_width(self.rest.open);
+        strategy.allocate(&shape, self.environment).is_possible()
+    }
+
+    /// What to begin with on nodes of so many processors and bytes, and why.
+    fn first(&self, cpus: u64, bytes: u64) -> (Option<Strategy>, String) {
+        let advice = self
+            .advice
+            .filter(|advice| advice.is_for(cpus, bytes.into()));
+        match advice.filter(|advice| self.is_possible(advice.strategy)) {
+            Some(advice) => (Some(advice.strategy), advice.reason.clone()),
+            None => self.best_by_model(),
+        }
+    }
+
+    fn best_by_model(&self) -> (Option<Strategy>, String) {
+        let shape = self.shape.with_width(self.rest.open);
+        let plan = plan_advised(shape, self.environment, self.advice);
+        match plan.choice {
+            Some(choice) => (Some(choice.strategy), choice.reason),
+            None => (None, plan.refusal.unwrap_or_default()),
+        }
+    }
+
+    /// How long `left` pipelines' worth of work on `open` ones takes.
+    fn seconds(&self, strategy: Strategy, open: u64, left: u64) -> Option<f64> {
+        // By stages all of them take space until the end, so that the last stage is no faster than
+        // the first.
         let (width, part) = match strategy.goes_by_stages() {
             true => (open, left as f64 / open.max(1) as f64),
             false => (left, 1.0),
@@ -407,43 +439,56 @@ fn next(
         if width == 0 {
             return Some(0.0);
         }
-        let shape = shape.with_width(width);
-        let whole_s = predict_rest(strategy, &shape, environment, rest.resident_bytes)?;
-        Some(part * whole_s)
-    };
-    let all = rest.fresh + rest.begun;
-    let kept_s = is_possible(present).then(|| seconds(present, rest.open, all));
-    let Some(kept_s) = kept_s.flatten() else {
-        let (strategy, reason) = first(shape, environment, rest);
-        let reason = format!("{present} is not possible any more; {reason}");
-        return (strategy, reason);
-    };
-    // What has begun ends as it began, but stage by stage it becomes a part of what follows.
-    let begun_s = seconds(present, rest.open - rest.fresh, rest.begun).unwrap_or(kept_s);
-    let with_begun_s = |strategy: Strategy| {
-        if !is_possible(strategy) {
-            return None;
+        let shape = self.shape.with_width(width);
+        let resident = self.rest.resident_bytes;
+        let whole_s = predict_rest(strategy, &shape, self.environment, resident)?;
+        let corrected_s = match self.advice {
+            Some(advice) => advice.corrected_s(strategy, whole_s),
+            None => whole_s,
+        };
+        Some(part * corrected_s)
+    }
+
+    /// The strategy for what is left when `present` was followed, and why.
+    fn next(&self, present: Strategy) -> (Option<Strategy>, String) {
+        let rest = self.rest;
+        let all = rest.fresh + rest.begun;
+        let kept_s = self
+            .is_possible(present)
+            .then(|| self.seconds(present, rest.open, all));
+        let Some(kept_s) = kept_s.flatten() else {
+            let (strategy, reason) = self.best_by_model();
+            let reason = format!("{present} is not possible any more; {reason}");
+            return (strategy, reason);
+        };
+        // What has begun ends as it began, but stage by stage it becomes a part of what follows.
+        let begun_s = self.seconds(present, rest.open - rest.fresh, rest.begun);
+        let begun_s = begun_s.unwrap_or(kept_s);
+        let with_begun_s = |strategy: Strategy| {
+            if !self.is_possible(strategy) {
+                return None;
+            }
+            match present.goes_by_stages() && strategy.goes_by_stages() {
+                true => self.seconds(strategy, rest.open, all),
+                false => Some(begun_s + self.seconds(strategy, rest.fresh, rest.fresh)?),
+            }
+        };
+        let others = Strategy::CANDIDATES.into_iter().filter(|strategy| {
+            *strategy != present && *strategy != Strategy::Remote && rest.fresh > 0
+        });
+        let timed = others.filter_map(|strategy| Some((strategy, with_begun_s(strategy)?)));
+        let best = timed.min_by(|a, b| a.1.total_cmp(&b.1));
+        let limit_s = kept_s * (1_000 - GAIN_PERMILLE) as f64 / 1_000.0;
+        match best.filter(|(_, other_s)| *other_s < limit_s) {
+            Some((strategy, other_s)) => {
+                let reason = format!(
+                    "what is left takes {other_s:.0} s with {strategy}, what has begun included, \
+                     and {kept_s:.0} s with {present}"
+                );
+                (Some(strategy), reason)
+            }
+            None => (Some(present), String::new()),
         }
-        match present.goes_by_stages() && strategy.goes_by_stages() {
-            true => seconds(strategy, rest.open, all),
-            false => Some(begun_s + seconds(strategy, rest.fresh, rest.fresh)?),
-        }
-    };
-    let others = Strategy::CANDIDATES
-        .into_iter()
-        .filter(|strategy| *strategy != present && *strategy != Strategy::Remote && rest.fresh > 0);
-    let timed = others.filter_map(|strategy| Some((strategy, with_begun_s(strategy)?)));
-    let best = timed.min_by(|a, b| a.1.total_cmp(&b.1));
-    let limit_s = kept_s * (1_000 - GAIN_PERMILLE) as f64 / 1_000.0;
-    match best.filter(|(_, other_s)| *other_s < limit_s) {
-        Some((strategy, other_s)) => {
-            let reason = format!(
-                "what is left takes {other_s:.0} s with {strategy}, what has begun included, and \
-                 {kept_s:.0} s with {present}"
-            );
-            (Some(strategy), reason)
-        }
-        None => (Some(present), String::new()),
     }
 }
 
@@ -465,6 +510,7 @@ mod tests {
             local_bytes_per_s: 1_000_000,
             mtbf_s: None,
             variability_ppm: 0,
+            advice: None,
         };
         let settings = Settings {
             guide: Some(guide),

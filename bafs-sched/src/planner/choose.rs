@@ -3,6 +3,7 @@
 
 use serde::Serialize;
 
+use super::advice::Advice;
 use super::environment::Environment;
 use super::predict::predict_of;
 use super::printed::printed_of;
@@ -52,14 +53,24 @@ pub struct Plan {
 
 /// Plans `shape` in `environment`. The same arguments give the same plan.
 pub fn plan(shape: Shape, environment: &Environment) -> Plan {
+    plan_advised(shape, environment, None)
+}
+
+/// The same with the model corrected by what simulations said of a like workload.
+pub fn plan_advised(shape: Shape, environment: &Environment, advice: Option<&Advice>) -> Plan {
     let environment = &*environment.able(&shape);
     let too_wide = shape.too_wide(environment);
     let timed = |seconds: Option<f64>| seconds.filter(|_| too_wide.is_none());
     let candidate = |strategy: Strategy| {
         let allocation = strategy.allocate(&shape, environment);
+        let predicted_s = predict_of(&allocation, &shape, environment, 0);
+        let corrected = |seconds| match advice {
+            Some(advice) => advice.corrected_s(strategy, seconds),
+            None => seconds,
+        };
         Candidate {
             running: allocation.running(environment),
-            predicted_s: timed(predict_of(&allocation, &shape, environment, 0)),
+            predicted_s: timed(predicted_s.map(corrected)),
             printed_s: timed(printed_of(&allocation, &shape, environment)),
             allocation,
         }

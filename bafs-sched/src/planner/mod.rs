@@ -4,6 +4,7 @@
 //! [`Environment`] and [`Canonical`] (or a workflow's [`Shape`]) go in, a [`Plan`] comes out.
 //! `docs/PLANNING.md` teaches the strategies and says what was corrected in the printed model.
 
+mod advice;
 mod canonical;
 mod choose;
 mod environment;
@@ -15,8 +16,9 @@ mod room;
 mod shape;
 mod strategy;
 
+pub use advice::Advice;
 pub use canonical::{Canonical, CanonicalError, Layout, NotCanonical};
-pub use choose::{Candidate, Choice, Plan, plan};
+pub use choose::{Candidate, Choice, Plan, plan, plan_advised};
 pub use environment::{Environment, EnvironmentError, NodeClass};
 pub use expected::{expected_maximum_normal, response_s};
 pub use predict::{predict, predict_rest};

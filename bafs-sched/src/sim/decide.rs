@@ -63,7 +63,8 @@ pub struct Tried {
 /// Which candidates of a plan are simulated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doubt {
-    /// Those that the model cannot tell from its choice: its equations describe the workload.
+    /// Those that the model cannot tell from its choice: its equations describe the workload. Where
+    /// nodes differ they do not, and all are simulated.
     Ties,
     /// All that are possible: the equations only bound the workload.
     All,
@@ -107,6 +108,11 @@ fn decide_within(
     records_max: u64,
 ) -> Result<Doubts, Stuck> {
     let is_failing = environment.mtbf_s.is_some();
+    // No equation knows of nodes that differ.
+    let doubt = match environment.is_even() {
+        true => doubt,
+        false => Doubt::All,
+    };
     let candidates = doubtful(plan, doubt, is_failing);
     let least = match doubt {
         Doubt::Ties if !is_failing => 2,

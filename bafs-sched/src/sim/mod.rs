@@ -4,6 +4,7 @@
 //! [`Simulation`] runs one workflow under one [`Policy`]; the same [`Scenario`] gives the same
 //! [`Run`], byte for byte, on every machine. `docs/PLANNING.md` says what is modelled.
 
+mod advise;
 mod canonical;
 mod clusters;
 mod contender;
@@ -25,6 +26,7 @@ mod transfer;
 mod trial;
 mod warming;
 
+pub use advise::advise;
 pub use canonical::workflow_of;
 pub use decide::{Doubt, Doubts, PLAN_JOBS_MAX, Tried, decide};
 pub use engine::{Simulation, Unwatched, Watch};

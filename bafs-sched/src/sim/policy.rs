@@ -4,7 +4,7 @@
 use std::fmt;
 
 use crate::logic::{CheckpointPolicy, Guide, Io, Order, Rules, Settings};
-use crate::planner::{Environment, Shape, Strategy};
+use crate::planner::{Advice, Environment, Shape, Strategy};
 
 use super::load::Load;
 
@@ -72,6 +72,8 @@ pub struct Scenario {
     /// So many records, and some more for each job and node, are looked at in vain: when no more
     /// jobs are done than ever before the run is given up.
     pub in_vain_max: u64,
+    /// What a scheduler that plans by itself is told of earlier simulations.
+    pub advice: Option<Advice>,
     /// Of everything that is random.
     pub seed: u64,
     /// Whether to keep what happened when.
@@ -92,6 +94,7 @@ impl Scenario {
             attempts_for_job: ATTEMPTS_FOR_JOB,
             looked_at_max: u64::MAX,
             in_vain_max: IN_VAIN_MAX,
+            advice: None,
             seed,
             is_recorded: false,
         }
@@ -138,6 +141,7 @@ impl Scenario {
                 Load::Declared { variability_ppm } => *variability_ppm,
                 Load::Measured(_) => (shape.variability * 1e6).round() as u64,
             },
+            advice: self.advice.clone(),
         }
     }
 }

@@ -4,6 +4,7 @@
 
 use serde::Serialize;
 
+use super::advise::advice;
 use super::canonical::workflow_of;
 use super::decide::{Doubt, decide};
 use super::engine::Simulation;
@@ -11,7 +12,9 @@ use super::load::Load;
 use super::policy::{Policy, Scenario};
 use super::record::{Run, Stuck};
 use crate::dice::Dice;
-use crate::planner::{Candidate, Canonical, Environment, Layout, NodeClass, Plan, Strategy, plan};
+use crate::planner::{
+    Advice, Candidate, Canonical, Environment, Layout, NodeClass, Plan, Strategy, plan,
+};
 use crate::workflow::Workflow;
 
 const MB: f64 = 1e6;
@@ -88,6 +91,10 @@ pub struct Compared {
     pub decided: Option<Strategy>,
     /// The strategies that need no consent, in the order of the table.
     pub timed: Vec<Timed>,
+    /// Mean simulated time of a scheduler that is told of these simulations, begins with what was
+    /// chosen, and changes when it thinks that another one is better for the rest, in seconds;
+    /// nothing when it never ends.
+    pub guided_s: Option<f64>,
 }
 
 /// The thesis' environment: 50 nodes of one processor and 5 GB, 1 and 12 MB/s.
@@ -287,15 +294,18 @@ pub fn compare(point: &Point, seeds: u64) -> Result<Compared, Stuck> {
     let mut plan = plan(shape, &point.environment);
     let choice = |plan: &Plan| plan.choice.as_ref().map(|choice| choice.strategy);
     let chosen = choice(&plan);
-    let timing = Timing::new(point, seeds);
+    let mut timing = Timing::new(point, seeds);
     let (workflow, load) = (&timing.workflow, &timing.load);
     let work = (workflow.jobs.len() as u64, || workflow.clone());
-    decide(&mut plan, Doubt::Ties, work, &point.environment, load)?;
+    let doubts = decide(&mut plan, Doubt::Ties, work, &point.environment, load)?;
     let decided = choice(&plan);
+    timing.advice = advice(&plan, &point.environment, &doubts);
+    let timed = timing.timed(&plan.candidates)?;
     Ok(Compared {
         chosen,
         decided,
-        timed: timing.timed(&plan.candidates)?,
+        timed,
+        guided_s: timing.mean_s(Policy::Guided)?,
     })
 }
 
@@ -317,6 +327,8 @@ struct Timing<'t> {
     workflow: Workflow,
     load: Load,
     seeds: u64,
+    /// What a scheduler that plans by itself is told.
+    advice: Option<Advice>,
     /// Records that any run may look at. A planned run without failures that is not done is a
     /// defect where it may look at all.
     looked_at_max: u64,
@@ -335,6 +347,7 @@ impl<'t> Timing<'t> {
                 variability_ppm: (point.canonical.variability * 1e6).round() as u64,
             },
             seeds,
+            advice: None,
             looked_at_max: u64::MAX,
             best_s: f64::INFINITY,
             looked_at_most: 0,
@@ -342,7 +355,7 @@ impl<'t> Timing<'t> {
     }
 
     /// Those that are possible and need no consent.
-    fn timed(mut self, candidates: &[Candidate]) -> Result<Vec<Timed>, Stuck> {
+    fn timed(&mut self, candidates: &[Candidate]) -> Result<Vec<Timed>, Stuck> {
         let mut timed = Vec::new();
         for candidate in candidates {
             let strategy = candidate.allocation.strategy;
@@ -350,7 +363,7 @@ impl<'t> Timing<'t> {
                 timed.push(Timed {
                     strategy,
                     predicted_s: candidate.predicted_s,
-                    simulated_s: self.mean_s(strategy)?,
+                    simulated_s: self.mean_s(Policy::from(strategy))?,
                 });
             }
         }
@@ -360,18 +373,18 @@ impl<'t> Timing<'t> {
     /// Mean over all seeds, in seconds; nothing when one never ends. Without a plan a run may take
     /// hours to simulate until it is given up, so it is left when it took several times what others
     /// did, in simulated time or in records.
-    fn mean_s(&mut self, strategy: Strategy) -> Result<Option<f64>, Stuck> {
+    fn mean_s(&mut self, policy: Policy) -> Result<Option<f64>, Stuck> {
         let environment = &self.point.environment;
         // Nobody says that all can be done without a plan.
-        let is_planned = strategy != Strategy::Need;
+        let is_planned = matches!(policy, Policy::Strategy(_));
         let is_bounded = !is_planned && self.best_s.is_finite();
         let is_strict = self.looked_at_max == u64::MAX;
         let mut sum_s = 0.0;
         for seed in 0..self.seeds {
-            let policy = Policy::from(strategy);
             let mut scenario =
                 Scenario::new(environment.clone(), policy, self.load.clone(), seed + 1);
             scenario.looked_at_max = self.looked_at_max;
+            scenario.advice = self.advice.clone();
             let mut limit_us = u64::MAX;
             if is_bounded {
                 limit_us = (HOPELESS * self.best_s * 1e6) as u64;
@@ -383,7 +396,7 @@ impl<'t> Timing<'t> {
             let failure = run.as_ref().and_then(Run::failure);
             let is_defect = is_planned && is_strict && environment.mtbf_s.is_none();
             if let Some(why) = failure.filter(|_| is_defect) {
-                return Err(Stuck(format!("{strategy}, seed {seed}: {why}")));
+                return Err(Stuck(format!("{policy}, seed {seed}: {why}")));
             }
             let Some(run) = run.filter(Run::is_complete) else {
                 return Ok(None);
@@ -423,6 +436,12 @@ impl Compared {
     /// The same of the choice that simulations made sure.
     pub fn decided_regret(&self) -> Option<f64> {
         self.regret_of(self.decided)
+    }
+
+    /// The same of a run that plans by itself, with what was simulated before; below one where a
+    /// change of strategy pays.
+    pub fn guided_regret(&self) -> Option<f64> {
+        Some(self.guided_s.unwrap_or(f64::INFINITY) / self.best()?.seconds())
     }
 
     fn regret_of(&self, choice: Option<Strategy>) -> Option<f64> {
@@ -496,6 +515,7 @@ mod tests {
                 timed(Strategy::Slice, times[0]),
                 timed(Strategy::Minimal, times[1]),
             ],
+            guided_s: None,
         };
         let regret = |chosen, times| compared(chosen, times).regret();
         let never = Some(f64::INFINITY);

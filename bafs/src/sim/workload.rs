@@ -5,8 +5,8 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, bail};
 use bafs_sched::io::journal;
 use bafs_sched::past::{self, Past, Site};
-use bafs_sched::planner::{Canonical, Environment, Shape};
-use bafs_sched::sim::{Load, Measured, workflow_of};
+use bafs_sched::planner::{Advice, Canonical, Environment, Shape};
+use bafs_sched::sim::{Load, Measured, advise, workflow_of};
 use bafs_sched::workflow::{Volume, VolumeKind, Workflow, parse_duration};
 use serde::Serialize;
 
@@ -112,6 +112,17 @@ impl Workload {
             site: past.site,
             lines: past.lines,
         }
+    }
+
+    /// What a scheduler that plans by itself is told before it begins.
+    pub(super) fn advice(&self, environment: &Environment) -> Result<Option<Advice>> {
+        let advice = advise(
+            &self.workflow,
+            self.shape.variability,
+            environment,
+            &self.load,
+        );
+        advice.map_err(|stuck| anyhow!("the simulation of a candidate: {stuck}"))
     }
 
     /// Space of each node that the scheduler left unused in the run that is simulated again, in

@@ -1,6 +1,6 @@
 //! How much longer the predicted strategy takes than the best one, over the thesis' sensitivity
-//! studies and over workloads drawn at random: by the model alone, and with the candidates
-//! simulated that it cannot tell from each other. Of the random ones those from [`UNSEEN`] on were
+//! studies and over workloads drawn at random: by the model alone, with the candidates simulated
+//! that it cannot tell from each other, and in a run that follows this by itself (`run --plan`). Of the random ones those from [`UNSEEN`] on were
 //! not looked at while the model was made.
 
 use std::sync::Mutex;
@@ -137,6 +137,7 @@ struct Row<'f> {
     compared: &'f Compared,
     model: f64,
     decided: f64,
+    guided: f64,
 }
 
 impl Row<'_> {
@@ -163,6 +164,7 @@ fn tell(report: &mut Report, figure: &str, found: &[(&Task, Compared)]) -> Resul
             compared,
             model: compared.regret()?,
             decided: compared.decided_regret()?,
+            guided: compared.guided_regret()?,
         })
     });
     let rows: Vec<Row<'_>> = rows.collect();
@@ -175,10 +177,14 @@ fn tell(report: &mut Report, figure: &str, found: &[(&Task, Compared)]) -> Resul
     summary(report, &format!("{figure}_model"), &rows, model.collect());
     let decided = rows.iter().map(|row| (row.decided, row.compared.decided));
     summary(report, figure, &rows, decided.collect());
+    let guided = rows.iter().map(|row| (row.guided, row.compared.decided));
+    summary(report, &format!("{figure}_guided"), &rows, guided.collect());
     let mut table = vec![
         [
             "study",
             "model mean",
+            "max",
+            "guided mean",
             "max",
             "mean",
             "max",
@@ -199,6 +205,8 @@ fn tell(report: &mut Report, figure: &str, found: &[(&Task, Compared)]) -> Resul
                 worst.task.label.clone(),
                 format!("{:.4}", mean(|row| row.model)),
                 format!("{:.4}", most(|row| row.model)),
+                format!("{:.4}", mean(|row| row.guided)),
+                format!("{:.4}", most(|row| row.guided)),
                 format!("{:.4}", mean(|row| row.decided)),
                 format!("{:.4}", worst.decided),
                 format!("{:.4}", worst.task.point.x),

@@ -1,0 +1,153 @@
+//! What was simulated of strategies before a run, for a scheduler that plans by itself: which one
+//! to begin with, and by how much the model is off. Simulates nothing.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::choose::Plan;
+use super::environment::Environment;
+use super::strategy::Strategy;
+
+/// A model that is right, in thousandths.
+const RIGHT_PERMILLE: u64 = 1_000;
+
+/// Processors or bytes of nodes that may differ from those of the simulation, in thousandths: a
+/// scheduler leaves a little space of each node, and a node may be away.
+const NEAR_PERMILLE: u128 = 100;
+
+/// What simulations say of a workload on certain nodes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Advice {
+    /// What to begin with.
+    pub strategy: Strategy,
+    /// Why, in one sentence with numbers.
+    pub reason: String,
+    /// Processors of the nodes.
+    cpus: u64,
+    /// Their storage, in bytes.
+    storage_bytes: u128,
+    /// Simulated time over the model's, in thousandths.
+    corrections: BTreeMap<Strategy, u64>,
+}
+
+impl Advice {
+    /// What `plan` chose after simulations, which took so many seconds; nothing for a strategy that
+    /// was given up or not simulated at all. No advice when nothing was chosen, or nothing timed.
+    pub fn new(
+        plan: &Plan,
+        environment: &Environment,
+        simulated_s: impl Fn(Strategy) -> Option<f64>,
+    ) -> Option<Self> {
+        let choice = plan.choice.as_ref()?;
+        let strategies = plan.candidates.iter().map(|it| it.allocation.strategy);
+        let times = strategies.filter_map(&simulated_s);
+        let best_s = times.min_by(f64::total_cmp)?;
+        let correction = |predicted_s: f64, simulated_s: Option<f64>| match simulated_s {
+            Some(simulated_s) => permille(simulated_s / predicted_s),
+            // Whoever was given up is no faster than the best, nor is who was far behind it.
+            None => permille(best_s / predicted_s).max(RIGHT_PERMILLE),
+        };
+        let corrections = plan.candidates.iter().filter_map(|candidate| {
+            let strategy = candidate.allocation.strategy;
+            let predicted_s = candidate.predicted_s.filter(|seconds| *seconds > 0.0)?;
+            Some((strategy, correction(predicted_s, simulated_s(strategy))))
+        });
+        Some(Self {
+            strategy: choice.strategy,
+            reason: choice.reason.clone(),
+            cpus: environment.cpus(),
+            storage_bytes: environment.storage_bytes(),
+            corrections: corrections.collect(),
+        })
+    }
+
+    /// Whether nodes with so many processors and bytes are about those of the simulation.
+    pub fn is_for(&self, cpus: u64, storage_bytes: u128) -> bool {
+        let is_near = |simulated: u128, there: u128| {
+            let most = simulated.saturating_mul(NEAR_PERMILLE);
+            simulated.abs_diff(there).saturating_mul(1_000) <= most
+        };
+        is_near(self.cpus.into(), cpus.into()) && is_near(self.storage_bytes, storage_bytes)
+    }
+
+    /// A prediction of the model, in seconds, with what the simulation says of it.
+    pub fn corrected_s(&self, strategy: Strategy, predicted_s: f64) -> f64 {
+        let permille = self.corrections.get(&strategy);
+        predicted_s * *permille.unwrap_or(&RIGHT_PERMILLE) as f64 / 1_000.0
+    }
+}
+
+/// A ratio in thousandths, at least one.
+fn permille(ratio: f64) -> u64 {
+    ((ratio * 1_000.0).round() as u64).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::planner::{Canonical, NodeClass, plan};
+
+    const GB: u64 = 1_000_000_000;
+
+    fn environment() -> Environment {
+        Environment {
+            nodes: vec![NodeClass::new(50, 1, 5 * GB)],
+            home_bytes_per_s: 1_000_000,
+            local_bytes_per_s: 12_000_000,
+            mtbf_s: None,
+            restart_s: 60,
+        }
+    }
+
+    /// The model believes in Slice, and AllBatch and Minimal are behind.
+    fn mixed() -> Plan {
+        let text = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s";
+        let plan = plan(Canonical::parse(text).unwrap().shape(), &environment());
+        let choice = plan.choice.as_ref().map(|choice| choice.strategy);
+        assert_eq!(choice, Some(Strategy::Slice));
+        plan
+    }
+
+    fn predicted_s(plan: &Plan, strategy: Strategy) -> f64 {
+        let mut candidates = plan.candidates.iter();
+        let found = candidates.find(|it| it.allocation.strategy == strategy);
+        found.and_then(|it| it.predicted_s).unwrap()
+    }
+
+    #[test]
+    fn what_was_simulated_corrects_the_model() {
+        let plan = mixed();
+        let slice_s = predicted_s(&plan, Strategy::Slice);
+        let advice = Advice::new(&plan, &environment(), |strategy| match strategy {
+            Strategy::Slice => Some(2.0 * slice_s),
+            _ => None,
+        });
+        let advice = advice.unwrap();
+        assert_eq!(advice.corrected_s(Strategy::Slice, 100.0), 200.0);
+        // What was left alone is not believed to be faster than the best that was simulated.
+        let minimal_s = predicted_s(&plan, Strategy::Minimal);
+        let corrected_s = advice.corrected_s(Strategy::Minimal, minimal_s);
+        assert!(corrected_s >= 1.998 * slice_s, "{corrected_s}");
+        assert_eq!(
+            advice.corrected_s(Strategy::All, 100.0),
+            100.0,
+            "impossible"
+        );
+    }
+
+    #[test]
+    fn without_a_simulation_there_is_no_advice() {
+        assert_eq!(Advice::new(&mixed(), &environment(), |_| None), None);
+    }
+
+    #[test]
+    fn advice_is_for_about_the_nodes_that_were_simulated() {
+        let advice = Advice::new(&mixed(), &environment(), |_| Some(1.0)).unwrap();
+        let bytes = u128::from(250 * GB);
+        assert!(advice.is_for(50, bytes));
+        assert!(advice.is_for(49, bytes / 100 * 98));
+        assert!(!advice.is_for(40, bytes));
+        assert!(!advice.is_for(50, bytes * 2));
+    }
+}
