@@ -1,7 +1,7 @@
 //! How much longer the predicted strategy takes than the best one, over the thesis' sensitivity
 //! studies and over workloads drawn at random: by the model alone, with the candidates simulated
-//! that it cannot tell from each other, and in a run that follows this by itself (`run --plan`). Of the random ones those from [`UNSEEN`] on were
-//! not looked at while the model was made.
+//! that it cannot tell from each other, and in a run that follows this by itself (`run --plan`). Of
+//! the random ones those from [`UNSEEN`] on were not looked at while the model was made.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
