@@ -438,8 +438,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_enum, default_value = "cost-benefit")]
     pub(crate) checkpoint: Checkpoint,
     /// Follow the allocation strategy that `bafs plan` chooses for this environment, and another
-    /// one when what is left goes faster with it. Jobs run on the nodes of the catalog; where these are
-    /// others than those of the file, the model chooses with its links.
+    /// one when what is left goes faster with it. Jobs run on the nodes of the catalog; where these
+    /// are others than those of the file, the model chooses with its links.
     #[arg(long, value_name = "ENVIRONMENT", conflicts_with_all = ["order", "remote_io"])]
     pub(crate) plan: Option<PathBuf>,
 }
