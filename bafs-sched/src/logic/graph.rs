@@ -11,6 +11,7 @@ use super::course::Courses;
 use super::crossings::Crossings;
 use super::followers::followers;
 use super::standing::{Counted, Standing};
+use super::surveys::Changed;
 use super::tally::Tally;
 use crate::workflow::{Job, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
@@ -212,6 +213,8 @@ pub(super) struct Graph {
     pub(super) batch: BatchSets,
     /// How often a job began, or was not begun any more.
     begun_changes: u64,
+    /// Jobs that began, or were not begun any more.
+    pub(super) begun: Changed<JobIndex>,
     /// Jobs and volumes that were looked at.
     pub(super) tally: Tally,
 }
@@ -268,6 +271,7 @@ impl Graph {
             courses,
             batch,
             begun_changes: 0,
+            begun: Changed::default(),
             tally: Tally::default(),
         };
         for job in graph.job_indexes() {
@@ -463,6 +467,7 @@ impl Graph {
             let pipeline = self.pipeline[job.as_usize()];
             self.courses.moved(pipeline, job, has_begun);
             self.begun_changes += 1;
+            self.begun.note(job);
         }
         for (volume, writable) in self.mounted(job) {
             let volume = &mut self.volumes[volume.as_usize()];

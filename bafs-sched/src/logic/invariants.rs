@@ -23,6 +23,7 @@ impl Scheduler {
         self.check_under_way();
         self.check_copies();
         self.check_sizes();
+        self.check_surveys();
     }
 
     /// What is derived from sizes may count more than there is, never less.

@@ -46,6 +46,7 @@ mod skew;
 mod space;
 mod standing;
 mod steering;
+mod surveys;
 mod tally;
 mod timers;
 mod trial;

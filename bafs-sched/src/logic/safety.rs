@@ -4,8 +4,9 @@
 //!
 //! A node is *safe* when the pipelines at home there can end there one after the other, each with
 //! what is free and what those before it leave. A job may start where all nodes on which it takes
-//! space stay safe. A pipeline that is too large for any single node *leans* on another node: that
-//! one has room for the rest of it once its own pipelines have ended.
+//! space stay safe; `surveys.rs` knows what is on each. A pipeline that is too large for any single
+//! node *leans* on another node: that one has room for the rest of it once its own pipelines have
+//! ended.
 //!
 //! Copies give way when nothing else helps, and of a cache a node needs but a small part where
 //! others can have the rest; so both count as free. A node that is alone counts all of the caches
@@ -24,7 +25,7 @@ use super::course::{Rest, floor};
 use super::place::Create;
 use super::scheduler::Scheduler;
 use super::space::Space;
-use super::volumes::State;
+use super::surveys::Survey;
 use crate::workflow::{JobIndex, VolumeIndex};
 
 /// Nodes that are looked at for one to lean on, those with most room first.
@@ -37,33 +38,6 @@ pub(super) struct Claims {
     home: BTreeMap<u32, ServerId>,
     /// Nodes whose pipelines need room on another one, with the most that one of them needs.
     leaning: BTreeMap<ServerId, Space>,
-}
-
-/// What there is on nodes, remembered while nothing comes, goes or begins: a search for a place
-/// looks at the same nodes for one job after the other. Part of no state: forgetting it changes
-/// nothing.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Surveys {
-    /// Of the volumes, of the jobs that they are of, and of the nodes.
-    changes: (u64, u64, u64, u64),
-    of: BTreeMap<ServerId, Arc<Survey>>,
-}
-
-impl PartialEq for Surveys {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-/// What there is on a node, whoever starts next.
-#[derive(Debug, Default)]
-struct Survey {
-    /// What goes without any further start.
-    leaving: Space,
-    /// What caches there have beyond the least part, which is in `leaving`.
-    beyond: Space,
-    /// What pipelines have, at home there or not.
-    held: BTreeMap<u32, Space>,
 }
 
 /// What a pipeline has on a node, and what it still needs beyond that.
@@ -262,79 +236,6 @@ impl Scheduler {
         })
     }
 
-    /// Whether a volume on this node goes without any further start once `job` has started.
-    fn lets_go(&self, job: JobIndex, server: ServerId) -> bool {
-        let mounts = self.graph.workflow.job(job).mounts.iter();
-        let mut here = mounts
-            .map(|mount| mount.volume)
-            .filter(|volume| !self.graph.volume(*volume).is_cache)
-            .filter(|volume| self.volumes.live_at(*volume, Some(server)).is_some());
-        here.any(|volume| self.is_leaving(volume, Some(job)))
-    }
-
-    /// Whether a volume goes without any further start, perhaps but for one.
-    fn is_leaving(&self, volume: VolumeIndex, starting: Option<JobIndex>) -> bool {
-        let users = &self.graph.workflow.volume(volume).users;
-        let mut users = users.iter();
-        users.all(|user| starting == Some(*user) || self.graph.state(*user).has_begun())
-    }
-
-    /// What there is on a node.
-    fn survey(&mut self, server: ServerId) -> Arc<Survey> {
-        let changes = self.survey_changes();
-        if self.surveys.changes != changes {
-            self.surveys.of.clear();
-            self.surveys.changes = changes;
-        }
-        if let Some(known) = self.surveys.of.get(&server) {
-            return known.clone();
-        }
-        let survey = Arc::new(self.look(server, None));
-        self.surveys.of.insert(server, survey.clone());
-        survey
-    }
-
-    /// With what changes of these what was found on nodes is old.
-    fn survey_changes(&self) -> (u64, u64, u64, u64) {
-        let (volumes, begun) = (self.volumes.changes(), self.graph.begun_changes());
-        (volumes, begun, self.fleet.alive, self.fleet.lost)
-    }
-
-    /// What there is on a node, once a job has started if one is given.
-    fn look(&self, server: ServerId, start: Option<(JobIndex, &[Create])>) -> Survey {
-        let starting = start.map(|(job, _)| job);
-        let mut survey = Survey::default();
-        let (leaving, held) = (&mut survey.leaving, &mut survey.held);
-        let beyond = &mut survey.beyond;
-        for (id, volume) in self.volumes.on_server(server) {
-            let Some(instance) = self.volumes.get(id) else {
-                continue;
-            };
-            let is_cache = self.graph.volume(volume).is_cache;
-            match instance.state {
-                State::Deleting | State::Copying | State::Copy => {
-                    *leaving = leaving.plus(instance.size);
-                }
-                // The user fetches what it holds, long after the run.
-                State::Ready if instance.is_kept => {}
-                State::Creating | State::Ready if is_cache => {
-                    *leaving = leaving.plus(floor(instance.size));
-                    *beyond = beyond.plus(beyond_least(instance.size));
-                }
-                State::Creating | State::Ready if self.is_leaving(volume, starting) => {
-                    *leaving = leaving.plus(instance.size);
-                }
-                State::Creating | State::Ready => {
-                    if let Some(pipeline) = self.graph.pipeline_of(volume) {
-                        let there = held.entry(pipeline).or_default();
-                        *there = there.plus(instance.size);
-                    }
-                }
-            }
-        }
-        survey
-    }
-
     /// What a node has when `taken` of it is taken, by a start there if one is given.
     fn ground(
         &self,
@@ -430,14 +331,18 @@ impl Scheduler {
         server: ServerId,
         start: Option<(JobIndex, &[Create])>,
     ) -> Space {
-        let is_new = self.surveys.changes == self.survey_changes();
-        let known = self.surveys.of.get(&server).filter(|_| is_new).cloned();
         let survey = match start {
             Some((job, _)) if self.lets_go(job, server) => Arc::new(self.look(server, start)),
-            _ => known.unwrap_or_else(|| Arc::new(self.look(server, None))),
+            _ => {
+                let known = self.surveyed(server);
+                known.unwrap_or_else(|| Arc::new(self.look(server, None)))
+            }
         };
-        let claims = self.ground(&survey, server, Space::ZERO, start).claims;
-        least_to_end(claims).minus(survey.leaving)
+        let need = match start {
+            None => self.needed_to_end(&survey, server),
+            Some(_) => least_to_end(self.ground(&survey, server, Space::ZERO, start).claims),
+        };
+        need.minus(survey.leaving)
     }
 
     /// The least free space on a node with which all pipelines at home there can end, beside what
@@ -458,13 +363,25 @@ impl Scheduler {
         taken: Space,
         start: Option<(JobIndex, &[Create])>,
     ) -> u64 {
-        let survey = match start {
-            Some((job, _)) if self.lets_go(job, server) => Arc::new(self.look(server, start)),
-            _ => self.survey(server),
+        let Some((job, _)) = start else {
+            let survey = self.survey(server);
+            let free = self.fleet.available(server).minus(taken);
+            let free = free.plus(survey.leaving).bytes;
+            return free.saturating_sub(self.needed_to_end(&survey, server).bytes);
+        };
+        let survey = match self.lets_go(job, server) {
+            true => Arc::new(self.look(server, start)),
+            false => self.survey(server),
         };
         let ground = self.ground(&survey, server, taken, start);
         let need = least_to_end(ground.claims);
         ground.free.bytes.saturating_sub(need.bytes)
+    }
+
+    /// What must be free on a node for the pipelines at home there to end, none of which starts.
+    pub(super) fn needed_to_end(&self, survey: &Survey, server: ServerId) -> Space {
+        let need = || least_to_end(self.ground(survey, server, Space::ZERO, None).claims);
+        *survey.to_end.get_or_init(need)
     }
 
     /// The next jobs of the pipelines at home on this node, those of pipelines that need least to
@@ -484,7 +401,8 @@ impl Scheduler {
         self.claims.leaning.extend(leans);
         let is_scratch = |(volume, ..): &Create| !self.graph.volume(*volume).is_cache;
         if creates.iter().any(is_scratch) {
-            self.claims.home.insert(self.graph.pipeline(job), server);
+            let before = self.claims.home.insert(self.graph.pipeline(job), server);
+            self.note_moved(before.into_iter().chain([server]));
         }
     }
 
@@ -526,7 +444,20 @@ impl Scheduler {
 
     /// A pipeline has ended for good, or its volumes were dropped.
     pub(super) fn end_claims(&mut self, pipeline: u32) {
-        self.claims.home.remove(&pipeline);
+        let before = self.claims.home.remove(&pipeline);
+        self.note_moved(before);
+    }
+
+    /// A pipeline is at home elsewhere from now on.
+    fn note_moved(&mut self, servers: impl IntoIterator<Item = ServerId>) {
+        for server in servers {
+            self.volumes.changed.note(server);
+        }
+    }
+
+    /// Where a pipeline created scratch volumes last.
+    pub(super) fn home_of(&self, pipeline: u32) -> Option<ServerId> {
+        self.claims.home.get(&pipeline).copied()
     }
 }
 
@@ -542,7 +473,7 @@ fn least_to_end(mut claims: Vec<Claim>) -> Space {
 }
 
 /// What a part of a cache has beyond the least part.
-fn beyond_least(part: Space) -> Space {
+pub(super) fn beyond_least(part: Space) -> Space {
     Space {
         files: 0,
         ..part.minus(floor(part))

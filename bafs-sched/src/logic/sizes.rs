@@ -368,6 +368,10 @@ impl Graph {
     pub(super) fn measure_course(&mut self, pipeline: u32) {
         let mut members: Vec<JobIndex> = self.members(pipeline).collect();
         members.sort_unstable_by_key(|job| self.rank(*job));
+        // What its home must keep free is counted anew, too.
+        if let Some(first) = members.first() {
+            self.begun.note(*first);
+        }
         let states = members.iter().map(|job| (*job, self.state(*job)));
         let states: BTreeMap<JobIndex, JobState> = states.collect();
         let has_begun = |job: JobIndex| states[&job].has_begun();
@@ -389,5 +393,6 @@ impl Graph {
             courses.moved(pipelines[job.as_usize()], *job, has_begun);
         }
         self.courses = courses;
+        self.begun.note_all();
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use bafs_proto::ids::{ServerId, VolumeId};
 
 use super::space::Space;
+use super::surveys::Changed;
 use super::tally::Tally;
 use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
@@ -71,6 +72,8 @@ pub(super) struct Volumes {
     absent: BTreeMap<u64, u64>,
     /// How often anything of this may have changed.
     changes: u64,
+    /// Servers where anything of this may have changed.
+    pub(super) changed: Changed<ServerId>,
     /// Volumes that were looked at.
     pub(super) tally: Tally,
 }
@@ -93,6 +96,7 @@ impl Volumes {
             cache_bytes,
             absent,
             changes: 0,
+            changed: Changed::default(),
             tally: Tally::default(),
         }
     }
@@ -107,8 +111,21 @@ impl Volumes {
         self.changes
     }
 
-    pub(super) fn get_mut(&mut self, id: VolumeId) -> Option<&mut Instance> {
+    fn note_change(&mut self, id: VolumeId) {
+        let instance = self.instances.get(&id);
+        let server = instance.and_then(|instance| instance.server);
+        self.note_change_on(server);
+    }
+
+    fn note_change_on(&mut self, server: Option<ServerId>) {
         self.changes += 1;
+        if let Some(server) = server {
+            self.changed.note(server);
+        }
+    }
+
+    pub(super) fn get_mut(&mut self, id: VolumeId) -> Option<&mut Instance> {
+        self.note_change(id);
         self.tally.one();
         self.instances.get_mut(&id)
     }
@@ -221,7 +238,7 @@ impl Volumes {
     }
 
     pub(super) fn add(&mut self, id: VolumeId, instance: Instance) {
-        self.changes += 1;
+        self.note_change_on(instance.server);
         self.tally.one();
         assert!(instance.state.is_live(), "a volume begins its life alive");
         let (volume, server) = (instance.volume, instance.server);
@@ -234,7 +251,7 @@ impl Volumes {
 
     /// Adds a copy: it exists, but no job uses it.
     pub(super) fn add_copy(&mut self, id: VolumeId, instance: Instance) {
-        self.changes += 1;
+        self.note_change_on(instance.server);
         assert!(!instance.state.is_live(), "a copy is not in use");
         if let Some(server) = instance.server {
             let there = self.on_server.entry(server).or_default();
@@ -245,7 +262,7 @@ impl Volumes {
 
     /// Takes a complete copy into use, in the place of a volume that is gone.
     pub(super) fn promote(&mut self, id: VolumeId) {
-        self.changes += 1;
+        self.note_change(id);
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };
@@ -257,7 +274,7 @@ impl Volumes {
 
     /// Takes a volume out of use; it keeps its space until it is removed.
     pub(super) fn retire(&mut self, id: VolumeId) {
-        self.changes += 1;
+        self.note_change(id);
         self.tally.one();
         if let Some(instance) = self.instances.get_mut(&id) {
             let was_live = instance.state.is_live();
@@ -272,7 +289,7 @@ impl Volumes {
 
     /// Forgets a volume that is gone.
     pub(super) fn remove(&mut self, id: VolumeId) -> Option<Instance> {
-        self.changes += 1;
+        self.note_change(id);
         self.tally.one();
         let instance = self.instances.remove(&id)?;
         if instance.state.is_live() {
