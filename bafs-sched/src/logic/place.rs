@@ -205,13 +205,12 @@ impl Scheduler {
                 let creates = self.plan(job, &mounted, server, spill);
                 let creates = creates.filter(|c| self.can_end_from(job, server, c, care));
                 let creates = creates.filter(|c| !self.is_rash(server, c));
-                let is_fit = creates.is_some();
-                let creates =
-                    creates.filter(|c| care != Care::Safe || self.is_safe(job, server, c));
-                self.is_held_back |= is_fit && creates.is_none();
-                if let Some(creates) = creates {
+                let leans = creates.as_ref().and_then(|c| self.leans(job, server, c));
+                let is_unsafe = care == Care::Safe && leans.is_none();
+                self.is_held_back |= is_unsafe && creates.is_some();
+                if let Some(creates) = creates.filter(|_| !is_unsafe) {
                     self.patience = None;
-                    self.note_claims(job, server, &creates);
+                    self.note_claims(job, server, &creates, leans.unwrap_or_default());
                     self.assign(job, server, creates);
                     return true;
                 }

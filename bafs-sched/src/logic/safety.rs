@@ -117,14 +117,9 @@ fn settle_all(
 }
 
 impl Scheduler {
-    /// Whether `job` may start on `server` and create these volumes: everything under way can end
-    /// all the same.
-    pub(super) fn is_safe(&mut self, job: JobIndex, server: ServerId, creates: &[Create]) -> bool {
-        self.leans(job, server, creates).is_some()
-    }
-
-    /// The nodes that lean on others once `job` has started, or nothing if it must not.
-    fn leans(
+    /// The nodes that lean on others once `job` has started on `server` and created these volumes,
+    /// each with what it lacks. Nothing if it must not: not all that is under way could end.
+    pub(super) fn leans(
         &mut self,
         job: JobIndex,
         server: ServerId,
@@ -395,9 +390,14 @@ impl Scheduler {
             .collect()
     }
 
-    /// Takes note of a start that was found safe, before it happens.
-    pub(super) fn note_claims(&mut self, job: JobIndex, server: ServerId, creates: &[Create]) {
-        let leans = self.leans(job, server, creates).unwrap_or_default();
+    /// Takes note of a start before it happens, and of the nodes that lean on others then.
+    pub(super) fn note_claims(
+        &mut self,
+        job: JobIndex,
+        server: ServerId,
+        creates: &[Create],
+        leans: Vec<(ServerId, Space)>,
+    ) {
         self.claims.leaning.extend(leans);
         let is_scratch = |(volume, ..): &Create| !self.graph.volume(*volume).is_cache;
         if creates.iter().any(is_scratch) {
