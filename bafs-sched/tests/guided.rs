@@ -1,8 +1,9 @@
-//! A scheduler that plans by itself comes to the end of every workflow, whatever happens last.
+//! A scheduler that plans by itself begins with what was simulated, keeps to it where nodes fail,
+//! and comes to the end of every workflow, whatever happens last.
 
 use bafs_sched::planner::{Canonical, Environment, NodeClass};
 use bafs_sched::sim::study::{Varied, baselines, compare};
-use bafs_sched::sim::{Load, Policy, Run, Scenario, Simulation, workflow_of};
+use bafs_sched::sim::{Load, Policy, Run, Scenario, Simulation, advise, workflow_of};
 
 const GB: u64 = 1_000_000_000;
 const MB: u64 = 1_000_000;
@@ -75,4 +76,31 @@ fn a_run_begins_with_what_was_simulated_not_with_what_the_model_believes() {
     let guided_s = compared.guided_s.expect("an end");
     assert!(of(compared.chosen) > 1.3 * best_s, "{compared:?}");
     assert!(guided_s < 1.01 * best_s, "{compared:?}");
+}
+
+/// Ten nodes, of which one fails each half an hour: with each the model wanted something else.
+#[test]
+fn where_nodes_fail_a_run_keeps_to_what_was_simulated() {
+    let text = "width=40,depth=3,batch=5GB,private=0.1GB,run=500s,var=0.1";
+    let workflow = workflow_of(&Canonical::parse(text).expect("a workload"));
+    let environment = Environment {
+        nodes: vec![NodeClass::new(10, 1, 2 * GB)],
+        home_bytes_per_s: MB,
+        local_bytes_per_s: 12 * MB,
+        mtbf_s: Some(2_000),
+        restart_s: 60,
+    };
+    let load = Load::Declared {
+        variability_ppm: 100_000,
+    };
+    let advice = advise(&workflow, 0.1, &environment, &load).expect("runs that end");
+    let advised = advice.as_ref().map(|advice| advice.strategy);
+    let mut scenario = Scenario::new(environment, Policy::Guided, load, 1);
+    scenario.advice = advice;
+    let run = Simulation::new(workflow, scenario).run();
+    let run = run.expect("the run ends");
+    assert!(run.is_complete(), "{:?}", run.outcome);
+    assert!(run.failures > 10, "{} nodes failed", run.failures);
+    let followed = run.followed.iter().map(|followed| followed.strategy);
+    assert_eq!(followed.collect::<Vec<_>>(), [advised]);
 }

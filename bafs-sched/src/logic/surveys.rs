@@ -78,6 +78,12 @@ impl<T: PartialEq> Changed<T> {
         self.some.is_empty() && !self.is_any
     }
 
+    /// From now on nothing has changed.
+    fn forget(&mut self) {
+        self.some.clear();
+        self.is_any = false;
+    }
+
     /// All that changed; nothing when anything may have.
     fn known(&self) -> Option<&[T]> {
         (!self.is_any).then_some(&self.some)
@@ -144,8 +150,8 @@ impl Scheduler {
             None => self.surveys.of.clear(),
         }
         self.surveys.fleet = (self.fleet.alive, self.fleet.lost);
-        self.volumes.changed = Changed::default();
-        self.graph.begun = Changed::default();
+        self.volumes.changed.forget();
+        self.graph.begun.forget();
     }
 
     /// Nodes where something changed; nothing when it may be all of them.

@@ -111,13 +111,7 @@ impl Volumes {
         self.changes
     }
 
-    fn note_change(&mut self, id: VolumeId) {
-        let instance = self.instances.get(&id);
-        let server = instance.and_then(|instance| instance.server);
-        self.note_change_on(server);
-    }
-
-    fn note_change_on(&mut self, server: Option<ServerId>) {
+    fn note_change(&mut self, server: Option<ServerId>) {
         self.changes += 1;
         if let Some(server) = server {
             self.changed.note(server);
@@ -125,9 +119,13 @@ impl Volumes {
     }
 
     pub(super) fn get_mut(&mut self, id: VolumeId) -> Option<&mut Instance> {
-        self.note_change(id);
         self.tally.one();
-        self.instances.get_mut(&id)
+        let instance = self.instances.get_mut(&id)?;
+        self.changes += 1;
+        if let Some(server) = instance.server {
+            self.changed.note(server);
+        }
+        Some(instance)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (VolumeId, &Instance)> {
@@ -238,7 +236,7 @@ impl Volumes {
     }
 
     pub(super) fn add(&mut self, id: VolumeId, instance: Instance) {
-        self.note_change_on(instance.server);
+        self.note_change(instance.server);
         self.tally.one();
         assert!(instance.state.is_live(), "a volume begins its life alive");
         let (volume, server) = (instance.volume, instance.server);
@@ -251,7 +249,7 @@ impl Volumes {
 
     /// Adds a copy: it exists, but no job uses it.
     pub(super) fn add_copy(&mut self, id: VolumeId, instance: Instance) {
-        self.note_change_on(instance.server);
+        self.note_change(instance.server);
         assert!(!instance.state.is_live(), "a copy is not in use");
         if let Some(server) = instance.server {
             let there = self.on_server.entry(server).or_default();
@@ -262,25 +260,25 @@ impl Volumes {
 
     /// Takes a complete copy into use, in the place of a volume that is gone.
     pub(super) fn promote(&mut self, id: VolumeId) {
-        self.note_change(id);
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };
         assert!(instance.state == State::Copy, "only a copy is promoted");
         instance.state = State::Ready;
         let (volume, server) = (instance.volume, instance.server);
+        self.note_change(server);
         self.begin(volume, server, id);
     }
 
     /// Takes a volume out of use; it keeps its space until it is removed.
     pub(super) fn retire(&mut self, id: VolumeId) {
-        self.note_change(id);
         self.tally.one();
         if let Some(instance) = self.instances.get_mut(&id) {
             let was_live = instance.state.is_live();
             let (volume, server) = (instance.volume, instance.server);
             instance.state = State::Deleting;
             instance.waiters.clear();
+            self.note_change(server);
             if was_live {
                 self.end(volume, server);
             }
@@ -289,9 +287,9 @@ impl Volumes {
 
     /// Forgets a volume that is gone.
     pub(super) fn remove(&mut self, id: VolumeId) -> Option<Instance> {
-        self.note_change(id);
         self.tally.one();
         let instance = self.instances.remove(&id)?;
+        self.note_change(instance.server);
         if instance.state.is_live() {
             self.end(instance.volume, instance.server);
         }
