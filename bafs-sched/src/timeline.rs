@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::io::journal::History;
 use crate::logic::{JobState, Outcome, Progress, Scheduler};
-use crate::workflow::{JobIndex, VolumeIndex, Workflow};
+use crate::workflow::{JobIndex, VolumeIndex};
 
 use observer::Observer;
 
@@ -215,15 +215,4 @@ pub fn timeline(history: History) -> Timeline {
         observer.step(now, event);
     }
     observer.finish()
-}
-
-/// For each job, the jobs before it on its longest way from a first one.
-pub fn stages(workflow: &Workflow) -> Vec<u32> {
-    let mut stages = vec![0; workflow.jobs.len()];
-    for job in workflow.topological_order() {
-        let parents = workflow.job(job).parents.iter();
-        let above = parents.map(|parent| stages[parent.as_usize()] + 1).max();
-        stages[job.as_usize()] = above.unwrap_or(0);
-    }
-    stages
 }

@@ -1,9 +1,10 @@
 //! A scheduler that plans by itself begins with what was simulated, keeps to it where nodes fail,
 //! and comes to the end of every workflow, whatever happens last.
 
-use bafs_sched::planner::{Canonical, Environment, NodeClass};
+use bafs_sched::planner::{Canonical, Environment, NodeClass, Shape, Strategy, plan};
 use bafs_sched::sim::study::{Varied, baselines, compare};
 use bafs_sched::sim::{Load, Policy, Run, Scenario, Simulation, advise, workflow_of};
+use bafs_sched::workflow::parse_workflow;
 
 const GB: u64 = 1_000_000_000;
 const MB: u64 = 1_000_000;
@@ -103,4 +104,91 @@ fn where_nodes_fail_a_run_keeps_to_what_was_simulated() {
     assert!(run.failures > 10, "{} nodes failed", run.failures);
     let followed = run.followed.iter().map(|followed| followed.strategy);
     assert_eq!(followed.collect::<Vec<_>>(), [advised]);
+}
+
+/// Ten nodes, of which one fails each ten minutes and is back after one: until then it is planned
+/// with as if it were there.
+#[test]
+fn nodes_that_will_be_back_are_no_reason_to_plan_again() {
+    let text = "width=100,depth=2,batch=4GB,private=0.1GB,run=600s,var=0.1";
+    let workflow = workflow_of(&Canonical::parse(text).expect("a workload"));
+    let environment = Environment {
+        nodes: vec![NodeClass::new(10, 1, 2 * GB)],
+        home_bytes_per_s: MB,
+        local_bytes_per_s: 12 * MB,
+        mtbf_s: Some(600),
+        restart_s: 60,
+    };
+    let load = Load::Declared {
+        variability_ppm: 100_000,
+    };
+    let scenario = Scenario::new(environment, Policy::Guided, load, 1);
+    let run = Simulation::new(workflow, scenario).run();
+    let run = run.expect("the run ends");
+    assert!(run.is_complete(), "{:?}", run.outcome);
+    assert!(run.failures > 20, "{} nodes failed", run.failures);
+    assert!(run.followed.len() < 4, "{:?}", run.followed);
+}
+
+/// Sixteen searches and a job that waits for all of them: order connects them, no data do.
+#[test]
+fn a_last_job_that_shares_no_volume_does_not_make_the_others_take_turns() {
+    let mut text = "volume db cache bafs://home/db 100 MB\n".to_owned();
+    text += "job report {\nexecutable = x\nruntime = 10 s\n}\n";
+    for search in 0..16 {
+        text += &format!(
+            "volume v{search} scratch 60 MB\n\
+             job s{search} {{\nexecutable = x\nruntime = 100 s\n}}\n\
+             mount db s{search} /db\nmount v{search} s{search} /v\n\
+             parent s{search} child report\n"
+        );
+    }
+    let none = |path: &str| Err(path.to_owned());
+    let workflow = parse_workflow("w.bafs", &text, &none).expect("a workflow");
+    let workflow = workflow.workflow;
+    let environment = Environment {
+        nodes: vec![NodeClass::new(16, 1, GB / 4)],
+        home_bytes_per_s: 100 * MB,
+        local_bytes_per_s: 100 * MB,
+        mtbf_s: None,
+        restart_s: 60,
+    };
+    let planned = plan(Shape::of(&workflow, 0.0), &environment);
+    let possible = planned.candidates.iter().map(|it| &it.allocation);
+    let possible = possible.filter(|it| it.is_possible() && it.strategy != Strategy::Remote);
+    let possible: Vec<Strategy> = possible.map(|it| it.strategy).collect();
+    assert!(possible.len() > 4, "{possible:?}");
+    let policies = possible.into_iter().map(Policy::from);
+    for policy in policies.chain([Policy::Guided]) {
+        let load = Load::Declared { variability_ppm: 0 };
+        let scenario = Scenario::new(environment.clone(), policy, load, 1);
+        let run = Simulation::new(workflow.clone(), scenario).run();
+        let run = run.expect("the run ends");
+        assert!(run.is_complete(), "{policy:?}: {:?}", run.outcome);
+        assert!(run.seconds() < 130.0, "{policy:?}: {} s", run.seconds());
+    }
+}
+
+/// Slice is advised where it just fits, and one node goes for good.
+#[test]
+fn what_was_simulated_is_left_when_it_does_not_fit_any_more() {
+    let text = "width=90,depth=3,batch=1GB,private=1GB,run=500s";
+    let workflow = workflow_of(&Canonical::parse(text).expect("a workload"));
+    let leaving = NodeClass {
+        until_s: Some(300),
+        ..NodeClass::new(1, 1, 8 * GB)
+    };
+    let environment = Environment {
+        nodes: vec![NodeClass::new(19, 1, 8 * GB), leaving],
+        home_bytes_per_s: 10 * MB,
+        local_bytes_per_s: 120 * MB,
+        mtbf_s: Some(1_000_000),
+        restart_s: 60,
+    };
+    let load = Load::Declared { variability_ppm: 0 };
+    let advice = advise(&workflow, 0.0, &environment, &load).expect("runs that end");
+    let mut scenario = Scenario::new(environment, Policy::Guided, load, 1);
+    scenario.advice = advice;
+    let run = Simulation::new(workflow, scenario).run().expect("an end");
+    assert!(run.is_complete(), "{:?}", run.outcome);
 }

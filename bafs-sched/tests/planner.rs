@@ -502,7 +502,7 @@ proptest! {
             let jobs = (case.shape.width * case.shape.depth) as f64;
             let computing_s = jobs * case.shape.run_s / case.environment.cpus() as f64;
             prop_assert!(predicted.is_finite() && predicted >= computing_s * (1.0 - 1e-9));
-            prop_assert!(allocation.running(&case.environment) >= 1);
+            prop_assert!(allocation.running(&case.shape, &case.environment) >= 1);
             let parts = (allocation.cycles - 1) * allocation.part_width;
             prop_assert_eq!(parts + allocation.last_part_width, case.shape.width);
             if strategy != Strategy::Remote {

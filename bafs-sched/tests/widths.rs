@@ -60,3 +60,16 @@ fn where_a_job_fits_on_no_node_that_is_there_no_time_is_predicted() {
         );
     }
 }
+
+#[test]
+fn jobs_that_keep_four_processors_each_run_a_quarter_at_once() {
+    let environment = Environment::parse(
+        "home-rate = \"100 MB/s\"\nlocal-rate = \"100 MB/s\"\n\n\
+         [[nodes]]\ncount = 2\ncpus = 6\nstorage = \"5 GB\"\n",
+    );
+    let environment = environment.unwrap();
+    let plan = plan(of_widths(&[4]), &environment);
+    let all = plan.candidates.iter();
+    let all = all.map(|it| it.running).collect::<Vec<_>>();
+    assert!(all.iter().all(|running| *running == 2), "{all:?}");
+}

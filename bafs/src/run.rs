@@ -117,6 +117,7 @@ fn guide(path: &Path, workflow: &Workflow) -> Result<Guide> {
         home_bytes_per_s: environment.home_bytes_per_s,
         local_bytes_per_s: environment.local_bytes_per_s,
         mtbf_s: environment.mtbf_s,
+        restart_s: environment.restart_s,
         variability_ppm: VARIABILITY_PPM,
         advice: advice.map_err(|stuck| anyhow!("the simulation of a candidate: {stuck}"))?,
     })

@@ -38,8 +38,9 @@ use crate::workflow::Workflow;
 /// that makes no cache in a kept slot (2026-11). 14 = a core that lets caches for later go before
 /// jobs go on one by one (2026-11). 15 = a core that keeps room for batch volumes that are read at
 /// once (2026-11). 16 = a core that gives up a node when another one at its address says so, and
-/// asks for what has begun where it leaves others nothing (2026-11).
-pub const MAGIC: &[u8] = b"bafs-journal 16\n";
+/// asks for what has begun where it leaves others nothing (2026-11). 17 = a core that plans with
+/// nodes that failed and will be back, and counts what running jobs computed (2026-11).
+pub const MAGIC: &[u8] = b"bafs-journal 17\n";
 
 /// How often, and with which pause, a journal is tried that somebody has open.
 const LOCK_TRIES: u32 = 10;

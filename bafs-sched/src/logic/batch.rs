@@ -42,13 +42,13 @@ impl BatchSets {
         });
         let index = |at: usize| u32::try_from(at).expect("the workflow's own indexes have 32 bits");
         let batch: BTreeSet<VolumeIndex> = batch.map(|(at, _)| VolumeIndex(index(at))).collect();
-        let mut levels = vec![0u32; workflow.jobs.len()];
+        let levels = match batch.is_empty() {
+            true => Vec::new(),
+            false => workflow.levels_in(order),
+        };
         let mut stages: BTreeMap<(u32, u32), BTreeSet<VolumeIndex>> = BTreeMap::new();
         for job in order.iter().filter(|_| !batch.is_empty()) {
-            let parents = workflow.job(*job).parents.iter();
-            let level = parents.map(|parent| levels[parent.as_usize()] + 1).max();
-            levels[job.as_usize()] = level.unwrap_or(0);
-            let stage = (pipeline_of(job), level.unwrap_or(0));
+            let stage = (pipeline_of(job), levels[job.as_usize()]);
             let mounted = workflow.job(*job).mounts.iter().map(|mount| mount.volume);
             for volume in mounted.filter(|volume| batch.contains(volume)) {
                 stages.entry(stage).or_default().insert(volume);

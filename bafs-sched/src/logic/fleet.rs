@@ -239,6 +239,12 @@ impl Fleet {
         (other != seen.id && is_there).then_some(other)
     }
 
+    /// Whether a node is lost and no other one is in its place.
+    pub(super) fn is_vacant(&self, server: ServerId) -> bool {
+        let node = self.nodes.get(&server).filter(|node| node.is_lost);
+        node.is_some_and(|node| self.by_address.get(&node.seen.address) == Some(&server))
+    }
+
     /// Takes a listing of a node; answers whether it is new or was lost.
     pub(super) fn see(&mut self, seen: NodeSeen) -> bool {
         let server = seen.id;
@@ -295,6 +301,13 @@ impl Fleet {
     pub(super) fn usable(&self, server: ServerId) -> Space {
         self.get(server)
             .map_or(Space::ZERO, |node| usable(node, self.slack_permille))
+    }
+
+    /// The same if the node were not lost.
+    pub(super) fn usable_when_back(&self, server: ServerId) -> Space {
+        self.get(server).map_or(Space::ZERO, |node| {
+            usable_when_back(node, self.slack_permille)
+        })
     }
 
     /// Space that could be reserved if nothing of ours, and of other runs, were there.
@@ -439,14 +452,28 @@ fn free_slots(node: &Node) -> u32 {
 }
 
 fn usable(node: &Node, slack_permille: u32) -> Space {
+    match node.is_lost {
+        true => Space::ZERO,
+        false => usable_when_back(node, slack_permille),
+    }
+}
+
+fn usable_when_back(node: &Node, slack_permille: u32) -> Space {
     match node.limit {
-        None => offered(node, slack_permille),
+        None => offered_when_back(node, slack_permille),
         // What others hold is not in it.
         Some(limit) => without_slack(node, node.seen.capacity, slack_permille).least(limit.space),
     }
 }
 
 fn offered(node: &Node, slack_permille: u32) -> Space {
+    match node.is_lost {
+        true => Space::ZERO,
+        false => offered_when_back(node, slack_permille),
+    }
+}
+
+fn offered_when_back(node: &Node, slack_permille: u32) -> Space {
     let foreign = match node.limit {
         Some(limit) if limit.is_shared => Space::ZERO,
         _ => node.seen.foreign,
@@ -462,7 +489,7 @@ fn without_slack(node: &Node, mut space: Space, slack_permille: u32) -> Space {
     space.bytes = space
         .bytes
         .min(node.seen.capacity.bytes.saturating_sub(slack));
-    if node.is_lost { Space::ZERO } else { space }
+    space
 }
 
 fn available(node: &Node, slack_permille: u32) -> Space {

@@ -233,7 +233,7 @@ impl Graph {
         for follower in followers.iter().flatten() {
             jobs[follower.as_usize()].parents_left += 1;
         }
-        let pipeline = pipelines(&workflow);
+        let pipeline = workflow.pipelines();
         let courses = Courses::new(&workflow, &pipeline, &order);
         let batch = BatchSets::new(&workflow, &pipeline, &order);
         let mut pipeline_left = vec![0; jobs.len()];
@@ -551,31 +551,6 @@ fn volume_nodes(workflow: &Workflow) -> Vec<VolumeNode> {
         volume.extracts_left += 1;
     }
     volumes
-}
-
-/// Joins the users of each scratch volume; a pipeline is named by its first job.
-fn pipelines(workflow: &Workflow) -> Vec<u32> {
-    fn root(parent: &mut [u32], mut job: u32) -> u32 {
-        while parent[job as usize] != job {
-            let up = parent[job as usize];
-            parent[job as usize] = parent[up as usize];
-            job = up;
-        }
-        job
-    }
-    let mut parent: Vec<u32> = (0..count(workflow.jobs.len())).collect();
-    for volume in &workflow.volumes {
-        if matches!(volume.kind, VolumeKind::Cache { .. }) {
-            continue;
-        }
-        for pair in volume.users.windows(2) {
-            let (a, b) = (root(&mut parent, pair[0].0), root(&mut parent, pair[1].0));
-            parent[a.max(b) as usize] = a.min(b);
-        }
-    }
-    (0..count(workflow.jobs.len()))
-        .map(|job| root(&mut parent, job))
-        .collect()
 }
 
 /// For each job the first that reads the same caches and asks for as many slots.

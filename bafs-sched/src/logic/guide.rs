@@ -9,16 +9,16 @@
 
 use std::collections::BTreeMap;
 
-use bafs_proto::message::JobReport;
 use bafs_proto::time::Time;
 use serde::{Deserialize, Serialize};
 
+use super::computing::{Computing, MEASURED_MIN};
+use super::expected_nodes::LostNodes;
 use super::graph::JobState;
 use super::rules::{Admission, Rules};
 use super::scheduler::Scheduler;
-use super::space::Space;
-use crate::planner::{Advice, Environment, NodeClass, Shape, Strategy, plan_advised, predict_rest};
-use crate::workflow::{JobIndex, Workflow};
+use crate::planner::{Advice, Environment, Shape, Strategy, plan_advised, predict_rest};
+use crate::workflow::Workflow;
 
 /// A strategy that is followed is left for one that takes so much less of the time, in thousandths:
 /// between strategies the model is rarely off by more.
@@ -30,14 +30,8 @@ const PROGRESS_PERMILLE: u64 = 63;
 /// Processors or bytes that must have come or gone, in thousandths of what there was.
 const FLEET_PERMILLE: u64 = 50;
 
-/// Computing that differs by so many thousandths from what was expected contradicts the plan.
-const CONTRADICTION_PERMILLE: u64 = 250;
-
 /// How often shared nodes are asked what they keep for this run, in milliseconds.
 const LOOK_MS: u64 = 1_000;
-
-/// Jobs whose computing must have been measured before that counts.
-const MEASURED_MIN: u64 = 8;
 
 /// A whole pipeline, in parts that are added up.
 const WHOLE: u64 = 1_000_000;
@@ -52,6 +46,8 @@ pub struct Guide {
     pub local_bytes_per_s: u64,
     /// Mean time between failures of any of the nodes, in seconds.
     pub mtbf_s: Option<u64>,
+    /// How long a node that failed is away, in seconds.
+    pub restart_s: u64,
     /// Standard deviation of computing times over their mean, in millionths.
     pub variability_ppm: u64,
     /// What was simulated of the workload; nothing when nothing was.
@@ -72,19 +68,15 @@ pub struct Followed {
 /// What is followed, and what was known when that was decided.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Guided {
-    guide: Guide,
+    pub(super) guide: Guide,
     /// The whole workflow; its `run_s` is what is expected to be computed.
     shape: Shape,
-    /// The same as it was declared.
-    declared_run_s: f64,
-    /// Jobs of a mean pipeline over its stages.
-    stage_jobs: f64,
+    /// For each job the first one of its pipeline, as the planner counts them.
+    pipeline: Vec<u32>,
     followed: Vec<Followed>,
     asked: Option<Asked>,
-    /// Computing of finished jobs in milliseconds, as measured and as declared, and their number.
-    computed_ms: u64,
-    declared_ms: u64,
-    computed: u64,
+    pub(super) computing: Computing,
+    pub(super) lost_nodes: LostNodes,
 }
 
 /// What the last question was about.
@@ -95,9 +87,10 @@ struct Asked {
     cpus: u64,
     bytes: u64,
     done: u64,
+    /// Jobs whose computing was measured.
     computed: u64,
-    /// When the nodes were looked at.
-    looked: Time,
+    /// When the nodes are looked at again, also when none came or went.
+    look_at: Option<Time>,
     /// Kinds of volumes whose sizes were measured.
     sizes: usize,
 }
@@ -111,8 +104,18 @@ struct Rest {
     fresh: u64,
     /// What is left of those that have begun, as whole ones, rounded up.
     begun: u64,
-    /// Batch data that are there and still needed.
-    resident_bytes: u128,
+    /// The part of the batch data still needed that no cache is made for.
+    missing: f64,
+}
+
+impl Guided {
+    /// No scheduler ran for so long, in milliseconds: what was to be looked at is so much later.
+    pub(super) fn put_off(&mut self, ms: u64) {
+        self.lost_nodes.put_off(ms);
+        if let Some(asked) = &mut self.asked {
+            asked.look_at = asked.look_at.map(|at| at.plus_ms(ms));
+        }
+    }
 }
 
 impl Guide {
@@ -124,17 +127,14 @@ impl Guide {
 impl Guided {
     pub(super) fn new(guide: Guide, workflow: &Workflow) -> Self {
         let shape = guide.shape(workflow);
-        let stages = (shape.width * shape.depth).max(1) as f64;
         Self {
+            computing: Computing::new(&shape, workflow),
             guide,
-            declared_run_s: shape.run_s,
-            stage_jobs: workflow.jobs.len() as f64 / stages,
             shape,
+            pipeline: workflow.connected(),
             followed: Vec::new(),
             asked: None,
-            computed_ms: 0,
-            declared_ms: 0,
-            computed: 0,
+            lost_nodes: LostNodes::default(),
         }
     }
 
@@ -142,25 +142,11 @@ impl Guided {
         self.followed.last().and_then(|last| last.strategy)
     }
 
-    /// What is to be expected by what was measured, when that is not what was expected. Jobs
-    /// declare unlike times: they are compared with their own.
-    fn contradiction_s(&self) -> Option<f64> {
-        if self.computed < MEASURED_MIN {
-            return None;
-        }
-        let measured_s = match self.declared_ms {
-            0 => self.stage_jobs * self.computed_ms as f64 / self.computed as f64 / 1_000.0,
-            declared_ms => self.declared_run_s * self.computed_ms as f64 / declared_ms as f64,
-        };
-        let off = (measured_s - self.shape.run_s).abs();
-        (off * 1_000.0 > self.shape.run_s * CONTRADICTION_PERMILLE as f64).then_some(measured_s)
-    }
-
     /// Whether the simulation was of what is there: of such nodes, and of such jobs.
     fn is_as_simulated(&self, cpus: u64, bytes: u64) -> bool {
         let advice = self.guide.advice.as_ref();
         let is_for = advice.is_some_and(|advice| advice.is_for(cpus, bytes.into()));
-        is_for && self.shape.run_s == self.declared_run_s
+        is_for && self.shape.run_s == self.computing.declared_run_s
     }
 }
 
@@ -170,85 +156,93 @@ impl Scheduler {
         self.guided.as_ref().map_or(&[], |guided| &guided.followed)
     }
 
-    /// A job is done: takes note of what it computed. Where others declare run times, one that
-    /// does not says nothing about these.
-    pub(super) fn learn_computing(&mut self, job: JobIndex, report: &JobReport) {
-        let Some(guided) = &mut self.guided else {
-            return;
-        };
-        let declared_s = self.graph.workflow.job(job).runtime_s.unwrap_or(0);
-        if declared_s == 0 && guided.declared_run_s > 0.0 {
-            return;
-        }
-        let declared_ms = declared_s.saturating_mul(1_000);
-        guided.declared_ms = guided.declared_ms.saturating_add(declared_ms);
-        guided.computed_ms = guided.computed_ms.saturating_add(report.computed_ms());
-        guided.computed += 1;
-    }
-
     /// Asks the model when something has changed that may matter to it.
     pub(super) fn reconsider(&mut self) {
         let Some(guided) = &self.guided else {
             return;
         };
-        let (done, total) = (
-            self.graph.totals.done,
-            self.graph.workflow.jobs.len() as u64,
-        );
-        let contradiction_s = guided.contradiction_s();
+        let done = self.graph.totals.done;
+        let total = self.graph.workflow.jobs.len() as u64;
         let Some(asked) = guided.asked else {
             return self.ask(done);
         };
         if asked.sizes != self.sizes.learned.len() {
             return self.ask(done);
         }
-        // What nodes keep for this run changes without a node that comes or goes.
-        let is_look_due = self.settings.user.is_some() && self.now >= asked.looked.plus_ms(LOOK_MS);
-        let is_fleet_same = asked.alive == self.fleet.alive && asked.lost == self.fleet.lost;
-        let is_fleet_same = is_fleet_same && !is_look_due;
         let progress = done.saturating_sub(asked.done) * 1_000;
-        let is_little = progress < (total * PROGRESS_PERMILLE).max(1_000);
-        // A contradiction is found once: then the measured time is the expected one.
-        let is_calm = contradiction_s.is_none_or(|_| guided.computed < 2 * asked.computed);
-        if is_fleet_same && is_little && is_calm {
-            return;
+        let is_much_done = progress >= (total * PROGRESS_PERMILLE).max(1_000);
+        // What was looked at is looked at again when twice as much is known.
+        let is_more_known = guided.computing.jobs >= 2 * asked.computed;
+        let is_contradicted = (is_much_done || is_more_known) && self.learn_contradiction();
+        if is_much_done || is_contradicted || self.note_nodes(asked) {
+            self.ask(done);
         }
+    }
+
+    /// Expects from now on what was measured, where that contradicts what was expected; answers
+    /// whether it did.
+    fn learn_contradiction(&mut self) -> bool {
+        let Some(guided) = &self.guided else {
+            return false;
+        };
+        let (computing, expected_s) = (&guided.computing, guided.shape.run_s);
+        let measured_s = computing.contradiction_s(expected_s, || self.running_ms());
+        if let Some(guided) = &mut self.guided {
+            guided.shape.run_s = measured_s.unwrap_or(expected_s);
+            if let Some(asked) = &mut guided.asked {
+                asked.computed = guided.computing.jobs.max(asked.computed);
+            }
+        }
+        measured_s.is_some()
+    }
+
+    /// Takes note of nodes that came or went; answers whether those to plan with are others than
+    /// when the model was asked.
+    fn note_nodes(&mut self, asked: Asked) -> bool {
+        let is_look_due = asked.look_at.is_some_and(|at| self.now >= at);
+        if asked.alive == self.fleet.alive && asked.lost == self.fleet.lost && !is_look_due {
+            return false;
+        }
+        let look_at = self.look_at();
         let (cpus, bytes) = self.processors_and_bytes();
         let is_near = |before: u64, now: u64| {
             before.abs_diff(now) * 1_000 <= before.saturating_mul(FLEET_PERMILLE)
         };
-        if is_near(asked.cpus, cpus) && is_near(asked.bytes, bytes) && is_little && is_calm {
-            if let Some(asked) = self
-                .guided
-                .as_mut()
-                .and_then(|guided| guided.asked.as_mut())
-            {
-                (asked.alive, asked.lost) = (self.fleet.alive, self.fleet.lost);
-                asked.looked = self.now;
-            }
-            return;
+        if !is_near(asked.cpus, cpus) || !is_near(asked.bytes, bytes) {
+            return true;
         }
-        if let (Some(guided), Some(run_s)) = (&mut self.guided, contradiction_s) {
-            guided.shape.run_s = run_s;
+        let asked = self.guided.as_mut().and_then(|it| it.asked.as_mut());
+        if let Some(asked) = asked {
+            (asked.alive, asked.lost) = (self.fleet.alive, self.fleet.lost);
+            asked.look_at = look_at;
         }
-        self.ask(done);
+        false
+    }
+
+    /// When the nodes to plan with may be others though none comes or goes: one that failed does
+    /// not come back, or shared ones keep another part for this run.
+    fn look_at(&mut self) -> Option<Time> {
+        let is_shared = self.settings.user.is_some();
+        let share_at = is_shared.then(|| self.now.plus_ms(LOOK_MS));
+        let gone_at = self.forget_lost_nodes();
+        [share_at, gone_at].into_iter().flatten().min()
     }
 
     fn ask(&mut self, done: u64) {
+        let look_at = self.look_at();
         let (cpus, bytes) = self.processors_and_bytes();
         let (alive, lost) = (self.fleet.alive, self.fleet.lost);
         let Some(guided) = self.guided.as_mut().filter(|_| cpus > 0) else {
             return;
         };
-        let computed = guided.computed.max(MEASURED_MIN / 2);
         guided.asked = Some(Asked {
             alive,
             lost,
             cpus,
             bytes,
             done,
-            computed,
-            looked: self.now,
+            computed: guided.computing.jobs.max(MEASURED_MIN / 2),
+            look_at,
             sizes: self.sizes.learned.len(),
         });
         if !self.sizes.kind_of.is_empty() {
@@ -257,13 +251,19 @@ impl Scheduler {
             guided.shape = guided.guide.shape(&self.graph.workflow);
             guided.shape.run_s = run_s;
         }
-        let guided = guided.clone();
-        let environment = self.environment(&guided.guide);
         let rest = self.rest();
         // Files may still be on their way home when nothing is left to plan.
-        if rest.open == 0 {
-            return;
+        if rest.open > 0 {
+            self.decide(rest, (cpus, bytes));
         }
+    }
+
+    /// Decides what is followed from now on, on nodes of so many processors and bytes.
+    fn decide(&mut self, rest: Rest, (cpus, bytes): (u64, u64)) {
+        let Some(guided) = self.guided.clone() else {
+            return;
+        };
+        let environment = self.environment(&guided.guide);
         let left = Left {
             shape: &guided.shape,
             environment: &environment,
@@ -279,6 +279,7 @@ impl Scheduler {
             Some(present)
                 if environment.mtbf_s.is_some()
                     && left.is_advised(present)
+                    && left.is_possible(present)
                     && guided.is_as_simulated(cpus, bytes) =>
             {
                 (Some(present), String::new())
@@ -337,47 +338,12 @@ impl Scheduler {
         }
     }
 
-    fn processors_and_bytes(&self) -> (u64, u64) {
-        self.fleet
-            .live()
-            .fold((0, 0u64), |(cpus, bytes), (id, node)| {
-                let usable = self.fleet.usable(id).bytes;
-                (cpus + u64::from(node.slots()), bytes.saturating_add(usable))
-            })
-    }
-
-    /// The live nodes, equal ones together.
-    fn environment(&self, guide: &Guide) -> Environment {
-        let mut kinds: BTreeMap<(u32, Space, &str), u32> = BTreeMap::new();
-        for (id, node) in self.fleet.live() {
-            let kind = (
-                node.slots(),
-                self.fleet.usable(id),
-                node.seen.group.as_str(),
-            );
-            *kinds.entry(kind).or_default() += 1;
-        }
-        let kinds = kinds.into_iter();
-        let nodes = kinds.map(|((slots, space, group), count)| NodeClass {
-            files: space.files,
-            cluster: group.to_owned(),
-            ..NodeClass::new(count, slots, space.bytes)
-        });
-        Environment {
-            nodes: nodes.collect(),
-            home_bytes_per_s: guide.home_bytes_per_s.max(1),
-            local_bytes_per_s: guide.local_bytes_per_s.max(1),
-            mtbf_s: guide.mtbf_s,
-            restart_s: 0,
-        }
-    }
-
     fn rest(&self) -> Rest {
+        let pipeline = self.guided.as_ref().map_or(&[][..], |it| &it.pipeline);
         let mut left: BTreeMap<u32, (u64, u64, bool)> = BTreeMap::new();
-        for job in self.graph.job_indexes() {
+        for (job, first) in self.graph.job_indexes().zip(pipeline) {
             let state = self.graph.state(job);
-            let pipeline = left.entry(self.graph.pipeline(job)).or_default();
-            let (jobs, undone, has_begun) = pipeline;
+            let (jobs, undone, has_begun) = left.entry(*first).or_default();
             *jobs += 1;
             *undone += u64::from(!state.is_final());
             *has_begun |= matches!(state, JobState::Done | JobState::Active);
@@ -391,15 +357,27 @@ impl Scheduler {
                 _ => begun += undone * WHOLE / jobs,
             }
         }
-        let batch = self.graph.volume_indexes().filter(|volume| {
-            let is_there = self.graph.is_batch(*volume) && self.volumes.is_live(*volume);
-            is_there && self.graph.volume(*volume).users_left > 0
+        let needed = self.graph.volume_indexes().filter(|volume| {
+            self.graph.is_batch(*volume) && self.graph.volume(*volume).users_left > 0
         });
+        let (mut there, mut all) = (0u128, 0u128);
+        for volume in needed {
+            let bytes = u128::from(self.size_of(volume).bytes);
+            all += bytes;
+            there += if self.volumes.is_live(volume) {
+                bytes
+            } else {
+                0
+            };
+        }
         Rest {
             open,
             fresh,
             begun: u64::div_ceil(begun, WHOLE),
-            resident_bytes: batch.map(|v| u128::from(self.size_of(v).bytes)).sum(),
+            missing: match all {
+                0 => 0.0,
+                _ => (all - there) as f64 / all as f64,
+            },
         }
     }
 }
@@ -456,13 +434,24 @@ impl Left<'_> {
             return Some(0.0);
         }
         let shape = self.shape.with_width(width);
-        let resident = self.rest.resident_bytes;
-        let whole_s = predict_rest(strategy, &shape, self.environment, resident)?;
+        let whole_s = predict_rest(strategy, &shape, self.environment, self.rest.missing)?;
         let corrected_s = match self.advice {
             Some(advice) => advice.corrected_s(strategy, whole_s),
             None => whole_s,
         };
         Some(part * corrected_s)
+    }
+
+    /// How long what is left takes as it was followed: all at once, or where there are no stages
+    /// what has begun and then the rest, as it is added up for others.
+    fn kept_seconds(&self, present: Strategy) -> Option<f64> {
+        let rest = self.rest;
+        let whole_s = self.seconds(present, rest.open, rest.fresh + rest.begun)?;
+        let begun_s = self.seconds(present, rest.open - rest.fresh, rest.begun);
+        let fresh_s = self.seconds(present, rest.fresh, rest.fresh);
+        let added_s = begun_s.zip(fresh_s).map(|(begun, fresh)| begun + fresh);
+        let added_s = added_s.filter(|_| !present.goes_by_stages());
+        Some(added_s.map_or(whole_s, |added_s| added_s.min(whole_s)))
     }
 
     /// The strategy for what is left when `present` was followed, and why.
@@ -471,11 +460,14 @@ impl Left<'_> {
         let all = rest.fresh + rest.begun;
         let kept_s = self
             .is_possible(present)
-            .then(|| self.seconds(present, rest.open, all));
-        let Some(kept_s) = kept_s.flatten() else {
+            .then(|| self.kept_seconds(present));
+        let Some(Some(kept_s)) = kept_s else {
+            let why = match kept_s {
+                None => "is not possible any more",
+                Some(_) => "has no end that can be predicted",
+            };
             let (strategy, reason) = self.best_by_model();
-            let reason = format!("{present} is not possible any more; {reason}");
-            return (strategy, reason);
+            return (strategy, format!("{present} {why}; {reason}"));
         };
         // What has begun ends as it began, but stage by stage it becomes a part of what follows.
         let begun_s = self.seconds(present, rest.open - rest.fresh, rest.begun);
@@ -511,12 +503,11 @@ impl Left<'_> {
 #[cfg(test)]
 mod tests {
     use bafs_proto::ids::{RunId, ServerId};
-    use bafs_proto::message::JobOutcome;
 
     use super::*;
     use crate::logic::fleet::{Limit, Node};
-    use crate::logic::{Event, NodeSeen, Settings};
-    use crate::workflow::parse_workflow;
+    use crate::logic::{Event, NodeSeen, Settings, Space};
+    use crate::workflow::{JobIndex, parse_workflow};
 
     fn scheduler(text: &str) -> Scheduler {
         let none = |_: &str| Err("no files".to_owned());
@@ -525,6 +516,7 @@ mod tests {
             home_bytes_per_s: 1_000_000,
             local_bytes_per_s: 1_000_000,
             mtbf_s: None,
+            restart_s: 60,
             variability_ppm: 0,
             advice: None,
         };
@@ -553,44 +545,6 @@ mod tests {
             }
         }
         scheduler(&text)
-    }
-
-    /// Jobs that are done took so many times as long as they declare.
-    fn learn(scheduler: &mut Scheduler, declared_s: u64, times: u64) {
-        for job in scheduler.graph.job_indexes() {
-            if scheduler.graph.workflow.job(job).runtime_s == Some(declared_s) {
-                let ms = declared_s * times * 1_000;
-                let report = JobReport {
-                    outcome: JobOutcome::Exited(0),
-                    wall_ms: ms,
-                    cpu_ms: ms,
-                    output_tail: String::new(),
-                    volumes: Vec::new(),
-                };
-                scheduler.learn_computing(job, &report);
-            }
-        }
-    }
-
-    fn contradiction_s(scheduler: &Scheduler) -> Option<f64> {
-        scheduler.guided.as_ref().unwrap().contradiction_s()
-    }
-
-    #[test]
-    fn short_jobs_that_are_done_first_say_nothing_about_long_ones() {
-        let mut scheduler = unlike();
-        learn(&mut scheduler, 10, 1);
-        assert_eq!(contradiction_s(&scheduler), None);
-        learn(&mut scheduler, 1_000, 1);
-        assert_eq!(contradiction_s(&scheduler), None);
-    }
-
-    #[test]
-    fn jobs_that_take_twice_what_they_declare_are_expected_to_go_on_so() {
-        let mut scheduler = unlike();
-        learn(&mut scheduler, 10, 2);
-        let declared_s = scheduler.guided.as_ref().unwrap().declared_run_s;
-        assert_eq!(contradiction_s(&scheduler), Some(2.0 * declared_s));
     }
 
     #[test]

@@ -90,6 +90,7 @@ impl Scheduler {
         self.checkpoints.overdue.forget(server);
         self.fleet.lost += 1;
         self.fleet.alive -= 1;
+        self.note_lost_node(server);
         let mut gone = Vec::new();
         for (id, volume) in there {
             self.stale.insert(id, server);

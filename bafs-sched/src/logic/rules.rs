@@ -77,12 +77,7 @@ pub(super) struct Admission {
 impl Admission {
     pub(super) fn new(rules: Rules, graph: &Graph) -> Self {
         let workflow = &graph.workflow;
-        let mut level = vec![0; workflow.jobs.len()];
-        for job in workflow.topological_order() {
-            let parents = workflow.job(job).parents.iter();
-            let above = parents.map(|parent| level[parent.as_usize()] + 1).max();
-            level[job.as_usize()] = above.unwrap_or(0);
-        }
+        let level = workflow.levels();
         let jobs = workflow.jobs.len();
         let volumes = (0..workflow.volumes.len() as u32).map(VolumeIndex);
         let caches: Vec<VolumeIndex> = volumes.filter(|v| graph.volume(*v).is_cache).collect();

@@ -471,6 +471,9 @@ impl Scheduler {
         self.fleet.put_off(away_ms);
         self.extractions.put_off(away_ms);
         self.checkpoints.put_off(away_ms);
+        if let Some(guided) = &mut self.guided {
+            guided.put_off(away_ms);
+        }
     }
 
     fn fire(&mut self, timer: Timer) {

@@ -134,9 +134,14 @@ impl Scheduler {
 
     /// The same where it is known.
     pub(super) fn surveyed(&self, server: ServerId) -> Option<Arc<Survey>> {
-        let is_new = self.volumes.changed.is_empty() && self.graph.begun.is_empty();
-        let is_new = is_new && self.surveys.fleet == (self.fleet.alive, self.fleet.lost);
-        self.surveys.of.get(&server).filter(|_| is_new).cloned()
+        let is_unchanged = self.volumes.changed.is_empty() && self.graph.begun.is_empty();
+        let is_unchanged =
+            is_unchanged && self.surveys.fleet == (self.fleet.alive, self.fleet.lost);
+        self.surveys
+            .of
+            .get(&server)
+            .filter(|_| is_unchanged)
+            .cloned()
     }
 
     /// Forgets what was found on nodes where something changed since.

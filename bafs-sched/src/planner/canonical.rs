@@ -181,6 +181,7 @@ impl Canonical {
         };
         Shape {
             width: u64::from(self.width),
+            pipelines_in_one: 1,
             depth: u64::from(self.depth),
             batch_bytes: u128::from(self.batch_bytes),
             batch_total_bytes: u128::from(self.depth) * u128::from(self.batch_bytes),

@@ -63,13 +63,13 @@ pub fn plan_advised(shape: Shape, environment: &Environment, advice: Option<&Adv
     let timed = |seconds: Option<f64>| seconds.filter(|_| too_wide.is_none());
     let candidate = |strategy: Strategy| {
         let allocation = strategy.allocate(&shape, environment);
-        let predicted_s = predict_of(&allocation, &shape, environment, 0);
+        let predicted_s = predict_of(&allocation, &shape, environment, 1.0);
         let corrected = |seconds| match advice {
             Some(advice) => advice.corrected_s(strategy, seconds),
             None => seconds,
         };
         Candidate {
-            running: allocation.running(environment),
+            running: allocation.running(&shape, environment),
             predicted_s: timed(predicted_s.map(corrected)),
             printed_s: timed(printed_of(&allocation, &shape, environment)),
             allocation,

@@ -241,6 +241,13 @@ impl Environment {
         self.sum(|class| u64::from(class.cpus))
     }
 
+    /// How many jobs of this shape run at once, if their data do not hinder them; they keep
+    /// processors as a mean one does.
+    pub(super) fn places(&self, shape: &Shape) -> u64 {
+        let jobs = self.cpus() as f64 / shape.cpus.max(1.0);
+        (jobs as u64).max(self.cpus().min(1))
+    }
+
     /// Processors of nodes on which jobs that keep so many at once fit.
     pub(super) fn cpus_for(&self, cpus: u32) -> u64 {
         self.sum(|class| match class.cpus >= cpus {

@@ -1,8 +1,8 @@
 //! Two results of probability theory that the corrected model needs: the expected maximum of
 //! normal variables, and the response time of a shared link. No randomness, nothing of workloads.
 
-/// Customers up to which the exact recursion is worth its time; beyond, the link is either idle
-/// or saturated, and the asymptotes are as good.
+/// Customers up to which the exact recursion is worth its time; beyond, the link has as much to do
+/// as with so many, or is saturated.
 const CUSTOMERS_EXACT_MAX: u64 = 65_536;
 
 /// The expected maximum of `count` standard normal variables, by Blom's approximation
@@ -26,16 +26,13 @@ pub fn response_s(customers: u64, demand_s: f64, think_s: f64) -> f64 {
     if customers <= 1 || demand_s <= 0.0 {
         return demand_s.max(0.0);
     }
-    if customers > CUSTOMERS_EXACT_MAX {
-        return (customers as f64 * demand_s - think_s).max(demand_s);
-    }
     let mut queue = 0.0;
     let mut response = demand_s;
-    for present in 1..=customers {
+    for present in 1..=customers.min(CUSTOMERS_EXACT_MAX) {
         response = demand_s * (1.0 + queue);
         queue = present as f64 * response / (think_s + response);
     }
-    response
+    response.max(customers as f64 * demand_s - think_s)
 }
 
 /// Computing times: normal, but never below zero.
@@ -234,5 +231,8 @@ mod tests {
         );
         let (exact, asymptote) = (response_s(65_536, 1.0, 1e3), response_s(65_537, 1.0, 1e3));
         assert!((exact - asymptote).abs() < 20.0, "{exact} {asymptote}");
+        // Half as much to do as the link carries.
+        let at_knee = |customers| response_s(customers, 1.0, 65_536.0);
+        assert!(at_knee(65_537) >= at_knee(65_536), "{}", at_knee(65_537));
     }
 }

@@ -29,19 +29,20 @@ pub(super) enum Caches {
 /// simulated. Slower links, longer jobs and more variability never
 /// make it shorter.
 pub fn predict(strategy: Strategy, shape: &Shape, environment: &Environment) -> Option<f64> {
-    predict_rest(strategy, shape, environment, 0)
+    predict_rest(strategy, shape, environment, 1.0)
 }
 
-/// The same for what is left of a workload when so many bytes of its batch data are in caches.
+/// The same for what is left of a workload when so large a part of the batch data that it still
+/// reads is not in caches.
 pub fn predict_rest(
     strategy: Strategy,
     shape: &Shape,
     environment: &Environment,
-    resident_bytes: u128,
+    missing: f64,
 ) -> Option<f64> {
     let environment = &*environment.able(shape);
     let allocation = strategy.allocate(shape, environment);
-    predict_of(&allocation, shape, environment, resident_bytes)
+    predict_of(&allocation, shape, environment, missing)
 }
 
 /// The same when it is known how the strategy runs this shape, on nodes as its jobs see them.
@@ -49,13 +50,9 @@ pub(super) fn predict_of(
     allocation: &Allocation,
     shape: &Shape,
     environment: &Environment,
-    resident_bytes: u128,
+    missing: f64,
 ) -> Option<f64> {
     allocation.is_possible().then_some(())?;
-    let missing = match shape.batch_total_bytes {
-        0 => 1.0,
-        all => all.saturating_sub(resident_bytes) as f64 / all as f64,
-    };
     let strategy = allocation.strategy;
     let round = |width, caches| {
         let (shape, allocation) = &part(allocation, shape, environment, width);
@@ -175,7 +172,7 @@ impl Model<'_> {
     }
 
     fn running(&self) -> u64 {
-        self.allocation.running(self.environment)
+        self.allocation.running(self.shape, self.environment)
     }
 
     /// No barriers: each pipeline is one customer of the link to home.
@@ -285,7 +282,9 @@ impl Model<'_> {
             }
             _ => self.allocation.concurrency,
         };
-        concurrency.min(self.environment.cpus()).min(width)
+        concurrency
+            .min(self.environment.places(self.shape))
+            .min(width)
     }
 
     /// (C6) Waves of the first and last stage. Pipelines that have not begun, or are done, hold

@@ -19,8 +19,11 @@ const SIZES_MAX: usize = 10_000;
 /// Sizes and work of a workload. Bytes are exact; `f64` fields only serve predictions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Shape {
-    /// Pipelines.
+    /// Pipelines, of jobs that scratch volumes or their order connect.
     pub width: u64,
+    /// Pipelines as the scheduler counts them, connected by scratch volumes alone, for each of
+    /// these.
+    pub(super) pipelines_in_one: u64,
     /// Stages of the longest pipeline.
     pub depth: u64,
     /// Batch data of the stage that has most.
@@ -39,8 +42,8 @@ pub struct Shape {
     pub kept_bytes: u128,
     /// The largest scratch volume, which one node must hold.
     pub largest_volume_bytes: u64,
-    /// Whether all scratch volumes are that large and have room for as many files, so that it is
-    /// known how many lie side by side.
+    /// Whether all scratch volumes, if there are any, are that large and have room for as many
+    /// files, so that it is known how many lie side by side.
     pub has_equal_volumes: bool,
     /// The most files that a scratch volume has room for.
     pub volume_files: u64,
@@ -86,9 +89,11 @@ impl Shape {
     /// The shape of any workflow by its largest stages, and what is approximated, in sentences.
     pub fn bottleneck(workflow: &Workflow, variability: f64) -> (Self, Vec<String>) {
         let pipelines = Pipelines::of(workflow);
-        let levels = levels(workflow);
+        let levels = workflow.levels();
         let mut shape = Self::of_batch_data(workflow, &levels);
         shape.width = pipelines.members.len() as u64;
+        let counted: BTreeSet<u32> = workflow.pipelines().into_iter().collect();
+        shape.pipelines_in_one = (counted.len() as u64).div_ceil(shape.width.max(1));
         shape.variability = variability;
         shape.set_volumes(workflow);
         let extracted = workflow.extracts.iter().map(|e| e.volume).collect();
@@ -112,7 +117,7 @@ impl Shape {
             };
             *pieces.entry(piece).or_default() += 1;
         }
-        self.has_equal_volumes = pieces.len() == 1;
+        self.has_equal_volumes = pieces.len() <= 1;
         if pieces.len() <= SIZES_MAX {
             self.scratch = pieces.into_iter().rev().collect();
         }
@@ -202,8 +207,8 @@ impl Shape {
         }
     }
 
-    fn of_batch_data(workflow: &Workflow, levels: &[usize]) -> Self {
-        let mut stages: BTreeMap<usize, BTreeSet<VolumeIndex>> = BTreeMap::new();
+    fn of_batch_data(workflow: &Workflow, levels: &[u32]) -> Self {
+        let mut stages: BTreeMap<u32, BTreeSet<VolumeIndex>> = BTreeMap::new();
         let mut read_bytes = 0.0;
         for (job, &level) in workflow.jobs.iter().zip(levels) {
             for mount in &job.mounts {
@@ -228,7 +233,8 @@ impl Shape {
         let volumes = stages.values().map(|volumes| volumes.len() as u64);
         Self {
             width: 0,
-            depth: levels.iter().max().map_or(1, |&level| level as u64 + 1),
+            pipelines_in_one: 1,
+            depth: levels.iter().max().map_or(1, |&level| u64::from(level) + 1),
             batch_bytes: stages.values().map(bytes).max().unwrap_or(0),
             batch_total_bytes: bytes(&all),
             batch_files: stages.values().map(files).max().unwrap_or(0),
@@ -279,14 +285,14 @@ impl Private {
     fn of(
         workflow: &Workflow,
         members: &[JobIndex],
-        levels: &[usize],
+        levels: &[u32],
         extracted: &BTreeSet<VolumeIndex>,
     ) -> Self {
         let mounts = members.iter().flat_map(|&job| &workflow.job(job).mounts);
         let volumes: BTreeSet<VolumeIndex> = mounts.map(|mount| mount.volume).collect();
         let stages = members
             .iter()
-            .map(|job| levels[job.as_usize()] + 1)
+            .map(|job| levels[job.as_usize()] as usize + 1)
             .max()
             .unwrap_or(1);
         let (mut held, mut passed) = (vec![0u128; stages], vec![0u128; stages]);
@@ -296,7 +302,8 @@ impl Private {
             let VolumeKind::Scratch { fill } = &volume.kind else {
                 continue;
             };
-            let users = volume.users.iter().map(|job| levels[job.as_usize()]);
+            let users = volume.users.iter();
+            let users = users.map(|job| levels[job.as_usize()] as usize);
             let (first, last) = (users.clone().min().unwrap_or(0), users.max().unwrap_or(0));
             for stage in first..=last {
                 held[stage] += u128::from(volume.size_bytes);
@@ -330,55 +337,17 @@ pub(super) struct Pipelines {
 
 impl Pipelines {
     pub(super) fn of(workflow: &Workflow) -> Self {
-        let mut leader: Vec<usize> = (0..workflow.jobs.len()).collect();
-        for (index, job) in workflow.jobs.iter().enumerate() {
-            for parent in &job.parents {
-                join(&mut leader, index, parent.as_usize());
-            }
-        }
-        for volume in &workflow.volumes {
-            if matches!(volume.kind, VolumeKind::Scratch { .. }) {
-                for pair in volume.users.windows(2) {
-                    join(&mut leader, pair[0].as_usize(), pair[1].as_usize());
-                }
-            }
-        }
-        let mut parts: BTreeMap<usize, Vec<JobIndex>> = BTreeMap::new();
+        let first = workflow.connected();
+        let mut parts: BTreeMap<u32, Vec<JobIndex>> = BTreeMap::new();
         for job in workflow.topological_order() {
-            let part = find(&mut leader, job.as_usize());
-            parts.entry(part).or_default().push(job);
+            parts.entry(first[job.as_usize()]).or_default().push(job);
         }
         let members = parts.into_values().collect();
         Self { members }
     }
 }
 
-fn find(leader: &mut [usize], mut job: usize) -> usize {
-    while leader[job] != job {
-        leader[job] = leader[leader[job]];
-        job = leader[job];
-    }
-    job
-}
-
-/// The smaller index leads, so that parts stay in the order of declaration.
-fn join(leader: &mut [usize], a: usize, b: usize) {
-    let (a, b) = (find(leader, a), find(leader, b));
-    leader[a.max(b)] = a.min(b);
-}
-
-/// The number of jobs before each job on its longest way from a first one.
-fn levels(workflow: &Workflow) -> Vec<usize> {
-    let mut levels = vec![0; workflow.jobs.len()];
-    for job in workflow.topological_order() {
-        let parents = workflow.job(job).parents.iter();
-        let level = parents.map(|parent| levels[parent.as_usize()] + 1).max();
-        levels[job.as_usize()] = level.unwrap_or(0);
-    }
-    levels
-}
-
-fn approximations(workflow: &Workflow, pipelines: &Pipelines, levels: &[usize]) -> Vec<String> {
+fn approximations(workflow: &Workflow, pipelines: &Pipelines, levels: &[u32]) -> Vec<String> {
     let mut notes = vec![
         "every pipeline counts as the largest one at its largest stage, and bytes are added up, \
          but where all scratch volumes are held: what is only likely, or lacks so much at most, \
@@ -399,7 +368,7 @@ fn approximations(workflow: &Workflow, pipelines: &Pipelines, levels: &[usize]) 
         ));
     }
     let branching = pipelines.members.iter().any(|members| {
-        let stages: BTreeSet<usize> = members.iter().map(|job| levels[job.as_usize()]).collect();
+        let stages: BTreeSet<u32> = members.iter().map(|job| levels[job.as_usize()]).collect();
         stages.len() < members.len()
     });
     if branching {
@@ -504,8 +473,10 @@ mod tests {
             "b and d of one stage hold 9 and 1 GB"
         );
         assert!(notes.iter().any(|note| note.contains("side by side")));
+        assert_eq!(shape.pipelines_in_one, 2, "order alone connects b and d");
         let bare = workflow("job a {\nexecutable = x\n}\njob b {\nexecutable = x\n}");
         let (shape, _) = Shape::bottleneck(&bare, 0.0);
         assert_eq!((shape.width, shape.depth, shape.kept_bytes), (2, 1, 0));
+        assert!(shape.has_equal_volumes, "there are none");
     }
 }

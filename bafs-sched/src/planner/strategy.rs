@@ -324,9 +324,10 @@ impl Allocation {
     }
 
     /// The rules that make the scheduler allocate so; none where it needs none. They count volumes
-    /// where strategies count stages, and what holds all batch data has nothing to count.
+    /// where strategies count stages, and what holds all batch data has nothing to count. None
+    /// either for a strategy that is not possible.
     pub fn rules(&self, shape: &Shape) -> Option<Rules> {
-        if self.strategy == Strategy::Need {
+        if self.strategy == Strategy::Need || !self.is_possible() {
             return None;
         }
         let order = match self.traversal {
@@ -334,10 +335,12 @@ impl Allocation {
             Traversal::DepthFirst => Order::DepthFirst,
             Traversal::BreadthFirst | Traversal::PartialSlices => Order::BreadthFirst,
         };
-        let pipelines_max = match self.strategy {
-            // They hold a private volume of every pipeline; what runs is limited by what is left.
-            Strategy::Slice | Strategy::AllPrivate => self.part_width,
-            _ => self.concurrency,
+        // Slice and AllPrivate hold a private volume of each pipeline; what runs is limited by what
+        // is left.
+        let is_of_all = matches!(self.strategy, Strategy::Slice | Strategy::AllPrivate);
+        let pipelines_max = match is_of_all || self.concurrency >= shape.width {
+            true => u64::MAX,
+            false => self.concurrency.saturating_mul(shape.pipelines_in_one),
         };
         Some(Rules {
             order,
@@ -351,9 +354,9 @@ impl Allocation {
     }
 
     /// Pipelines that run at once, with the processors that there are.
-    pub fn running(&self, environment: &Environment) -> u64 {
+    pub fn running(&self, shape: &Shape, environment: &Environment) -> u64 {
         self.concurrency
-            .min(environment.cpus())
+            .min(environment.places(shape))
             .min(self.part_width)
     }
 
@@ -401,7 +404,7 @@ impl Allocation {
     /// (v_batch of §4.4; C8). Storage for pipelines beyond the processors is better spent on it.
     fn batch_slots(&self, shape: &Shape, environment: &Environment) -> u64 {
         let (running, width) = (
-            u128::from(self.running(environment)),
+            u128::from(self.running(shape, environment)),
             u128::from(self.part_width),
         );
         let private_bytes = match self.strategy {

@@ -106,9 +106,9 @@ impl Cache {
 
     /// How what readers of `bytes` scan lies on the nodes.
     fn spread(&mut self, bytes: u64) -> Spread {
-        let is_roomy = self.parts.values().all(|part| *part >= bytes);
+        let is_short = || self.parts.values().any(|part| *part < bytes);
         let seed = match self.skew {
-            Some(seed) if !is_roomy => seed,
+            Some(seed) if is_short() => seed,
             _ => return Spread::even(self.space_bytes, self.parts.len() as u64, bytes),
         };
         match self.spread {

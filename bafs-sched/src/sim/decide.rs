@@ -19,15 +19,15 @@ use crate::workflow::{VolumeKind, Workflow};
 /// Jobs of all simulations for one plan; some seconds on a slow machine. A workflow with more is
 /// not simulated.
 pub const PLAN_JOBS_MAX: usize = 40_000;
+/// The same where nodes fail: what strategies take differs less than what seeds do, so that those
+/// that are left need more of them.
+const PLAN_JOBS_FAILING_MAX: usize = 60_000;
 /// Parts of caches, were each on every node, of a workflow that is simulated for a plan: dividing
 /// caches among more nodes takes minutes.
 const PLAN_PARTS_MAX: u64 = 100_000;
 /// Records that all simulations for one plan look at: a minute or two at most. Others need far
 /// fewer than those of absurd environments, where nodes fail before anything is done.
 const PLAN_RECORDS_MAX: u64 = 4_000_000_000;
-/// The same where nodes fail: what strategies take differs less than what seeds do, so that those
-/// that are left need more of them.
-const PLAN_JOBS_FAILING_MAX: usize = 60_000;
 /// Seeds of simulations where run times vary, as far as [`PLAN_JOBS_MAX`] allows.
 const SEEDS_VARYING_MAX: u64 = 8;
 /// The same where nodes fail.
@@ -123,7 +123,11 @@ fn decide_within(
         return Ok(Doubts::None);
     }
     let jobs = usize::try_from(jobs.max(1)).unwrap_or(usize::MAX);
-    let affordable = PLAN_JOBS_MAX / jobs.saturating_mul(candidates.len());
+    let jobs_max = match is_failing {
+        true => PLAN_JOBS_FAILING_MAX,
+        false => PLAN_JOBS_MAX,
+    };
+    let affordable = jobs_max / jobs.saturating_mul(candidates.len());
     if affordable == 0 {
         return Ok(Doubts::TooLarge);
     }
@@ -132,7 +136,7 @@ fn decide_within(
         return Ok(Doubts::TooLarge);
     }
     let runs_max = match is_failing {
-        true => PLAN_JOBS_FAILING_MAX / jobs,
+        true => jobs_max / jobs,
         false => affordable * candidates.len(),
     };
     let (seeds, hopeless) = match (is_failing, load.varies()) {

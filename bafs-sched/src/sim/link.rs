@@ -16,7 +16,11 @@ const BYTE_PARTS: u128 = SECOND_US as u128 * RATE_PARTS as u128;
 
 /// Names a flow of one link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct FlowId(u64);
+pub(super) struct FlowId {
+    number: u64,
+    /// Where it ends, so that it is found without a search.
+    end: u128,
+}
 
 /// A link. `T` says whose a flow is.
 ///
@@ -38,11 +42,11 @@ pub(super) struct Link<T> {
     /// Parts of a byte that each flow has got since the beginning.
     served: u128,
     /// Flows by their ends.
-    flows: BinaryHeap<Reverse<(u128, FlowId, T)>>,
+    flows: BinaryHeap<Reverse<(u128, u64, T)>>,
     /// Flows that have crossed and arrive later: when, the first one first.
-    arriving: VecDeque<(u64, FlowId, T)>,
+    arriving: VecDeque<(u64, u64, T)>,
     /// Flows that were cut off and are still in `flows`.
-    cut: BTreeSet<FlowId>,
+    cut: BTreeSet<u64>,
     next: u64,
     /// Bytes of flows, of those that were cut what crossed.
     pub(super) crossed_bytes: u128,
@@ -107,28 +111,28 @@ impl<T: Copy + Ord> Link<T> {
     /// Starts a flow.
     pub(super) fn start(&mut self, now: u64, bytes: u64, owner: T) -> FlowId {
         self.advance(now);
-        let id = FlowId(self.next);
+        let number = self.next;
         self.next += 1;
         self.crossed_bytes += u128::from(bytes);
         let end = self.served + u128::from(bytes) * BYTE_PARTS;
-        self.flows.push(Reverse((end, id, owner)));
+        self.flows.push(Reverse((end, number, owner)));
         self.spend();
-        id
+        FlowId { number, end }
     }
 
     /// Ends a flow before its time; answers how many bytes of it did not cross.
     pub(super) fn cut(&mut self, now: u64, id: FlowId) -> u64 {
         self.advance(now);
-        if let Some(at) = self.arriving.iter().position(|(_, other, _)| *other == id) {
+        let left = id.end.saturating_sub(self.served).div_ceil(BYTE_PARTS);
+        let mut arriving = self.arriving.iter();
+        if left == 0
+            && let Some(at) = arriving.position(|(_, number, _)| *number == id.number)
+        {
             self.arriving.remove(at);
             return 0;
         }
-        let mut flows = self.flows.iter();
-        let flow = flows.find(|Reverse((_, other, _))| *other == id);
-        let left = flow.map_or(0, |Reverse((end, ..))| end.saturating_sub(self.served));
-        let left = left.div_ceil(BYTE_PARTS);
         self.crossed_bytes -= left;
-        self.cut.insert(id);
+        self.cut.insert(id.number);
         self.drop_cut();
         left as u64
     }
@@ -320,5 +324,17 @@ mod tests {
         assert_eq!(link.crossed_bytes, 300);
         assert_eq!(ends(&mut link), [(3_000, 2)]);
         assert_eq!(link.next_end(), None);
+    }
+
+    #[test]
+    fn a_flow_that_has_crossed_and_one_that_has_not_are_cut() {
+        let mut link = Link::new(10, 10).with_latency(SECOND_US);
+        let (short, long) = (link.start(0, 10, 1), link.start(0, 30, 2));
+        // Each has five bytes in a second.
+        assert_eq!(link.take_ended(2 * SECOND_US), None, "still on its way");
+        assert_eq!(link.cut(2 * SECOND_US, short), 0);
+        assert_eq!(link.cut(3 * SECOND_US, long), 10);
+        assert_eq!(ends(&mut link), []);
+        assert_eq!(link.crossed_bytes, 30);
     }
 }

@@ -137,6 +137,7 @@ impl Scenario {
             home_bytes_per_s: self.environment.home_bytes_per_s,
             local_bytes_per_s: self.environment.local_bytes_per_s,
             mtbf_s: self.environment.mtbf_s,
+            restart_s: self.environment.restart_s,
             variability_ppm: match &self.load {
                 Load::Declared { variability_ppm } => *variability_ppm,
                 Load::Measured(_) => (shape.variability * 1e6).round() as u64,

@@ -7,7 +7,7 @@ use crate::logic::{Followed, Outcome};
 /// Totals of a simulated run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Run {
-    /// From the first job to the last file at home, in microseconds.
+    /// From the beginning to the last file at home, in microseconds.
     pub elapsed_us: u64,
     /// How it ended.
     pub outcome: Outcome,
@@ -45,7 +45,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// From the first job to the last file at home, in seconds.
+    /// The same in seconds.
     pub fn seconds(&self) -> f64 {
         self.elapsed_us as f64 / 1e6
     }

@@ -122,7 +122,9 @@ impl Simulation {
                         let class = self.class_of(node as u32);
                         let seed = self.scenario.seed ^ (u64::from(volume.0) << 16);
                         let skew = class.has_hash_skew.then_some(seed ^ u64::from(cluster));
-                        let link = self.add_link(local, class.local_latency_us);
+                        let latency_us = class.local_latency_us;
+                        let fastest = self.links[self.peers_link(cluster) as usize].flow_rate_max();
+                        let link = self.add_link(fastest, latency_us);
                         self.caches.index(cluster, volume, policy, (link, skew))
                     }
                 };

@@ -7,6 +7,7 @@ use bafs_proto::ids::{ServerId, VolumeId};
 
 use super::engine::{Owner, Simulation};
 use super::link::FlowId;
+use crate::workflow::VolumeIndex;
 
 /// What is fetched in the background.
 #[derive(Debug, Clone, Default)]
@@ -15,6 +16,8 @@ pub(super) struct Warmings {
     wanted: BTreeMap<(u32, u32), u64>,
     /// For each cluster the flow under way, its cache and its bytes.
     under_way: BTreeMap<u32, (FlowId, u32, u64)>,
+    /// The most that any job reads of a cache, once somebody asked.
+    most_read: BTreeMap<VolumeIndex, u64>,
 }
 
 impl Simulation {
@@ -25,7 +28,10 @@ impl Simulation {
         let there = self.nodes[node].volumes.get(&id).map(|(volume, _)| *volume);
         let cache = there.and_then(|volume| Some((volume, self.caches.find(cluster, volume)?)));
         if let Some((volume, cache)) = cache {
-            let bytes = self.scenario.load.most_read(self.jobs(), volume);
+            let known = self.warmings.most_read.get(&volume).copied();
+            let most_read = || self.scenario.load.most_read(self.jobs(), volume);
+            let bytes = known.unwrap_or_else(most_read);
+            self.warmings.most_read.insert(volume, bytes);
             self.warmings.wanted.insert((cluster, cache), bytes);
             self.warm_on(cluster);
         }

@@ -8,7 +8,6 @@ use bafs_proto::time::Time;
 
 use super::{
     CopyReceipt, Execution, Fate, Holding, JobStanding, Making, NodeStanding, Sending, Timeline,
-    stages,
 };
 use crate::logic::{
     Action, Decision, Event, JobState, MountedVolume, NodeSeen, Receipt, Scheduler,
@@ -354,7 +353,7 @@ impl Observer {
             }
         }
         let workflow = self.scheduler.workflow();
-        let stages = stages(workflow);
+        let stages = workflow.levels();
         let standing = |(at, job): (usize, &crate::workflow::Job)| JobStanding {
             name: job.name.clone(),
             state: self.scheduler.job_state(JobIndex(at as u32)),

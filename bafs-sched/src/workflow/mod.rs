@@ -20,6 +20,7 @@ mod names;
 mod nearest;
 mod order;
 mod parse;
+mod parts;
 mod path;
 mod size;
 mod submit;
