@@ -86,6 +86,7 @@ fn settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
         user: args.local.is_none().then(|| user(args)),
         rules: rules(args.order),
         nodes_wait_ms: patience_ms.unwrap_or(usual.nodes_wait_ms),
+        settle_ms: patience_ms.map_or(usual.settle_ms, |ms| ms.max(usual.settle_ms)),
         stuck_wait_ms: patience_ms.unwrap_or(usual.stuck_wait_ms),
         extract_wait_ms: patience_ms.unwrap_or(usual.extract_wait_ms),
         guide: args
@@ -417,12 +418,13 @@ mod tests {
             let settings = settings(&run_args(options), &workflow).expect("settings");
             [
                 settings.nodes_wait_ms,
+                settings.settle_ms,
                 settings.stuck_wait_ms,
                 settings.extract_wait_ms,
             ]
         };
-        assert_eq!(waits(&["--patience", "2h"]), [7_200_000; 3]);
-        assert_eq!(waits(&[]), [60_000, 30_000, 12 * 3_600_000]);
+        assert_eq!(waits(&["--patience", "2h"]), [7_200_000; 4]);
+        assert_eq!(waits(&[]), [60_000, 5_000, 30_000, 12 * 3_600_000]);
         assert!(settings(&run_args(&["--patience", "long"]), &workflow).is_err());
     }
 

@@ -34,41 +34,6 @@ enum Fit {
 }
 
 impl Scheduler {
-    /// Starts the run as soon as the workflow fits into the nodes seen; gives up when it does not
-    /// for too long.
-    pub(super) fn gather(&mut self) {
-        let has_nodes = self.fleet.live().any(|(_, node)| node.seen.slots > 0);
-        let trouble = if has_nodes {
-            self.begin_probes();
-            self.misfit()
-        } else {
-            Some(no_node())
-        };
-        let Some(trouble) = trouble else {
-            self.phase = Phase::Running;
-            self.patience = None;
-            return;
-        };
-        let wait_ms = self.settings.nodes_wait_ms;
-        let wait_ms = if has_nodes {
-            self.settings.settle_ms.min(wait_ms)
-        } else {
-            wait_ms
-        };
-        let mut until = self.now.plus_ms(wait_ms);
-        if let Some(earlier) = self.patience {
-            until = until.min(earlier);
-        }
-        if self.patience != Some(until) {
-            self.patience = Some(until);
-            self.timers.set(until, Timer::Patience);
-        }
-        if self.now >= until {
-            self.messages.push(trouble);
-            self.finish();
-        }
-    }
-
     /// Why the workflow can never run on the nodes that are there, if so.
     pub(super) fn misfit(&self) -> Option<String> {
         let too_wide = self.too_wide();
@@ -424,11 +389,6 @@ fn largest(sizes: &[Space]) -> Space {
 
 pub(super) fn bytes_only(bytes: u64) -> Space {
     Space { bytes, files: 0 }
-}
-
-fn no_node() -> String {
-    "no node is in the catalog: start nodes (`bafs node`), and check the catalog's address"
-        .to_owned()
 }
 
 /// Sizes of nodes for people, equal ones together, the largest first.

@@ -398,7 +398,8 @@ impl Scheduler {
         let node = self.fleet.get(server)?;
         Some(format!(
             "no node can run job {}{more}: the disk of node {} was full {} times, one after the \
-             other (the last time: {}); {ADVICE}, and run it again: what is done is kept",
+             other (the last time: {}); {ADVICE}, \
+             remove the journal of this run and run it anew: results that are at home stay there",
             names.join(", "),
             self.fleet.name(server),
             node.full.times(),

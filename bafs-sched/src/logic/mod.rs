@@ -26,6 +26,7 @@ mod fit_caches;
 mod fleet;
 mod followers;
 mod full_disk;
+mod gathering;
 mod graph;
 mod growth;
 mod guide;

@@ -81,6 +81,8 @@ pub struct Scheduler {
     pub(super) timers: Timers,
     /// Until when the core waits for nodes or space.
     pub(super) patience: Option<Time>,
+    /// Whether it waits for further nodes, some being there.
+    pub(super) is_settling: bool,
     /// When pipelines block each other, the only one that may start jobs.
     pub(super) protected: Option<u32>,
     /// How often that ended before the pipeline did, since the last pipeline ended.
@@ -165,6 +167,7 @@ impl Scheduler {
             late: BTreeSet::new(),
             timers: Timers::default(),
             patience: None,
+            is_settling: false,
             protected: None,
             unprotected: 0,
             ways: Ways::default(),
