@@ -21,7 +21,8 @@ pub(crate) use servers::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
 #[command(after_help = "Exit codes: 0 done; 1 failed; 2 wrong usage; \
 3 bafs doctor found something broken; \
 75 the environment failed (bafs exec: the reason is on standard error, as JSON); \
-130 bafs run was interrupted twice; otherwise that of the job.\n\n\
+129, 143 bafs run was left as it is, at SIGHUP or SIGTERM; 130 it was interrupted twice; \
+141 nobody reads standard output any more; otherwise that of the job.\n\n\
 Options whose help shows [env: BAFS_...] can be set by that variable.")]
 pub(crate) struct Cli {
     /// Print results for machines, as JSON.
@@ -67,6 +68,9 @@ pub(crate) enum Command {
     /// Serve volumes from this machine's disk and run jobs on it.
     Node(NodeArgs),
     /// List live servers.
+    #[command(
+        after_help = "Example:\n  bafs servers --identity ~/bafs-cluster --catalog 10.0.0.1:7000"
+    )]
     Servers(ClientArgs),
     /// Create, list, show, copy and delete volumes.
     #[command(subcommand)]
@@ -186,20 +190,27 @@ bafs volume create ref --node n1 --size 10GB --cache s3://genomes/hg38"
     )]
     Create(VolumeCreateArgs),
     /// List the volumes of all nodes.
+    #[command(after_help = "Example:\n  bafs volume list\n  bafs volume list --json")]
     List(ClientArgs),
     /// Show a volume, or all volumes of a name.
+    #[command(after_help = "Example:\n  bafs volume show work\n  bafs volume show data --json")]
     Show(VolumeArgs),
     /// Delete a volume.
+    #[command(after_help = "Example:\n  bafs volume delete work")]
     Delete(VolumeArgs),
     /// Copy a scratch volume to another node.
+    #[command(after_help = "Example:\n  bafs volume replicate work --to n2")]
     Replicate(VolumeReplicateArgs),
     /// Send a file of a scratch volume home.
+    #[command(after_help = "Example:\n  bafs volume extract work out/summary \
+bafs://home/results/summary")]
     Extract(VolumeExtractArgs),
     /// Start a new generation of a cache volume: its source is listed again.
     #[command(
         after_help = "Blocks of files that did not change are kept. Jobs that work with the old \
 generation end with exit code 75 and the reason SourceChanged. It is for one volume: where \
-several share their blocks, do it for each (warm is for all of them at once)."
+several share their blocks, do it for each (warm is for all of them at once).\n\n\
+Example:\n  bafs volume invalidate data"
     )]
     Invalidate(VolumeArgs),
     /// Fetch what a cache volume does not have yet, behind all that jobs ask for.
@@ -386,7 +397,12 @@ pub(crate) struct ExecArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  bafs run blast.bafs --local 4\n  \
 bafs run blast.bafs --identity ~/bafs-cluster --catalog 10.0.0.1:7000\n\n\
-After a crash of this command, run it again with the same journal: it goes on where it was.")]
+After a crash of this command, run it again with the same journal: it goes on where it was. A run \
+that has ended does not.\n\n\
+Exit codes: 0 all jobs are done and all results are at home; 1 the run failed, was cancelled or \
+could not go on, or, with --local, was asked to end by a signal; 2 wrong usage; 129, 143 SIGHUP or \
+SIGTERM came, and the run was left as it is: start it again, and it goes on; 130 it was left at \
+the second Ctrl-C; 141 it is over, but nobody reads standard output any more.")]
 pub(crate) struct RunArgs {
     /// The workflow file.
     pub(crate) workflow: PathBuf,
@@ -397,7 +413,7 @@ pub(crate) struct RunArgs {
     /// With --local: directory to export as `bafs://home/`; the workflow's own when not given.
     #[arg(long, value_name = "DIR", requires = "local")]
     pub(crate) export: Option<PathBuf>,
-    /// With --local: space of each node.
+    /// With --local: space of each node; 10 GB when not given.
     #[arg(long, value_name = "SIZE", requires = "local")]
     pub(crate) node_size: Option<String>,
     /// With --local: rate of the link to home.
@@ -558,6 +574,8 @@ pub(crate) struct GraphArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  bafs check blast.bafs\n\n\
+Exit codes: 0 it has no errors, though there may be warnings; 1 it has errors, or cannot be read.")]
 pub(crate) struct CheckArgs {
     /// The workflow file.
     pub(crate) workflow: PathBuf,
@@ -611,4 +629,72 @@ pub(crate) struct DelegateArgs {
     /// of the host close waits too.
     #[arg(long, env = "BAFS_DELEGATE", default_value_t = true, action = ArgAction::Set)]
     pub(crate) delegate: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use clap::CommandFactory;
+
+    use super::*;
+
+    /// What a user reads: README and the files of `docs`, without its folders.
+    fn documents() -> String {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let docs = fs::read_dir(root.join("docs")).expect("docs");
+        let docs = docs.map(|entry| entry.expect("an entry").path());
+        let docs = docs.filter(|path| path.extension().is_some_and(|it| it == "md"));
+        std::iter::once(root.join("README.md"))
+            .chain(docs)
+            .map(|path| fs::read_to_string(path).expect("text"))
+            .collect()
+    }
+
+    /// Whether `text` has `words`, and not only as the beginning of a longer name.
+    fn is_named(text: &str, words: &str) -> bool {
+        text.match_indices(words).any(|(at, _)| {
+            let next = text[at + words.len()..].chars().next();
+            !next.is_some_and(|next| next.is_alphanumeric() || "-_".contains(next))
+        })
+    }
+
+    /// What the documents do not name, and commands whose help has no example.
+    fn untold(command: &clap::Command, called: &str, documents: &str) -> Vec<String> {
+        let mut untold = Vec::new();
+        let options = command.get_arguments().filter(|it| !it.is_hide_set());
+        for option in options.filter_map(|option| option.get_long()) {
+            let option = format!("--{option}");
+            if !is_named(documents, &option) {
+                untold.push(format!("no document names {option} of `{called}`"));
+            }
+        }
+        if !command.has_subcommands() {
+            let help = command.get_after_help();
+            if !help.is_some_and(|help| help.to_string().contains("Example:")) {
+                untold.push(format!("the help of `{called}` has no example"));
+            }
+            if !is_named(documents, called) {
+                untold.push(format!("no document names `{called}`"));
+            }
+        }
+        for below in command.get_subcommands().filter(|it| !it.is_hide_set()) {
+            let called = format!("{called} {}", below.get_name());
+            untold.extend(self::untold(below, &called, documents));
+        }
+        untold
+    }
+
+    #[test]
+    fn every_command_has_an_example_and_every_option_is_documented() {
+        let untold = untold(&Cli::command(), "bafs", &documents());
+        assert!(untold.is_empty(), "{}", untold.join("\n"));
+    }
+
+    #[test]
+    fn a_name_is_not_the_beginning_of_another() {
+        assert!(is_named("see `--plan`, or --planet", "--plan"));
+        assert!(!is_named("--plan-b, --planet and --plan_c", "--plan"));
+    }
 }
