@@ -6,9 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::ids::ServerId;
 
 use super::place::{Care, Create};
-use super::scheduler::{Phase, Scheduler};
+use super::scheduler::Scheduler;
 use super::space::Space;
-use super::timers::Timer;
 use super::trial::{Prefer, Trial};
 use crate::workflow::{JobIndex, VolumeIndex};
 
