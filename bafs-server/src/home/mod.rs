@@ -11,6 +11,7 @@ mod packs;
 mod puts;
 mod reading;
 mod receipts;
+mod sweep;
 mod throttle;
 mod unfinished;
 

@@ -10,13 +10,12 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::ExtractId;
 use bafs_proto::message::{BeginPut, CommitPut, PutFile, PutProgress, PutReceipt};
 use bafs_proto::path::check_relative;
-use bafs_proto::time::{Deadline, Time};
+use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::{Mode, OFlags, fsync, renameat};
 use serde::{Deserialize, Serialize};
@@ -25,16 +24,13 @@ use super::arrivals::{Arrival, Arrivals};
 use super::data::{digest_of, open_data, seal};
 use super::export::{Export, Found, OWN, refuse};
 use super::packs::Limits;
-use super::receipts::{RECEIPT_MS_MAX, RECEIPT_MS_MIN, RECEIPTS_MAX, Receipts};
+use super::receipts::Receipts;
 use super::unfinished::Refused;
 use crate::fault::of_disk;
 use crate::lives::replace;
 
-/// An upload that nobody continued for so long is removed.
-const IDLE_MS_MAX: u64 = 7 * 24 * 3600 * 1000;
-
-const DATA: &str = "data";
-const STATE: &str = "state";
+pub(super) const DATA: &str = "data";
+pub(super) const STATE: &str = "state";
 
 /// Where an upload stands.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -278,77 +274,6 @@ impl Puts {
         })
     }
 
-    /// Removes uploads that nobody continued and receipts that nobody needs any more.
-    pub(crate) fn sweep(&self, now: Time) {
-        self.sweep_to(now, RECEIPTS_MAX);
-    }
-
-    /// As [`Self::sweep`], to so many receipts.
-    fn sweep_to(&self, now: Time, receipts_max: usize) {
-        let mut receipts = Vec::new();
-        let Ok(places) = fs::read_dir(&self.directory) else {
-            return;
-        };
-        for place in places.flatten() {
-            let Some(extract) = place
-                .file_name()
-                .to_str()
-                .and_then(|name| name.parse().ok())
-            else {
-                continue;
-            };
-            match self.sweep_one(extract, now, RECEIPT_MS_MAX) {
-                Ok(Some(age_ms)) => receipts.push((age_ms, extract)),
-                Ok(None) => {}
-                Err(error) => tracing::warn!(%extract, %error, "an old upload stays"),
-            }
-        }
-        receipts.sort_unstable();
-        for (_, extract) in receipts.into_iter().skip(receipts_max) {
-            if let Err(error) = self.sweep_one(extract, now, RECEIPT_MS_MIN) {
-                tracing::warn!(%extract, %error, "an old receipt stays");
-            }
-        }
-        match self.receipts() {
-            Ok(Some(small)) => small.sweep(now, receipts_max),
-            Ok(None) => {}
-            Err(error) => tracing::warn!(%error, "old receipts of small files stay"),
-        }
-    }
-
-    /// Removes an upload that nobody continued, or that was done so long ago; returns the age of a
-    /// receipt that stays.
-    fn sweep_one(&self, extract: ExtractId, now: Time, done_ms_max: u64) -> Result<Option<u64>> {
-        self.arrivals.locked(extract, |slot| {
-            let (age_ms, is_done) = self.age(extract, now)?;
-            if age_ms <= if is_done { done_ms_max } else { IDLE_MS_MAX } {
-                return Ok(is_done.then_some(age_ms));
-            }
-            let path = self.place(extract);
-            fs::remove_dir_all(&path).map_err(|error| fault(&path, error))?;
-            *slot = None;
-            self.refused.forget(extract);
-            Ok(None)
-        })
-    }
-
-    /// How long ago anything happened to an upload, in milliseconds, and whether it is done.
-    fn age(&self, extract: ExtractId, now: Time) -> Result<(u64, bool)> {
-        let path = self.place(extract);
-        let done = match self.load(extract) {
-            Ok(upload) => upload.is_some_and(|upload| upload.phase != Phase::Receiving),
-            Err(_) => false,
-        };
-        let changed = |name: &str| fs::metadata(path.join(name)).and_then(|found| found.modified());
-        let changed = changed(DATA).or_else(|_| changed(STATE));
-        let changed = changed.or_else(|_| fs::metadata(&path).and_then(|found| found.modified()));
-        let changed = changed.map_err(|error| fault(&path, error))?;
-        let since = changed
-            .duration_since(std::time::UNIX_EPOCH)
-            .unwrap_or_default();
-        Ok((now.ms_since(Time(milliseconds(since))), done))
-    }
-
     /// Where an upload stands, and takes up its arrival if it is not done.
     fn resume(
         &self,
@@ -579,10 +504,6 @@ pub(super) fn sync_directory(path: &Path) -> Result<()> {
         .map_err(|error| fault(path, error))
 }
 
-fn milliseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
 /// What the disk does not do. What does not pass by itself is told as such: a full disk, and one
 /// that nobody may write.
 pub(super) fn fault(path: &Path, error: impl Into<io::Error>) -> Error {
@@ -599,9 +520,12 @@ pub(super) fn fault(path: &Path, error: impl Into<io::Error>) -> Error {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
+    use std::time::Duration;
 
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
+    use super::super::receipts::RECEIPT_MS_MAX;
+    use super::super::sweep::IDLE_MS_MAX;
     use super::*;
 
     const EXTRACT: ExtractId = ExtractId(7);
