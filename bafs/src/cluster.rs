@@ -47,8 +47,8 @@ pub struct Cluster {
     program: PathBuf,
     metrics: bool,
     export: PathBuf,
-    /// The home's own directory in the export, when this cluster is why it is there.
-    home_state: Option<PathBuf>,
+    /// Whether this cluster is why the home's own directory is in the export.
+    made_home_state: bool,
     processes: Vec<Process>,
     directory: OwnDirectory,
 }
@@ -78,7 +78,7 @@ impl Cluster {
             program: spec.program.clone(),
             metrics: spec.metrics,
             export: spec.export.clone(),
-            home_state: (!home_state.exists()).then_some(home_state),
+            made_home_state: !home_state.exists(),
             processes: Vec::new(),
             directory,
         };
@@ -283,9 +283,10 @@ impl Drop for Cluster {
             let _ = process.child.kill();
             let _ = process.child.wait();
         }
-        if let Some(state) = &self.home_state {
+        if self.made_home_state {
             // Receipts are for clusters that outlive a run; the export is the user's directory.
-            let _ = std::fs::remove_dir_all(state);
+            // Another home may have come to it meanwhile, and then they are that one's.
+            let _ = home::remove_unoccupied(&self.export);
         }
     }
 }

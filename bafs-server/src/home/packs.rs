@@ -172,6 +172,7 @@ impl Puts {
             return Ok(Some(receipts.clone()));
         }
         *held = None;
+        self.occupy()?;
         let opened = Receipts::open(&self.directory);
         let Some((receipts, pending)) = opened.map_err(|e| fault(&self.directory, e))? else {
             return Ok(None);

@@ -9,7 +9,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::ExtractId;
@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use super::arrivals::{Arrival, Arrivals};
 use super::data::{digest_of, open_data, seal};
 use super::export::{Export, Found, OWN, refuse};
+use super::occupied::Occupied;
 use super::packs::Limits;
 use super::receipts::Receipts;
 use super::unfinished::Refused;
@@ -61,6 +62,8 @@ pub(crate) struct Puts {
     /// Those of small files, unless another process has them.
     pub(super) receipts: Mutex<Option<Arc<Receipts>>>,
     pub(super) limits: Limits,
+    /// Keeps others from removing the directory.
+    pub(super) occupied: Mutex<Option<Occupied>>,
 }
 
 impl Puts {
@@ -69,23 +72,27 @@ impl Puts {
     /// # Errors
     /// `ServerFault` when their directory cannot be made.
     pub(crate) fn open(export: Arc<Export>) -> Result<Self> {
-        let directory = export.root_path().join(OWN);
-        match fs::create_dir(&directory) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(fault(&directory, error));
-            }
-            _ => {}
-        }
         let puts = Self {
+            directory: export.root_path().join(OWN),
             export,
-            directory,
             arrivals: Arrivals::default(),
             refused: Refused::default(),
             receipts: Mutex::default(),
             limits: Limits::default(),
+            occupied: Mutex::default(),
         };
         puts.receipts()?;
         Ok(puts)
+    }
+
+    /// Makes the server's own directory if it is not there, and says that it is in use.
+    pub(super) fn occupy(&self) -> Result<()> {
+        let mut held = self.occupied.lock().unwrap_or_else(PoisonError::into_inner);
+        if !held.as_ref().is_some_and(Occupied::is_in_place) {
+            let entered = Occupied::enter(&self.directory);
+            *held = Some(entered.map_err(|error| fault(&self.directory, error))?);
+        }
+        Ok(())
     }
 
     /// The server's own directory in the export.

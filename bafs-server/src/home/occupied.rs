@@ -1,0 +1,139 @@
+//! Says to other processes that a server uses the own directory of an export, and removes one that
+//! nobody uses. Knows nothing of what is in it.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, Mode, OFlags, Stat, flock, fstat, stat};
+use rustix::io::Errno;
+
+use super::export::OWN;
+
+/// Looks at a directory that somebody removes right now, and the pause between them: it is small.
+const TRIES_MAX: u32 = 500;
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// A directory that is in use as long as this lives. Several servers may use the same.
+#[derive(Debug)]
+pub(super) struct Occupied {
+    path: PathBuf,
+    /// Locked, unless the file system knows no locks: then it is never removed either.
+    directory: File,
+}
+
+impl Occupied {
+    /// Makes a directory if it is not there, but none above it, and uses it.
+    ///
+    /// # Errors
+    /// What the system says; `WouldBlock` when somebody goes on removing it.
+    pub(super) fn enter(path: &Path) -> io::Result<Self> {
+        for _ in 0..TRIES_MAX {
+            match fs::create_dir(path) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => {}
+            }
+            let directory = match open(path, OFlags::empty()) {
+                // It was removed since.
+                Err(Errno::NOENT) => continue,
+                opened => opened?,
+            };
+            if flock(&directory, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK) {
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+            let entered = Self {
+                path: path.to_owned(),
+                directory,
+            };
+            // Whoever removed it between the two calls could not know of this lock.
+            if entered.is_in_place() {
+                return Ok(entered);
+            }
+        }
+        let text = "another process removes it all the time";
+        Err(io::Error::new(io::ErrorKind::WouldBlock, text))
+    }
+
+    /// Whether the directory is still where it was entered.
+    pub(super) fn is_in_place(&self) -> bool {
+        let same =
+            |held: Stat, named: Stat| (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino);
+        let named = stat(&self.path);
+        fstat(&self.directory).is_ok_and(|held| named.is_ok_and(|named| same(held, named)))
+    }
+}
+
+/// Removes the home server's own directory from an export, with all that is in it: uploads under
+/// way, receipts, the server's id. It stays while any server uses it; whether it is gone.
+///
+/// # Errors
+/// What the system says.
+pub fn remove_unoccupied(export: &Path) -> io::Result<bool> {
+    let path = export.join(OWN);
+    let directory = match open(&path, OFlags::NOFOLLOW) {
+        Err(Errno::NOENT) => return Ok(true),
+        opened => opened?,
+    };
+    match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => return Ok(false),
+        locked => locked?,
+    }
+    fs::remove_dir_all(&path)?;
+    Ok(true)
+}
+
+fn open(path: &Path, more: OFlags) -> rustix::io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | more;
+    rustix::fs::open(path, flags, Mode::empty()).map(File::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_goes_when_the_last_one_that_uses_it_has_left() {
+        let export = tempfile::tempdir().expect("directory");
+        let own = export.path().join(OWN);
+        let remove = || remove_unoccupied(export.path()).expect("removed or not");
+        assert!(remove(), "there is none");
+        let one = Occupied::enter(&own).expect("enter");
+        let two = Occupied::enter(&own).expect("enter");
+        fs::write(own.join("server-id"), b"mine").expect("write");
+        drop(one);
+        assert!(!remove());
+        assert_eq!(fs::read(own.join("server-id")).expect("read"), b"mine");
+        drop(two);
+        assert!(remove() && !own.exists());
+    }
+
+    #[test]
+    fn who_comes_while_it_is_removed_has_one_of_its_own() {
+        let export = tempfile::tempdir().expect("directory");
+        let own = export.path().join(OWN);
+        fs::create_dir(&own).expect("mkdir");
+        let removing = open(&own, OFlags::empty()).expect("open");
+        flock(&removing, FlockOperation::LockExclusive).expect("lock");
+        let path = own.clone();
+        let coming = std::thread::spawn(move || Occupied::enter(&path));
+        std::thread::sleep(5 * PAUSE);
+        fs::remove_dir(&own).expect("rmdir");
+        drop(removing);
+        let entered = coming.join().expect("join").expect("enter");
+        assert!(entered.is_in_place());
+        assert!(!remove_unoccupied(export.path()).expect("it stays"));
+    }
+
+    #[test]
+    fn a_link_is_not_followed_when_it_is_removed() {
+        let export = tempfile::tempdir().expect("directory");
+        let elsewhere = tempfile::tempdir().expect("directory");
+        fs::write(elsewhere.path().join("kept"), b"mine").expect("write");
+        let link = export.path().join(OWN);
+        std::os::unix::fs::symlink(elsewhere.path(), link).expect("link");
+        assert!(remove_unoccupied(export.path()).is_err());
+        assert!(elsewhere.path().join("kept").exists());
+    }
+}
