@@ -488,7 +488,7 @@ impl Drop for Temporary {
     }
 }
 
-fn gone(path: &str) -> Error {
+pub(super) fn gone(path: &str) -> Error {
     let text = format!("what home received for '{path}' is gone; send it again");
     Error::new(ErrorCode::ServerFault, text)
 }

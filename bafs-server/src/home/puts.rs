@@ -17,14 +17,15 @@ use bafs_proto::message::{BeginPut, CommitPut, PutFile, PutProgress, PutReceipt}
 use bafs_proto::path::check_relative;
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
-use rustix::fs::{Mode, OFlags, fsync, renameat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, fsync, renameat, statat};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::arrivals::{Arrival, Arrivals};
 use super::data::{digest_of, open_data, seal};
-use super::export::{Export, Found, OWN, refuse};
+use super::export::{Export, Found, OWN, kind, refuse};
 use super::occupied::Occupied;
-use super::packs::Limits;
+use super::packs::{Limits, gone};
 use super::receipts::Receipts;
 use super::unfinished::Refused;
 use crate::fault::of_disk;
@@ -389,11 +390,38 @@ impl Puts {
             rustix::fs::open(&place, flags, Mode::empty()).map_err(|error| fault(&place, error))?;
         match renameat(&source, DATA, &parent.fd, name) {
             Ok(()) => {}
-            // The name was given before the interruption: only there can the bytes have gone.
-            Err(rustix::io::Errno::NOENT) if !place.join(DATA).exists() => {}
+            Err(Errno::NOENT) if fs::symlink_metadata(place.join(DATA)).is_err() => {
+                self.check_named(extract, upload, &parent)?;
+            }
             Err(error) => return Err(refuse(&upload.path, error)),
         }
         fsync(parent.open_directory()?).map_err(|error| refuse(&upload.path, error))
+    }
+
+    /// Checks that a file has its name whose bytes are not where they came: then it was given
+    /// before an interruption. Otherwise they are lost, and the upload begins anew.
+    fn check_named(&self, extract: ExtractId, upload: &Upload, parent: &Found) -> Result<()> {
+        let (_, name) = parted(&upload.path);
+        let there = match statat(&parent.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(error) if error != Errno::NOENT => return Err(refuse(&upload.path, error)),
+            there => there.ok(),
+        };
+        let file = there.filter(|there| kind(there) == FileType::RegularFile);
+        let found = file.and_then(|file| u64::try_from(file.st_size).ok());
+        match upload.phase {
+            // To read all of it would take as long as the upload, and whoever changed it since must
+            // not lose that; an earlier result under this name has mostly another size.
+            Phase::Committing { size, .. } | Phase::Done { size, .. } if found == Some(size) => {
+                return Ok(());
+            }
+            _ => {}
+        }
+        let anew = Upload {
+            phase: Phase::Receiving,
+            ..upload.clone()
+        };
+        self.store(extract, &anew)?;
+        Err(gone(&upload.path))
     }
 
     /// Checks that a file may have its name in the directory to which its path led.
@@ -544,15 +572,12 @@ mod tests {
     /// Who sends would try it for an hour, and the user would hear nothing.
     #[test]
     fn a_full_disk_is_a_refusal_and_no_passing_fault() {
-        let refused = |errno: rustix::io::Errno| fault(Path::new("f"), errno);
-        let full = refused(rustix::io::Errno::NOSPC);
+        let refused = |errno: Errno| fault(Path::new("f"), errno);
+        let full = refused(Errno::NOSPC);
         assert_eq!(full.code, ErrorCode::NoSpaceBytes);
-        assert_eq!(
-            refused(rustix::io::Errno::ROFS).code,
-            ErrorCode::RightMissing
-        );
-        assert!(refused(rustix::io::Errno::IO).is_transient());
-        let export = refuse("f", rustix::io::Errno::NOSPC);
+        assert_eq!(refused(Errno::ROFS).code, ErrorCode::RightMissing);
+        assert!(refused(Errno::IO).is_transient());
+        let export = refuse("f", Errno::NOSPC);
         assert_eq!(export.code, ErrorCode::NoSpaceBytes);
     }
 
@@ -618,6 +643,26 @@ mod tests {
             .expect("receipt");
         assert_eq!(receipt.digest, commit.digest);
         assert_eq!(fs::read(root.path().join("f")).expect("read"), b"later");
+    }
+
+    #[test]
+    fn bytes_that_went_before_they_had_their_name_are_asked_for_again() {
+        for earlier in [None, Some(b"an earlier result")] {
+            let root = tempfile::tempdir().expect("directory");
+            let puts = open(root.path());
+            let commit = receive(&puts, "f", b"first");
+            interrupt(&puts, &commit);
+            fs::remove_file(puts.place(EXTRACT).join(DATA)).expect("remove");
+            if let Some(earlier) = earlier {
+                fs::write(root.path().join("f"), earlier).expect("write");
+            }
+            let puts = open(root.path());
+            let told = puts.commit(&commit, |_| Ok(())).expect_err("no file came");
+            assert!(told.is_transient(), "{told}");
+            let commit = receive(&puts, "f", b"first");
+            puts.commit(&commit, |_| Ok(())).expect("commit");
+            assert_eq!(fs::read(root.path().join("f")).expect("read"), b"first");
+        }
     }
 
     #[test]
