@@ -190,8 +190,7 @@ impl Client {
                 .next();
             return Ok(Source::Home { address, path, id });
         }
-        let home = homes?.into_iter().find(|home| home.name == url.host);
-        let home = home.with_context(|| {
+        let home = named(homes?, &url.host).with_context(|| {
             format!(
                 "no live home '{}'; start one with `bafs home --name {0}`",
                 url.host
@@ -205,6 +204,12 @@ impl Client {
     }
 }
 
+/// The home of this name, whose letters are small in a URL.
+fn named(homes: Vec<Advert>, host: &str) -> Option<Advert> {
+    let is_named = |home: &Advert| home.name.eq_ignore_ascii_case(host);
+    homes.into_iter().find(is_named)
+}
+
 /// The identity of the person: the scheduler's, or what `bafs grant` made, which is an agent's that
 /// holds a token.
 fn own_identity(cluster: &Path) -> Result<Identity> {
@@ -215,4 +220,35 @@ fn own_identity(cluster: &Path) -> Result<Identity> {
         return Ok(granted);
     }
     init::load(cluster, Role::Scheduler)
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::ids::ServerId;
+
+    use super::*;
+
+    #[test]
+    fn a_home_is_found_whatever_capitals_its_name_has() {
+        let home = |name: &str| Advert {
+            id: ServerId::random(),
+            kind: ServerKind::Home,
+            name: name.to_owned(),
+            address: String::new(),
+            group: String::new(),
+            ttl_ms: 1_000,
+            capacity_bytes: 0,
+            capacity_files: 0,
+            free_bytes: 0,
+            free_files: 0,
+            slots: 0,
+            jobs: 0,
+            caches: Vec::new(),
+        };
+        let homes = vec![home("other"), home("MyData")];
+        let url: Url = "bafs://MyData/out".parse().expect("a URL");
+        let found = named(homes.clone(), &url.host).expect("it lives");
+        assert_eq!(found.id, homes[1].id);
+        assert!(named(homes, "my").is_none());
+    }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use bafs_proto::message::Role;
+use bafs_sched::workflow::Url;
 use bafs_server::catalog::{self, CatalogConfig};
 use bafs_server::home::{self, HomeConfig};
 use bafs_server::homes::HomeSettings;
@@ -22,6 +23,7 @@ use crate::rate::{parse_bytes, parse_limit, show_bytes};
 
 /// Runs a home server.
 pub(crate) async fn home(args: HomeArgs, output: Output) -> Result<()> {
+    check_home_name(&args.name)?;
     check_listen(&args.server.listen)?;
     check_reachable(&args.server.listen, args.catalog.as_deref())?;
     let root = args
@@ -110,6 +112,19 @@ fn check_offer(store: &Path, offered: u64) {
     }
 }
 
+/// A home is named by URLs, whose hosts have no blanks and no port in their names.
+fn check_home_name(name: &str) -> Result<()> {
+    let url = format!("bafs://{name}/").parse::<Url>();
+    if url.is_ok_and(|url| !url.host.contains(':') && url.host.eq_ignore_ascii_case(name)) {
+        return Ok(());
+    }
+    bail!(
+        "--name '{}': no URL bafs://NAME/path can carry it; take letters from A to Z, digits and \
+         '-', '_', '.', without blanks, ':', '/' and control characters",
+        name.escape_debug()
+    );
+}
+
 /// Others must be able to reach the address that a server advertises.
 fn check_listen(listen: &str) -> Result<()> {
     let mut addresses = listen
@@ -174,6 +189,19 @@ async fn stdin_closed() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_home_has_a_name_that_a_url_can_carry() {
+        for good in ["home", "My_Data-2.example", "10.0.0.1"] {
+            assert!(check_home_name(good).is_ok(), "{good}");
+        }
+        for bad in [
+            "", " ", "my data", "home:1", "[::1]", "a/b", "größe", "me@home", "a\u{1b}", "a?",
+        ] {
+            let refused = check_home_name(bad).expect_err(bad).to_string();
+            assert!(refused.contains("--name"), "{refused}");
+        }
+    }
 
     #[test]
     fn a_server_that_its_cluster_cannot_reach_is_refused() {
