@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use bafs_sched::workflow::{
-    DESCRIPTION_BYTES_MAX, Diagnostic, FILE_BYTES_MAX, Workflow, parse_workflow,
+    DESCRIPTION_BYTES_MAX, Diagnostic, FILE_BYTES_MAX, Rejected, Workflow, parse_workflow,
 };
 
 use crate::input_file;
@@ -23,9 +23,7 @@ pub(crate) fn load(path: &Path) -> Result<Workflow> {
             Ok(checked.workflow)
         }
         Err(rejected) => {
-            for diagnostic in &rejected.diagnostics {
-                eprintln!("{}", visible::lines(&explain(diagnostic, &file, &text)));
-            }
+            eprintln!("{}", visible::lines(&explain_all(&rejected, &file, &text)));
             bail!("{file} has errors: correct what is named above");
         }
     }
@@ -35,6 +33,16 @@ pub(crate) fn load(path: &Path) -> Result<Workflow> {
 fn read(path: &str) -> Result<String, String> {
     let text = input_file::read_text(Path::new(path), DESCRIPTION_BYTES_MAX);
     text.map_err(|e| format!("{e:#}"))
+}
+
+/// All that is listed of what is wrong, and how much more there is.
+fn explain_all(rejected: &Rejected, file: &str, text: &str) -> String {
+    let listed = rejected.diagnostics.iter();
+    let listed = listed.map(|diagnostic| explain(diagnostic, file, text));
+    listed
+        .chain(rejected.omitted())
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 /// A diagnostic with the line that it is about, which may be in a job description file.
@@ -60,4 +68,28 @@ pub(crate) fn check(path: &Path, output: Output) -> Result<()> {
         ),
         &serde_json::json!({ "jobs": jobs, "volumes": volumes, "extracts": extracts }),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_that_are_not_listed_are_counted() {
+        let told = |lines: usize| {
+            let text = "nonsense here\n".repeat(lines);
+            let rejected = parse_workflow("w.bafs", &text, &read).expect_err("nonsense");
+            let omitted = rejected.errors_omitted;
+            (explain_all(&rejected, "w.bafs", &text), omitted)
+        };
+        let (few, none) = told(2);
+        assert!(
+            few.contains("nonsense here") && !few.contains("more error"),
+            "{few}"
+        );
+        let (many, omitted) = told(1_000);
+        let last = many.lines().last().expect("a line");
+        assert_eq!(last, format!("and {omitted} more errors"));
+        assert!(none == 0 && omitted > 500, "{none}, {omitted}");
+    }
 }

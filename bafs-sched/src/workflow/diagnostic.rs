@@ -132,10 +132,20 @@ impl fmt::Display for Rejected {
             let gap = if number == 0 { "" } else { "\n" };
             write!(f, "{gap}{diagnostic}")?;
         }
+        match self.omitted() {
+            Some(text) => write!(f, "\n{text}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Rejected {
+    /// How many errors are not listed, in words, if there are any.
+    pub fn omitted(&self) -> Option<String> {
         match self.errors_omitted {
-            0 => Ok(()),
-            1 => write!(f, "\nand 1 more error"),
-            more => write!(f, "\nand {more} more errors"),
+            0 => None,
+            1 => Some("and 1 more error".to_owned()),
+            more => Some(format!("and {more} more errors")),
         }
     }
 }
