@@ -2,10 +2,11 @@
 //! killed. Ends no process.
 
 use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 use tempfile::TempDir;
 
@@ -80,15 +81,19 @@ fn lock(directory: &Path) -> std::io::Result<File> {
 /// Removes what dead owners left. What cannot be looked at or removed stays: it may be another's.
 fn sweep(place: &Path) {
     for entry in fs::read_dir(place).into_iter().flatten().flatten() {
+        // Nothing of what others put there is opened.
         let is_ours = entry.file_name().to_string_lossy().starts_with(PREFIX)
             && entry
                 .metadata()
                 .is_ok_and(|found| found.is_dir() && found.uid() == geteuid().as_raw());
-        let Ok(owner) = File::open(entry.path().join(OWNER)) else {
+        if !is_ours {
+            continue;
+        }
+        let path = entry.path();
+        let Some(owner) = open_lock(&path.join(OWNER)) else {
             continue;
         };
-        if is_ours && owner.try_lock().is_ok() {
-            let path = entry.path();
+        if owner.try_lock().is_ok() {
             match fs::remove_dir_all(&path) {
                 Ok(()) => tracing::info!(path = %path.display(), "removed what a dead run left"),
                 Err(error) => {
@@ -99,8 +104,24 @@ fn sweep(place: &Path) {
     }
 }
 
+/// Opens the lock of a directory, if it is a file as [`lock`] makes it: a pipe, for instance, would
+/// be waited for until somebody writes to it.
+fn open_lock(path: &Path) -> Option<File> {
+    let flags = OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW;
+    let mut options = File::options();
+    let file = options.read(true).custom_flags(flags.bits()).open(path);
+    file.ok()
+        .filter(|file| file.metadata().is_ok_and(|found| found.is_file()))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+
     use super::*;
 
     #[test]
@@ -121,5 +142,24 @@ mod tests {
         drop(held);
         sweep(place.path());
         assert!(!live.exists());
+    }
+
+    #[test]
+    fn a_pipe_in_the_place_of_a_lock_holds_nobody_up() {
+        let place = tempfile::tempdir().expect("directory");
+        for name in ["bafs-demo-1-a", "other-1-b"] {
+            let path = place.path().join(name);
+            fs::create_dir(&path).expect("directory");
+            mkfifo(&path.join(OWNER), Mode::S_IRWXU).expect("pipe");
+        }
+        let (swept, done) = channel();
+        let path = place.path().to_owned();
+        std::thread::spawn(move || {
+            sweep(&path);
+            swept.send(())
+        });
+        let waited = done.recv_timeout(Duration::from_secs(20));
+        waited.expect("it waits for a pipe");
+        assert_eq!(fs::read_dir(place.path()).expect("list").count(), 2);
     }
 }
