@@ -289,7 +289,7 @@ pub(crate) struct VolumeCreateArgs {
     #[arg(long, requires = "cache")]
     pub(crate) cooperative: Option<String>,
     /// Delete the volume when nobody shows interest for so many hours.
-    #[arg(long, default_value_t = 24)]
+    #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=87_600))]
     pub(crate) hours: u64,
 }
 

@@ -331,8 +331,16 @@ fn say_status(node: &Advert, status: &VolumeStatus, output: Output) -> Result<()
 }
 
 fn status_text(node: &Advert, status: &VolumeStatus) -> String {
+    let kept = match status.state {
+        // Its time begins when it is made.
+        VolumeState::Creating => String::new(),
+        VolumeState::Ready | VolumeState::Failed => {
+            let until = status.expires.utc();
+            format!("; kept until {until}, longer while it is in use")
+        }
+    };
     format!(
-        "{} {} on {}: {} volume, {:?}, {} of {} bytes and {} of {} files used{}",
+        "{} {} on {}: {} volume, {:?}, {} of {} bytes and {} of {} files used{kept}{}",
         status.spec.id,
         status.spec.name,
         node.name,
@@ -364,6 +372,7 @@ fn describe(node: &Advert, status: &VolumeStatus) -> serde_json::Value {
         "used_files": status.used_files,
         "size_files": status.spec.size_files,
         "manifest": status.manifest.map(|digest| digest.to_string()),
+        "expires": status.expires,
     })
 }
 
@@ -376,4 +385,74 @@ fn kind_name(kind: &VolumeKind) -> &'static str {
 
 fn owner() -> String {
     std::env::var("USER").unwrap_or_else(|_| format!("uid {}", nix::unistd::getuid()))
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::ids::ServerId;
+    use bafs_proto::message::ServerKind;
+    use bafs_proto::time::Time;
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::Cli;
+
+    #[test]
+    fn a_volume_is_told_with_the_time_until_when_it_is_kept() {
+        let node = Advert {
+            id: ServerId::random(),
+            kind: ServerKind::Node,
+            name: "n1".to_owned(),
+            address: String::new(),
+            group: String::new(),
+            ttl_ms: 1_000,
+            capacity_bytes: 0,
+            capacity_files: 0,
+            free_bytes: 0,
+            free_files: 0,
+            slots: 0,
+            jobs: 0,
+            caches: Vec::new(),
+        };
+        let mut status = VolumeStatus {
+            spec: VolumeSpec {
+                id: VolumeId::random(),
+                name: "work".to_owned(),
+                owner: owner(),
+                kind: VolumeKind::Scratch { fill: None },
+                size_bytes: 1,
+                size_files: 1,
+                limit: LimitKind::Exact,
+                lifetime_ms: HOUR_MS,
+            },
+            state: VolumeState::Ready,
+            fault: None,
+            used_bytes: 0,
+            used_files: 0,
+            received_bytes: 0,
+            manifest: None,
+            expires: Time(1_785_765_901_000),
+        };
+        let told = status_text(&node, &status);
+        assert!(
+            told.contains("kept until 2026-08-03 14:05:01 UTC"),
+            "{told}"
+        );
+        status.state = VolumeState::Creating;
+        let told = status_text(&node, &status);
+        assert!(!told.contains("kept until"), "{told}");
+    }
+
+    #[test]
+    fn no_volume_is_made_that_would_be_deleted_at_once() {
+        let understood = |hours: &str| {
+            let words = [
+                "bafs", "volume", "create", "v", "--node", "n1", "--size", "1MB",
+            ];
+            let more = ["--identity", "x", "--catalog", "y:1", "--hours", hours];
+            Cli::try_parse_from([&words[..], &more].concat()).is_ok()
+        };
+        assert!(understood("1") && understood("87600"));
+        assert!(!understood("0") && !understood("87601"));
+    }
 }
