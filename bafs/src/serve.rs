@@ -4,6 +4,7 @@ use std::net::ToSocketAddrs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use bafs_client::signals::asked_to_end;
 use bafs_proto::message::Role;
 use bafs_sched::workflow::Url;
 use bafs_server::catalog::{self, CatalogConfig};
@@ -155,6 +156,8 @@ fn check_reachable(listen: &str, catalog: Option<&str>) -> Result<()> {
 }
 
 async fn until_stopped(server: Running, args: &ServerArgs, output: Output) -> Result<()> {
+    // Before anybody is told that it listens, and may want it to end.
+    let asked = asked_to_end();
     let address = server.address().to_string();
     let metrics = match &args.metrics {
         Some(at) => Some(metrics::start(at, server.figures())?.to_string()),
@@ -169,11 +172,8 @@ async fn until_stopped(server: Running, args: &ServerArgs, output: Output) -> Re
     )?;
     // Heard, it ends no server: a write past `ulimit -f` of whoever started it fails with EFBIG.
     let _ = signal(SignalKind::from_raw(Signal::SIGXFSZ as i32))?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+        _ = asked => {}
         () = stdin_closed(), if args.until_stdin_closes => {}
     }
     server.stop().await;

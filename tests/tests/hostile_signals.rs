@@ -94,6 +94,44 @@ fn cluster_is_gone_after_a_signal_at_any_moment() -> Result<()> {
     Ok(())
 }
 
+/// A server ends in order when its terminal goes, unless whoever started it has that ignored.
+#[test]
+fn cluster_server_ends_with_its_terminal_unless_it_shall_stay() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let identity = directory.path().join("identity");
+    let made = Command::new(program())
+        .arg("init")
+        .arg(&identity)
+        .output()?;
+    ensure!(made.status.success(), said(&made));
+    let hangup = [Signal::SIGHUP, Signal::SIGTERM];
+    for (before, signals) in [("", &hangup[..1]), ("trap '' HUP; ", &hangup[..])] {
+        let script = format!("{before}exec \"$0\" catalog");
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]).arg(program());
+        command.env("BAFS_IDENTITY", &identity);
+        let mut server = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut line = String::new();
+        let output = server.stdout.as_mut().context("it is piped")?;
+        BufReader::new(output).read_line(&mut line)?;
+        ensure!(line.contains("listening"), "{before}: {line:?}");
+        for (index, signal) in signals.iter().enumerate() {
+            if index > 0 {
+                std::thread::sleep(Duration::from_millis(500));
+                let ended = server.try_wait()?;
+                ensure!(ended.is_none(), "{before}: {ended:?} before {signal}");
+            }
+            send(server.id(), *signal)?;
+        }
+        let status = server.wait()?;
+        ensure!(status.success(), "{before}: {status}");
+    }
+    Ok(())
+}
+
 /// `bafs exec` passes SIGTERM on to its job, and ends as the job does: by its own code where it has
 /// one, else as shells say of a program that a signal ended.
 #[test]
