@@ -1,5 +1,7 @@
 //! `bafs run`: a workflow on a cluster that exists, or on a throw-away one.
 
+mod local;
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -25,6 +27,7 @@ use crate::metrics::{self, Shown};
 use crate::output::Output;
 use crate::plan;
 use crate::rate::{parse_bytes, parse_limit};
+use crate::serve;
 use crate::visible;
 use crate::workflow_file;
 
@@ -166,7 +169,7 @@ async fn run_local(
         .node_size
         .clone()
         .unwrap_or_else(|| NODE_SIZE.to_owned());
-    parse_bytes(&size).context("--node-size")?;
+    let size_bytes = parse_bytes(&size).context("--node-size")?;
     parse_limit(args.limit.as_deref())?;
     let cores = u32::try_from(std::thread::available_parallelism()?.get())?;
     let spec = ClusterSpec {
@@ -178,6 +181,7 @@ async fn run_local(
         metrics: false,
         keep: false,
     };
+    warn_of_disk(nodes, size_bytes);
     let interrupted = asked_to_end();
     let mut cluster = tokio::task::block_in_place(|| Cluster::start(&spec))?;
     let way = Way {
@@ -191,18 +195,32 @@ async fn run_local(
         kill_after_jobs: None,
         shown: publish(args)?,
     };
-    let report = tokio::select! {
+    let mut report = tokio::select! {
         report = on_cluster(workflow, &mut cluster, &way) => report?,
         _ = interrupted => bail!("interrupted; the throw-away cluster was removed"),
     };
-    if report.totals.extracts_failed > 0 && cluster.keep().is_ok() {
+    let is_kept = report.totals.extracts_failed > 0 && cluster.keep().is_ok();
+    let kept = is_kept.then(|| cluster.directory());
+    if let Some(kept) = kept {
         eprintln!(
             "bafs: the throw-away cluster ends, but results that could not be sent are still in \
              its files: {}/n*/volumes/ID/tree/; remove {0} when you have them",
-            cluster.directory().display()
+            kept.display()
         );
     }
+    local::reword(&mut report, kept);
     Ok(report)
+}
+
+/// Tells of nodes that offer more than the disk has where their stores will be. Each would say so in
+/// its own log only.
+fn warn_of_disk(nodes: u32, size_bytes: u64) {
+    let place = std::env::temp_dir();
+    let all = serve::disk_bytes(&place);
+    let told = all.and_then(|all| local::too_much_offered(nodes, size_bytes, &place, all));
+    if let Some(told) = told {
+        eprintln!("warning: {told}");
+    }
 }
 
 /// Publishes the progress of a run, if it shall be.

@@ -99,10 +99,9 @@ pub(crate) async fn node(args: NodeArgs, output: Output) -> Result<()> {
 
 /// Tells of a node that offers more than its disk has in all.
 fn check_offer(store: &Path, offered: u64) {
-    let Ok(found) = nix::sys::statvfs::statvfs(store) else {
+    let Some(all) = disk_bytes(store) else {
         return;
     };
-    let all = found.blocks().saturating_mul(found.fragment_size());
     if offered > all {
         tracing::warn!(
             "--size: it offers {}, but the disk of {} has {} in all, and jobs will meet its end",
@@ -111,6 +110,12 @@ fn check_offer(store: &Path, offered: u64) {
             show_bytes(all.into())
         );
     }
+}
+
+/// All that the disk of a directory has, if that can be known.
+pub(crate) fn disk_bytes(directory: &Path) -> Option<u64> {
+    let found = nix::sys::statvfs::statvfs(directory).ok()?;
+    Some(found.blocks().saturating_mul(found.fragment_size()))
 }
 
 /// A home is named by URLs, whose hosts have no blanks and no port in their names.
