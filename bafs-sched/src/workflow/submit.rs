@@ -75,11 +75,11 @@ const FOREIGN: [(&str, &str); 6] = [
         "transfer_output_files",
         "write into a scratch volume and 'extract' the file",
     ),
-    (
-        "requirements",
-        "ask for 'request_cpus' and 'request_memory'",
-    ),
+    ("requirements", "ask for 'request_cpus'"),
 ];
+
+/// Why a key is accepted that nothing heeds: no node knows what memory it has for jobs.
+const MEMORY_UNHEEDED: &str = "bound the jobs of a node by 'request_cpus' or 'bafs node --slots'";
 
 /// What one line of a description was.
 pub(super) enum Line {
@@ -158,6 +158,13 @@ impl DescriptionReader {
             let before = diagnostics.name(first.place);
             let message = format!("'{name}' is given twice, first in {before}");
             return diagnostics.error(word.place, message);
+        }
+        if key == Key::RequestMemory {
+            diagnostics.warn(
+                word.place,
+                format!("'{name}' is not heeded"),
+                MEMORY_UNHEEDED,
+            );
         }
         self.description.entries.push(Entry {
             key,
