@@ -212,8 +212,8 @@ async fn run_local(
     Ok(report)
 }
 
-/// Tells of nodes that offer more than the disk has where their stores will be. Each would say so in
-/// its own log only.
+/// Tells of nodes that offer more than the disk has where their stores will be. Each would say so
+/// in its own log only.
 fn warn_of_disk(nodes: u32, size_bytes: u64) {
     let place = std::env::temp_dir();
     let all = serve::disk_bytes(&place);

@@ -25,8 +25,12 @@ const FULL_DISKS_MAX: u32 = 2;
 /// somebody else may have taken it, and the next listing shows that.
 const PASSING_MAX: u32 = 1;
 
-/// What a user can do about a full disk.
-const ADVICE: &str = "free some of it, or start the node with a smaller --size";
+/// What a user can do about a full disk, besides freeing some of it.
+pub const OFFER_LESS: &str = "start the node with a smaller --size";
+
+/// What a user can do when the run has ended.
+pub const RUN_ANEW: &str =
+    "remove the journal of this run and run it anew: results that are at home stay there";
 
 /// Jobs that are named when all wait for a full disk.
 const NAMES_SHOWN: usize = 3;
@@ -183,7 +187,7 @@ impl Scheduler {
             let node = self.fleet.name(server);
             return format!(
                 " when volume {names} had no space, though not full: the disk of node {node} may \
-                 be full; {ADVICE}"
+                 be full; free some of it, or {OFFER_LESS}"
             );
         }
         format!(" when volume {names} had no space left: it needs a larger volume than declared")
@@ -205,7 +209,9 @@ impl Scheduler {
         }
         if times <= PASSING_MAX {
             let name = &self.graph.workflow.job(job).name;
-            let text = format!("job '{name}' failed and runs again: {why}; {ADVICE}");
+            let text = format!(
+                "job '{name}' failed and runs again: {why}; free some of it, or {OFFER_LESS}"
+            );
             self.tell(Warning {
                 job: Some(job),
                 volume: None,
@@ -218,7 +224,12 @@ impl Scheduler {
             // It does not wait for the full disk where it runs: nothing else would end that.
             let faults = self.count_environment_fault(job);
             let pause_ms = self.settings.pause_ms(faults);
-            return self.try_again(job, faults, pause_ms, &format!("{why}; {ADVICE}"));
+            return self.try_again(
+                job,
+                faults,
+                pause_ms,
+                &format!("{why}; free some of it, or {OFFER_LESS}"),
+            );
         }
         self.settle(job, 0);
     }
@@ -293,7 +304,8 @@ impl Scheduler {
         if is_news == Some(true) {
             let name = self.fleet.name(server);
             let text = format!(
-                "the disk of node {name} seems to be full: {fault}; {ADVICE}; it is tried again"
+                "the disk of node {name} seems to be full: {fault}; free some of it, or \
+                 {OFFER_LESS}; it is tried again"
             );
             self.tell(Warning {
                 job: None,
@@ -398,8 +410,7 @@ impl Scheduler {
         let node = self.fleet.get(server)?;
         Some(format!(
             "no node can run job {}{more}: the disk of node {} was full {} times, one after the \
-             other (the last time: {}); {ADVICE}, \
-             remove the journal of this run and run it anew: results that are at home stay there",
+             other (the last time: {}); free some of it, or {OFFER_LESS}; then {RUN_ANEW}",
             names.join(", "),
             self.fleet.name(server),
             node.full.times(),

@@ -1,21 +1,18 @@
-//! What a run on a throw-away cluster tells otherwise than one on a cluster that stays: options have
-//! other names there, and what nodes keep goes with them. Starts nothing.
+//! What a run on a throw-away cluster tells otherwise than one on a cluster that stays: options
+//! have other names there, and what nodes keep goes with them. Starts nothing.
 
 use std::path::Path;
 
-use bafs_sched::logic::Outcome;
+use bafs_sched::logic::{OFFER_LESS, Outcome, RUN_ANEW};
 use bafs_sched::report::RunReport;
 
 use crate::rate::show_bytes;
 
-/// What the scheduler advises for nodes that stay, and what helps here.
+/// What the scheduler advises for nodes that stay, and what helps here: the next run has another
+/// cluster, and keeps no journal unless one is named.
 const ADVICE: [(&str, &str); 2] = [
-    (
-        "start the node with a smaller --size",
-        "give a smaller --node-size",
-    ),
-    // The next run has another cluster.
-    ("run it again: what is done is kept", "run it again"),
+    (OFFER_LESS, "give a smaller --node-size"),
+    (RUN_ANEW, "run it again"),
 ];
 
 /// What the scheduler says of a result on a node that stays, up to the name of the node.
@@ -87,12 +84,10 @@ mod tests {
 
     #[test]
     fn advice_names_the_option_of_this_command() {
-        let told = "the disk of node n1 was full 9 times, one after the other (the last time: no \
-                    space); free some of it, or start the node with a smaller --size, and run it \
-                    again: what is done is kept";
-        let told = reworded(told, None);
+        let told = format!("the disk of node n1 was full 9 times; {OFFER_LESS}; then {RUN_ANEW}");
+        let told = reworded(&told, None);
         assert!(
-            told.ends_with("free some of it, or give a smaller --node-size, and run it again"),
+            told.ends_with("9 times; give a smaller --node-size; then run it again"),
             "{told}"
         );
     }
