@@ -337,9 +337,13 @@ impl Teller {
             0 => String::new(),
             ms => format!(", and its space keeps {} s of work waiting", seconds(ms)),
         };
+        let anyway = match receipt.is_cheap {
+            true => ", and so little is spent in any case",
+            false => "",
+        };
         let weighed = format!(
             "{cost}{further}{waits}; without one a loss costs {} s, which happens with a \
-             probability of {:.4} % in the {} s that it is needed: that is worth {:.3} s",
+             probability of {:.4} % in the {} s that it is needed: that is worth {:.3} s{anyway}",
             seconds(receipt.redo_ms),
             receipt.risk_ppm as f64 / 1e4,
             seconds(receipt.exposure_ms),

@@ -524,7 +524,7 @@ fn copies_cost_little_where_no_node_fails() {
 }
 
 /// Also where the whole run is over in a minute: what was seen of failures counts, not how long ago
-/// they began.
+/// they began, and before the first one copies that cost next to nothing.
 #[test]
 fn copies_pay_where_nodes_fail_as_often_as_jobs_end() {
     for (run_s, mtbf_s) in [(600, 600), (60, 60), (6, 6)] {
@@ -535,7 +535,7 @@ fn copies_pay_where_nodes_fail_as_often_as_jobs_end() {
         ]
         .map(|checkpoint| copied(checkpoint, run_s, Some(mtbf_s), 1..=40));
         assert!(
-            weighed < never * 0.97 && weighed < always * 1.06,
+            weighed < never * 0.97 && weighed < always * 1.015,
             "jobs of {run_s} s: {weighed} s by cost and benefit, {never} s without copies, \
              {always} s with all"
         );

@@ -44,6 +44,11 @@ const TRIAL_PART: u64 = 100;
 /// and disks are theirs too.
 const BESIDE_PART: u64 = 20;
 
+/// A copy that takes this part at most of the work that it spares, as one over it, is made whatever
+/// is believed of failures: until the first one nothing is known of them, and nobody loses more by
+/// such copies than so small a part of the run.
+const PREMIUM_PART: u64 = 40;
+
 /// A slot is kept for who waits for a copy that takes this part of a job's time at most, as one
 /// over it: longer, another job had better use it.
 const SOON_PART: u64 = 4;
@@ -120,6 +125,8 @@ pub struct Receipt {
     pub wait_ms: u64,
     /// Work that the copy's space would have kept waiting.
     pub space_ms: u64,
+    /// Whether it takes so little of that work that it is made whatever is believed of failures.
+    pub is_cheap: bool,
     /// Whether an older copy lies where the new one would go, so that only changes travel.
     pub is_further: bool,
     /// What was decided, and what became of it.
@@ -143,6 +150,8 @@ pub(super) struct Checkpoints {
     further: BTreeMap<VolumeIndex, Pace>,
     /// All such copies together.
     all_further: Pace,
+    /// The quickest of all copies, in milliseconds.
+    quickest_ms: Option<u64>,
     /// What volumes held when their last writer was done, in bytes.
     held: BTreeMap<VolumeIndex, u64>,
     /// Decisions about each volume, the latest last.
@@ -275,6 +284,8 @@ impl Checkpoints {
         moved: Moved,
     ) {
         let learned = (moved.held_bytes, moved.ms);
+        let quickest_ms = self.quickest_ms.unwrap_or(u64::MAX);
+        self.quickest_ms = Some(quickest_ms.min(moved.ms));
         if is_further {
             self.further.insert(volume, learned);
             add(&mut self.all_further, learned);
@@ -282,6 +293,13 @@ impl Checkpoints {
             add(self.paths.entry(path).or_default(), learned);
             add(&mut self.all_paths, learned);
         }
+    }
+
+    /// Whether a copy takes so little of the work that it spares that it is made in any case. None
+    /// takes less than the quickest so far, however little it holds.
+    fn is_cheap(&self, ms: u64, redo_ms: u64) -> bool {
+        let ms = ms.max(self.quickest_ms.unwrap_or(u64::MAX)).max(1);
+        ms.saturating_mul(PREMIUM_PART) <= redo_ms
     }
 
     /// The newest copy of a volume goes, whatever was decided about a newer one since.
@@ -416,7 +434,7 @@ impl Scheduler {
             _ if policy == CheckpointPolicy::Always => true,
             Some(_) => {
                 let cost_ms = receipt.wait_ms.saturating_add(receipt.space_ms);
-                receipt.benefit_us > cost_ms.saturating_mul(1_000)
+                receipt.is_cheap || receipt.benefit_us > cost_ms.saturating_mul(1_000)
             }
             None => receipt.benefit_us > 0 && self.may_try(volume, &receipt),
         };
@@ -475,6 +493,11 @@ impl Scheduler {
             false => self.checkpoints.waiting_ms(copy_ms),
         };
         let space_ms = |target| self.space_ms(target, size.bytes, size.bytes, exposure_ms);
+        let space_ms = target.map_or(0, space_ms);
+        let is_cheap = |ms| {
+            self.checkpoints
+                .is_cheap(space_ms.saturating_add(ms), redo_ms)
+        };
         Receipt {
             at: self.now,
             redo_ms,
@@ -483,7 +506,8 @@ impl Scheduler {
             benefit_us: benefit_us(redo_ms, risk_ppm),
             copy_ms,
             wait_ms: copy_ms.map_or(0, wait_ms),
-            space_ms: target.map_or(0, space_ms),
+            space_ms,
+            is_cheap: copy_ms.is_some_and(is_cheap),
             is_further,
             decision: Decision::NotWorth,
         }
