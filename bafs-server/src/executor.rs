@@ -7,6 +7,7 @@ mod starts;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use bafs_proto::ids::ExecutionId;
 use bafs_proto::message::{
     Done, JobOutcome, JobReport, JobReports, JobState, KillJob, StartJob, WatchJobs,
 };
+use bafs_proto::report::VolumeUse;
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result, codec};
 use tokio::sync::watch;
@@ -37,6 +39,9 @@ const ANSWER_BYTES_MAX: usize = 768 << 10;
 
 /// Most executions that one call asks for.
 const WATCHED_MAX: usize = 16_384;
+
+/// A disk with less free is full, in bytes.
+const FULL_BYTES: u64 = 16 << 20;
 
 /// An answer is on its way so long before the deadline, in milliseconds, to arrive in time.
 const MARGIN_MS: u64 = 200;
@@ -64,6 +69,8 @@ pub struct Executor {
     config: ExecutorConfig,
     state: Mutex<State>,
     changed: watch::Sender<u64>,
+    /// Whether a job failed on a full disk since that was asked for.
+    met_full_disk: AtomicBool,
     counters: Counters,
 }
 
@@ -112,6 +119,7 @@ impl Executor {
             config,
             state: Mutex::new(state),
             changed,
+            met_full_disk: AtomicBool::new(false),
             counters,
         }))
     }
@@ -269,7 +277,15 @@ impl Executor {
         Ok(())
     }
 
+    /// Whether a job failed on a full disk since this was asked the last time.
+    pub fn take_full_disk(&self) -> bool {
+        self.met_full_disk.swap(false, Ordering::Relaxed)
+    }
+
     fn finish(&self, id: ExecutionId, report: JobReport) {
+        if has_met_full_disk(&report) {
+            self.met_full_disk.store(true, Ordering::Relaxed);
+        }
         let mut state = self.state();
         if let Some(Execution::Running { job, .. }) = state.executions.remove(&id) {
             state.running -= 1;
@@ -287,6 +303,12 @@ impl Executor {
     fn notify(&self) {
         self.changed.send_modify(|version| *version += 1);
     }
+}
+
+/// Whether a job failed where the disk below one of its volumes has next to nothing free.
+fn has_met_full_disk(report: &JobReport) -> bool {
+    let is_full = |used: &VolumeUse| used.disk_bytes.is_some_and(|free| free < FULL_BYTES);
+    report.outcome != JobOutcome::Exited(0) && report.volumes.iter().any(is_full)
 }
 
 impl State {

@@ -82,3 +82,48 @@ fn cluster_runs_elsewhere_what_finds_a_full_disk() -> Result<()> {
     node.wait()?;
     Ok(())
 }
+
+/// What each first job reads fills the disk of the only node that can run it: 58 MB of 64.
+const READ_BY_ALL_MB: usize = 58;
+
+/// The first job of each pipeline reads what all read, the second writes 20 MB and removes them.
+const GREEDY: &str = "volume shared cache bafs://home/shared 60 MB\n\
+    for i in 1..3\n\
+    volume w$(i) scratch 25 MB files 200\n\
+    job a$(i) {\nexecutable = /bin/sh\narguments = -c \"cat /in/* | cksum > /w/sum\"\n}\n\
+    job b$(i) {\nexecutable = /bin/sh\narguments = -c \"head -c 20000000 /dev/zero > /w/tmp \
+    && cat /w/sum > /w/res && rm /w/tmp\"\n}\n\
+    parent a$(i) child b$(i)\nmount shared a$(i) /in\nmount w$(i) a$(i) /w\n\
+    mount w$(i) b$(i) /w\nextract w$(i) res bafs://home/out/$(i)\nend\n";
+
+#[test]
+fn cluster_caches_give_way_to_jobs_on_a_disk_smaller_than_what_is_offered() -> Result<()> {
+    let name = "cluster_caches_give_way_to_jobs_on_a_disk_smaller_than_what_is_offered";
+    if !nix::unistd::geteuid().is_root() {
+        skip(name, "it needs root to mount a small file system");
+        return Ok(());
+    }
+    if let Some(reason) = cannot_mount() {
+        skip(name, &reason);
+        return Ok(());
+    }
+    let world = World::start(&["1MB"])?;
+    let shared: Vec<u8> = (0..READ_BY_ALL_MB * 250_000)
+        .flat_map(|at| (at as u32).wrapping_mul(2_654_435_761).to_le_bytes())
+        .collect();
+    world.put("shared/all", &shared)?;
+    let directory = tempfile::tempdir()?;
+    let store = directory.path().to_string_lossy().into_owned();
+    let mut node = node_on("-t tmpfs -o size=64m tmpfs", &world, &store)?;
+    world.wait_for_servers(3)?;
+    let path = world.workflow(GREEDY)?.to_string_lossy().into_owned();
+    let output = world.bafs(&["run", &path]).output()?;
+    ensure!(output.status.success(), said(&output));
+    for i in 1..=3 {
+        let found = world.get(&format!("out/{i}"))?;
+        ensure!(found == cksum(&shared)?, "output {i} is wrong");
+    }
+    drop(node.stdin.take());
+    node.wait()?;
+    Ok(())
+}

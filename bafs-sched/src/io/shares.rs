@@ -369,6 +369,17 @@ mod tests {
         assert_eq!(told_in_turn_of_others(2), (0, false));
     }
 
+    /// The only job that is left needs more than one slot.
+    #[test]
+    fn slots_are_asked_for_as_many_as_the_jobs_that_are_left_keep() {
+        for cpus in [1, 2] {
+            let text = format!("job a {{\nexecutable = x\nrequest_cpus = {cpus}\n}}\n");
+            let scheduler = scheduler_of(&text, &[NODE]);
+            let demand = scheduler.demand(NODE).expect("it lives");
+            assert_eq!(demand.want.slots, cpus);
+        }
+    }
+
     #[test]
     fn a_node_that_is_full_of_runs_is_waited_for_and_one_that_refuses_is_told_once() {
         let (scheduler, mut shares) = (scheduler(&[NODE]), shares());

@@ -48,7 +48,8 @@ impl Scheduler {
             });
         }
         let left = u32::try_from(left).unwrap_or(u32::MAX);
-        let slots = node.busy.saturating_add(left).min(node.seen.slots);
+        let left_slots = left.saturating_mul(self.cpus_max);
+        let slots = node.busy.saturating_add(left_slots).min(node.seen.slots);
         let (want, unit) = match self.settings.caches_nothing() {
             true => (Space::ZERO, Space::ZERO),
             false => (node.seen.capacity, self.unit()),

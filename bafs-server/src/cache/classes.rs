@@ -49,9 +49,33 @@ pub(crate) struct Sorted {
 }
 
 impl Caches {
+    /// Has caches leave so many bytes free on the disk from now on: jobs found it full, and other
+    /// volumes were promised what caches have.
+    pub async fn leave_free(self: &Arc<Self>, bytes: u64) {
+        if self.spare.fetch_max(bytes, Ordering::Relaxed) < bytes {
+            tracing::warn!(bytes, "the disk is full: caches leave so much of it free");
+        }
+        self.yield_disk().await;
+    }
+
+    async fn yield_disk(self: &Arc<Self>) {
+        let spare = self.spare.load(Ordering::Relaxed);
+        let volumes: Vec<_> = self.lock().values().cloned().collect();
+        let yielding = move || {
+            let disks = volumes.iter().map(|volume| volume.generation());
+            disks.for_each(|generation| generation.disk.leave_free(spare));
+        };
+        if spare > 0
+            && let Err(error) = tokio::task::spawn_blocking(yielding).await
+        {
+            tracing::warn!(%error, "caches do not leave the disk to others");
+        }
+    }
+
     /// Goes on with what is done bit by bit: classes of blocks, warming of pinned paths. To be
     /// called every second or so.
     pub async fn tick(self: &Arc<Self>) {
+        self.yield_disk().await;
         let volumes: Vec<_> = self.lock().values().cloned().collect();
         for volume in volumes {
             let (id, generation) = (volume.spec().id, volume.generation());

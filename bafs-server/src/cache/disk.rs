@@ -9,7 +9,7 @@ use std::fs::{File, OpenOptions};
 use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use bafs_proto::Result;
@@ -73,6 +73,8 @@ pub(crate) struct Disk {
     pub(super) keeping: RwLock<()>,
     /// True when the generation is over. Whoever changes the disk holds it for reading.
     retired: RwLock<bool>,
+    /// Bytes that it leaves free on its file system; 0 until jobs found that full.
+    pub(super) spare: AtomicU64,
     pub(super) counters: Counters,
 }
 
@@ -184,6 +186,7 @@ impl Disk {
             hurt: AtomicBool::new(false),
             keeping: RwLock::default(),
             retired,
+            spare: AtomicU64::new(0),
             counters,
         };
         disk.sweep()?;

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bafs_proto::Result;
 use bafs_proto::cache::{CacheMember, JoinCache, JoinedCache};
@@ -40,8 +41,12 @@ impl Caches {
         Ok(joined)
     }
 
-    /// Tells the other nodes of the group that this one shares a cache.
+    /// Tells the other nodes of the group that this one shares a cache, which leaves as much free
+    /// as the others here.
     pub(super) async fn introduce(&self, generation: &Arc<Generation>) {
+        generation
+            .disk
+            .leave_free(self.spare.load(Ordering::Relaxed));
         let nodes = self.fetcher.peers().nodes().into_iter();
         let addresses = nodes.map(|(_, address)| address).collect();
         self.fetcher.introduce(generation, addresses).await;

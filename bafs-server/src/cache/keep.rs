@@ -9,6 +9,7 @@ use bafs_proto::hash::Digest;
 use bafs_proto::ids::FileIndex;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
+use rustix::fs::{StatVfs, statvfs};
 use rustix::io::{Errno, pwritev};
 
 use super::disk::{Disk, Run, open_blocks};
@@ -30,7 +31,7 @@ impl Disk {
     pub(crate) fn keep(&self, run: &Run, blocks: &[Block], class: CopyClass) -> usize {
         debug_assert_eq!(run.count, blocks.len());
         let retired = self.retired();
-        if *retired {
+        if *retired || self.lacking_spare() > 0 {
             return run.count;
         }
         let keeping = self.keeping.read();
@@ -51,7 +52,7 @@ impl Disk {
         let mut written = self.free_victims(&victims).and_then(|()| write());
         // Others fill the disk too: less is kept than was promised, rather than nothing new. What
         // had to go must be off the disk first, or it would hold more than it may.
-        while written.as_ref().is_err_and(is_full) && self.give_way() {
+        while written.as_ref().is_err_and(is_full) && self.give_way(FULL_DISK_BYTES) {
             written = self.free_left().and_then(|()| write());
         }
         if let Err(error) = written {
@@ -174,9 +175,33 @@ impl Disk {
         freed
     }
 
-    /// Frees some space on a full disk. Tells whether it did.
-    fn give_way(&self) -> bool {
-        let victims = self.table().give_way(FULL_DISK_BYTES);
+    /// Leaves so many bytes free on its file system from now on: keeps nothing new while there is
+    /// less, and gives up what it holds, at once or, where others have it open, bit by bit when
+    /// this is called again.
+    pub(crate) fn leave_free(&self, bytes: u64) {
+        self.spare.store(bytes, Ordering::Relaxed);
+        let lacking = self.lacking_spare();
+        if lacking > 0 && !self.give_way(lacking) {
+            // What was given up before may be free now.
+            let _ = self.free_left();
+        }
+    }
+
+    /// What its file system lacks of the bytes that are to be free.
+    fn lacking_spare(&self) -> u64 {
+        match self.spare.load(Ordering::Relaxed) {
+            0 => 0,
+            spare => {
+                let disk = statvfs(&self.directory);
+                let free = |disk: StatVfs| disk.f_bavail.saturating_mul(disk.f_frsize);
+                spare.saturating_sub(disk.map_or(u64::MAX, free))
+            }
+        }
+    }
+
+    /// Frees so many bytes on a full disk, as far as there are. Tells whether it freed any.
+    fn give_way(&self, bytes: u64) -> bool {
+        let victims = self.table().give_way(bytes);
         if victims.is_empty() {
             return false;
         }

@@ -36,6 +36,7 @@ mod warm;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::hash::Digest;
@@ -71,6 +72,8 @@ pub struct Caches {
     fetcher: Arc<Fetcher>,
     counters: Counters,
     volumes: Mutex<BTreeMap<VolumeId, Arc<CacheVolume>>>,
+    /// Bytes that all of them leave free on the disk; 0 until jobs found that full.
+    spare: AtomicU64,
     /// Held while a volume is made or renewed: each id by one call at a time.
     changing: Mutex<BTreeMap<VolumeId, Arc<tokio::sync::Mutex<()>>>>,
 }
@@ -132,6 +135,7 @@ impl Caches {
             fetcher,
             counters,
             volumes,
+            spare: AtomicU64::new(0),
             changing,
         }))
     }

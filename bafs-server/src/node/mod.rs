@@ -177,10 +177,14 @@ impl Node {
         }
         tasks.push(tokio::spawn(self.door.clone().serve()));
         let (storage, caches) = (self.storage.clone(), self.caches.clone());
+        let executor = self.executor.clone();
         tasks.push(tokio::spawn(async move {
             loop {
                 tokio::time::sleep(Duration::from_millis(SWEEP_MS)).await;
                 storage.sweep().await;
+                if executor.take_full_disk() {
+                    storage.yield_to_scratch().await;
+                }
                 caches.tick().await;
             }
         }));

@@ -2,7 +2,7 @@
 //! is made, or deleted, whole.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bafs_proto::hash::Digest;
@@ -20,7 +20,7 @@ use super::{Storage, blocking, lost};
 use crate::clock;
 use crate::fault::{apart, of_disk};
 use crate::logic::space::{Amount, Short};
-use crate::logic::volumes::{Creation, Refusal, VOLUMES_MAX};
+use crate::logic::volumes::{Creation, Refusal, Row, VOLUMES_MAX};
 
 /// An answer is on its way so long before the deadline, in milliseconds, to arrive in time.
 const MARGIN_MS: u64 = 200;
@@ -94,6 +94,7 @@ impl Storage {
 
     /// Deletes volumes whose time is up, and ends tree sessions that are silent.
     pub async fn sweep(self: &Arc<Self>) {
+        self.note_scratch();
         let expired = self.volumes().expired(clock::now());
         for id in expired {
             tracing::info!(volume = %id, "volume expired");
@@ -103,6 +104,25 @@ impl Storage {
             }
         }
         self.trees.sweep(clock::now()).await;
+    }
+
+    /// Jobs found the disk full: has caches leave free what scratch volumes were promised at most
+    /// so far; those of these jobs may be gone already.
+    pub async fn yield_to_scratch(&self) {
+        let bytes = self.note_scratch();
+        self.caches.leave_free(bytes).await;
+    }
+
+    /// Takes note of the bytes that scratch volumes may hold; answers the most at any time.
+    fn note_scratch(&self) -> u64 {
+        let promised = |row: &Row| match row.spec.kind {
+            VolumeKind::Scratch { .. } => row.spec.size_bytes,
+            VolumeKind::Cache { .. } => 0,
+        };
+        let volumes = self.volumes();
+        let now = volumes.rows().map(promised).fold(0, u64::saturating_add);
+        drop(volumes);
+        self.scratch_most.fetch_max(now, Ordering::Relaxed).max(now)
     }
 
     /// Has a cache volume show the present state of its source.
@@ -116,8 +136,7 @@ impl Storage {
     ) -> Result<VolumeStatus> {
         let id = call.volume;
         self.touch(id)?;
-        let is_scratch =
-            |row: &crate::logic::volumes::Row| matches!(row.spec.kind, VolumeKind::Scratch { .. });
+        let is_scratch = |row: &Row| matches!(row.spec.kind, VolumeKind::Scratch { .. });
         let is_scratch = self.volumes().get(id).map(is_scratch);
         if is_scratch.ok_or_else(|| lost(id))? {
             let text = format!("volume {id} is a scratch volume; only a cache is invalidated");

@@ -18,6 +18,7 @@ mod trees;
 mod watching;
 
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::allotment::{Allot, Allotments};
@@ -65,6 +66,8 @@ pub struct Storage {
     extracts: Extracts,
     trees: OpenTrees,
     looks: watching::Looks,
+    /// The most bytes that scratch volumes were promised at any time.
+    scratch_most: AtomicU64,
     caches: Arc<Caches>,
     homes: Arc<Homes>,
     counters: Counters,
@@ -120,6 +123,7 @@ impl Storage {
         Ok(Arc::new(Self {
             trees: OpenTrees::new(store.life(), counters.clone()),
             looks: watching::Looks::default(),
+            scratch_most: AtomicU64::new(0),
             store,
             table,
             volumes: Mutex::new(volumes),
