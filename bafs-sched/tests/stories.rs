@@ -92,17 +92,20 @@ fn event(words: &[&str]) -> Event {
             extract: ExtractId(number(1)),
             bytes: 1,
         },
-        "denied" | "misplaced" => Event::ExtractFailed {
+        "denied" | "misplaced" | "unsendable" | "gone" => Event::ExtractFailed {
             extract: ExtractId(number(1)),
             error: match words[0] {
                 "denied" => Error::new(ErrorCode::RightMissing, "no credentials here"),
-                _ => Error::new(ErrorCode::BadPath, "it is not below the export"),
+                "misplaced" => Error::new(ErrorCode::Unsupported, "it is not below the export"),
+                "unsendable" => Error::new(ErrorCode::BadPath, "it is a directory"),
+                _ => Error::new(ErrorCode::VolumeLost, "it is not here"),
             },
         },
         "undeleted" => Event::VolumeDeleteFailed {
             volume: VolumeId(number(1)),
         },
         "resumed" => Event::Resumed { series: 0 },
+        "cancelled" => Event::CancelRequested,
         "tick" => Event::Tick,
         other => panic!("no event is called {other}"),
     }

@@ -548,9 +548,11 @@ fn kept_bytes(status: &CacheStatus) -> u64 {
     }
 }
 
-/// A home that is not found is no file that is not found.
+/// A home that is not found is no file that is not found, and a place that none can have is no
+/// fault of the file.
 fn not_its_fault(error: Error) -> Error {
     match error.code {
+        ErrorCode::BadPath => Error::new(ErrorCode::Unsupported, error.detail),
         ErrorCode::NotFound => Error::new(ErrorCode::Unreachable, error.detail),
         _ => error,
     }
@@ -580,8 +582,7 @@ mod tests {
     fn a_home_that_is_not_found_is_not_taken_for_a_file_that_a_job_did_not_write() {
         let told = |code| not_its_fault(Error::new(code, "why")).code;
         assert_eq!(told(ErrorCode::NotFound), ErrorCode::Unreachable);
-        for code in [ErrorCode::Unreachable, ErrorCode::BadPath] {
-            assert_eq!(told(code), code);
-        }
+        assert_eq!(told(ErrorCode::BadPath), ErrorCode::Unsupported);
+        assert_eq!(told(ErrorCode::Unreachable), ErrorCode::Unreachable);
     }
 }

@@ -211,9 +211,7 @@ impl Scheduler {
         since.1 = error.clone();
         let waited_ms = self.now.ms_since(since.0);
         self.tell_refusal(index, error);
-        // No other answer will come of this place.
-        let is_hopeless = matches!(error.code, ErrorCode::BadPath | ErrorCode::Conflict);
-        if is_hopeless || waited_ms >= self.settings.extract_wait_ms {
+        if is_hopeless(error) || waited_ms >= self.settings.extract_wait_ms {
             self.keep(index, id);
             return;
         }
@@ -231,16 +229,23 @@ impl Scheduler {
 
     /// A refusal does not pass by itself: who can mend the cause should know while the run goes on.
     fn tell_refusal(&mut self, index: u32, error: &Error) {
-        if error.is_transient() || !self.extractions.told.insert(error.code) {
+        // A volume that is lost is written again, and its files are sent then.
+        let passes = error.is_transient() || error.code == ErrorCode::VolumeLost;
+        if passes || !self.extractions.told.insert(error.code) {
             return;
         }
         let spec = &self.graph.workflow.extracts[index as usize];
         let volume = &self.graph.workflow.volume(spec.volume).name;
         let (path, target) = (&spec.path, &spec.target);
-        let time = describe_ms(self.settings.extract_wait_ms);
+        let next = match is_hopeless(error) {
+            true => "this is not tried again".to_owned(),
+            false => {
+                let time = describe_ms(self.settings.extract_wait_ms);
+                format!("mend that, it is tried again for {time}")
+            }
+        };
         let text = format!(
-            "file '{path}' of volume '{volume}' cannot be sent to {target}: {error}; mend that, it \
-             is tried again for {time}"
+            "file '{path}' of volume '{volume}' cannot be sent to {target}: {error}; {next}"
         );
         let volume = Some(spec.volume);
         self.tell(Warning {
@@ -264,22 +269,29 @@ impl Scheduler {
         let spec = &self.graph.workflow.extracts[index as usize];
         let name = &self.graph.workflow.volume(spec.volume).name;
         let (path, target) = (&spec.path, &spec.target);
-        let error = self.extractions.since.get(&index);
-        let error = error.map_or_else(String::new, |(_, error)| error.to_string());
+        let error = self.extractions.since.get(&index).map(|(_, error)| error);
+        let is_of_file = error.is_some_and(|error| error.code == ErrorCode::BadPath);
+        let error = error.map_or_else(String::new, ToString::to_string);
         let instance = self.volumes.get_mut(id);
         let server = instance.and_then(|instance| {
             instance.is_kept = true;
             instance.server
         });
         let stays = match server {
-            Some(server) => format!(
-                "it stays on node {} for {} after the run; mend the cause, then: bafs volume \
-                 extract {id} {} {}",
-                self.fleet.name(server),
-                describe_ms(self.settings.result_lifetime_ms),
-                shell_word(path),
-                shell_word(&target.to_string())
-            ),
+            Some(server) => {
+                let (node, kept_ms) = (self.fleet.name(server), self.settings.result_lifetime_ms);
+                let fetch = match is_of_file {
+                    // Nor would that command send it.
+                    true => format!(" in volume {id}"),
+                    false => format!(
+                        "; mend the cause, then: bafs volume extract {id} {} {}",
+                        shell_word(path),
+                        shell_word(&target.to_string())
+                    ),
+                };
+                let kept = describe_ms(kept_ms);
+                format!("it stays on node {node} for {kept} after the run{fetch}")
+            }
             None => format!("it stays at home in .bafs-remote/{}/{id}", self.run),
         };
         let text = format!(
@@ -380,6 +392,15 @@ impl Scheduler {
             self.release_kept(pipeline);
         }
     }
+}
+
+/// Whether no other answer will come of this file and this place. `BadPath` is a fault of the file
+/// itself.
+fn is_hopeless(error: &Error) -> bool {
+    matches!(
+        error.code,
+        ErrorCode::BadPath | ErrorCode::Conflict | ErrorCode::Unsupported
+    )
 }
 
 /// One word of a command that can be pasted into a shell.

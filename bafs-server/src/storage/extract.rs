@@ -145,7 +145,7 @@ impl Upload {
         loop {
             let error = match self.attempt().await {
                 Ok(receipt) => return Ok(receipt),
-                Err(error) => self.unless_silent(not_found_at_home(error)),
+                Err(error) => self.unless_silent(of_home(error)),
             };
             let out_of_step = is_out_of_step(&error);
             resyncs += u32::from(out_of_step);
@@ -352,11 +352,13 @@ fn is_out_of_step(error: &Error) -> bool {
     )
 }
 
-/// Home misses something of its own: a directory, a bucket, the upload. `NotFound` would say that
-/// the volume does not have the file.
-fn not_found_at_home(error: Error) -> Error {
+/// Home misses something of its own (a directory, a bucket, the upload), or can never have a file
+/// at that place. `NotFound` would say that the volume does not have the file, and `BadPath` that
+/// it is none that can be sent.
+fn of_home(error: Error) -> Error {
     match error.code {
         ErrorCode::NotFound => Error::new(ErrorCode::WrongState, error.detail),
+        ErrorCode::BadPath => Error::new(ErrorCode::Unsupported, error.detail),
         _ => error,
     }
 }

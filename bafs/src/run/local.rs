@@ -18,8 +18,8 @@ const ADVICE: [(&str, &str); 2] = [
 /// What the scheduler says of a result on a node that stays, up to the name of the node.
 const STAYS: &str = "it stays on node ";
 
-/// What it then advises, up to the id of the volume.
-const FETCH: &str = "bafs volume extract ";
+/// What it then advises, up to the id of the volume, or says of a file that cannot be sent at all.
+const FETCH: [&str; 2] = ["bafs volume extract ", " after the run in volume "];
 
 /// Words a report as it is right when the cluster is gone, whose files are in `kept` if they stay.
 pub(super) fn reword(report: &mut RunReport, kept: Option<&Path>) {
@@ -53,8 +53,9 @@ fn place_of_result(text: &str) -> Option<(&str, &str, &str)> {
     let at = text.find(STAYS)?;
     let (what, stays) = text.split_at(at);
     let (node, _) = stays.strip_prefix(STAYS)?.split_once(" for ")?;
-    let (_, command) = stays.split_once(FETCH)?;
-    Some((what, node, command.split(' ').next()?))
+    let mut volumes = FETCH.iter().filter_map(|fetch| stays.split_once(fetch));
+    let (_, volume) = volumes.next()?;
+    Some((what, node, volume.split(' ').next()?))
 }
 
 /// What is wrong with nodes of this size beside each other on the disk of a directory, if
@@ -106,6 +107,10 @@ mod tests {
             lost,
             format!("{before}it is lost with the throw-away cluster")
         );
+        let fifo = format!("{before}it stays on node n2 for 7 days after the run in volume 0af3");
+        assert_eq!(reworded(&fifo, None), lost);
+        let kept_fifo = reworded(&fifo, Some(Path::new("/tmp/bafs-cluster-1-a")));
+        assert_eq!(kept_fifo, kept);
     }
 
     #[test]
