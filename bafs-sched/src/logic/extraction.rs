@@ -39,7 +39,7 @@ pub(super) struct Extractions {
     /// When each failed first, and how it failed last.
     since: BTreeMap<u32, (Time, Error)>,
     /// What the user is told at the end of each that is given up.
-    given_up: BTreeMap<u32, String>,
+    given_up: BTreeMap<u32, Warning>,
     /// Kinds of refusals that the user was told of.
     told: BTreeSet<ErrorCode>,
     by_id: BTreeMap<ExtractId, u32>,
@@ -98,7 +98,7 @@ impl Extractions {
     }
 
     /// Where the results are that could not be sent, and how to fetch each.
-    pub(super) fn messages(&self) -> impl Iterator<Item = &String> {
+    pub(super) fn messages(&self) -> impl Iterator<Item = &Warning> {
         self.given_up.values()
     }
 
@@ -297,17 +297,13 @@ impl Scheduler {
         let text = format!(
             "file '{path}' of volume '{name}' could not be sent to {target}: {error}; {stays}"
         );
-        let volume = Some(spec.volume);
-        if !self.is_cancelled {
-            self.extractions.given_up.insert(index, text);
-            return;
-        }
-        self.tell(Warning {
+        let warning = Warning {
             job: None,
-            volume,
+            volume: Some(spec.volume),
             node: server,
             text,
-        });
+        };
+        self.extractions.given_up.insert(index, warning);
     }
 
     /// The run ends: results that could not be sent so far stay where they are.

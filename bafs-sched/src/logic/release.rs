@@ -343,9 +343,13 @@ impl Scheduler {
             .graph
             .job_indexes()
             .any(|job| self.graph.state(job) != JobState::Done);
-        let messages = self.messages.iter().chain(self.extractions.messages());
+        let unsent: Vec<Warning> = self.extractions.messages().cloned().collect();
+        let messages = self.messages.iter();
+        let messages = messages.chain(unsent.iter().map(|warning| &warning.text));
         let messages: Vec<String> = messages.cloned().collect();
         let outcome = if self.is_cancelled {
+            // That outcome says nothing of results that stay.
+            unsent.into_iter().for_each(|warning| self.tell(warning));
             Outcome::Cancelled
         } else if unfinished || self.extractions.failed > 0 || !messages.is_empty() {
             Outcome::Failed {
