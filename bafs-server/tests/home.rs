@@ -142,7 +142,14 @@ async fn a_token_holds_where_links_lead_too() {
     assert!(world.send(&token, stat("mine/f"), b"").await.is_ok());
     for path in ["other/g", "mine/g", ""] {
         let refused = world.send(&token, stat(path), b"").await;
-        assert_eq!(code(refused), ErrorCode::RightMissing, "{path}");
+        let refused = refused.expect_err("it is not granted");
+        assert_eq!(refused.code, ErrorCode::RightMissing, "{path}");
+        let leads = "'mine/g' leads by a symbolic link to 'other/g' here";
+        assert_eq!(
+            refused.detail.contains(leads),
+            path == "mine/g",
+            "{refused}"
+        );
     }
     assert_eq!(
         code(world.send(&token, begin(1, "mine/n"), b"").await),

@@ -161,7 +161,7 @@ impl Export {
                     // may lead to a place that was never granted.
                     let place = found.inside(name);
                     if place != upper {
-                        allow(&place)?;
+                        allow(&place).map_err(|error| self.led_away(upper, &place, error))?;
                     }
                     match mkdirat(&found.fd, name, Mode::from_raw_mode(0o777)) {
                         Ok(()) | Err(Errno::EXIST) => {}
@@ -180,6 +180,23 @@ impl Export {
             }
         }
         Ok(found)
+    }
+
+    /// Why a token that grants `path` is refused at `place`, where links in the export lead from
+    /// there.
+    pub(crate) fn led_away(&self, path: &str, place: &str, error: Error) -> Error {
+        if error.code != ErrorCode::RightMissing || place == path {
+            return error;
+        }
+        let instead = match self.name() {
+            "" => format!("'{place}'"),
+            name => format!("bafs://{name}/{place}"),
+        };
+        let text = format!(
+            "'{path}' leads by a symbolic link to '{place}' here, which the token does not grant: \
+             name {instead} instead"
+        );
+        Error::new(error.code, text)
     }
 
     /// Whether `name` in the directory `found` is the server's own.
@@ -250,7 +267,14 @@ fn not_found(path: &str) -> Error {
 pub(crate) fn refuse(path: &str, error: Errno) -> Error {
     let code = match error {
         Errno::NOENT | Errno::NOTDIR => return not_found(path),
-        Errno::XDEV | Errno::LOOP | Errno::NAMETOOLONG => ErrorCode::BadPath,
+        Errno::XDEV => {
+            let text = format!(
+                "'{path}' is on another file system than the directory that this home exports, or \
+                 behind a symbolic link that leads out of it: export that one by a home of its own"
+            );
+            return Error::new(ErrorCode::BadPath, text);
+        }
+        Errno::LOOP | Errno::NAMETOOLONG => ErrorCode::BadPath,
         Errno::ACCESS | Errno::PERM | Errno::ROFS => ErrorCode::RightMissing,
         Errno::ISDIR | Errno::NOTEMPTY | Errno::EXIST => ErrorCode::WrongState,
         Errno::NOSPC | Errno::DQUOT => ErrorCode::NoSpaceBytes,

@@ -418,7 +418,8 @@ impl Home {
         self.allow(token, path, right)?;
         let found = self.export.find(path)?;
         if found.path != path {
-            self.allow(token, &found.path, right)?;
+            let allowed = self.allow(token, &found.path, right);
+            allowed.map_err(|error| self.export.led_away(path, &found.path, error))?;
         }
         Ok(found)
     }

@@ -432,7 +432,8 @@ impl Puts {
         allow: &dyn Fn(&str) -> Result<()>,
     ) -> Result<()> {
         let (_, name) = parted(path);
-        allow(&parent.inside(name))?;
+        let place = parent.inside(name);
+        allow(&place).map_err(|error| self.export.led_away(path, &place, error))?;
         if self.export.is_own_name(&parent.stat, name) {
             let text = format!("'{path}' is no place for a file");
             return Err(Error::new(ErrorCode::BadPath, text));
