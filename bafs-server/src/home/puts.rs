@@ -91,9 +91,21 @@ impl Puts {
         let mut held = self.occupied.lock().unwrap_or_else(PoisonError::into_inner);
         if !held.as_ref().is_some_and(Occupied::is_in_place) {
             let entered = Occupied::enter(&self.directory);
-            *held = Some(entered.map_err(|error| fault(&self.directory, error))?);
+            *held = Some(entered.map_err(|error| self.not_entered(error))?);
         }
         Ok(())
+    }
+
+    fn not_entered(&self, error: io::Error) -> Error {
+        let error = fault(&self.directory, error);
+        if error.code != ErrorCode::RightMissing {
+            return error;
+        }
+        let export = self.export.root_path().display();
+        error.context(format!(
+            "{export}: a home must be able to write in the directory that it exports, as it keeps \
+             {OWN} there"
+        ))
     }
 
     /// The server's own directory in the export.
@@ -580,6 +592,19 @@ mod tests {
         assert!(refused(Errno::IO).is_transient());
         let export = refuse("f", Errno::NOSPC);
         assert_eq!(export.code, ErrorCode::NoSpaceBytes);
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_exported_so_is_told_with_what_it_needs() {
+        let root = tempfile::tempdir().expect("directory");
+        let refused = open(root.path()).not_entered(Errno::ACCESS.into());
+        assert_eq!(refused.code, ErrorCode::RightMissing);
+        for part in ["must be able to write", OWN, "Permission denied"] {
+            assert!(refused.detail.contains(part), "{refused}");
+        }
+        let mounted = refuse("other/x", Errno::XDEV);
+        assert_eq!(mounted.code, ErrorCode::BadPath);
+        assert!(mounted.detail.contains("by a home of its own"), "{mounted}");
     }
 
     fn receive(puts: &Puts, path: &str, data: &[u8]) -> CommitPut {
