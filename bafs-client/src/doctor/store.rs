@@ -12,7 +12,8 @@ use super::{Treatment, broken, check_mode, fine, repaired};
 use crate::clock;
 use crate::sandbox::Check;
 
-/// A disk with less than this is full: a node writes tables and journals in steps of megabytes.
+/// A disk with less than this is full, unless it is small, of which a tenth is enough: a node
+/// writes tables and journals in steps of megabytes.
 const FREE_BYTES_MIN: u64 = 64 << 20;
 
 /// So with files, where the file system counts them.
@@ -127,8 +128,8 @@ impl Room {
             all => format!(", {} of {all} files", self.free_files),
         };
         let found = format!("{bytes}{files}");
-        let lacks_files = self.files > 0 && self.free_files < FREE_FILES_MIN;
-        if self.free_bytes >= FREE_BYTES_MIN && !lacks_files {
+        let lacks_files = self.free_files < FREE_FILES_MIN.min(self.files / 10);
+        if self.free_bytes >= FREE_BYTES_MIN.min(self.bytes / 10) && !lacks_files {
             return fine(subject, found);
         }
         let found = format!("full: {found}; {}", what_takes());
@@ -273,6 +274,21 @@ mod tests {
             assert!(full.remedy.contains("bafs volume delete"));
         }
         assert!(what_takes(store.path(), 2).contains("at least"));
+    }
+
+    #[test]
+    fn a_small_disk_is_not_full_for_its_size() {
+        let check = |free_bytes| {
+            let room = Room {
+                bytes: 50_000_000,
+                free_bytes,
+                files: 500,
+                free_files: 400,
+            };
+            room.check("disk".to_owned(), String::new).standing
+        };
+        assert_eq!(check(49_000_000), Standing::Fine);
+        assert_eq!(check(4_000_000), Standing::Broken);
     }
 
     #[test]
