@@ -31,6 +31,9 @@ use crate::serve;
 use crate::visible;
 use crate::workflow_file;
 
+/// Nodes of a throw-away cluster: each is a process, with a store of its own.
+const LOCAL_NODES_MAX: u32 = 256;
+
 /// Space of each node of a throw-away cluster when nobody says otherwise.
 const NODE_SIZE: &str = "10 GB";
 
@@ -151,6 +154,9 @@ async fn run_local(
 ) -> Result<RunReport> {
     if nodes == 0 {
         bail!("--local 0: a cluster needs a node");
+    }
+    if nodes > LOCAL_NODES_MAX {
+        bail!("--local {nodes}: one machine runs {LOCAL_NODES_MAX} nodes at most");
     }
     tokio::task::block_in_place(check_machine)?;
     let file = args.workflow.canonicalize()?;

@@ -9,7 +9,7 @@ use std::path::Path;
 use anyhow::{Result, anyhow, bail};
 use bafs_sched::logic::Order;
 use bafs_sched::planner::{Candidate, Canonical, Environment, Shortage, Strategy, plan};
-use bafs_sched::sim::{Policy, Run, Scenario, Simulation};
+use bafs_sched::sim::{Policy, Run, Scenario, Simulation, Stuck};
 use serde::Serialize;
 
 use self::workload::{Before, Workload};
@@ -27,15 +27,15 @@ pub(crate) fn run(args: &SimArgs, output: Output) -> Result<()> {
     if let Some(directory) = &args.plot {
         plot::prepare(directory)?;
     }
-    let mut rows = Vec::new();
+    let (mut rows, mut endless) = (Vec::new(), Vec::new());
     for policy in policies {
-        rows.push(simulate(
-            args,
-            &workload,
-            &environment,
-            &plan.candidates,
-            policy,
-        )?);
+        match simulate(args, &workload, &environment, &plan.candidates, policy)? {
+            Ok(row) => rows.push(row),
+            Err(stuck) => endless.push(Endless {
+                policy: policy.to_string(),
+                why: stuck.to_string(),
+            }),
+        }
     }
     let shown = Shown {
         environment: &environment,
@@ -43,12 +43,13 @@ pub(crate) fn run(args: &SimArgs, output: Output) -> Result<()> {
         chosen,
         before: workload.before.as_ref(),
         rows: &rows,
+        endless: &endless,
     };
     let mut text = String::new();
     if let Some(before) = &workload.before {
         text = told(before)?;
     }
-    text.push_str(&table(&rows, chosen)?);
+    text.push_str(&table(&rows, &endless, chosen)?);
     output.say(&text, &shown)?;
     if let Some(directory) = &args.plot {
         let written = pictures(args, &workload, &environment, &rows, directory)?;
@@ -57,15 +58,21 @@ pub(crate) fn run(args: &SimArgs, output: Output) -> Result<()> {
     }
     // Of several policies one may well be impossible: that is what they are compared for.
     if rows.iter().all(|row| row.simulated_s.is_none()) {
-        bail!("no simulated run came to its end{}", first_failure(&rows));
+        let why = first_failure(&rows, &endless);
+        bail!("no simulated run came to its end{why}");
     }
     Ok(())
 }
 
 /// Why the first run did not come to its end, behind what is said of all.
-fn first_failure(rows: &[Row]) -> String {
-    let failure = |row: &Row| Some(format!(": policy {}: {}", row.policy, row.run.failure()?));
-    rows.iter().find_map(failure).unwrap_or_default()
+fn first_failure(rows: &[Row], endless: &[Endless]) -> String {
+    let failure = |row: &Row| Some((row.policy.clone(), row.run.failure()?));
+    let failures = rows.iter().filter_map(failure);
+    let endless = endless.iter().map(|it| (it.policy.clone(), it.why.clone()));
+    let first = failures.chain(endless).next();
+    first.map_or_else(String::new, |(policy, why)| {
+        format!(": policy {policy}: {why}")
+    })
 }
 
 fn pictures(
@@ -93,6 +100,15 @@ struct Shown<'s> {
     /// How it really went.
     before: Option<&'s Before>,
     rows: &'s [Row],
+    /// Policies without an end.
+    endless: &'s [Endless],
+}
+
+/// A policy under which nothing goes on before all is done, and why.
+#[derive(Serialize)]
+struct Endless {
+    policy: String,
+    why: String,
 }
 
 /// One policy.
@@ -177,7 +193,7 @@ fn simulate(
     environment: &Environment,
     candidates: &[Candidate],
     policy: Policy,
-) -> Result<Row> {
+) -> Result<Result<Row, Stuck>> {
     // Strategies are planned to the last byte; without one the scheduler leaves some.
     let is_planned = matches!(policy, Policy::Strategy(_));
     let slack_permille = workload.slack_permille().filter(|_| !is_planned);
@@ -194,22 +210,25 @@ fn simulate(
         ..Scenario::new(environment.clone(), policy, load, args.seed)
     };
     let run = Simulation::new(workload.workflow.clone(), scenario).run();
-    let run = run.map_err(|stuck| anyhow!("policy {policy}: {stuck}"))?;
+    let run = match run {
+        Ok(run) => run,
+        Err(stuck) => return Ok(Err(stuck)),
+    };
     let predicted = candidates
         .iter()
         .find(|c| Policy::from(c.allocation.strategy) == policy);
-    Ok(Row {
+    Ok(Ok(Row {
         policy: policy.to_string(),
         predicted_s: predicted.and_then(|candidate| candidate.predicted_s),
         simulated_s: run.is_complete().then(|| run.seconds()),
         run,
-    })
+    }))
 }
 
-fn table(rows: &[Row], chosen: Option<Strategy>) -> Result<String> {
+fn table(rows: &[Row], endless: &[Endless], chosen: Option<Strategy>) -> Result<String> {
     let mut text = format!(
         "{:<11} {:>12} {:>12} {:>11} {:>11} {:>9} {:>9}\n",
-        "strategy", "simulated", "predicted", "from home", "peers", "runs", "failures"
+        "strategy", "simulated", "predicted", "home link", "peers", "runs", "failures"
     );
     for row in rows {
         let shown = |seconds: Option<f64>| {
@@ -235,6 +254,9 @@ fn table(rows: &[Row], chosen: Option<Strategy>) -> Result<String> {
         if let Some(why) = row.run.failure() {
             writeln!(text, "  FAILED: {why}")?;
         }
+    }
+    for Endless { policy, why } in endless {
+        writeln!(text, "{policy:<11} {:>12}\n  FAILED: {why}", "-")?;
     }
     match chosen {
         Some(strategy) => write!(text, "\nby the model alone {strategy} is chosen")?,
@@ -312,13 +334,40 @@ mod tests {
         let mut args = sim_args(&[]);
         args.canonical = Some("width=10,depth=2,batch=1GB,private=0.1GB,run=5000s".to_owned());
         let workload = Workload::of(&args).unwrap();
-        let row = simulate(&args, &workload, &environment, &[], Policy::Need).unwrap();
+        let row = simulate(&args, &workload, &environment, &[], Policy::Need)
+            .unwrap()
+            .unwrap();
         assert_eq!(row.simulated_s, None);
         let rows = [row];
-        let table = table(&rows, None).unwrap();
+        let table = table(&rows, &[], None).unwrap();
         assert!(table.contains("FAILED: given up after"), "{table}");
-        let said = first_failure(&rows);
+        let said = first_failure(&rows, &[]);
         assert!(said.starts_with(": policy need: given up after"), "{said}");
+    }
+
+    /// Every node leaves before remote I/O is half done.
+    #[test]
+    fn a_policy_without_an_end_does_not_hide_the_others() {
+        let text = "home-rate = \"1 MB/s\"\nlocal-rate = \"100 MB/s\"\n\n\
+                    [[nodes]]\ncount = 4\ncpus = 1\nstorage = \"50 GB\"\nuntil = \"10 h\"\n";
+        let environment = Environment::parse(text).unwrap();
+        let mut args = sim_args(&["--all"]);
+        args.canonical = Some("width=40,depth=1,batch=1GB,private=1MB,run=1000s".to_owned());
+        let workload = Workload::of(&args).unwrap();
+        let remote = Policy::Strategy(Strategy::Remote);
+        let stuck = simulate(&args, &workload, &environment, &[], remote).unwrap();
+        let endless = [Endless {
+            policy: remote.to_string(),
+            why: stuck.err().unwrap().to_string(),
+        }];
+        let row = simulate(&args, &workload, &environment, &[], Policy::Need)
+            .unwrap()
+            .unwrap();
+        let table = table(&[row], &endless, None).unwrap();
+        assert!(
+            table.contains("need ") && table.contains("FAILED: nothing"),
+            "{table}"
+        );
     }
 
     #[test]
@@ -328,8 +377,10 @@ mod tests {
         let mut args = sim_args(&[]);
         args.canonical = Some("width=1,depth=1,batch=0B,private=3KB,run=5s".to_owned());
         let workload = Workload::of(&args).unwrap();
-        let row = simulate(&args, &workload, &environment, &[], Policy::Need).unwrap();
-        let table = table(&[row], None).unwrap();
+        let row = simulate(&args, &workload, &environment, &[], Policy::Need)
+            .unwrap()
+            .unwrap();
+        let table = table(&[row], &[], None).unwrap();
         assert!(table.contains("6.000 KB"), "in and out: {table}");
     }
 
@@ -346,7 +397,9 @@ mod tests {
         let plan = plan(workload.shape.clone(), &environment);
         let policy = Policy::Strategy(Strategy::Slice);
         let candidates = &plan.candidates;
-        let row = simulate(&args, &workload, &environment, candidates, policy).unwrap();
+        let row = simulate(&args, &workload, &environment, candidates, policy)
+            .unwrap()
+            .unwrap();
         let written = plot::write(directory.path(), &workload.workflow, &[row]).unwrap();
         let names = [
             "workflow.dot",

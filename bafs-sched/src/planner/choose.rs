@@ -190,7 +190,8 @@ fn refusal(candidates: &[Candidate]) -> String {
                 more often than others finish"
             .to_owned();
     }
-    "no strategy fits the storage; `bafs run --remote-io` needs none, but every byte of every job \
-     would cross the link to home"
+    "no strategy fits the storage as far as bytes tell; plain `bafs run` may do it where pipelines \
+     need their data one after the other (`bafs sim --strategy need` tries that), and `bafs run \
+     --remote-io` needs no storage, but every byte of every job would cross the link to home"
         .to_owned()
 }
