@@ -94,7 +94,7 @@ mod tests {
             bytes: 1_000_000_000,
             files: 100_000,
         };
-        let seen = Event::seen(vec![NodeSeen::alone(ServerId(node.into()), space, 1)]);
+        let seen = Event::seen(vec![NodeSeen::alone(ServerId(node), space, 1)]);
         let mut actions = Vec::new();
         scheduler.step(Time(at_ms), seen, &mut actions);
         actions

@@ -142,14 +142,14 @@ impl Scheduler {
         let extractions = Extractions::new(workflow.extracts.len());
         let volumes = Volumes::new(&workflow);
         let graph = Graph::new(workflow);
-        let sizes = Sizes::new(&graph);
-        let steering = Steering::new(&graph);
-        let warming = Warming::new(&graph);
         let mut scheduler = Self {
             run,
             now: Time(0),
             phase: Phase::Gathering,
             is_cancelled: false,
+            sizes: Sizes::new(&graph),
+            steering: Steering::new(&graph),
+            warming: Warming::new(&graph),
             graph,
             volumes,
             fleet: Fleet::new(settings.slack_permille).with_limits(settings.user.is_some()),
@@ -178,11 +178,8 @@ impl Scheduler {
             surveys: Surveys::default(),
             nodes_gone: 0,
             last_gone: None,
-            steering,
-            sizes,
             deeds: Deeds::default(),
             skew: Skew::default(),
-            warming,
             idle_caches: BTreeSet::new(),
             is_space_wanted: false,
             is_held_back: false,
