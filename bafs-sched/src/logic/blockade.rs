@@ -270,13 +270,20 @@ impl Scheduler {
             .into_iter()
             .filter(|(volume, _)| !self.volumes.is_live(*volume));
         let need = missing.fold(Space::ZERO, |sum, (v, _)| sum.plus(self.size_of(v)));
-        let workers = self.fleet.live().filter(|(_, node)| node.seen.slots > 0);
+        let workers = self
+            .fleet
+            .live()
+            .filter(|(_, node)| node.seen.slots >= slots);
+        let which = match slots {
+            1 => "no node".to_owned(),
+            slots => format!("no node with {slots} processors"),
+        };
         let have = workers.map(|(id, _)| self.fleet.available(id)).max();
         match have {
             None => format!("job '{name}' cannot start: no node is left; start nodes again"),
             Some(have) => format!(
-                "job '{name}' cannot start: its volumes need {} more, and no node has more than \
-                 {} free{}{}; add storage or make volumes smaller",
+                "job '{name}' cannot start: its volumes need {} more, and {which} has more than {} \
+                 free{}{}; add storage or make volumes smaller",
                 describe(need),
                 describe(have),
                 self.describe_kept(),
