@@ -1,7 +1,8 @@
 //! A run of our own from its journal: what each job really read, computed and wrote, and the
 //! machines that it ran on. Failures of that run are not repeated.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use super::rates::{done, home_rate, node_rates};
 use super::{Past, PastError, Site};
@@ -16,6 +17,9 @@ use bafs_proto::report::{TouchedPages, VolumeUse};
 
 /// Size of the pages in which agents report what was read, in bytes.
 const PAGE_BYTES: u64 = 4_096;
+
+/// The catalog lists a node for so long after its last sign of life, in milliseconds.
+const LISTED_MS: u64 = 4_000;
 
 /// Reads a run that came to its end with every job done.
 ///
@@ -261,28 +265,43 @@ fn touched_bytes(file: &TouchedPages) -> u64 {
 fn site(timeline: &Timeline, uses: &Uses<'_>, measured: &Measured, settings: &Settings) -> Site {
     let home_bytes_per_s = home_rate(timeline, uses, measured);
     let rates = node_rates(timeline, uses, home_bytes_per_s);
-    let mut nodes: Vec<NodeClass> = Vec::new();
+    let mut lives: BTreeMap<(u32, u64), Vec<(u64, u64)>> = BTreeMap::new();
     for node in &timeline.nodes {
-        let class = NodeClass {
-            has_hash_skew: true,
-            disk_bytes_per_s: rates.disk,
-            ..NodeClass::new(1, node.slots, node.capacity_bytes)
-        };
-        let is_same = |other: &&mut NodeClass| {
-            other.cpus == class.cpus && other.storage_bytes == class.storage_bytes
-        };
-        match nodes.iter_mut().find(is_same) {
-            Some(other) => other.count += 1,
-            None => nodes.push(class),
-        }
+        let alike = lives.entry((node.slots, node.capacity_bytes)).or_default();
+        // It was dead for a while before it was given up: its successor may have come by then.
+        let unnoticed_ms = settings.lost_after_ms.saturating_add(LISTED_MS);
+        let until =
+            |until: Option<u64>| until.map_or(u64::MAX, |ms| ms.saturating_sub(unnoticed_ms));
+        let present = node.present.iter();
+        alike.extend(present.map(|(from, to)| (*from, until(*to).max(*from))));
     }
+    let nodes = lives.into_iter().map(|((slots, bytes), lives)| NodeClass {
+        has_hash_skew: true,
+        disk_bytes_per_s: rates.disk,
+        ..NodeClass::new(most_at_once(lives), slots, bytes)
+    });
     Site {
-        nodes,
+        nodes: nodes.collect(),
         slack_permille: settings.slack_permille,
         home_bytes_per_s,
         // Where all was read from own disks, nothing crossed links.
         local_bytes_per_s: rates.link.or(rates.disk),
     }
+}
+
+/// How many of these nodes were there at once, at most.
+fn most_at_once(mut lives: Vec<(u64, u64)>) -> u32 {
+    lives.sort_unstable();
+    let mut ends = BinaryHeap::new();
+    let mut most = 0;
+    for (from, to) in lives {
+        while ends.peek().is_some_and(|Reverse(end)| *end <= from) {
+            ends.pop();
+        }
+        ends.push(Reverse(to));
+        most = most.max(ends.len());
+    }
+    u32::try_from(most).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
@@ -291,6 +310,16 @@ mod tests {
     use bafs_proto::time::Time;
 
     use super::*;
+
+    #[test]
+    fn who_came_in_the_place_of_others_is_not_counted_beside_them() {
+        assert_eq!(
+            most_at_once(vec![(0, 7), (0, 7), (7, u64::MAX), (8, u64::MAX)]),
+            2
+        );
+        assert_eq!(most_at_once(vec![(0, 9), (3, u64::MAX), (5, 8), (8, 9)]), 3);
+        assert_eq!(most_at_once(Vec::new()), 0);
+    }
 
     /// `a` runs first, writes 5 GB into what home filled with 1 GB, and `z` only reads.
     #[test]

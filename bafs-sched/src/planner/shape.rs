@@ -101,7 +101,9 @@ impl Shape {
             shape.widen(&Private::of(workflow, members, &levels, &extracted));
         }
         shape.private_io_bytes = shape.running_bytes as f64 / 2.0;
-        shape.set_computing(workflow);
+        shape.set_computing(workflow, |job| {
+            workflow.job(job).runtime_s.unwrap_or(0) as f64
+        });
         (shape, approximations(workflow, &pipelines, &levels))
     }
 
@@ -123,13 +125,19 @@ impl Shape {
         }
     }
 
-    fn set_computing(&mut self, workflow: &Workflow) {
+    /// The same with other computing times of jobs, in seconds, than they declare.
+    pub fn with_times(mut self, workflow: &Workflow, run_s: impl Fn(JobIndex) -> f64) -> Self {
+        self.set_computing(workflow, run_s);
+        self
+    }
+
+    fn set_computing(&mut self, workflow: &Workflow, run_s: impl Fn(JobIndex) -> f64) {
         let (mut all_s, mut processor_s, mut longest_s) = (0.0, 0.0, 0.0f64);
         let mut widths: BTreeMap<u32, f64> = BTreeMap::new();
         let mut until_s = vec![0.0f64; workflow.jobs.len()];
         for index in workflow.topological_order() {
             let job = workflow.job(index);
-            let run_s = job.runtime_s.unwrap_or(0) as f64;
+            let run_s = run_s(index);
             all_s += run_s;
             processor_s += run_s * f64::from(job.cpus);
             *widths.entry(job.cpus).or_default() += run_s * f64::from(job.cpus);

@@ -7,7 +7,7 @@ use bafs_sched::io::journal;
 use bafs_sched::past::{self, Past, Site};
 use bafs_sched::planner::{Advice, Canonical, Environment, Shape};
 use bafs_sched::sim::{Load, Measured, advise, workflow_of};
-use bafs_sched::workflow::{Volume, VolumeKind, Workflow, parse_duration};
+use bafs_sched::workflow::{JobIndex, Volume, VolumeKind, Workflow, parse_duration};
 use serde::Serialize;
 
 use crate::args::SimArgs;
@@ -91,6 +91,7 @@ impl Workload {
             job.runtime_s = Some(load.compute_us.div_ceil(1_000_000));
         }
         let shape = Shape::of(&workflow, variability(&measured));
+        let shape = shape.with_times(&workflow, |job| computing_s(&measured, job));
         Ok(Self {
             load: Load::Measured(measured),
             ..Self::declared(workflow, shape)
@@ -100,6 +101,7 @@ impl Workload {
     fn measured(past: Past) -> Self {
         let variability = variability(&past.measured);
         let (shape, _) = Shape::bottleneck(&past.workflow, variability);
+        let shape = shape.with_times(&past.workflow, |job| computing_s(&past.measured, job));
         let before = Before {
             took_s: past.took_s,
             remarks: past.remarks,
@@ -243,6 +245,12 @@ fn permille(share: f64) -> u32 {
 }
 
 /// Standard deviation of what jobs computed, as a share of the mean.
+/// What a job really computed, in seconds.
+fn computing_s(measured: &Measured, job: JobIndex) -> f64 {
+    let load = measured.jobs.get(job.as_usize());
+    load.map_or(0.0, |load| load.compute_us as f64 / 1e6)
+}
+
 fn variability(measured: &Measured) -> f64 {
     let times = measured.jobs.iter().map(|job| job.compute_us as f64);
     let count = measured.jobs.len().max(1) as f64;
