@@ -34,6 +34,27 @@ fn blocks_of(stage: &Stage, node: &str) -> Result<PathBuf> {
         .join("blocks"))
 }
 
+/// Waits until nodes have noted what they keep: a reader has the last blocks a moment before. A
+/// note is some bytes of a journal, which grows no more then.
+fn wait_until_kept(stage: &Stage, nodes: &[&str]) -> Result<()> {
+    let noted = || -> Result<Vec<u64>> {
+        let journals = nodes.iter().map(|node| blocks_of(stage, node));
+        let lengths =
+            journals.map(|blocks| Ok(fs::metadata(blocks?.with_file_name("journal"))?.len()));
+        lengths.collect()
+    };
+    let mut before = noted()?;
+    for _ in 0..40 {
+        std::thread::sleep(Duration::from_millis(500));
+        let now = noted()?;
+        if now == before && !now.contains(&0) {
+            return Ok(());
+        }
+        before = now;
+    }
+    anyhow::bail!("the journals go on growing: {before:?}")
+}
+
 #[test]
 fn cluster_cache_survives_kill_9_of_a_node_and_spares_home() -> Result<()> {
     let content = Content::new(1, 8 * MIB);
@@ -46,6 +67,7 @@ fn cluster_cache_survives_kill_9_of_a_node_and_spares_home() -> Result<()> {
         before == content.bytes().len() as u64,
         "home sent {before} bytes"
     );
+    wait_until_kept(&stage, &["n1", "n2"])?;
     for name in ["n1", "n2"] {
         stage.world.cluster.kill(name)?;
     }
@@ -70,6 +92,7 @@ fn cluster_cache_finds_damaged_blocks_after_a_restart() -> Result<()> {
     let volumes = stage.caches(&stage.nodes(), &CacheWish::of("damaged", 16 << 20))?;
     stage.check_scan(&volumes[0], &content)?;
     let before = stage.home_bytes()?;
+    wait_until_kept(&stage, &["n1"])?;
     stage.world.cluster.kill("n1")?;
     let damaged = [0, 7, 31];
     let blocks = blocks_of(&stage, "n1")?;
