@@ -192,3 +192,26 @@ fn what_was_simulated_is_left_when_it_does_not_fit_any_more() {
     let run = Simulation::new(workflow, scenario).run().expect("an end");
     assert!(run.is_complete(), "{:?}", run.outcome);
 }
+
+/// What nobody declares counts as empty, however much room the scheduler makes up for it.
+#[test]
+fn volumes_of_unknown_size_take_no_time_in_the_simulator() {
+    let text = "volume v scratch unknown\njob a {\nexecutable = x\nruntime = 10 s\n}\n\
+                job b {\nexecutable = x\nruntime = 10 s\n}\nparent a child b\n\
+                mount v a /v\nmount v b /v ro\n";
+    let none = |path: &str| Err(path.to_owned());
+    let workflow = parse_workflow("w.bafs", text, &none).expect("a workflow");
+    let environment = Environment {
+        nodes: vec![NodeClass::new(1, 1, 100 * GB)],
+        home_bytes_per_s: MB,
+        local_bytes_per_s: MB,
+        mtbf_s: None,
+        restart_s: 60,
+    };
+    let load = Load::Declared { variability_ppm: 0 };
+    let scenario = Scenario::new(environment, Policy::Need, load, 1);
+    let run = Simulation::new(workflow.workflow, scenario).run();
+    let run = run.expect("the run ends");
+    assert!(run.is_complete(), "{:?}", run.outcome);
+    assert!(run.seconds() < 25.0, "{} s", run.seconds());
+}

@@ -2,7 +2,7 @@
 //! does, and `serve.rs` obeys.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use bafs_proto::ids::{ExecutionId, ExtractId, RunId, VolumeId};
 use bafs_proto::time::Time;
@@ -20,7 +20,7 @@ use super::warming::Warmings;
 use crate::dice::Dice;
 use crate::logic::{Action, Event, MountedVolume, Outcome, Scheduler};
 use crate::planner::Shape;
-use crate::workflow::{FirstUsers, JobIndex, Workflow};
+use crate::workflow::{FirstUsers, JobIndex, VolumeIndex, Workflow};
 
 /// The simulator counts so far, in microseconds: sums of two times must not overflow.
 const HORIZON_US: u64 = u64::MAX / 2;
@@ -139,6 +139,8 @@ pub struct Simulation {
     pub(super) scheduler: Scheduler,
     pub(super) scenario: Scenario,
     first_users: FirstUsers,
+    /// Volumes of which nobody declares a size.
+    pub(super) unknown: BTreeSet<VolumeIndex>,
     pub(super) now: u64,
     due: BinaryHeap<Reverse<(u64, u64, Due)>>,
     next: u64,
@@ -185,11 +187,15 @@ impl Simulation {
         let shape = Shape::of(&workflow, 0.0);
         let settings = scenario.settings(&shape);
         let (jobs, first_users) = (workflow.jobs.len(), workflow.first_users());
+        let volumes = (0..).map(VolumeIndex).zip(&workflow.volumes);
+        let unknown = volumes.filter(|(_, volume)| volume.size_bytes == 0);
+        let unknown = unknown.map(|(index, _)| index).collect();
         let (nodes, clusters) = nodes_of(&scenario.environment);
         let links = links(&scenario, &nodes, clusters.len());
         let mut simulation = Self {
             scheduler: Scheduler::new(RunId(scenario.seed), workflow, settings),
             first_users,
+            unknown,
             now: 0,
             due: BinaryHeap::new(),
             next: 0,
@@ -531,6 +537,7 @@ impl Simulation {
         Jobs {
             workflow: self.scheduler.workflow(),
             first_users: &self.first_users,
+            unknown: &self.unknown,
         }
     }
 

@@ -5,7 +5,7 @@
 //! others wrote (or home filled); it writes volumes of its own in full. Of a scratch volume that
 //! several jobs write, each reads one half and writes the other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::link::SECOND_US;
 use super::random::normal;
@@ -63,6 +63,8 @@ pub struct MountLoad {
 pub(super) struct Jobs<'w> {
     pub(super) workflow: &'w Workflow,
     pub(super) first_users: &'w FirstUsers,
+    /// Volumes of which nobody declares a size: they count as empty.
+    pub(super) unknown: &'w BTreeSet<VolumeIndex>,
 }
 
 /// One thing that a job does before the next.
@@ -154,7 +156,11 @@ impl Load {
 
 fn declared(jobs: Jobs<'_>, job: JobIndex, volume: VolumeIndex, writable: bool) -> MountLoad {
     let spec = jobs.workflow.volume(volume);
-    let all = spec.size_bytes;
+    // What the scheduler makes up for it says nothing of what is in it.
+    let all = match jobs.unknown.contains(&volume) {
+        true => 0,
+        false => spec.size_bytes,
+    };
     let VolumeKind::Scratch { fill } = &spec.kind else {
         return MountLoad {
             read_bytes: all,
@@ -204,6 +210,7 @@ mod tests {
             let jobs = Jobs {
                 workflow: &workflow,
                 first_users: &first_users,
+                unknown: &BTreeSet::new(),
             };
             let load = Load::Declared { variability_ppm: 0 };
             let moved = |job| {

@@ -135,9 +135,13 @@ impl Simulation {
             }
             VolumeKind::Scratch { fill } => {
                 self.scratch_bytes += bytes;
+                let held = match self.unknown.contains(&volume) {
+                    true => 0,
+                    false => bytes,
+                };
                 let filled = fill
                     .is_some()
-                    .then(|| self.scenario.load.fill_bytes(volume, bytes));
+                    .then(|| self.scenario.load.fill_bytes(volume, held));
                 self.copying.created(id, filled.unwrap_or(0), bytes);
                 if let Some(filled) = filled {
                     let flows = self.home_flows(node as u32, filled, Owner::Fill(id));
@@ -429,7 +433,10 @@ impl Simulation {
         let workflow = self.scheduler.workflow();
         let volume = workflow.extracts[index as usize].volume;
         // Of a file of unknown size all that its volume may hold is taken.
-        let size_bytes = workflow.volume(volume).size_bytes;
+        let size_bytes = match self.unknown.contains(&volume) {
+            true => 0,
+            false => workflow.volume(volume).size_bytes,
+        };
         let bytes = self.scenario.load.extract_bytes(index, size_bytes);
         let node = source.server.map(|server| self.node_at(server));
         let Some(node) = node else {
