@@ -1,7 +1,9 @@
 //! A scheduler that plans by itself begins with what was simulated, keeps to it where nodes fail,
 //! and comes to the end of every workflow, whatever happens last.
 
-use bafs_sched::planner::{Canonical, Environment, NodeClass, Shape, Strategy, plan};
+use bafs_sched::planner::{
+    Advice, Canonical, Choice, Environment, NodeClass, Shape, Strategy, plan,
+};
 use bafs_sched::sim::study::{Varied, baselines, compare};
 use bafs_sched::sim::{Load, Policy, Run, Scenario, Simulation, advise, workflow_of};
 use bafs_sched::workflow::parse_workflow;
@@ -172,7 +174,7 @@ fn a_last_job_that_shares_no_volume_does_not_make_the_others_take_turns() {
 /// Slice is advised where it just fits, and one node goes for good.
 #[test]
 fn what_was_simulated_is_left_when_it_does_not_fit_any_more() {
-    let text = "width=90,depth=3,batch=1GB,private=1GB,run=500s";
+    let text = "width=155,depth=3,batch=1GB,private=1GB,run=500s";
     let workflow = workflow_of(&Canonical::parse(text).expect("a workload"));
     let leaving = NodeClass {
         until_s: Some(300),
@@ -185,12 +187,19 @@ fn what_was_simulated_is_left_when_it_does_not_fit_any_more() {
         mtbf_s: Some(1_000_000),
         restart_s: 60,
     };
+    let mut planned = plan(Shape::of(&workflow, 0.0), &environment);
+    planned.choice = planned.choice.map(|choice| Choice {
+        strategy: Strategy::Slice,
+        ..choice
+    });
     let load = Load::Declared { variability_ppm: 0 };
-    let advice = advise(&workflow, 0.0, &environment, &load).expect("runs that end");
-    let mut scenario = Scenario::new(environment, Policy::Guided, load, 1);
-    scenario.advice = advice;
+    let mut scenario = Scenario::new(environment.clone(), Policy::Guided, load, 1);
+    scenario.advice = Advice::new(&planned, &environment, |_| Some(1.0));
     let run = Simulation::new(workflow, scenario).run().expect("an end");
     assert!(run.is_complete(), "{:?}", run.outcome);
+    let followed: Vec<_> = run.followed.iter().map(|it| it.strategy).collect();
+    assert_eq!(followed.first(), Some(&Some(Strategy::Slice)));
+    assert!(followed.len() > 1, "{:?}", run.followed);
 }
 
 /// What nobody declares counts as empty, however much room the scheduler makes up for it.

@@ -38,15 +38,18 @@ fn cksum(data: &[u8]) -> Result<Vec<u8>> {
     Ok(command.output()?.stdout)
 }
 
+/// Whether a test of this name cannot run here, which is told.
+fn is_skipped(name: &str) -> bool {
+    let reason = match nix::unistd::geteuid().is_root() {
+        true => cannot_mount(),
+        false => Some("it needs root to mount a small file system".to_owned()),
+    };
+    reason.inspect(|reason| skip(name, reason)).is_some()
+}
+
 #[test]
 fn cluster_runs_elsewhere_what_finds_a_full_disk() -> Result<()> {
-    let name = "cluster_runs_elsewhere_what_finds_a_full_disk";
-    if !nix::unistd::geteuid().is_root() {
-        skip(name, "it needs root to mount a small file system");
-        return Ok(());
-    }
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+    if is_skipped("cluster_runs_elsewhere_what_finds_a_full_disk") {
         return Ok(());
     }
     let world = World::start(&["20MB"])?;
@@ -98,13 +101,7 @@ const GREEDY: &str = "volume shared cache bafs://home/shared 60 MB\n\
 
 #[test]
 fn cluster_caches_give_way_to_jobs_on_a_disk_smaller_than_what_is_offered() -> Result<()> {
-    let name = "cluster_caches_give_way_to_jobs_on_a_disk_smaller_than_what_is_offered";
-    if !nix::unistd::geteuid().is_root() {
-        skip(name, "it needs root to mount a small file system");
-        return Ok(());
-    }
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+    if is_skipped("cluster_caches_give_way_to_jobs_on_a_disk_smaller_than_what_is_offered") {
         return Ok(());
     }
     let world = World::start(&["1MB"])?;

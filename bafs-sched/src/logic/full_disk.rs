@@ -25,8 +25,8 @@ const FULL_DISKS_MAX: u32 = 2;
 /// somebody else may have taken it, and the next listing shows that.
 const PASSING_MAX: u32 = 1;
 
-/// What a user can do about a full disk, besides freeing some of it.
-pub const OFFER_LESS: &str = "start the node with a smaller --size";
+/// What a user can do about a full disk.
+pub const FREE_OR_OFFER_LESS: &str = "free some of it, or start the node with a smaller --size";
 
 /// What a user can do when the run has ended.
 pub const RUN_ANEW: &str =
@@ -187,7 +187,7 @@ impl Scheduler {
             let node = self.fleet.name(server);
             return format!(
                 " when volume {names} had no space, though not full: the disk of node {node} may \
-                 be full; free some of it, or {OFFER_LESS}"
+                 be full; {FREE_OR_OFFER_LESS}"
             );
         }
         format!(" when volume {names} had no space left: it needs a larger volume than declared")
@@ -209,9 +209,7 @@ impl Scheduler {
         }
         if times <= PASSING_MAX {
             let name = &self.graph.workflow.job(job).name;
-            let text = format!(
-                "job '{name}' failed and runs again: {why}; free some of it, or {OFFER_LESS}"
-            );
+            let text = format!("job '{name}' failed and runs again: {why}; {FREE_OR_OFFER_LESS}");
             self.tell(Warning {
                 job: Some(job),
                 volume: None,
@@ -228,7 +226,7 @@ impl Scheduler {
                 job,
                 faults,
                 pause_ms,
-                &format!("{why}; free some of it, or {OFFER_LESS}"),
+                &format!("{why}; {FREE_OR_OFFER_LESS}"),
             );
         }
         self.settle(job, 0);
@@ -304,8 +302,8 @@ impl Scheduler {
         if is_news == Some(true) {
             let name = self.fleet.name(server);
             let text = format!(
-                "the disk of node {name} seems to be full: {fault}; free some of it, or \
-                 {OFFER_LESS}; it is tried again"
+                "the disk of node {name} seems to be full: {fault}; \
+                 {FREE_OR_OFFER_LESS}; it is tried again"
             );
             self.tell(Warning {
                 job: None,
@@ -410,7 +408,7 @@ impl Scheduler {
         let node = self.fleet.get(server)?;
         Some(format!(
             "no node can run job {}{more}: the disk of node {} was full {} times, one after the \
-             other (the last time: {}); free some of it, or {OFFER_LESS}; then {RUN_ANEW}",
+             other (the last time: {}); {FREE_OR_OFFER_LESS}; then {RUN_ANEW}",
             names.join(", "),
             self.fleet.name(server),
             node.full.times(),

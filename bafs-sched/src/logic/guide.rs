@@ -8,6 +8,7 @@
 //! besides is fetched. It must also gain more than the model is usually off.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bafs_proto::time::Time;
 use serde::{Deserialize, Serialize};
@@ -72,7 +73,7 @@ pub(super) struct Guided {
     /// The whole workflow; its `run_s` is what is expected to be computed.
     shape: Shape,
     /// For each job the first one of its pipeline, as the planner counts them.
-    pipeline: Vec<u32>,
+    pipeline: Arc<[u32]>,
     followed: Vec<Followed>,
     asked: Option<Asked>,
     pub(super) computing: Computing,
@@ -131,7 +132,7 @@ impl Guided {
             computing: Computing::new(&shape, workflow),
             guide,
             shape,
-            pipeline: workflow.connected(),
+            pipeline: workflow.connected().into(),
             followed: Vec::new(),
             asked: None,
             lost_nodes: LostNodes::default(),
@@ -339,7 +340,7 @@ impl Scheduler {
     }
 
     fn rest(&self) -> Rest {
-        let pipeline = self.guided.as_ref().map_or(&[][..], |it| &it.pipeline);
+        let pipeline = self.guided.as_ref().map_or(&[][..], |it| &it.pipeline[..]);
         let mut left: BTreeMap<u32, (u64, u64, bool)> = BTreeMap::new();
         for (job, first) in self.graph.job_indexes().zip(pipeline) {
             let state = self.graph.state(job);

@@ -63,7 +63,7 @@ pub use allot::Demand;
 pub use checkpoint::{CheckpointPolicy, Decision, Moved, Receipt};
 pub use declared::Warning;
 pub use event::{Event, NodeSeen, NodeShare, Wish};
-pub use full_disk::{OFFER_LESS, RUN_ANEW};
+pub use full_disk::{FREE_OR_OFFER_LESS, RUN_ANEW};
 pub use graph::JobState;
 pub use guide::{Followed, Guide};
 pub use progress::{JobFailure, Outcome, Progress};

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use bafs_sched::logic::{OFFER_LESS, Outcome, RUN_ANEW};
+use bafs_sched::logic::{FREE_OR_OFFER_LESS, Outcome, RUN_ANEW};
 use bafs_sched::report::RunReport;
 
 use crate::rate::show_bytes;
@@ -11,7 +11,10 @@ use crate::rate::show_bytes;
 /// What the scheduler advises for nodes that stay, and what helps here: the next run has another
 /// cluster, and keeps no journal unless one is named.
 const ADVICE: [(&str, &str); 2] = [
-    (OFFER_LESS, "give a smaller --node-size"),
+    (
+        FREE_OR_OFFER_LESS,
+        "free some of it, or give a smaller --node-size",
+    ),
     (RUN_ANEW, "run it again"),
 ];
 
@@ -85,10 +88,11 @@ mod tests {
 
     #[test]
     fn advice_names_the_option_of_this_command() {
-        let told = format!("the disk of node n1 was full 9 times; {OFFER_LESS}; then {RUN_ANEW}");
+        let told =
+            format!("the disk of node n1 was full 9 times; {FREE_OR_OFFER_LESS}; then {RUN_ANEW}");
         let told = reworded(&told, None);
         assert!(
-            told.ends_with("9 times; give a smaller --node-size; then run it again"),
+            told.ends_with("free some of it, or give a smaller --node-size; then run it again"),
             "{told}"
         );
     }
