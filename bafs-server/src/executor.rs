@@ -7,7 +7,6 @@ mod starts;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,7 +15,6 @@ use bafs_proto::ids::ExecutionId;
 use bafs_proto::message::{
     Done, JobOutcome, JobReport, JobReports, JobState, KillJob, StartJob, WatchJobs,
 };
-use bafs_proto::report::VolumeUse;
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result, codec};
 use tokio::sync::watch;
@@ -25,6 +23,7 @@ use tokio::task::AbortHandle;
 use self::starts::Starts;
 use crate::counters::Counters;
 use crate::fault;
+use crate::full_disk::FullDisk;
 
 /// Jobs that may run at once, per slot: a scheduler that overlaps the end of one job with the start
 /// of the next stays well below.
@@ -39,9 +38,6 @@ const ANSWER_BYTES_MAX: usize = 768 << 10;
 
 /// Most executions that one call asks for.
 const WATCHED_MAX: usize = 16_384;
-
-/// A disk with less free is full, in bytes.
-const FULL_BYTES: u64 = 16 << 20;
 
 /// An answer is on its way so long before the deadline, in milliseconds, to arrive in time.
 const MARGIN_MS: u64 = 200;
@@ -69,8 +65,8 @@ pub struct Executor {
     config: ExecutorConfig,
     state: Mutex<State>,
     changed: watch::Sender<u64>,
-    /// Whether a job failed on a full disk since that was asked for.
-    met_full_disk: AtomicBool,
+    /// Whether a job failed on a full disk.
+    full_disk: FullDisk,
     counters: Counters,
 }
 
@@ -119,7 +115,7 @@ impl Executor {
             config,
             state: Mutex::new(state),
             changed,
-            met_full_disk: AtomicBool::new(false),
+            full_disk: FullDisk::default(),
             counters,
         }))
     }
@@ -279,12 +275,13 @@ impl Executor {
 
     /// Whether a job failed on a full disk since this was asked the last time.
     pub fn take_full_disk(&self) -> bool {
-        self.met_full_disk.swap(false, Ordering::Relaxed)
+        self.full_disk.take()
     }
 
     fn finish(&self, id: ExecutionId, report: JobReport) {
-        if has_met_full_disk(&report) {
-            self.met_full_disk.store(true, Ordering::Relaxed);
+        if report.outcome != JobOutcome::Exited(0) {
+            let volumes = report.volumes.iter();
+            volumes.for_each(|used| self.full_disk.found(used.disk_bytes));
         }
         let mut state = self.state();
         if let Some(Execution::Running { job, .. }) = state.executions.remove(&id) {
@@ -303,12 +300,6 @@ impl Executor {
     fn notify(&self) {
         self.changed.send_modify(|version| *version += 1);
     }
-}
-
-/// Whether a job failed where the disk below one of its volumes has next to nothing free.
-fn has_met_full_disk(report: &JobReport) -> bool {
-    let is_full = |used: &VolumeUse| used.disk_bytes.is_some_and(|free| free < FULL_BYTES);
-    report.outcome != JobOutcome::Exited(0) && report.volumes.iter().any(is_full)
 }
 
 impl State {

@@ -9,6 +9,7 @@ pub mod counters;
 pub mod door;
 pub mod executor;
 mod fault;
+mod full_disk;
 pub mod home;
 pub mod homes;
 mod lives;

@@ -3,9 +3,10 @@
 //! Executes no file operation itself (that is `bafs-tree`) and checks no right (the servers do).
 
 mod descriptors;
+mod remembered;
 mod replay;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
@@ -28,8 +29,10 @@ use tokio::sync::watch;
 
 use crate::clock;
 use crate::counters::Counters;
+use crate::full_disk::FullDisk;
 use crate::lives;
 use descriptors::keep;
+use remembered::Remembered;
 use replay::{Answer, Begin, Replay};
 
 /// A session ends when it is silent for so long, in milliseconds.
@@ -46,15 +49,14 @@ const SESSIONS_MAX: usize = 4096;
 /// of as many results as a batch can have.
 const NAMED_BYTES_MAX: usize = HEAD_BYTES_MAX as usize / 2;
 
-/// Most fenced epochs and deleted trees that are remembered, to answer late callers precisely.
-const REMEMBERED_MAX: usize = 4096;
-
 /// Sessions of agents with trees. Cheap to clone; clones share the sessions.
 #[derive(Clone)]
 pub struct TreeSessions(Arc<Shared>);
 
 struct Shared {
     counters: Counters,
+    /// Whether an operation found the disk full.
+    full_disk: FullDisk,
     /// Names the present life of this machine.
     machine: u64,
     state: Mutex<State>,
@@ -106,6 +108,7 @@ impl TreeSessions {
         };
         Self(Arc::new(Shared {
             counters,
+            full_disk: FullDisk::default(),
             machine: lives::machine().unwrap_or_else(|| u64::from(life)),
             state: Mutex::new(state),
         }))
@@ -226,7 +229,9 @@ impl TreeSessions {
                 }
                 // Not tied to this call: a caller that gives up may ask again for the answer.
                 tokio::task::spawn_blocking(move || {
-                    let ran = session.run_batch(after.is_some(), caller, (&ops, &given), &body);
+                    let full = &shared.full_disk;
+                    let ran =
+                        session.run_batch(after.is_some(), caller, (&ops, &given), &body, full);
                     let answer = ran.map_err(|()| shared.why_ended(&tree, epoch));
                     shared.count(&answer);
                     lock(&session.replay).finish(sequence, &ops, &answer);
@@ -334,6 +339,11 @@ impl TreeSessions {
             tracing::info!(sessions = ended.len(), "silent tree sessions ended");
         }
         end(ended).await;
+    }
+
+    /// Where it is noted that operations found the disk full.
+    pub(crate) fn full_disk(&self) -> &FullDisk {
+        &self.0.full_disk
     }
 
     /// Number of open sessions.
@@ -489,6 +499,7 @@ impl Open {
         caller: bafs_proto::file_op::Caller,
         (ops, given): (&[FileOp], &[GivenNumbers]),
         data: &[u8],
+        full_disk: &FullDisk,
     ) -> Result<(Vec<FileResult>, Bytes), ()> {
         let mut results = Vec::with_capacity(ops.len());
         let (mut out, mut named) = (Buffer::with_room(read_bytes(ops)), 0);
@@ -507,6 +518,9 @@ impl Open {
                     session.run_given((caller, op, data), (*ino, *handle), &mut out)
                 }
             };
+            if has_no_space(op, &result) {
+                full_disk.found(session.disk_bytes());
+            }
             if is_in_chain && !is_done(op, &result) {
                 self.chain_failed.store(true, Ordering::Release);
             }
@@ -540,6 +554,14 @@ fn is_done(op: &FileOp, result: &FileResult) -> bool {
             *reply == FileReply::Written { length }
         }
         (_, result) => result.is_ok(),
+    }
+}
+
+/// Whether an operation found no space; a write then may have done a part.
+fn has_no_space(op: &FileOp, result: &FileResult) -> bool {
+    match result {
+        Ok(_) => matches!(op, FileOp::Write { .. }) && !is_done(op, result),
+        Err(errno) => errno.0 == nix::errno::Errno::ENOSPC as i32,
     }
 }
 
@@ -599,38 +621,6 @@ fn interrupted() -> Error {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The last few of something, oldest forgotten first.
-struct Remembered<T> {
-    set: BTreeSet<T>,
-    order: VecDeque<T>,
-}
-
-impl<T> Default for Remembered<T> {
-    fn default() -> Self {
-        Self {
-            set: BTreeSet::new(),
-            order: VecDeque::new(),
-        }
-    }
-}
-
-impl<T: Clone + Ord> Remembered<T> {
-    fn insert(&mut self, item: T) {
-        if self.set.insert(item.clone()) {
-            self.order.push_back(item);
-        }
-        if self.order.len() > REMEMBERED_MAX
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.set.remove(&oldest);
-        }
-    }
-
-    fn contains(&self, item: &T) -> bool {
-        self.set.contains(item)
-    }
 }
 
 #[cfg(test)]

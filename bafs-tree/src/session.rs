@@ -74,6 +74,11 @@ impl Session {
         }
     }
 
+    /// Bytes that the file system below has free, if it says so.
+    pub fn disk_bytes(&self) -> Option<u64> {
+        self.tree.stat().disk_bytes
+    }
+
     /// Runs one operation for `caller`. What it reads is appended to `out`; what it writes is a
     /// part of `data`.
     ///

@@ -91,7 +91,7 @@ const READ_BY_ALL_MB: usize = 58;
 
 /// The first job of each pipeline reads what all read, the second writes 20 MB and removes them.
 const GREEDY: &str = "volume shared cache bafs://home/shared 60 MB\n\
-    for i in 1..3\n\
+    for i in 1..PIPELINES\n\
     volume w$(i) scratch 25 MB files 200\n\
     job a$(i) {\nexecutable = /bin/sh\narguments = -c \"cat /in/* | cksum > /w/sum\"\n}\n\
     job b$(i) {\nexecutable = /bin/sh\narguments = -c \"head -c 20000000 /dev/zero > /w/tmp \
@@ -99,9 +99,23 @@ const GREEDY: &str = "volume shared cache bafs://home/shared 60 MB\n\
     parent a$(i) child b$(i)\nmount shared a$(i) /in\nmount w$(i) a$(i) /w\n\
     mount w$(i) b$(i) /w\nextract w$(i) res bafs://home/out/$(i)\nend\n";
 
+/// With three pipelines the second jobs run at the node whose disk is full.
 #[test]
 fn cluster_caches_give_way_to_jobs_on_a_disk_smaller_than_what_is_offered() -> Result<()> {
-    if is_skipped("cluster_caches_give_way_to_jobs_on_a_disk_smaller_than_what_is_offered") {
+    give_way(
+        3,
+        "cluster_caches_give_way_to_jobs_on_a_disk_smaller_than_what_is_offered",
+    )
+}
+
+/// With two they run at the other one, and write there from afar.
+#[test]
+fn cluster_caches_give_way_to_jobs_of_other_nodes() -> Result<()> {
+    give_way(2, "cluster_caches_give_way_to_jobs_of_other_nodes")
+}
+
+fn give_way(pipelines: u32, name: &str) -> Result<()> {
+    if is_skipped(name) {
         return Ok(());
     }
     let world = World::start(&["1MB"])?;
@@ -113,10 +127,11 @@ fn cluster_caches_give_way_to_jobs_on_a_disk_smaller_than_what_is_offered() -> R
     let store = directory.path().to_string_lossy().into_owned();
     let mut node = node_on("-t tmpfs -o size=64m tmpfs", &world, &store)?;
     world.wait_for_servers(3)?;
-    let path = world.workflow(GREEDY)?.to_string_lossy().into_owned();
+    let workflow = GREEDY.replace("PIPELINES", &pipelines.to_string());
+    let path = world.workflow(&workflow)?.to_string_lossy().into_owned();
     let output = world.bafs(&["run", &path]).output()?;
     ensure!(output.status.success(), said(&output));
-    for i in 1..=3 {
+    for i in 1..=pipelines {
         let found = world.get(&format!("out/{i}"))?;
         ensure!(found == cksum(&shared)?, "output {i} is wrong");
     }

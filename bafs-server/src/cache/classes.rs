@@ -60,14 +60,15 @@ impl Caches {
 
     async fn yield_disk(self: &Arc<Self>) {
         let spare = self.spare.load(Ordering::Relaxed);
+        if spare == 0 {
+            return;
+        }
         let volumes: Vec<_> = self.lock().values().cloned().collect();
         let yielding = move || {
             let disks = volumes.iter().map(|volume| volume.generation());
             disks.for_each(|generation| generation.disk.leave_free(spare));
         };
-        if spare > 0
-            && let Err(error) = tokio::task::spawn_blocking(yielding).await
-        {
+        if let Err(error) = tokio::task::spawn_blocking(yielding).await {
             tracing::warn!(%error, "caches do not leave the disk to others");
         }
     }

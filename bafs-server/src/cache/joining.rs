@@ -46,7 +46,7 @@ impl Caches {
     pub(super) async fn introduce(&self, generation: &Arc<Generation>) {
         generation
             .disk
-            .leave_free(self.spare.load(Ordering::Relaxed));
+            .set_spare(self.spare.load(Ordering::Relaxed));
         let nodes = self.fetcher.peers().nodes().into_iter();
         let addresses = nodes.map(|(_, address)| address).collect();
         self.fetcher.introduce(generation, addresses).await;

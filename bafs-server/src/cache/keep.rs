@@ -179,12 +179,17 @@ impl Disk {
     /// less, and gives up what it holds, at once or, where others have it open, bit by bit when
     /// this is called again.
     pub(crate) fn leave_free(&self, bytes: u64) {
-        self.spare.store(bytes, Ordering::Relaxed);
+        self.set_spare(bytes);
         let lacking = self.lacking_spare();
         if lacking > 0 && !self.give_way(lacking) {
             // What was given up before may be free now.
             let _ = self.free_left();
         }
+    }
+
+    /// Keeps nothing new from now on while less than that is free.
+    pub(super) fn set_spare(&self, bytes: u64) {
+        self.spare.store(bytes, Ordering::Relaxed);
     }
 
     /// What its file system lacks of the bytes that are to be free.

@@ -182,9 +182,7 @@ impl Node {
             loop {
                 tokio::time::sleep(Duration::from_millis(SWEEP_MS)).await;
                 storage.sweep().await;
-                if executor.take_full_disk() {
-                    storage.yield_to_scratch().await;
-                }
+                storage.yield_to_scratch(executor.take_full_disk()).await;
                 caches.tick().await;
             }
         }));

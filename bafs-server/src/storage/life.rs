@@ -106,11 +106,15 @@ impl Storage {
         self.trees.sweep(clock::now()).await;
     }
 
-    /// Jobs found the disk full: has caches leave free what scratch volumes were promised at most
-    /// so far; those of these jobs may be gone already.
-    pub async fn yield_to_scratch(&self) {
-        let bytes = self.note_scratch();
-        self.caches.leave_free(bytes).await;
+    /// If the disk was found full, by jobs of this node as told, by those of others or by what a
+    /// volume was filled with: has caches leave free what scratch volumes were promised at most so
+    /// far; those of these jobs may be gone already.
+    pub async fn yield_to_scratch(&self, is_told_full: bool) {
+        // Both are asked: what was found is told once.
+        if self.trees.full_disk().take() | is_told_full {
+            let bytes = self.note_scratch();
+            self.caches.leave_free(bytes).await;
+        }
     }
 
     /// Takes note of the bytes that scratch volumes may hold; answers the most at any time.
@@ -224,7 +228,10 @@ impl Storage {
         let store = self.store.clone();
         let told = blocking(move || store.describe_disk().map_err(|e| of_disk("store", &e)));
         match told.await {
-            Ok(disk) => Error::new(error.code, format!("{}: {disk}", error.detail)),
+            Ok((free, told)) => {
+                self.trees.full_disk().found(Some(free));
+                Error::new(error.code, format!("{}: {told}", error.detail))
+            }
             Err(_) => error,
         }
     }

@@ -113,11 +113,11 @@ impl Store {
         self.life.number
     }
 
-    /// What its disk has free, for people. Blocks.
+    /// What its disk has free, in bytes and in words. Blocks.
     ///
     /// # Errors
     /// The disk does not say it.
-    pub(super) fn describe_disk(&self) -> io::Result<String> {
+    pub(super) fn describe_disk(&self) -> io::Result<(u64, String)> {
         let disk = statvfs(&self.root)?;
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);
         let (root, files) = (self.root.display(), disk.f_favail);
@@ -126,7 +126,8 @@ impl Store {
             0 => String::new(),
             _ => format!(" and {files} files"),
         };
-        Ok(format!("the disk of {root} has {free} bytes{files} free"))
+        let told = format!("the disk of {root} has {free} bytes{files} free");
+        Ok((free, told))
     }
 
     /// Where the cache keeps its blocks.

@@ -21,6 +21,7 @@ use super::holds::{VolumeTree, give_back};
 use super::{Storage, Store, blocking, lost};
 use crate::counters::Counters;
 use crate::door::{Grant, Parcel};
+use crate::full_disk::FullDisk;
 use crate::trees::TreeSessions;
 
 /// An answer is on its way so long before the deadline, to arrive in time.
@@ -65,6 +66,11 @@ impl OpenTrees {
         if let Some(volume) = volume {
             volume.end(lost(id)).await;
         }
+    }
+
+    /// Where it is noted that somebody found the disk full.
+    pub(super) fn full_disk(&self) -> &FullDisk {
+        self.sessions.full_disk()
     }
 
     pub(super) async fn sweep(&self, now: Time) {
