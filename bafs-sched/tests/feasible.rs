@@ -202,6 +202,40 @@ fn a_batch_volume_waits_for_a_pipeline_that_is_far_behind() {
     assert_eq!(run.fetched_bytes, u128::from(3 * 200 * MB));
 }
 
+/// Batch data must lie in the one cluster that has room for them, and nearly fill it.
+#[test]
+fn scratch_volumes_lie_outside_the_cluster_that_needs_its_room_for_batch_data() {
+    let class = |count, storage_mb, cluster: &str| NodeClass {
+        cluster: cluster.to_owned(),
+        ..NodeClass::new(count, 1, storage_mb * MB)
+    };
+    let nodes = vec![class(30, 5_000, "c0"), class(1, 20_000, "c1")];
+    let environment = environment(nodes);
+    let work = canonical(5, 5, 28_000, 4_000);
+    let all_batch = Strategy::AllBatch.allocate(&work.shape(), &environment);
+    assert_eq!((all_batch.shortage, all_batch.concurrency), (None, 3));
+    assert!(!all_batch.is_certain, "there are two clusters");
+    let run = simulate(&work, &environment, Strategy::AllBatch);
+    assert!(run.is_complete(), "{:?}", run.failure());
+    assert_eq!(run.rules_eased, 0);
+    assert_eq!(run.fetched_bytes, u128::from(5 * 28_000 * MB));
+}
+
+/// The first job's batch data fill the larger nodes, which had most room before.
+#[test]
+fn a_scratch_volume_finds_its_place_in_another_cluster_than_its_batch_data() {
+    let class = |storage_mb, cluster: &str| NodeClass {
+        cluster: cluster.to_owned(),
+        ..NodeClass::new(2, 1, storage_mb * MB)
+    };
+    let environment = environment(vec![class(500, "a"), class(300, "b")]);
+    let work = canonical(2, 2, 800, 300);
+    let minimal = Strategy::Minimal.allocate(&work.shape(), &environment);
+    assert_eq!(minimal.shortage, None);
+    let run = simulate(&work, &environment, Strategy::Minimal);
+    assert!(run.is_complete(), "{:?}", run.failure());
+}
+
 /// Whether so many volumes fit on the nodes beside so much batch data, by trying every place.
 fn fits_somehow(environment: &Environment, shape: &Shape, volumes: u64, batch: (u64, u64)) -> bool {
     let mut nodes = Vec::new();
@@ -249,6 +283,18 @@ fn cases() -> impl Generate<Value = (Canonical, Environment)> {
         // Something must run jobs.
         nodes[0].cpus = nodes[0].cpus.max(1);
         (work, environment(nodes))
+    })
+}
+
+/// The same with nodes of two clusters.
+fn cases_of_clusters() -> impl Generate<Value = (Canonical, Environment)> {
+    let clusters = proptest::collection::vec(any::<bool>(), 1..4);
+    (cases(), cases(), clusters).prop_map(|((work, mut environment), (_, more), clusters)| {
+        environment.nodes.extend(more.nodes);
+        for (class, is_other) in environment.nodes.iter_mut().zip(clusters) {
+            class.cluster = if is_other { "b" } else { "a" }.to_owned();
+        }
+        (work, environment)
     })
 }
 
@@ -334,6 +380,23 @@ proptest! {
                 let most = u128::from(work.batch_bytes) * u128::from(volumes);
                 prop_assert!(run.fetched_bytes <= most, "{}: fetched again", strategy);
             }
+        }
+    }
+
+    /// Where nodes are of several clusters what is called certain runs as well.
+    #[test]
+    fn what_is_called_certain_runs_on_nodes_of_several_clusters(
+        (work, environment) in cases_of_clusters()
+    ) {
+        let shape = work.shape();
+        for strategy in Strategy::EACH {
+            let allocation = strategy.allocate(&shape, &environment);
+            if strategy == Strategy::Remote || !allocation.is_possible() || !allocation.is_certain {
+                continue;
+            }
+            let run = simulate(&work, &environment, strategy);
+            prop_assert!(run.is_complete(), "{}: {:?}", strategy, run.failure());
+            prop_assert_eq!(run.rules_eased, 0, "{}: its rules gave way", strategy);
         }
     }
 }

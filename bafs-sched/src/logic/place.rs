@@ -302,15 +302,53 @@ impl Scheduler {
                 .map(|(id, _)| id);
             usable.find(has_room)
         };
+        let outside = || match self.leaves_room_to_come(server, size, taken, creates) {
+            true => None,
+            false => self.roomiest_outside(server).find(has_room),
+        };
         let target = match (has_room(&server), spill) {
-            (true, _) => server,
-            (false, Spill::Allowed) => others.find(has_room).or_else(beside)?,
+            (true, Spill::Never) if outside().is_some() => return None,
+            (true, _) => outside().unwrap_or(server),
+            (false, Spill::Allowed) => {
+                // The cache may fill all of its group.
+                let elsewhere = || self.roomiest_outside(server).find(has_room);
+                others.find(has_room).or_else(beside).or_else(elsewhere)?
+            }
             (false, Spill::Never) => return None,
         };
         let there = taken.entry(target).or_default();
         *there = there.plus(size);
         creates.push((volume, Some(target), size));
         Some(())
+    }
+
+    /// Whether a scratch volume of this size leaves the group of `server` so much that the batch
+    /// volumes which the rules let come yet find room. They must lie in that group, the scratch
+    /// volume may lie elsewhere; where there is no other group that makes no difference.
+    fn leaves_room_to_come(
+        &self,
+        server: ServerId,
+        size: Space,
+        taken: &BTreeMap<ServerId, Space>,
+        creates: &[Create],
+    ) -> bool {
+        if !self.fleet.has_groups() {
+            return true;
+        }
+        let to_come = self.batch_bytes_to_come(creates);
+        let peers = self.fleet.group_of(server);
+        let left = peers.filter(|(_, node)| node.takes_work()).map(|(id, _)| {
+            let taken = taken.get(&id).copied().unwrap_or_default();
+            self.fleet.available(id).minus(taken).bytes
+        });
+        to_come == 0 || left.fold(0, u64::saturating_add) >= size.bytes.saturating_add(to_come)
+    }
+
+    /// Nodes of other groups with most room.
+    fn roomiest_outside(&self, server: ServerId) -> impl Iterator<Item = ServerId> {
+        let all = self.fleet.roomiest();
+        all.filter(move |other| !self.fleet.is_together(*other, server))
+            .take(SPILL_LOOKED_AT)
     }
 
     pub(super) fn size_of(&self, volume: VolumeIndex) -> Space {

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::graph::{Graph, JobState};
+use super::place::Create;
 use super::scheduler::Scheduler;
 use super::timers::Timer;
 use crate::workflow::{JobIndex, VolumeIndex};
@@ -233,6 +234,31 @@ impl Scheduler {
             is_read && self.graph.is_batch(*volume) && !self.volumes.is_live(*volume)
         };
         live < admission.rules.batch_volumes_max && admission.caches.iter().any(is_to_come)
+    }
+
+    /// What the batch volumes that the rules let come yet need at most, in bytes, beside those that
+    /// exist and those of `made`.
+    pub(super) fn batch_bytes_to_come(&self, made: &[Create]) -> u64 {
+        let Some(admission) = &self.admission else {
+            return 0;
+        };
+        let is_made = |volume: &VolumeIndex| made.iter().any(|(it, ..)| it == volume);
+        let exists = |volume: &VolumeIndex| self.volumes.is_live(*volume) || is_made(volume);
+        let is_to_come = |volume: &&VolumeIndex| {
+            let is_read = self.graph.volume(**volume).users_left > 0;
+            is_read && self.graph.is_batch(**volume) && !exists(volume)
+        };
+        let to_come = admission.caches.iter().filter(is_to_come);
+        let mut sizes: Vec<u64> = to_come.map(|volume| self.size_of(*volume).bytes).collect();
+        sizes.sort_unstable_by_key(|bytes| std::cmp::Reverse(*bytes));
+        let caches = admission.caches.iter();
+        let existing = caches.filter(|v| self.graph.is_batch(**v) && exists(v));
+        let more = admission.rules.batch_volumes_max;
+        let more = more.saturating_sub(existing.count() as u64);
+        let largest = sizes
+            .iter()
+            .take(usize::try_from(more).unwrap_or(usize::MAX));
+        largest.fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
 
     /// Takes note of a batch volume that exists from now on.

@@ -329,6 +329,13 @@ impl Environment {
             .sum()
     }
 
+    /// Whether nodes that are there at the beginning are of several clusters.
+    pub(super) fn has_clusters(&self) -> bool {
+        let mut clusters = self.first().map(|class| &class.cluster);
+        let first = clusters.next();
+        clusters.any(|cluster| Some(cluster) != first)
+    }
+
     /// The nodes that are there at the beginning.
     pub(super) fn first(&self) -> impl Iterator<Item = &NodeClass> {
         self.nodes.iter().filter(|class| class.is_there_first())

@@ -221,7 +221,10 @@ impl Strategy {
     pub fn allocate(self, shape: &Shape, environment: &Environment) -> Allocation {
         let environment = &*environment.able(shape);
         let required_bytes = self.required_bytes(shape);
-        let (shortage, is_certain) = self.exact_shortage(shape, environment);
+        let (shortage, is_exact) = self.exact_shortage(shape, environment);
+        // Jobs go to every cluster that can hold what is read first, wherever the rest must lie.
+        let is_divided = self.batch(shape).bytes > 0 && environment.has_clusters();
+        let is_certain = is_exact && !(is_divided && shortage.is_none() && self != Self::Remote);
         let mut allocation = Allocation {
             strategy: self,
             traversal: self.traversal(),
