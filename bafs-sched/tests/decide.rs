@@ -1,9 +1,10 @@
 //! Which candidates of a plan are simulated, and what that makes of the choice.
 
-use bafs_sched::planner::{Canonical, Environment, Plan, Strategy, plan};
+use bafs_sched::planner::{Canonical, Environment, NodeClass, Plan, Shape, Strategy, plan};
 use bafs_sched::sim::{
     Doubt, Doubts, Load, PLAN_JOBS_MAX, Policy, Scenario, Simulation, Tried, decide, workflow_of,
 };
+use bafs_sched::workflow::parse_workflow;
 
 const MIXED: &str = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1";
 
@@ -30,6 +31,49 @@ fn decided_in(environment: &Environment, text: &str) -> (Plan, Vec<Tried>) {
         Ok(Doubts::Tried(tried)) => (plan, tried),
         doubts => panic!("{doubts:?}"),
     }
+}
+
+/// The largest volume and the largest database fit beside each other nowhere; no job needs both.
+#[test]
+fn no_plan_is_tried_where_the_sum_of_bytes_is_too_large_for_any() {
+    let job = |name: &str| format!("job {name} {{\nexecutable = x\nruntime = 60 s\n}}\n");
+    let text = format!(
+        "volume db cache bafs://home/db 8 GB\nvolume v scratch VOLUME\n{}{}\
+         mount db reads /db\nmount v writes /v\n",
+        job("reads"),
+        job("writes")
+    );
+    let environment = Environment {
+        nodes: vec![NodeClass::new(1, 1, 10_000_000_000)],
+        ..thesis()
+    };
+    let decided = |volume: &str| {
+        let none = |_: &str| Err("no files".to_owned());
+        let parsed = parse_workflow("w.bafs", &text.replace("VOLUME", volume), &none);
+        let workflow = parsed.expect("a workflow").workflow;
+        let mut plan = plan(Shape::bottleneck(&workflow, 0.0).0, &environment);
+        let load = Load::Declared { variability_ppm: 0 };
+        let work = (workflow.jobs.len() as u64, || workflow);
+        let doubts = decide(&mut plan, Doubt::All, work, &environment, &load);
+        match doubts.expect("it ends") {
+            Doubts::Tried(tried) => (plan, tried),
+            doubts => panic!("{doubts:?}"),
+        }
+    };
+    let (plan, tried) = decided("8 GB");
+    let choice = plan.choice.expect("it runs");
+    assert_eq!(choice.strategy, Strategy::Need, "{}", choice.reason);
+    assert!(tried.len() == 1 && plan.refusal.is_none(), "{tried:?}");
+    let (plan, tried) = decided("11 GB");
+    assert!(
+        plan.choice.is_none() && tried[0].failed.is_some(),
+        "{tried:?}"
+    );
+    let refusal = plan.refusal.expect("nothing fits");
+    assert!(
+        refusal.contains("no strategy fits the storage"),
+        "{refusal}"
+    );
 }
 
 /// Where the model cannot tell two strategies from each other, the simulation decides.

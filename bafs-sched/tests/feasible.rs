@@ -219,6 +219,10 @@ fn scratch_volumes_lie_outside_the_cluster_that_needs_its_room_for_batch_data() 
     assert!(run.is_complete(), "{:?}", run.failure());
     assert_eq!(run.rules_eased, 0);
     assert_eq!(run.fetched_bytes, u128::from(5 * 28_000 * MB));
+    // Without a plan two volumes of a job must lie together where the batch data are.
+    let missing_bytes = u128::from(3_000 * MB);
+    let need = Strategy::Need.allocate(&work.shape(), &environment);
+    assert_eq!(need.shortage, Some(Shortage::Node { missing_bytes }));
 }
 
 /// The first job's batch data fill the larger nodes, which had most room before.

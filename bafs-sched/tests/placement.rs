@@ -87,3 +87,45 @@ fn jobs_that_must_wait_for_a_large_node_hide_no_others() {
         assert!(took < 125_000, "seed {seed}: {took} ms");
     }
 }
+
+/// The only node with slots for one job has room for its volume or for that of another, whose slots
+/// others have as well.
+#[test]
+fn the_only_node_for_a_wide_job_keeps_its_room_for_it() {
+    let job = |name: &str, cpus: u32, volume: &str, megabytes: u32| {
+        format!(
+            "volume {volume} scratch {megabytes} MB\n\
+             job {name} {{\nexecutable = x\nrequest_cpus = {cpus}\n}}\n\
+             mount {volume} {name} /{volume}\nmount {volume} last /{volume}\n\
+             parent {name} child last\n"
+        )
+    };
+    let small = |megabytes: u64, slots| NodeSpec {
+        capacity: Space {
+            bytes: megabytes * 1_000_000,
+            files: 1_000_000,
+        },
+        slots,
+    };
+    let last = "job last {\nexecutable = x\n}\n";
+    for jobs in [
+        [job("slim", 1, "s", 500), job("wide", 16, "w", 900)],
+        [job("wide", 16, "w", 900), job("slim", 1, "s", 500)],
+    ] {
+        let workflow = parse(&format!("{last}{}", jobs.concat()));
+        for seed in 0..10 {
+            elapsed_ms(
+                seed,
+                workflow.clone(),
+                vec![small(10_000, 1), small(1_000, 16)],
+            );
+        }
+        // It is told at once when there is no such room.
+        let nodes = vec![small(10_000, 1), small(800, 16)];
+        let mut world = World::new(0, workflow, Settings::default(), nodes, Faults::default());
+        let Outcome::Failed { messages, .. } = world.run(10_000_000) else {
+            panic!("it cannot end");
+        };
+        assert!(messages[0].contains("for 16 CPUs"), "{messages:?}");
+    }
+}

@@ -8,7 +8,7 @@ use bafs_proto::ids::ServerId;
 use super::place::{Care, Create};
 use super::scheduler::Scheduler;
 use super::space::Space;
-use super::trial::{Prefer, Trial};
+use super::trial::{Offer, Prefer, Trial};
 use crate::workflow::{JobIndex, VolumeIndex};
 
 /// Kinds of pipelines that are judged: those with the same sizes count as one kind.
@@ -75,12 +75,51 @@ impl Scheduler {
 
     /// What each node that may hold scratch volumes offers, the largest first.
     fn sizes(&self) -> Vec<Space> {
+        self.offers().iter().map(|offer| offer.space).collect()
+    }
+
+    /// The same with their slots.
+    fn offers(&self) -> Vec<Offer> {
         let is_storing = self.will_spill();
         let nodes = self.fleet.live();
         let workers = nodes.filter(|(_, node)| is_storing || node.seen.slots > 0);
-        let mut sizes: Vec<Space> = workers.map(|(id, _)| self.fleet.offered(id)).collect();
-        sizes.sort_unstable_by(|a, b| b.cmp(a));
-        sizes
+        let offer = |id, slots| Offer {
+            space: self.fleet.offered(id),
+            slots,
+        };
+        let mut offers: Vec<Offer> = workers
+            .map(|(id, node)| offer(id, node.seen.slots))
+            .collect();
+        offers.sort_unstable_by(|a, b| b.cmp(a));
+        offers
+    }
+
+    /// Whether all jobs of a pipeline have the slots that they ask for on a node with so many.
+    fn has_slots_for(&self, pipeline: u32, slots: u32) -> bool {
+        let course = self.graph.courses.of(pipeline);
+        slots >= self.graph.slots_most || course.iter().all(|job| self.slots_of(*job) <= slots)
+    }
+
+    /// Of nodes, those with most room first, the ones that matter to a pipeline: for each number of
+    /// slots that its jobs ask for as many as it has jobs, as none makes volumes on more than one.
+    fn that_matter<T>(
+        &self,
+        course: &[JobIndex],
+        mut nodes: Vec<T>,
+        slots: impl Fn(&T) -> u32,
+    ) -> Vec<T> {
+        let widths: BTreeSet<u32> = course.iter().map(|job| self.slots_of(*job)).collect();
+        let mut wanted: Vec<(u32, usize)> = widths.iter().map(|it| (*it, course.len())).collect();
+        nodes.retain(|node| {
+            let mut matters = false;
+            for (width, left) in &mut wanted {
+                if *left > 0 && slots(node) >= *width {
+                    (*left, matters) = (*left - 1, true);
+                }
+            }
+            matters
+        });
+        nodes
     }
 
     fn too_large_volume(&self) -> Option<String> {
@@ -137,12 +176,12 @@ impl Scheduler {
 
     /// A pipeline that does not fit even when nothing else runs.
     fn too_large_pipeline(&self) -> Option<String> {
-        let sizes = self.sizes();
+        let offers = self.offers();
         let mut seen = BTreeSet::new();
         for job in self.graph.job_indexes() {
             let pipeline = self.graph.pipeline(job);
             let is_head = self.graph.courses.of(pipeline).first() == Some(&job);
-            if !is_head || self.fits_one_of(pipeline, &sizes) {
+            if !is_head || self.fits_one_of(pipeline, &offers) {
                 continue;
             }
             if self.graph.is_pipeline_final(pipeline) {
@@ -153,8 +192,8 @@ impl Scheduler {
             if seen.len() >= KINDS_MAX || !seen.insert((self.kind(pipeline), caches)) {
                 continue;
             }
-            if self.fits_alone(pipeline, &sizes) == Fit::Never {
-                return Some(self.describe_pipeline(pipeline, &sizes));
+            if self.fits_alone(pipeline, &offers) == Fit::Never {
+                return Some(self.describe_pipeline(pipeline));
             }
         }
         None
@@ -170,7 +209,8 @@ impl Scheduler {
         course.map(sizes).collect()
     }
 
-    fn describe_pipeline(&self, pipeline: u32, sizes: &[Space]) -> String {
+    fn describe_pipeline(&self, pipeline: u32) -> String {
+        let sizes = &self.sizes();
         let course = self.graph.courses.of(pipeline);
         let sum = |job: &JobIndex| {
             let scratch = self.scratch_of(*job).into_iter();
@@ -181,6 +221,19 @@ impl Scheduler {
         let demanding = demanding.copied().unwrap_or(JobIndex(pipeline));
         let name = |job: JobIndex| &self.graph.workflow.job(job).name;
         let have = largest(sizes);
+        let widest = course.iter().max_by_key(|job| self.slots_of(**job));
+        let widest = widest.copied().unwrap_or(JobIndex(pipeline));
+        if have.holds(peak) {
+            return format!(
+                "the pipeline of job '{}' can never fit, in whatever order and even alone: on \
+                 nodes with as many slots as its jobs ask for ('{}' for {} CPUs) there is no room \
+                 for the volumes that they make there; add storage to such a node, or ask for \
+                 fewer CPUs",
+                name(JobIndex(pipeline)),
+                name(widest),
+                self.slots_of(widest)
+            );
+        }
         format!(
             "the pipeline of job '{}' can never fit, in whatever order and even alone: it needs up \
              to {} at once, most of it at job '{}' with {}, but the largest node offers {}: {} too \
@@ -233,20 +286,26 @@ impl Scheduler {
 
     /// Whether it is known that a pipeline never fits, even alone.
     pub(super) fn can_never_fit(&self, pipeline: u32) -> bool {
-        let sizes = self.sizes();
-        let is_easy = self.may_spill() || self.settings.is_private_at_home();
+        let offers = self.offers();
+        let is_easy = self.will_spill() || self.settings.is_private_at_home();
         !is_easy
-            && !self.fits_one_of(pipeline, &sizes)
-            && self.fits_alone(pipeline, &sizes) == Fit::Never
+            && !self.fits_one_of(pipeline, &offers)
+            && self.fits_alone(pipeline, &offers) == Fit::Never
     }
 
-    /// Whether all scratch volumes of a pipeline fit on a node of one of these sizes, and its
-    /// caches beside them on all nodes.
-    fn fits_one_of(&self, pipeline: u32, sizes: &[Space]) -> bool {
+    /// Whether all jobs and scratch volumes of a pipeline fit on one of these nodes, and its caches
+    /// beside them on all nodes.
+    fn fits_one_of(&self, pipeline: u32, offers: &[Offer]) -> bool {
         let peaks = self.graph.courses.peaks(pipeline);
-        sizes.iter().any(|size| size.holds(peaks.whole))
-            || sizes.iter().any(|size| size.holds(peaks.least))
-                && self.is_offered(peaks.whole.bytes, |id| self.fleet.offered(id))
+        let able = |offer: &&Offer| self.has_slots_for(pipeline, offer.slots);
+        let holds = |need: Space| {
+            offers
+                .iter()
+                .filter(able)
+                .any(|offer| offer.space.holds(need))
+        };
+        holds(peaks.whole)
+            || holds(peaks.least) && self.is_offered(peaks.whole.bytes, |id| self.fleet.offered(id))
     }
 
     /// Whether nodes have so many bytes together.
@@ -262,16 +321,15 @@ impl Scheduler {
 
     /// Whether a pipeline fits when nothing else runs: its volumes may lie on several nodes, those
     /// that a job makes on one.
-    fn fits_alone(&self, pipeline: u32, sizes: &[Space]) -> Fit {
+    fn fits_alone(&self, pipeline: u32, offers: &[Offer]) -> Fit {
         let course = self.graph.courses.of(pipeline);
         if course.len() > TRIED_JOBS_MAX {
             return Fit::Unknown;
         }
-        // No job makes volumes on more than one.
-        let free: Vec<Space> = sizes.iter().copied().take(course.len()).collect();
+        let nodes = self.that_matter(course, offers.to_vec(), |offer| offer.slots);
         let all = self.fleet.live().map(|(id, _)| self.fleet.offered(id));
-        let beside = bytes_of(all).saturating_sub(bytes_of(free.iter().copied()));
-        let mut trial = Trial::new(self, course, free, beside);
+        let beside = bytes_of(all).saturating_sub(bytes_of(nodes.iter().map(|node| node.space)));
+        let mut trial = Trial::new(self, course, nodes, beside);
         match trial.go_on() {
             true => Fit::Fits,
             false if trial.tries_left > 0 => Fit::Never,
@@ -303,14 +361,60 @@ impl Scheduler {
             || course.len() * nodes > FOLLOWED_STEPS_MAX
             || self.may_spill()
             || self.settings.is_private_at_home()
-            || usable.holds(peaks.whole)
         {
             return true;
         }
-        let bytes = peaks.whole.bytes;
-        if usable.holds(peaks.least) && self.is_offered(bytes, |id| self.fleet.usable(id)) {
+        let is_enough = || {
+            let bytes = peaks.whole.bytes;
+            usable.holds(peaks.whole)
+                || usable.holds(peaks.least) && self.is_offered(bytes, |id| self.fleet.usable(id))
+        };
+        let slots = self.fleet.get(server).map_or(0, |node| node.seen.slots);
+        if self.has_slots_for(pipeline, slots) && is_enough() {
             return true;
         }
+        let place = self.places(course, creates);
+        let workers = self.fleet.live().filter(|(_, node)| node.seen.slots > 0);
+        let mut nodes: Vec<ServerId> = workers.map(|(id, _)| id).collect();
+        nodes.sort_by_key(|id| std::cmp::Reverse(self.fleet.usable(*id)));
+        let slots = |id: &ServerId| self.fleet.get(*id).map_or(0, |node| node.seen.slots);
+        let mut nodes = self.that_matter(course, nodes, slots);
+        for node in place.values() {
+            if !nodes.contains(node) {
+                nodes.push(*node);
+            }
+        }
+        let offer = |id: &ServerId| Offer {
+            space: self.fleet.usable(*id),
+            slots: slots(id),
+        };
+        let mut offers: Vec<Offer> = nodes.iter().map(offer).collect();
+        let all = self.fleet.live().map(|(id, _)| self.fleet.usable(id));
+        let beside = bytes_of(all).saturating_sub(bytes_of(offers.iter().map(|offer| offer.space)));
+        let mut at = BTreeMap::new();
+        for (volume, server) in place {
+            let Some(node) = nodes.iter().position(|id| *id == server) else {
+                continue;
+            };
+            offers[node].space = offers[node].space.minus(self.size_of(volume));
+            at.insert(volume, node);
+        }
+        let has_begun = |other: &&JobIndex| **other != job && self.graph.state(**other).has_begun();
+        let mut trial = Trial::new(self, course, offers, beside);
+        trial.place = at;
+        let begun = course.iter().filter(has_begun);
+        begun.for_each(|job| trial.note_begun(*job));
+        // Its volumes are made already.
+        trial.end_made(job);
+        if course.len() > TRIED_JOBS_MAX {
+            let mut ways = [Prefer::Roomiest, Prefer::Tightest].into_iter();
+            return care == Care::None || ways.any(|prefer| trial.clone().follow(prefer));
+        }
+        trial.go_on() || trial.tries_left == 0
+    }
+
+    /// Where the scratch volumes of these jobs are, or will be.
+    fn places(&self, course: &[JobIndex], creates: &[Create]) -> BTreeMap<VolumeIndex, ServerId> {
         let mut place: BTreeMap<VolumeIndex, ServerId> = BTreeMap::new();
         for job in course {
             for volume in self.scratch_of(*job) {
@@ -322,38 +426,7 @@ impl Scheduler {
             .iter()
             .filter_map(|(v, server, _)| Some((*v, (*server)?)));
         place.extend(made.filter(|(volume, _)| !self.graph.volume(*volume).is_cache));
-        let workers = self.fleet.live().filter(|(_, node)| node.seen.slots > 0);
-        let mut nodes: Vec<ServerId> = workers.map(|(id, _)| id).collect();
-        nodes.sort_by_key(|id| std::cmp::Reverse(self.fleet.usable(*id)));
-        nodes.truncate(course.len());
-        for node in place.values() {
-            if !nodes.contains(node) {
-                nodes.push(*node);
-            }
-        }
-        let mut free: Vec<Space> = nodes.iter().map(|id| self.fleet.usable(*id)).collect();
-        let all = self.fleet.live().map(|(id, _)| self.fleet.usable(id));
-        let beside = bytes_of(all).saturating_sub(bytes_of(free.iter().copied()));
-        let mut at = BTreeMap::new();
-        for (volume, server) in place {
-            let Some(node) = nodes.iter().position(|id| *id == server) else {
-                continue;
-            };
-            free[node] = free[node].minus(self.size_of(volume));
-            at.insert(volume, node);
-        }
-        let has_begun = |other: &&JobIndex| **other != job && self.graph.state(**other).has_begun();
-        let mut trial = Trial::new(self, course, free, beside);
-        trial.place = at;
-        let begun = course.iter().filter(has_begun);
-        begun.for_each(|job| trial.note_begun(*job));
-        // Its volumes are made already.
-        trial.end_made(job);
-        if course.len() > TRIED_JOBS_MAX {
-            let mut ways = [Prefer::Roomiest, Prefer::Tightest].into_iter();
-            return care == Care::None || ways.any(|prefer| trial.clone().follow(prefer));
-        }
-        trial.go_on() || trial.tries_left == 0
+        place
     }
 
     /// What the nodes of a group together offer to a cache of so many files.

@@ -19,12 +19,21 @@ pub(super) enum Prefer {
     Tightest,
 }
 
+/// What a node has for a pipeline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Offer {
+    pub(super) space: Space,
+    pub(super) slots: u32,
+}
+
 /// A pipeline that is tried in thought, alone on all nodes.
 #[derive(Clone)]
 pub(super) struct Trial<'s> {
     pub(super) scheduler: &'s Scheduler,
     pub(super) course: &'s [JobIndex],
+    /// What the nodes have free on which jobs run, and their slots.
     pub(super) free: Vec<Space>,
+    slots: Vec<u32>,
     /// What other nodes have, for parts of caches.
     pub(super) beside_bytes: u64,
     /// Where the volumes that exist are, as a position in `free`.
@@ -53,13 +62,14 @@ impl<'s> Trial<'s> {
     pub(super) fn new(
         scheduler: &'s Scheduler,
         course: &'s [JobIndex],
-        free: Vec<Space>,
+        nodes: Vec<Offer>,
         beside_bytes: u64,
     ) -> Self {
         Self {
             scheduler,
             course,
-            free,
+            slots: nodes.iter().map(|node| node.slots).collect(),
+            free: nodes.into_iter().map(|node| node.space).collect(),
             beside_bytes,
             place: BTreeMap::new(),
             done: BTreeSet::new(),
@@ -85,10 +95,12 @@ impl<'s> Trial<'s> {
         for job in ready {
             let step = self.step(job);
             for node in 0..self.free.len() {
-                // Empty nodes of one size are the same.
+                // Empty nodes of one size and as many slots are the same.
                 let is_same = |other: usize| {
                     let holds = |at: usize| self.place.values().any(|place| *place == at);
-                    self.free[other] == self.free[node] && !holds(other) && !holds(node)
+                    let looks_same = self.free[other] == self.free[node]
+                        && self.slots[other] == self.slots[node];
+                    looks_same && !holds(other) && !holds(node)
                 };
                 let is_new = !(0..node).any(is_same);
                 if !is_new || !self.has_room(&step, node) {
@@ -157,11 +169,12 @@ impl<'s> Trial<'s> {
         sizes.fold(Space::ZERO, Space::plus)
     }
 
-    /// Whether a job finds room on a node for what it makes and the least part of its caches, and
-    /// these on all nodes together.
+    /// Whether a job finds slots on a node, room for what it makes and the least part of its caches
+    /// there, and for these on all nodes together.
     fn has_room(&self, step: &Step, node: usize) -> bool {
         self.scheduler.fleet.tally.one();
-        step.fits_all && self.free[node].holds(step.need_there)
+        let has_slots = self.slots[node] >= self.scheduler.slots_of(step.job);
+        has_slots && step.fits_all && self.free[node].holds(step.need_there)
     }
 
     fn run(&mut self, step: &Step, node: usize) -> bool {

@@ -56,6 +56,24 @@ impl Shape {
 }
 
 impl Environment {
+    /// Bytes of the largest node that computes beside batch data: in a cluster that can hold them
+    /// and so many bytes more. Of the largest node anywhere where there is no such cluster.
+    pub(super) fn largest_beside(&self, batch: Batch, more_bytes: u128) -> u64 {
+        let mut clusters: BTreeMap<&str, (u128, u64)> = BTreeMap::new();
+        for class in self.first().filter(|class| class.files >= batch.files) {
+            let (bytes, largest) = clusters.entry(&class.cluster).or_default();
+            *bytes += u128::from(class.count) * u128::from(class.storage_bytes);
+            if class.cpus > 0 {
+                *largest = class.storage_bytes.max(*largest);
+            }
+        }
+        let holding = clusters
+            .values()
+            .filter(|(bytes, largest)| *largest > 0 && *bytes >= batch.bytes + more_bytes);
+        let largest = holding.map(|(_, largest)| *largest).max();
+        largest.unwrap_or_else(|| self.largest_node_bytes())
+    }
+
     /// Bytes of scratch volumes of this shape that fit on all nodes at once, beside batch data in
     /// one cluster that computes: in that one which leaves most. How many bytes the cluster that
     /// offers most lacks, when none can hold the batch data.

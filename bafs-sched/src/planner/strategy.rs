@@ -195,12 +195,18 @@ impl Strategy {
             let missing_bytes = needed - offered;
             return Some(Shortage::Total { missing_bytes });
         }
-        let largest = u128::from(environment.largest_node_bytes());
-        let on_one_node = match self {
-            // Volumes lie where their jobs run.
-            Self::Need => shape.running_bytes,
-            _ => u128::from(shape.largest_volume_bytes),
+        let (on_one_node, largest) = match self {
+            // Volumes lie where their jobs run, which is where their batch data are.
+            Self::Need => {
+                let largest = environment.largest_beside(self.batch(shape), shape.running_bytes);
+                (shape.running_bytes, largest)
+            }
+            _ => {
+                let volume = u128::from(shape.largest_volume_bytes);
+                (volume, environment.largest_node_bytes())
+            }
         };
+        let largest = u128::from(largest);
         if on_one_node > largest {
             let missing_bytes = on_one_node - largest;
             return Some(Shortage::Node { missing_bytes });

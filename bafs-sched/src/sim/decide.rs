@@ -66,7 +66,7 @@ pub enum Doubt {
     /// Those that the model cannot tell from its choice: its equations describe the workload. Where
     /// nodes differ they do not, and all are simulated.
     Ties,
-    /// All that are possible: the equations only bound the workload.
+    /// All that are possible, and no plan where none is: the equations only bound the workload.
     All,
 }
 
@@ -113,7 +113,12 @@ fn decide_within(
         true => doubt,
         false => Doubt::All,
     };
-    let candidates = doubtful(plan, doubt, is_failing);
+    let mut candidates = doubtful(plan, doubt, is_failing);
+    // What is missing is missing at most, where no equation describes the workload.
+    let is_last_resort = candidates.is_empty() && doubt == Doubt::All;
+    if is_last_resort {
+        candidates.push(Strategy::Need);
+    }
     let least = match doubt {
         Doubt::Ties if !is_failing => 2,
         // What the model says of one does not hold either.
@@ -154,7 +159,10 @@ fn decide_within(
     };
     let mut trials: Vec<Contender> = candidates.into_iter().map(Contender::new).collect();
     field.try_all(&mut trials, records_max)?;
-    choose(plan, &trials);
+    // Else what the model says is missing tells more.
+    if !is_last_resort || trials.iter().any(|trial| trial.mean_s().is_some()) {
+        choose(plan, &trials);
+    }
     let tried = trials.into_iter().map(Contender::tried);
     Ok(Doubts::Tried(tried.collect()))
 }
