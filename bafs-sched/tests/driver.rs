@@ -207,15 +207,9 @@ async fn run_until_gone(is_last: fn(&Request) -> bool) -> RunReport {
     options.settings.stuck_wait_ms = 500;
     options.settings.volume_lifetime_ms = 4_000;
     let run = run_over(pool, workflow(0), options, |_| {});
+    cluster.state().last = Some(is_last);
     let cut = async {
-        let is_asked = || {
-            cluster
-                .state()
-                .shown
-                .iter()
-                .any(|(request, _)| is_last(request))
-        };
-        while !is_asked() {
+        while !cluster.state().is_gone {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         network.kill("cluster");

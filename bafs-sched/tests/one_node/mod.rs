@@ -39,6 +39,9 @@ pub(crate) struct State {
     pub(crate) allots: u32,
     /// Why volumes are reserved but cannot be filled, if so.
     pub(crate) fill_fault: Option<ErrorCode>,
+    /// The last call that is answered, and whether it came.
+    pub(crate) last: Option<fn(&Request) -> bool>,
+    pub(crate) is_gone: bool,
     /// What calls showed.
     pub(crate) shown: Vec<(Request, Token)>,
 }
@@ -203,7 +206,16 @@ impl Service for Cluster {
     fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(async move {
             let (request, token) = (incoming.request, incoming.token);
-            self.state().shown.push((request.clone(), token));
+            let is_gone = {
+                let mut state = self.state();
+                let was_gone = state.is_gone;
+                state.is_gone |= state.last.is_some_and(|is_last| is_last(&request));
+                state.shown.push((request.clone(), token));
+                was_gone
+            };
+            if is_gone {
+                return Err(Error::new(ErrorCode::Unreachable, "it is gone"));
+            }
             Ok((self.answer(request).await?, Bytes::new()))
         })
     }
