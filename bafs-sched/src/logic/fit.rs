@@ -94,10 +94,29 @@ impl Scheduler {
         offers
     }
 
-    /// Whether all jobs of a pipeline have the slots that they ask for on a node with so many.
-    fn has_slots_for(&self, pipeline: u32, slots: u32) -> bool {
+    /// Whether these volumes take no room that a job of the pipeline may need which asks for more
+    /// slots than another: it cannot run on their nodes anyway, or all can.
+    fn spares_wide_jobs(&self, course: &[JobIndex], creates: &[Create]) -> bool {
+        if self.graph.slots_most <= 1 {
+            return true;
+        }
+        let left = course
+            .iter()
+            .filter(|job| !self.graph.state(**job).has_begun());
+        let widths: BTreeSet<u32> = left.map(|job| self.slots_of(*job)).collect();
+        let targets = creates.iter().filter_map(|(_, target, _)| *target);
+        let mut slots = targets.map(|id| self.fleet.get(id).map_or(0, |node| node.seen.slots));
+        slots.all(|slots| {
+            let able = widths.range(..=slots).count();
+            able <= 1 || able == widths.len()
+        })
+    }
+
+    /// The most slots that a job of a pipeline asks for.
+    fn widest(&self, pipeline: u32) -> u32 {
         let course = self.graph.courses.of(pipeline);
-        slots >= self.graph.slots_most || course.iter().all(|job| self.slots_of(*job) <= slots)
+        let slots = course.iter().map(|job| self.slots_of(*job));
+        slots.max().unwrap_or(1)
     }
 
     /// Of nodes, those with most room first, the ones that matter to a pipeline: for each number of
@@ -108,7 +127,10 @@ impl Scheduler {
         mut nodes: Vec<T>,
         slots: impl Fn(&T) -> u32,
     ) -> Vec<T> {
-        let widths: BTreeSet<u32> = course.iter().map(|job| self.slots_of(*job)).collect();
+        // What no node has is not waited for here.
+        let most = nodes.iter().map(&slots).max().unwrap_or(0);
+        let width = |job: &JobIndex| self.slots_of(*job).min(most);
+        let widths: BTreeSet<u32> = course.iter().map(width).collect();
         let mut wanted: Vec<(u32, usize)> = widths.iter().map(|it| (*it, course.len())).collect();
         nodes.retain(|node| {
             let mut matters = false;
@@ -177,19 +199,28 @@ impl Scheduler {
     /// A pipeline that does not fit even when nothing else runs.
     fn too_large_pipeline(&self) -> Option<String> {
         let offers = self.offers();
+        let mut able: BTreeMap<u32, Vec<Offer>> = BTreeMap::new();
         let mut seen = BTreeSet::new();
         for job in self.graph.job_indexes() {
             let pipeline = self.graph.pipeline(job);
-            let is_head = self.graph.courses.of(pipeline).first() == Some(&job);
-            if !is_head || self.fits_one_of(pipeline, &offers) {
+            if self.graph.courses.of(pipeline).first() != Some(&job) {
+                continue;
+            }
+            let widest = self.widest(pipeline);
+            let with_slots = || offers.iter().filter(|offer| offer.slots >= widest);
+            let able = able
+                .entry(widest)
+                .or_insert_with(|| with_slots().copied().collect());
+            if self.fits_one_of(pipeline, able) {
                 continue;
             }
             if self.graph.is_pipeline_final(pipeline) {
                 continue;
             }
             let course = self.graph.courses.of(pipeline).iter();
-            let caches: Vec<_> = course.map(|job| self.caches_of(*job)).collect();
-            if seen.len() >= KINDS_MAX || !seen.insert((self.kind(pipeline), caches)) {
+            let needs = |job: &JobIndex| (self.slots_of(*job), self.caches_of(*job));
+            let needs: Vec<_> = course.map(needs).collect();
+            if seen.len() >= KINDS_MAX || !seen.insert((self.kind(pipeline), needs)) {
                 continue;
             }
             if self.fits_alone(pipeline, &offers) == Fit::Never {
@@ -221,17 +252,16 @@ impl Scheduler {
         let demanding = demanding.copied().unwrap_or(JobIndex(pipeline));
         let name = |job: JobIndex| &self.graph.workflow.job(job).name;
         let have = largest(sizes);
-        let widest = course.iter().max_by_key(|job| self.slots_of(**job));
-        let widest = widest.copied().unwrap_or(JobIndex(pipeline));
-        if have.holds(peak) {
+        let widest = self.widest(pipeline);
+        let offers = self.offers();
+        let mut roomy = offers.iter().filter(|offer| offer.space.holds(peak));
+        if have.holds(peak) && roomy.all(|offer| offer.slots < widest) {
             return format!(
                 "the pipeline of job '{}' can never fit, in whatever order and even alone: on \
-                 nodes with as many slots as its jobs ask for ('{}' for {} CPUs) there is no room \
-                 for the volumes that they make there; add storage to such a node, or ask for \
+                 nodes with as many slots as its jobs ask for (up to {widest} CPUs) there is no \
+                 room for the volumes that they make there; add storage to such a node, or ask for \
                  fewer CPUs",
                 name(JobIndex(pipeline)),
-                name(widest),
-                self.slots_of(widest)
             );
         }
         format!(
@@ -288,22 +318,19 @@ impl Scheduler {
     pub(super) fn can_never_fit(&self, pipeline: u32) -> bool {
         let offers = self.offers();
         let is_easy = self.will_spill() || self.settings.is_private_at_home();
+        let widest = self.widest(pipeline);
+        let able = offers.iter().filter(|offer| offer.slots >= widest);
+        let able: Vec<Offer> = able.copied().collect();
         !is_easy
-            && !self.fits_one_of(pipeline, &offers)
+            && !self.fits_one_of(pipeline, &able)
             && self.fits_alone(pipeline, &offers) == Fit::Never
     }
 
-    /// Whether all jobs and scratch volumes of a pipeline fit on one of these nodes, and its caches
-    /// beside them on all nodes.
+    /// Whether all scratch volumes of a pipeline fit on one of these nodes, which have the slots
+    /// for its jobs, and its caches beside them on all nodes.
     fn fits_one_of(&self, pipeline: u32, offers: &[Offer]) -> bool {
         let peaks = self.graph.courses.peaks(pipeline);
-        let able = |offer: &&Offer| self.has_slots_for(pipeline, offer.slots);
-        let holds = |need: Space| {
-            offers
-                .iter()
-                .filter(able)
-                .any(|offer| offer.space.holds(need))
-        };
+        let holds = |need: Space| offers.iter().any(|offer| offer.space.holds(need));
         holds(peaks.whole)
             || holds(peaks.least) && self.is_offered(peaks.whole.bytes, |id| self.fleet.offered(id))
     }
@@ -369,20 +396,22 @@ impl Scheduler {
             usable.holds(peaks.whole)
                 || usable.holds(peaks.least) && self.is_offered(bytes, |id| self.fleet.usable(id))
         };
-        let slots = self.fleet.get(server).map_or(0, |node| node.seen.slots);
-        if self.has_slots_for(pipeline, slots) && is_enough() {
+        if self.spares_wide_jobs(course, creates) && is_enough() {
             return true;
         }
         let place = self.places(course, creates);
         let workers = self.fleet.live().filter(|(_, node)| node.seen.slots > 0);
         let mut nodes: Vec<ServerId> = workers.map(|(id, _)| id).collect();
-        nodes.sort_by_key(|id| std::cmp::Reverse(self.fleet.usable(*id)));
+        nodes.sort_by_cached_key(|id| std::cmp::Reverse(self.fleet.usable(*id)));
         let slots = |id: &ServerId| self.fleet.get(*id).map_or(0, |node| node.seen.slots);
         let mut nodes = self.that_matter(course, nodes, slots);
         for node in place.values() {
             if !nodes.contains(node) {
                 nodes.push(*node);
             }
+        }
+        if course.len() * nodes.len() > FOLLOWED_STEPS_MAX {
+            return true;
         }
         let offer = |id: &ServerId| Offer {
             space: self.fleet.usable(*id),

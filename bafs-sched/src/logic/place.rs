@@ -302,13 +302,13 @@ impl Scheduler {
                 .map(|(id, _)| id);
             usable.find(has_room)
         };
-        let outside = || match self.leaves_room_to_come(server, size, taken, creates) {
+        let outside = match self.leaves_room_to_come(server, size, taken, creates) {
             true => None,
             false => self.roomiest_outside(server).find(has_room),
         };
         let target = match (has_room(&server), spill) {
-            (true, Spill::Never) if outside().is_some() => return None,
-            (true, _) => outside().unwrap_or(server),
+            (true, Spill::Never) if outside.is_some() => return None,
+            (true, _) => outside.unwrap_or(server),
             (false, Spill::Allowed) => {
                 // The cache may fill all of its group.
                 let elsewhere = || self.roomiest_outside(server).find(has_room);
@@ -336,12 +336,17 @@ impl Scheduler {
             return true;
         }
         let to_come = self.batch_bytes_to_come(creates);
+        if to_come == 0 {
+            return true;
+        }
         let peers = self.fleet.group_of(server);
         let left = peers.filter(|(_, node)| node.takes_work()).map(|(id, _)| {
             let taken = taken.get(&id).copied().unwrap_or_default();
             self.fleet.available(id).minus(taken).bytes
         });
-        to_come == 0 || left.fold(0, u64::saturating_add) >= size.bytes.saturating_add(to_come)
+        // What finds no room there anyway keeps none.
+        let left = left.fold(0, u64::saturating_add);
+        left < to_come || left >= size.bytes.saturating_add(to_come)
     }
 
     /// Nodes of other groups with most room.

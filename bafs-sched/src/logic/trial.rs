@@ -34,6 +34,8 @@ pub(super) struct Trial<'s> {
     /// What the nodes have free on which jobs run, and their slots.
     pub(super) free: Vec<Space>,
     slots: Vec<u32>,
+    /// Jobs that ask for more are not judged by it: such a node may come again.
+    slots_most: u32,
     /// What other nodes have, for parts of caches.
     pub(super) beside_bytes: u64,
     /// Where the volumes that exist are, as a position in `free`.
@@ -69,6 +71,7 @@ impl<'s> Trial<'s> {
             scheduler,
             course,
             slots: nodes.iter().map(|node| node.slots).collect(),
+            slots_most: nodes.iter().map(|node| node.slots).max().unwrap_or(0),
             free: nodes.into_iter().map(|node| node.space).collect(),
             beside_bytes,
             place: BTreeMap::new(),
@@ -173,7 +176,8 @@ impl<'s> Trial<'s> {
     /// there, and for these on all nodes together.
     fn has_room(&self, step: &Step, node: usize) -> bool {
         self.scheduler.fleet.tally.one();
-        let has_slots = self.slots[node] >= self.scheduler.slots_of(step.job);
+        let slots = self.scheduler.slots_of(step.job).min(self.slots_most);
+        let has_slots = self.slots[node] >= slots;
         has_slots && step.fits_all && self.free[node].holds(step.need_there)
     }
 

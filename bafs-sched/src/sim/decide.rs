@@ -132,13 +132,18 @@ fn decide_within(
         true => PLAN_JOBS_FAILING_MAX,
         false => PLAN_JOBS_MAX,
     };
+    // Nothing is chosen by the model where nothing fits.
+    let too_large = match is_last_resort {
+        true => Doubts::None,
+        false => Doubts::TooLarge,
+    };
     let affordable = jobs_max / jobs.saturating_mul(candidates.len());
     if affordable == 0 {
-        return Ok(Doubts::TooLarge);
+        return Ok(too_large);
     }
     let workflow = workflow();
     if parts(&workflow, environment) > PLAN_PARTS_MAX {
-        return Ok(Doubts::TooLarge);
+        return Ok(too_large);
     }
     let runs_max = match is_failing {
         true => jobs_max / jobs,

@@ -110,8 +110,7 @@ impl Storage {
     /// volume was filled with: has caches leave free what scratch volumes were promised at most so
     /// far; those of these jobs may be gone already.
     pub async fn yield_to_scratch(&self, is_told_full: bool) {
-        // Both are asked: what was found is told once.
-        if self.trees.full_disk().take() | is_told_full {
+        if self.trees.full_disk().take() || is_told_full {
             let bytes = self.note_scratch();
             self.caches.leave_free(bytes).await;
         }
