@@ -339,14 +339,16 @@ impl Scheduler {
         if to_come == 0 {
             return true;
         }
+        let wanted = size.bytes.saturating_add(to_come);
+        let mut left = 0u64;
         let peers = self.fleet.group_of(server);
-        let left = peers.filter(|(_, node)| node.takes_work()).map(|(id, _)| {
+        let is_enough = peers.filter(|(_, node)| node.takes_work()).any(|(id, _)| {
             let taken = taken.get(&id).copied().unwrap_or_default();
-            self.fleet.available(id).minus(taken).bytes
+            left = left.saturating_add(self.fleet.available(id).minus(taken).bytes);
+            left >= wanted
         });
         // What finds no room there anyway keeps none.
-        let left = left.fold(0, u64::saturating_add);
-        left < to_come || left >= size.bytes.saturating_add(to_come)
+        is_enough || left < to_come
     }
 
     /// Nodes of other groups with most room.
