@@ -97,7 +97,7 @@ impl Scheduler {
     /// Whether these volumes take no room that a job of the pipeline may need which asks for more
     /// slots than another: it cannot run on their nodes anyway, or all can.
     fn spares_wide_jobs(&self, course: &[JobIndex], creates: &[Create]) -> bool {
-        if self.graph.slots_most <= 1 {
+        if self.cpus_max <= 1 {
             return true;
         }
         let left = course
@@ -241,7 +241,8 @@ impl Scheduler {
     }
 
     fn describe_pipeline(&self, pipeline: u32) -> String {
-        let sizes = &self.sizes();
+        let offers = self.offers();
+        let sizes: &Vec<Space> = &offers.iter().map(|offer| offer.space).collect();
         let course = self.graph.courses.of(pipeline);
         let sum = |job: &JobIndex| {
             let scratch = self.scratch_of(*job).into_iter();
@@ -253,7 +254,6 @@ impl Scheduler {
         let name = |job: JobIndex| &self.graph.workflow.job(job).name;
         let have = largest(sizes);
         let widest = self.widest(pipeline);
-        let offers = self.offers();
         let mut roomy = offers.iter().filter(|offer| offer.space.holds(peak));
         if have.holds(peak) && roomy.all(|offer| offer.slots < widest) {
             return format!(

@@ -205,8 +205,6 @@ pub(super) struct Graph {
     pipeline_caches: Vec<Vec<VolumeIndex>>,
     /// The next job of each job's pipeline, itself when it is the last.
     sibling: Vec<u32>,
-    /// The most slots that a job asks for.
-    pub(super) slots_most: u32,
     /// What rules know of each pipeline.
     pub(super) standing: Vec<Standing>,
     /// In which order each pipeline needs little space.
@@ -255,8 +253,6 @@ impl Graph {
         }
         let sibling = siblings(&pipeline);
         let standing = vec![Standing::default(); jobs.len()];
-        let slots = workflow.jobs.iter().map(|job| job.cpus.max(1));
-        let slots_most = slots.max().unwrap_or(1);
         let mut graph = Self {
             workflow,
             jobs,
@@ -271,7 +267,6 @@ impl Graph {
             crossings,
             pipeline_caches,
             sibling,
-            slots_most,
             standing,
             courses,
             batch,
