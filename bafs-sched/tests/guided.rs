@@ -6,7 +6,7 @@ use bafs_sched::planner::{
 };
 use bafs_sched::sim::study::{Varied, baselines, compare};
 use bafs_sched::sim::{Load, Policy, Run, Scenario, Simulation, advise, workflow_of};
-use bafs_sched::workflow::parse_workflow;
+use bafs_sched::workflow::{Workflow, parse_workflow};
 
 const GB: u64 = 1_000_000_000;
 const MB: u64 = 1_000_000;
@@ -106,6 +106,66 @@ fn where_nodes_fail_a_run_keeps_to_what_was_simulated() {
     assert!(run.failures > 10, "{} nodes failed", run.failures);
     let followed = run.followed.iter().map(|followed| followed.strategy);
     assert_eq!(followed.collect::<Vec<_>>(), [advised]);
+}
+
+/// A large volume and a large database, on a node that holds either, and a small volume of its own
+/// for the job that needs the database.
+fn either_or(small: &str, runtime: &str) -> Workflow {
+    let text = format!(
+        "volume db cache bafs://home/db 8 GB\nvolume v scratch 8 GB\nvolume s scratch {small}\n\
+         volume t scratch 1 MB\n\
+         job reads {{\nexecutable = x\n{runtime}\n}}\n\
+         job writes {{\nexecutable = x\nruntime = 60 s\n}}\n\
+         job idles {{\nexecutable = x\nruntime = 6 s\n}}\n\
+         job rests {{\nexecutable = x\nruntime = 6 s\n}}\n\
+         mount db reads /db\nmount s reads /s\nmount v writes /v\n\
+         mount t idles /t\n"
+    );
+    let none = |_: &str| Err("no files".to_owned());
+    parse_workflow("w.bafs", &text, &none)
+        .expect("a workflow")
+        .workflow
+}
+
+fn on_one_node() -> (Environment, Load) {
+    let environment = Environment {
+        nodes: vec![NodeClass::new(1, 1, 10 * GB)],
+        home_bytes_per_s: MB,
+        local_bytes_per_s: 12 * MB,
+        mtbf_s: None,
+        restart_s: 60,
+    };
+    (environment, Load::Declared { variability_ppm: 0 })
+}
+
+/// By the sum of bytes nothing fits, not even no plan; that was simulated, and it does.
+#[test]
+fn no_plan_is_followed_when_that_is_what_was_simulated() {
+    let (environment, load) = on_one_node();
+    let workflow = either_or("1 MB", "runtime = 60 s");
+    let advice = advise(&workflow, 0.0, &environment, &load).expect("runs that end");
+    assert_eq!(advice.as_ref().map(|it| it.strategy), Some(Strategy::Need));
+    let mut scenario = Scenario::new(environment, Policy::Guided, load, 1);
+    scenario.advice = advice;
+    let run = Simulation::new(workflow, scenario).run();
+    let run = run.expect("the run ends");
+    assert!(run.is_complete(), "{:?}", run.outcome);
+    let followed = run.followed.iter().map(|followed| followed.strategy);
+    assert_eq!(followed.collect::<Vec<_>>(), [Some(Strategy::Need)]);
+}
+
+#[test]
+fn little_that_nobody_knows_does_not_hinder_a_simulation() {
+    let (mut environment, load) = on_one_node();
+    environment.nodes[0].storage_bytes = 100 * GB;
+    let is_advised = |workflow: &Workflow| {
+        let advice = advise(workflow, 0.0, &environment, &load);
+        advice.expect("runs that end").is_some()
+    };
+    assert!(is_advised(&either_or("unknown", "")), "one of each");
+    let mut workflow = either_or("1 MB", "");
+    workflow.jobs[1].runtime_s = None;
+    assert!(!is_advised(&workflow), "two of four");
 }
 
 /// Ten nodes, of which one fails each ten minutes and is back after one: until then it is planned

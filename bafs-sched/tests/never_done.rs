@@ -33,6 +33,23 @@ fn a_run_that_never_ends_is_given_up_and_says_so() {
     }
 }
 
+/// Nothing is deleted anywhere when a pipeline makes way, so that no fact follows.
+#[test]
+fn a_run_with_remote_io_on_nodes_that_all_leave_says_so() {
+    let mut environment = thesis();
+    environment.nodes[0].until_s = Some(1_000);
+    let canonical = Canonical::parse("width=3,depth=2,batch=1MB,private=1MB,run=5000s");
+    let workflow = workflow_of(&canonical.expect("a workload"));
+    let load = Load::Declared { variability_ppm: 0 };
+    let scenario = Scenario::new(environment, Policy::Strategy(Strategy::Remote), load, 1);
+    let run = Simulation::new(workflow, scenario).run();
+    let why = run
+        .expect("the run ends")
+        .failure()
+        .expect("it cannot be done");
+    assert!(why.contains("no node is left"), "{why}");
+}
+
 fn decided(text: &str, environment: &Environment) -> (Vec<Option<String>>, Option<String>) {
     let canonical = Canonical::parse(text).expect("a workload");
     let mut plan = plan(canonical.shape(), environment);

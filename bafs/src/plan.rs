@@ -103,14 +103,22 @@ fn remote_is_faster(plan: &Plan, tried: &[Tried]) -> Option<String> {
         let found = candidates.find(|it| it.allocation.strategy == strategy)?;
         found.predicted_s
     };
-    let simulated = tried.iter().find(|tried| tried.strategy == chosen);
-    let simulated_s = simulated.and_then(|tried| tried.simulated_s);
-    let chosen_s = simulated_s.or_else(|| predicted(chosen))?;
-    let remote_s = predicted(Strategy::Remote)?;
+    let simulated = |strategy| {
+        let found = tried.iter().find(|tried| tried.strategy == strategy)?;
+        found.simulated_s
+    };
+    // Times of the model and of simulations are not compared with each other.
+    let (remote_s, chosen_s, source) = match simulated(chosen) {
+        Some(chosen_s) => (simulated(Strategy::Remote)?, chosen_s, "in the simulation"),
+        None => {
+            let (remote_s, chosen_s) = (predicted(Strategy::Remote)?, predicted(chosen)?);
+            (remote_s, chosen_s, "by the model")
+        }
+    };
     (remote_s < chosen_s).then(|| {
         format!(
-            "by the model remote I/O takes {remote_s:.0} s, less than any strategy that keeps data \
-             on nodes: `bafs run --remote-io`, if home may be asked for every byte"
+            "{source} remote I/O takes {remote_s:.0} s, less than any strategy that keeps data on \
+             nodes: `bafs run --remote-io`, if home may be asked for every byte"
         )
     })
 }
@@ -318,9 +326,6 @@ fn row(text: &mut String, candidate: &Candidate, untimed: &str) -> Result<()> {
         None if allocation.strategy == Strategy::Remote => "on request".to_owned(),
         None if allocation.is_certain => "yes".to_owned(),
         None => "likely".to_owned(),
-        Some(Shortage::Total { missing_bytes }) if !allocation.is_certain => {
-            format!("lacks {} at most", show_bytes(missing_bytes))
-        }
         Some(Shortage::Total { missing_bytes }) => format!("lacks {}", show_bytes(missing_bytes)),
         Some(Shortage::Node { missing_bytes }) => {
             format!("node lacks {}", show_bytes(missing_bytes))
@@ -329,6 +334,10 @@ fn row(text: &mut String, candidate: &Candidate, untimed: &str) -> Result<()> {
             format!("cluster lacks {}", show_bytes(missing_bytes))
         }
         Some(Shortage::Places { missing_volumes }) => format!("{missing_volumes} have no place"),
+    };
+    let possible = match allocation.shortage {
+        Some(_) if !allocation.is_certain => format!("{possible} at most"),
+        _ => possible,
     };
     if !allocation.is_possible() {
         writeln!(text, "{:<11} {possible:<20} {order}", allocation.strategy)?;

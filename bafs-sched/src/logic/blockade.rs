@@ -55,7 +55,15 @@ impl Scheduler {
         let under_way = under_way.chain(self.pipelines_at_home());
         let next = under_way.filter_map(|pipeline| self.graph.courses.next_of(pipeline));
         candidates.extend(next.filter(|job| self.queues.contains(*job)));
-        if self.break_blockade(&candidates) || self.waits_on() {
+        if self.break_blockade(&candidates) {
+            if self.attempts.is_empty() && self.is_quiet() {
+                // What is deleted nowhere, as with remote I/O, is followed by no fact that would
+                // make anybody look again.
+                self.timers.set(self.now.plus_ms(1), Timer::Patience);
+            }
+            return;
+        }
+        if self.waits_on() {
             return;
         }
         let until = *self

@@ -1,6 +1,8 @@
 //! What a failure means: whose fault it is, whether the job is tried again, when it is over.
 //! Lost volumes are `recover.rs`, full disks `full_disk.rs`.
 
+use std::collections::BTreeMap;
+
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorClass, ErrorCode};
@@ -288,14 +290,19 @@ impl Scheduler {
         if !(has_run && is_poison) {
             return self.environment_fault(job, fault);
         }
-        let names: Vec<String> = killed
-            .iter()
-            .map(|server| self.fleet.name(*server))
-            .collect();
+        let mut times: BTreeMap<ServerId, usize> = BTreeMap::new();
+        for server in killed {
+            *times.entry(*server).or_default() += 1;
+        }
+        let name = |(server, times): (&ServerId, &usize)| match times {
+            1 => self.fleet.name(*server),
+            _ => format!("{}, {times} times", self.fleet.name(*server)),
+        };
+        let names: Vec<String> = times.iter().map(name).collect();
         let reason = format!(
             "is held: each node that ran it was lost or restarted meanwhile ({}), and few others \
              were; run it alone to see why",
-            names.join(", ")
+            names.join("; ")
         );
         self.abandon_attempt(job);
         self.fail(job, reason, String::new());

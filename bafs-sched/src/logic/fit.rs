@@ -512,9 +512,16 @@ fn describe_sizes(sizes: &[Space]) -> String {
     text
 }
 
-/// An amount for people: three digits and a decimal unit.
+/// An amount for people: three digits and a decimal unit, and files where they count.
 pub(super) fn describe(space: Space) -> String {
-    format!("{} and {} files", describe_bytes(space), space.files)
+    /// No volume asks for more.
+    const FILES_MOST: u64 = 1_000_000_000_000;
+    let bytes = describe_bytes(space);
+    match space.files {
+        0 => bytes,
+        files if files > FILES_MOST => format!("{bytes} and any number of files"),
+        files => format!("{bytes} and {files} files"),
+    }
 }
 
 /// The bytes of an amount for people.
@@ -552,7 +559,7 @@ mod tests {
                 bytes: 999,
                 files: 0
             }),
-            "999 bytes and 0 files"
+            "999 bytes"
         );
     }
 }

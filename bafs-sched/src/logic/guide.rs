@@ -408,7 +408,9 @@ impl Left<'_> {
         let advice = self
             .advice
             .filter(|advice| advice.is_for(cpus, bytes.into()));
-        match advice.filter(|advice| self.is_possible(advice.strategy)) {
+        // A run without a plan was simulated whatever it is said to lack.
+        let is_feasible = |strategy| strategy == Strategy::Need || self.is_possible(strategy);
+        match advice.filter(|advice| is_feasible(advice.strategy)) {
             Some(advice) => (Some(advice.strategy), advice.reason.clone()),
             None => self.best_by_model(),
         }

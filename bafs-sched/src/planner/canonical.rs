@@ -73,7 +73,9 @@ impl Canonical {
     pub fn parse(text: &str) -> Result<Self, CanonicalError> {
         let (mut width, mut depth, mut batch, mut private) = (None, None, None, None);
         let (mut run, mut variability) = (None, None);
-        for part in text.split(',') {
+        // A comma behind the last part is no further one.
+        let parts = text.trim_end().strip_suffix(',').unwrap_or(text);
+        for part in parts.split(',') {
             let (key, value) = part
                 .split_once('=')
                 .ok_or_else(|| CanonicalError(format!("'{part}' is not of the form KEY=VALUE")))?;
@@ -183,6 +185,7 @@ impl Canonical {
             width: u64::from(self.width),
             pipelines_in_one: 1,
             depth: u64::from(self.depth),
+            pipeline_jobs: f64::from(self.depth),
             batch_bytes: u128::from(self.batch_bytes),
             batch_total_bytes: u128::from(self.depth) * u128::from(self.batch_bytes),
             batch_read_bytes: self.batch_bytes as f64,
@@ -431,9 +434,11 @@ mod tests {
             (45_000_000_000, 500_000_000)
         );
         assert_eq!((canonical.run_s, canonical.variability), (5000.0, 0.1));
+        assert_eq!(Canonical::parse(&format!("{text},")), Ok(canonical));
         for (wrong, right, expected) in [
             ("width=350", "width=0", "width=0: must be"),
             ("width=350,", "", "width=... is missing"),
+            ("width=350,", "width=350,,", "'' is not of the form"),
             ("depth=5", "deep=5", "deep=5: known keys"),
             ("45GB", "45", "batch=45: the size '45' has no unit"),
             ("45GB", "-45GB", "batch=-45GB"),

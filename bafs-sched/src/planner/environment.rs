@@ -228,6 +228,12 @@ impl Environment {
                 "the nodes have more than 8000 PB of storage together",
             ));
         }
+        if self.first().next().is_none() {
+            return Err(whole(
+                "no node is there at the beginning: nothing could run; give some [[nodes]] no \
+                 `from`",
+            ));
+        }
         if self.cpus() == 0 {
             return Err(whole(
                 "no node has a processor at the beginning: nothing could run; give some `cpus`",
@@ -552,7 +558,12 @@ fn syntax(text: &str, error: &toml::de::Error) -> EnvironmentError {
     let line = line_of(text, span.start);
     let shown = text.lines().nth(line - 1).unwrap_or("").trim();
     let shown: String = shown.chars().take(SHOWN_MAX).collect();
-    at(line, format!("{}, in `{shown}`", error.message()))
+    let message = match error.message() {
+        // TOML's own name for what does not fit into 64 bits.
+        it if it.contains("i128") || it.contains("u128") => "a number is too large",
+        it => it,
+    };
+    at(line, format!("{message}, in `{shown}`"))
 }
 
 fn line_of(text: &str, offset: usize) -> usize {
@@ -664,6 +675,7 @@ mod tests {
             local-rate => lan-rate => line 2: => `lan-rate` is no key
             [[nodes]] => mtbf = "0 s"\n[[nodes]] => line 4: => `mtbf` is zero
             [[nodes]] => mtbf = "5 weeks"\n[[nodes]] => line 4: => unknown unit of time
+            count = 50 => count = 99999999999999999999 => line 5: a number is too large, in
             count = 50 => count = 0 => line 5: => `count` must be a whole number from 1
             count = 50 => count = -3 => line 5: => `count` must be
             cpus = 1 => cpus = 1.5 => line 6: => `cpus` must be
@@ -685,7 +697,7 @@ mod tests {
             cpus = 1 => cpus = 1\nspeed = 0 => line 7: => `speed` must be a number
             cpus = 1 => cpus = 1\ndisk-rate = "0 B/s" => line 7: => `disk-rate` => is zero
             cpus = 1 => cpus = 1\nuntil = "2 h"\nfrom = "2 h" => line 7: => is not after `from`
-            cpus = 1 => cpus = 1\nfrom = "2 h" => no node has a processor
+            cpus = 1 => cpus = 1\nfrom = "2 h" => no node is there at the beginning
             cpus = 1 => cpus = 1\nmemory-rate = "9" => line 7: => `memory-rate` must be a rate
             cpus = 1 => cpus = 1\nhome-rate = "0 B/s" => line 7: => `home-rate` => is zero
             cpus = 1 => cpus = 1\ncluster = "" => line 7: => `cluster` must be a name

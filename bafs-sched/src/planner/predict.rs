@@ -332,7 +332,8 @@ impl Model<'_> {
     /// Everything crosses the link to home, for each job again.
     fn remote_s(&self) -> f64 {
         let (running, depth) = (self.running(), self.shape.depth as f64);
-        let bytes = self.shape.batch_read_bytes + 2.0 * self.shape.private_io_bytes;
+        let private_bytes = depth * 2.0 * self.shape.private_io_bytes;
+        let batch_bytes = self.shape.batch_read_bytes;
         let stage = Stage {
             jobs: self.shape.width,
             fetch_s: 0.0,
@@ -340,8 +341,9 @@ impl Model<'_> {
             read_s: 0.0,
             work_s: depth * self.times().mean_s,
             last_work_s: depth * self.times().mean_s,
-            demand_s: depth * self.home_s(bytes),
-            own_s: self.own_s(depth * bytes),
+            // Jobs side by side have their own links, but share that to home.
+            demand_s: self.home_s(self.shape.pipeline_jobs * batch_bytes + private_bytes),
+            own_s: self.own_s(depth * batch_bytes + private_bytes),
         };
         let waves = Waves::of(self.shape.width, running, 1);
         let spread_s = self.times().deviation_s

@@ -26,6 +26,8 @@ pub struct Shape {
     pub(super) pipelines_in_one: u64,
     /// Stages of the longest pipeline.
     pub depth: u64,
+    /// Jobs of a pipeline, on average: more than stages where stages have several.
+    pub pipeline_jobs: f64,
     /// Batch data of the stage that has most.
     pub batch_bytes: u128,
     /// All batch data, each volume once.
@@ -94,6 +96,7 @@ impl Shape {
         shape.width = pipelines.members.len() as u64;
         let counted: BTreeSet<u32> = workflow.pipelines().into_iter().collect();
         shape.pipelines_in_one = (counted.len() as u64).div_ceil(shape.width.max(1));
+        shape.pipeline_jobs = workflow.jobs.len() as f64 / shape.width.max(1) as f64;
         shape.variability = variability;
         shape.set_volumes(workflow);
         let extracted = workflow.extracts.iter().map(|e| e.volume).collect();
@@ -243,6 +246,7 @@ impl Shape {
             width: 0,
             pipelines_in_one: 1,
             depth: levels.iter().max().map_or(1, |&level| u64::from(level) + 1),
+            pipeline_jobs: 0.0,
             batch_bytes: stages.values().map(bytes).max().unwrap_or(0),
             batch_total_bytes: bytes(&all),
             batch_files: stages.values().map(files).max().unwrap_or(0),

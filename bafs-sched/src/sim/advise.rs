@@ -7,9 +7,12 @@ use super::record::Stuck;
 use crate::planner::{Advice, Canonical, Environment, Plan, Shape, Strategy, plan};
 use crate::workflow::Workflow;
 
+/// Sizes of volumes, or run times of jobs, that may be unknown, as a part of all of them: what is
+/// unknown counts as nothing in a simulation, and of little else it says nothing.
+const UNKNOWN_PART_MAX: usize = 4;
+
 /// Advice for a workflow on the nodes of an environment. None when there is nothing to choose or
-/// too much to simulate, and none where sizes or run times are not known: a simulation without them
-/// says nothing.
+/// too much to simulate, and none where more than a quarter of the sizes or run times is not known.
 ///
 /// # Errors
 /// When a simulated run does not come to an end: a defect.
@@ -19,12 +22,17 @@ pub fn advise(
     environment: &Environment,
     load: &Load,
 ) -> Result<Option<Advice>, Stuck> {
-    let is_size_unknown = workflow.volumes.iter().any(|it| it.size_bytes == 0);
-    let is_time_unknown = match load {
-        Load::Declared { .. } => workflow.jobs.iter().any(|it| it.runtime_s.is_none()),
-        Load::Measured(_) => false,
+    let volumes = workflow.volumes.iter();
+    let sizes = volumes.filter(|it| it.size_bytes == 0).count();
+    let times = match load {
+        Load::Declared { .. } => {
+            let jobs = workflow.jobs.iter();
+            jobs.filter(|it| it.runtime_s.is_none()).count()
+        }
+        Load::Measured(_) => 0,
     };
-    if is_size_unknown || is_time_unknown {
+    let is_many = |unknown: usize, all: usize| unknown * UNKNOWN_PART_MAX > all;
+    if is_many(sizes, workflow.volumes.len()) || is_many(times, workflow.jobs.len()) {
         return Ok(None);
     }
     let doubt = match Canonical::recognise(workflow, variability) {

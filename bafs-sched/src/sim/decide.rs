@@ -13,7 +13,7 @@ use super::contender::{
 use super::load::Load;
 use super::policy::{Policy, Scenario};
 use super::record::Stuck;
-use crate::planner::{Allocation, Choice, Environment, Plan, Strategy};
+use crate::planner::{Allocation, Candidate, Choice, Environment, Plan, Strategy};
 use crate::workflow::{VolumeKind, Workflow};
 
 /// Jobs of all simulations for one plan; some seconds on a slow machine. A workflow with more is
@@ -113,12 +113,9 @@ fn decide_within(
         true => doubt,
         false => Doubt::All,
     };
-    let mut candidates = doubtful(plan, doubt, is_failing);
-    // What is missing is missing at most, where no equation describes the workload.
-    let is_last_resort = candidates.is_empty() && doubt == Doubt::All;
-    if is_last_resort {
-        candidates.push(Strategy::Need);
-    }
+    let candidates = doubtful(plan, doubt, is_failing);
+    // Nothing fits as far as the table knows.
+    let is_last_resort = !plan.candidates.iter().any(is_planned);
     let least = match doubt {
         Doubt::Ties if !is_failing => 2,
         // What the model says of one does not hold either.
@@ -164,12 +161,19 @@ fn decide_within(
     };
     let mut trials: Vec<Contender> = candidates.into_iter().map(Contender::new).collect();
     field.try_all(&mut trials, records_max)?;
-    // Else what the model says is missing tells more.
-    if !is_last_resort || trials.iter().any(|trial| trial.mean_s().is_some()) {
-        choose(plan, &trials);
+    match trials.iter().any(|trial| trial.mean_s().is_some()) {
+        false if is_last_resort => plan.refusal = refusal_of_last_resort(plan, &trials),
+        _ => choose(plan, &trials),
     }
+    trials.extend(field.try_remote(plan, &trials, records_max)?);
     let tried = trials.into_iter().map(Contender::tried);
     Ok(Doubts::Tried(tried.collect()))
+}
+
+/// Whether a strategy is possible and keeps data on nodes.
+fn is_planned(candidate: &Candidate) -> bool {
+    let allocation = &candidate.allocation;
+    allocation.is_possible() && allocation.strategy != Strategy::Remote
 }
 
 /// Parts of all caches, were each on every node.
@@ -231,6 +235,48 @@ impl Field<'_> {
         Ok(())
     }
 
+    /// Remote I/O, which is never chosen, with the seeds of the choice: only where the model takes
+    /// it to be faster, and for as long as it is.
+    fn try_remote(
+        &self,
+        plan: &Plan,
+        trials: &[Contender],
+        records: u64,
+    ) -> Result<Option<Contender>, Stuck> {
+        let choice = plan.choice.as_ref().map(|choice| choice.strategy);
+        let Some(chosen) = trials.iter().find(|it| Some(it.strategy) == choice) else {
+            return Ok(None);
+        };
+        let mut candidates = plan.candidates.iter();
+        let found = candidates.find(|it| it.allocation.strategy == Strategy::Remote);
+        let predicted_s = found.and_then(|remote| remote.predicted_s);
+        if !predicted_s.is_some_and(|remote_s| chosen.mean_s().is_some_and(|s| remote_s < s)) {
+            return Ok(None);
+        }
+        let mut remote = Contender::new(Strategy::Remote);
+        let mut left = records;
+        for seed in 0..chosen.times_us.len() as u64 {
+            let limit_us = chosen.sum_us().saturating_sub(remote.sum_us());
+            let scenario = |strategy| self.scenario(strategy, seed, left);
+            let looked_at = remote.run(self.workflow, scenario, limit_us)?;
+            left = left.saturating_sub(looked_at);
+        }
+        Ok(Some(remote))
+    }
+
+    fn scenario(&self, strategy: Strategy, seed: u64, looked_at_max: u64) -> Scenario {
+        Scenario {
+            attempts_for_job: ATTEMPTS_FOR_JOB,
+            looked_at_max,
+            ..Scenario::new(
+                self.environment.clone(),
+                Policy::from(strategy),
+                self.load.clone(),
+                SEED_FIRST + seed,
+            )
+        }
+    }
+
     /// Simulates those that are left with one seed; answers how many records were looked at.
     fn try_seed(&self, trials: &mut [Contender], seed: u64, records: u64) -> Result<u64, Stuck> {
         let is_failing = self.environment.mtbf_s.is_some();
@@ -247,16 +293,7 @@ impl Field<'_> {
                 _ => 1,
             };
             let looked_at_max = left / to_come as u64;
-            let scenario = |strategy| Scenario {
-                attempts_for_job: ATTEMPTS_FOR_JOB,
-                looked_at_max,
-                ..Scenario::new(
-                    self.environment.clone(),
-                    Policy::from(strategy),
-                    self.load.clone(),
-                    SEED_FIRST + seed,
-                )
-            };
+            let scenario = |strategy| self.scenario(strategy, seed, looked_at_max);
             let looked_at = trials[at].run(self.workflow, scenario, limit_us)?;
             left = left.saturating_sub(looked_at);
         }
@@ -268,10 +305,12 @@ impl Field<'_> {
 /// again is among them whatever the model says, which may be off by twice about those. So is no
 /// plan, of which the model tells nothing where storage is short.
 fn doubtful(plan: &Plan, doubt: Doubt, is_failing: bool) -> Vec<Strategy> {
-    let possible = plan.candidates.iter().filter(|candidate| {
-        let allocation = &candidate.allocation;
-        allocation.is_possible() && allocation.strategy != Strategy::Remote
-    });
+    // What it is said to lack it lacks at most, where no equation describes the workload.
+    let is_tried_anyway = |candidate: &Candidate| {
+        doubt == Doubt::All && candidate.allocation.strategy == Strategy::Need
+    };
+    let candidates = plan.candidates.iter();
+    let possible = candidates.filter(|it| is_planned(it) || is_tried_anyway(it));
     let mut timed: Vec<(f64, &Allocation)> = possible
         .map(|candidate| {
             let predicted_s = candidate.predicted_s.unwrap_or(f64::INFINITY);
@@ -333,6 +372,7 @@ fn choose(plan: &mut Plan, trials: &[Contender]) {
             let saved = 100.0 * (1.0 - seconds / slower);
             reason += &format!(", {saved:.1} % less than {other} ({slower:.0} s)");
         }
+        None if trials.len() == 1 => reason += ", and no other strategy is possible",
         None => reason += ", and no other strategy is faster",
     }
     reason += &given_up(trials);
@@ -393,6 +433,20 @@ fn choose_untimed(plan: &mut Plan, trials: &[Contender]) {
     );
     plan.choice = Some(Choice { strategy, reason });
     plan.refusal = None;
+}
+
+/// What is said where no strategy fits, and what is tried all the same came to no end: plain runs
+/// are not told to try it once more, unless it was too much to simulate.
+fn refusal_of_last_resort(plan: &Plan, trials: &[Contender]) -> Option<String> {
+    let failed = trials.iter().find(|trial| !trial.is_cut);
+    let Some(why) = failed.and_then(|trial| trial.failed.as_deref()) else {
+        return plan.refusal.clone();
+    };
+    Some(format!(
+        "no strategy fits the storage as far as bytes tell, and a run without a plan comes to no \
+         end in the simulation ({why}); `bafs run --remote-io` needs no storage, but every byte of \
+         every job would cross the link to home"
+    ))
 }
 
 /// What became of each, when none came to its end. Those with the same trouble are told together.

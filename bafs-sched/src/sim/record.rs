@@ -60,8 +60,11 @@ impl Run {
         let why = match &self.outcome {
             Outcome::Complete => return None,
             Outcome::Failed { jobs, messages } => {
-                let reasons = jobs.iter().map(|job| &job.reason);
-                messages.iter().chain(reasons).next().cloned()
+                let reasons = jobs.iter().map(|job| match job.node.as_str() {
+                    "" => format!("job '{}': {}", job.name, job.reason),
+                    node => format!("job '{}' on {node}: {}", job.name, job.reason),
+                });
+                messages.iter().cloned().chain(reasons).next()
             }
             Outcome::Cancelled => None,
         };
