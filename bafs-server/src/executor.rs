@@ -24,6 +24,7 @@ use self::starts::Starts;
 use crate::counters::Counters;
 use crate::fault;
 use crate::full_disk::FullDisk;
+use crate::storage::is_gone;
 
 /// Jobs that may run at once, per slot: a scheduler that overlaps the end of one job with the start
 /// of the next stays well below.
@@ -57,6 +58,8 @@ pub struct ExecutorConfig {
     pub logs: PathBuf,
     /// The file that tells which executions were begun.
     pub starts: PathBuf,
+    /// Where the volumes of this node are: while that is gone, no job tells anything.
+    pub volumes: PathBuf,
 }
 
 /// Jobs of this node.
@@ -278,7 +281,12 @@ impl Executor {
         self.full_disk.take()
     }
 
-    fn finish(&self, id: ExecutionId, report: JobReport) {
+    fn finish(&self, id: ExecutionId, mut report: JobReport) {
+        if is_gone(&self.config.volumes) {
+            let store = self.config.volumes.display();
+            let text = format!("the store of its node was removed while it ran: no {store}");
+            report.outcome = JobOutcome::Environment(Error::new(ErrorCode::StoreLost, text));
+        }
         if report.outcome != JobOutcome::Exited(0) {
             let volumes = report.volumes.iter();
             volumes.for_each(|used| self.full_disk.found(used.disk_bytes));

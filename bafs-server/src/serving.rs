@@ -14,6 +14,7 @@ use bafs_proto::path::check_name;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::counters::ReadFigures;
@@ -37,7 +38,11 @@ pub struct Running {
     listener: Arc<Listener>,
     tasks: Vec<JoinHandle<()>>,
     figures: ReadFigures,
+    ending: Option<Ending>,
 }
+
+/// When a server cannot go on, and why.
+type Ending = (watch::Receiver<bool>, Box<dyn Fn() -> Error + Send>);
 
 impl fmt::Debug for Running {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -64,7 +69,27 @@ impl Running {
             listener,
             tasks: vec![task],
             figures,
+            ending: None,
         })
+    }
+
+    /// Says when the server cannot go on, and why.
+    pub fn end_when(
+        &mut self,
+        is_over: watch::Receiver<bool>,
+        why: impl Fn() -> Error + Send + 'static,
+    ) {
+        self.ending = Some((is_over, Box::new(why)));
+    }
+
+    /// Waits until the server cannot go on: for ever, where nothing can end it.
+    pub async fn over(&mut self) -> Error {
+        if let Some((is_over, why)) = &mut self.ending
+            && is_over.wait_for(|is_over| *is_over).await.is_ok()
+        {
+            return why();
+        }
+        std::future::pending().await
     }
 
     /// Where it listens.

@@ -5,6 +5,7 @@
 mod descriptors;
 mod remembered;
 mod replay;
+mod root;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,6 +35,7 @@ use crate::lives;
 use descriptors::keep;
 use remembered::Remembered;
 use replay::{Answer, Begin, Replay};
+pub(crate) use root::Root;
 
 /// A session ends when it is silent for so long, in milliseconds.
 pub const LEASE_MS: u64 = 60_000;
@@ -57,6 +59,7 @@ struct Shared {
     counters: Counters,
     /// Whether an operation found the disk full.
     full_disk: FullDisk,
+    root: Root,
     /// Names the present life of this machine.
     machine: u64,
     state: Mutex<State>,
@@ -102,6 +105,11 @@ impl TreeSessions {
     /// `life` is the number of this life of the server: all epochs of an earlier one are smaller,
     /// whatever the clock does.
     pub fn new(life: u32, counters: Counters) -> Self {
+        Self::beneath(Root::default(), life, counters)
+    }
+
+    /// The same for trees in a directory: while that is gone, operations answer nothing.
+    pub(crate) fn beneath(root: Root, life: u32, counters: Counters) -> Self {
         let state = State {
             last_epoch: u64::from(life) << 32,
             ..State::default()
@@ -109,6 +117,7 @@ impl TreeSessions {
         Self(Arc::new(Shared {
             counters,
             full_disk: FullDisk::default(),
+            root,
             machine: lives::machine().unwrap_or_else(|| u64::from(life)),
             state: Mutex::new(state),
         }))
@@ -233,6 +242,7 @@ impl TreeSessions {
                     let ran =
                         session.run_batch(after.is_some(), caller, (&ops, &given), &body, full);
                     let answer = ran.map_err(|()| shared.why_ended(&tree, epoch));
+                    let answer = shared.root.unless_gone(answer);
                     shared.count(&answer);
                     lock(&session.replay).finish(sequence, &ops, &answer);
                     if after.is_some() {

@@ -27,6 +27,7 @@ fn executor(directory: &Path, script: &str) -> Arc<Executor> {
         memory_bytes: None,
         logs: directory.to_owned(),
         starts: directory.join("starts"),
+        volumes: directory.to_owned(),
     };
     Executor::open(config, Counters::default()).expect("executor")
 }

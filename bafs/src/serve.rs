@@ -160,7 +160,7 @@ fn check_reachable(listen: &str, catalog: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-async fn until_stopped(server: Running, args: &ServerArgs, output: Output) -> Result<()> {
+async fn until_stopped(mut server: Running, args: &ServerArgs, output: Output) -> Result<()> {
     // Before anybody is told that it listens, and may want it to end.
     let asked = asked_to_end();
     let address = server.address().to_string();
@@ -177,12 +177,13 @@ async fn until_stopped(server: Running, args: &ServerArgs, output: Output) -> Re
     )?;
     // Heard, it ends no server: a write past `ulimit -f` of whoever started it fails with EFBIG.
     let _ = signal(SignalKind::from_raw(Signal::SIGXFSZ as i32))?;
-    tokio::select! {
-        _ = asked => {}
-        () = stdin_closed(), if args.until_stdin_closes => {}
-    }
+    let over = tokio::select! {
+        _ = asked => None,
+        () = stdin_closed(), if args.until_stdin_closes => None,
+        why = server.over() => Some(why),
+    };
     server.stop().await;
-    Ok(())
+    over.map_or(Ok(()), |why| Err(why.into()))
 }
 
 async fn stdin_closed() {

@@ -263,6 +263,40 @@ fn cluster_survives_a_killed_node() -> Result<()> {
     check_nothing_left(&world)
 }
 
+/// Somebody tidies up: what the jobs of that node do not find any more is not their fault.
+#[test]
+fn cluster_survives_a_store_that_is_removed_while_it_is_served() -> Result<()> {
+    let name = "cluster_survives_a_store_that_is_removed_while_it_is_served";
+    let Some(world) = ready(name, &["20MB", "20MB", "20MB"])? else {
+        return Ok(());
+    };
+    let expected = put_input(&world, 6)?;
+    let path = world.workflow(&pipelines(6, "4"))?;
+    let run = start_run(&world, &path.to_string_lossy())?;
+    let volumes = world.cluster.directory().join("n2/volumes");
+    let has_some = || std::fs::read_dir(&volumes).is_ok_and(|found| found.count() > 0);
+    for _ in 0..200 {
+        if has_some() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    ensure!(has_some(), "a job has its volumes there");
+    // It has begun, and writes later.
+    std::thread::sleep(Duration::from_millis(1_000));
+    // What is being made there meanwhile may come back for a moment.
+    while volumes.exists() {
+        let _ = std::fs::remove_dir_all(&volumes);
+    }
+    let output = run.wait_with_output()?;
+    ensure!(output.status.success(), said(&output));
+    check_output(&world, &expected)?;
+    check_nothing_left(&world)?;
+    let log = std::fs::read_to_string(world.cluster.directory().join("n2.log"))?;
+    ensure!(log.contains("somebody removed it"), "{log}");
+    Ok(())
+}
+
 #[test]
 fn cluster_reports_failed_jobs_and_keeps_what_is_done() -> Result<()> {
     let name = "cluster_reports_failed_jobs_and_keeps_what_is_done";

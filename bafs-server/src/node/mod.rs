@@ -16,6 +16,7 @@ use bafs_proto::message::{Advert, ServerKind};
 use bafs_proto::net::channel::Listener;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::{Error, ErrorCode, Result};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use self::subnet::subnet_of;
@@ -77,7 +78,17 @@ pub async fn start(config: NodeConfig) -> Result<Running> {
     let tasks = node.background();
     let published = node.clone();
     let figures: ReadFigures = Arc::new(move || published.figures());
+    let gone = node.gone.subscribe();
+    let store = node.config.store.clone();
     let mut running = Running::start(listener, node, figures)?;
+    running.end_when(gone, move || {
+        let text = format!(
+            "store {}: somebody removed it while this node served it, so that its volumes are \
+             lost; start the node again",
+            store.display()
+        );
+        Error::new(ErrorCode::StoreLost, text)
+    });
     tasks.into_iter().for_each(|task| running.add_task(task));
     Ok(running)
 }
@@ -96,6 +107,8 @@ pub struct Node {
     door: Arc<Door>,
     access: Access,
     counters: Counters,
+    /// Whether the store is gone.
+    gone: watch::Sender<bool>,
 }
 
 impl Node {
@@ -146,6 +159,7 @@ impl Node {
             memory_bytes: config.agent_memory_bytes,
             logs: store.logs(),
             starts: store.starts(),
+            volumes: store.volumes(),
         };
         let executor = Executor::open(executor, counters.clone())?;
         let access = Access::at(config.identity.verifier.clone(), address.clone());
@@ -162,6 +176,7 @@ impl Node {
             door,
             access,
             counters,
+            gone: watch::Sender::new(false),
         }))
     }
 
@@ -178,12 +193,18 @@ impl Node {
         tasks.push(tokio::spawn(self.door.clone().serve()));
         let (storage, caches) = (self.storage.clone(), self.caches.clone());
         let executor = self.executor.clone();
+        let (store, gone) = (self.store.clone(), self.gone.clone());
         tasks.push(tokio::spawn(async move {
             loop {
                 tokio::time::sleep(Duration::from_millis(SWEEP_MS)).await;
                 storage.sweep().await;
                 storage.yield_to_scratch(executor.take_full_disk()).await;
                 caches.tick().await;
+                let looked_at = store.clone();
+                let looking = tokio::task::spawn_blocking(move || looked_at.is_gone());
+                if looking.await.is_ok_and(|is_gone| is_gone) {
+                    gone.send_replace(true);
+                }
             }
         }));
         tasks.push(tokio::spawn(self.storage.clone().watch()));

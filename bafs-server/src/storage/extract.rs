@@ -84,7 +84,10 @@ impl Upload {
         check_relative(&call.path)?;
         let beneath = Beneath::open(root);
         let failed = |e: &std::io::Error| {
+            let is_gone = |e: &std::io::Error| e.kind() == std::io::ErrorKind::NotFound;
             let code = match e.kind() {
+                // The volume itself is not there: that says nothing of what jobs wrote.
+                _ if beneath.as_ref().err().is_some_and(is_gone) => ErrorCode::VolumeLost,
                 std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
                     ErrorCode::NotFound
                 }

@@ -35,6 +35,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 pub use store::Store;
+pub(crate) use store::is_gone;
 pub(crate) use trees::volume_of;
 
 use crate::cache::Caches;
@@ -121,7 +122,7 @@ impl Storage {
         })
         .await?;
         Ok(Arc::new(Self {
-            trees: OpenTrees::new(store.life(), counters.clone()),
+            trees: OpenTrees::new(store.volumes(), store.life(), counters.clone()),
             looks: watching::Looks::default(),
             scratch_most: AtomicU64::new(0),
             store,

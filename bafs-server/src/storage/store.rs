@@ -48,6 +48,11 @@ pub struct Store {
     _lock: File,
 }
 
+/// Whether something that must be there is not; a disk that does not say so keeps it. Blocks.
+pub(crate) fn is_gone(path: &Path) -> bool {
+    matches!(path.try_exists(), Ok(false))
+}
+
 impl Store {
     /// Opens the store at `root`, made if it is not there. Blocks.
     ///
@@ -133,6 +138,16 @@ impl Store {
     /// Where the cache keeps its blocks.
     pub fn cache(&self) -> PathBuf {
         self.root.join("cache")
+    }
+
+    /// Where volumes in place are.
+    pub fn volumes(&self) -> PathBuf {
+        self.root.join("volumes")
+    }
+
+    /// Whether somebody removed the store while it is served. Blocks.
+    pub fn is_gone(&self) -> bool {
+        is_gone(&self.volumes()) || is_gone(&self.root.join("server-id"))
     }
 
     /// Where the agents' logs are.

@@ -22,7 +22,7 @@ use super::{Storage, Store, blocking, lost};
 use crate::counters::Counters;
 use crate::door::{Grant, Parcel};
 use crate::full_disk::FullDisk;
-use crate::trees::TreeSessions;
+use crate::trees::{Root, TreeSessions};
 
 /// An answer is on its way so long before the deadline, to arrive in time.
 const MARGIN: Duration = Duration::from_millis(200);
@@ -35,9 +35,9 @@ pub(super) struct OpenTrees {
 }
 
 impl OpenTrees {
-    pub(super) fn new(life: u32, counters: Counters) -> Self {
+    pub(super) fn new(volumes: PathBuf, life: u32, counters: Counters) -> Self {
         Self {
-            sessions: TreeSessions::new(life, counters),
+            sessions: TreeSessions::beneath(Root(Some(volumes)), life, counters),
             trees: Mutex::default(),
         }
     }
