@@ -30,6 +30,7 @@ fn report(words: &[&str]) -> JobReport {
         "full" => JobOutcome::Exited(1),
         "missing" => JobOutcome::NotStarted("/bin/tool does not exist".to_owned()),
         "unreachable" => environment(ErrorCode::Unreachable, "no answer"),
+        "homeless" => environment(ErrorCode::HomeUnreachable, "home does not answer"),
         _ => environment(ErrorCode::Unsupported, "no /dev/fuse"),
     };
     let used = |held: &str| VolumeUse {
@@ -64,10 +65,11 @@ fn event(words: &[&str]) -> Event {
         "created" => Event::VolumeCreated {
             volume: VolumeId(number(1)),
         },
-        "nospace" | "anew" => Event::VolumeCreateFailed {
+        "nospace" | "anew" | "broken" => Event::VolumeCreateFailed {
             volume: VolumeId(number(1)),
             error: match words[0] {
                 "nospace" => Error::new(ErrorCode::NoSpaceBytes, "No space left on device"),
+                "broken" => Error::new(ErrorCode::ServerFault, "Input/output error"),
                 _ => Error::new(ErrorCode::StoreLost, "it was started anew"),
             },
         },
@@ -77,10 +79,12 @@ fn event(words: &[&str]) -> Event {
         "started" => Event::JobStarted {
             execution: execution(),
         },
-        "exited" | "full" | "unsupported" | "unreachable" | "missing" => Event::JobEnded {
-            execution: execution(),
-            report: report(words),
-        },
+        "exited" | "full" | "unsupported" | "unreachable" | "homeless" | "missing" => {
+            Event::JobEnded {
+                execution: execution(),
+                report: report(words),
+            }
+        }
         "refused" => Event::JobStartFailed {
             execution: execution(),
             error: Error::new(ErrorCode::NotFound, "no home has it"),

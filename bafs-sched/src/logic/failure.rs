@@ -52,6 +52,27 @@ const SAME_LOSS_MS: u64 = 5_000;
 /// A job is blamed for losses of nodes that chance brings together less than once in so many times.
 const TELLING_ODDS: u64 = 1_000;
 
+/// What an environment failed of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cause {
+    /// Something of its node, or nobody knows.
+    Unknown,
+    /// A volume that is lost.
+    Loss,
+    /// A home that does not answer.
+    Home,
+}
+
+impl Cause {
+    fn of(error: &Error) -> Self {
+        match error.class() {
+            _ if error.code == ErrorCode::HomeUnreachable => Self::Home,
+            ErrorClass::VolumeLost => Self::Loss,
+            _ => Self::Unknown,
+        }
+    }
+}
+
 impl Scheduler {
     /// The attempt failed by the job's own fault: it is tried again as often as declared.
     pub(super) fn own_fault(&mut self, job: JobIndex, reason: String, output_tail: String) {
@@ -107,10 +128,7 @@ impl Scheduler {
                 );
             }
             code if is_hopeless_there(code) => self.node_is_unfit(job, error),
-            _ => {
-                let is_loss = error.class() == ErrorClass::VolumeLost;
-                self.environment_fault_of(job, &error.to_string(), is_loss);
-            }
+            _ => self.environment_fault_of(job, &error.to_string(), Cause::of(error)),
         }
     }
 
@@ -160,11 +178,12 @@ impl Scheduler {
 
     /// The attempt failed by no fault of the job: volumes are probed, and it is tried again.
     pub(super) fn environment_fault(&mut self, job: JobIndex, fault: &str) {
-        self.environment_fault_of(job, fault, false);
+        self.environment_fault_of(job, fault, Cause::Unknown);
     }
 
-    /// As [`Self::environment_fault`]; what a node lost with its store is no sign of a bad one.
-    fn environment_fault_of(&mut self, job: JobIndex, fault: &str, is_loss: bool) {
+    /// As [`Self::environment_fault`]; what a node lost with its store is no sign of a bad one, and
+    /// while a home is away no job is tried too often.
+    fn environment_fault_of(&mut self, job: JobIndex, fault: &str, cause: Cause) {
         let Some(attempt) = self.attempts.get(&job) else {
             return;
         };
@@ -188,7 +207,11 @@ impl Scheduler {
             }
         }
         let is_lost = self.is_lost(server);
-        if !(is_loss || is_lost)
+        let is_blamed = cause != Cause::Loss && !is_lost;
+        if is_blamed && cause == Cause::Unknown {
+            self.avoid_after_two(job, server);
+        }
+        if is_blamed
             && self
                 .fleet
                 .count_fault(server, self.settings.node_faults_max)
@@ -197,10 +220,36 @@ impl Scheduler {
             let text = format!("fails jobs while others do not, the last time because {fault}");
             self.tell_aside(server, &text);
         }
+        if cause == Cause::Home
+            && let Some(tries) = self.wait_for_home(job)
+        {
+            self.settle(job, self.settings.pause_ms(tries));
+            return;
+        }
         let faults = self.count_environment_fault(job);
         // Nobody tries again where a server is gone, so that a pause would spare nothing.
         let tries = if is_lost { 1 } else { faults };
         self.try_again(job, faults, self.settings.pause_ms(tries), fault);
+    }
+
+    /// The environment of a job failed on a node; after the second time in a row others are tried
+    /// first: what is wrong there may be told by nobody else.
+    fn avoid_after_two(&mut self, job: JobIndex, server: ServerId) {
+        let node = self.graph.job_mut(job);
+        if node.environment.last_on.replace(server) == Some(server) {
+            node.faulted_on.insert(server);
+        }
+    }
+
+    /// A home was away when a job needed it: for as long as results wait for it that does not count
+    /// against the job. Answers how often in a row it was so; nothing when it is too long.
+    fn wait_for_home(&mut self, job: JobIndex) -> Option<u32> {
+        let now = self.now;
+        let away = &mut self.graph.job_mut(job).environment.away;
+        let known = away.filter(|(_, _, last)| now.ms_since(*last) < FORGET_MS);
+        let (tries, since) = known.map_or((0, now), |(tries, since, _)| (tries, since));
+        *away = Some((tries.saturating_add(1), since, now));
+        (now.ms_since(since) < self.settings.extract_wait_ms).then_some(tries.saturating_add(1))
     }
 
     /// After a failure of its environment that is counted: a job is tried again, or held.
@@ -239,9 +288,12 @@ impl Scheduler {
     /// A job succeeded: where it failed before, by its own fault as it seemed, the node may be to
     /// blame.
     pub(super) fn blame_nodes(&mut self, job: JobIndex) {
-        self.graph.job_mut(job).killed.clear();
-        self.graph.job_mut(job).full_on.clear();
-        self.graph.job_mut(job).no_room_on.clear();
+        let node = self.graph.job_mut(job);
+        node.killed.clear();
+        node.faulted_on.clear();
+        node.full_on.clear();
+        node.no_room_on.clear();
+        (node.environment.last_on, node.environment.away) = (None, None);
         let here = self.graph.job(job).last_server;
         for server in std::mem::take(&mut self.graph.job_mut(job).failed_on) {
             if Some(server) != here && self.fleet.blame(server, self.settings.node_faults_max) {
@@ -299,9 +351,13 @@ impl Scheduler {
             _ => format!("{}, {times} times", self.fleet.name(*server)),
         };
         let names: Vec<String> = times.iter().map(name).collect();
+        let others = match without {
+            0 => "and no node was without it",
+            _ => "and few others were",
+        };
         let reason = format!(
-            "is held: each node that ran it was lost or restarted meanwhile ({}), and few others \
-             were; run it alone to see why",
+            "is held: each node that ran it was lost or restarted meanwhile ({}), {others}; run it \
+             alone to see why",
             names.join("; ")
         );
         self.abandon_attempt(job);
@@ -447,9 +503,8 @@ impl Scheduler {
                 waiters.for_each(|job| self.lacks_room(job, server, &fault));
             }
             ErrorClass::Transient | ErrorClass::VolumeLost => {
-                let is_loss = error.class() == ErrorClass::VolumeLost;
-                let waiters = waiters.into_iter();
-                waiters.for_each(|job| self.environment_fault_of(job, &fault, is_loss));
+                let (cause, waiters) = (Cause::of(error), waiters.into_iter());
+                waiters.for_each(|job| self.environment_fault_of(job, &fault, cause));
             }
             ErrorClass::Denied | ErrorClass::Invalid => {
                 if !waiters.is_empty() {

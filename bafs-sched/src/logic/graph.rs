@@ -70,6 +70,10 @@ pub(super) struct EnvironmentFaults {
     pub(super) all: u32,
     /// Those that looked like a full disk.
     pub(super) full_disks: u32,
+    /// Where the last one was, if no success came since.
+    pub(super) last_on: Option<ServerId>,
+    /// Attempts in a row that found a home away, and when the first and the last one were.
+    pub(super) away: Option<(u32, Time, Time)>,
 }
 
 /// What is left of a job.
@@ -89,6 +93,8 @@ pub(super) struct JobNode {
     pub(super) refused_by: BTreeSet<ServerId>,
     /// Nodes on which it failed by its own fault, as it seemed.
     pub(super) failed_on: BTreeSet<ServerId>,
+    /// Nodes on which its environment failed twice in a row.
+    pub(super) faulted_on: BTreeSet<ServerId>,
     /// Nodes on which it met a full disk, which blames nobody.
     pub(super) full_on: BTreeSet<ServerId>,
     /// Nodes that refused it room for its volumes: what it reads there does not bind it to them.
@@ -111,6 +117,7 @@ impl JobNode {
             last_server: None,
             refused_by: BTreeSet::new(),
             failed_on: BTreeSet::new(),
+            faulted_on: BTreeSet::new(),
             full_on: BTreeSet::new(),
             no_room_on: BTreeSet::new(),
             killed: Vec::new(),
@@ -119,12 +126,14 @@ impl JobNode {
 
     /// Whether it runs there again only where it must: it failed, or met a full disk.
     pub(super) fn avoids(&self, server: ServerId) -> bool {
-        self.failed_on.contains(&server) || self.full_on.contains(&server)
+        let mut sets = [&self.failed_on, &self.faulted_on, &self.full_on].into_iter();
+        sets.any(|set| set.contains(&server))
     }
 
     /// Whether there is a node that it avoids.
     pub(super) fn avoids_any(&self) -> bool {
-        !self.failed_on.is_empty() || !self.full_on.is_empty()
+        let mut sets = [&self.failed_on, &self.faulted_on, &self.full_on].into_iter();
+        sets.any(|set| !set.is_empty())
     }
 }
 
