@@ -9,7 +9,7 @@ use bafs_proto::time::Time;
 use serde::Serialize;
 
 use crate::io::journal::History;
-use crate::logic::{Action, Decision, Event, NodeSeen, Receipt, Scheduler, Wish};
+use crate::logic::{Action, Decision, Event, NodeSeen, Outcome, Receipt, Scheduler, Wish};
 use crate::workflow::{JobIndex, VolumeIndex};
 
 /// One thing that happened or was decided.
@@ -175,6 +175,35 @@ impl Teller {
         }
     }
 
+    /// How the run ends, and which jobs are why.
+    fn finished(&mut self, outcome: &Outcome) {
+        let how = match outcome {
+            Outcome::Complete => "complete",
+            Outcome::Failed { jobs, messages } => {
+                for failure in jobs {
+                    let text = format!("{failure}; it is not tried again");
+                    self.tell(&[&failure.name], text);
+                }
+                for message in messages {
+                    self.tell(&[], message.clone());
+                }
+                "failed"
+            }
+            Outcome::Cancelled => "cancelled",
+        };
+        self.tell(&[], format!("the run ends: {how}"));
+    }
+
+    /// Names of the jobs that run in a pipeline with this one.
+    fn pipeline_of(&self, job: JobIndex) -> Vec<String> {
+        let workflow = self.scheduler.workflow();
+        let pipelines = workflow.pipelines();
+        let jobs = workflow.jobs.iter().zip(&pipelines);
+        let own = pipelines[job.as_usize()];
+        let members = jobs.filter(|(_, pipeline)| **pipeline == own);
+        members.map(|(job, _)| job.name.clone()).collect()
+    }
+
     fn wish(&mut self, wish: Option<Wish>) {
         let jobs = self.scheduler.workflow().jobs.len();
         match wish {
@@ -186,7 +215,9 @@ impl Teller {
             Some(Wish::Cancel { job }) if job.as_usize() < jobs => {
                 let name = self.job(job);
                 let text = format!("the user cancels the pipeline of job {name}");
-                self.tell(&[&name], text);
+                let names = self.pipeline_of(job);
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                self.tell(&names, text);
             }
             _ => self.tell(&[], "the user wishes what is not understood".to_owned()),
         }
@@ -280,7 +311,7 @@ impl Teller {
                 self.of_extract(*extract, "is sent home");
             }
             Action::LookAtCache { .. } | Action::ProbeVolumes { .. } => {}
-            Action::Finish { outcome } => self.tell(&[], format!("the run ends: {outcome:?}")),
+            Action::Finish { outcome } => self.finished(outcome),
         }
     }
 
@@ -386,6 +417,10 @@ fn ended(report: &JobReport) -> String {
         JobOutcome::Exited(code) => format!("exits with code {code} {after}"),
         JobOutcome::Signaled(signal) => format!("is ended by signal {signal} {after}"),
         JobOutcome::NotStarted(why) => format!("could not be started: {why}"),
+        // Its agent ended before it could say how long it took.
+        JobOutcome::Environment(error) if report.wall_ms == 0 => {
+            format!("loses its environment: {error}")
+        }
         JobOutcome::Environment(error) => format!("loses its environment {after}: {error}"),
         JobOutcome::Killed => format!("was killed {after}"),
     }

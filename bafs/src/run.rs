@@ -376,11 +376,7 @@ pub(crate) fn explain(report: &RunReport) -> String {
     }
     if let Outcome::Failed { jobs, messages } = &report.outcome {
         for failure in jobs {
-            text += &format!("\njob {} failed", failure.name);
-            if !failure.node.is_empty() {
-                text += &format!(" on {}", failure.node);
-            }
-            text += &format!(": {}", failure.reason);
+            text += &format!("\n{failure}");
             for line in last_lines(&failure.output_tail) {
                 text += &format!("\n    {line}");
             }
@@ -390,13 +386,13 @@ pub(crate) fn explain(report: &RunReport) -> String {
         }
         if totals.jobs_skipped > 0 {
             // Without failed ones they were cancelled.
-            let why = if jobs.is_empty() {
-                ""
-            } else {
-                " that depend on these"
-            };
             let count = totals.jobs_skipped;
             let noun = if count == 1 { "job" } else { "jobs" };
+            let why = match (jobs.is_empty(), count) {
+                (true, _) => "",
+                (false, 1) => " that depends on these",
+                (false, _) => " that depend on these",
+            };
             text += &format!("\n{count} {noun}{why} did not run");
         }
     }

@@ -9,6 +9,7 @@ use bafs_sched::goodput::{Account, goodput};
 use bafs_sched::io::journal;
 use bafs_sched::logic::{Outcome, Progress};
 use bafs_sched::timeline::{Fate, Timeline, timeline};
+use bafs_server::clock;
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
@@ -29,7 +30,8 @@ const BAR: usize = 30;
 #[derive(Debug, Serialize)]
 struct Status {
     workflow: String,
-    /// From the run's first fact to the last one that its journal has, in milliseconds.
+    /// From the run's first fact to now, while a scheduler has the journal open, else to the last
+    /// one that the journal has, in milliseconds.
     wall_ms: u64,
     /// How it ended; `null` while it is under way.
     outcome: Option<Outcome>,
@@ -71,7 +73,12 @@ pub(crate) fn run(args: &StatusArgs, output: Output) -> Result<()> {
         let is_running = history::is_being_written(&path);
         let history = journal::read(&path)?;
         let workflow = history.header.workflow.clone();
-        let timeline = timeline(history);
+        let began = history.records.first().map(|(at, _)| *at);
+        let mut timeline = timeline(history);
+        if let (Some(began), true, None) = (began, is_running, &timeline.outcome) {
+            // Nothing may have happened for long.
+            timeline.wall_ms = timeline.wall_ms.max(clock::now().ms_since(began));
+        }
         let ledger = goodput(&workflow, &timeline).total;
         Ok(status(&timeline, is_running, ledger))
     };
@@ -199,6 +206,7 @@ fn text(status: &Status) -> Result<String> {
     if status.running.len() > SHOWN {
         writeln!(text, "  and {} more", status.running.len() - SHOWN)?;
     }
+    failures(&mut text, status)?;
     for warning in status.warnings.iter().rev().take(SHOWN).rev() {
         writeln!(text, "warning: {}", visible(warning))?;
     }
@@ -216,6 +224,23 @@ fn text(status: &Status) -> Result<String> {
         part(ledger.queued_ms),
     )?;
     Ok(text)
+}
+
+/// What failed for good, if the run did.
+fn failures(text: &mut String, status: &Status) -> Result<()> {
+    let Some(Outcome::Failed { jobs, messages }) = &status.outcome else {
+        return Ok(());
+    };
+    for failure in jobs.iter().take(SHOWN) {
+        writeln!(text, "{}", visible(&failure.to_string()))?;
+    }
+    if jobs.len() > SHOWN {
+        writeln!(text, "and {} more failed", jobs.len() - SHOWN)?;
+    }
+    for message in messages {
+        writeln!(text, "{}", visible(message))?;
+    }
+    Ok(())
 }
 
 fn bar(part: u64, whole: u64) -> String {

@@ -1,5 +1,7 @@
 //! How far a workflow is and how it ended, for people. Decides nothing.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::workflow::JobIndex;
@@ -64,4 +66,14 @@ pub struct JobFailure {
     pub reason: String,
     /// End of what it printed.
     pub output_tail: String,
+}
+
+impl fmt::Display for JobFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, reason) = (&self.name, &self.reason);
+        match self.node.as_str() {
+            "" => write!(f, "job {name} failed: {reason}"),
+            node => write!(f, "job {name} failed on {node}: {reason}"),
+        }
+    }
 }

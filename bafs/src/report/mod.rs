@@ -79,13 +79,7 @@ fn warnings(timeline: &Timeline) -> Vec<String> {
     let mut warnings = Vec::new();
     match &timeline.outcome {
         Some(Outcome::Failed { jobs, messages }) => {
-            let jobs = jobs.iter().map(|job| {
-                let name = &job.name;
-                match job.node.as_str() {
-                    "" => format!("job {name} failed: {}", job.reason),
-                    node => format!("job {name} failed on {node}: {}", job.reason),
-                }
-            });
+            let jobs = jobs.iter().map(ToString::to_string);
             warnings.extend(jobs.chain(messages.iter().cloned()));
         }
         Some(Outcome::Cancelled) => warnings.push("the user cancelled the run".to_owned()),
