@@ -215,10 +215,9 @@ fn check_one_is_the_best(environment: &Environment, text: &str) {
         .iter()
         .find(|(strategy, _)| *strategy == choice.strategy);
     let (_, chosen_s) = of_choice.unwrap_or_else(|| panic!("{choice:?} of {tried:?}"));
-    assert!(
-        timed.iter().all(|(_, seconds)| chosen_s <= seconds),
-        "{tried:?}"
-    );
+    // No plan is left where it is not surely faster.
+    let mut planned = timed.iter().filter(|(it, _)| *it != Strategy::Need);
+    assert!(planned.all(|(_, seconds)| chosen_s <= seconds), "{tried:?}");
     assert!(
         choice.reason.contains("in the simulation"),
         "{}",

@@ -116,6 +116,43 @@ fn volumes_are_placed_by_their_files_as_well() {
     assert_eq!(all(1_009), (false, true));
 }
 
+/// The scheduler divides batch data by bytes, and each part counts all their files: where these are
+/// short it may leave a volume without a place that exists.
+#[test]
+fn batch_data_of_many_files_are_not_called_certain() {
+    let text = "volume c cache bafs://home/c 1 GB files 60000\nvolume v scratch 1 GB files 50000\n\
+                job a {\nexecutable = x\nruntime = 100 s\n}\nmount c a /c\nmount v a /v\n\
+                volume w scratch 1 MB files 1000\n\
+                job b {\nexecutable = x\nruntime = 100 s\n}\nmount c b /c\nmount w b /v\n";
+    let none = |_: &str| Err("no files".to_owned());
+    let workflow = parse_workflow("w.bafs", text, &none).expect("a workflow");
+    let shape = Shape::of(&workflow.workflow, 0.1);
+    let all = |files| {
+        let class = NodeClass {
+            files,
+            ..NodeClass::new(2, 1, 3_000 * MB)
+        };
+        let allocation = Strategy::All.allocate(&shape, &environment(vec![class]));
+        (allocation.is_possible(), allocation.is_certain)
+    };
+    assert_eq!(all(111_000), (true, true), "all on one node");
+    assert_eq!(all(110_999), (true, false));
+    assert!(matches!(
+        Strategy::All
+            .allocate(
+                &shape,
+                &environment(vec![NodeClass {
+                    files: 10_000,
+                    ..NodeClass::new(2, 1, 3_000 * MB)
+                }])
+            )
+            .shortage,
+        Some(Shortage::Files {
+            batch_files: 60_000
+        })
+    ));
+}
+
 /// There are too many ways to place these, and the obvious one fails.
 #[test]
 fn what_is_only_added_up_is_not_called_certain() {

@@ -333,6 +333,7 @@ fn row(text: &mut String, candidate: &Candidate, untimed: &str) -> Result<()> {
         Some(Shortage::Cluster { missing_bytes }) => {
             format!("cluster lacks {}", show_bytes(missing_bytes))
         }
+        Some(Shortage::Files { batch_files }) => format!("no room for {batch_files} files"),
         Some(Shortage::Places { missing_volumes }) => format!("{missing_volumes} have no place"),
     };
     let possible = match allocation.shortage {
@@ -426,7 +427,7 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(
-            error.contains("no choice: no strategy fits the storage"),
+            error.contains("no choice: no node can hold the largest"),
             "{error}"
         );
     }

@@ -180,6 +180,10 @@ fn policies(
         Some(Shortage::Cluster { missing_bytes }) => format!(
             "keeps batch data in one cluster, and the largest lacks {missing_bytes} bytes for them"
         ),
+        Some(Shortage::Files { batch_files }) => format!(
+            "keeps batch data in one cluster, and none has enough nodes with room for their \
+             {batch_files} files"
+        ),
         Some(Shortage::Places { missing_volumes }) => format!(
             "keeps each scratch volume on one node, and {missing_volumes} of them have no place"
         ),

@@ -24,6 +24,10 @@ const FOLLOWED_JOBS_MAX: usize = 400;
 /// Nor is one tried with more jobs than this, times the nodes that matter.
 const FOLLOWED_STEPS_MAX: usize = 40_000;
 
+/// Said of what does not fit without a plan: only plans let jobs' volumes lie on other nodes.
+const WITH_A_PLAN: &str = "; without a plan what a job needs lies on its own node: `bafs run \
+                           --plan` may lay it on several";
+
 /// What became of trying whether a pipeline fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fit {
@@ -44,9 +48,16 @@ impl Scheduler {
         if too_large.is_some() || self.will_spill() {
             return too_large;
         }
-        self.too_large_job()
+        let too_large = self
+            .too_large_job()
             .or_else(|| self.too_many_files())
-            .or_else(|| self.too_large_pipeline())
+            .or_else(|| self.too_large_pipeline())?;
+        let nodes = self.fleet.live();
+        let storing = nodes.filter(|(id, _)| self.fleet.offered(*id).bytes > 0);
+        match storing.count() {
+            0 | 1 => Some(too_large),
+            _ => Some(too_large + WITH_A_PLAN),
+        }
     }
 
     fn too_wide(&self) -> Option<String> {

@@ -292,17 +292,9 @@ impl Scheduler {
             let taken = taken.get(server).copied().unwrap_or_default();
             self.fleet.available(*server).minus(taken).holds(size)
         };
-        let mut others = self.fleet.roomiest().take(SPILL_LOOKED_AT);
-        // The roomiest may be those that a new cache fills first.
-        let beside = || {
-            let peers = (!taken.is_empty()).then(|| self.fleet.group_of(server));
-            let peers = peers.into_iter().flatten();
-            let mut usable = peers
-                .filter(|(_, node)| node.takes_work())
-                .map(|(id, _)| id);
-            usable.find(has_room)
-        };
-        let outside = match self.leaves_room_to_come(server, size, taken, creates) {
+        let keeps_room =
+            |server: &ServerId| self.leaves_room_to_come(*server, size, taken, creates);
+        let outside = match keeps_room(&server) {
             true => None,
             false => self.roomiest_outside(server).find(has_room),
         };
@@ -310,9 +302,8 @@ impl Scheduler {
             (true, Spill::Never) if outside.is_some() => return None,
             (true, _) => outside.unwrap_or(server),
             (false, Spill::Allowed) => {
-                // The cache may fill all of its group.
-                let elsewhere = || self.roomiest_outside(server).find(has_room);
-                others.find(has_room).or_else(beside).or_else(elsewhere)?
+                let places = || self.places_beside(server, taken).filter(has_room);
+                places().find(keeps_room).or_else(|| places().next())?
             }
             (false, Spill::Never) => return None,
         };
@@ -320,6 +311,27 @@ impl Scheduler {
         *there = there.plus(size);
         creates.push((volume, Some(target), size));
         Some(())
+    }
+
+    /// Where a scratch volume may lie that finds no room on `server`, best first: the nodes with
+    /// most room, then, as these may be those that a new cache fills first, the peers of `server`,
+    /// then, as the cache may fill all of these, other groups.
+    fn places_beside(
+        &self,
+        server: ServerId,
+        taken: &BTreeMap<ServerId, Space>,
+    ) -> impl Iterator<Item = ServerId> {
+        let is_divided = !taken.is_empty();
+        let peers = move || {
+            let peers = is_divided.then(|| self.fleet.group_of(server));
+            let usable = peers.into_iter().flatten();
+            let usable = usable.filter(|(_, node)| node.takes_work());
+            usable.map(|(id, _)| id)
+        };
+        let roomiest = self.fleet.roomiest().take(SPILL_LOOKED_AT);
+        let peers = std::iter::once_with(peers).flatten();
+        let outside = std::iter::once_with(move || self.roomiest_outside(server)).flatten();
+        roomiest.chain(peers).chain(outside)
     }
 
     /// Whether a scratch volume of this size leaves the group of `server` so much that the batch

@@ -11,7 +11,7 @@ use super::growth::Taught;
 use super::scheduler::Scheduler;
 use super::space::{Space, scale_up};
 use super::timers::Timer;
-use crate::workflow::{JobIndex, VolumeIndex};
+use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
 /// What is reserved beyond what was measured, in thousandths, and at least so many bytes and files.
 const MARGIN_PERMILLE: u64 = 250;
@@ -19,6 +19,11 @@ const MARGIN_MIN: Space = Space {
     bytes: 1 << 20,
     files: 64,
 };
+
+/// A volume of unknown size has room for no more files than one for so many of its bytes, but for
+/// so many at least.
+const FILE_BYTES_MADE_UP: u64 = 1 << 10;
+const FILES_MADE_UP_MIN: u64 = 1 << 20;
 
 /// Pipelines of equally many jobs that mount volumes of unknown size alike, as a number.
 pub(super) type Shape = usize;
@@ -97,6 +102,18 @@ impl Sizes {
         kinds.map(|(kind, _)| kind)
     }
 
+    /// The workflow with volumes empty whose size is only made up, as simulations count them.
+    pub(super) fn measured(&self, workflow: &Workflow) -> Workflow {
+        let mut workflow = workflow.clone();
+        for (volume, kind) in &self.kind_of {
+            if !self.learned.contains_key(kind) && !self.grown.contains(volume) {
+                let spec = &mut workflow.volumes[volume.as_usize()];
+                (spec.size_bytes, spec.size_files) = (0, 0);
+            }
+        }
+        workflow
+    }
+
     fn is_known(&self, shape: Shape) -> bool {
         self.kinds_of(shape)
             .all(|kind| self.learned.contains_key(kind))
@@ -164,9 +181,12 @@ impl Scheduler {
         let declared = self.sizes.declared.get(&kind.0).copied();
         let left = largest.minus(declared.unwrap_or_default());
         let parts = 2 * self.sizes.kinds_of(kind.0).count() as u64;
+        let bytes = (left.bytes / parts).max(1);
+        // A disk without a limit of files would give more than anybody can make sense of.
+        let files_most = (bytes / FILE_BYTES_MADE_UP).max(FILES_MADE_UP_MIN);
         Space {
-            bytes: (left.bytes / parts).max(1),
-            files: (left.files / parts).max(1),
+            bytes,
+            files: (left.files / parts).clamp(1, files_most),
         }
     }
 

@@ -79,7 +79,7 @@ pub fn plan_advised(shape: Shape, environment: &Environment, advice: Option<&Adv
     let choice = choose(&candidates);
     let refusal = match choice {
         Some(_) => None,
-        None => Some(too_wide.unwrap_or_else(|| refusal(&candidates))),
+        None => Some(too_wide.unwrap_or_else(|| refusal(&candidates, &shape, environment))),
     };
     Plan {
         shape,
@@ -184,10 +184,15 @@ fn compared(best: &Candidate, second: &Candidate) -> String {
     )
 }
 
-fn refusal(candidates: &[Candidate]) -> String {
+fn refusal(candidates: &[Candidate], shape: &Shape, environment: &Environment) -> String {
     if candidates.iter().any(Candidate::is_never_done) {
         return "at this rate of failures no strategy is ever done: failed pipelines are repeated \
                 more often than others finish"
+            .to_owned();
+    }
+    if shape.largest_volume_bytes > environment.largest_node_bytes() {
+        return "no node can hold the largest scratch volume; `bafs run --remote-io` needs no \
+                storage, but every byte of every job would cross the link to home"
             .to_owned();
     }
     "no strategy fits the storage as far as bytes tell; plain `bafs run` may do it where pipelines \

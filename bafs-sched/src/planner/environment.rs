@@ -561,6 +561,7 @@ fn syntax(text: &str, error: &toml::de::Error) -> EnvironmentError {
     let message = match error.message() {
         // TOML's own name for what does not fit into 64 bits.
         it if it.contains("i128") || it.contains("u128") => "a number is too large",
+        it if it.contains("expected a sequence") => "nodes are given in sections [[nodes]]",
         it => it,
     };
     at(line, format!("{message}, in `{shown}`"))
@@ -675,6 +676,7 @@ mod tests {
             local-rate => lan-rate => line 2: => `lan-rate` is no key
             [[nodes]] => mtbf = "0 s"\n[[nodes]] => line 4: => `mtbf` is zero
             [[nodes]] => mtbf = "5 weeks"\n[[nodes]] => line 4: => unknown unit of time
+            [[nodes]] => [nodes] => line 4: nodes are given in sections [[nodes]], in `[nodes]`
             count = 50 => count = 99999999999999999999 => line 5: a number is too large, in
             count = 50 => count = 0 => line 5: => `count` must be a whole number from 1
             count = 50 => count = -3 => line 5: => `count` must be

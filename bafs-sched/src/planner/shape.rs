@@ -218,6 +218,25 @@ impl Shape {
         }
     }
 
+    /// Files that all volumes together have room for, each volume once.
+    pub(super) fn files_of_all(&self) -> u128 {
+        let scratch = match self.scratch.is_empty() {
+            true => {
+                let volumes = match u128::from(self.largest_volume_bytes) {
+                    0 => u128::from(self.depth) + 1,
+                    bytes => self.kept_bytes / bytes,
+                };
+                volumes * u128::from(self.width) * u128::from(self.volume_files)
+            }
+            false => {
+                let files =
+                    |(piece, count): &(Piece, u64)| u128::from(piece.files) * u128::from(*count);
+                self.scratch.iter().map(files).sum()
+            }
+        };
+        scratch + u128::from(self.batch_total_files)
+    }
+
     fn of_batch_data(workflow: &Workflow, levels: &[u32]) -> Self {
         let mut stages: BTreeMap<u32, BTreeSet<VolumeIndex>> = BTreeMap::new();
         let mut read_bytes = 0.0;

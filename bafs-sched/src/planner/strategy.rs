@@ -66,6 +66,12 @@ pub enum Shortage {
         /// Bytes that are missing.
         missing_bytes: u128,
     },
+    /// There would be bytes enough, but no cluster with processors has room for so many files on
+    /// each node that has a part of the batch data.
+    Files {
+        /// Files of the batch data that are there at once.
+        batch_files: u64,
+    },
     /// There are bytes enough, but not on the same nodes: so many scratch volumes have no place, of
     /// unlike sizes at least one.
     Places {
@@ -85,8 +91,9 @@ pub struct Allocation {
     pub required_bytes: u128,
     /// What is missing; nothing when it is possible.
     pub shortage: Option<Shortage>,
-    /// Whether that is exact. Else bytes are only added up, of the largest pipeline for each: what
-    /// is missing is missing at most, and what is possible may lack places on single nodes.
+    /// Whether that is exact. Else bytes are only added up, of the largest pipeline for each, or
+    /// nodes may lack room for files: what is missing is missing at most, and what is possible may
+    /// lack places on single nodes.
     pub is_certain: bool,
     /// Pipelines whose data allow them to run at once, whatever processors there are; 0 when the
     /// strategy is not possible.
@@ -213,13 +220,34 @@ impl Strategy {
         }
         let scratch = self.scratch_bytes(shape);
         match environment.room_beside(shape, self.batch(shape)) {
-            Err(missing_bytes) => Some(Shortage::Cluster { missing_bytes }),
+            Err(missing_bytes) => Some(self.cluster_shortage(shape, environment, missing_bytes)),
             Ok(room) if room >= scratch => None,
             Ok(room) => {
                 let volume = u128::from(shape.largest_volume_bytes.max(1));
                 let missing_volumes = (scratch - room).div_ceil(volume);
                 Some(Shortage::Places { missing_volumes })
             }
+        }
+    }
+
+    /// What is lacking where no cluster holds the batch data, and the largest one lacks so many
+    /// bytes with room for their files.
+    fn cluster_shortage(
+        self,
+        shape: &Shape,
+        environment: &Environment,
+        missing_bytes: u128,
+    ) -> Shortage {
+        let mut endless = environment.clone();
+        for class in &mut endless.nodes {
+            class.files = u64::MAX;
+        }
+        let batch = self.batch(shape);
+        match endless.room_beside(shape, batch) {
+            Ok(_) => Shortage::Files {
+                batch_files: batch.files,
+            },
+            Err(_) => Shortage::Cluster { missing_bytes },
         }
     }
 
@@ -230,7 +258,9 @@ impl Strategy {
         let (shortage, is_exact) = self.exact_shortage(shape, environment);
         // Jobs go to every cluster that can hold what is read first, wherever the rest must lie.
         let is_divided = self.batch(shape).bytes > 0 && environment.has_clusters();
-        let is_certain = is_exact && !(is_divided && shortage.is_none() && self != Self::Remote);
+        let is_doubtful =
+            is_divided && shortage.is_none() || !shape.has_room_for_files(environment);
+        let is_certain = is_exact && (self == Self::Remote || !is_doubtful);
         let mut allocation = Allocation {
             strategy: self,
             traversal: self.traversal(),
@@ -310,6 +340,15 @@ impl fmt::Display for Strategy {
 }
 
 impl Shape {
+    /// Whether each node that holds volumes has room for all files at once: else the parts of batch
+    /// data, which count all their files on each node, may leave nodes with bytes, but too few
+    /// files.
+    fn has_room_for_files(&self, environment: &Environment) -> bool {
+        let files = self.files_of_all();
+        let mut storing = environment.nodes.iter().filter(|it| it.storage_bytes > 0);
+        self.batch_total_bytes == 0 || storing.all(|class| u128::from(class.files) >= files)
+    }
+
     /// What a pipeline needs beyond what it holds anyway, to run.
     fn second_bytes(&self) -> u128 {
         self.running_bytes - self.waiting_bytes

@@ -19,9 +19,14 @@ use crate::workflow::{VolumeKind, Workflow};
 /// Jobs of all simulations for one plan; some seconds on a slow machine. A workflow with more is
 /// not simulated.
 pub const PLAN_JOBS_MAX: usize = 40_000;
-/// The same where nodes fail: what strategies take differs less than what seeds do, so that those
-/// that are left need more of them.
+/// The same where nodes fail.
 const PLAN_JOBS_FAILING_MAX: usize = 60_000;
+/// Jobs of all simulations with further seeds then: what strategies take differs less than what
+/// seeds do, so that those that are left need more of them.
+const SEEDS_JOBS_FAILING_MAX: usize = 200_000;
+/// Simulations for one plan then, of all candidates together: a third of them finds who is clearly
+/// slower, and two that are close to each other have all seeds.
+const PLAN_RUNS_FAILING_MAX: usize = 100;
 /// Parts of caches, were each on every node, of a workflow that is simulated for a plan: dividing
 /// caches among more nodes takes minutes.
 const PLAN_PARTS_MAX: u64 = 100_000;
@@ -31,7 +36,7 @@ const PLAN_RECORDS_MAX: u64 = 4_000_000_000;
 /// Seeds of simulations where run times vary, as far as [`PLAN_JOBS_MAX`] allows.
 const SEEDS_VARYING_MAX: u64 = 8;
 /// The same where nodes fail.
-const SEEDS_FAILING_MAX: u64 = 16;
+const SEEDS_FAILING_MAX: u64 = 30;
 /// Seeds of these simulations begin here, so that they are not those that users compare with.
 const SEED_FIRST: u64 = 0x91a7_0000;
 /// Predictions up to so much longer than the shortest are tried, as a share of it: on the studies
@@ -42,7 +47,7 @@ const MODEL_ERROR: f64 = 0.35;
 /// where nodes fail, one run may just have bad luck; where run times vary, another seed may bring
 /// strategies nearer. Otherwise it ends as soon as it cannot be best.
 pub(super) const HOPELESS_FAILING: f64 = 2.0;
-pub(super) const HOPELESS_VARYING: f64 = 0.1;
+pub(super) const HOPELESS_VARYING: f64 = 0.25;
 
 /// Executions and failures of nodes for each job, after which a strategy is given up: others are
 /// done with far fewer.
@@ -143,7 +148,7 @@ fn decide_within(
         return Ok(too_large);
     }
     let runs_max = match is_failing {
-        true => jobs_max / jobs,
+        true => (SEEDS_JOBS_FAILING_MAX / jobs).min(PLAN_RUNS_FAILING_MAX),
         false => affordable * candidates.len(),
     };
     let (seeds, hopeless) = match (is_failing, load.varies()) {
