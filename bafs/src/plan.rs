@@ -9,7 +9,7 @@ use bafs_sched::planner::{
     Candidate, Canonical, Environment, Plan, Shape, Shortage, Strategy, Traversal, plan,
 };
 
-use bafs_sched::sim::{Doubt, Doubts, Load, Tried, decide, workflow_of};
+use bafs_sched::sim::{Doubt, Doubts, Load, Tried, beside_remote, decide, workflow_of};
 use bafs_sched::workflow::Workflow;
 use serde::Serialize;
 
@@ -273,21 +273,26 @@ fn unknown_sizes(workflow: &Workflow) -> Option<String> {
     })
 }
 
+/// The candidates that are in doubt, simulated, and remote I/O beside them where it is faster.
 fn simulated(plan: &mut Plan, work: Work, environment: &Environment) -> Result<Doubts> {
     let load = Load::Declared {
         variability_ppm: (plan.shape.variability * 1e6).round() as u64,
     };
-    let doubts = match work {
-        Work::Canonical(canonical) => {
-            let work = (canonical.jobs(), || workflow_of(&canonical));
-            decide(plan, Doubt::Ties, work, environment, &load)
-        }
-        Work::Given(workflow, doubt) => {
-            let jobs = workflow.jobs.len() as u64;
-            decide(plan, doubt, (jobs, || workflow), environment, &load)
-        }
+    let (jobs, doubt) = match &work {
+        Work::Canonical(canonical) => (canonical.jobs(), Doubt::Ties),
+        Work::Given(workflow, doubt) => (workflow.jobs.len() as u64, *doubt),
     };
-    doubts.map_err(|stuck| anyhow!("the simulation of a candidate: {stuck}"))
+    let workflow = || match &work {
+        Work::Canonical(canonical) => workflow_of(canonical),
+        Work::Given(workflow, _) => workflow.clone(),
+    };
+    let doubts = decide(plan, doubt, (jobs, workflow), environment, &load);
+    let doubts = doubts.map_err(|stuck| anyhow!("the simulation of a candidate: {stuck}"))?;
+    let Doubts::Tried(mut tried) = doubts else {
+        return Ok(doubts);
+    };
+    tried.extend(beside_remote(plan, &tried, &workflow(), environment, &load));
+    Ok(Doubts::Tried(tried))
 }
 
 fn told(tried: &Tried) -> String {
@@ -337,8 +342,10 @@ fn row(text: &mut String, candidate: &Candidate, untimed: &str) -> Result<()> {
         Some(Shortage::Places { missing_volumes }) => format!("{missing_volumes} have no place"),
     };
     let possible = match allocation.shortage {
-        Some(_) if !allocation.is_certain => format!("{possible} at most"),
-        _ => possible,
+        None | Some(Shortage::Files { .. }) => possible,
+        Some(_) if allocation.is_certain => possible,
+        Some(Shortage::Places { .. }) => format!("perhaps {possible}"),
+        Some(_) => format!("{possible} at most"),
     };
     if !allocation.is_possible() {
         writeln!(text, "{:<11} {possible:<20} {order}", allocation.strategy)?;
@@ -454,6 +461,7 @@ mod tests {
         let tried = |failed: Option<&str>| Tried {
             strategy: Strategy::All,
             simulated_s: None,
+            seeds: 0,
             failed: failed.map(str::to_owned),
         };
         assert!(told(&tried(Some("no node"))).contains("failed: no node"));

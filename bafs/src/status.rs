@@ -73,11 +73,12 @@ pub(crate) fn run(args: &StatusArgs, output: Output) -> Result<()> {
         let is_running = history::is_being_written(&path);
         let history = journal::read(&path)?;
         let workflow = history.header.workflow.clone();
-        let began = history.records.first().map(|(at, _)| *at);
+        let has_begun = !history.records.is_empty();
         let mut timeline = timeline(history);
-        if let (Some(began), true, None) = (began, is_running, &timeline.outcome) {
+        if has_begun && is_running && timeline.outcome.is_none() {
             // Nothing may have happened for long.
-            timeline.wall_ms = timeline.wall_ms.max(clock::now().ms_since(began));
+            let so_far_ms = clock::now().ms_since(timeline.began);
+            timeline.wall_ms = timeline.wall_ms.max(so_far_ms);
         }
         let ledger = goodput(&workflow, &timeline).total;
         Ok(status(&timeline, is_running, ledger))

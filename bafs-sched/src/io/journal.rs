@@ -39,8 +39,10 @@ use crate::workflow::Workflow;
 /// jobs go on one by one (2026-11). 15 = a core that keeps room for batch volumes that are read at
 /// once (2026-11). 16 = a core that gives up a node when another one at its address says so, and
 /// asks for what has begun where it leaves others nothing (2026-11). 17 = a core that plans with
-/// nodes that failed and will be back, and counts what running jobs computed (2026-11).
-pub const MAGIC: &[u8] = b"bafs-journal 17\n";
+/// nodes that failed and will be back, and counts what running jobs computed (2026-11). 18 = a core
+/// that waits for homes, leaves a node after two faults, and keeps scratch volumes out of groups
+/// that need their room (2026-11).
+pub const MAGIC: &[u8] = b"bafs-journal 18\n";
 
 /// How often, and with which pause, a journal is tried that somebody has open.
 const LOCK_TRIES: u32 = 10;

@@ -55,7 +55,8 @@ impl Scheduler {
         let under_way = under_way.chain(self.pipelines_at_home());
         let next = under_way.filter_map(|pipeline| self.graph.courses.next_of(pipeline));
         candidates.extend(next.filter(|job| self.queues.contains(*job)));
-        if self.break_blockade(&candidates) {
+        let has_nodes = self.fleet.live().any(|(_, node)| node.seen.slots > 0);
+        if has_nodes && self.break_blockade(&candidates) {
             if self.attempts.is_empty() && self.is_quiet() {
                 // What is deleted nowhere, as with remote I/O, is followed by no fact that would
                 // make anybody look again.
@@ -63,7 +64,8 @@ impl Scheduler {
             }
             return;
         }
-        if self.waits_on() {
+        // Who waits for a home may leave room when it is back.
+        if self.waits_on() || self.timers.has_job(|job| self.is_homeless(job)) {
             return;
         }
         let until = *self
@@ -150,6 +152,11 @@ impl Scheduler {
             })
     }
 
+    /// Whether a home did not answer when a job needed it last.
+    fn is_homeless(&self, job: JobIndex) -> bool {
+        self.graph.job(job).environment.away.is_some()
+    }
+
     /// Whether nothing is under way that could change what is possible.
     fn is_quiet(&self) -> bool {
         let is_given_up = |id: VolumeId| {
@@ -158,7 +165,9 @@ impl Scheduler {
         };
         let mut volumes = self.volumes.iter();
         self.extractions.is_quiet()
-            && !self.timers.has_work(is_given_up)
+            && !self
+                .timers
+                .has_work(is_given_up, |job| self.is_homeless(job))
             && volumes.all(|(id, instance)| instance.state.is_complete() || is_given_up(id))
     }
 

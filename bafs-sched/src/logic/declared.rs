@@ -258,6 +258,9 @@ impl Scheduler {
 
     /// Tells the user something, if it is not too much.
     pub(super) fn tell(&mut self, warning: Warning) {
+        if self.deeds.warnings.contains(&warning) {
+            return;
+        }
         if self.deeds.warnings.len() >= WARNINGS_MAX {
             self.deeds.omitted += 1;
         } else {

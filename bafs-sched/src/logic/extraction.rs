@@ -12,7 +12,7 @@ use super::graph::JobState;
 use super::scheduler::{Phase, Scheduler};
 use super::timers::Timer;
 use super::volumes::State;
-use crate::workflow::VolumeIndex;
+use crate::workflow::{JobIndex, VolumeIndex};
 
 /// Where an extraction is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,7 +124,33 @@ impl Extractions {
     }
 }
 
+/// What lasts no longer than this passes by itself, in milliseconds.
+const PASSING_MS: u64 = 10_000;
+
 impl Scheduler {
+    /// A job has waited so long for a home: of the first that waits for more than a moment somebody
+    /// is told, as of results.
+    pub(super) fn tell_of_home(&mut self, job: JobIndex, waited_ms: u64, fault: &str) {
+        let is_long = waited_ms >= PASSING_MS;
+        if !is_long || !self.extractions.told.insert(ErrorCode::HomeUnreachable) {
+            return;
+        }
+        let (name, time) = (
+            &self.graph.workflow.job(job).name,
+            describe_ms(self.settings.extract_wait_ms),
+        );
+        let text = format!(
+            "job '{name}' waits for a home that does not answer: {fault}; start it again, what \
+             needs it is tried for {time}"
+        );
+        self.tell(Warning {
+            job: Some(job),
+            volume: None,
+            node: None,
+            text,
+        });
+    }
+
     /// Sends the files of a volume home if its last writer is done.
     pub(super) fn send_files(&mut self, volume: VolumeIndex) {
         let node = self.graph.volume(volume);
@@ -210,7 +236,7 @@ impl Scheduler {
         let since = since.or_insert_with(|| (self.now, error.clone()));
         since.1 = error.clone();
         let waited_ms = self.now.ms_since(since.0);
-        self.tell_refusal(index, error);
+        self.tell_refusal(index, error, waited_ms);
         if is_hopeless(error) || waited_ms >= self.settings.extract_wait_ms {
             self.keep(index, id);
             return;
@@ -227,10 +253,12 @@ impl Scheduler {
         }
     }
 
-    /// A refusal does not pass by itself: who can mend the cause should know while the run goes on.
-    fn tell_refusal(&mut self, index: u32, error: &Error) {
+    /// A refusal does not pass by itself, nor does what lasts: who can mend the cause should know
+    /// while the run goes on.
+    fn tell_refusal(&mut self, index: u32, error: &Error, waited_ms: u64) {
         // A volume that is lost is written again, and its files are sent then.
-        let passes = error.is_transient() || error.code == ErrorCode::VolumeLost;
+        let passes =
+            error.is_transient() && waited_ms < PASSING_MS || error.code == ErrorCode::VolumeLost;
         if passes || !self.extractions.told.insert(error.code) {
             return;
         }

@@ -12,7 +12,7 @@ use super::attempt::Stage;
 use super::declared::Warning;
 use super::fleet::Node;
 use super::full_disk::Finder;
-use super::graph::JobState;
+use super::graph::{Away, JobState};
 use super::progress::JobFailure;
 use super::scheduler::Scheduler;
 use super::timers::Timer;
@@ -65,10 +65,12 @@ enum Cause {
 
 impl Cause {
     fn of(error: &Error) -> Self {
-        match error.class() {
-            _ if error.code == ErrorCode::HomeUnreachable => Self::Home,
-            ErrorClass::VolumeLost => Self::Loss,
-            _ => Self::Unknown,
+        if error.code == ErrorCode::HomeUnreachable {
+            Self::Home
+        } else if error.class() == ErrorClass::VolumeLost {
+            Self::Loss
+        } else {
+            Self::Unknown
         }
     }
 }
@@ -208,10 +210,11 @@ impl Scheduler {
         }
         let is_lost = self.is_lost(server);
         let is_blamed = cause != Cause::Loss && !is_lost;
-        if is_blamed && cause == Cause::Unknown {
-            self.avoid_after_two(job, server);
+        if is_blamed {
+            self.avoid_after_two(job, server, cause);
         }
         if is_blamed
+            && cause == Cause::Unknown
             && self
                 .fleet
                 .count_fault(server, self.settings.node_faults_max)
@@ -221,7 +224,7 @@ impl Scheduler {
             self.tell_aside(server, &text);
         }
         if cause == Cause::Home
-            && let Some(tries) = self.wait_for_home(job)
+            && let Some(tries) = self.wait_for_home(job, fault)
         {
             self.settle(job, self.settings.pause_ms(tries));
             return;
@@ -232,24 +235,35 @@ impl Scheduler {
         self.try_again(job, faults, self.settings.pause_ms(tries), fault);
     }
 
-    /// The environment of a job failed on a node; after the second time in a row others are tried
-    /// first: what is wrong there may be told by nobody else.
-    fn avoid_after_two(&mut self, job: JobIndex, server: ServerId) {
+    /// The environment of a job failed on a node; when it did so the last time as well others are
+    /// tried first: what is wrong there may be told by nobody else.
+    fn avoid_after_two(&mut self, job: JobIndex, server: ServerId, cause: Cause) {
         let node = self.graph.job_mut(job);
-        if node.environment.last_on.replace(server) == Some(server) {
-            node.faulted_on.insert(server);
+        if node.environment.last_on.replace(server) != Some(server) {
+            return;
         }
+        if cause == Cause::Home {
+            // All others may reach it no more than this one, for long.
+            node.faulted_on.clear();
+        }
+        node.faulted_on.insert(server);
     }
 
     /// A home was away when a job needed it: for as long as results wait for it that does not count
     /// against the job. Answers how often in a row it was so; nothing when it is too long.
-    fn wait_for_home(&mut self, job: JobIndex) -> Option<u32> {
+    fn wait_for_home(&mut self, job: JobIndex, fault: &str) -> Option<u32> {
         let now = self.now;
-        let away = &mut self.graph.job_mut(job).environment.away;
-        let known = away.filter(|(_, _, last)| now.ms_since(*last) < FORGET_MS);
-        let (tries, since) = known.map_or((0, now), |(tries, since, _)| (tries, since));
-        *away = Some((tries.saturating_add(1), since, now));
-        (now.ms_since(since) < self.settings.extract_wait_ms).then_some(tries.saturating_add(1))
+        let known = self.graph.job(job).environment.away;
+        let known = known.filter(|away| now.ms_since(away.last) < FORGET_MS);
+        let away = Away {
+            tries: known.map_or(0, |away| away.tries).saturating_add(1),
+            since: known.map_or(now, |away| away.since),
+            last: now,
+        };
+        self.graph.job_mut(job).environment.away = Some(away);
+        let waited_ms = now.ms_since(away.since);
+        self.tell_of_home(job, waited_ms, fault);
+        (waited_ms < self.settings.extract_wait_ms).then_some(away.tries)
     }
 
     /// After a failure of its environment that is counted: a job is tried again, or held.

@@ -9,7 +9,7 @@ use super::place::{Care, Create};
 use super::scheduler::Scheduler;
 use super::space::Space;
 use super::trial::{Offer, Prefer, Trial};
-use crate::workflow::{JobIndex, VolumeIndex};
+use crate::workflow::{FILES_MAX, JobIndex, VolumeIndex};
 
 /// Kinds of pipelines that are judged: those with the same sizes count as one kind.
 const KINDS_MAX: usize = 256;
@@ -25,8 +25,8 @@ const FOLLOWED_JOBS_MAX: usize = 400;
 const FOLLOWED_STEPS_MAX: usize = 40_000;
 
 /// Said of what does not fit without a plan: only plans let jobs' volumes lie on other nodes.
-const WITH_A_PLAN: &str = "; without a plan what a job needs lies on its own node: `bafs run \
-                           --plan` may lay it on several";
+pub(crate) const WITH_A_PLAN: &str = "; without a plan what a job needs lies on its own node: \
+    `bafs run --plan` may lay it on several";
 
 /// What became of trying whether a pipeline fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -178,7 +178,7 @@ impl Scheduler {
                 spec.name,
                 describe(need),
                 describe(have),
-                describe(need.minus(have)),
+                describe_lack(need.minus(have)),
                 describe_sizes(&sizes)
             ));
         }
@@ -202,7 +202,7 @@ impl Scheduler {
             self.graph.workflow.jobs[job].name,
             describe(need),
             describe(have),
-            describe(need.minus(have)),
+            describe_lack(need.minus(have)),
             describe_sizes(&sizes)
         ))
     }
@@ -285,7 +285,7 @@ impl Scheduler {
             name(demanding),
             self.names(&self.scratch_of(demanding)),
             describe(have),
-            describe(peak.minus(have)),
+            describe_lack(peak.minus(have)),
             describe_sizes(sizes)
         )
     }
@@ -523,15 +523,21 @@ fn describe_sizes(sizes: &[Space]) -> String {
     text
 }
 
-/// An amount for people: three digits and a decimal unit, and files where they count.
+/// An amount for people: three digits and a decimal unit, and files.
 pub(super) fn describe(space: Space) -> String {
-    /// No volume asks for more.
-    const FILES_MOST: u64 = 1_000_000_000_000;
-    let bytes = describe_bytes(space);
-    match space.files {
-        0 => bytes,
-        files if files > FILES_MOST => format!("{bytes} and any number of files"),
-        files => format!("{bytes} and {files} files"),
+    let (bytes, files) = (describe_bytes(space), space.files);
+    match files > FILES_MAX {
+        true => format!("{bytes} (and no limit of files)"),
+        false => format!("{bytes} and {files} files"),
+    }
+}
+
+/// What is lacking, for people.
+pub(super) fn describe_lack(space: Space) -> String {
+    match space {
+        Space { files: 0, .. } => describe_bytes(space),
+        Space { bytes: 0, files } => format!("{files} files"),
+        Space { .. } => describe(space),
     }
 }
 
@@ -570,7 +576,7 @@ mod tests {
                 bytes: 999,
                 files: 0
             }),
-            "999 bytes"
+            "999 bytes and 0 files"
         );
     }
 }

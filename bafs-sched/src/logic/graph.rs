@@ -72,8 +72,18 @@ pub(super) struct EnvironmentFaults {
     pub(super) full_disks: u32,
     /// Where the last one was, if no success came since.
     pub(super) last_on: Option<ServerId>,
-    /// Attempts in a row that found a home away, and when the first and the last one were.
-    pub(super) away: Option<(u32, Time, Time)>,
+    /// Nothing unless a home did not answer since it last succeeded.
+    pub(super) away: Option<Away>,
+}
+
+/// Attempts that found a home away.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Away {
+    pub(super) tries: u32,
+    /// When the first of them ended.
+    pub(super) since: Time,
+    /// When the last of them ended.
+    pub(super) last: Time,
 }
 
 /// What is left of a job.
@@ -124,7 +134,8 @@ impl JobNode {
         }
     }
 
-    /// Whether it runs there again only where it must: it failed, or met a full disk.
+    /// Whether it runs there again only where it must: it failed, its environment did so twice, or
+    /// it met a full disk.
     pub(super) fn avoids(&self, server: ServerId) -> bool {
         let mut sets = [&self.failed_on, &self.faulted_on, &self.full_on].into_iter();
         sets.any(|set| set.contains(&server))

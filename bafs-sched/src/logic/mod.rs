@@ -63,6 +63,7 @@ pub use allot::Demand;
 pub use checkpoint::{CheckpointPolicy, Decision, Moved, Receipt};
 pub use declared::Warning;
 pub use event::{Event, NodeSeen, NodeShare, Wish};
+pub(crate) use fit::WITH_A_PLAN;
 pub use full_disk::{FREE_OR_OFFER_LESS, RUN_ANEW};
 pub use graph::JobState;
 pub use guide::{Followed, Guide};

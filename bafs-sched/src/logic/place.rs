@@ -163,7 +163,7 @@ impl Scheduler {
         candidates
     }
 
-    /// Without nodes on which the job failed by its own fault or met a full disk, while there are
+    /// Without nodes on which the job or its environment failed or met a full disk, while there are
     /// others: where it succeeds tells whose fault it was.
     fn without_failed(&self, job: JobIndex, candidates: &[ServerId], care: Care) -> Vec<ServerId> {
         let of_job = self.graph.job(job);
@@ -294,7 +294,8 @@ impl Scheduler {
         };
         let keeps_room =
             |server: &ServerId| self.leaves_room_to_come(*server, size, taken, creates);
-        let outside = match keeps_room(&server) {
+        let has_own = keeps_room(&server);
+        let outside = match has_own {
             true => None,
             false => self.roomiest_outside(server).find(has_room),
         };
@@ -303,7 +304,12 @@ impl Scheduler {
             (true, _) => outside.unwrap_or(server),
             (false, Spill::Allowed) => {
                 let places = || self.places_beside(server, taken).filter(has_room);
-                places().find(keeps_room).or_else(|| places().next())?
+                // It is the same for all peers, of which there may be many.
+                let is_good = |place: &ServerId| match self.fleet.is_together(*place, server) {
+                    true => has_own,
+                    false => keeps_room(place),
+                };
+                places().find(is_good).or_else(|| places().next())?
             }
             (false, Spill::Never) => return None,
         };

@@ -63,14 +63,25 @@ impl Timers {
         self.0 = timers.map(|(at, timer)| (at.plus_ms(ms), timer)).collect();
     }
 
+    /// Whether a job is tried again at some time.
+    pub(super) fn has_job(&self, is_it: impl Fn(JobIndex) -> bool) -> bool {
+        let mut timers = self.0.iter();
+        timers.any(|(_, timer)| matches!(timer, Timer::Job(job) if is_it(*job)))
+    }
+
     /// Whether a timer will make something happen by itself, not only end the waiting. Deletions
     /// of volumes that are `given_up` hardly will, nor will a disk that has been full for long have
-    /// space.
-    pub(super) fn has_work(&self, given_up: impl Fn(VolumeId) -> bool) -> bool {
+    /// space, nor a home be there for whose jobs `is_homeless` is true.
+    pub(super) fn has_work(
+        &self,
+        given_up: impl Fn(VolumeId) -> bool,
+        is_homeless: impl Fn(JobIndex) -> bool,
+    ) -> bool {
         let is_work = |timer: &Timer| match timer {
             Timer::Patience | Timer::Cleanup | Timer::Full(_) | Timer::Copy(_) => false,
             Timer::Delete(id) => !given_up(*id),
-            Timer::Missing(_) | Timer::Aside(_) | Timer::Job(_) | Timer::Extract(_) => true,
+            Timer::Job(job) => !is_homeless(*job),
+            Timer::Missing(_) | Timer::Aside(_) | Timer::Extract(_) => true,
         };
         self.0.iter().any(|(_, timer)| is_work(timer))
     }

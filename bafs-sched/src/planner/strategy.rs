@@ -66,8 +66,8 @@ pub enum Shortage {
         /// Bytes that are missing.
         missing_bytes: u128,
     },
-    /// There would be bytes enough, but no cluster with processors has room for so many files on
-    /// each node that has a part of the batch data.
+    /// There would be bytes enough for batch data, but no cluster with processors has room for so
+    /// many files on each node that has a part of them.
     Files {
         /// Files of the batch data that are there at once.
         batch_files: u64,
@@ -258,8 +258,12 @@ impl Strategy {
         let (shortage, is_exact) = self.exact_shortage(shape, environment);
         // Jobs go to every cluster that can hold what is read first, wherever the rest must lie.
         let is_divided = self.batch(shape).bytes > 0 && environment.has_clusters();
-        let is_doubtful =
-            is_divided && shortage.is_none() || !shape.has_room_for_files(environment);
+        let is_by_files = match shortage {
+            None | Some(Shortage::Places { .. }) => !shape.has_room_for_files(environment),
+            // These are so whatever files there is room for, or because of them.
+            Some(_) => false,
+        };
+        let is_doubtful = is_divided && shortage.is_none() || is_by_files;
         let is_certain = is_exact && (self == Self::Remote || !is_doubtful);
         let mut allocation = Allocation {
             strategy: self,
@@ -345,7 +349,7 @@ impl Shape {
     /// files.
     fn has_room_for_files(&self, environment: &Environment) -> bool {
         let files = self.files_of_all();
-        let mut storing = environment.nodes.iter().filter(|it| it.storage_bytes > 0);
+        let mut storing = environment.first().filter(|it| it.storage_bytes > 0);
         self.batch_total_bytes == 0 || storing.all(|class| u128::from(class.files) >= files)
     }
 

@@ -7,9 +7,9 @@ use super::record::Stuck;
 use crate::planner::{Advice, Canonical, Environment, Plan, Shape, Strategy, plan};
 use crate::workflow::Workflow;
 
-/// Sizes of volumes, or run times of jobs, that may be unknown, as a part of all of them: what is
+/// Sizes of volumes, or run times of jobs, that may be unknown, as a share of all of them: what is
 /// unknown counts as nothing in a simulation, and of little else it says nothing.
-const UNKNOWN_PART_MAX: usize = 4;
+const UNKNOWN_PERCENT_MAX: usize = 25;
 
 /// Advice for a workflow on the nodes of an environment. None when there is nothing to choose or
 /// too much to simulate, and none where more than a quarter of the sizes or run times is not known.
@@ -31,7 +31,7 @@ pub fn advise(
         }
         Load::Measured(_) => 0,
     };
-    let is_many = |unknown: usize, all: usize| unknown * UNKNOWN_PART_MAX > all;
+    let is_many = |unknown: usize, all: usize| unknown * 100 > all * UNKNOWN_PERCENT_MAX;
     if is_many(sizes, workflow.volumes.len()) || is_many(times, workflow.jobs.len()) {
         return Ok(None);
     }

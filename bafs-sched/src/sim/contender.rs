@@ -5,6 +5,7 @@ use super::decide::Tried;
 use super::engine::Simulation;
 use super::policy::Scenario;
 use super::record::{Run, Stuck};
+use crate::logic::WITH_A_PLAN;
 use crate::planner::Strategy;
 use crate::workflow::Workflow;
 
@@ -56,7 +57,9 @@ impl Contender {
         let most = scenario.looked_at_max;
         let simulation = Simulation::new(workflow.clone(), scenario);
         let (run, looked_at) = simulation.run_until(limit_us)?;
-        self.failed = run.as_ref().and_then(Run::failure);
+        // A plan need not say that there are plans.
+        let failed = run.as_ref().and_then(Run::failure);
+        self.failed = failed.map(|why| why.replace(WITH_A_PLAN, ""));
         match run.filter(Run::is_complete) {
             Some(run) => self.times_us.push(run.elapsed_us),
             None => {
@@ -88,6 +91,7 @@ impl Contender {
         Tried {
             strategy: self.strategy,
             simulated_s: self.mean_s(),
+            seeds: self.times_us.len() as u64,
             failed: self.failed,
         }
     }
@@ -151,6 +155,15 @@ pub(super) fn leave_slower(trials: &mut [Contender]) {
     }
 }
 
+/// The one before it that took as long to the microsecond with so many seeds that they may be taken
+/// for the same: it is not simulated any more.
+pub(super) fn twin(trials: &[Contender], at: usize) -> Option<usize> {
+    let own = &trials[at];
+    let is_known = own.times_us.len() >= SEEDS_LEAST_FAILING;
+    let is_same = |other: &Contender| !other.is_out && other.times_us.starts_with(&own.times_us);
+    trials[..at].iter().position(|it| is_known && is_same(it))
+}
+
 /// Whether further seeds would hardly show another one as the best.
 pub(super) fn is_clear(trials: &[Contender]) -> bool {
     let Some(best) = fastest(trials) else {
@@ -159,8 +172,11 @@ pub(super) fn is_clear(trials: &[Contender]) -> bool {
     let mut others = trials
         .iter()
         .filter(|trial| !trial.is_out && trial.strategy != best.strategy);
-    // Who was as fast with each seed may still not be with another one.
-    others.all(|other| other.times_us != best.times_us && is_slower(other, best, CLEAR_ERRORS))
+    // Who was as fast with each of few seeds may still not be with another one.
+    let is_twin = |other: &Contender| {
+        other.times_us == best.times_us && best.times_us.len() < SEEDS_LEAST_FAILING
+    };
+    others.all(|other| !is_twin(other) && is_slower(other, best, CLEAR_ERRORS))
 }
 
 fn fastest(trials: &[Contender]) -> Option<&Contender> {
@@ -295,6 +311,25 @@ pub(super) mod tests {
             trials[0].times_us = vec![us];
             assert_eq!(limit_us(&trials, 1, 0.0), us);
         }
+    }
+
+    #[test]
+    fn who_did_the_same_with_six_seeds_is_a_twin_of_the_one_before_it() {
+        let times = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        let mut trials = [
+            trial(Strategy::Slice, &times),
+            trial(Strategy::Minimal, &times),
+        ];
+        assert_eq!((twin(&trials, 0), twin(&trials, 1)), (None, Some(0)));
+        trials[0].times_us.push(7);
+        assert_eq!(twin(&trials, 1), Some(0), "it ran with one more");
+        trials[0].times_us[2] += 1;
+        assert_eq!(twin(&trials, 1), None);
+        let few = [
+            trial(Strategy::Slice, &times[..5]),
+            trial(Strategy::Minimal, &times[..5]),
+        ];
+        assert_eq!(twin(&few, 1), None);
     }
 
     #[test]

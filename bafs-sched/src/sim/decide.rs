@@ -8,7 +8,7 @@
 use serde::Serialize;
 
 use super::contender::{
-    Contender, is_clear, is_open, leave_behind, leave_slower, limit_us, seconds, take_back,
+    Contender, is_clear, is_open, leave_behind, leave_slower, limit_us, seconds, take_back, twin,
 };
 use super::load::Load;
 use super::policy::{Policy, Scenario};
@@ -29,10 +29,10 @@ const SEEDS_JOBS_FAILING_MAX: usize = 200_000;
 const PLAN_RUNS_FAILING_MAX: usize = 100;
 /// Parts of caches, were each on every node, of a workflow that is simulated for a plan: dividing
 /// caches among more nodes takes minutes.
-const PLAN_PARTS_MAX: u64 = 100_000;
+pub(super) const PLAN_PARTS_MAX: u64 = 100_000;
 /// Records that all simulations for one plan look at: a minute or two at most. Others need far
 /// fewer than those of absurd environments, where nodes fail before anything is done.
-const PLAN_RECORDS_MAX: u64 = 4_000_000_000;
+pub(super) const PLAN_RECORDS_MAX: u64 = 4_000_000_000;
 /// Seeds of simulations where run times vary, as far as [`PLAN_JOBS_MAX`] allows.
 const SEEDS_VARYING_MAX: u64 = 8;
 /// The same where nodes fail.
@@ -61,6 +61,8 @@ pub struct Tried {
     /// Mean time over the seeds, in seconds; nothing when it was given up as slower than the best,
     /// or failed.
     pub simulated_s: Option<f64>,
+    /// How many seeds it ended with.
+    pub seeds: u64,
     /// Why the workflow could not be done so, if it could not.
     pub failed: Option<String>,
 }
@@ -71,7 +73,7 @@ pub enum Doubt {
     /// Those that the model cannot tell from its choice: its equations describe the workload. Where
     /// nodes differ they do not, and all are simulated.
     Ties,
-    /// All that are possible, and no plan where none is: the equations only bound the workload.
+    /// All that are possible, and no plan in any case: the equations only bound the workload.
     All,
 }
 
@@ -118,7 +120,7 @@ fn decide_within(
         true => doubt,
         false => Doubt::All,
     };
-    let candidates = doubtful(plan, doubt, is_failing);
+    let mut candidates = doubtful(plan, doubt, is_failing);
     // Nothing fits as far as the table knows.
     let is_last_resort = !plan.candidates.iter().any(is_planned);
     let least = match doubt {
@@ -139,7 +141,16 @@ fn decide_within(
         true => Doubts::None,
         false => Doubts::TooLarge,
     };
-    let affordable = jobs_max / jobs.saturating_mul(candidates.len());
+    let affordable = |candidates: usize| jobs_max / jobs.saturating_mul(candidates);
+    // What is said to be impossible takes no simulation from what is possible.
+    if affordable(candidates.len()) == 0 && !is_last_resort {
+        let is_possible = |strategy: &Strategy| {
+            let mut planned = plan.candidates.iter().filter(|it| is_planned(it));
+            planned.any(|candidate| candidate.allocation.strategy == *strategy)
+        };
+        candidates.retain(is_possible);
+    }
+    let affordable = affordable(candidates.len());
     if affordable == 0 {
         return Ok(too_large);
     }
@@ -170,7 +181,6 @@ fn decide_within(
         false if is_last_resort => plan.refusal = refusal_of_last_resort(plan, &trials),
         _ => choose(plan, &trials),
     }
-    trials.extend(field.try_remote(plan, &trials, records_max)?);
     let tried = trials.into_iter().map(Contender::tried);
     Ok(Doubts::Tried(tried.collect()))
 }
@@ -181,8 +191,24 @@ fn is_planned(candidate: &Candidate) -> bool {
     allocation.is_possible() && allocation.strategy != Strategy::Remote
 }
 
+/// What a candidate is simulated in with one of the seeds.
+pub(super) fn scenario(
+    environment: Environment,
+    strategy: Strategy,
+    load: Load,
+    seed: u64,
+    looked_at_max: u64,
+) -> Scenario {
+    let policy = Policy::from(strategy);
+    Scenario {
+        attempts_for_job: ATTEMPTS_FOR_JOB,
+        looked_at_max,
+        ..Scenario::new(environment, policy, load, SEED_FIRST + seed)
+    }
+}
+
 /// Parts of all caches, were each on every node.
-fn parts(workflow: &Workflow, environment: &Environment) -> u64 {
+pub(super) fn parts(workflow: &Workflow, environment: &Environment) -> u64 {
     let volumes = workflow.volumes.iter();
     let caches = volumes.filter(|volume| matches!(volume.kind, VolumeKind::Cache { .. }));
     (caches.count() as u64).saturating_mul(environment.storing_nodes())
@@ -208,7 +234,8 @@ impl Field<'_> {
         let is_failing = self.environment.mtbf_s.is_some();
         let mut runs = self.runs_max;
         for seed in 0..self.seeds {
-            let running = trials.iter().filter(|trial| !trial.is_out).count();
+            let is_run = |at: &usize| !trials[*at].is_out && twin(trials, *at).is_none();
+            let running = (0..trials.len()).filter(is_run).count();
             let Some(runs_left) = runs.checked_sub(running) else {
                 break;
             };
@@ -240,53 +267,16 @@ impl Field<'_> {
         Ok(())
     }
 
-    /// Remote I/O, which is never chosen, with the seeds of the choice: only where the model takes
-    /// it to be faster, and for as long as it is.
-    fn try_remote(
-        &self,
-        plan: &Plan,
-        trials: &[Contender],
-        records: u64,
-    ) -> Result<Option<Contender>, Stuck> {
-        let choice = plan.choice.as_ref().map(|choice| choice.strategy);
-        let Some(chosen) = trials.iter().find(|it| Some(it.strategy) == choice) else {
-            return Ok(None);
-        };
-        let mut candidates = plan.candidates.iter();
-        let found = candidates.find(|it| it.allocation.strategy == Strategy::Remote);
-        let predicted_s = found.and_then(|remote| remote.predicted_s);
-        if !predicted_s.is_some_and(|remote_s| chosen.mean_s().is_some_and(|s| remote_s < s)) {
-            return Ok(None);
-        }
-        let mut remote = Contender::new(Strategy::Remote);
-        let mut left = records;
-        for seed in 0..chosen.times_us.len() as u64 {
-            let limit_us = chosen.sum_us().saturating_sub(remote.sum_us());
-            let scenario = |strategy| self.scenario(strategy, seed, left);
-            let looked_at = remote.run(self.workflow, scenario, limit_us)?;
-            left = left.saturating_sub(looked_at);
-        }
-        Ok(Some(remote))
-    }
-
-    fn scenario(&self, strategy: Strategy, seed: u64, looked_at_max: u64) -> Scenario {
-        Scenario {
-            attempts_for_job: ATTEMPTS_FOR_JOB,
-            looked_at_max,
-            ..Scenario::new(
-                self.environment.clone(),
-                Policy::from(strategy),
-                self.load.clone(),
-                SEED_FIRST + seed,
-            )
-        }
-    }
-
     /// Simulates those that are left with one seed; answers how many records were looked at.
     fn try_seed(&self, trials: &mut [Contender], seed: u64, records: u64) -> Result<u64, Stuck> {
         let is_failing = self.environment.mtbf_s.is_some();
         let mut left = records;
         for at in 0..trials.len() {
+            let same = twin(trials, at).and_then(|twin| trials[twin].times_us.get(seed as usize));
+            if let Some(&same) = same.filter(|_| !trials[at].is_out) {
+                trials[at].times_us.push(same);
+                continue;
+            }
             // Who was near with one seed is waited for with the others.
             let limit_us = match seed == 0 || is_failing {
                 true => limit_us(trials, at, self.hopeless),
@@ -298,7 +288,10 @@ impl Field<'_> {
                 _ => 1,
             };
             let looked_at_max = left / to_come as u64;
-            let scenario = |strategy| self.scenario(strategy, seed, looked_at_max);
+            let scenario = |strategy| {
+                let (environment, load) = (self.environment.clone(), self.load.clone());
+                scenario(environment, strategy, load, seed, looked_at_max)
+            };
             let looked_at = trials[at].run(self.workflow, scenario, limit_us)?;
             left = left.saturating_sub(looked_at);
         }

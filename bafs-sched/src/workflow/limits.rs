@@ -39,7 +39,7 @@ pub(super) const WORDS_BYTES_COMMON: usize = 2 << 20;
 pub(super) const SIZE_BYTES_MAX: u64 = 1_000_000_000_000_000_000;
 
 /// Files of one volume, far from where sums over a workflow overflow.
-pub(super) const FILES_MAX: u64 = 1_000_000_000_000;
+pub(crate) const FILES_MAX: u64 = 1_000_000_000_000;
 
 /// Seconds of a job's declared run time: ten years.
 pub(crate) const RUNTIME_S_MAX: u64 = 10 * 365 * 86_400;

@@ -106,9 +106,15 @@ impl Storage {
             storage: self.clone(),
             extract,
         };
-        let call = call.clone();
+        let (call, volume) = (call.clone(), call.volume);
         tokio::spawn(async move {
             let result = entry.storage.extract_once(call, deadline).await;
+            if let Err(error) = &result
+                && error.code == ErrorCode::VolumeLost
+            {
+                // Its directory may have been removed: who asks hears that it is gone from now on.
+                let _ = entry.storage.forget_if_gone(volume).await;
+            }
             // Who hears of a refusal and asks again must not find this one under way.
             drop(entry);
             sender.send_replace(Some(result));

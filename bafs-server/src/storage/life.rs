@@ -15,6 +15,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 
 use super::fill::Fill;
 use super::origin::Origin;
+use super::store::is_gone;
 use super::table::{Change, VolumeRecord};
 use super::{Storage, blocking, lost};
 use crate::clock;
@@ -90,6 +91,21 @@ impl Storage {
         deleting
             .await
             .unwrap_or_else(|e| Err(Error::new(ErrorCode::ServerFault, format!("delete: {e}"))))
+    }
+
+    /// Deletes a volume whose directory somebody removed.
+    ///
+    /// # Errors
+    /// As [`Self::delete`].
+    pub(super) async fn forget_if_gone(self: &Arc<Self>, id: VolumeId) -> Result<()> {
+        let Ok(tree) = self.scratch(id) else {
+            return Ok(());
+        };
+        if blocking(move || Ok(is_gone(&tree))).await? {
+            tracing::warn!(volume = %id, "somebody removed the directory of a volume");
+            self.delete(id).await?;
+        }
+        Ok(())
     }
 
     /// Deletes volumes whose time is up, and ends tree sessions that are silent.

@@ -1,0 +1,43 @@
+//! Remote I/O beside what a plan chose: never a candidate, as every byte crosses the link to home,
+//! but told where it is faster. Chooses nothing.
+
+use super::contender::Contender;
+use super::decide::{PLAN_JOBS_MAX, PLAN_PARTS_MAX, PLAN_RECORDS_MAX, Tried, parts, scenario};
+use super::load::Load;
+use crate::planner::{Environment, Plan, Strategy};
+use crate::workflow::Workflow;
+
+/// Simulates remote I/O with the seeds of the choice, only where the model takes it to be faster,
+/// and only for as long as it is. Nothing where that is too much, or comes to no end.
+pub fn beside_remote(
+    plan: &Plan,
+    tried: &[Tried],
+    workflow: &Workflow,
+    environment: &Environment,
+    load: &Load,
+) -> Option<Tried> {
+    let choice = plan.choice.as_ref()?.strategy;
+    let chosen = tried.iter().find(|it| it.strategy == choice)?;
+    let chosen_s = chosen.simulated_s?;
+    let mut candidates = plan.candidates.iter();
+    let found = candidates.find(|it| it.allocation.strategy == Strategy::Remote)?;
+    let is_faster = found
+        .predicted_s
+        .is_some_and(|remote_s| remote_s < chosen_s);
+    let jobs = workflow.jobs.len() as u64 * chosen.seeds;
+    if !is_faster || jobs > PLAN_JOBS_MAX as u64 || parts(workflow, environment) > PLAN_PARTS_MAX {
+        return None;
+    }
+    let (mut remote, mut left) = (Contender::new(Strategy::Remote), PLAN_RECORDS_MAX / 4);
+    let most_us = (chosen_s * chosen.seeds as f64 * 1e6) as u64;
+    for seed in 0..chosen.seeds {
+        let scenario = |strategy| {
+            let (environment, load) = (environment.clone(), load.clone());
+            scenario(environment, strategy, load, seed, left)
+        };
+        let limit_us = most_us.saturating_sub(remote.sum_us());
+        let looked_at = remote.run(workflow, scenario, limit_us).ok()?;
+        left = left.saturating_sub(looked_at);
+    }
+    Some(remote.tried())
+}
