@@ -359,10 +359,13 @@ mod tests {
         args.canonical = Some("width=40,depth=1,batch=1GB,private=1MB,run=1000s".to_owned());
         let workload = Workload::of(&args).unwrap();
         let remote = Policy::Strategy(Strategy::Remote);
-        let stuck = simulate(&args, &workload, &environment, &[], remote).unwrap();
+        let left = simulate(&args, &workload, &environment, &[], remote).unwrap();
+        let why = left.unwrap().run.failure().unwrap();
+        assert!(why.contains("no node is left"), "{why}");
+        // No run is known that comes to no end.
         let endless = [Endless {
             policy: remote.to_string(),
-            why: stuck.err().unwrap().to_string(),
+            why: "nothing is under way".to_owned(),
         }];
         let row = simulate(&args, &workload, &environment, &[], Policy::Need)
             .unwrap()
