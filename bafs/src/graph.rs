@@ -77,7 +77,11 @@ pub(crate) fn dot(workflow: &Workflow, states: Option<&[JobState]>) -> Result<St
             VolumeKind::Scratch { .. } => ("scratch", "gray92"),
             VolumeKind::Cache { .. } => ("cache", "lightcyan"),
         };
-        let label = format!("{}\n{kind}, {} bytes", volume.name, volume.size_bytes);
+        let size = match volume.size_bytes {
+            0 => "size unknown".to_owned(),
+            bytes => format!("{bytes} bytes"),
+        };
+        let label = format!("{}\n{kind}, {size}", volume.name);
         let label = quoted(&label);
         writeln!(
             dot,
