@@ -261,9 +261,10 @@ fn the_only_possible_strategy_is_simulated_where_nodes_fail() {
     assert_eq!(choice.strategy, Strategy::Minimal);
     // By the model remote I/O is faster here.
     let canonical = Canonical::parse("width=3,depth=5,batch=1.5GB,private=4GB,run=5000s");
-    let workflow = workflow_of(&canonical.expect("a workload"));
+    let canonical = canonical.expect("a workload");
     let load = Load::Declared { variability_ppm: 0 };
-    let remote = beside_remote(&plan, &tried, &workflow, &environment, &load);
+    let work = (canonical.jobs(), || workflow_of(&canonical));
+    let remote = beside_remote(&plan, &tried, work, &environment, &load);
     let remote = remote.expect("it is tried");
     assert_eq!(
         (remote.strategy, remote.seeds),

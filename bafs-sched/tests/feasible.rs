@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use bafs_sched::planner::{
-    Canonical, Environment, Layout, NodeClass, Shape, Shortage, Strategy, plan,
+    Allocation, Canonical, Environment, Layout, NodeClass, Shape, Shortage, Strategy, plan,
 };
 use bafs_sched::sim::{Load, Policy, Run, Scenario, Simulation, workflow_of};
 use bafs_sched::workflow::parse_workflow;
@@ -95,21 +95,23 @@ fn volumes_of_unlike_sizes_are_placed_one_by_one_where_all_are_held() {
     assert_eq!(all(&[3_000, 2_900, 2_000], 2_200), total);
 }
 
+/// How All would run a workflow on nodes with room for so many files.
+fn all_with_files(text: &str, class: NodeClass, files: u64) -> Allocation {
+    let none = |_: &str| Err("no files".to_owned());
+    let parsed = parse_workflow("w.bafs", text, &none);
+    let shape = Shape::of(&parsed.expect("a workflow").workflow, 0.1);
+    let nodes = vec![NodeClass { files, ..class }];
+    Strategy::All.allocate(&shape, &environment(nodes))
+}
+
 /// Volumes of one size that have room for unlike numbers of files are unlike volumes.
 #[test]
 fn volumes_are_placed_by_their_files_as_well() {
     let text = "volume a scratch 1 GB files 10\nvolume b scratch 1 GB files 1000\n\
                 job a {\nexecutable = x\nruntime = 9 s\n}\nmount a a /v\n\
                 job b {\nexecutable = x\nruntime = 9 s\n}\nmount b b /v\n";
-    let none = |_: &str| Err("no files".to_owned());
-    let workflow = parse_workflow("w.bafs", text, &none).expect("a workflow");
-    let shape = Shape::of(&workflow.workflow, 0.1);
     let all = |files| {
-        let class = NodeClass {
-            files,
-            ..NodeClass::new(1, 1, 10_000 * MB)
-        };
-        let allocation = Strategy::All.allocate(&shape, &environment(vec![class]));
+        let allocation = all_with_files(text, NodeClass::new(1, 1, 10_000 * MB), files);
         (allocation.is_possible(), allocation.is_certain)
     };
     assert_eq!(all(1_010), (true, true));
@@ -124,33 +126,12 @@ fn batch_data_of_many_files_are_not_called_certain() {
                 job a {\nexecutable = x\nruntime = 100 s\n}\nmount c a /c\nmount v a /v\n\
                 volume w scratch 1 MB files 1000\n\
                 job b {\nexecutable = x\nruntime = 100 s\n}\nmount c b /c\nmount w b /v\n";
-    let none = |_: &str| Err("no files".to_owned());
-    let workflow = parse_workflow("w.bafs", text, &none).expect("a workflow");
-    let shape = Shape::of(&workflow.workflow, 0.1);
-    let all = |files| {
-        let class = NodeClass {
-            files,
-            ..NodeClass::new(2, 1, 3_000 * MB)
-        };
-        let allocation = Strategy::All.allocate(&shape, &environment(vec![class]));
-        (allocation.is_possible(), allocation.is_certain)
-    };
-    assert_eq!(all(111_000), (true, true), "all on one node");
-    assert_eq!(all(110_999), (true, false));
-    assert!(matches!(
-        Strategy::All
-            .allocate(
-                &shape,
-                &environment(vec![NodeClass {
-                    files: 10_000,
-                    ..NodeClass::new(2, 1, 3_000 * MB)
-                }])
-            )
-            .shortage,
-        Some(Shortage::Files {
-            batch_files: 60_000
-        })
-    ));
+    let all = |files| all_with_files(text, NodeClass::new(2, 1, 3_000 * MB), files);
+    assert!(all(111_000).is_certain, "all on one node");
+    let doubtful = all(110_999);
+    assert!(doubtful.is_possible() && !doubtful.is_certain);
+    let batch_files = 60_000;
+    assert_eq!(all(10_000).shortage, Some(Shortage::Files { batch_files }));
 }
 
 /// There are too many ways to place these, and the obvious one fails.

@@ -33,7 +33,7 @@ fn a_run_that_never_ends_is_given_up_and_says_so() {
     }
 }
 
-/// Nothing is deleted anywhere when a pipeline makes way, so that no fact follows.
+/// No server is asked for anything any more, so that no fact follows.
 #[test]
 fn a_run_with_remote_io_on_nodes_that_all_leave_says_so() {
     let mut environment = thesis();

@@ -440,9 +440,8 @@ pub(crate) struct RunArgs {
     pub(crate) cache_only: bool,
     /// Wait so long, such as 2d, for nodes when there is none, for space when nothing else goes on,
     /// and for a home that does not take a result or give what a job needs, before the run ends as
-    /// failed; 1 min for the
-    /// first node and 5 s for further ones on which the workflow fits, later 30 s, and 12 h for a
-    /// home if not given.
+    /// failed; 1 min for the first node and 5 s for further ones on which the workflow fits, later
+    /// 30 s, and 12 h for a home if not given.
     #[arg(long, value_name = "TIME")]
     pub(crate) patience: Option<String>,
     /// Whose run it is, where others use the nodes too: each user gets as much as any other. Your

@@ -291,7 +291,8 @@ fn simulated(plan: &mut Plan, work: Work, environment: &Environment) -> Result<D
     let Doubts::Tried(mut tried) = doubts else {
         return Ok(doubts);
     };
-    tried.extend(beside_remote(plan, &tried, &workflow(), environment, &load));
+    let remote = beside_remote(plan, &tried, (jobs, workflow), environment, &load);
+    tried.extend(remote);
     Ok(Doubts::Tried(tried))
 }
 

@@ -26,8 +26,8 @@ use crate::workflow::Workflow;
 /// between strategies the model is rarely off by more.
 const GAIN_PERMILLE: u64 = 100;
 
-/// The strategy that was simulated as the best is left only for so much: for what is left of small
-/// workloads the model is off by more (at most 16 % on random ones).
+/// The strategy that was simulated as the best is left only for so much: of a small random workload
+/// the model took another one to save 13 % of what was left, and the run took 13 % longer.
 const GAIN_ADVISED_PERMILLE: u64 = 250;
 
 /// The model is asked again when so many thousandths of all jobs were done since.

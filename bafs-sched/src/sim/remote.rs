@@ -8,11 +8,12 @@ use crate::planner::{Environment, Plan, Strategy};
 use crate::workflow::Workflow;
 
 /// Simulates remote I/O with the seeds of the choice, only where the model takes it to be faster,
-/// and only for as long as it is. Nothing where that is too much, or comes to no end.
+/// and only for as long as it is. The workflow has so many `jobs`, and is made only when that is
+/// done. Nothing where it is too much, or comes to no end.
 pub fn beside_remote(
     plan: &Plan,
     tried: &[Tried],
-    workflow: &Workflow,
+    (jobs, workflow): (u64, impl FnOnce() -> Workflow),
     environment: &Environment,
     load: &Load,
 ) -> Option<Tried> {
@@ -24,8 +25,11 @@ pub fn beside_remote(
     let is_faster = found
         .predicted_s
         .is_some_and(|remote_s| remote_s < chosen_s);
-    let jobs = workflow.jobs.len() as u64 * chosen.seeds;
-    if !is_faster || jobs > PLAN_JOBS_MAX as u64 || parts(workflow, environment) > PLAN_PARTS_MAX {
+    if !is_faster || jobs.saturating_mul(chosen.seeds) > PLAN_JOBS_MAX as u64 {
+        return None;
+    }
+    let workflow = workflow();
+    if parts(&workflow, environment) > PLAN_PARTS_MAX {
         return None;
     }
     let (mut remote, mut left) = (Contender::new(Strategy::Remote), PLAN_RECORDS_MAX / 4);
@@ -36,7 +40,7 @@ pub fn beside_remote(
             scenario(environment, strategy, load, seed, left)
         };
         let limit_us = most_us.saturating_sub(remote.sum_us());
-        let looked_at = remote.run(workflow, scenario, limit_us).ok()?;
+        let looked_at = remote.run(&workflow, scenario, limit_us).ok()?;
         left = left.saturating_sub(looked_at);
     }
     Some(remote.tried())
