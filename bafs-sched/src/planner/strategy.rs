@@ -375,6 +375,11 @@ impl Allocation {
         self.shortage.is_none()
     }
 
+    /// Whether it is possible, and not the user's to choose: remote I/O is.
+    pub fn is_planned(&self) -> bool {
+        self.is_possible() && self.strategy != Strategy::Remote
+    }
+
     /// The rules that make the scheduler allocate so; none where it needs none. They count volumes
     /// where strategies count stages, and what holds all batch data has nothing to count. None
     /// either for a strategy that is not possible.

@@ -122,7 +122,7 @@ fn decide_within(
     };
     let mut candidates = doubtful(plan, doubt, is_failing);
     // Nothing fits as far as the table knows.
-    let is_last_resort = !plan.candidates.iter().any(is_planned);
+    let is_last_resort = !plan.candidates.iter().any(|it| it.allocation.is_planned());
     let least = match doubt {
         Doubt::Ties if !is_failing => 2,
         // What the model says of one does not hold either.
@@ -145,8 +145,8 @@ fn decide_within(
     // What is said to be impossible takes no simulation from what is possible.
     if affordable(candidates.len()) == 0 && !is_last_resort {
         let is_possible = |strategy: &Strategy| {
-            let mut planned = plan.candidates.iter().filter(|it| is_planned(it));
-            planned.any(|candidate| candidate.allocation.strategy == *strategy)
+            let mut all = plan.candidates.iter().map(|it| &it.allocation);
+            all.any(|it| it.strategy == *strategy && it.is_planned())
         };
         candidates.retain(is_possible);
     }
@@ -183,12 +183,6 @@ fn decide_within(
     }
     let tried = trials.into_iter().map(Contender::tried);
     Ok(Doubts::Tried(tried.collect()))
-}
-
-/// Whether a strategy is possible and keeps data on nodes.
-fn is_planned(candidate: &Candidate) -> bool {
-    let allocation = &candidate.allocation;
-    allocation.is_possible() && allocation.strategy != Strategy::Remote
 }
 
 /// What a candidate is simulated in with one of the seeds.
@@ -308,7 +302,7 @@ fn doubtful(plan: &Plan, doubt: Doubt, is_failing: bool) -> Vec<Strategy> {
         doubt == Doubt::All && candidate.allocation.strategy == Strategy::Need
     };
     let candidates = plan.candidates.iter();
-    let possible = candidates.filter(|it| is_planned(it) || is_tried_anyway(it));
+    let possible = candidates.filter(|it| it.allocation.is_planned() || is_tried_anyway(it));
     let mut timed: Vec<(f64, &Allocation)> = possible
         .map(|candidate| {
             let predicted_s = candidate.predicted_s.unwrap_or(f64::INFINITY);

@@ -359,7 +359,7 @@ impl<'t> Timing<'t> {
         let mut timed = Vec::new();
         for candidate in candidates {
             let strategy = candidate.allocation.strategy;
-            if candidate.allocation.is_possible() && strategy != Strategy::Remote {
+            if candidate.allocation.is_planned() {
                 timed.push(Timed {
                     strategy,
                     predicted_s: candidate.predicted_s,

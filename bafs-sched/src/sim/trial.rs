@@ -29,9 +29,9 @@ pub fn trials(
     load: &Load,
     seed: u64,
 ) -> Result<Vec<Trial>, Stuck> {
-    let possible = Strategy::EACH.into_iter().filter(|strategy| {
-        *strategy != Strategy::Remote && strategy.allocate(shape, environment).is_possible()
-    });
+    let possible = Strategy::EACH
+        .into_iter()
+        .filter(|strategy| strategy.allocate(shape, environment).is_planned());
     let policies = std::iter::once(Policy::Need).chain(possible.map(Policy::Strategy));
     let trial = |policy| {
         let scenario = Scenario::new(environment.clone(), policy, load.clone(), seed);
