@@ -15,7 +15,7 @@ use crate::limits::TOUCHED_FILES_MAX;
 use crate::logic::pages::PageSet;
 
 /// Names that were looked up lately and are remembered until the first file was opened.
-const NAMES_MAX: usize = 256;
+const NAMES_MAX: usize = 4_096;
 
 /// Counts what happens on one volume. All methods may be called from any thread.
 #[derive(Debug, Default)]

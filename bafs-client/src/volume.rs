@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bafs_proto::file_op::{
-    Attr, AttrChange, Caller, Errno, FileOp, FileReply, FileResult, TreeStat,
+    Attr, AttrChange, Caller, DirectoryEntry, Errno, FileOp, FileReply, FileResult, TreeStat,
 };
 use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_proto::report::VolumeUse;
@@ -157,6 +157,13 @@ impl Volume {
     /// What the kernel may believe.
     pub fn mode(&self) -> Mode {
         self.mode
+    }
+
+    /// A listing told of a file, which the kernel then opens without asking for its name.
+    pub(crate) fn listed(&self, directory: InodeNo, entry: &DirectoryEntry) {
+        if self.usage.wants_names() && entry.name != b"." && entry.name != b".." {
+            self.usage.found(entry.ino, directory, &entry.name);
+        }
     }
 
     /// Whether it is lost, and how it becomes so.

@@ -407,9 +407,9 @@ impl Driver {
                 JobOutcome::Environment(error) => error,
                 _ => return,
             },
-            Event::VolumeCreateFailed { error, .. }
-            | Event::JobStartFailed { error, .. }
-            | Event::ExtractFailed { error, .. } => error,
+            Event::VolumeCreateFailed { error, .. } | Event::JobStartFailed { error, .. } => error,
+            // Others are told by the core, with what follows of them.
+            Event::ExtractFailed { error, .. } if error.is_transient() => error,
             _ => return,
         };
         let is_due = self.told.is_none_or(|told| now.ms_since(told) >= TELL_MS);

@@ -2,7 +2,7 @@
 
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
-use bafs_sched::logic::{Event, NodeSeen, Scheduler, Settings, Space};
+use bafs_sched::logic::{Event, NodeSeen, NodeShare, Scheduler, Settings, Space};
 use bafs_sched::replay::standing;
 use bafs_sched::workflow::parse_workflow;
 
@@ -31,7 +31,7 @@ fn a_job_that_waits_says_what_for_and_a_node_what_it_has_left() {
     see(&mut scheduler, 0, 1);
     assert_eq!(told(&scheduler, "a"), "", "it has what it needs");
     assert!(told(&scheduler, "b").contains("waits for 'a' to be done"));
-    assert!(told(&scheduler, "c").contains("1 free slots"));
+    assert!(told(&scheduler, "c").contains("1 free slot on the only node"));
     see(&mut scheduler, 1, 2);
     let c = told(&scheduler, "c");
     assert!(
@@ -40,4 +40,40 @@ fn a_job_that_waits_says_what_for_and_a_node_what_it_has_left() {
     );
     let node = told(&scheduler, "n1");
     assert!(node.contains("1 of 2 slots taken"), "{node}");
+}
+
+#[test]
+fn a_job_whose_slots_another_run_has_says_so() {
+    let text = "job a {\nexecutable = x\nrequest_cpus = 2\n}\n";
+    let none = |path: &str| Err(path.to_owned());
+    let parsed = parse_workflow("w.bafs", text, &none).expect("it is right");
+    let settings = Settings {
+        user: Some("me".to_owned()),
+        ..Settings::default()
+    };
+    let mut scheduler = Scheduler::new(RunId(0), parsed.workflow, settings);
+    let space = Space {
+        bytes: 100_000_000,
+        files: 1_000,
+    };
+    let nodes = [1, 2].map(|id| NodeSeen::alone(ServerId(id), space, 2));
+    scheduler.step(Time(0), Event::seen(nodes.to_vec()), &mut Vec::new());
+    let told = |scheduler: &Scheduler| standing(scheduler, "a").unwrap_or_default();
+    let before = told(&scheduler);
+    assert!(
+        before.contains("2 free slots on one of 2 nodes"),
+        "{before}"
+    );
+    assert!(!before.contains("other runs"), "nobody was asked yet");
+    let share = NodeShare {
+        server: ServerId(1),
+        space,
+        slots: 1,
+        is_shared: true,
+        is_over: false,
+    };
+    let shares = vec![share];
+    scheduler.step(Time(1), Event::SharesSeen { shares }, &mut Vec::new());
+    let after = told(&scheduler);
+    assert!(after.contains("on 1 node other runs have"), "{after}");
 }

@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use bafs_proto::ids::ServerId;
@@ -37,9 +38,29 @@ impl Life {
         let number = before
             .checked_add(1)
             .ok_or_else(|| damaged(LIVES, &"no number is left"))?;
-        replace(&directory.join(LIVES), format!("{number}\n").as_bytes())?;
+        let (path, content) = (directory.join(LIVES), format!("{number}\n"));
+        match replace(&path, content.as_bytes()) {
+            // A server whose disk is full must still show what is there.
+            Err(error) if of_space(&error) && before > 0 => overwrite(&path, content.as_bytes())?,
+            written => written?,
+        }
         Ok(Self { server, number })
     }
+}
+
+fn of_space(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
+}
+
+/// Writes over the beginning of a file, durably, which needs no new block. A disk writes a sector
+/// as a whole, so the few bytes of a number are never mixed.
+fn overwrite(path: &Path, content: &[u8]) -> io::Result<()> {
+    let file = File::options().write(true).open(path)?;
+    file.write_all_at(content, 0)?;
+    file.sync_all()
 }
 
 /// Names the present life of this machine, from the start of its kernel to the end; `None` when the
@@ -89,6 +110,19 @@ mod tests {
         let second = Life::begin(directory.path()).expect("second");
         assert_eq!((first.number, second.number), (1, 2));
         assert_eq!(first.server, second.server);
+    }
+
+    #[test]
+    fn a_full_disk_keeps_no_server_from_its_next_life() {
+        let directory = tempfile::tempdir().expect("directory");
+        Life::begin(directory.path()).expect("first");
+        let fresh = directory.path().join(LIVES).with_extension("new");
+        let fill = || std::os::unix::fs::symlink("/dev/full", &fresh).expect("link");
+        fill();
+        let second = Life::begin(directory.path()).expect("second");
+        assert_eq!(second.number, 2);
+        fs::remove_file(&fresh).expect("remove");
+        assert_eq!(Life::begin(directory.path()).expect("third").number, 3);
     }
 
     #[test]

@@ -216,7 +216,8 @@ impl Bridge {
     /// As [`Self::list`], with attributes.
     pub(super) fn list_plus(&self, caller: Caller, at: Spot, reply: impl AnswerEntriesPlus) {
         let (volume, handle) = (Arc::clone(&self.volume), self.handle(at.ino, at.handle));
-        replies::entries_plus(volume, caller, handle, at.offset, reply);
+        let directory = InodeNo(at.ino.0);
+        replies::entries_plus(volume, caller, (directory, handle), at.offset, reply);
     }
 
     pub(super) fn release_directory(

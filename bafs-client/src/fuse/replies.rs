@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bafs_proto::file_op::{Attr, Caller, DirectoryEntry, Errno, FileOp, FileReply, FileResult};
-use bafs_proto::ids::HandleId;
+use bafs_proto::ids::{HandleId, InodeNo};
 use fuser::FopenFlags;
 use nix::libc;
 
@@ -148,7 +148,7 @@ pub(super) fn entries(mut reply: impl AnswerEntries) -> Done {
 pub(super) fn entries_plus(
     volume: Arc<Volume>,
     caller: Caller,
-    handle: HandleId,
+    (directory, handle): (InodeNo, HandleId),
     cookie: u64,
     reply: impl AnswerEntriesPlus,
 ) {
@@ -160,8 +160,10 @@ pub(super) fn entries_plus(
                 entries.iter().all(is_gone),
             ) {
                 // An empty reply would mean the end of the directory.
-                (Some(last), true) => entries_plus(volume, caller, handle, last, reply),
-                _ => add_entries(&volume, entries, reply),
+                (Some(last), true) => {
+                    entries_plus(volume, caller, (directory, handle), last, reply);
+                }
+                _ => add_entries(&volume, directory, entries, reply),
             }
         }
         other => reply.refuse(error_of(other)),
@@ -179,6 +181,7 @@ fn is_dots(entry: &DirectoryEntry) -> bool {
 
 fn add_entries(
     volume: &Arc<Volume>,
+    directory: InodeNo,
     entries: Vec<DirectoryEntry>,
     mut reply: impl AnswerEntriesPlus,
 ) {
@@ -190,6 +193,7 @@ fn add_entries(
             continue;
         }
         is_full = is_full || !reply.list(&entry, believe);
+        volume.listed(directory, &entry);
         if is_full && !is_dots(&entry) {
             forgotten.push(entry.ino);
         }

@@ -62,7 +62,7 @@ impl Scheduler {
 }
 
 fn no_node() -> String {
-    "no node is in the catalog: start nodes (`bafs node`), and check the catalog's address"
+    "no node was seen in the catalog: start nodes (`bafs node`), and check the catalog's address"
         .to_owned()
 }
 

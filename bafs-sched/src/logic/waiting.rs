@@ -79,16 +79,15 @@ impl Scheduler {
         let able: Vec<ServerId> = live.filter(|s| self.could_run(job, *s, need)).collect();
         if able.is_empty() {
             return format!(
-                "no node that is there could run it: it needs {slots} slots and {}, and has not \
-                 been refused by the node",
+                "no node that is there could run it: it needs {slots} slots and {} on a node that \
+                 has not refused it, and on which it did not fail",
                 describe(need)
             );
         }
         let has_slot = |server: &ServerId| self.fleet.free_slots(*server) >= slots;
         let free: Vec<ServerId> = able.iter().copied().filter(has_slot).collect();
         if free.is_empty() {
-            let nodes = able.len();
-            return format!("it waits for {slots} free slots on one of {nodes} nodes");
+            return self.lacking_slots(&able, slots);
         }
         let room = free.iter().map(|server| self.fleet.available(*server));
         let most = room.max().unwrap_or(Space::ZERO);
@@ -102,6 +101,29 @@ impl Scheduler {
         "there is room for it, but what has begun must be able to end first, or its turn has not \
          come"
             .to_owned()
+    }
+
+    /// Of nodes without so many free slots.
+    fn lacking_slots(&self, able: &[ServerId], slots: u32) -> String {
+        let counted = |count: usize, noun: &str| match count {
+            1 => format!("1 {noun}"),
+            _ => format!("{count} {noun}s"),
+        };
+        let wanted = counted(slots as usize, "free slot");
+        let kept = able.iter().filter(|server| {
+            let limit = self.fleet.get(**server).and_then(|node| node.limit);
+            limit.is_some_and(|limit| limit.is_shared && limit.slots < slots)
+        });
+        let mut told = match able.len() {
+            1 => format!("it waits for {wanted} on the only node that can run it"),
+            nodes => format!("it waits for {wanted} on one of {nodes} nodes"),
+        };
+        let kept = kept.count();
+        if kept > 0 {
+            let nodes = counted(kept, "node");
+            told += &format!("; on {nodes} other runs have what this one would need");
+        }
+        told
     }
 
     /// What a failure was of, with the node where it happened: before it is told to the core.

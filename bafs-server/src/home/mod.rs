@@ -48,6 +48,7 @@ use bytes::Bytes;
 use crate::access::Access;
 use crate::clock;
 use crate::counters::{self, Counters, Figures, ReadFigures};
+use crate::fault::of_disk;
 use crate::lives::Life;
 use crate::serving::{ADVERT_TTL_MS, Running, advertise, check_names, pool, reachable};
 use crate::source::entry;
@@ -137,7 +138,8 @@ impl Home {
     /// Exports the directory `root`, as a former server left it.
     ///
     /// # Errors
-    /// `NotFound` when the directory is not there, `ServerFault` when it cannot be written.
+    /// `NotFound` when the directory is not there, `ServerFault` when it cannot be written,
+    /// `NoSpaceBytes` when its disk is full and no server had it before.
     pub fn open(
         root: &std::path::Path,
         verifier: Verifier,
@@ -147,8 +149,8 @@ impl Home {
         let puts = Arc::new(Puts::open(export.clone())?);
         puts.sweep(clock::now());
         let life = Life::begin(puts.directory()).map_err(|error| {
-            let text = format!("home server's own {}: {error}", puts.directory().display());
-            Error::new(ErrorCode::ServerFault, text)
+            let doing = format!("home server's own {}", puts.directory().display());
+            puts.with_room(of_disk(doing, &error))
         })?;
         let counters = Counters::zero(counters::HOME);
         Ok(Arc::new(Self {

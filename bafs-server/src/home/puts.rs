@@ -82,7 +82,8 @@ impl Puts {
             limits: Limits::default(),
             occupied: Mutex::default(),
         };
-        puts.receipts()?;
+        puts.receipts().map_err(|error| puts.with_room(error))?;
+        puts.find_left();
         Ok(puts)
     }
 
@@ -126,7 +127,7 @@ impl Puts {
         check_target(&call.path)?;
         allow(&call.path)?;
         self.supersede(call.extract, &call.path);
-        self.refused.forget(call.extract);
+        self.refused.resume(call.extract);
         self.arrivals.locked(call.extract, |arrival| {
             if let Some(upload) = self.load_same(call.extract, &call.path)? {
                 return self.resume(call.extract, upload, arrival, &allow);
@@ -154,7 +155,8 @@ impl Puts {
     }
 
     /// Takes bytes at `offset`, which must follow on what was received or repeat a part of it. On a
-    /// full disk, what nobody continues makes room for them.
+    /// full disk, what nobody continues makes room for them; else this upload may have to make
+    /// room for others.
     ///
     /// # Errors
     /// `NotFound` before the upload was begun, `Conflict` when the bytes would leave a gap, unless
@@ -166,20 +168,33 @@ impl Puts {
         data: &[u8],
         allow: impl Fn(&str) -> Result<()>,
     ) -> Result<PutProgress> {
-        match self.write_once(extract, offset, data, &allow) {
-            Err(error) if error.code == ErrorCode::NoSpaceBytes && self.make_room(extract) => {
-                self.write_once(extract, offset, data, &allow)
-            }
-            written => written,
+        let is_full = |written: &Result<PutProgress>| {
+            let error = written.as_ref().err();
+            error.is_some_and(|error| error.code == ErrorCode::NoSpaceBytes)
+        };
+        let mut is_stuck = None;
+        let mut write = || self.write_once(extract, offset, data, &allow, &mut is_stuck);
+        let mut written = write();
+        if is_full(&written) && self.make_room(extract) {
+            written = write();
         }
+        if is_full(&written)
+            && let Some(is_stuck) = is_stuck
+        {
+            self.give_way(extract, is_stuck);
+        }
+        written
     }
 
+    /// As [`Self::write`], once. Where the disk refuses these bytes, and not others before them,
+    /// tells whether the upload got no further since it was refused before.
     fn write_once(
         &self,
         extract: ExtractId,
         offset: u64,
         data: &[u8],
         allow: &dyn Fn(&str) -> Result<()>,
+        is_stuck: &mut Option<bool>,
     ) -> Result<PutProgress> {
         self.arrivals.locked(extract, |slot| {
             if slot.is_none() {
@@ -206,10 +221,10 @@ impl Puts {
                 // Nobody knows how much of it was written.
                 *slot = None;
                 let error = fault(&self.place(extract).join(DATA), error);
-                self.refused.note(extract, &error);
+                is_stuck.get_or_insert(self.refused.note(extract, &error, received_bytes));
                 return Err(error);
             }
-            self.refused.forget(extract);
+            self.refused.resume(extract);
             Ok(PutProgress {
                 received_bytes: arrival.received_bytes(),
                 receipt: None,
@@ -238,6 +253,7 @@ impl Puts {
                     digest: call.digest,
                 };
                 self.store(call.extract, &upload)?;
+                self.refused.forget(call.extract);
             }
             self.finish(call, upload, &allow)
         })

@@ -13,44 +13,94 @@ use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::statvfs;
 
+use super::data::open_data;
 use super::export::OWN;
-use super::puts::{Phase, Puts, fault, loaded};
+use super::puts::{DATA, Phase, Puts, fault, loaded};
 use crate::clock;
 
 /// An upload that nobody continued for so long gives its room to others on a full disk, in
 /// milliseconds: whoever still wants the file asks again earlier, and sends it anew else.
 pub(super) const STALE_MS: u64 = 600_000;
 
-/// Uploads that the disk refused since this server began.
+/// What is known of an upload that the disk refused, or that a former server left.
+#[derive(Debug, Clone)]
+struct Refusal {
+    /// Why its last bytes were refused.
+    why: Option<Error>,
+    at: Time,
+    held_bytes: u64,
+    /// Whether somebody has continued it since.
+    goes_on: bool,
+}
+
+/// Uploads that the disk refused since this server began, and those that it found unfinished then.
 #[derive(Debug, Default)]
-pub(super) struct Refused(Mutex<BTreeMap<ExtractId, (Error, Time)>>);
+pub(super) struct Refused(Mutex<BTreeMap<ExtractId, Refusal>>);
 
 impl Refused {
     /// Why the disk refused the last bytes of an upload.
     pub(super) fn why(&self, extract: ExtractId) -> Option<Error> {
-        self.list().get(&extract).map(|(error, _)| error.clone())
+        self.list().get(&extract)?.why.clone()
     }
 
-    pub(super) fn note(&self, extract: ExtractId, error: &Error) {
-        self.list().insert(extract, (error.clone(), clock::now()));
+    /// Notes that the disk refused bytes of an upload of which so many are there; whether it got
+    /// no further since it was refused before.
+    pub(super) fn note(&self, extract: ExtractId, error: &Error, held_bytes: u64) -> bool {
+        let refusal = Refusal {
+            why: Some(error.clone()),
+            at: clock::now(),
+            held_bytes,
+            goes_on: false,
+        };
+        let before = self.list().insert(extract, refusal);
+        before.is_some_and(|before| held_bytes <= before.held_bytes)
     }
 
-    /// It goes on, or is no more.
+    /// Notes what a former server left: nobody continues it yet.
+    fn note_left(&self, extract: ExtractId) {
+        let refusal = Refusal {
+            why: None,
+            at: Time(0),
+            held_bytes: 0,
+            goes_on: false,
+        };
+        self.list().insert(extract, refusal);
+    }
+
+    /// It goes on.
+    pub(super) fn resume(&self, extract: ExtractId) {
+        if let Some(refusal) = self.list().get_mut(&extract) {
+            refusal.why = None;
+            refusal.goes_on = true;
+        }
+    }
+
+    /// It is no more, or done.
     pub(super) fn forget(&self, extract: ExtractId) {
         self.list().remove(&extract);
     }
 
-    fn ids(&self) -> Vec<ExtractId> {
-        self.list().keys().copied().collect()
+    /// Those that nobody has continued since.
+    fn waiting(&self) -> Vec<ExtractId> {
+        let list = self.list();
+        let waiting = list.iter().filter(|(_, refusal)| !refusal.goes_on);
+        waiting.map(|(extract, _)| *extract).collect()
+    }
+
+    /// Whether the disk refused any other one lately.
+    fn is_other(&self, extract: ExtractId, now: Time) -> bool {
+        let list = self.list();
+        let mut others = list.iter().filter(|(other, _)| **other != extract);
+        others.any(|(_, refusal)| now.ms_since(refusal.at) <= STALE_MS)
     }
 
     fn is_stale(&self, extract: ExtractId, now: Time) -> bool {
         let list = self.list();
-        let last = list.get(&extract).map(|(_, last)| *last);
+        let last = list.get(&extract).map(|refusal| refusal.at);
         last.is_none_or(|last| now.ms_since(last) > STALE_MS)
     }
 
-    fn list(&self) -> MutexGuard<'_, BTreeMap<ExtractId, (Error, Time)>> {
+    fn list(&self) -> MutexGuard<'_, BTreeMap<ExtractId, Refusal>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -100,7 +150,7 @@ pub fn unfinished(export: &Path) -> io::Result<Vec<Unfinished>> {
             .to_str()
             .and_then(|name| name.parse().ok());
         // What is whole has its name, so there is nothing of it here.
-        let (Some(extract), Ok(data)) = (extract, fs::metadata(directory.join("data"))) else {
+        let (Some(extract), Ok(data)) = (extract, fs::metadata(directory.join(DATA))) else {
             continue;
         };
         let Ok(Some(upload)) = loaded(&directory) else {
@@ -121,17 +171,50 @@ pub fn unfinished(export: &Path) -> io::Result<Vec<Unfinished>> {
 }
 
 impl Puts {
-    /// Removes what the disk refused of earlier uploads to the same place: who begins anew knows
-    /// nothing of them, and nobody else would continue them.
+    /// Notes what a former server left unfinished.
+    pub(super) fn find_left(&self) {
+        for upload in unfinished(self.export.root_path()).unwrap_or_default() {
+            self.refused.note_left(upload.extract);
+        }
+    }
+
+    /// Removes earlier uploads to the same place that the disk refused or a former server left, and
+    /// that nobody continues: who begins anew knows nothing of them.
     pub(super) fn supersede(&self, extract: ExtractId, path: &str) {
         if self.place(extract).exists() {
             return;
         }
-        for other in self.refused.ids() {
+        for other in self.refused.waiting() {
             let same = self.load(other).ok().flatten();
             if same.is_some_and(|upload| upload.path == path) {
                 self.give_up(other);
             }
+        }
+    }
+
+    /// Drops what came of an upload that the disk refused, where others want the room: of several
+    /// that hold a part each, none would ever be whole. The one that holds most keeps it, unless
+    /// it `is_stuck`.
+    pub(super) fn give_way(&self, extract: ExtractId, is_stuck: bool) {
+        let all = unfinished(self.export.root_path()).unwrap_or_default();
+        let held = |upload: &Unfinished| (upload.bytes, upload.extract);
+        let Some(mine) = all.iter().find(|upload| upload.extract == extract) else {
+            return;
+        };
+        let is_behind = all.iter().any(|other| held(other) > held(mine));
+        let gives_way = is_behind || is_stuck && self.refused.is_other(extract, clock::now());
+        if !gives_way {
+            return;
+        }
+        let dropped = self.arrivals.locked(extract, |slot| {
+            *slot = None;
+            let path = self.place(extract).join(DATA);
+            let file = open_data(&path);
+            let emptied = file.and_then(|file| file.set_len(0));
+            emptied.map_err(|error| fault(&path, error))
+        });
+        if let Err(error) = dropped {
+            tracing::warn!(%extract, %error, "an upload that the disk refused keeps its room");
         }
     }
 
@@ -192,10 +275,13 @@ impl Puts {
         let free = free.map_or_else(|_| "unknown".to_owned(), |free| format!("{free} bytes"));
         let held = unfinished(root).unwrap_or_default();
         let bytes: u64 = held.iter().map(|upload| upload.bytes).sum();
+        // A home that could not start has no name yet.
+        let home = match self.export.name() {
+            "" => "no space at home".to_owned(),
+            name => format!("no space at home '{name}'"),
+        };
         format!(
-            "no space at home '{}': free at {}: {free}; unfinished uploads there: {} of {bytes} \
-             bytes, in {}",
-            self.export.name(),
+            "{home}: free at {}: {free}; unfinished uploads there: {} of {bytes} bytes, in {}",
             root.display(),
             held.len(),
             self.directory.display()
@@ -281,6 +367,56 @@ mod tests {
         begin(&puts, 4, "f");
         let left = [1, 2, 3, 4].map(|number| puts.place(ExtractId(number)).exists());
         assert_eq!(left, [false, true, true, true], "the others may go on");
+    }
+
+    #[test]
+    fn of_uploads_that_hold_a_part_each_the_disk_keeps_the_one_that_holds_most() {
+        let root = tempfile::tempdir().expect("directory");
+        let puts = open(root.path());
+        let held = |number: u128| {
+            let data = puts.place(ExtractId(number)).join(DATA);
+            fs::metadata(data).map_or(0, |data| data.len())
+        };
+        let refuse = |number: u128, held_bytes: u64| {
+            let extract = ExtractId(number);
+            let error = Error::new(ErrorCode::NoSpaceBytes, "full");
+            let is_stuck = puts.refused.note(extract, &error, held_bytes);
+            puts.give_way(extract, is_stuck);
+        };
+        for number in [1, 2] {
+            begin(&puts, number, &format!("f{number}"));
+            assert_eq!(write(&puts, number, 0), Ok(4));
+        }
+        assert_eq!(write(&puts, 2, 4), Ok(8));
+        refuse(2, 8);
+        assert_eq!(held(2), 8, "it holds most");
+        refuse(1, 4);
+        assert_eq!(held(1), 0);
+        // It may be larger than the disk: the other must not wait for it for ever.
+        begin(&puts, 2, "f2");
+        refuse(2, 8);
+        assert_eq!(held(2), 0);
+        begin(&puts, 1, "f1");
+        assert_eq!(write(&puts, 1, 0), Ok(4), "it begins anew");
+        puts.refused.forget(ExtractId(2));
+        refuse(1, 4);
+        assert_eq!(held(1), 4, "nobody else wants the room");
+    }
+
+    #[test]
+    fn who_begins_anew_takes_what_a_former_server_left_at_the_place() {
+        let root = tempfile::tempdir().expect("directory");
+        let former = open(root.path());
+        for number in [1, 2, 3] {
+            begin(&former, number, &format!("f{}", number % 2));
+            assert_eq!(write(&former, number, 0), Ok(4));
+        }
+        drop(former);
+        let puts = open(root.path());
+        begin(&puts, 1, "f1");
+        begin(&puts, 4, "f1");
+        let left = [1, 2, 3, 4].map(|number| puts.place(ExtractId(number)).exists());
+        assert_eq!(left, [true, true, false, true], "what goes on stays");
     }
 
     #[test]
