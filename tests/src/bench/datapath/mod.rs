@@ -12,6 +12,7 @@ mod remote;
 mod ring;
 mod shown;
 mod storm;
+mod through;
 mod wire;
 mod work;
 
@@ -91,6 +92,17 @@ const PARTS: &[Part] = &[
         name: "ring",
         figures: &["ring_rand_1", "ring_rand_2", "ring_create_1"],
         run: ring::run,
+    },
+    Part {
+        name: "through",
+        figures: &[
+            "through_read_vs_least",
+            "through_rand_1_vs_least",
+            "through_rand_2_vs_least",
+            "through_write_vs_least",
+            "through_append_vs_least",
+        ],
+        run: through::run,
     },
     Part {
         name: "bound",
