@@ -15,11 +15,18 @@ use crate::bench::{Options, Report};
 use crate::ring::Rings;
 
 /// Name, figure, options of fio, and how many times the file's bytes are read.
-const DATA: [(&str, &str, &str, u64); 3] = [
+const DATA: [(&str, &str, &str, u64); 4] = [
     (
         "read 4 KiB at random past the kernel's pages",
         "rand_1",
         "--rw=randread --bs=4k --norandommap",
+        1,
+    ),
+    // Who wakes on another processor pays for that, whatever it has asked.
+    (
+        "the same by one that keeps its processor",
+        "rand_kept",
+        "--rw=randread --bs=4k --norandommap --cpus_allowed=0",
         1,
     ),
     (

@@ -100,7 +100,8 @@ const PATTERNS: [Pattern; 7] = [
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let shown = Shown::near("4GB")?;
     let least = LeastShown::start(Kind::Bare)?;
-    let native = Spread::new()?.directory("directory")?;
+    let native = Spread::new()?;
+    let directory = native.directory("directory")?;
     let ring = Shown::by_rings("4GB");
     let ring = ring.inspect_err(|reason| {
         report.not_measured("through_ring", &format!("{reason:#}"));
@@ -109,7 +110,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let mut places = vec![
         ("volume", shown.path()),
         ("bare FUSE", least.path()),
-        ("directory", native.as_path()),
+        ("directory", directory.as_path()),
     ];
     places.extend(ring.as_ref().map(|ring| ("by rings", ring.path())));
     report.section("data through the agent, beside the smallest FUSE: MB/s");
