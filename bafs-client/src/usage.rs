@@ -162,6 +162,15 @@ impl Usage {
         });
     }
 
+    /// A listing told of a name: it takes the place of none that was looked up.
+    pub fn listed(&self, ino: InodeNo, parent: InodeNo, name: &Name) {
+        self.note_first(|firsts| {
+            if firsts.names.len() < NAMES_MAX {
+                firsts.names.insert(ino, (parent, name.clone()));
+            }
+        });
+    }
+
     /// Whether names still matter to [`Self::found`].
     pub fn wants_names(&self) -> bool {
         !self.has_firsts.load(Ordering::Relaxed)

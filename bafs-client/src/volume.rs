@@ -162,7 +162,7 @@ impl Volume {
     /// A listing told of a file, which the kernel then opens without asking for its name.
     pub(crate) fn listed(&self, directory: InodeNo, entry: &DirectoryEntry) {
         if self.usage.wants_names() && entry.name != b"." && entry.name != b".." {
-            self.usage.found(entry.ino, directory, &entry.name);
+            self.usage.listed(entry.ino, directory, &entry.name);
         }
     }
 

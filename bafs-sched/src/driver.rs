@@ -408,8 +408,8 @@ impl Driver {
                 _ => return,
             },
             Event::VolumeCreateFailed { error, .. } | Event::JobStartFailed { error, .. } => error,
-            // Others are told by the core, with what follows of them.
-            Event::ExtractFailed { error, .. } if error.is_transient() => error,
+            // Of a file that no job wrote the core tells.
+            Event::ExtractFailed { error, .. } if error.code != ErrorCode::NotFound => error,
             _ => return,
         };
         let is_due = self.told.is_none_or(|told| now.ms_since(told) >= TELL_MS);

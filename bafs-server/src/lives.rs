@@ -55,7 +55,8 @@ fn of_space(error: &io::Error) -> bool {
     )
 }
 
-/// Writes over the beginning of a file, durably, which needs no new block. A disk writes a sector
+/// Writes over the beginning of a file, durably, which needs no new block but where the file system
+/// writes all anew (btrfs, ZFS). A disk writes a sector
 /// as a whole, so the few bytes of a number are never mixed.
 fn overwrite(path: &Path, content: &[u8]) -> io::Result<()> {
     let file = File::options().write(true).open(path)?;

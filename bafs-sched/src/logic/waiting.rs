@@ -79,8 +79,8 @@ impl Scheduler {
         let able: Vec<ServerId> = live.filter(|s| self.could_run(job, *s, need)).collect();
         if able.is_empty() {
             return format!(
-                "no node that is there could run it: it needs {slots} slots and {} on a node that \
-                 has not refused it, and on which it did not fail",
+                "no node that is there could run it: it needs {slots} slot(s) and {} on a node \
+                 that has not refused it, and on which it did not fail",
                 describe(need)
             );
         }

@@ -7,6 +7,7 @@ mod arrivals;
 mod data;
 mod export;
 mod listing;
+mod naming;
 mod occupied;
 mod packs;
 mod puts;
@@ -146,11 +147,15 @@ impl Home {
         limit_bytes_per_s: Option<u64>,
     ) -> Result<Arc<Self>> {
         let export = Arc::new(Export::open(root)?);
-        let puts = Arc::new(Puts::open(export.clone())?);
+        let advise = |error: Error| match error.code {
+            ErrorCode::NoSpaceBytes => error.context("make room, then start the home again"),
+            _ => error,
+        };
+        let puts = Arc::new(Puts::open(export.clone()).map_err(advise)?);
         puts.sweep(clock::now());
         let life = Life::begin(puts.directory()).map_err(|error| {
             let doing = format!("home server's own {}", puts.directory().display());
-            puts.with_room(of_disk(doing, &error))
+            advise(puts.with_room(of_disk(doing, &error)))
         })?;
         let counters = Counters::zero(counters::HOME);
         Ok(Arc::new(Self {

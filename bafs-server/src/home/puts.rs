@@ -17,17 +17,15 @@ use bafs_proto::message::{BeginPut, CommitPut, PutFile, PutProgress, PutReceipt}
 use bafs_proto::path::check_relative;
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, fsync, renameat, statat};
-use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::arrivals::{Arrival, Arrivals};
 use super::data::{digest_of, open_data, seal};
-use super::export::{Export, Found, OWN, kind, refuse};
+use super::export::{Export, OWN};
 use super::occupied::Occupied;
-use super::packs::{Limits, gone};
+use super::packs::Limits;
 use super::receipts::Receipts;
-use super::unfinished::Refused;
+use super::unfinished::{Refused, is_full};
 use crate::fault::of_disk;
 use crate::lives::replace;
 
@@ -49,7 +47,7 @@ pub(super) enum Phase {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Upload {
     pub(super) path: String,
-    mode: u32,
+    pub(super) mode: u32,
     pub(super) phase: Phase,
 }
 
@@ -82,8 +80,11 @@ impl Puts {
             limits: Limits::default(),
             occupied: Mutex::default(),
         };
-        puts.receipts().map_err(|error| puts.with_room(error))?;
-        puts.find_left();
+        let receipts = puts.receipts().map_err(|error| puts.with_room(error))?;
+        // Beside another server, what is unfinished is that one's.
+        if receipts.is_some() {
+            puts.find_left();
+        }
         Ok(puts)
     }
 
@@ -124,15 +125,30 @@ impl Puts {
         call: &BeginPut,
         allow: impl Fn(&str) -> Result<()>,
     ) -> Result<PutProgress> {
+        let mut begun = self.begin_once(call, &allow);
+        if is_full(&begun) && self.make_room(call.extract) {
+            begun = self.begin_once(call, &allow);
+        }
+        if is_full(&begun) {
+            self.refused.note_wanted();
+        }
+        begun
+    }
+
+    fn begin_once(
+        &self,
+        call: &BeginPut,
+        allow: &dyn Fn(&str) -> Result<()>,
+    ) -> Result<PutProgress> {
         check_target(&call.path)?;
         allow(&call.path)?;
         self.supersede(call.extract, &call.path);
         self.refused.resume(call.extract);
         self.arrivals.locked(call.extract, |arrival| {
             if let Some(upload) = self.load_same(call.extract, &call.path)? {
-                return self.resume(call.extract, upload, arrival, &allow);
+                return self.resume(call.extract, upload, arrival, allow);
             }
-            if let Some(receipt) = self.claim(call.extract, &call.path, &allow)? {
+            if let Some(receipt) = self.claim(call.extract, &call.path, allow)? {
                 return Ok(PutProgress {
                     received_bytes: receipt.size,
                     receipt: Some(receipt),
@@ -145,7 +161,7 @@ impl Puts {
             };
             self.store(call.extract, &upload)?;
             sync_directory(&self.directory)?;
-            self.resume(call.extract, upload, arrival, &allow)
+            self.resume(call.extract, upload, arrival, allow)
         })
     }
 
@@ -168,33 +184,27 @@ impl Puts {
         data: &[u8],
         allow: impl Fn(&str) -> Result<()>,
     ) -> Result<PutProgress> {
-        let is_full = |written: &Result<PutProgress>| {
-            let error = written.as_ref().err();
-            error.is_some_and(|error| error.code == ErrorCode::NoSpaceBytes)
-        };
-        let mut is_stuck = None;
-        let mut write = || self.write_once(extract, offset, data, &allow, &mut is_stuck);
+        let mut is_refused = false;
+        let mut write = || self.write_once(extract, offset, data, &allow, &mut is_refused);
         let mut written = write();
         if is_full(&written) && self.make_room(extract) {
             written = write();
         }
-        if is_full(&written)
-            && let Some(is_stuck) = is_stuck
-        {
-            self.give_way(extract, is_stuck);
+        if is_full(&written) && is_refused {
+            self.give_way(extract);
         }
         written
     }
 
-    /// As [`Self::write`], once. Where the disk refuses these bytes, and not others before them,
-    /// tells whether the upload got no further since it was refused before.
+    /// As [`Self::write`], once; tells where the disk refuses these bytes, and not others before
+    /// them.
     fn write_once(
         &self,
         extract: ExtractId,
         offset: u64,
         data: &[u8],
         allow: &dyn Fn(&str) -> Result<()>,
-        is_stuck: &mut Option<bool>,
+        is_refused: &mut bool,
     ) -> Result<PutProgress> {
         self.arrivals.locked(extract, |slot| {
             if slot.is_none() {
@@ -220,8 +230,11 @@ impl Puts {
             if let Err(error) = arrival.add(offset, data) {
                 // Nobody knows how much of it was written.
                 *slot = None;
-                let error = fault(&self.place(extract).join(DATA), error);
-                is_stuck.get_or_insert(self.refused.note(extract, &error, received_bytes));
+                let path = self.place(extract).join(DATA);
+                let held_bytes = fs::metadata(&path).map_or(received_bytes, |data| data.len());
+                let error = fault(&path, error);
+                self.refused.note(extract, &error, held_bytes);
+                *is_refused = true;
                 return Err(error);
             }
             self.refused.resume(extract);
@@ -242,7 +255,7 @@ impl Puts {
         call: &CommitPut,
         allow: impl Fn(&str) -> Result<()>,
     ) -> Result<PutReceipt> {
-        self.arrivals.locked(call.extract, |slot| {
+        let done = self.arrivals.locked(call.extract, |slot| {
             let mut upload = self.load_known(call.extract)?;
             allow(&upload.path)?;
             if upload.phase == Phase::Receiving {
@@ -253,10 +266,13 @@ impl Puts {
                     digest: call.digest,
                 };
                 self.store(call.extract, &upload)?;
-                self.refused.forget(call.extract);
             }
             self.finish(call, upload, &allow)
-        })
+        });
+        if is_full(&done) {
+            self.refused.note_wanted();
+        }
+        done
     }
 
     /// Puts a small file in place at once whose upload was begun in pieces: that is finished so,
@@ -353,6 +369,7 @@ impl Puts {
                     ..upload.clone()
                 };
                 self.store(extract, &done)?;
+                self.refused.forget(extract);
                 (size, digest)
             }
             Phase::Done { size, digest } => (size, digest),
@@ -402,73 +419,6 @@ impl Puts {
         seal(&file, upload.mode).map_err(failed)
     }
 
-    /// Gives the checked file its name, durably. It may have it already.
-    fn put_in_place(
-        &self,
-        extract: ExtractId,
-        upload: &Upload,
-        allow: &dyn Fn(&str) -> Result<()>,
-    ) -> Result<()> {
-        let (above, name) = parted(&upload.path);
-        let parent = self.export.make_directory(above, allow)?;
-        self.check_place(&parent, &upload.path, allow)?;
-        let place = self.place(extract);
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let source =
-            rustix::fs::open(&place, flags, Mode::empty()).map_err(|error| fault(&place, error))?;
-        match renameat(&source, DATA, &parent.fd, name) {
-            Ok(()) => {}
-            Err(Errno::NOENT) if fs::symlink_metadata(place.join(DATA)).is_err() => {
-                self.check_named(extract, upload, &parent)?;
-            }
-            Err(error) => return Err(refuse(&upload.path, error)),
-        }
-        fsync(parent.open_directory()?).map_err(|error| refuse(&upload.path, error))
-    }
-
-    /// Checks that a file has its name whose bytes are not where they came: then it was given
-    /// before an interruption. Otherwise they are lost, and the upload begins anew.
-    fn check_named(&self, extract: ExtractId, upload: &Upload, parent: &Found) -> Result<()> {
-        let (_, name) = parted(&upload.path);
-        let there = match statat(&parent.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(error) if error != Errno::NOENT => return Err(refuse(&upload.path, error)),
-            there => there.ok(),
-        };
-        let file = there.filter(|there| kind(there) == FileType::RegularFile);
-        let found = file.and_then(|file| u64::try_from(file.st_size).ok());
-        match upload.phase {
-            // To read all of it would take as long as the upload, and whoever changed it since must
-            // not lose that; an earlier result under this name has mostly another size.
-            Phase::Committing { size, .. } | Phase::Done { size, .. } if found == Some(size) => {
-                return Ok(());
-            }
-            _ => {}
-        }
-        let anew = Upload {
-            phase: Phase::Receiving,
-            ..upload.clone()
-        };
-        self.store(extract, &anew)?;
-        Err(gone(&upload.path))
-    }
-
-    /// Checks that a file may have its name in the directory to which its path led.
-    pub(super) fn check_place(
-        &self,
-        parent: &Found,
-        path: &str,
-        allow: &dyn Fn(&str) -> Result<()>,
-    ) -> Result<()> {
-        let (_, name) = parted(path);
-        let place = parent.inside(name);
-        allow(&place).map_err(|error| self.export.led_away(path, &place, error))?;
-        if self.export.is_own_name(&parent.stat, name) {
-            let text = format!("'{path}' is no place for a file");
-            return Err(Error::new(ErrorCode::BadPath, text));
-        }
-        Ok(())
-    }
-
     fn load_known(&self, extract: ExtractId) -> Result<Upload> {
         self.load(extract)?.ok_or_else(|| {
             let text = format!("no upload {extract} was begun here; begin it first");
@@ -489,7 +439,7 @@ impl Puts {
         loaded(&self.place(extract))
     }
 
-    fn store(&self, extract: ExtractId, upload: &Upload) -> Result<()> {
+    pub(super) fn store(&self, extract: ExtractId, upload: &Upload) -> Result<()> {
         let place = self.place(extract);
         let text = serde_json::to_vec(upload).map_err(|error| fault(&place, error))?;
         replace(&place.join(STATE), &text).map_err(|error| fault(&place, error))
@@ -586,8 +536,10 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::time::Duration;
 
+    use rustix::io::Errno;
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
+    use super::super::export::refuse;
     use super::super::receipts::RECEIPT_MS_MAX;
     use super::super::sweep::IDLE_MS_MAX;
     use super::*;

@@ -40,6 +40,7 @@ impl Puts {
                 Err(error) => tracing::warn!(%extract, %error, "an old upload stays"),
             }
         }
+        self.refused.retain(|extract| self.place(extract).exists());
         receipts.sort_unstable();
         for (_, extract) in receipts.into_iter().skip(receipts_max) {
             if let Err(error) = self.sweep_one(extract, now, RECEIPT_MS_MIN) {

@@ -3,9 +3,10 @@
 
 use std::cell::LazyCell;
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::ids::ExtractId;
@@ -13,7 +14,6 @@ use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::statvfs;
 
-use super::data::open_data;
 use super::export::OWN;
 use super::puts::{DATA, Phase, Puts, fault, loaded};
 use crate::clock;
@@ -22,20 +22,35 @@ use crate::clock;
 /// milliseconds: whoever still wants the file asks again earlier, and sends it anew else.
 pub(super) const STALE_MS: u64 = 600_000;
 
+/// Who was refused, or went on, no longer ago than this still wants its room, in milliseconds:
+/// whoever sends asks again after ten seconds at most.
+const WANTED_MS: u64 = 60_000;
+
+/// So often an upload gives way at most, as all of it is sent again each time.
+const GIVES_WAY_MAX: u32 = 3;
+
 /// What is known of an upload that the disk refused, or that a former server left.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 struct Refusal {
     /// Why its last bytes were refused.
     why: Option<Error>,
+    /// When that was, or when it went on; never for what a former server left.
     at: Time,
     held_bytes: u64,
     /// Whether somebody has continued it since.
     goes_on: bool,
+    /// Whether it got no further than when it was refused before.
+    is_stuck: bool,
+    gave_way: u32,
 }
 
 /// Uploads that the disk refused since this server began, and those that it found unfinished then.
 #[derive(Debug, Default)]
-pub(super) struct Refused(Mutex<BTreeMap<ExtractId, Refusal>>);
+pub(super) struct Refused {
+    list: Mutex<BTreeMap<ExtractId, Refusal>>,
+    /// When the disk refused anything of which no bytes are here, in milliseconds.
+    wanted_ms: AtomicU64,
+}
 
 impl Refused {
     /// Why the disk refused the last bytes of an upload.
@@ -43,34 +58,34 @@ impl Refused {
         self.list().get(&extract)?.why.clone()
     }
 
-    /// Notes that the disk refused bytes of an upload of which so many are there; whether it got
-    /// no further since it was refused before.
-    pub(super) fn note(&self, extract: ExtractId, error: &Error, held_bytes: u64) -> bool {
-        let refusal = Refusal {
-            why: Some(error.clone()),
-            at: clock::now(),
-            held_bytes,
-            goes_on: false,
-        };
-        let before = self.list().insert(extract, refusal);
-        before.is_some_and(|before| held_bytes <= before.held_bytes)
+    /// Notes that the disk refused bytes of an upload of which so many are there.
+    pub(super) fn note(&self, extract: ExtractId, error: &Error, held_bytes: u64) {
+        let mut list = self.list();
+        let refusal = list.entry(extract).or_default();
+        if refusal.goes_on {
+            refusal.is_stuck = held_bytes <= refusal.held_bytes;
+        }
+        refusal.why = Some(error.clone());
+        refusal.at = clock::now();
+        refusal.held_bytes = held_bytes;
+        refusal.goes_on = false;
+    }
+
+    /// Notes that the disk refused what has no bytes here: a beginning, an end, a small file.
+    pub(super) fn note_wanted(&self) {
+        self.wanted_ms.store(clock::now().0, Ordering::Relaxed);
     }
 
     /// Notes what a former server left: nobody continues it yet.
     fn note_left(&self, extract: ExtractId) {
-        let refusal = Refusal {
-            why: None,
-            at: Time(0),
-            held_bytes: 0,
-            goes_on: false,
-        };
-        self.list().insert(extract, refusal);
+        self.list().insert(extract, Refusal::default());
     }
 
     /// It goes on.
     pub(super) fn resume(&self, extract: ExtractId) {
         if let Some(refusal) = self.list().get_mut(&extract) {
             refusal.why = None;
+            refusal.at = clock::now();
             refusal.goes_on = true;
         }
     }
@@ -80,6 +95,11 @@ impl Refused {
         self.list().remove(&extract);
     }
 
+    /// Forgets those of which `exists` says that they are no more.
+    pub(super) fn retain(&self, exists: impl Fn(ExtractId) -> bool) {
+        self.list().retain(|extract, _| exists(*extract));
+    }
+
     /// Those that nobody has continued since.
     fn waiting(&self) -> Vec<ExtractId> {
         let list = self.list();
@@ -87,21 +107,55 @@ impl Refused {
         waiting.map(|(extract, _)| *extract).collect()
     }
 
-    /// Whether the disk refused any other one lately.
-    fn is_other(&self, extract: ExtractId, now: Time) -> bool {
+    fn is_waiting(&self, extract: ExtractId) -> bool {
         let list = self.list();
-        let mut others = list.iter().filter(|(other, _)| **other != extract);
-        others.any(|(_, refusal)| now.ms_since(refusal.at) <= STALE_MS)
+        list.get(&extract).is_some_and(|refusal| !refusal.goes_on)
     }
 
-    fn is_stale(&self, extract: ExtractId, now: Time) -> bool {
+    /// Whether an upload that was refused must drop what it holds: others that still come hold
+    /// more, or it is stuck and others wait.
+    fn must_give_way(&self, extract: ExtractId, now: Time) -> bool {
         let list = self.list();
-        let last = list.get(&extract).map(|refusal| refusal.at);
-        last.is_none_or(|last| now.ms_since(last) > STALE_MS)
+        let Some(mine) = list.get(&extract) else {
+            return false;
+        };
+        if mine.goes_on || mine.held_bytes == 0 || mine.gave_way >= GIVES_WAY_MAX {
+            return false;
+        }
+        let is_recent = |at: Time| at != Time::default() && now.ms_since(at) <= WANTED_MS;
+        let others = list.iter().filter(|(other, _)| **other != extract);
+        let mut others = others.filter(|(_, other)| is_recent(other.at));
+        let is_behind = |(other, refusal): (&ExtractId, &Refusal)| {
+            (refusal.held_bytes, *other) > (mine.held_bytes, extract)
+        };
+        if mine.is_stuck {
+            let wanted = Time(self.wanted_ms.load(Ordering::Relaxed));
+            is_recent(wanted) || others.any(|other| !other.1.goes_on || is_behind(other))
+        } else {
+            others.any(is_behind)
+        }
+    }
+
+    fn gave_way(&self, extract: ExtractId) {
+        if let Some(refusal) = self.list().get_mut(&extract) {
+            refusal.held_bytes = 0;
+            refusal.is_stuck = false;
+            refusal.gave_way += 1;
+        }
+    }
+
+    /// Whether nobody continues an upload any more to which nothing came for so long. Whoever wants
+    /// one that the disk refused asks again soon.
+    fn is_stale(&self, extract: ExtractId, idle_ms: u64, now: Time) -> bool {
+        match self.list().get(&extract) {
+            Some(it) if it.why.is_some() => now.ms_since(it.at) > WANTED_MS,
+            Some(it) => idle_ms > STALE_MS && now.ms_since(it.at) > STALE_MS,
+            None => idle_ms > STALE_MS,
+        }
     }
 
     fn list(&self) -> MutexGuard<'_, BTreeMap<ExtractId, Refusal>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -173,9 +227,17 @@ pub fn unfinished(export: &Path) -> io::Result<Vec<Unfinished>> {
 impl Puts {
     /// Notes what a former server left unfinished.
     pub(super) fn find_left(&self) {
-        for upload in unfinished(self.export.root_path()).unwrap_or_default() {
+        for upload in self.unfinished() {
             self.refused.note_left(upload.extract);
         }
+    }
+
+    fn unfinished(&self) -> Vec<Unfinished> {
+        let found = unfinished(self.export.root_path());
+        found.unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot list the uploads at {}", self.directory.display());
+            Vec::new()
+        })
     }
 
     /// Removes earlier uploads to the same place that the disk refused or a former server left, and
@@ -187,31 +249,31 @@ impl Puts {
         for other in self.refused.waiting() {
             let same = self.load(other).ok().flatten();
             if same.is_some_and(|upload| upload.path == path) {
-                self.give_up(other);
+                self.give_up(other, || self.refused.is_waiting(other));
             }
         }
     }
 
     /// Drops what came of an upload that the disk refused, where others want the room: of several
     /// that hold a part each, none would ever be whole. The one that holds most keeps it, unless
-    /// it `is_stuck`.
-    pub(super) fn give_way(&self, extract: ExtractId, is_stuck: bool) {
-        let all = unfinished(self.export.root_path()).unwrap_or_default();
-        let held = |upload: &Unfinished| (upload.bytes, upload.extract);
-        let Some(mine) = all.iter().find(|upload| upload.extract == extract) else {
-            return;
-        };
-        let is_behind = all.iter().any(|other| held(other) > held(mine));
-        let gives_way = is_behind || is_stuck && self.refused.is_other(extract, clock::now());
-        if !gives_way {
-            return;
-        }
+    /// it gets no further.
+    pub(super) fn give_way(&self, extract: ExtractId) {
         let dropped = self.arrivals.locked(extract, |slot| {
+            // Whoever sends may have begun again, and even ended, since the refusal.
+            if !self.refused.must_give_way(extract, clock::now()) {
+                return Ok(());
+            }
+            let upload = self.load(extract)?;
+            if upload.is_none_or(|upload| upload.phase != Phase::Receiving) {
+                return Ok(());
+            }
             *slot = None;
             let path = self.place(extract).join(DATA);
-            let file = open_data(&path);
+            let file = File::options().write(true).open(&path);
             let emptied = file.and_then(|file| file.set_len(0));
-            emptied.map_err(|error| fault(&path, error))
+            emptied.map_err(|error| fault(&path, error))?;
+            self.refused.gave_way(extract);
+            Ok(())
         });
         if let Err(error) = dropped {
             tracing::warn!(%extract, %error, "an upload that the disk refused keeps its room");
@@ -221,19 +283,25 @@ impl Puts {
     /// Removes what nobody continues any more; whether that was anything.
     pub(super) fn make_room(&self, extract: ExtractId) -> bool {
         let now = clock::now();
-        let all = unfinished(self.export.root_path()).unwrap_or_default();
+        let all = self.unfinished();
         let stale = all.iter().filter(|upload| {
             upload.extract != extract
                 && upload.bytes > 0
-                && upload.is_stale()
-                && self.refused.is_stale(upload.extract, now)
+                && self.refused.is_stale(upload.extract, upload.idle_ms, now)
         });
-        stale.filter(|upload| self.give_up(upload.extract)).count() > 0
+        let removed = stale.filter(|upload| {
+            let (extract, idle_ms) = (upload.extract, upload.idle_ms);
+            self.give_up(extract, || self.refused.is_stale(extract, idle_ms, now))
+        });
+        removed.count() > 0
     }
 
-    /// Removes an upload that is not decided; whether it did.
-    fn give_up(&self, extract: ExtractId) -> bool {
+    /// Removes an upload that is not decided, if it is still so that it may be; whether it did.
+    fn give_up(&self, extract: ExtractId, may_be: impl FnOnce() -> bool) -> bool {
         let removed = self.arrivals.locked(extract, |slot| {
+            if !may_be() {
+                return Ok(false);
+            }
             let upload = self.load(extract)?;
             if upload.is_none_or(|upload| upload.phase != Phase::Receiving) {
                 return Ok(false);
@@ -260,6 +328,9 @@ impl Puts {
 
     /// As [`Self::with_room`], for each.
     pub(super) fn each_with_room<T>(&self, results: Vec<Result<T>>) -> Vec<Result<T>> {
+        if results.iter().any(is_full) {
+            self.refused.note_wanted();
+        }
         let room = LazyCell::new(|| self.describe_room());
         let tell = |error: Error| match error.code {
             ErrorCode::NoSpaceBytes => error.context(&*room),
@@ -271,9 +342,10 @@ impl Puts {
 
     fn describe_room(&self) -> String {
         let root = self.export.root_path();
-        let free = statvfs(root).map(|found| found.f_bavail * found.f_frsize);
-        let free = free.map_or_else(|_| "unknown".to_owned(), |free| format!("{free} bytes"));
-        let held = unfinished(root).unwrap_or_default();
+        let free = statvfs(root).map(|found| (found.f_bavail * found.f_frsize, found.f_favail));
+        let told = |(bytes, files)| format!("{bytes} bytes, {files} files");
+        let free = free.map_or_else(|_| "unknown".to_owned(), told);
+        let held = self.unfinished();
         let bytes: u64 = held.iter().map(|upload| upload.bytes).sum();
         // A home that could not start has no name yet.
         let home = match self.export.name() {
@@ -289,14 +361,20 @@ impl Puts {
     }
 }
 
+/// Whether the disk had no room for what was asked.
+pub(super) fn is_full<T>(result: &Result<T>) -> bool {
+    let error = result.as_ref().err();
+    error.is_some_and(|error| error.code == ErrorCode::NoSpaceBytes)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt, symlink};
     use std::sync::Arc;
     use std::time::{Duration, SystemTime};
 
-    use bafs_proto::message::BeginPut;
+    use bafs_proto::hash::Digest;
+    use bafs_proto::message::{BeginPut, CommitPut};
     use bafs_proto::time::Deadline;
 
     use super::super::export::Export;
@@ -380,8 +458,8 @@ mod tests {
         let refuse = |number: u128, held_bytes: u64| {
             let extract = ExtractId(number);
             let error = Error::new(ErrorCode::NoSpaceBytes, "full");
-            let is_stuck = puts.refused.note(extract, &error, held_bytes);
-            puts.give_way(extract, is_stuck);
+            puts.refused.note(extract, &error, held_bytes);
+            puts.give_way(extract);
         };
         for number in [1, 2] {
             begin(&puts, number, &format!("f{number}"));
@@ -399,8 +477,118 @@ mod tests {
         begin(&puts, 1, "f1");
         assert_eq!(write(&puts, 1, 0), Ok(4), "it begins anew");
         puts.refused.forget(ExtractId(2));
-        refuse(1, 4);
+        for _ in 0..2 {
+            refuse(1, 4);
+            begin(&puts, 1, "f1");
+        }
         assert_eq!(held(1), 4, "nobody else wants the room");
+        puts.refused.note_wanted();
+        refuse(1, 4);
+        assert_eq!(held(1), 0, "a small file does");
+        for times in [2, 3, 4] {
+            begin(&puts, 1, "f1");
+            assert_eq!(write(&puts, 1, 0), Ok(4));
+            refuse(1, 4);
+            begin(&puts, 1, "f1");
+            refuse(1, 4);
+            let left = if times > GIVES_WAY_MAX - 1 { 4 } else { 0 };
+            assert_eq!(held(1), left, "after {times} times");
+        }
+    }
+
+    /// Else an empty file would have its name.
+    #[test]
+    fn what_was_begun_again_or_decided_since_it_was_refused_stays() {
+        let root = tempfile::tempdir().expect("directory");
+        let puts = open(root.path());
+        let error = Error::new(ErrorCode::NoSpaceBytes, "full");
+        for number in [1, 2] {
+            begin(&puts, number, &format!("f{number}"));
+            assert_eq!(write(&puts, number, 0), Ok(4));
+            puts.refused.note(ExtractId(number), &error, number as u64);
+        }
+        begin(&puts, 1, "f1");
+        puts.give_way(ExtractId(1));
+        let data = puts.place(ExtractId(1)).join(DATA);
+        assert_eq!(fs::metadata(&data).expect("it is there").len(), 4);
+        let commit = CommitPut {
+            extract: ExtractId(1),
+            size: 4,
+            digest: Digest::of(b"data"),
+        };
+        puts.commit(&commit, |_| Ok(())).expect("commit");
+        puts.refused.note(ExtractId(1), &error, 1);
+        puts.give_way(ExtractId(1));
+        assert!(!data.exists());
+        assert_eq!(fs::read(root.path().join("f1")).expect("read"), b"data");
+    }
+
+    #[test]
+    fn what_was_refused_and_not_asked_for_again_makes_room_after_a_minute() {
+        let root = tempfile::tempdir().expect("directory");
+        let puts = open(root.path());
+        begin(&puts, 1, "f1");
+        assert_eq!(write(&puts, 1, 0), Ok(4));
+        let error = Error::new(ErrorCode::NoSpaceBytes, "full");
+        puts.refused.note(ExtractId(1), &error, 4);
+        assert!(!puts.make_room(ExtractId(2)), "it may come again");
+        let long_ago = Time(clock::now().0 - WANTED_MS - 1_000);
+        let refuse_then = |at| {
+            if let Some(refusal) = puts.refused.list().get_mut(&ExtractId(1)) {
+                refusal.at = at;
+            }
+        };
+        refuse_then(long_ago);
+        puts.refused.resume(ExtractId(1));
+        refuse_then(long_ago);
+        assert!(!puts.make_room(ExtractId(2)), "it goes on");
+        puts.refused.note(ExtractId(1), &error, 4);
+        refuse_then(long_ago);
+        assert!(puts.make_room(ExtractId(2)));
+        assert!(!puts.place(ExtractId(1)).exists());
+    }
+
+    #[test]
+    fn bytes_never_follow_on_what_another_server_has_dropped() {
+        let root = tempfile::tempdir().expect("directory");
+        let puts = open(root.path());
+        begin(&puts, 1, "f1");
+        assert_eq!(write(&puts, 1, 0), Ok(4));
+        let data = puts.place(ExtractId(1)).join(DATA);
+        let file = File::options().write(true).open(&data).expect("open");
+        file.set_len(0).expect("truncate");
+        write(&puts, 1, 4).expect_err("there would be a hole");
+        assert_eq!(fs::metadata(&data).expect("it is there").len(), 0);
+        begin(&puts, 1, "f1");
+        assert_eq!(write(&puts, 1, 0), Ok(4));
+    }
+
+    #[test]
+    fn data_of_another_length_than_was_decided_gets_no_name() {
+        let root = tempfile::tempdir().expect("directory");
+        let puts = open(root.path());
+        begin(&puts, 1, "d/f");
+        assert_eq!(write(&puts, 1, 0), Ok(4));
+        // No directory can be made there, so the commit is decided and not done.
+        fs::write(root.path().join("d"), b"").expect("write");
+        let commit = CommitPut {
+            extract: ExtractId(1),
+            size: 4,
+            digest: Digest::of(b"data"),
+        };
+        puts.commit(&commit, |_| Ok(())).expect_err("in the way");
+        fs::remove_file(root.path().join("d")).expect("remove");
+        let data = puts.place(ExtractId(1)).join(DATA);
+        fs::set_permissions(&data, fs::Permissions::from_mode(0o600)).expect("mode");
+        let file = File::options().write(true).open(&data).expect("open");
+        file.set_len(0).expect("truncate");
+        puts.commit(&commit, |_| Ok(()))
+            .expect_err("its bytes are gone");
+        assert!(!root.path().join("d/f").exists());
+        begin(&puts, 1, "d/f");
+        assert_eq!(write(&puts, 1, 0), Ok(4));
+        puts.commit(&commit, |_| Ok(())).expect("commit");
+        assert_eq!(fs::read(root.path().join("d/f")).expect("read"), b"data");
     }
 
     #[test]

@@ -90,7 +90,12 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "ring",
-        figures: &["ring_rand_1", "ring_rand_2", "ring_create_1"],
+        figures: &[
+            "ring_rand_1",
+            "ring_rand_kept",
+            "ring_rand_2",
+            "ring_create_1",
+        ],
         run: ring::run,
     },
     Part {
@@ -101,6 +106,8 @@ const PARTS: &[Part] = &[
             "through_rand_2_vs_least",
             "through_write_vs_least",
             "through_append_vs_least",
+            "through_warm_vs_native",
+            "through_warm_rand_vs_native",
         ],
         run: through::run,
     },
