@@ -348,6 +348,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_a_listing_told_has_its_name_and_takes_that_of_nothing_else() {
+        let usage = Usage::new();
+        usage.found(InodeNo(5), InodeNo::ROOT, &b"d".to_vec());
+        usage.listed(InodeNo(6), InodeNo(5), &b"f".to_vec());
+        for ino in 7..7 + NAMES_MAX as u64 {
+            usage.listed(InodeNo(ino), InodeNo(5), &b"other".to_vec());
+        }
+        let flags = libc::O_RDONLY;
+        let ino = InodeNo(6);
+        usage.asked(&FileOp::Open { ino, flags });
+        let used = usage.report("v", None, |_| None);
+        assert_eq!(used.first_read, "d/f");
+    }
+
+    #[test]
     fn pages_are_reported_by_path() {
         let usage = Usage::with_pages();
         usage.saw(InodeNo(5), InodeNo::ROOT, &b"db".to_vec(), 0);

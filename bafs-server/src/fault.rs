@@ -9,11 +9,19 @@ use tokio::task::JoinSet;
 /// The error of a store that does not do what it should. A full disk is a lack of space, which
 /// whoever chooses the node must know; anything else may pass.
 pub(crate) fn of_disk(doing: impl Display, error: &io::Error) -> Error {
-    let code = match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorCode::NoSpaceBytes,
-        _ => ErrorCode::ServerFault,
+    let code = match is_full(error) {
+        true => ErrorCode::NoSpaceBytes,
+        false => ErrorCode::ServerFault,
     };
     Error::new(code, format!("{doing}: {error}"))
+}
+
+/// Whether the disk, or the part of it that this user may have, is full.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
 }
 
 /// Does work whose end others wait for, in a task of its own: a panic is an error then, and not a

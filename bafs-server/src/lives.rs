@@ -8,6 +8,8 @@ use std::path::Path;
 
 use bafs_proto::ids::ServerId;
 
+use crate::fault::is_full;
+
 const ID: &str = "server-id";
 const LIVES: &str = "lives";
 
@@ -41,23 +43,16 @@ impl Life {
         let (path, content) = (directory.join(LIVES), format!("{number}\n"));
         match replace(&path, content.as_bytes()) {
             // A server whose disk is full must still show what is there.
-            Err(error) if of_space(&error) && before > 0 => overwrite(&path, content.as_bytes())?,
+            Err(error) if is_full(&error) && before > 0 => overwrite(&path, content.as_bytes())?,
             written => written?,
         }
         Ok(Self { server, number })
     }
 }
 
-fn of_space(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
-    )
-}
-
-/// Writes over the beginning of a file, durably, which needs no new block but where the file system
-/// writes all anew (btrfs, ZFS). A disk writes a sector
-/// as a whole, so the few bytes of a number are never mixed.
+/// Writes over the beginning of a file, durably, which needs no new block but where the file
+/// system writes all anew (btrfs, ZFS). A disk writes a sector as a whole, so the few bytes of a
+/// number are never mixed.
 fn overwrite(path: &Path, content: &[u8]) -> io::Result<()> {
     let file = File::options().write(true).open(path)?;
     file.write_all_at(content, 0)?;

@@ -112,13 +112,18 @@ pub(super) fn decode_lengths(lengths: [u8; 8]) -> Result<(usize, usize)> {
     Ok((head as usize, body as usize))
 }
 
+/// The other end ended in the middle.
+pub(super) fn broke_off() -> Error {
+    Error::new(ErrorCode::Unreachable, "the peer broke off")
+}
+
 /// The library says what broke, and only below that why.
 pub(super) fn broken(error: &(dyn std::error::Error + 'static)) -> Error {
     let end = error.downcast_ref::<std::io::Error>();
     if end.is_some_and(|end| end.kind() == std::io::ErrorKind::UnexpectedEof) {
         // The process at the other end was killed, or a device between cut the connection; the
         // library speaks of attacks on TLS.
-        return Error::new(ErrorCode::Unreachable, "the peer broke off");
+        return broke_off();
     }
     let mut text = error.to_string();
     let mut below = error.source();

@@ -18,8 +18,8 @@ use quinn::{
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::hello::{
-    FRAME_MS, HELLO_MS, IDLE_MS, KEEP_ALIVE_MS, Welcome, broken, check_hello, decode_lengths,
-    encode_lengths, hello_of, resolve, welcome,
+    FRAME_MS, HELLO_MS, IDLE_MS, KEEP_ALIVE_MS, Welcome, broke_off, broken, check_hello,
+    decode_lengths, encode_lengths, hello_of, resolve, welcome,
 };
 use super::room::place_of;
 use super::{Awaited, BoxFuture, Connection, Dial, Exchange, Frame, Peer, Service, answer, tls};
@@ -456,7 +456,7 @@ async fn read_bytes(receive: &mut RecvStream, length: usize) -> Result<Bytes> {
             .read_chunk(length - bytes.len(), true)
             .await
             .map_err(|e| broken(&e))?
-            .ok_or_else(|| Error::new(ErrorCode::Unreachable, "the peer broke off"))?;
+            .ok_or_else(broke_off)?;
         if chunk.bytes.len() == length {
             return Ok(chunk.bytes);
         }

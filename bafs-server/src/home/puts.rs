@@ -229,11 +229,12 @@ impl Puts {
             }
             if let Err(error) = arrival.add(offset, data) {
                 // Nobody knows how much of it was written.
+                let target = arrival.path.clone();
                 *slot = None;
                 let path = self.place(extract).join(DATA);
                 let held_bytes = fs::metadata(&path).map_or(received_bytes, |data| data.len());
                 let error = fault(&path, error);
-                self.refused.note(extract, &error, held_bytes);
+                self.refused.note(extract, target, &error, held_bytes);
                 *is_refused = true;
                 return Err(error);
             }

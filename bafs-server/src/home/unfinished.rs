@@ -32,6 +32,8 @@ const GIVES_WAY_MAX: u32 = 3;
 /// What is known of an upload that the disk refused, or that a former server left.
 #[derive(Debug, Clone, Default)]
 struct Refusal {
+    /// Where the file shall be.
+    target: String,
     /// Why its last bytes were refused.
     why: Option<Error>,
     /// When that was, or when it went on; never for what a former server left.
@@ -59,9 +61,10 @@ impl Refused {
     }
 
     /// Notes that the disk refused bytes of an upload of which so many are there.
-    pub(super) fn note(&self, extract: ExtractId, error: &Error, held_bytes: u64) {
+    pub(super) fn note(&self, extract: ExtractId, target: String, error: &Error, held_bytes: u64) {
         let mut list = self.list();
         let refusal = list.entry(extract).or_default();
+        refusal.target = target;
         if refusal.goes_on {
             refusal.is_stuck = held_bytes <= refusal.held_bytes;
         }
@@ -77,8 +80,12 @@ impl Refused {
     }
 
     /// Notes what a former server left: nobody continues it yet.
-    fn note_left(&self, extract: ExtractId) {
-        self.list().insert(extract, Refusal::default());
+    fn note_left(&self, extract: ExtractId, target: String) {
+        let left = Refusal {
+            target,
+            ..Refusal::default()
+        };
+        self.list().insert(extract, left);
     }
 
     /// It goes on.
@@ -100,10 +107,12 @@ impl Refused {
         self.list().retain(|extract, _| exists(*extract));
     }
 
-    /// Those that nobody has continued since.
-    fn waiting(&self) -> Vec<ExtractId> {
+    /// Those to a place that nobody has continued since.
+    fn waiting(&self, target: &str) -> Vec<ExtractId> {
         let list = self.list();
-        let waiting = list.iter().filter(|(_, refusal)| !refusal.goes_on);
+        let waiting = list
+            .iter()
+            .filter(|(_, it)| !it.goes_on && it.target == target);
         waiting.map(|(extract, _)| *extract).collect()
     }
 
@@ -228,7 +237,7 @@ impl Puts {
     /// Notes what a former server left unfinished.
     pub(super) fn find_left(&self) {
         for upload in self.unfinished() {
-            self.refused.note_left(upload.extract);
+            self.refused.note_left(upload.extract, upload.target);
         }
     }
 
@@ -246,11 +255,8 @@ impl Puts {
         if self.place(extract).exists() {
             return;
         }
-        for other in self.refused.waiting() {
-            let same = self.load(other).ok().flatten();
-            if same.is_some_and(|upload| upload.path == path) {
-                self.give_up(other, || self.refused.is_waiting(other));
-            }
+        for other in self.refused.waiting(path) {
+            self.give_up(other, || self.refused.is_waiting(other));
         }
     }
 
@@ -374,7 +380,7 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use bafs_proto::hash::Digest;
-    use bafs_proto::message::{BeginPut, CommitPut};
+    use bafs_proto::message::{BeginPut, CommitPut, PutReceipt};
     use bafs_proto::time::Deadline;
 
     use super::super::export::Export;
@@ -405,6 +411,32 @@ mod tests {
         fs::create_dir(&place).expect("mkdir");
         symlink("/dev/full", place.join("data")).expect("link");
         begin(puts, number, path);
+    }
+
+    /// Notes that the disk refused an upload of which so many bytes are there.
+    fn refuse(puts: &Puts, number: u128, held_bytes: u64) {
+        let error = Error::new(ErrorCode::NoSpaceBytes, "full");
+        let target = format!("f{number}");
+        puts.refused
+            .note(ExtractId(number), target, &error, held_bytes);
+    }
+
+    /// Commits an upload of what [`write`] sends.
+    fn commit(puts: &Puts, number: u128) -> Result<PutReceipt> {
+        let commit = CommitPut {
+            extract: ExtractId(number),
+            size: 4,
+            digest: Digest::of(b"data"),
+        };
+        puts.commit(&commit, |_| Ok(()))
+    }
+
+    /// Does to the bytes of an upload what another server may.
+    fn empty(puts: &Puts, number: u128) {
+        let data = puts.place(ExtractId(number)).join(DATA);
+        fs::set_permissions(&data, fs::Permissions::from_mode(0o600)).expect("mode");
+        let file = File::options().write(true).open(&data).expect("open");
+        file.set_len(0).expect("truncate");
     }
 
     fn code(told: Result<u64>) -> ErrorCode {
@@ -455,42 +487,40 @@ mod tests {
             let data = puts.place(ExtractId(number)).join(DATA);
             fs::metadata(data).map_or(0, |data| data.len())
         };
-        let refuse = |number: u128, held_bytes: u64| {
-            let extract = ExtractId(number);
-            let error = Error::new(ErrorCode::NoSpaceBytes, "full");
-            puts.refused.note(extract, &error, held_bytes);
-            puts.give_way(extract);
+        let end_full = |number: u128, held_bytes: u64| {
+            refuse(&puts, number, held_bytes);
+            puts.give_way(ExtractId(number));
         };
         for number in [1, 2] {
             begin(&puts, number, &format!("f{number}"));
             assert_eq!(write(&puts, number, 0), Ok(4));
         }
         assert_eq!(write(&puts, 2, 4), Ok(8));
-        refuse(2, 8);
+        end_full(2, 8);
         assert_eq!(held(2), 8, "it holds most");
-        refuse(1, 4);
+        end_full(1, 4);
         assert_eq!(held(1), 0);
         // It may be larger than the disk: the other must not wait for it for ever.
         begin(&puts, 2, "f2");
-        refuse(2, 8);
+        end_full(2, 8);
         assert_eq!(held(2), 0);
         begin(&puts, 1, "f1");
         assert_eq!(write(&puts, 1, 0), Ok(4), "it begins anew");
         puts.refused.forget(ExtractId(2));
         for _ in 0..2 {
-            refuse(1, 4);
+            end_full(1, 4);
             begin(&puts, 1, "f1");
         }
         assert_eq!(held(1), 4, "nobody else wants the room");
         puts.refused.note_wanted();
-        refuse(1, 4);
+        end_full(1, 4);
         assert_eq!(held(1), 0, "a small file does");
         for times in [2, 3, 4] {
             begin(&puts, 1, "f1");
             assert_eq!(write(&puts, 1, 0), Ok(4));
-            refuse(1, 4);
+            end_full(1, 4);
             begin(&puts, 1, "f1");
-            refuse(1, 4);
+            end_full(1, 4);
             let left = if times > GIVES_WAY_MAX - 1 { 4 } else { 0 };
             assert_eq!(held(1), left, "after {times} times");
         }
@@ -501,23 +531,17 @@ mod tests {
     fn what_was_begun_again_or_decided_since_it_was_refused_stays() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
-        let error = Error::new(ErrorCode::NoSpaceBytes, "full");
         for number in [1, 2] {
             begin(&puts, number, &format!("f{number}"));
             assert_eq!(write(&puts, number, 0), Ok(4));
-            puts.refused.note(ExtractId(number), &error, number as u64);
+            refuse(&puts, number, number as u64);
         }
         begin(&puts, 1, "f1");
         puts.give_way(ExtractId(1));
         let data = puts.place(ExtractId(1)).join(DATA);
         assert_eq!(fs::metadata(&data).expect("it is there").len(), 4);
-        let commit = CommitPut {
-            extract: ExtractId(1),
-            size: 4,
-            digest: Digest::of(b"data"),
-        };
-        puts.commit(&commit, |_| Ok(())).expect("commit");
-        puts.refused.note(ExtractId(1), &error, 1);
+        commit(&puts, 1).expect("commit");
+        refuse(&puts, 1, 1);
         puts.give_way(ExtractId(1));
         assert!(!data.exists());
         assert_eq!(fs::read(root.path().join("f1")).expect("read"), b"data");
@@ -529,8 +553,7 @@ mod tests {
         let puts = open(root.path());
         begin(&puts, 1, "f1");
         assert_eq!(write(&puts, 1, 0), Ok(4));
-        let error = Error::new(ErrorCode::NoSpaceBytes, "full");
-        puts.refused.note(ExtractId(1), &error, 4);
+        refuse(&puts, 1, 4);
         assert!(!puts.make_room(ExtractId(2)), "it may come again");
         let long_ago = Time(clock::now().0 - WANTED_MS - 1_000);
         let refuse_then = |at| {
@@ -542,7 +565,7 @@ mod tests {
         puts.refused.resume(ExtractId(1));
         refuse_then(long_ago);
         assert!(!puts.make_room(ExtractId(2)), "it goes on");
-        puts.refused.note(ExtractId(1), &error, 4);
+        refuse(&puts, 1, 4);
         refuse_then(long_ago);
         assert!(puts.make_room(ExtractId(2)));
         assert!(!puts.place(ExtractId(1)).exists());
@@ -554,10 +577,9 @@ mod tests {
         let puts = open(root.path());
         begin(&puts, 1, "f1");
         assert_eq!(write(&puts, 1, 0), Ok(4));
-        let data = puts.place(ExtractId(1)).join(DATA);
-        let file = File::options().write(true).open(&data).expect("open");
-        file.set_len(0).expect("truncate");
+        empty(&puts, 1);
         write(&puts, 1, 4).expect_err("there would be a hole");
+        let data = puts.place(ExtractId(1)).join(DATA);
         assert_eq!(fs::metadata(&data).expect("it is there").len(), 0);
         begin(&puts, 1, "f1");
         assert_eq!(write(&puts, 1, 0), Ok(4));
@@ -571,23 +593,14 @@ mod tests {
         assert_eq!(write(&puts, 1, 0), Ok(4));
         // No directory can be made there, so the commit is decided and not done.
         fs::write(root.path().join("d"), b"").expect("write");
-        let commit = CommitPut {
-            extract: ExtractId(1),
-            size: 4,
-            digest: Digest::of(b"data"),
-        };
-        puts.commit(&commit, |_| Ok(())).expect_err("in the way");
+        commit(&puts, 1).expect_err("in the way");
         fs::remove_file(root.path().join("d")).expect("remove");
-        let data = puts.place(ExtractId(1)).join(DATA);
-        fs::set_permissions(&data, fs::Permissions::from_mode(0o600)).expect("mode");
-        let file = File::options().write(true).open(&data).expect("open");
-        file.set_len(0).expect("truncate");
-        puts.commit(&commit, |_| Ok(()))
-            .expect_err("its bytes are gone");
+        empty(&puts, 1);
+        commit(&puts, 1).expect_err("its bytes are gone");
         assert!(!root.path().join("d/f").exists());
         begin(&puts, 1, "d/f");
         assert_eq!(write(&puts, 1, 0), Ok(4));
-        puts.commit(&commit, |_| Ok(())).expect("commit");
+        commit(&puts, 1).expect("commit");
         assert_eq!(fs::read(root.path().join("d/f")).expect("read"), b"data");
     }
 

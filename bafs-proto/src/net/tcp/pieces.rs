@@ -20,7 +20,9 @@ use tokio::sync::{Mutex, watch};
 use crate::buffer::Buffer;
 use crate::error::{Error, ErrorCode, Result};
 use crate::net::Frame;
-use crate::net::hello::{FRAME_MS, IDLE_MS, KEEP_ALIVE_MS, broken, decode_lengths, encode_lengths};
+use crate::net::hello::{
+    FRAME_MS, IDLE_MS, KEEP_ALIVE_MS, broke_off, broken, decode_lengths, encode_lengths,
+};
 use crate::net::room::{Place, Room};
 use crate::net::tls::Secured;
 
@@ -372,7 +374,7 @@ impl Inbox {
         while into.has_remaining_mut() {
             let count = self.read.read_buf(into).await.map_err(|e| broken(&e))?;
             if count == 0 {
-                return Err(Error::new(ErrorCode::Unreachable, "the peer broke off"));
+                return Err(broke_off());
             }
             self.outbox.heard.fetch_add(1, Ordering::Relaxed);
         }
