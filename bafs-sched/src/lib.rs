@@ -6,6 +6,7 @@
 
 pub mod dice;
 pub mod driver;
+mod exact;
 pub mod goodput;
 pub mod io;
 pub mod logic;

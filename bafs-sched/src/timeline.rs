@@ -8,7 +8,7 @@ use bafs_proto::time::Time;
 use serde::Serialize;
 
 use crate::io::journal::History;
-use crate::logic::{JobState, Outcome, Progress, Scheduler};
+use crate::logic::{JobState, Outcome, Progress, Scheduler, Space};
 use crate::workflow::{JobIndex, VolumeIndex};
 
 use observer::Observer;
@@ -176,8 +176,12 @@ pub struct NodeStanding {
     pub name: String,
     /// Jobs that it runs at once.
     pub slots: u32,
+    /// Its group: nodes of one share caches.
+    pub group: String,
     /// Its space for volumes.
     pub capacity_bytes: u64,
+    /// What of that was not others' when it was first seen.
+    pub free: Space,
     /// From when to when it was in use; the last one may go on.
     pub present: Vec<(u64, Option<u64>)>,
 }

@@ -39,6 +39,47 @@ fn few_jobs_are_planned_to_their_end() {
     }
 }
 
+/// One job of a hundred has a volume a hundred times as large as those of the others. All fits at
+/// once, also when some are done: nothing is lacking then that was not before.
+#[test]
+fn one_large_volume_does_not_count_for_all_that_is_left() {
+    let none = |_: &str| Err("no files".to_owned());
+    let volume = |at| if at == 0 { 100 } else { 1 };
+    let jobs = (0..100).map(|at| {
+        format!(
+            "volume v{at} scratch {} GB\njob j{at} {{\nexecutable = x\nruntime = 1000 s\n}}\n\
+             mount v{at} j{at} /v\n",
+            volume(at)
+        )
+    });
+    let parsed = parse_workflow("w.bafs", &jobs.collect::<String>(), &none);
+    let workflow = parsed.expect("a workflow").workflow;
+    let environment = Environment {
+        nodes: vec![NodeClass::new(4, 4, 120 * GB)],
+        local_bytes_per_s: 100 * GB,
+        ..on_one_node().0
+    };
+    let shape = Shape::of(&workflow, 0.0);
+    let less = |strategy: Strategy, width| {
+        let allocation = strategy.allocate(&shape.with_width(width), &environment);
+        (allocation.is_possible(), allocation.required_bytes)
+    };
+    let gb = u128::from(GB);
+    assert_eq!(less(Strategy::All, 100), (true, 199 * gb));
+    assert_eq!(less(Strategy::All, 93), (true, 199 * gb), "at most");
+    assert_eq!(less(Strategy::AllPrivate, 1), (true, 100 * gb));
+    assert_eq!(less(Strategy::All, 101), (false, 10_100 * gb), "not known");
+    let load = Load::Declared { variability_ppm: 0 };
+    let scenario = Scenario::new(environment, Policy::Guided, load, 1);
+    let run = Simulation::new(workflow, scenario).run();
+    let run = run.expect("the run ends");
+    assert!(run.is_complete(), "{:?}", run.outcome);
+    let followed = run.followed.iter().map(|followed| followed.strategy);
+    // No dearer than All, as all batch data are none.
+    assert_eq!(followed.collect::<Vec<_>>(), [Some(Strategy::AllPrivate)]);
+    assert!(run.elapsed_us < 8_000_000_000, "sixteen at once: {run:?}");
+}
+
 /// Half of the processors leave when every job is done and its file on the way home.
 #[test]
 fn a_node_that_leaves_while_the_last_file_is_sent_is_not_planned_for() {

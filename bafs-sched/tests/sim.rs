@@ -148,6 +148,13 @@ fn the_baselines_go_as_in_the_thesis_and_as_planned() {
     }
     let mixed = compared(MIXED);
     let saved = |slower| 1.0 - seconds(&mixed, Strategy::Slice) / seconds(&mixed, slower);
+    let intensive = compared(batch);
+    let minimal_s = seconds(&intensive, Strategy::Minimal);
+    let saved_there = 1.0 - minimal_s / seconds(&intensive, Strategy::Slice);
+    assert!(
+        (0.10..0.30).contains(&saved_there),
+        "thesis: 20 %: {intensive:?}"
+    );
     assert!(
         (0.05..0.25).contains(&saved(Strategy::AllBatch)),
         "thesis: 15 %: {mixed:?}"

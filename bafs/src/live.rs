@@ -8,15 +8,12 @@ use bafs_proto::message::{Advert, ServerKind};
 use bafs_sched::io::journal;
 use bafs_sched::logic::Settings;
 use bafs_sched::past;
-use bafs_sched::planner::{Environment, NodeClass};
+use bafs_sched::planner::{Environment, NodeClass, RESTART_S};
 
 use crate::args::PlanArgs;
 use crate::client::Client;
 use crate::history;
 use crate::rate::parse_rate;
-
-/// What is not known of failures: how long a node that failed is away.
-const RESTART_S: u64 = 60;
 
 /// Bytes per second of the link to home, and of each node's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

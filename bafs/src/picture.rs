@@ -21,7 +21,7 @@ const ROW: u32 = 14;
 const ROWS_FRAME: u32 = 90;
 /// Room for the names of rows and for numbers, in pixels.
 const LEFT: u32 = 110;
-/// Digits of a size of letters that fit a row.
+/// Letters of numbers and names, which fit a row, and of titles; sizes in pixels.
 const FONT: (&str, i32) = ("sans-serif", 12);
 const TITLE: (&str, i32) = ("sans-serif", 16);
 

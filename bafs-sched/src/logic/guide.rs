@@ -3,9 +3,10 @@
 //!
 //! What was simulated before the run says what to begin with on the nodes of the simulation, and
 //! corrects the model from then on. The model is asked when nodes come or go, when a sixteenth of
-//! the jobs is done, and when jobs compute much longer or shorter than they were expected to. A
-//! change costs: pipelines that have begun end as they began, and what the other strategy needs
-//! besides is fetched. It must also gain more than the model is usually off.
+//! the jobs is done, when as many of the unknown sizes were measured, and when jobs compute much
+//! longer or shorter than they were expected to. A change costs: pipelines that have begun end as
+//! they began, and what the other strategy needs besides is fetched. It must also gain more than
+//! the model is usually off.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -172,7 +173,7 @@ impl Scheduler {
         let Some(asked) = guided.asked else {
             return self.ask(done);
         };
-        if asked.sizes != self.sizes.learned.len() {
+        if self.has_learned_sizes(asked.sizes) {
             return self.ask(done);
         }
         let progress = done.saturating_sub(asked.done) * 1_000;
@@ -183,6 +184,14 @@ impl Scheduler {
         if is_much_done || is_contradicted || self.note_nodes(asked) {
             self.ask(done);
         }
+    }
+
+    /// Whether much more sizes are known than so many: each question looks at the whole workflow.
+    fn has_learned_sizes(&self, before: usize) -> bool {
+        let (learned, kinds) = (self.sizes.learned.len(), self.sizes.kinds.len());
+        let news = learned.saturating_sub(before);
+        let is_much = news as u64 * 1_000 >= kinds as u64 * PROGRESS_PERMILLE;
+        news > 0 && (is_much || learned >= 2 * before || learned == kinds)
     }
 
     /// Expects from now on what was measured, where that contradicts what was expected; answers

@@ -35,7 +35,7 @@ pub(super) type Kind = (Shape, usize, usize);
 /// Sizes of volumes for which the workflow gives none.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Sizes {
-    kinds: BTreeMap<Kind, Vec<VolumeIndex>>,
+    pub(super) kinds: BTreeMap<Kind, Vec<VolumeIndex>>,
     pub(super) kind_of: BTreeMap<VolumeIndex, Kind>,
     /// What is reserved for each kind that was measured.
     pub(super) learned: BTreeMap<Kind, Space>,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::graph::{PastJob, workload};
 use super::table::{Form, Row, Table};
 use super::{JOBS_MAX, Past, PastError};
+use crate::workflow::EDGES_MAX;
 
 /// Processors of one job; more is a typing error.
 pub(super) const CPUS_MAX: u32 = 65_536;
@@ -57,8 +58,17 @@ pub fn from_csv(name: &str, text: &str) -> Result<Past, PastError> {
         let message = format!("{} jobs are too many; the limit is {JOBS_MAX}", at.len());
         return Err(PastError::Whole(message));
     }
-    let jobs = table.rows().map(|row| job(&row, &at));
-    let jobs = jobs.collect::<Result<Vec<_>, _>>()?;
+    let mut jobs = Vec::with_capacity(at.len());
+    let mut edges = 0;
+    for row in table.rows() {
+        let job = job(&row, &at)?;
+        edges += job.after.len() as u64;
+        if edges > EDGES_MAX {
+            let message = format!("more than {EDGES_MAX} jobs are named as those before others");
+            return Err(row.error("after", message));
+        }
+        jobs.push(job);
+    }
     let (workflow, measured) = workload(name, &jobs)?;
     Ok(Past {
         workflow,

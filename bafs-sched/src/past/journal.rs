@@ -1,8 +1,9 @@
 //! A run of our own from its journal: what each job really read, computed and wrote, and the
 //! machines that it ran on. Failures of that run are not repeated.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use super::rates::{done, home_rate, node_rates};
 use super::{Past, PastError, Site};
@@ -13,6 +14,7 @@ use crate::report::{JobSummary, Ledger};
 use crate::sim::{JobLoad, Measured, MountLoad};
 use crate::timeline::{Execution, Timeline, timeline};
 use crate::workflow::{FirstUsers, JobIndex, VolumeIndex, VolumeKind, Workflow};
+use bafs_proto::ids::ServerId;
 use bafs_proto::report::{TouchedPages, VolumeUse};
 
 /// Size of the pages in which agents report what was read, in bytes.
@@ -262,12 +264,66 @@ fn touched_bytes(file: &TouchedPages) -> u64 {
     file.runs.iter().map(bytes).fold(0, u64::saturating_add)
 }
 
+/// The machines: groups of nodes as clusters, each with the rates that were measured there.
 fn site(timeline: &Timeline, uses: &Uses<'_>, measured: &Measured, settings: &Settings) -> Site {
-    let home_bytes_per_s = home_rate(timeline, uses, measured);
-    let rates = node_rates(timeline, uses, home_bytes_per_s);
-    let mut lives: BTreeMap<(u32, u64), Vec<(u64, u64)>> = BTreeMap::new();
+    let groups: BTreeSet<&str> = timeline.nodes.iter().map(|it| it.group.as_str()).collect();
+    let mut nodes = Vec::new();
+    let (mut link, mut disk) = (None, None);
+    for group in &groups {
+        let part = match groups.len() {
+            1 => Cow::Borrowed(timeline),
+            _ => Cow::Owned(of_group(timeline, group)),
+        };
+        let home_bytes_per_s = home_rate(&part, uses, measured);
+        let rates = node_rates(&part, uses, home_bytes_per_s);
+        (link, disk) = (rates.link.max(link), rates.disk.max(disk));
+        for mut class in classes(&part, settings) {
+            class.disk_bytes_per_s = rates.disk;
+            if groups.len() > 1 {
+                class.cluster = (*group).to_owned();
+                (class.home_bytes_per_s, class.local_bytes_per_s) = (home_bytes_per_s, rates.link);
+            }
+            nodes.push(class);
+        }
+    }
+    Site {
+        nodes,
+        slack_permille: settings.slack_permille,
+        home_bytes_per_s: home_rate(timeline, uses, measured),
+        // Where all was read from own disks, nothing crossed links.
+        local_bytes_per_s: link.or(disk),
+    }
+}
+
+/// What happened on the nodes of one group. Which node sent a file home is not known.
+fn of_group(timeline: &Timeline, group: &str) -> Timeline {
+    let mut part = timeline.clone();
+    part.nodes.retain(|node| node.group == group);
+    part.sendings.clear();
+    let servers: BTreeSet<ServerId> = part.nodes.iter().map(|node| node.server).collect();
+    part.executions.retain(|it| servers.contains(&it.server));
+    let mut place = BTreeMap::new();
+    let mounted = part.executions.iter().flat_map(|it| it.mounts.clone());
+    let mounted: BTreeSet<usize> = mounted.collect();
+    part.volumes.clear();
+    for (at, making) in timeline.volumes.iter().enumerate() {
+        if servers.contains(&making.server) || mounted.contains(&at) {
+            place.insert(at, part.volumes.len());
+            part.volumes.push(making.clone());
+        }
+    }
+    for mount in part.executions.iter_mut().flat_map(|it| &mut it.mounts) {
+        *mount = place[mount];
+    }
+    part
+}
+
+/// Nodes of one group, equal ones together, with the space that others left them.
+fn classes(timeline: &Timeline, settings: &Settings) -> Vec<NodeClass> {
+    let mut lives: BTreeMap<(u32, u64, u64), Vec<(u64, u64)>> = BTreeMap::new();
     for node in &timeline.nodes {
-        let alike = lives.entry((node.slots, node.capacity_bytes)).or_default();
+        let kind = (node.slots, node.free.bytes, node.free.files);
+        let alike = lives.entry(kind).or_default();
         // It was dead for a while before it was given up: its successor may have come by then.
         let unnoticed_ms = settings.lost_after_ms.saturating_add(LISTED_MS);
         let until =
@@ -275,18 +331,12 @@ fn site(timeline: &Timeline, uses: &Uses<'_>, measured: &Measured, settings: &Se
         let present = node.present.iter();
         alike.extend(present.map(|(from, to)| (*from, until(*to).max(*from))));
     }
-    let nodes = lives.into_iter().map(|((slots, bytes), lives)| NodeClass {
+    let class = |((slots, bytes, files), lives)| NodeClass {
         has_hash_skew: true,
-        disk_bytes_per_s: rates.disk,
+        files,
         ..NodeClass::new(most_at_once(lives), slots, bytes)
-    });
-    Site {
-        nodes: nodes.collect(),
-        slack_permille: settings.slack_permille,
-        home_bytes_per_s,
-        // Where all was read from own disks, nothing crossed links.
-        local_bytes_per_s: rates.link.or(rates.disk),
-    }
+    };
+    lives.into_iter().map(class).collect()
 }
 
 /// How many of these nodes were there at once, at most.
@@ -306,10 +356,13 @@ fn most_at_once(mut lives: Vec<(u64, u64)>) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use bafs_proto::ids::RunId;
     use bafs_proto::message::JobOutcome;
     use bafs_proto::time::Time;
 
     use super::*;
+    use crate::io::journal::Header;
+    use crate::logic::{Event, NodeSeen, Space};
 
     #[test]
     fn who_came_in_the_place_of_others_is_not_counted_beside_them() {
@@ -319,6 +372,53 @@ mod tests {
         );
         assert_eq!(most_at_once(vec![(0, 9), (3, u64::MAX), (5, 8), (8, 9)]), 3);
         assert_eq!(most_at_once(Vec::new()), 0);
+    }
+
+    /// Two nodes of two groups; of one others hold more than half.
+    fn two_groups() -> Timeline {
+        let none = |_: &str| Err("no files".to_owned());
+        let text = "job a {\nexecutable = x\n}\njob b {\nexecutable = x\n}\n\
+                    volume v cache bafs://home/v 9 MB\nmount v a /v\nmount v b /v\n";
+        let workflow = crate::workflow::parse_workflow("w.bafs", text, &none);
+        let node = |id: u64, group: &str, foreign: u64| NodeSeen {
+            group: group.to_owned(),
+            foreign: Space {
+                bytes: foreign,
+                files: 10,
+            },
+            ..NodeSeen::alone(
+                ServerId(id),
+                Space {
+                    bytes: 100_000_000,
+                    files: 1_000,
+                },
+                1,
+            )
+        };
+        let seen = Event::seen(vec![node(1, "east", 0), node(2, "west", 60_000_000)]);
+        timeline(History {
+            header: Header {
+                run: RunId(1),
+                workflow: workflow.unwrap().workflow,
+                settings: Settings::default(),
+            },
+            records: vec![(Time(0), seen)],
+        })
+    }
+
+    #[test]
+    fn groups_are_clusters_and_what_others_hold_is_not_there() {
+        let timeline = two_groups();
+        let of = |group: &str| classes(&of_group(&timeline, group), &Settings::default());
+        let told = |group| {
+            of(group)
+                .iter()
+                .map(|it| (it.count, it.storage_bytes, it.files))
+                .collect()
+        };
+        let (east, west): (Vec<_>, Vec<_>) = (told("east"), told("west"));
+        assert_eq!(east, vec![(1, 100_000_000, 990)]);
+        assert_eq!(west, vec![(1, 40_000_000, 990)]);
     }
 
     /// `a` runs first, writes 5 GB into what home filled with 1 GB, and `z` only reads.

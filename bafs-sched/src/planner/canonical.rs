@@ -197,6 +197,7 @@ impl Canonical {
             has_equal_volumes: true,
             volume_files: self.private_files,
             scratch: Pieces::new(),
+            scratch_bytes: None,
             batch_files,
             batch_total_files: u64::from(self.depth).saturating_mul(batch_files),
             private_io_bytes: input_bytes,

@@ -23,7 +23,7 @@ const SPEED_RATIO_MAX: f64 = 1000.0;
 /// Files that a node holds when the environment does not say: no limit to speak of.
 const FILES_USUAL: u64 = 1 << 40;
 /// How long a node that failed is away when the environment does not say, in seconds.
-const RESTART_S: u64 = 60;
+pub const RESTART_S: u64 = 60;
 /// A link on which everything arrives more than a minute late is a typing error, in microseconds.
 const LATENCY_US_MAX: u64 = 60_000_000;
 /// Letters of a line that an error of TOML's own shows.

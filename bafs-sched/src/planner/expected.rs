@@ -1,6 +1,8 @@
 //! Two results of probability theory that the corrected model needs: the expected maximum of
 //! normal variables, and the response time of a shared link. No randomness, nothing of workloads.
 
+use crate::exact::{exponential, natural_logarithm};
+
 /// Customers up to which the exact recursion is worth its time; beyond, the link has as much to do
 /// as with so many, or is saturated.
 const CUSTOMERS_EXACT_MAX: u64 = 65_536;
@@ -8,7 +10,7 @@ const CUSTOMERS_EXACT_MAX: u64 = 65_536;
 /// The expected maximum of `count` standard normal variables, by Blom's approximation
 /// Φ⁻¹((n - 3/8) / (n + 1/4)) (G. Blom, *Statistical Estimates and Transformed Beta-Variables*,
 /// 1958): within 0.02 of the exact order statistic for every n. 0 for `count` ≤ 1.
-pub fn expected_maximum_normal(count: u64) -> f64 {
+pub(super) fn expected_maximum_normal(count: u64) -> f64 {
     if count <= 1 {
         return 0.0;
     }
@@ -22,7 +24,7 @@ pub fn expected_maximum_normal(count: u64) -> f64 {
 /// analysis of a closed network with one queue (M. Reiser and S. Lavenberg, JACM 27, 1980).
 ///
 /// At least `demand_s`, at most `customers · demand_s`; it grows with each argument but `think_s`.
-pub fn response_s(customers: u64, demand_s: f64, think_s: f64) -> f64 {
+pub(super) fn response_s(customers: u64, demand_s: f64, think_s: f64) -> f64 {
     if customers <= 1 || demand_s <= 0.0 {
         return demand_s.max(0.0);
     }
@@ -96,7 +98,7 @@ impl Times {
 }
 
 fn normal_density(x: f64) -> f64 {
-    (-x * x / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt()
+    exponential(-x * x / 2.0) / (2.0 * std::f64::consts::PI).sqrt()
 }
 
 /// Φ(x), by the series for small and the continued fraction for large arguments.
@@ -133,7 +135,7 @@ fn normal_quantile(probability: f64) -> f64 {
         let below = polynomial(r, [1.0, 17.895_169_469, 78.757_757_664, 67.187_563_600]);
         return q * above / below;
     }
-    let r = (-(1.0 - probability).ln()).sqrt();
+    let r = (-natural_logarithm(1.0 - probability)).sqrt();
     if r <= 5.0 {
         let r = r - 1.6;
         let above = polynomial(

@@ -53,6 +53,9 @@ pub struct Shape {
     /// workload, nor of what is left of another one.
     #[serde(skip)]
     pub(super) scratch: Pieces,
+    /// All scratch volumes in bytes, each with its own size; not known where pipelines are alike.
+    #[serde(skip)]
+    pub(super) scratch_bytes: Option<u128>,
     /// Files of the batch data of the stage that has most.
     pub batch_files: u64,
     /// Files of all batch data.
@@ -123,6 +126,7 @@ impl Shape {
             *pieces.entry(piece).or_default() += 1;
         }
         self.has_equal_volumes = pieces.len() <= 1;
+        self.scratch_bytes = Some(bytes_of(&pieces));
         if pieces.len() <= SIZES_MAX {
             self.scratch = pieces.into_iter().rev().collect();
         }
@@ -195,27 +199,26 @@ impl Shape {
         least_s.max(all_s / environment.able(self).cpus().max(1) as f64)
     }
 
-    /// The same with another number of pipelines.
+    /// The same with another number of pipelines: fewer hold no more than all do, more hold what
+    /// the largest one does, each.
     pub fn with_width(&self, width: u64) -> Self {
         let mut shape = self.clone();
         if width != self.width {
             // It is not known which of the pipelines are left.
             shape.scratch.clear();
         }
+        if width > self.width {
+            shape.scratch_bytes = None;
+        }
         shape.width = width;
         shape
     }
 
-    /// Private data when nothing is freed before the end of all.
+    /// Private data when nothing is freed before the end of all, at most.
     pub(super) fn kept_by_all(&self) -> u128 {
-        match self.scratch.is_empty() {
-            true => self.kept_bytes * u128::from(self.width),
-            false => {
-                let bytes =
-                    |(piece, count): &(Piece, u64)| u128::from(piece.bytes) * u128::from(*count);
-                self.scratch.iter().map(bytes).sum()
-            }
-        }
+        let as_largest = self.kept_bytes * u128::from(self.width);
+        self.scratch_bytes
+            .map_or(as_largest, |bytes| bytes.min(as_largest))
     }
 
     /// Files that all volumes together have room for, each volume once.
@@ -279,6 +282,7 @@ impl Shape {
             has_equal_volumes: false,
             volume_files: 0,
             scratch: Pieces::new(),
+            scratch_bytes: None,
             private_io_bytes: 0.0,
             endpoint_in_bytes: 0.0,
             endpoint_out_bytes: 0.0,
@@ -298,6 +302,11 @@ impl Shape {
         self.endpoint_in_bytes = self.endpoint_in_bytes.max(private.filled_bytes);
         self.endpoint_out_bytes = self.endpoint_out_bytes.max(private.extracted_bytes);
     }
+}
+
+fn bytes_of(pieces: &BTreeMap<Piece, u64>) -> u128 {
+    let bytes = |(piece, count): (&Piece, &u64)| u128::from(piece.bytes) * u128::from(*count);
+    pieces.iter().map(bytes).sum()
 }
 
 /// The private data of one pipeline.
@@ -326,7 +335,7 @@ impl Private {
             .map(|job| levels[job.as_usize()] as usize + 1)
             .max()
             .unwrap_or(1);
-        let (mut held, mut passed) = (vec![0u128; stages], vec![0u128; stages]);
+        let (mut taken, mut freed) = (vec![0u128; stages], vec![0u128; stages]);
         let mut private = Self::default();
         for &index in &volumes {
             let volume = workflow.volume(index);
@@ -336,15 +345,10 @@ impl Private {
             let users = volume.users.iter();
             let users = users.map(|job| levels[job.as_usize()] as usize);
             let (first, last) = (users.clone().min().unwrap_or(0), users.max().unwrap_or(0));
-            for stage in first..=last {
-                held[stage] += u128::from(volume.size_bytes);
-                passed[stage] += if stage < last {
-                    u128::from(volume.size_bytes)
-                } else {
-                    0
-                };
-            }
-            private.kept_bytes += u128::from(volume.size_bytes);
+            let bytes = u128::from(volume.size_bytes);
+            taken[first] += bytes;
+            freed[last] += bytes;
+            private.kept_bytes += bytes;
             private.largest_volume_bytes = private.largest_volume_bytes.max(volume.size_bytes);
             let bytes = volume.size_bytes as f64;
             private.filled_bytes += if fill.is_some() { bytes } else { 0.0 };
@@ -354,8 +358,13 @@ impl Private {
                 0.0
             };
         }
-        private.running_bytes = held.into_iter().max().unwrap_or(0);
-        private.waiting_bytes = passed.into_iter().max().unwrap_or(0);
+        let mut held = 0;
+        for (taken, freed) in taken.into_iter().zip(freed) {
+            held += taken;
+            private.running_bytes = private.running_bytes.max(held);
+            held -= freed;
+            private.waiting_bytes = private.waiting_bytes.max(held);
+        }
         private
     }
 }

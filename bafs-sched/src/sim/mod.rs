@@ -24,7 +24,6 @@ mod serve;
 mod skew;
 pub mod study;
 mod transfer;
-mod trial;
 mod warming;
 
 pub use advise::advise;
@@ -35,4 +34,3 @@ pub use load::{JobLoad, Load, Measured, MountLoad};
 pub use policy::{Policy, Scenario};
 pub use record::{Moment, Run, Spell, Stuck};
 pub use remote::beside_remote;
-pub use trial::{Trial, trials};

@@ -12,8 +12,9 @@ use super::load::Load;
 use super::policy::{Policy, Scenario};
 use super::record::{Run, Stuck};
 use crate::dice::Dice;
+use crate::exact::power;
 use crate::planner::{
-    Advice, Candidate, Canonical, Environment, Layout, NodeClass, Plan, Strategy, plan,
+    Advice, Candidate, Canonical, Environment, Layout, NodeClass, Plan, RESTART_S, Strategy, plan,
 };
 use crate::workflow::Workflow;
 
@@ -104,7 +105,7 @@ pub fn thesis_environment() -> Environment {
         home_bytes_per_s: 1_000_000,
         local_bytes_per_s: 12_000_000,
         mtbf_s: None,
-        restart_s: 60,
+        restart_s: RESTART_S,
     }
 }
 
@@ -199,7 +200,7 @@ impl Varied {
         let storage_bytes = environment.storage_bytes() as f64;
         let part = f64::from(step + 1) / f64::from(steps);
         let from_zero = f64::from(step) / f64::from(steps.max(2) - 1);
-        let between = |low: f64, high: f64| low * (high / low).powf(from_zero);
+        let between = |low: f64, high: f64| low * power(high / low, from_zero);
         point.x = match self {
             Self::Width => {
                 let affordable = (WIDTH_JOBS_MAX / f64::from(canonical.depth)).max(WIDTH_THESIS);
@@ -251,7 +252,7 @@ pub fn random_point(seed: u64) -> Point {
     let mut dice = Dice::new(seed ^ 0x7e57);
     let mut between = |low: f64, high: f64| {
         let part = dice.below(1 << 32) as f64 / f64::from(u32::MAX);
-        low * (high / low).powf(part)
+        low * power(high / low, part)
     };
     let nodes = between(8.0, 100.0).round() as u32;
     let node_bytes = between(GB, 50.0 * GB).round();
@@ -264,7 +265,7 @@ pub fn random_point(seed: u64) -> Point {
         home_bytes_per_s: (local * between(0.01, 1.0)).round() as u64,
         local_bytes_per_s: local as u64,
         mtbf_s: None,
-        restart_s: 60,
+        restart_s: RESTART_S,
     };
     let canonical = Canonical {
         width: between(10.0, most).round() as u32,
@@ -413,18 +414,19 @@ impl<'t> Timing<'t> {
 impl Compared {
     /// The strategy that is fastest in the simulation; nothing when none ever ends.
     pub fn best(&self) -> Option<Timed> {
-        let ended = self
-            .timed
-            .iter()
-            .filter(|timed| timed.simulated_s.is_some());
-        let by_time = |a: &&Timed, b: &&Timed| a.seconds().total_cmp(&b.seconds());
-        ended.min_by(by_time).copied()
+        self.ended()
+            .min_by(|a, b| a.seconds().total_cmp(&b.seconds()))
     }
 
-    /// The strategy that is slowest in the simulation.
+    /// The strategy that is slowest in the simulation, of those that end.
     pub fn worst(&self) -> Option<Timed> {
-        let by_time = |a: &&Timed, b: &&Timed| a.seconds().total_cmp(&b.seconds());
-        self.timed.iter().max_by(by_time).copied()
+        self.ended()
+            .max_by(|a, b| a.seconds().total_cmp(&b.seconds()))
+    }
+
+    fn ended(&self) -> impl Iterator<Item = Timed> {
+        let timed = self.timed.iter().copied();
+        timed.filter(|timed| timed.simulated_s.is_some())
     }
 
     /// Simulated time of the model's choice over that of the best: infinite when there is no

@@ -109,7 +109,9 @@ impl Observer {
                 server: node.id,
                 name: node.name.clone(),
                 slots: node.slots,
+                group: node.group.clone(),
                 capacity_bytes: node.capacity.bytes,
+                free: node.capacity.minus(node.foreign),
                 present: Vec::new(),
             });
             self.nodes.len() - 1

@@ -16,7 +16,7 @@ pub(super) const STATEMENTS_MAX: u64 = 10_000_000;
 pub(super) const LOOP_DEPTH_MAX: usize = 8;
 
 /// Parent-child pairs; one `parent` line with m parents and n children makes m * n of them.
-pub(super) const EDGES_MAX: u64 = 20_000_000;
+pub(crate) const EDGES_MAX: u64 = 20_000_000;
 
 /// Bytes of a job's or volume's name: what a file name may have, as stores use names so.
 pub(super) const NAME_BYTES_MAX: usize = 255;

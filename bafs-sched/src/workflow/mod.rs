@@ -32,6 +32,7 @@ pub use checked::{
     VolumeKind, Workflow,
 };
 pub use diagnostic::{Diagnostic, Rejected, Severity};
+pub(crate) use limits::EDGES_MAX;
 pub(crate) use limits::FILES_MAX;
 pub(crate) use limits::RUNTIME_S_MAX;
 pub use limits::{DESCRIPTION_BYTES_MAX, FILE_BYTES_MAX};

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, bail};
 use bafs_sched::io::journal;
 use bafs_sched::past::{self, Past, Site};
-use bafs_sched::planner::{Advice, Canonical, Environment, Shape};
+use bafs_sched::planner::{Advice, Canonical, Environment, RESTART_S, Shape};
 use bafs_sched::sim::{Load, Measured, advise, workflow_of};
 use bafs_sched::workflow::{JobIndex, Volume, VolumeKind, Workflow, parse_duration};
 use serde::Serialize;
@@ -203,7 +203,7 @@ fn of_site(site: &Site, home: Option<u64>, local: Option<u64>) -> Result<Environ
         home_bytes_per_s: home.ok_or_else(|| unknown("home-rate", "the link to home"))?,
         local_bytes_per_s: local.ok_or_else(|| unknown("local-rate", "the nodes' links"))?,
         mtbf_s: None,
-        restart_s: 60,
+        restart_s: RESTART_S,
     };
     if environment.cpus() == 0 {
         bail!("no node of that run had a processor");
@@ -244,13 +244,13 @@ fn permille(share: f64) -> u32 {
     (share.clamp(0.0, 1.0) * 1_000.0).round() as u32
 }
 
-/// Standard deviation of what jobs computed, as a share of the mean.
 /// What a job really computed, in seconds.
 fn computing_s(measured: &Measured, job: JobIndex) -> f64 {
     let load = measured.jobs.get(job.as_usize());
     load.map_or(0.0, |load| load.compute_us as f64 / 1e6)
 }
 
+/// Standard deviation of what jobs computed, as a share of the mean.
 fn variability(measured: &Measured) -> f64 {
     let times = measured.jobs.iter().map(|job| job.compute_us as f64);
     let count = measured.jobs.len().max(1) as f64;

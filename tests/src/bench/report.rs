@@ -1,6 +1,8 @@
 //! What a benchmark says: tables for people while it runs, one JSON object at the end. Measures
 //! nothing.
 
+use std::ops::RangeInclusive;
+
 use serde_json::{Map, Value, json};
 
 use super::measure::Samples;
@@ -12,6 +14,7 @@ pub struct Report {
     figures: Map<String, Value>,
     spreads: Map<String, Value>,
     not_measured: Vec<(String, String)>,
+    missed: Vec<(String, String)>,
     promised: &'static [&'static str],
 }
 
@@ -24,6 +27,7 @@ impl Report {
             figures: Map::new(),
             spreads: Map::new(),
             not_measured: Vec::new(),
+            missed: Vec::new(),
             promised: &[],
         }
     }
@@ -48,6 +52,25 @@ impl Report {
     /// Notes a figure that was counted or computed.
     pub fn figure(&mut self, key: &str, value: f64) {
         self.figures.insert(key.to_owned(), json!(rounded(value)));
+    }
+
+    /// Notes a figure that is meant to lie in `aim`; the end of the report says what does not.
+    pub fn aimed(&mut self, key: &str, value: f64, aim: RangeInclusive<f64>) {
+        self.figure(key, value);
+        let bound = |bound: f64| match bound.is_infinite() {
+            true => String::new(),
+            false => format!("{bound}"),
+        };
+        let wanted = format!("{} … {}", bound(*aim.start()), bound(*aim.end()));
+        let verdict = match aim.contains(&value) {
+            true => "met",
+            false => "MISSED",
+        };
+        println!("  {key}: {value:.4} (aim {wanted}: {verdict})");
+        if !aim.contains(&value) {
+            let found = format!("{value:.4}, aim {wanted}");
+            self.missed.push((key.to_owned(), found));
+        }
     }
 
     /// Notes the median of a figure that was measured, and its spread.
@@ -81,6 +104,9 @@ impl Report {
         for (key, why) in &self.not_measured {
             println!("NOT MEASURED: {key}: {why}");
         }
+        for (key, found) in &self.missed {
+            println!("MISSED: {key}: {found}");
+        }
         if as_json {
             println!("{}", self.json());
             if !self.promised.is_empty() {
@@ -102,11 +128,14 @@ impl Report {
     fn json(&self) -> Value {
         let mut all = self.figures.clone();
         all.insert("spread".to_owned(), Value::Object(self.spreads.clone()));
-        if !self.not_measured.is_empty() {
-            let missing = self.not_measured.iter();
-            let missing = missing.map(|(key, why)| (key.clone(), json!(why)));
-            let missing: Map<_, _> = missing.collect();
-            all.insert("not_measured".to_owned(), Value::Object(missing));
+        for (name, list) in [
+            ("not_measured", &self.not_measured),
+            ("missed", &self.missed),
+        ] {
+            if !list.is_empty() {
+                let pairs = list.iter().map(|(key, why)| (key.clone(), json!(why)));
+                all.insert(name.to_owned(), Value::Object(pairs.collect()));
+            }
         }
         Value::Object(all)
     }
@@ -143,6 +172,19 @@ mod tests {
         let row = |cells: [&str; 2]| cells.map(str::to_owned).to_vec();
         let lines = lay_out(&[row(["way", "MB/s"]), row(["native …", "1"])]);
         assert_eq!(lines, ["way       MB/s", "native …  1"]);
+    }
+
+    #[test]
+    fn what_misses_its_aim_is_told() {
+        let mut report = Report::new("test", "itself");
+        report.aimed("met", 1.0, 0.0..=1.0);
+        assert_eq!(report.json()["missed"], Value::Null);
+        report.aimed("rate", 1.0, 2.0..=f64::INFINITY);
+        report.aimed("nothing", f64::NAN, 0.0..=1.0);
+        let json = report.json();
+        assert_eq!(json["missed"]["rate"], "1.0000, aim 2 … ");
+        assert_eq!(json["nothing"], Value::Null);
+        assert!(json["missed"]["nothing"].is_string());
     }
 
     #[test]

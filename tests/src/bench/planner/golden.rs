@@ -56,7 +56,11 @@ pub(super) fn golden(_: &Options, report: &mut Report) -> Result<()> {
             "{strategy} runs {found} pipelines, in the thesis {thesis}"
         );
         if strategy == Minimal {
-            report.figure("minimal_last_part", allocation.last_part_width as f64);
+            report.aimed(
+                "minimal_last_part",
+                allocation.last_part_width as f64,
+                145.0..=145.0,
+            );
         }
     }
     ensure!(wrong == 0, "{wrong} possible sets differ from the thesis'");
@@ -96,7 +100,8 @@ pub(super) fn baselines_of(report: &mut Report) -> Result<[Compared; 3]> {
         .map_err(|_| anyhow::anyhow!("there are three baselines"))
 }
 
-/// By how much the winners lead, in per cent of the other's time; the thesis' figures beside.
+/// By how much the winners lead, in per cent of the time of others: the thesis says 20, 15 and 25,
+/// give or take ten, and nothing of the private-intensive one.
 pub(super) fn baselines(_: &Options, report: &mut Report) -> Result<()> {
     use Strategy::{AllBatch, Minimal, Slice};
     let [batch, private, mixed] = baselines_of(report)?;
@@ -110,30 +115,29 @@ pub(super) fn baselines(_: &Options, report: &mut Report) -> Result<()> {
         };
         100.0 * (1.0 - seconds(faster) / seconds(slower))
     };
-    for (figure, value, thesis) in [
+    for (figure, value, aim) in [
         (
             "batch_minimal_saves_slice_percent",
             saved(&batch, Minimal, Slice),
-            "20",
+            10.0..=30.0,
         ),
         (
             "private_all_batch_saves_minimal_percent",
             saved(&private, AllBatch, Minimal),
-            "> 0",
+            0.0..=100.0,
         ),
         (
             "mixed_slice_saves_all_batch_percent",
             saved(&mixed, Slice, AllBatch),
-            "15",
+            5.0..=25.0,
         ),
         (
             "mixed_slice_saves_minimal_percent",
             saved(&mixed, Slice, Minimal),
-            "25",
+            15.0..=35.0,
         ),
     ] {
-        report.say(&format!("  {figure}: {value:.1} (thesis: {thesis})"));
-        report.figure(figure, value);
+        report.aimed(figure, value, aim);
     }
     Ok(())
 }

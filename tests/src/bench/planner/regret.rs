@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
 use bafs_sched::planner::Strategy;
-use bafs_sched::sim::study::{Compared, Point, Varied, baselines, compare, random_point};
+use bafs_sched::sim::study::{Compared, Point, Timed, Varied, baselines, compare, random_point};
 
 use super::super::machine::cores;
 use super::super::measure::Watch;
@@ -57,7 +57,8 @@ pub(super) fn studies(options: &Options, report: &mut Report) -> Result<()> {
         predicted += seen;
     }
     report.figure("crossovers", f64::from(crossovers));
-    report.figure("crossovers_predicted", f64::from(predicted));
+    let all = f64::from(crossovers);
+    report.aimed("crossovers_predicted", f64::from(predicted), all..=all);
     Ok(())
 }
 
@@ -143,13 +144,8 @@ struct Row<'f> {
 impl Row<'_> {
     /// Of the slowest strategy that ends.
     fn worst_regret(&self) -> f64 {
-        let times = self
-            .compared
-            .timed
-            .iter()
-            .filter_map(|timed| timed.simulated_s);
-        let best_s = self.compared.best().map_or(1.0, |best| best.seconds());
-        times.fold(best_s, f64::max) / best_s
+        let seconds = |timed: Option<Timed>| timed.map_or(1.0, |timed| timed.seconds());
+        seconds(self.compared.worst()) / seconds(self.compared.best())
     }
 }
 
@@ -174,11 +170,14 @@ fn tell(report: &mut Report, figure: &str, found: &[(&Task, Compared)]) -> Resul
     let endless = found.iter().filter(|(_, compared)| is_endless(compared));
     report.figure(&format!("{figure}_points_endless"), endless.count() as f64);
     let model = rows.iter().map(|row| (row.model, row.compared.chosen));
-    summary(report, &format!("{figure}_model"), &rows, model.collect());
+    let (told, aimed) = (false, true);
+    let name = format!("{figure}_model");
+    summary(report, &name, &rows, model.collect(), told);
     let decided = rows.iter().map(|row| (row.decided, row.compared.decided));
-    summary(report, figure, &rows, decided.collect());
+    summary(report, figure, &rows, decided.collect(), aimed);
     let guided = rows.iter().map(|row| (row.guided, row.compared.decided));
-    summary(report, &format!("{figure}_guided"), &rows, guided.collect());
+    let name = format!("{figure}_guided");
+    summary(report, &name, &rows, guided.collect(), aimed);
     let mut table = vec![
         [
             "study",
@@ -219,17 +218,25 @@ fn tell(report: &mut Report, figure: &str, found: &[(&Task, Compared)]) -> Resul
     Ok(())
 }
 
-/// Mean, tail and worst choices of one way to choose.
+/// Mean, tail and worst choices of one way to choose, and whether they are as they are meant to be.
 fn summary(
     report: &mut Report,
     figure: &str,
     rows: &[Row<'_>],
     choices: Vec<(f64, Option<Strategy>)>,
+    is_aimed: bool,
 ) {
+    let mut tell = |name: &str, found: f64, most: f64| {
+        let key = format!("{figure}_{name}");
+        match is_aimed {
+            true => report.aimed(&key, found, 0.0..=most),
+            false => report.figure(&key, found),
+        }
+    };
     // No choice, or one that never ends, although another does: as bad as the worst that ends.
     let is_never = |regret: &f64| regret.is_infinite();
     let never = choices.iter().filter(|choice| is_never(&choice.0)).count();
-    report.figure(&format!("{figure}_never_done"), never as f64);
+    tell("never_done", never as f64, 0.0);
     let regrets = rows
         .iter()
         .zip(&choices)
@@ -243,18 +250,14 @@ fn summary(
     let mean = regrets.iter().sum::<f64>() / count as f64;
     let p99 = regrets[(count * 99 / 100).min(count - 1)];
     for ((name, aim), found) in AIMS.into_iter().zip([mean, p99, regrets[count - 1]]) {
-        report.figure(&format!("{figure}_{name}"), found);
-        let verdict = if found <= aim { "met" } else { "MISSED" };
-        report.say(&format!(
-            "  {figure}_{name}: {found:.4} (aim {aim}: {verdict})"
-        ));
+        tell(name, found, aim);
     }
     let is_worst = |(row, (regret, chosen)): &(&Row<'_>, &(f64, Option<Strategy>))| {
         let worst = row.compared.worst().map(|worst| worst.strategy);
-        *regret > TIE && (chosen.is_none() || worst == *chosen)
+        is_never(regret) || *regret > TIE && worst == *chosen
     };
     let worst = rows.iter().zip(&choices).filter(is_worst).count();
-    report.figure(&format!("{figure}_worst_choices"), worst as f64);
+    tell("worst_choices", worst as f64, 0.0);
 }
 
 /// Changes of the best strategy along a study, and those that the choice makes too, at most one

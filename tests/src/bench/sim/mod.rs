@@ -14,6 +14,11 @@ use super::{Options, Report};
 
 /// Jobs, and nodes in clusters of a hundred.
 const SIZES: [(u32, u32); 3] = [(10_000, 100), (100_000, 1_000), (1_000_000, 10_000)];
+/// What each size may take, in seconds; asked of a million jobs.
+const SECONDS_MAX: f64 = 120.0;
+const DECISIONS_PER_S_MIN: f64 = 50_000.0;
+/// What 99 of a hundred decisions may take, in milliseconds.
+const DECISION_MS_MAX: f64 = 5.0;
 /// Decisions at the beginning of a run, while nearly all jobs wait.
 const EARLY: usize = 100_000;
 
@@ -46,12 +51,13 @@ impl Times {
 
 /// Simulates each size under both policies.
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
+    ensure!(options.only.is_empty(), "this benchmark has no parts");
     let sizes = options.pick(&SIZES[..], &SIZES[..2]);
     report.section("by the rules of the strategy `all`");
     series(sizes, Policy::Strategy(Strategy::All), "", report)?;
     report.section("by need: each start is checked for pipelines that would wait for each other");
     series(sizes, Policy::Need, "need_", report)?;
-    report.figure("peak_mib", peak_mib());
+    report.aimed("peak_mib", peak_mib(), 0.0..=4_096.0);
     Ok(())
 }
 
@@ -80,11 +86,18 @@ fn series(sizes: &[(u32, u32)], policy: Policy, prefix: &str, report: &mut Repor
             times.quantile_ms(990, decisions),
             times.quantile_ms(1_000, decisions),
         );
-        report.figure(&format!("{prefix}jobs_{jobs}_s"), seconds);
-        report.figure(&format!("{prefix}jobs_{jobs}_decisions_per_s"), per_s);
-        report.figure(&format!("{prefix}jobs_{jobs}_decision_p99_ms"), p99);
+        report.aimed(
+            &format!("{prefix}jobs_{jobs}_s"),
+            seconds,
+            0.0..=SECONDS_MAX,
+        );
+        let key = format!("{prefix}jobs_{jobs}_decisions_per_s");
+        report.aimed(&key, per_s, DECISIONS_PER_S_MIN..=f64::INFINITY);
+        let key = format!("{prefix}jobs_{jobs}_decision_p99_ms");
+        report.aimed(&key, p99, 0.0..=DECISION_MS_MAX);
         let early = times.quantile_ms(990, EARLY);
-        report.figure(&format!("{prefix}jobs_{jobs}_early_decision_p99_ms"), early);
+        let key = format!("{prefix}jobs_{jobs}_early_decision_p99_ms");
+        report.aimed(&key, early, 0.0..=DECISION_MS_MAX);
         report.figure(&format!("{prefix}jobs_{jobs}_decision_max_ms"), max);
         // Each record is found in a map or a heap of as many as there are jobs, at most.
         let work = run.looked_at as f64 * f64::from(jobs).ln();
@@ -93,7 +106,7 @@ fn series(sizes: &[(u32, u32)], policy: Policy, prefix: &str, report: &mut Repor
             let over = |growth: f64| growth / (n_log_n(jobs) / n_log_n(fewer));
             let sizes = format!("over_n_log_n_{fewer}_{jobs}");
             let growth = over(seconds / before_s);
-            report.figure(&format!("{prefix}growth_{sizes}"), growth);
+            report.aimed(&format!("{prefix}growth_{sizes}"), growth, 0.0..=1.0);
             let growth = over(work / work_before);
             report.figure(&format!("{prefix}work_growth_{sizes}"), growth);
         }
