@@ -486,7 +486,13 @@ proptest! {
             let calm = predict(strategy, &shape, &case.environment);
             let wider = predict(strategy, &shape.with_width(shape.width + more), &case.environment);
             let unlike = matches!(strategy, Strategy::Slice | Strategy::Minimal) || wider.is_none();
-            prop_assert!(unlike || not_shorter(wider, calm), "wider {strategy}");
+            // With fewer batch volumes at once the last wave meets others at the links: less by a
+            // second in a month was seen.
+            let calm_nearly = calm.map(|seconds| seconds * (1.0 - 1e-6));
+            prop_assert!(
+                unlike || not_shorter(wider, calm_nearly),
+                "wider {strategy}: {wider:?}, {calm:?}"
+            );
             let troubled = predict(strategy, &shape, &failing);
             prop_assert!(troubled.is_none() || not_shorter(troubled, calm), "failing {strategy}");
         }

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Error, Result};
 use serde::Serialize;
 
 use crate::visible;
@@ -68,6 +68,6 @@ pub(crate) fn print(bytes: &[u8]) -> Result<()> {
     let printed = out.write_all(bytes).and_then(|()| out.flush());
     printed.map_err(|error| match error.kind() {
         io::ErrorKind::BrokenPipe => ReaderGone.into(),
-        _ => error.into(),
+        _ => Error::new(error).context("cannot write to standard output"),
     })
 }

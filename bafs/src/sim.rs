@@ -21,9 +21,15 @@ use crate::rate::show_bytes;
 pub(crate) fn run(args: &SimArgs, output: Output) -> Result<()> {
     let workload = Workload::of(args)?;
     let environment = workload.environment(args)?;
-    let plan = plan(workload.shape.clone(), &environment);
+    let mut plan = plan(workload.shape.clone(), &environment);
     let chosen = plan.choice.as_ref().map(|choice| choice.strategy);
-    let policies = policies(args, &plan.candidates, chosen)?;
+    // A run of our own went by need.
+    let is_planned = !args.all && args.strategy.is_none() && args.from_journal.is_none();
+    if is_planned {
+        workload.decide(&mut plan, &environment)?;
+    }
+    let planned = plan.choice.as_ref().filter(|_| is_planned);
+    let policies = policies(args, &plan.candidates, planned.map(|it| it.strategy))?;
     if let Some(directory) = &args.plot {
         plot::prepare(directory)?;
     }
@@ -50,6 +56,9 @@ pub(crate) fn run(args: &SimArgs, output: Output) -> Result<()> {
         text = told(before)?;
     }
     text.push_str(&table(&rows, &endless, chosen)?);
+    if let Some(choice) = planned {
+        write!(text, "\nas planned: {}: {}", choice.strategy, choice.reason)?;
+    }
     output.say(&text, &shown)?;
     if let Some(directory) = &args.plot {
         let written = pictures(args, &workload, &environment, &rows, directory)?;
@@ -137,7 +146,7 @@ fn told(before: &Before) -> Result<String> {
 fn policies(
     args: &SimArgs,
     candidates: &[Candidate],
-    chosen: Option<Strategy>,
+    planned: Option<Strategy>,
 ) -> Result<Vec<Policy>> {
     if args.all {
         let possible = candidates.iter().filter(|c| c.allocation.is_possible());
@@ -146,9 +155,7 @@ fn policies(
         return Ok(std::iter::once(Policy::Need).chain(planned).collect());
     }
     let Some(name) = &args.strategy else {
-        // A run of our own went by need.
-        let chosen = chosen.filter(|_| args.from_journal.is_none());
-        return Ok(vec![chosen.map_or(Policy::Need, Policy::from)]);
+        return Ok(vec![planned.map_or(Policy::Need, Policy::from)]);
     };
     let orders = [Order::BreadthFirst, Order::DepthFirst].map(Policy::Order);
     for policy in [Policy::Need, Policy::Guided].into_iter().chain(orders) {
@@ -170,15 +177,17 @@ fn policies(
     let why = match candidate.allocation.shortage {
         None => return Ok(vec![Policy::from(candidate.allocation.strategy)]),
         Some(Shortage::Total { missing_bytes }) => format!(
-            "needs {} bytes of storage, {missing_bytes} more than there are",
-            candidate.allocation.required_bytes
+            "needs {} of storage, {} more than there are",
+            show_bytes(candidate.allocation.required_bytes),
+            show_bytes(missing_bytes)
         ),
         Some(Shortage::Node { missing_bytes }) => format!(
-            "keeps each scratch volume on one node, and the largest node lacks {missing_bytes} \
-             bytes for one"
+            "keeps each scratch volume on one node, and the largest node lacks {} for one",
+            show_bytes(missing_bytes)
         ),
         Some(Shortage::Cluster { missing_bytes }) => format!(
-            "keeps batch data in one cluster, and the largest lacks {missing_bytes} bytes for them"
+            "keeps batch data in one cluster, and the largest lacks {} for them",
+            show_bytes(missing_bytes)
         ),
         Some(Shortage::Files { batch_files }) => format!(
             "keeps batch data in one cluster, and none has enough nodes with room for their \
@@ -307,10 +316,7 @@ mod tests {
         assert_eq!(chosen(&["--strategy", "minimal"]).unwrap(), ["Minimal"]);
         let all = chosen(&["--all"]).unwrap();
         assert_eq!(all, ["need", "AllBatch", "Slice", "Minimal", "Remote"]);
-        for (name, expected) in [
-            ("Sliced", "known are"),
-            ("All", "needs 1275000000000 bytes"),
-        ] {
+        for (name, expected) in [("Sliced", "known are"), ("All", "needs 1.275 TB")] {
             let error = chosen(&["--strategy", name]).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
@@ -324,10 +330,7 @@ mod tests {
         let candidates = plan(large.unwrap().shape(), &environment).candidates;
         let args = sim_args(&["--strategy", "Minimal"]);
         let error = policies(&args, &candidates, None).unwrap_err().to_string();
-        assert!(
-            error.contains("largest node lacks 1000000000 bytes"),
-            "{error}"
-        );
+        assert!(error.contains("largest node lacks 1.000 GB"), "{error}");
     }
 
     #[test]

@@ -42,7 +42,7 @@ use crate::workflow::Workflow;
 /// nodes that failed and will be back, and counts what running jobs computed (2026-11). 18 = a core
 /// that waits for homes, leaves a node after two faults, and keeps scratch volumes out of groups
 /// that need their room (2026-11).
-pub const MAGIC: &[u8] = b"bafs-journal 18\n";
+pub const MAGIC: &[u8] = b"bafs-journal 19\n";
 
 /// How often, and with which pause, a journal is tried that somebody has open.
 const LOCK_TRIES: u32 = 10;

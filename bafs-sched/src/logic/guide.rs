@@ -294,16 +294,9 @@ impl Scheduler {
             None => left.first(cpus, bytes),
             // The model knows no time for what is left of it.
             Some(Strategy::Need) if left.is_advised(Strategy::Need) => return,
-            // Nor how much of what a failure costs is hidden behind other pipelines. That was
-            // simulated, to the end.
-            Some(present)
-                if environment.mtbf_s.is_some()
-                    && left.is_advised(present)
-                    && left.is_possible(present)
-                    && left.is_as_simulated =>
-            {
-                (Some(present), String::new())
-            }
+            // Nor how much of what a failure costs is hidden behind other pipelines, nor that other
+            // nodes are to come, or leave. That was simulated, to the end, by the present rules.
+            Some(present) if left.is_as_simulated_blindly(present) => return,
             Some(present) => left.next(present),
         };
         let is_new = guided.followed.last().map(|last| last.strategy) != Some(strategy);
@@ -416,6 +409,13 @@ impl Left<'_> {
     fn is_advised(&self, strategy: Strategy) -> bool {
         self.advice
             .is_some_and(|advice| advice.strategy == strategy)
+    }
+
+    /// Whether the strategy does what was simulated as the best, with what the model is blind to.
+    fn is_as_simulated_blindly(&self, strategy: Strategy) -> bool {
+        let is_changing = |advice: &Advice| advice.is_of_changing_nodes();
+        let is_blind = self.environment.mtbf_s.is_some() || self.advice.is_some_and(is_changing);
+        is_blind && self.is_as_simulated && self.is_advised(strategy) && self.is_possible(strategy)
     }
 
     /// Whether what is left fits in so; what has begun holds its data beside what follows.

@@ -23,10 +23,9 @@ pub struct Advice {
     pub strategy: Strategy,
     /// Why, in one sentence with numbers.
     pub reason: String,
-    /// Processors of the nodes.
-    cpus: u64,
-    /// Their storage, in bytes.
-    storage_bytes: u128,
+    /// Processors and bytes of the nodes that were there at once: several where some came later or
+    /// left.
+    fleets: Vec<(u64, u128)>,
     /// Simulated time over the model's, in thousandths.
     corrections: BTreeMap<Strategy, u64>,
 }
@@ -56,19 +55,26 @@ impl Advice {
         Some(Self {
             strategy: choice.strategy,
             reason: choice.reason.clone(),
-            cpus: environment.cpus(),
-            storage_bytes: environment.storage_bytes(),
+            fleets: environment.fleets(),
             corrections: corrections.collect(),
         })
     }
 
-    /// Whether nodes with so many processors and bytes are about those of the simulation.
+    /// Whether nodes came later or left in the simulation.
+    pub fn is_of_changing_nodes(&self) -> bool {
+        self.fleets.len() > 1
+    }
+
+    /// Whether nodes with so many processors and bytes are about those of the simulation, at some
+    /// time.
     pub fn is_for(&self, cpus: u64, storage_bytes: u128) -> bool {
         let is_near = |simulated: u128, there: u128| {
             let most = simulated.saturating_mul(NEAR_PERMILLE);
             simulated.abs_diff(there).saturating_mul(1_000) <= most
         };
-        is_near(self.cpus.into(), cpus.into()) && is_near(self.storage_bytes, storage_bytes)
+        self.fleets
+            .iter()
+            .any(|fleet| is_near(fleet.0.into(), cpus.into()) && is_near(fleet.1, storage_bytes))
     }
 
     /// A prediction of the model, in seconds, with what the simulation says of it.
@@ -149,5 +155,20 @@ mod tests {
         assert!(advice.is_for(49, bytes / 100 * 98));
         assert!(!advice.is_for(40, bytes));
         assert!(!advice.is_for(50, bytes * 2));
+        assert!(!advice.is_of_changing_nodes());
+    }
+
+    #[test]
+    fn nodes_that_come_and_leave_as_simulated_are_those_of_the_simulation() {
+        let mut changing = environment();
+        changing.nodes[0].until_s = Some(9_000);
+        let (mut late, mut early) = (changing.nodes[0].clone(), changing.nodes[0].clone());
+        (late.count, late.from_s, late.until_s) = (20, 500, None);
+        (early.count, early.until_s) = (10, Some(500));
+        changing.nodes.extend([late, early]);
+        let advice = Advice::new(&mixed(), &changing, |_| Some(1.0)).unwrap();
+        let is_for = |nodes: u64| advice.is_for(nodes, u128::from(nodes * 5 * GB));
+        assert!(is_for(60) && is_for(70) && is_for(20));
+        assert!(!is_for(40) && advice.is_of_changing_nodes());
     }
 }

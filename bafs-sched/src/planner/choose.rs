@@ -121,12 +121,18 @@ impl Candidate {
     }
 }
 
+/// Whether a run without a plan, which promises nothing, takes so much less than the best strategy
+/// that it is worth that: two thousandths.
+pub(crate) fn is_worth_no_plan(need_s: f64, strategy_s: f64) -> bool {
+    need_s < strategy_s * 0.998
+}
+
 fn choose(candidates: &[Candidate]) -> Option<Choice> {
-    let eligible = || {
-        candidates
-            .iter()
-            .filter(|candidate| candidate.is_eligible())
-    };
+    let is_none = |candidate: &Candidate| candidate.allocation.strategy == Strategy::Need;
+    let all = || candidates.iter().filter(|it| it.is_eligible());
+    let planned = all().filter(|it| !is_none(it)).map(Candidate::seconds);
+    let planned_s = planned.fold(f64::INFINITY, f64::min);
+    let eligible = || all().filter(|it| !is_none(it) || is_worth_no_plan(it.seconds(), planned_s));
     let least_s = eligible()
         .map(Candidate::seconds)
         .fold(f64::INFINITY, f64::min);

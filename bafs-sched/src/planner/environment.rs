@@ -242,6 +242,27 @@ impl Environment {
         Ok(self)
     }
 
+    /// Processors and bytes of the nodes that are there at once, in the order in which that changes
+    /// while they come and leave.
+    pub(super) fn fleets(&self) -> Vec<(u64, u128)> {
+        let mut changes: BTreeMap<u64, (i128, i128)> = BTreeMap::new();
+        for class in &self.nodes {
+            let cpus = i128::from(class.count) * i128::from(class.cpus);
+            let bytes = i128::from(class.count) * i128::from(class.storage_bytes);
+            for (at, sign) in [(Some(class.from_s), 1), (class.until_s, -1)] {
+                if let Some(at) = at {
+                    let change = changes.entry(at).or_default();
+                    *change = (change.0 + sign * cpus, change.1 + sign * bytes);
+                }
+            }
+        }
+        let sums = changes.values().scan((0, 0), |there, change| {
+            *there = (there.0 + change.0, there.1 + change.1);
+            Some((there.0 as u64, there.1 as u128))
+        });
+        sums.collect()
+    }
+
     /// Jobs that all nodes together run at once.
     pub fn cpus(&self) -> u64 {
         self.sum(|class| u64::from(class.cpus))
@@ -477,7 +498,11 @@ impl Place<'_> {
 
     /// Since the beginning, which is a time as well.
     fn time(&self, value: &toml::Value) -> Result<u64, EnvironmentError> {
-        self.read(parse_duration(self.text(value, "12 h")?))
+        let text = self.text(value, "12 h")?;
+        if text.trim().ends_with(|last: char| last.is_ascii_digit()) {
+            return Err(self.error("has no unit; write it with s, min, h or d, such as \"12 h\""));
+        }
+        self.read(parse_duration(text))
     }
 
     fn duration(&self, value: &toml::Value) -> Result<u64, EnvironmentError> {

@@ -18,6 +18,7 @@ mod strategy;
 
 pub use advice::Advice;
 pub use canonical::{Canonical, CanonicalError, Layout, NotCanonical};
+pub(crate) use choose::is_worth_no_plan;
 pub use choose::{Candidate, Choice, Plan, plan, plan_advised};
 pub use environment::{Environment, EnvironmentError, NodeClass, RESTART_S};
 pub use predict::{predict, predict_rest};

@@ -102,11 +102,10 @@ impl Shape {
         shape.pipeline_jobs = workflow.jobs.len() as f64 / shape.width.max(1) as f64;
         shape.variability = variability;
         shape.set_volumes(workflow);
-        let extracted = workflow.extracts.iter().map(|e| e.volume).collect();
         for members in &pipelines.members {
-            shape.widen(&Private::of(workflow, members, &levels, &extracted));
+            shape.widen(&Private::of(workflow, members, &levels));
         }
-        shape.private_io_bytes = shape.running_bytes as f64 / 2.0;
+        shape.set_moved(workflow);
         shape.set_computing(workflow, |job| {
             workflow.job(job).runtime_s.unwrap_or(0) as f64
         });
@@ -130,6 +129,25 @@ impl Shape {
         if pieces.len() <= SIZES_MAX {
             self.scratch = pieces.into_iter().rev().collect();
         }
+    }
+
+    /// What is moved, which is added up: the mean of a stage and of a pipeline.
+    fn set_moved(&mut self, workflow: &Workflow) {
+        let bytes = |volume: VolumeIndex| match &workflow.volume(volume).kind {
+            VolumeKind::Scratch { .. } => workflow.volume(volume).size_bytes as f64,
+            VolumeKind::Cache { .. } => 0.0,
+        };
+        let mounts = workflow.jobs.iter().flat_map(|job| &job.mounts);
+        let mounted: f64 = mounts.map(|mount| bytes(mount.volume)).sum();
+        self.private_io_bytes = mounted / 2.0 / (self.width * self.depth).max(1) as f64;
+        let is_filled =
+            |volume: &&Volume| matches!(volume.kind, VolumeKind::Scratch { fill: Some(_) });
+        let filled = workflow.volumes.iter().filter(is_filled);
+        let filled: f64 = filled.map(|volume| volume.size_bytes as f64).sum();
+        let extracted: BTreeSet<_> = workflow.extracts.iter().map(|it| it.volume).collect();
+        let extracted: f64 = extracted.into_iter().map(bytes).sum();
+        let width = self.width.max(1) as f64;
+        (self.endpoint_in_bytes, self.endpoint_out_bytes) = (filled / width, extracted / width);
     }
 
     /// The same with other computing times of jobs, in seconds, than they declare.
@@ -299,8 +317,6 @@ impl Shape {
         self.waiting_bytes = self.waiting_bytes.max(private.waiting_bytes);
         self.kept_bytes = self.kept_bytes.max(private.kept_bytes);
         self.largest_volume_bytes = self.largest_volume_bytes.max(private.largest_volume_bytes);
-        self.endpoint_in_bytes = self.endpoint_in_bytes.max(private.filled_bytes);
-        self.endpoint_out_bytes = self.endpoint_out_bytes.max(private.extracted_bytes);
     }
 }
 
@@ -316,18 +332,11 @@ struct Private {
     waiting_bytes: u128,
     kept_bytes: u128,
     largest_volume_bytes: u64,
-    filled_bytes: f64,
-    extracted_bytes: f64,
 }
 
 impl Private {
     /// A volume is held from the stage of its first user to that of its last.
-    fn of(
-        workflow: &Workflow,
-        members: &[JobIndex],
-        levels: &[u32],
-        extracted: &BTreeSet<VolumeIndex>,
-    ) -> Self {
+    fn of(workflow: &Workflow, members: &[JobIndex], levels: &[u32]) -> Self {
         let mounts = members.iter().flat_map(|&job| &workflow.job(job).mounts);
         let volumes: BTreeSet<VolumeIndex> = mounts.map(|mount| mount.volume).collect();
         let stages = members
@@ -339,7 +348,7 @@ impl Private {
         let mut private = Self::default();
         for &index in &volumes {
             let volume = workflow.volume(index);
-            let VolumeKind::Scratch { fill } = &volume.kind else {
+            let VolumeKind::Scratch { .. } = volume.kind else {
                 continue;
             };
             let users = volume.users.iter();
@@ -350,13 +359,6 @@ impl Private {
             freed[last] += bytes;
             private.kept_bytes += bytes;
             private.largest_volume_bytes = private.largest_volume_bytes.max(volume.size_bytes);
-            let bytes = volume.size_bytes as f64;
-            private.filled_bytes += if fill.is_some() { bytes } else { 0.0 };
-            private.extracted_bytes += if extracted.contains(&index) {
-                bytes
-            } else {
-                0.0
-            };
         }
         let mut held = 0;
         for (taken, freed) in taken.into_iter().zip(freed) {
@@ -389,9 +391,9 @@ impl Pipelines {
 
 fn approximations(workflow: &Workflow, pipelines: &Pipelines, levels: &[u32]) -> Vec<String> {
     let mut notes = vec![
-        "every pipeline counts as the largest one at its largest stage, and bytes are added up, \
-         but where all scratch volumes are held: what is only likely, or lacks so much at most, \
-         says so"
+        "for its storage every pipeline counts as the largest one at its largest stage, and bytes \
+         are added up, but where all scratch volumes are held: what is only likely, or lacks so \
+         much at most, says so"
             .to_owned(),
         "volumes count as read and written in full, and all pipelines as equally long: the times \
          are rough"
@@ -484,8 +486,11 @@ mod tests {
         );
         assert_eq!(
             (shape.endpoint_in_bytes, shape.endpoint_out_bytes),
-            (7e9, 2e9)
+            (3.5e9, 1e9),
+            "of all that are moved, for each of two"
         );
+        // Five mounts of the first pipeline and one of the second, in six stages of a pipeline.
+        assert_eq!(shape.private_io_bytes, 19e9 / 2.0 / 6.0);
         assert_eq!((shape.run_s, shape.variability), (10.0, 0.5));
         assert_eq!(shape.stage_volumes, 2);
         // The first pipeline computes 60 s, twice the mean of both.

@@ -263,7 +263,12 @@ impl Strategy {
             // These are so whatever files there is room for, or because of them.
             Some(_) => false,
         };
-        let is_doubtful = is_divided && shortage.is_none() || is_by_files;
+        // Nodes that leave may take room that is needed to the end.
+        let is_leaving = environment
+            .nodes
+            .iter()
+            .any(|class| class.until_s.is_some());
+        let is_doubtful = (is_divided || is_leaving) && shortage.is_none() || is_by_files;
         let is_certain = is_exact && (self == Self::Remote || !is_doubtful);
         let mut allocation = Allocation {
             strategy: self,

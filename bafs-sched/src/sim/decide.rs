@@ -13,7 +13,9 @@ use super::contender::{
 use super::load::Load;
 use super::policy::{Policy, Scenario};
 use super::record::Stuck;
-use crate::planner::{Allocation, Candidate, Choice, Environment, Plan, Strategy};
+use crate::planner::{
+    Allocation, Candidate, Choice, Environment, Plan, Strategy, is_worth_no_plan,
+};
 use crate::workflow::{VolumeKind, Workflow};
 
 /// Jobs of all simulations for one plan; some seconds on a slow machine. A workflow with more is
@@ -342,7 +344,7 @@ fn choose(plan: &mut Plan, trials: &[Contender]) {
     };
     if let Some(&(other, slower)) = timed.get(1)
         && strategy == Strategy::Need
-        && is_open(trials, other)
+        && (is_open(trials, other) || !is_worth_no_plan(seconds, slower))
     {
         let saved = 100.0 * (1.0 - seconds / slower);
         let reason = format!(
@@ -358,7 +360,7 @@ fn choose(plan: &mut Plan, trials: &[Contender]) {
     let mut reason = format!("{strategy} takes {seconds:.0} s in the simulation");
     match timed.get(1) {
         Some((other, same)) if *same == seconds => {
-            reason += &format!(", as does {other}, which may wait or fetch again more often");
+            reason += &format!(", as does {other}, which comes after it in the table");
         }
         Some((other, slower)) => {
             let saved = 100.0 * (1.0 - seconds / slower);
@@ -609,6 +611,8 @@ mod tests {
         assert_eq!(open.strategy, Strategy::Slice);
         assert!(open.reason.contains("need, which promises"), "{open:?}");
         assert_eq!(choice(&[98.0]).strategy, Strategy::Need, "no seed to doubt");
+        let close = choice(&[109.9]);
+        assert_eq!(close.strategy, Strategy::Slice, "hardly faster");
     }
 
     #[test]

@@ -116,7 +116,14 @@ struct Files<'d> {
 impl Files<'_> {
     fn write(&mut self, name: &str, text: &str) -> Result<()> {
         let path = self.directory.join(name);
-        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        // Under its own name it is whole, also when the disk fills up meanwhile.
+        let unfinished = self.directory.join(format!(".{name}.unfinished"));
+        let written = std::fs::write(&unfinished, text);
+        let named = written.and_then(|()| std::fs::rename(&unfinished, &path));
+        if named.is_err() {
+            let _ = std::fs::remove_file(&unfinished);
+        }
+        named.with_context(|| format!("cannot write {}", path.display()))?;
         self.written.push(name.to_owned());
         Ok(())
     }

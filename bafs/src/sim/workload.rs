@@ -5,8 +5,8 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, bail};
 use bafs_sched::io::journal;
 use bafs_sched::past::{self, Past, Site};
-use bafs_sched::planner::{Advice, Canonical, Environment, RESTART_S, Shape};
-use bafs_sched::sim::{Load, Measured, advise, workflow_of};
+use bafs_sched::planner::{Advice, Canonical, Environment, Plan, RESTART_S, Shape};
+use bafs_sched::sim::{Doubt, Doubts, Load, Measured, advise, decide, workflow_of};
 use bafs_sched::workflow::{JobIndex, Volume, VolumeKind, Workflow, parse_duration};
 use serde::Serialize;
 
@@ -116,6 +116,17 @@ impl Workload {
         }
     }
 
+    /// Simulates candidates of a plan where the model cannot tell, as `bafs plan` does.
+    pub(super) fn decide(&self, plan: &mut Plan, environment: &Environment) -> Result<Doubts> {
+        let doubt = match Canonical::recognise(&self.workflow, self.shape.variability) {
+            Ok(_) => Doubt::Ties,
+            Err(_) => Doubt::All,
+        };
+        let work = (self.workflow.jobs.len() as u64, || self.workflow.clone());
+        let doubts = decide(plan, doubt, work, environment, &self.load);
+        doubts.map_err(|stuck| anyhow!("the simulation of a candidate: {stuck}"))
+    }
+
     /// What a scheduler that plans by itself is told before it begins.
     pub(super) fn advice(&self, environment: &Environment) -> Result<Option<Advice>> {
         let advice = advise(
@@ -156,7 +167,7 @@ impl Workload {
         if let Some(text) = &args.failures {
             environment.mtbf_s = Some(mtbf(text)?);
         }
-        self.check_processors(&environment)?;
+        self.check_processors(args, &environment)?;
         let checked = environment.checked();
         let environment =
             checked.map_err(|error| anyhow!("the nodes and links: {}", error.message))?;
@@ -180,12 +191,13 @@ impl Workload {
     }
 
     /// Refuses jobs that fit on no node, of a table with the line.
-    fn check_processors(&self, environment: &Environment) -> Result<()> {
+    fn check_processors(&self, args: &SimArgs, environment: &Environment) -> Result<()> {
         let Some((at, why)) = plan::too_wide(&self.workflow, environment) else {
             return Ok(());
         };
-        match self.lines.get(at) {
-            Some(line) => bail!("line {line} of the past jobs: {why}"),
+        let file = args.from_slurm.as_ref().or(args.from_csv.as_ref());
+        match self.lines.get(at).zip(file) {
+            Some((line, file)) => bail!("{}: line {line}: {why}", file.display()),
             None => bail!(why),
         }
     }
@@ -263,6 +275,9 @@ fn variability(measured: &Measured) -> f64 {
 }
 
 fn mtbf(text: &str) -> Result<u64> {
+    if text.trim().ends_with(|last: char| last.is_ascii_digit()) {
+        bail!("--failures {text} has no unit; write it with s, min, h or d, such as 12h");
+    }
     match parse_duration(text) {
         Ok(0) => bail!("--failures is zero: nothing would ever be done"),
         Ok(seconds) => Ok(seconds),
@@ -300,8 +315,8 @@ mod tests {
             panic!("another command");
         };
         let refused = Workload::of(&args).unwrap().environment(&args).unwrap_err();
-        let expected = "line 4 of the past jobs: job 'b' needs 2 processors";
-        assert!(refused.to_string().starts_with(expected), "{refused}");
+        let expected = format!("{path}: line 4: job 'b' needs 2 processors");
+        assert!(refused.to_string().starts_with(&expected), "{refused}");
     }
 
     #[test]
