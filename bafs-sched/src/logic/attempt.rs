@@ -435,7 +435,7 @@ impl Scheduler {
         }
         // An appliance only stores: its volumes are mounted from elsewhere. So are those of a node
         // that cannot run this job, or refused it room.
-        let no_room_on = &self.graph.job(job).no_room_on;
+        let no_room_on = &self.graph.job(job).troubles.no_room_on;
         let can_run =
             |server: &ServerId| !no_room_on.contains(server) && self.could_run(job, *server, need);
         let binding = home.map(|(_, server)| server).filter(can_run);
@@ -472,8 +472,8 @@ impl Scheduler {
         let (node, slots) = (self.graph.job(job), self.slots_of(job));
         let seen = self.fleet.get(server).map(|node| &node.seen);
         seen.is_some_and(|seen| seen.slots >= slots)
-            && !node.refused_by.contains(&server)
-            && !node.avoids(server)
+            && !node.troubles.refused_by.contains(&server)
+            && !node.troubles.avoids(server)
             && self.can_ever_hold(job, server, need)
     }
 

@@ -154,7 +154,7 @@ impl Scheduler {
 
     /// Whether a home did not answer when a job needed it last.
     fn is_homeless(&self, job: JobIndex) -> bool {
-        self.graph.job(job).environment.away.is_some()
+        self.graph.job(job).troubles.environment.away.is_some()
     }
 
     /// Whether nothing is under way that could change what is possible.
@@ -264,9 +264,9 @@ impl Scheduler {
     fn describe_blockade(&self, job: Option<JobIndex>) -> String {
         let name = job.map_or("", |job| self.graph.workflow.job(job).name.as_str());
         if let Some(job) = job
-            && !self.graph.job(job).refused_by.is_empty()
+            && !self.graph.job(job).troubles.refused_by.is_empty()
         {
-            let refused_by = self.graph.job(job).refused_by.iter();
+            let refused_by = self.graph.job(job).troubles.refused_by.iter();
             let nodes: Vec<String> = refused_by.map(|server| self.fleet.name(*server)).collect();
             return format!(
                 "job '{name}' cannot start: {} cannot run it, and no other node has room; add a \

@@ -12,10 +12,11 @@ use super::attempt::Stage;
 use super::declared::Warning;
 use super::fleet::Node;
 use super::full_disk::Finder;
-use super::graph::{Away, JobState};
+use super::graph::JobState;
 use super::progress::JobFailure;
 use super::scheduler::Scheduler;
 use super::timers::Timer;
+use super::troubles::Away;
 use super::volumes::State;
 use crate::workflow::{JobIndex, VolumeIndex};
 
@@ -79,14 +80,16 @@ impl Scheduler {
     /// The attempt failed by the job's own fault: it is tried again as often as declared.
     pub(super) fn own_fault(&mut self, job: JobIndex, reason: String, output_tail: String) {
         if let Some(server) = self.attempts.get(&job).map(|attempt| attempt.server) {
-            self.graph.job_mut(job).failed_on.insert(server);
+            self.graph.job_mut(job).troubles.failed_on.insert(server);
         }
-        self.graph.job_mut(job).killed.clear();
+        self.graph.job_mut(job).troubles.killed.clear();
         self.abandon_attempt(job);
         if self.count_own_fault(job) {
             self.fail(job, reason, output_tail);
         } else {
-            let pause_ms = self.settings.pause_ms(self.graph.job(job).own_faults);
+            let pause_ms = self
+                .settings
+                .pause_ms(self.graph.job(job).troubles.own_faults);
             self.settle(job, pause_ms);
         }
     }
@@ -95,14 +98,14 @@ impl Scheduler {
     pub(super) fn count_own_fault(&mut self, job: JobIndex) -> bool {
         let retries = self.graph.workflow.job(job).retries;
         let node = self.graph.job_mut(job);
-        node.own_faults = node.own_faults.saturating_add(1);
-        node.own_faults > retries
+        node.troubles.own_faults = node.troubles.own_faults.saturating_add(1);
+        node.troubles.own_faults > retries
     }
 
     /// The agent reported that the environment failed.
     pub(super) fn environment_ended(&mut self, job: JobIndex, error: &Error, tail: String) {
         // Its node is there to report it.
-        self.graph.job_mut(job).killed.clear();
+        self.graph.job_mut(job).troubles.killed.clear();
         if error.code == ErrorCode::SourceChanged {
             self.abandon_attempt(job);
             let reason = format!("the source of a cache changed while the workflow ran: {error}");
@@ -142,10 +145,10 @@ impl Scheduler {
         };
         self.abandon_attempt(job);
         let slots = self.slots_of(job);
-        let refused_by = &mut self.graph.job_mut(job).refused_by;
+        let refused_by = &mut self.graph.job_mut(job).troubles.refused_by;
         refused_by.insert(server);
         let is_common = refused_by.len() >= REFUSALS_MAX;
-        let refused_by = &self.graph.job(job).refused_by;
+        let refused_by = &self.graph.job(job).troubles.refused_by;
         let is_other =
             |(id, node): (_, &Node)| !refused_by.contains(&id) && node.seen.slots >= slots;
         let is_last = !self.fleet.live().any(is_other);
@@ -163,7 +166,13 @@ impl Scheduler {
             return;
         };
         self.fleet.update(server, |node| node.is_unfit = true);
-        let faults = self.graph.job(job).environment.count.saturating_add(1);
+        let faults = self
+            .graph
+            .job(job)
+            .troubles
+            .environment
+            .count
+            .saturating_add(1);
         if self.fleet.is_any_fit() {
             self.environment_fault(job, &error.to_string());
             self.set_aside(server, self.settings.aside_ms);
@@ -171,7 +180,7 @@ impl Scheduler {
             self.environment_fault(job, &error.to_string());
         } else {
             self.abandon_attempt(job);
-            self.graph.job_mut(job).environment.count = faults;
+            self.graph.job_mut(job).troubles.environment.count = faults;
             let name = self.fleet.name(server);
             let reason = format!("no node can run it; node {name} says: {error}");
             self.fail(job, reason, String::new());
@@ -239,28 +248,28 @@ impl Scheduler {
     /// tried first: what is wrong there may be told by nobody else.
     fn avoid_after_two(&mut self, job: JobIndex, server: ServerId, cause: Cause) {
         let node = self.graph.job_mut(job);
-        if node.environment.last_on.replace(server) != Some(server) {
+        if node.troubles.environment.last_on.replace(server) != Some(server) {
             return;
         }
         if cause == Cause::Home {
             // All others may reach it no more than this one, for long.
-            node.faulted_on.clear();
+            node.troubles.faulted_on.clear();
         }
-        node.faulted_on.insert(server);
+        node.troubles.faulted_on.insert(server);
     }
 
     /// A home was away when a job needed it: for as long as results wait for it that does not count
     /// against the job. Answers how often in a row it was so; nothing when it is too long.
     fn wait_for_home(&mut self, job: JobIndex, fault: &str) -> Option<u32> {
         let now = self.now;
-        let known = self.graph.job(job).environment.away;
+        let known = self.graph.job(job).troubles.environment.away;
         let known = known.filter(|away| now.ms_since(away.last) < FORGET_MS);
         let away = Away {
             tries: known.map_or(0, |away| away.tries).saturating_add(1),
             since: known.map_or(now, |away| away.since),
             last: now,
         };
-        self.graph.job_mut(job).environment.away = Some(away);
+        self.graph.job_mut(job).troubles.environment.away = Some(away);
         let waited_ms = now.ms_since(away.since);
         self.tell_of_home(job, waited_ms, fault);
         (waited_ms < self.settings.extract_wait_ms).then_some(away.tries)
@@ -270,7 +279,7 @@ impl Scheduler {
     pub(super) fn try_again(&mut self, job: JobIndex, faults: u32, pause_ms: u64, fault: &str) {
         let (max, all) = (
             self.settings.environment_faults_max,
-            self.graph.job(job).environment.all,
+            self.graph.job(job).troubles.environment.all,
         );
         // Of attempts that last an hour each failure forgets the one before.
         let is_endless = all >= max.saturating_mul(ALL_FAULTS_FACTOR);
@@ -290,7 +299,7 @@ impl Scheduler {
     /// one is forgotten: of a job that takes days many nodes may go.
     pub(super) fn count_environment_fault(&mut self, job: JobIndex) -> u32 {
         let now = self.now;
-        let faults = &mut self.graph.job_mut(job).environment;
+        let faults = &mut self.graph.job_mut(job).troubles.environment;
         let hours = now.ms_since(faults.last) / FORGET_MS;
         let hours = u32::try_from(hours).unwrap_or(u32::MAX);
         faults.count = faults.count.saturating_sub(hours).saturating_add(1);
@@ -303,13 +312,19 @@ impl Scheduler {
     /// blame.
     pub(super) fn blame_nodes(&mut self, job: JobIndex) {
         let node = self.graph.job_mut(job);
-        node.killed.clear();
-        node.faulted_on.clear();
-        node.full_on.clear();
-        node.no_room_on.clear();
-        (node.environment.last_on, node.environment.away) = (None, None);
+        if !node.troubles.are_any() {
+            return;
+        }
+        node.troubles.killed.clear();
+        node.troubles.faulted_on.clear();
+        node.troubles.full_on.clear();
+        node.troubles.no_room_on.clear();
+        (
+            node.troubles.environment.last_on,
+            node.troubles.environment.away,
+        ) = (None, None);
         let here = self.graph.job(job).last_server;
-        for server in std::mem::take(&mut self.graph.job_mut(job).failed_on) {
+        for server in std::mem::take(&mut self.graph.job_mut(job).troubles.failed_on) {
             if Some(server) != here && self.fleet.blame(server, self.settings.node_faults_max) {
                 self.suspect(server);
                 self.tell_aside(server, "fails jobs that succeed on other nodes");
@@ -344,9 +359,9 @@ impl Scheduler {
                 self.nodes_gone += 1;
             }
             self.last_gone = Some((server, self.now));
-            self.graph.job_mut(job).killed.push(server);
+            self.graph.job_mut(job).troubles.killed.push(server);
         }
-        let killed = &self.graph.job(job).killed;
+        let killed = &self.graph.job(job).troubles.killed;
         // Where all jobs run on one node, its losses tell nothing of any of them.
         let is_one_node = killed.iter().all(|gone| Some(gone) == killed.first());
         // Each loss without it asks for one more with it.

@@ -109,7 +109,7 @@ impl Scheduler {
         }
         let Refusal { volume, disk } = self.refused_by_disk(job, report)?;
         let server = self.node_of(job, volume)?;
-        let times = self.graph.job(job).environment.full_disks;
+        let times = self.graph.job(job).troubles.environment.full_disks;
         if disk.is_none() && times >= FULL_DISKS_MAX {
             return None;
         }
@@ -203,9 +203,9 @@ impl Scheduler {
         let times = self.note_full(server, why, Finder::Writer);
         let stays = self.leave_full_disk(job, server);
         let node = self.graph.job_mut(job);
-        node.environment.full_disks += 1;
+        node.troubles.environment.full_disks += 1;
         if ran_on == server && !stays {
-            node.full_on.insert(server);
+            node.troubles.full_on.insert(server);
         }
         if times <= PASSING_MAX {
             let name = &self.graph.workflow.job(job).name;
@@ -237,7 +237,7 @@ impl Scheduler {
     pub(super) fn lacks_room(&mut self, job: JobIndex, server: ServerId, fault: &str) {
         self.abandon_attempt(job);
         if !self.leave_full_disk(job, server) {
-            self.graph.job_mut(job).no_room_on.insert(server);
+            self.graph.job_mut(job).troubles.no_room_on.insert(server);
         }
         self.tell_full(server, fault);
         self.settle(job, 0);
@@ -382,7 +382,7 @@ impl Scheduler {
         let mut nodes: Vec<ServerId> = Vec::new();
         for &job in waiting {
             let (need, slots) = (self.need_of(job), self.slots_of(job));
-            let refused_by = &self.graph.job(job).refused_by;
+            let refused_by = &self.graph.job(job).troubles.refused_by;
             let able = self.fleet.live().filter(|(id, node)| {
                 node.seen.slots >= slots
                     && !refused_by.contains(id)

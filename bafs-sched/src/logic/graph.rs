@@ -1,22 +1,20 @@
 //! Jobs and volumes of the workflow with what is left of each. Knows no servers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use bafs_proto::ids::ServerId;
-use bafs_proto::time::Time;
 use serde::Serialize;
 
 use super::batch::BatchSets;
 use super::course::Courses;
 use super::crossings::Crossings;
 use super::followers::followers;
+use super::mounted::{Mounted, Mounts};
 use super::standing::{Counted, Standing};
 use super::surveys::Changed;
 use super::tally::Tally;
+use super::troubles::Troubles;
 use crate::workflow::{Job, JobIndex, VolumeIndex, VolumeKind, Workflow};
-
-/// So few mounts of a job are compared with each other.
-const MOUNTS_FEW: usize = 16;
 
 /// Where a job is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -60,32 +58,6 @@ impl JobState {
     }
 }
 
-/// Failures of the environment of a job.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(super) struct EnvironmentFaults {
-    /// As many as are not forgotten, and when the last one was.
-    pub(super) count: u32,
-    pub(super) last: Time,
-    /// All of them.
-    pub(super) all: u32,
-    /// Those that looked like a full disk.
-    pub(super) full_disks: u32,
-    /// Where the last one was, if no success came since.
-    pub(super) last_on: Option<ServerId>,
-    /// Nothing unless a home did not answer since it last succeeded.
-    pub(super) away: Option<Away>,
-}
-
-/// Attempts that found a home away.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Away {
-    pub(super) tries: u32,
-    /// When the first of them ended.
-    pub(super) since: Time,
-    /// When the last of them ended.
-    pub(super) last: Time,
-}
-
 /// What is left of a job.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct JobNode {
@@ -94,23 +66,9 @@ pub(super) struct JobNode {
     pub(super) parents_left: u32,
     /// How long its last success kept its slots, in milliseconds.
     pub(super) took_ms: u64,
-    /// Failures by its own fault.
-    pub(super) own_faults: u32,
-    pub(super) environment: EnvironmentFaults,
     /// Where its last attempt was.
     pub(super) last_server: Option<ServerId>,
-    /// Nodes that cannot run it, however often they try.
-    pub(super) refused_by: BTreeSet<ServerId>,
-    /// Nodes on which it failed by its own fault, as it seemed.
-    pub(super) failed_on: BTreeSet<ServerId>,
-    /// Nodes on which its environment failed twice in a row.
-    pub(super) faulted_on: BTreeSet<ServerId>,
-    /// Nodes on which it met a full disk, which blames nobody.
-    pub(super) full_on: BTreeSet<ServerId>,
-    /// Nodes that refused it room for its volumes: what it reads there does not bind it to them.
-    pub(super) no_room_on: BTreeSet<ServerId>,
-    /// Nodes that were lost or restarted while it ran, one after the other.
-    pub(super) killed: Vec<ServerId>,
+    pub(super) troubles: Troubles,
 }
 
 impl JobNode {
@@ -122,29 +80,9 @@ impl JobNode {
             },
             parents_left: count(job.parents.len()),
             took_ms: 0,
-            own_faults: 0,
-            environment: EnvironmentFaults::default(),
             last_server: None,
-            refused_by: BTreeSet::new(),
-            failed_on: BTreeSet::new(),
-            faulted_on: BTreeSet::new(),
-            full_on: BTreeSet::new(),
-            no_room_on: BTreeSet::new(),
-            killed: Vec::new(),
+            troubles: Troubles::default(),
         }
-    }
-
-    /// Whether it runs there again only where it must: it failed, its environment did so twice, or
-    /// it met a full disk.
-    pub(super) fn avoids(&self, server: ServerId) -> bool {
-        let mut sets = [&self.failed_on, &self.faulted_on, &self.full_on].into_iter();
-        sets.any(|set| set.contains(&server))
-    }
-
-    /// Whether there is a node that it avoids.
-    pub(super) fn avoids_any(&self) -> bool {
-        let mut sets = [&self.failed_on, &self.faulted_on, &self.full_on].into_iter();
-        sets.any(|set| !set.is_empty())
     }
 }
 
@@ -203,6 +141,7 @@ pub(super) struct Totals {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Graph {
     pub(super) workflow: Workflow,
+    mounts: Mounts,
     jobs: Vec<JobNode>,
     volumes: Vec<VolumeNode>,
     pub(super) totals: Totals,
@@ -274,6 +213,7 @@ impl Graph {
         let sibling = siblings(&pipeline);
         let standing = vec![Standing::default(); jobs.len()];
         let mut graph = Self {
+            mounts: Mounts::new(&workflow),
             workflow,
             jobs,
             volumes,
@@ -413,29 +353,10 @@ impl Graph {
     }
 
     /// The volumes of a job, each once, with whether the job may write them.
-    pub(super) fn mounted(&self, job: JobIndex) -> Vec<(VolumeIndex, bool)> {
-        let mounts = &self.workflow.job(job).mounts;
-        self.tally.add(mounts.len() as u64);
-        let mut volumes: Vec<(VolumeIndex, bool)> = Vec::with_capacity(mounts.len());
-        // Of the many of a job that gathers from all others nobody is looked for one by one.
-        let mut known = BTreeMap::new();
-        for mount in mounts {
-            let at = match mounts.len() <= MOUNTS_FEW {
-                true => volumes
-                    .iter()
-                    .position(|(volume, _)| *volume == mount.volume),
-                false => {
-                    let next = volumes.len();
-                    let at = *known.entry(mount.volume).or_insert(next);
-                    (at < next).then_some(at)
-                }
-            };
-            match at {
-                Some(at) => volumes[at].1 |= mount.writable,
-                None => volumes.push((mount.volume, mount.writable)),
-            }
-        }
-        volumes
+    pub(super) fn mounted(&self, job: JobIndex) -> Mounted {
+        let mounted = self.mounts.of(job);
+        self.tally.add(mounted.len() as u64);
+        mounted
     }
 
     /// Whether every job has nothing left to do.
@@ -629,31 +550,4 @@ pub(super) fn adjust(count: &mut u32, before: bool, after: bool) {
 
 fn count(length: usize) -> u32 {
     u32::try_from(length).expect("the workflow's own indexes have 32 bits")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::workflow::parse_workflow;
-
-    /// Volumes that a job mounts at several paths count once, in the order of their first mounts,
-    /// however many there are.
-    #[test]
-    fn each_volume_of_a_job_counts_once_and_may_be_written_if_one_mount_may() {
-        for count in [3, 40] {
-            let mut text = String::from("job j {\nexecutable = x\n}\n");
-            for volume in 0..count {
-                text += &format!(
-                    "volume v{volume} scratch 1 MB from bafs://h/v\n\
-                     mount v{volume} j /a{volume:02} ro\n"
-                );
-            }
-            text += "mount v1 j /again\nmount v2 j /more ro\n";
-            let none = |_: &str| Err("no files".to_owned());
-            let parsed = parse_workflow("w.bafs", &text, &none).expect("it parses");
-            let mounted = Graph::new(parsed.workflow).mounted(JobIndex(0));
-            let expected = (0..count).map(|volume| (VolumeIndex(volume), volume == 1));
-            assert_eq!(mounted, expected.collect::<Vec<_>>());
-        }
-    }
 }

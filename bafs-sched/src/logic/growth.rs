@@ -56,9 +56,10 @@ impl Scheduler {
         if self.settings.is_private_at_home() {
             return Vec::new();
         }
-        let mut written = self.graph.mounted(job);
-        written.retain(|(volume, writable)| *writable && !self.graph.volume(*volume).is_cache);
-        written.into_iter().map(|(volume, _)| volume).collect()
+        let mounted = self.graph.mounted(job).into_iter();
+        let written = mounted
+            .filter(|(volume, is_writable)| *is_writable && !self.graph.volume(*volume).is_cache);
+        written.map(|(volume, _)| volume).collect()
     }
 
     /// A job found no space. The first time its volumes are made larger, and it runs again;

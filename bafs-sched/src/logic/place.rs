@@ -88,7 +88,7 @@ impl Scheduler {
             // A job that waits for another writer, for its pipeline's turn, or for other nodes than
             // those where it failed, says nothing of its like.
             let node = self.graph.job(key.job);
-            let is_choosy = node.avoids_any() || !node.refused_by.is_empty();
+            let is_choosy = node.troubles.avoids_any() || !node.troubles.refused_by.is_empty();
             let is_telling = self.may_start(key.job) && !self.is_held_back && !is_choosy;
             tried = Some(if is_telling { key.last_alike() } else { key });
         }
@@ -135,7 +135,8 @@ impl Scheduler {
         let of_job = self.graph.job(job);
         let (mut known, mut unlike) = (BTreeSet::new(), Vec::new());
         for (server, node) in self.fleet.live() {
-            let is_told = of_job.refused_by.contains(&server) || of_job.avoids(server);
+            let is_told =
+                of_job.troubles.refused_by.contains(&server) || of_job.troubles.avoids(server);
             let is_bare = node.busy == 0 && node.limit.is_none() && !self.volumes.has_any(server);
             let (space, slots) = (self.fleet.available(server), node.slots());
             let kind = (&node.seen.group, space, slots, node.takes_work());
@@ -167,7 +168,7 @@ impl Scheduler {
     /// others: where it succeeds tells whose fault it was.
     fn without_failed(&self, job: JobIndex, candidates: &[ServerId], care: Care) -> Vec<ServerId> {
         let of_job = self.graph.job(job);
-        if !of_job.avoids_any() || care != Care::Safe {
+        if !of_job.troubles.avoids_any() || care != Care::Safe {
             return candidates.to_vec();
         }
         let need = self.need_of(job);
@@ -177,7 +178,9 @@ impl Scheduler {
         if !self.fleet.live().any(is_other) {
             return candidates.to_vec();
         }
-        let kept = candidates.iter().filter(|server| !of_job.avoids(**server));
+        let kept = candidates
+            .iter()
+            .filter(|server| !of_job.troubles.avoids(**server));
         kept.copied().collect()
     }
 
@@ -196,7 +199,7 @@ impl Scheduler {
         let mut is_crowded = false;
         for &spill in spills {
             for &server in &candidates {
-                let is_refused = self.graph.job(job).refused_by.contains(&server);
+                let is_refused = self.graph.job(job).troubles.refused_by.contains(&server);
                 let has_slots = self.fleet.free_slots(server) >= self.slots_of(job);
                 if is_refused || !has_slots || self.begins_over(job, server) {
                     continue;
