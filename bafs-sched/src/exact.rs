@@ -31,7 +31,8 @@ pub(crate) fn exponential(x: f64) -> f64 {
         return 0.0;
     }
     // e^x = 2^n · e^r with r at most half of ln 2 from zero.
-    let n = (x / LN_2 - 0.5) as i64;
+    debug_assert!(x < 709.0, "{x} is beyond the largest number");
+    let n = (x / LN_2).round() as i64;
     let r = x - n as f64 * LN_2;
     let sum = (1..=EXPONENTIAL_TERMS)
         .rev()

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::{Result, anyhow, bail};
 use bafs_sched::logic::Order;
-use bafs_sched::planner::{Candidate, Canonical, Environment, Shortage, Strategy, plan};
+use bafs_sched::planner::{Candidate, Canonical, Choice, Environment, Shortage, Strategy, plan};
 use bafs_sched::sim::{Policy, Run, Scenario, Simulation, Stuck};
 use serde::Serialize;
 
@@ -47,6 +47,7 @@ pub(crate) fn run(args: &SimArgs, output: Output) -> Result<()> {
         environment: &environment,
         seed: args.seed,
         chosen,
+        planned,
         before: workload.before.as_ref(),
         rows: &rows,
         endless: &endless,
@@ -56,8 +57,12 @@ pub(crate) fn run(args: &SimArgs, output: Output) -> Result<()> {
         text = told(before)?;
     }
     text.push_str(&table(&rows, &endless, chosen)?);
-    if let Some(choice) = planned {
-        write!(text, "\nas planned: {}: {}", choice.strategy, choice.reason)?;
+    match (planned, &plan.refusal) {
+        (Some(choice), _) => {
+            write!(text, "\nas planned: {}: {}", choice.strategy, choice.reason)?;
+        }
+        (None, Some(why)) if is_planned => write!(text, "\nnothing is planned: {why}")?,
+        _ => {}
     }
     output.say(&text, &shown)?;
     if let Some(directory) = &args.plot {
@@ -106,6 +111,8 @@ struct Shown<'s> {
     seed: u64,
     /// What the planner chooses by its model alone.
     chosen: Option<Strategy>,
+    /// What `bafs plan` chooses, where no policy was asked for.
+    planned: Option<&'s Choice>,
     /// How it really went.
     before: Option<&'s Before>,
     rows: &'s [Row],

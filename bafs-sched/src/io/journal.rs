@@ -41,7 +41,8 @@ use crate::workflow::Workflow;
 /// asks for what has begun where it leaves others nothing (2026-11). 17 = a core that plans with
 /// nodes that failed and will be back, and counts what running jobs computed (2026-11). 18 = a core
 /// that waits for homes, leaves a node after two faults, and keeps scratch volumes out of groups
-/// that need their room (2026-11).
+/// that need their room (2026-11). 19 = a core that keeps to what was simulated while nodes come
+/// and leave, and plans less often; advice names the nodes of several times (2026-11).
 pub const MAGIC: &[u8] = b"bafs-journal 19\n";
 
 /// How often, and with which pause, a journal is tried that somebody has open.

@@ -81,6 +81,8 @@ pub(super) struct Guided {
     /// For each job the first one of its pipeline, as the planner counts them.
     pipeline: Arc<[u32]>,
     followed: Vec<Followed>,
+    /// Whether the present rules are those that were simulated as the best.
+    has_simulated_rules: bool,
     asked: Option<Asked>,
     pub(super) computing: Computing,
     pub(super) lost_nodes: LostNodes,
@@ -140,6 +142,7 @@ impl Guided {
             shape,
             pipeline: workflow.connected().into(),
             followed: Vec::new(),
+            has_simulated_rules: false,
             asked: None,
             lost_nodes: LostNodes::default(),
         }
@@ -173,7 +176,8 @@ impl Scheduler {
         let Some(asked) = guided.asked else {
             return self.ask(done);
         };
-        if self.has_learned_sizes(asked.sizes) {
+        let sizes = (self.sizes.learned.len(), self.sizes.kinds.len());
+        if is_much_learned(asked.sizes, sizes.0, sizes.1) {
             return self.ask(done);
         }
         let progress = done.saturating_sub(asked.done) * 1_000;
@@ -184,14 +188,6 @@ impl Scheduler {
         if is_much_done || is_contradicted || self.note_nodes(asked) {
             self.ask(done);
         }
-    }
-
-    /// Whether much more sizes are known than so many: each question looks at the whole workflow.
-    fn has_learned_sizes(&self, before: usize) -> bool {
-        let (learned, kinds) = (self.sizes.learned.len(), self.sizes.kinds.len());
-        let news = learned.saturating_sub(before);
-        let is_much = news as u64 * 1_000 >= kinds as u64 * PROGRESS_PERMILLE;
-        news > 0 && (is_much || learned >= 2 * before || learned == kinds)
     }
 
     /// Expects from now on what was measured, where that contradicts what was expected; answers
@@ -295,17 +291,27 @@ impl Scheduler {
             // The model knows no time for what is left of it.
             Some(Strategy::Need) if left.is_advised(Strategy::Need) => return,
             // Nor how much of what a failure costs is hidden behind other pipelines, nor that other
-            // nodes are to come, or leave. That was simulated, to the end, by the present rules.
-            Some(present) if left.is_as_simulated_blindly(present) => return,
+            // nodes are to come, or leave. That was simulated, to the end.
+            Some(present) if left.is_as_simulated_blindly(present) => {
+                if guided.has_simulated_rules && self.sizes.learned.is_empty() {
+                    return;
+                }
+                (Some(present), String::new())
+            }
             Some(present) => left.next(present),
         };
+        let is_advised = strategy.is_some_and(|strategy| left.is_advised(strategy));
+        let has_simulated_rules = is_advised && left.is_as_simulated;
         let is_new = guided.followed.last().map(|last| last.strategy) != Some(strategy);
-        if let (true, Some(guided)) = (is_new, &mut self.guided) {
-            guided.followed.push(Followed {
-                at: self.now,
-                strategy,
-                reason,
-            });
+        if let Some(guided) = &mut self.guided {
+            guided.has_simulated_rules = has_simulated_rules;
+            if is_new {
+                guided.followed.push(Followed {
+                    at: self.now,
+                    strategy,
+                    reason,
+                });
+            }
         }
         // Also a strategy that is kept has other numbers on other nodes.
         let rules = strategy.and_then(|strategy| {
@@ -395,6 +401,14 @@ impl Scheduler {
     }
 }
 
+/// Whether many more sizes are known than before, of so many: each question looks at the whole
+/// workflow.
+fn is_much_learned(before: usize, learned: usize, all: usize) -> bool {
+    let news = learned.saturating_sub(before);
+    let is_much = news as u64 * 1_000 >= all as u64 * PROGRESS_PERMILLE;
+    news > 0 && (is_much || learned >= 2 * before || learned == all)
+}
+
 /// What is left to do, where, and what is known of it.
 struct Left<'l> {
     shape: &'l Shape,
@@ -412,10 +426,12 @@ impl Left<'_> {
     }
 
     /// Whether the strategy does what was simulated as the best, with what the model is blind to.
+    /// Where nodes leave it came to its end though it was not possible as bytes tell any more.
     fn is_as_simulated_blindly(&self, strategy: Strategy) -> bool {
-        let is_changing = |advice: &Advice| advice.is_of_changing_nodes();
-        let is_blind = self.environment.mtbf_s.is_some() || self.advice.is_some_and(is_changing);
-        is_blind && self.is_as_simulated && self.is_advised(strategy) && self.is_possible(strategy)
+        let is_changing = self.advice.is_some_and(Advice::is_of_changing_nodes);
+        let is_failing = self.environment.mtbf_s.is_some();
+        let is_blind = is_changing || is_failing && self.is_possible(strategy);
+        is_blind && self.is_as_simulated && self.is_advised(strategy)
     }
 
     /// Whether what is left fits in so; what has begun holds its data beside what follows.
@@ -606,6 +622,16 @@ mod tests {
         assert_eq!(scheduler.processors_and_bytes().0, 1);
         let guide = scheduler.guided.as_ref().unwrap().guide.clone();
         assert_eq!(scheduler.environment(&guide).cpus(), 1);
+    }
+
+    #[test]
+    fn not_each_of_many_sizes_that_are_measured_is_reason_to_plan_again() {
+        assert!(is_much_learned(0, 1, 10_000), "the first one");
+        assert!(!is_much_learned(1_000, 1_001, 10_000));
+        assert!(is_much_learned(1_000, 1_630, 10_000));
+        assert!(is_much_learned(9_999, 10_000, 10_000), "the last one");
+        assert!(is_much_learned(3, 4, 10), "of few each one");
+        assert!(!is_much_learned(4, 4, 10));
     }
 
     /// What is held of a volume of unknown size when a node is there.

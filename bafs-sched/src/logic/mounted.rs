@@ -36,7 +36,7 @@ impl Mounts {
         let (mut all, mut ends) = (Vec::new(), Vec::with_capacity(workflow.jobs.len()));
         for job in &workflow.jobs {
             add(&mut all, job);
-            ends.push(u32::try_from(all.len()).unwrap_or(u32::MAX));
+            ends.push(u32::try_from(all.len()).expect("a workflow has fewer mounts"));
         }
         let all = all.into();
         Self { all, ends }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use super::rates::{done, home_rate, node_rates};
 use super::{Past, PastError, Site};
 use crate::io::journal::History;
-use crate::logic::{Io, Outcome, Scheduler, Settings};
+use crate::logic::{Io, Outcome, Scheduler, Settings, Space};
 use crate::planner::NodeClass;
 use crate::report::{JobSummary, Ledger};
 use crate::sim::{JobLoad, Measured, MountLoad};
@@ -272,7 +272,7 @@ fn site(timeline: &Timeline, uses: &Uses<'_>, measured: &Measured, settings: &Se
     for group in &groups {
         let part = match groups.len() {
             1 => Cow::Borrowed(timeline),
-            _ => Cow::Owned(of_group(timeline, group)),
+            _ => Cow::Owned(of_group(timeline, uses.workflow, group)),
         };
         let home_bytes_per_s = home_rate(&part, uses, measured);
         let rates = node_rates(&part, uses, home_bytes_per_s);
@@ -295,11 +295,10 @@ fn site(timeline: &Timeline, uses: &Uses<'_>, measured: &Measured, settings: &Se
     }
 }
 
-/// What happened on the nodes of one group. Which node sent a file home is not known.
-fn of_group(timeline: &Timeline, group: &str) -> Timeline {
+/// What happened on the nodes of one group, and what came and went from there.
+fn of_group(timeline: &Timeline, workflow: &Workflow, group: &str) -> Timeline {
     let mut part = timeline.clone();
     part.nodes.retain(|node| node.group == group);
-    part.sendings.clear();
     let servers: BTreeSet<ServerId> = part.nodes.iter().map(|node| node.server).collect();
     part.executions.retain(|it| servers.contains(&it.server));
     let mut place = BTreeMap::new();
@@ -309,34 +308,63 @@ fn of_group(timeline: &Timeline, group: &str) -> Timeline {
     for (at, making) in timeline.volumes.iter().enumerate() {
         if servers.contains(&making.server) || mounted.contains(&at) {
             place.insert(at, part.volumes.len());
-            part.volumes.push(making.clone());
+            let mut making = making.clone();
+            // What jobs here mount elsewhere was not filled by the link of this group.
+            making.is_filled &= servers.contains(&making.server);
+            part.volumes.push(making);
         }
     }
+    let here = part
+        .volumes
+        .iter()
+        .filter(|it| servers.contains(&it.server));
+    let here: BTreeSet<VolumeIndex> = here.map(|it| it.volume).collect();
+    part.sendings.retain(|sending| {
+        let extract = workflow.extracts.get(sending.index as usize);
+        extract.is_some_and(|extract| here.contains(&extract.volume))
+    });
     for mount in part.executions.iter_mut().flat_map(|it| &mut it.mounts) {
         *mount = place[mount];
     }
     part
 }
 
-/// Nodes of one group, equal ones together, with the space that others left them.
+/// Nodes of one group, equal ones together, with the space that others left them on average.
 fn classes(timeline: &Timeline, settings: &Settings) -> Vec<NodeClass> {
-    let mut lives: BTreeMap<(u32, u64, u64), Vec<(u64, u64)>> = BTreeMap::new();
+    let mut kinds: BTreeMap<(u32, u64), Alike> = BTreeMap::new();
     for node in &timeline.nodes {
-        let kind = (node.slots, node.free.bytes, node.free.files);
-        let alike = lives.entry(kind).or_default();
+        let alike = kinds.entry((node.slots, node.capacity_bytes)).or_default();
+        alike.free.push(node.free);
         // It was dead for a while before it was given up: its successor may have come by then.
         let unnoticed_ms = settings.lost_after_ms.saturating_add(LISTED_MS);
         let until =
             |until: Option<u64>| until.map_or(u64::MAX, |ms| ms.saturating_sub(unnoticed_ms));
         let present = node.present.iter();
-        alike.extend(present.map(|(from, to)| (*from, until(*to).max(*from))));
+        let lives = present.map(|(from, to)| (*from, until(*to).max(*from)));
+        alike.lives.extend(lives);
     }
-    let class = |((slots, bytes, files), lives)| NodeClass {
-        has_hash_skew: true,
-        files,
-        ..NodeClass::new(most_at_once(lives), slots, bytes)
+    let class = |((slots, _), alike): ((u32, u64), Alike)| {
+        let mean = |of: fn(&Space) -> u64| {
+            let all: u128 = alike.free.iter().map(|free| u128::from(of(free))).sum();
+            (all / alike.free.len().max(1) as u128) as u64
+        };
+        let (bytes, files) = (mean(|free| free.bytes), mean(|free| free.files));
+        NodeClass {
+            has_hash_skew: true,
+            files,
+            ..NodeClass::new(most_at_once(alike.lives), slots, bytes)
+        }
     };
-    lives.into_iter().map(class).collect()
+    kinds.into_iter().map(class).collect()
+}
+
+/// Nodes of one kind.
+#[derive(Default)]
+struct Alike {
+    /// From when to when each was there, in milliseconds.
+    lives: Vec<(u64, u64)>,
+    /// What others left of each.
+    free: Vec<Space>,
 }
 
 /// How many of these nodes were there at once, at most.
@@ -362,7 +390,8 @@ mod tests {
 
     use super::*;
     use crate::io::journal::Header;
-    use crate::logic::{Event, NodeSeen, Space};
+    use crate::logic::{Event, NodeSeen};
+    use crate::timeline::{Fate, Holding, Making, Sending};
 
     #[test]
     fn who_came_in_the_place_of_others_is_not_counted_beside_them() {
@@ -374,51 +403,104 @@ mod tests {
         assert_eq!(most_at_once(Vec::new()), 0);
     }
 
-    /// Two nodes of two groups; of one others hold more than half.
-    fn two_groups() -> Timeline {
+    /// Three nodes of two groups, whose volumes and files home are told below; of one others hold
+    /// more than half.
+    fn two_groups() -> (Workflow, Timeline) {
         let none = |_: &str| Err("no files".to_owned());
-        let text = "job a {\nexecutable = x\n}\njob b {\nexecutable = x\n}\n\
-                    volume v cache bafs://home/v 9 MB\nmount v a /v\nmount v b /v\n";
+        let text = "job a {\nexecutable = x\n}\nvolume v scratch 9 MB from bafs://home/v\n\
+                    volume w scratch 9 MB\nmount v a /v\nmount w a /w\n\
+                    extract w f bafs://home/f\n";
         let workflow = crate::workflow::parse_workflow("w.bafs", text, &none);
+        let workflow = workflow.unwrap().workflow;
+        let capacity = Space {
+            bytes: 100_000_000,
+            files: 1_000,
+        };
         let node = |id: u64, group: &str, foreign: u64| NodeSeen {
             group: group.to_owned(),
             foreign: Space {
                 bytes: foreign,
                 files: 10,
             },
-            ..NodeSeen::alone(
-                ServerId(id),
-                Space {
-                    bytes: 100_000_000,
-                    files: 1_000,
-                },
-                1,
-            )
+            ..NodeSeen::alone(ServerId(id), capacity, 1)
         };
-        let seen = Event::seen(vec![node(1, "east", 0), node(2, "west", 60_000_000)]);
-        timeline(History {
+        let seen = vec![
+            node(1, "east", 0),
+            node(2, "west", 60_000_000),
+            node(3, "west", 50_000_000),
+        ];
+        let mut timeline = timeline(History {
             header: Header {
                 run: RunId(1),
-                workflow: workflow.unwrap().workflow,
+                workflow: workflow.clone(),
                 settings: Settings::default(),
             },
-            records: vec![(Time(0), seen)],
-        })
+            records: vec![(Time(0), Event::seen(seen))],
+        });
+        // A job in the west that reads what lies in the east.
+        let making = |volume: u32, server: u64| Making {
+            name: "v".to_owned(),
+            volume: VolumeIndex(volume),
+            holding: Holding::Scratch,
+            server: ServerId(server),
+            node: String::new(),
+            bytes: 9_000_000,
+            is_filled: volume == 0,
+            asked_ms: 0,
+            made_ms: Some(9),
+            gone_ms: None,
+            is_lost: false,
+        };
+        timeline.volumes = vec![making(1, 2), making(0, 1)];
+        timeline.executions = vec![Execution {
+            job: JobIndex(0),
+            server: ServerId(3),
+            node: String::new(),
+            asked_ms: 9,
+            ended_ms: Some(20),
+            fate: Fate::Done,
+            ended_how: String::new(),
+            wall_ms: 11,
+            cpu_ms: 11,
+            waited_ms: 0,
+            read_bytes: 0,
+            written_bytes: 0,
+            distinct_bytes: 0,
+            slots: 1,
+            mounts: vec![1, 0],
+        }];
+        timeline.sendings = vec![Sending {
+            index: 0,
+            target: String::new(),
+            asked_ms: 20,
+            ended_ms: Some(30),
+            bytes: Some(5),
+        }];
+        (workflow, timeline)
     }
 
     #[test]
     fn groups_are_clusters_and_what_others_hold_is_not_there() {
-        let timeline = two_groups();
-        let of = |group: &str| classes(&of_group(&timeline, group), &Settings::default());
-        let told = |group| {
-            of(group)
-                .iter()
-                .map(|it| (it.count, it.storage_bytes, it.files))
-                .collect()
+        let (workflow, timeline) = two_groups();
+        let part = |group: &str| of_group(&timeline, &workflow, group);
+        let (east, west) = (part("east"), part("west"));
+        let told = |part: &Timeline| {
+            let classes = classes(part, &Settings::default()).into_iter();
+            let told = classes.map(|it| (it.count, it.storage_bytes, it.files));
+            told.collect::<Vec<_>>()
         };
-        let (east, west): (Vec<_>, Vec<_>) = (told("east"), told("west"));
-        assert_eq!(east, vec![(1, 100_000_000, 990)]);
-        assert_eq!(west, vec![(1, 40_000_000, 990)]);
+        assert_eq!(told(&east), [(1, 100_000_000, 990)]);
+        assert_eq!(told(&west), [(2, 45_000_000, 990)], "the mean of both");
+        let filled = |part: &Timeline| part.volumes.iter().filter(|it| it.is_filled).count();
+        assert_eq!((filled(&east), filled(&west)), (1, 0));
+        assert_eq!((east.sendings.len(), west.sendings.len()), (0, 1));
+        assert_eq!((east.executions.len(), west.executions.len()), (0, 1));
+        let mounted = west.executions[0].mounts.iter();
+        let mounted = mounted.map(|at| west.volumes[*at].volume);
+        assert_eq!(
+            mounted.collect::<Vec<_>>(),
+            [VolumeIndex(0), VolumeIndex(1)]
+        );
     }
 
     /// `a` runs first, writes 5 GB into what home filled with 1 GB, and `z` only reads.

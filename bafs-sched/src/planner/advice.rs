@@ -65,16 +65,21 @@ impl Advice {
         self.fleets.len() > 1
     }
 
-    /// Whether nodes with so many processors and bytes are about those of the simulation, at some
-    /// time.
+    /// Whether nodes with so many processors and bytes are about those of the simulation at some
+    /// time, or between two times: nodes come and leave one after the other.
     pub fn is_for(&self, cpus: u64, storage_bytes: u128) -> bool {
-        let is_near = |simulated: u128, there: u128| {
-            let most = simulated.saturating_mul(NEAR_PERMILLE);
-            simulated.abs_diff(there).saturating_mul(1_000) <= most
+        let is_near = |a: u128, b: u128, there: u128| {
+            let there = there.saturating_mul(1_000);
+            let least = a.min(b).saturating_mul(1_000 - NEAR_PERMILLE);
+            let most = a.max(b).saturating_mul(1_000 + NEAR_PERMILLE);
+            (least..=most).contains(&there)
         };
-        self.fleets
-            .iter()
-            .any(|fleet| is_near(fleet.0.into(), cpus.into()) && is_near(fleet.1, storage_bytes))
+        let is_between = |before: &(u64, u128), after: &(u64, u128)| {
+            is_near(before.0.into(), after.0.into(), cpus.into())
+                && is_near(before.1, after.1, storage_bytes)
+        };
+        let after = self.fleets.iter().skip(1).chain(self.fleets.last());
+        self.fleets.iter().zip(after).any(|(a, b)| is_between(a, b))
     }
 
     /// A prediction of the model, in seconds, with what the simulation says of it.
@@ -169,6 +174,7 @@ mod tests {
         let advice = Advice::new(&mixed(), &changing, |_| Some(1.0)).unwrap();
         let is_for = |nodes: u64| advice.is_for(nodes, u128::from(nodes * 5 * GB));
         assert!(is_for(60) && is_for(70) && is_for(20));
-        assert!(!is_for(40) && advice.is_of_changing_nodes());
+        assert!(is_for(40), "not all have left yet");
+        assert!(!is_for(10) && !is_for(80) && advice.is_of_changing_nodes());
     }
 }

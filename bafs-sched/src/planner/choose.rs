@@ -10,8 +10,7 @@ use super::printed::printed_of;
 use super::shape::Shape;
 use super::strategy::{Allocation, Strategy};
 
-/// Seconds within which predictions count as equal: no model is better than that, and so the
-/// last bit of a logarithm never decides.
+/// Seconds within which predictions count as equal: no model is better than that.
 const EQUAL_S: f64 = 1.0;
 
 /// A strategy with its prediction.
@@ -140,7 +139,7 @@ fn choose(candidates: &[Candidate]) -> Option<Choice> {
         .filter(|candidate| candidate.seconds() <= least_s + EQUAL_S)
         .min_by_key(|candidate| candidate.price())?;
     let strategy = best.allocation.strategy;
-    let others = eligible().filter(|candidate| candidate.allocation.strategy != strategy);
+    let others = all().filter(|candidate| candidate.allocation.strategy != strategy);
     let second = others.min_by(|a, b| {
         let by_price = || a.price().cmp(&b.price());
         a.seconds().total_cmp(&b.seconds()).then_with(by_price)
@@ -162,6 +161,13 @@ fn choose(candidates: &[Candidate]) -> Option<Choice> {
 
 fn compared(best: &Candidate, second: &Candidate) -> String {
     let (name, other) = (best.allocation.strategy, second.allocation.strategy);
+    if other == Strategy::Need && second.seconds() < best.seconds() {
+        return format!(
+            "{name} takes {:.0} s, and {other}, which promises nothing, hardly less ({:.0} s)",
+            best.seconds(),
+            second.seconds()
+        );
+    }
     if (second.seconds() - best.seconds()).abs() <= EQUAL_S {
         return format!(
             "{name} and {other} both take {:.0} s; {name} has {} refetches, {} barriers and needs \

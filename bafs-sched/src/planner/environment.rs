@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use super::shape::Shape;
-use crate::workflow::{QuantityError, parse_duration, parse_rate, parse_size};
+use crate::workflow::{QuantityError, parse_duration_with_unit, parse_rate, parse_size};
 
 /// Nodes in one environment; more is a typing error.
 const NODES_MAX: u64 = 1_000_000;
@@ -260,7 +260,7 @@ impl Environment {
             *there = (there.0 + change.0, there.1 + change.1);
             Some((there.0 as u64, there.1 as u128))
         });
-        sums.collect()
+        sums.filter(|there| there.0 > 0).collect()
     }
 
     /// Jobs that all nodes together run at once.
@@ -498,11 +498,7 @@ impl Place<'_> {
 
     /// Since the beginning, which is a time as well.
     fn time(&self, value: &toml::Value) -> Result<u64, EnvironmentError> {
-        let text = self.text(value, "12 h")?;
-        if text.trim().ends_with(|last: char| last.is_ascii_digit()) {
-            return Err(self.error("has no unit; write it with s, min, h or d, such as \"12 h\""));
-        }
-        self.read(parse_duration(text))
+        self.read(parse_duration_with_unit(self.text(value, "12 h")?))
     }
 
     fn duration(&self, value: &toml::Value) -> Result<u64, EnvironmentError> {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::canonical::Canonical;
 use super::environment::Environment;
 use super::packing::{Piece, Pieces};
-use crate::workflow::{JobIndex, Volume, VolumeIndex, VolumeKind, Workflow};
+use crate::workflow::{Job, JobIndex, Volume, VolumeIndex, VolumeKind, Workflow};
 
 /// Sizes of scratch volumes up to which each of them is kept.
 const SIZES_MAX: usize = 10_000;
@@ -60,7 +60,7 @@ pub struct Shape {
     pub batch_files: u64,
     /// Files of all batch data.
     pub batch_total_files: u64,
-    /// Private data that one job reads; it writes as much.
+    /// Private data that a stage of a pipeline reads, on average; it writes as much.
     pub private_io_bytes: f64,
     /// What a pipeline reads from home besides batch data.
     pub endpoint_in_bytes: f64,
@@ -137,11 +137,16 @@ impl Shape {
             VolumeKind::Scratch { .. } => workflow.volume(volume).size_bytes as f64,
             VolumeKind::Cache { .. } => 0.0,
         };
-        let mounts = workflow.jobs.iter().flat_map(|job| &job.mounts);
-        let mounted: f64 = mounts.map(|mount| bytes(mount.volume)).sum();
+        let mounted = |job: &Job| -> f64 {
+            let volumes: BTreeSet<_> = job.mounts.iter().map(|mount| mount.volume).collect();
+            volumes.into_iter().map(bytes).sum()
+        };
+        let mounted: f64 = workflow.jobs.iter().map(mounted).sum();
         self.private_io_bytes = mounted / 2.0 / (self.width * self.depth).max(1) as f64;
-        let is_filled =
-            |volume: &&Volume| matches!(volume.kind, VolumeKind::Scratch { fill: Some(_) });
+        let is_filled = |volume: &&Volume| {
+            let is_filled = matches!(volume.kind, VolumeKind::Scratch { fill: Some(_) });
+            is_filled && !volume.users.is_empty()
+        };
         let filled = workflow.volumes.iter().filter(is_filled);
         let filled: f64 = filled.map(|volume| volume.size_bytes as f64).sum();
         let extracted: BTreeSet<_> = workflow.extracts.iter().map(|it| it.volume).collect();

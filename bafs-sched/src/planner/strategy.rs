@@ -264,10 +264,7 @@ impl Strategy {
             Some(_) => false,
         };
         // Nodes that leave may take room that is needed to the end.
-        let is_leaving = environment
-            .nodes
-            .iter()
-            .any(|class| class.until_s.is_some());
+        let is_leaving = environment.first().any(|class| class.until_s.is_some());
         let is_doubtful = (is_divided || is_leaving) && shortage.is_none() || is_by_files;
         let is_certain = is_exact && (self == Self::Remote || !is_doubtful);
         let mut allocation = Allocation {

@@ -22,7 +22,7 @@ use crate::workflow::{VolumeKind, Workflow};
 /// not simulated.
 pub const PLAN_JOBS_MAX: usize = 40_000;
 /// The same where nodes fail.
-const PLAN_JOBS_FAILING_MAX: usize = 60_000;
+pub const PLAN_JOBS_FAILING_MAX: usize = 60_000;
 /// Jobs of all simulations with further seeds then: what strategies take differs less than what
 /// seeds do, so that those that are left need more of them.
 const SEEDS_JOBS_FAILING_MAX: usize = 200_000;

@@ -28,7 +28,7 @@ mod warming;
 
 pub use advise::advise;
 pub use canonical::workflow_of;
-pub use decide::{Doubt, Doubts, PLAN_JOBS_MAX, Tried, decide};
+pub use decide::{Doubt, Doubts, PLAN_JOBS_FAILING_MAX, PLAN_JOBS_MAX, Tried, decide};
 pub use engine::{Simulation, Unwatched, Watch};
 pub use load::{JobLoad, Load, Measured, MountLoad};
 pub use policy::{Policy, Scenario};

@@ -134,6 +134,18 @@ pub fn parse_duration(text: &str) -> Result<u64, QuantityError> {
     Ok(seconds)
 }
 
+/// The same where what is meant is easily ten times the seconds that a number alone stands for.
+pub fn parse_duration_with_unit(text: &str) -> Result<u64, QuantityError> {
+    let (_, unit) = split(text, "a duration such as 12 h")?;
+    if unit.is_empty() {
+        return Err(error(
+            format!("the duration '{text}' has no unit"),
+            "write it with s, min, h or d, such as 12 h",
+        ));
+    }
+    parse_duration(text)
+}
+
 fn split<'t>(text: &'t str, expected: &str) -> Result<(&'t str, &'t str), QuantityError> {
     let text = text.trim();
     let end = text

@@ -106,8 +106,8 @@ pub(crate) struct SimArgs {
     #[arg(long, value_enum, default_value = "never")]
     pub(crate) checkpoint: Checkpoint,
     /// The strategy to follow, `need` for the scheduler without a plan, or `guided` for one that
-    /// chooses by itself and changes when another suits the rest better; what the model alone
-    /// chooses when not given, and `need` for a run that is simulated again.
+    /// chooses by itself and changes when another suits the rest better; what `bafs plan` chooses
+    /// when not given, and `need` for a run that is simulated again.
     #[arg(long, value_name = "NAME", conflicts_with = "all")]
     pub(crate) strategy: Option<String>,
     /// Simulate every strategy that is possible, and the scheduler without a plan.

@@ -6,8 +6,10 @@ use anyhow::{Context, Result, anyhow, bail};
 use bafs_sched::io::journal;
 use bafs_sched::past::{self, Past, Site};
 use bafs_sched::planner::{Advice, Canonical, Environment, Plan, RESTART_S, Shape};
-use bafs_sched::sim::{Doubt, Doubts, Load, Measured, advise, decide, workflow_of};
-use bafs_sched::workflow::{JobIndex, Volume, VolumeKind, Workflow, parse_duration};
+use bafs_sched::sim::{
+    Doubt, Doubts, Load, Measured, PLAN_JOBS_FAILING_MAX, advise, decide, workflow_of,
+};
+use bafs_sched::workflow::{JobIndex, Volume, VolumeKind, Workflow, parse_duration_with_unit};
 use serde::Serialize;
 
 use crate::args::SimArgs;
@@ -32,6 +34,8 @@ pub(super) struct Workload {
     site: Option<Site>,
     /// The line of each job in its file, of jobs that a table tells of.
     lines: Vec<usize>,
+    /// Whether it was described as canonical.
+    is_canonical: bool,
 }
 
 /// Something that was run before.
@@ -52,7 +56,10 @@ impl Workload {
             if jobs > JOBS_MAX {
                 bail!("--canonical: {jobs} jobs are too many to simulate; the limit is {JOBS_MAX}");
             }
-            return Ok(Self::declared(workflow_of(&canonical), canonical.shape()));
+            return Ok(Self {
+                is_canonical: true,
+                ..Self::declared(workflow_of(&canonical), canonical.shape())
+            });
         }
         if let Some(path) = &args.workflow {
             let workflow = workflow_file::load(path)?;
@@ -81,6 +88,7 @@ impl Workload {
             before: None,
             site: None,
             lines: Vec::new(),
+            is_canonical: false,
         }
     }
 
@@ -113,16 +121,22 @@ impl Workload {
             before: Some(before),
             site: past.site,
             lines: past.lines,
+            is_canonical: false,
         }
     }
 
     /// Simulates candidates of a plan where the model cannot tell, as `bafs plan` does.
     pub(super) fn decide(&self, plan: &mut Plan, environment: &Environment) -> Result<Doubts> {
-        let doubt = match Canonical::recognise(&self.workflow, self.shape.variability) {
-            Ok(_) => Doubt::Ties,
-            Err(_) => Doubt::All,
+        let jobs = self.workflow.jobs.len() as u64;
+        let work = (jobs, || self.workflow.clone());
+        let variability = self.shape.variability;
+        // What is too large to be simulated need not be recognised either.
+        let is_canonical = || Canonical::recognise(&self.workflow, variability).is_ok();
+        let doubt = match self.is_canonical || jobs > PLAN_JOBS_FAILING_MAX as u64 || is_canonical()
+        {
+            true => Doubt::Ties,
+            false => Doubt::All,
         };
-        let work = (self.workflow.jobs.len() as u64, || self.workflow.clone());
         let doubts = decide(plan, doubt, work, environment, &self.load);
         doubts.map_err(|stuck| anyhow!("the simulation of a candidate: {stuck}"))
     }
@@ -275,10 +289,7 @@ fn variability(measured: &Measured) -> f64 {
 }
 
 fn mtbf(text: &str) -> Result<u64> {
-    if text.trim().ends_with(|last: char| last.is_ascii_digit()) {
-        bail!("--failures {text} has no unit; write it with s, min, h or d, such as 12h");
-    }
-    match parse_duration(text) {
+    match parse_duration_with_unit(text) {
         Ok(0) => bail!("--failures is zero: nothing would ever be done"),
         Ok(seconds) => Ok(seconds),
         Err(error) => bail!("--failures cannot be read: {error}"),

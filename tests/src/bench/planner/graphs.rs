@@ -56,16 +56,13 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         let each = found.iter().map(|(policy, _)| taken_s(Some(*policy)));
         let best_s = each.fold(f64::INFINITY, f64::min);
         ensure!(best_s.is_finite(), "no strategy ends graph {seed}");
-        let choice = planned.choice.map(|choice| choice.strategy);
+        let choice_s = taken_s(planned.choice.map(|choice| Policy::from(choice.strategy)));
         by_model.push(taken_s(by_bottleneck.map(Policy::from)) / best_s);
-        regrets.push(taken_s(choice.map(Policy::from)) / best_s);
-        let need_s = taken_s(Some(Policy::Need));
-        ensure!(
-            need_s.is_finite(),
-            "graph {seed} cannot be run without a plan"
-        );
-        over_need.push(taken_s(choice.map(Policy::from)) / need_s);
+        regrets.push(choice_s / best_s);
+        over_need.push(choice_s / taken_s(Some(Policy::Need)));
     }
+    let never = regrets.iter().filter(|regret| regret.is_infinite()).count();
+    report.aimed("graph_never_done", never as f64, 0.0..=0.0);
     let longest_s = whole.iter().copied().fold(0.0, f64::max);
     report.aimed("graph_plan_longest_s", longest_s, 0.0..=PLAN_S_MAX);
     report.measured("graph_model_s", &Samples::new(by_shape));
@@ -76,7 +73,11 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         ("graph_regret", regrets),
         ("graph_over_need", over_need),
     ] {
-        report.measured(figure, &Samples::new(regrets));
+        let ended: Vec<f64> = regrets.into_iter().filter(|it| it.is_finite()).collect();
+        match ended.is_empty() {
+            true => report.not_measured(figure, "no choice ended"),
+            false => report.measured(figure, &Samples::new(ended)),
+        }
     }
     Ok(())
 }

@@ -14,7 +14,7 @@ use super::{Options, Report};
 
 /// Jobs, and nodes in clusters of a hundred.
 const SIZES: [(u32, u32); 3] = [(10_000, 100), (100_000, 1_000), (1_000_000, 10_000)];
-/// What each size may take, in seconds; asked of a million jobs.
+/// What a million jobs may take, and so fewer too, in seconds.
 const SECONDS_MAX: f64 = 120.0;
 const DECISIONS_PER_S_MIN: f64 = 50_000.0;
 /// What 99 of a hundred decisions may take, in milliseconds.
