@@ -121,11 +121,28 @@ fn a_run_begins_with_what_was_simulated_not_with_what_the_model_believes() {
     assert!(guided_s < 1.01 * best_s, "{compared:?}");
 }
 
+/// A run that is told what was simulated of the workload and follows that to its end; answers what
+/// it followed as well.
+fn keeps_to_advice(text: &str, environment: &Environment, load: &Load) -> (Strategy, Run) {
+    let canonical = Canonical::parse(text).expect("a workload");
+    let workflow = workflow_of(&canonical);
+    let advice = advise(&workflow, canonical.variability, environment, load);
+    let advice = advice.expect("runs that end").expect("some were simulated");
+    let advised = advice.strategy;
+    let mut scenario = Scenario::new(environment.clone(), Policy::Guided, load.clone(), 1);
+    scenario.advice = Some(advice);
+    let run = Simulation::new(workflow, scenario).run();
+    let run = run.expect("the run ends");
+    assert!(run.is_complete(), "{:?}", run.outcome);
+    let followed = run.followed.iter().map(|followed| followed.strategy);
+    assert_eq!(followed.collect::<Vec<_>>(), [Some(advised)]);
+    (advised, run)
+}
+
 /// Ten nodes, of which one fails each half an hour: with each the model wanted something else.
 #[test]
 fn where_nodes_fail_a_run_keeps_to_what_was_simulated() {
     let text = "width=40,depth=3,batch=5GB,private=0.1GB,run=500s,var=0.1";
-    let workflow = workflow_of(&Canonical::parse(text).expect("a workload"));
     let environment = Environment {
         nodes: vec![NodeClass::new(10, 1, 2 * GB)],
         home_bytes_per_s: MB,
@@ -136,16 +153,8 @@ fn where_nodes_fail_a_run_keeps_to_what_was_simulated() {
     let load = Load::Declared {
         variability_ppm: 100_000,
     };
-    let advice = advise(&workflow, 0.1, &environment, &load).expect("runs that end");
-    let advised = advice.as_ref().map(|advice| advice.strategy);
-    let mut scenario = Scenario::new(environment, Policy::Guided, load, 1);
-    scenario.advice = advice;
-    let run = Simulation::new(workflow, scenario).run();
-    let run = run.expect("the run ends");
-    assert!(run.is_complete(), "{:?}", run.outcome);
+    let (_, run) = keeps_to_advice(text, &environment, &load);
     assert!(run.failures > 10, "{} nodes failed", run.failures);
-    let followed = run.followed.iter().map(|followed| followed.strategy);
-    assert_eq!(followed.collect::<Vec<_>>(), [advised]);
 }
 
 /// The workflow fits only when most nodes are there, of which the model knows nothing, and leaves
@@ -153,7 +162,6 @@ fn where_nodes_fail_a_run_keeps_to_what_was_simulated() {
 #[test]
 fn nodes_that_come_later_are_those_that_were_simulated() {
     let text = "width=100,depth=2,batch=20GB,private=0.5GB,run=100s";
-    let workflow = workflow_of(&Canonical::parse(text).expect("a workload"));
     let later = |count, gb| NodeClass {
         from_s: 7_200,
         until_s: Some(9 * 3_600),
@@ -166,16 +174,8 @@ fn nodes_that_come_later_are_those_that_were_simulated() {
         ..on_one_node().0
     };
     let load = Load::Declared { variability_ppm: 0 };
-    let advice = advise(&workflow, 0.0, &environment, &load).expect("runs that end");
-    let advised = advice.as_ref().map(|advice| advice.strategy);
-    assert_eq!(advised, Some(Strategy::Need));
-    let mut scenario = Scenario::new(environment, Policy::Guided, load, 1);
-    scenario.advice = advice;
-    let run = Simulation::new(workflow, scenario).run();
-    let run = run.expect("the run ends");
-    assert!(run.is_complete(), "{:?}", run.outcome);
-    let followed = run.followed.iter().map(|followed| followed.strategy);
-    assert_eq!(followed.collect::<Vec<_>>(), [advised]);
+    let (advised, _) = keeps_to_advice(text, &environment, &load);
+    assert_eq!(advised, Strategy::Need);
 }
 
 /// Ten of twelve nodes leave, one after the other. The model believes that what is left fits no
@@ -183,7 +183,6 @@ fn nodes_that_come_later_are_those_that_were_simulated() {
 #[test]
 fn a_run_keeps_to_what_was_simulated_while_nodes_leave() {
     let text = "width=100,depth=3,batch=30GB,private=2GB,run=1000s";
-    let workflow = workflow_of(&Canonical::parse(text).expect("a workload"));
     let leaving = |at: u64| NodeClass {
         until_s: Some(10_800 + 20 * at),
         ..NodeClass::new(1, 2, 30 * GB)
@@ -197,19 +196,12 @@ fn a_run_keeps_to_what_was_simulated_while_nodes_leave() {
         ..on_one_node().0
     };
     let load = Load::Declared { variability_ppm: 0 };
-    let advice = advise(&workflow, 0.0, &environment, &load).expect("runs that end");
-    let advised = advice.as_ref().map(|advice| advice.strategy);
-    assert_eq!(advised, Some(Strategy::AllBatch));
-    let run = |policy, advice| {
-        let mut scenario = Scenario::new(environment.clone(), policy, load.clone(), 1);
-        scenario.advice = advice;
-        let run = Simulation::new(workflow.clone(), scenario).run();
-        run.expect("the run ends")
-    };
-    let simulated = run(Policy::Strategy(Strategy::AllBatch), None);
-    let guided = run(Policy::Guided, advice);
-    let followed = guided.followed.iter().map(|followed| followed.strategy);
-    assert_eq!(followed.collect::<Vec<_>>(), [advised]);
+    let (advised, guided) = keeps_to_advice(text, &environment, &load);
+    assert_eq!(advised, Strategy::AllBatch);
+    let workflow = workflow_of(&Canonical::parse(text).expect("a workload"));
+    let scenario = Scenario::new(environment, Policy::Strategy(advised), load, 1);
+    let simulated = Simulation::new(workflow, scenario).run();
+    let simulated = simulated.expect("the run ends");
     assert_eq!(guided.elapsed_us, simulated.elapsed_us);
 }
 

@@ -267,14 +267,18 @@ fn touched_bytes(file: &TouchedPages) -> u64 {
 /// The machines: groups of nodes as clusters, each with the rates that were measured there.
 fn site(timeline: &Timeline, uses: &Uses<'_>, measured: &Measured, settings: &Settings) -> Site {
     let groups: BTreeSet<&str> = timeline.nodes.iter().map(|it| it.group.as_str()).collect();
+    let all_home_bytes_per_s = home_rate(timeline, uses, measured);
     let mut nodes = Vec::new();
     let (mut link, mut disk) = (None, None);
     for group in &groups {
-        let part = match groups.len() {
-            1 => Cow::Borrowed(timeline),
-            _ => Cow::Owned(of_group(timeline, uses.workflow, group)),
+        let (part, home_bytes_per_s) = match groups.len() {
+            1 => (Cow::Borrowed(timeline), all_home_bytes_per_s),
+            _ => {
+                let part = of_group(timeline, uses.workflow, group);
+                let home_bytes_per_s = home_rate(&part, uses, measured);
+                (Cow::Owned(part), home_bytes_per_s)
+            }
         };
-        let home_bytes_per_s = home_rate(&part, uses, measured);
         let rates = node_rates(&part, uses, home_bytes_per_s);
         (link, disk) = (rates.link.max(link), rates.disk.max(disk));
         for mut class in classes(&part, settings) {
@@ -289,7 +293,7 @@ fn site(timeline: &Timeline, uses: &Uses<'_>, measured: &Measured, settings: &Se
     Site {
         nodes,
         slack_permille: settings.slack_permille,
-        home_bytes_per_s: home_rate(timeline, uses, measured),
+        home_bytes_per_s: all_home_bytes_per_s,
         // Where all was read from own disks, nothing crossed links.
         local_bytes_per_s: link.or(disk),
     }
