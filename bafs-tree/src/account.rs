@@ -7,6 +7,9 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::errno::{self, Outcome};
 
 /// Space that a tree may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +25,21 @@ pub(crate) type Identity = (u64, u64);
 
 /// Locks that the table of files is spread over.
 const SHARDS: usize = 16;
+
+/// Rounds of asking again when others take space at the same time, or hold more than they take.
+const TAKE_ROUNDS: u32 = 16;
+
+/// Pause before the second round; each one after it is longer by as much.
+const TAKE_PAUSE: Duration = Duration::from_micros(500);
+
+/// What becomes of a wish for space.
+pub(crate) enum Take<T> {
+    /// So many bytes, for this.
+    Reserve(u64, T),
+    /// It waits for what others hold and may not take.
+    Wait,
+    Refuse,
+}
 
 /// What one file is charged, shared by all who have it open.
 #[derive(Debug)]
@@ -65,8 +83,13 @@ impl FileState {
 #[derive(Debug)]
 pub(crate) struct Account {
     limit: Limit,
+    /// Charges and reservations.
     bytes: AtomicU64,
     files: AtomicU64,
+    /// Reservations alone.
+    reserved: AtomicU64,
+    /// Who finds too little free, and wants no more than what is needed.
+    waiting: AtomicUsize,
     known: [Mutex<HashMap<Identity, Arc<FileState>>>; SHARDS],
 }
 
@@ -76,6 +99,8 @@ impl Account {
             limit,
             bytes: AtomicU64::new(0),
             files: AtomicU64::new(0),
+            reserved: AtomicU64::new(0),
+            waiting: AtomicUsize::new(0),
             known: Default::default(),
         }
     }
@@ -89,13 +114,53 @@ impl Account {
         (self.bytes.load(SeqCst), self.files.load(SeqCst))
     }
 
-    pub(crate) fn free_bytes(&self) -> u64 {
+    fn free_bytes(&self) -> u64 {
         self.limit.bytes.saturating_sub(self.bytes.load(SeqCst))
     }
 
     /// Takes `amount` bytes if they fit.
     pub(crate) fn reserve(&self, amount: u64) -> bool {
-        take(&self.bytes, amount, self.limit.bytes)
+        // First, and given back last: who finds nothing free must see why.
+        self.reserved.fetch_add(amount, SeqCst);
+        let fits = take(&self.bytes, amount, self.limit.bytes);
+        if !fits {
+            self.reserved.fetch_sub(amount, SeqCst);
+        }
+        fits
+    }
+
+    /// Takes more than may be needed, if that fits and keeps nobody waiting.
+    pub(crate) fn reserve_loosely(&self, amount: u64) -> bool {
+        self.waiting.load(SeqCst) == 0 && self.reserve(amount)
+    }
+
+    /// Takes what is needed. `wish` is told how much is free, and whether that may become more as
+    /// others hold more than they will take; it is asked again while it waits, and when others
+    /// were faster. Who holds locks waits for a tenth of a second at most, whatever others do.
+    ///
+    /// # Errors
+    /// `ENOSPC`.
+    pub(crate) fn take_exactly<T>(&self, wish: impl Fn(u64, bool) -> Take<T>) -> Outcome<T> {
+        self.waiting.fetch_add(1, SeqCst);
+        let mut taken = Err(errno::NOSPC);
+        for round in 1..=TAKE_ROUNDS {
+            // Before and after, as one may begin or end in between.
+            let before = self.reserved.load(SeqCst);
+            let free = self.free_bytes();
+            let others_hold = before > 0 || self.reserved.load(SeqCst) > 0;
+            match wish(free, others_hold && round < TAKE_ROUNDS) {
+                Take::Reserve(amount, of) if self.reserve(amount) => {
+                    taken = Ok(of);
+                    break;
+                }
+                Take::Reserve(..) => {}
+                Take::Wait => std::thread::sleep(TAKE_PAUSE * round),
+                Take::Refuse if self.free_bytes() <= free => break,
+                Take::Refuse => {}
+            }
+        }
+        self.waiting.fetch_sub(1, SeqCst);
+        taken
     }
 
     /// Takes one file if it fits.
@@ -115,6 +180,7 @@ impl Account {
         } else {
             self.bytes.fetch_sub(less - more, SeqCst);
         }
+        self.reserved.fetch_sub(reserved, SeqCst);
         *charged = now;
     }
 

@@ -11,6 +11,7 @@ use rustix::fs::{
     setxattr, utimensat,
 };
 
+use crate::account::Take;
 use crate::anchor::Anchor;
 use crate::errno::{self, Outcome};
 use crate::session::Session;
@@ -145,9 +146,11 @@ impl Session {
         } else {
             self.tree().block_bytes()
         };
-        if !account.reserve(reserved) {
-            return Err(errno::NOSPC);
-        }
+        account.take_exactly(|free, may_settle| match may_settle {
+            _ if reserved <= free => Take::Reserve(reserved, ()),
+            true => Take::Wait,
+            false => Take::Refuse,
+        })?;
         let done = call(path.as_str()).map_err(errno::of);
         let now = anchor
             .stat()

@@ -12,7 +12,7 @@ use rustix::fs::{
 };
 use rustix::io::{ReadWriteFlags, pread, pwrite, pwritev2};
 
-use crate::account::Account;
+use crate::account::{Account, Take};
 use crate::errno::{self, Outcome};
 use crate::handles::OpenFile;
 use crate::kernel;
@@ -21,9 +21,6 @@ use crate::session::Session;
 /// Most that one copy moves before it answers, in bytes: a short copy is no error, and nobody
 /// waits for long.
 const COPY_BYTES_MAX: u64 = 64 << 20;
-
-/// Rounds of asking again when others take space at the same time.
-const GRANT_ROUNDS: usize = 16;
 
 /// Space that was reserved for a change of a file.
 struct Grant {
@@ -46,18 +43,11 @@ impl Session {
         let file = self.file(handle)?;
         let length = length as usize;
         out.reserve_exact(length);
-        let mut done = 0;
-        while done < length {
+        let done = read_all(out, length, |out, done| {
             let at = offset.saturating_add(done as u64);
-            match read_more(&file.fd, out, length - done, at) {
-                Ok(0) => break,
-                Ok(count) => done += count,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(_) if done > 0 => break,
-                Err(error) => return Err(errno::of(error)),
-            }
-        }
-        Ok(FileReply::Read {
+            read_more(&file.fd, out, length - done, at)
+        });
+        done.map(|done| FileReply::Read {
             length: done as u32,
         })
     }
@@ -179,6 +169,29 @@ impl Session {
     }
 }
 
+/// Appends `length` bytes, or all up to the end of the file; `more` appends what follows on so
+/// many. Less than was asked for means that the file ends there, so what comes before an error does
+/// not count: the kernel would cut the file for the job.
+fn read_all(
+    out: &mut Vec<u8>,
+    length: usize,
+    mut more: impl FnMut(&mut Vec<u8>, usize) -> rustix::io::Result<usize>,
+) -> Outcome<usize> {
+    let (start, mut done) = (out.len(), 0);
+    while done < length {
+        match more(out, done) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => {
+                out.truncate(start);
+                return Err(errno::of(error));
+            }
+        }
+    }
+    Ok(done)
+}
+
 /// Appends at most `length` bytes of a file, for which there is room.
 fn read_more(
     fd: impl AsFd,
@@ -296,26 +309,61 @@ fn grant(account: &Account, file: &OpenFile, offset: u64, length: u64) -> Outcom
     let start = offset - offset % block_bytes;
     let blocks = start..end.next_multiple_of(block_bytes);
     let worst = blocks.end - blocks.start;
-    if account.reserve(worst) {
+    if account.reserve_loosely(worst) {
         return Ok(Grant {
             length,
             reserved: worst,
         });
     }
-    let present = kernel::allocated(&file.fd, blocks.clone()).unwrap_or_default();
-    for _ in 0..GRANT_ROUNDS {
-        let (fits_to, needed) = prefix(&blocks, &present, account.free_bytes(), block_bytes);
-        if fits_to <= offset {
-            return Err(errno::NOSPC);
+    let present = present(file, &blocks, block_bytes);
+    account.take_exactly(|free, may_settle| {
+        let (fits_to, needed) = prefix(&blocks, &present, free, block_bytes);
+        if fits_to < blocks.end && may_settle {
+            return Take::Wait;
         }
-        if account.reserve(needed) {
-            return Ok(Grant {
+        if fits_to <= offset {
+            return Take::Refuse;
+        }
+        Take::Reserve(
+            needed,
+            Grant {
                 length: fits_to.min(end) - offset,
                 reserved: needed,
-            });
-        }
+            },
+        )
+    })
+}
+
+/// The parts of `blocks` that have space in the file, in order; fewer where nobody knows.
+fn present(file: &OpenFile, blocks: &Range<u64>, block_bytes: u64) -> Vec<Range<u64>> {
+    match kernel::allocated(&file.fd, blocks.clone()) {
+        Some(present) => present,
+        None if file.anchor.tree().is_tmpfs() => data_in(file, blocks, block_bytes),
+        None => Vec::new(),
     }
-    Err(errno::NOSPC)
+}
+
+/// The same by the holes of a file, where these are exact.
+fn data_in(file: &OpenFile, blocks: &Range<u64>, block_bytes: u64) -> Vec<Range<u64>> {
+    let mut present = Vec::new();
+    let mut at = blocks.start;
+    while at < blocks.end {
+        let Ok(data) = seek(&file.fd, SeekFrom::Data(at)) else {
+            break;
+        };
+        let Ok(hole) = seek(&file.fd, SeekFrom::Hole(data)) else {
+            break;
+        };
+        // A file ends within a block that it has.
+        let start = data.next_multiple_of(block_bytes);
+        let end = hole.next_multiple_of(block_bytes).min(blocks.end);
+        if start >= end {
+            break;
+        }
+        present.push(start..end);
+        at = end;
+    }
+    present
 }
 
 /// How far whole blocks from the start of `blocks` can be written when parts of them are `present`
@@ -351,5 +399,23 @@ mod tests {
         assert_eq!(prefix(10, 20, 29), (30, 20));
         assert_eq!(prefix(0, 10, 9), (10, 0));
         assert_eq!(prefix(10, 30, 9), (0, 0));
+    }
+
+    #[test]
+    fn what_comes_before_an_error_is_not_all_of_a_file() {
+        use rustix::io::Errno as Host;
+        let read = |told: &[rustix::io::Result<usize>]| {
+            let (mut out, mut told) = (b"before".to_vec(), told.iter());
+            let done = read_all(&mut out, 8, |out, done| {
+                let more = *told.next().unwrap_or(&Ok(0));
+                out.resize("before".len() + done + more.unwrap_or(0), b'x');
+                more
+            });
+            (done, out)
+        };
+        let (done, out) = read(&[Ok(2), Err(Host::INTR), Ok(1)]);
+        assert_eq!((done, &*out), (Ok(3), &b"beforexxx"[..]));
+        let (done, out) = read(&[Ok(2), Err(Host::IO)]);
+        assert_eq!((done, &*out), (Err(errno::of(Host::IO)), &b"before"[..]));
     }
 }

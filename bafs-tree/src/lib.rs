@@ -1,7 +1,8 @@
 //! A volume's directory tree: POSIX operations on a local directory, with an exact limit.
 //!
 //! Knows no network, no token and no lease. Reading order: [`Tree`], [`Session`]. Apart from them:
-//! [`SharedWords`], numbers that processes share, and [`BlockMap`] in them, and [`held_below`].
+//! [`SharedWords`], numbers that processes share, and [`BlockMap`] in them,
+//! [`held_below`] and [`remove_tree`].
 
 mod kernel;
 
@@ -18,6 +19,7 @@ mod handles;
 mod inodes;
 mod listing;
 mod names;
+mod removal;
 mod room;
 mod session;
 mod shared;
@@ -27,6 +29,7 @@ pub use account::Limit;
 pub use below::held_below;
 pub use block_map::{BlockMap, BlockPlaces};
 pub use descriptors::KeptDescriptors;
+pub use removal::remove_tree;
 pub use session::Session;
 pub use shared::{SHARED_WORDS_MAX, SharedAccess, SharedWords};
 pub use tree::{ROOT_FREE_BYTES, Tree, TreeUse};

@@ -5,9 +5,9 @@ use std::sync::MutexGuard;
 
 use rustix::fs::{Mode, OFlags, RawDir, Stat, openat};
 
-use crate::account::Account;
+use crate::account::{Account, Take};
 use crate::anchor::Anchor;
-use crate::errno::{self, Outcome};
+use crate::errno::Outcome;
 
 /// Most that one new name adds to a directory of ext4: a leaf, and two blocks when the directory
 /// becomes or deepens a tree.
@@ -54,16 +54,22 @@ impl<'a> Change<'a> {
         self.adds_name = true;
         let block_bytes = directory.tree().block_bytes();
         let sure = (blocks + NAME_BLOCKS) * block_bytes;
-        if account.reserve(sure) {
+        if account.reserve_loosely(sure) {
             self.reserved += sure;
             return Ok(());
         }
-        let least = blocks * block_bytes;
-        if fits_without_growth(directory, name.len()) && account.reserve(least) {
-            self.reserved += least;
-            return Ok(());
-        }
-        Err(errno::NOSPC)
+        let needed = match fits_without_growth(directory, name.len()) {
+            true => blocks * block_bytes,
+            false => sure,
+        };
+        let own = self.reserved;
+        account.take_exactly(|free, may_settle| match may_settle && own == 0 {
+            _ if needed <= free => Take::Reserve(needed, ()),
+            true => Take::Wait,
+            false => Take::Refuse,
+        })?;
+        self.reserved += needed;
+        Ok(())
     }
 
     /// Charges one of the directories what it has now, and lets others change it; its attributes.

@@ -22,6 +22,7 @@ use crate::session::Session;
 pub const ROOT_FREE_BYTES: u64 = 4096;
 
 const EXT4_MAGIC: i64 = 0xef53;
+const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 /// A directory tree with its accounting, shared by all sessions.
 #[derive(Debug)]
@@ -36,6 +37,7 @@ pub struct Tree {
     mount: Option<OwnedFd>,
     block_bytes: u64,
     is_ext4: bool,
+    is_tmpfs: bool,
     /// Held while the mode of a file is set, also for a moment only.
     modes: Mutex<()>,
 }
@@ -124,6 +126,7 @@ impl Tree {
             privileged: geteuid().is_root(),
             mount: mount_of(&root),
             is_ext4: fstatfs(&root).is_ok_and(|stat| stat.f_type == EXT4_MAGIC),
+            is_tmpfs: fstatfs(&root).is_ok_and(|stat| stat.f_type == TMPFS_MAGIC),
             block_bytes: fstatvfs(&root)?.f_frsize.max(512),
             root: Arc::new(root),
             modes: Mutex::default(),
@@ -138,6 +141,11 @@ impl Tree {
     /// Whether the file system below is ext4, of which more is known than of others.
     pub(crate) fn is_ext4(&self) -> bool {
         self.is_ext4
+    }
+
+    /// Whether the file system below is tmpfs, whose holes are exact.
+    pub(crate) fn is_tmpfs(&self) -> bool {
+        self.is_tmpfs
     }
 
     /// Starts a session of an agent.

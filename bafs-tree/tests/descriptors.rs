@@ -2,7 +2,6 @@
 
 mod bench;
 
-use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::file_op::{FileOp, FileReply};
@@ -32,16 +31,6 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Says that a test did not run for real here, also to who runs many.
-fn skip(test: &str, reason: &str) {
-    let line = format!("SKIPPED: {test}: {reason}\n");
-    eprint!("{line}");
-    if let Some(log) = std::env::var_os("BAFS_SKIP_LOG") {
-        let log = std::fs::File::options().append(true).create(true).open(log);
-        let _ = log.and_then(|mut log| log.write_all(line.as_bytes()));
-    }
-}
-
 fn limit_descriptors() {
     let (current, maximum) = (Some(DESCRIPTORS), Some(DESCRIPTORS));
     setrlimit(Resource::Nofile, Rlimit { current, maximum }).expect("a limit may be lowered");
@@ -52,7 +41,7 @@ fn an_agent_may_refer_to_more_files_than_there_are_descriptors() {
     let _alone = alone();
     if !geteuid().is_root() {
         let test = "an_agent_may_refer_to_more_files_than_there_are_descriptors";
-        skip(test, "only root may open files again by their handles");
+        bench::skip(test, "only root may open files again by their handles");
         return;
     }
     limit_descriptors();

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::bench::{BLOCK, Bench, CALLER, ROOMY, ROOT, disk_bytes};
 use bafs_proto::file_op::{AttrChange, BodyRange, Errno, FileOp, FileReply};
@@ -210,6 +211,96 @@ fn writers_at_once_never_pass_the_limit() {
     );
     let counted = Tree::open(&bench.path(""), Some(limit)).expect("open");
     assert_eq!(counted.used(), bench.tree.used());
+}
+
+/// Whoever writes reserves as if nothing had space yet, while there seems to be enough.
+#[test]
+fn what_fits_is_written_beside_those_that_reserve_more_than_they_take() {
+    let (piece, writers) = (12 * BLOCK, 3);
+    // One of them finds room to reserve a piece, and leaves none.
+    let limit = Limit {
+        bytes: (writers + 1) * piece,
+        files: 100,
+    };
+    let bench = Bench::new(Some(limit));
+    let full = vec![1; usize::try_from(piece).expect("it is small")];
+    let overwritten: Vec<_> = (0..writers)
+        .map(|at| bench.create(ROOT, &format!("big{at}"), 0o600).1)
+        .inspect(|big| assert_eq!(bench.write(*big, 0, &full), Ok(piece)))
+        .collect();
+    let (_, handle) = bench.create(ROOT, "new", 0o600);
+    let empty = FileOp::Allocate {
+        handle,
+        mode: libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+        offset: 0,
+        length: piece,
+    };
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for big in overwritten {
+            let (bench, full, is_over) = (&bench, &full, &is_over);
+            scope.spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    assert_eq!(bench.write(big, 0, full), Ok(piece), "nothing is needed");
+                }
+            });
+        }
+        let writing = scope.spawn(|| {
+            for _ in 0..500 {
+                assert_eq!(bench.write(handle, 0, &full), Ok(piece), "it fits");
+                bench.ok(empty.clone());
+            }
+        });
+        let written = writing.join();
+        is_over.store(true, Ordering::Relaxed);
+        written.expect("all of it fits");
+    });
+    assert_eq!(bench.tree.used().0, disk_bytes(&bench));
+}
+
+#[test]
+fn a_full_volume_in_memory_is_overwritten_in_place() {
+    let root = tempfile::tempdir_in("/dev/shm").ok();
+    let is_in_memory = |root: &tempfile::TempDir| {
+        rustix::fs::statfs(root.path()).is_ok_and(|stat| stat.f_type == 0x0102_1994)
+    };
+    let Some(root) = root.filter(is_in_memory) else {
+        return crate::bench::skip("space::a_full_volume_in_memory", "/dev/shm is no tmpfs");
+    };
+    let limit = Limit {
+        bytes: 8 * BLOCK,
+        files: 9,
+    };
+    let tree = Tree::open(root.path(), Some(limit)).expect("tree");
+    let bench = Bench::over(root, tree);
+    let (_, file) = bench.create(ROOT, "f", 0o600);
+    let (ino, sparse) = bench.create(ROOT, "sparse", 0o600);
+    let change = AttrChange {
+        size: Some(4 * BLOCK),
+        ..AttrChange::default()
+    };
+    bench.ok(FileOp::SetAttr {
+        ino,
+        handle: None,
+        change,
+    });
+    // A hole, and an end within a block.
+    bench
+        .write(file, 4 * BLOCK, &[1; 3 * BLOCK as usize + 9])
+        .expect("it fits");
+    bench
+        .write(file, 0, &[1; 4 * BLOCK as usize])
+        .expect("up to the limit");
+    let full = Err(Errno(libc::ENOSPC));
+    assert_eq!(bench.write(file, 9 * BLOCK, b"x"), full);
+    for at in 0..8 {
+        assert_eq!(
+            bench.write(file, at * BLOCK + 5, b"again"),
+            Ok(5),
+            "block {at}"
+        );
+    }
+    assert_eq!(bench.write(sparse, BLOCK, b"x"), full, "a hole takes space");
 }
 
 #[test]

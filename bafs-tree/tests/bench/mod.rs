@@ -222,3 +222,14 @@ pub(crate) fn disk_bytes(bench: &Bench) -> u64 {
     let root = fs::metadata(bench.path("")).expect("root").blocks() * 512;
     root.saturating_sub(BLOCK) + sum(&bench.path(""), &mut std::collections::BTreeSet::new())
 }
+
+/// Says that a test did not run for real here, also to who runs many.
+pub(crate) fn skip(test: &str, reason: &str) {
+    use std::io::Write as _;
+    let line = format!("SKIPPED: {test}: {reason}\n");
+    eprint!("{line}");
+    if let Some(log) = std::env::var_os("BAFS_SKIP_LOG") {
+        let log = fs::File::options().append(true).create(true).open(log);
+        let _ = log.and_then(|mut log| log.write_all(line.as_bytes()));
+    }
+}
