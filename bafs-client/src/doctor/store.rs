@@ -200,7 +200,9 @@ fn check_trash(store: &Path, served: Served, treatment: Treatment, now_s: i64) -
             let remedy = "bafs doctor --repair, or start the node, which empties it";
             return Some(broken(subject, found, remedy));
         }
-        let removed = left.iter().try_for_each(fs::remove_dir_all);
+        let removed = left
+            .iter()
+            .try_for_each(|path| bafs_tree::remove_tree(path));
         return Some(match removed {
             Ok(()) => repaired(subject, &format!("{found}; removed")),
             Err(error) => broken(subject, format!("{found}: {error}"), in_the_way(&trash)),

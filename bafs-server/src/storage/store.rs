@@ -301,35 +301,17 @@ fn empty(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a tree, also directories that their owner made read-only and, after a pause, what was
-/// made in it meanwhile.
+/// Removes a tree, and after a pause what was made in it meanwhile.
 fn remove_tree(path: &Path) -> io::Result<()> {
     let mut attempts = 0;
     loop {
-        match fs::remove_dir_all(path) {
-            Ok(()) => return Ok(()),
+        match bafs_tree::remove_tree(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(e) if e.kind() == io::ErrorKind::NotADirectory => return fs::remove_file(path),
-            Err(e) if attempts == REMOVE_ATTEMPTS => return Err(e),
-            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => unlock_directories(path)?,
-            Err(_) => std::thread::sleep(REMOVE_PAUSE),
+            Err(_) if attempts < REMOVE_ATTEMPTS => std::thread::sleep(REMOVE_PAUSE),
+            removed => return removed,
         }
         attempts += 1;
     }
-}
-
-fn unlock_directories(root: &Path) -> io::Result<()> {
-    let mut waiting = vec![root.to_owned()];
-    while let Some(directory) = waiting.pop() {
-        fs::set_permissions(&directory, fs::Permissions::from_mode(0o700))?;
-        for entry in fs::read_dir(&directory)? {
-            let entry = entry?;
-            if entry.file_type()?.is_dir() {
-                waiting.push(entry.path());
-            }
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
