@@ -14,7 +14,8 @@ use bafs_proto::limits::PUT_AHEAD_BYTES_MAX;
 use bafs_proto::time::Deadline;
 use tokio::sync::watch;
 
-/// Uploads that are kept in mind; of more, the bytes are read once more at the end.
+/// Uploads that are kept in mind; of more, the bytes are read once more at the end, and pieces that
+/// overtake others are refused.
 const ARRIVALS_MAX: usize = 256;
 
 /// An upload that is coming in.
@@ -100,8 +101,15 @@ impl Arrivals {
         if received_bytes.is_none() && Arc::strong_count(&slot) == 2 {
             slots.remove(&extract);
         }
-        if slots.len() > ARRIVALS_MAX {
-            slots.retain(|_, slot| Arc::strong_count(slot) > 1);
+        while slots.len() > ARRIVALS_MAX {
+            // Who acts on one, or waits for its turn, has it, too. From here on, or it would always
+            // be the same.
+            let mut others = slots.range(extract..).chain(slots.range(..extract));
+            let idle = others.find(|(_, slot)| Arc::strong_count(slot) == 1);
+            let Some(idle) = idle.map(|(other, _)| *other) else {
+                break;
+            };
+            slots.remove(&idle);
         }
         result
     }
@@ -109,13 +117,10 @@ impl Arrivals {
     /// Waits until the bytes before `offset` are here, unless they are too many to be on their way:
     /// the pieces of an upload are under way together and may overtake each other.
     pub(super) async fn turn(&self, extract: ExtractId, offset: u64, deadline: Deadline) {
-        let Some(mut received) = self
-            .slots()
-            .get(&extract)
-            .map(|slot| slot.received_bytes.subscribe())
-        else {
+        let Some(slot) = self.slots().get(&extract).cloned() else {
             return;
         };
+        let mut received = slot.received_bytes.subscribe();
         let is_turn = |received: &Option<u64>| {
             let ahead = received.map_or(0, |received| offset.saturating_sub(received));
             ahead == 0 || ahead > u64::from(PUT_AHEAD_BYTES_MAX)
@@ -127,5 +132,46 @@ impl Arrivals {
 
     fn slots(&self) -> MutexGuard<'_, BTreeMap<ExtractId, Arc<Slot>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn among_many_uploads_those_that_pieces_wait_for_are_kept_in_mind() {
+        let arrivals = Arc::new(Arrivals::default());
+        let begin = |number: u128| {
+            let begun = arrivals.locked(ExtractId(number), |slot| {
+                let file = tempfile::tempfile().expect("file");
+                *slot = Some(Arrival::new("f".to_owned(), file).expect("arrival"));
+                Ok(())
+            });
+            begun.expect("begin");
+        };
+        let awaited = 7;
+        begin(awaited);
+        let (later, extract) = (Arc::clone(&arrivals), ExtractId(awaited));
+        let waiting = async move { later.turn(extract, 4, Deadline::after_ms(600_000)).await };
+        let waiting = tokio::spawn(waiting);
+        tokio::task::yield_now().await;
+        for number in 0..2 * ARRIVALS_MAX as u128 {
+            if number != awaited {
+                begin(number);
+            }
+        }
+        assert_eq!(arrivals.slots().len(), ARRIVALS_MAX);
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished(), "its turn has not come");
+        let added = arrivals.locked(extract, |slot| {
+            let arrival = slot.as_mut().expect("it is kept");
+            Ok(arrival.add(0, b"data"))
+        });
+        added.expect("locked").expect("add");
+        let turn = tokio::time::timeout(Duration::from_secs(20), waiting).await;
+        turn.expect("it waits no longer").expect("join");
     }
 }

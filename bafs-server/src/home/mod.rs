@@ -13,6 +13,7 @@ mod packs;
 mod puts;
 mod reading;
 mod receipts;
+mod refused;
 mod sweep;
 mod throttle;
 mod unfinished;

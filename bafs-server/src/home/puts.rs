@@ -25,7 +25,9 @@ use super::export::{Export, OWN};
 use super::occupied::Occupied;
 use super::packs::Limits;
 use super::receipts::Receipts;
-use super::unfinished::{Refused, is_full};
+use super::refused::Refused;
+use super::unfinished::is_full;
+use crate::clock;
 use crate::fault::of_disk;
 use crate::lives::replace;
 
@@ -126,7 +128,10 @@ impl Puts {
         allow: impl Fn(&str) -> Result<()>,
     ) -> Result<PutProgress> {
         let mut begun = self.begin_once(call, &allow);
-        if is_full(&begun) && self.make_room(call.extract) {
+        if self.refused.is_waiting(call.extract) {
+            return begun;
+        }
+        if is_full(&begun) && self.make_room(Some(call.extract)) {
             begun = self.begin_once(call, &allow);
         }
         if is_full(&begun) {
@@ -146,7 +151,14 @@ impl Puts {
         self.refused.resume(call.extract);
         self.arrivals.locked(call.extract, |arrival| {
             if let Some(upload) = self.load_same(call.extract, &call.path)? {
-                return self.resume(call.extract, upload, arrival, allow);
+                let progress = self.resume(call.extract, upload, arrival, allow)?;
+                // Its bytes would take the link from those whose turn it is.
+                let is_empty = progress.receipt.is_none() && progress.received_bytes == 0;
+                if is_empty && let Some(why) = self.refused.must_wait(call.extract, clock::now()) {
+                    *arrival = None;
+                    return Err(why);
+                }
+                return Ok(progress);
             }
             if let Some(receipt) = self.claim(call.extract, &call.path, allow)? {
                 return Ok(PutProgress {
@@ -187,7 +199,7 @@ impl Puts {
         let mut is_refused = false;
         let mut write = || self.write_once(extract, offset, data, &allow, &mut is_refused);
         let mut written = write();
-        if is_full(&written) && self.make_room(extract) {
+        if is_full(&written) && self.make_room(Some(extract)) {
             written = write();
         }
         if is_full(&written) && is_refused {
@@ -227,6 +239,13 @@ impl Puts {
                 );
                 return Err(Error::new(ErrorCode::Conflict, text));
             }
+            if received_bytes == 0
+                && let Some(refused) = self.refused.must_wait(extract, clock::now())
+            {
+                // What waits behind these bytes hears the same.
+                *slot = None;
+                return Err(refused);
+            }
             if let Err(error) = arrival.add(offset, data) {
                 // Nobody knows how much of it was written.
                 let target = arrival.path.clone();
@@ -256,7 +275,22 @@ impl Puts {
         call: &CommitPut,
         allow: impl Fn(&str) -> Result<()>,
     ) -> Result<PutReceipt> {
-        let done = self.arrivals.locked(call.extract, |slot| {
+        let mut done = self.commit_once(call, &allow);
+        if is_full(&done) && self.make_room(Some(call.extract)) {
+            done = self.commit_once(call, &allow);
+        }
+        if is_full(&done) {
+            self.refused.note_wanted();
+        }
+        done
+    }
+
+    fn commit_once(
+        &self,
+        call: &CommitPut,
+        allow: &dyn Fn(&str) -> Result<()>,
+    ) -> Result<PutReceipt> {
+        self.arrivals.locked(call.extract, |slot| {
             let mut upload = self.load_known(call.extract)?;
             allow(&upload.path)?;
             if upload.phase == Phase::Receiving {
@@ -268,12 +302,8 @@ impl Puts {
                 };
                 self.store(call.extract, &upload)?;
             }
-            self.finish(call, upload, &allow)
-        });
-        if is_full(&done) {
-            self.refused.note_wanted();
-        }
-        done
+            self.finish(call, upload, allow)
+        })
     }
 
     /// Puts a small file in place at once whose upload was begun in pieces: that is finished so,
@@ -370,7 +400,7 @@ impl Puts {
                     ..upload.clone()
                 };
                 self.store(extract, &done)?;
-                self.refused.forget(extract);
+                self.refused.end(extract);
                 (size, digest)
             }
             Phase::Done { size, digest } => (size, digest),
@@ -732,7 +762,7 @@ mod tests {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         let commit = receive(&puts, "f", b"x");
-        let now = crate::clock::now();
+        let now = clock::now();
         puts.sweep(now.plus_ms(IDLE_MS_MAX - 60_000));
         assert!(puts.load(EXTRACT).expect("load").is_some());
         puts.commit(&commit, |_| Ok(())).expect("commit");
@@ -749,7 +779,7 @@ mod tests {
     fn of_too_many_receipts_the_oldest_go_but_none_that_is_young() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
-        let now = crate::clock::now();
+        let now = clock::now();
         let put = |number: u128, minutes_ago: u64| {
             let extract = ExtractId(number);
             let call = PutFile {

@@ -1,13 +1,10 @@
-//! Uploads that ended before their files did: which a full disk refused, what they hold, and
-//! which give their room to others. Gives no file its name.
+//! Uploads that ended before their files did: what they hold, and how they give their room to
+//! others. Gives no file its name; which of them shall is decided elsewhere (`refused.rs`).
 
 use std::cell::LazyCell;
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::ids::ExtractId;
 use bafs_proto::time::Time;
@@ -21,152 +18,6 @@ use crate::clock;
 /// An upload that nobody continued for so long gives its room to others on a full disk, in
 /// milliseconds: whoever still wants the file asks again earlier, and sends it anew else.
 pub(super) const STALE_MS: u64 = 600_000;
-
-/// Who was refused, or went on, no longer ago than this still wants its room, in milliseconds:
-/// whoever sends asks again after ten seconds at most.
-const WANTED_MS: u64 = 60_000;
-
-/// So often an upload gives way at most, as all of it is sent again each time.
-const GIVES_WAY_MAX: u32 = 3;
-
-/// What is known of an upload that the disk refused, or that a former server left.
-#[derive(Debug, Clone, Default)]
-struct Refusal {
-    /// Where the file shall be.
-    target: String,
-    /// Why its last bytes were refused.
-    why: Option<Error>,
-    /// When that was, or when it went on; never for what a former server left.
-    at: Time,
-    held_bytes: u64,
-    /// Whether somebody has continued it since.
-    goes_on: bool,
-    /// Whether it got no further than when it was refused before.
-    is_stuck: bool,
-    gave_way: u32,
-}
-
-/// Uploads that the disk refused since this server began, and those that it found unfinished then.
-#[derive(Debug, Default)]
-pub(super) struct Refused {
-    list: Mutex<BTreeMap<ExtractId, Refusal>>,
-    /// When the disk refused anything of which no bytes are here, in milliseconds.
-    wanted_ms: AtomicU64,
-}
-
-impl Refused {
-    /// Why the disk refused the last bytes of an upload.
-    pub(super) fn why(&self, extract: ExtractId) -> Option<Error> {
-        self.list().get(&extract)?.why.clone()
-    }
-
-    /// Notes that the disk refused bytes of an upload of which so many are there.
-    pub(super) fn note(&self, extract: ExtractId, target: String, error: &Error, held_bytes: u64) {
-        let mut list = self.list();
-        let refusal = list.entry(extract).or_default();
-        refusal.target = target;
-        if refusal.goes_on {
-            refusal.is_stuck = held_bytes <= refusal.held_bytes;
-        }
-        refusal.why = Some(error.clone());
-        refusal.at = clock::now();
-        refusal.held_bytes = held_bytes;
-        refusal.goes_on = false;
-    }
-
-    /// Notes that the disk refused what has no bytes here: a beginning, an end, a small file.
-    pub(super) fn note_wanted(&self) {
-        self.wanted_ms.store(clock::now().0, Ordering::Relaxed);
-    }
-
-    /// Notes what a former server left: nobody continues it yet.
-    fn note_left(&self, extract: ExtractId, target: String) {
-        let left = Refusal {
-            target,
-            ..Refusal::default()
-        };
-        self.list().insert(extract, left);
-    }
-
-    /// It goes on.
-    pub(super) fn resume(&self, extract: ExtractId) {
-        if let Some(refusal) = self.list().get_mut(&extract) {
-            refusal.why = None;
-            refusal.at = clock::now();
-            refusal.goes_on = true;
-        }
-    }
-
-    /// It is no more, or done.
-    pub(super) fn forget(&self, extract: ExtractId) {
-        self.list().remove(&extract);
-    }
-
-    /// Forgets those of which `exists` says that they are no more.
-    pub(super) fn retain(&self, exists: impl Fn(ExtractId) -> bool) {
-        self.list().retain(|extract, _| exists(*extract));
-    }
-
-    /// Those to a place that nobody has continued since.
-    fn waiting(&self, target: &str) -> Vec<ExtractId> {
-        let list = self.list();
-        let waiting = list
-            .iter()
-            .filter(|(_, it)| !it.goes_on && it.target == target);
-        waiting.map(|(extract, _)| *extract).collect()
-    }
-
-    fn is_waiting(&self, extract: ExtractId) -> bool {
-        let list = self.list();
-        list.get(&extract).is_some_and(|refusal| !refusal.goes_on)
-    }
-
-    /// Whether an upload that was refused must drop what it holds: others that still come hold
-    /// more, or it is stuck and others wait.
-    fn must_give_way(&self, extract: ExtractId, now: Time) -> bool {
-        let list = self.list();
-        let Some(mine) = list.get(&extract) else {
-            return false;
-        };
-        if mine.goes_on || mine.held_bytes == 0 || mine.gave_way >= GIVES_WAY_MAX {
-            return false;
-        }
-        let is_recent = |at: Time| at != Time::default() && now.ms_since(at) <= WANTED_MS;
-        let others = list.iter().filter(|(other, _)| **other != extract);
-        let mut others = others.filter(|(_, other)| is_recent(other.at));
-        let is_behind = |(other, refusal): (&ExtractId, &Refusal)| {
-            (refusal.held_bytes, *other) > (mine.held_bytes, extract)
-        };
-        if mine.is_stuck {
-            let wanted = Time(self.wanted_ms.load(Ordering::Relaxed));
-            is_recent(wanted) || others.any(|other| !other.1.goes_on || is_behind(other))
-        } else {
-            others.any(is_behind)
-        }
-    }
-
-    fn gave_way(&self, extract: ExtractId) {
-        if let Some(refusal) = self.list().get_mut(&extract) {
-            refusal.held_bytes = 0;
-            refusal.is_stuck = false;
-            refusal.gave_way += 1;
-        }
-    }
-
-    /// Whether nobody continues an upload any more to which nothing came for so long. Whoever wants
-    /// one that the disk refused asks again soon.
-    fn is_stale(&self, extract: ExtractId, idle_ms: u64, now: Time) -> bool {
-        match self.list().get(&extract) {
-            Some(it) if it.why.is_some() => now.ms_since(it.at) > WANTED_MS,
-            Some(it) => idle_ms > STALE_MS && now.ms_since(it.at) > STALE_MS,
-            None => idle_ms > STALE_MS,
-        }
-    }
-
-    fn list(&self) -> MutexGuard<'_, BTreeMap<ExtractId, Refusal>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// An upload of which bytes came, but not all.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -270,15 +121,19 @@ impl Puts {
                 return Ok(());
             }
             let upload = self.load(extract)?;
-            if upload.is_none_or(|upload| upload.phase != Phase::Receiving) {
+            let Some(upload) = upload.filter(|upload| upload.phase == Phase::Receiving) else {
                 return Ok(());
-            }
+            };
             *slot = None;
             let path = self.place(extract).join(DATA);
             let file = File::options().write(true).open(&path);
             let emptied = file.and_then(|file| file.set_len(0));
             emptied.map_err(|error| fault(&path, error))?;
             self.refused.gave_way(extract);
+            let target = &upload.path;
+            tracing::warn!(
+                "the disk is full: what came of '{target}' is dropped for others, and comes again"
+            );
             Ok(())
         });
         if let Err(error) = dropped {
@@ -286,12 +141,13 @@ impl Puts {
         }
     }
 
-    /// Removes what nobody continues any more; whether that was anything.
-    pub(super) fn make_room(&self, extract: ExtractId) -> bool {
+    /// Removes what nobody continues any more, but not the one that asks; whether that was
+    /// anything.
+    pub(super) fn make_room(&self, asks: Option<ExtractId>) -> bool {
         let now = clock::now();
         let all = self.unfinished();
         let stale = all.iter().filter(|upload| {
-            upload.extract != extract
+            Some(upload.extract) != asks
                 && upload.bytes > 0
                 && self.refused.is_stale(upload.extract, upload.idle_ms, now)
         });
@@ -314,8 +170,10 @@ impl Puts {
             }
             *slot = None;
             let place = self.place(extract);
+            let held = fs::metadata(place.join(DATA)).map_or(0, |data| data.len());
             fs::remove_dir_all(&place).map_err(|error| fault(&place, error))?;
             self.refused.forget(extract);
+            tracing::warn!(%extract, "{held} bytes of an upload that nobody continues are removed");
             Ok(true)
         });
         removed.unwrap_or_else(|error: Error| {
@@ -324,26 +182,37 @@ impl Puts {
         })
     }
 
-    /// The same error; one that tells of a full disk with what is free and what uploads hold.
+    /// The same error; one that tells of a full disk with what is free and what uploads hold. That
+    /// is logged here as well: who has the disk must make room.
     pub(crate) fn with_room(&self, error: Error) -> Error {
         match error.code {
-            ErrorCode::NoSpaceBytes => error.context(self.describe_room()),
+            ErrorCode::NoSpaceBytes => error.context(self.tell_room()),
             _ => error,
         }
     }
 
-    /// As [`Self::with_room`], for each.
+    /// As [`Self::with_room`], for each. What nobody continues makes room for who comes again.
     pub(super) fn each_with_room<T>(&self, results: Vec<Result<T>>) -> Vec<Result<T>> {
         if results.iter().any(is_full) {
             self.refused.note_wanted();
+            self.make_room(None);
         }
-        let room = LazyCell::new(|| self.describe_room());
+        let room = LazyCell::new(|| self.tell_room());
         let tell = |error: Error| match error.code {
             ErrorCode::NoSpaceBytes => error.context(&*room),
             _ => error,
         };
         let told = results.into_iter().map(|result| result.map_err(tell));
         told.collect()
+    }
+
+    /// What is free and what uploads hold; logs it, not too often.
+    fn tell_room(&self) -> String {
+        let room = self.describe_room();
+        if self.refused.is_time_to_tell(clock::now()) {
+            tracing::warn!("{room}: nothing is taken until there is room");
+        }
+        room
     }
 
     fn describe_room(&self) -> String {
@@ -384,6 +253,7 @@ mod tests {
     use bafs_proto::time::Deadline;
 
     use super::super::export::Export;
+    use super::super::refused::WANTED_MS;
     use super::*;
 
     fn open(root: &Path) -> Arc<Puts> {
@@ -391,13 +261,17 @@ mod tests {
         Arc::new(Puts::open(export).expect("puts"))
     }
 
-    fn begin(puts: &Puts, number: u128, path: &str) {
-        let call = BeginPut {
+    fn call(number: u128, path: &str) -> BeginPut {
+        BeginPut {
             extract: ExtractId(number),
             path: path.to_owned(),
             mode: 0o640,
-        };
-        puts.begin(&call, |_| Ok(())).expect("begin");
+        }
+    }
+
+    fn begin(puts: &Puts, number: u128, path: &str) {
+        let begun = puts.begin(&call(number, path), |_| Ok(()));
+        begun.expect("begin");
     }
 
     fn write(puts: &Puts, number: u128, offset: u64) -> Result<u64> {
@@ -500,30 +374,31 @@ mod tests {
         assert_eq!(held(2), 8, "it holds most");
         end_full(1, 4);
         assert_eq!(held(1), 0);
+        let waits = |number| {
+            let told = puts.begin(&call(number, &format!("f{number}")), |_| Ok(()));
+            assert_eq!(code(told.map(|_| 0)), ErrorCode::NoSpaceBytes, "it waits");
+            assert_eq!(code(write(&puts, number, 0)), ErrorCode::NoSpaceBytes);
+        };
+        waits(1);
         // It may be larger than the disk: the other must not wait for it for ever.
         begin(&puts, 2, "f2");
         end_full(2, 8);
         assert_eq!(held(2), 0);
+        waits(2);
         begin(&puts, 1, "f1");
         assert_eq!(write(&puts, 1, 0), Ok(4), "it begins anew");
-        puts.refused.forget(ExtractId(2));
+        commit(&puts, 1).expect("commit");
+        begin(&puts, 2, "f2");
+        assert_eq!(write(&puts, 2, 0), Ok(4), "nobody else wants the room");
         for _ in 0..2 {
-            end_full(1, 4);
-            begin(&puts, 1, "f1");
+            end_full(2, 4);
+            begin(&puts, 2, "f2");
         }
-        assert_eq!(held(1), 4, "nobody else wants the room");
+        assert_eq!(held(2), 4, "nor now");
         puts.refused.note_wanted();
-        end_full(1, 4);
-        assert_eq!(held(1), 0, "a small file does");
-        for times in [2, 3, 4] {
-            begin(&puts, 1, "f1");
-            assert_eq!(write(&puts, 1, 0), Ok(4));
-            end_full(1, 4);
-            begin(&puts, 1, "f1");
-            end_full(1, 4);
-            let left = if times > GIVES_WAY_MAX - 1 { 4 } else { 0 };
-            assert_eq!(held(1), left, "after {times} times");
-        }
+        end_full(2, 4);
+        assert_eq!(held(2), 0, "a small file does");
+        waits(2);
     }
 
     /// Else an empty file would have its name.
@@ -554,20 +429,16 @@ mod tests {
         begin(&puts, 1, "f1");
         assert_eq!(write(&puts, 1, 0), Ok(4));
         refuse(&puts, 1, 4);
-        assert!(!puts.make_room(ExtractId(2)), "it may come again");
+        assert!(!puts.make_room(Some(ExtractId(2))), "it may come again");
         let long_ago = Time(clock::now().0 - WANTED_MS - 1_000);
-        let refuse_then = |at| {
-            if let Some(refusal) = puts.refused.list().get_mut(&ExtractId(1)) {
-                refusal.at = at;
-            }
-        };
+        let refuse_then = |at| puts.refused.set_at(ExtractId(1), at);
         refuse_then(long_ago);
         puts.refused.resume(ExtractId(1));
         refuse_then(long_ago);
-        assert!(!puts.make_room(ExtractId(2)), "it goes on");
+        assert!(!puts.make_room(Some(ExtractId(2))), "it goes on");
         refuse(&puts, 1, 4);
         refuse_then(long_ago);
-        assert!(puts.make_room(ExtractId(2)));
+        assert!(puts.make_room(Some(ExtractId(2))));
         assert!(!puts.place(ExtractId(1)).exists());
     }
 

@@ -9,7 +9,7 @@ use bafs_proto::message::{
     BeginPut, CommitPut, ListSource, PutProgress, PutReceipt, ReadSource, SourceData, SourcePage,
 };
 use bafs_proto::net::BoxFuture;
-use bafs_proto::time::Deadline;
+use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
@@ -18,6 +18,9 @@ use super::settings::HomeSettings;
 use super::{Home, Put};
 use crate::clock;
 use crate::home::{Export, Puts, list, read};
+
+/// Old receipts and uploads are removed so often at most, in milliseconds.
+const SWEEP_MS: u64 = 3_600_000;
 
 /// The directories that a node may use.
 pub(super) struct Files {
@@ -29,8 +32,9 @@ struct Directory {
     /// Without slashes at its ends.
     path: String,
     export: Arc<Export>,
-    /// Made when first something is written: it leaves a directory of its own behind.
-    puts: Mutex<Option<Arc<Puts>>>,
+    /// Made when first something is written: it leaves a directory of its own behind. With when old
+    /// receipts and uploads were removed last.
+    puts: Mutex<Option<(Arc<Puts>, Time)>>,
 }
 
 impl Files {
@@ -73,14 +77,25 @@ impl Files {
 
 impl Directory {
     fn puts(&self) -> Result<Arc<Puts>> {
-        let mut puts = self.puts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(puts) = &*puts {
-            return Ok(puts.clone());
+        let now = clock::now();
+        let mut known = self.puts.lock().unwrap_or_else(PoisonError::into_inner);
+        let (puts, swept) = match known.take() {
+            Some(puts) => puts,
+            None => (Arc::new(Puts::open(self.export.clone())?), Time::default()),
+        };
+        let is_due = now.ms_since(swept) > SWEEP_MS;
+        *known = Some((puts.clone(), if is_due { now } else { swept }));
+        drop(known);
+        if is_due {
+            puts.sweep(now);
         }
-        let opened = Arc::new(Puts::open(self.export.clone())?);
-        opened.sweep(clock::now());
-        *puts = Some(opened.clone());
-        Ok(opened)
+        Ok(puts)
+    }
+
+    /// Does something with the uploads; an error says what room there is, if that is why.
+    fn with_puts<T>(&self, act: impl FnOnce(&Puts) -> Result<T>) -> Result<T> {
+        let puts = self.puts()?;
+        act(&puts).map_err(|error| puts.with_room(error))
     }
 }
 
@@ -126,7 +141,7 @@ impl Home for Files {
                 path,
                 mode: put.mode,
             };
-            let done = blocking(move || directory.puts()?.begin(&begin, |_| Ok(())));
+            let done = blocking(move || directory.with_puts(|puts| puts.begin(&begin, |_| Ok(()))));
             done.await.map(|progress| told(put, progress))
         })
     }
@@ -141,7 +156,8 @@ impl Home for Files {
         Box::pin(async move {
             let (directory, _) = self.place(&put.path)?;
             let extract = put.extract;
-            let write = move || directory.puts()?.write(extract, offset, &data, |_| Ok(()));
+            let write =
+                move || directory.with_puts(|puts| puts.write(extract, offset, &data, |_| Ok(())));
             blocking(write).await.map(|progress| told(put, progress))
         })
     }
@@ -159,7 +175,8 @@ impl Home for Files {
                 size: put.size,
                 digest,
             };
-            let done = blocking(move || directory.puts()?.commit(&commit, |_| Ok(())));
+            let done =
+                blocking(move || directory.with_puts(|puts| puts.commit(&commit, |_| Ok(()))));
             done.await.map(|receipt| renamed(put, receipt))
         })
     }

@@ -44,8 +44,12 @@ const PAUSE_MS_MAX: u64 = 2_000;
 /// better than a node where it may be now, and may have somebody to tell.
 const SILENT_MS: u64 = 20_000;
 
-/// Attempts after home refused for a reason that may be an out-dated picture of the upload.
+/// Attempts after home refused for a reason that may be an out-dated picture of the upload, while
+/// home gets no further.
 const RESYNC_MAX: u32 = 4;
+
+/// So long may home fail, in milliseconds, while it gets no further.
+const FAULTY_MS: u64 = 20_000;
 
 /// One extraction under way.
 pub(super) struct Upload {
@@ -59,6 +63,11 @@ pub(super) struct Upload {
     hashed: Hashed,
     /// Until when home may be silent, if it is.
     silent_until: Option<Deadline>,
+    /// Until when home may fail, if it does.
+    faulty_until: Option<Deadline>,
+    resyncs: u32,
+    /// The most that home was seen to have.
+    received_max: u64,
 }
 
 /// The bytes of a file that were hashed, from its start on.
@@ -135,6 +144,9 @@ impl Upload {
             identity,
             hashed: Hashed::default(),
             silent_until: None,
+            faulty_until: None,
+            resyncs: 0,
+            received_max: 0,
         })
     }
 
@@ -144,18 +156,14 @@ impl Upload {
     /// What home answered; `WrongState` when the file changes meanwhile; `DigestMismatch`;
     /// `HomeUnreachable` when nothing was heard of home for [`SILENT_MS`].
     pub(super) async fn run(mut self) -> Result<PutReceipt> {
-        let (mut pause_ms, mut resyncs) = (PAUSE_MS_MIN, 0);
+        let mut pause_ms = PAUSE_MS_MIN;
         loop {
             let error = match self.attempt().await {
                 Ok(receipt) => return Ok(receipt),
                 Err(error) => self.unless_silent(of_home(error)),
             };
-            let out_of_step = is_out_of_step(&error);
-            resyncs += u32::from(out_of_step);
-            let again = error.code != ErrorCode::HomeUnreachable
-                && (error.is_transient() || (out_of_step && resyncs <= RESYNC_MAX));
             let late = self.deadline.left() <= Duration::from_millis(pause_ms);
-            if !again || late || self.changed()? {
+            if !self.may_pass(&error) || late || self.changed()? {
                 return Err(error.context(format!(
                     "extract '{}' of volume {} to '{}'",
                     self.call.path, self.call.volume, self.call.target
@@ -164,6 +172,33 @@ impl Upload {
             tracing::debug!(extract = %self.call.extract, %error, "extraction will be repeated");
             tokio::time::sleep(Duration::from_millis(pause_ms)).await;
             pause_ms = (pause_ms * 2).min(PAUSE_MS_MAX);
+        }
+    }
+
+    /// Whether another attempt may do better.
+    fn may_pass(&mut self, error: &Error) -> bool {
+        if is_out_of_step(error) {
+            self.resyncs += 1;
+            return self.resyncs <= RESYNC_MAX;
+        }
+        match error.code {
+            ErrorCode::HomeUnreachable => false,
+            // Whoever asked tells somebody, and asks again.
+            ErrorCode::ServerFault => {
+                let patience = || Deadline::after_ms(FAULTY_MS);
+                let until = self.faulty_until.get_or_insert_with(patience);
+                !until.left().is_zero()
+            }
+            _ => error.is_transient(),
+        }
+    }
+
+    /// Home has so many bytes.
+    fn note_received(&mut self, bytes: u64) {
+        if bytes > self.received_max {
+            self.received_max = bytes;
+            self.faulty_until = None;
+            self.resyncs = 0;
         }
     }
 
@@ -208,6 +243,7 @@ impl Upload {
         }
         let progress = self.homes.begin(&self.put, self.step()).await?;
         self.silent_until = None;
+        self.note_received(progress.received_bytes);
         if let Some(receipt) = progress.receipt {
             return self.accept(receipt);
         }
