@@ -18,7 +18,7 @@ use bafs_proto::net::pool::Pool;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::Token;
 use bafs_proto::{Error, Result};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
 use super::blocking;
 use super::classes::Sorting;
@@ -46,6 +46,10 @@ const SETTLE_MS_MAX: u64 = 3_000;
 
 /// Most whole files of a volume that are compared with their digests at once.
 const COMPARISONS_MAX: usize = 2;
+
+/// Blocks that readers have before the disk does, in units of [`UNKEPT_UNIT`] bytes: 64 MiB.
+const UNKEPT_MAX: usize = 1024;
+const UNKEPT_UNIT: usize = 64 << 10;
 
 /// How the comparison of a file ended, once it has.
 pub(super) type Comparison = watch::Receiver<Option<Result<()>>>;
@@ -109,7 +113,7 @@ pub(crate) struct Generation {
     /// For so many of them at once: it takes a processor each.
     pub(super) comparing_places: Semaphore,
     /// Why agents must give back what was handed over to them, once they must.
-    pub(crate) recall: watch::Sender<Option<Error>>,
+    pub(super) recall: Mutex<watch::Sender<Option<Error>>>,
 }
 
 /// What a generation begins with.
@@ -164,7 +168,7 @@ impl Generation {
             comparing: Mutex::default(),
             compared_on_arrival: Mutex::default(),
             comparing_places: Semaphore::new(COMPARISONS_MAX),
-            recall: watch::Sender::new(None),
+            recall: Mutex::default(),
         }
     }
 
@@ -217,6 +221,7 @@ pub(crate) struct Fetcher {
     gates: Mutex<BTreeMap<String, Arc<Gate>>>,
     /// Bytes that are being fetched ahead of readers now.
     pub(super) ahead_bytes: AtomicU64,
+    unkept: Semaphore,
     settled: watch::Sender<bool>,
     settle_until: Deadline,
 }
@@ -233,6 +238,7 @@ impl Fetcher {
             peers: Mutex::new(Peers::new(server)),
             gates: Mutex::default(),
             ahead_bytes: AtomicU64::new(0),
+            unkept: Semaphore::new(UNKEPT_MAX),
             settled: watch::Sender::new(true),
             settle_until: Deadline::after_ms(SETTLE_MS_MAX),
         }
@@ -298,6 +304,12 @@ impl Fetcher {
             address: self.address.clone(),
             capacity_bytes: generation.capacity_bytes,
         }
+    }
+
+    /// A place for blocks that readers get before the disk does, if there is one.
+    pub(super) fn unkept(&self, run: &Run) -> Option<SemaphorePermit<'_>> {
+        let units = u32::try_from(run.bytes().div_ceil(UNKEPT_UNIT)).ok()?;
+        self.unkept.try_acquire_many(units).ok()
     }
 
     /// Writes fetched blocks to disk as far as there is room.

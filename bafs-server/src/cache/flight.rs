@@ -158,7 +158,10 @@ impl Flight {
     /// Gives blocks to who waits and to the disk, first to who waits; if nobody does, who asked
     /// for them wants them on disk.
     async fn land(&self, pilots: &[Pilot], run: &Run, fetched: Result<Vec<Block>>) {
-        let is_urgent = self.urgency.is_urgent();
+        // What comes faster than the disk takes it would fill the memory: then who waits has to
+        // wait for the disk, too.
+        let unkept = self.fetcher.unkept(run);
+        let is_urgent = self.urgency.is_urgent() && unkept.is_some();
         if is_urgent || fetched.is_err() {
             land(pilots, &fetched);
         }

@@ -72,7 +72,7 @@ async fn hand_over(fetcher: Arc<Fetcher>, generation: Arc<Generation>) -> Result
     let shared = generation.clone();
     let files = blocking(move || shared.disk.share(&shared.manifest)).await??;
     let manifest = generation.manifest.digest();
-    let recall = generation.recall.subscribe();
+    let recall = generation.recall().subscribe();
     let held = Arc::new(HeldFiles {
         generation,
         holds: Mutex::default(),
@@ -326,7 +326,7 @@ impl Generation {
             let (disk, manifest) = (&generation.disk, &generation.manifest);
             generation.check_kept()?;
             let path = disk.keep_whole(manifest, file)?;
-            let goes_on = || generation.recall.borrow().is_none();
+            let goes_on = || generation.check_kept().is_ok();
             let compared = disk.compare(manifest, (file, &path), goes_on);
             Handle::current().spawn(let_go_when_free(generation.clone(), file));
             compared
@@ -345,7 +345,7 @@ impl Generation {
 
     /// Whether agents may have more of it: if not, the reason why what they have is taken back.
     fn check_kept(&self) -> Result<()> {
-        match &*self.recall.borrow() {
+        match &*self.recall().borrow() {
             Some(why) => Err(why.clone()),
             None => Ok(()),
         }
@@ -356,7 +356,7 @@ impl Generation {
     /// # Errors
     /// `Busy` when they do not; then they may go on.
     pub(super) async fn take_back(&self, why: Error) -> Result<()> {
-        self.recall.send_replace(Some(why));
+        self.recall().send_replace(Some(why));
         for _ in 0..TAKE_BACK_MS / LOOK.as_millis() as u64 {
             if self.disk.check_unheld().is_ok() {
                 return Ok(());
@@ -383,8 +383,13 @@ impl Generation {
         }
     }
 
-    /// Undoes [`Generation::take_back`] for agents that come from now on.
+    /// Undoes [`Generation::take_back`] for agents that come from now on. Those before are told
+    /// even if they did not hear of it yet.
     pub(super) fn go_on(&self) {
-        self.recall.send_replace(None);
+        *self.recall() = watch::Sender::new(None);
+    }
+
+    fn recall(&self) -> MutexGuard<'_, watch::Sender<Option<Error>>> {
+        self.recall.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -203,7 +203,7 @@ impl Disk {
     /// Undoes [`Disk::hold`], unless somebody still has the open file; says whether it did (waits
     /// for the disk).
     pub(super) fn let_go(&self, file: FileIndex) -> bool {
-        let _one_at_a_time = self.holding();
+        let one_at_a_time = self.holding();
         if self.table().holders(file) <= 1 {
             // Without the file there is nothing to keep.
             let opened = open_blocks(OpenOptions::new().read(true), &self.path_of(file));
@@ -213,6 +213,8 @@ impl Disk {
             }
         }
         self.table().let_go(file);
+        // Whoever holds a file waits for this with the lock that is taken now.
+        drop(one_at_a_time);
         if let Err(error) = self.tidy() {
             tracing::debug!(%error, "what a file had to keep is still on disk");
         }
@@ -291,17 +293,23 @@ impl NearMap {
 /// `ServerFault` when the disk does not do it.
 pub(super) fn leave_survivors(directory: &Path) -> Result<BTreeSet<FileIndex>> {
     let broken = |e| fault("look for readers of a former life", directory, e);
-    let blocks = directory.join("blocks");
+    let (blocks, left) = (directory.join("blocks"), directory.join("left"));
+    let forget = || remove(std::fs::remove_file, &directory.join("journal"));
+    // A former start was ended while it did what follows.
+    if std::fs::symlink_metadata(&left).is_ok() {
+        forget()
+            .and_then(|()| std::fs::create_dir_all(&blocks))
+            .and_then(|()| remove(std::fs::remove_dir_all, &left))
+            .map_err(broken)?;
+    }
     if !are_gone(directory).map_err(broken)? {
         tracing::warn!(directory = %directory.display(),
             "agents of a former life still read the cache: they keep its blocks, and they are \
              fetched again when they are needed");
-        let left = directory.join("left");
         // Emptied by name only: whoever has the directory or a file of it open keeps that.
-        remove(std::fs::remove_dir_all, &left)
-            .and_then(|()| std::fs::rename(&blocks, &left))
+        std::fs::rename(&blocks, &left)
+            .and_then(|()| forget())
             .and_then(|()| std::fs::create_dir(&blocks))
-            .and_then(|()| remove(std::fs::remove_file, &directory.join("journal")))
             .and_then(|()| remove(std::fs::remove_file, &directory.join(USERS)))
             .and_then(|()| remove(std::fs::remove_dir_all, &left))
             .map_err(broken)?;

@@ -3,6 +3,7 @@
 mod changing;
 mod damage;
 mod faults;
+mod hurt;
 mod keeping;
 mod large;
 mod near;

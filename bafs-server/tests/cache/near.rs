@@ -21,13 +21,13 @@ use rustix::fs::{Mode, OFlags, openat};
 
 use super::world::{BLOCK, Node, World, cache, content};
 
-const ID: VolumeId = VolumeId(1);
+pub(crate) const ID: VolumeId = VolumeId(1);
 const LARGE: u64 = 64 << 20;
 
 /// What an agent gets at the door, used as the agent does.
 pub(crate) struct Agent {
-    parcel: Parcel,
-    map: BlockMap,
+    pub(crate) parcel: Parcel,
+    pub(crate) map: BlockMap,
 }
 
 impl Agent {
@@ -43,7 +43,7 @@ impl Agent {
     }
 
     /// A block of `length` bytes, if it is here.
-    fn read(&self, file: u32, block: u64, length: usize) -> Option<Vec<u8>> {
+    pub(crate) fn read(&self, file: u32, block: u64, length: usize) -> Option<Vec<u8>> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let opened = openat(
             &self.parcel.files[0],
@@ -76,7 +76,7 @@ impl Agent {
         }
     }
 
-    async fn let_go(&mut self, file: u32) {
+    pub(crate) async fn let_go(&mut self, file: u32) {
         let file = FileIndex(file);
         let asked = self.parcel.keeper.answer(DoorRequest::ReleaseFile { file });
         assert!(matches!(asked.await, Ok((DoorReply::Done, _))));
@@ -95,13 +95,13 @@ async fn grant(node: &Node, manifest: Digest) -> Parcel {
     grant().await.expect("hand-over")
 }
 
-fn block_of(bytes: &[u8], block: u64) -> &[u8] {
+pub(crate) fn block_of(bytes: &[u8], block: u64) -> &[u8] {
     let start = block as usize * BLOCK as usize;
     &bytes[start..bytes.len().min(start + BLOCK as usize)]
 }
 
 /// Reads all blocks of a file by calls, one by one, and compares.
-async fn scan(node: &Node, file: u32, bytes: &[u8]) {
+pub(crate) async fn scan(node: &Node, file: u32, bytes: &[u8]) {
     for block in 0..bytes.len().div_ceil(BLOCK as usize) as u64 {
         let read = node.read(ID, file, block, 1).await.expect("read");
         assert!(read == block_of(bytes, block), "block {block}");
@@ -265,48 +265,6 @@ async fn damage_under_a_live_node_is_found_before_anybody_sees_it() {
     let read = agent.read(0, 3, BLOCK as usize);
     assert!(read.as_deref() == Some(block_of(&bytes, 3)));
     assert!(agent.hold(0).await.is_some());
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn damage_in_an_open_whole_file_ends_its_readers_and_is_given_to_nobody_else() {
-    let world = World::new(1);
-    let bytes = content(1, 10 * BLOCK as usize);
-    world.home.put("db/file", bytes.clone(), 1);
-    let size = 10 * u64::from(BLOCK);
-    world.create(&cache(1, size, Replacement::Lru)).await;
-    let node = &world.nodes[0];
-    let (mut holder, mut other) = (Agent::new(node).await, Agent::new(node).await);
-    scan(node, 0, &bytes).await;
-    eventually(|| (0..10).all(|block| holder.map.has(0, block))).await;
-    let opened = holder.hold(0).await.expect("it is wholly here");
-    // A disk that forgets changes no time of the file.
-    let path = world.root().join("1").join(ID.to_string());
-    let path = path.join("1/blocks/0");
-    let file = File::options().write(true).open(&path).expect("open");
-    let modified = file.metadata().expect("file").modified().expect("time");
-    file.write_all_at(b"damage", 3 * u64::from(BLOCK) + 5)
-        .expect("damage");
-    file.set_modified(modified).expect("time");
-    assert!(other.read(0, 3, BLOCK as usize).is_none(), "it is noticed");
-    scan(node, 0, &bytes).await;
-    assert_eq!(node.count("cache_digest_failures"), 1);
-    assert!(other.hold(0).await.is_none(), "nobody else is given it");
-    node.caches.tick().await;
-    let mut recall = holder.parcel.recall.clone();
-    let why = recall.wait_for(Option::is_some).await.expect("told");
-    assert_eq!(
-        why.as_ref().map(|why| why.code),
-        Some(ErrorCode::VolumeLost)
-    );
-    // What it had to keep is free then, and the block can be kept again.
-    drop(opened);
-    holder.let_go(0).await;
-    eventually(|| node.caches.used(ID).expect("used").0 == size - u64::from(BLOCK)).await;
-    scan(node, 0, &bytes).await;
-    eventually(|| other.map.has(0, 3)).await;
-    let read = other.read(0, 3, BLOCK as usize);
-    assert!(read.as_deref() == Some(block_of(&bytes, 3)));
-    assert_eq!(node.caches.used(ID), Some((size, 1)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

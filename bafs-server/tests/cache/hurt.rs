@@ -1,0 +1,81 @@
+//! Damage on the disk under files that agents have whole.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use bafs_proto::ErrorCode;
+use bafs_proto::volume::Replacement;
+
+use super::near::{Agent, ID, block_of, eventually, scan};
+use super::world::{BLOCK, World, cache, content};
+
+/// A disk that forgets changes no time of the file.
+fn damage_block(world: &World, block: u64) {
+    let path = world.root().join("1").join(ID.to_string());
+    let path = path.join("1/blocks/0");
+    let file = File::options().write(true).open(&path).expect("open");
+    let modified = file.metadata().expect("file").modified().expect("time");
+    file.write_all_at(b"damage", block * u64::from(BLOCK) + 5)
+        .expect("damage");
+    file.set_modified(modified).expect("time");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_closed_a_damaged_whole_file_before_it_was_told_is_told_all_the_same() {
+    let world = World::new(1);
+    let bytes = content(1, 10 * BLOCK as usize);
+    world.home.put("db/file", bytes.clone(), 1);
+    let size = 10 * u64::from(BLOCK);
+    world.create(&cache(1, size, Replacement::Lru)).await;
+    let node = &world.nodes[0];
+    let (mut holder, other) = (Agent::new(node).await, Agent::new(node).await);
+    scan(node, 0, &bytes).await;
+    eventually(|| (0..10).all(|block| holder.map.has(0, block))).await;
+    let opened = holder.hold(0).await.expect("it is wholly here");
+    damage_block(&world, 3);
+    assert!(other.read(0, 3, BLOCK as usize).is_none(), "it is noticed");
+    scan(node, 0, &bytes).await;
+    assert_eq!(node.count("cache_digest_failures"), 1);
+    drop(opened);
+    holder.let_go(0).await;
+    node.caches.tick().await;
+    let told = |agent: &Agent| agent.parcel.recall.borrow().as_ref().map(|why| why.code);
+    eventually(|| told(&holder) == Some(ErrorCode::VolumeLost)).await;
+    let later = Agent::new(node).await;
+    assert_eq!(told(&later), None, "it has read nothing of that");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn damage_in_an_open_whole_file_ends_its_readers_and_is_given_to_nobody_else() {
+    let world = World::new(1);
+    let bytes = content(1, 10 * BLOCK as usize);
+    world.home.put("db/file", bytes.clone(), 1);
+    let size = 10 * u64::from(BLOCK);
+    world.create(&cache(1, size, Replacement::Lru)).await;
+    let node = &world.nodes[0];
+    let (mut holder, mut other) = (Agent::new(node).await, Agent::new(node).await);
+    scan(node, 0, &bytes).await;
+    eventually(|| (0..10).all(|block| holder.map.has(0, block))).await;
+    let opened = holder.hold(0).await.expect("it is wholly here");
+    damage_block(&world, 3);
+    assert!(other.read(0, 3, BLOCK as usize).is_none(), "it is noticed");
+    scan(node, 0, &bytes).await;
+    assert_eq!(node.count("cache_digest_failures"), 1);
+    assert!(other.hold(0).await.is_none(), "nobody else is given it");
+    node.caches.tick().await;
+    let mut recall = holder.parcel.recall.clone();
+    let why = recall.wait_for(Option::is_some).await.expect("told");
+    assert_eq!(
+        why.as_ref().map(|why| why.code),
+        Some(ErrorCode::VolumeLost)
+    );
+    // What it had to keep is free then, and the block can be kept again.
+    drop(opened);
+    holder.let_go(0).await;
+    eventually(|| node.caches.used(ID).expect("used").0 == size - u64::from(BLOCK)).await;
+    scan(node, 0, &bytes).await;
+    eventually(|| other.map.has(0, 3)).await;
+    let read = other.read(0, 3, BLOCK as usize);
+    assert!(read.as_deref() == Some(block_of(&bytes, 3)));
+    assert_eq!(node.caches.used(ID), Some((size, 1)));
+}
