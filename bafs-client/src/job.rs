@@ -17,7 +17,7 @@ use tokio::task::AbortHandle;
 use crate::agent::Agent;
 use crate::fate::Loss;
 use crate::fuse::{Mounted, Place};
-use crate::limits::{GRACE, REPORT_RUNS_MAX, SILENCE_MIN};
+use crate::limits::{GRACE, REPORT_PAGES_BYTES_MAX, REPORT_RUNS_MAX, SILENCE_MIN};
 use crate::logic::directory::SINGLE_FILE_NAME;
 use crate::logic::pages::joined;
 use crate::output::Tail;
@@ -135,7 +135,7 @@ pub async fn run_job(
     let loss = lost.try_recv().ok();
     let mut end = judge(ended, loss);
     end.report.volumes = volumes;
-    bound_runs(&mut end.report.volumes);
+    bound_pages(&mut end.report.volumes);
     if let Some(tail) = tail {
         end.report.output_tail = tail.text().await;
     }
@@ -535,26 +535,58 @@ fn interrupted() -> Error {
     Error::new(ErrorCode::ServerFault, "the job was interrupted")
 }
 
-/// Keeps the report within the size of a message: the most scattered files lose detail.
-fn bound_runs(volumes: &mut [VolumeUse]) {
-    let files: usize = volumes.iter().map(|volume| volume.pages.len()).sum();
-    let runs: usize = volumes
-        .iter()
-        .flat_map(|volume| &volume.pages)
-        .map(|pages| pages.runs.len())
-        .sum();
-    if runs <= REPORT_RUNS_MAX {
-        return;
+/// Keeps the report within the size of a message: the most scattered files lose detail, and what is
+/// still too much has none. A report that cannot be read would be worse than one that tells less.
+fn bound_pages(volumes: &mut [VolumeUse]) {
+    let pages = || volumes.iter().flat_map(|volume| &volume.pages);
+    let files = pages().count();
+    let runs: usize = pages().map(|pages| pages.runs.len()).sum();
+    if runs > REPORT_RUNS_MAX {
+        let share = (REPORT_RUNS_MAX / files.max(1)).max(1);
+        for pages in volumes.iter_mut().flat_map(|volume| &mut volume.pages) {
+            pages.runs = joined(std::mem::take(&mut pages.runs), share);
+        }
     }
-    let share = (REPORT_RUNS_MAX / files.max(1)).max(1);
-    for pages in volumes.iter_mut().flat_map(|volume| &mut volume.pages) {
-        pages.runs = joined(std::mem::take(&mut pages.runs), share);
+    let mut left = REPORT_PAGES_BYTES_MAX;
+    for volume in volumes {
+        let text = serde_json::to_string(&volume.pages);
+        match left.checked_sub(text.map_or(usize::MAX, |text| text.len())) {
+            Some(rest) => left = rest,
+            None => {
+                tracing::warn!(
+                    volume = volume.name,
+                    "too many pages were read to tell which"
+                );
+                volume.pages.clear();
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use bafs_proto::report::TouchedPages;
+
     use super::*;
+
+    #[test]
+    fn a_report_of_very_many_files_is_short_enough_to_be_read() {
+        let pages = |path: &str, files| {
+            let path = path.to_owned();
+            let (size, runs) = (1, vec![(0, 1), (5, 1)]);
+            vec![TouchedPages { path, size, runs }; files]
+        };
+        let used = |pages| VolumeUse {
+            pages,
+            ..crate::usage::Usage::new().report("v", None, |_| None)
+        };
+        let long = "\n".repeat(2_000);
+        let mut volumes = vec![used(pages("a", 15_000)), used(pages(&long, 3_000))];
+        bound_pages(&mut volumes);
+        assert_eq!(volumes[0].pages[0].runs, [(0, 6)], "detail is lost first");
+        assert_eq!(volumes[0].pages.len(), 15_000);
+        assert_eq!(volumes[1].pages, []);
+    }
 
     #[test]
     fn what_may_pass_is_told_from_what_is_missing() {

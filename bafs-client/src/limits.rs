@@ -90,6 +90,9 @@ pub(crate) const TOUCHED_FILES_MAX: usize = 100_000;
 /// Runs of pages in one report, over all volumes: 16 bytes each, and a report must fit a header.
 pub(crate) const REPORT_RUNS_MAX: usize = 20_000;
 
+/// Text of all pages in a report, in bytes: who reads it takes 16 MiB as a whole.
+pub(crate) const REPORT_PAGES_BYTES_MAX: usize = 8 << 20;
+
 /// Bytes of a job's standard output and error that a report keeps.
 pub(crate) const OUTPUT_TAIL_BYTES: usize = 64 << 10;
 

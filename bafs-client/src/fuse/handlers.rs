@@ -266,9 +266,9 @@ impl Bridge {
         whence: i32,
         reply: impl AnswerPosition,
     ) {
-        if self.agreed().collected.is_some() {
-            // The tree does not have yet what the kernel has collected: the kernel, which then
-            // takes all up to the end for data, is never wrong.
+        if self.agreed().collected.is_some() || self.volume.mode().stateless {
+            // The tree does not have yet what the kernel has collected, or knows of no holes: the
+            // kernel, which then takes all up to the end for data, is never wrong.
             return reply.refuse(Errno::ENOSYS);
         }
         let op = FileOp::Seek {

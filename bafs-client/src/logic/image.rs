@@ -79,13 +79,23 @@ impl Image {
         self.files.get(&ino).map(|file| file.attr)
     }
 
-    /// The server told attributes.
+    /// Where the program was told a time of change that the server does not know yet, that stays.
+    pub fn keep_times(&self, attr: &mut Attr) {
+        let owing = self.files.get(&attr.ino).filter(|file| file.owes_times);
+        if let Some(file) = owing {
+            (attr.mtime, attr.ctime) = (file.attr.mtime, file.attr.ctime);
+        }
+    }
+
+    /// The server told attributes, of which times [were kept](Self::keep_times).
     pub fn see(&mut self, attr: &Attr) {
+        let known = self.files.get(&attr.ino);
+        let owing = known.filter(|file| file.owes_times && file.attr.mtime == attr.mtime);
         let file = File {
             attr: *attr,
             is_dense: false,
             is_exact: true,
-            owes_times: false,
+            owes_times: owing.is_some(),
         };
         self.files.insert(attr.ino, file);
     }

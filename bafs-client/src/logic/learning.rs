@@ -36,13 +36,23 @@ impl Delegation {
 
     /// The server has answered it, for which space was [set aside](Self::set_aside). Whether
     /// attributes in the answer are still those of their file: false when something else changed
-    /// it meanwhile.
+    /// it meanwhile. Times that programs were told already stay as they are.
     pub fn end_asking(
         &mut self,
         known: &Known,
         (caller, op, question): (Caller, &FileOp, Question),
-        result: &FileResult,
+        result: &mut FileResult,
     ) -> bool {
+        match result {
+            Ok(FileReply::Attr(attr) | FileReply::Opened { attr, .. }) => {
+                self.image.keep_times(attr);
+            }
+            Ok(FileReply::Entries(entries)) => {
+                let attrs = entries.iter_mut().filter_map(|entry| entry.attr.as_mut());
+                attrs.for_each(|attr| self.image.keep_times(attr));
+            }
+            _ => {}
+        }
         let cost = cost_of(op);
         self.asking.bytes -= cost.bytes;
         self.asking.files -= cost.files;
@@ -261,7 +271,7 @@ pub fn changes(op: &FileOp) -> bool {
 mod tests {
     use std::collections::BTreeSet;
 
-    use bafs_proto::file_op::{AttrChange, BodyRange, FileTime, TreeStat};
+    use bafs_proto::file_op::{AttrChange, BodyRange, DirectoryEntry, FileTime, SetTime, TreeStat};
     use bafs_proto::ids::Epoch;
 
     use super::super::delegation::{Asked, Decision};
@@ -358,7 +368,7 @@ mod tests {
 
         fn answered(&mut self, op: &FileOp, question: Question, reply: FileReply) {
             let asked = (CALLER, op, question);
-            self.own.end_asking(&self.known, asked, &Ok(reply));
+            self.own.end_asking(&self.known, asked, &mut Ok(reply));
         }
     }
 
@@ -418,6 +428,53 @@ mod tests {
             panic!("{last:?}");
         };
         assert_eq!(*offset, 150, "an append went to the wrong place");
+    }
+
+    #[test]
+    fn a_time_that_a_program_was_told_stays_when_the_server_tells_its_own() {
+        let mut writer = Writer::new();
+        let (ino, handle) = writer.make("a");
+        assert!(is_early(&writer.decide(&write(handle, 100))));
+        writer.settle_all();
+        let list = FileOp::ReadDirectory {
+            handle: HandleId(1),
+            cookie: 0,
+            bytes_max: 4096,
+            plus: true,
+        };
+        let question = writer.ask(&list);
+        let late = FileTime {
+            seconds: 9,
+            nanoseconds: 0,
+        };
+        let seen = Attr {
+            size: 100,
+            mtime: late,
+            ctime: late,
+            ..attr(ino, 0o100_644, 1)
+        };
+        let entry = DirectoryEntry {
+            ino,
+            cookie: 1,
+            name: b"a".to_vec(),
+            mode: 0o100_644,
+            attr: Some(seen),
+        };
+        let mut answer = Ok(FileReply::Entries(vec![entry]));
+        let asked = (CALLER, &list, question);
+        writer.own.end_asking(&writer.known, asked, &mut answer);
+        let Ok(FileReply::Entries(entries)) = answer else {
+            panic!("{answer:?}");
+        };
+        let told = entries[0].attr.expect("as it was asked for");
+        assert_eq!((told.size, told.mtime), (100, FileTime::default()));
+        assert!(is_early(&writer.decide(&FileOp::Release { handle })));
+        let last = writer.own.log.entry(writer.own.log.end() - 2);
+        let Some(FileOp::SetAttr { change, .. }) = last.map(|entry| &entry.op) else {
+            panic!("{last:?}");
+        };
+        let kept = Some(SetTime::At(FileTime::default()));
+        assert_eq!(change.mtime, kept, "the server is told");
     }
 
     #[test]

@@ -5,14 +5,16 @@ use std::collections::BTreeMap;
 /// Size of a page in bytes; the unit in which "unique bytes needed" is counted.
 pub const PAGE_BYTES: u64 = 4096;
 
-/// Pages per piece of the bitmap: 128 MiB of the file in 4 KiB of memory.
+/// Pages per piece of the bitmap: 128 MiB of the file in 4 KiB of memory at most.
 const PIECE_PAGES: u64 = 32_768;
-const PIECE_WORDS: usize = (PIECE_PAGES / 64) as usize;
 
-/// The pages of one file that were read. Memory grows with what was touched, not with the file.
+/// The pages of one file that were read. Memory grows with what was touched, not with the file, and
+/// small files take little: there may be very many.
 #[derive(Debug, Clone, Default)]
 pub struct PageSet {
-    pieces: BTreeMap<u64, Box<[u64; PIECE_WORDS]>>,
+    /// Each as long as its last page that was touched.
+    first: Vec<u64>,
+    others: BTreeMap<u64, Vec<u64>>,
 }
 
 impl PageSet {
@@ -23,19 +25,24 @@ impl PageSet {
         }
         let last = offset.saturating_add(length - 1) / PAGE_BYTES;
         for page in offset / PAGE_BYTES..=last {
-            let piece = self
-                .pieces
-                .entry(page / PIECE_PAGES)
-                .or_insert_with(|| Box::new([0; PIECE_WORDS]));
+            let piece = match page / PIECE_PAGES {
+                0 => &mut self.first,
+                number => self.others.entry(number).or_default(),
+            };
             let bit = page % PIECE_PAGES;
-            piece[(bit / 64) as usize] |= 1 << (bit % 64);
+            let word = (bit / 64) as usize;
+            if piece.len() <= word {
+                piece.resize(word + 1, 0);
+            }
+            piece[word] |= 1 << (bit % 64);
         }
     }
 
     /// Runs of pages as (first page, number of pages), ascending and apart from each other.
     pub fn runs(&self) -> Vec<(u64, u64)> {
         let mut runs: Vec<(u64, u64)> = Vec::new();
-        for (number, piece) in &self.pieces {
+        let others = self.others.iter().map(|(number, piece)| (*number, piece));
+        for (number, piece) in std::iter::once((0, &self.first)).chain(others) {
             for (index, word) in piece.iter().enumerate() {
                 let mut left = *word;
                 while left != 0 {

@@ -314,10 +314,12 @@ impl Session {
             round += 1;
             let question = self.begin_asking(own, &op, round > 1).await;
             // From here on nobody opens what this removes without the server.
-            let (result, body) = self.run_one(caller, op.clone(), data.clone()).await;
+            let (mut result, body) = self.run_one(caller, op.clone(), data.clone()).await;
             let mut state = own.state();
             let ended = (caller, &op, question);
-            let is_true = state.delegation.end_asking(&self.known(), ended, &result);
+            let is_true = state
+                .delegation
+                .end_asking(&self.known(), ended, &mut result);
             if is_true || round >= ROUNDS_MAX || !asks_about_directory(&op, &result) {
                 return (result, body);
             }
