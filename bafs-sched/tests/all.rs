@@ -8,6 +8,7 @@ mod counted_once;
 mod decide;
 mod declared;
 mod driver;
+mod driver_away;
 mod failing;
 mod feasible;
 mod goodput;

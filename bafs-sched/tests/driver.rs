@@ -21,7 +21,7 @@ use bafs_sched::workflow::{VolumeKind, Workflow, parse_workflow};
 
 use crate::one_node::{Cluster, State, ended};
 
-fn workflow(retries: u32) -> Workflow {
+pub(crate) fn workflow(retries: u32) -> Workflow {
     let mut text = "volume b bafs://home/data 1 MB\n".to_owned();
     for i in 0..3 {
         text += &format!(
@@ -35,7 +35,7 @@ fn workflow(retries: u32) -> Workflow {
         .workflow
 }
 
-fn options(journal: &Path, cancel: &Cancel) -> RunOptions {
+pub(crate) fn options(journal: &Path, cancel: &Cancel) -> RunOptions {
     let authority = Authority::generate().expect("authority");
     let rights = [Right::Read, Right::Write, Right::Manage];
     let token = authority
@@ -56,7 +56,7 @@ fn options(journal: &Path, cancel: &Cancel) -> RunOptions {
     }
 }
 
-fn network(cluster: &Arc<Cluster>) -> Pool {
+pub(crate) fn network(cluster: &Arc<Cluster>) -> Pool {
     let network = Network::new();
     network.listen("cluster", cluster.clone());
     Pool::new(network.dialer("scheduler"))
@@ -360,7 +360,7 @@ async fn a_volume_that_fits_nowhere_is_named() {
 }
 
 /// Waits until something holds of the cluster.
-async fn until(cluster: &Arc<Cluster>, holds: impl Fn(&State) -> bool) {
+pub(crate) async fn until(cluster: &Arc<Cluster>, holds: impl Fn(&State) -> bool) {
     for _ in 0..1_000 {
         if holds(&cluster.state()) {
             return;

@@ -215,3 +215,24 @@ fn a_misspelt_directory_begins_no_new_run_and_old_drafts_go() {
     assert!(!draft(1).exists(), "it was left for ever");
     assert!(draft(2).exists(), "its scheduler may write it now");
 }
+
+#[test]
+fn of_two_that_begin_at_once_one_has_the_journal_and_the_other_is_told() {
+    let (_directory, path) = scratch();
+    let mut first = None;
+    let second = Journal::open(&path, || {
+        // The other begins, and is faster, after this one saw that there is no journal.
+        first = Some(Journal::open(&path, header).expect("nobody has it"));
+        let run = RunId(8);
+        Header { run, ..header() }
+    });
+    assert_eq!(second.expect_err("it is taken").code, ErrorCode::Conflict);
+    let (mut journal, _) = first.expect("it began");
+    journal.append(&records()[..1]).expect("append");
+    drop(journal);
+    let (_, history) = Journal::open(&path, header).expect("open");
+    assert_eq!(history.header.run, RunId(7));
+    assert_eq!(history.records.len(), 1, "what was noted is in the file");
+    let left = std::fs::read_dir(path.parent().expect("a directory")).expect("list");
+    assert_eq!(left.count(), 1, "no draft is left");
+}

@@ -196,10 +196,20 @@ fn create(path: &Path, header: &Header) -> Result<()> {
             .open(&draft)?;
         file.write_all(&bytes)?;
         file.sync_all()?;
-        std::fs::rename(&draft, path)?;
+        publish(&draft, path)?;
         File::open(directory)?.sync_all()
     };
     write().map_err(|e| fault("create", &name, &e))
+}
+
+/// Gives a draft its name, unless another scheduler that began at the same time was first: that
+/// one's is the journal then.
+fn publish(draft: &Path, path: &Path) -> std::io::Result<()> {
+    match std::fs::hard_link(draft, path) {
+        // Some file systems have no links.
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => std::fs::rename(draft, path),
+        _ => std::fs::remove_file(draft),
+    }
 }
 
 /// Removes what is left of schedulers that were killed before their journals were whole. One that

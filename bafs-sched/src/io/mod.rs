@@ -5,6 +5,7 @@ pub mod homes;
 pub mod journal;
 pub(crate) mod listing;
 pub(crate) mod remote_io;
+mod sending;
 pub(crate) mod servers;
 pub(crate) mod shares;
 pub mod steer;

@@ -2,6 +2,7 @@
 //! one and the same call is repeated.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bafs_proto::allotment::{Allot, Allotments};
 use bafs_proto::bearer::Bearer;
@@ -10,8 +11,8 @@ use bafs_proto::command::too_long;
 use bafs_proto::ids::{ExecutionId, ExtractId, RunId, ServerId, VolumeId};
 use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{
-    Advert, Call, CreateVolume, DeleteVolume, ExtractFile, JobCommand, JobOutcome, JobReport,
-    JobSpec, KillJob, MountSpec, MountTarget, QueryServers, RenewVolumes, Request, StartJob,
+    Advert, Call, CreateVolume, DeleteVolume, JobCommand, JobOutcome, JobReport, JobSpec, KillJob,
+    MountSpec, MountTarget, QueryServers, RenewVolumes, Request, StartJob,
 };
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::{Deadline, Patience, Time};
@@ -29,7 +30,7 @@ use crate::logic::{Event, MountedVolume, Settings, Space};
 use crate::workflow::{CachePolicy, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// One call is repeated for so long, in milliseconds.
-const CALL_MS: u64 = 20_000;
+pub(super) const CALL_MS: u64 = 20_000;
 
 /// A node says within so long what it keeps for the run, in milliseconds; it is asked again.
 const ALLOT_MS: u64 = 3_000;
@@ -47,8 +48,8 @@ const FILL_MS_MAX: u64 = 12 * 3_600_000;
 /// Answers of a server that fills a volume may be late so often in a row, on a slow link.
 const SILENCES_MAX: u32 = 2;
 
-/// One file may take so long to be sent home before the call is repeated, in milliseconds.
-const EXTRACT_MS: u64 = 3_600_000;
+/// Before what fails is tried again.
+pub(super) const PAUSE: Duration = Duration::from_millis(200);
 
 /// A token given to a job is good for so long, in milliseconds.
 const TOKEN_MS: u64 = 7 * 24 * 3_600_000;
@@ -218,7 +219,7 @@ impl Servers {
                 );
                 return Err(Error::new(ErrorCode::ServerFault, text));
             }
-            tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+            tokio::time::sleep(PAUSE).await;
         }
     }
 
@@ -394,46 +395,8 @@ impl Servers {
         }
     }
 
-    /// Sends a file home, which the workflow's list of extracts has at this position.
-    pub(crate) async fn extract(
-        &self,
-        now: Time,
-        (extract, index): (ExtractId, u32),
-        source: MountedVolume,
-        place: Option<Place>,
-    ) -> Event {
-        let spec = &self.workflow.extracts[index as usize];
-        let sent = async {
-            // `NotFound` would say that the job did not write the file.
-            let home = self.resolve(&spec.target).await.map_err(not_its_fault)?;
-            let Some(place) = place else {
-                let from = self.home_of(source.volume, source.id).await?;
-                if from.address != home.address {
-                    let text = "remote I/O can extract only to the home of the scratch volumes";
-                    return Err(Error::new(ErrorCode::Unsupported, text));
-                }
-                let source = format!("{}/{}", from.path, spec.path);
-                return remote_io::link(self, &home.address, &source, &home.path, extract).await;
-            };
-            let call = ExtractFile {
-                volume: source.id,
-                path: spec.path.clone(),
-                extract,
-                home_token: self.narrow_home(now, &home.path, &[Right::Read, Right::Write])?,
-                home: home.address,
-                home_id: home.id,
-                target: home.path,
-            };
-            Ok(self.until(&place.address, call, EXTRACT_MS).await?.size)
-        };
-        match sent.await {
-            Ok(bytes) => Event::FileExtracted { extract, bytes },
-            Err(error) => Event::ExtractFailed { extract, error },
-        }
-    }
-
     /// Where a volume is at home when nothing is cached.
-    async fn home_of(&self, volume: VolumeIndex, id: VolumeId) -> Result<HomePath> {
+    pub(super) async fn home_of(&self, volume: VolumeIndex, id: VolumeId) -> Result<HomePath> {
         match &self.workflow.volume(volume).kind {
             VolumeKind::Cache { source: url, .. } => self.resolve(url).await,
             VolumeKind::Scratch { fill: Some(url) } => {
@@ -462,6 +425,10 @@ impl Servers {
             };
             let error = match found {
                 Err(error) if error.is_transient() && !end.left().is_zero() => error,
+                // Not the fault of who asks: it is away, as when a node says so.
+                Err(error) if error.is_transient() && self.is_resumed => {
+                    return Err(Error::new(ErrorCode::HomeUnreachable, error.detail));
+                }
                 found => return found,
             };
             // Its jobs ran, so the names in the workflow were right once: their homes come back.
@@ -472,11 +439,11 @@ impl Servers {
                     return Err(Error::new(ErrorCode::NotFound, error.detail));
                 }
             }
-            tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+            tokio::time::sleep(PAUSE).await;
         }
     }
 
-    fn narrow_home(&self, now: Time, path: &str, rights: &[Right]) -> Result<Token> {
+    pub(super) fn narrow_home(&self, now: Time, path: &str, rights: &[Right]) -> Result<Token> {
         self.give(now, Resource::Home(path.to_owned()), rights)
     }
 
@@ -497,7 +464,7 @@ impl Servers {
     }
 
     /// The token that a call shows: good for nothing else, and at no other node.
-    fn show(&self, address: &str, request: Request, ms: u64) -> Result<Token> {
+    pub(super) fn show(&self, address: &str, request: Request, ms: u64) -> Result<Token> {
         self.bearer.show(address, &request, now(), ms)
     }
 
@@ -548,16 +515,6 @@ fn kept_bytes(status: &CacheStatus) -> u64 {
     }
 }
 
-/// A home that is not found is no file that is not found, and a place that none can have is no
-/// fault of the file.
-fn not_its_fault(error: Error) -> Error {
-    match error.code {
-        ErrorCode::BadPath => Error::new(ErrorCode::Unsupported, error.detail),
-        ErrorCode::NotFound => Error::new(ErrorCode::Unreachable, error.detail),
-        _ => error,
-    }
-}
-
 /// Whether a call failed because nobody answered it.
 pub(crate) fn is_silence(error: &Error) -> bool {
     matches!(
@@ -571,18 +528,5 @@ fn source(home: HomePath) -> Source {
         address: home.address,
         path: home.path,
         id: home.id,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_home_that_is_not_found_is_not_taken_for_a_file_that_a_job_did_not_write() {
-        let told = |code| not_its_fault(Error::new(code, "why")).code;
-        assert_eq!(told(ErrorCode::NotFound), ErrorCode::Unreachable);
-        assert_eq!(told(ErrorCode::BadPath), ErrorCode::Unsupported);
-        assert_eq!(told(ErrorCode::Unreachable), ErrorCode::Unreachable);
     }
 }

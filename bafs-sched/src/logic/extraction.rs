@@ -31,13 +31,23 @@ enum Stage {
     Failed,
 }
 
+/// A file that does not get home.
+#[derive(Debug, Clone, PartialEq)]
+struct Failing {
+    /// When it failed first since it last got on.
+    since: Time,
+    /// When it was sent last.
+    sent: Time,
+    /// How it failed last.
+    error: Error,
+}
+
 /// All extractions, in the order of the workflow's list.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Extractions {
     stages: Vec<Stage>,
     faults: Vec<u32>,
-    /// When each failed first, and how it failed last.
-    since: BTreeMap<u32, (Time, Error)>,
+    failing: BTreeMap<u32, Failing>,
     /// What the user is told at the end of each that is given up.
     given_up: BTreeMap<u32, Warning>,
     /// Kinds of refusals that the user was told of.
@@ -53,7 +63,7 @@ impl Extractions {
         Self {
             stages: vec![Stage::Waiting; extracts],
             faults: vec![0; extracts],
-            since: BTreeMap::new(),
+            failing: BTreeMap::new(),
             given_up: BTreeMap::new(),
             told: BTreeSet::new(),
             by_id: BTreeMap::new(),
@@ -81,7 +91,7 @@ impl Extractions {
     /// Volumes that stay when the run ends, as they hold results that could not be sent.
     pub(super) fn kept(&self) -> BTreeSet<VolumeId> {
         // Only what was refused is kept.
-        let refused = self.since.keys();
+        let refused = self.failing.keys();
         let kept = refused.filter_map(|index| match self.stages[*index as usize] {
             Stage::Kept(id) => Some(id),
             _ => None,
@@ -113,8 +123,9 @@ impl Extractions {
 
     /// Time in which nothing could be tried does not count.
     pub(super) fn put_off(&mut self, ms: u64) {
-        for (since, _) in self.since.values_mut() {
-            *since = since.plus_ms(ms);
+        for failing in self.failing.values_mut() {
+            failing.since = failing.since.plus_ms(ms);
+            failing.sent = failing.sent.plus_ms(ms);
         }
     }
 
@@ -126,6 +137,10 @@ impl Extractions {
 
 /// What lasts no longer than this passes by itself, in milliseconds.
 const PASSING_MS: u64 = 10_000;
+
+/// A file that was sent for longer than this before it failed again got on meanwhile, in
+/// milliseconds: nodes give up a home that does not answer after two minutes at most.
+const GETS_ON_MS: u64 = 300_000;
 
 impl Scheduler {
     /// A job has waited so long for a home: of the first that waits for more than a moment somebody
@@ -191,6 +206,9 @@ impl Scheduler {
             return;
         };
         self.extractions.stages[index as usize] = Stage::Sending(extract, id);
+        if let Some(failing) = self.extractions.failing.get_mut(&index) {
+            failing.sent = self.now;
+        }
         let Some(instance) = self.volumes.get(id) else {
             return;
         };
@@ -210,7 +228,7 @@ impl Scheduler {
         let Some(index) = self.extractions.by_id.remove(&extract) else {
             return;
         };
-        self.extractions.since.remove(&index);
+        self.extractions.failing.remove(&index);
         self.extractions.bytes += bytes;
         self.extractions.done += 1;
         self.close_extract(index, Stage::Done);
@@ -232,10 +250,7 @@ impl Scheduler {
         let faults = &mut self.extractions.faults[index as usize];
         *faults += 1;
         let faults = *faults;
-        let since = self.extractions.since.entry(index);
-        let since = since.or_insert_with(|| (self.now, error.clone()));
-        since.1 = error.clone();
-        let waited_ms = self.now.ms_since(since.0);
+        let waited_ms = self.count_failing(index, error);
         self.tell_refusal(index, error, waited_ms);
         if is_hopeless(error) || waited_ms >= self.settings.extract_wait_ms {
             self.keep(index, id);
@@ -251,6 +266,20 @@ impl Scheduler {
                 volumes: vec![id],
             });
         }
+    }
+
+    /// Notes that a file did not get home; for how long it has not, in milliseconds.
+    fn count_failing(&mut self, index: u32, error: &Error) -> u64 {
+        let (now, error) = (self.now, error.clone());
+        let known = self.extractions.failing.remove(&index);
+        let may_get_on = error.is_transient();
+        let lasting = |known: &Failing| !may_get_on || now.ms_since(known.sent) <= GETS_ON_MS;
+        let lasting = known.filter(lasting);
+        let since = lasting.map_or(now, |known| known.since);
+        let sent = now;
+        let failing = Failing { since, sent, error };
+        self.extractions.failing.insert(index, failing);
+        now.ms_since(since)
     }
 
     /// A refusal does not pass by itself, nor does what lasts: who can mend the cause should know
@@ -297,7 +326,8 @@ impl Scheduler {
         let spec = &self.graph.workflow.extracts[index as usize];
         let name = &self.graph.workflow.volume(spec.volume).name;
         let (path, target) = (&spec.path, &spec.target);
-        let error = self.extractions.since.get(&index).map(|(_, error)| error);
+        let failing = self.extractions.failing.get(&index);
+        let error = failing.map(|failing| &failing.error);
         let is_of_file = error.is_some_and(|error| error.code == ErrorCode::BadPath);
         let error = error.map_or_else(String::new, ToString::to_string);
         let instance = self.volumes.get_mut(id);
@@ -336,7 +366,7 @@ impl Scheduler {
 
     /// The run ends: results that could not be sent so far stay where they are.
     pub(super) fn keep_unsent(&mut self) {
-        let unsent: Vec<u32> = self.extractions.since.keys().copied().collect();
+        let unsent: Vec<u32> = self.extractions.failing.keys().copied().collect();
         for index in unsent {
             if let Stage::Sending(_, id) | Stage::Paused(_, id) =
                 self.extractions.stages[index as usize]

@@ -469,13 +469,14 @@ impl Scheduler {
         let mut dead = vec![job];
         let mut next = 0;
         while next < dead.len() {
-            for child in self.graph.workflow.job(dead[next]).children.clone() {
-                let state = self.graph.state(child);
+            // Where a job ran again, those that follow it may have parents that are done.
+            for later in self.graph.waiting_for(dead[next]).collect::<Vec<_>>() {
+                let state = self.graph.state(later);
                 // An attempt under way goes on: its inputs were there when it started.
                 if !state.is_final() && state != JobState::Active {
-                    self.queues.take(child);
-                    self.graph.set_state(child, JobState::Skipped);
-                    dead.push(child);
+                    self.queues.take(later);
+                    self.graph.set_state(later, JobState::Skipped);
+                    dead.push(later);
                 }
             }
             next += 1;

@@ -443,15 +443,24 @@ impl Graph {
         if is_now { *total += 1 } else { *total -= 1 }
     }
 
-    /// Whether a parent of the job will never be done.
+    /// Whether a job that this one waits for will never be done.
     pub(super) fn has_dead_parent(&self, job: JobIndex) -> bool {
-        self.job(job).parents_left > 0
-            && self
-                .workflow
-                .job(job)
-                .parents
-                .iter()
-                .any(|parent| self.state(*parent).is_dead())
+        if self.job(job).parents_left == 0 {
+            return false;
+        }
+        let mut dead = self
+            .before(job)
+            .filter(|other| self.state(*other).is_dead());
+        dead.any(|other| self.waiting_for(other).any(|later| later == job))
+    }
+
+    /// All that a job may wait for, some more than once: its parents, and users of its scratch
+    /// volumes. A cache, which very many may use, makes nobody wait.
+    pub(super) fn before(&self, job: JobIndex) -> impl Iterator<Item = JobIndex> {
+        let mounted = self.mounted(job).into_iter();
+        let scratch = mounted.filter(|(volume, _)| !self.volume(*volume).is_cache);
+        let users = scratch.flat_map(|(volume, _)| &self.workflow.volume(volume).users);
+        self.workflow.job(job).parents.iter().chain(users).copied()
     }
 }
 

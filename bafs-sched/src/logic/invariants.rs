@@ -37,10 +37,15 @@ impl Scheduler {
     fn check_jobs(&self) {
         let mut waits_for = vec![0; self.graph.workflow.jobs.len()];
         for job in self.graph.job_indexes() {
-            if self.graph.state(job) != JobState::Done {
-                for later in self.graph.waiting_for(job) {
-                    waits_for[later.as_usize()] += 1;
-                }
+            let state = self.graph.state(job);
+            if state == JobState::Done {
+                continue;
+            }
+            for later in self.graph.waiting_for(job) {
+                waits_for[later.as_usize()] += 1;
+                let is_awaited = state.is_dead() && self.graph.state(later) == JobState::Waiting;
+                let name = &self.graph.workflow.job(later).name;
+                assert!(!is_awaited, "{name} waits for what is never done");
             }
         }
         for job in self.graph.job_indexes() {

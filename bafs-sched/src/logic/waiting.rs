@@ -36,11 +36,7 @@ impl Scheduler {
             self.graph.state(*other) != JobState::Done
                 && self.graph.waiting_for(*other).any(|later| later == job)
         };
-        // Beside parents only users of its volumes.
-        let mounted = self.graph.mounted(job).into_iter();
-        let users = mounted.flat_map(|(volume, _)| &self.graph.workflow.volume(volume).users);
-        let parents = &self.graph.workflow.job(job).parents;
-        let mut awaited: Vec<JobIndex> = parents.iter().chain(users).copied().collect();
+        let mut awaited: Vec<JobIndex> = self.graph.before(job).collect();
         awaited.sort_unstable();
         awaited.dedup();
         awaited.retain(is_awaited);

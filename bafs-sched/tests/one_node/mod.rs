@@ -39,6 +39,11 @@ pub(crate) struct State {
     pub(crate) allots: u32,
     /// Why volumes are reserved but cannot be filled, if so.
     pub(crate) fill_fault: Option<ErrorCode>,
+    /// Why files do not come home, if they do not, and how often that was said.
+    pub(crate) extract_fault: Option<ErrorCode>,
+    pub(crate) extract_faults: u32,
+    /// Whether the catalog does not know the home.
+    pub(crate) is_home_away: bool,
     /// The last call that is answered, and whether it came.
     pub(crate) last: Option<fn(&Request) -> bool>,
     pub(crate) is_gone: bool,
@@ -63,9 +68,9 @@ impl Cluster {
                     return Err(Error::new(code, "no list today"));
                 }
                 let node = state.node.clone().unwrap_or_else(|| "cluster".to_owned());
-                Reply::QueryServers(ServerList {
-                    servers: adverts(&node),
-                })
+                let mut servers = adverts(&node);
+                servers.retain(|it| it.kind != ServerKind::Home || !state.is_home_away);
+                Reply::QueryServers(ServerList { servers })
             }
             Request::Allot(call) => Reply::Allot(self.allot(call)?),
             Request::CreateVolume(call) => {
@@ -102,7 +107,12 @@ impl Cluster {
                     self.state().volumes.contains(&call.volume),
                     "extracted after deletion"
                 );
-                *self.state().home.entry(call.target.clone()).or_default() += 1;
+                let mut state = self.state();
+                if let Some(code) = state.extract_fault {
+                    state.extract_faults += 1;
+                    return Err(Error::new(code, "nothing is heard of home"));
+                }
+                *state.home.entry(call.target.clone()).or_default() += 1;
                 let (path, digest) = (call.target, Digest::of(b""));
                 let receipt = PutReceipt {
                     extract: call.extract,

@@ -1,0 +1,106 @@
+//! Files that go home: the nodes send them, here they are asked to.
+
+use bafs_proto::ids::ExtractId;
+use bafs_proto::message::ExtractFile;
+use bafs_proto::time::{Deadline, Patience, Time};
+use bafs_proto::token::Right;
+use bafs_proto::{Error, ErrorCode, Result};
+
+use super::remote_io;
+use super::servers::{CALL_MS, PAUSE, Place, Servers};
+use crate::logic::{Event, MountedVolume};
+
+/// One file may take so long to be sent home before the call is repeated, in milliseconds.
+const EXTRACT_MS: u64 = 3_600_000;
+
+impl Servers {
+    /// Sends a file home, which the workflow's list of extracts has at this position.
+    pub(crate) async fn extract(
+        &self,
+        now: Time,
+        (extract, index): (ExtractId, u32),
+        source: MountedVolume,
+        place: Option<Place>,
+    ) -> Event {
+        let spec = &self.workflow.extracts[index as usize];
+        let sent = async {
+            // `NotFound` would say that the job did not write the file.
+            let home = self.resolve(&spec.target).await.map_err(not_its_fault)?;
+            let Some(place) = place else {
+                let from = self.home_of(source.volume, source.id).await?;
+                if from.address != home.address {
+                    let text = "remote I/O can extract only to the home of the scratch volumes";
+                    return Err(Error::new(ErrorCode::Unsupported, text));
+                }
+                let source = format!("{}/{}", from.path, spec.path);
+                return remote_io::link(self, &home.address, &source, &home.path, extract).await;
+            };
+            let call = ExtractFile {
+                volume: source.id,
+                path: spec.path.clone(),
+                extract,
+                home_token: self.narrow_home(now, &home.path, &[Right::Read, Right::Write])?,
+                home: home.address,
+                home_id: home.id,
+                target: home.path,
+            };
+            self.send_home(&place.address, call).await
+        };
+        match sent.await {
+            Ok(bytes) => Event::FileExtracted { extract, bytes },
+            Err(error) => Event::ExtractFailed { extract, error },
+        }
+    }
+
+    /// Has a node send a file home; its size. What lasts is told: the node waits for a home that is
+    /// away by itself, and who waits for the file should know of all that is in its way.
+    async fn send_home(&self, address: &str, call: ExtractFile) -> Result<u64> {
+        let mut trying = Deadline::after_ms(CALL_MS);
+        loop {
+            let ms = Patience::longest_ms(EXTRACT_MS);
+            let token = self.show(address, call.clone().into(), ms)?;
+            let deadline = Deadline::after_ms(EXTRACT_MS);
+            let began = Deadline::after_ms(CALL_MS);
+            let asked = self
+                .pool
+                .call_patiently(address, &token, call.clone(), deadline);
+            let error = match asked.await {
+                Ok(receipt) => return Ok(receipt.size),
+                Err(error) => error,
+            };
+            // A call that lasted was at it.
+            if began.left().is_zero() {
+                trying = Deadline::after_ms(CALL_MS);
+            }
+            let is_away = error.code == ErrorCode::HomeUnreachable;
+            if is_away || !error.is_transient() || trying.left().is_zero() {
+                return Err(error);
+            }
+            tracing::debug!(address, %error, "the file will be asked for again");
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}
+
+/// A home that is not found is no file that is not found, and a place that none can have is no
+/// fault of the file.
+fn not_its_fault(error: Error) -> Error {
+    match error.code {
+        ErrorCode::BadPath => Error::new(ErrorCode::Unsupported, error.detail),
+        ErrorCode::NotFound => Error::new(ErrorCode::Unreachable, error.detail),
+        _ => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_home_that_is_not_found_is_not_taken_for_a_file_that_a_job_did_not_write() {
+        let told = |code| not_its_fault(Error::new(code, "why")).code;
+        assert_eq!(told(ErrorCode::NotFound), ErrorCode::Unreachable);
+        assert_eq!(told(ErrorCode::BadPath), ErrorCode::Unsupported);
+        assert_eq!(told(ErrorCode::Unreachable), ErrorCode::Unreachable);
+    }
+}

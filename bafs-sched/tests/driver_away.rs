@@ -1,0 +1,84 @@
+//! Runs whose home is away, against a catalog and a node in memory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bafs_proto::ErrorCode;
+use bafs_sched::driver::{Cancel, run_over};
+use bafs_sched::io::journal::read;
+use bafs_sched::logic::{Event, Outcome};
+
+use crate::driver::{network, options, until, workflow};
+use crate::one_node::Cluster;
+
+/// The node says early that it waits in vain, so that somebody is told, and the result is kept.
+#[tokio::test(flavor = "multi_thread")]
+async fn results_are_kept_where_a_run_is_cancelled_while_their_home_is_away() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let cluster = Arc::new(Cluster::default());
+    cluster.state().extract_fault = Some(ErrorCode::HomeUnreachable);
+    let cancel = Cancel::default();
+    let options = options(&directory.path().join("j"), &cancel);
+    let running = tokio::spawn(run_over(network(&cluster), workflow(0), options, |_| {}));
+    // Each of the three is asked for again.
+    until(&cluster, |state| state.extract_faults > 3).await;
+    cancel.request();
+    let report = tokio::time::timeout(Duration::from_secs(20), running).await;
+    let report = report.expect("it ends").expect("no panic").expect("run");
+    assert_eq!(report.outcome, Outcome::Cancelled);
+    let kept = |text: &&String| text.contains("bafs volume extract");
+    assert_eq!(
+        report.warnings.iter().filter(kept).count(),
+        3,
+        "{:?}",
+        report.warnings
+    );
+    assert_eq!(cluster.state().volumes.len(), 3, "with the results");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_goes_on_before_its_home_blames_nobody() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let journal = directory.path().join("j");
+    let cluster = Arc::new(Cluster::default());
+    cluster.state().is_stuck = true;
+    let first = options(&journal, &Cancel::default());
+    let first = run_over(network(&cluster), workflow(0), first, |_| {});
+    let killed = tokio::time::timeout(Duration::from_millis(1_500), first).await;
+    assert!(killed.is_err(), "its jobs do not end");
+    // All machines start anew, the home last.
+    {
+        let mut state = cluster.state();
+        state.is_stuck = false;
+        state.is_home_away = true;
+        state.volumes.clear();
+        state.running.clear();
+        state.reports.clear();
+    }
+    let again = options(&journal, &Cancel::default());
+    let running = tokio::spawn(run_over(network(&cluster), workflow(0), again, |_| {}));
+    let failures = || {
+        let records = read(&journal).expect("a journal").records.into_iter();
+        let failed = records.filter_map(|(_, event)| match event {
+            Event::VolumeCreateFailed { error, .. } => Some(error.code),
+            _ => None,
+        });
+        failed.collect::<Vec<_>>()
+    };
+    for _ in 0..600 {
+        if !failures().is_empty() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    cluster.state().is_home_away = false;
+    let report = tokio::time::timeout(Duration::from_secs(60), running).await;
+    let report = report.expect("it ends").expect("no panic").expect("run");
+    assert_eq!(report.outcome, Outcome::Complete);
+    let failures = failures();
+    let is_away = |code: &ErrorCode| *code == ErrorCode::HomeUnreachable;
+    assert!(
+        !failures.is_empty() && failures.iter().all(is_away),
+        "{failures:?}"
+    );
+}
