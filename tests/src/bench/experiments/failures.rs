@@ -14,7 +14,7 @@ use bafs_sched::sim::Run;
 use super::field::{Field, Text, Took, Wish, all_done};
 use super::reality::{Errors, Model, Simulated, Site, took_s};
 use super::{HOME, HOME_BYTES_PER_S, Plot};
-use crate::bench::measure::{Watch, time_of_day};
+use crate::bench::measure::{Samples, Watch, time_of_day};
 use crate::bench::{Options, Report};
 
 const NODES: u32 = 4;
@@ -23,6 +23,9 @@ const JOB_MS: u64 = 3_000;
 const MTBF_S: f64 = 9.0;
 const LARGE: u64 = 24_000_000;
 const SMALL: u64 = 256_000;
+/// Runs in which nothing fails. Two of them were 1.003 and 1.035 of the best other: those that
+/// count are run three times.
+const CALM: [(u64, Option<u64>); 4] = [(SMALL, None), (LARGE, None), (LARGE, None), (LARGE, None)];
 const POLICIES: [(&str, CheckpointPolicy); 3] = [
     ("cost-benefit", CheckpointPolicy::CostBenefit),
     ("never", CheckpointPolicy::Never),
@@ -39,7 +42,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     ));
     let mut plot = Plot::new(
         "failures",
-        "Copies (Fig 3.6); calm with small and with large data, then failing with large, by seed",
+        "Copies (Fig 3.6); calm with small data, three times with large, then failing, by seed",
         "case",
         "seconds",
     );
@@ -49,12 +52,16 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         "case",
         "executions",
     );
-    let (mut calm, mut sums) = ([0.0; 3], [0.0; 3]);
-    let cases = options.pick(&[(SMALL, None), (LARGE, None)][..], &[(LARGE, None)]);
+    let mut calm: [Vec<f64>; 3] = Default::default();
+    let mut sums = [0.0; 3];
+    let quick = [(LARGE, None)];
+    let cases = options.pick(&CALM[..], &quick);
     let failing = (0..seeds).map(|seed| (LARGE, Some(seed + 1)));
     let (mut errors, mut simulated) = (Errors::default(), [0.0; 3]);
     for (case, (bytes, seed)) in cases.iter().copied().chain(failing).enumerate() {
-        for (at, (policy, checkpoint)) in POLICIES.into_iter().enumerate() {
+        for turn in 0..POLICIES.len() {
+            let at = (turn + case) % POLICIES.len();
+            let (policy, checkpoint) = POLICIES[at];
             let (took, real_s, again) = once(width, bytes, (policy, checkpoint), seed)?;
             all_done(policy, &took)?;
             let simulations = Simulated::of(std::slice::from_ref(&again));
@@ -71,14 +78,15 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
                     sums[at] += took.seconds;
                     simulated[at] += again.seconds() / real_s;
                 }
-                None if bytes == LARGE => calm[at] = took.seconds,
+                None if bytes == LARGE => calm[at].push(took.seconds),
                 None => {}
             }
         }
     }
     plot.write(report)?;
     runs.write(report)?;
-    report.figure("copies_calm_vs_never", calm[0] / calm[1]);
+    let [ours, never, _] = calm.map(Samples::new);
+    report.figure("copies_calm_vs_never", ours.ratio_to(&never).median());
     report.figure("copies_failing_vs_never", sums[0] / sums[1]);
     report.figure("copies_failing_vs_always", sums[0] / sums[2]);
     errors.tell(report, "copies");

@@ -134,7 +134,7 @@ const SLOTS: u32 = 4;
 const LINKS: [(&str, f64); 2] = [("far", 1e6), ("near", 12e6)];
 /// By remote I/O so many pipelines run as the link carries in so many seconds, and two at least:
 /// what the others would move takes its time at the link's rate, and no more is counted for them.
-const REMOTE_S: f64 = 30.0;
+const REMOTE_S: f64 = 20.0;
 /// Jobs that bring the batch data into the caches have names that begin so.
 const WARMER: &str = "warm";
 /// So long do warmers hold their slots, in milliseconds: until all slots have one.
