@@ -36,8 +36,6 @@ enum Stage {
 struct Failing {
     /// When it failed first since it last got on.
     since: Time,
-    /// When it was sent last.
-    sent: Time,
     /// How it failed last.
     error: Error,
 }
@@ -46,6 +44,8 @@ struct Failing {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Extractions {
     stages: Vec<Stage>,
+    /// When a server was asked for each last.
+    asked: Vec<Time>,
     faults: Vec<u32>,
     failing: BTreeMap<u32, Failing>,
     /// What the user is told at the end of each that is given up.
@@ -62,6 +62,7 @@ impl Extractions {
     pub(super) fn new(extracts: usize) -> Self {
         Self {
             stages: vec![Stage::Waiting; extracts],
+            asked: vec![Time::default(); extracts],
             faults: vec![0; extracts],
             failing: BTreeMap::new(),
             given_up: BTreeMap::new(),
@@ -125,7 +126,9 @@ impl Extractions {
     pub(super) fn put_off(&mut self, ms: u64) {
         for failing in self.failing.values_mut() {
             failing.since = failing.since.plus_ms(ms);
-            failing.sent = failing.sent.plus_ms(ms);
+        }
+        for asked in &mut self.asked {
+            *asked = asked.plus_ms(ms);
         }
     }
 
@@ -192,6 +195,7 @@ impl Scheduler {
         }
         let extract = ExtractId(self.next_id());
         self.extractions.stages[index as usize] = Stage::Sending(extract, id);
+        self.extractions.asked[index as usize] = self.now;
         self.extractions.by_id.insert(extract, index);
         let source = MountedVolume { volume, id, server };
         self.out.push(Action::ExtractFile {
@@ -206,9 +210,7 @@ impl Scheduler {
             return;
         };
         self.extractions.stages[index as usize] = Stage::Sending(extract, id);
-        if let Some(failing) = self.extractions.failing.get_mut(&index) {
-            failing.sent = self.now;
-        }
+        self.extractions.asked[index as usize] = self.now;
         let Some(instance) = self.volumes.get(id) else {
             return;
         };
@@ -273,11 +275,10 @@ impl Scheduler {
         let (now, error) = (self.now, error.clone());
         let known = self.extractions.failing.remove(&index);
         let may_get_on = error.is_transient();
-        let lasting = |known: &Failing| !may_get_on || now.ms_since(known.sent) <= GETS_ON_MS;
-        let lasting = known.filter(lasting);
+        let took_ms = now.ms_since(self.extractions.asked[index as usize]);
+        let lasting = known.filter(|_| !may_get_on || took_ms <= GETS_ON_MS);
         let since = lasting.map_or(now, |known| known.since);
-        let sent = now;
-        let failing = Failing { since, sent, error };
+        let failing = Failing { since, error };
         self.extractions.failing.insert(index, failing);
         now.ms_since(since)
     }
@@ -364,16 +365,34 @@ impl Scheduler {
         self.extractions.given_up.insert(index, warning);
     }
 
-    /// The run ends: results that could not be sent so far stay where they are.
+    /// The run ends: results that could not be sent so far stay where they are. Where one cannot,
+    /// or does not get there soon, nobody knows yet of the others whether they can.
     pub(super) fn keep_unsent(&mut self) {
-        let unsent: Vec<u32> = self.extractions.failing.keys().copied().collect();
-        for index in unsent {
-            if let Stage::Sending(_, id) | Stage::Paused(_, id) =
-                self.extractions.stages[index as usize]
-                && self.volumes.get(id).is_some()
-            {
-                self.keep(index, id);
-            }
+        let under_way = |stage: &Stage| match stage {
+            Stage::Sending(_, id) | Stage::Paused(_, id) => Some(*id),
+            _ => None,
+        };
+        let unsent = (0u32..).zip(self.extractions.stages.iter().map(under_way));
+        let unsent = unsent.filter_map(|(index, id)| Some((index, id?)));
+        let unsent: Vec<(u32, VolumeId)> = unsent
+            .filter(|(_, id)| self.volumes.get(*id).is_some())
+            .collect();
+        let is_late = |index: u32| {
+            let asked = self.extractions.asked[index as usize];
+            self.now.ms_since(asked) >= PASSING_MS || self.extractions.failing.contains_key(&index)
+        };
+        if !unsent.iter().any(|(index, _)| is_late(*index)) {
+            return;
+        }
+        for (index, id) in unsent {
+            let since = self.now;
+            let error = Error::new(
+                ErrorCode::HomeUnreachable,
+                "the run ended before it was there",
+            );
+            let failing = self.extractions.failing.entry(index);
+            failing.or_insert(Failing { since, error });
+            self.keep(index, id);
         }
     }
 
