@@ -290,17 +290,21 @@ async fn a_run_for_which_no_node_keeps_anything_says_why() {
     }
 }
 
-/// The run is dropped in the middle, as `kill -9` does, and goes on with its journal.
+/// A run that is dropped in the middle, as `kill -9` does, while its jobs do not end.
+pub(crate) async fn kill_run(cluster: &Arc<Cluster>, journal: &Path) {
+    cluster.state().is_stuck = true;
+    let first = options(journal, &Cancel::default());
+    let first = run_over(network(cluster), workflow(0), first, |_| {});
+    let killed = tokio::time::timeout(Duration::from_millis(1_500), first).await;
+    assert!(killed.is_err(), "its jobs do not end");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_scheduler_goes_on_without_running_jobs_again() {
     let directory = tempfile::tempdir().expect("a directory");
     let journal = directory.path().join("j");
     let cluster = Arc::new(Cluster::default());
-    cluster.state().is_stuck = true;
-    let first = options(&journal, &Cancel::default());
-    let first = run_over(network(&cluster), workflow(0), first, |_| {});
-    let killed = tokio::time::timeout(Duration::from_millis(1_500), first).await;
-    assert!(killed.is_err(), "its jobs do not end");
+    kill_run(&cluster, &journal).await;
     let started = cluster.state().started.values().sum::<u32>();
     assert_eq!(started, 2, "two slots");
     finish_all(&cluster);

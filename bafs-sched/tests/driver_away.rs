@@ -8,7 +8,7 @@ use bafs_sched::driver::{Cancel, run_over};
 use bafs_sched::io::journal::read;
 use bafs_sched::logic::{Event, Outcome};
 
-use crate::driver::{network, options, until, workflow};
+use crate::driver::{kill_run, network, options, until, workflow};
 use crate::one_node::Cluster;
 
 /// The node says early that it waits in vain, so that somebody is told, and the result is kept.
@@ -41,11 +41,7 @@ async fn a_run_that_goes_on_before_its_home_blames_nobody() {
     let directory = tempfile::tempdir().expect("a directory");
     let journal = directory.path().join("j");
     let cluster = Arc::new(Cluster::default());
-    cluster.state().is_stuck = true;
-    let first = options(&journal, &Cancel::default());
-    let first = run_over(network(&cluster), workflow(0), first, |_| {});
-    let killed = tokio::time::timeout(Duration::from_millis(1_500), first).await;
-    assert!(killed.is_err(), "its jobs do not end");
+    kill_run(&cluster, &journal).await;
     // All machines start anew, the home last.
     {
         let mut state = cluster.state();

@@ -210,7 +210,7 @@ impl Puts {
     fn tell_room(&self) -> String {
         let room = self.describe_room();
         if self.refused.is_time_to_tell(clock::now()) {
-            tracing::warn!("{room}: nothing is taken until there is room");
+            tracing::warn!("{room}: what does not fit waits until there is room");
         }
         room
     }

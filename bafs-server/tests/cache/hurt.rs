@@ -20,23 +20,46 @@ fn damage_block(world: &World, block: u64) {
     file.set_modified(modified).expect("time");
 }
 
+/// A file of ten blocks that one agent has whole and open, and whose damage another one noticed.
+struct Hurt {
+    world: World,
+    bytes: Vec<u8>,
+    holder: Agent,
+    other: Agent,
+    opened: File,
+}
+
+impl Hurt {
+    async fn make() -> Self {
+        let world = World::new(1);
+        let bytes = content(1, 10 * BLOCK as usize);
+        world.home.put("db/file", bytes.clone(), 1);
+        let size = 10 * u64::from(BLOCK);
+        world.create(&cache(1, size, Replacement::Lru)).await;
+        let node = &world.nodes[0];
+        let (mut holder, other) = (Agent::new(node).await, Agent::new(node).await);
+        scan(node, 0, &bytes).await;
+        eventually(|| (0..10).all(|block| holder.map.has(0, block))).await;
+        let opened = holder.hold(0).await.expect("it is wholly here");
+        damage_block(&world, 3);
+        assert!(other.read(0, 3, BLOCK as usize).is_none(), "it is noticed");
+        scan(node, 0, &bytes).await;
+        assert_eq!(node.count("cache_digest_failures"), 1);
+        Self {
+            world,
+            bytes,
+            holder,
+            other,
+            opened,
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_closed_a_damaged_whole_file_before_it_was_told_is_told_all_the_same() {
-    let world = World::new(1);
-    let bytes = content(1, 10 * BLOCK as usize);
-    world.home.put("db/file", bytes.clone(), 1);
-    let size = 10 * u64::from(BLOCK);
-    world.create(&cache(1, size, Replacement::Lru)).await;
-    let node = &world.nodes[0];
-    let (mut holder, other) = (Agent::new(node).await, Agent::new(node).await);
-    scan(node, 0, &bytes).await;
-    eventually(|| (0..10).all(|block| holder.map.has(0, block))).await;
-    let opened = holder.hold(0).await.expect("it is wholly here");
-    damage_block(&world, 3);
-    assert!(other.read(0, 3, BLOCK as usize).is_none(), "it is noticed");
-    scan(node, 0, &bytes).await;
-    assert_eq!(node.count("cache_digest_failures"), 1);
-    drop(opened);
+    let hurt = Hurt::make().await;
+    let (node, mut holder) = (&hurt.world.nodes[0], hurt.holder);
+    drop(hurt.opened);
     holder.let_go(0).await;
     node.caches.tick().await;
     let told = |agent: &Agent| agent.parcel.recall.borrow().as_ref().map(|why| why.code);
@@ -47,20 +70,14 @@ async fn who_closed_a_damaged_whole_file_before_it_was_told_is_told_all_the_same
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn damage_in_an_open_whole_file_ends_its_readers_and_is_given_to_nobody_else() {
-    let world = World::new(1);
-    let bytes = content(1, 10 * BLOCK as usize);
-    world.home.put("db/file", bytes.clone(), 1);
-    let size = 10 * u64::from(BLOCK);
-    world.create(&cache(1, size, Replacement::Lru)).await;
-    let node = &world.nodes[0];
-    let (mut holder, mut other) = (Agent::new(node).await, Agent::new(node).await);
-    scan(node, 0, &bytes).await;
-    eventually(|| (0..10).all(|block| holder.map.has(0, block))).await;
-    let opened = holder.hold(0).await.expect("it is wholly here");
-    damage_block(&world, 3);
-    assert!(other.read(0, 3, BLOCK as usize).is_none(), "it is noticed");
-    scan(node, 0, &bytes).await;
-    assert_eq!(node.count("cache_digest_failures"), 1);
+    let Hurt {
+        world,
+        bytes,
+        mut holder,
+        mut other,
+        opened,
+    } = Hurt::make().await;
+    let (node, size) = (&world.nodes[0], bytes.len() as u64);
     assert!(other.hold(0).await.is_none(), "nobody else is given it");
     node.caches.tick().await;
     let mut recall = holder.parcel.recall.clone();
