@@ -76,6 +76,7 @@ impl Scheduler {
         let mut uses = Vec::new();
         let (mut missing, mut made_on) = (BTreeSet::new(), BTreeSet::new());
         for mount in self.graph.workflow.job(job).mounts.clone() {
+            self.warming.give_up(mount.volume);
             let (id, home) = self.mountable(mount.volume, server, job);
             uses.push(MountedVolume {
                 volume: mount.volume,
@@ -448,12 +449,20 @@ impl Scheduler {
                 waits: self.waits_for_probe(pipeline),
                 behind: self.behind(pipeline),
                 turn,
-                need,
+                need: need.plus(self.need_behind(job)),
                 starts_pipeline: !is_under_way,
                 kind: self.graph.kind(job),
                 job,
             },
         );
+    }
+
+    /// What those batch volumes of a job need whose readers come after others: who reads what is
+    /// there longer goes first, so that it goes sooner.
+    fn need_behind(&self, job: JobIndex) -> Space {
+        let mounted = self.graph.mounted(job).into_iter();
+        let behind = mounted.filter(|(volume, _)| self.is_behind(*volume));
+        behind.fold(Space::ZERO, |sum, (v, _)| sum.plus(self.size_of(v)))
     }
 
     /// What those volumes of a job need that do not exist.

@@ -65,6 +65,12 @@ impl BatchSets {
         let all = sets.iter().flatten().copied().collect();
         Self { sets, all }
     }
+
+    /// Whether one stage reads both volumes, as far as is known.
+    pub(super) fn is_read_with(&self, volume: VolumeIndex, other: VolumeIndex) -> bool {
+        let mut sets = self.sets.iter();
+        sets.any(|set| set.contains(&volume) && set.contains(&other))
+    }
 }
 
 impl Scheduler {

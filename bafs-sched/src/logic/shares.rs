@@ -25,6 +25,17 @@ const READERS_LOOKED_AT: usize = 64;
 /// How often the room of a node is looked at, about, until a cache is divided.
 const LOOKS_AT_ROOM: u64 = 8;
 
+/// What is read beside a cooperative cache, or fetched while it is read, in bytes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Beside {
+    /// Batch volumes that are read at the same time and are nowhere yet.
+    pub(super) others: u64,
+    /// The batch volume that is to be fetched next, before its readers.
+    pub(super) next: u64,
+    /// What caches hold now that will have gone by then.
+    pub(super) passing: u64,
+}
+
 /// How much of a cooperative cache each node gets.
 pub(super) type Shares = Vec<(ServerId, Space)>;
 
@@ -143,9 +154,12 @@ impl Scheduler {
                 shares_beside(size, skew, &rooms, self.scratch_volume_max, beside)
             }
             None => {
-                let others = self.lacking_batch(server, &BTreeSet::from([volume]));
+                let beside = Beside {
+                    others: self.lacking_batch(server, &BTreeSet::from([volume])),
+                    ..self.beside_next(volume, server)
+                };
                 let readers = || self.readers_without_scratch(volume);
-                shares(size, skew, &rooms, others, readers)
+                shares(size, skew, &rooms, beside, readers)
             }
         };
         let has_part = |shares: &Shares| shares.iter().any(|(node, _)| *node == server);
@@ -153,10 +167,22 @@ impl Scheduler {
     }
 
     /// How the group of `server` divides a batch volume that nobody reads yet: only what scratch
-    /// volumes of jobs in all slots leave. Nothing where that is less than the volume.
-    pub(super) fn shares_ahead(&self, volume: VolumeIndex, server: ServerId) -> Option<Shares> {
+    /// volumes of jobs in all slots leave, and caches that are `given` up for it. Nothing where
+    /// that is less than the volume.
+    pub(super) fn shares_ahead(
+        &self,
+        volume: VolumeIndex,
+        server: ServerId,
+        given: &[VolumeIndex],
+    ) -> Option<Shares> {
         let size = self.size_of(volume);
-        let left = |node: ServerId| self.fleet.available(node);
+        let left = |node: ServerId| {
+            let parts = given.iter().filter_map(|cache| {
+                let id = self.volumes.live_at(*cache, Some(node))?;
+                Some(self.volumes.get(id)?.size)
+            });
+            parts.fold(self.fleet.available(node), Space::plus)
+        };
         let mut rooms = self.rooms(None, server, &BTreeMap::new(), left);
         rooms.retain(|room| room.left.files >= size.files);
         for room in &mut rooms {
@@ -166,7 +192,9 @@ impl Scheduler {
         let rooms: Vec<&Room> = rooms.iter().collect();
         let readers = || self.readers_without_scratch(volume);
         let larger = self.with_skew(size.bytes);
-        shares_keeping(size, larger, &rooms, 0, &readers, |room| room.scratch_all)
+        let beside = self.beside_next(volume, server);
+        let keep = |room: &Room| room.scratch_all;
+        shares_keeping(size, larger, &rooms, beside, &readers, keep)
     }
 
     /// How many readers of a cache have yet to be given scratch volumes, as far as a look at some
@@ -333,6 +361,20 @@ impl Scheduler {
     }
 }
 
+impl Beside {
+    /// What a cache of so many bytes may take of the room that there is for caches.
+    fn part_of(self, room: u64, bytes: u64) -> u64 {
+        let (both, later) = (
+            bytes.saturating_add(self.next),
+            room.saturating_add(self.passing),
+        );
+        match later >= both {
+            true => scale_up(bytes, later, both).min(room),
+            false => room,
+        }
+    }
+}
+
 /// What a node can give to a cooperative cache, all in bytes but `left`.
 #[derive(Debug, Clone, Copy)]
 struct Room {
@@ -351,17 +393,18 @@ struct Room {
 }
 
 /// Divides a cooperative cache of `size` among nodes: whole on each where that leaves room for
-/// scratch volumes in every slot, for a whole pipeline, and for `others`, batch volumes that are
-/// read at the same time; else in proportion to what is left, keeping room for the scratch volumes
+/// scratch volumes in every slot, for a whole pipeline, and for others that are read at the same
+/// time; else in proportion to what is left, keeping room for the scratch volumes
 /// of all slots, or of one job, or none, and, where that can be, for what the pipelines there need
 /// to come to their end: who takes their room keeps them from going on. What a cache takes beyond
 /// its size leaves room for all its `readers` that have no scratch volumes yet: who waits for room
-/// reads it when it has gone, and brings it from home again. Nothing if the sum is below the size.
+/// reads it when it has gone, and brings it from home again. What is left it shares with the batch
+/// volume that is to be fetched next, where both have room. Nothing if the sum is below the size.
 fn shares(
     size: Space,
     skew_permille: u64,
     rooms: &[Room],
-    others: u64,
+    beside: Beside,
     readers: impl Fn() -> u64,
 ) -> Option<Shares> {
     let rooms: Vec<_> = rooms
@@ -379,7 +422,7 @@ fn shares(
     ];
     let mut shares = keeps
         .iter()
-        .map(|keep| shares_keeping(size, larger, &rooms, others, &readers, keep));
+        .map(|keep| shares_keeping(size, larger, &rooms, beside, &readers, keep));
     shares.find_map(|shares| shares)
 }
 
@@ -391,7 +434,7 @@ fn shares_keeping(
     size: Space,
     larger: u64,
     rooms: &[&Room],
-    others: u64,
+    beside: Beside,
     readers: &impl Fn() -> u64,
     keep: impl Fn(&Room) -> u64,
 ) -> Option<Shares> {
@@ -415,8 +458,8 @@ fn shares_keeping(
         let scratch = scratch.saturating_add(beside);
         sum.saturating_add(room.left.bytes.saturating_sub(scratch))
     });
-    let wanted = larger.min(beside_readers.max(size.bytes));
-    let is_whole = can_be_whole(size, rooms, others, &keep);
+    let wanted = larger.min(beside.part_of(beside_readers, size.bytes).max(size.bytes));
+    let is_whole = can_be_whole(size, rooms, beside.others, &keep);
     let share = |room: &Room| match is_whole {
         true => size.bytes,
         false => scale_up(wanted, spare(room), total)
@@ -561,7 +604,7 @@ mod tests {
             },
             SKEW_PERMILLE_FIRST,
             rooms,
-            0,
+            Beside::default(),
             || 0,
         )?;
         Some(
@@ -612,7 +655,11 @@ mod tests {
                 bytes: 40 * MB,
                 files: 1,
             };
-            let shares = shares(size, 0, &rooms, others * MB, || 0).expect("it fits");
+            let beside = Beside {
+                others: others * MB,
+                ..Beside::default()
+            };
+            let shares = shares(size, 0, &rooms, beside, || 0).expect("it fits");
             let bytes = shares.iter().map(|(_, share)| share.bytes.div_ceil(MB));
             bytes.collect::<Vec<u64>>()
         };
@@ -650,7 +697,8 @@ mod tests {
                 bytes: 3_600 * MB,
                 files: 1,
             };
-            let shares = shares(size, SKEW_PERMILLE_FIRST, &rooms, 0, || readers).expect("it fits");
+            let (skew, beside) = (SKEW_PERMILLE_FIRST, Beside::default());
+            let shares = shares(size, skew, &rooms, beside, || readers).expect("it fits");
             shares.iter().map(|(_, share)| share.bytes).sum::<u64>() / MB
         };
         // A tenth more, if that leaves room for as many readers on each node, and a little.

@@ -1,4 +1,4 @@
-//! Batch volumes that are declared `warm`: made and fetched before their readers may start, while
+//! Batch volumes that are declared `warm`: made and fetched before their readers can start, while
 //! the jobs of now compute, where there is room that nobody needs meanwhile. How caches are divided
 //! among nodes is `shares.rs`; that readers go before on the link is the nodes' affair.
 
@@ -10,7 +10,7 @@ use super::action::Action;
 use super::attempt::Stage;
 use super::graph::Graph;
 use super::scheduler::Scheduler;
-use super::shares::Shares;
+use super::shares::{Beside, Shares};
 use super::space::Space;
 use super::volumes::State;
 use crate::workflow::{VolumeIndex, VolumeKind};
@@ -22,8 +22,11 @@ pub(super) struct Warming {
     caches: Vec<VolumeIndex>,
     /// Batch volumes that are declared warm, those whose readers come first before others.
     declared: Vec<VolumeIndex>,
-    /// The one that comes, or is there, and of which no reader is near: one at a time.
+    /// The one that comes, or is there, and that no reader can use yet: one at a time.
     ahead: Option<Ahead>,
+    /// The last that was made for that: while what was there before has readers to start, its own
+    /// come after these.
+    behind: Option<VolumeIndex>,
     /// Volumes whose readers came, or that made room for others before: if that were done again,
     /// they might cross the link to home again and again.
     over: BTreeSet<VolumeIndex>,
@@ -62,14 +65,15 @@ impl Warming {
             caches: caches.filter(|_| !declared.is_empty()).collect(),
             declared,
             ahead: None,
+            behind: None,
             over: BTreeSet::new(),
             is_in_the_way: false,
             looked_at: (0, 0),
         }
     }
 
-    /// The readers of a volume came, or it is gone because others needed its room or because it
-    /// cannot be made.
+    /// A reader of a volume came, or it is gone because others needed its room or because it cannot
+    /// be made.
     pub(super) fn give_up(&mut self, volume: VolumeIndex) {
         if self.ahead.take_if(|ahead| ahead.volume == volume).is_some() {
             self.over.insert(volume);
@@ -80,8 +84,12 @@ impl Warming {
 impl Scheduler {
     /// Goes on with the batch volume that comes before its readers, or begins with the next.
     pub(super) fn warm_ahead(&mut self) {
+        let behind = self.warming.behind;
+        if behind.is_some_and(|volume| self.is_usable(volume)) {
+            self.set_behind(None);
+        }
         if let Some(volume) = self.warming.ahead.as_ref().map(|ahead| ahead.volume) {
-            if self.graph.volume(volume).users_near > 0 {
+            if self.is_usable(volume) {
                 self.warming.give_up(volume);
             } else if self.volumes.is_live(volume) {
                 return self.ask_to_warm();
@@ -97,10 +105,54 @@ impl Scheduler {
             is_made: !shares.is_empty(),
             asked: BTreeSet::new(),
         });
+        if !shares.is_empty() {
+            self.set_behind(Some(volume));
+        }
         for (server, share) in shares {
             self.create(volume, Some(server), share);
         }
         self.ask_to_warm();
+    }
+
+    /// Whether a reader of a volume may start and would have a slot that is kept for nobody.
+    fn is_usable(&self, volume: VolumeIndex) -> bool {
+        let is_free = |server| self.fleet.free_slots(server) > self.slots_soon_needed(server);
+        self.graph.volume(volume).users_near > 0 && self.fleet.idle().any(is_free)
+    }
+
+    /// What is to be fetched while a batch volume is read that the group of `server` divides.
+    pub(super) fn beside_next(&self, volume: VolumeIndex, server: ServerId) -> Beside {
+        let is_next = |next: &&VolumeIndex| {
+            let node = self.graph.volume(**next);
+            **next != volume && node.users_left > 0 && !self.volumes.is_live(**next)
+        };
+        let Some(&next) = self.warming.declared.iter().find(is_next) else {
+            return Beside::default();
+        };
+        let is_passing = |other: &&VolumeIndex| {
+            let mut both = [volume, next].into_iter();
+            !both.any(|it| it == **other || self.graph.batch.is_read_with(it, **other))
+        };
+        let passing = self.warming.caches.iter().filter(is_passing);
+        let held = passing.filter_map(|other| self.cached_in_group(*other, server));
+        Beside {
+            next: self.size_of(next).bytes,
+            passing: held.fold(0, u64::saturating_add),
+            ..Beside::default()
+        }
+    }
+
+    /// Whether the readers of a batch volume come after those of what was there before.
+    pub(super) fn is_behind(&self, volume: VolumeIndex) -> bool {
+        self.warming.behind == Some(volume)
+    }
+
+    /// Readers of this batch volume, or of none, come after all others from now on.
+    fn set_behind(&mut self, volume: Option<VolumeIndex>) {
+        let before = std::mem::replace(&mut self.warming.behind, volume);
+        for changed in before.into_iter().chain(volume) {
+            self.requeue_users(changed);
+        }
     }
 
     /// Has all parts fetch what they lack, once all are there; and again when one is gone, as the
@@ -150,10 +202,7 @@ impl Scheduler {
 
     /// Gives the room of the volume that was made before its readers to jobs that can start now.
     pub(super) fn free_warmed(&mut self) {
-        let ahead = self.warming.ahead.as_ref();
-        if let Some(volume) = ahead.map(|ahead| ahead.volume)
-            && self.graph.volume(volume).users_near == 0
-        {
+        if let Some(volume) = self.warming.ahead.as_ref().map(|ahead| ahead.volume) {
             self.retire_all(volume);
         }
     }
@@ -170,12 +219,18 @@ impl Scheduler {
         let is_next = |volume: &&VolumeIndex| {
             let node = self.graph.volume(**volume);
             let is_over = self.warming.over.contains(volume);
-            node.users_near == 0 && node.users_left > 0 && !is_over
+            // Who reads what is there already fetches it, too.
+            let is_early = match self.volumes.is_live(**volume) {
+                true => node.users_near == 0,
+                false => !self.is_usable(**volume),
+            };
+            node.users_left > 0 && !is_over && is_early
         };
         let volume = *self.warming.declared.iter().find(is_next)?;
         // What ready jobs wait for goes before, and what others need must be known.
-        let is_lacking = |volume: &VolumeIndex| {
-            self.graph.volume(*volume).users_near > 0 && !self.volumes.is_live(*volume)
+        let is_lacking = |other: &VolumeIndex| {
+            let is_near = self.graph.volume(*other).users_near > 0;
+            *other != volume && is_near && !self.volumes.is_live(*other)
         };
         if self.warming.caches.iter().any(is_lacking) || self.probes().next().is_some() {
             return None;
@@ -191,7 +246,16 @@ impl Scheduler {
         if std::mem::replace(&mut self.warming.looked_at, looked_at) == looked_at {
             return None;
         }
-        let shares = self.shares_ahead(volume, server)?;
+        let Some(shares) = self.shares_ahead(volume, server, &[]) else {
+            // Who may read them again is then one that runs again.
+            let idle = self.idle_caches.iter().copied();
+            let idle: Vec<VolumeIndex> =
+                idle.filter(|it| self.graph.volume(*it).is_idle()).collect();
+            if self.shares_ahead(volume, server, &idle).is_some() {
+                self.free_idle_caches();
+            }
+            return None;
+        };
         let mut parts = shares.iter();
         let is_over = |server: &ServerId| {
             let limit = self.fleet.get(*server).and_then(|node| node.limit);
