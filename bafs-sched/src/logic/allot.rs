@@ -106,6 +106,7 @@ impl Scheduler {
     /// Takes what nodes keep for this run.
     pub(super) fn shares_seen(&mut self, shares: Vec<NodeShare>) {
         let was_shared = self.fleet.is_shared();
+        self.warming.look_again();
         for NodeShare {
             server,
             space,

@@ -457,12 +457,15 @@ impl Scheduler {
         );
     }
 
-    /// What those batch volumes of a job need whose readers come after others: who reads what is
-    /// there longer goes first, so that it goes sooner.
+    /// What is added to the need of readers that come after those of what was there before: a
+    /// little more than scratch volumes need, so that jobs which lack a batch volume come later.
     fn need_behind(&self, job: JobIndex) -> Space {
-        let mounted = self.graph.mounted(job).into_iter();
-        let behind = mounted.filter(|(volume, _)| self.is_behind(*volume));
-        behind.fold(Space::ZERO, |sum, (v, _)| sum.plus(self.size_of(v)))
+        let mut mounted = self.graph.mounted(job).into_iter();
+        let bytes = match mounted.any(|(volume, _)| self.warming.is_behind(volume)) {
+            true => self.scratch_need_max.bytes.saturating_add(1),
+            false => 0,
+        };
+        Space { bytes, files: 0 }
     }
 
     /// What those volumes of a job need that do not exist.

@@ -39,13 +39,14 @@ impl Scheduler {
             .map(|(job, _)| job)
             .take(AWAY_TRIED)
             .collect();
-        let was_wanted = self.is_space_wanted;
+        let (was_wanted, was_in_the_way) = (self.is_space_wanted, self.warming.is_in_the_way);
         let is_placed = stuck.into_iter().any(|job| self.try_place(job, None));
         if !is_placed {
             self.away_rest = self.attempts.len() / AWAY_REST;
         }
         // Nothing is deleted for a job that only need not wait.
         self.is_space_wanted &= was_wanted || self.may_spill();
+        self.warming.is_in_the_way &= was_in_the_way;
         is_placed
     }
 

@@ -66,6 +66,11 @@ impl BatchSets {
         Self { sets, all }
     }
 
+    /// Those of all sets.
+    pub(super) fn volumes(&self) -> impl Iterator<Item = VolumeIndex> {
+        self.all.iter().copied()
+    }
+
     /// Whether one stage reads both volumes, as far as is known.
     pub(super) fn is_read_with(&self, volume: VolumeIndex, other: VolumeIndex) -> bool {
         let mut sets = self.sets.iter();

@@ -173,6 +173,7 @@ impl Scheduler {
         for &(volume, _) in &gone {
             // Needs count what exists somewhere; a million readers need not be told of a part.
             if !self.volumes.is_live(volume) {
+                self.warming.is_gone(volume);
                 self.requeue_users(volume);
             }
         }

@@ -45,6 +45,7 @@ impl Scheduler {
         }
         if !self.volumes.is_live(volume) {
             self.warming.give_up(volume);
+            self.warming.is_gone(volume);
             self.requeue_users(volume);
         }
     }

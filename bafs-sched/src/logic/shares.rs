@@ -176,13 +176,7 @@ impl Scheduler {
         given: &[VolumeIndex],
     ) -> Option<Shares> {
         let size = self.size_of(volume);
-        let left = |node: ServerId| {
-            let parts = given.iter().filter_map(|cache| {
-                let id = self.volumes.live_at(*cache, Some(node))?;
-                Some(self.volumes.get(id)?.size)
-            });
-            parts.fold(self.fleet.available(node), Space::plus)
-        };
+        let left = |node: ServerId| self.left_without(node, given);
         let mut rooms = self.rooms(None, server, &BTreeMap::new(), left);
         rooms.retain(|room| room.left.files >= size.files);
         for room in &mut rooms {
@@ -195,6 +189,29 @@ impl Scheduler {
         let beside = self.beside_next(volume, server);
         let keep = |room: &Room| room.scratch_all;
         shares_keeping(size, larger, &rooms, beside, &readers, keep)
+    }
+
+    /// What a node has left when caches are given up.
+    fn left_without(&self, server: ServerId, given: &[VolumeIndex]) -> Space {
+        let parts = given.iter().filter_map(|cache| {
+            let id = self.volumes.live_at(*cache, Some(server))?;
+            Some(self.volumes.get(id)?.size)
+        });
+        parts.fold(self.fleet.available(server), Space::plus)
+    }
+
+    /// What the group of a node has beside the scratch volumes of jobs in all slots when caches are
+    /// given up, in bytes: a division looks at all that pipelines need, and this comes before it.
+    pub(super) fn spare_without(&self, server: ServerId, given: &[VolumeIndex]) -> u64 {
+        let peers = self.fleet.group_of(server);
+        let peers = peers.filter(|(_, node)| node.takes_work());
+        let spare = peers.map(|(peer, node)| {
+            let need = self.scratch_need_max.bytes;
+            let all = need.saturating_mul(u64::from(node.seen.slots));
+            let left = self.left_without(peer, given);
+            left.bytes.saturating_sub(all)
+        });
+        spare.fold(0, u64::saturating_add)
     }
 
     /// How many readers of a cache have yet to be given scratch volumes, as far as a look at some

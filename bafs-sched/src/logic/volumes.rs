@@ -72,6 +72,8 @@ pub(super) struct Volumes {
     absent: BTreeMap<u64, u64>,
     /// How often anything of this may have changed.
     changes: u64,
+    /// What all volumes had that are gone, in bytes.
+    freed_bytes: u64,
     /// Servers where anything of this may have changed.
     pub(super) changed: Changed<ServerId>,
     /// Volumes that were looked at.
@@ -96,6 +98,7 @@ impl Volumes {
             cache_bytes,
             absent,
             changes: 0,
+            freed_bytes: 0,
             changed: Changed::default(),
             tally: Tally::default(),
         }
@@ -109,6 +112,11 @@ impl Volumes {
     /// How often anything may have changed.
     pub(super) fn changes(&self) -> u64 {
         self.changes
+    }
+
+    /// What all volumes had that are gone, in bytes.
+    pub(super) fn freed_bytes(&self) -> u64 {
+        self.freed_bytes
     }
 
     fn note_change(&mut self, server: Option<ServerId>) {
@@ -289,6 +297,7 @@ impl Volumes {
     pub(super) fn remove(&mut self, id: VolumeId) -> Option<Instance> {
         self.tally.one();
         let instance = self.instances.remove(&id)?;
+        self.freed_bytes = self.freed_bytes.saturating_add(instance.size.bytes);
         self.note_change(instance.server);
         if instance.state.is_live() {
             self.end(instance.volume, instance.server);

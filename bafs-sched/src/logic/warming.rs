@@ -33,13 +33,27 @@ pub(super) struct Warming {
     /// A job that has a free slot found no room where the volume lies.
     pub(super) is_in_the_way: bool,
     /// What there was when room was looked for in vain.
-    looked_at: (u64, u64),
+    looked_at: Option<LookedAt>,
+}
+
+/// What there was when room was looked for in vain.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct LookedAt {
+    volume: VolumeIndex,
+    /// Of volumes and of what has begun.
+    changes: (u64, u64),
+    nodes: u64,
+    idle_caches: usize,
+    /// So many bytes must have been freed until there can be room.
+    freed_bytes: u64,
 }
 
 /// A batch volume that comes before its readers.
 #[derive(Debug, Clone, PartialEq)]
 struct Ahead {
     volume: VolumeIndex,
+    /// Whether readers of it were ready already when it was chosen, without slots.
+    was_near: bool,
     /// Whether it was made for that. Else earlier readers left it.
     is_made: bool,
     /// Its parts that were asked to fetch what they lack.
@@ -68,7 +82,7 @@ impl Warming {
             behind: None,
             over: BTreeSet::new(),
             is_in_the_way: false,
-            looked_at: (0, 0),
+            looked_at: None,
         }
     }
 
@@ -79,6 +93,21 @@ impl Warming {
             self.over.insert(volume);
         }
     }
+
+    /// A volume is nowhere any more: its readers are as all others.
+    pub(super) fn is_gone(&mut self, volume: VolumeIndex) {
+        self.behind.take_if(|behind| *behind == volume);
+    }
+
+    /// Whether the readers of a batch volume come after those of what was there before.
+    pub(super) fn is_behind(&self, volume: VolumeIndex) -> bool {
+        self.behind == Some(volume)
+    }
+
+    /// Nodes may have more room than when it was looked for.
+    pub(super) fn look_again(&mut self) {
+        self.looked_at = None;
+    }
 }
 
 impl Scheduler {
@@ -88,8 +117,10 @@ impl Scheduler {
         if behind.is_some_and(|volume| self.is_usable(volume)) {
             self.set_behind(None);
         }
-        if let Some(volume) = self.warming.ahead.as_ref().map(|ahead| ahead.volume) {
-            if self.is_usable(volume) {
+        let ahead = self.warming.ahead.as_ref();
+        if let Some((volume, was_near)) = ahead.map(|ahead| (ahead.volume, ahead.was_near)) {
+            let is_near = self.graph.volume(volume).users_near > 0;
+            if self.is_usable(volume) || (is_near && !was_near) {
                 self.warming.give_up(volume);
             } else if self.volumes.is_live(volume) {
                 return self.ask_to_warm();
@@ -102,6 +133,7 @@ impl Scheduler {
         };
         self.warming.ahead = Some(Ahead {
             volume,
+            was_near: self.graph.volume(volume).users_near > 0,
             is_made: !shares.is_empty(),
             asked: BTreeSet::new(),
         });
@@ -116,8 +148,12 @@ impl Scheduler {
 
     /// Whether a reader of a volume may start and would have a slot that is kept for nobody.
     fn is_usable(&self, volume: VolumeIndex) -> bool {
+        self.graph.volume(volume).users_near > 0 && self.is_any_slot_free()
+    }
+
+    fn is_any_slot_free(&self) -> bool {
         let is_free = |server| self.fleet.free_slots(server) > self.slots_soon_needed(server);
-        self.graph.volume(volume).users_near > 0 && self.fleet.idle().any(is_free)
+        self.fleet.idle().any(is_free)
     }
 
     /// What is to be fetched while a batch volume is read that the group of `server` divides.
@@ -129,22 +165,18 @@ impl Scheduler {
         let Some(&next) = self.warming.declared.iter().find(is_next) else {
             return Beside::default();
         };
-        let is_passing = |other: &&VolumeIndex| {
-            let mut both = [volume, next].into_iter();
-            !both.any(|it| it == **other || self.graph.batch.is_read_with(it, **other))
+        let is_passing = |other: &VolumeIndex| {
+            let is_read =
+                |it: VolumeIndex| it == *other || self.graph.batch.is_read_with(it, *other);
+            self.volumes.is_live(*other) && ![volume, next].into_iter().any(is_read)
         };
-        let passing = self.warming.caches.iter().filter(is_passing);
-        let held = passing.filter_map(|other| self.cached_in_group(*other, server));
+        let passing = self.graph.batch.volumes().filter(is_passing);
+        let held = passing.filter_map(|other| self.cached_in_group(other, server));
         Beside {
             next: self.size_of(next).bytes,
             passing: held.fold(0, u64::saturating_add),
             ..Beside::default()
         }
-    }
-
-    /// Whether the readers of a batch volume come after those of what was there before.
-    pub(super) fn is_behind(&self, volume: VolumeIndex) -> bool {
-        self.warming.behind == Some(volume)
     }
 
     /// Readers of this batch volume, or of none, come after all others from now on.
@@ -188,7 +220,9 @@ impl Scheduler {
     }
 
     fn warmed_part(&self, server: ServerId) -> Option<VolumeId> {
-        let made = self.warming.ahead.as_ref().filter(|ahead| ahead.is_made)?;
+        let is_spare =
+            |ahead: &&Ahead| ahead.is_made && self.graph.volume(ahead.volume).users_near == 0;
+        let made = self.warming.ahead.as_ref().filter(is_spare)?;
         self.volumes.live_at(made.volume, Some(server))
     }
 
@@ -202,7 +236,10 @@ impl Scheduler {
 
     /// Gives the room of the volume that was made before its readers to jobs that can start now.
     pub(super) fn free_warmed(&mut self) {
-        if let Some(volume) = self.warming.ahead.as_ref().map(|ahead| ahead.volume) {
+        let ahead = self.warming.ahead.as_ref();
+        if let Some(volume) = ahead.map(|ahead| ahead.volume)
+            && self.graph.volume(volume).users_near == 0
+        {
             self.retire_all(volume);
         }
     }
@@ -213,49 +250,44 @@ impl Scheduler {
         if self.admission.is_some() || self.settings.caches_nothing() || self.protected.is_some() {
             return None;
         }
-        if !self.leaving.is_empty() {
+        if !self.leaving.is_empty() || self.warming.declared.is_empty() {
             return None;
         }
+        let is_any_slot_free = self.is_any_slot_free();
+        let has_slot =
+            |volume: &VolumeIndex| is_any_slot_free && self.graph.volume(*volume).users_near > 0;
         let is_next = |volume: &&VolumeIndex| {
             let node = self.graph.volume(**volume);
-            let is_over = self.warming.over.contains(volume);
             // Who reads what is there already fetches it, too.
             let is_early = match self.volumes.is_live(**volume) {
                 true => node.users_near == 0,
-                false => !self.is_usable(**volume),
+                false => !has_slot(volume),
             };
-            node.users_left > 0 && !is_over && is_early
+            node.users_left > 0 && is_early && !self.warming.over.contains(volume)
         };
         let volume = *self.warming.declared.iter().find(is_next)?;
-        // What ready jobs wait for goes before, and what others need must be known.
-        let is_lacking = |other: &VolumeIndex| {
-            let is_near = self.graph.volume(*other).users_near > 0;
-            *other != volume && is_near && !self.volumes.is_live(*other)
-        };
-        if self.warming.caches.iter().any(is_lacking) || self.probes().next().is_some() {
-            return None;
-        }
         let mut attempts = self.attempts.values();
         let server = attempts
             .find(|attempt| attempt.stage == Stage::Running)?
             .server;
-        if self.volumes.is_live(volume) {
+        let is_there = self.volumes.is_live(volume);
+        let looked_at = self.looked_at_now(volume);
+        if !is_there && !self.may_have_room(looked_at) {
+            return None;
+        }
+        // What ready jobs that have slots wait for goes before, and what others need must be known.
+        let is_lacking = |other: &VolumeIndex| {
+            *other != volume && has_slot(other) && !self.volumes.is_live(*other)
+        };
+        if self.warming.caches.iter().any(is_lacking) || self.probes().next().is_some() {
+            return None;
+        }
+        if is_there {
             return Some((volume, Shares::new()));
         }
-        let looked_at = (self.volumes.changes(), self.graph.begun_changes());
-        if std::mem::replace(&mut self.warming.looked_at, looked_at) == looked_at {
-            return None;
-        }
-        let Some(shares) = self.shares_ahead(volume, server, &[]) else {
-            // Who may read them again is then one that runs again.
-            let idle = self.idle_caches.iter().copied();
-            let idle: Vec<VolumeIndex> =
-                idle.filter(|it| self.graph.volume(*it).is_idle()).collect();
-            if self.shares_ahead(volume, server, &idle).is_some() {
-                self.free_idle_caches();
-            }
-            return None;
-        };
+        self.warming.looked_at = Some(looked_at);
+        self.has_room_ahead(volume, server)?;
+        let shares = self.shares_ahead(volume, server, &[])?;
         let mut parts = shares.iter();
         let is_over = |server: &ServerId| {
             let limit = self.fleet.get(*server).and_then(|node| node.limit);
@@ -266,5 +298,44 @@ impl Scheduler {
         }
         let is_spare = parts.all(|(server, share)| self.can_spare(*server, *share));
         is_spare.then_some((volume, shares))
+    }
+
+    fn looked_at_now(&self, volume: VolumeIndex) -> LookedAt {
+        LookedAt {
+            volume,
+            changes: (self.volumes.changes(), self.graph.begun_changes()),
+            nodes: self.fleet.alive,
+            idle_caches: self.idle_caches.len(),
+            freed_bytes: self.volumes.freed_bytes(),
+        }
+    }
+
+    /// Whether more room may have come since it was looked for in vain.
+    fn may_have_room(&self, now: LookedAt) -> bool {
+        let of_others = |it: LookedAt| (it.volume, it.nodes, it.idle_caches);
+        self.warming.looked_at.is_none_or(|before| {
+            let has_more = now.freed_bytes >= before.freed_bytes;
+            now.changes != before.changes && (has_more || of_others(now) != of_others(before))
+        })
+    }
+
+    /// Whether the group of a node may have room for a volume that comes before its readers. Where
+    /// that is so only without caches that nobody reads any more, these go.
+    fn has_room_ahead(&mut self, volume: VolumeIndex, server: ServerId) -> Option<()> {
+        let size = self.size_of(volume).bytes;
+        if self.spare_without(server, &[]) >= size {
+            return Some(());
+        }
+        let idle = self.idle_caches.iter().copied();
+        let idle: Vec<VolumeIndex> = idle.filter(|it| self.graph.volume(*it).is_idle()).collect();
+        let lacking = size.saturating_sub(self.spare_without(server, &idle));
+        // Who would read them again is one that runs again.
+        if lacking == 0 && self.shares_ahead(volume, server, &idle).is_some() {
+            self.free_idle_caches();
+        }
+        if let Some(looked_at) = &mut self.warming.looked_at {
+            looked_at.freed_bytes = looked_at.freed_bytes.saturating_add(lacking);
+        }
+        None
     }
 }
