@@ -460,11 +460,10 @@ impl Scheduler {
     /// What is added to the need of readers that come after those of what was there before: a
     /// little more than scratch volumes need, so that jobs which lack a batch volume come later.
     fn need_behind(&self, job: JobIndex) -> Space {
-        let mut mounted = self.graph.mounted(job).into_iter();
-        let bytes = match mounted.any(|(volume, _)| self.warming.is_behind(volume)) {
-            true => self.scratch_need_max.bytes.saturating_add(1),
-            false => 0,
-        };
+        let mounted = self.graph.mounted(job).into_iter();
+        let places = mounted.map(|(volume, _)| self.warming.place_behind(volume));
+        let more = self.scratch_need_max.bytes.saturating_add(1);
+        let bytes = more.saturating_mul(places.max().unwrap_or(0));
         Space { bytes, files: 0 }
     }
 

@@ -437,6 +437,7 @@ impl Scheduler {
                 node.pardon();
             }
         });
+        self.warming.look_again();
         self.queues.wake(server);
     }
 

@@ -17,8 +17,8 @@ const FED_AT_ONCE: usize = 4;
 
 /// Order among ready jobs: those that wait for a measurement last, then what the user prefers, then
 /// their turn under a strategy (all alike without one), then least unfulfilled need first (bytes,
-/// then files), then jobs that go on with a pipeline, then those of one kind together, then the
-/// order of declaration.
+/// then files; a little more for readers of what came early, `warming.rs`), then jobs that go on
+/// with a pipeline, then those of one kind together, then the order of declaration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     /// It may not start before another pipeline was measured.

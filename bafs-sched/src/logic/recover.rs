@@ -42,6 +42,7 @@ impl Scheduler {
                 self.leaving.move_to(server, &node.group);
             }
             let is_back = self.fleet.see(node);
+            self.warming.look_again();
             self.queues.wake(server);
             if is_back {
                 self.complete_caches(server);
@@ -173,7 +174,7 @@ impl Scheduler {
         for &(volume, _) in &gone {
             // Needs count what exists somewhere; a million readers need not be told of a part.
             if !self.volumes.is_live(volume) {
-                self.warming.is_gone(volume);
+                self.warming.forget(volume);
                 self.requeue_users(volume);
             }
         }

@@ -45,7 +45,8 @@ impl Scheduler {
         }
         if !self.volumes.is_live(volume) {
             self.warming.give_up(volume);
-            self.warming.is_gone(volume);
+            self.warming.forget(volume);
+            self.idle_caches.remove(&volume);
             self.requeue_users(volume);
         }
     }
@@ -56,7 +57,8 @@ impl Scheduler {
         let node = self.graph.volume(volume);
         if node.is_needed() {
             if node.is_idle() {
-                self.idle_caches.insert(volume);
+                let is_new = self.idle_caches.insert(volume);
+                self.warming.idled += u64::from(is_new && self.graph.is_batch(volume));
             }
             return;
         }

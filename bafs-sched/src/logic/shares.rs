@@ -471,8 +471,8 @@ fn shares_keeping(
     let beside_readers = rooms.iter().fold(0u64, |sum, room| {
         let scratch = room.scratch_one.saturating_mul(on_each).max(keep(room));
         // With less beside them nobody begins: he might not come to his end.
-        let beside = if readers == 0 { 0 } else { SHARE_BYTES_MIN };
-        let scratch = scratch.saturating_add(beside);
+        let least = if readers == 0 { 0 } else { SHARE_BYTES_MIN };
+        let scratch = scratch.saturating_add(least);
         sum.saturating_add(room.left.bytes.saturating_sub(scratch))
     });
     let wanted = larger.min(beside.part_of(beside_readers, size.bytes).max(size.bytes));

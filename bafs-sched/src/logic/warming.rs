@@ -24,14 +24,16 @@ pub(super) struct Warming {
     declared: Vec<VolumeIndex>,
     /// The one that comes, or is there, and that no reader can use yet: one at a time.
     ahead: Option<Ahead>,
-    /// The last that was made for that: while what was there before has readers to start, its own
-    /// come after these.
-    behind: Option<VolumeIndex>,
+    /// Those that were made for that, in this order: while what was there before has readers to
+    /// start, their own come after these.
+    behind: Vec<VolumeIndex>,
     /// Volumes whose readers came, or that made room for others before: if that were done again,
     /// they might cross the link to home again and again.
     over: BTreeSet<VolumeIndex>,
     /// A job that has a free slot found no room where the volume lies.
     pub(super) is_in_the_way: bool,
+    /// How many batch volumes have ever become idle: kept only in case something runs again.
+    pub(super) idled: u64,
     /// What there was when room was looked for in vain.
     looked_at: Option<LookedAt>,
 }
@@ -42,8 +44,10 @@ struct LookedAt {
     volume: VolumeIndex,
     /// Of volumes and of what has begun.
     changes: (u64, u64),
-    nodes: u64,
-    idle_caches: usize,
+    /// A node of the group that was looked at.
+    group: Option<ServerId>,
+    /// How many batch volumes have ever become idle.
+    idled: u64,
     /// So many bytes must have been freed until there can be room.
     freed_bytes: u64,
 }
@@ -79,9 +83,10 @@ impl Warming {
             caches: caches.filter(|_| !declared.is_empty()).collect(),
             declared,
             ahead: None,
-            behind: None,
+            behind: Vec::new(),
             over: BTreeSet::new(),
             is_in_the_way: false,
+            idled: 0,
             looked_at: None,
         }
     }
@@ -95,13 +100,15 @@ impl Warming {
     }
 
     /// A volume is nowhere any more: its readers are as all others.
-    pub(super) fn is_gone(&mut self, volume: VolumeIndex) {
-        self.behind.take_if(|behind| *behind == volume);
+    pub(super) fn forget(&mut self, volume: VolumeIndex) {
+        self.behind.retain(|behind| *behind != volume);
     }
 
-    /// Whether the readers of a batch volume come after those of what was there before.
-    pub(super) fn is_behind(&self, volume: VolumeIndex) -> bool {
-        self.behind == Some(volume)
+    /// How many batch volumes have readers that go before those of this one, itself counted;
+    /// nothing where all go alike.
+    pub(super) fn place_behind(&self, volume: VolumeIndex) -> u64 {
+        let place = self.behind.iter().position(|behind| *behind == volume);
+        place.map_or(0, |place| place as u64 + 1)
     }
 
     /// Nodes may have more room than when it was looked for.
@@ -113,14 +120,12 @@ impl Warming {
 impl Scheduler {
     /// Goes on with the batch volume that comes before its readers, or begins with the next.
     pub(super) fn warm_ahead(&mut self) {
-        let behind = self.warming.behind;
-        if behind.is_some_and(|volume| self.is_usable(volume)) {
-            self.set_behind(None);
-        }
-        let ahead = self.warming.ahead.as_ref();
-        if let Some((volume, was_near)) = ahead.map(|ahead| (ahead.volume, ahead.was_near)) {
+        self.let_readers_go();
+        if let Some(ahead) = &self.warming.ahead {
+            let volume = ahead.volume;
             let is_near = self.graph.volume(volume).users_near > 0;
-            if self.is_usable(volume) || (is_near && !was_near) {
+            let came_near = is_near && !ahead.was_near && !ahead.asked.is_empty();
+            if came_near || self.is_usable(volume) {
                 self.warming.give_up(volume);
             } else if self.volumes.is_live(volume) {
                 return self.ask_to_warm();
@@ -138,7 +143,8 @@ impl Scheduler {
             asked: BTreeSet::new(),
         });
         if !shares.is_empty() {
-            self.set_behind(Some(volume));
+            self.warming.behind.push(volume);
+            self.requeue_users(volume);
         }
         for (server, share) in shares {
             self.create(volume, Some(server), share);
@@ -179,11 +185,13 @@ impl Scheduler {
         }
     }
 
-    /// Readers of this batch volume, or of none, come after all others from now on.
-    fn set_behind(&mut self, volume: Option<VolumeIndex>) {
-        let before = std::mem::replace(&mut self.warming.behind, volume);
-        for changed in before.into_iter().chain(volume) {
-            self.requeue_users(changed);
+    /// All readers of batch volumes go alike again where one of them could start now.
+    fn let_readers_go(&mut self) {
+        let mut behind = self.warming.behind.iter();
+        if behind.any(|volume| self.is_usable(*volume)) {
+            for volume in std::mem::take(&mut self.warming.behind) {
+                self.requeue_users(volume);
+            }
         }
     }
 
@@ -271,7 +279,7 @@ impl Scheduler {
             .find(|attempt| attempt.stage == Stage::Running)?
             .server;
         let is_there = self.volumes.is_live(volume);
-        let looked_at = self.looked_at_now(volume);
+        let looked_at = self.looked_at_now(volume, server);
         if !is_there && !self.may_have_room(looked_at) {
             return None;
         }
@@ -286,7 +294,7 @@ impl Scheduler {
             return Some((volume, Shares::new()));
         }
         self.warming.looked_at = Some(looked_at);
-        self.has_room_ahead(volume, server)?;
+        self.make_room_ahead(volume, server)?;
         let shares = self.shares_ahead(volume, server, &[])?;
         let mut parts = shares.iter();
         let is_over = |server: &ServerId| {
@@ -300,38 +308,45 @@ impl Scheduler {
         is_spare.then_some((volume, shares))
     }
 
-    fn looked_at_now(&self, volume: VolumeIndex) -> LookedAt {
+    fn looked_at_now(&self, volume: VolumeIndex, server: ServerId) -> LookedAt {
         LookedAt {
             volume,
             changes: (self.volumes.changes(), self.graph.begun_changes()),
-            nodes: self.fleet.alive,
-            idle_caches: self.idle_caches.len(),
+            group: self.fleet.group_of(server).next().map(|(peer, _)| peer),
+            idled: self.warming.idled,
             freed_bytes: self.volumes.freed_bytes(),
         }
     }
 
     /// Whether more room may have come since it was looked for in vain.
     fn may_have_room(&self, now: LookedAt) -> bool {
-        let of_others = |it: LookedAt| (it.volume, it.nodes, it.idle_caches);
+        let of_others = |it: LookedAt| (it.volume, it.group, it.idled);
         self.warming.looked_at.is_none_or(|before| {
             let has_more = now.freed_bytes >= before.freed_bytes;
             now.changes != before.changes && (has_more || of_others(now) != of_others(before))
         })
     }
 
-    /// Whether the group of a node may have room for a volume that comes before its readers. Where
-    /// that is so only without caches that nobody reads any more, these go.
-    fn has_room_ahead(&mut self, volume: VolumeIndex, server: ServerId) -> Option<()> {
+    /// Answers whether the group of a node may have room for a volume that comes before its
+    /// readers. Where that is so only without batch volumes that nobody reads any more, these go.
+    fn make_room_ahead(&mut self, volume: VolumeIndex, server: ServerId) -> Option<()> {
         let size = self.size_of(volume).bytes;
         if self.spare_without(server, &[]) >= size {
             return Some(());
         }
+        let is_given = |it: &VolumeIndex| {
+            let is_idle = self.graph.is_batch(*it) && self.graph.volume(*it).is_idle();
+            is_idle && self.volumes.is_live(*it)
+        };
         let idle = self.idle_caches.iter().copied();
-        let idle: Vec<VolumeIndex> = idle.filter(|it| self.graph.volume(*it).is_idle()).collect();
+        let idle: Vec<VolumeIndex> = idle.filter(is_given).collect();
         let lacking = size.saturating_sub(self.spare_without(server, &idle));
         // Who would read them again is one that runs again.
         if lacking == 0 && self.shares_ahead(volume, server, &idle).is_some() {
-            self.free_idle_caches();
+            for cache in idle {
+                self.idle_caches.remove(&cache);
+                self.retire_all(cache);
+            }
         }
         if let Some(looked_at) = &mut self.warming.looked_at {
             looked_at.freed_bytes = looked_at.freed_bytes.saturating_add(lacking);
