@@ -182,7 +182,8 @@ impl Volume {
         self.usage.report(&self.name, held, describe)
     }
 
-    /// What a volume that may be written holds now; nothing when it does not answer.
+    /// What a volume that may be written holds now; nothing when it does not answer. Of one that
+    /// was lost to a full disk, what the server told last: else nobody would know that it was full.
     pub async fn held(self: &Arc<Self>) -> Option<TreeStat> {
         if self.mode.read_only || !self.mode.cached {
             return None;
@@ -200,7 +201,11 @@ impl Volume {
         self.run(caller, FileOp::StatFs, &[], done);
         match answer.await {
             Ok(Ok(FileReply::StatFs(stat))) => Some(stat),
-            _ => None,
+            _ => {
+                let loss = self.fate.loss();
+                let is_full = loss.is_some_and(|loss| loss.code == ErrorCode::NoSpaceBytes);
+                is_full.then(|| self.tree.latest_stat()).flatten()
+            }
         }
     }
 

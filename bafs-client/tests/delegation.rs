@@ -172,6 +172,8 @@ async fn a_close_fails_if_what_was_answered_first_did() {
         assert!(receive.await.unwrap().is_err(), "nothing of it was kept");
         let code = world.volume.fate().loss().map(|loss| loss.code);
         assert_eq!(code, Some(ErrorCode::NoSpaceBytes));
+        let held = world.volume.held().await.expect("it was told last");
+        assert!(held.disk_bytes.is_some(), "or nobody knew that it was full");
     }
 }
 

@@ -518,8 +518,10 @@ impl Open {
             let guard = self.session.read().unwrap_or_else(PoisonError::into_inner);
             let session = guard.as_ref().ok_or(())?;
             let numbers = given.next_if(|given| given.op as usize == place);
+            let is_behind = is_in_chain && self.chain_failed.load(Ordering::Acquire);
             let result = match numbers {
-                _ if is_in_chain && self.chain_failed.load(Ordering::Acquire) => {
+                // That is only asked, and tells why the chain failed.
+                _ if is_behind && *op != FileOp::StatFs => {
                     Err(Errno(nix::errno::Errno::ECANCELED as i32))
                 }
                 _ if !fits(op, out.len(), named) => Err(Errno(nix::errno::Errno::E2BIG as i32)),

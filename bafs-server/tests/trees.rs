@@ -374,9 +374,10 @@ async fn nothing_of_a_chain_runs_behind_what_failed() {
     let is_there = |name: &str| bench.root.path().join(name).exists();
     let run = |sequence, after, ops| bench.run_after(epoch, (sequence, after), ops, b"");
 
-    let ops = vec![make("a"), make("a"), make("b")];
+    let ops = vec![make("a"), make("a"), make("b"), FileOp::StatFs];
     let (results, _) = run(1, Some(0), ops).await.expect("answer");
     assert!(results[0].is_ok() && results[1].is_err() && results[2].is_err());
+    assert!(results[3].is_ok(), "what the disk has tells why");
     let (results, _) = run(2, Some(1), vec![make("c")]).await.expect("answer");
     assert!(results[0].is_err());
     assert!(is_there("a") && !is_there("b") && !is_there("c"));

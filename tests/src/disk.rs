@@ -27,8 +27,7 @@ pub fn node_on(disk: &str, world: &World, store: &str) -> Result<Child> {
         .env("BAFS_IDENTITY", world.cluster.identity())
         .env("BAFS_CATALOG", world.cluster.catalog())
         .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null());
+        .stdout(Stdio::piped());
     let mut node = command.spawn()?;
     let stdout = node.stdout.take().context("standard output is piped")?;
     let mut line = String::new();

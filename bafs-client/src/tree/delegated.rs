@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::ErrorCode;
-use bafs_proto::file_op::{Caller, Errno, FileOp, FileReply, FileResult};
+use bafs_proto::file_op::{Caller, Errno, FileOp, FileReply, FileResult, TreeStat};
 use bafs_proto::ids::InodeNo;
 use bafs_proto::limits::DIRECTORY_BYTES_MAX;
 use bytes::Bytes;
@@ -57,6 +57,8 @@ pub(super) struct State {
     wanted: u64,
     /// Batches on their way.
     pub(super) under_way: usize,
+    /// What the volume held, and its disk, after the latest batch that was answered.
+    pub(super) latest: Option<TreeStat>,
 }
 
 /// An answer that is held back.

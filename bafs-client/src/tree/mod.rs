@@ -18,7 +18,7 @@ mod settling;
 mod shipping;
 mod waits;
 
-use bafs_proto::file_op::{Caller, FileOp, FileReply, FileResult};
+use bafs_proto::file_op::{Caller, FileOp, FileReply, FileResult, TreeStat};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
@@ -82,6 +82,15 @@ impl Tree {
             Self::Cache(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => {
                 done(Ok(FileReply::Done), &[]);
             }
+        }
+    }
+
+    /// What the tree held, and its disk, when the latest of its operations was told, if they are
+    /// told later than they are answered.
+    pub(crate) fn latest_stat(&self) -> Option<TreeStat> {
+        match self {
+            Self::Remote(tree) => tree.latest_stat(),
+            Self::Cache(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => None,
         }
     }
 

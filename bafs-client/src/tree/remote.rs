@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use bafs_proto::buffer::Buffer;
-use bafs_proto::file_op::{Caller, Errno, FileOp, FileReply, FileResult};
+use bafs_proto::file_op::{Caller, Errno, FileOp, FileReply, FileResult, TreeStat};
 use bafs_proto::ids::{AgentId, Epoch, InodeNo};
 use bafs_proto::message::{
     CloseTree, FileResults, GivenNumbers, OpenTree, RunFileOps, TreeRef, TreeSession,
@@ -235,6 +235,12 @@ impl RemoteTree {
                 done(result, &data);
             }
         });
+    }
+
+    /// What the volume held, and its disk, when the latest of its operations was told.
+    pub(super) fn latest_stat(&self) -> Option<TreeStat> {
+        let own = self.session.delegated.get()?;
+        own.state().latest
     }
 
     /// Whether [`Self::close_file`] has something to wait for.

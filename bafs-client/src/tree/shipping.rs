@@ -182,7 +182,10 @@ impl Session {
     /// Ends the volume if an operation of a batch, which was answered, was not done.
     pub(super) fn note_failure(&self, own: &Delegated, batch: &Sent, results: &[FileResult]) {
         let failed = {
-            let state = own.state();
+            let mut state = own.state();
+            if let Some(Ok(FileReply::StatFs(stat))) = results.last() {
+                state.latest = Some(*stat);
+            }
             let ran = (batch.first..).zip(&batch.left_out);
             let ran = ran.filter(|(_, left_out)| !**left_out).zip(results);
             let mut entries =

@@ -100,7 +100,7 @@ impl Flights {
         is_here: impl FnOnce() -> bool,
     ) -> Boarding {
         let mut state = self.lock();
-        if let Some(flight) = state.flying.get(&key) {
+        if let Some(flight) = state.flying.get(&key).filter(|flight| !flight.has_failed()) {
             return Boarding::Joined(flight.take(urgency));
         }
         if is_here() {
@@ -125,7 +125,8 @@ impl Flights {
     /// Joins the flight of a block, if there is one.
     pub(crate) fn join(&self, key: BlockKey, urgency: &Urgency) -> Option<Passenger> {
         let state = self.lock();
-        state.flying.get(&key).map(|flight| flight.take(urgency))
+        let flight = state.flying.get(&key).filter(|flight| !flight.has_failed());
+        flight.map(|flight| flight.take(urgency))
     }
 
     /// Whether a block is on its way.
@@ -142,7 +143,8 @@ impl Flights {
         heir: ServerId,
     ) -> Option<Passenger> {
         let mut state = self.lock();
-        if let Some(flight) = state.flying.get_mut(&key) {
+        let flight = state.flying.get_mut(&key);
+        if let Some(flight) = flight.filter(|flight| !flight.has_failed()) {
             if flight.from_home || own < heir || flight.has_landed() {
                 return Some(flight.take(&Urgency::new(true)));
             }
@@ -166,6 +168,11 @@ impl Flights {
 impl Flight {
     fn has_landed(&self) -> bool {
         matches!(*self.landing.borrow(), Some(Ok(_)))
+    }
+
+    /// Whoever wants the block after that asks anew: what was wrong may have passed, or changed.
+    fn has_failed(&self) -> bool {
+        matches!(*self.landing.borrow(), Some(Err(_)))
     }
 
     fn take(&self, urgency: &Urgency) -> Passenger {
@@ -220,8 +227,8 @@ impl Pilot {
         claimants.into_iter().collect()
     }
 
-    /// Gives the block, or why there is none, to everyone who waits. The flight can still be
-    /// joined until the pilot is dropped.
+    /// Gives the block, or why there is none, to everyone who waits. The flight of a block can
+    /// still be joined until the pilot is dropped.
     pub(crate) fn land(&self, result: Result<Block>) {
         self.landing.send_replace(Some(result));
     }
@@ -229,7 +236,13 @@ impl Pilot {
 
 impl Drop for Pilot {
     fn drop(&mut self) {
-        self.flights.lock().flying.remove(&self.key);
+        let mut state = self.flights.lock();
+        // After a failure the next one may fly already.
+        let flight = state.flying.get(&self.key);
+        let own = self.landing.subscribe();
+        if flight.is_some_and(|flight| flight.landing.same_channel(&own)) {
+            state.flying.remove(&self.key);
+        }
     }
 }
 
@@ -276,6 +289,24 @@ mod tests {
         assert!(large.join_for_heir(KEY, LARGE, SMALL).is_none());
         assert_eq!(Pilot::turn_home([&pilots[1]].into_iter()), [SMALL]);
         assert_eq!(Pilot::turn_home([&pilots[0]].into_iter()), []);
+    }
+
+    #[test]
+    fn after_a_failure_nobody_hears_of_it_who_comes_later() {
+        let flights = Flights::default();
+        let urgency = Urgency::new(true);
+        let failed = start(&flights);
+        failed.land(Err(Error::new(
+            ErrorCode::SourceChanged,
+            "it is another one",
+        )));
+        assert!(flights.join(KEY, &urgency).is_none());
+        assert!(flights.join_for_heir(KEY, LARGE, SMALL).is_none());
+        let next = start(&flights);
+        drop(failed);
+        assert!(flights.join(KEY, &urgency).is_some(), "the next one flies");
+        drop(next);
+        assert!(!flights.is_flying(KEY));
     }
 
     #[test]
