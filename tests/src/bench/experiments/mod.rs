@@ -71,6 +71,8 @@ const PARTS: &[Part] = &[
             "copies_calm_vs_never",
             "copies_failing_vs_never",
             "copies_failing_vs_always",
+            "copies_simulated_failing_vs_never",
+            "copies_simulated_failing_vs_always",
             "copies_simulated_time_error_max",
         ],
         run: failures::run,
