@@ -205,8 +205,8 @@ impl Scheduler {
     pub(super) fn spare_without(&self, server: ServerId, given: &[VolumeIndex]) -> u64 {
         let peers = self.fleet.group_of(server);
         let peers = peers.filter(|(_, node)| node.takes_work());
+        let need = self.scratch_need_max.bytes;
         let spare = peers.map(|(peer, node)| {
-            let need = self.scratch_need_max.bytes;
             let all = need.saturating_mul(u64::from(node.seen.slots));
             let left = self.left_without(peer, given);
             left.bytes.saturating_sub(all)

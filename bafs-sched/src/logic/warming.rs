@@ -154,12 +154,8 @@ impl Scheduler {
 
     /// Whether a reader of a volume may start and would have a slot that is kept for nobody.
     fn is_usable(&self, volume: VolumeIndex) -> bool {
-        self.graph.volume(volume).users_near > 0 && self.is_any_slot_free()
-    }
-
-    fn is_any_slot_free(&self) -> bool {
         let is_free = |server| self.fleet.free_slots(server) > self.slots_soon_needed(server);
-        self.fleet.idle().any(is_free)
+        self.graph.volume(volume).users_near > 0 && self.fleet.idle().any(is_free)
     }
 
     /// What is to be fetched while a batch volume is read that the group of `server` divides.
@@ -261,15 +257,12 @@ impl Scheduler {
         if !self.leaving.is_empty() || self.warming.declared.is_empty() {
             return None;
         }
-        let is_any_slot_free = self.is_any_slot_free();
-        let has_slot =
-            |volume: &VolumeIndex| is_any_slot_free && self.graph.volume(*volume).users_near > 0;
         let is_next = |volume: &&VolumeIndex| {
             let node = self.graph.volume(**volume);
             // Who reads what is there already fetches it, too.
             let is_early = match self.volumes.is_live(**volume) {
                 true => node.users_near == 0,
-                false => !has_slot(volume),
+                false => !self.is_usable(**volume),
             };
             node.users_left > 0 && is_early && !self.warming.over.contains(volume)
         };
@@ -285,7 +278,7 @@ impl Scheduler {
         }
         // What ready jobs that have slots wait for goes before, and what others need must be known.
         let is_lacking = |other: &VolumeIndex| {
-            *other != volume && has_slot(other) && !self.volumes.is_live(*other)
+            *other != volume && !self.volumes.is_live(*other) && self.is_usable(*other)
         };
         if self.warming.caches.iter().any(is_lacking) || self.probes().next().is_some() {
             return None;
@@ -294,7 +287,9 @@ impl Scheduler {
             return Some((volume, Shares::new()));
         }
         self.warming.looked_at = Some(looked_at);
-        self.make_room_ahead(volume, server)?;
+        if !self.make_room_ahead(volume, server) {
+            return None;
+        }
         let shares = self.shares_ahead(volume, server, &[])?;
         let mut parts = shares.iter();
         let is_over = |server: &ServerId| {
@@ -329,10 +324,10 @@ impl Scheduler {
 
     /// Answers whether the group of a node may have room for a volume that comes before its
     /// readers. Where that is so only without batch volumes that nobody reads any more, these go.
-    fn make_room_ahead(&mut self, volume: VolumeIndex, server: ServerId) -> Option<()> {
+    fn make_room_ahead(&mut self, volume: VolumeIndex, server: ServerId) -> bool {
         let size = self.size_of(volume).bytes;
         if self.spare_without(server, &[]) >= size {
-            return Some(());
+            return true;
         }
         let is_given = |it: &VolumeIndex| {
             let is_idle = self.graph.is_batch(*it) && self.graph.volume(*it).is_idle();
@@ -344,13 +339,12 @@ impl Scheduler {
         // Who would read them again is one that runs again.
         if lacking == 0 && self.shares_ahead(volume, server, &idle).is_some() {
             for cache in idle {
-                self.idle_caches.remove(&cache);
                 self.retire_all(cache);
             }
         }
         if let Some(looked_at) = &mut self.warming.looked_at {
             looked_at.freed_bytes = looked_at.freed_bytes.saturating_add(lacking);
         }
-        None
+        false
     }
 }

@@ -23,8 +23,8 @@ const JOB_MS: u64 = 3_000;
 const MTBF_S: f64 = 9.0;
 /// More than happen in any of these runs.
 const FAILURES_MAX: usize = 100;
-/// Simulated runs of each policy beside the real ones: ten of these differ by a twentieth from
-/// what failures happen to hit.
+/// Simulated runs of each policy beside the real ones: sums of ten of these differ by up to a
+/// twelfth, by what failures happen to hit.
 const SIMULATED_SEEDS: u64 = 200;
 const LARGE: u64 = 24_000_000;
 const SMALL: u64 = 256_000;
