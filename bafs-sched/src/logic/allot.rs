@@ -5,15 +5,35 @@ use bafs_proto::allotment::Share;
 use bafs_proto::ids::ServerId;
 
 use super::event::NodeShare;
-use super::fleet::Limit;
+use super::fleet::{Limit, Node};
 use super::scheduler::{Phase, Scheduler};
 use super::space::Space;
 use super::timers::Timer;
+use super::volumes::Instance;
 use crate::workflow::JobIndex;
 
-/// A run that has nothing under way waits so long for what others have, before it gives up caches
-/// and copies of its own, in milliseconds: two turns and a little.
+/// A run that has nothing under way waits so long for what others have, before it gives up what
+/// jobs have made, in milliseconds: two turns and a little.
 const OTHERS_WAIT_MS: u64 = 25_000;
+
+/// The least that it waits before it gives up caches, in milliseconds: others may be about to say
+/// what they leave.
+const CACHES_WAIT_MS: u64 = 2_000;
+
+/// What a wide-area link may carry, to wait for room about as long as caches would take to come
+/// again, which costs at most twice the best.
+const LINK_BYTES_PER_MS: u64 = 10_000;
+
+/// What a run with nothing under way gives up for its next jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum GivesUp {
+    /// It waits.
+    Nothing,
+    /// What can be fetched again.
+    Caches,
+    /// What has to be made again too.
+    Work,
+}
 
 /// What a run has to do with one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,23 +161,72 @@ impl Scheduler {
             && !self.is_at_home(self.graph.pipeline(job), server)
     }
 
-    /// Nothing of this run goes on. Where others have what it lacks, it waits for its turn before
-    /// it gives up anything; answers whether it does.
-    pub(super) fn waits_for_others(&mut self) -> bool {
+    /// Nothing of this run goes on: what it gives up for these jobs, rather than to wait for what
+    /// others have.
+    pub(super) fn gives_up(&mut self, candidates: &[JobIndex]) -> GivesUp {
         if !self.fleet.is_shared() {
-            return false;
+            return GivesUp::Work;
         }
-        let wait_ms = OTHERS_WAIT_MS;
+        let is_idle = self.fleet.idle().next().is_some();
+        if is_idle && !self.others_could_make_room(candidates) {
+            return GivesUp::Work;
+        }
         let until = *self
             .patience
-            .get_or_insert_with(|| self.now.plus_ms(wait_ms));
-        let is_idle = self.fleet.idle().next().is_some();
-        if self.now < until || !is_idle {
-            let at = until.max(self.now.plus_ms(self.settings.pause_ms_max));
-            self.timers.set(at, Timer::Patience);
-            return true;
+            .get_or_insert_with(|| self.now.plus_ms(OTHERS_WAIT_MS));
+        if self.now >= until && is_idle {
+            return GivesUp::Work;
         }
-        false
+        let caches_wait_ms = CACHES_WAIT_MS
+            .saturating_add(self.cache_bytes() / LINK_BYTES_PER_MS)
+            .min(OTHERS_WAIT_MS);
+        let left_ms = until.ms_since(self.now);
+        let caches_left_ms = left_ms.saturating_sub(OTHERS_WAIT_MS - caches_wait_ms);
+        let next_ms = if caches_left_ms > 0 {
+            caches_left_ms
+        } else {
+            left_ms
+        };
+        let at = self.now.plus_ms(next_ms.max(CACHES_WAIT_MS));
+        self.timers.set(at, Timer::Patience);
+        match is_idle && caches_left_ms == 0 {
+            true => GivesUp::Caches,
+            false => GivesUp::Nothing,
+        }
+    }
+
+    /// What caches of this run hold of all nodes together, in bytes.
+    fn cache_bytes(&self) -> u64 {
+        let is_cache = |i: &&Instance| self.graph.volume(i.volume).is_cache;
+        let instances = self.volumes.iter().map(|(_, instance)| instance);
+        let caches = instances.filter(is_cache);
+        caches.fold(0, |sum, i| u64::saturating_add(sum, i.size.bytes))
+    }
+
+    /// Whether one of these jobs might find room if other runs held nothing: else it is what this
+    /// run itself holds that is in the way, and no turn of others changes that.
+    fn others_could_make_room(&self, candidates: &[JobIndex]) -> bool {
+        let left =
+            |(server, node): (ServerId, &Node)| self.fleet.offered(server).minus(node.reserved);
+        let mut together = Space::ZERO;
+        let mut most = Space::ZERO;
+        for left in self.fleet.live().map(left) {
+            together = together.plus(left);
+            most = most.most(left);
+        }
+        candidates.iter().any(|job| {
+            let mounted = self.graph.mounted(*job).into_iter();
+            let missing = mounted.filter(|(volume, _)| !self.volumes.is_live(*volume));
+            let (mut scratch, mut all) = (Space::ZERO, Space::ZERO);
+            for (volume, _) in missing {
+                let size = self.size_of(volume);
+                all = all.plus(size);
+                if !self.graph.volume(volume).is_cache {
+                    scratch = scratch.most(size);
+                }
+            }
+            most.holds(scratch) && together.holds(all)
+        })
     }
 
     /// Nothing helps. Where others have what the run lacks, it waits on, and does not fail.

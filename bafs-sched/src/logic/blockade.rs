@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::VolumeId;
 
+use super::allot::GivesUp;
 use super::fit::describe;
 use super::place::Care;
 use super::release::{DELETE_FAULTS_TOLD, LEFT_SHOWN};
@@ -47,7 +48,10 @@ impl Scheduler {
             self.messages.push(trouble);
             return self.finish();
         }
-        if self.unprotect_if_stuck() || self.pass_stuck_probes_on() || self.waits_for_others() {
+        if self.unprotect_if_stuck()
+            || self.pass_stuck_probes_on()
+            || (self.fleet.is_shared() && self.free_idle_caches())
+        {
             return;
         }
         // Among many that wait, those that go on with a pipeline may be far behind.
@@ -55,6 +59,15 @@ impl Scheduler {
         let under_way = under_way.chain(self.pipelines_at_home());
         let next = under_way.filter_map(|pipeline| self.graph.courses.next_of(pipeline));
         candidates.extend(next.filter(|job| self.queues.contains(*job)));
+        match self.gives_up(&candidates) {
+            GivesUp::Nothing => return,
+            GivesUp::Caches => {
+                let (first, _) = self.first_of(&candidates);
+                let _ = self.free_far_caches() || self.free_unused_caches(&first);
+                return;
+            }
+            GivesUp::Work => {}
+        }
         let has_nodes = self.fleet.live().any(|(_, node)| node.seen.slots > 0);
         if has_nodes && self.break_blockade(&candidates) {
             if self.attempts.is_empty() && self.is_quiet() {
@@ -80,9 +93,9 @@ impl Scheduler {
         self.finish();
     }
 
-    /// Has one of these jobs start, or something deleted for them, what costs least first. What has
-    /// begun goes before what has not, which would only hold more space.
-    fn break_blockade(&mut self, candidates: &[JobIndex]) -> bool {
+    /// Of these jobs those that should start first, and the others. What has begun goes before what
+    /// has not, which would only hold more space.
+    fn first_of(&self, candidates: &[JobIndex]) -> (Vec<JobIndex>, Vec<JobIndex>) {
         let is_begun = |job: &JobIndex| self.is_under_way(self.graph.pipeline(*job));
         let (begun, new): (Vec<JobIndex>, Vec<JobIndex>) =
             candidates.iter().copied().partition(is_begun);
@@ -91,7 +104,12 @@ impl Scheduler {
             begun.is_empty() || self.graph.crossings.is_awaited(pipeline)
         };
         let (wanted, other): (Vec<JobIndex>, Vec<JobIndex>) = new.into_iter().partition(is_wanted);
-        let first: Vec<JobIndex> = begun.into_iter().chain(wanted).collect();
+        (begun.into_iter().chain(wanted).collect(), other)
+    }
+
+    /// Has one of these jobs start, or something deleted for them, what costs least first.
+    fn break_blockade(&mut self, candidates: &[JobIndex]) -> bool {
+        let (first, other) = self.first_of(candidates);
         if self.try_all(candidates, Care::Safe)
             || self.free_idle_caches()
             || (!self.fleet.is_unanswered() && self.relax_rules())
@@ -99,7 +117,8 @@ impl Scheduler {
             || self.free_far_caches()
             || self.try_all(&first, Care::Fitting)
             || self.try_all(&first, Care::None)
-            || self.free_unused_caches()
+            || self.free_unused_caches(&first)
+            || self.free_all_caches()
         {
             return true;
         }

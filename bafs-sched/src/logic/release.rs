@@ -13,7 +13,7 @@ use super::scheduler::{Phase, Scheduler};
 use super::space::Space;
 use super::timers::Timer;
 use super::volumes::State;
-use crate::workflow::VolumeIndex;
+use crate::workflow::{JobIndex, VolumeIndex};
 
 /// Deletions of a volume that fail before the user is told, and it is not waited for any more.
 pub(super) const DELETE_FAULTS_TOLD: u32 = 10;
@@ -120,21 +120,28 @@ impl Scheduler {
     /// fetched again, but what has begun need not end one job after the other. Rules say themselves
     /// how many caches there are. Answers whether there was one.
     pub(super) fn free_far_caches(&mut self) -> bool {
-        self.settings.rules.is_none() && self.free_caches(|cache| cache.users_near == 0)
+        self.settings.rules.is_none() && self.free_caches(|_, cache| cache.users_near == 0)
     }
 
-    /// Gives the space of all caches to whoever waits, when nobody runs: they are fetched again.
-    /// Answers whether there was one.
-    pub(super) fn free_unused_caches(&mut self) -> bool {
-        self.free_caches(|_| true)
+    /// Gives the space of all caches but those that the first of these jobs reads to whoever
+    /// waits, when nobody runs: they are fetched again. Answers whether there was one.
+    pub(super) fn free_unused_caches(&mut self, candidates: &[JobIndex]) -> bool {
+        let first = candidates.first().map(|job| self.graph.mounted(*job));
+        let read: BTreeSet<VolumeIndex> = first.into_iter().flatten().map(|(v, _)| v).collect();
+        self.free_caches(|volume, _| !read.contains(&volume))
+    }
+
+    /// Gives the space of all caches, which may lie where those that wait cannot use them.
+    pub(super) fn free_all_caches(&mut self) -> bool {
+        self.free_caches(|_, _| true)
     }
 
     /// Deletes the caches of this kind. Answers whether there was one.
-    fn free_caches(&mut self, is_meant: impl Fn(&VolumeNode) -> bool) -> bool {
+    fn free_caches(&mut self, is_meant: impl Fn(VolumeIndex, &VolumeNode) -> bool) -> bool {
         let there: BTreeSet<VolumeIndex> = self.volumes.iter().map(|(_, i)| i.volume).collect();
         let is_freed = |volume: &VolumeIndex| {
             let node = self.graph.volume(*volume);
-            node.is_cache && is_meant(node) && self.volumes.is_live(*volume)
+            node.is_cache && is_meant(*volume, node) && self.volumes.is_live(*volume)
         };
         let freed: Vec<VolumeIndex> = there.into_iter().filter(is_freed).collect();
         for &cache in &freed {

@@ -341,13 +341,31 @@ impl Scheduler {
     }
 
     /// The least free space on a node with which all pipelines at home there can end, beside what
-    /// they hold, and whether any of them has a job to start yet.
+    /// they hold, and whether any of them has a job to start yet. With its part of the caches that
+    /// the next job of one needs.
     pub(super) fn least_to_end(&self, server: ServerId) -> (Space, bool) {
         let survey = self.look(server, None);
         let claims = self.ground(&survey, server, Space::ZERO, None).claims;
         let next = |claim: &Claim| self.graph.courses.next_of(claim.pipeline);
-        let has_next = claims.iter().any(|claim| next(claim).is_some());
-        (least_to_end(claims), has_next)
+        let next: Vec<JobIndex> = claims.iter().filter_map(next).collect();
+        let caches = next.iter().map(|job| self.absent_caches(*job));
+        let caches = caches.fold(Space::ZERO, Space::most);
+        let part = Space {
+            bytes: caches.bytes.div_ceil(self.fleet.alive.max(1)),
+            files: caches.files,
+        };
+        (least_to_end(claims).plus(part), !next.is_empty())
+    }
+
+    /// What the caches need that a job reads and that are nowhere.
+    fn absent_caches(&self, job: JobIndex) -> Space {
+        let mounted = self.graph.mounted(job).into_iter();
+        let absent = mounted.filter(|(volume, _)| {
+            self.graph.volume(*volume).is_cache && !self.volumes.is_live(*volume)
+        });
+        absent.fold(Space::ZERO, |sum, (volume, _)| {
+            sum.plus(self.size_of(volume))
+        })
     }
 
     /// What a node has, in bytes, beside what the pipelines at home there need to end, when so much

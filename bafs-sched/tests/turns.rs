@@ -1,0 +1,211 @@
+//! A run that shares a small node with others: what it keeps, and what it gives up when it stands.
+
+use std::collections::BTreeMap;
+
+use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
+use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_proto::report::VolumeUse;
+use bafs_proto::time::Time;
+use bafs_sched::logic::{Action, Event, NodeSeen, NodeShare, Scheduler, Settings, Space};
+use bafs_sched::workflow::VolumeIndex;
+use bafs_sched::world::workflow;
+
+const MB: u64 = 1_000_000;
+const NODE: ServerId = ServerId(1);
+
+/// A pipeline of two jobs that read a cache each, and another job that reads the first one and
+/// needs more; each job makes a volume of its own.
+const TEXT: &str = "volume c0 cache bafs://home/c0 3 MB files 9
+volume c1 cache bafs://home/c1 3 MB files 9
+volume pv0 scratch 3 MB files 9
+volume pv1 scratch 3 MB files 9
+volume qv0 scratch 7 MB files 9
+job p0 {\nexecutable = x\n}
+job p1 {\nexecutable = x\n}
+job q0 {\nexecutable = x\n}
+mount c0 p0 /c
+mount pv0 p0 /v
+mount pv0 p1 /in ro
+mount c1 p1 /c
+mount pv1 p1 /v
+mount c0 q0 /c
+mount qv0 q0 /v
+parent p0 child p1
+";
+
+/// The run on one node with one slot.
+struct Beside {
+    scheduler: Scheduler,
+    now: u64,
+    execution: Option<ExecutionId>,
+    /// The job that runs.
+    running: String,
+    names: BTreeMap<VolumeId, String>,
+    /// What was asked for, in words, since the last look.
+    asked: Vec<String>,
+}
+
+impl Beside {
+    fn begin(megabytes: u64) -> Self {
+        let settings = Settings {
+            user: Some("u".to_owned()),
+            ..Settings::default()
+        };
+        let mut run = Self {
+            scheduler: Scheduler::new(RunId(0), workflow(TEXT), settings),
+            now: 0,
+            execution: None,
+            running: String::new(),
+            names: BTreeMap::new(),
+            asked: Vec::new(),
+        };
+        let node = NodeSeen::alone(NODE, space(megabytes), 1);
+        run.step(Event::seen(vec![node]));
+        run
+    }
+
+    fn shares(&mut self, megabytes: u64) {
+        let share = NodeShare {
+            server: NODE,
+            space: space(megabytes),
+            slots: 1,
+            is_shared: true,
+            is_over: false,
+        };
+        let shares = vec![share];
+        self.step(Event::SharesSeen { shares });
+    }
+
+    /// Tells a fact, and that whatever follows is made and gone.
+    fn step(&mut self, event: Event) {
+        let mut due = vec![event];
+        while let Some(event) = due.pop() {
+            self.now += 1;
+            let mut told = Vec::new();
+            self.scheduler.step(Time(self.now), event, &mut told);
+            self.scheduler.check();
+            for action in told {
+                match action {
+                    Action::CreateVolume { id, volume, .. } => {
+                        self.note("make", id, volume);
+                        due.push(Event::VolumeCreated { volume: id });
+                    }
+                    Action::DeleteVolume { id, .. } => {
+                        self.asked.push(format!("delete {}", self.names[&id]));
+                        due.push(Event::VolumeDeleted { volume: id });
+                    }
+                    Action::StartJob { execution, job, .. } => {
+                        let name = self.scheduler.workflow().job(job).name.clone();
+                        self.asked.push(format!("start {name}"));
+                        self.running = name;
+                        self.execution = Some(execution);
+                        due.push(Event::JobStarted { execution });
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+impl Beside {
+    fn note(&mut self, verb: &str, id: VolumeId, volume: VolumeIndex) {
+        let name = self.scheduler.workflow().volume(volume).name.clone();
+        self.asked.push(format!("{verb} {name}"));
+        self.names.insert(id, name);
+    }
+
+    /// The job that runs ends; what was asked for thereupon, in the order of names.
+    fn ends(&mut self) -> Vec<String> {
+        self.asked.clear();
+        let name = self.running.clone();
+        let written = VolumeUse {
+            name: format!("{}v{}", &name[..1], &name[1..]),
+            held_bytes: MB,
+            changes: 1,
+            ..VolumeUse::default()
+        };
+        let report = JobReport {
+            outcome: JobOutcome::Exited(0),
+            wall_ms: 1_000,
+            cpu_ms: 1,
+            output_tail: String::new(),
+            volumes: vec![written],
+        };
+        self.now += 1_000;
+        let execution = self.execution.take().expect("one runs");
+        self.step(Event::JobEnded { execution, report });
+        self.asked()
+    }
+
+    /// Lets timers go off until something is asked for; how long that takes.
+    fn waits_ms(&mut self) -> (u64, Vec<String>) {
+        let since = self.now;
+        while self.asked.is_empty() {
+            let next = self.scheduler.next_timer().expect("it never just waits");
+            self.now = next.0.max(self.now);
+            self.step(Event::Tick);
+            assert!(self.now < since + 100_000, "nothing happens");
+        }
+        (self.now - since, self.asked())
+    }
+
+    fn asked(&mut self) -> Vec<String> {
+        let mut asked = std::mem::take(&mut self.asked);
+        asked.sort_unstable();
+        asked
+    }
+}
+
+fn space(megabytes: u64) -> Space {
+    Space {
+        bytes: megabytes * MB,
+        files: 1_000,
+    }
+}
+
+/// The first job is done, and the next one needs what the first cache holds, which the other
+/// pipeline reads yet.
+fn stands(node_megabytes: u64, share_megabytes: u64) -> Beside {
+    let mut run = Beside::begin(node_megabytes);
+    run.shares(share_megabytes);
+    assert_eq!(run.asked(), ["make c0", "make pv0", "start p0"]);
+    run
+}
+
+const GOES_ON: [&str; 4] = ["delete c0", "make c1", "make pv1", "start p1"];
+
+#[test]
+fn what_the_run_itself_holds_gives_way_at_once() {
+    let mut run = stands(11, 11);
+    assert_eq!(run.ends(), GOES_ON, "others have nothing that it lacks");
+}
+
+#[test]
+fn a_cache_gives_way_after_as_long_as_it_takes_to_come_again() {
+    let mut run = stands(30, 11);
+    assert_eq!(run.ends(), [""; 0], "others may leave some");
+    let (waited, asked) = run.waits_ms();
+    assert_eq!(asked, GOES_ON);
+    assert!((2_000..4_000).contains(&waited), "{waited} ms");
+}
+
+#[test]
+fn what_others_leave_meanwhile_is_used() {
+    let mut run = stands(30, 11);
+    assert_eq!(run.ends(), [""; 0]);
+    run.shares(13);
+    assert_eq!(run.asked(), ["make c1", "make pv1", "start p1"]);
+}
+
+/// With less, another run would get the rest, and neither could go on.
+#[test]
+fn a_pipeline_keeps_room_for_the_cache_of_its_next_job() {
+    let run = stands(30, 30);
+    let keep = run.scheduler.demand(NODE).expect("it is there").keep;
+    let megabytes = keep.bytes / MB;
+    assert_eq!(
+        megabytes, 12,
+        "two volumes and caches, each with its blocks"
+    );
+}
