@@ -32,6 +32,7 @@ mod small_caches;
 mod spread;
 mod steering;
 mod stories;
+mod tails;
 mod turns;
 mod warming;
 mod why;

@@ -248,7 +248,7 @@ fn compare(seed: u64, checkpoint: CheckpointPolicy, node_dies: u64) -> (u64, u64
 
 /// Sums of [`compare`] over some seeds.
 fn compare_all(checkpoint: CheckpointPolicy, node_dies: u64) -> (u64, u64) {
-    let runs = (0..12).map(|seed| compare(seed, checkpoint, node_dies));
+    let runs = (0..150).map(|seed| compare(seed, checkpoint, node_dies));
     let sum = runs.fold((0, 0), |(a, b), (c, d)| (a + c, b + d));
     println!("{node_dies} of 1000 nodes die in a second, {checkpoint:?}: {sum:?}");
     sum

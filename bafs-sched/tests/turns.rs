@@ -19,7 +19,7 @@ const TEXT: &str = "volume c0 cache bafs://home/c0 3 MB files 9
 volume c1 cache bafs://home/c1 3 MB files 9
 volume pv0 scratch 3 MB files 9
 volume pv1 scratch 3 MB files 9
-volume qv0 scratch 7 MB files 9
+volume qv0 scratch 7500 KB files 9
 job p0 {\nexecutable = x\n}
 job p1 {\nexecutable = x\n}
 job q0 {\nexecutable = x\n}

@@ -1,6 +1,7 @@
 //! One attempt to run a job: from its place on a node to its end. Where it goes is decided by
 //! `place.rs`, what a failure means by `failure.rs`.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use bafs_proto::Error;
@@ -449,6 +450,7 @@ impl Scheduler {
                 waits: self.waits_for_probe(pipeline),
                 behind: self.behind(pipeline),
                 turn,
+                chain: Reverse(self.chain_of(job)),
                 need: need.plus(self.need_behind(job)),
                 starts_pipeline: !is_under_way,
                 kind: self.graph.kind(job),

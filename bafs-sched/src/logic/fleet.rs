@@ -118,6 +118,8 @@ pub(super) struct Fleet {
     pub(super) lost: u64,
     /// Nodes that are not lost.
     pub(super) alive: u64,
+    /// Slots of these nodes that this run may use.
+    pub(super) slots: u64,
     /// Nodes that were looked at.
     pub(super) tally: Tally,
 }
@@ -181,12 +183,14 @@ impl Fleet {
         self.tally.one();
         let slack = self.slack_permille;
         let node = self.nodes.get_mut(&server)?;
+        let had = live_slots(node);
         let before = (
             free_slots(node),
             available(node, slack).bytes,
             node.takes_work(),
         );
         let result = change(node);
+        self.slots = self.slots - had + live_slots(node);
         let after = (
             free_slots(node),
             available(node, slack).bytes,
@@ -445,6 +449,13 @@ impl Fleet {
         }
         let own = self.get(server).map_or(0, |node| node.seen.slots);
         suspect == 0 || (suspect + u64::from(own)) * 4 <= all
+    }
+}
+
+fn live_slots(node: &Node) -> u64 {
+    match node.is_lost {
+        true => 0,
+        false => u64::from(node.slots()),
     }
 }
 

@@ -6,6 +6,7 @@ use bafs_proto::ids::ServerId;
 use serde::Serialize;
 
 use super::batch::BatchSets;
+use super::chains::Chains;
 use super::course::Courses;
 use super::crossings::Crossings;
 use super::followers::followers;
@@ -168,6 +169,8 @@ pub(super) struct Graph {
     pub(super) standing: Vec<Standing>,
     /// In which order each pipeline needs little space.
     pub(super) courses: Courses,
+    /// How long the jobs after each job take, and how much is left.
+    pub(super) chains: Chains,
     /// Which batch volumes stages read at once.
     pub(super) batch: BatchSets,
     /// How often a job began, or was not begun any more.
@@ -195,6 +198,7 @@ impl Graph {
         let pipeline = workflow.pipelines();
         let courses = Courses::new(&workflow, &pipeline, &order);
         let batch = BatchSets::new(&workflow, &pipeline, &order);
+        let chains = Chains::new(&workflow, &order);
         let mut pipeline_left = vec![0; jobs.len()];
         for pipeline in &pipeline {
             pipeline_left[*pipeline as usize] += 1;
@@ -229,6 +233,7 @@ impl Graph {
             sibling,
             standing,
             courses,
+            chains,
             batch,
             begun_changes: 0,
             begun: Changed::default(),
@@ -394,6 +399,7 @@ impl Graph {
             let children = &self.workflow.job(job).children;
             let change = (!before.is_final(), !state.is_final());
             self.crossings.count(job, children, &self.pipeline, change);
+            self.chains.count(&self.workflow, job, !state.is_final());
         }
         self.count_open(self.pipeline(job), !before.is_final(), !state.is_final());
         let standing = self.standing[self.pipeline(job) as usize];

@@ -24,6 +24,7 @@ impl Scheduler {
         self.check_copies();
         self.check_sizes();
         self.check_surveys();
+        self.check_chains();
     }
 
     /// What is derived from sizes may count more than there is, never less.

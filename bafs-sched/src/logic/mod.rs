@@ -10,6 +10,7 @@ mod attempt;
 mod away;
 mod batch;
 mod blockade;
+mod chains;
 mod checkpoint;
 mod computing;
 mod copies;

@@ -1,5 +1,6 @@
 //! Jobs that may start, in the order in which they should. Knows neither space nor servers' state.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 
@@ -16,7 +17,8 @@ const AWAKE_FEW: usize = 32;
 const FED_AT_ONCE: usize = 4;
 
 /// Order among ready jobs: those that wait for a measurement last, then what the user prefers, then
-/// their turn under a strategy (all alike without one), then least unfulfilled need first (bytes,
+/// their turn under a strategy (all alike without one), then towards the end the longest chain
+/// (`chains.rs`), then least unfulfilled need first (bytes,
 /// then files; a little more for readers of what came early, `warming.rs`), then jobs that go on
 /// with a pipeline, then those of one kind together, then the order of declaration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,6 +28,7 @@ pub(super) struct Key {
     /// The higher the user wants it, the lower.
     pub(super) behind: i32,
     pub(super) turn: (u32, u32),
+    pub(super) chain: Reverse<u32>,
     pub(super) need: Space,
     pub(super) starts_pipeline: bool,
     /// Jobs of one kind ask for as many processors and read the same caches.
@@ -88,6 +91,12 @@ impl Queues {
                 self.queues.remove(&binding);
             }
         }
+    }
+
+    /// All, in no order that matters.
+    pub(super) fn jobs(&self) -> Vec<JobIndex> {
+        self.tally.add(self.place.len() as u64);
+        self.place.keys().copied().collect()
     }
 
     pub(super) fn contains(&self, job: JobIndex) -> bool {
@@ -193,6 +202,7 @@ mod tests {
             waits: false,
             behind: 0,
             turn: (0, 0),
+            chain: Reverse(0),
             need: Space { bytes, files: 0 },
             starts_pipeline,
             kind: 0,

@@ -114,6 +114,8 @@ pub struct Scheduler {
     pub(super) warming: Warming,
     /// Caches that are kept only for users that may have to run again.
     pub(super) idle_caches: BTreeSet<VolumeIndex>,
+    /// Whether ready jobs with the longest chains after them go first.
+    pub(super) are_chains_first: bool,
     /// Whether a job with a free slot found no space since this was last looked at.
     pub(super) is_space_wanted: bool,
     /// Whether a job that had room was kept back lately, so that others can end.
@@ -181,6 +183,7 @@ impl Scheduler {
             deeds: Deeds::default(),
             skew: Skew::default(),
             idle_caches: BTreeSet::new(),
+            are_chains_first: false,
             is_space_wanted: false,
             is_held_back: false,
             scratch_need_max: Space::ZERO,
@@ -502,6 +505,7 @@ impl Scheduler {
         if self.phase == Phase::Running {
             self.make_sizes_up();
             self.reconsider();
+            self.heed_chains();
             self.place_all();
             self.warm_ahead();
             self.look_for_blockade();

@@ -1,0 +1,67 @@
+//! The end of a run, in simulated time: who goes first when little is left.
+
+use bafs_sched::planner::{Environment, NodeClass};
+use bafs_sched::sim::{Load, Policy, Run, Scenario, Simulation};
+use bafs_sched::workflow::parse_workflow;
+
+const GB: u64 = 1_000_000_000;
+
+/// Pipelines of three jobs of 100 s on four nodes of two slots.
+fn run(pipelines: u32, node_bytes: u64) -> Run {
+    let mut text = String::new();
+    for p in 0..pipelines {
+        text += &format!("volume v{p} scratch 1 GB files 9\n");
+        for stage in 0..3 {
+            text += &format!(
+                "job j{p}_{stage} {{\n  executable = x\n  runtime = 100\n}}\n\
+                 mount v{p} j{p}_{stage} /v\n"
+            );
+        }
+        text += &format!("parent j{p}_0 child j{p}_1\nparent j{p}_1 child j{p}_2\n");
+    }
+    let none = |path: &str| Err(path.to_owned());
+    let workflow = parse_workflow("w.bafs", &text, &none).expect("it is right");
+    let environment = Environment {
+        nodes: vec![NodeClass::new(4, 2, node_bytes)],
+        home_bytes_per_s: GB,
+        local_bytes_per_s: 10 * GB,
+        mtbf_s: None,
+        restart_s: 60,
+    };
+    let load = Load::Declared { variability_ppm: 0 };
+    let scenario = Scenario::new(environment, Policy::Need, load, 1);
+    let run = Simulation::new(workflow.workflow, scenario).run();
+    let run = run.expect("it ends");
+    assert!(run.is_complete(), "{:?}", run.outcome);
+    run
+}
+
+fn rounds(run: &Run) -> u64 {
+    run.elapsed_us.div_ceil(100_000_000)
+}
+
+/// One after the other it would run alone for three rounds after the eight others.
+#[test]
+fn a_ninth_pipeline_of_eight_slots_does_not_run_alone_at_the_end() {
+    let run = run(9, 10 * GB);
+    assert!(run.elapsed_us < 405_000_000, "{} rounds", rounds(&run));
+}
+
+/// Where nodes hold no more pipelines than they have slots, it must wait until one is through.
+#[test]
+fn where_there_is_no_room_the_ninth_waits_for_the_end_of_another() {
+    let run = run(9, 21 * GB / 10);
+    assert!(run.elapsed_us < 605_000_000, "{} rounds", rounds(&run));
+}
+
+/// While much is left, those that have begun go on, so that no more lies on nodes than must.
+#[test]
+fn while_much_is_left_pipelines_end_before_others_begin() {
+    let run = run(24, 10 * GB);
+    assert!(run.elapsed_us < 905_000_000, "{} rounds", rounds(&run));
+    assert!(
+        run.scratch_bytes_max < 12 * GB,
+        "{} B",
+        run.scratch_bytes_max
+    );
+}
