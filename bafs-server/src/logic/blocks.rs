@@ -28,8 +28,8 @@ const LITTLE_ROOM: u64 = 4;
 
 /// Of copies that would drive out others there, one of so many is kept. What is read often is so
 /// kept soon, and a scan does not write all that it reads to disk in vain (Qureshi et al., Adaptive
-/// insertion policies, 2007: bimodal insertion).
-const KEPT_OF_COPIES: u32 = 8;
+/// insertion policies, 2007: bimodal insertion, with their rate).
+const KEPT_OF_COPIES: u32 = 32;
 
 /// How readers that ask nobody are followed: their uses are taken over when so many blocks have
 /// left since the last time, or one sixteenth of all.
@@ -686,7 +686,7 @@ mod tests {
                 .count()
         };
         assert_eq!(replaced(10), 80);
-        assert_eq!(replaced(84), 10);
+        assert_eq!(replaced(84), 2);
     }
 
     #[test]
