@@ -246,7 +246,7 @@ fn compare(seed: u64, checkpoint: CheckpointPolicy, node_dies: u64) -> (u64, u64
     )
 }
 
-/// Sums of [`compare`] over some seeds.
+/// Sums of [`compare`] over so many seeds that those of two policies differ by more than chance.
 fn compare_all(checkpoint: CheckpointPolicy, node_dies: u64) -> (u64, u64) {
     let runs = (0..150).map(|seed| compare(seed, checkpoint, node_dies));
     let sum = runs.fold((0, 0), |(a, b), (c, d)| (a + c, b + d));

@@ -3,6 +3,7 @@
 
 use bafs_proto::allotment::Share;
 use bafs_proto::ids::ServerId;
+use bafs_proto::time::Time;
 
 use super::event::NodeShare;
 use super::fleet::{Limit, Node};
@@ -16,12 +17,12 @@ use crate::workflow::JobIndex;
 /// jobs have made, in milliseconds: two turns and a little.
 const OTHERS_WAIT_MS: u64 = 25_000;
 
-/// The least that it waits before it gives up caches, in milliseconds: others may be about to say
-/// what they leave.
+/// The least that it waits before it gives up caches, in milliseconds: nodes are asked each second
+/// what they keep for it.
 const CACHES_WAIT_MS: u64 = 2_000;
 
-/// What a wide-area link may carry, to wait for room about as long as caches would take to come
-/// again, which costs at most twice the best.
+/// 10 MB/s, which a wide-area link may carry (an assumption): a run waits for room about as long as
+/// its caches would take to come again.
 const LINK_BYTES_PER_MS: u64 = 10_000;
 
 /// What a run with nothing under way gives up for its next jobs.
@@ -161,41 +162,58 @@ impl Scheduler {
             && !self.is_at_home(self.graph.pipeline(job), server)
     }
 
-    /// Nothing of this run goes on: what it gives up for these jobs, rather than to wait for what
-    /// others have.
+    /// Nothing of this run goes on: what it gives up for these jobs, those that should start first
+    /// first, rather than to wait for what others have.
     pub(super) fn gives_up(&mut self, candidates: &[JobIndex]) -> GivesUp {
         if !self.fleet.is_shared() {
             return GivesUp::Work;
         }
-        let is_idle = self.fleet.idle().next().is_some();
-        if is_idle && !self.others_could_make_room(candidates) {
+        let slots = candidates.first().map_or(1, |job| self.slots_of(*job));
+        let most = self.fleet.idle().next();
+        let most = most.map_or(0, |server| self.fleet.free_slots(server));
+        let is_room_lacking = most >= slots;
+        if most > 0 && !self.others_could_make_room(candidates) {
             return GivesUp::Work;
         }
-        let until = *self
-            .patience
-            .get_or_insert_with(|| self.now.plus_ms(OTHERS_WAIT_MS));
-        if self.now >= until && is_idle {
+        let until = self.patience.unwrap_or_else(|| {
+            self.lacks_room_since = None;
+            self.now.plus_ms(OTHERS_WAIT_MS)
+        });
+        self.patience = Some(until);
+        if self.now >= until && most > 0 {
             return GivesUp::Work;
         }
-        let caches_wait_ms = CACHES_WAIT_MS
-            .saturating_add(self.cache_bytes() / LINK_BYTES_PER_MS)
-            .min(OTHERS_WAIT_MS);
-        let left_ms = until.ms_since(self.now);
-        let caches_left_ms = left_ms.saturating_sub(OTHERS_WAIT_MS - caches_wait_ms);
-        let next_ms = if caches_left_ms > 0 {
-            caches_left_ms
-        } else {
-            left_ms
+        // What a turn brings may be told in parts.
+        let since = self.lacks_room_since.unwrap_or(self.now);
+        self.lacks_room_since = is_room_lacking.then_some(since);
+        let caches_due = since.plus_ms(self.caches_wait_ms());
+        if is_room_lacking && self.admission.is_none() && self.now >= caches_due {
+            self.look_again_at(until);
+            return GivesUp::Caches;
+        }
+        let is_early = is_room_lacking && self.admission.is_none() && caches_due < until;
+        self.look_again_at(if is_early { caches_due } else { until });
+        GivesUp::Nothing
+    }
+
+    /// About as long as caches of this run would take to come again, in milliseconds.
+    fn caches_wait_ms(&self) -> u64 {
+        let wait_ms = CACHES_WAIT_MS.saturating_add(self.cache_bytes() / LINK_BYTES_PER_MS);
+        wait_ms.min(OTHERS_WAIT_MS)
+    }
+
+    /// Looks again at this time, or after a pause where that is past, or before.
+    fn look_again_at(&mut self, at: Time) {
+        let at = match at > self.now {
+            true => at,
+            false => self.now.plus_ms(self.settings.pause_ms_max),
         };
-        let at = self.now.plus_ms(next_ms.max(CACHES_WAIT_MS));
-        self.timers.set(at, Timer::Patience);
-        match is_idle && caches_left_ms == 0 {
-            true => GivesUp::Caches,
-            false => GivesUp::Nothing,
+        if self.timers.due(Timer::Patience).is_none_or(|due| due > at) {
+            self.timers.set(at, Timer::Patience);
         }
     }
 
-    /// What caches of this run hold of all nodes together, in bytes.
+    /// What is reserved for caches of this run on all nodes, in bytes.
     fn cache_bytes(&self) -> u64 {
         let is_cache = |i: &&Instance| self.graph.volume(i.volume).is_cache;
         let instances = self.volumes.iter().map(|(_, instance)| instance);
@@ -206,6 +224,9 @@ impl Scheduler {
     /// Whether one of these jobs might find room if other runs held nothing: else it is what this
     /// run itself holds that is in the way, and no turn of others changes that.
     fn others_could_make_room(&self, candidates: &[JobIndex]) -> bool {
+        if self.fleet.is_unanswered() {
+            return true;
+        }
         let left =
             |(server, node): (ServerId, &Node)| self.fleet.offered(server).minus(node.reserved);
         let mut together = Space::ZERO;
@@ -234,8 +255,7 @@ impl Scheduler {
         let is_shared = self.fleet.is_shared();
         if is_shared {
             self.patience = None;
-            let at = self.now.plus_ms(self.settings.pause_ms_max);
-            self.timers.set(at, Timer::Patience);
+            self.look_again_at(self.now);
         }
         is_shared
     }

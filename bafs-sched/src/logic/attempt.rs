@@ -450,7 +450,7 @@ impl Scheduler {
                 waits: self.waits_for_probe(pipeline),
                 behind: self.behind(pipeline),
                 turn,
-                chain: Reverse(self.chain_of(job)),
+                chain: Reverse(self.urgent_chain(job)),
                 need: need.plus(self.need_behind(job)),
                 starts_pipeline: !is_under_way,
                 kind: self.graph.kind(job),

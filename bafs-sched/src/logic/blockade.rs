@@ -41,6 +41,13 @@ impl Scheduler {
         if !self.attempts.is_empty() || self.queues.is_empty() || !self.is_quiet() {
             return;
         }
+        // What has the longest chain may fit nowhere while others do.
+        if self.end_urgency() {
+            self.place_all();
+            if !self.attempts.is_empty() || !self.is_quiet() {
+                return;
+            }
+        }
         let mut heads = self.queues.all_heads(KINDS_TRIED);
         heads.sort_unstable();
         let mut candidates: Vec<JobIndex> = heads.iter().map(|key| key.job).collect();
@@ -48,22 +55,25 @@ impl Scheduler {
             self.messages.push(trouble);
             return self.finish();
         }
-        if self.unprotect_if_stuck()
-            || self.pass_stuck_probes_on()
-            || (self.fleet.is_shared() && self.free_idle_caches())
-        {
+        if self.unprotect_if_stuck() || self.pass_stuck_probes_on() {
             return;
+        }
+        // Nobody of this run reads them, and others may wait for their room.
+        if self.fleet.is_shared() && self.free_idle_caches() {
+            // No fact need follow that would make anybody look again.
+            return self.timers.set(self.now.plus_ms(1), Timer::Patience);
         }
         // Among many that wait, those that go on with a pipeline may be far behind.
         let under_way = self.protected.into_iter().chain(self.probes());
         let under_way = under_way.chain(self.pipelines_at_home());
         let next = under_way.filter_map(|pipeline| self.graph.courses.next_of(pipeline));
         candidates.extend(next.filter(|job| self.queues.contains(*job)));
-        match self.gives_up(&candidates) {
+        let (mut ordered, other) = self.first_of(&candidates);
+        ordered.extend(other);
+        match self.gives_up(&ordered) {
             GivesUp::Nothing => return,
             GivesUp::Caches => {
-                let (first, _) = self.first_of(&candidates);
-                let _ = self.free_far_caches() || self.free_unused_caches(&first);
+                let _ = self.free_far_caches() || self.free_unused_caches(&ordered);
                 return;
             }
             GivesUp::Work => {}

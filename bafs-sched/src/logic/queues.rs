@@ -17,7 +17,7 @@ const AWAKE_FEW: usize = 32;
 const FED_AT_ONCE: usize = 4;
 
 /// Order among ready jobs: those that wait for a measurement last, then what the user prefers, then
-/// their turn under a strategy (all alike without one), then towards the end the longest chain
+/// their turn under a strategy (all alike without one), then the longest chain of what is urgent
 /// (`chains.rs`), then least unfulfilled need first (bytes,
 /// then files; a little more for readers of what came early, `warming.rs`), then jobs that go on
 /// with a pipeline, then those of one kind together, then the order of declaration.

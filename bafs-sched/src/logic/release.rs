@@ -131,7 +131,8 @@ impl Scheduler {
         self.free_caches(|volume, _| !read.contains(&volume))
     }
 
-    /// Gives the space of all caches, which may lie where those that wait cannot use them.
+    /// Gives up those that the next job reads too: they may lie where it finds no room for the
+    /// rest. Answers whether there was one.
     pub(super) fn free_all_caches(&mut self) -> bool {
         self.free_caches(|_, _| true)
     }

@@ -341,8 +341,8 @@ impl Scheduler {
     }
 
     /// The least free space on a node with which all pipelines at home there can end, beside what
-    /// they hold, and whether any of them has a job to start yet. With its part of the caches that
-    /// the next job of one needs.
+    /// they hold, and whether any of them has a job to start yet. Room is kept, too, for its part
+    /// of the caches that are nowhere and that the next job of one of them reads.
     pub(super) fn least_to_end(&self, server: ServerId) -> (Space, bool) {
         let survey = self.look(server, None);
         let claims = self.ground(&survey, server, Space::ZERO, None).claims;
@@ -350,11 +350,18 @@ impl Scheduler {
         let next: Vec<JobIndex> = claims.iter().filter_map(next).collect();
         let caches = next.iter().map(|job| self.absent_caches(*job));
         let caches = caches.fold(Space::ZERO, Space::most);
+        let nodes = self.fleet.alive.min(self.fleet.group_size(server) as u64);
         let part = Space {
-            bytes: caches.bytes.div_ceil(self.fleet.alive.max(1)),
+            bytes: caches.bytes.div_ceil(nodes.max(1)),
             files: caches.files,
         };
-        (least_to_end(claims).plus(part), !next.is_empty())
+        let least = least_to_end(claims);
+        // What can never be had here would only keep others away.
+        let reserved = self.fleet.get(server).map(|node| node.reserved);
+        let left = self.fleet.offered(server);
+        let left = left.minus(reserved.unwrap_or_default()).minus(least);
+        let part = if left.holds(part) { part } else { Space::ZERO };
+        (least.plus(part), !next.is_empty())
     }
 
     /// What the caches need that a job reads and that are nowhere.

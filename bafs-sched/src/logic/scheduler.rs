@@ -8,6 +8,7 @@ use bafs_proto::time::Time;
 use super::action::{Action, MountedVolume};
 use super::attempt::{Attempt, Stage};
 use super::blockade::Ways;
+use super::chains::Urgency;
 use super::checkpoint::Checkpoints;
 use super::declared::Deeds;
 use super::event::{Event, NodeSeen};
@@ -81,6 +82,8 @@ pub struct Scheduler {
     pub(super) timers: Timers,
     /// Until when the core waits for nodes or space.
     pub(super) patience: Option<Time>,
+    /// Beside other runs: since when a job has slots, and no room.
+    pub(super) lacks_room_since: Option<Time>,
     /// Whether it waits for further nodes, some being there.
     pub(super) is_settling: bool,
     /// When pipelines block each other, the only one that may start jobs.
@@ -114,8 +117,8 @@ pub struct Scheduler {
     pub(super) warming: Warming,
     /// Caches that are kept only for users that may have to run again.
     pub(super) idle_caches: BTreeSet<VolumeIndex>,
-    /// Whether ready jobs with the longest chains after them go first.
-    pub(super) are_chains_first: bool,
+    /// Which ready jobs go first because of the jobs after them.
+    pub(super) urgency: Urgency,
     /// Whether a job with a free slot found no space since this was last looked at.
     pub(super) is_space_wanted: bool,
     /// Whether a job that had room was kept back lately, so that others can end.
@@ -169,6 +172,7 @@ impl Scheduler {
             late: BTreeSet::new(),
             timers: Timers::default(),
             patience: None,
+            lacks_room_since: None,
             is_settling: false,
             protected: None,
             unprotected: 0,
@@ -183,7 +187,7 @@ impl Scheduler {
             deeds: Deeds::default(),
             skew: Skew::default(),
             idle_caches: BTreeSet::new(),
-            are_chains_first: false,
+            urgency: Urgency::default(),
             is_space_wanted: false,
             is_held_back: false,
             scratch_need_max: Space::ZERO,
@@ -471,6 +475,7 @@ impl Scheduler {
         let away_ms = now.ms_since(self.now);
         self.timers.put_off(away_ms);
         self.patience = self.patience.map(|until| until.plus_ms(away_ms));
+        self.lacks_room_since = self.lacks_room_since.map(|since| since.plus_ms(away_ms));
         self.fleet.put_off(away_ms);
         self.extractions.put_off(away_ms);
         self.checkpoints.put_off(away_ms);
