@@ -306,6 +306,35 @@ async fn a_half_made_file_is_made_anew_whatever_was_removed_behind_it() {
     assert!(!path("x").exists() && !path("b").exists());
 }
 
+/// As a `stat` of its second name beside a program that writes to a file of an earlier job.
+#[tokio::test]
+async fn a_name_that_nobody_knew_shows_what_was_done_by_another_one() {
+    for seed in 1..=20 {
+        let world = World::new(Promise::Synced).await;
+        let path = |name| world.directory.path().join(name);
+        std::fs::write(path("a"), b"old").unwrap();
+        std::fs::hard_link(path("a"), path("b")).unwrap();
+        let Ok(FileReply::Attr(attr)) = world.run(look_up("a"), &[]).await.0 else {
+            panic!("it is there");
+        };
+        let (ino, flags) = (attr.ino, libc::O_RDWR);
+        let opened = world.run(FileOp::Open { ino, flags }, &[]).await.0;
+        let Ok(FileReply::Opened { handle, .. }) = opened else {
+            panic!("{opened:?}");
+        };
+        world.server.be_late(40, seed);
+        world.run(hello(handle), b"hello").await.0.unwrap();
+        let Ok(FileReply::Attr(attr)) = world.run(look_up("b"), &[]).await.0 else {
+            panic!("it is there");
+        };
+        assert_eq!((attr.ino, attr.size), (ino, 5), "seed {seed}");
+        // Nor does it spoil what the writer knows of it.
+        let op = FileOp::GetAttr { ino, handle: None };
+        let told = world.run(op, &[]).await.0;
+        assert!(matches!(told, Ok(FileReply::Attr(attr)) if attr.size == 5));
+    }
+}
+
 /// Writes five bytes at the beginning of a file.
 fn hello(handle: HandleId) -> FileOp {
     FileOp::Write {

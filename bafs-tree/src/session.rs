@@ -29,12 +29,14 @@ pub struct Session {
     resumes: bool,
     tells_births: bool,
     kept: Kept,
+    _seat: Arc<()>,
 }
 
 impl Session {
     pub(crate) fn new(tree: Arc<Tree>, writable: bool) -> Self {
         let inodes = Mutex::new(Inodes::new(Anchor::root(&tree), tree.identity()));
         Self {
+            _seat: tree.seat(),
             handles: Mutex::default(),
             inodes,
             tree,
@@ -306,10 +308,11 @@ impl Session {
         }
     }
 
-    /// What files without names hold counts as free: it is, for whoever needs it.
+    /// What files without names hold counts as free: it is, for whoever needs it, unless another
+    /// session refers to them too. A writer promises space by this number, so it is not too high.
     fn stat_tree(&self) -> TreeStat {
         let stat = self.tree.stat();
-        if self.tree.account().is_none() {
+        if self.tree.account().is_none() || !self.tree.has_one_session() {
             return stat;
         }
         let (bytes, files) = self.inodes().nameless();

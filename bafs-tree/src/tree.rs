@@ -40,6 +40,8 @@ pub struct Tree {
     is_tmpfs: bool,
     /// Held while the mode of a file is set, also for a moment only.
     modes: Mutex<()>,
+    /// Each session has one more, so that they are counted.
+    sessions: Arc<()>,
 }
 
 /// The use of a tree that another process accounts for, as far as that tells it.
@@ -130,6 +132,7 @@ impl Tree {
             block_bytes: fstatvfs(&root)?.f_frsize.max(512),
             root: Arc::new(root),
             modes: Mutex::default(),
+            sessions: Arc::default(),
         })
     }
 
@@ -146,6 +149,16 @@ impl Tree {
     /// Whether the file system below is tmpfs, whose holes are exact.
     pub(crate) fn is_tmpfs(&self) -> bool {
         self.is_tmpfs
+    }
+
+    /// What a session holds while it lasts.
+    pub(crate) fn seat(&self) -> Arc<()> {
+        self.sessions.clone()
+    }
+
+    /// Whether there is only one session: nobody else keeps files without names.
+    pub(crate) fn has_one_session(&self) -> bool {
+        Arc::strong_count(&self.sessions) <= 2
     }
 
     /// Starts a session of an agent.

@@ -1,12 +1,13 @@
 //! What an agent asks seldom: directories that are gone, attributes that are none of its business,
-//! reads into room of any size.
+//! reads into room of any size; and two sessions of one tree.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
-use crate::bench::{Bench, CALLER, ROOMY, ROOT};
+use crate::bench::{BLOCK, Bench, CALLER, ROOMY, ROOT};
 use bafs_proto::file_op::{AttrChange, BodyRange, Caller, Errno, FileOp, FileReply};
 use bafs_proto::ids::{HandleId, InodeNo};
+use bafs_tree::Limit;
 use nix::libc;
 use nix::unistd::{Uid, geteuid};
 
@@ -346,4 +347,34 @@ fn a_read_appends_what_was_asked_for_however_much_room_there_is() {
         assert_eq!(read, Ok(FileReply::Read { length: 10 }));
         assert_eq!(out, content[190..], "room {room}");
     }
+}
+
+/// A writer promises its program the space that it is told is free.
+#[test]
+fn what_another_session_refers_to_is_not_told_to_be_free() {
+    let bench = Bench::new(Some(Limit {
+        bytes: 8 * BLOCK,
+        files: 10,
+    }));
+    let (_, handle) = bench.create(ROOT, "f", 0o600);
+    assert_eq!(bench.write(handle, 0, &[1; 4 * 4096]), Ok(4 * BLOCK));
+    bench.ok(FileOp::Release { handle });
+    let (parent, name) = (ROOT, b"f".to_vec());
+    let reader = bench.tree.session(false);
+    let look_up = FileOp::Lookup {
+        parent,
+        name: name.clone(),
+    };
+    let met = reader.run(CALLER, &look_up, b"", &mut Vec::new());
+    assert!(met.is_ok(), "{met:?}");
+    bench.ok(FileOp::Unlink { parent, name });
+    let (_, handle) = bench.create(ROOT, "g", 0o600);
+    assert_eq!(bench.used(), (4 * BLOCK, 2));
+    assert_eq!(bench.write(handle, 0, &[2; 8 * 4096]), Ok(4 * BLOCK));
+    drop(reader);
+    assert_eq!(bench.used(), (4 * BLOCK, 1));
+    assert_eq!(
+        bench.write(handle, 4 * BLOCK, &[2; 4 * 4096]),
+        Ok(4 * BLOCK)
+    );
 }

@@ -31,12 +31,20 @@ impl Delegation {
         if some_linked {
             self.image.doubt_linked();
         }
-        self.questions.begin(changing, some_linked)
+        let question = self.questions.begin(changing, some_linked);
+        match op {
+            FileOp::Lookup { parent, name } if known.named(*parent, name).is_none() => {
+                let (end, settled) = (self.log.end(), self.log.settled());
+                question.before((end > settled).then_some(end))
+            }
+            _ => question,
+        }
     }
 
     /// The server has answered it, for which space was [set aside](Self::set_aside). Whether
     /// attributes in the answer are still those of their file: false when something else changed
-    /// it meanwhile. Times that programs were told already stay as they are.
+    /// it meanwhile, or when they may [lack](Self::may_lack) what was done before. Times that
+    /// programs were told already stay as they are.
     pub fn end_asking(
         &mut self,
         known: &Known,
@@ -64,13 +72,25 @@ impl Delegation {
         if question.changes_any() {
             self.image.doubt_linked();
         }
-        self.learn((caller, op, &question), result);
+        let lacks = self.may_lack(&question, result);
+        if !lacks {
+            self.learn((caller, op, &question), result);
+        }
         let is_true = match result {
-            Ok(FileReply::Attr(attr)) => self.questions.is_true(&question, attr.ino),
+            Ok(FileReply::Attr(attr)) => !lacks && self.questions.is_true(&question, attr.ino),
             _ => true,
         };
         self.questions.end(question, changed);
         is_true
+    }
+
+    /// Whether a name that nobody knew led to a file that programs may have changed by another
+    /// one: before the answer it was not known for which file to wait.
+    fn may_lack(&self, question: &Question, result: &FileResult) -> bool {
+        let (Some(_), Ok(FileReply::Attr(attr))) = (question.unsettled(), result) else {
+            return false;
+        };
+        self.image.about(attr.ino).is_some() || !self.questions.is_true(question, attr.ino)
     }
 
     /// What was free before may be taken now, until the server tells.

@@ -29,11 +29,25 @@ pub struct Questions {
 #[must_use = "a question that is not ended is taken to be under way"]
 pub struct Question {
     asked_at: u64,
+    unsettled: Option<u64>,
     changing: Vec<InodeNo>,
     changes_any: bool,
 }
 
 impl Question {
+    /// The same, of a file that nobody knows, while the server had not run all before a position
+    /// of the log.
+    pub fn before(mut self, unsettled: Option<u64>) -> Self {
+        self.unsettled = unsettled;
+        self
+    }
+
+    /// What had to run before the answer is sure to be true, where that was not known when it was
+    /// asked: a position of the log.
+    pub fn unsettled(&self) -> Option<u64> {
+        self.unsettled
+    }
+
     /// Whether it may change files that nobody knows.
     pub fn changes_any(&self) -> bool {
         self.changes_any
@@ -56,6 +70,7 @@ impl Questions {
         }
         Question {
             asked_at: self.changes,
+            unsettled: None,
             changing,
             changes_any,
         }

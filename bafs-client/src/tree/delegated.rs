@@ -317,16 +317,43 @@ impl Session {
             let question = self.begin_asking(own, &op, round > 1).await;
             // From here on nobody opens what this removes without the server.
             let (mut result, body) = self.run_one(caller, op.clone(), data.clone()).await;
-            let mut state = own.state();
-            let ended = (caller, &op, question);
-            let is_true = state
-                .delegation
-                .end_asking(&self.known(), ended, &mut result);
+            let unsettled = question.unsettled();
+            let is_true = self.end_asking(own, (caller, &op, question), &mut result);
+            if !is_true && let Some(position) = unsettled {
+                self.wait_settled(own, position).await;
+                return (self.attr_again(own, caller, result).await, body);
+            }
             if is_true || round >= ROUNDS_MAX || !asks_about_directory(&op, &result) {
                 return (result, body);
             }
-            state.delegation.set_aside(&op);
+            own.state().delegation.set_aside(&op);
         }
+    }
+
+    fn end_asking(
+        &self,
+        own: &Delegated,
+        ended: (Caller, &FileOp, Question),
+        result: &mut FileResult,
+    ) -> bool {
+        let delegation = &mut own.state().delegation;
+        delegation.end_asking(&self.known(), ended, result)
+    }
+
+    /// The attributes in an answer as they are now. What programs do meanwhile the kernel heeds
+    /// itself: it does not believe attributes that were asked for before a change.
+    async fn attr_again(&self, own: &Delegated, caller: Caller, found: FileResult) -> FileResult {
+        let Ok(FileReply::Attr(attr)) = &found else {
+            return found;
+        };
+        let (ino, handle) = (attr.ino, None);
+        let op = FileOp::GetAttr { ino, handle };
+        own.state().delegation.set_aside(&op);
+        let question = self.begin_asking(own, &op, false).await;
+        let (mut result, _) = self.run_one(caller, op.clone(), Bytes::new()).await;
+        self.end_asking(own, (caller, &op, question), &mut result);
+        // It was found: the kernel counts a reference, whatever became of it.
+        result.or(found)
     }
 
     /// A question begins; if it `is_urgent`, when the server has run all that concerns its file, so
