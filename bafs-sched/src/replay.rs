@@ -44,17 +44,19 @@ pub fn replay(history: History) -> (Vec<Line>, Scheduler) {
     (teller.lines, teller.scheduler)
 }
 
-/// What a job waits for, or a node has left, at the end of what was replayed; nothing when there is
-/// no more to say of that name.
+/// What a job waits for, or why it never ran, or what a node has left, at the end of what was
+/// replayed; nothing when there is no more to say of that name.
 pub fn standing(scheduler: &Scheduler, name: &str) -> Option<String> {
-    if scheduler.outcome().is_some() {
-        return None;
-    }
+    let is_over = scheduler.outcome().is_some();
     let mut jobs = scheduler.workflow().jobs.iter();
     if let Some(position) = jobs.position(|job| job.name == name) {
         let job = JobIndex(u32::try_from(position).ok()?);
         let why = scheduler.why_not(job)?;
-        return Some(format!("job '{name}' does not run: {why}"));
+        let never = if is_over { "never ran" } else { "does not run" };
+        return Some(format!("job '{name}' {never}: {why}"));
+    }
+    if is_over {
+        return None;
     }
     let mut nodes = scheduler.nodes();
     let (server, _) = nodes.find(|(_, node)| node.name == name)?;

@@ -275,3 +275,49 @@ fn sizes_that_were_made_up_follow_the_nodes() {
     let sizes: Vec<u64> = actions.iter().filter_map(size).collect();
     assert!(sizes.iter().any(|bytes| *bytes > 80_000_000), "{actions:?}");
 }
+
+/// What nobody declared is made as large as space allows: beside the cache of a later job, too.
+#[test]
+fn sizes_that_are_made_up_leave_room_for_the_cache_of_a_later_job() {
+    let text = "volume first cache bafs://home/a 3450 kB files 9\n\
+                volume last cache bafs://home/b 4800 kB files 9\nvolume x scratch unknown\n\
+                job a JOB\njob b JOB\nparent a child b\nmount x a /x\nmount x b /x\n\
+                mount first a /c\nmount last b /c\nextract x out bafs://home/out\n";
+    let node = NodeSpec {
+        capacity: Space {
+            bytes: 7_795_000,
+            files: 1_000_000,
+        },
+        slots: 3,
+    };
+    let (settings, faults) = (Settings::default(), Faults::default());
+    let mut world = World::new(1, parse(text), settings, vec![node], faults);
+    world.needs.insert("x".to_owned(), megabytes(1));
+    assert_eq!(world.run(10_000_000), Outcome::Complete);
+}
+
+/// A node that runs no jobs holds no scratch volumes.
+#[test]
+fn what_was_measured_is_made_no_larger_than_the_nodes_that_run_jobs() {
+    let node = |megabytes: u64, slots| NodeSpec {
+        capacity: Space {
+            bytes: megabytes * 1_000_000,
+            files: 1_000_000,
+        },
+        slots,
+    };
+    let mut text = String::new();
+    for p in 0..4 {
+        text += &format!(
+            "job a{p} JOB\nvolume x{p} scratch unknown\nmount x{p} a{p} /x\n\
+             extract x{p} out bafs://home/out.{p}\n"
+        );
+    }
+    let (settings, faults) = (Settings::default(), Faults::default());
+    let nodes = vec![node(14, 1), node(30, 0)];
+    let mut world = World::new(1, parse(&text), settings, nodes, faults);
+    for p in 0..4 {
+        world.needs.insert(format!("x{p}"), megabytes(12));
+    }
+    assert_eq!(world.run(10_000_000), Outcome::Complete);
+}

@@ -77,3 +77,24 @@ fn a_job_whose_slots_another_run_has_says_so() {
     let after = told(&scheduler);
     assert!(after.contains("on 1 node other runs have"), "{after}");
 }
+
+#[test]
+fn a_job_that_never_had_its_turn_says_why_after_the_end() {
+    let text = "job a {\nexecutable = x\n}\njob b {\nexecutable = x\n}\nparent a child b\n";
+    let none = |path: &str| Err(path.to_owned());
+    let parsed = parse_workflow("w.bafs", text, &none).expect("it is right");
+    let settings = Settings::default();
+    let wait_ms = settings.nodes_wait_ms;
+    let mut scheduler = Scheduler::new(RunId(0), parsed.workflow, settings);
+    for now in [0, wait_ms] {
+        scheduler.step(Time(now), Event::Tick, &mut Vec::new());
+    }
+    assert!(scheduler.outcome().is_some(), "no node came");
+    let told = |name: &str| standing(&scheduler, name).unwrap_or_default();
+    assert!(told("a").contains("no node was seen"), "{}", told("a"));
+    let b = told("b");
+    assert!(
+        b.contains("waits for 'a'") && b.contains("no node was seen"),
+        "{b}"
+    );
+}

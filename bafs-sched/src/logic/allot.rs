@@ -168,7 +168,8 @@ impl Scheduler {
         if !self.fleet.is_shared() {
             return GivesUp::Work;
         }
-        let slots = candidates.first().map_or(1, |job| self.slots_of(*job));
+        let slots = candidates.iter().map(|job| self.slots_of(*job)).min();
+        let slots = slots.unwrap_or(1);
         let most = self.fleet.idle().next();
         let most = most.map_or(0, |server| self.fleet.free_slots(server));
         let is_room_lacking = most >= slots;

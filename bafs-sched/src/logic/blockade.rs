@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::ids::VolumeId;
 
 use super::allot::GivesUp;
-use super::fit::describe;
+use super::fit::{bytes_only, describe, describe_bytes};
 use super::place::Care;
 use super::release::{DELETE_FAULTS_TOLD, LEFT_SHOWN};
 use super::scheduler::Scheduler;
@@ -21,7 +21,7 @@ const KINDS_TRIED: usize = 64;
 /// A pipeline that waits for jobs of others loses its protection so often, until one ends.
 const UNPROTECTED_MAX: u32 = 16;
 
-/// A pipeline makes way for others so often, until more jobs are done than ever before.
+/// A pipeline makes way for others so often, until one ends or more jobs are done than ever before.
 const WAYS_MAX: u32 = 2;
 
 /// Pipelines that made way for others.
@@ -29,8 +29,20 @@ const WAYS_MAX: u32 = 2;
 pub(super) struct Ways {
     /// The most jobs that were done when one did.
     done_most: u64,
-    /// How often each did since more were done than ever before.
+    /// How often each did since a pipeline ended, or more were done than ever before.
     made: BTreeMap<u32, u32>,
+    /// Pipelines that ended after others made way: each counts once, as it may make way itself and
+    /// end again.
+    ended: BTreeSet<u32>,
+}
+
+impl Ways {
+    /// A pipeline is through: it was not in vain that others made way.
+    pub(super) fn pipeline_ended(&mut self, pipeline: u32) {
+        if !self.made.is_empty() && self.ended.insert(pipeline) {
+            self.made.clear();
+        }
+    }
 }
 
 impl Scheduler {
@@ -68,6 +80,9 @@ impl Scheduler {
         let under_way = under_way.chain(self.pipelines_at_home());
         let next = under_way.filter_map(|pipeline| self.graph.courses.next_of(pipeline));
         candidates.extend(next.filter(|job| self.queues.contains(*job)));
+        if let Some(pipeline) = self.protected {
+            candidates.sort_by_key(|job| self.graph.pipeline(*job) != pipeline);
+        }
         let (mut ordered, other) = self.first_of(&candidates);
         ordered.extend(other);
         match self.gives_up(&ordered) {
@@ -126,8 +141,8 @@ impl Scheduler {
             || self.drop_all_copies()
             || self.free_far_caches()
             || self.try_all(&first, Care::Fitting)
-            || self.try_all(&first, Care::None)
             || self.free_unused_caches(&first)
+            || self.try_all(&first, Care::None)
             || self.free_all_caches()
         {
             return true;
@@ -254,11 +269,11 @@ impl Scheduler {
         true
     }
 
-    /// Whether a pipeline needs more space at once than each node has.
+    /// Whether a pipeline needs more space at once than each node has that its volumes may lie on.
     fn is_larger_than_nodes(&self, pipeline: u32) -> bool {
         let peak = self.graph.courses.peak(pipeline);
-        let mut nodes = self.fleet.live();
-        !nodes.any(|(server, _)| self.fleet.usable(server).holds(peak))
+        let mut nodes = self.nodes_for_scratch();
+        !nodes.any(|server| self.fleet.usable(server).holds(peak))
     }
 
     /// Lets all pipelines start jobs again when the protected one is through.
@@ -311,31 +326,65 @@ impl Scheduler {
                  left has more than {most}; start a larger node again"
             );
         }
-        let missing = job.map(|job| self.graph.mounted(job)).unwrap_or_default();
-        let missing = missing
-            .into_iter()
-            .filter(|(volume, _)| !self.volumes.is_live(*volume));
-        let need = missing.fold(Space::ZERO, |sum, (v, _)| sum.plus(self.size_of(v)));
-        let workers = self
-            .fleet
-            .live()
-            .filter(|(_, node)| node.seen.slots >= slots);
-        let which = match slots {
-            1 => "no node".to_owned(),
-            slots => format!("no node with {slots} processors"),
+        let lacks = match job {
+            Some(job) => self.describe_lacking_room(job, slots),
+            None => None,
         };
-        let have = workers.map(|(id, _)| self.fleet.available(id)).max();
-        match have {
+        match lacks {
             None => format!("job '{name}' cannot start: no node is left; start nodes again"),
-            Some(have) => format!(
-                "job '{name}' cannot start: its volumes need {} more, and {which} has more than {} \
-                 free{}{}; add storage or make volumes smaller",
-                describe(need),
-                describe(have),
+            Some(lacks) => format!(
+                "job '{name}' cannot start: {lacks}{}{}; add storage or make volumes smaller",
                 self.describe_kept(),
                 self.describe_ways()
             ),
         }
+    }
+
+    /// What a job finds no room for; nothing where no node has the slots for it.
+    fn describe_lacking_room(&self, job: JobIndex, slots: u32) -> Option<String> {
+        let workers = self
+            .fleet
+            .live()
+            .filter(|(_, node)| node.seen.slots >= slots);
+        let missing = self.graph.mounted(job).into_iter().map(|(v, _)| v);
+        let missing = missing.filter(|volume| !self.volumes.is_live(*volume));
+        let (caches, scratch): (Vec<VolumeIndex>, Vec<VolumeIndex>) =
+            missing.partition(|volume| self.graph.volume(*volume).is_cache);
+        let sum = |volumes: &[VolumeIndex]| {
+            let sizes = volumes.iter().map(|volume| self.size_of(*volume));
+            sizes.fold(Space::ZERO, Space::plus)
+        };
+        let (need, of_caches) = (sum(&scratch), sum(&caches));
+        let left = workers.map(|(id, _)| self.fleet.available(id));
+        // The one that lacks least.
+        let have = left.min_by_key(|have| need.minus(*have))?;
+        if !have.holds(need) {
+            let which = match slots {
+                1 => "no node".to_owned(),
+                slots => format!("no node with {slots} processors"),
+            };
+            return Some(format!(
+                "its volumes need {} more, and {which} has more than {} free",
+                describe(need),
+                describe(have)
+            ));
+        }
+        let (all, most) = (need.plus(of_caches), self.most_left_in_a_group());
+        if all.bytes > most {
+            return Some(format!(
+                "its volumes need {} more with the caches that it reads, and all nodes of a group \
+                 together have no more than {} free",
+                describe_bytes(bytes_only(all.bytes)),
+                describe_bytes(bytes_only(most))
+            ));
+        }
+        let peaks = self.graph.courses.peaks(self.graph.pipeline(job));
+        Some(format!(
+            "there is room for it, but then what has begun could not come to its end; its \
+             pipeline needs up to {} at once, and {} of caches beside them",
+            describe(peaks.least),
+            describe_bytes(peaks.whole.minus(peaks.least))
+        ))
     }
 
     /// Which pipelines made way for each other in vain, if some did.

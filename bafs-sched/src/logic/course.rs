@@ -20,7 +20,7 @@ pub(super) struct Rest {
 }
 
 impl Rest {
-    fn most(self, other: Self) -> Self {
+    pub(super) fn most(self, other: Self) -> Self {
         Self {
             least: self.least.most(other.least),
             whole: self.whole.most(other.whole),

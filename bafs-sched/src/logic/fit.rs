@@ -84,6 +84,15 @@ impl Scheduler {
         self.may_spill() || self.guided.is_some()
     }
 
+    /// Nodes that may hold scratch volumes: one that runs no jobs has parts of caches only, unless
+    /// volumes may lie on other nodes than their jobs.
+    pub(super) fn nodes_for_scratch(&self) -> impl Iterator<Item = ServerId> {
+        let is_storing = self.will_spill();
+        let nodes = self.fleet.live();
+        let nodes = nodes.filter(move |(_, node)| is_storing || node.seen.slots > 0);
+        nodes.map(|(id, _)| id)
+    }
+
     /// What each node that may hold scratch volumes offers, the largest first.
     fn sizes(&self) -> Vec<Space> {
         self.offers().iter().map(|offer| offer.space).collect()
@@ -91,16 +100,11 @@ impl Scheduler {
 
     /// The same with their slots.
     fn offers(&self) -> Vec<Offer> {
-        let is_storing = self.will_spill();
-        let nodes = self.fleet.live();
-        let workers = nodes.filter(|(_, node)| is_storing || node.seen.slots > 0);
-        let offer = |id, slots| Offer {
+        let offer = |id| Offer {
             space: self.fleet.offered(id),
-            slots,
+            slots: self.fleet.get(id).map_or(0, |node| node.seen.slots),
         };
-        let mut offers: Vec<Offer> = workers
-            .map(|(id, node)| offer(id, node.seen.slots))
-            .collect();
+        let mut offers: Vec<Offer> = self.nodes_for_scratch().map(offer).collect();
         offers.sort_unstable_by(|a, b| b.cmp(a));
         offers
     }

@@ -61,7 +61,7 @@ impl Scheduler {
     }
 }
 
-fn no_node() -> String {
+pub(super) fn no_node() -> String {
     "no node was seen in the catalog: start nodes (`bafs node`), and check the catalog's address"
         .to_owned()
 }

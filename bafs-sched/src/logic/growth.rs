@@ -8,6 +8,7 @@ use bafs_proto::message::{JobOutcome, JobReport};
 use super::declared::Warning;
 use super::fit::describe;
 use super::scheduler::Scheduler;
+use super::sizes::Offered;
 use super::space::Space;
 use crate::workflow::{JobIndex, VolumeIndex};
 
@@ -131,12 +132,16 @@ impl Scheduler {
             all
         };
         let largest = self.largest_usable();
+        let offered = Offered {
+            largest,
+            ..self.offered()
+        };
         let larger = |volume: VolumeIndex| {
             let size = self.size_of(volume);
             let kind = self.sizes.kind_of.get(&volume);
             // Where nodes were small when its size was made up, twice that says little.
             let unknown = kind.filter(|kind| !self.sizes.learned.contains_key(kind));
-            let made_up = unknown.map(|kind| self.made_up(*kind, largest));
+            let made_up = unknown.map(|kind| self.made_up(*kind, offered));
             let twice = size.plus(size).most(made_up.unwrap_or_default());
             twice.least(largest).most(size)
         };

@@ -291,6 +291,7 @@ impl Scheduler {
     pub(super) fn end_pipeline_if_final(&mut self, pipeline: u32) {
         if self.graph.is_pipeline_final(pipeline) {
             self.unprotected = 0;
+            self.ways.pipeline_ended(pipeline);
             self.end_claims(pipeline);
             self.pass_probe_on(pipeline);
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::message::JobReport;
 
-use super::course::Courses;
+use super::course::{Courses, Rest};
 use super::graph::{Graph, JobState};
 use super::growth::Taught;
 use super::scheduler::Scheduler;
@@ -46,13 +46,33 @@ pub(super) struct Sizes {
     /// Pipelines of each shape that have not yet run.
     unknown: BTreeMap<Shape, BTreeSet<u32>>,
     /// What pipelines of each shape need at once for volumes of known size.
-    declared: BTreeMap<Shape, Space>,
+    declared: BTreeMap<Shape, Rest>,
     /// Volumes that were made larger because a job found no space.
     pub(super) grown: BTreeSet<VolumeIndex>,
     /// Kinds of volumes whose like were made larger with one of them.
     pub(super) taught: BTreeSet<Taught>,
-    /// What the largest node offered when sizes were last made up.
-    made_for: Option<Space>,
+    /// What nodes offered when sizes were last made up.
+    made_for: Option<Offered>,
+}
+
+/// What nodes offer to volumes whose size is made up.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Offered {
+    /// The largest of those that may hold them.
+    pub(super) largest: Space,
+    /// All together: caches are divided among them.
+    pub(super) all: Space,
+}
+
+impl Offered {
+    /// Whether another offer is the same but for an eighth.
+    fn is_alike(self, other: Self) -> bool {
+        let is_alike = |one: Space, other: Space| {
+            let (less, more) = (one.least(other), one.most(other));
+            less.plus(eighth(more)).holds(more)
+        };
+        is_alike(self.largest, other.largest) && is_alike(self.all, other.all)
+    }
 }
 
 impl Sizes {
@@ -85,7 +105,7 @@ impl Sizes {
             let shape = *shapes.entry((course.len(), places)).or_insert(count);
             sizes.shape_of.insert(pipeline, shape);
             let declared = sizes.declared.entry(shape).or_default();
-            *declared = declared.most(graph.courses.peak(pipeline));
+            *declared = declared.most(graph.courses.peaks(pipeline));
             sizes.unknown.entry(shape).or_default().insert(pipeline);
             for (position, place, volume) in unknown {
                 let kind = (shape, position, place);
@@ -152,34 +172,45 @@ impl Scheduler {
         if self.sizes.learned.len() == self.sizes.kinds.len() {
             return;
         }
-        let workers = self.fleet.live().filter(|(_, node)| node.seen.slots > 0);
-        let largest = workers.map(|(id, _)| self.fleet.usable(id)).max();
-        let largest = largest.unwrap_or_default();
-        let is_alike = |before: Space| {
-            let less = before.least(largest);
-            let more = before.most(largest);
-            less.plus(eighth(more)).holds(more)
-        };
-        let is_none_left = largest == Space::ZERO;
-        if (self.sizes.made_for).is_some_and(|before| is_none_left || is_alike(before)) {
+        let offered = self.offered();
+        let is_none_left = offered.largest == Space::ZERO;
+        let is_same = |before: Offered| is_none_left || before.is_alike(offered);
+        if self.sizes.made_for.is_some_and(is_same) {
             return;
         }
-        self.sizes.made_for = Some(largest);
+        self.sizes.made_for = Some(offered);
         let kinds: Vec<Kind> = self.sizes.kinds.keys().copied().collect();
         for kind in kinds {
             if self.sizes.learned.contains_key(&kind) {
                 continue;
             }
-            let size = self.made_up(kind, largest);
+            let size = self.made_up(kind, offered);
             self.resize_unmade(kind, size);
         }
         self.sizes_changed();
     }
 
-    /// The part of a volume of this kind when a pipeline fits into `largest` twice.
-    pub(super) fn made_up(&self, kind: Kind, largest: Space) -> Space {
+    pub(super) fn offered(&self) -> Offered {
+        let workers = self.fleet.live().filter(|(_, node)| node.seen.slots > 0);
+        let largest = workers.map(|(id, _)| self.fleet.usable(id)).max();
+        let all = self.fleet.live().map(|(id, _)| self.fleet.usable(id));
+        Offered {
+            largest: largest.unwrap_or_default(),
+            all: all.fold(Space::ZERO, Space::plus),
+        }
+    }
+
+    /// The part of a volume of this kind when a pipeline fits twice into what is left beside what
+    /// it declares: on the largest node, and with whole caches on all nodes.
+    pub(super) fn made_up(&self, kind: Kind, offered: Offered) -> Space {
+        let Offered { largest, all } = offered;
         let declared = self.sizes.declared.get(&kind.0).copied();
-        let left = largest.minus(declared.unwrap_or_default());
+        let Rest { least, whole } = declared.unwrap_or_default();
+        let beside_caches = Space {
+            bytes: all.minus(whole).bytes,
+            files: u64::MAX,
+        };
+        let left = largest.minus(least).least(beside_caches);
         let parts = 2 * self.sizes.kinds_of(kind.0).count() as u64;
         let bytes = (left.bytes / parts).max(1);
         // A disk without a limit of files would give more than anybody can make sense of.
@@ -266,8 +297,9 @@ impl Scheduler {
         }
     }
 
+    /// The most that a node has on which scratch volumes may lie.
     pub(super) fn largest_usable(&self) -> Space {
-        let nodes = self.fleet.live().map(|(id, _)| self.fleet.usable(id));
+        let nodes = self.nodes_for_scratch().map(|id| self.fleet.usable(id));
         nodes.fold(Space::ZERO, Space::most)
     }
 

@@ -6,8 +6,9 @@ use bafs_proto::time::Time;
 
 use super::event::Event;
 use super::fit::describe;
+use super::gathering::no_node;
 use super::graph::JobState;
-use super::scheduler::Scheduler;
+use super::scheduler::{Phase, Scheduler};
 use super::space::Space;
 use super::timers::Timer;
 use crate::workflow::JobIndex;
@@ -16,17 +17,46 @@ use crate::workflow::JobIndex;
 const NAMES_SHOWN: usize = 3;
 
 impl Scheduler {
-    /// What a job waits for now; nothing when it runs, or has nothing left to do.
+    /// What a job waits for now, or why it never ran; nothing when it runs, or has run.
     pub fn why_not(&self, job: JobIndex) -> Option<String> {
-        match self.graph.state(job) {
-            JobState::Done | JobState::Failed | JobState::Skipped | JobState::Active => None,
-            JobState::Waiting => Some(self.awaited(job)),
-            JobState::Held => {
+        match (self.phase, self.graph.state(job)) {
+            (_, JobState::Done | JobState::Failed | JobState::Active) => None,
+            (_, JobState::Skipped) => Some(self.skipped_for(job)),
+            (Phase::Finishing | Phase::Over, state) => Some(self.ended_before(job, state)),
+            (Phase::Gathering, _) => Some(self.misfit().unwrap_or_else(no_node)),
+            (Phase::Running, JobState::Waiting) => Some(self.awaited(job)),
+            (Phase::Running, JobState::Held) => {
                 let due = self.timers.due(Timer::Job(job));
                 let seconds = due.map_or(0, |due| due.ms_since(self.now).div_ceil(1_000));
                 Some(format!("it failed and is tried again in {seconds} s"))
             }
-            JobState::Ready => Some(self.lacking(job)),
+            (Phase::Running, JobState::Ready) => Some(self.lacking(job)),
+        }
+    }
+
+    /// Why a job will never run.
+    fn skipped_for(&self, job: JobIndex) -> String {
+        let mut before = self.graph.before(job);
+        let dead = before.find(|other| self.graph.state(*other).is_dead());
+        let Some(dead) = dead else {
+            return "it was cancelled".to_owned();
+        };
+        let name = &self.graph.workflow.job(dead).name;
+        match self.graph.state(dead) {
+            JobState::Failed => format!("it comes after '{name}', which failed"),
+            _ => format!("it comes after '{name}', which never ran either"),
+        }
+    }
+
+    /// Why a job did not run that could have.
+    fn ended_before(&self, job: JobIndex, state: JobState) -> String {
+        let why = match self.messages.first() {
+            Some(message) => format!("the run ended: {message}"),
+            None => "the run ended before it had its turn".to_owned(),
+        };
+        match state {
+            JobState::Waiting => format!("{}; {why}", self.awaited(job)),
+            _ => why,
         }
     }
 
