@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bafs_client::fate::Fate;
-use bafs_client::fuse::{Mounted, Place};
+use bafs_client::fuse::{MountKind, Mounted};
 use bafs_client::tree::{LocalTree, Tree};
 use bafs_client::usage::Usage;
 use bafs_client::volume::{Mode, Ownership, Volume};
@@ -183,7 +183,7 @@ fn show_here(mode: Mode, directory: &Path) -> Result<Shown> {
         Fate::new("stand", losses),
         Usage::new(),
     );
-    let mounted = Mounted::mount(Arc::new(volume), directory, Place::Own)?;
+    let mounted = Mounted::mount(Arc::new(volume), directory, MountKind::Own)?;
     Ok(Shown::Here {
         mounted: Some(mounted),
         _store: store,

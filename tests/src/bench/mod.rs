@@ -13,7 +13,6 @@ pub mod machine;
 pub mod measure;
 pub mod nohang;
 pub mod options;
-mod passing;
 mod planner;
 pub mod report;
 mod shell;
@@ -24,6 +23,7 @@ use anyhow::{Context, Result};
 
 pub use self::options::Options;
 pub use self::report::Report;
+use self::smallest::{kept, least, passing};
 
 /// A benchmark.
 #[derive(Debug, Clone, Copy)]
@@ -91,8 +91,8 @@ pub fn main(arguments: &[String]) -> Result<()> {
         [part, rest @ ..] if part == experiments::JOB_PROCESS => experiments::job_process(rest),
         [part, rest @ ..] if part == datapath::WORK_PROCESS => datapath::work_process(rest),
         [part, rest @ ..] if part == datapath::WIRE_PROCESS => datapath::wire_process(rest),
-        [part, rest @ ..] if part == datapath::LEAST_PROCESS => datapath::least_process(rest),
-        [part, rest @ ..] if part == datapath::KEPT_PROCESS => datapath::kept_process(rest),
+        [part, rest @ ..] if part == least::LEAST_PROCESS => least::least_process(rest),
+        [part, rest @ ..] if part == kept::KEPT_PROCESS => kept::kept_process(rest),
         [part, rest @ ..] if part == passing::PASSING_PROCESS => passing::passing_process(rest),
         [part, rest @ ..] if part == datapath::DELAY_PROCESS => datapath::delay_process(rest),
         [name, rest @ ..] => {

@@ -50,12 +50,7 @@ const ENCLOSED: &[Enclosed] = &[
     },
     Enclosed {
         name: "fuser",
-        places: &[
-            "bafs-client/src/fuse",
-            "tests/src/bench/datapath/kept.rs",
-            "tests/src/bench/datapath/least.rs",
-            "tests/src/bench/passing.rs",
-        ],
+        places: &["bafs-client/src/fuse", "tests/src/bench/smallest"],
         files_max: usize::MAX,
     },
     Enclosed {

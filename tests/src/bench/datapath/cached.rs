@@ -6,12 +6,12 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::kept;
 use super::local::at_once;
 use super::work::{Work, rate};
 use crate::api::CacheWish;
 use crate::bench::measure::{Samples, Way, interleave};
 use crate::bench::shell::Shell;
+use crate::bench::smallest::kept;
 use crate::bench::{Options, Report};
 use crate::stage::Stage;
 

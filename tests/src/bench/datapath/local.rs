@@ -6,38 +6,15 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use super::least::{Kind, LeastShown};
+use super::fio::{self, Before, Pattern, Shower};
 use super::shown::{Shown, near_world};
 use super::work::{Work, arguments, rate_of};
 use super::{MIB, row};
 use crate::bench::machine::Spread;
 use crate::bench::measure::{Samples, Way, interleave};
 use crate::bench::shell::Shell;
+use crate::bench::smallest::least::{Kind, LeastShown};
 use crate::bench::{Options, Report};
-
-/// What is where before fio starts.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Before {
-    /// No file.
-    Nothing,
-    /// The file, none of it in memory.
-    Cold,
-    /// The file, all of it in memory.
-    Warm,
-    /// The file, written anew: where its pages came to lie is then chance for each round, and not
-    /// for all rounds of a side at once.
-    Remade,
-}
-
-/// A way to read or write, as fio calls it.
-struct Pattern {
-    figure: &'static str,
-    name: &'static str,
-    options: &'static str,
-    before: Before,
-    /// Part of the file that is moved: one in so many bytes.
-    part: u64,
-}
 
 const PATTERNS: [Pattern; 9] = [
     Pattern {
@@ -46,6 +23,7 @@ const PATTERNS: [Pattern; 9] = [
         options: "--ioengine=psync --rw=read --bs=1M --readonly",
         before: Before::Cold,
         part: 1,
+        processes: 1,
     },
     Pattern {
         figure: "read_warm",
@@ -53,6 +31,7 @@ const PATTERNS: [Pattern; 9] = [
         options: "--ioengine=psync --rw=read --bs=1M --readonly",
         before: Before::Warm,
         part: 1,
+        processes: 1,
     },
     Pattern {
         figure: "rand_read",
@@ -60,6 +39,7 @@ const PATTERNS: [Pattern; 9] = [
         options: "--ioengine=psync --rw=randread --bs=4k --norandommap --readonly",
         before: Before::Warm,
         part: 1,
+        processes: 1,
     },
     Pattern {
         figure: "mmap_read",
@@ -67,6 +47,7 @@ const PATTERNS: [Pattern; 9] = [
         options: "--ioengine=mmap --rw=read --bs=4k --readonly",
         before: Before::Warm,
         part: 1,
+        processes: 1,
     },
     Pattern {
         figure: "write",
@@ -74,6 +55,7 @@ const PATTERNS: [Pattern; 9] = [
         options: "--ioengine=psync --rw=write --bs=1M",
         before: Before::Nothing,
         part: 1,
+        processes: 1,
     },
     Pattern {
         figure: "write_sync",
@@ -81,6 +63,7 @@ const PATTERNS: [Pattern; 9] = [
         options: "--ioengine=psync --rw=write --bs=1M --end_fsync=1",
         before: Before::Nothing,
         part: 1,
+        processes: 1,
     },
     Pattern {
         figure: "overwrite",
@@ -88,6 +71,7 @@ const PATTERNS: [Pattern; 9] = [
         options: "--ioengine=psync --rw=write --bs=1M --overwrite=1",
         before: Before::Remade,
         part: 1,
+        processes: 1,
     },
     Pattern {
         figure: "append",
@@ -95,6 +79,7 @@ const PATTERNS: [Pattern; 9] = [
         options: "--ioengine=psync --rw=write --bs=4k",
         before: Before::Nothing,
         part: 4,
+        processes: 1,
     },
     Pattern {
         figure: "rand_write",
@@ -102,6 +87,7 @@ const PATTERNS: [Pattern; 9] = [
         options: "--ioengine=psync --rw=randwrite --bs=4k --norandommap",
         before: Before::Remade,
         part: 8,
+        processes: 1,
     },
 ];
 
@@ -112,6 +98,7 @@ const BYTES: Pattern = Pattern {
     options: "--ioengine=psync --rw=write --bs=1",
     before: Before::Nothing,
     part: 256,
+    processes: 1,
 };
 
 /// Work on names, in an order in which each finds what it needs.
@@ -219,7 +206,7 @@ pub(super) fn run_collected(options: &Options, report: &mut Report) -> Result<()
     report.section("a volume of this machine that collects writes, beside a plain directory");
     let written = PATTERNS
         .iter()
-        .filter(|it| !it.options.contains("--readonly"))
+        .filter(|it| !it.only_reads())
         .chain([&BYTES]);
     data(options, report, &comparison, written)?;
     Ok(())
@@ -234,7 +221,7 @@ fn text(path: &Path) -> Result<String> {
 fn compare(options: &Options, report: &mut Report, comparison: &Comparison<'_>) -> Result<()> {
     let [data, data_control] = data(options, report, comparison, PATTERNS.iter())?;
     let warm = PATTERNS.iter().zip(&data);
-    let warm = warm.filter(|(pattern, _)| pattern.options.contains("--readonly"));
+    let warm = warm.filter(|(pattern, _)| pattern.only_reads());
     let warm = warm.filter(|(pattern, _)| pattern.before == Before::Warm);
     report.figure(comparison.warm, least(warm.map(|(_, ratio)| *ratio)));
     let mut by: [Vec<f64>; PAIRS.len()] = Default::default();
@@ -289,7 +276,8 @@ fn data<'p>(
         let way = |name, place: &str| {
             let file = format!("{place}/data");
             Way::new(name, move || {
-                fio(&mut comparison.shell.borrow_mut(), &file, bytes, pattern)
+                let mut shell = comparison.shell.borrow_mut();
+                fio::run(&mut shell, (&file, bytes), pattern, Shower::Host)
             })
         };
         let mut ways = [
@@ -311,7 +299,7 @@ fn data<'p>(
 
 /// Adds a row of a volume, a directory and another one with its figures, and returns the ratios of
 /// the first and of the last to the directory.
-pub(super) fn compared(
+fn compared(
     report: &mut Report,
     figure: &str,
     name: &str,
@@ -329,37 +317,6 @@ pub(super) fn compared(
         &control.to_string(),
     ]));
     [ratio.median(), control.median()]
-}
-
-/// Moves the bytes of a file once: MB/s.
-fn fio(shell: &mut Shell, file: &str, bytes: u64, pattern: &Pattern) -> Result<f64> {
-    let before = match pattern.before {
-        Before::Nothing => format!("rm -f {file}; sync"),
-        Before::Cold => format!(
-            "test \"$(stat -c %s {file} 2>/dev/null)\" = {bytes} && sync && \
-             echo 3 >/proc/sys/vm/drop_caches && echo cold"
-        ),
-        Before::Remade => {
-            format!("rm -f {file} && head -c {bytes} /dev/urandom >{file} && sync")
-        }
-        Before::Warm => format!(
-            "test \"$(stat -c %s {file} 2>/dev/null)\" = {bytes} || \
-             head -c {bytes} /dev/urandom >{file}; sync; cat {file} >/dev/null"
-        ),
-    };
-    let said = shell.run(&before)?;
-    if pattern.before == Before::Cold && said.trim() != "cold" {
-        // The first of all.
-        shell.run(&format!("head -c {bytes} /dev/urandom >{file}"))?;
-        let said = shell.run(&before)?;
-        ensure!(said.trim() == "cold", "only root can empty the page cache");
-    }
-    let moved = bytes / pattern.part;
-    let options = format!(
-        "--name=local --invalidate=0 --filename={file} --size={bytes} --io_size={moved} {}",
-        pattern.options
-    );
-    shell.fio(&options, moved)
 }
 
 /// For each work the ratios of [`PAIRS`].

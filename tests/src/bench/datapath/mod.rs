@@ -4,8 +4,7 @@
 mod cached;
 mod copies;
 mod delay;
-mod kept;
-mod least;
+mod fio;
 mod local;
 mod peers;
 mod remote;
@@ -19,8 +18,6 @@ mod work;
 use anyhow::{Result, ensure};
 
 pub(super) use self::delay::{DELAY_PROCESS, delay_process};
-pub(super) use self::kept::{KEPT_PROCESS, kept_process};
-pub(super) use self::least::{LEAST_PROCESS, least_process};
 pub(super) use self::wire::{WIRE_PROCESS, wire_process};
 pub(super) use self::work::{WORK_PROCESS, work_process};
 use super::machine;

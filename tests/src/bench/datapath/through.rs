@@ -4,45 +4,24 @@
 //! warm ones find both, which is what the kernel gives without any agent.
 
 use std::cell::RefCell;
+use std::path::Path;
 
 use anyhow::Result;
 
-use super::least::{Kind, LeastShown};
+use super::fio::{self, Before, Pattern, Shower};
 use super::shown::Shown;
 use super::{MIB, row};
 use crate::bench::machine::Spread;
 use crate::bench::measure::{Way, interleave};
 use crate::bench::shell::Shell;
+use crate::bench::smallest::least::{Kind, LeastShown};
 use crate::bench::{Options, Report};
-
-/// What is where before fio starts.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Before {
-    /// No file.
-    Nothing,
-    /// The file, of which the host has the pages, and the kernel none for FUSE.
-    KernelCold,
-    /// The file, with the kernel's pages too.
-    Warm,
-}
-
-/// A way to read or write.
-struct Pattern {
-    name: &'static str,
-    figure: &'static str,
-    /// Of fio.
-    options: &'static str,
-    before: Before,
-    /// Processes, each of which moves a part of the file: one in so many bytes.
-    processes: u64,
-    part: u64,
-}
 
 const PATTERNS: [Pattern; 7] = [
     Pattern {
         name: "read",
         figure: "read",
-        options: "--rw=read --bs=1M --readonly",
+        options: "--ioengine=psync --rw=read --bs=1M --readonly",
         before: Before::KernelCold,
         processes: 1,
         part: 1,
@@ -50,7 +29,7 @@ const PATTERNS: [Pattern; 7] = [
     Pattern {
         name: "read 4 KiB at random",
         figure: "rand_1",
-        options: "--rw=randread --bs=4k --norandommap --readonly",
+        options: "--ioengine=psync --rw=randread --bs=4k --norandommap --readonly",
         before: Before::KernelCold,
         processes: 1,
         part: 4,
@@ -58,7 +37,7 @@ const PATTERNS: [Pattern; 7] = [
     Pattern {
         name: "the same by two at once",
         figure: "rand_2",
-        options: "--rw=randread --bs=4k --norandommap --readonly --numjobs=2 --group_reporting",
+        options: "--ioengine=psync --rw=randread --bs=4k --norandommap --readonly",
         before: Before::KernelCold,
         processes: 2,
         part: 4,
@@ -66,7 +45,7 @@ const PATTERNS: [Pattern; 7] = [
     Pattern {
         name: "read, warm",
         figure: "warm",
-        options: "--rw=read --bs=1M --readonly",
+        options: "--ioengine=psync --rw=read --bs=1M --readonly",
         before: Before::Warm,
         processes: 1,
         part: 1,
@@ -74,7 +53,7 @@ const PATTERNS: [Pattern; 7] = [
     Pattern {
         name: "read 4 KiB at random, warm",
         figure: "warm_rand",
-        options: "--rw=randread --bs=4k --norandommap --readonly",
+        options: "--ioengine=psync --rw=randread --bs=4k --norandommap --readonly",
         before: Before::Warm,
         processes: 1,
         part: 1,
@@ -82,7 +61,7 @@ const PATTERNS: [Pattern; 7] = [
     Pattern {
         name: "write",
         figure: "write",
-        options: "--rw=write --bs=1M",
+        options: "--ioengine=psync --rw=write --bs=1M",
         before: Before::Nothing,
         processes: 1,
         part: 1,
@@ -90,7 +69,7 @@ const PATTERNS: [Pattern; 7] = [
     Pattern {
         name: "write by 4 KiB",
         figure: "append",
-        options: "--rw=write --bs=4k",
+        options: "--ioengine=psync --rw=write --bs=4k",
         before: Before::Nothing,
         processes: 1,
         part: 4,
@@ -108,26 +87,28 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     });
     let ring = ring.ok();
     let mut places = vec![
-        ("volume", shown.path()),
-        ("bare FUSE", least.path()),
-        ("directory", directory.as_path()),
+        ("volume", shown.path(), Shower::Fuse),
+        ("bare FUSE", least.path(), Shower::Fuse),
+        ("directory", directory.as_path(), Shower::Host),
     ];
-    places.extend(ring.as_ref().map(|ring| ("by rings", ring.path())));
+    let ring = ring
+        .as_ref()
+        .map(|ring| ("by rings", ring.path(), Shower::Fuse));
+    places.extend(ring);
     report.section("data through the agent, beside the smallest FUSE: MB/s");
     let mut head: Vec<String> = vec!["work".to_owned()];
-    head.extend(places.iter().map(|(name, _)| (*name).to_owned()));
+    head.extend(places.iter().map(|(name, ..)| (*name).to_owned()));
     let ratios = ["volume / bare", "volume / directory", "bare / directory"];
     head.extend(ratios.map(str::to_owned));
     let mut rows = vec![head];
     let shell = RefCell::new(Shell::host()?);
     let bytes = MIB * options.pick(512, 64);
     for pattern in &PATTERNS {
-        let way = |(name, place): &(&'static str, &std::path::Path)| {
+        let way = |(name, place, shower): &(&'static str, &Path, Shower)| {
             let file = format!("{}/data", place.display());
-            let is_native = *name == "directory";
-            let shell = &shell;
+            let (shell, shower) = (&shell, *shower);
             Way::new(name, move || {
-                fio(&mut shell.borrow_mut(), &file, bytes, pattern, is_native)
+                fio::run(&mut shell.borrow_mut(), (&file, bytes), pattern, shower)
             })
         };
         let mut ways: Vec<Way<'_>> = places.iter().map(way).collect();
@@ -148,31 +129,4 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     }
     report.table(&rows);
     Ok(())
-}
-
-/// Moves bytes once: MB/s.
-fn fio(
-    shell: &mut Shell,
-    file: &str,
-    bytes: u64,
-    pattern: &Pattern,
-    is_native: bool,
-) -> Result<f64> {
-    shell.run(&match pattern.before {
-        Before::Nothing => format!("rm -f {file}; sync"),
-        Before::KernelCold | Before::Warm => format!(
-            "test \"$(stat -c %s {file} 2>/dev/null)\" = {bytes} || \
-             head -c {bytes} /dev/urandom >{file}; sync; cat {file} >/dev/null"
-        ),
-    })?;
-    let moved = bytes / pattern.part;
-    // fio drops the pages of the file that it names: those that FUSE keeps, not the host's. Of a
-    // plain directory those are the same.
-    let invalidate = u8::from(!is_native && pattern.before == Before::KernelCold);
-    let line = format!(
-        "--name=through --ioengine=psync --invalidate={invalidate} --filename={file} \
-         --size={bytes} --io_size={moved} {}",
-        pattern.options
-    );
-    shell.fio(&line, moved * pattern.processes)
 }

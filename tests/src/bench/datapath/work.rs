@@ -126,11 +126,11 @@ pub(super) fn rate(work: Work, directory: &Path, amount: u64) -> Result<f64> {
 pub(super) fn rate_of(work: Work, amount: u64, said: &str) -> Result<f64> {
     let took: f64 = said.trim().parse().with_context(|| said.to_owned())?;
     let done = if work.is_bulk() {
-        amount * MIB / 1_000_000
+        (amount * MIB) as f64 / 1e6
     } else {
-        amount
+        amount as f64
     };
-    Ok(done as f64 / took)
+    Ok(done / took)
 }
 
 /// The process. Arguments: work, directory, amount.

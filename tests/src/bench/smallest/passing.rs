@@ -6,23 +6,20 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use fuser::{
-    BackingId, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
-    INodeNo, InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyEmpty,
-    ReplyEntry, ReplyOpen, Request, Session, SessionACL,
+    BackingId, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, INodeNo, InitFlags,
+    KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyEmpty, ReplyEntry, ReplyOpen,
+    Request, Session,
 };
 
-use super::smallest::Smallest;
+use super::{BELIEVE, GENERATION, Smallest, config};
 
 /// Hidden first argument: this process shows a file, which the kernel reads by itself.
 pub(in crate::bench) const PASSING_PROCESS: &str = "--passing";
 
-/// As long as agents let the kernel believe attributes and names.
-const BELIEVE: Duration = Duration::from_secs(24 * 3600);
-const GENERATION: Generation = Generation(0);
 const NAME: &str = "file";
 const FILE: INodeNo = INodeNo(2);
 
@@ -119,11 +116,11 @@ impl Filesystem for Passing {
 }
 
 /// The process with its file, until it is dropped.
-pub(super) struct PassingShown(Smallest);
+pub(in crate::bench) struct PassingShown(Smallest);
 
 impl PassingShown {
     /// Shows a file to everybody.
-    pub(super) fn start(file: &Path) -> Result<Self> {
+    pub(in crate::bench) fn start(file: &Path) -> Result<Self> {
         let started = Self(Smallest::start(PASSING_PROCESS, file, &[])?);
         // The kernel takes files of root only.
         File::open(started.path()).context("the kernel does not read files by itself")?;
@@ -131,7 +128,7 @@ impl PassingShown {
     }
 
     /// Where the file is.
-    pub(super) fn path(&self) -> PathBuf {
+    pub(in crate::bench) fn path(&self) -> PathBuf {
         self.0.path().join(NAME)
     }
 }
@@ -146,8 +143,7 @@ pub(in crate::bench) fn passing_process(arguments: &[String]) -> Result<()> {
         size: fs::metadata(file)?.len(),
         open: Mutex::default(),
     };
-    let mut config = Config::default();
-    config.acl = SessionACL::All;
+    let mut config = config();
     // As caches are: else the kernel would ask for the time of the last access after each read.
     config.mount_options.push(MountOption::RO);
     Session::new(passing, shown, &config)?.run()?;

@@ -9,25 +9,19 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use anyhow::{Result, bail};
 use fuser::{
-    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, InitFlags,
-    KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectoryPlus,
-    ReplyEntry, ReplyOpen, Request, Session, SessionACL,
+    Errno, FileAttr, FileHandle, FileType, Filesystem, INodeNo, InitFlags, KernelConfig, LockOwner,
+    MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectoryPlus, ReplyEntry, ReplyOpen,
+    Request, Session,
 };
 
-use crate::bench::smallest::Smallest;
+use super::{BELIEVE, GENERATION, Smallest, absence, config};
 
 /// Hidden first argument: this process shows a directory that does not change.
 pub(in crate::bench) const KEPT_PROCESS: &str = "--datapath-kept";
-
-/// As long as agents let the kernel believe attributes and names.
-const BELIEVE: Duration = Duration::from_secs(24 * 3600);
-const GENERATION: Generation = Generation(0);
-/// As many as serve a volume.
-const THREADS: usize = 2;
 
 /// A file or directory, with the numbers of what is in it.
 struct Node {
@@ -114,15 +108,7 @@ impl Filesystem for Kept {
         let found = self.by_name.get(&(parent.0 as usize, name.to_owned()));
         match found.and_then(|number| self.node(INodeNo(*number as u64))) {
             Some(node) => reply.entry(&BELIEVE, &node.attributes, GENERATION),
-            // With a number of none: the kernel believes it as long.
-            None => match self.node(INodeNo::ROOT) {
-                Some(root) => {
-                    let mut absent = root.attributes;
-                    absent.ino = INodeNo(0);
-                    reply.entry(&BELIEVE, &absent, GENERATION);
-                }
-                None => reply.error(Errno::ENOENT),
-            },
+            None => reply.entry(&BELIEVE, &absence(), GENERATION),
         }
     }
 
@@ -189,7 +175,7 @@ impl Filesystem for Kept {
 }
 
 /// Shows a directory, in a process that lives until this is dropped.
-pub(super) fn start(source: &Path) -> Result<Smallest> {
+pub(in crate::bench) fn start(source: &Path) -> Result<Smallest> {
     Smallest::start(KEPT_PROCESS, source, &[])
 }
 
@@ -199,9 +185,7 @@ pub(in crate::bench) fn kept_process(arguments: &[String]) -> Result<()> {
         bail!("a directory and a place to show it are needed");
     };
     let kept = Kept::read(PathBuf::from(source))?;
-    let mut config = Config::default();
-    config.acl = SessionACL::All;
-    config.n_threads = Some(THREADS);
+    let mut config = config();
     // As caches are: else the kernel would ask for the time of the last access after each read.
     config.mount_options = vec![MountOption::RO, MountOption::DefaultPermissions];
     Session::new(kept, shown, &config)?.run()?;

@@ -18,24 +18,19 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, bail};
 use fuser::{
-    BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
-    Generation, INodeNo, InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags, RenameFlags,
-    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen,
-    ReplyStatfs, ReplyWrite, ReplyXattr, Request, Session, SessionACL, TimeOrNow, WriteFlags,
+    BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, INodeNo,
+    InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr, Request, Session, TimeOrNow, WriteFlags,
 };
 use rustix::fs::{lgetxattr, statvfs};
 
+use super::{BELIEVE, GENERATION, Smallest, absence, config};
 use crate::bench::machine::Spread;
-use crate::bench::smallest::Smallest;
 
 /// Hidden first argument: this process passes a directory through.
 pub(in crate::bench) const LEAST_PROCESS: &str = "--datapath-least";
 
-/// As long as agents let the kernel believe attributes and names.
-const BELIEVE: Duration = Duration::from_secs(24 * 3600);
-const GENERATION: Generation = Generation(0);
-/// As many as serve a volume.
-const THREADS: usize = 2;
 /// Longest extended attribute that is passed on.
 const XATTR_BYTES_MAX: usize = 256;
 /// Last argument of a process that passes through strictly.
@@ -50,7 +45,7 @@ enum Open {
 
 /// What the file system does beside passing files through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(in crate::bench) enum Kind {
     /// Nothing.
     Bare,
     /// The kernel asks it for permissions, and for extended attributes.
@@ -95,27 +90,6 @@ fn attributes(ino: u64, found: &Metadata) -> FileAttr {
         gid: found.gid(),
         rdev: 0,
         blksize: 4096,
-        flags: 0,
-    }
-}
-
-/// Tells the kernel that a name is not there.
-fn absence() -> FileAttr {
-    FileAttr {
-        ino: INodeNo(0),
-        size: 0,
-        blocks: 0,
-        atime: UNIX_EPOCH,
-        mtime: UNIX_EPOCH,
-        ctime: UNIX_EPOCH,
-        crtime: UNIX_EPOCH,
-        kind: FileType::RegularFile,
-        perm: 0,
-        nlink: 0,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        blksize: 0,
         flags: 0,
     }
 }
@@ -438,13 +412,13 @@ impl Filesystem for Least {
 }
 
 /// The process with an empty directory, until it is dropped.
-pub(super) struct LeastShown {
+pub(in crate::bench) struct LeastShown {
     process: Smallest,
     _source: Spread,
 }
 
 impl LeastShown {
-    pub(super) fn start(kind: Kind) -> Result<Self> {
+    pub(in crate::bench) fn start(kind: Kind) -> Result<Self> {
         let source = Spread::new()?;
         let shown = source.directory("shown")?;
         let more: &[&str] = match kind {
@@ -457,7 +431,7 @@ impl LeastShown {
         })
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(in crate::bench) fn path(&self) -> &Path {
         self.process.path()
     }
 }
@@ -477,9 +451,7 @@ pub(in crate::bench) fn least_process(arguments: &[String]) -> Result<()> {
         open: Mutex::default(),
         next: AtomicU64::new(1),
     };
-    let mut config = Config::default();
-    config.acl = SessionACL::All;
-    config.n_threads = Some(THREADS);
+    let mut config = config();
     if kind == Kind::Strict {
         config.mount_options.push(MountOption::DefaultPermissions);
     }

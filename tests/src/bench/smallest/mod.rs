@@ -1,15 +1,56 @@
-//! A process of this program that shows the smallest file system of a kind, to measure beside ours.
+//! The smallest file systems of a kind, to measure beside ours: each is shown by a process of this
+//! program, by the same crate, and served as agents serve volumes.
+
+pub(super) mod kept;
+pub(super) mod least;
+pub(super) mod passing;
 
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Child, Command};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Result, ensure};
+use fuser::{Config, FileAttr, FileType, Generation, INodeNo, SessionACL};
 use nix::mount::{MntFlags, umount2};
 use tempfile::TempDir;
 
+use super::machine;
 use crate::mounts_with;
+
+/// As long as agents let the kernel believe attributes and names.
+const BELIEVE: Duration = Duration::from_secs(24 * 3600);
+const GENERATION: Generation = Generation(0);
+
+/// What all of them have: as many threads as serve a volume of an agent here, and everybody may use
+/// them.
+fn config() -> Config {
+    let mut config = Config::default();
+    config.acl = SessionACL::All;
+    config.n_threads = Some(machine::cores().clamp(2, 16));
+    config
+}
+
+/// Tells the kernel that a name is not there: with a number of none, so that it believes it.
+fn absence() -> FileAttr {
+    FileAttr {
+        ino: INodeNo(0),
+        size: 0,
+        blocks: 0,
+        atime: UNIX_EPOCH,
+        mtime: UNIX_EPOCH,
+        ctime: UNIX_EPOCH,
+        crtime: UNIX_EPOCH,
+        kind: FileType::RegularFile,
+        perm: 0,
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 0,
+        flags: 0,
+    }
+}
 
 /// The process, until it is dropped.
 pub(super) struct Smallest {
