@@ -24,7 +24,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::agent::{Agent, Choices};
 use crate::doctor;
-use crate::fuse::{MountError, Mounted, Place, open_device};
+use crate::fuse::{MountError, MountKind, Mounted, open_device};
 use crate::job::{JobEnd, JobIo, Wish, run_job, silence_of};
 use crate::keeper::Kept;
 use crate::limits::SPEC_BYTES_MAX;
@@ -279,7 +279,7 @@ fn mount_on_host(
     let kept = |device| Kept::start(directory, silence, device).map_err(MountError::Keeper);
     if !geteuid().is_root() {
         let kept = kept(None)?;
-        let mounted = Mounted::mount(volume, directory, Place::Fusermount)?;
+        let mounted = Mounted::mount(volume, directory, MountKind::Fusermount)?;
         return Ok((mounted, kept));
     }
     let device = open_device()?;

@@ -16,7 +16,7 @@ use tokio::task::AbortHandle;
 
 use crate::agent::Agent;
 use crate::fate::Loss;
-use crate::fuse::{Mounted, Place};
+use crate::fuse::{MountKind, Mounted};
 use crate::limits::{GRACE, REPORT_PAGES_BYTES_MAX, REPORT_RUNS_MAX, SILENCE_MIN};
 use crate::logic::directory::SINGLE_FILE_NAME;
 use crate::logic::pages::joined;
@@ -217,7 +217,7 @@ async fn mount_one(volume: &Arc<Volume>, directory: PathBuf) -> Result<Mounted, 
     let shown = Arc::clone(volume);
     // Mounting waits for the kernel, which may already ask the volume something.
     let mounting =
-        tokio::task::spawn_blocking(move || Mounted::mount(shown, &directory, Place::Own));
+        tokio::task::spawn_blocking(move || Mounted::mount(shown, &directory, MountKind::Own));
     let mounted = mounting.await.map_err(|error| {
         let text = format!("volume {}: {error}", volume.name());
         Error::new(ErrorCode::Unsupported, text)

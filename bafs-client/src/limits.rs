@@ -1,4 +1,5 @@
-//! Every bound of the agent, with its reason; the sandbox and the protocol have their own.
+//! Bounds of the agent, each with its reason. The sandbox and the protocol have their own, and what
+//! only one algorithm counts or waits for is told there.
 
 use std::time::Duration;
 
@@ -115,6 +116,10 @@ pub(crate) const COLLECTED_SYNC: Duration = Duration::from_secs(20);
 
 /// It waits no longer in all, as programs may write on.
 pub(crate) const COLLECTED_SYNC_MAX: Duration = Duration::from_secs(600);
+
+/// After the end of a job's processes nothing more comes of what the kernel collected of their
+/// writes, when nothing came for so long.
+pub(crate) const COLLECTED_CLOSE: Duration = Duration::from_secs(2);
 
 /// How long a detached volume may take until the kernel lets it go.
 pub(crate) const DETACH: Duration = Duration::from_secs(2);

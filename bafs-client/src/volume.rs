@@ -29,8 +29,6 @@ use crate::usage::Usage;
 const SET_UID: u32 = 0o4000;
 const SET_GID: u32 = 0o2000;
 const GROUP_EXECUTE: u32 = 0o0010;
-const TYPE_BITS: u32 = 0o170_000;
-const REGULAR: u32 = 0o100_000;
 
 /// What the kernel may believe, and for how long: the volume's kind decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -518,8 +516,7 @@ impl Volume {
         if let Ownership::One { shown, .. } = self.ownership {
             (attr.uid, attr.gid) = (shown.uid, shown.gid);
         }
-        let is_privileged =
-            attr.mode & TYPE_BITS == REGULAR && attr.mode & (SET_UID | SET_GID) != 0;
+        let is_privileged = attr.is_regular() && attr.mode & (SET_UID | SET_GID) != 0;
         if is_privileged {
             self.any_privileged.store(true, Ordering::Relaxed);
             self.privileged().insert(attr.ino, (attr.mode, attr.gid));

@@ -80,6 +80,33 @@ pub struct Attr {
     pub born_ns: u64,
 }
 
+/// Bits of [`Attr::mode`] that tell the type of a file, and the types that are told apart
+/// (inode(7)).
+pub const S_IFMT: u32 = 0o170_000;
+/// A directory.
+pub const S_IFDIR: u32 = 0o040_000;
+/// A regular file.
+pub const S_IFREG: u32 = 0o100_000;
+/// A symbolic link.
+pub const S_IFLNK: u32 = 0o120_000;
+
+impl Attr {
+    /// Whether these are attributes of a directory.
+    pub fn is_directory(&self) -> bool {
+        self.mode & S_IFMT == S_IFDIR
+    }
+
+    /// Whether these are attributes of a regular file.
+    pub fn is_regular(&self) -> bool {
+        self.mode & S_IFMT == S_IFREG
+    }
+
+    /// Whether these are attributes of a symbolic link.
+    pub fn is_symlink(&self) -> bool {
+        self.mode & S_IFMT == S_IFLNK
+    }
+}
+
 /// A time to set with [`FileOp::SetAttr`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SetTime {

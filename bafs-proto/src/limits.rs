@@ -70,6 +70,15 @@ pub const DEADLINE_MS_MAX: u32 = 24 * 3600 * 1000;
 /// Deadline of a remote operation when nobody says otherwise, in milliseconds.
 pub const OP_DEADLINE_MS_DEFAULT: u64 = 30_000;
 
+/// Numbers of files and handles from here on are given by agents, to what their operations make
+/// before a server has answered; servers count theirs from 1.
+pub const GIVEN_FIRST: u64 = 1 << 61;
+
+/// Numbers of files from here on are given by servers, to files whose own number is taken. No file
+/// system in use reaches them by itself.
+pub const SPARE_FIRST: u64 = 1 << 62;
+
+const _: () = assert!(GIVEN_FIRST < SPARE_FIRST);
 const _: () = assert!(IO_BYTES_MAX <= BODY_BYTES_MAX);
 const _: () = assert!(DIRECTORY_BYTES_MAX <= HEAD_BYTES_MAX / 4);
 const _: () = assert!(BLOCK_BYTES_MAX <= BODY_BYTES_MAX);

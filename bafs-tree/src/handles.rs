@@ -5,14 +5,12 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use bafs_proto::ids::{HandleId, InodeNo};
+use bafs_proto::limits::GIVEN_FIRST;
 
 use crate::anchor::Anchor;
 use crate::descriptors::InTime;
 use crate::directory::Stream;
 use crate::errno::{self, Outcome};
-
-/// Numbers from here on are given by agents; ours are counted from 1.
-const GIVEN_FIRST: u64 = 1 << 61;
 
 /// An open file.
 #[derive(Debug)]

@@ -6,18 +6,12 @@ use std::sync::Arc;
 
 use bafs_proto::file_op::Attr;
 use bafs_proto::ids::InodeNo;
+use bafs_proto::limits::{GIVEN_FIRST, SPARE_FIRST};
 
 use crate::account::Identity;
 use crate::anchor::Anchor;
 use crate::descriptors::open_max;
 use crate::errno::{self, Outcome};
-
-/// Numbers from here on are given to files whose own number is taken. No file system in use
-/// reaches them by itself.
-const SPARE_FIRST: u64 = 1 << 62;
-
-/// Numbers from here to [`SPARE_FIRST`] are given by agents.
-const GIVEN_FIRST: u64 = 1 << 61;
 
 #[derive(Debug)]
 struct Entry {

@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-use bafs_proto::file_op::{Attr, DirectoryEntry, FileReply, FileResult};
+use bafs_proto::file_op::{Attr, DirectoryEntry, FileReply, FileResult, S_IFMT};
 use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_proto::limits::DIRECTORY_BYTES_MAX;
 use rustix::fs::{AtFlags, statat};
@@ -75,7 +75,7 @@ impl Session {
         let name = errno::component(&entry.name)?;
         match self.admit_listed(directory, &name, ino) {
             Ok(attr) => {
-                (entry.ino, entry.mode) = (attr.ino, attr.mode & 0o170_000);
+                (entry.ino, entry.mode) = (attr.ino, attr.mode & S_IFMT);
                 entry.attr = Some(attr);
                 Ok(())
             }

@@ -5,6 +5,7 @@
 //! killed, and tells its release afterwards. So nothing is left when no file is open.
 
 use std::fs::File;
+use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -16,7 +17,9 @@ use rustix::fs::syncfs;
 
 use crate::clock;
 use crate::fate::Fate;
-use crate::limits::{COLLECTED_LOOK, COLLECTED_QUIET, COLLECTED_SYNC, COLLECTED_SYNC_MAX, DETACH};
+use crate::limits::{
+    COLLECTED_CLOSE, COLLECTED_LOOK, COLLECTED_QUIET, COLLECTED_SYNC, COLLECTED_SYNC_MAX,
+};
 use crate::tree::Done;
 
 /// What is known of the writes that the kernel has collected. Clones share it.
@@ -68,7 +71,7 @@ impl Collected {
     /// then it is not known whether all has come, and that is deplored.
     pub(super) fn await_closed(&self, fate: &Fate) {
         let start = clock::now();
-        self.wait(fate, |state| state.is_quiet(start, DETACH));
+        self.wait(fate, |state| state.is_quiet(start, COLLECTED_CLOSE));
         if self.state().open > 0 {
             fate.deplore(not_come());
         }
@@ -88,8 +91,17 @@ impl Collected {
             let is_asked = asking.is_finished() && state.is_quiet(start, COLLECTED_QUIET);
             is_asked || state.has_stalled(start)
         });
-        if self.state().open > 0 && !asking.is_finished() {
-            fate.deplore(not_come());
+        if self.state().open == 0 {
+            return;
+        }
+        if !asking.is_finished() {
+            return fate.deplore(not_come());
+        }
+        // What a write failed of was told when it failed.
+        match asking.join() {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => fate.deplore(not_asked(&error)),
+            Err(_) => fate.deplore(not_come()),
         }
     }
 
@@ -113,6 +125,11 @@ impl Collected {
 
 fn not_come() -> Error {
     let text = "not all that programs wrote, and the kernel had collected, has come";
+    Error::new(ErrorCode::ServerFault, text)
+}
+
+fn not_asked(error: &io::Error) -> Error {
+    let text = format!("what the kernel had collected was not asked for: {error}");
     Error::new(ErrorCode::ServerFault, text)
 }
 
@@ -171,12 +188,12 @@ mod tests {
         );
         collected.opening(ignored())(Ok(FileReply::Done), &[]);
         let write = collected.moving(false, ignored());
-        let long_ago = clock::now() - 10 * DETACH;
+        let long_ago = clock::now() - 10 * COLLECTED_CLOSE;
         collected.state().moved = Some(long_ago);
-        assert!(!collected.state().is_quiet(long_ago, DETACH));
+        assert!(!collected.state().is_quiet(long_ago, COLLECTED_CLOSE));
         write(Ok(FileReply::Done), &[]);
         collected.state().moved = Some(long_ago);
-        assert!(collected.state().is_quiet(long_ago, DETACH));
+        assert!(collected.state().is_quiet(long_ago, COLLECTED_CLOSE));
         let error = Error::new(ErrorCode::VolumeLost, "gone");
         fate.lose(error);
         let _write = collected.moving(false, ignored());

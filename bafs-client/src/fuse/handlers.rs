@@ -129,8 +129,9 @@ impl Bridge {
         (write_flags, flags): (WriteFlags, OpenFlags),
         reply: impl AnswerWrite,
     ) {
-        // Mapped pages have their own place, whatever handle they come through.
-        let mapped = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        // Pages that the kernel kept, mapped or collected, have their own place, whatever handle
+        // they come through.
+        let is_of_pages = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let op = FileOp::Write {
             handle: self.handle(at.ino, at.handle),
             offset: at.offset,
@@ -141,11 +142,11 @@ impl Bridge {
             },
             // Where all changes come through this kernel it knows where the end is, and it may send
             // the pieces of a large write all at once.
-            append: flags.0 & libc::O_APPEND != 0 && !mapped && !self.volume.mode().cached,
+            append: flags.0 & libc::O_APPEND != 0 && !is_of_pages && !self.volume.mode().cached,
         };
         let kills = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let mut finish = replies::written(reply);
-        if mapped {
+        if is_of_pages {
             finish = self.volume.deferred(data.len(), finish);
         }
         if let Some(collected) = &self.agreed().collected {

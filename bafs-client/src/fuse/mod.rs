@@ -13,4 +13,4 @@ mod requests;
 mod ring;
 mod whole;
 
-pub use mount::{MountError, Mounted, Place, open_device};
+pub use mount::{MountError, MountKind, Mounted, open_device};

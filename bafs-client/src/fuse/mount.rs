@@ -31,7 +31,7 @@ const DEVICE: &str = "/dev/fuse";
 
 /// How a mount comes about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum MountKind {
     /// By `mount(2)`: as root, or in a user name space of our own.
     Own,
     /// On the host, for an ordinary user: by the set-user-id program `fusermount3`.
@@ -66,6 +66,12 @@ pub enum MountError {
     /// The kernel mounted but did not begin to talk.
     #[error("the kernel did not begin the FUSE session: {0}")]
     Handshake(io::Error),
+    /// Nobody would answer the kernel.
+    #[error(
+        "cannot start the thread that serves the mount: {0}; raise the limit of processes \
+         (`ulimit -u`)"
+    )]
+    Thread(io::Error),
 }
 
 impl MountError {
@@ -74,9 +80,10 @@ impl MountError {
         match self {
             Self::NoDevice => None,
             Self::DeviceRefused(errno) => Some(*errno as i32),
-            Self::Refused { source, .. } | Self::Handshake(source) | Self::Keeper(source) => {
-                source.raw_os_error()
-            }
+            Self::Refused { source, .. }
+            | Self::Handshake(source)
+            | Self::Keeper(source)
+            | Self::Thread(source) => source.raw_os_error(),
         }
     }
 }
@@ -101,10 +108,14 @@ impl Mounted {
     ///
     /// # Errors
     /// [`MountError`], with what is missing and what to do.
-    pub fn mount(volume: Arc<Volume>, directory: &Path, place: Place) -> Result<Self, MountError> {
-        match place {
-            Place::Own => Self::mount_by(volume, directory, open_device()?),
-            Place::Fusermount => {
+    pub fn mount(
+        volume: Arc<Volume>,
+        directory: &Path,
+        kind: MountKind,
+    ) -> Result<Self, MountError> {
+        match kind {
+            MountKind::Own => Self::mount_by(volume, directory, open_device()?),
+            MountKind::Fusermount => {
                 let rings = rings(&volume, directory);
                 let mut begun = mount_by_fusermount(&volume, directory, rings.is_ok())?;
                 let unmounter = begun.session.unmount_callable();
@@ -168,7 +179,13 @@ impl Mounted {
                     rings.stop();
                 }
             });
-        mounted.server = Some(serving.map_err(MountError::Handshake)?);
+        match serving {
+            Ok(serving) => mounted.server = Some(serving),
+            Err(error) => {
+                mounted.take_away();
+                return Err(MountError::Thread(error));
+            }
+        }
         match (&mounted.collected, mounted.volume.mode().collects) {
             (Some(_), _) => mounted.way.push_str("; it collects writes"),
             (None, true) => mounted.way.push_str("; it cannot collect writes"),
@@ -392,7 +409,13 @@ fn mount_own(
         flags,
         Some(options.as_str()),
     )
-    .map_err(|errno| refused(directory, errno.into()))?;
+    .map_err(|errno| {
+        refused(
+            directory,
+            errno.into(),
+            "see what is mounted there (`findmnt`)",
+        )
+    })?;
     started(volume, wants_ring, |bridge| {
         Session::from_fd(bridge, device, SessionACL::All, config())
     })
@@ -525,17 +548,19 @@ fn mount_by_fusermount(
     };
     by(&first)
         .or_else(|_| by(&second))
-        .map_err(|error| refused(directory, error))
+        .map_err(|error| refused(directory, error, "install fusermount3 (package fuse3)"))
 }
 
-fn refused(directory: &Path, source: io::Error) -> MountError {
+/// What the kernel or `fusermount3` answered, and what to do about it: `other` where that is not
+/// known.
+fn refused(directory: &Path, source: io::Error, other: &'static str) -> MountError {
     let remedy = match source.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EPERM | Errno::EACCES) => {
             "run as root, or let user name spaces be used (`bafs doctor` tells what is missing)"
         }
         Some(Errno::ENODEV) => "the kernel has no FUSE: `modprobe fuse`",
         Some(Errno::ENOENT | Errno::ENOTDIR) => "give an existing directory",
-        _ => "as an ordinary user install fusermount3 (package fuse3)",
+        _ => other,
     };
     MountError::Refused {
         directory: directory.to_owned(),

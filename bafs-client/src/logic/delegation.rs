@@ -5,19 +5,18 @@
 use std::collections::BTreeSet;
 
 use bafs_proto::file_op::{
-    Attr, AttrChange, Caller, Errno, FileOp, FileReply, FileResult, FileTime, Name, SetTime,
+    Attr, AttrChange, Caller, Errno, FileOp, FileReply, FileResult, FileTime, Name, S_IFMT, SetTime,
 };
 use bafs_proto::ids::{Epoch, HandleId, InodeNo};
 use bafs_proto::limits::NAME_BYTES_MAX;
 use bytes::Bytes;
 use nix::libc;
 
-use super::image::{Image, is_directory, is_regular};
+use super::image::Image;
 use super::known::{Known, Opening};
 use super::log::{Entry, Log, NO_SESSION, Room};
 use super::questions::Questions;
 
-const TYPE_BITS: u32 = 0o170_000;
 const SET_UID_GID: u32 = 0o6000;
 const SET_GID: u32 = 0o2000;
 
@@ -220,7 +219,7 @@ impl Delegation {
 
     fn can_be_listed(&self, directory: InodeNo) -> bool {
         let about = self.image.about(directory);
-        about.is_some_and(|attr| is_directory(&attr)) && self.image.may_be_listed(directory)
+        about.is_some_and(|attr| attr.is_directory()) && self.image.may_be_listed(directory)
     }
 
     /// Whether space is sure for an operation beside all that is in the log.
@@ -241,7 +240,7 @@ impl Delegation {
     /// The same, whatever the log does to the name.
     pub(super) fn directory_in_log(&self, parent: InodeNo, name: &Name) -> Option<Attr> {
         let is_fit = name.len() <= NAME_BYTES_MAX && !matches!(&name[..], b"" | b"." | b"..");
-        let attr = self.image.about(parent).filter(is_directory)?;
+        let attr = self.image.about(parent).filter(Attr::is_directory)?;
         let is_alive = attr.nlink >= 2 && attr.nlink < LINKS_MAX;
         let is_open_to_server = attr.mode & NAMES_CHANGE == NAMES_CHANGE;
         (is_fit && is_alive && is_open_to_server).then_some(attr)
@@ -279,7 +278,7 @@ impl Delegation {
         let ino = known.make(parent, name);
         let attr = Attr {
             ino,
-            mode: pattern.mode & TYPE_BITS | mode & kept,
+            mode: pattern.mode & S_IFMT | mode & kept,
             uid,
             gid,
             atime: asked.now,
@@ -330,7 +329,7 @@ impl Delegation {
         // Once it has no name nobody could find it for those who need its number, nor open it for
         // those who think that they have.
         let is_held = known.is_here(ino) && known.unseen(ino).is_none();
-        if !is_sure || is_directory(&attr) || !is_held {
+        if !is_sure || attr.is_directory() || !is_held {
             return None;
         }
         let Ok(translated) = known.translate(asked.op) else {
@@ -362,7 +361,7 @@ impl Delegation {
         change: &AttrChange,
     ) -> Option<Decision> {
         let attr = self.image.attr(ino)?;
-        let is_plain = is_regular(&attr) || is_directory(&attr);
+        let is_plain = attr.is_regular() || attr.is_directory();
         let bits = change.mode.unwrap_or(0) | attr.mode;
         let touches_more = change.size.is_some() || change.uid.is_some() || change.gid.is_some();
         if !is_plain || touches_more || bits & SET_UID_GID != 0 || attr.nlink == 0 {
@@ -405,7 +404,7 @@ impl Delegation {
         self.image.change(ino, |about| {
             about.mode = change
                 .mode
-                .map_or(about.mode, |mode| about.mode & TYPE_BITS | mode);
+                .map_or(about.mode, |mode| about.mode & S_IFMT | mode);
             about.atime = atime.unwrap_or(about.atime);
             about.mtime = mtime.unwrap_or(about.mtime);
             about.ctime = asked.now;
@@ -438,7 +437,7 @@ impl Delegation {
         };
         let length = asked.data.len() as u64;
         let end = offset.checked_add(length).filter(|end| *end < END_MAX)?;
-        let is_sure = is_regular(&attr) && attr.mode & SET_UID_GID == 0 && end > offset;
+        let is_sure = attr.is_regular() && attr.mode & SET_UID_GID == 0 && end > offset;
         let block_bytes = block_bytes(&attr);
         let cost = Room {
             bytes: length.next_multiple_of(block_bytes) + WRITE_BLOCKS * block_bytes,

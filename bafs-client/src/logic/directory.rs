@@ -2,15 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use bafs_proto::file_op::{Attr, DirectoryEntry, FileTime, Name, TreeStat};
+use bafs_proto::file_op::{
+    Attr, DirectoryEntry, FileTime, Name, S_IFDIR, S_IFLNK, S_IFREG, TreeStat,
+};
 use bafs_proto::ids::{FileIndex, InodeNo};
 use bafs_proto::message::{SourceEntry, SourceKind};
 use bafs_proto::path::check_relative;
 use bafs_proto::{Error, ErrorCode, Result};
 
-const S_IFDIR: u32 = 0o040_000;
-const S_IFREG: u32 = 0o100_000;
-const S_IFLNK: u32 = 0o120_000;
 const NANOSECONDS: i64 = 1_000_000_000;
 
 /// Name under which a volume that is one single file appears in its tree.

@@ -8,10 +8,6 @@ use bafs_proto::ids::InodeNo;
 
 use crate::limits::NAMES_KNOWN_MAX;
 
-const TYPE_BITS: u32 = 0o170_000;
-const DIRECTORY: u32 = 0o040_000;
-const REGULAR: u32 = 0o100_000;
-
 /// Unit of [`Attr::blocks`], in bytes.
 const STAT_BLOCK_BYTES: u64 = 512;
 
@@ -105,10 +101,10 @@ impl Image {
         self.see(attr);
         self.plain.insert(attr.ino);
         if let Some(file) = self.files.get_mut(&attr.ino) {
-            file.is_dense = attr.mode & TYPE_BITS == REGULAR && attr.size == 0;
-            file.owes_times = attr.mode & TYPE_BITS == REGULAR;
+            file.is_dense = attr.is_regular() && attr.size == 0;
+            file.owes_times = attr.is_regular();
         }
-        if attr.mode & TYPE_BITS == DIRECTORY {
+        if attr.is_directory() {
             self.whole.insert(attr.ino, BTreeSet::new());
         }
     }
@@ -155,7 +151,7 @@ impl Image {
 
     /// The same was done to some file with several names.
     pub fn doubt_linked(&mut self) {
-        let one_name = |file: &File| is_directory(&file.attr) || file.attr.nlink <= 1;
+        let one_name = |file: &File| file.attr.is_directory() || file.attr.nlink <= 1;
         self.files.retain(|_, file| one_name(file));
     }
 
@@ -266,18 +262,10 @@ impl Image {
     }
 }
 
-/// Whether these are attributes of a directory.
-pub fn is_directory(attr: &Attr) -> bool {
-    attr.mode & TYPE_BITS == DIRECTORY
-}
-
-/// Whether these are attributes of a regular file.
-pub fn is_regular(attr: &Attr) -> bool {
-    attr.mode & TYPE_BITS == REGULAR
-}
-
 #[cfg(test)]
 mod tests {
+    use bafs_proto::file_op::{S_IFDIR, S_IFREG};
+
     use super::*;
 
     fn attr(ino: u64, mode: u32) -> Attr {
@@ -309,7 +297,7 @@ mod tests {
     fn space_is_known_until_a_write_leaves_a_hole() {
         let mut image = Image::default();
         let ino = InodeNo(5);
-        image.make(&attr(5, REGULAR));
+        image.make(&attr(5, S_IFREG));
         image.write(ino, 0, 5000, now(1));
         image.write(ino, 100, 100, now(2));
         let known = image.attr(ino).expect("known");
@@ -327,7 +315,7 @@ mod tests {
             names_max: 3,
             ..Image::default()
         };
-        image.make(&attr(5, DIRECTORY));
+        image.make(&attr(5, S_IFDIR));
         for name in ["a", "b", "c"] {
             image.name(InodeNo(5), &name.into());
         }

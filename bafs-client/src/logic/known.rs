@@ -5,11 +5,7 @@ use std::collections::BTreeMap;
 
 use bafs_proto::file_op::{Attr, FileOp, Name};
 use bafs_proto::ids::{Epoch, HandleId, InodeNo};
-use bafs_proto::limits::EARLY_HANDLES_MAX;
-
-/// Numbers that we give to files whose own number is taken start here; servers give their own
-/// spare numbers above.
-const SPARE_FIRST: u64 = 1 << 61;
+use bafs_proto::limits::{EARLY_HANDLES_MAX, GIVEN_FIRST};
 
 /// No session has this number.
 const NEVER: Epoch = Epoch(0);
@@ -186,7 +182,7 @@ impl Known {
             return false;
         };
         // A spare number was given by one session and means nothing to the next.
-        let renumbered = ino.0 < SPARE_FIRST && attr.ino.0 < SPARE_FIRST && ino != attr.ino;
+        let renumbered = ino.0 < GIVEN_FIRST && attr.ino.0 < GIVEN_FIRST && ino != attr.ino;
         if other || renumbered || !same_birth(file.born_ns, attr.born_ns) {
             return false;
         }
@@ -222,7 +218,7 @@ impl Known {
         let ino = self.named(parent, name)?;
         let file = self.files.get(&ino)?;
         let is_of_before = file.place.is_none_or(|place| place.epoch != self.epoch);
-        let is_same = ino.0 >= SPARE_FIRST && same_birth(file.born_ns, attr.born_ns);
+        let is_same = ino.0 >= GIVEN_FIRST && same_birth(file.born_ns, attr.born_ns);
         (is_of_before && is_same).then_some(ino)
     }
 
@@ -244,7 +240,7 @@ impl Known {
 
     fn spare(&mut self) -> InodeNo {
         loop {
-            let ino = InodeNo(SPARE_FIRST + self.spares);
+            let ino = InodeNo(GIVEN_FIRST + self.spares);
             self.spares += 1;
             if !self.files.contains_key(&ino) {
                 return ino;
@@ -401,7 +397,7 @@ impl Known {
 
     /// A file was opened; the session will know the handle by the second number.
     pub fn open_given(&mut self, opening: Opening) -> (HandleId, HandleId) {
-        let given = HandleId(SPARE_FIRST + self.last_handle + 1);
+        let given = HandleId(GIVEN_FIRST + self.last_handle + 1);
         (self.open(opening, given), given)
     }
 
@@ -436,21 +432,21 @@ impl Known {
     /// The number by which a session is to open a handle that none was told of: it keeps a
     /// descriptor for it.
     pub fn promised(&self, handle: HandleId) -> Option<HandleId> {
-        let promised = HandleId(SPARE_FIRST + handle.0);
+        let promised = HandleId(GIVEN_FIRST + handle.0);
         self.is_untold(handle).then_some(promised)
     }
 
     /// Whether operations name a handle to the present session by the number of
     /// [`Self::open_given`], so that the session must open it so.
     pub fn is_awaited(&self, given: HandleId) -> bool {
-        let handle = HandleId(given.0.saturating_sub(SPARE_FIRST));
+        let handle = HandleId(given.0.saturating_sub(GIVEN_FIRST));
         let open = self.handles.get(&handle);
         open.is_some_and(|open| open.place == (self.epoch, given))
     }
 
     /// The present session opens a handle of [`Self::open_given`] by the same number.
     pub fn open_given_again(&mut self, given: HandleId) {
-        self.open_again(HandleId(given.0.saturating_sub(SPARE_FIRST)), given);
+        self.open_again(HandleId(given.0.saturating_sub(GIVEN_FIRST)), given);
     }
 
     /// Whether the kernel knows a file.

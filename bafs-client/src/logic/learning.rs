@@ -6,7 +6,6 @@ use bafs_proto::ids::{HandleId, InodeNo};
 use nix::libc;
 
 use super::delegation::{CAPABILITY, Delegation};
-use super::image::{is_directory, is_regular};
 use super::known::Known;
 use super::log::{Room, name_of};
 use super::questions::Question;
@@ -123,16 +122,16 @@ impl Delegation {
                 FileOp::Create { mode, .. } | FileOp::MakeDirectory { mode, .. },
                 FileReply::Attr(attr) | FileReply::Opened { attr, .. },
             ) => {
-                let kept = if is_directory(attr) { 0o1777 } else { 0o7777 };
-                let is_new = attr.nlink == 1 + u32::from(is_directory(attr));
+                let kept = if attr.is_directory() { 0o1777 } else { 0o7777 };
+                let is_new = attr.nlink == 1 + u32::from(attr.is_directory());
                 let given = (attr.uid, attr.gid) == (caller.uid, caller.gid);
                 if attr.mode & 0o7777 == mode & kept && given && is_new {
                     self.makers.insert((caller.uid, caller.gid));
                 }
-                let is_empty_file = is_regular(attr) && attr.size == 0 && attr.blocks == 0;
+                let is_empty_file = attr.is_regular() && attr.size == 0 && attr.blocks == 0;
                 if is_empty_file {
                     self.new_file.get_or_insert(*attr);
-                } else if is_directory(attr) {
+                } else if attr.is_directory() {
                     self.new_directory.get_or_insert(*attr);
                 }
                 self.learn_attr(question, attr);

@@ -5,7 +5,6 @@ use bafs_proto::ids::{HandleId, InodeNo};
 use nix::libc;
 
 use super::delegation::{Asked, Decision, Delegation};
-use super::image::is_regular;
 use super::known::{Known, Opening};
 use super::log::Room;
 
@@ -21,7 +20,7 @@ impl Delegation {
         let attr = self.image.attr(ino)?;
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let needed = if writes { 0o600 } else { 0o400 };
-        let is_sure = is_regular(&attr) && attr.nlink > 0 && attr.mode & needed == needed;
+        let is_sure = attr.is_regular() && attr.nlink > 0 && attr.mode & needed == needed;
         if !is_sure || !known.opens_surely() || flags & libc::O_TRUNC != 0 {
             return None;
         }

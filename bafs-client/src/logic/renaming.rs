@@ -6,7 +6,6 @@ use bafs_proto::ids::InodeNo;
 use nix::libc;
 
 use super::delegation::{Asked, Decision, Delegation, NAME_BLOCKS, block_bytes};
-use super::image::is_regular;
 use super::known::Known;
 use super::log::Room;
 
@@ -33,7 +32,7 @@ impl Delegation {
         let is_sure = flags & !libc::RENAME_NOREPLACE == 0
             && is_there != Some(false)
             && self.image.has(new_parent, new_name) == Some(false)
-            && is_regular(&attr)
+            && attr.is_regular()
             && attr.nlink == 1
             && known.is_here(ino)
             && known.unseen(ino).is_none();

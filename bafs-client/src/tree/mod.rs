@@ -1,21 +1,12 @@
 //! The trees that a volume can show, behind one way to run an operation. Knows no kernel
 //! interface; where a volume comes from decides which tree it is.
 
-mod again;
-mod answers;
-mod blocks;
 mod bound;
 mod cache;
-mod calling;
-mod delegated;
-mod forgetting;
 mod handed;
 mod inline;
 mod local;
-mod near;
 mod remote;
-mod settling;
-mod shipping;
 mod waits;
 
 use bafs_proto::file_op::{Caller, FileOp, FileReply, FileResult, TreeStat};
@@ -27,11 +18,10 @@ use bafs_proto::message::TreeRef;
 
 pub use bound::BoundTree;
 pub use cache::CacheTree;
-pub use delegated::Promise;
 pub use handed::{Place, take};
 pub use inline::InlineTree;
 pub use local::LocalTree;
-pub use remote::{RemoteTree, Server};
+pub use remote::{Promise, RemoteTree, Server};
 
 use crate::limits::{READ_AHEAD_KIB, REMOTE_READ_AHEAD_KIB};
 use crate::sandbox::is_root_of_machine;

@@ -78,13 +78,12 @@ pub(crate) struct Both {
 const INDEX_BLOCKS: u64 = 8;
 
 fn check_same(one: &Attr, other: &Attr, asked: &FileOp) {
-    let is_directory = |attr: &Attr| attr.mode & 0o170_000 == 0o040_000;
     let shape = |attr: &Attr| {
-        let size = if is_directory(attr) { 0 } else { attr.size };
+        let size = if attr.is_directory() { 0 } else { attr.size };
         (attr.mode, size, attr.nlink, attr.uid, attr.gid)
     };
     assert_eq!(shape(one), shape(other), "{asked:?}");
-    if !is_directory(one) {
+    if !one.is_directory() {
         let apart = one.blocks.abs_diff(other.blocks);
         assert!(apart <= INDEX_BLOCKS, "{asked:?}: {one:?}, {other:?}");
     }

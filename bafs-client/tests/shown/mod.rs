@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bafs_client::fate::{Fate, Loss};
-use bafs_client::fuse::{Mounted, Place};
+use bafs_client::fuse::{MountKind, Mounted};
 use bafs_client::logic::directory::Owner;
 use bafs_client::tree::{CacheTree, LocalTree, RemoteTree, Tree};
 use bafs_client::usage::Usage;
@@ -114,7 +114,7 @@ impl Shown {
             }
         });
         let volume = Volume::new("v", tree, mode, Ownership::AsStored, fate, usage);
-        let mounted = Mounted::mount(Arc::new(volume), place.path(), Place::Own).unwrap();
+        let mounted = Mounted::mount(Arc::new(volume), place.path(), MountKind::Own).unwrap();
         Self {
             mounted: Some(mounted),
             server,

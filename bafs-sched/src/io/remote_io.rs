@@ -1,7 +1,7 @@
 //! What a run without caches keeps at home: the directories that stand for scratch volumes, their
 //! files' way to where they are wanted, and their removal. Moves no data.
 
-use bafs_proto::file_op::{Caller, FileOp, FileReply};
+use bafs_proto::file_op::{Caller, FileOp, FileReply, S_IFDIR, S_IFMT};
 use bafs_proto::ids::{AgentId, Epoch, ExtractId, InodeNo, RunId};
 use bafs_proto::message::{CloseTree, OpenTree, RunFileOps, SourceKind, StatSource, TreeRef};
 use bafs_proto::{Error, ErrorCode, Result};
@@ -13,8 +13,6 @@ use crate::workflow::{Scheme, Url, VolumeKind, Workflow};
 const ENOENT: i32 = 2;
 const EEXIST: i32 = 17;
 const DIRECTORY_MODE: u32 = 0o755;
-const TYPE_MASK: u32 = 0o170_000;
-const TYPE_DIRECTORY: u32 = 0o040_000;
 const CALL_MS: u64 = 20_000;
 const PAGE_BYTES: u32 = 64 << 10;
 
@@ -190,7 +188,7 @@ impl<'a> Session<'a> {
 
     /// File number, size and mode of what is at a path.
     async fn find(&mut self, path: &str) -> Result<Option<(InodeNo, u64, u32)>> {
-        let mut at = (InodeNo::ROOT, 0, TYPE_DIRECTORY);
+        let mut at = (InodeNo::ROOT, 0, S_IFDIR);
         for name in path.split('/').filter(|name| !name.is_empty()) {
             let name = name.as_bytes().to_vec();
             match self.run(FileOp::Lookup { parent: at.0, name }).await? {
@@ -235,7 +233,7 @@ impl<'a> Session<'a> {
         while next < directories.len() {
             let ino = directories[next].2;
             for (name, child, mode) in self.list(ino).await? {
-                if mode & TYPE_MASK == TYPE_DIRECTORY {
+                if mode & S_IFMT == S_IFDIR {
                     directories.push((ino, name, child));
                 } else {
                     let _ = self.run(FileOp::Unlink { parent: ino, name }).await?;

@@ -66,7 +66,7 @@ impl Rings {
     pub(super) fn prepare(over: &Arc<dyn Fn() + Send + Sync>) -> Result<Self, String> {
         let enabled = fs::read_to_string(ENABLED).unwrap_or_default();
         if enabled.trim() != "Y" {
-            return Err(format!("{ENABLED} is not Y"));
+            return Err(format!("{ENABLED} is not Y; root may write Y to it"));
         }
         let possible = fs::read_to_string(POSSIBLE).unwrap_or_default();
         let processors = processors(&possible).ok_or_else(|| {
@@ -74,7 +74,7 @@ impl Rings {
         })?;
         let mut rings = Self(Vec::new());
         for processor in 0..processors {
-            match serve(processor, Arc::clone(over)) {
+            match spawn(processor, Arc::clone(over)) {
                 Ok(served) => rings.0.push(served),
                 Err(error) => {
                     rings.stop();
@@ -132,7 +132,7 @@ fn processors(possible: &str) -> Option<u16> {
     (last < RING_PROCESSORS_MAX).then_some(last + 1)
 }
 
-fn serve(processor: u16, over: Arc<dyn Fn() + Send + Sync>) -> io::Result<Served> {
+fn spawn(processor: u16, over: Arc<dyn Fn() + Send + Sync>) -> io::Result<Served> {
     let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     let outbox = Arc::new(Outbox::new(waker.try_clone()?));
     let (start, started) = mpsc::channel();
@@ -170,7 +170,7 @@ fn run(
     (started, tell): (&Receiver<Start>, &Sender<io::Result<()>>),
     over: &Arc<dyn Fn() + Send + Sync>,
 ) {
-    settle(processor);
+    pin(processor);
     let prepared = Prepared::new(RING_ENTRIES as u32);
     let (prepared, told) = match prepared {
         Ok(prepared) => (Some(prepared), Ok(())),
@@ -227,7 +227,7 @@ fn accepted(
 }
 
 /// Keeps this thread on its processor, where that is allowed: there it costs least.
-fn settle(processor: u16) {
+fn pin(processor: u16) {
     let mut only = CpuSet::new();
     let set = only.set(usize::from(processor));
     if let Err(error) = set.and_then(|()| sched_setaffinity(Pid::from_raw(0), &only)) {

@@ -206,14 +206,15 @@ fn of_names(bridge: &Bridge, head: &Head, mut payload: &[u8], answer: Answer) {
         opcode::RMDIR => {
             return bridge.empty(caller, operations::remove_directory(ino, at), answer);
         }
-        renames => {
-            let flags = match renames {
+        opcode::RENAME | opcode::RENAME2 => {
+            let flags = match head.opcode {
                 opcode::RENAME2 => RenameFlags::from_bits_retain(head.u32(8)),
                 _ => RenameFlags::empty(),
             };
             let to = (INodeNo(head.u64(0)), name(&mut payload));
             return bridge.empty(caller, operations::rename((ino, at), to, flags), answer);
         }
+        _ => return answer.refuse(Errno::ENOSYS),
     };
     bridge.entry(caller, op, answer);
 }
@@ -247,7 +248,8 @@ fn of_attributes(bridge: &Bridge, head: &Head, mut payload: &[u8], answer: Answe
             let op = operations::remove_xattr(ino, name(&mut payload));
             bridge.empty(caller, op, answer);
         }
-        _ => bridge.stat(caller, answer),
+        opcode::STATFS => bridge.stat(caller, answer),
+        _ => answer.refuse(Errno::ENOSYS),
     }
 }
 
@@ -287,7 +289,8 @@ fn of_directories(bridge: &Bridge, head: &Head, answer: Answer) {
             bridge.list_plus(caller, head.spot(), listing);
         }
         opcode::RELEASEDIR => bridge.release_directory(caller, (ino, head.handle()), answer),
-        _ => bridge.empty(caller, operations::sync_directory(ino), answer),
+        opcode::FSYNCDIR => bridge.empty(caller, operations::sync_directory(ino), answer),
+        _ => answer.refuse(Errno::ENOSYS),
     }
 }
 

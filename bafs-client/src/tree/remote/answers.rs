@@ -5,7 +5,7 @@ use bafs_proto::file_op::{Attr, FileOp, FileReply, FileResult};
 use bafs_proto::ids::Epoch;
 use nix::libc;
 
-use super::remote::Session;
+use super::Session;
 use crate::logic::known::{Known, Opening};
 
 impl Session {

@@ -16,10 +16,10 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 use super::near::{Fetched, Near};
-use super::remote::Server;
 use crate::limits::DIGEST_RETRIES;
 use crate::logic::directory::File;
 use crate::memory;
+use crate::tree::Server;
 
 /// File and block.
 type Key = (u32, u64);

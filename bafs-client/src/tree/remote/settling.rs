@@ -10,9 +10,8 @@ use bafs_proto::{Error, ErrorCode};
 use bytes::Bytes;
 
 use super::delegated::Delegated;
-use super::remote::{Link, Session, Trouble};
 use super::shipping::Sent;
-use crate::logic::image::{is_directory, is_regular};
+use super::{Link, Session, Trouble};
 use crate::logic::log::Entry;
 use crate::logic::settling::Search;
 
@@ -103,7 +102,7 @@ impl Session {
         };
         // The last one may have been under way.
         let may_be_half_made = last.is_some_and(|(behind, attr)| {
-            behind == ran && (is_directory(&attr) || is_regular(&attr) && attr.size == 0)
+            behind == ran && (attr.is_directory() || attr.is_regular() && attr.size == 0)
         });
         if may_be_half_made && self.take_away(link, &entries[at], deadline).await? {
             return Ok(at);

@@ -11,18 +11,17 @@ use bafs_proto::limits::DIRECTORY_BYTES_MAX;
 use bytes::Bytes;
 use tokio::sync::{Notify, watch};
 
-use super::Done;
-use super::remote::{Session, Trouble};
+use super::{Session, Trouble};
 use crate::clock;
 use crate::errno::errno_of;
 use crate::limits::{
     BATCH_BYTES, BATCH_OPS_MAX, BATCHES_MAX, DIRECTORY_PAGES_MAX, LOG_BYTES_MAX, LOG_OPS_MAX,
 };
 use crate::logic::delegation::{Asked, Decision, Delegation, shuts};
-use crate::logic::image::is_directory;
 use crate::logic::learning::changes;
 use crate::logic::log::Room;
 use crate::logic::questions::Question;
+use crate::tree::Done;
 
 /// How often an operation is decided about again because its session lacked something.
 const ROUNDS_MAX: usize = 8;
@@ -542,7 +541,7 @@ impl Session {
 /// kernel believes them until it hears of another change, so they must be true when it gets them.
 fn asks_about_directory(op: &FileOp, result: &FileResult) -> bool {
     let asks = matches!(op, FileOp::GetAttr { .. });
-    asks && matches!(result, Ok(FileReply::Attr(attr)) if is_directory(attr))
+    asks && matches!(result, Ok(FileReply::Attr(attr)) if attr.is_directory())
 }
 
 pub(super) fn room_of(stat: Option<&FileReply>) -> Room {

@@ -1,6 +1,9 @@
 //! A cache volume: names and attributes from memory, data block by block from the storage server
 //! next to the job. Read-only; what is not a read is refused.
 
+mod blocks;
+mod near;
+
 use std::cell::RefCell;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -18,10 +21,9 @@ use bytes::Bytes;
 use nix::libc;
 use tokio::runtime::Handle;
 
-use super::Done;
-use super::blocks::Blocks;
-use super::near::Near;
-use super::remote::Server;
+use self::blocks::Blocks;
+use self::near::Near;
+use super::{Done, Server};
 use crate::errno::errno_of;
 use crate::fate::{Fate, is_fatal};
 use crate::limits::{DEFAULT_READ_AHEAD_KIB, WHOLE_FILE_BYTES};

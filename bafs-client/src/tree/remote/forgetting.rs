@@ -8,7 +8,7 @@ use bafs_proto::ids::{Epoch, InodeNo};
 use bafs_proto::limits::OPS_MAX;
 use bytes::Bytes;
 
-use super::remote::{Session, Trouble, lock};
+use super::{Session, Trouble, lock};
 use crate::limits::{FORGET_MS, RENEW_MS_MAX};
 
 impl Session {

@@ -15,11 +15,8 @@ use nix::libc;
 
 use tokio::sync::MutexGuard;
 
-use super::remote::{Link, Session, Trouble};
+use super::{Link, Session, Trouble};
 use crate::logic::known::{Missing, Opening, Way};
-
-const TYPE_BITS: u32 = 0o170_000;
-const DIRECTORY: u32 = 0o040_000;
 
 /// What an open flag does once must not be done again.
 const ONCE: i32 = libc::O_TRUNC | libc::O_CREAT | libc::O_EXCL;
@@ -32,7 +29,11 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 impl Session {
     /// Opens the tree again, unless somebody else has done so since `link` was made.
-    pub(super) async fn resume(&self, link: &Link, deadline: Deadline) -> Result<(), Trouble> {
+    pub(in crate::tree) async fn resume(
+        &self,
+        link: &Link,
+        deadline: Deadline,
+    ) -> Result<(), Trouble> {
         let _turn = self.take_turn(deadline).await?;
         if self.link().opened.epoch != link.opened.epoch {
             return Ok(());
@@ -332,9 +333,8 @@ impl Session {
         let Some(found) = self.find(link, parent, name, deadline).await? else {
             return Ok(());
         };
-        let is_directory = found.mode & TYPE_BITS == DIRECTORY;
-        let is_link = found.mode & TYPE_BITS == 0o120_000;
-        let is_empty = is_directory || is_link || found.size == 0;
+        let is_directory = found.is_directory();
+        let is_empty = is_directory || found.is_symlink() || found.size == 0;
         let is_new = self.known().named(parent, name).is_none();
         // The kernel makes only what it knows not to be there; if this looks otherwise, something
         // is wrong, and nothing is removed.

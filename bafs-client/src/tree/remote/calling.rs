@@ -9,7 +9,7 @@ use bafs_proto::time::{Deadline, Patience};
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
-use super::remote::{Server, Session, lock};
+use super::{Server, Session, lock};
 use crate::clock;
 use crate::limits::{PAUSE_MS_MAX, PAUSE_MS_MIN};
 

@@ -22,12 +22,12 @@ use rustix::fs::{Mode, OFlags, openat};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-use super::remote::Server;
 use crate::clock;
 use crate::door::{self, DoorConnection};
 use crate::fate::Fate;
 use crate::limits::{DOOR_HOLD_MS, NEAR_FILES_MAX};
 use crate::logic::directory::File;
+use crate::tree::Server;
 
 /// A node that was silent at its door is asked for whole files again after so long.
 const SILENCE_MAX: Duration = Duration::from_secs(10);

@@ -14,7 +14,7 @@ use nix::libc;
 use tokio::task::JoinHandle;
 
 use super::delegated::{Delegated, Held, State, room_of};
-use super::remote::{Link, Session, Trouble};
+use super::{Link, Session, Trouble};
 use crate::limits::{BATCH_BYTES, BATCH_OPS_MAX};
 use crate::logic::log::Entry;
 

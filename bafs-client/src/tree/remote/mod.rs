@@ -2,6 +2,14 @@
 //! operation; a lost reply never runs an operation twice, because calls carry numbers. How long a
 //! call waits is in `calling.rs`; what happens when the server forgot the session in `again.rs`.
 
+mod again;
+mod answers;
+mod calling;
+mod delegated;
+mod forgetting;
+mod settling;
+mod shipping;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,9 +28,10 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
+use self::again::Renaming;
+pub use self::delegated::Promise;
+use self::delegated::{Delegated, errno_of_trouble};
 use super::Done;
-use super::again::Renaming;
-use super::delegated::{Delegated, Promise, errno_of_trouble};
 use crate::clock;
 use crate::fate::{Fate, is_fatal};
 use crate::limits::{CLOSE_MS, FORGETS_MAX, KEEP_MS, PAUSE_MS_MIN};
@@ -79,7 +88,7 @@ pub(super) struct Session {
     /// Set before the session is ended on purpose.
     is_closing: AtomicBool,
     /// What the one writer of a volume may answer by itself.
-    pub(super) delegated: OnceLock<Delegated>,
+    delegated: OnceLock<Delegated>,
 }
 
 /// A session as one life of the server knows it.
