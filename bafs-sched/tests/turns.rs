@@ -46,13 +46,13 @@ struct Beside {
 }
 
 impl Beside {
-    fn begin(megabytes: u64) -> Self {
+    fn begin(text: &str, megabytes: u64) -> Self {
         let settings = Settings {
             user: Some("u".to_owned()),
             ..Settings::default()
         };
         let mut run = Self {
-            scheduler: Scheduler::new(RunId(0), workflow(TEXT), settings),
+            scheduler: Scheduler::new(RunId(0), workflow(text), settings),
             now: 0,
             execution: None,
             running: String::new(),
@@ -65,10 +65,14 @@ impl Beside {
     }
 
     fn shares(&mut self, megabytes: u64) {
+        self.shares_with_slots(megabytes, 1);
+    }
+
+    fn shares_with_slots(&mut self, megabytes: u64, slots: u32) {
         let share = NodeShare {
             server: NODE,
             space: space(megabytes),
-            slots: 1,
+            slots,
             is_shared: true,
             is_over: false,
         };
@@ -167,7 +171,11 @@ fn space(megabytes: u64) -> Space {
 /// The first job is done, and the next one needs what the first cache holds, which the other
 /// pipeline reads yet.
 fn stands(node_megabytes: u64, share_megabytes: u64) -> Beside {
-    let mut run = Beside::begin(node_megabytes);
+    stands_with(TEXT, node_megabytes, share_megabytes)
+}
+
+fn stands_with(text: &str, node_megabytes: u64, share_megabytes: u64) -> Beside {
+    let mut run = Beside::begin(text, node_megabytes);
     run.shares(share_megabytes);
     assert_eq!(run.asked(), ["make c0", "make pv0", "start p0"]);
     run
@@ -191,6 +199,33 @@ fn a_cache_gives_way_after_as_long_as_it_takes_to_come_again() {
         (2_200..2_500).contains(&waited),
         "{waited} ms for 3 MB at 10 MB/s"
     );
+}
+
+#[test]
+fn a_cache_that_takes_long_to_come_again_is_kept_no_longer_than_what_jobs_made() {
+    let text = TEXT.replace("3 MB", "300 MB").replace("7500 KB", "750 MB");
+    let mut run = stands_with(&text, 3_000, 1_100);
+    assert_eq!(run.ends(), [""; 0]);
+    let (waited, asked) = run.waits_ms();
+    assert_eq!(asked, GOES_ON);
+    assert!((25_000..25_500).contains(&waited), "{waited} ms");
+}
+
+#[test]
+fn nothing_is_given_up_for_slots_that_others_have() {
+    let mut run = stands(30, 11);
+    run.shares_with_slots(11, 0);
+    assert_eq!(run.ends(), [""; 0]);
+    let since = run.now;
+    while run.now < since + 60_000 {
+        let next = run.scheduler.next_timer().expect("it looks again");
+        run.now = next.0.max(run.now);
+        run.step(Event::Tick);
+    }
+    assert_eq!(run.asked(), [""; 0]);
+    run.shares_with_slots(11, 1);
+    let (_, asked) = run.waits_ms();
+    assert_eq!(asked, GOES_ON);
 }
 
 #[test]
